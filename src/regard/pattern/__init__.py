@@ -1,0 +1,41 @@
+"""Which query may look at which key: a small algebra over positions.
+
+A pattern is an immutable expression over token positions, built from leaves with `|`, `&` and `~`:
+
+    >>> Band(2, 2) | Global(1)
+    Band(2, 2) | Queries(0, 1) | Keys(0, 1)
+
+It answers two questions, and everything else (dense masks, block layouts, cache eviction, pictures) follows:
+
+    allowed(q, k)              does query position q see key position k?        exact, elementwise
+    block(q0, q1, k0, k1)      for the rectangle [q0, q1] x [k0, k1]:           sound, O(1) for each
+                               `some`:  a seen pair may exist,
+                               `every`: all pairs are surely seen.
+
+`some` and `every` are the two ends of a three-valued truth (empty, partial, full), so the operators compose them and no
+n x n matrix is ever built.  Positions are absolute and count from 0; True means "may look".
+"""
+
+from regard.pattern.algebra import FAR, And, Full, Leaf, Not, Nothing, Or, Pattern, PerHead, hull, tile_table, tiled
+from regard.pattern.leaves import (
+    Axial,
+    Band,
+    Blocks2D,
+    Causal,
+    Chunks,
+    Global,
+    KeyPhase,
+    Keys,
+    Marked,
+    MarkedKeys,
+    MarkedQueries,
+    Near2D,
+    Queries,
+    RandomBlocks,
+)
+
+__all__ = [
+    "FAR", "And", "Axial", "Band", "Blocks2D", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Leaf", "Marked",
+    "MarkedKeys", "MarkedQueries", "Near2D", "Not", "Nothing", "Or", "Pattern", "PerHead", "Queries", "RandomBlocks",
+    "hull", "tile_table", "tiled",
+]  # fmt: skip
