@@ -36,7 +36,7 @@ LEAST_WIDTH = 16  # narrower images are left in raster order
 TERMS = 32  # an expression with more alternatives than this is not taken apart
 
 # Costs beside that of one score, for one head of width 64, as measured (see benchmarks/layout.md):
-GATHER, MERGE, FOLD, CALL, GROUP = 35, 25, 30, 1500, 40000
+GATHER, MERGE, FOLD, CALL = 35, 25, 30, 4000
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,20 @@ class Part:
     def scores(self) -> int:
         return sum(r.count * r.s * r.t for r in self.runs) + sum(g.k.numel() * self.size**2 for g in self.groups)
 
-    def cost(self, backward: bool) -> float:
+    def work(self, backward: bool) -> float:
         """In units of one forward score.  The backward pass costs 2.5 of them and adds up the keys' gradients."""
         gathered = sum((g.q.numel() + 2 * g.k.numel()) * self.size for g in self.groups)
         merged = sum(r.count * r.s for r in self.runs if not r.fresh) + sum(g.q.numel() * self.size for g in self.groups)
         moved = gathered + (0 if self.q_order is None else 2 * self.n + 2 * self.m)
         folded = sum(r.count * r.t for r in self.runs) if backward else 0
-        calls = CALL * len(self.runs) + GROUP * len(self.groups)
-        return (2.5 if backward else 1) * self.scores() + GATHER * moved + MERGE * merged + FOLD * folded + calls
+        return (2.5 if backward else 1) * self.scores() + GATHER * moved + MERGE * merged + FOLD * folded
+
+    def calls(self) -> int:
+        """A group does about as much beside the kernel as four runs."""
+        return len(self.runs) + 4 * len(self.groups)
+
+    def cost(self, backward: bool) -> float:
+        return self.work(backward) + CALL * self.calls()
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,10 @@ class Layout:
         return sum(part.scores() for part in self.parts)
 
     def calls(self) -> int:
-        return sum(len(part.runs) + len(part.groups) for part in self.parts)
+        return sum(part.calls() for part in self.parts)
+
+    def work(self, backward: bool = False) -> float:
+        return sum(part.work(backward) for part in self.parts)
 
     def cost(self, backward: bool = False) -> float:
         return sum(part.cost(backward) for part in self.parts)
@@ -289,16 +298,22 @@ def _extent(x: Tensor, step: int) -> tuple[Tensor, Tensor]:
     return torch.where(x < 0, step, phase).amin(1), torch.where(x < 0, -1, phase).amax(1)
 
 
-def number_tiles(pattern: Pattern, q: Tensor, k: Tensor, some: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
-    """A table (r c) of mask numbers, exact (0: nothing is seen, 1: all is), and the masks (u s t), each once."""
+def number_tiles(
+    pattern: Pattern, q: Tensor, k: Tensor, some: Tensor, every: Tensor, *, ragged: bool = False
+) -> tuple[Tensor, Tensor]:
+    """A table (r c) of mask numbers, exact (0: nothing is seen, 1: all is), and the masks (u s t), each once.
+
+    Tiles that the end of the sequence cuts short count as full only if `ragged`.
+    """
     whole = (q >= 0).all(1)[:, None] & (k >= 0).all(1)
-    ids = (every & whole).int()
+    ids = (every if ragged else every & whole).int()
     shape = (q.shape[1], k.shape[1])
     known = {np.packbits(np.full(shape, fill)).tobytes(): number for number, fill in enumerate((False, True))}
     for at in (some & (ids == 0)).nonzero().split(TILES_AT_ONCE):
         rows, cols = q[at[:, 0]], k[at[:, 1]]
         keep = pattern.allowed(rows[:, :, None], cols[:, None, :])
-        keep = keep & (rows >= 0)[:, :, None] & (cols >= 0)[:, None, :]
+        real = (rows >= 0)[:, :, None] & (cols >= 0)[:, None, :]
+        keep = (keep & real) | ~real if ragged else keep & real
         packed = np.packbits(keep.flatten(1).numpy(), axis=1)
         numbers = [known.setdefault(row.tobytes(), len(known)) for row in packed]
         ids[at[:, 0], at[:, 1]] = torch.tensor(numbers, dtype=torch.int32)
@@ -469,7 +484,7 @@ class _Finder:
             spare -= (width - len(by_row[row])) * self.size**2
             if not buckets or spare < 0:
                 buckets.append([])
-                width, spare = len(by_row[row]), GROUP
+                width, spare = len(by_row[row]), 4 * CALL
             buckets[-1].append(row)
         return buckets
 

@@ -1,279 +1,164 @@
-"""Exact softmax attention over a layout: only the tiles that hold a seen pair are computed, forward and backward.
-
-PyTorch's fused CPU attention takes any strides, so each `Run` is one call on overlapping views, with no copy.  It also
-returns the log-sum-exp of each query, with which partial results merge exactly:
-
-    out = sum_i exp(lse_i - lse) out_i,     lse = log sum_i exp(lse_i)
-
-Its backward takes (out, lse).  Given the *merged* ones, each call yields its exact share of the gradients, because
-dS = P * (dP - rowsum(dout * out)) with P = exp(S - lse); the shares are added up.  Nothing of size (n m) is kept: only
-q, k, v, out and lse.
-"""
+"""Only the tiles that hold a seen pair: heads with patterns of their own, padding and marks, on top of the fused calls."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from regard.layout import Group, Layout, Part, Run
-
-AT_ONCE = 1 << 22  # numbers in a temporary: calls with more are split, so that it stays in the cache
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, forward: Layout, backward: Layout, *, scale: float, bias: Tensor | None = None
-) -> Tensor:
-    """q (x n e), k (x m e), v (x m e) -> (x n e), where x counts heads, or examples and heads.
-
-    `forward` and `backward` lay out the same pattern, each as suits its pass.  bias (m) is added to the scores of each
-    key: 0 or -inf, for padding.  A query that sees nothing gives zero.
-    """
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    out: Tensor = _Sparse.apply(q, k, v, forward, backward, scale, bias)  # type: ignore[no-untyped-call]
-    return out
+from regard.attend import groups
+from regard.attend.groups import Indexed
+from regard.attend.call import Call
+from regard.attend.fused import attend as fused
+from regard.layout import Layout, Part, Run, layout
+from regard.pattern import Not, Pattern
 
 
-class _Sparse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, forward, backward, scale, bias):  # type: ignore[no-untyped-def]
-        total = _Total(q)
-        for part in forward.parts:
-            alone = part is forward.parts[0] and part.q_order is None
-            mine = total if alone else _Total(_ordered(part, q))
-            _forward_part(mine, part, q, k, v, scale, bias)
-            if not alone:
-                total.add(mine, part)
-        out = total.out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, total.lse, bias)
-        ctx.layout, ctx.scale = backward, scale
-        return out
-
-    @staticmethod
-    @once_differentiable  # type: ignore[misc]
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        q, k, v, out, lse, bias = ctx.saved_tensors
-        lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a query that sees nothing has no weight anywhere
-        wide = _accumulator(q.dtype)
-        grads = [torch.zeros(x.shape, dtype=wide) for x in (q, k, v)]
-        for part in ctx.layout.parts:
-            _backward_part(grads, part, (grad, q, k, v, out, lse), ctx.scale, bias)
-        return *(g.to(q.dtype) for g in grads), None, None, None, None
+def refuses(call: Call) -> str | None:
+    """Why it cannot do this; None: it can."""
+    if call.q.device.type != "cpu":
+        return f"its kernels run on the CPU, not on {call.q.device.type}"
+    if isinstance(call.k_at, Tensor):
+        return "the keys do not stand in a row"
+    if call.prior is not None and call.marks is not None:
+        return "a prior together with marks is not laid out"
+    if call.marks is not None and not _grows(call.pattern):
+        return "marks under ~ take pairs away, and only added ones are laid out"
+    return None
 
 
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def _grows(pattern: Pattern) -> bool:
+    """Whether marking a token can only add pairs."""
+    if isinstance(pattern, Not):
+        return not pattern.marked
+    return all(_grows(part) for part in pattern.parts)
 
 
-class _Total:
-    """What has been attended to so far: out (x n e) and its log-sum-exp (x n)."""
-
-    def __init__(self, q: Tensor) -> None:
-        wide = _accumulator(q.dtype)
-        self.out = torch.zeros(q.shape, dtype=wide)
-        self.lse = torch.full(q.shape[:-1], -torch.inf, dtype=wide)
-
-    def add(self, other: _Total, part: Part) -> None:
-        """Merge the result of a part, which may have been in another order."""
-        out, lse = other.out, other.lse
-        if part.q_order is not None:
-            back = torch.argsort(part.q_order)
-            out, lse = out[:, back], lse[:, back]
-        _merge(self.out, self.lse, out, lse, fresh=False)
+def run(call: Call) -> Tensor:
+    """Attention over the layout of the pattern."""
+    if call.pattern.heads:
+        return _by_head(call)
+    if call.prior is not None:
+        work = layout(*_sizes(call, call.pattern), q_at=call.q_at, k_at=_start(call))
+        indexed = (group for part in work.parts for group in expand(part))
+        return groups.attend(
+            call.q, call.k, call.v, indexed,
+            scale=call.scale, mask=call.mask, prior=call.prior, q_at=call.q_at, k_at=_start(call),
+        )  # fmt: skip
+    q, k, v, width = _one_width(call)
+    return _fused(call, q, k, v)[..., :width]
 
 
-def _merge(out: Tensor, lse: Tensor, new: Tensor, new_lse: Tensor, fresh: bool) -> None:
-    """Add a partial result, in place."""
-    if fresh:
-        out.copy_(new)
-        lse.copy_(new_lse)
-        return
-    both = torch.logaddexp(lse, new_lse)
-    known = both > -torch.inf
-    old_share, new_share = (torch.where(known, (x - both).exp(), 0.0)[..., None] for x in (lse, new_lse))
-    out.mul_(old_share).addcmul_(new.to(out.dtype), new_share)
-    lse.copy_(both)
+def _by_head(call: Call) -> Tensor:
+    """Heads with the same pattern share a call."""
+    alike: dict[Pattern, list[int]] = defaultdict(list)
+    for head, pattern in enumerate(call.pattern.parts):
+        alike[pattern].append(head)
+    parts = [(heads, run(call.with_heads(_slice(heads), pattern))) for pattern, heads in alike.items()]
+    order = torch.tensor([head for heads, _ in parts for head in heads])
+    return torch.cat([part for _, part in parts], 1)[:, torch.argsort(order)]
 
 
-# ---------------------------------------------------------------------------------------------- forward
-def _forward_part(total: _Total, part: Part, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> None:
-    q, k, v, bias = _ordered(part, q), _keys(part, k), _keys(part, v), None if bias is None else _keys(part, bias, 0)
+def _slice(heads: list[int]) -> slice | list[int]:
+    """A slice is a view; a list is a copy."""
+    regular = heads == list(range(heads[0], heads[-1] + 1))
+    return slice(heads[0], heads[-1] + 1) if regular else heads
+
+
+def _fused(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Examples without padding or marks share a call; others have each their own."""
+    merged = [_merge_examples(x) for x in (q, k, v)]
+    if call.mask is None and call.marks is None and all(x is not None for x in merged):
+        work = _layouts(call, call.pattern.given(False, False))
+        return fused(*merged, *work, scale=call.scale).unflatten(0, q.shape[:2])  # type: ignore[arg-type]
+    examples = []
+    for i in range(q.shape[0]):
+        bias = None if call.mask is None or call.mask[i].all() else _bias(call.mask[i], q.dtype)
+        if call.marks is not None and call.marks[i].any():
+            work = _marked(call, call.marks[i])
+        else:
+            work = _layouts(call, call.pattern.given(False, False))
+        examples.append(fused(q[i], k[i], v[i], *work, scale=call.scale, bias=bias))
+    return torch.stack(examples)
+
+
+def _start(call: Call) -> int:
+    assert isinstance(call.k_at, int)
+    return call.k_at
+
+
+def _sizes(call: Call, pattern: Pattern) -> tuple[Pattern, int, int]:
+    return pattern, call.q.shape[2], call.k.shape[2]
+
+
+def _layouts(call: Call, pattern: Pattern) -> tuple[Layout, Layout]:
+    """For the forward pass and for the backward pass, where there may be one."""
+    at = {"q_at": call.q_at, "k_at": _start(call)}
+    forward = layout(*_sizes(call, pattern), **at)
+    return forward, layout(*_sizes(call, pattern), **at, backward=True) if call.grad() else forward
+
+
+def _marked(call: Call, marks: Tensor) -> tuple[Layout, Layout]:
+    """The pattern without marks, then what the marks add: marked keys for the other queries, all for the marked ones."""
+    at = marks.nonzero()[:, 0]
+    plain = call.pattern.given(False, False)
+    q, k = (x.unsqueeze(1 - i) for i, x in enumerate(call.positions()))
+    for_others = (call.pattern.given(False, True) & ~plain).allowed(q, k[:, at]) & ~marks[:, None]
+    both, query = (call.pattern.given(True, key).allowed(q[at], k) for key in (True, False))
+    for_marked = torch.where(marks, both, query) & ~plain.allowed(q[at], k)
+    more = _picked(for_others, None, at), _picked(for_marked, at, None)
+    forward, backward = (Layout((*work.parts, *more)) for work in _layouts(call, plain))
+    return forward, backward
+
+
+def _picked(keep: Tensor, q_order: Tensor | None, k_order: Tensor | None) -> Part:
+    """One call of some queries, or all, on some keys, or all; keep (n m)."""
+    n, m = keep.shape
+    run = Run(1, 0, 0, n, 0, m, torch.zeros(n, m).masked_fill_(~keep, -torch.inf), blind=True)
+    return Part(n, m, n, (run,), (), torch.empty(0), q_order, k_order)
+
+
+def expand(part: Part) -> Iterator[Indexed]:
+    """The calls of a part as groups of token numbers."""
     for run in part.runs:
-        for piece in _split(run, q.shape[0] * run.s * run.t if bias is not None else 0):
-            mask = _run_mask(piece, bias, q.dtype)
-            views = _window(q, piece, "q"), _window(k, piece, "k"), _window(v, piece, "k")
-            out, lse = _flash(*views, attn_mask=mask, scale=scale)
-            if piece.blind or bias is not None:
-                lse = _blinded(lse, mask)
-            _merge(_window(total.out, piece, "q"), _window(total.lse, piece, "q"), out, lse, piece.fresh)
+        first = torch.arange(run.count)[:, None] * run.step
+        keep = None if run.mask is None else run.mask == 0
+        q, k = first + run.q0 + torch.arange(run.s), first + run.k0 + torch.arange(run.t)
+        yield Indexed(_numbers(q, part.n, part.q_order), _numbers(k, part.m, part.k_order), keep)
     for group in part.groups:
-        _forward_group(total, part, group, q, k, v, scale, bias)
+        inside = torch.arange(part.size)
+        q = group.q[:, None] * part.size + inside
+        k = (group.k[..., None] * part.size + inside).flatten(1)
+        keep = None
+        if group.keep is not None:
+            keep = part.masks[group.keep.flatten()].unflatten(0, group.k.shape).transpose(1, 2).flatten(2)
+        yield Indexed(_numbers(q, part.n, part.q_order), _numbers(k, part.m, part.k_order), keep)
 
 
-def _forward_group(
-    total: _Total, part: Part, group: Group, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None
-) -> None:
-    for g in _split_group(group, q.shape[0] * part.size * q.shape[-1]):
-        mask = _group_mask(part, g, bias, q.dtype)
-        views = _take(q, g.q[:, None], part.size), _take(k, g.k, part.size), _take(v, g.k, part.size)
-        new, new_lse = _flash(*views, attn_mask=mask, scale=scale)
-        new_lse = _blinded(new_lse, mask)
-        out, lse = _take(total.out, g.q[:, None], part.size), _take(total.lse[..., None], g.q[:, None], part.size)[..., 0]
-        _merge(out, lse, new, new_lse, g.fresh)
-        _put(total.out, g.q, out)
-        _put(total.lse[..., None], g.q, lse[..., None])
+def _numbers(at: Tensor, n: int, order: Tensor | None) -> Tensor:
+    """Places in the part's order -> token numbers, -1 past the end."""
+    return torch.where(at < n, at if order is None else order[at.clamp(max=n - 1)], -1)
 
 
-# ---------------------------------------------------------------------------------------------- backward
-def _backward_part(
-    grads: list[Tensor], part: Part, saved: tuple[Tensor, ...], scale: float, bias: Tensor | None
-) -> None:
-    grad, q, k, v, out, lse = saved
-    grad, q, out, lse = (_ordered(part, x) for x in (grad, q, out, lse))
-    k, v, bias = _keys(part, k), _keys(part, v), None if bias is None else _keys(part, bias, 0)
-    orders = (part.q_order, part.k_order, part.k_order)
-    dq, dk, dv = (
-        total if order is None else torch.zeros(x.shape, dtype=total.dtype)
-        for x, total, order in zip((q, k, v), grads, orders, strict=True)
-    )
-    for run in part.runs:
-        for piece in _split(run, q.shape[0] * max(run.t * q.shape[-1], run.s * run.t if bias is not None else 0)):
-            mask = _run_mask(piece, bias, q.dtype)
-            at_q = [_window(x, piece, "q") for x in (grad, q, out, lse)]
-            at_k = [_window(x, piece, "k") for x in (k, v)]
-            more = _flash_backward(
-                at_q[0].contiguous(), at_q[1], *at_k, at_q[2], at_q[3], 0.0, False, attn_mask=mask, scale=scale
-            )
-            _window(dq, piece, "q").add_(more[0])
-            _fold(dk, piece, more[1])
-            _fold(dv, piece, more[2])
-    for group in part.groups:
-        for g in _split_group(group, q.shape[0] * part.size * q.shape[-1]):
-            mask = _group_mask(part, g, bias, q.dtype)
-            at_q = [_take(x, g.q[:, None], part.size) for x in (grad, q, out, lse[..., None])]
-            at_k = [_take(x, g.k, part.size) for x in (k, v)]
-            more = _flash_backward(
-                at_q[0], at_q[1], *at_k, at_q[2], at_q[3][..., 0], 0.0, False, attn_mask=mask, scale=scale
-            )
-            _add(dq, g.q[:, None], more[0], part.size)
-            _add(dk, g.k, more[1], part.size)
-            _add(dv, g.k, more[2], part.size)
-    for x, total, order in zip((dq, dk, dv), grads, orders, strict=True):
-        if order is not None:
-            total[:, order] += x
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 
-def _fold(total: Tensor, run: Run, grad: Tensor) -> None:
-    """Add the gradients (x count t e) of overlapping windows: slices of `step` of each window do not overlap."""
-    width = run.step or run.t
-    for start in range(0, run.t, width):
-        piece = replace(run, k0=run.k0 + start, t=min(width, run.t - start))
-        _window(total, piece, "k").add_(grad[:, :, start : start + width])
+def _merge_examples(x: Tensor) -> Tensor | None:
+    """(b h n e) -> (b*h n e) as a view; None where the strides forbid it."""
+    b, h = x.shape[:2]
+    if b == 1 or x.stride(0) == h * x.stride(1):
+        return x.as_strided((b * h, *x.shape[2:]), x.stride()[1:]) if b == 1 else x.flatten(0, 1)
+    return None
 
 
-# ---------------------------------------------------------------------------------------------- views and tiles
-def _ordered(part: Part, x: Tensor) -> Tensor:
-    return x if part.q_order is None else x[:, part.q_order]
-
-
-def _keys(part: Part, x: Tensor, dim: int = 1) -> Tensor:
-    return x if part.k_order is None else x.index_select(dim, part.k_order)
-
-
-def _split(run: Run, each: int) -> list[Run]:
-    """The run in pieces, so that a temporary of `each` numbers a call stays below AT_ONCE."""
-    most = max(1, AT_ONCE // max(each, 1))
-    if run.count <= most:
-        return [run]
-    return [
-        replace(run, count=min(most, run.count - i), q0=run.q0 + i * run.step, k0=run.k0 + i * run.step)
-        for i in range(0, run.count, most)
-    ]
-
-
-def _window(x: Tensor, run: Run, side: str) -> Tensor:
-    """x (h n ...) -> (h count s ...) of queries or (h count t ...) of keys: views, overlapping where the step is small."""
-    start, length = (run.q0, run.s) if side == "q" else (run.k0, run.t)
-    shape = (x.shape[0], run.count, length, *x.shape[2:])
-    stride = (x.stride(0), run.step * x.stride(1), *x.stride()[1:])
-    return x.as_strided(shape, stride, x.storage_offset() + start * x.stride(1))
-
-
-def _run_mask(run: Run, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the scores: (1 1 s t), or with a bias (1 count s t)."""
-    kept = None if run.mask is None else run.mask.to(dtype)
-    if bias is None:
-        return None if kept is None else kept[None, None]
-    padding = _window(bias[None], run, "k")[:, :, None]
-    return padding.expand(-1, -1, run.s, -1) if kept is None else padding + kept
-
-
-def _group_mask(part: Part, group: Group, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The same for a group: (1 g size w*size)."""
-    g, w = group.k.shape
-    kept = None
-    if group.keep is not None:
-        tiles = part.masks[group.keep.flatten()].unflatten(0, (g, w)).transpose(1, 2).flatten(2)
-        kept = _additive(tiles, dtype)[None]
-    if bias is None:
-        return kept
-    padding = _take(bias[None, :, None], group.k, part.size)[:, :, None, :, 0]
-    return padding.expand(-1, -1, part.size, -1) if kept is None else padding + kept
-
-
-def _additive(keep: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(keep.shape, dtype=dtype).masked_fill_(~keep, -torch.inf)
-
-
-def _blinded(lse: Tensor, mask: Tensor | None) -> Tensor:
-    """The fused kernel gives a row that sees nothing a log-sum-exp of 0: make it -inf."""
-    if mask is None:
-        return lse
-    return lse.masked_fill((mask == -torch.inf).all(-1), -torch.inf)
-
-
-def _split_group(group: Group, each: int) -> list[Group]:
-    most = max(1, AT_ONCE // max(each * group.k.shape[1], 1))
-    keep = [None] * len(group.q) if group.keep is None else group.keep.split(most)
-    return [
-        Group(q, k, kept, group.fresh)
-        for q, k, kept in zip(group.q.split(most), group.k.split(most), keep, strict=False)
-    ]
-
-
-def _tiles(x: Tensor, size: int) -> Tensor:
-    """x (h n e) -> (h tiles size e), the last tile filled up with zeros."""
-    missing = -x.shape[1] % size
-    return (F.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(1, (-1, size))
-
-
-def _take(x: Tensor, index: Tensor, size: int) -> Tensor:
-    """Tiles of x (h n e) by number, index (g w) -> (h g w*size e)."""
-    return _tiles(x, size)[:, index].flatten(2, 3)
-
-
-def _put(x: Tensor, index: Tensor, new: Tensor) -> None:
-    """Write tiles (h g size e) back into x (h n e)."""
-    size = new.shape[2]
-    if x.shape[1] % size == 0:
-        x.unflatten(1, (-1, size))[:, index] = new
-        return
-    for at, tile in zip(index.tolist(), new.unbind(1), strict=True):
-        end = min((at + 1) * size, x.shape[1])
-        x[:, at * size : end] = tile[:, : end - at * size]
-
-
-def _add(x: Tensor, index: Tensor, new: Tensor, size: int) -> None:
-    """Add tiles, new (h g w*size e) by number (g w), to x (h n e); a tile may occur many times."""
-    tiles = new.unflatten(2, (-1, size)).flatten(1, 2).to(x.dtype)
-    if x.shape[1] % size == 0:
-        x.unflatten(1, (-1, size)).index_add_(1, index.flatten(), tiles)
-    else:
-        total = torch.zeros(_tiles(x, size).shape, dtype=x.dtype).index_add_(1, index.flatten(), tiles)
-        x += total.flatten(1, 2)[:, : x.shape[1]]
+def _one_width(call: Call) -> tuple[Tensor, Tensor, Tensor, int]:
+    """The fused kernels want one width for all: fill up with zeros, which change no score and no value."""
+    e, f = call.q.shape[3], call.v.shape[3]
+    if e == f:
+        return call.q, call.k, call.v, f
+    wide = max(e, f)
+    return *(F.pad(x, (0, wide - x.shape[3])) for x in (call.q, call.k, call.v)), f  # type: ignore[return-value]

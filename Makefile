@@ -1,0 +1,45 @@
+# Each target sets up what it needs: a virtual environment in .venv, made once and made again
+# when pyproject.toml or constraints.txt changes. Type `make` to see the targets.
+
+PYTHON  ?= python3
+WORKERS ?= 2
+BIN     := .venv/bin
+READY   := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint type bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## a tour of the library in the terminal
+	@$(BIN)/regard demo
+
+test: $(READY)  ## run every test (WORKERS=2)
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(READY)  ## check style and formatting with ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(READY)  ## check types with mypy
+	$(BIN)/mypy
+
+bench: $(READY)  ## measure speed and memory beside dense softmax
+	$(BIN)/python benchmarks/run.py
+
+clean:  ## remove the environment, caches and build output
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so an install that was interrupted is done again.
+# torch comes first and alone, so that no other package decides which build of it is installed.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Regard needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \
+		exit 1; }
+	@rm -f $@
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,plot]"
+	@touch $@

@@ -1,0 +1,60 @@
+"""Exact softmax attention over any pattern, by the executor that suits the call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.attend.call import Call, check_mask, make_call
+from regard.attend.choose import BACKENDS, Choice, choose, explain
+from regard.errors import Unsupported, nearest
+from regard.pattern import Full, Pattern
+from regard.prior import Prior
+
+__all__ = ["BACKENDS", "Call", "Choice", "attend", "check_mask", "choose", "explain"]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern = Full(), prior: Prior | None = None, mask: Tensor | None = None,
+    marks: Tensor | None = None, scale: float | None = None, q_at: int = 0, k_at: int | Tensor = 0, backend: str = "auto",
+) -> Tensor:  # fmt: skip
+    """Softmax attention, exactly: q (b h n e), k (b h m e), v (b h m f) -> (b h n f).
+
+    pattern   who may look at whom, by position; heads of k and v may be fewer than those of q, if they divide them
+    prior     an addend to the scores
+    mask      (b m), True = a real token
+    marks     (b n), True = a token that `Marked` in the pattern means
+    scale     of the scores, 1/sqrt(e) unless given
+    q_at      the position of the first query; `k_at` that of the first key, or all of them, (m)
+    backend   "auto" picks by measured cost; "reference", "sdpa", "sparse" or "flex" runs there, or raises `Unsupported`
+
+    A query that sees nothing gives zero.
+    """
+    call = make_call(
+        q, k, v, pattern=pattern, prior=prior, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at
+    )
+    return _run(call, backend)
+
+
+@torch.compiler.disable  # which executor runs depends on sizes and on this machine: not a matter for a compiled graph
+def _run(call: Call, backend: str) -> Tensor:
+    call = _with_all_heads(call)
+    if backend not in (*BACKENDS, "auto"):
+        raise ValueError(f"no backend {backend!r}: {nearest(backend, [*BACKENDS, 'auto'])}")
+    if 0 in (*call.q.shape, *call.v.shape):  # nothing to look at, or nobody who looks
+        return BACKENDS["reference"].run(call)
+    if backend == "auto":
+        return BACKENDS[choose(call).backend].run(call)
+    refusal = BACKENDS[backend].refuses(call)
+    if refusal is not None:
+        raise Unsupported(f"backend {backend!r}: {refusal}")
+    return BACKENDS[backend].run(call)
+
+
+def _with_all_heads(call: Call) -> Call:
+    """Give every query head its key head: where there are fewer, neighbours share one."""
+    share = call.q.shape[1] // max(call.k.shape[1], 1)
+    if share <= 1:
+        return call
+    k, v = (x.repeat_interleave(share, 1) for x in (call.k, call.v))
+    return Call(call.q, k, v, call.pattern, call.prior, call.mask, call.marks, call.scale, call.q_at, call.k_at)

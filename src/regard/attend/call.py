@@ -1,0 +1,115 @@
+"""One attention call, checked: what every executor is given."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.pattern import Pattern
+from regard.prior import Prior
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Softmax attention of q (b h n e) over k (b h m e) and v (b h m f), where `pattern`, `mask` and `marks` allow it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    pattern: Pattern
+    prior: Prior | None
+    mask: Tensor | None  # (b m), True = a real token
+    marks: Tensor | None  # (b n), True = marked; settles `Marked` in the pattern
+    scale: float
+    q_at: int  # position of the first query
+    k_at: int | Tensor  # position of the first key, or the positions of all (m)
+
+    def grad(self) -> bool:
+        """Whether a backward pass may follow."""
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.v))
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """Where the queries (n) and the keys (m) stand."""
+        device, at = self.q.device, self.k_at
+        keys = at if isinstance(at, Tensor) else torch.arange(at, at + self.k.shape[2], device=device)
+        return torch.arange(self.q_at, self.q_at + self.q.shape[2], device=device), keys
+
+    def keep(self) -> Tensor:
+        """Who may look at whom, densely: bool, broadcastable to (b h n m)."""
+        q, k = (x.unsqueeze(1 - i) for i, x in enumerate(self.positions()))
+        if self.marks is None:
+            keep = _heads_first(self.pattern.given(False, False).allowed(q, k))
+        else:
+            by_query, by_key = self.marks[:, None, :, None], self.marks[:, None, None, :]
+            cases = [[_heads_first(self.pattern.given(a, b).allowed(q, k)) for b in (False, True)] for a in (False, True)]
+            rows = [torch.where(by_key, marked, plain) for plain, marked in cases]
+            keep = torch.where(by_query, rows[1], rows[0])
+        return keep if self.mask is None else keep & self.mask[:, None, None, :]
+
+    def with_heads(self, heads: slice | list[int], pattern: Pattern) -> Call:
+        """The same call for some of the heads."""
+        q, k, v = (x[:, heads] for x in (self.q, self.k, self.v))
+        return replace(self, q=q, k=k, v=v, pattern=pattern)
+
+
+def _heads_first(keep: Tensor) -> Tensor:
+    return keep[None] if keep.dim() == 3 else keep[None, None]
+
+
+def make_call(
+    q: Tensor, k: Tensor, v: Tensor, *, pattern: Pattern, prior: Prior | None, mask: Tensor | None, marks: Tensor | None,
+    scale: float | None, q_at: int, k_at: int | Tensor,
+) -> Call:  # fmt: skip
+    """Check what was given, say what is wrong with it, and make the call."""
+    _check_heads(q, k, v)
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"pattern must be a Pattern such as Band(128, 128) or Causal(), not {pattern!r}")
+    b, h, n, e = q.shape
+    m = k.shape[2]
+    if pattern.heads not in (None, h):
+        raise ValueError(f"the pattern is for {pattern.heads} heads, but q has {h}")
+    check_mask(mask, (b, m), "mask")
+    check_mask(marks, (b, n), "marks")
+    if marks is not None and not pattern.marked:
+        raise ValueError(f"marks were given, but the pattern {pattern!r} has no Marked part to use them")
+    if marks is not None and n != m:
+        raise ValueError(f"marks are for self-attention, but there are {n} queries and {m} keys")
+    last = max(q_at + n, (k_at + m) if isinstance(k_at, int) else 0)
+    if pattern.limit is not None and last > pattern.limit:
+        raise ValueError(f"the pattern describes {pattern.limit} positions, but the sequence has {last}: {pattern!r}")
+    if mask is not None:  # whatever stands in left-out places, NaN included, must not be seen
+        k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
+    return Call(q, k, v, pattern, prior, mask, marks, 1 / math.sqrt(e) if scale is None else scale, q_at, k_at)
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} must be a tensor of shape (b h n e), not {shape}")
+        if x.dtype not in FLOATS:
+            raise TypeError(f"{name} must be of a floating type, not {x.dtype}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k and v must be of one type, not {q.dtype}, {k.dtype} and {v.dtype}")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k and v must agree in (b h m), not {tuple(k.shape[:3])} and {tuple(v.shape[:3])}")
+    if q.shape[0] != k.shape[0] or q.shape[1] % max(k.shape[1], 1):
+        raise ValueError(f"k (b h) = {tuple(k.shape[:2])} must have the batch and divide the heads of q, {tuple(q.shape[:2])}")
+    if q.shape[3] != k.shape[3] or q.shape[3] == 0:
+        raise ValueError(f"q and k must have one width above 0, not {q.shape[3]} and {k.shape[3]}")
+
+
+def check_mask(mask: Tensor | None, shape: tuple[int, int], name: str) -> None:
+    """A mask is a bool tensor of just this shape, or None."""
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{name} must be a bool tensor, True = a real token, not {kind}")
+    if tuple(mask.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}, not {tuple(mask.shape)}")

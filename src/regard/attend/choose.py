@@ -1,0 +1,172 @@
+"""Which executor runs a call: by what the call needs, and by what each would cost on this machine.
+
+The costs are two numbers each for the dense and for the sparse executor, seconds for a call and seconds for a score,
+measured once (about a fifth of a second) and kept in a small JSON file for the next process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attend import flex, reference, sdpa, sparse
+from regard.attend.call import Call, make_call
+from regard.layout import layout
+from regard.pattern import Band, Full, Pattern
+
+BACKENDS = {"reference": reference, "sdpa": sdpa, "sparse": sparse, "flex": flex}
+SMALL = 192  # with fewer queries than this a layout does not pay
+MARGIN = 0.85  # sparse must promise at least this much of the dense time
+BACKWARD = 2.5  # scores of a backward pass, beside one of the forward pass
+WIDTH = 64  # of a head, when measuring
+MOST_CALL = 3e-4  # seconds: a call that seems to take longer was measured on a busy machine
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds on this machine, for one head of width 64."""
+
+    dense_call: float
+    dense_score: float
+    sparse_call: float
+    sparse_score: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What would run, and why; seconds as estimated, None where an executor cannot do it or was not considered."""
+
+    backend: str
+    reason: str
+    dense: float | None = None
+    sparse: float | None = None
+
+
+def choose(call: Call) -> Choice:
+    """The executor for a call with backend="auto"."""
+    if call.q.device.type != "cpu":
+        return _on_accelerator(call)
+    if sdpa.plainly_causal(call) or call.pattern == Full():
+        return Choice("sdpa", "the pattern is dense: nothing to leave out")
+    n, m = call.q.shape[2], call.k.shape[2]
+    if n < SMALL or m < SMALL:
+        return Choice("sdpa", f"fewer than {SMALL} queries or keys: one fused dense call is the fastest")
+    refusal = sparse.refuses(call)
+    if refusal is not None:
+        return Choice("sdpa", f"sparse cannot: {refusal}")
+    heads, e = call.q.shape[0] * call.q.shape[1], call.q.shape[3]
+    return _by_cost(call.pattern.given(False, False), n, m, call.q_at, sparse._start(call), heads, e, call.grad())
+
+
+def _on_accelerator(call: Call) -> Choice:
+    refusal = flex.refuses(call)
+    if call.pattern == Full() or sdpa.plainly_causal(call) or refusal is not None:
+        return Choice("sdpa", refusal or "the pattern is dense: nothing to leave out")
+    return Choice("flex", f"a block mask on {call.q.device.type}")
+
+
+@lru_cache(4096)
+def _by_cost(pattern: Pattern, n: int, m: int, q_at: int, k_at: int, heads: int, e: int, grad: bool) -> Choice:
+    costs = calibration()
+    each = heads * (e + WIDTH / 4) / (1.25 * WIDTH)  # the products grow with the width, the exponentials do not
+    passes = 1 + BACKWARD if grad else 1
+    dense = costs.dense_call * passes + costs.dense_score * each * n * m * passes
+    patterns = pattern.parts if pattern.heads else (pattern,)
+    seen = sum(p.density(min(n, 2048), min(m, 2048)) for p in set(patterns)) / len(set(patterns))
+    if seen > MARGIN and n <= 2048:
+        return Choice("sdpa", f"{seen:.0%} of all pairs are seen", dense)
+    total = 0.0
+    for p in patterns:
+        for backward in (False, True) if grad else (False,):
+            work = layout(p, n, m, q_at=q_at, k_at=k_at, backward=backward)
+            total += costs.sparse_score * each / len(patterns) * work.work(backward)
+            total += costs.sparse_call * work.calls() / len(patterns) * len(set(patterns))
+    name = "sparse" if total < MARGIN * dense else "sdpa"
+    return Choice(name, f"about {total * 1e3:.3g} ms sparse, {dense * 1e3:.3g} ms dense", dense, total)
+
+
+def explain(pattern: Pattern, n: int, *, heads: int = 8, width: int = 64, grad: bool = False) -> Choice:
+    """What `auto` would do for n tokens, without running it."""
+    x = torch.empty(1, heads, n, width, device="meta", requires_grad=grad)
+    call = make_call(
+        x, x, x, pattern=pattern, prior=None, mask=None, marks=None, scale=None, q_at=0, k_at=0
+    )
+    if pattern == Full() or sdpa.plainly_causal(call):
+        return Choice("sdpa", "the pattern is dense: nothing to leave out")
+    if n < SMALL:
+        return Choice("sdpa", f"fewer than {SMALL} queries or keys: one fused dense call is the fastest")
+    return _by_cost(pattern.given(False, False), n, n, 0, 0, heads, width, grad)
+
+
+# ---------------------------------------------------------------------------------------------- calibration
+@lru_cache(1)
+def calibration() -> Costs:
+    """The costs of this machine: read from the cache, or measured."""
+    path = _cache_file()
+    return _read(path) or _measure_and_keep(path)
+
+
+def _cache_file() -> Path:
+    root = os.environ.get("REGARD_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "regard")
+    machine = f"{platform.machine()}-{os.cpu_count()}-torch{torch.__version__}-{torch.get_num_threads()}threads"
+    return Path(root) / f"costs-{machine}.json"
+
+
+def _read(path: Path) -> Costs | None:
+    """What was measured before; None where it is missing or makes no sense."""
+    try:
+        costs = Costs(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    values = asdict(costs).values()
+    return costs if all(isinstance(x, float) and 0 < x < 1 for x in values) else None
+
+
+def _measure_and_keep(path: Path) -> Costs:
+    costs = measure()
+    if os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):  # good enough for now, but not to be kept
+        return costs
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(costs), indent=1))
+    except OSError:  # a read-only home is no reason to stop: it is measured again next time
+        pass
+    return costs
+
+
+def measure() -> Costs:
+    """Time a small and a large call of each executor."""
+    heads, small, large = 4, 32, 1024
+    dense = {n: _seconds(lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q), heads, n) for n in (small, large)}
+    score = dense[large] / large**2 / heads
+    window = Band(32, 32)
+    work, once = layout(window, large, large, size=32), layout(window, small, small, size=32)
+    fused = {n: _seconds(lambda q, w=w: _run(q, w), heads, n) for n, w in ((small, once), (large, work))}
+    dense_call, sparse_call = (min(max(x - score * heads * small**2, 1e-6), MOST_CALL) for x in (dense[small], fused[small]))
+    per_score = max((fused[large] - sparse_call * work.calls()) / work.work(False) / heads, score)
+    return Costs(dense_call, score, sparse_call, per_score)
+
+
+def _run(q: Tensor, work: Any) -> Tensor:
+    return sparse.fused(q[0], q[0], q[0], work, work, scale=0.125)
+
+
+def _seconds(f: Callable[[Tensor], Tensor], heads: int, n: int) -> float:
+    x = torch.randn(1, heads, n, WIDTH, generator=torch.Generator().manual_seed(0))
+    times = []
+    with torch.no_grad():
+        for _ in range(8):
+            start = time.perf_counter()
+            f(x)
+            times.append(time.perf_counter() - start)
+    return min(times[1:])

@@ -1,0 +1,91 @@
+"""FlexAttention, with its block mask asked of the pattern instead of computed from n x m pairs.
+
+Meant for accelerators; on a CPU it runs forward only, and there `sparse` is the better choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attend.call import Call
+from regard.layout import number_tiles
+from regard.pattern import Pattern, tile_table, tiled
+
+OLDEST = (2, 6)
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def refuses(call: Call) -> str | None:
+    """Why it cannot do this; None: it can."""
+    if _version() < OLDEST:
+        return f"it needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, and this is {torch.__version__}"
+    if call.q.device.type == "cpu" and call.grad():
+        return "FlexAttention has no backward pass on the CPU"
+    if call.prior is not None or call.marks is not None or isinstance(call.k_at, Tensor):
+        return "priors, marks and scattered keys are not translated"
+    return None
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def run(call: Call) -> Tensor:
+    """flex_attention with the pattern as block mask; compiled where there is an accelerator."""
+    assert isinstance(call.k_at, int)
+    n, m = call.q.shape[2], call.k.shape[2]
+    pattern = call.pattern.given(False, False)
+    blocks = block_mask(pattern, n, m, q_at=call.q_at, k_at=call.k_at, mask=call.mask, device=call.q.device)
+    return _flex(call.q.device.type)(call.q, call.k, call.v, block_mask=blocks, scale=call.scale)
+
+
+@lru_cache(2)
+def _flex(device: str) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=False)
+
+
+def block_mask(
+    pattern: Pattern, n: int, m: int, *, q_at: int = 0, k_at: int = 0, size: int = 128, mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+) -> Any:  # fmt: skip
+    """A FlexAttention `BlockMask` of exactly the blocks that hold a seen pair; no n x m tensor is made.
+
+    mask (b m), True = a real token: blocks are then never taken as full, and the mask is looked up inside.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    tables = torch.stack([_numbers(p, n, m, q_at, k_at, size) for p in (pattern.parts if pattern.heads else (pattern,))])
+    full = (tables == 1) if mask is None else torch.zeros_like(tables, dtype=torch.bool)
+    partial = (tables > 0) & ~full
+    ordered = (x.to(device) for blocks in (partial, full) for x in _ordered(blocks))
+    return BlockMask.from_kv_blocks(
+        *ordered, BLOCK_SIZE=size, mask_mod=_mask_mod(pattern, q_at, k_at, mask), seq_lengths=(n, m)
+    )
+
+
+def _numbers(pattern: Pattern, n: int, m: int, q_at: int, k_at: int, size: int) -> Tensor:
+    q, k = (torch.where(x < 0, -1, x + at) for x, at in ((tiled(n, size), q_at), (tiled(m, size), k_at)))
+    ids, _ = number_tiles(pattern, q, k, *tile_table(pattern, q, k), ragged=True)
+    return ids
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks each row has, and their columns first: (1 h r), (1 h r c)."""
+    columns = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[None], columns.int()[None]
+
+
+def _mask_mod(pattern: Pattern, q_at: int, k_at: int, mask: Tensor | None) -> MaskMod:
+    def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        keep = pattern.allowed(q + q_at, k + k_at)
+        keep = keep[h] if pattern.heads else keep
+        return keep if mask is None else keep & mask[b, k]
+
+    return allowed

@@ -1,0 +1,66 @@
+"""PyTorch's fused dense attention.  It computes every score and adds the mask: the best there is where most is seen."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.attend.call import Call
+from regard.layout import Cache
+from regard.pattern import Causal
+
+_masks = Cache(128 << 20)
+
+
+def refuses(call: Call) -> str | None:
+    """Why it cannot do this; None: it can."""
+    return None
+
+
+def run(call: Call) -> Tensor:
+    """Dense attention; the mask is left out where the pattern allows all, or is plainly causal."""
+    causal = plainly_causal(call)
+    mask = None if causal else _mask(call)
+    return F.scaled_dot_product_attention(call.q, call.k, call.v, attn_mask=mask, is_causal=causal, scale=call.scale)
+
+
+def plainly_causal(call: Call) -> bool:
+    """Whether the call is what `is_causal` means: nothing beside it, and queries that start with the keys."""
+    alone = call.mask is None and call.marks is None and call.prior is None and call.pattern == Causal()
+    return alone and isinstance(call.k_at, int) and call.k_at == call.q_at and call.q.shape[2] == call.k.shape[2]
+
+
+def sees_all(call: Call) -> bool:
+    """Whether the pattern allows every pair of this call, by asking for one block."""
+    n, m = call.q.shape[2], call.k.shape[2]
+    if call.marks is not None or not isinstance(call.k_at, int):
+        return False
+    corners = (torch.tensor(at) for at in (call.q_at, call.q_at + n - 1, call.k_at, call.k_at + m - 1))
+    return bool(call.pattern.given(False, False).block(*corners)[1].all())
+
+
+def _mask(call: Call) -> Tensor | None:
+    """What is added to the scores, broadcastable to (b h n m); None: nothing.  Plain ones are kept for the next call."""
+    if call.prior is not None:
+        q, k = call.positions()
+        addend = call.prior(q[:, None], k[None, :], call.q, call.k)
+        return torch.where(call.keep(), addend, -torch.inf).to(call.q.dtype)
+    if call.mask is not None and sees_all(call):
+        return call.mask[:, None, None, :]
+    if call.mask is not None or call.marks is not None or not isinstance(call.k_at, int) or call.q_at:
+        return call.keep()
+    key = (call.pattern, call.q.shape[2], call.k.shape[2], call.k_at, call.q.dtype, call.q.device)
+    found = _masks.get(key)
+    if found is None:
+        found = (_additive(call),)
+        _masks.put(key, found, 0 if found[0] is None else found[0].nbytes)
+    assert isinstance(found, tuple)
+    return found[0]
+
+
+def _additive(call: Call) -> Tensor | None:
+    if sees_all(call):
+        return None
+    keep = call.keep()
+    return torch.zeros(keep.shape, dtype=call.q.dtype, device=keep.device).masked_fill_(~keep, -torch.inf)

@@ -1,0 +1,99 @@
+"""Softmax attention over a pattern: of the whole, and chunk by chunk with a cache that forgets what no one can see."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attend import attend
+from regard.mixer import UNMARKED, Attention, Can
+from regard.pattern import FAR, Causal, Full, Pattern
+from regard.prior import Prior
+
+SLACK = 64  # keys are evicted once so many could be
+
+
+class Cache(NamedTuple):
+    """The keys and values that a later query may still see, k (b h m e) and v (b h m f), and where they stand."""
+
+    k: Tensor | None
+    v: Tensor | None
+    at: Tensor  # (m), ascending
+    next: int  # the position of the next token
+    check: int  # look for keys to evict once there are so many
+
+
+class SoftmaxAttention(Attention):
+    """softmax(q kᵀ scale + prior) v, over the pairs that the pattern allows; exact, by whichever executor is fastest.
+
+    scale    of the scores, 1/sqrt(e) unless given
+    backend  see `regard.attend`
+    """
+
+    shares = True
+
+    def __init__(
+        self, pattern: Pattern = Full(), prior: Prior | None = None, *, scale: float | None = None, backend: str = "auto"
+    ) -> None:
+        super().__init__()
+        self.pattern, self.prior, self.scale, self.backend = pattern, prior, scale, backend
+        self.past = pattern & Causal()
+        self.length = pattern.limit
+        self.can = _can(pattern, prior)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None,
+        state: Cache | None = None, marks: Tensor | None = None,
+    ) -> tuple[Tensor, Cache | None]:  # fmt: skip
+        """See `Attention.attend`; marks (b n)."""
+        pattern = self.past if causal else self.pattern
+        options = {"pattern": pattern, "prior": self.prior, "scale": self.scale, "backend": self.backend}
+        if state is None:
+            return attend(q, k, v, mask=mask, marks=marks, **options), None
+        cache = _extended(state, k, v)
+        out = attend(q, cache.k, cache.v, q_at=state.next, k_at=_start(cache.at), **options)
+        return out, _evicted(cache, pattern)
+
+    def start(self) -> Cache:
+        """An empty cache."""
+        return Cache(None, None, torch.empty(0, dtype=torch.long), 0, SLACK)
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        return repr(self.pattern)
+
+
+def _can(pattern: Pattern, prior: Prior | None) -> Can:
+    refused = {} if pattern.marked else UNMARKED.refused
+    if pattern.relates or prior is not None:
+        refused = refused | {"cross": "it compares positions, and those of two sequences are not comparable"}
+    if pattern.limit is not None:
+        refused = refused | {"length": f"its pattern was drawn for {pattern.limit} positions"}
+    return Can(**refused)
+
+
+def _extended(state: Cache, k: Tensor, v: Tensor) -> Cache:
+    n = k.shape[2]
+    at = torch.cat((state.at, torch.arange(state.next, state.next + n)))
+    if state.k is not None and state.v is not None:
+        k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
+    return Cache(k, v, at, state.next + n, state.check)
+
+
+def _start(at: Tensor) -> int | Tensor:
+    """Keys that stand in a row are told by their first position."""
+    first, last = int(at[0]), int(at[-1])
+    return first if last - first == len(at) - 1 else at
+
+
+def _evicted(cache: Cache, pattern: Pattern) -> Cache:
+    """Drop the keys that no query from now on may see: the pattern knows."""
+    if len(cache.at) < cache.check or cache.k is None or cache.v is None:
+        return cache
+    some, _ = pattern.given(False, False).block(torch.tensor(cache.next), torch.tensor(FAR), cache.at, cache.at)
+    keep = some.flatten(0, -2).any(0) if some.dim() > 1 else some
+    index = keep.nonzero()[:, 0]
+    k, v, at = cache.k[:, :, index], cache.v[:, :, index], cache.at[index]
+    return Cache(k, v, at, cache.next, max(2 * len(index), len(index) + SLACK))

@@ -1,0 +1,17 @@
+"""What goes wrong, said so that the reader knows what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class Unsupported(TypeError):
+    """What was asked is not defined for this mechanism, or not by this executor; never: it was not yet written."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a name that does not exist: the closest that does, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"

@@ -1,0 +1,264 @@
+"""The one interface: a mixer maps tokens (b n d) to tokens (b n d), and says what it can do.
+
+Letters, everywhere: b examples, h heads, n queries, m keys, d width of a token, e width of a head.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attend import check_mask
+from regard.errors import Unsupported
+
+State = Any  # what a mixer carries from chunk to chunk; its own affair
+
+PROMISES = {
+    "causal": "may be built causal: no token depends on later ones",
+    "cross": "queries and keys may come from two sequences",
+    "mask": "tokens may be left out, and then have no influence",
+    "stream": "chunk by chunk gives what the whole gives",
+    "length": "any length; else at most the length it was built for",
+    "maps": "has an attention map: it is linear in its values",
+    "marks": "tokens may be marked at run time",
+}
+
+
+class Can:
+    """What a mechanism promises.  Everything that is not refused: `Can(cross="positions are not comparable")`.
+
+    `can.cross` tells whether; `can.reason("cross")` why not; `a & b` can what both can.
+    """
+
+    def __init__(self, **refused: str) -> None:
+        unknown = set(refused) - set(PROMISES)
+        if unknown:
+            raise ValueError(f"no such promise: {sorted(unknown)}; there are {list(PROMISES)}")
+        self.refused = dict(refused)
+
+    def reason(self, promise: str) -> str | None:
+        """Why a promise is not made; None: it is."""
+        return self.refused.get(promise)
+
+    causal = property(lambda self: "causal" not in self.refused)
+    cross = property(lambda self: "cross" not in self.refused)
+    mask = property(lambda self: "mask" not in self.refused)
+    stream = property(lambda self: "stream" not in self.refused)
+    length = property(lambda self: "length" not in self.refused)
+    maps = property(lambda self: "maps" not in self.refused)
+    marks = property(lambda self: "marks" not in self.refused)
+
+    def __and__(self, other: Can) -> Can:
+        return Can(**{**other.refused, **self.refused})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Can) and self.refused.keys() == other.refused.keys()
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.refused))
+
+    def __repr__(self) -> str:
+        return f"Can({', '.join(p for p in PROMISES if p not in self.refused)})"
+
+
+UNMARKED = Can(marks="no part of it asks for marked tokens")
+
+
+class Mixer(nn.Module, ABC):
+    """(b n d) -> (b n d).  A subclass writes `mix`, once, and the same code trains, decodes and draws.
+
+    dim     the width d of a token
+    can     what it promises; whatever else is asked raises `Unsupported`, with the reason
+    causal  fixed when built: for many mechanisms it changes the parameters
+    length  the longest sequence, None: any
+    """
+
+    def __init__(self, dim: int, *, can: Can, causal: bool = False, length: int | None = None) -> None:
+        super().__init__()
+        if not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"dim must be a whole number >= 1, not {dim!r}")
+        self.dim, self.can, self.causal, self.length = dim, can, causal, length
+        if causal:
+            self._need("causal", "be causal")
+
+    @abstractmethod
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """The mechanism: x (b n d), memory (b m d) or None for x itself, mask (b m) -> (b n d) and the next state.
+
+        `state` is None for a whole sequence.  Left-out tokens are zero already.
+        """
+
+    def start(self) -> State:
+        """The state before the first chunk."""
+        raise Unsupported(f"{self.name} cannot run chunk by chunk")
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return type(self).__name__
+
+    def forward(
+        self, x: Tensor, memory: Tensor | None = None, *, mask: Tensor | None = None, marks: Tensor | None = None
+    ) -> Tensor:
+        """Mix the tokens of x (b n d), among themselves or with those of memory (b m d).
+
+        mask   (b m), True = a real token, over `memory` where given, else over x
+        marks  (b n), True = a marked token, for mechanisms that treat some tokens specially
+        """
+        x, memory = self._checked(x, memory, mask, marks)
+        extra = {} if marks is None else {"marks": marks}
+        return self.mix(x, memory, mask, None, **extra)[0] if x.numel() else x
+
+    def stream(self, x: Tensor, state: State = None) -> tuple[Tensor, State]:
+        """The next chunk of a causal sequence, of any length: (b n d) -> (b n d) and the state for the chunk after it.
+
+        `state=None` starts a sequence.
+        """
+        if not self.causal:
+            raise Unsupported(f"{self.name} was not built causal, so the first chunk would depend on the last")
+        self._need("stream", "run chunk by chunk")
+        x, _ = self._checked(x, None, None, None)
+        state = self.start() if state is None else state
+        return self.mix(x, None, None, state) if x.numel() else (x, state)
+
+    def _need(self, promise: str, what: str) -> None:
+        reason = self.can.reason(promise)
+        if reason is not None:
+            raise Unsupported(f"{self.name} cannot {what}: {reason}")
+
+    def _checked(
+        self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Refuse what is not promised, say what is malformed, and blank what is left out."""
+        self._check_tokens(x, "x")
+        if memory is not None:
+            self._need("cross", "look at another sequence")
+            if self.causal:
+                raise Unsupported(f"{self.name} was built causal, and another sequence has no past or future to it")
+            self._check_tokens(memory, "memory")
+            if memory.shape[0] != x.shape[0] or memory.dtype != x.dtype:
+                raise ValueError(f"memory {tuple(memory.shape)} {memory.dtype} does not fit x {tuple(x.shape)} {x.dtype}")
+            if memory.shape[1] == 0:
+                raise ValueError("memory has no tokens to look at")
+        if mask is not None:
+            self._need("mask", "leave tokens out")
+        if marks is not None:
+            self._need("marks", "treat marked tokens")
+        source = x if memory is None else memory
+        check_mask(mask, (source.shape[0], source.shape[1]), "mask")
+        check_mask(marks, (x.shape[0], x.shape[1]), "marks")
+        if mask is None:
+            return x, memory
+        blank = source.masked_fill(~mask[..., None], 0)  # NaN in padding would survive a weight of zero
+        return (blank, None) if memory is None else (x, blank)
+
+    def _check_tokens(self, x: Tensor, name: str) -> None:
+        if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
+            what = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} must be a floating tensor of shape (b n {self.dim}), not {what}")
+        if x.shape[2] != self.dim:
+            raise ValueError(f"{name} must have width {self.dim}, as built, not {x.shape[2]}")
+        if self.length is not None and x.shape[1] > self.length:
+            raise ValueError(f"{name} has {x.shape[1]} tokens, and this was built for at most {self.length}")
+
+    def attention(
+        self, x: Tensor, memory: Tensor | None = None, *, mask: Tensor | None = None, marks: Tensor | None = None
+    ) -> Tensor:
+        """The map (b h n m): how much of each value ends up in each output, head by head."""
+        self._need("maps", "show an attention map")
+        x, memory = self._checked(x, memory, mask, marks)
+        return self.weights(x, memory, mask, **({} if marks is None else {"marks": marks}))
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """What `attention` returns, for mixers that have it."""
+        raise Unsupported(f"{self.name} has no attention map")
+
+
+class Attention(nn.Module, ABC):
+    """What stands inside `MultiHead`: heads in, heads out, linear in its values."""
+
+    can: Can = Can() & UNMARKED
+    length: int | None = None  # the longest sequence, None: any
+    shares: bool = False  # takes fewer heads of keys than of queries
+
+    @abstractmethod
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: State = None
+    ) -> tuple[Tensor, State]:
+        """q (b h n e), k (b h m e), v (b h m f), mask (b m) -> (b h n f) and the next state; None for a whole sequence."""
+
+    def start(self) -> State:
+        """The state before the first chunk."""
+        raise Unsupported(f"{type(self).__name__} cannot run chunk by chunk")
+
+
+class MultiHead(Mixer):
+    """Project to heads, attend, merge: out = W⁰ [head_1 .. head_h] (Vaswani et al. 2017, arXiv 1706.03762).
+
+    kv_heads   fewer heads of keys and values, each shared by heads / kv_heads queries
+    weights    False: no projections at all, tokens attend as they are
+    """
+
+    def __init__(
+        self, dim: int, heads: int, attention: Attention, *, kv_heads: int | None = None, causal: bool = False,
+        bias: bool = False, project: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, can=attention.can, causal=causal, length=attention.length)
+        kv_heads = heads if kv_heads is None else kv_heads
+        if not isinstance(heads, int) or heads < 1 or dim % heads:
+            raise ValueError(f"dim must be divisible by heads, and {dim} is not by {heads}")
+        if not isinstance(kv_heads, int) or kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"heads must be divisible by kv_heads, and {heads} is not by {kv_heads}")
+        if not project and kv_heads != heads:
+            raise ValueError("without projections there are as many heads of keys as of queries")
+        self.heads, self.kv_heads, self.inner = heads, kv_heads, attention
+        kv = dim // heads * kv_heads
+        self.q, self.k, self.v, self.out = (
+            nn.Linear(dim, width, bias=bias) if project else nn.Identity() for width in (dim, kv, kv, dim)
+        )
+
+    @property
+    def name(self) -> str:
+        """The attention is what differs."""
+        return type(self.inner).__name__
+
+    def start(self) -> State:
+        """The state of the attention before the first chunk."""
+        return self.inner.start()
+
+    def mix(
+        self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State, marks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Project, attend, merge."""
+        q, k, v = self.project(x, memory)
+        y, state = self.inner.attend(q, k, v, causal=self.causal, mask=mask, state=state, **_marks(marks))
+        return self.out(y.transpose(1, 2).flatten(2)), state
+
+    def project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (b h n e), keys and values (b h m e), or fewer heads of them where the attention shares them."""
+        source = x if memory is None else memory
+        k, v = (_split(f(source), self.kv_heads) for f in (self.k, self.v))
+        if self.kv_heads != self.heads and not self.inner.shares:
+            k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
+        return _split(self.q(x), self.heads), k, v
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None = None) -> Tensor:
+        """The attention of the identity: since it is linear in its values, that is its map, whatever it does inside."""
+        q, k, _ = self.project(x, memory)
+        one = torch.eye(k.shape[2], dtype=x.dtype, device=x.device).expand(*k.shape[:3], -1)
+        return self.inner.attend(q, k, one, causal=self.causal, mask=mask, **_marks(marks))[0]
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        return f"dim={self.dim}, heads={self.heads}, causal={self.causal}"
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _marks(marks: Tensor | None) -> dict[str, Tensor]:
+    return {} if marks is None else {"marks": marks}

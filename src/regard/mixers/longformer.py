@@ -1,0 +1,46 @@
+"""Longformer: a window for all, and marked tokens that see all, with projections of their own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.attentions import SoftmaxAttention
+from regard.mixer import Mixer, MultiHead, State
+from regard.pattern import MarkedKeys, MarkedQueries, Pattern
+
+
+class Longformer(Mixer):
+    """Beltagy et al. 2020, arXiv 2004.05150: y_i = window attention of token i, which also sees the marked tokens;
+    where i is marked, full attention with the second set of projections instead.
+
+    local    the pattern of the others: a band, dilated perhaps, perhaps different for each head
+    """
+
+    def __init__(self, dim: int, heads: int, local: Pattern, *, causal: bool = False) -> None:
+        near = SoftmaxAttention(local if causal else local | MarkedKeys())
+        super().__init__(dim, can=near.can, causal=causal, length=near.length)
+        self.local = MultiHead(dim, heads, near, causal=causal)
+        self.everywhere = None if causal else MultiHead(dim, heads, SoftmaxAttention(MarkedQueries()))
+
+    def start(self) -> State:
+        """The cache of the window."""
+        return self.local.start()
+
+    def mix(
+        self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State, marks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        y, state = self.local.mix(x, memory, mask, state, marks=marks)
+        if marks is None or self.everywhere is None:
+            return y, state
+        z, _ = self.everywhere.mix(x, memory, mask, None, marks=marks)
+        return torch.where(marks[..., None], z, y), state
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None = None) -> Tensor:
+        """The map of the window; for marked tokens, that of their own attention."""
+        near = self.local.weights(x, memory, mask, marks=marks)
+        if marks is None or self.everywhere is None:
+            return near
+        far = self.everywhere.weights(x, memory, mask, marks=marks)
+        return torch.where(marks[:, None, :, None], far, near)

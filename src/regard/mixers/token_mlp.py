@@ -1,0 +1,31 @@
+"""MLP-Mixer's token mixing: a small network over positions, the same for each channel."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.mixer import UNMARKED, Can, Mixer, State
+
+OWN = "each position has weights of its own"
+
+
+class TokenMLP(Mixer):
+    """out = W_2 gelu(W_1 x + b_1) + b_2 over tokens, W_1 (hidden length), W_2 (length hidden)
+    (Tolstikhin et al. 2021, arXiv 2105.01601).  The channel half of the paper is the feed-forward layer of a block."""
+
+    def __init__(self, dim: int, length: int, hidden: int, *, causal: bool = False) -> None:
+        can = Can(
+            causal=OWN, cross=OWN, stream=OWN, mask=OWN + ", which leaving one out would leave without meaning",
+            length=f"its weights were built for {length} positions", maps="it is not linear in its tokens",
+        ) & UNMARKED  # fmt: skip
+        super().__init__(dim, can=can, causal=causal, length=length)
+        if hidden < 1 or length < 1:
+            raise ValueError(f"length and hidden must be at least 1, not {length} and {hidden}")
+        self.up, self.down = nn.Linear(length, hidden), nn.Linear(hidden, length)
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d); a shorter sequence is filled up with zeros and cut again."""
+        n = x.shape[1]
+        tokens = F.pad(x, (0, 0, 0, self.up.in_features - n)).transpose(1, 2)
+        return self.down(F.gelu(self.up(tokens))).transpose(1, 2)[:, :n], None

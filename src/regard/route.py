@@ -1,0 +1,20 @@
+"""Routes: who may look at whom, decided by what the tokens say."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from regard.attend.groups import Indexed
+from regard.mixer import UNMARKED, Can
+
+
+class Route(nn.Module, ABC):
+    """q (b h n e), k (b h m e), mask (b m) -> groups of queries that share keys, by token number."""
+
+    can: Can = Can(stream="the groups depend on all tokens") & UNMARKED
+
+    @abstractmethod
+    def forward(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Sequence[Indexed]: ...

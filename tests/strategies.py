@@ -1,0 +1,160 @@
+"""Random patterns for hypothesis, and a second opinion on each: the rule of every leaf, written again in numpy."""
+
+import operator
+import os
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from regard.layout import Layout, Part
+from regard.pattern import (
+    And,
+    Axial,
+    Band,
+    Blocks2D,
+    Causal,
+    Chunks,
+    Full,
+    Global,
+    KeyPhase,
+    Keys,
+    Near2D,
+    Not,
+    Nothing,
+    Or,
+    Pattern,
+    PerHead,
+    Queries,
+    RandomBlocks,
+)
+
+SEARCH = int(os.environ.get("REGARD_SEARCH", "0"))  # 0: the same examples each time; x: x times as many, new ones
+
+
+def examples(count: int) -> settings:
+    """At least `count` examples a test, with no deadline."""
+    return settings(
+        max_examples=count * max(SEARCH, 1),
+        derandomize=not SEARCH,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- random expressions
+few, some = st.integers(0, 3), st.integers(0, 20)
+size = st.integers(1, 12) | st.sampled_from([16, 24, 32])
+width = st.integers(1, 24)
+reach = st.none() | some
+span = st.tuples(st.integers(0, 150), st.integers(0, 40)).map(lambda at: (at[0], at[0] + at[1]))
+
+leaves: st.SearchStrategy[Pattern] = st.one_of(
+    st.builds(Band, reach, reach, st.just(1)),
+    st.builds(Band, reach, reach, st.integers(2, 9)),
+    st.builds(Causal),
+    span.map(lambda at: Keys(*at)),
+    span.map(lambda at: Queries(*at)),
+    st.builds(Chunks, size, few, few),
+    size.flatmap(lambda period: st.builds(KeyPhase, st.just(period), st.integers(0, period - 1))),
+    st.builds(RandomBlocks, size, few, st.integers(1, 24), few, st.booleans()),
+    st.builds(Blocks2D, width, st.integers(1, 5), st.integers(1, 5), few, few, few, few),
+    st.builds(Near2D, width, few, few),
+    st.builds(Axial, width),
+    st.builds(Global, few),
+    st.builds(Full),
+    st.builds(Nothing),
+)
+
+
+def _deeper(inner: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
+    joined = st.builds(operator.or_, inner, inner) | st.builds(operator.and_, inner, inner)
+    return joined | st.builds(operator.invert, inner)
+
+
+patterns = st.recursive(leaves, _deeper, max_leaves=6)  # all heads alike
+heads = st.tuples(patterns, patterns).map(PerHead)
+headed = heads | st.builds(operator.or_, heads, heads) | st.builds(operator.and_, leaves, heads)
+any_patterns = patterns | patterns | headed
+
+
+# ---------------------------------------------------------------------------------------------- what they mean
+def _band(p: Band, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    left, right = (np.inf if side is None else side for side in (p.left, p.right))
+    steps = (q - k) / p.step
+    return (steps == np.round(steps)) & (steps <= left) & (-steps <= right)
+
+
+def _blocks(p: Blocks2D, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """How far the key stands outside of the query's block, on each of the four sides."""
+    (y, x), (v, u) = np.divmod(q, p.width), np.divmod(k, p.width)
+    top, first = y - y % p.rows, x - x % p.cols
+    bottom, last = top + p.rows - 1, first + p.cols - 1
+    return (top - v <= p.up) & (v - bottom <= p.down) & (first - u <= p.left) & (u - last <= p.right)
+
+
+def _drawn(p: RandomBlocks, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """The draws themselves are read off the pattern, one token for each block; test_pattern.py looks at them."""
+    corner = torch.arange(p.blocks) * p.size
+    table = np.zeros((1000, 1000), dtype=bool)
+    table[: p.blocks, : p.blocks] = p.allowed(corner[:, None], corner).numpy()
+    return table[q // p.size, k // p.size]
+
+
+RULES = {
+    Full: lambda p, q, k: q == q,
+    Band: _band,
+    Keys: lambda p, q, k: np.isin(k, np.arange(p.lo, p.hi)),
+    Queries: lambda p, q, k: np.isin(q, np.arange(p.lo, p.hi)),
+    Chunks: lambda p, q, k: np.isin(k // p.size - q // p.size, np.arange(-p.back, p.ahead + 1)),
+    KeyPhase: lambda p, q, k: np.isin(k % p.period, np.arange(p.start, p.period)),
+    RandomBlocks: _drawn,
+    Blocks2D: _blocks,
+    Or: lambda p, q, k: np.any([_rule(part, q, k) for part in p.parts], 0),
+    And: lambda p, q, k: np.all([_rule(part, q, k) for part in p.parts], 0),
+    Not: lambda p, q, k: np.logical_not(_rule(p.parts[0], q, k)),
+    PerHead: lambda p, q, k: np.stack([_rule(part, q, k) for part in p.parts]),
+}
+
+
+def _rule(pattern: Pattern, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    return RULES[type(pattern)](pattern, q, k)
+
+
+def truth(pattern: Pattern, n: int, m: int, q_at: int = 0, k_at: int = 0) -> torch.Tensor:
+    """The mask (n m) of queries q_at.. and keys k_at.., or (h n m), by the rules above."""
+    q, k = np.broadcast_arrays(np.arange(q_at, q_at + n)[:, None], np.arange(k_at, k_at + m))
+    return torch.from_numpy(_rule(pattern, q, k))
+
+
+# ---------------------------------------------------------------------------------------------- what a layout covers
+def coverage(layout: Layout, n: int, m: int) -> torch.Tensor:
+    """How often each pair of tokens (n m) is computed by the calls of a layout; fails if a call leaves the sequence."""
+    count = torch.zeros(n, m, dtype=torch.long)
+    for part in layout.parts:
+        q_order = torch.arange(n) if part.q_order is None else part.q_order
+        k_order = torch.arange(m) if part.k_order is None else part.k_order
+        assert (part.n, part.m) == (len(q_order), len(k_order))
+        for q, k, keep in _calls(part):
+            rows, cols = keep.nonzero(as_tuple=True)  # what is kept must exist
+            count.index_put_((q_order[q[rows]], k_order[k[cols]]), torch.tensor(1), accumulate=True)
+    return count
+
+
+def _calls(part: Part):
+    """(query slots, key slots, what is kept) of each call."""
+    for run in part.runs:
+        keep = torch.ones(run.s, run.t, dtype=torch.bool) if run.mask is None else run.mask == 0
+        for i in range(run.count):
+            q, k = run.q0 + i * run.step + torch.arange(run.s), run.k0 + i * run.step + torch.arange(run.t)
+            assert 0 <= q[0] <= q[-1] < part.n and 0 <= k[0] <= k[-1] < part.m, f"{run} leaves the sequence"
+            assert run.blind or keep.any(1).all(), f"{run} hides that some queries see nothing"
+            yield q, k, keep
+    slots = torch.arange(part.size)
+    for group in part.groups:
+        keeps = torch.ones_like(group.k) if group.keep is None else group.keep
+        for i, row in enumerate(group.q):
+            for col, number in zip(group.k[i], keeps[i], strict=True):
+                yield row * part.size + slots, col * part.size + slots, part.masks[number]

@@ -1,0 +1,180 @@
+"""Random expressions: blocks are sound, the fused executor equals a dense softmax, and the laws of the algebra hold."""
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from strategies import any_patterns, coverage, examples, headed, patterns, truth
+
+import regard.pattern
+from regard.attend.fused import attend as fused
+from regard.layout import layout
+from regard.pattern import FAR, And, Band, Causal, Chunks, Full, Keys, Not, Nothing, Or, PerHead
+
+lengths = st.integers(1, 64) | st.integers(65, 150)
+starts = st.just(0) | st.integers(0, 100)
+tiles = st.sampled_from([None, 3, 8, 8, 16, 32])
+
+
+# ---------------------------------------------------------------------------------------------- meaning
+@examples(500)
+@given(any_patterns, lengths, lengths)
+def test_dense_is_what_the_rules_say(pattern, n, m):
+    """Fails if a leaf or an operator means something else than its rule, written again in numpy."""
+    assert torch.equal(pattern.dense(n, m), truth(pattern, n, m))
+
+
+@examples(700)
+@given(any_patterns, lengths, lengths, st.integers(1, 40), st.integers(1, 40), starts, starts)
+def test_blocks_are_sound(pattern, n, m, rows, cols, q_at, k_at):
+    """Fails if a block that is called empty holds a seen pair, or one that is called full an unseen one."""
+    q0, k0 = torch.arange(0, n, rows), torch.arange(0, m, cols)
+    q1, k1 = (q0 + rows).clamp(max=n) - 1, (k0 + cols).clamp(max=m) - 1
+    some, every = pattern.block(q_at + q0[:, None], q_at + q1[:, None], k_at + k0, k_at + k1)
+    seen = truth(pattern, n, m, q_at, k_at)
+    assert some.shape == every.shape == (*seen.shape[:-2], len(q0), len(k0))
+    for i, rows_i in enumerate(seen.split(rows, -2)):
+        for j, tile in enumerate(rows_i.split(cols, -1)):
+            assert not (~some[..., i, j] & tile.any(-1).any(-1)).any(), (i, j)
+            assert not (every[..., i, j] & ~tile.all(-1).all(-1)).any(), (i, j)
+
+
+@examples(200)
+@given(any_patterns, lengths, lengths)
+def test_counts_equal_the_dense_ones(pattern, n, m):
+    """Fails if counting by tiles loses or doubles a key, at a ragged edge above all."""
+    seen = truth(pattern, n, m)
+    assert torch.equal(pattern.keys_per_query(n, m), seen.sum(-1))
+    assert pattern.density(n, m) == pytest.approx(seen.double().mean().item(), abs=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------- layouts
+@examples(300)
+@given(patterns, lengths, lengths, starts, starts, tiles, st.booleans())
+def test_every_seen_pair_is_computed_once(pattern, n, m, q_at, k_at, size, backward):
+    """Fails if a layout drops a pair, computes it twice, adds one that is not seen, or leaves the sequence."""
+    work = layout(pattern, n, m, q_at=q_at, k_at=k_at, size=size, backward=backward)
+    seen = truth(pattern, n, m, q_at, k_at)
+    assert torch.equal(coverage(work, n, m), seen.long())
+    assert work.scores() >= seen.sum()
+
+
+# ---------------------------------------------------------------------------------------------- the fused executor
+def naive(q, k, v, keep, scale):
+    """Softmax attention (x n e) over the pairs kept (n m); a query that sees nothing gives zero."""
+    scores = (q @ k.mT * scale).masked_fill(~keep, -torch.inf)
+    top = scores.amax(-1, keepdim=True).detach().clamp(min=-1e9)
+    weights = (scores - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    return weights @ v / torch.where(total > 0, total, 1.0)
+
+
+@examples(250)
+@given(patterns, lengths, lengths, starts, starts, tiles, tiles, st.booleans(), st.integers(0, 99))
+def test_fused_equals_dense(pattern, n, m, q_at, k_at, size, size_back, padded, seed):
+    """Fails if outputs or gradients differ by 1e-10, or if a query that sees nothing gives or gets anything."""
+    rng = torch.Generator().manual_seed(seed)
+    q, k, v, grad = (torch.randn(2, x, 4, dtype=torch.float64, generator=rng) for x in (n, m, m, n))
+    real = torch.rand(m, generator=rng) < 0.7 if padded else torch.ones(m, dtype=torch.bool)
+    bias = torch.zeros(m, dtype=torch.float64).masked_fill(~real, -torch.inf) if padded else None
+    keep, at = truth(pattern, n, m, q_at, k_at) & real, {"q_at": q_at, "k_at": k_at}
+    forward, backward = layout(pattern, n, m, size=size, **at), layout(pattern, n, m, size=size_back, backward=True, **at)
+
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    want = naive(*inputs, keep, 0.5)
+    got = fused(*inputs, forward, backward, scale=0.5, bias=bias)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+    want_grads = torch.autograd.grad(want, inputs, grad)
+    got_grads = torch.autograd.grad(got, inputs, grad)
+    for mine, theirs in zip(got_grads, want_grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+    blind, unseen = ~keep.any(1), ~keep.any(0)
+    assert not got[:, blind].any() and not got_grads[0][:, blind].any()
+    assert not got_grads[1][:, unseen].any() and not got_grads[2][:, unseen].any()
+
+
+# ---------------------------------------------------------------------------------------------- eviction
+def kept(pattern, now):
+    """Which of the keys 0..now-1 some query from `now` on may still see."""
+    at = torch.arange(now)
+    return pattern.block(torch.tensor(now), torch.tensor(FAR), at, at)[0]
+
+
+@examples(300)
+@given(patterns, st.integers(1, 100))
+def test_what_is_evicted_is_never_wanted(pattern, now):
+    """Fails if a key is let go that a later query sees."""
+    pattern = pattern & Causal()
+    wanted = truth(pattern, 200, now, q_at=now).any(0)
+    assert not (wanted & ~kept(pattern, now)).any()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        (Band(16, 0), 16),
+        (Band(16, 0) | Keys(0, 4), 20),
+        (Band(4, 0, 3), 12),
+        (Chunks(8, back=1) & Causal(), 12),  # now = 100 stands in chunk 12, which looks back to 88
+        (Causal(), 100),
+        (Nothing(), 0),
+    ],
+    ids=repr,
+)
+def test_how_many_keys_are_kept(pattern, count):
+    """Fails if the cache keeps more than the pattern can still reach (or less)."""
+    assert kept(pattern, 100).sum() == count
+
+
+# ---------------------------------------------------------------------------------------------- laws
+def alike(a, b):
+    return torch.equal(truth(a, 40, 50), truth(b, 40, 50)) and torch.equal(a.dense(40, 50), b.dense(40, 50))
+
+
+@examples(200)
+@given(patterns | headed, patterns, patterns)
+def test_laws(a, b, c):
+    """Fails if an operator, or what it simplifies, changes which pairs are seen."""
+    assert alike(~(a | b), ~a & ~b) and alike(~(a & b), ~a | ~b)
+    assert alike(a | b, b | a) and alike(a & b, b & a)
+    assert alike(a & (b | c), (a & b) | (a & c)) and alike(a | (b & c), (a | b) & (a | c))
+    assert not (a & ~a).dense(40, 50).any() and (a | ~a).dense(40, 50).all()
+
+
+@examples(200)
+@given(patterns, patterns, patterns)
+def test_expressions_are_kept_flat(a, b, c):
+    """Fails if the same expression, written in another way, is another value: caches would miss."""
+    assert ~~a == a and a | a == a and a & a == a
+    assert a | (b | c) == (a | b) | c and a & (b & c) == (a & b) & c
+    assert a | Nothing() == a == a & Full()
+    assert a | Full() == Full() and a & Nothing() == Nothing()
+    for whole, kind in ((a | b | c, Or), (a & b & c, And)):
+        if isinstance(whole, kind):
+            assert not any(isinstance(p, kind) or p in (Full(), Nothing()) for p in whole.parts)
+            assert len(set(whole.parts)) == len(whole.parts) > 1
+
+
+@examples(100)
+@given(headed, patterns)
+def test_heads_stay_outermost(a, b):
+    """Fails if an operator buries the head axis, or mixes the heads."""
+    for joined, each in ((a | b, lambda p: p | b), (b & a, lambda p: b & p), (~a, lambda p: ~p)):
+        assert isinstance(joined, PerHead) and joined == PerHead(tuple(each(p) for p in a.parts))
+
+
+@examples(500)
+@given(any_patterns)
+def test_repr_builds_it_again(pattern):
+    """Fails if the printed form is ambiguous, not Python, or another expression."""
+    again = eval(repr(pattern), dict(vars(regard.pattern)))
+    assert again == pattern and hash(again) == hash(pattern) and repr(again) == repr(pattern)
+    assert again is not pattern or not isinstance(pattern, Not)
+
+
+@examples(200)
+@given(any_patterns, any_patterns)
+def test_equal_only_if_alike(a, b):
+    """Fails if two patterns that see different pairs count as one: a cache would mix them up."""
+    assume(a.heads == b.heads and a == b)
+    assert torch.equal(a.dense(60), b.dense(60))
