@@ -3,6 +3,7 @@
 
 PYTHON  ?= python3
 WORKERS ?= 2
+THREADS ?= 1
 BIN     := .venv/bin
 READY   := .venv/.ready
 
@@ -15,8 +16,8 @@ help:  ## show this list
 demo: $(READY)  ## a tour of the library in the terminal
 	@$(BIN)/regard demo
 
-test: $(READY)  ## run every test (WORKERS=2)
-	$(BIN)/python -m pytest -n $(WORKERS)
+test: $(READY)  ## run every test (WORKERS=2 THREADS=1)
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(READY)  ## check style and formatting with ruff
 	$(BIN)/ruff check .

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import any_patterns, coverage, examples, headed, patterns, truth
 
 import regard.pattern
 from regard.attend.fused import attend as fused
 from regard.layout import layout
-from regard.pattern import FAR, And, Band, Causal, Chunks, Full, Keys, Not, Nothing, Or, PerHead
+from regard.pattern import FAR, And, Band, Causal, Chunks, Full, Keys, Nothing, Or, PerHead
 
 lengths = st.integers(1, 64) | st.integers(65, 150)
 starts = st.just(0) | st.integers(0, 100)
@@ -33,10 +33,8 @@ def test_blocks_are_sound(pattern, n, m, rows, cols, q_at, k_at):
     some, every = pattern.block(q_at + q0[:, None], q_at + q1[:, None], k_at + k0, k_at + k1)
     seen = truth(pattern, n, m, q_at, k_at)
     assert some.shape == every.shape == (*seen.shape[:-2], len(q0), len(k0))
-    for i, rows_i in enumerate(seen.split(rows, -2)):
-        for j, tile in enumerate(rows_i.split(cols, -1)):
-            assert not (~some[..., i, j] & tile.any(-1).any(-1)).any(), (i, j)
-            assert not (every[..., i, j] & ~tile.all(-1).all(-1)).any(), (i, j)
+    some, every = (x[..., torch.arange(n) // rows, :][..., torch.arange(m) // cols] for x in (some, every))
+    assert not (seen & ~some).any() and not (every & ~seen).any()
 
 
 @examples(200)
@@ -169,12 +167,3 @@ def test_repr_builds_it_again(pattern):
     """Fails if the printed form is ambiguous, not Python, or another expression."""
     again = eval(repr(pattern), dict(vars(regard.pattern)))
     assert again == pattern and hash(again) == hash(pattern) and repr(again) == repr(pattern)
-    assert again is not pattern or not isinstance(pattern, Not)
-
-
-@examples(200)
-@given(any_patterns, any_patterns)
-def test_equal_only_if_alike(a, b):
-    """Fails if two patterns that see different pairs count as one: a cache would mix them up."""
-    assume(a.heads == b.heads and a == b)
-    assert torch.equal(a.dense(60), b.dense(60))

@@ -1,0 +1,47 @@
+"""Regard: every way that a network can mix its tokens, behind one small interface.
+
+    import regard
+    mixer = regard.create("bigbird", dim=512, heads=8, length=4096)
+    y = mixer(x)                                 # (b n d) -> (b n d)
+    y = regard.attend(q, k, v, pattern=regard.Band(128, 128))
+"""
+
+from regard import testing
+from regard.attend import attend
+from regard.attentions import Compressed, LinearAttention, Prototype, Routed, SoftmaxAttention
+from regard.errors import Unsupported
+from regard.mixer import Attention, Can, Mixer, MultiHead
+from regard.pattern import (
+    Axial,
+    Band,
+    Blocks2D,
+    Causal,
+    Chunks,
+    Full,
+    Global,
+    KeyPhase,
+    Keys,
+    Marked,
+    MarkedKeys,
+    MarkedQueries,
+    Near2D,
+    Nothing,
+    Pattern,
+    PerHead,
+    Queries,
+    RandomBlocks,
+)
+from regard.prior import ALiBi, Prior
+from regard.registry import create, recipe
+from regard.registry import list_recipes as list
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "attend", "create", "list", "recipe", "testing",
+    "Attention", "Can", "Mixer", "MultiHead", "Unsupported",
+    "Compressed", "LinearAttention", "Prototype", "Routed", "SoftmaxAttention",
+    "Axial", "Band", "Blocks2D", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Marked", "MarkedKeys",
+    "MarkedQueries", "Near2D", "Nothing", "Pattern", "PerHead", "Queries", "RandomBlocks",
+    "ALiBi", "Prior",
+]  # fmt: skip

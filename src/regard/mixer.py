@@ -74,10 +74,14 @@ class Mixer(nn.Module, ABC):
     can     what it promises; whatever else is asked raises `Unsupported`, with the reason
     causal  fixed when built: for many mechanisms it changes the parameters
     length  the longest sequence, None: any
+    name    what it is called in messages
     """
 
-    def __init__(self, dim: int, *, can: Can, causal: bool = False, length: int | None = None) -> None:
+    def __init__(
+        self, dim: int, *, can: Can, causal: bool = False, length: int | None = None, name: str | None = None
+    ) -> None:
         super().__init__()
+        self.name = type(self).__name__ if name is None else name
         if not isinstance(dim, int) or dim < 1:
             raise ValueError(f"dim must be a whole number >= 1, not {dim!r}")
         self.dim, self.can, self.causal, self.length = dim, can, causal, length
@@ -94,11 +98,6 @@ class Mixer(nn.Module, ABC):
     def start(self) -> State:
         """The state before the first chunk."""
         raise Unsupported(f"{self.name} cannot run chunk by chunk")
-
-    @property
-    def name(self) -> str:
-        """What it is called in messages."""
-        return type(self).__name__
 
     def forward(
         self, x: Tensor, memory: Tensor | None = None, *, mask: Tensor | None = None, marks: Tensor | None = None
@@ -199,14 +198,17 @@ class MultiHead(Mixer):
     """Project to heads, attend, merge: out = W⁰ [head_1 .. head_h] (Vaswani et al. 2017, arXiv 1706.03762).
 
     kv_heads   fewer heads of keys and values, each shared by heads / kv_heads queries
-    weights    False: no projections at all, tokens attend as they are
+    bias       whether the projections have one
+    project    False: no projections at all, tokens attend as they are
     """
 
     def __init__(
         self, dim: int, heads: int, attention: Attention, *, kv_heads: int | None = None, causal: bool = False,
         bias: bool = False, project: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(dim, can=attention.can, causal=causal, length=attention.length)
+        super().__init__(
+            dim, can=attention.can, causal=causal, length=attention.length, name=type(attention).__name__
+        )
         kv_heads = heads if kv_heads is None else kv_heads
         if not isinstance(heads, int) or heads < 1 or dim % heads:
             raise ValueError(f"dim must be divisible by heads, and {dim} is not by {heads}")
@@ -219,11 +221,6 @@ class MultiHead(Mixer):
         self.q, self.k, self.v, self.out = (
             nn.Linear(dim, width, bias=bias) if project else nn.Identity() for width in (dim, kv, kv, dim)
         )
-
-    @property
-    def name(self) -> str:
-        """The attention is what differs."""
-        return type(self.inner).__name__
 
     def start(self) -> State:
         """The state of the attention before the first chunk."""

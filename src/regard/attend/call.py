@@ -43,7 +43,7 @@ class Call:
         """Who may look at whom, densely: bool, broadcastable to (b h n m)."""
         q, k = (x.unsqueeze(1 - i) for i, x in enumerate(self.positions()))
         if self.marks is None:
-            keep = _heads_first(self.pattern.given(False, False).allowed(q, k))
+            keep = _heads_first(self.pattern.allowed(q, k))
         else:
             by_query, by_key = self.marks[:, None, :, None], self.marks[:, None, None, :]
             cases = [[_heads_first(self.pattern.given(a, b).allowed(q, k)) for b in (False, True)] for a in (False, True)]
@@ -82,6 +82,8 @@ def make_call(
     last = max(q_at + n, (k_at + m) if isinstance(k_at, int) else 0)
     if pattern.limit is not None and last > pattern.limit:
         raise ValueError(f"the pattern describes {pattern.limit} positions, but the sequence has {last}: {pattern!r}")
+    if marks is None:
+        pattern = pattern.given(False, False)
     if mask is not None:  # whatever stands in left-out places, NaN included, must not be seen
         k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
     return Call(q, k, v, pattern, prior, mask, marks, 1 / math.sqrt(e) if scale is None else scale, q_at, k_at)

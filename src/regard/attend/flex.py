@@ -39,8 +39,7 @@ def run(call: Call) -> Tensor:
     """flex_attention with the pattern as block mask; compiled where there is an accelerator."""
     assert isinstance(call.k_at, int)
     n, m = call.q.shape[2], call.k.shape[2]
-    pattern = call.pattern.given(False, False)
-    blocks = block_mask(pattern, n, m, q_at=call.q_at, k_at=call.k_at, mask=call.mask, device=call.q.device)
+    blocks = block_mask(call.pattern, n, m, q_at=call.q_at, k_at=call.k_at, mask=call.mask, device=call.q.device)
     return _flex(call.q.device.type)(call.q, call.k, call.v, block_mask=blocks, scale=call.scale)
 
 

@@ -37,7 +37,7 @@ def sees_all(call: Call) -> bool:
     if call.marks is not None or not isinstance(call.k_at, int):
         return False
     corners = (torch.tensor(at) for at in (call.q_at, call.q_at + n - 1, call.k_at, call.k_at + m - 1))
-    return bool(call.pattern.given(False, False).block(*corners)[1].all())
+    return bool(call.pattern.block(*corners)[1].all())
 
 
 def _mask(call: Call) -> Tensor | None:

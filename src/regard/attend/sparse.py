@@ -23,8 +23,8 @@ def refuses(call: Call) -> str | None:
         return f"its kernels run on the CPU, not on {call.q.device.type}"
     if isinstance(call.k_at, Tensor):
         return "the keys do not stand in a row"
-    if call.prior is not None and call.marks is not None:
-        return "a prior together with marks is not laid out"
+    if call.prior is not None and (call.marks is not None or call.pattern.heads):
+        return "a prior together with marks, or with a pattern for each head, is not laid out"
     if call.marks is not None and not _grows(call.pattern):
         return "marks under ~ take pairs away, and only added ones are laid out"
     return None
@@ -72,7 +72,7 @@ def _fused(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Examples without padding or marks share a call; others have each their own."""
     merged = [_merge_examples(x) for x in (q, k, v)]
     if call.mask is None and call.marks is None and all(x is not None for x in merged):
-        work = _layouts(call, call.pattern.given(False, False))
+        work = _layouts(call, call.pattern)
         return fused(*merged, *work, scale=call.scale).unflatten(0, q.shape[:2])  # type: ignore[arg-type]
     examples = []
     for i in range(q.shape[0]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -157,17 +158,20 @@ class RandomBlocks(Leaf):
     seed: int = 0
     past: bool = False
 
+    _tables: ClassVar[Block]  # of each instance, but no part of its value
+
     def __post_init__(self) -> None:
         self._check(size=1, count=0, blocks=1, seed=0)
         object.__setattr__(self, "_limit", self.size * self.blocks)
+        object.__setattr__(self, "_tables", _random_tables(self.count, self.blocks, self.seed, self.past))
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
-        table, _ = _random_table(self.count, self.blocks, self.seed, self.past)
+        table, _ = self._tables
         i, j = (at.clamp(0, self.blocks * self.size - 1) // self.size for at in (q, k))
         return table[i, j] & (q < self.blocks * self.size) & (k < self.blocks * self.size)
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
-        _, below = _random_table(self.count, self.blocks, self.seed, self.past)
+        _, below = self._tables
         i0, i1, j0, j1 = q0 // self.size, q1 // self.size + 1, k0 // self.size, k1 // self.size + 1
         a, b, c, d = (at.clamp(0, self.blocks) for at in (i0, i1, j0, j1))
         hits = below[b, d] - below[a, d] - below[b, c] + below[a, c]
@@ -175,7 +179,7 @@ class RandomBlocks(Leaf):
 
 
 @lru_cache(8)
-def _random_table(count: int, blocks: int, seed: int, past: bool) -> tuple[Tensor, Tensor]:
+def _random_tables(count: int, blocks: int, seed: int, past: bool) -> tuple[Tensor, Tensor]:
     """Which blocks were drawn (blocks blocks), and their two-dimensional running count, for O(1) rectangles."""
     chance = torch.rand(blocks, blocks, generator=torch.Generator().manual_seed(seed))
     if past:

@@ -1,0 +1,155 @@
+"""The registry: a paper is a function, and the function is the entry.
+
+    @recipe("Zaheer et al. 2020", arxiv="2007.14062", row="C10", formula="softmax over window, global and random blocks")
+    def bigbird(dim, heads, *, length, block=64, causal=False): ...
+
+Other packages add theirs under the entry-point group "regard.recipes"; they are loaded on the first look-up.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module, metadata
+from typing import Any
+
+from regard.errors import Unsupported, nearest
+from regard.mixer import PROMISES, Can, Mixer
+
+GROUP = "regard.recipes"
+FAMILIES = {
+    "A": "before 2017", "B": "2017 and its parts", "C": "sparse by position", "D": "sparse by content", "E": "linearised",
+    "F": "low rank and compressed", "G": "priors and heads", "H": "without attention",
+}  # fmt: skip
+
+Build = Callable[..., Mixer]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A mechanism of the literature.
+
+    build    the function: (dim, heads, *, causal=False, ...) -> Mixer
+    paper    author and year; `arxiv` its number, or ""
+    row      its place in the catalogue, such as "C10"
+    formula  one line
+    small    arguments at which it shows itself on some twenty tokens: for tests and pictures
+    """
+
+    name: str
+    build: Build
+    paper: str
+    arxiv: str
+    row: str
+    formula: str
+    small: Mapping[str, Any]
+
+    @property
+    def family(self) -> str:
+        """The letter of the catalogue."""
+        return self.row[:1]
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the docstring."""
+        text = " ".join((inspect.getdoc(self.build) or "").split("\n\n")[0].split())
+        return text.split(". ")[0].rstrip(".")
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """What may be given to it."""
+        return inspect.signature(self.build).parameters
+
+    def example(self, dim: int = 8, heads: int = 2, *, causal: bool = False) -> Mixer:
+        """A small one."""
+        return self.build(dim, heads, **self.small, **({"causal": True} if causal else {}))
+
+    def can(self) -> Can:
+        """What it promises, found out by building it: causal or not, it is the same but for what causality costs."""
+        plain = self.example().can
+        try:
+            self.example(causal=True)
+        except Unsupported as refusal:
+            return plain & Can(causal=str(refusal))
+        return plain
+
+
+_recipes: dict[str, Recipe] = {}
+
+
+def recipe(
+    paper: str, *, arxiv: str = "", row: str = "", formula: str = "", small: Mapping[str, Any] | None = None
+) -> Callable[[Build], Build]:
+    """Register the decorated function under its name; see `Recipe` for the arguments."""
+
+    def register(build: Build) -> Build:
+        name = build.__name__
+        known = _recipes.get(name)
+        if known is not None and known.build.__module__ != build.__module__:
+            raise ValueError(f"there is a recipe {name!r} already, from {known.build.__module__}")
+        _recipes[name] = Recipe(name, build, paper, arxiv, row, formula, dict(small or {}))
+        return build
+
+    return register
+
+
+@lru_cache(1)
+def _loaded() -> dict[str, Recipe]:
+    import_module("regard.recipes")
+    for entry in metadata.entry_points(group=GROUP):
+        try:
+            entry.load()
+        except Exception as error:  # one broken package must not take the others with it
+            warnings.warn(f"the recipe {entry.name!r} of {entry.value!r} could not be loaded: {error}", stacklevel=2)
+    return _recipes
+
+
+def get(name: str) -> Recipe:
+    """The recipe of that name; a wrong one raises with the nearest that exists."""
+    recipes = _loaded()
+    if name not in recipes:
+        raise ValueError(f"no recipe {name!r}: {nearest(name, recipes)}")
+    return recipes[name]
+
+
+def list_recipes(family: str | None = None, *, can: Iterable[str] = ()) -> list[str]:
+    """The names of all recipes, of one family ("C" or "sparse by position"), or of those that promise all of `can`."""
+    wanted = [can] if isinstance(can, str) else list(can)
+    for promise in wanted:
+        if promise not in PROMISES:
+            raise ValueError(f"no promise {promise!r}: {nearest(promise, PROMISES)}")
+    letter = None if family is None else _letter(family)
+    found = (r for r in _loaded().values() if letter in (None, r.family))
+    return [r.name for r in sorted(found, key=_place) if all(getattr(r.can(), p) for p in wanted)]
+
+
+def _letter(family: str) -> str:
+    letters = {name: letter for letter, name in FAMILIES.items()} | {letter: letter for letter in FAMILIES}
+    key = family.upper() if len(family) == 1 else family.lower()
+    if key not in letters:
+        raise ValueError(f"no family {family!r}: {nearest(family, letters)}")
+    return letters[key]
+
+
+def _place(r: Recipe) -> tuple[str, int, str]:
+    number = r.row[1:]
+    return r.family or "~", int(number) if number.isdigit() else 0, r.name
+
+
+def create(name: str, /, **arguments: Any) -> Mixer:
+    """Build a mixer by name: `create("bigbird", dim=512, heads=8, length=4096)`.
+
+    Unknown names and arguments raise, with the nearest that exist.
+    """
+    found = get(name)
+    parameters = found.parameters
+    for argument in arguments:
+        if argument not in parameters:
+            raise TypeError(f"{name} takes no argument {argument!r}: {nearest(argument, parameters)}")
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in arguments]
+    if missing:
+        raise TypeError(f"{name} needs {', '.join(missing)}")
+    return found.build(**arguments)
