@@ -45,22 +45,24 @@ def examples(count: int) -> settings:
 
 
 # ---------------------------------------------------------------------------------------------- random expressions
-few, some = st.integers(0, 3), st.integers(0, 20)
-size = st.integers(1, 12) | st.sampled_from([16, 24, 32])
-width = st.integers(1, 24)
-reach = st.none() | some
+few = st.integers(0, 3)
+reach = st.none() | st.integers(0, 20)
+step = st.integers(2, 9) | st.sampled_from([17, 64, 300, 1 << 20])  # 300 and more: beyond the end
+size = st.integers(1, 12) | st.sampled_from([16, 24, 32, 64, 128, 500])
+width = st.integers(1, 24) | st.sampled_from([32, 40, 300])  # images from 17 columns on are laid out by patches
+cell = st.integers(1, 5) | st.sampled_from([8, 16, 20])
 span = st.tuples(st.integers(0, 150), st.integers(0, 40)).map(lambda at: (at[0], at[0] + at[1]))
 
 leaves: st.SearchStrategy[Pattern] = st.one_of(
     st.builds(Band, reach, reach, st.just(1)),
-    st.builds(Band, reach, reach, st.integers(2, 9)),
+    st.builds(Band, reach, reach, step),
     st.builds(Causal),
     span.map(lambda at: Keys(*at)),
     span.map(lambda at: Queries(*at)),
     st.builds(Chunks, size, few, few),
     size.flatmap(lambda period: st.builds(KeyPhase, st.just(period), st.integers(0, period - 1))),
     st.builds(RandomBlocks, size, few, st.integers(1, 24), few, st.booleans()),
-    st.builds(Blocks2D, width, st.integers(1, 5), st.integers(1, 5), few, few, few, few),
+    st.builds(Blocks2D, width, cell, cell, few, few, few, few),
     st.builds(Near2D, width, few, few),
     st.builds(Axial, width),
     st.builds(Global, few),
@@ -74,7 +76,7 @@ def _deeper(inner: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
     return joined | st.builds(operator.invert, inner)
 
 
-patterns = st.recursive(leaves, _deeper, max_leaves=6)  # all heads alike
+patterns = st.recursive(leaves, _deeper, max_leaves=6) | st.recursive(leaves, _deeper, max_leaves=12)  # all heads alike
 heads = st.tuples(patterns, patterns).map(PerHead)
 headed = heads | st.builds(operator.or_, heads, heads) | st.builds(operator.and_, leaves, heads)
 any_patterns = patterns | patterns | headed

@@ -2,18 +2,18 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import any_patterns, coverage, examples, headed, patterns, truth
 
 import regard.pattern
 from regard.attend.fused import attend as fused
 from regard.layout import layout
-from regard.pattern import FAR, And, Band, Causal, Chunks, Full, Keys, Nothing, Or, PerHead
+from regard.pattern import FAR, And, Band, Causal, Chunks, Full, KeyPhase, Keys, Nothing, Or, PerHead
 
-lengths = st.integers(1, 64) | st.integers(65, 150)
+lengths = st.integers(1, 8) | st.integers(9, 64) | st.integers(65, 150) | st.sampled_from([128, 256, 260])
 starts = st.just(0) | st.integers(0, 100)
-tiles = st.sampled_from([None, 3, 8, 8, 16, 32])
+tiles = st.sampled_from([None, 3, 8, 8, 16, 32, 64, 128])
 
 
 # ---------------------------------------------------------------------------------------------- meaning
@@ -49,6 +49,7 @@ def test_counts_equal_the_dense_ones(pattern, n, m):
 # ---------------------------------------------------------------------------------------------- layouts
 @examples(300)
 @given(patterns, lengths, lengths, starts, starts, tiles, st.booleans())
+@example(short_tile, 44, 44, 0, 0, 8, False)
 def test_every_seen_pair_is_computed_once(pattern, n, m, q_at, k_at, size, backward):
     """Fails if a layout drops a pair, computes it twice, adds one that is not seen, or leaves the sequence."""
     work = layout(pattern, n, m, q_at=q_at, k_at=k_at, size=size, backward=backward)
@@ -69,6 +70,7 @@ def naive(q, k, v, keep, scale):
 
 @examples(250)
 @given(patterns, lengths, lengths, starts, starts, tiles, tiles, st.booleans(), st.integers(0, 99))
+@example(short_tile, 44, 44, 0, 0, 8, 8, False, 0)
 def test_fused_equals_dense(pattern, n, m, q_at, k_at, size, size_back, padded, seed):
     """Fails if outputs or gradients differ by 1e-10, or if a query that sees nothing gives or gets anything."""
     rng = torch.Generator().manual_seed(seed)

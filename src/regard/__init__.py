@@ -1,9 +1,9 @@
 """Regard: every way that a network can mix its tokens, behind one small interface.
 
-    import regard
-    mixer = regard.create("bigbird", dim=512, heads=8, length=4096)
-    y = mixer(x)                                 # (b n d) -> (b n d)
-    y = regard.attend(q, k, v, pattern=regard.Band(128, 128))
+import regard
+mixer = regard.create("bigbird", dim=512, heads=8, length=4096)
+y = mixer(x)                                 # (b n d) -> (b n d)
+y = regard.attend(q, k, v, pattern=regard.Band(128, 128))
 """
 
 from regard import testing

@@ -77,9 +77,7 @@ class Mixer(nn.Module, ABC):
     name    what it is called in messages
     """
 
-    def __init__(
-        self, dim: int, *, can: Can, causal: bool = False, length: int | None = None, name: str | None = None
-    ) -> None:
+    def __init__(self, dim: int, *, can: Can, causal: bool = False, length: int | None = None, name: str | None = None) -> None:
         super().__init__()
         self.name = type(self).__name__ if name is None else name
         if not isinstance(dim, int) or dim < 1:
@@ -206,9 +204,7 @@ class MultiHead(Mixer):
         self, dim: int, heads: int, attention: Attention, *, kv_heads: int | None = None, causal: bool = False,
         bias: bool = False, project: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(
-            dim, can=attention.can, causal=causal, length=attention.length, name=type(attention).__name__
-        )
+        super().__init__(dim, can=attention.can, causal=causal, length=attention.length, name=type(attention).__name__)
         kv_heads = heads if kv_heads is None else kv_heads
         if not isinstance(heads, int) or heads < 1 or dim % heads:
             raise ValueError(f"dim must be divisible by heads, and {dim} is not by {heads}")

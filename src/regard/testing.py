@@ -90,7 +90,7 @@ def finite(mixer: Mixer, n: int) -> str:
     for size in (n, 1, 0):
         x = tokens(mixer, size)
         y = mixer(x)
-        assert y.shape == x.shape and y.dtype == x.dtype
+        assert (y.shape, y.dtype) == (x.shape, x.dtype)
         assert y.isfinite().all()
     return KEPT
 

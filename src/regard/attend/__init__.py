@@ -30,9 +30,7 @@ def attend(
 
     A query that sees nothing gives zero.
     """
-    call = make_call(
-        q, k, v, pattern=pattern, prior=prior, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at
-    )
+    call = make_call(q, k, v, pattern=pattern, prior=prior, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
     return _run(call, backend)
 
 

@@ -12,16 +12,16 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.attend import flex, reference, sdpa, sparse
+from regard.attend import fused as kernel
 from regard.attend.call import Call, make_call
-from regard.layout import layout
+from regard.layout import Layout, layout
 from regard.pattern import Band, Full, Pattern
 
 BACKENDS = {"reference": reference, "sdpa": sdpa, "sparse": sparse, "flex": flex}
@@ -98,9 +98,7 @@ def _by_cost(pattern: Pattern, n: int, m: int, q_at: int, k_at: int, heads: int,
 def explain(pattern: Pattern, n: int, *, heads: int = 8, width: int = 64, grad: bool = False) -> Choice:
     """What `auto` would do for n tokens, without running it."""
     x = torch.empty(1, heads, n, width, device="meta", requires_grad=grad)
-    call = make_call(
-        x, x, x, pattern=pattern, prior=None, mask=None, marks=None, scale=None, q_at=0, k_at=0
-    )
+    call = make_call(x, x, x, pattern=pattern, prior=None, mask=None, marks=None, scale=None, q_at=0, k_at=0)
     if pattern == Full() or sdpa.plainly_causal(call):
         return Choice("sdpa", "the pattern is dense: nothing to leave out")
     if n < SMALL:
@@ -151,14 +149,14 @@ def measure() -> Costs:
     score = dense[large] / large**2 / heads
     window = Band(32, 32)
     work, once = layout(window, large, large, size=32), layout(window, small, small, size=32)
-    fused = {n: _seconds(lambda q, w=w: _run(q, w), heads, n) for n, w in ((small, once), (large, work))}
+    fused = {n: _seconds(partial(_run, w), heads, n) for n, w in ((small, once), (large, work))}
     dense_call, sparse_call = (min(max(x - score * heads * small**2, 1e-6), MOST_CALL) for x in (dense[small], fused[small]))
     per_score = max((fused[large] - sparse_call * work.calls()) / work.work(False) / heads, score)
     return Costs(dense_call, score, sparse_call, per_score)
 
 
-def _run(q: Tensor, work: Any) -> Tensor:
-    return sparse.fused(q[0], q[0], q[0], work, work, scale=0.125)
+def _run(work: Layout, q: Tensor) -> Tensor:
+    return kernel.attend(q[0], q[0], q[0], work, work, scale=0.125)
 
 
 def _seconds(f: Callable[[Tensor], Tensor], heads: int, n: int) -> float:

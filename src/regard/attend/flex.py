@@ -47,7 +47,8 @@ def run(call: Call) -> Tensor:
 def _flex(device: str) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=False)
+    eager: Callable[..., Any] = flex_attention
+    return eager if device == "cpu" else torch.compile(eager, dynamic=False)
 
 
 def block_mask(
@@ -63,10 +64,11 @@ def block_mask(
     tables = torch.stack([_numbers(p, n, m, q_at, k_at, size) for p in (pattern.parts if pattern.heads else (pattern,))])
     full = (tables == 1) if mask is None else torch.zeros_like(tables, dtype=torch.bool)
     partial = (tables > 0) & ~full
-    ordered = (x.to(device) for blocks in (partial, full) for x in _ordered(blocks))
+    (count, columns), (full_count, full_columns) = _ordered(partial.to(device)), _ordered(full.to(device))
     return BlockMask.from_kv_blocks(
-        *ordered, BLOCK_SIZE=size, mask_mod=_mask_mod(pattern, q_at, k_at, mask), seq_lengths=(n, m)
-    )
+        count, columns, full_count, full_columns,
+        BLOCK_SIZE=size, mask_mod=_mask_mod(pattern, q_at, k_at, mask), seq_lengths=(n, m),
+    )  # fmt: skip
 
 
 def _numbers(pattern: Pattern, n: int, m: int, q_at: int, k_at: int, size: int) -> Tensor:

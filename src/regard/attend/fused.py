@@ -56,7 +56,7 @@ class _Sparse(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         q, k, v, out, lse, bias = ctx.saved_tensors
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a query that sees nothing has no weight anywhere
@@ -132,9 +132,7 @@ def _forward_group(
 
 
 # ---------------------------------------------------------------------------------------------- backward
-def _backward_part(
-    grads: list[Tensor], part: Part, saved: tuple[Tensor, ...], scale: float, bias: Tensor | None
-) -> None:
+def _backward_part(grads: list[Tensor], part: Part, saved: tuple[Tensor, ...], scale: float, bias: Tensor | None) -> None:
     grad, q, k, v, out, lse = saved
     grad, q, out, lse = (_ordered(part, x) for x in (grad, q, out, lse))
     k, v, bias = _keys(part, k), _keys(part, v), None if bias is None else _keys(part, bias, 0)
@@ -159,9 +157,7 @@ def _backward_part(
             mask = _group_mask(part, g, bias, q.dtype)
             at_q = [_take(x, g.q[:, None], part.size) for x in (grad, q, out, lse[..., None])]
             at_k = [_take(x, g.k, part.size) for x in (k, v)]
-            more = _flash_backward(
-                at_q[0], at_q[1], *at_k, at_q[2], at_q[3][..., 0], 0.0, False, attn_mask=mask, scale=scale
-            )
+            more = _flash_backward(at_q[0], at_q[1], *at_k, at_q[2], at_q[3][..., 0], 0.0, False, attn_mask=mask, scale=scale)
             _add(dq, g.q[:, None], more[0], part.size)
             _add(dk, g.k, more[1], part.size)
             _add(dv, g.k, more[2], part.size)
@@ -242,10 +238,7 @@ def _blinded(lse: Tensor, mask: Tensor | None) -> Tensor:
 def _split_group(group: Group, each: int) -> list[Group]:
     most = max(1, AT_ONCE // max(each * group.k.shape[1], 1))
     keep = [None] * len(group.q) if group.keep is None else group.keep.split(most)
-    return [
-        Group(q, k, kept, group.fresh)
-        for q, k, kept in zip(group.q.split(most), group.k.split(most), keep, strict=False)
-    ]
+    return [Group(q, k, kept, group.fresh) for q, k, kept in zip(group.q.split(most), group.k.split(most), keep, strict=False)]
 
 
 def _tiles(x: Tensor, size: int) -> Tensor:

@@ -49,7 +49,15 @@ def attend(
 
 
 def _inside(
-    q: Tensor, k: Tensor, v: Tensor, group: Indexed, scale: float, mask: Tensor | None, prior: Prior | None, q_at: int, k_at: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: Indexed,
+    scale: float,
+    mask: Tensor | None,
+    prior: Prior | None,
+    q_at: int,
+    k_at: int,
 ) -> tuple[Tensor, Tensor]:
     """The result (b h g s f) of each group by itself, and its log-sum-exp (b h g s)."""
     b, h = q.shape[:2]

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attend import groups
-from regard.attend.groups import Indexed
 from regard.attend.call import Call
 from regard.attend.fused import attend as fused
+from regard.attend.groups import Indexed
 from regard.layout import Layout, Part, Run, layout
 from regard.pattern import Not, Pattern
 
@@ -42,7 +42,7 @@ def run(call: Call) -> Tensor:
     if call.pattern.heads:
         return _by_head(call)
     if call.prior is not None:
-        work = layout(*_sizes(call, call.pattern), q_at=call.q_at, k_at=_start(call))
+        work = layout(call.pattern, call.q.shape[2], call.k.shape[2], q_at=call.q_at, k_at=_start(call))
         indexed = (group for part in work.parts for group in expand(part))
         return groups.attend(
             call.q, call.k, call.v, indexed,
@@ -70,17 +70,14 @@ def _slice(heads: list[int]) -> slice | list[int]:
 
 def _fused(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Examples without padding or marks share a call; others have each their own."""
-    merged = [_merge_examples(x) for x in (q, k, v)]
-    if call.mask is None and call.marks is None and all(x is not None for x in merged):
-        work = _layouts(call, call.pattern)
-        return fused(*merged, *work, scale=call.scale).unflatten(0, q.shape[:2])  # type: ignore[arg-type]
+    if call.mask is None and call.marks is None and all(_mergeable(x) for x in (q, k, v)):
+        flat = fused(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *_layouts(call, call.pattern), scale=call.scale)
+        return flat.unflatten(0, q.shape[:2])
     examples = []
     for i in range(q.shape[0]):
         bias = None if call.mask is None or call.mask[i].all() else _bias(call.mask[i], q.dtype)
-        if call.marks is not None and call.marks[i].any():
-            work = _marked(call, call.marks[i])
-        else:
-            work = _layouts(call, call.pattern.given(False, False))
+        marked = call.marks is not None and bool(call.marks[i].any())
+        work = _marked(call, call.marks[i]) if marked else _layouts(call, call.pattern.given(False, False))  # type: ignore[index]
         examples.append(fused(q[i], k[i], v[i], *work, scale=call.scale, bias=bias))
     return torch.stack(examples)
 
@@ -90,15 +87,13 @@ def _start(call: Call) -> int:
     return call.k_at
 
 
-def _sizes(call: Call, pattern: Pattern) -> tuple[Pattern, int, int]:
-    return pattern, call.q.shape[2], call.k.shape[2]
-
-
 def _layouts(call: Call, pattern: Pattern) -> tuple[Layout, Layout]:
     """For the forward pass and for the backward pass, where there may be one."""
-    at = {"q_at": call.q_at, "k_at": _start(call)}
-    forward = layout(*_sizes(call, pattern), **at)
-    return forward, layout(*_sizes(call, pattern), **at, backward=True) if call.grad() else forward
+    n, m = call.q.shape[2], call.k.shape[2]
+    forward = layout(pattern, n, m, q_at=call.q_at, k_at=_start(call))
+    if not call.grad():
+        return forward, forward
+    return forward, layout(pattern, n, m, q_at=call.q_at, k_at=_start(call), backward=True)
 
 
 def _marked(call: Call, marks: Tensor) -> tuple[Layout, Layout]:
@@ -147,12 +142,9 @@ def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 
-def _merge_examples(x: Tensor) -> Tensor | None:
-    """(b h n e) -> (b*h n e) as a view; None where the strides forbid it."""
-    b, h = x.shape[:2]
-    if b == 1 or x.stride(0) == h * x.stride(1):
-        return x.as_strided((b * h, *x.shape[2:]), x.stride()[1:]) if b == 1 else x.flatten(0, 1)
-    return None
+def _mergeable(x: Tensor) -> bool:
+    """Whether (b h n e) can be seen as (b*h n e) without a copy."""
+    return x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 
 def _one_width(call: Call) -> tuple[Tensor, Tensor, Tensor, int]:

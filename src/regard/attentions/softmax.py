@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -49,12 +50,15 @@ class SoftmaxAttention(Attention):
     ) -> tuple[Tensor, Cache | None]:  # fmt: skip
         """See `Attention.attend`; marks (b n)."""
         pattern = self.past if causal else self.pattern
-        options = {"pattern": pattern, "prior": self.prior, "scale": self.scale, "backend": self.backend}
+        run = partial(attend, pattern=pattern, prior=self.prior, scale=self.scale, backend=self.backend)
         if state is None:
-            return attend(q, k, v, mask=mask, marks=marks, **options), None
-        cache = _extended(state, k, v)
-        out = attend(q, cache.k, cache.v, q_at=state.next, k_at=_start(cache.at), **options)
-        return out, _evicted(cache, pattern)
+            return run(q, k, v, mask=mask, marks=marks), None
+        if state.k is not None and state.v is not None:
+            k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
+        end = state.next + q.shape[2]
+        at = torch.cat((state.at, torch.arange(state.next, end)))
+        out = run(q, k, v, q_at=state.next, k_at=_start(at))
+        return out, _kept(k, v, at, end, state.check, pattern)
 
     def start(self) -> Cache:
         """An empty cache."""
@@ -74,26 +78,16 @@ def _can(pattern: Pattern, prior: Prior | None) -> Can:
     return Can(**refused)
 
 
-def _extended(state: Cache, k: Tensor, v: Tensor) -> Cache:
-    n = k.shape[2]
-    at = torch.cat((state.at, torch.arange(state.next, state.next + n)))
-    if state.k is not None and state.v is not None:
-        k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
-    return Cache(k, v, at, state.next + n, state.check)
-
-
 def _start(at: Tensor) -> int | Tensor:
     """Keys that stand in a row are told by their first position."""
     first, last = int(at[0]), int(at[-1])
     return first if last - first == len(at) - 1 else at
 
 
-def _evicted(cache: Cache, pattern: Pattern) -> Cache:
-    """Drop the keys that no query from now on may see: the pattern knows."""
-    if len(cache.at) < cache.check or cache.k is None or cache.v is None:
-        return cache
-    some, _ = pattern.given(False, False).block(torch.tensor(cache.next), torch.tensor(FAR), cache.at, cache.at)
-    keep = some.flatten(0, -2).any(0) if some.dim() > 1 else some
-    index = keep.nonzero()[:, 0]
-    k, v, at = cache.k[:, :, index], cache.v[:, :, index], cache.at[index]
-    return Cache(k, v, at, cache.next, max(2 * len(index), len(index) + SLACK))
+def _kept(k: Tensor, v: Tensor, at: Tensor, end: int, check: int, pattern: Pattern) -> Cache:
+    """The cache without the keys that no query from `end` on may see: the pattern knows."""
+    if len(at) < check:
+        return Cache(k, v, at, end, check)
+    some, _ = pattern.given(False, False).block(torch.tensor(end), torch.tensor(FAR), at, at)
+    keep = (some.any(0) if pattern.heads else some).nonzero()[:, 0]
+    return Cache(k[:, :, keep], v[:, :, keep], at[keep], end, max(2 * len(keep), len(keep) + SLACK))

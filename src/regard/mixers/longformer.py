@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attentions import SoftmaxAttention
 from regard.mixer import Mixer, MultiHead, State

@@ -16,7 +16,7 @@ It answers two questions, and everything else (dense masks, block layouts, cache
 n x n matrix is ever built.  Positions are absolute and count from 0; True means "may look".
 """
 
-from regard.pattern.algebra import FAR, And, Full, Leaf, Not, Nothing, Or, Pattern, PerHead, hull, tile_table, tiled
+from regard.pattern.algebra import FAR, And, Block, Full, Leaf, Not, Nothing, Or, Pattern, PerHead, hull, tile_table, tiled
 from regard.pattern.leaves import (
     Axial,
     Band,
@@ -35,7 +35,7 @@ from regard.pattern.leaves import (
 )
 
 __all__ = [
-    "FAR", "And", "Axial", "Band", "Blocks2D", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Leaf", "Marked",
-    "MarkedKeys", "MarkedQueries", "Near2D", "Not", "Nothing", "Or", "Pattern", "PerHead", "Queries", "RandomBlocks",
-    "hull", "tile_table", "tiled",
+    "FAR", "And", "Axial", "Band", "Block", "Blocks2D", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Leaf",
+    "Marked", "MarkedKeys", "MarkedQueries", "Near2D", "Not", "Nothing", "Or", "Pattern", "PerHead", "Queries",
+    "RandomBlocks", "hull", "tile_table", "tiled",
 ]  # fmt: skip

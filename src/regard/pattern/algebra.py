@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial, reduce
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -150,15 +150,18 @@ def hull(positions: Tensor) -> Block:
 class _Junction(Pattern):
     parts: tuple[Pattern, ...]
 
-    symbol = ""
-    join: Callable[[Tensor, Tensor], Tensor] = operator.or_
+    symbol: ClassVar[str]
+
+    @staticmethod
+    @abstractmethod
+    def join(a: Tensor, b: Tensor) -> Tensor: ...
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
-        return reduce(type(self).join, (p._allowed(q, k) for p in self.parts))
+        return reduce(self.join, (p._allowed(q, k) for p in self.parts))
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
         some, every = zip(*(p._block(q0, q1, k0, k1) for p in self.parts), strict=True)
-        return reduce(type(self).join, some), reduce(type(self).join, every)
+        return reduce(self.join, some), reduce(self.join, every)
 
     def __repr__(self) -> str:
         inner = (f"({p!r})" if isinstance(p, _Junction) else repr(p) for p in self.parts)
@@ -168,13 +171,23 @@ class _Junction(Pattern):
 class Or(_Junction):
     """At least one of the parts allows it.  Written `a | b`."""
 
-    symbol, join = "|", operator.or_
+    symbol = "|"
+
+    @staticmethod
+    def join(a: Tensor, b: Tensor) -> Tensor:
+        """Elementwise."""
+        return a | b
 
 
 class And(_Junction):
     """All of the parts allow it.  Written `a & b`."""
 
-    symbol, join = "&", operator.and_
+    symbol = "&"
+
+    @staticmethod
+    def join(a: Tensor, b: Tensor) -> Tensor:
+        """Elementwise."""
+        return a & b
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,6 +1,6 @@
 """Sparse by position: who may look at whom is known before any token is read.
 
-    python -m regard.recipes.sparse        draws every pattern of this file
+python -m regard.recipes.sparse        draws every pattern of this file
 """
 
 from __future__ import annotations
@@ -103,9 +103,7 @@ def sparse_fixed(
     "Beltagy et al. 2020", arxiv="2004.05150", row="C8", formula="softmax over |i − j| ≤ w or j marked; all for i marked",
     small={"window": 2, "steps": (1, 3)},
 )  # fmt: skip
-def longformer(
-    dim: int, heads: int, *, window: int = 256, steps: int | Sequence[int] = 1, causal: bool = False
-) -> Mixer:
+def longformer(dim: int, heads: int, *, window: int = 256, steps: int | Sequence[int] = 1, causal: bool = False) -> Mixer:
     """A window of `window` to either side, and tokens marked by the caller that see all and are seen by all.
 
     Marked tokens have query, key and value projections of their own.  Give them as `marks`, (b n), for each example its

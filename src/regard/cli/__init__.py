@@ -1,0 +1,45 @@
+"""The command line: `regard list`, `regard show`, `regard gallery`, `regard demo`."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+import regard
+from regard.cli.demo import demo
+from regard.cli.gallery import gallery
+from regard.cli.listing import list_command
+from regard.cli.show import show
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app.command("list")(list_command)
+app.command()(show)
+app.command()(gallery)
+app.command()(demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"regard {regard.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Every way that a network can mix its tokens: list them, and look at them.
+
+    Example: regard show bigbird --length 8192
+    """
+
+
+def main() -> None:
+    """The entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Greek letters shows ? and goes on
+    app()

@@ -1,0 +1,82 @@
+"""Mixers to be shown: a recipe at its real size, or as small as its example."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import reduce
+from math import isqrt
+from operator import or_
+from typing import Any
+
+import torch
+
+from regard.attentions import SoftmaxAttention
+from regard.errors import Unsupported
+from regard.mixer import Can, Mixer, MultiHead
+from regard.pattern import Pattern
+from regard.registry import Recipe, create
+
+
+def pattern_of(mixer: Mixer) -> Pattern | None:
+    """Who may look at whom; None: the mixer has no such thing.  Several attentions side by side see what any sees."""
+    found: list[Pattern] = []
+    for module in mixer.modules():
+        if isinstance(module, MultiHead):
+            if not isinstance(module.inner, SoftmaxAttention):
+                return None
+            found.append(module.inner.past if module.causal else module.inner.pattern)
+    return reduce(or_, found) if found else None
+
+
+def heads_of(recipe: Recipe, otherwise: int) -> int:
+    """The heads that a recipe is built with when nobody asks for a number."""
+    default = recipe.parameters["heads"].default
+    return otherwise if default is inspect.Parameter.empty else int(default)
+
+
+def small(recipe: Recipe, n: int, *, causal: bool = False) -> Mixer:
+    """The recipe's own example, for n tokens, with the same random parameters each time."""
+    arguments = dict(recipe.small)
+    if "length" in recipe.parameters:
+        arguments["length"] = n
+    heads = heads_of(recipe, 2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build(recipe, {**arguments, "dim": 8 * heads, "heads": heads}, causal)
+
+
+def build(recipe: Recipe, arguments: Mapping[str, Any], causal: bool) -> Mixer:
+    """The recipe with these arguments; causal only where it is asked for, since not every recipe knows the word."""
+    return create(recipe.name, **arguments, **({"causal": True} if causal else {}))
+
+
+def fitted(recipe: Recipe, n: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe needs to know of the length, unless given: `length`, the `width` of a square image, `rank` <= length."""
+    found = dict(given)
+    parameters = recipe.parameters
+    values = {"length": n, "width": max(1, _root(n))}
+    if "rank" in parameters and "length" in parameters:
+        values["rank"] = min(parameters["rank"].default, n)
+    for name, value in values.items():
+        if name in parameters and name not in found:
+            found[name] = value
+    return found
+
+
+def _root(n: int) -> int:
+    """The whole number nearest to the root of n."""
+    low = isqrt(n)
+    return low + (n - low * low > low)
+
+
+def promises(recipe: Recipe, mixer: Mixer, arguments: Mapping[str, Any]) -> Can:
+    """What a mixer promises, and whether it could be built causal."""
+    if mixer.causal or not mixer.can.causal:
+        return mixer.can
+    try:
+        with torch.device("meta") if pattern_of(mixer) is None else torch.device("cpu"):
+            build(recipe, arguments, True)
+    except Unsupported as refusal:
+        return mixer.can & Can(causal=str(refusal))
+    return mixer.can

@@ -1,0 +1,146 @@
+"""What there is to say of a recipe at a length: promises, parameters, keys for each query, and what would run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from regard.attend import Choice, explain
+from regard.mixer import PROMISES, Can, Mixer
+from regard.pattern import Pattern
+from regard.registry import FAMILIES, Recipe
+from regard.show.build import build, fitted, pattern_of, promises, small
+
+COUNTED = 16_384  # up to so many tokens every query's keys are counted; of more, those of a sample
+SAMPLE = 512
+
+
+@dataclass(frozen=True)
+class Keys:
+    """How many keys a query sees; `exact`: of all queries, else of a sample of them."""
+
+    mean: float
+    most: int
+    density: float
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A recipe, built: `arguments` are those that its function was called with."""
+
+    recipe: Recipe
+    arguments: Mapping[str, Any]
+    length: int
+    mixer: Mixer
+    can: Can
+    pattern: Pattern | None
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it learns."""
+        return sum(p.numel() for p in self.mixer.parameters())
+
+    def keys(self) -> Keys | None:
+        """Of the pattern, without marked tokens."""
+        return None if self.pattern is None else keys(self.pattern, self.length)
+
+    def runs(self, *, grad: bool) -> Choice | None:
+        """What `auto` would choose."""
+        if self.pattern is None:
+            return None
+        heads = int(self.arguments["heads"])
+        return explain(self.pattern, self.length, heads=heads, width=self.arguments["dim"] // heads, grad=grad)
+
+
+def facts(recipe: Recipe, n: int, arguments: Mapping[str, Any], *, causal: bool = False) -> Facts:
+    """Build it for n tokens; a mixer without a pattern may be very large, and is built without its numbers."""
+    arguments = fitted(recipe, n, arguments)
+    weightless = pattern_of(small(recipe, min(n, 48))) is None
+    with torch.device("meta") if weightless else torch.device("cpu"):
+        mixer = build(recipe, arguments, causal)
+    if mixer.length is not None and n > mixer.length:
+        raise ValueError(f"{recipe.name} was built for at most {mixer.length} tokens, and --length is {n}")
+    return Facts(recipe, arguments, n, mixer, promises(recipe, mixer, arguments), pattern_of(mixer))
+
+
+def keys(pattern: Pattern, n: int) -> Keys:
+    """Keys for each query among n tokens."""
+    plain = pattern.given(False, False)
+    exact = n <= COUNTED
+    counts = (plain.keys_per_query(n) if exact else _sampled(plain, n)).double()
+    return Keys(counts.mean().item(), int(counts.max()), counts.mean().item() / n, exact)
+
+
+def _sampled(pattern: Pattern, n: int) -> torch.Tensor:
+    q = torch.linspace(0, n - 1, SAMPLE).long()
+    k = torch.arange(n)
+    return torch.stack([pattern.allowed(at[:, None], k[None]).sum(-1) for at in q.split(16)], 0).flatten()
+
+
+def as_json(facts: Facts) -> dict[str, Any]:
+    """The same, as plain values."""
+    recipe, keys = facts.recipe, facts.keys()
+    return entry(recipe, facts.can) | {
+        "description": inspect.getdoc(recipe.build) or "",
+        "reasons": dict(facts.can.refused),
+        "length": facts.length,
+        "causal": facts.mixer.causal,
+        "arguments": {name: _plain(value) for name, value in facts.arguments.items()},
+        "parameters": facts.parameters,
+        "pattern": None if facts.pattern is None else repr(facts.pattern),
+        "keys_per_query": None if keys is None else {"mean": keys.mean, "max": keys.most, "exact": keys.exact},
+        "density": None if keys is None else keys.density,
+        "forward": _choice(facts.runs(grad=False)),
+        "forward_and_backward": _choice(facts.runs(grad=True)),
+    }
+
+
+def entry(recipe: Recipe, can: Can) -> dict[str, Any]:
+    """A recipe and its promises, as plain values."""
+    return {
+        "name": recipe.name,
+        "row": recipe.row,
+        "family": recipe.family,
+        "family_name": FAMILIES.get(recipe.family, ""),
+        "paper": recipe.paper,
+        "arxiv": recipe.arxiv or None,
+        "url": link(recipe),
+        "formula": recipe.formula,
+        "summary": recipe.summary,
+        "can": {promise: getattr(can, promise) for promise in PROMISES},
+    }
+
+
+def link(recipe: Recipe) -> str | None:
+    """Where the paper can be read."""
+    return f"https://arxiv.org/abs/{recipe.arxiv}" if recipe.arxiv else None
+
+
+def milliseconds(choice: Choice) -> float | None:
+    """The estimate for the executor that was chosen."""
+    seconds = choice.sparse if choice.backend == "sparse" else choice.dense
+    return None if seconds is None else seconds * 1e3
+
+
+def _choice(choice: Choice | None) -> dict[str, Any] | None:
+    if choice is None:
+        return None
+    dense, sparse = (None if s is None else s * 1e3 for s in (choice.dense, choice.sparse))
+    return {
+        "backend": choice.backend,
+        "reason": choice.reason,
+        "ms": milliseconds(choice),
+        "dense_ms": dense,
+        "sparse_ms": sparse,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(x) for x in value]
+    return value if isinstance(value, int | float | str | bool | None) else repr(value)

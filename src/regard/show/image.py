@@ -1,0 +1,140 @@
+"""Pictures as PNG, by matplotlib (the extra `plot`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from regard.show.picture import Picture
+from regard.show.style import Colour, Style, blend, legend, styles
+
+PAPER: Colour = (238, 240, 244)
+INK, PALE = "#1d2330", "#6b7280"
+CELLS = 96  # to a side, for more tokens than that
+GRID = 64  # pictures of up to so many cells have lines between them
+DPI = 140
+
+
+def save(path: Path, pictures: Sequence[Picture], title: str, subtitle: str) -> None:
+    """One recipe: its picture, or one for each kind of head."""
+    side = 5.6 if len(pictures) == 1 else 3.6
+    sheet = Sheet(len(pictures), side, gap=(0.85, 0.75), margin=(0.85, 0.4), top=1.6, bottom=0.85)
+    sheet.title(title, subtitle)
+    look = styles(pictures)
+    for index, picture in enumerate(pictures):
+        axes = sheet.square(index)
+        _paint(axes, picture, look)
+        _axes(axes, picture)
+    sheet.legend(look)
+    sheet.save(path)
+
+
+def save_gallery(path: Path, named: Sequence[tuple[str, str, Picture]], title: str) -> None:
+    """Many recipes, a (name, paper, picture) each, in one grid with one legend."""
+    sheet = Sheet(len(named), 2.8, gap=(0.3, 0.75), margin=(0.35, 0.35), top=1.15, bottom=1.75)
+    tokens = max(picture.tokens for _, _, picture in named)
+    sheet.title(title, f"{tokens} tokens; rows are queries, columns are keys; colour: this query may look at this key")
+    look = styles([picture for _, _, picture in named])
+    for index, (name, paper, picture) in enumerate(named):
+        axes = sheet.square(index)
+        _paint(axes, picture, look)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.text(0.5, -0.045, name, transform=axes.transAxes, ha="center", va="top", fontsize=13, weight="bold", color=INK)
+        axes.text(0.5, -0.125, paper, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=PALE)
+    sheet.legend(look)
+    sheet.save(path)
+
+
+class Sheet:
+    """A figure of equal squares, up to four to a row, measured in inches: margin (left, right) and gap (across, down)."""
+
+    def __init__(
+        self, count: int, side: float, *, gap: tuple[float, float], margin: tuple[float, float], top: float, bottom: float
+    ) -> None:
+        self.columns = min(count, 4)
+        rows = ceil(count / self.columns)
+        self.side, self.gap, self.left, self.top = side, gap, margin[0], top
+        self.width = sum(margin) + self.columns * side + (self.columns - 1) * gap[0]
+        self.height = top + bottom + rows * side + (rows - 1) * gap[1]
+        self.figure = _figure(self.width, self.height)
+
+    def title(self, title: str, subtitle: str) -> None:
+        """A line in bold, and one in pale."""
+        for words, down, look in ((title, 0.42, {"fontsize": 19, "weight": "bold", "color": INK}),
+                                  (subtitle, 0.8, {"fontsize": 10.5, "color": PALE})):  # fmt: skip
+            self.figure.text(0.35 / self.width, 1 - down / self.height, words, va="center", **look)
+
+    def square(self, index: int) -> Any:
+        """The axes of a square, from left to right and from above."""
+        row, column = divmod(index, self.columns)
+        x = self.left + column * (self.side + self.gap[0])
+        y = self.height - self.top - self.side - row * (self.side + self.gap[1])
+        return self.figure.add_axes((x / self.width, y / self.height, self.side / self.width, self.side / self.height))
+
+    def legend(self, look: Mapping[str, Style]) -> None:
+        """What the colours mean, below."""
+        from matplotlib.patches import Patch
+
+        patches = [Patch(facecolor=_share(style.colour), label=words) for style, words in legend(look)]
+        longest = max((len(words) for words in look), default=0)
+        columns = max(1, min(len(patches), int(self.width / (0.5 + 0.075 * longest))))
+        self.figure.legend(
+            handles=patches, loc="lower center", ncols=columns, frameon=False, fontsize=10.5, labelcolor=INK,
+            handlelength=1.1, handleheight=1.1, columnspacing=1.3, handletextpad=0.6, bbox_to_anchor=(0.5, 0.12 / self.height),
+        )  # fmt: skip
+
+    def save(self, path: Path) -> None:
+        """Always PNG, whatever the file is called."""
+        self.figure.savefig(path, format="png", dpi=DPI, facecolor="white")
+
+
+def _figure(width: float, height: float) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("a PNG needs matplotlib: pip install regard[plot]") from error
+    return Figure(figsize=(width, height))
+
+
+def _paint(axes: Any, picture: Picture, look: dict[str, Style]) -> None:
+    """The squares, with thin lines between them where they are few."""
+    size = picture.cells
+    pixels = [[_pixel(picture, look, i, j) for j in range(size)] for i in range(size)]
+    axes.imshow(pixels, interpolation="nearest", aspect="equal")
+    for side in axes.spines.values():
+        side.set_visible(False)
+    if size <= GRID:
+        for edge in range(size + 1):
+            axes.axhline(edge - 0.5, color="white", linewidth=22 / max(size, 12))
+            axes.axvline(edge - 0.5, color="white", linewidth=22 / max(size, 12))
+    axes.set_xlim(-0.5, size - 0.5)
+    axes.set_ylim(size - 0.5, -0.5)
+
+
+def _pixel(picture: Picture, look: dict[str, Style], i: int, j: int) -> Colour:
+    index = int(picture.part[i, j])
+    return PAPER if index < 0 else blend(look[picture.parts[index].words].colour, PAPER, float(picture.shade[i, j]))
+
+
+def _axes(axes: Any, picture: Picture) -> None:
+    """Positions of keys above, of queries to the left."""
+    n = picture.tokens
+    labels = sorted({0, n // 3, 2 * n // 3, n - 1})
+    per = -(-n // picture.cells)
+    at = [(position + 0.5) / per - 0.5 for position in labels]
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    words = [f"{position:,}" for position in labels]
+    axes.set_xticks(at, words, color=PALE, fontsize=9)
+    axes.set_yticks(at, words, color=PALE, fontsize=9)
+    axes.tick_params(length=0)
+    axes.set_xlabel("key token" + (f"  ·  {picture.title}" if picture.title else ""), color=INK, fontsize=10.5, labelpad=5)
+    axes.set_ylabel("query token", color=INK, fontsize=10.5, labelpad=5)
+
+
+def _share(colour: Colour) -> tuple[float, float, float]:
+    red, green, blue = colour
+    return red / 255, green / 255, blue / 255

@@ -1,0 +1,97 @@
+"""Pictures in the terminal: half blocks with colours, or, without colours, a character for each part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from regard.show.picture import Picture
+from regard.show.style import Colour, Style, blend, mark, styles
+from regard.show.style import legend as style_legend
+
+GROUND: Colour = (43, 43, 51)
+NOBODY = "·"
+COLUMNS = 80
+
+
+def coloured(console: Console) -> bool:
+    """Whether colours will be seen; NO_COLOR, a pipe and a file say no."""
+    return console.color_system is not None and not console.no_color
+
+
+def cells(count: int, colour: bool) -> int:
+    """How many cells to a side `count` pictures may have."""
+    if colour:
+        return {1: 48, 2: 36}.get(count, 24)
+    return 40 if count == 1 else 18
+
+
+def drawing(pictures: Sequence[Picture], colour: bool) -> RenderableType:
+    """The pictures side by side, as many as fit on a line, and what their colours mean."""
+    look = styles(pictures)
+    drawn = [_titled(p, paint(p, look) if colour else plain(p, look)) for p in pictures]
+    width = max(p.cells for p in pictures) * (1 if colour else 2) + 3
+    each = max(1, COLUMNS // width)
+    rows: list[RenderableType] = []
+    for start in range(0, len(drawn), each):
+        row = Table.grid(padding=(0, 3, 1, 0))
+        row.add_row(*drawn[start : start + each])
+        rows.append(row)
+    return Group(*rows, legend(pictures, look, colour))
+
+
+def _titled(picture: Picture, lines: Text) -> Text:
+    return Text.assemble(picture.title, "\n", lines) if picture.title else lines
+
+
+def plain(picture: Picture, look: dict[str, Style]) -> Text:
+    """A cell is two equal characters, which makes it about square."""
+    return Text("\n".join("".join(2 * _mark(picture, look, i, j) for j in range(picture.cells)) for i in range(picture.cells)))
+
+
+def _mark(picture: Picture, look: dict[str, Style], i: int, j: int) -> str:
+    index = int(picture.part[i, j])
+    if index < 0:
+        return NOBODY
+    part = picture.parts[index]
+    return mark(look[part.words], part.kind, float(picture.shade[i, j]))
+
+
+def paint(picture: Picture, look: dict[str, Style]) -> Text:
+    """A line holds two rows of cells: the upper half of each character and its ground."""
+    size, text = picture.cells, Text()
+    for i in range(0, size, 2):
+        for j in range(size):
+            upper = _hex(_colour(picture, look, i, j))
+            lower = f" on {_hex(_colour(picture, look, i + 1, j))}" if i + 1 < size else ""
+            text.append("▀", upper + lower)
+        text.append("\n" if i + 2 < size else "")
+    return text
+
+
+def _colour(picture: Picture, look: dict[str, Style], i: int, j: int) -> Colour:
+    index = int(picture.part[i, j])
+    if index < 0:
+        return GROUND
+    return blend(look[picture.parts[index].words].colour, GROUND, float(picture.shade[i, j]))
+
+
+def _hex(colour: Colour) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
+def legend(pictures: Sequence[Picture], look: dict[str, Style], colour: bool) -> Text:
+    """A sample of each part, and its words."""
+    kind = pictures[0].parts[0].kind
+    items = []
+    for style, words in style_legend(look):
+        sample = Text("██", _hex(style.colour)) if colour else Text(_sample(style, kind))
+        items.append(Text.assemble(sample, " ", words))
+    return Text("   ").join(items)
+
+
+def _sample(style: Style, kind: str) -> str:
+    return f"{mark(style, kind, 0.0)} … {mark(style, kind, 1.0)}" if kind == "weight" else 2 * style.mark

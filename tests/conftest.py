@@ -1,0 +1,62 @@
+"""What all tests share: a cache of their own, one thread for each worker, and a way to force the sparse executor."""
+
+import importlib
+import os
+import tempfile
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+attend = importlib.import_module("regard.attend")  # the module: `regard.attend` is the function of that name
+sparse = importlib.import_module("regard.attend.sparse")
+
+
+def pytest_configure(config):
+    os.environ["REGARD_CACHE"] = tempfile.mkdtemp(prefix="regard-test-cache-")
+    if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+@contextmanager
+def sparse_wherever_possible():
+    """Inside, "auto" picks sparse for every call that it does not refuse; yields the list of what was picked."""
+    usual, picked = attend.choose, []
+
+    def choose(call):
+        choice = attend.Choice("sparse", "forced by the test") if sparse.refuses(call) is None else usual(call)
+        picked.append(choice.backend)
+        return choice
+
+    attend.choose = choose
+    try:
+        yield picked
+    finally:
+        attend.choose = usual
+
+
+@pytest.fixture
+def forced():
+    """The context manager `sparse_wherever_possible`."""
+    return sparse_wherever_possible
+
+
+@pytest.fixture(params=["auto", "sparse"])
+def executor(request):
+    """The test runs twice: with the executor that `auto` picks, and on sparse wherever possible."""
+    if request.param == "auto":
+        yield None
+    else:
+        with sparse_wherever_possible() as picked:
+            yield picked
+
+
+@pytest.fixture
+def rand():
+    """Normal numbers in float64 that depend on nothing but the test: rand(2, 3)."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape, dtype=torch.float64):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
+
+    return draw

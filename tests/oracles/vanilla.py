@@ -1,0 +1,14 @@
+"""Softmax attention, without weights and with them."""
+
+from oracles.loop import by_rule, softmax_loop
+
+
+def parameter_free(p, x, *, heads, causal, memory=None, mask=None, marks=None):
+    """softmax(x xᵀ) x, unscaled."""
+    q, k = (t.unflatten(-1, (heads, -1)) for t in (x, x if memory is None else memory))
+    return softmax_loop(q, k, k, lambda a, h, i, j: j <= i or not causal, mask=mask, scale=1)
+
+
+def vanilla(p, x, *, heads, causal, memory=None, mask=None, marks=None, kv_heads=None, bias=False):
+    """Vaswani et al. 2017, equation 1."""
+    return by_rule(p, x, heads, lambda h, i, j: j <= i or not causal, memory=memory, mask=mask)

@@ -1,0 +1,239 @@
+"""Layouts at full length: small, cached, regular, and with few scores that nobody asked for."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from regard.layout import Cache, layout
+from regard.pattern import (
+    Axial,
+    Band,
+    Blocks2D,
+    Causal,
+    Chunks,
+    Full,
+    Global,
+    KeyPhase,
+    Keys,
+    Nothing,
+    Queries,
+    RandomBlocks,
+)
+
+LONG = 65_536
+
+
+def named(n):
+    """The patterns of the literature, at the sizes of their papers, for n tokens."""
+    return {
+        "window": Band(128, 128),
+        "bigbird": Chunks(64, 1, 1) | Global(128) | RandomBlocks(64, 3, n // 64),
+        "dilated": Band(64, 64, 4),
+        "strided": (Band(128, 0) | Band(None, 0, 128)) & Causal(),
+        "fixed": (Chunks(128) | KeyPhase(128, 120)) & Causal(),
+        "axial": Axial(256),
+        "blocks2d": Blocks2D(256, 8, 8, 8, 8, 8, 8),
+        "global": Global(128),
+        "random": RandomBlocks(64, 3, n // 64),
+    }
+
+
+NAMES = tuple(named(64))
+BANDED = ("window", "bigbird", "dilated", "blocks2d", "global", "random")  # as many keys a query at any length
+
+
+# ---------------------------------------------------------------------------------------------- cached
+def test_equal_patterns_share_a_layout():
+    """Fails if patterns that were built apart, but are equal, are laid out twice."""
+    one = layout(Band(5, 5) | Global(3) | RandomBlocks(8, 1, 40), 300, 310, q_at=3)
+    two = layout(Band(5, 5) | Global(3) | RandomBlocks(8, 1, 40), 300, 310, q_at=3)
+    assert one is two
+
+
+def test_other_questions_have_other_answers():
+    """Fails if a length, an offset, a tile or the pass is left out of the cache's key."""
+    base = {"n": 200, "m": 200, "q_at": 0, "k_at": 0, "size": 32, "backward": False}
+    other = {"n": 199, "m": 201, "q_at": 7, "k_at": 9, "size": 64, "backward": True}
+    first = layout(Band(5, 5), **base)
+    for name, value in other.items():
+        assert layout(Band(5, 5), **{**base, name: value}) is not first, name
+    assert layout(Band(5, 6), **base) is not first and layout(Band(5, 5), **base) is first
+
+
+def test_the_least_recently_used_goes_first():
+    """Fails if the cache grows beyond its limit, or forgets what was asked for last."""
+    cache = Cache(100)
+    for key in "abc":
+        cache.put(key, key.upper(), 30)
+    assert cache.get("a") == "A" and cache.used == 90
+    cache.put("d", "D", 30)  # b has been idle the longest
+    assert cache.get("b") is None and [cache.get(key) for key in "acd"] == ["A", "C", "D"]
+    cache.put("e", "E", 90)
+    assert [cache.get(key) for key in "acde"] == [None, None, None, "E"] and cache.used == 90
+
+
+def test_one_value_may_be_larger_than_the_cache():
+    """Fails if what does not fit is refused, or stays once the next comes."""
+    cache = Cache(100)
+    cache.put("huge", 1, 1000)
+    assert cache.get("huge") == 1
+    cache.put("small", 2, 10)
+    assert cache.get("huge") is None and cache.get("small") == 2 and cache.used == 10
+
+
+def test_a_layout_weighs_little():
+    """Fails if a layout keeps a table of all its tiles: 65,536 tokens have a million."""
+    for name, pattern in named(LONG).items():
+        assert layout(pattern, LONG, LONG).nbytes() < 4 << 20, name
+
+
+# ---------------------------------------------------------------------------------------------- long
+MEASURE = f"""
+import resource, sys, time
+sys.path.insert(0, {__file__.rpartition("/")[0]!r})
+import torch
+torch.set_num_threads(1)
+from test_layout import LONG, named
+from regard.layout import layout
+from regard.pattern import Band
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+patterns = named(LONG)
+layout(Band(3, 3) | Band(3, 3, 2), 500, 500)  # what is loaded and allocated once
+before = peak()
+start = time.process_time()
+for name, pattern in patterns.items():
+    for backward in (False, True):
+        assert layout(pattern, LONG, LONG, backward=backward).scores()
+print(peak() - before, time.process_time() - start)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is counted in kilobytes on Linux")
+def test_65536_tokens_need_little_memory_and_time():
+    """Fails if a layout builds something of size n x m: one bit for each pair is 512 MB."""
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    megabytes, seconds = map(float, done.stdout.split())
+    assert megabytes < 100
+    assert seconds < 60  # 18 layouts; about 7 s on an idle machine, so this catches a loop over pairs and little else
+
+
+@pytest.mark.parametrize("name", BANDED)
+def test_scores_per_query_do_not_grow(name):
+    """Fails if a pattern with a fixed number of keys a query costs more for each query in a longer sequence."""
+    short, long = (layout(named(n)[name], n, n).scores() / n for n in (8192, LONG))
+    assert long <= 1.3 * short
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("n", [8192, LONG])
+@pytest.mark.parametrize("name", NAMES)
+def test_few_scores_are_in_vain(name, n, backward):
+    """Fails if tiles cover much more than what is seen, or less."""
+    pattern = named(n)[name]
+    seen = pattern.keys_per_query(n).sum().item()
+    assert seen <= layout(pattern, n, n, backward=backward).scores() <= 2.5 * seen
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_counts_at_full_length(name):
+    """Fails if the count of seen pairs, on which the test above rests, is wrong: some rows are counted one by one."""
+    pattern, keys = named(LONG)[name], torch.arange(LONG)
+    rows = torch.tensor([0, 1, 127, 128, 1000, 32_768, 40_001, LONG - 129, LONG - 1])
+    assert torch.equal(pattern.keys_per_query(LONG)[rows], pattern.allowed(rows[:, None], keys).sum(1))
+
+
+# ---------------------------------------------------------------------------------------------- regular
+def only(work):
+    (part,) = work.parts
+    return part
+
+
+def masks(work):
+    """How many calls need a mask."""
+    runs = sum(run.mask is not None for part in work.parts for run in part.runs)
+    return runs + sum(group.keep is not None for part in work.parts for group in part.groups)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("pattern", [Band(128, 128), Band(256, 0), Band(100, 30)], ids=repr)
+def test_a_band_is_one_run_and_its_edges(pattern, backward):
+    """Fails if the middle of a band falls apart: it is one call on overlapping views."""
+    part = only(layout(pattern, 8192, 8192, backward=backward))
+    assert not part.groups and part.q_order is None and part.k_order is None
+    assert 1 < len(part.runs) <= 8
+    first, *edges = part.runs
+    assert first.count * first.s > 0.9 * 8192 and first.fresh
+    assert all(run.count * run.s < 0.1 * 8192 for run in edges)
+
+
+@pytest.mark.parametrize("pattern", [Keys(0, 128), Queries(0, 128), Full(), Keys(0, 256) | Queries(128, 256)], ids=repr)
+def test_whole_rows_and_columns_are_few_calls_without_masks(pattern):
+    """Fails if global tokens are gathered, or masked."""
+    part = only(layout(pattern, 4096, 4096))
+    assert not part.groups and len(part.runs) <= 16 and masks(layout(pattern, 4096, 4096)) == 0
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        Chunks(128),
+        Chunks(64, 1, 1),
+        Chunks(128, 1),
+        Global(128),
+        Blocks2D(64, 8, 8, 8, 8, 8, 8),
+        Chunks(64, 1, 1) | Global(128),
+        ~Chunks(128),
+    ],
+    ids=repr,
+)
+def test_what_fits_the_tiles_needs_no_mask(pattern):
+    """Fails if tiles that are full carry a mask, or more is computed than is seen."""
+    work = layout(pattern, 4096, 4096, size=64)
+    assert masks(work) == 0 and work.scores() == pattern.keys_per_query(4096).sum()
+
+
+def test_random_blocks_are_masked_only_to_fill_rows_up():
+    """Fails if drawn blocks, which are full, are masked; rows that share a call may be filled up with empty tiles."""
+    pattern = RandomBlocks(64, 3, 64)
+    part = only(layout(pattern, 4096, 4096, size=64))
+    assert all(run.mask is None for run in part.runs)
+    assert len(part.masks) == 2  # nothing and all: no partial tile
+    assert part.scores() <= 1.2 * pattern.keys_per_query(4096).sum()
+
+
+def test_a_stepped_band_is_laid_out_in_its_own_order():
+    """Fails if a dilated window is computed as a wide one, of which most is thrown away."""
+    part = only(layout(Band(64, 64, 4), 8192, 8192))
+    assert part.q_order is not None and part.k_order is not None
+    assert (part.q_order % 4).diff().min() >= 0  # all of phase 0, then of phase 1, ...
+    assert sorted(part.q_order.tolist()) == list(range(8192))
+    assert part.scores() < 0.5 * layout(Band(256, 256), 8192, 8192).scores()
+
+
+def test_summary_keys_are_gathered_once():
+    """Fails if all keys are read for the few that are seen."""
+    part = only(layout(KeyPhase(128, 120), 4096, 4096))
+    assert part.q_order is None and part.m == 256 == len(part.k_order)
+    assert part.scores() == 4096 * 256
+
+
+def test_nothing_is_no_work():
+    """Fails if an empty pattern, or an empty sequence, is computed at all."""
+    assert layout(Nothing(), 1000, 1000).scores() == 0 == layout(Nothing(), 1000, 1000).calls()
+    for n, m in ((0, 5), (5, 0), (0, 0)):
+        for pattern in (Full(), Band(1, 1, 2), KeyPhase(4, 3), Blocks2D(32, 2, 2)):
+            assert layout(pattern, n, m).scores() == 0
+    assert layout(Full(), 1, 1).scores() == 1
+
+
+def test_the_backward_pass_counts_more():
+    """Fails if the cost of a layout, by which executors are chosen, does not rise with its work."""
+    small, large = layout(Band(16, 16), 4096, 4096), layout(Band(512, 512), 4096, 4096)
+    assert small.cost() < large.cost() < layout(Full(), 4096, 4096).cost()
+    assert small.cost(backward=True) > small.cost() > small.work() > 0
