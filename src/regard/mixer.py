@@ -214,9 +214,10 @@ class MultiHead(Mixer):
             raise ValueError("without projections there are as many heads of keys as of queries")
         self.heads, self.kv_heads, self.inner = heads, kv_heads, attention
         kv = dim // heads * kv_heads
-        self.q, self.k, self.v, self.out = (
+        projections: list[nn.Module] = [
             nn.Linear(dim, width, bias=bias) if project else nn.Identity() for width in (dim, kv, kv, dim)
-        )
+        ]
+        self.q, self.k, self.v, self.out = projections
 
     def start(self) -> State:
         """The state of the attention before the first chunk."""
@@ -226,9 +227,16 @@ class MultiHead(Mixer):
         self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State, marks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Project, attend, merge."""
+        y, state = self.mix_heads(x, memory, mask, state, marks)
+        return self.out(y), state
+
+    def mix_heads(
+        self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State, marks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """All but the last projection: the results of the heads side by side, (b n d)."""
         q, k, v = self.project(x, memory)
         y, state = self.inner.attend(q, k, v, causal=self.causal, mask=mask, state=state, **_marks(marks))
-        return self.out(y.transpose(1, 2).flatten(2)), state
+        return y.transpose(1, 2).flatten(2), state
 
     def project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (b h n e), keys and values (b h m e), or fewer heads of them where the attention shares them."""

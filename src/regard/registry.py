@@ -152,4 +152,9 @@ def create(name: str, /, **arguments: Any) -> Mixer:
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in arguments]
     if missing:
         raise TypeError(f"{name} needs {', '.join(missing)}")
-    return found.build(**arguments)
+    try:
+        mixer = found.build(**arguments)
+    except Unsupported as refusal:
+        raise Unsupported(f"{name}: {refusal}") from None
+    mixer.name = name  # so that its messages name what was asked for
+    return mixer

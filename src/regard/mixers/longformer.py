@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
 from regard.mixer import Mixer, MultiHead, State
@@ -12,7 +12,8 @@ from regard.pattern import MarkedKeys, MarkedQueries, Pattern
 
 class Longformer(Mixer):
     """Beltagy et al. 2020, arXiv 2004.05150: y_i = window attention of token i, which also sees the marked tokens;
-    where i is marked, full attention with the second set of projections instead.
+    where i is marked, full attention with a second set of query, key and value projections instead.  The output projection
+    is one for both.
 
     local    the pattern of the others: a band, dilated perhaps, perhaps different for each head
     """
@@ -22,6 +23,8 @@ class Longformer(Mixer):
         super().__init__(dim, can=near.can, causal=causal, length=near.length)
         self.local = MultiHead(dim, heads, near, causal=causal)
         self.everywhere = None if causal else MultiHead(dim, heads, SoftmaxAttention(MarkedQueries()))
+        if self.everywhere is not None:
+            self.everywhere.out = nn.Identity()
 
     def start(self) -> State:
         """The cache of the window."""
@@ -31,11 +34,11 @@ class Longformer(Mixer):
         self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State, marks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        y, state = self.local.mix(x, memory, mask, state, marks=marks)
-        if marks is None or self.everywhere is None:
-            return y, state
-        z, _ = self.everywhere.mix(x, memory, mask, None, marks=marks)
-        return torch.where(marks[..., None], z, y), state
+        y, state = self.local.mix_heads(x, memory, mask, state, marks)
+        if marks is not None and self.everywhere is not None:
+            z, _ = self.everywhere.mix_heads(x, memory, mask, None, marks)
+            y = torch.where(marks[..., None], z, y)
+        return self.local.out(y), state
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None = None) -> Tensor:
         """The map of the window; for marked tokens, that of their own attention."""

@@ -1,0 +1,245 @@
+"""Speed and memory, always beside dense softmax in the same run.
+
+    python benchmarks/run.py                     everything, about ten minutes on two cores
+    python benchmarks/run.py window auto         some of it
+    python benchmarks/run.py --threads 1 window  with another number of threads
+
+Calls are interleaved (A, B, A, B, ...), and a ratio is the median of the ratios of neighbours, so that a slow minute of
+the machine hits both.  Beside each table stand the thread count, the GEMM peak and the load of the machine.  Results go to
+benchmarks/results/, one JSON file a table and thread count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import regard
+from regard.attend import explain
+from regard.attend.flex import block_mask
+from regard.pattern import Band, Chunks, Global, Pattern, RandomBlocks
+from regard.registry import get
+
+RESULTS = Path(__file__).parent / "results"
+HEADS, WIDTH = 8, 64
+Row = dict[str, object]
+
+
+def bigbird(n: int) -> Pattern:
+    return Chunks(64, 1, 1) | Global(128) | RandomBlocks(64, 3, -(-n // 64))
+
+
+# ---------------------------------------------------------------------------------------------- measuring
+def interleaved(calls: dict[str, Callable[[], object]], seconds: float = 4.0, least: int = 5) -> dict[str, list[float]]:
+    """The times of each call, taken in turn, after two rounds to warm up."""
+    for _ in range(2):
+        for call in calls.values():
+            call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(next(iter(times.values()))) < least:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def ratio(times: dict[str, list[float]], slow: str, fast: str) -> float:
+    """How many times faster: the median over neighbours in time."""
+    return statistics.median(a / b for a, b in zip(times[slow], times[fast], strict=True))
+
+
+def gemm() -> float:
+    """The practical peak: GFLOP/s of a 1024-cube matrix product."""
+    a = torch.randn(1024, 1024)
+    times = interleaved({"gemm": lambda: a @ a}, seconds=0.5)["gemm"]
+    return 2 * 1024**3 / min(times) / 1e9
+
+
+def peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def heads(n: int, grad: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    make = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(1, HEADS, n, WIDTH, generator=make).requires_grad_(grad) for _ in range(3))  # type: ignore[return-value]
+
+
+def in_child(code: str) -> Row:
+    """Run code that prints one JSON object in a fresh process, so that its peak memory is its own."""
+    path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+    head = f"import json, time, torch; import run; torch.set_num_threads({torch.get_num_threads()})\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", head + code], env=env, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# ---------------------------------------------------------------------------------------------- the tables
+def window() -> list[Row]:
+    """A window of 128 to either side, forward: beside dense SDPA and beside compiled FlexAttention."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    flex, pattern, rows = torch.compile(flex_attention, dynamic=False), Band(128, 128), []
+    for n in (2048, 8192):
+        q, k, v = heads(n)
+        blocks = block_mask(pattern, n, n)
+        with torch.no_grad():
+            times = interleaved({
+                "sdpa": lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v),
+                "sparse": lambda q=q, k=k, v=v: regard.attend(q, k, v, pattern=pattern, backend="sparse"),
+                "flex": lambda q=q, k=k, v=v, blocks=blocks: flex(q, k, v, block_mask=blocks),
+            }, seconds=20)  # fmt: skip
+        rows.append({
+            "n": n, "density": pattern.density(n), "ms": milliseconds(times),
+            "times faster than SDPA": ratio(times, "sdpa", "sparse"),
+            "times faster than Flex": ratio(times, "flex", "sparse"),
+            "efficiency": pattern.density(n) * ratio(times, "sdpa", "sparse"),
+            "efficiency of Flex": pattern.density(n) * ratio(times, "sdpa", "flex"),
+        })  # fmt: skip
+    return rows
+
+
+def milliseconds(times: dict[str, list[float]]) -> dict[str, float]:
+    return {name: 1e3 * statistics.median(t) for name, t in times.items()}
+
+
+def training() -> list[Row]:
+    """BigBird, forward and backward: beside dense SDPA, with the peak memory of each in a process of its own."""
+    rows = []
+    for n in (4096, 16384):
+        pattern = bigbird(n)
+        q, k, v = heads(n, grad=True)
+
+        def dense(q=q, k=k, v=v) -> None:  # type: ignore[no-untyped-def]
+            F.scaled_dot_product_attention(q, k, v).sum().backward()
+
+        def sparse(q=q, k=k, v=v, pattern=pattern) -> None:  # type: ignore[no-untyped-def]
+            regard.attend(q, k, v, pattern=pattern, backend="sparse").sum().backward()
+
+        times = interleaved({"sdpa": dense, "sparse": sparse}, seconds=10, least=3)
+        memory = {}
+        for name, call in (
+            ("sdpa", "torch.nn.functional.scaled_dot_product_attention(q, k, v)"),
+            ("sparse", f"run.regard.attend(q, k, v, pattern=run.bigbird({n}), backend='sparse')"),
+        ):
+            code = f"""
+q, k, v = run.heads({n}, grad=True)
+before = run.peak_megabytes()
+{call}.sum().backward()
+print(json.dumps({{"megabytes": run.peak_megabytes() - before}}))
+"""
+            memory[name] = in_child(code)["megabytes"]
+        rows.append({"n": n, "ms": milliseconds(times), "times faster": ratio(times, "sdpa", "sparse"), "peak MB": memory})
+    return rows
+
+
+def auto() -> list[Row]:
+    """`auto` beside dense SDPA without a mask, from 64 to 16,384 tokens: what it picked, and whether it was slower."""
+    rows = []
+    for n in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384):
+        for name, pattern in (("window", Band(128, 128)), ("bigbird", bigbird(n)), ("causal", regard.Causal())):
+            q, k, v = heads(n)
+            causal = name == "causal"
+            with torch.no_grad():
+                times = interleaved({
+                    "sdpa": lambda q=q, k=k, v=v, c=causal: F.scaled_dot_product_attention(q, k, v, is_causal=c),
+                    "auto": lambda q=q, k=k, v=v, p=pattern: regard.attend(q, k, v, pattern=p),
+                }, seconds=1 if n < 4096 else 3)  # fmt: skip
+            picked = explain(pattern, n, heads=HEADS, width=WIDTH).backend
+            rows.append({"n": n, "pattern": name, "picked": picked, "times faster": ratio(times, "sdpa", "auto")})
+    return rows
+
+
+def blocks() -> list[Row]:
+    """A FlexAttention BlockMask for 16,384 tokens: asked of the pattern, and made by torch."""
+    ours = """
+n = 16384; p = run.bigbird(n); run.block_mask(run.Band(1, 1), 256, 256)
+before, start = run.peak_megabytes(), time.perf_counter()
+run.block_mask(p, n, n)
+print(json.dumps({"seconds": time.perf_counter() - start, "megabytes": run.peak_megabytes() - before}))
+"""
+    theirs = """
+from torch.nn.attention.flex_attention import create_block_mask
+n = 16384; p = run.bigbird(n); rule = lambda b, h, q, k: p.allowed(q, k)
+create_block_mask(rule, 1, 1, 256, 256, device="cpu")
+before, start = run.peak_megabytes(), time.perf_counter()
+made = create_block_mask(rule, 1, 1, n, n, device="cpu")
+seconds, megabytes = time.perf_counter() - start, run.peak_megabytes() - before
+mine = run.block_mask(p, n, n)
+same = torch.equal(made.to_dense(), mine.to_dense())
+for counts in ("kv_num_blocks", "full_kv_num_blocks"):
+    same = same and torch.equal(getattr(made, counts), getattr(mine, counts))
+print(json.dumps({"seconds": seconds, "megabytes": megabytes, "same blocks": same}))
+"""
+    return [{"who": "regard", **in_child(ours)}, {"who": "create_block_mask", **in_child(theirs)}]
+
+
+def layouts() -> list[Row]:
+    """The layout of 65,536 tokens, for every sparse recipe: seconds, memory, scores for each query."""
+    rows = []
+    given = {"length": 65536, "width": 256, "stride": 256, "window": 128}
+    for name in regard.list("C"):
+        arguments = {
+            key: value for key, value in given.items() if key in get(name).parameters and (name, key) != ("bigbird", "window")
+        }
+        code = f"""
+from regard.layout import layout
+mixer = run.regard.create({name!r}, dim=64, heads=4, **{arguments!r})
+attention = getattr(mixer, "inner", None) or mixer.local.inner
+pattern = attention.pattern.given(False, False)
+layout(run.Band(1, 1), 256, 256)
+before, start = run.peak_megabytes(), time.perf_counter()
+made = [layout(p, 65536, 65536) for p in (set(pattern.parts) if pattern.heads else [pattern])]
+print(json.dumps({{
+    "seconds": time.perf_counter() - start, "megabytes": run.peak_megabytes() - before,
+    "scores a query": sum(x.scores() for x in made) / len(made) / 65536, "calls": sum(x.calls() for x in made),
+}}))
+"""
+        rows.append({"recipe": name, **in_child(code)})
+    return rows
+
+
+TABLES = {"window": window, "training": training, "auto": auto, "blocks": blocks, "layouts": layouts}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", default=list(TABLES), help=f"of {', '.join(TABLES)}")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    unknown = set(options.tables) - set(TABLES)
+    if unknown:
+        parser.error(f"no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
+    torch.set_num_threads(options.threads)
+    RESULTS.mkdir(exist_ok=True)
+    for name in options.tables:
+        about = {"threads": options.threads, "gemm GFLOP/s": gemm(), "load": os.getloadavg()[0], "torch": torch.__version__}
+        rows = TABLES[name]()
+        (RESULTS / f"{name}-{options.threads}.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+        print(f"\n{name}: {(TABLES[name].__doc__ or '').strip()}\n  {rounded(about)}")
+        for row in rows:
+            print("  ", rounded(row))
+
+
+def rounded(x: object) -> object:
+    if isinstance(x, dict):
+        return {key: rounded(value) for key, value in x.items()}
+    return float(f"{x:.3g}") if isinstance(x, float) else x
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What the documents say is run: code, its printed output, the table, the links."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard import registry
+from regard.testing import CHECKS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FAMILY_PAGES = ("softmax", "sparse", "linear", "compressed", "free")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def examples(page: Path) -> list[tuple[str, int, str | None]]:
+    """The python blocks: code, its line, and what it prints, where a text block follows at once."""
+    source, found = text(page), []
+    blocks = list(BLOCK.finditer(source))
+    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        if block[1] == "python":
+            printed = after is not None and after[1] == "text" and not source[block.end() : after.start()].strip()
+            line = source.count("\n", 0, block.start()) + 1
+            found.append((block[2], line, after[2] if printed and after is not None else None))
+    return found
+
+
+@pytest.fixture
+def own_registry():
+    """Recipes that a document adds are gone after it."""
+    registry.get("vanilla")  # load them first
+    before = dict(registry._recipes)
+    yield
+    registry._recipes.clear()
+    registry._recipes.update(before)
+
+
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda page: page.stem)
+def test_code_runs_and_prints_what_is_shown(page):
+    namespace = {"__name__": page.stem}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for code, line, shown in examples(page):
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile("\n" * line + code, str(page), "exec"), namespace)  # so that errors name the line of the page
+            if shown is not None:
+                assert [x.rstrip() for x in out.getvalue().splitlines()] == shown.splitlines(), f"{page.name}, line {line}"
+
+
+def test_the_pages_with_code_were_found():
+    assert sum(len(examples(page)) for page in PAGES) > 30
+
+
+def test_readme_table_is_generated():
+    spec = importlib.util.spec_from_file_location("make_table", ROOT / "docs" / "make_table.py")
+    make_table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_table)
+    readme = text(ROOT / "README.md")
+    assert make_table.put(readme) == readme, "the table is out of date: run `.venv/bin/python docs/make_table.py`"
+
+
+@pytest.mark.parametrize("name", regard.list())
+def test_every_recipe_has_a_place_in_a_family_page(name):
+    pages = [ROOT / "docs" / f"{page}.md" for page in FAMILY_PAGES]
+    heading = re.compile(rf"^## {name} \({registry.get(name).row}\)$", re.MULTILINE)
+    assert any(heading.search(text(page)) for page in pages), f"no page has a section '## {name} (...)'"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_local_links_and_images_exist(page):
+    local = [link for link in LINK.findall(BLOCK.sub("", text(page))) if "://" not in link]
+    missing = [link for link in local if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_readme_names_every_check():
+    promised = text(ROOT / "README.md").split("## What is promised")[1].split("\n## ")[0]
+    assert re.findall(r"^- \*\*(\w+)\*\*", promised, re.MULTILINE) == list(CHECKS)
+
+
+@pytest.mark.parametrize("name", regard.__all__)
+def test_public_names_have_docstrings(name):
+    assert (getattr(regard, name).__doc__ or "").strip()
