@@ -1,4 +1,4 @@
-"""What all tests share: a cache of their own, one thread for each worker, and a way to force the sparse executor."""
+"""What all tests share: a cache of their own, one thread, and a way to force the sparse executor."""
 
 import importlib
 import os
@@ -14,8 +14,8 @@ sparse = importlib.import_module("regard.attend.sparse")
 
 def pytest_configure(config):
     os.environ["REGARD_CACHE"] = tempfile.mkdtemp(prefix="regard-test-cache-")
-    if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # the tensors are tiny: more threads only wait for each other
 
 
 @contextmanager

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import any_patterns, coverage, examples, headed, patterns, truth
 
 import regard.pattern
 from regard.attend.fused import attend as fused
 from regard.layout import layout
 from regard.pattern import FAR, And, Band, Causal, Chunks, Full, KeyPhase, Keys, Nothing, Or, PerHead
+from strategies import any_patterns, coverage, examples, headed, patterns, truth
 
 lengths = st.integers(1, 8) | st.integers(9, 64) | st.integers(65, 150) | st.sampled_from([128, 256, 260])
 starts = st.just(0) | st.integers(0, 100)

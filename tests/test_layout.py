@@ -130,22 +130,34 @@ def test_scores_per_query_do_not_grow(name):
     assert long <= 1.3 * short
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def keys_of(name, n):
+    """How many keys each query sees; written out where counting takes long, because most tiles are partial."""
+    i = torch.arange(n)
+    if name == "strided":  # itself and 128 before, then each 128th from 256 back
+        return i.clamp(max=128) + 1 + (i // 128 - 1).clamp(min=0)
+    if name == "fixed":  # its own chunk so far, and 8 of each chunk before
+        return i % 128 + 1 + i // 128 * 8
+    if name == "axial":  # its row, and the other cells of its column
+        return torch.full((n,), 256 + n // 256 - 1)
+    return named(n)[name].keys_per_query(n)
+
+
 @pytest.mark.parametrize("n", [8192, LONG])
 @pytest.mark.parametrize("name", NAMES)
-def test_few_scores_are_in_vain(name, n, backward):
-    """Fails if tiles cover much more than what is seen, or less."""
-    pattern = named(n)[name]
-    seen = pattern.keys_per_query(n).sum().item()
-    assert seen <= layout(pattern, n, n, backward=backward).scores() <= 2.5 * seen
+def test_few_scores_are_in_vain(name, n):
+    """Fails if tiles cover much more than what is seen, or less, in either pass."""
+    seen = keys_of(name, n).sum().item()
+    for backward in (False, True):
+        assert seen <= layout(named(n)[name], n, n, backward=backward).scores() <= 2.5 * seen
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_counts_at_full_length(name):
     """Fails if the count of seen pairs, on which the test above rests, is wrong: some rows are counted one by one."""
-    pattern, keys = named(LONG)[name], torch.arange(LONG)
     rows = torch.tensor([0, 1, 127, 128, 1000, 32_768, 40_001, LONG - 129, LONG - 1])
-    assert torch.equal(pattern.keys_per_query(LONG)[rows], pattern.allowed(rows[:, None], keys).sum(1))
+    seen = named(LONG)[name].allowed(rows[:, None], torch.arange(LONG)).sum(1)
+    assert torch.equal(keys_of(name, LONG)[rows], seen)
+    assert torch.equal(keys_of(name, 2048), named(2048)[name].keys_per_query(2048))
 
 
 # ---------------------------------------------------------------------------------------------- regular
@@ -166,7 +178,7 @@ def test_a_band_is_one_run_and_its_edges(pattern, backward):
     """Fails if the middle of a band falls apart: it is one call on overlapping views."""
     part = only(layout(pattern, 8192, 8192, backward=backward))
     assert not part.groups and part.q_order is None and part.k_order is None
-    assert 1 < len(part.runs) <= 8
+    assert 1 < len(part.runs) <= 3 + (pattern.left + pattern.right) // part.size  # about one for each row of tiles at an end
     first, *edges = part.runs
     assert first.count * first.s > 0.9 * 8192 and first.fresh
     assert all(run.count * run.s < 0.1 * 8192 for run in edges)
@@ -188,7 +200,6 @@ def test_whole_rows_and_columns_are_few_calls_without_masks(pattern):
         Global(128),
         Blocks2D(64, 8, 8, 8, 8, 8, 8),
         Chunks(64, 1, 1) | Global(128),
-        ~Chunks(128),
     ],
     ids=repr,
 )

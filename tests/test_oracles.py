@@ -83,12 +83,14 @@ def compare(f, oracle, mixer, x, rows=None, **inputs):
     for run in (f, oracle):
         y = run(x, **inputs)
         grads = torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True)
-        results.append([y * (weight != 0), *(torch.zeros_like(t) if g is None else g for g, t in zip(grads, leaves, strict=True))])
+        results.append(
+            [y * (weight != 0), *(torch.zeros_like(t) if g is None else g for g, t in zip(grads, leaves, strict=True))]
+        )
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "i", "n", "causal"), cases(*LENGTHS))
+@pytest.mark.parametrize(("name", "i", "n", "causal"), [*cases(*LENGTHS)])
 def test_recipe(name, i, n, causal, executor, rand):
     """Fails if a recipe does not do what its paper says, or its gradient is another."""
     mixer, oracle = make(name, i, n, causal)
@@ -97,7 +99,9 @@ def test_recipe(name, i, n, causal, executor, rand):
     assert executor is None or set(executor) == ({"sparse"} if attends else set())
 
 
-@pytest.mark.parametrize(("name", "i", "n", "causal"), [c for c in cases(1, 23, 63) if c.values[0] not in ("fnet", "mlp_mixer")])
+@pytest.mark.parametrize(
+    ("name", "i", "n", "causal"), [c for c in cases(1, 23, 63) if c.values[0] not in ("fnet", "mlp_mixer")]
+)
 def test_padding(name, i, n, causal, executor, rand):
     """Fails if a left-out token is seen, or its place is counted, at the end or in the middle."""
     mixer, oracle = make(name, i, n, causal)

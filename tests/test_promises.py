@@ -1,6 +1,6 @@
 """Every recipe × every promise and refusal, and the committed table of what came of it.
 
-    python tests/test_promises.py      writes tests/promises.json anew; its diff then shows which promise changed
+python tests/test_promises.py      writes tests/promises.json anew; its diff then shows which promise changed
 """
 
 import json
@@ -288,5 +288,6 @@ def test_what_says_another_causality_is_found():
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     table = {name: check_mixer(lambda causal, name=name: build(name, causal)) for name in regard.list()}
     TABLE.write_text(json.dumps(table, indent=2) + "\n")

@@ -10,12 +10,12 @@ def linformer(p, x, *, heads, causal=False, memory=None, mask=None, marks=None, 
     e_matrix = p["inner.memory.e"]
     f_matrix = p["inner.memory.f"] if share != "kv" else e_matrix
     b, m = k.shape[:2]
-    short = []
+    real, short = [[True] * m] * b if mask is None else mask.tolist(), []
     for t, matrix in ((k, e_matrix), (v, f_matrix)):
         rows = torch.zeros(b, rank, heads, t.shape[-1], dtype=t.dtype)
         for a in range(b):
             for j in range(m):
-                if mask is None or bool(mask[a, j]):
+                if real[a][j]:
                     for h in range(heads):
                         rows[a, :, h] += matrix[h if share == "none" else 0, :, j, None] * t[a, j, h]
         short.append(rows)

@@ -23,7 +23,7 @@ def mlp_mixer(p, x, *, heads, causal=False, mask=None, marks=None, length, hidde
     out = torch.zeros_like(x)
     for a in range(b):
         for c in range(d):
-            inner = [sum((up[r, j] * x[a, j, c] for j in range(n)), up_bias[r]) for r in range(len(up))]
-            inner = torch.stack([z * (1 + torch.erf(z / math.sqrt(2))) / 2 for z in inner])
+            inner = torch.stack([up[r, :n] @ x[a, :, c] + up_bias[r] for r in range(len(up))])
+            inner = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
             out[a, :, c] = (down @ inner + down_bias)[:n]
     return out

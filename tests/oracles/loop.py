@@ -12,11 +12,11 @@ def softmax_loop(q, k, v, see, *, mask=None, scale=None):
     """q (b n h e), k and v (b m g e), see(example, head, i, j) -> bool: (b n h*e); g heads of keys serve h of queries."""
     b, n, h, e = q.shape
     m, share = k.shape[1], h // k.shape[2]
-    out = []
+    real, out = [[True] * m] * b if mask is None else mask.tolist(), []
     for a in range(b):
         for i in range(n):
             for head in range(h):
-                seen = [j for j in range(m) if see(a, head, i, j) and (mask is None or bool(mask[a, j]))]
+                seen = [j for j in range(m) if real[a][j] and see(a, head, i, j)]
                 if not seen:
                     out.append(q.new_zeros(e))
                     continue

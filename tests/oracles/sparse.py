@@ -24,7 +24,7 @@ def dilated(p, x, *, heads, causal, mask=None, marks=None, window=64, step=4):
     """`window` keys to either side, `step` apart."""
 
     def see(h, i, j):
-        return j in [i + t * step for t in range(-window, window + 1)] and (j <= i or not causal)
+        return j in range(i - window * step, i + window * step + 1, step) and (j <= i or not causal)
 
     return by_rule(p, x, heads, see, mask=mask)
 
@@ -94,20 +94,18 @@ def longformer(p, x, *, heads, causal, mask=None, marks=None, window=256, steps=
     There are two sets of projections to queries, keys and values, and one output projection.
     """
     steps = (steps,) * heads if isinstance(steps, int) else steps
+    marked = [[False] * x.shape[1]] * x.shape[0] if marks is None else marks.tolist()
 
     def near(a, h, i, j):
         in_window = abs(i - j) <= window * steps[h] and (i - j) % steps[h] == 0
-        return j <= i and in_window if causal else in_window or (marks is not None and bool(marks[a, j]))
+        return j <= i and in_window if causal else in_window or marked[a][j]
 
     y = softmax_loop(*project(p, x, None, heads, "local."), near, mask=mask)
     if marks is not None:
-        z = softmax_loop(*project(p, x, None, heads, "everywhere."), lambda a, h, i, j: bool(marks[a, i]), mask=mask)
-        y = torch.stack([(z if marks[a, i] else y)[a, i] for a, i in pairs(y)]).reshape(y.shape)
+        z = softmax_loop(*project(p, x, None, heads, "everywhere."), lambda a, h, i, j: marked[a][i], mask=mask)
+        rows = zip(y.flatten(0, 1), z.flatten(0, 1), sum(marked, []), strict=True)
+        y = torch.stack([far if mark else near for near, far, mark in rows]).reshape(y.shape)
     return linear_layer(p, "local.out", y)
-
-
-def pairs(y):
-    return [(a, i) for a in range(y.shape[0]) for i in range(y.shape[1])]
 
 
 def bigbird(

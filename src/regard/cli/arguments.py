@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from regard.errors import nearest
+from regard.pattern import FAR
 from regard.registry import Recipe
 
 OPTIONS = ("dim", "heads", "length", "causal")  # have an option of their own
@@ -49,6 +50,8 @@ def _checked(recipe: Recipe, name: str, value: Any) -> Any:
     hint = get_type_hints(recipe.build).get(name, Any)
     if HINTS_OF_PATTERNS in str(hint):
         raise ValueError(f"{name!r} takes patterns, which are written in Python: regard.create({recipe.name!r}, {name}=...)")
+    if isinstance(value, int) and abs(value) > FAR:
+        raise ValueError(f"{name}={value} is beyond every position")
     try:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except ValidationError as error:

@@ -40,7 +40,7 @@ def draw_family(family: str, console: Console | None = None) -> None:
     """Print the pictures of all recipes of a family: their names, their papers, and their small examples."""
     console = console or Console(highlight=False)
     colour = terminal.coloured(console)
-    for name in list_recipes(family):
+    for name in _members(family):
         recipe = get(name)
         console.print(Text.assemble((name, "bold"), f"  {recipe.paper}  ", (link(recipe) or "", "dim")))
         console.print(Text(f"{recipe.summary}.\n"), soft_wrap=True)
@@ -81,12 +81,17 @@ def share(drawn: list[Picture]) -> float:
 def save_family(path: Path, family: str) -> None:
     """A gallery: the small examples of all recipes of a family in one PNG.  Heads that differ are laid over each other."""
     named = []
-    for name in list_recipes(family):
+    for name in _members(family):
         recipe = get(name)
         named.append((name, recipe.paper, _overlaid(small(recipe, GALLERY), GALLERY)))
-    if not named:
-        raise ValueError(f"there is no recipe of family {family!r} yet")
     image.save_gallery(path, named, FAMILIES[get(named[0][0]).family].capitalize())
+
+
+def _members(family: str) -> list[str]:
+    names = list_recipes(family)
+    if not names:
+        raise ValueError(f"there is no recipe of family {family!r} yet")
+    return names
 
 
 def _overlaid(mixer: Mixer, n: int) -> Picture:

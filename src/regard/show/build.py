@@ -40,6 +40,8 @@ def small(recipe: Recipe, n: int, *, causal: bool = False) -> Mixer:
     arguments = dict(recipe.small)
     if "length" in recipe.parameters:
         arguments["length"] = n
+    if "rank" in arguments:
+        arguments["rank"] = min(arguments["rank"], n)
     heads = heads_of(recipe, 2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

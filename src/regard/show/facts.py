@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,12 @@ import torch
 
 from regard.attend import Choice, explain
 from regard.mixer import PROMISES, Can, Mixer
-from regard.pattern import Pattern
+from regard.pattern import Pattern, tile_table, tiled
 from regard.registry import FAMILIES, Recipe
 from regard.show.build import build, fitted, pattern_of, promises, small
 
-COUNTED = 16_384  # up to so many tokens every query's keys are counted; of more, those of a sample
-SAMPLE = 512
+COUNTED = 80_000  # tiles in which keys are counted one by one; where there are more, a sample of the queries stands for all
+SAMPLE = 128
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,19 @@ def facts(recipe: Recipe, n: int, arguments: Mapping[str, Any], *, causal: bool 
 def keys(pattern: Pattern, n: int) -> Keys:
     """Keys for each query among n tokens."""
     plain = pattern.given(False, False)
-    exact = n <= COUNTED
-    counts = (plain.keys_per_query(n) if exact else _sampled(plain, n)).double()
-    return Keys(counts.mean().item(), int(counts.max()), counts.mean().item() / n, exact)
+    heads = Counter(plain.parts if plain.heads else (plain,))
+    counted = {head: _counts(head, n) for head in heads}
+    mean = sum(counted[head][0].double().mean().item() * times for head, times in heads.items()) / heads.total()
+    most = max(int(counts.max()) for counts, _ in counted.values())
+    return Keys(mean, most, mean / n, all(exact for _, exact in counted.values()))
+
+
+def _counts(pattern: Pattern, n: int) -> tuple[torch.Tensor, bool]:
+    """How many keys each query sees, and whether all queries were asked."""
+    tiles = tiled(n)
+    some, every = tile_table(pattern, tiles, tiles)
+    exact = int((some & ~every).sum()) <= COUNTED
+    return (pattern.keys_per_query(n), True) if exact else (_sampled(pattern, n), False)
 
 
 def _sampled(pattern: Pattern, n: int) -> torch.Tensor:
@@ -121,7 +132,7 @@ def link(recipe: Recipe) -> str | None:
     return f"https://arxiv.org/abs/{recipe.arxiv}" if recipe.arxiv else None
 
 
-def milliseconds(choice: Choice) -> float | None:
+def _milliseconds(choice: Choice) -> float | None:
     """The estimate for the executor that was chosen."""
     seconds = choice.sparse if choice.backend == "sparse" else choice.dense
     return None if seconds is None else seconds * 1e3
@@ -134,7 +145,7 @@ def _choice(choice: Choice | None) -> dict[str, Any] | None:
     return {
         "backend": choice.backend,
         "reason": choice.reason,
-        "ms": milliseconds(choice),
+        "ms": _milliseconds(choice),
         "dense_ms": dense,
         "sparse_ms": sparse,
     }

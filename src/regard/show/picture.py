@@ -89,9 +89,10 @@ def _share(pattern: Pattern, n: int, cells: int) -> Tensor:
 
 
 def _drawn(tiles: Tensor, seed: int) -> Tensor:
-    """Some positions of each tile: (r s) -> (r EXACT)."""
-    index = torch.randint(tiles.shape[1], (len(tiles), EXACT), generator=torch.Generator().manual_seed(seed))
-    return tiles.gather(1, index)
+    """Some positions of each tile, one by lot from each of EXACT equal stretches: (r s) -> (r EXACT)."""
+    within = torch.rand(len(tiles), EXACT, generator=torch.Generator().manual_seed(seed))
+    index = (torch.arange(EXACT) + within) * tiles.shape[1] / EXACT
+    return tiles.gather(1, index.long().clamp(max=tiles.shape[1] - 1))
 
 
 # ---------------------------------------------------------------------------------------------- without a pattern

@@ -11,7 +11,7 @@ import typer
 
 import regard
 from regard.cli.listing import list_command
-from regard.cli.show import show
+from regard.cli.showing import show
 
 TOKENS, HEADS, WIDTH, WINDOW = 4096, 8, 64, 128
 TIMES = 5

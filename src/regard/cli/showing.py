@@ -23,7 +23,7 @@ from regard.show.facts import Facts, as_json, facts, link
 from regard.show.picture import Picture, kinds
 
 LENGTH = 4096
-MOST = 262_144
+MOST = 131_072
 DIM, HEADS = 512, 8
 
 

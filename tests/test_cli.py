@@ -1,0 +1,218 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import regard
+from regard.cli import app
+from regard.mixer import PROMISES
+
+NAMES = regard.list()
+
+
+def run(*arguments, code=0, **environment):
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "120", **environment})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*arguments, code=1):
+    """One line on stderr, nothing on stdout."""
+    result = run(*arguments, code=code)
+    assert result.stdout == "" and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch):
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_version():
+    assert run("--version").stdout == f"regard {regard.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["list"], ["show"], ["gallery"], ["demo"]])
+def test_help_has_an_example(command):
+    assert "Example: regard" in run(*command, "--help").stdout
+
+
+# ---------------------------------------------------------------------------------------------- list
+def test_list_json_has_every_recipe_with_its_promises():
+    found = json.loads(run("list", "--json").stdout)
+    assert [entry["name"] for entry in found] == NAMES
+    for entry in found:
+        assert set(entry["can"]) == set(PROMISES) and all(isinstance(x, bool) for x in entry["can"].values())
+        assert entry["family"] == entry["row"][0] and entry["paper"] and entry["formula"]
+        assert entry["url"] is None or entry["url"].endswith(entry["arxiv"])
+    by_name = {entry["name"]: entry["can"] for entry in found}
+    assert by_name["local"]["causal"] and not by_name["linformer"]["causal"] and not by_name["bigbird"]["causal"]
+    assert by_name["longformer"]["marks"] and not by_name["local"]["marks"]
+    assert not by_name["fnet"]["maps"] and by_name["linear"]["maps"]
+
+
+def test_list_filters():
+    family = [e["name"] for e in json.loads(run("list", "--family", "c", "--json").stdout)]
+    assert family == regard.list("C") and 0 < len(family) < len(NAMES)
+    able = json.loads(run("list", "--can", "causal, stream", "--json").stdout)
+    assert 0 < len(able) < len(NAMES) and all(e["can"]["causal"] and e["can"]["stream"] for e in able)
+    assert "linformer" not in {e["name"] for e in able}
+    assert json.loads(run("list", "--family", "H", "--can", "causal", "--json").stdout) == []
+
+
+def test_list_table_groups_by_family_and_ticks():
+    shown = run("list").stdout
+    lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert set(NAMES) <= set(lines)
+    assert shown.index("sparse by position") < shown.index("bigbird") < shown.index("without attention") < shown.index("fnet")
+    assert lines["local"].count("✓") == 5 and lines["fnet"].count("✓") == 1
+
+
+def test_list_refusals():
+    assert "did you mean 'causal'" in refused("list", "--can", "casual")
+    assert "no family 'Z'" in refused("list", "--family", "Z")
+    run("list", "--nope", code=2)
+
+
+# ---------------------------------------------------------------------------------------------- show
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", ["1", "20"])
+def test_show_every_recipe(name, length):
+    shown = run("show", name, "--length", length).stdout
+    assert shown.startswith(name)
+    for word in ("promises", "parameters", "pattern", "tokens, rows are queries"):
+        assert word in shown
+    for promise in PROMISES:
+        assert f"✓ {promise}" in shown or f"✗ {promise}" in shown
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_show_small_example_and_json(name):
+    assert "small example" in run("show", name, "--dim", "64").stdout
+    found = json.loads(run("show", name, "--length", "64", "--dim", "64", "--json").stdout)
+    assert found["name"] == name and found["length"] == 64 and found["parameters"] >= 0
+    assert set(found["reasons"]) == {p for p, kept in found["can"].items() if not kept}
+    assert (found["pattern"] is None) == (found["density"] is None) == (found["forward"] is None)
+
+
+def test_show_bigbird_says_all_that_matters():
+    shown = " ".join(run("show", "bigbird", "--length", "2048").stdout.split())
+    for word in (
+        "https://arxiv.org/abs/2007.14062", "Chunks(64, 1, 1) | Queries(0, 128)", "1,048,576", "build it causal with globals=0",
+        "2,048 at most", "## window", "== global queries", "|| global keys", "oo random blocks",
+    ):  # fmt: skip
+        assert word in shown, word
+    assert "forward" in shown and "with backward" in shown and ("sparse, " in shown or "sdpa, " in shown)
+
+
+def test_show_numbers():
+    found = json.loads(run("show", "local", "--length", "100", "--set", "window=3", "--json").stdout)
+    assert found["keys_per_query"] == {"mean": pytest.approx(6.88), "max": 7, "exact": True}
+    assert found["density"] == pytest.approx(0.0688)
+    assert found["pattern"] == "Band(3, 3)" and found["arguments"]["window"] == 3
+    assert found["parameters"] == 4 * 512 * 512 and found["forward"]["backend"] == "sdpa"
+    large = json.loads(run("show", "mlp_mixer", "--length", "100000", "--json").stdout)
+    assert large["parameters"] == 2 * 100_000 * 50_000 + 150_000
+
+
+def test_show_causal_and_settings():
+    shown = run("show", "sparse_strided", "--causal", "--length", "40", "--set", "split=merged", "--set", "stride=7").stdout
+    assert "(Band(7, 7) | Band(None, None, 7)) & Causal()" in shown and "every 7th token" in shown
+    assert json.loads(run("show", "axial", "--length", "90", "--json").stdout)["arguments"]["width"] == 9
+    steps = run("show", "longformer", "--heads", "2", "--length", "32", "--set", "steps=1,3", "--set", "window=2").stdout
+    assert "head 1" in steps and "head 2" in steps and "window with gaps" in steps
+
+
+def test_show_draws_without_colour_or_with():
+    colourless = run("show", "bigbird", NO_COLOR="1", FORCE_COLOR="1").stdout
+    assert "####" in colourless and "▀" not in colourless
+    assert "▀" in run("show", "bigbird", FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm-256color").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bigbrd"], "did you mean 'bigbird'?"),
+        (["bigbird", "--causal"], "globals=0"),
+        (["linformer", "--causal"], "mixes all positions"),
+        (["bigbird", "--set", "wndow=3"], "did you mean 'window'?"),
+        (["bigbird", "--set", "window=4"], "odd"),
+        (["bigbird", "--set", "window=x"], "integer"),
+        (["bigbird", "--set", "window"], "name=value"),
+        (["bigbird", "--set", "length=3"], "--length"),
+        (["bigbird", "--set", "block=99999999999999999999999"], "beyond every position"),
+        (["per_head", "--set", "patterns=[1]"], "written in Python"),
+        (["parameter_free", "--set", "x=1"], "nothing to set"),
+        (["local", "--set", "window=__import__('os').getcwd()"], "integer"),
+        (["local", "--dim", "10", "--heads", "3"], "divisible"),
+        (["local", "--heads", "0"], "heads"),
+        (["local", "--dim", "0"], "dim"),
+        (["fnet", "--heads", "2"], "no heads"),
+    ],
+)
+def test_show_refusals(arguments, words):
+    assert words in refused("show", *arguments)
+
+
+@pytest.mark.parametrize("length", ["0", "-1", "1000000000000"])
+def test_show_lengths_that_make_no_sense(length):
+    assert "--length must be between 1 and" in refused("show", "local", "--length", length, code=2)
+
+
+def test_show_usage_errors():
+    run("show", code=2)
+    run("show", "local", "--length", "many", code=2)
+
+
+def test_a_bug_is_not_swallowed(monkeypatch):
+    def broken(*_):
+        raise TypeError("a bug")
+
+    monkeypatch.setattr("regard.cli.showing._print", broken)
+    with pytest.raises(TypeError, match="a bug"):
+        run("show", "local")
+
+
+# ---------------------------------------------------------------------------------------------- pictures
+def test_show_png(tmp_path):
+    imread = pytest.importorskip("matplotlib.image").imread
+    path = tmp_path / "picture.png"
+    result = run("show", "bigbird", "--length", "512", "--png", str(path), "--json")
+    assert json.loads(result.stdout)["name"] == "bigbird" and str(path) in result.stderr
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    pixels = imread(path)
+    assert len({tuple(p) for p in (pixels[::7, ::7, :3] * 255).round().reshape(-1, 3).tolist()}) > 5
+
+
+@pytest.mark.parametrize("command", [["show", "local"], ["gallery"]])
+def test_png_that_cannot_be_written(command, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    assert "No such file" in refused(*command, "--png", str(tmp_path / "no" / "x.png"))
+    assert "directory" in refused(*command, "--png", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install regard[plot]" in refused(*command, "--png", str(tmp_path / "x.png"))
+
+
+def test_gallery(tmp_path):
+    shown = run("gallery").stdout
+    assert all(name in shown for name in regard.list("C"))
+    assert "no recipe of family" in refused("gallery", "--family", "D")
+    pytest.importorskip("matplotlib")
+    run("gallery", "--png", str(tmp_path / "all.png"))
+    assert (tmp_path / "all.png").stat().st_size > 10_000
+
+
+# ---------------------------------------------------------------------------------------------- demo
+def test_demo():
+    shown = run("demo").stdout
+    assert "oo random blocks" in shown and "dense softmax (torch SDPA)" in shown and "threads" in shown
+    assert "Unsupported: " in shown and "mixes all positions" in shown
+    difference = float(shown.split("largest difference ")[1].split()[0])
+    most = int(shown.split("never more than ")[1].split()[0])
+    assert difference < 1e-10 and 33 <= most < 300
