@@ -5,11 +5,10 @@ python docs/make_table.py
 
 from __future__ import annotations
 
-import inspect
 from functools import singledispatch
 from pathlib import Path
 
-from regard import Compressed, LinearAttention, MultiHead, SoftmaxAttention, Unsupported
+from regard import Compressed, LinearAttention, MultiHead, SoftmaxAttention
 from regard.mixers import Fourier, Longformer, TokenMLP
 from regard.registry import Recipe, get, list_recipes
 
@@ -63,16 +62,9 @@ def _(part: TokenMLP) -> str:
 
 
 def promises(found: Recipe) -> dict[str, bool]:
-    """Which promises it makes; it streams only where it can be causal."""
-    heads = found.parameters["heads"].default
-    sizes = {} if heads is inspect.Parameter.empty else {"heads": heads}  # a mixer without heads takes no more than one
-    can = found.example(**sizes).can
-    try:
-        causal = found.example(**sizes, causal=True).can.causal
-    except Unsupported:
-        causal = False
-    kept = {promise: getattr(can, promise) for promise in LETTERS}
-    return kept | {"causal": causal, "stream": can.stream and causal}
+    """Which promises it makes."""
+    can = found.can()
+    return {promise: getattr(can, promise) for promise in LETTERS}
 
 
 def row(found: Recipe) -> str:

@@ -12,7 +12,6 @@ from torch import nn
 
 import regard
 from regard import Attention, Can, Mixer, MultiHead, SoftmaxAttention, Unsupported
-from regard.mixer import UNMARKED
 from regard.registry import get
 from regard.testing import CHECKS, check_mixer
 
@@ -21,10 +20,8 @@ HEADLESS = ("fnet", "mlp_mixer")
 
 
 def build(name, causal):
-    """A small one; BigBird has a causal form only without its global tokens."""
-    recipe = get(name)
-    more = {"globals": 0} if name == "bigbird" and causal else {}
-    return recipe.build(8, 1 if name in HEADLESS else 2, **{**recipe.small, **more}, causal=causal)
+    """A small one."""
+    return get(name).example(causal=causal)
 
 
 @pytest.mark.parametrize("name", regard.list())
@@ -52,12 +49,11 @@ def test_recipe_can_tells_what_the_checks_found(name):
     same = {"cross": "cross", "mask": "padding", "length": "length", "maps": "maps", "marks": "marks"}
     for promise, check in same.items():
         assert getattr(can, promise) == (row[check] == "kept"), promise
-    if name != "bigbird":  # whose default form has no causal one
-        assert can.causal == (row["causal"] == "kept") and can.stream == (row["stream"] == "kept")
+    assert can.causal == (row["causal"] == "kept") and can.stream == (row["stream"] == "kept")
 
 
 # ---------------------------------------------------------------------------------------------- the checks can fail
-def fails(f, words=""):
+def fails(f, words=None):
     with pytest.raises(AssertionError, match=words):
         check_mixer(f)
 
@@ -65,7 +61,7 @@ def fails(f, words=""):
 class Plain(Mixer):
     """Softmax attention over the past, or over all, in a few lines; the broken ones below change one thing each."""
 
-    can_do = Can(cross="a toy", stream="a toy", maps="a toy", length="a toy") & UNMARKED
+    can_do = Can(cross="a toy", stream="a toy", maps="a toy", length="a toy")
 
     def __init__(self, causal=False, dim=4, can=None):
         super().__init__(dim, can=can or self.can_do, causal=causal, length=40)
@@ -194,7 +190,7 @@ def test_a_map_that_is_not_the_map_is_found():
     """Fails if an attention that is not linear in its values may promise a map."""
 
     class Squares(Attention):
-        can = Can(stream="a toy") & UNMARKED
+        can = Can(stream="a toy")
 
         def attend(self, q, k, v, *, causal=False, mask=None, state=None):
             return regard.attend(q, k, v**2, pattern=regard.Causal() if causal else regard.Full(), mask=mask), None
@@ -230,7 +226,7 @@ def test_marks_that_do_nothing_are_found():
 
 def test_a_length_that_is_not_held_is_found():
     """Fails if a limit may be promised that is not kept, or kept that is not promised."""
-    any_length = Can(cross="a toy", stream="a toy", maps="a toy") & UNMARKED
+    any_length = Can(cross="a toy", stream="a toy", maps="a toy")
     fails(lambda causal: Plain(causal, can=any_length))  # says any, takes 40
 
     class Unlimited(Plain):

@@ -1,13 +1,17 @@
 """Regard: every way that a network can mix its tokens, behind one small interface.
 
-import regard
-mixer = regard.create("bigbird", dim=512, heads=8, length=4096)
-y = mixer(x)                                 # (b n d) -> (b n d)
-y = regard.attend(q, k, v, pattern=regard.Band(128, 128))
+In short:
+
+    import regard
+    mixer = regard.create("bigbird", dim=512, heads=8, length=4096)
+    y = mixer(x)                                 # (b n d) -> (b n d)
+    y = regard.attend(q, k, v, pattern=regard.Band(128, 128))
+
+`regard.list()` names the recipes, and docs/ explains them.
 """
 
 from regard import testing
-from regard.attend import attend
+from regard.attend import attend, explain
 from regard.attentions import Compressed, LinearAttention, Prototype, Routed, SoftmaxAttention
 from regard.errors import Unsupported
 from regard.mixer import Attention, Can, Mixer, MultiHead
@@ -38,7 +42,7 @@ from regard.registry import list_recipes as list
 __version__ = "0.1.0"
 
 __all__ = [
-    "attend", "create", "list", "recipe", "testing",
+    "attend", "create", "explain", "list", "recipe", "testing",
     "Attention", "Can", "Mixer", "MultiHead", "Unsupported",
     "Compressed", "LinearAttention", "Prototype", "Routed", "SoftmaxAttention",
     "Axial", "Band", "Blocks2D", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Marked", "MarkedKeys",

@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from regard.mixer import UNMARKED, Can
+from regard.mixer import Can
 
 
 class Memory(nn.Module, ABC):
     """(k, v, mask) -> (k', v', mask'), with fewer keys."""
 
-    can: Can = Can() & UNMARKED
+    can: Can = Can()
     length: int | None = None
 
     @abstractmethod
@@ -37,9 +37,7 @@ class Projected(Memory):
             raise ValueError(f"rank must be between 1 and length, {length}, not {rank}")
         self.length = length
         mixed = "the projection mixes all positions"
-        self.can = Can(
-            causal=mixed, stream=mixed, length=f"its projections were built for {length} positions", **UNMARKED.refused
-        )
+        self.can = Can(causal=mixed, stream=mixed, length=f"its projections were built for {length} positions")
         shape = (heads if share == "none" else 1, rank, length)
         self.e = nn.Parameter(torch.randn(shape) / length**0.5)
         self.f = self.e if share == "kv" else nn.Parameter(torch.randn(shape) / length**0.5)

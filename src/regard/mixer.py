@@ -27,17 +27,21 @@ PROMISES = {
 }
 
 
+NO_MARKS = "no part of it asks for marked tokens"
+
+
 class Can:
     """What a mechanism promises.  Everything that is not refused: `Can(cross="positions are not comparable")`.
 
-    `can.cross` tells whether; `can.reason("cross")` why not; `a & b` can what both can.
+    `can.cross` tells whether; `can.reason("cross")` why not; `a & b` can what both can.  Marked tokens are the exception:
+    few mechanisms know them, so they are refused unless `takes_marks`.
     """
 
-    def __init__(self, **refused: str) -> None:
+    def __init__(self, *, takes_marks: bool = False, **refused: str) -> None:
         unknown = set(refused) - set(PROMISES)
         if unknown:
             raise ValueError(f"no such promise: {sorted(unknown)}; there are {list(PROMISES)}")
-        self.refused = dict(refused)
+        self.refused = dict(refused) if takes_marks else {"marks": NO_MARKS, **refused}
 
     def reason(self, promise: str) -> str | None:
         """Why a promise is not made; None: it is."""
@@ -52,7 +56,7 @@ class Can:
     marks = property(lambda self: "marks" not in self.refused)
 
     def __and__(self, other: Can) -> Can:
-        return Can(**{**other.refused, **self.refused})
+        return Can(takes_marks=True, **{**other.refused, **self.refused})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Can) and self.refused.keys() == other.refused.keys()
@@ -62,9 +66,6 @@ class Can:
 
     def __repr__(self) -> str:
         return f"Can({', '.join(p for p in PROMISES if p not in self.refused)})"
-
-
-UNMARKED = Can(marks="no part of it asks for marked tokens")
 
 
 class Mixer(nn.Module, ABC):
@@ -144,7 +145,9 @@ class Mixer(nn.Module, ABC):
             self._need("mask", "leave tokens out")
         if marks is not None:
             self._need("marks", "treat marked tokens")
-        source = x if memory is None else memory
+        source, name = (x, "x") if memory is None else (memory, "memory")
+        if self.length is not None and source.shape[1] > self.length:
+            raise ValueError(f"{name} has {source.shape[1]} tokens, and this was built for at most {self.length}")
         check_mask(mask, (source.shape[0], source.shape[1]), "mask")
         check_mask(marks, (x.shape[0], x.shape[1]), "marks")
         if mask is None:
@@ -158,8 +161,6 @@ class Mixer(nn.Module, ABC):
             raise ValueError(f"{name} must be a floating tensor of shape (b n {self.dim}), not {what}")
         if x.shape[2] != self.dim:
             raise ValueError(f"{name} must have width {self.dim}, as built, not {x.shape[2]}")
-        if self.length is not None and x.shape[1] > self.length:
-            raise ValueError(f"{name} has {x.shape[1]} tokens, and this was built for at most {self.length}")
 
     def attention(
         self, x: Tensor, memory: Tensor | None = None, *, mask: Tensor | None = None, marks: Tensor | None = None
@@ -177,7 +178,7 @@ class Mixer(nn.Module, ABC):
 class Attention(nn.Module, ABC):
     """What stands inside `MultiHead`: heads in, heads out, linear in its values."""
 
-    can: Can = Can() & UNMARKED
+    can: Can = Can()
     length: int | None = None  # the longest sequence, None: any
     shares: bool = False  # takes fewer heads of keys than of queries
 

@@ -63,9 +63,10 @@ class Recipe:
         """What may be given to it."""
         return inspect.signature(self.build).parameters
 
-    def example(self, dim: int = 8, heads: int = 2, *, causal: bool = False) -> Mixer:
-        """A small one."""
-        return self.build(dim, heads, **self.small, **({"causal": True} if causal else {}))
+    def example(self, dim: int = 8, *, causal: bool = False) -> Mixer:
+        """A small one, with two heads unless it prefers another number."""
+        preferred = self.parameters["heads"].default
+        return self.build(dim, 2 if preferred is inspect.Parameter.empty else preferred, **self.small, causal=causal)
 
     def can(self) -> Can:
         """What it promises, found out by building it: causal or not, it is the same but for what causality costs."""
@@ -73,7 +74,7 @@ class Recipe:
         try:
             self.example(causal=True)
         except Unsupported as refusal:
-            return plain & Can(causal=str(refusal))
+            return plain & Can(takes_marks=True, causal=str(refusal), stream="only a causal form can")
         return plain
 
 
@@ -88,7 +89,7 @@ def recipe(
     def register(build: Build) -> Build:
         name = build.__name__
         known = _recipes.get(name)
-        if known is not None and known.build.__module__ != build.__module__:
+        if known is not None and build.__module__ not in (known.build.__module__, "__main__"):
             raise ValueError(f"there is a recipe {name!r} already, from {known.build.__module__}")
         _recipes[name] = Recipe(name, build, paper, arxiv, row, formula, dict(small or {}))
         return build

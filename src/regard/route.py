@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from regard.attend.groups import Indexed
-from regard.mixer import UNMARKED, Can
+from regard.mixer import Can
 
 
 class Route(nn.Module, ABC):
     """q (b h n e), k (b h m e), mask (b m) -> groups of queries that share keys, by token number."""
 
-    can: Can = Can(stream="the groups depend on all tokens") & UNMARKED
+    can: Can = Can(stream="the groups depend on all tokens")
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Sequence[Indexed]: ...

@@ -1,6 +1,7 @@
 """Fewer keys and values than tokens."""
 
 import torch
+
 from oracles.loop import linear_layer, project, softmax_loop
 
 

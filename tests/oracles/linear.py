@@ -1,6 +1,7 @@
 """Linear attention, term by term."""
 
 import torch
+
 from oracles.loop import linear_layer, project
 
 MOST = 10  # queries

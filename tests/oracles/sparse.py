@@ -3,6 +3,7 @@
 import math
 
 import torch
+
 from oracles.loop import by_rule, linear_layer, project, softmax_loop
 
 
@@ -103,7 +104,7 @@ def longformer(p, x, *, heads, causal, mask=None, marks=None, window=256, steps=
     y = softmax_loop(*project(p, x, None, heads, "local."), near, mask=mask)
     if marks is not None:
         z = softmax_loop(*project(p, x, None, heads, "everywhere."), lambda a, h, i, j: marked[a][i], mask=mask)
-        rows = zip(y.flatten(0, 1), z.flatten(0, 1), sum(marked, []), strict=True)
+        rows = zip(y.flatten(0, 1), z.flatten(0, 1), marks.flatten().tolist(), strict=True)
         y = torch.stack([far if mark else near for near, far, mark in rows]).reshape(y.shape)
     return linear_layer(p, "local.out", y)
 

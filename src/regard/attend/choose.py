@@ -29,7 +29,8 @@ SMALL = 192  # with fewer queries than this a layout does not pay
 MARGIN = 0.85  # sparse must promise at least this much of the dense time
 BACKWARD = 2.5  # scores of a backward pass, beside one of the forward pass
 WIDTH = 64  # of a head, when measuring
-MOST_CALL = 3e-4  # seconds: a call that seems to take longer was measured on a busy machine
+LEAST_CALL, MOST_CALL = 5e-6, 3e-4  # seconds: what seems outside was measured on a busy machine
+MOST_RATIO = 2.5  # and so was a sparse score that seems to cost more than this many dense ones
 
 
 @dataclass(frozen=True)
@@ -143,28 +144,39 @@ def _measure_and_keep(path: Path) -> Costs:
 
 
 def measure() -> Costs:
-    """Time a small and a large call of each executor."""
+    """Time a small and a large call of each executor, in turn, and take the best of each."""
     heads, small, large = 4, 32, 1024
-    dense = {n: _seconds(lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q), heads, n) for n in (small, large)}
-    score = dense[large] / large**2 / heads
     window = Band(32, 32)
     work, once = layout(window, large, large, size=32), layout(window, small, small, size=32)
-    fused = {n: _seconds(partial(_run, w), heads, n) for n, w in ((small, once), (large, work))}
-    dense_call, sparse_call = (min(max(x - score * heads * small**2, 1e-6), MOST_CALL) for x in (dense[small], fused[small]))
-    per_score = max((fused[large] - sparse_call * work.calls()) / work.work(False) / heads, score)
-    return Costs(dense_call, score, sparse_call, per_score)
+    dense = torch.nn.functional.scaled_dot_product_attention
+    calls = {
+        ("dense", small): lambda x: dense(x, x, x), ("dense", large): lambda x: dense(x, x, x),
+        ("sparse", small): partial(_run, once), ("sparse", large): partial(_run, work),
+    }  # fmt: skip
+    best = _best(calls, heads)
+    score = best["dense", large] / large**2 / heads
+    dense_call, sparse_call = (
+        min(max(best[name, small] - score * heads * small**2, LEAST_CALL), MOST_CALL) for name in ("dense", "sparse")
+    )
+    each = (best["sparse", large] - sparse_call * work.calls()) / work.work(False) / heads
+    return Costs(dense_call, score, sparse_call, min(max(each, score), MOST_RATIO * score))
 
 
 def _run(work: Layout, q: Tensor) -> Tensor:
     return kernel.attend(q[0], q[0], q[0], work, work, scale=0.125)
 
 
-def _seconds(f: Callable[[Tensor], Tensor], heads: int, n: int) -> float:
-    x = torch.randn(1, heads, n, WIDTH, generator=torch.Generator().manual_seed(0))
-    times = []
+def _best(
+    calls: dict[tuple[str, int], Callable[[Tensor], Tensor]], heads: int, rounds: int = 10
+) -> dict[tuple[str, int], float]:
+    """The shortest time of each call, by turns."""
+    make = torch.Generator().manual_seed(0)
+    inputs = {key: torch.randn(1, heads, key[1], WIDTH, generator=make) for key in calls}
+    best = dict.fromkeys(calls, float("inf"))
     with torch.no_grad():
-        for _ in range(8):
-            start = time.perf_counter()
-            f(x)
-            times.append(time.perf_counter() - start)
-    return min(times[1:])
+        for _ in range(rounds):
+            for key, call in calls.items():
+                start = time.perf_counter()
+                call(inputs[key])
+                best[key] = min(best[key], time.perf_counter() - start)
+    return best

@@ -74,6 +74,5 @@ def _before(each: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _divide(top: Tensor, bottom: Tensor) -> Tensor:
-    """top / bottom, and zero where no key has any weight."""
-    some = bottom > 0
-    return torch.where(some, top / torch.where(some, bottom, 1), 0)
+    """top / bottom; where no key has any weight both are zero, and so is the result."""
+    return top / bottom.masked_fill(bottom <= 0, 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attend import attend
-from regard.mixer import UNMARKED, Attention, Can
+from regard.mixer import Attention, Can
 from regard.pattern import FAR, Causal, Full, Pattern
 from regard.prior import Prior
 
@@ -70,12 +70,12 @@ class SoftmaxAttention(Attention):
 
 
 def _can(pattern: Pattern, prior: Prior | None) -> Can:
-    refused = {} if pattern.marked else UNMARKED.refused
+    refused = {}
     if pattern.relates or prior is not None:
-        refused = refused | {"cross": "it compares positions, and those of two sequences are not comparable"}
+        refused["cross"] = "it compares positions, and those of two sequences are not comparable"
     if pattern.limit is not None:
-        refused = refused | {"length": f"its pattern was drawn for {pattern.limit} positions"}
-    return Can(**refused)
+        refused["length"] = f"its pattern was drawn for {pattern.limit} positions"
+    return Can(takes_marks=pattern.marked, **refused)
 
 
 def _start(at: Tensor) -> int | Tensor:

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 import regard
-from regard.cli.tour import demo
 from regard.cli.family import gallery
 from regard.cli.listing import list_command
 from regard.cli.showing import show
+from regard.cli.tour import demo
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("list")(list_command)

@@ -36,6 +36,8 @@ def layout(
 
     `size` fixes the tile; else the cheapest is taken, for the forward or for the backward pass.
     """
+    if pattern.heads:
+        raise ValueError(f"heads that differ are laid out one by one: give one of the {pattern.heads} patterns of {pattern!r}")
     key = (pattern, n, m, q_at, k_at, size, backward)
     found = _layouts.get(key)
     if found is None:

@@ -43,7 +43,7 @@ def _terms(pattern: Pattern) -> Iterator[Pattern]:
         for part in pattern.parts:
             yield from _terms(part)
     elif isinstance(pattern, And):
-        for choice in product(*(tuple(_terms(part)) for part in pattern.parts)):
+        for choice in product(*(tuple(islice(_terms(part), TERMS + 1)) for part in pattern.parts)):
             term: Pattern = Full()
             for factor in choice:
                 term = term & factor

@@ -128,7 +128,8 @@ class Finder:
         """Make runs of what repeats without a gap, and return the rest."""
         along, down = defaultdict(list), defaultdict(list)
         for s in segments:
-            along[s.r1 - s.r0, s.c1 - s.c0, s.ids, s.c0 - s.r0].append(s)
+            short = s.r1 * self.size > self.n  # the end of the sequence cuts it: fewer queries than its likes
+            along[s.r1 - s.r0, s.c1 - s.c0, s.ids, s.c0 - s.r0, short].append(s)
             if self.full(s):
                 down[s.c0, s.c1].append(s)
         done: set[_Segment] = set()

@@ -111,6 +111,7 @@ class Cache:
         return self.entries[key][0]
 
     def put(self, key: Hashable, value: object, nbytes: int) -> None:
+        self.used -= self.entries.pop(key, (None, 0))[1]
         self.entries[key] = value, nbytes
         self.used += nbytes
         while self.used > self.limit and len(self.entries) > 1:

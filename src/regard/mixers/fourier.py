@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.mixer import UNMARKED, Can, Mixer, State
+from regard.mixer import Can, Mixer, State
 
 WHOLE = "the Fourier transform runs over the whole sequence"
 
@@ -15,7 +15,7 @@ class Fourier(Mixer):
     (Lee-Thorp et al. 2021, arXiv 2105.03824)."""
 
     def __init__(self, dim: int, *, causal: bool = False) -> None:
-        can = Can(causal=WHOLE, cross=WHOLE, mask=WHOLE, stream=WHOLE, maps="it mixes widths as well as tokens") & UNMARKED
+        can = Can(causal=WHOLE, cross=WHOLE, mask=WHOLE, stream=WHOLE, maps="it mixes widths as well as tokens")
         super().__init__(dim, can=can, causal=causal)
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.mixer import Mixer, MultiHead, State
+from regard.mixer import Can, Mixer, MultiHead, State
 from regard.pattern import MarkedKeys, MarkedQueries, Pattern
 
 
@@ -20,7 +20,8 @@ class Longformer(Mixer):
 
     def __init__(self, dim: int, heads: int, local: Pattern, *, causal: bool = False) -> None:
         near = SoftmaxAttention(local if causal else local | MarkedKeys())
-        super().__init__(dim, can=near.can, causal=causal, length=near.length)
+        can = near.can & Can(marks="the causal form has a window only, as in the paper") if causal else near.can
+        super().__init__(dim, can=can, causal=causal, length=near.length)
         self.local = MultiHead(dim, heads, near, causal=causal)
         self.everywhere = None if causal else MultiHead(dim, heads, SoftmaxAttention(MarkedQueries()))
         if self.everywhere is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.mixer import UNMARKED, Can, Mixer, State
+from regard.mixer import Can, Mixer, State
 
 OWN = "each position has weights of its own"
 
@@ -18,7 +18,7 @@ class TokenMLP(Mixer):
         can = Can(
             causal=OWN, cross=OWN, stream=OWN, mask=OWN + ", which leaving one out would leave without meaning",
             length=f"its weights were built for {length} positions", maps="it is not linear in its tokens",
-        ) & UNMARKED  # fmt: skip
+        )  # fmt: skip
         super().__init__(dim, can=can, causal=causal, length=length)
         if hidden < 1 or length < 1:
             raise ValueError(f"length and hidden must be at least 1, not {length} and {hidden}")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.pattern.algebra import FAR, Block, Leaf, Pattern, hull
 
+MOST_BLOCKS = 4096  # that random blocks are drawn from: the table of draws has that many rows and columns
 Box = tuple[Tensor, Tensor, Tensor, Tensor]  # first and last row, first and last column
 
 
@@ -162,6 +163,10 @@ class RandomBlocks(Leaf):
 
     def __post_init__(self) -> None:
         self._check(size=1, count=0, blocks=1, seed=0)
+        if self.blocks > MOST_BLOCKS:
+            raise ValueError(f"RandomBlocks: blocks must be at most {MOST_BLOCKS}, not {self.blocks}: take larger ones")
+        if not isinstance(self.past, bool):
+            raise ValueError(f"RandomBlocks: past must be True or False, not {self.past!r}")
         object.__setattr__(self, "_limit", self.size * self.blocks)
         object.__setattr__(self, "_tables", _random_tables(self.count, self.blocks, self.seed, self.past))
 
@@ -181,10 +186,10 @@ class RandomBlocks(Leaf):
 @lru_cache(8)
 def _random_tables(count: int, blocks: int, seed: int, past: bool) -> tuple[Tensor, Tensor]:
     """Which blocks were drawn (blocks blocks), and their two-dimensional running count, for O(1) rectangles."""
-    chance = torch.rand(blocks, blocks, generator=torch.Generator().manual_seed(seed))
+    chance = torch.rand(blocks, blocks, generator=torch.Generator().manual_seed(seed), device="cpu")
     if past:
-        chance = chance.tril() - torch.ones(blocks, blocks).triu(1)
-    drawn = torch.zeros(blocks, blocks, dtype=torch.bool)
+        chance = chance.tril() - torch.ones_like(chance).triu(1)
+    drawn = torch.zeros_like(chance, dtype=torch.bool)
     drawn.scatter_(1, chance.topk(min(count, blocks), dim=1).indices, True)
     if past:
         drawn = drawn.tril()

@@ -1,6 +1,10 @@
 """Sparse by position: who may look at whom is known before any token is read.
 
-python -m regard.recipes.sparse        draws every pattern of this file
+To draw every pattern of this file:
+
+    python -m regard.recipes.sparse
+
+Each recipe is a pattern inside `MultiHead`; only Longformer has parts of its own.
 """
 
 from __future__ import annotations
@@ -70,7 +74,7 @@ def _factorised(near: Pattern, far: Pattern, heads: int, split: str, layer: int)
 
 
 @recipe(
-    "Child et al. 2019", arxiv="1904.10509", row="C6", formula="softmax over i − j < l or i ≡ j (mod l)", small={"stride": 4},
+    "Child et al. 2019", arxiv="1904.10509", row="C6", formula="softmax over |i − j| ≤ l or i ≡ j (mod l)", small={"stride": 4},
 )  # fmt: skip
 def sparse_strided(
     dim: int, heads: int, *, stride: int = 128, split: str = "heads", layer: int = 0, causal: bool = False
@@ -120,18 +124,20 @@ def longformer(dim: int, heads: int, *, window: int = 256, steps: int | Sequence
 
 @recipe(
     "Zaheer et al. 2020", arxiv="2007.14062", row="C10", formula="softmax over window ∪ global ∪ random blocks",
-    small={"length": 32, "block": 4, "window": 3, "globals": 1, "random": 1},
+    small={"length": 48, "block": 4, "globals": None, "random": 2},
 )  # fmt: skip
 def bigbird(
-    dim: int, heads: int, *, length: int, block: int = 64, window: int = 3, globals: int = 2, random: int = 3,
+    dim: int, heads: int, *, length: int, block: int = 64, window: int = 3, globals: int | None = None, random: int = 3,
     seed: int = 0, causal: bool = False,
 ) -> Mixer:  # fmt: skip
     """A window of `window` blocks, `globals` global blocks, and `random` random blocks for each block of queries.
 
-    Causal, there are no global blocks: their queries would look at the future.
+    globals   2 unless given; causal, there can be none: their queries would look at the future
     """
     if causal and globals:
-        raise Unsupported("BigBird's global tokens look at the whole sequence: build it causal with globals=0")
+        raise Unsupported("global tokens look at the whole sequence, so the causal form has none: give globals=0")
+    if globals is None:
+        globals = 0 if causal else 2
     if window % 2 == 0:
         raise ValueError(f"window counts the block itself and as many on either side, so it is odd, not {window}")
     near = Chunks(block, back=window // 2, ahead=window // 2)

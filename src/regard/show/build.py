@@ -80,5 +80,5 @@ def promises(recipe: Recipe, mixer: Mixer, arguments: Mapping[str, Any]) -> Can:
         with torch.device("meta") if pattern_of(mixer) is None else torch.device("cpu"):
             build(recipe, arguments, True)
     except Unsupported as refusal:
-        return mixer.can & Can(causal=str(refusal))
+        return mixer.can & Can(takes_marks=True, causal=str(refusal), stream="only a causal form can")
     return mixer.can
