@@ -18,6 +18,7 @@ from regard.pattern import (
     KeyPhase,
     Keys,
     Nothing,
+    PerHead,
     Queries,
     RandomBlocks,
 )
@@ -81,6 +82,15 @@ def test_one_value_may_be_larger_than_the_cache():
     assert cache.get("huge") == 1
     cache.put("small", 2, 10)
     assert cache.get("huge") is None and cache.get("small") == 2 and cache.used == 10
+
+
+def test_a_value_put_twice_counts_once():
+    """Fails if the bytes of a value that was replaced are never given back."""
+    cache = Cache(100)
+    cache.put("a", 1, 60)
+    cache.put("a", 2, 50)
+    cache.put("b", 3, 50)
+    assert cache.used == 100 and cache.get("a") == 2 and cache.get("b") == 3
 
 
 def test_a_layout_weighs_little():
@@ -248,3 +258,17 @@ def test_the_backward_pass_counts_more():
     small, large = layout(Band(16, 16), 4096, 4096), layout(Band(512, 512), 4096, 4096)
     assert small.cost() < large.cost() < layout(Full(), 4096, 4096).cost()
     assert small.cost(backward=True) > small.cost() > small.work() > 0
+
+
+def test_heads_are_laid_out_one_by_one():
+    """Fails if a pattern with several heads is taken for one."""
+    with pytest.raises(ValueError, match="laid out one by one"):
+        layout(PerHead((Causal(), Full())), 8, 8)
+
+
+def test_many_alternatives_are_not_multiplied_out():
+    """Fails if an expression with 4 to the power of 12 alternatives is taken apart: it would never end."""
+    pattern = Full()
+    for i in range(12):
+        pattern = pattern & (Band(3 * i, 5, 2) | Keys(i, i + 9) | Chunks(4 + i) | Queries(i, 2 * i))
+    assert layout(pattern, 100, 100).scores() >= pattern.keys_per_query(100).sum()

@@ -148,6 +148,7 @@ REFUSED = [
     (lambda: RandomBlocks(4, -1, 4), "RandomBlocks: count"),
     (lambda: RandomBlocks(4, 1, 0), "RandomBlocks: blocks"),
     (lambda: RandomBlocks(4, 1, 4, -1), "RandomBlocks: seed"),
+    (lambda: RandomBlocks(4, 1, 4, 0, 1), "RandomBlocks: past"),
     (lambda: Blocks2D(0, 1, 1), "Blocks2D: width"),
     (lambda: Blocks2D(4, 0, 1), "Blocks2D: rows"),
     (lambda: Blocks2D(4, 1, 0), "Blocks2D: cols"),

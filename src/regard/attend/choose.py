@@ -149,7 +149,7 @@ def measure() -> Costs:
     window = Band(32, 32)
     work, once = layout(window, large, large, size=32), layout(window, small, small, size=32)
     dense = torch.nn.functional.scaled_dot_product_attention
-    calls = {
+    calls: dict[tuple[str, int], Callable[[Tensor], Tensor]] = {
         ("dense", small): lambda x: dense(x, x, x), ("dense", large): lambda x: dense(x, x, x),
         ("sparse", small): partial(_run, once), ("sparse", large): partial(_run, work),
     }  # fmt: skip

@@ -1,0 +1,534 @@
+"""The lowest call: every executor gives what the textbook formula gives, or says why it cannot."""
+
+import importlib
+import json
+import math
+import os
+import stat
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+import regard
+from regard import ALiBi, Prior, Unsupported
+from regard.attend import choose as _  # noqa: F401  (the module below has the same name as this function)
+from regard.pattern import (
+    Axial,
+    Band,
+    Blocks2D,
+    Causal,
+    Chunks,
+    Full,
+    Global,
+    KeyPhase,
+    Keys,
+    Marked,
+    MarkedKeys,
+    MarkedQueries,
+    Nothing,
+    PerHead,
+    RandomBlocks,
+)
+
+attending = importlib.import_module("regard.attend")
+choosing = importlib.import_module("regard.attend.choose")
+flex = importlib.import_module("regard.attend.flex")
+
+PATTERNS = {
+    "full": Full(),
+    "causal": Causal(),
+    "window": Band(9, 9),
+    "dilated": Band(7, 7, 5),
+    "global": Band(5, 5) | Global(3),
+    "bigbird": Chunks(16, 1, 1) | Global(16) | RandomBlocks(16, 2, 24, seed=3),
+    "axial": Axial(20),
+    "image": Blocks2D(24, 4, 4, 2, 3, 3, 2),
+    "fixed": (Chunks(30) | KeyPhase(30, 27)) & Causal(),
+    "holes": ~Band(40, 40) & Keys(0, 100),
+    "heads": PerHead((Band(4, 4), Causal(), Band(4, 4), Chunks(50) | Keys(0, 2))),
+}
+N = 310
+
+
+def naive(q, k, v, keep, scale=None, addend=0.0):
+    """softmax over the kept pairs, by exponentials; zero where there are none."""
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale) + addend
+    weights = (scores - scores.detach().amax(-1, keepdim=True)).exp() * keep
+    return weights @ v / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+
+
+def qkv(rand, n=N, m=None, b=2, h=4, e=8, f=None, kv=None, dtype=torch.float64):
+    m, f, kv = n if m is None else m, f or e, kv or h
+    return rand(b, h, n, e, dtype=dtype), rand(b, kv, m, e, dtype=dtype), rand(b, kv, m, f, dtype=dtype)
+
+
+def gradients(out, inputs):
+    weight = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).to(out.dtype)
+    return torch.autograd.grad((out * weight).sum(), inputs)
+
+
+def same(got, want, atol=1e-10):
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+# ---------------------------------------------------------------------------------------------- they agree
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_executors_agree(name, masked, rand):
+    """Fails if an executor gives another output or gradient than the naive formula."""
+    pattern, inputs = PATTERNS[name], [x.requires_grad_() for x in qkv(rand)]
+    keep, mask = pattern.dense(N), None
+    if masked:
+        mask = torch.stack((torch.arange(N) < 200, torch.arange(N) % 5 != 2))
+        keep = keep & mask[:, None, None]
+    want = naive(*inputs, keep)
+    want_grads = gradients(want, inputs)
+    for backend in ("reference", "sdpa", "sparse", "auto"):
+        got = regard.attend(*inputs, pattern=pattern, mask=mask, backend=backend)
+        same([got, *gradients(got, inputs)], [want, *want_grads])
+    with torch.no_grad():
+        got = regard.attend(*(x.float() for x in inputs), pattern=pattern, mask=mask, backend="flex")
+    same([got], [want.float()], 1e-5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "flex"])
+def test_a_query_that_sees_nothing_gives_zero(backend, rand):
+    """Fails if it gives NaN, or the mean of everything."""
+    q, k, v = qkv(rand, dtype=torch.float32)
+    mask = torch.ones(2, N, dtype=torch.bool)
+    mask[1] = False
+    with torch.no_grad():
+        assert not regard.attend(q, k, v, pattern=Nothing(), backend=backend).any()
+        out = regard.attend(q, k, v, pattern=Band(3, 3), mask=mask, backend=backend)
+        assert out[0].all() and not out[1].any()
+        assert not regard.attend(q, k, v, pattern=Keys(5, 9) & Causal(), backend=backend)[:, :, :5].any()
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse"])
+def test_a_blind_query_has_no_gradient(backend, rand):
+    """Fails if NaN comes back from a row of nothing."""
+    inputs = [x.requires_grad_() for x in qkv(rand)]
+    out = regard.attend(*inputs, pattern=Keys(5, 9) & Causal(), backend=backend)
+    dq, dk, dv = gradients(out, inputs)
+    assert all(g.isfinite().all() for g in (dq, dk, dv))
+    assert not dq[:, :, :5].any() and not dk[:, :, 9:].any() and not dv[:, :, 9:].any()
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+def test_scale_and_widths(backend, rand):
+    """Fails if the scale is not the one given, or values must be as wide as queries."""
+    for e, f in ((8, 8), (8, 3), (3, 8)):
+        inputs = [x.requires_grad_() for x in qkv(rand, e=e, f=f)]
+        for scale in (None, 0.0, 2.5, -1.0):
+            want = naive(*inputs, Band(9, 9).dense(N), scale)
+            got = regard.attend(*inputs, pattern=Band(9, 9), scale=scale, backend=backend)
+            assert got.shape == (2, 4, N, f)
+            same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+@pytest.mark.parametrize("kv", [1, 2])
+def test_fewer_heads_of_keys(backend, kv, rand):
+    """Fails if neighbouring query heads do not share a key head, or its gradient is not their sum."""
+    inputs = [x.requires_grad_() for x in qkv(rand, kv=kv)]
+    q, k, v = inputs
+    want = naive(q, k.repeat_interleave(4 // kv, 1), v.repeat_interleave(4 // kv, 1), Band(9, 9).dense(N))
+    got = regard.attend(*inputs, pattern=Band(9, 9), backend=backend)
+    same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+@pytest.mark.parametrize(
+    ("q_at", "k_at", "n", "m"), [(100, 0, 210, 310), (7, 30, 250, 200), (0, 50, 200, 300), (300, 290, 1, 11)]
+)
+def test_offsets(backend, q_at, k_at, n, m, rand):
+    """Fails if positions do not start where they are said to."""
+    inputs = [x.requires_grad_() for x in qkv(rand, n, m)]
+    for pattern in (Band(20, 5), Causal(), Band(9, 9, 4) | Keys(0, 60), Chunks(32, 1)):
+        q, k = torch.arange(q_at, q_at + n)[:, None], torch.arange(k_at, k_at + m)
+        want = naive(*inputs, pattern.allowed(q, k))
+        got = regard.attend(*inputs, pattern=pattern, q_at=q_at, k_at=k_at, backend=backend)
+        same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
+
+
+def test_scattered_keys(rand):
+    """Fails if keys with positions of their own are taken for keys in a row."""
+    inputs = [x.requires_grad_() for x in qkv(rand, 40, 30)]
+    at = torch.cat((torch.arange(4), torch.arange(100, 126)))
+    pattern = Band(20, 0) | Keys(0, 4)
+    want = naive(*inputs, pattern.allowed(torch.arange(90, 130)[:, None], at))
+    for backend in ("reference", "sdpa", "auto"):
+        got = regard.attend(*inputs, pattern=pattern, q_at=90, k_at=at, backend=backend)
+        same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
+    with pytest.raises(Unsupported, match="row"):
+        regard.attend(*inputs, pattern=pattern, q_at=90, k_at=at, backend="sparse")
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+@pytest.mark.parametrize(
+    "pattern", [Band(6, 6) | Marked(), Band(6, 6) | MarkedKeys(), MarkedQueries(), Causal() & Marked()], ids=repr
+)
+def test_marks(backend, pattern, rand):
+    """Fails if marked tokens are not those that each example marked."""
+    inputs = [x.requires_grad_() for x in qkv(rand)]
+    marks = torch.zeros(2, N, dtype=torch.bool)
+    marks[0, ::50] = marks[1, 7] = True
+    keep = torch.zeros(2, N, N, dtype=torch.bool)
+    for a in (False, True):
+        for b in (False, True):
+            case = pattern.given(a, b).dense(N)
+            keep |= case & (marks == a)[:, :, None] & (marks == b)[:, None, :]
+    for mask in (None, torch.arange(N).expand(2, N) % 7 != 3):
+        kept = keep[:, None] if mask is None else keep[:, None] & mask[:, None, None]
+        want = naive(*inputs, kept)
+        got = regard.attend(*inputs, pattern=pattern, marks=marks, mask=mask, backend=backend)
+        same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
+
+
+def test_no_marks_are_marks_of_nothing(rand):
+    """Fails if a pattern with marks needs them."""
+    q, k, v = qkv(rand)
+    for backend in ("reference", "sdpa", "sparse"):
+        same([regard.attend(q, k, v, pattern=Band(6, 6) | Marked(), backend=backend)], [naive(q, k, v, Band(6, 6).dense(N))])
+
+
+# ---------------------------------------------------------------------------------------------- priors
+class Learned(Prior):
+    """A slope for each head and a weight on the query's first number: it has parameters, and sees tokens."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.linspace(0.1, 1, heads, dtype=torch.float64))
+        self.own = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+
+    def forward(self, q_pos, k_pos, q, k):
+        gap = (q_pos - k_pos).abs()
+        return -gap * self.slope.view(-1, *[1] * gap.dim()) + self.own * q[..., :1] * (k_pos % 3)
+
+
+@pytest.mark.parametrize(
+    "pattern", [Full(), Causal(), Band(9, 9) | Global(3), Band(7, 7, 5), Chunks(30) | KeyPhase(30, 27)], ids=repr
+)
+def test_priors(pattern, rand):
+    """Fails if an addend to the scores is misplaced, or its parameters get no gradient, on any executor."""
+    inputs, mask = [x.requires_grad_() for x in qkv(rand)], torch.arange(N).expand(2, N) % 9 != 4
+    at = torch.arange(N, dtype=torch.float64)
+    learned = Learned(4).double()
+    gap = (at[:, None] - at).abs()
+    slopes = torch.tensor([2.0 ** (-8 * i / 4) for i in range(1, 5)], dtype=torch.float64)
+    own = learned.own * inputs[0][..., :1] * (at % 3)
+    cases = ((ALiBi(4).double(), -gap * slopes[:, None, None]), (learned, -gap * learned.slope[:, None, None] + own))
+    for prior, addend in cases:
+        leaves = [*inputs, *prior.parameters()]
+        want = naive(*inputs, pattern.dense(N) & mask[:, None, None], addend=addend)
+        want = [want, *gradients(want, leaves)]
+        for backend in ("reference", "sdpa", "sparse", "auto"):
+            got = regard.attend(*inputs, pattern=pattern, prior=prior, mask=mask, backend=backend)
+            same([got, *gradients(got, leaves)], want)
+
+
+def test_prior_alone_is_trained(rand):
+    """Fails if a prior gets no gradient where tokens need none."""
+    q, k, v = qkv(rand)
+    prior, grads = Learned(4).double(), []
+    for backend in ("reference", "sdpa", "sparse", "auto"):
+        out = regard.attend(q, k, v, pattern=Band(20, 20), prior=prior, backend=backend)
+        grads.append(gradients(out, [*prior.parameters()]))
+    for other in grads[1:]:
+        same(other, grads[0])
+
+
+def test_priors_follow_positions(rand):
+    """Fails if a prior counts from zero where the sequence goes on."""
+    q, k, v = qkv(rand, 200, 260)
+    prior = ALiBi(4).double()
+    want = regard.attend(q, k, v, pattern=Band(40, 0), prior=prior, q_at=60, backend="reference")
+    for backend in ("sdpa", "sparse"):
+        same([regard.attend(q, k, v, pattern=Band(40, 0), prior=prior, q_at=60, backend=backend)], [want])
+        same([regard.attend(q, k, v, pattern=Band(40, 0), prior=prior, q_at=160, k_at=100, backend=backend)], [want])
+
+
+# ---------------------------------------------------------------------------------------------- types and layouts
+@pytest.mark.parametrize(
+    ("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 0.05), (torch.float16, 0.01)]
+)
+@pytest.mark.parametrize("backend", ["sdpa", "sparse", "auto"])
+def test_types(dtype, atol, backend, rand):
+    """Fails if a type is widened, refused, or far from float64, forward or backward."""
+    exact = [x.requires_grad_() for x in qkv(rand, 320)]
+    low = [x.detach().to(dtype).requires_grad_() for x in exact]
+    for pattern in (Band(16, 16) | Global(2), RandomBlocks(16, 3, 20), Band(5, 5, 7)):
+        want = regard.attend(*exact, pattern=pattern, backend="reference")
+        got = regard.attend(*low, pattern=pattern, backend=backend)
+        grads = gradients(got, low)
+        assert got.dtype == dtype and all(g.dtype == dtype for g in grads)
+        same([got.double(), *(g.double() for g in grads)], [want, *gradients(want, exact)], atol * 4)
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+def test_requires_grad_on_some(backend, rand):
+    """Fails if a gradient is lost, or made up, where only some inputs want one."""
+    for wanted in (0, 1, 2):
+        inputs = qkv(rand)
+        inputs[wanted].requires_grad_()
+        out = regard.attend(*inputs, pattern=Band(9, 9), backend=backend)
+        want = gradients(naive(*inputs, Band(9, 9).dense(N)), [inputs[wanted]])
+        same(gradients(out, [inputs[wanted]]), want)
+        out = regard.attend(*inputs, pattern=Band(9, 9), backend=backend)
+        out.sum().backward()
+        assert [x.grad is not None for x in inputs] == [i == wanted for i in range(3)]
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+def test_any_strides(backend, rand):
+    """Fails if memory must lie in one piece."""
+    base = rand(N, 3, 2, 8, 4)  # n, three of them, b, e, h: nothing lies as the kernels like it
+    views = [base[:, i].permute(1, 3, 0, 2) for i in range(3)]
+    wide = rand(2, 4, N, 24)
+    others = {
+        "permuted": views,
+        "slices": [wide[..., i : i + 8] for i in (0, 8, 16)],
+        "steps": [wide[..., i::3] for i in range(3)],
+        "flipped batch": [x.flip(0) for x in views],
+        "heads last": [x.transpose(1, 2).contiguous().transpose(1, 2) for x in views],
+        "expanded": [x[:1, :1].expand(2, 4, -1, -1) for x in views],
+        "every other token": [rand(2, 4, 2 * N, 8)[:, :, ::2] for _ in range(3)],
+    }
+    for name, inputs in others.items():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        want = naive(*leaves, Band(9, 9).dense(N))
+        got = regard.attend(*leaves, pattern=Band(9, 9), backend=backend)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+        same(gradients(got, leaves), gradients(want, leaves))
+
+
+def test_inputs_are_left_alone(rand):
+    """Fails if a call writes into what it was given."""
+    q, k, v = qkv(rand)
+    copies, mask = [x.clone() for x in (q, k, v)], torch.arange(N).expand(2, N) < 100
+    for backend in ("reference", "sdpa", "sparse", "auto"):
+        regard.attend(q, k, v, pattern=Band(9, 9), mask=mask, backend=backend)
+    assert all(torch.equal(x, y) for x, y in zip((q, k, v), copies, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+def test_a_named_backend_never_falls_back(rand):
+    """Fails if something else runs than what was named."""
+    q, k, v = qkv(rand)
+    marks = torch.zeros(2, N, dtype=torch.bool)
+    with pytest.raises(Unsupported, match=r"'flex'.*no backward pass on the CPU"):
+        regard.attend(q.requires_grad_(), k, v, backend="flex")
+    q = q.detach()
+    with pytest.raises(Unsupported, match=r"'flex'.*priors"):
+        regard.attend(q, k, v, prior=ALiBi(4).double(), backend="flex")
+    with pytest.raises(Unsupported, match=r"'sparse'.*prior together with marks"):
+        regard.attend(q, k, v, pattern=Band(1, 1) | Marked(), prior=ALiBi(4).double(), marks=marks, backend="sparse")
+    with pytest.raises(Unsupported, match=r"'sparse'.*marks under ~"):
+        regard.attend(q, k, v, pattern=Band(1, 1) | ~MarkedKeys(), marks=marks, backend="sparse")
+
+
+def test_what_sparse_refuses_auto_does_otherwise(rand):
+    """Fails if a call that one executor cannot do is done by nobody."""
+    q, k, v = qkv(rand)
+    marks = torch.arange(N).expand(2, N) % 50 == 0
+    want = regard.attend(q, k, v, pattern=Band(1, 1) | ~MarkedKeys(), marks=marks, backend="reference")
+    same([regard.attend(q, k, v, pattern=Band(1, 1) | ~MarkedKeys(), marks=marks)], [want])
+
+
+def test_a_wrong_name_is_told_the_nearest(rand):
+    """Fails if a misspelt backend is not named with what exists."""
+    q, k, v = qkv(rand, 4)
+    with pytest.raises(ValueError, match=r"'sparce'.*did you mean 'sparse'"):
+        regard.attend(q, k, v, backend="sparce")
+    with pytest.raises(ValueError, match=r"there are: auto, flex, reference, sdpa, sparse"):
+        regard.attend(q, k, v, backend="cuda!")
+
+
+# ---------------------------------------------------------------------------------------------- the choice
+def test_the_choice_gives_its_reason():
+    """Fails if `auto` cannot say why."""
+    assert (choosing.explain(Full(), 4096).backend, choosing.explain(Causal(), 4096).backend) == ("sdpa", "sdpa")
+    assert "dense" in choosing.explain(Full(), 4096).reason
+    small = choosing.explain(Band(4, 4), 50)
+    assert small.backend == "sdpa" and "fewer than" in small.reason
+    nearly_all = choosing.explain(Band(1000, 1000), 1024)
+    assert nearly_all.backend == "sdpa" and "%" in nearly_all.reason
+    far = choosing.explain(Band(64, 64), 16384)
+    assert far.backend == "sparse" and far.sparse < far.dense and "ms sparse" in far.reason
+    assert choosing.explain(Band(64, 64), 16384, grad=True).dense > far.dense
+
+
+def test_the_choice_for_a_call(rand):
+    """Fails if what runs is not what is explained, or a refusal is not passed on."""
+    q, k, v = qkv(rand, 400)
+    common = {"prior": None, "mask": None, "marks": None, "scale": None, "q_at": 0, "k_at": 0}
+    call = attending.call.make_call(q, k, v, pattern=Band(4, 4), **common)
+    assert attending.choose(call) == choosing._by_cost(Band(4, 4), 400, 400, 0, 0, 8, 8, False)
+    scattered = attending.call.make_call(q, k, v, pattern=Band(4, 4), **{**common, "k_at": torch.arange(400)})
+    assert attending.choose(scattered).reason == "sparse cannot: the keys do not stand in a row"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache directory; what was measured before is forgotten, and measuring takes no time."""
+    costs = choosing.Costs(1e-5, 1e-9, 2e-5, 1.5e-9)
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choosing, "measure", lambda: costs)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    choosing.calibration.cache_clear()
+    yield choosing._cache_file(), costs
+    choosing.calibration.cache_clear()
+
+
+def test_what_was_measured_is_kept(cache, monkeypatch):
+    """Fails if every process measures again."""
+    path, costs = cache
+    assert choosing.calibration() == costs and path.exists()
+    monkeypatch.setattr(choosing, "measure", lambda: pytest.fail("measured again"))
+    choosing.calibration.cache_clear()
+    assert choosing.calibration() == costs
+
+
+GOOD = {"dense_call": 1e-5, "dense_score": 1e-9, "sparse_call": 1e-5, "sparse_score": 1e-9}
+HOSTILE = {
+    "empty": "",
+    "cut short": json.dumps(GOOD)[:-20],
+    "a list": "[1, 2, 3, 4]",
+    "null": "null",
+    "a number": "7",
+    "unknown names": json.dumps({**GOOD, "run_this": "rm"}),
+    "missing names": '{"dense_call": 1e-5}',
+    "strings": json.dumps({**GOOD, "dense_call": "1e-5"}),
+    "booleans": json.dumps({**GOOD, "dense_call": True}),
+    "not a number": json.dumps(GOOD).replace("1e-09", "NaN"),
+    "infinite": json.dumps(GOOD).replace("1e-09", "Infinity"),
+    "negative": json.dumps({**GOOD, "sparse_score": -1.0}),
+    "huge": json.dumps({**GOOD, "sparse_score": 1e30}),
+    "deep": "[" * 100_000,
+    "nested": json.dumps({**GOOD, "dense_call": {"a": 1}}),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_spoilt_cache_is_measured_again(cache, content):
+    """Fails if a file that makes no sense stops the library, or is believed."""
+    path, costs = cache
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    assert choosing.calibration() == costs
+
+
+def test_bytes_that_are_no_text(cache):
+    """Fails if a cache of random bytes stops the library."""
+    path, costs = cache
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"\xff\xfe\x00\x80")
+    assert choosing.calibration() == costs
+
+
+def test_a_cache_that_cannot_be_written(cache, tmp_path, monkeypatch):
+    """Fails if a read-only home, or a file where the directory should be, stops the library."""
+    _, costs = cache
+    (tmp_path / "cache").write_text("I am a file")
+    assert choosing.calibration() == costs
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    locked.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    monkeypatch.setenv("REGARD_CACHE", str(locked / "deep"))
+    choosing.calibration.cache_clear()
+    assert choosing.calibration() == costs
+
+
+def test_a_busy_machine_is_not_remembered(cache, monkeypatch):
+    """Fails if what was measured under load is kept for ever."""
+    path, costs = cache
+    monkeypatch.setattr(os, "getloadavg", lambda: (100.0, 0.0, 0.0))
+    assert choosing.calibration() == costs and not path.exists()
+
+
+def test_measuring_gives_sensible_numbers():
+    """Fails if the calibration itself is broken."""
+    costs = choosing.measure()
+    assert all(0 < x < 1 for x in vars(costs).values())
+
+
+# ---------------------------------------------------------------------------------------------- block masks
+MASKS = {
+    "window": Band(100, 30),
+    "causal": Causal(),
+    "bigbird": Chunks(64, 1, 1) | Global(128) | RandomBlocks(64, 2, 16, seed=1),
+    "dilated": Band(20, 20, 9),
+    "axial": Axial(32),
+    "fixed": (Chunks(128) | KeyPhase(128, 120)) & Causal(),
+    "nothing": Nothing(),
+    "full": Full(),
+    "not": ~Band(200, 200),
+    "heads": PerHead((Band(100, 100), Causal())),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("n", "m"), [(1024, 1024), (1000, 1000), (900, 777)])
+def test_block_mask_is_that_of_torch(name, n, m):
+    """Fails if a block is missing, superfluous, or wrongly taken as full or partial."""
+    pattern = MASKS[name]
+    table = pattern.dense(n, m)
+
+    def looked_up(b, h, q, k):
+        return table[h, q, k] if pattern.heads else table[q, k]
+
+    want = create_block_mask(looked_up, None, pattern.heads, n, m, device="cpu")
+    got = flex.block_mask(pattern, n, m)
+    assert got.shape == want.shape and got.seq_lengths == want.seq_lengths and got.BLOCK_SIZE == want.BLOCK_SIZE
+    assert torch.equal(got.to_dense().bool(), want.to_dense().bool())
+    assert torch.equal(got.kv_num_blocks, want.kv_num_blocks)
+    assert torch.equal(got.full_kv_num_blocks, want.full_kv_num_blocks)
+    for count, mine, theirs in (
+        (want.kv_num_blocks, got.kv_indices, want.kv_indices),
+        (want.full_kv_num_blocks, got.full_kv_indices, want.full_kv_indices),
+    ):
+        used = torch.arange(mine.shape[-1]) < count[..., None]
+        assert torch.equal(mine[used], theirs[used])
+
+
+def test_block_mask_with_padding_and_offsets(rand):
+    """Fails if FlexAttention sees padding, or counts positions from elsewhere."""
+    q, k, v = qkv(rand, 300, 420, dtype=torch.float32)
+    mask = torch.stack((torch.arange(420) < 350, torch.arange(420) % 4 != 0))
+    keep = Band(60, 0).allowed(torch.arange(120, 420)[:, None], torch.arange(420)) & mask[:, None, None]
+    got = regard.attend(q, k, v, pattern=Band(60, 0), mask=mask, q_at=120, backend="flex")
+    same([got], [naive(q.double(), k.double(), v.double(), keep).float()], 1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- memory
+def kept_bytes(n, **more):
+    """What autograd keeps for the backward pass of one sparse call."""
+    q, k, v = (torch.zeros(1, 2, n, 16, requires_grad=True) for _ in range(3))
+    seen, total = set(), 0
+
+    def pack(x):
+        nonlocal total
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            total += storage.nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = regard.attend(q, k, v, backend="sparse", **more)
+    assert out.grad_fn is not None
+    return total
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_sparse_keeps_nothing_quadratic(masked):
+    """Fails if the backward pass needs something of the size of the scores."""
+    sizes = []
+    for n in (2048, 4096):
+        mask = {"mask": torch.arange(n)[None] < n - 100} if masked else {}
+        sizes.append(kept_bytes(n, pattern=Band(64, 64), **mask))
+    assert sizes[0] < sizes[1] <= 2.2 * sizes[0]
+    assert sizes[1] < 4096 * 4096 / 16  # a sixteenth of one byte for each pair of one head
+    assert math.isclose(sizes[1], 4096 * 2 * 4 * (16 * 4 + 1), rel_tol=0.6)  # q, k, v, out and a number a query
