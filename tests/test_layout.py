@@ -130,7 +130,7 @@ def test_65536_tokens_need_little_memory_and_time():
     assert done.returncode == 0, done.stderr
     megabytes, seconds = map(float, done.stdout.split())
     assert megabytes < 100
-    assert seconds < 60  # 18 layouts; about 7 s on an idle machine, so this catches a loop over pairs and little else
+    assert seconds < 60  # of the processor, for 18 layouts: catches a loop over pairs, and little else
 
 
 @pytest.mark.parametrize("name", BANDED)

@@ -1,0 +1,538 @@
+"""Bad input: each is either right, or an error that says what was wrong."""
+
+import pytest
+import torch
+
+import regard
+from regard import ALiBi, Band, Causal, Chunks, Full, Global, MultiHead, RandomBlocks, SoftmaxAttention, Unsupported
+from regard.pattern import Marked, PerHead
+from regard.registry import get
+
+NAMES = regard.list()
+MASKED = [name for name in NAMES if name not in ("fnet", "mlp_mixer")]
+CROSS = ["parameter_free", "vanilla", "global_tokens", "linear", "linformer"]
+HEADED = [name for name in MASKED if name != "parameter_free"]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def small(name, dtype=torch.float64, **more):
+    torch.manual_seed(0)
+    return get(name).example(**more).to(dtype)
+
+
+# ---------------------------------------------------------------------------------------------- lengths
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 13, 31, 32])
+def test_any_length(name, n, executor, rand):
+    """Fails if a length is too short, or fits no block."""
+    x = rand(2, n, 8).requires_grad_()
+    for causal in (False, True) if get(name).can().causal else (False,):
+        y = small(name, causal=causal)(x)
+        assert y.shape == x.shape and y.isfinite().all()
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert grad.shape == x.shape and grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("n", [1, 20])
+def test_a_mask_that_keeps_nothing(name, n, executor, rand):
+    """Fails if nothing but padding gives NaN, forward or backward, or anything but zero."""
+    x, mask = rand(2, n, 8).requires_grad_(), torch.ones(2, n, dtype=torch.bool)
+    mask[0] = False
+    mixer = small(name)
+    y = mixer(x, mask=mask)
+    assert y.isfinite().all() and not y[0].any() and y[1].any()
+    torch.testing.assert_close(y[1:], mixer(x[1:]))
+    grads = torch.autograd.grad(y.sum(), [x, *mixer.parameters()], allow_unused=True)
+    assert all(g is None or g.isfinite().all() for g in grads) and not grads[0][0].any()
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_a_memory_of_padding_gives_zero(name, executor, rand):
+    """Fails if a query that sees nothing gives something."""
+    mask = torch.tensor([[False] * 9, [True] * 9])
+    y = small(name)(rand(2, 5, 8), rand(2, 9, 8), mask=mask)
+    assert not y[0].any() and y[1].any()
+
+
+@pytest.mark.parametrize("name", CROSS)
+@pytest.mark.parametrize("m", [1, 4, 5, 30])
+def test_memory_longer_or_shorter(name, m, executor, rand):
+    """Fails if memory must be as long as x."""
+    y = small(name)(rand(2, 5, 8), rand(2, m, 8))
+    assert y.shape == (2, 5, 8) and y.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_examples(name, executor, rand):
+    """Fails if an empty batch is an error."""
+    x = rand(0, 12, 8)
+    assert small(name)(x).shape == (0, 12, 8)
+    if name in MASKED:
+        assert small(name)(x, mask=torch.ones(0, 12, dtype=torch.bool)).shape == (0, 12, 8)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_maps_of_few_tokens(name, rand):
+    """Fails if there is no map of one token, or of none."""
+    for n in (0, 1):
+        assert small(name).attention(rand(2, n, 8)).shape[2:] == (n, n)
+
+
+@pytest.mark.parametrize("name", ["random_blocks", "bigbird", "linformer", "mlp_mixer"])
+def test_too_long(name, rand):
+    """Fails if more tokens than it was built for pass, or the message does not say how many there may be."""
+    mixer = small(name)
+    with pytest.raises(ValueError, match=rf"x has {mixer.length + 1} tokens.*at most {mixer.length}"):
+        mixer(rand(1, mixer.length + 1, 8))
+    if name == "linformer":
+        with pytest.raises(ValueError, match=r"memory has .* tokens.*at most"):
+            mixer(rand(1, 4, 8), rand(1, mixer.length + 1, 8))
+
+
+@pytest.mark.parametrize("name", ["random_blocks", "bigbird"])
+def test_a_stream_that_goes_on_too_long(name, rand):
+    """Fails if the limit holds for each chunk, and not for all of them."""
+    mixer, state = small(name, causal=True), None
+    _, state = mixer.stream(rand(1, mixer.length, 8), state)
+    with pytest.raises(ValueError, match=str(mixer.length)):
+        mixer.stream(rand(1, 1, 8), state)
+
+
+# ---------------------------------------------------------------------------------------------- masks
+@pytest.mark.parametrize("name", MASKED)
+def test_masks_of_a_wrong_kind(name, rand):
+    """Fails if a mask of another type or shape is taken for what it may mean."""
+    mixer, x = small(name), rand(2, 6, 8)
+    good = torch.ones(2, 6, dtype=torch.bool)
+    for wrong in (good.float(), good.long(), good.byte()):
+        with pytest.raises(TypeError, match=r"mask must be a bool tensor, True = a real token, not torch\."):
+            mixer(x, mask=wrong)
+    with pytest.raises(TypeError, match="mask must be a bool tensor.*not list"):
+        mixer(x, mask=good.tolist())
+    for shape in ((2, 5), (2, 7), (6,), (1, 6), (2, 1), (2, 6, 6), (2, 6, 1), (6, 2), ()):
+        with pytest.raises(ValueError, match=r"mask must have shape \(2, 6\), not \("):
+            mixer(x, mask=torch.ones(shape, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_a_mask_is_over_memory(name, rand):
+    """Fails if the mask of x is taken where memory is given."""
+    with pytest.raises(ValueError, match=r"mask must have shape \(2, 9\), not \(2, 6\)"):
+        small(name)(rand(2, 6, 8), rand(2, 9, 8), mask=torch.ones(2, 6, dtype=torch.bool))
+
+
+def test_marks_of_a_wrong_kind(rand):
+    """Fails if marks are less checked than masks."""
+    mixer, x = small("longformer"), rand(2, 6, 8)
+    with pytest.raises(TypeError, match="marks must be a bool tensor"):
+        mixer(x, marks=torch.ones(2, 6))
+    with pytest.raises(ValueError, match=r"marks must have shape \(2, 6\)"):
+        mixer(x, marks=torch.ones(2, 5, dtype=torch.bool))
+    with pytest.raises(Unsupported, match="marked tokens"):
+        small("local")(x, marks=torch.ones(2, 6, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf, 1e300])
+def test_poison_in_padding(name, poison, executor, rand):
+    """Fails if what stands in left-out places reaches an output or a gradient."""
+    clean, mask = rand(2, 20, 8), torch.arange(20).expand(2, 20) % 4 != 2
+    results = []
+    for bad in (0.0, poison):
+        mixer = small(name)
+        x = torch.where(mask[..., None], clean, bad).requires_grad_()
+        y = mixer(x, mask=mask)[mask]
+        results.append([y, *torch.autograd.grad(y.square().sum(), [x, *mixer.parameters()], allow_unused=True)])
+    for want, got in zip(*results, strict=True):
+        assert (want is None) == (got is None)
+        assert got is None or torch.equal(want, got)
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_poison_in_padded_memory(name, executor, rand):
+    """Fails if what stands in left-out places of memory reaches an output."""
+    mixer, x, memory = small(name), rand(2, 5, 8), rand(2, 9, 8)
+    mask = torch.arange(9).expand(2, 9) < 6
+    poisoned = memory.masked_fill(~mask[..., None], torch.nan)
+    assert torch.equal(mixer(x, poisoned, mask=mask), mixer(x, memory, mask=mask))
+
+
+# ---------------------------------------------------------------------------------------------- tokens
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_of_a_wrong_kind(name, rand):
+    """Fails if the message does not say what was given and what was expected."""
+    mixer = small(name)
+    for shape in ((6, 8), (8,), (1, 2, 6, 8)):
+        with pytest.raises(ValueError, match=r"x must be a floating tensor of shape \(b n 8\), not"):
+            mixer(rand(*shape))
+    for dtype in (torch.long, torch.bool, torch.complex64):
+        with pytest.raises(ValueError, match=r"x must be a floating tensor.*torch\."):
+            mixer(torch.ones(2, 6, 8, dtype=dtype))
+    for width in (0, 1, 7, 9, 16):
+        with pytest.raises(ValueError, match=f"x must have width 8, as built, not {width}"):
+            mixer(rand(2, 6, width))
+    for other in (None, [[1.0]], "tokens"):
+        with pytest.raises(ValueError, match="x must be a floating tensor"):
+            mixer(other)
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_memory_of_a_wrong_kind(name, rand):
+    """Fails if a memory that does not fit is accepted, or not named."""
+    mixer, x = small(name), rand(2, 6, 8)
+    with pytest.raises(ValueError, match="memory must have width 8, as built, not 9"):
+        mixer(x, rand(2, 6, 9))
+    with pytest.raises(ValueError, match=r"memory must be a floating tensor of shape \(b n 8\)"):
+        mixer(x, rand(6, 8))
+    for b in (0, 1, 3):
+        with pytest.raises(ValueError, match=rf"memory \({b}, 6, 8\).* does not fit x \(2, 6, 8\)"):
+            mixer(x, rand(b, 6, 8))
+    with pytest.raises(ValueError, match=r"memory .*float32 does not fit x .*float64"):
+        mixer(x, rand(2, 6, 8).float())
+    with pytest.raises(ValueError, match="memory has no tokens"):
+        mixer(x, rand(2, 0, 8))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in CROSS])
+def test_no_memory_where_positions_are_compared(name, rand):
+    """Fails if another sequence is looked at as if it were the same."""
+    with pytest.raises(Unsupported, match="another sequence"):
+        small(name)(rand(2, 6, 8), rand(2, 6, 8))
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_no_memory_in_the_causal_form(name, rand):
+    """Fails if another sequence is given a past."""
+    if name == "linformer":
+        with pytest.raises(Unsupported, match="causal"):
+            small(name, causal=True)
+    else:
+        with pytest.raises(Unsupported, match="causal.*another sequence"):
+            small(name, causal=True)(rand(2, 6, 8), rand(2, 6, 8))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_types(name, dtype, executor, rand):
+    """Fails if a type is widened on the way, or the result is far from that of float64."""
+    x = rand(2, 20, 8)
+    want = small(name)(x)
+    low = x.to(dtype).requires_grad_()
+    mixer = small(name, dtype)
+    y = mixer(low)
+    y.sum().backward()
+    assert y.dtype == dtype and low.grad.dtype == dtype and low.grad.isfinite().all()
+    bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}[dtype]
+    assert (y.double() - want).abs().max() <= bound * want.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_strides(name, executor, rand):
+    """Fails if tokens must lie in one piece."""
+    mixer = small(name)
+    wide, columns = rand(2, 40, 16), rand(8, 20, 2)
+    for x in (wide[:, ::2, ::2], columns.permute(2, 1, 0), rand(1, 20, 8).expand(3, 20, 8), rand(2, 1, 8).expand(2, 20, 8)):
+        assert not x.is_contiguous()
+        torch.testing.assert_close(mixer(x), mixer(x.contiguous()))
+    if name in MASKED:
+        x, mask = columns.permute(2, 1, 0), (torch.arange(20) < 15).expand(2, 20)
+        torch.testing.assert_close(mixer(x, mask=mask), mixer(x.contiguous(), mask=mask.contiguous()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_are_left_alone(name, executor, rand):
+    """Fails if a mixer writes into its input."""
+    x = rand(2, 20, 8)
+    copy, mask = x.clone(), torch.arange(20).expand(2, 20) < 15
+    small(name)(x)
+    if name in MASKED:
+        small(name)(x, mask=mask)
+    assert torch.equal(x, copy)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_requires_grad_on_some(name, executor, rand):
+    """Fails if frozen parameters, or an input without a gradient, change the other gradients."""
+    x, mixer = rand(2, 20, 8), small(name)
+    both = x.clone().requires_grad_()
+    mixer(both).square().sum().backward()
+    want = {key: p.grad.clone() for key, p in mixer.named_parameters() if p.grad is not None}
+    mixer.zero_grad()
+    if want:
+        mixer(x).square().sum().backward()
+        for key, p in mixer.named_parameters():
+            assert (p.grad is not None) == (key in want)
+            if p.grad is not None:
+                torch.testing.assert_close(p.grad, want[key])
+    frozen = x.clone().requires_grad_()
+    mixer.requires_grad_(False)(frozen).square().sum().backward()
+    torch.testing.assert_close(frozen.grad, both.grad)
+    for i, p in enumerate(mixer.parameters()):
+        p.requires_grad_(i % 2 == 0)
+    mixer.zero_grad()
+    if want and any(p.requires_grad for p in mixer.parameters()):
+        mixer(x).square().sum().backward()
+        for key, p in mixer.named_parameters():
+            if p.requires_grad and key in want:
+                torch.testing.assert_close(p.grad, want[key])
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_large_scores(name, executor, rand):
+    """Fails if large numbers overflow in the exponential."""
+    y = small(name, torch.float32)(rand(2, 20, 8).float() * 1e4)
+    assert y.isfinite().all()
+
+
+# ---------------------------------------------------------------------------------------------- building
+@pytest.mark.parametrize("name", HEADED)
+@pytest.mark.parametrize("heads", [0, -1, 1.5, 3, 16, "2", None])
+def test_heads_that_make_no_sense(name, heads):
+    """Fails if the message does not speak of heads."""
+    with pytest.raises((ValueError, TypeError), match="heads"):
+        regard.create(name, dim=8, heads=heads, **get(name).small)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dim", [0, -8, 8.0, "8", None])
+def test_dim_that_makes_no_sense(name, dim):
+    """Fails if the message does not speak of dim."""
+    with pytest.raises((ValueError, TypeError), match="dim"):
+        regard.create(name, dim=dim, heads=1, **{k: v for k, v in get(name).small.items() if k != "steps"})
+
+
+@pytest.mark.parametrize("name", ["fnet", "mlp_mixer"])
+def test_heads_where_there_are_none(name):
+    """Fails if heads are accepted and ignored."""
+    with pytest.raises(ValueError, match="no heads"):
+        regard.create(name, dim=8, heads=2, **get(name).small)
+
+
+ABSURD = [
+    ("vanilla", {"kv_heads": 3}, "kv_heads"),
+    ("vanilla", {"kv_heads": 0}, "kv_heads"),
+    ("vanilla", {"kv_heads": 1.0}, "kv_heads"),
+    ("vanilla", {"kv_heads": 4}, "kv_heads"),
+    ("global_tokens", {"tokens": -1}, "-1"),
+    ("global_tokens", {"tokens": 1.5}, r"1\.5"),
+    ("local", {"window": -1}, "-1"),
+    ("local", {"window": 2.0}, r"2\.0"),
+    ("local", {"window": "3"}, "3"),
+    ("local", {"window": True}, "True"),
+    ("dilated", {"step": 0}, "step.*0"),
+    ("dilated", {"window": -3}, "-3"),
+    ("random_blocks", {"length": 0}, "length"),
+    ("random_blocks", {"length": -5}, "length"),
+    ("random_blocks", {"length": 32, "block": 0}, "block|size"),
+    ("random_blocks", {"length": 32, "count": -1}, "count.*-1"),
+    ("random_blocks", {"length": 32, "seed": -1}, "seed.*-1"),
+    ("random_blocks", {"length": 32, "seed": None}, "seed.*None"),
+    ("block_local", {"block": 0}, "size.*0|block.*0"),
+    ("sparse_strided", {"stride": 0}, "stride|step"),
+    ("sparse_strided", {"split": "head"}, "split must be one of .*'heads'.*not 'head'"),
+    ("sparse_fixed", {"cells": 0}, "cells"),
+    ("sparse_fixed", {"cells": 200}, "cells"),
+    ("sparse_fixed", {"stride": 0, "cells": 0}, "cells|stride"),
+    ("longformer", {"steps": (1,)}, "steps"),
+    ("longformer", {"steps": (1, 2, 3)}, "steps"),
+    ("longformer", {"steps": 0}, "step"),
+    ("longformer", {"steps": "ab"}, "step"),
+    ("bigbird", {"length": 0}, "length"),
+    ("bigbird", {"length": 32, "window": 2}, "odd"),
+    ("bigbird", {"length": 32, "window": -1}, "window|back"),
+    ("bigbird", {"length": 32, "block": 0}, "block|size"),
+    ("bigbird", {"length": 32, "random": -1}, "count|random"),
+    ("bigbird", {"length": 32, "globals": -1}, "globals|hi"),
+    ("image_local_2d", {"width": 0}, "width.*0"),
+    ("image_local_2d", {"width": 6, "block": (0, 3)}, "rows.*0"),
+    ("image_local_2d", {"width": 6, "block": 4}, "block"),
+    ("image_local_2d", {"width": 6, "memory": (1,)}, "memory"),
+    ("image_local_2d", {"width": 6, "memory": (-1, 2)}, "-1"),
+    ("axial", {"width": 0}, "0"),
+    ("axial", {"width": -4}, "-4"),
+    ("per_head", {"patterns": ()}, "patterns"),
+    ("per_head", {"patterns": (1, 2)}, "pattern"),
+    ("per_head", {"patterns": (PerHead((Band(1, 1), Band(2, 2))),)}, "pattern"),
+    ("linear", {"chunk": 0}, "chunk"),
+    ("linear", {"chunk": 1.5}, "chunk"),
+    ("linformer", {"length": 32, "rank": 0}, "rank"),
+    ("linformer", {"length": 32, "rank": 33}, "rank"),
+    ("linformer", {"length": 0, "rank": 1}, "length"),
+    ("linformer", {"length": 32, "rank": 4, "share": "all"}, "share must be .*'all'"),
+    ("mlp_mixer", {"length": 0}, "length"),
+    ("mlp_mixer", {"length": 8, "hidden": 0}, "hidden"),
+    ("mlp_mixer", {"length": 8.5}, "length"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "words"), ABSURD, ids=lambda x: x if isinstance(x, str) else repr(x)[:40])
+def test_arguments_that_make_no_sense(name, arguments, words):
+    """Fails if nonsense is built, or the message does not name it."""
+    heads = 1 if name == "mlp_mixer" else 2
+    with pytest.raises((ValueError, TypeError), match=words):
+        regard.create(name, dim=8, heads=heads, **arguments)
+
+
+def test_huge_values_are_no_trouble(rand):
+    """Fails if a window or a block far larger than the sequence overflows, or takes its memory."""
+    x, dense = rand(1, 30, 8), small("vanilla")
+    for name, arguments in (
+        ("local", {"window": 10**15}),
+        ("block_local", {"block": 10**15}),
+        ("global_tokens", {"tokens": 10**15}),
+        ("dilated", {"window": 10**15, "step": 1}),
+        ("longformer", {"window": 10**15}),
+        ("axial", {"width": 10**12}),
+        ("image_local_2d", {"width": 10**12, "block": (8, 10**12)}),
+    ):
+        torch.manual_seed(0)
+        mixer = regard.create(name, dim=8, heads=2, **arguments).double()
+        (getattr(mixer, "local", mixer)).load_state_dict(dense.state_dict())
+        torch.testing.assert_close(mixer(x), dense(x))
+
+
+# ---------------------------------------------------------------------------------------------- regard.attend
+def qkv(rand, b=2, h=2, n=6, e=4):
+    return [rand(b, h, n, e) for _ in range(3)]
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto", "flex"])
+@pytest.mark.parametrize(
+    "shape", [(2, 2, 0, 5), (2, 2, 5, 0), (0, 2, 5, 5), (2, 0, 5, 5), (2, 2, 1, 1), (2, 2, 1, 200), (2, 2, 200, 1)]
+)
+def test_attend_with_little_to_do(backend, shape, rand):
+    """Fails if nothing, or one token, is an error."""
+    b, h, n, m = shape
+    q, k, v = rand(b, h, n, 4), rand(b, h, m, 4), rand(b, h, m, 3)
+    out = regard.attend(q, k, v, pattern=Band(3, 3), backend=backend)
+    assert out.shape == (b, h, n, 3) and out.isfinite().all()
+    if m == 0:
+        assert not out.any()
+
+
+def test_attend_without_width(rand):
+    """Fails if values of no width are an error, or queries of no width are not."""
+    q, k, v = qkv(rand)
+    assert regard.attend(q, k, v[..., :0]).shape == (2, 2, 6, 0)
+    with pytest.raises(ValueError, match="width above 0"):
+        regard.attend(q[..., :0], k[..., :0], v)
+
+
+def test_attend_with_tensors_that_do_not_fit(rand):
+    """Fails if the message does not say which of them, and how."""
+    q, k, v = qkv(rand)
+    for bad in (q[0], q[..., 0], q[None]):
+        with pytest.raises(ValueError, match=r"q must be a tensor of shape \(b h n e\)"):
+            regard.attend(bad, k, v)
+        with pytest.raises(ValueError, match=r"v must be a tensor of shape \(b h n e\)"):
+            regard.attend(q, k, bad)
+    with pytest.raises(ValueError, match="k must be a tensor.*list"):
+        regard.attend(q, k.tolist(), v)
+    with pytest.raises(TypeError, match=r"k must be of a floating type, not torch\.int64"):
+        regard.attend(q, k.long(), v)
+    with pytest.raises(TypeError, match="one type"):
+        regard.attend(q, k.float(), v)
+    with pytest.raises(ValueError, match="k and v must agree"):
+        regard.attend(q, k, v[:, :, :5])
+    with pytest.raises(ValueError, match="one width above 0, not 4 and 3"):
+        regard.attend(q, k[..., :3], v)
+    with pytest.raises(ValueError, match="must have the batch"):
+        regard.attend(q, k[:1], v[:1])
+    three = rand(2, 3, 6, 4)
+    with pytest.raises(ValueError, match="divide the heads of q"):
+        regard.attend(q, three, three)
+    with pytest.raises(ValueError, match="divide the heads of q"):
+        regard.attend(q, k[:, :0], v[:, :0])
+
+
+def test_attend_with_masks_that_do_not_fit(rand):
+    """Fails if a mask of another type or shape is taken for what it may mean."""
+    q, k, v = qkv(rand)
+    with pytest.raises(TypeError, match="mask must be a bool tensor"):
+        regard.attend(q, k, v, mask=torch.ones(2, 6))
+    for shape in ((6,), (2, 5), (1, 6), (2, 6, 6), (2, 1, 1, 6)):
+        with pytest.raises(ValueError, match=r"mask must have shape \(2, 6\)"):
+            regard.attend(q, k, v, mask=torch.ones(shape, dtype=torch.bool))
+    marks = torch.ones(2, 6, dtype=torch.bool)
+    with pytest.raises(ValueError, match="no Marked part"):
+        regard.attend(q, k, v, pattern=Band(1, 1), marks=marks)
+    with pytest.raises(ValueError, match="self-attention.*6 queries and 5 keys"):
+        regard.attend(q, k[:, :, :5], v[:, :, :5], pattern=Marked(), marks=marks)
+
+
+def test_attend_with_patterns_that_do_not_fit(rand):
+    """Fails if a pattern for other heads, or other lengths, is accepted."""
+    q, k, v = qkv(rand)
+    for wrong in (None, "causal", torch.ones(6, 6), Band):
+        with pytest.raises(TypeError, match="pattern must be a Pattern"):
+            regard.attend(q, k, v, pattern=wrong)
+    with pytest.raises(ValueError, match="for 3 heads, but q has 2"):
+        regard.attend(q, k, v, pattern=PerHead((Full(),) * 3))
+    with pytest.raises(ValueError, match="describes 4 positions, but the sequence has 6"):
+        regard.attend(q, k, v, pattern=RandomBlocks(2, 1, 2))
+    with pytest.raises(ValueError, match="describes 8 positions, but the sequence has 16"):
+        regard.attend(q, k, v, pattern=RandomBlocks(2, 1, 4), q_at=10)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prior": "alibi"}, "prior"),
+        ({"prior": torch.zeros(6, 6)}, "prior"),
+        ({"k_at": torch.arange(5)}, "k_at"),
+        ({"k_at": torch.arange(12).view(2, 6)}, "k_at"),
+        ({"k_at": torch.arange(6).float()}, "k_at"),
+        ({"k_at": 1.5}, "k_at"),
+        ({"k_at": -1}, "k_at"),
+        ({"q_at": -3}, "q_at"),
+        ({"q_at": 0.5}, "q_at"),
+        ({"q_at": None}, "q_at"),
+        ({"scale": "big"}, "scale"),
+        ({"scale": float("nan")}, "scale"),
+    ],
+    ids=lambda x: repr(x)[:30],
+)
+@pytest.mark.parametrize("backend", ["auto", "sparse"])
+def test_attend_with_options_that_make_no_sense(given, words, backend, rand):
+    """Fails if nonsense runs, or the message does not name it."""
+    q, k, v = qkv(rand)
+    with pytest.raises((ValueError, TypeError, Unsupported), match=words):
+        regard.attend(q, k, v, pattern=Band(2, 2), backend=backend, **given)
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+@pytest.mark.parametrize("pattern", [Full(), Causal(), Band(5, 5) | Global(2), Chunks(16)], ids=repr)
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_attend_with_poison_in_padding(backend, pattern, poison, rand):
+    """Fails if NaN or Inf in a left-out key or value is seen, forward or backward."""
+    mask = torch.arange(210).expand(2, 210) % 4 != 1
+    clean = qkv(rand, n=210)
+    results = []
+    for bad in (0.0, poison):
+        q, *kv = clean
+        k, v = (x.masked_fill(~mask[:, None, :, None], bad).requires_grad_() for x in kv)
+        q = q.clone().requires_grad_()
+        out = regard.attend(q, k, v, pattern=pattern, mask=mask, backend=backend)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+    for want, got in zip(*results, strict=True):
+        assert torch.equal(want, got)
+
+
+def test_a_prior_for_other_heads(rand):
+    """Fails if a prior of four heads is given to two without a word."""
+    with pytest.raises((ValueError, RuntimeError)):
+        regard.attend(*qkv(rand), prior=ALiBi(4).double())
+
+
+# ---------------------------------------------------------------------------------------------- parts
+def test_multihead_checks_what_it_is_given():
+    """Fails if the parts do not fit, and nobody says so."""
+    with pytest.raises(ValueError, match="10 is not by 4"):
+        MultiHead(10, 4, SoftmaxAttention())
+    with pytest.raises(ValueError, match="without projections"):
+        MultiHead(8, 4, SoftmaxAttention(), kv_heads=2, project=False)
+    with pytest.raises(ValueError, match="no backend 'fast'|no backend"):
+        SoftmaxAttention(backend="fast")
+    with pytest.raises(ValueError, match="for 3 heads|3 heads"):
+        MultiHead(8, 4, SoftmaxAttention(PerHead((Full(),) * 3)))
