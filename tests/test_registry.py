@@ -58,7 +58,7 @@ def test_lists_filter():
         (lambda: regard.create("local", dim=8, heads=2, windw=3), TypeError, "did you mean 'window'"),
         (lambda: regard.create("local", dim=8), TypeError, "local needs heads"),
         (lambda: regard.create("bigbird", dim=8, heads=2), TypeError, "bigbird needs length"),
-        (lambda: regard.create("linformer", dim=8, heads=2, length=9, rank=4, causal=True), TypeError, "linformer: .*positions"),
+        (lambda: regard.create("linformer", dim=8, heads=2, length=9, rank=4, causal=True), TypeError, "linformer: .*position"),
         (lambda: regard.create("fnet", dim=8, heads=4), ValueError, "no heads"),
         (lambda: regard.list("Q"), ValueError, "no family 'Q'"),
         (lambda: regard.list(can="causl"), ValueError, "did you mean 'causal'"),
