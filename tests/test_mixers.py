@@ -1,173 +1,391 @@
-"""The parts and how they compose: promises, heads, memories, prototypes, routes."""
+"""The parts that compose: what they promise together, and that together they compute what each says."""
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch import nn
 
 import regard
-from regard import Band, Can, Compressed, MultiHead, Prototype, Routed, SoftmaxAttention
+from regard import Can, Compressed, LinearAttention, Mixer, MultiHead, Prototype, Routed, SoftmaxAttention, Unsupported
 from regard.attend.groups import Indexed
+from regard.feature import Feature
 from regard.memory import Memory, Projected
+from regard.pattern import Band, Causal, Full, Marked, RandomBlocks
+from regard.prior import ALiBi
 from regard.query import Query
 from regard.route import Route
 from regard.testing import check_mixer
 
 
 # ---------------------------------------------------------------------------------------------- Can
-def test_both_must_promise():
-    """Fails if a refusal is lost when parts are combined, or its reason is."""
-    both = Can(causal="a") & Can(cross="b", takes_marks=True)
-    assert not both.causal and not both.cross and not both.marks and both.mask and both.stream
-    assert both.reason("causal") == "a" and both.reason("cross") == "b" and both.reason("mask") is None
-    assert Can(takes_marks=True).marks and not Can().marks
-    assert Can(causal="a") == Can(causal="b") != Can()
+def test_can_says_why_not():
+    """Fails if a refusal loses its reason."""
+    can = Can(cross="no map of the other", mask="no holes")
+    assert not can.cross and not can.mask and can.causal and can.stream and can.length and can.maps
+    assert can.reason("cross") == "no map of the other" and can.reason("stream") is None
+    assert not Can().marks and Can(takes_marks=True).marks
 
 
-def test_unknown_promises_are_refused():
-    """Fails if a misspelt promise is kept in silence."""
+def test_both_can_what_both_can():
+    """Fails if `&` forgets a refusal, or the reason that stands first."""
+    a, b = Can(cross="a's reason", stream="a cannot"), Can(cross="b's reason", length="b cannot")
+    both = a & b
+    assert not (both.cross or both.stream or both.length) and both.mask and both.causal
+    assert both.reason("cross") == "a's reason" and both.reason("length") == "b cannot" and both.reason("stream") == "a cannot"
+    assert a & b == b & a and a & a == a and hash(a & b) == hash(b & a)
+    assert a.length and b.stream  # neither was changed
+
+
+def test_marks_need_both():
+    """Fails if one part that knows no marks makes the other forget that."""
+    assert (Can(takes_marks=True) & Can(takes_marks=True)).marks
+    assert not (Can(takes_marks=True) & Can()).marks and not (Can() & Can(takes_marks=True)).marks
+
+
+def test_can_equality_and_repr():
+    """Fails if it cannot be compared, or shows something else than what it can."""
+    assert Can(cross="x") == Can(cross="y") != Can() and Can() != "Can()"
+    assert repr(Can(cross="x")) == "Can(causal, mask, stream, length, maps)"
+
+
+def test_no_such_promise():
+    """Fails if a misspelt refusal refuses nothing, silently."""
     with pytest.raises(ValueError, match="casual"):
-        Can(casual="a")
+        Can(casual="a typing error")
+
+
+def test_softmax_promises_follow_from_the_parts():
+    """Fails if a pattern that compares positions crosses, or one that was drawn for some length takes any."""
+    assert SoftmaxAttention().can.cross and not SoftmaxAttention().can.marks
+    assert not SoftmaxAttention(Band(1, 1)).can.cross and not SoftmaxAttention(prior=ALiBi(2)).can.cross
+    drawn = SoftmaxAttention(RandomBlocks(4, 1, 5))
+    assert not drawn.can.length and drawn.length == 20 and "20" in drawn.can.reason("length")
+    assert SoftmaxAttention(Full() & Marked()).can.marks
+
+
+def test_refusals_raise_when_built():
+    """Fails if what cannot be causal is built so."""
+    for attention in (Compressed(Projected(10, 2, 2), SoftmaxAttention()), Prototype(Pooled(2), SoftmaxAttention())):
+        with pytest.raises(Unsupported, match="causal: "):
+            MultiHead(8, 2, attention, causal=True)
+
+
+def test_composed_promises():
+    """Fails if a composition promises more than its parts."""
+    can = Compressed(Projected(10, 2, 2), SoftmaxAttention(Band(1, 1))).can
+    assert not (can.causal or can.stream or can.length or can.cross) and can.mask and can.maps
+    can = Prototype(Pooled(2), SoftmaxAttention(Marked())).can
+    assert not (can.causal or can.stream or can.cross or can.marks) and can.mask and can.length
+    assert not Routed(SortedChunks(4)).can.stream
+
+
+# ---------------------------------------------------------------------------------------------- routed
+class SortedChunks(Route):
+    """Sorts queries and keys by their first number and lets each chunk of the sorted queries see one of the keys."""
+
+    can = Can(stream="it sorts all tokens", causal="it sorts all tokens", mask="the toy sorts padding too")
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def forward(self, q, k, mask):
+        return [Indexed(self.chunks(q), self.chunks(k))]
+
+    def chunks(self, x):
+        at = x[..., 0].argsort(-1)
+        at = nn.functional.pad(at, (0, -at.shape[-1] % self.size), value=-1)
+        return at.unflatten(-1, (-1, self.size))
+
+
+class Windows(Route):
+    """Overlapping windows of token numbers, so that most queries stand in two groups; allows each pair only once."""
+
+    can = Can(stream="a toy", cross="a toy")
+
+    def forward(self, q, k, mask):
+        n = q.shape[2]
+        even = torch.arange(-(-n // 4) * 4).view(-1, 4)
+        odd = even + 2
+        tidy = [torch.where(at < n, at, -1) for at in (even, odd)]
+        again = (tidy[1][:, :, None] // 4) == (tidy[1][:, None, :] // 4)
+        return [Indexed(tidy[0], tidy[0]), Indexed(tidy[1], tidy[1], ~again)]
+
+
+def naive_softmax(q, k, v, seen, scale=None):
+    """Attention of one head, by loops: q (n e), k (m e), v (m f), seen(i) -> key numbers."""
+    scale = q.shape[1] ** -0.5 if scale is None else scale
+    rows = []
+    for i in range(len(q)):
+        js = seen(i)
+        weights = torch.stack([(q[i] @ k[j] * scale).exp() for j in js]) if js else q.new_zeros(0)
+        rows.append(
+            sum((w * v[j] for w, j in zip(weights, js, strict=True)), v.new_zeros(v.shape[1])) / (weights.sum() if js else 1)
+        )
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("n", [1, 4, 10])
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_routed_by_content(n, scale, rand):
+    """Fails if a token attends outside its group, or to the padding of the last one."""
+    q, k, v = (x.requires_grad_() for x in (rand(2, 3, n, 4), rand(2, 3, n, 4), rand(2, 3, n, 5)))
+    got, state = Routed(SortedChunks(4), scale=scale).attend(q, k, v)
+    want = torch.zeros_like(v)
+    for b in range(2):
+        for h in range(3):
+            of_q, of_k = (x[b, h, :, 0].argsort().tolist() for x in (q, k))
+            chunk = {i: place // 4 for place, i in enumerate(of_q)}
+            mine = naive_softmax(q[b, h], k[b, h], v[b, h], lambda i, c=chunk, o=of_k: o[4 * c[i] : 4 * c[i] + 4], scale)
+            want = want.index_put((torch.tensor(b), torch.tensor(h)), mine)
+    assert state is None
+    torch.testing.assert_close(got, want)
+    weight = rand(*got.shape)
+    for a, b in zip(*(torch.autograd.grad((y * weight).sum(), (q, k, v)) for y in (got, want)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_query_in_several_groups(causal, masked, rand):
+    """Fails if groups are merged otherwise than by their sums of exponentials."""
+    n = 13
+    q, k, v = rand(1, 2, n, 4), rand(1, 2, n, 4), rand(1, 2, n, 4)
+    mask = torch.arange(n)[None] % 3 != 1 if masked else None
+    got, _ = Routed(Windows()).attend(q, k, v, causal=causal, mask=mask)
+
+    def seen(i):
+        both = [j for j in range(n) if j // 4 == i // 4 or (i >= 2 and j >= 2 and (j - 2) // 4 == (i - 2) // 4)]
+        return [j for j in both if (not causal or j <= i) and (not masked or j % 3 != 1)]
+
+    for h in range(2):
+        torch.testing.assert_close(got[0, h], naive_softmax(q[0, h], k[0, h], v[0, h], seen))
+
+
+def test_routed_keeps_its_promises():
+    """Fails if the composition breaks what the toy promises."""
+    result = check_mixer(lambda causal: MultiHead(8, 2, Routed(Windows()), causal=causal))
+    assert result["future"] == result["padding"] == result["maps"] == "kept" and result["stream"] == "refused"
+
+
+def test_the_leak_of_sorted_chunks_is_found():
+    """Fails if sort and chunk, declared causal, passes: its borders depend on later tokens."""
+
+    class Lying(SortedChunks):
+        can = Can(stream="it sorts all tokens", mask="a toy")
+
+    with pytest.raises(AssertionError, match="when replaced"):
+        check_mixer(lambda causal: MultiHead(8, 2, Routed(Lying(4)), causal=causal))
+
+
+# ---------------------------------------------------------------------------------------------- prototypes
+class Pooled(Query):
+    """The mean of every `size` queries that are real asks for all of them."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def forward(self, q, mask):
+        n = q.shape[2]
+        real = torch.ones(q.shape[0], n, dtype=q.dtype) if mask is None else mask.to(q.dtype)
+        weight = nn.functional.pad(real, (0, -n % self.size)).unflatten(1, (-1, self.size))[:, None, ..., None]
+        tiles = nn.functional.pad(q, (0, 0, 0, -n % self.size)).unflatten(2, (-1, self.size))
+        means = (tiles * weight).sum(3) / weight.sum(3).clamp(min=1)
+        return means, lambda y: y.repeat_interleave(self.size, 2)[:, :, :n]
+
+
+@pytest.mark.parametrize("n", [1, 6, 11])
+@pytest.mark.parametrize("masked", [False, True])
+def test_prototypes(n, masked, rand):
+    """Fails if a query does not get the answer of its prototype."""
+    q, k, v = rand(2, 2, n, 4), rand(2, 2, n, 4), rand(2, 2, n, 3)
+    mask = torch.ones(2, n, dtype=torch.bool)
+    mask[1, n // 2 :] = not masked
+    got, _ = Prototype(Pooled(3), SoftmaxAttention()).attend(q, k, v, mask=mask if masked else None)
+    for b in range(2):
+        real = [j for j in range(n) if mask[b, j]]
+        for h in range(2):
+            for i in range(n):
+                group = [j for j in range(i - i % 3, min(i - i % 3 + 3, n)) if mask[b, j]]
+                mean = sum((q[b, h, j] for j in group), q.new_zeros(4)) / max(len(group), 1)
+                want = naive_softmax(mean[None], k[b, h], v[b, h], lambda i, real=real: real)[0]
+                torch.testing.assert_close(got[b, h, i], want)
+
+
+def test_prototypes_keep_their_promises():
+    """Fails if the composition breaks what the toy promises."""
+    result = check_mixer(lambda causal: MultiHead(8, 2, Prototype(Pooled(3), SoftmaxAttention()), causal=causal))
+    assert result["padding"] == result["maps"] == "kept" and result["causal"] == result["cross"] == "refused"
+
+
+# ---------------------------------------------------------------------------------------------- compressed
+@pytest.mark.parametrize(
+    ("share", "matrices", "shape"), [("none", 2, (4, 5, 20)), ("heads", 2, (1, 5, 20)), ("kv", 1, (1, 5, 20))]
+)
+def test_compressed_sharing(share, matrices, shape):
+    """Fails if sharing does not save the parameters that it should, or shares in name only."""
+    mixer = regard.create("linformer", dim=8, heads=4, length=20, rank=5, share=share)
+    own = {id(p): p for p in mixer.inner.memory.parameters()}
+    assert len(own) == matrices and all(p.shape == shape for p in own.values())
+    assert (mixer.inner.memory.e is mixer.inner.memory.f) == (share == "kv")
+
+
+def test_compressed_with_the_identity_is_dense(rand):
+    """Fails if a projection that changes nothing changes something."""
+    memory = Projected(12, 12, 2).double()
+    with torch.no_grad():
+        memory.e.copy_(torch.eye(12))
+        memory.f.copy_(torch.eye(12))
+    q, k, v = rand(2, 2, 12, 4), rand(2, 2, 12, 4), rand(2, 2, 12, 4)
+    torch.testing.assert_close(Compressed(memory, SoftmaxAttention()).attend(q, k, v)[0], regard.attend(q, k, v))
+    linear = LinearAttention()
+    torch.testing.assert_close(Compressed(memory, linear).attend(q, k, v)[0], linear.attend(q, k, v)[0])
+
+
+def test_a_memory_may_pass_a_mask_on(rand):
+    """Fails if the mask that a memory returns is lost."""
+
+    class Halves(Memory):
+        can = Can(causal="a toy", stream="a toy")
+
+        def forward(self, k, v, mask):
+            mask = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask
+            return k[:, :, ::2], v[:, :, ::2], mask[:, ::2]
+
+    q, k, v = rand(2, 2, 10, 4), rand(2, 2, 10, 4), rand(2, 2, 10, 4)
+    mask = torch.arange(10).expand(2, 10) < 5
+    got = Compressed(Halves(), SoftmaxAttention()).attend(q, k, v, mask=mask)[0]
+    even = torch.arange(10).expand(2, 10) % 2 == 0
+    torch.testing.assert_close(got, regard.attend(q, k, v, mask=mask & even))
 
 
 # ---------------------------------------------------------------------------------------------- heads
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(
+    "attention", [SoftmaxAttention, lambda: SoftmaxAttention(Band(3, 3)), LinearAttention], ids=["full", "band", "linear"]
+)
 @pytest.mark.parametrize("causal", [False, True])
-def test_shared_heads_equal_repeated_ones(kv_heads, causal, rand):
-    """Fails if a query head looks at the wrong key head; streaming keeps the few heads only."""
-    mixer = MultiHead(8, 4, SoftmaxAttention(), kv_heads=kv_heads, causal=causal).double()
-    x = rand(2, 9, 8)
-    q, k, v = mixer.project(x, None)
-    assert k.shape == v.shape == (2, kv_heads, 9, 2)
-    k, v = (t.repeat_interleave(4 // kv_heads, 1) for t in (k, v))
-    want = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    torch.testing.assert_close(mixer(x), mixer.out(want.transpose(1, 2).flatten(2)))
+def test_shared_heads_are_repeated_heads(kv_heads, attention, causal, rand):
+    """Fails if heads that share keys differ from heads with equal keys."""
+    torch.manual_seed(0)
+    few = MultiHead(8, 4, attention(), kv_heads=kv_heads, causal=causal).double()
+    many = MultiHead(8, 4, attention(), causal=causal).double()
+    assert few.k.weight.shape == (2 * kv_heads, 8)
+    with torch.no_grad():
+        for name in ("q", "out"):
+            getattr(many, name).weight.copy_(getattr(few, name).weight)
+        for name in ("k", "v"):
+            weight = getattr(few, name).weight.unflatten(0, (kv_heads, 2)).repeat_interleave(4 // kv_heads, 0).flatten(0, 1)
+            getattr(many, name).weight.copy_(weight)
+    x = rand(2, 15, 8)
+    torch.testing.assert_close(few(x), many(x))
+    torch.testing.assert_close(few.attention(x), many.attention(x))
     if causal:
-        y, state = mixer.stream(x)
-        assert state.k.shape == (2, kv_heads, 9, 2)
-        torch.testing.assert_close(y, mixer(x))
+        y, state = few.stream(x[:, :6])
+        torch.testing.assert_close(torch.cat((y, few.stream(x[:, 6:], state)[0]), 1), many(x))
 
 
-def test_attention_is_a_dense_layer_whose_weights_depend_on_the_input(rand):
-    """Fails if the map of an input, taken as fixed weights, does not give that input's output."""
+def test_shared_heads_keep_their_promises():
+    """Fails if sharing heads breaks streaming, maps or padding."""
+    check_mixer(lambda causal: MultiHead(8, 4, SoftmaxAttention(Band(4, 4)), kv_heads=2, bias=True, causal=causal))
+
+
+def test_prior_inside_a_mixer(executor):
+    """Fails if a prior breaks streaming, maps or padding."""
+    result = check_mixer(lambda causal: MultiHead(8, 2, SoftmaxAttention(Band(6, 6), ALiBi(2)), causal=causal))
+    assert result["stream"] == result["maps"] == "kept" and result["cross"] == "refused"
+
+
+def test_another_feature():
+    """Fails if linear attention works for one feature only."""
+
+    class Squares(Feature):
+        def forward(self, x):
+            return torch.cat((x**2, torch.ones_like(x[..., :1])), -1)
+
+    result = check_mixer(lambda causal: MultiHead(8, 2, LinearAttention(Squares(), chunk=5), causal=causal))
+    assert result["stream"] == result["cross"] == "kept"
+
+
+# ---------------------------------------------------------------------------------------------- attention as a layer
+@pytest.mark.parametrize("name", [n for n in regard.list() if n not in ("fnet", "mlp_mixer", "longformer")])
+def test_attention_is_a_dense_layer_whose_weights_depend_on_the_input(name, rand):
+    """Fails if an attention, its map held fixed, is not the linear layer over tokens that the map says."""
+    torch.manual_seed(0)
+    mixer = regard.registry.get(name).example().double()
+    x = rand(1, 12, 8)
+    weights = mixer.attention(x)[0]  # (h n m)
+    heads, width = mixer.heads, 8 // mixer.heads
+    layer = nn.Linear(12 * 8, 12 * 8, bias=False).double()  # tokens and widths in one vector
+    v, out = ((p.weight if isinstance(p, nn.Linear) else torch.eye(8, dtype=x.dtype)) for p in (mixer.v, mixer.out))
+    with torch.no_grad():
+        parts = (out[:, h * width : (h + 1) * width] @ v[h * width : (h + 1) * width] for h in range(heads))
+        layer.weight.copy_(sum(torch.kron(weights[h], part) for h, part in enumerate(parts)))
+    torch.testing.assert_close(layer(x.flatten()).view(1, 12, 8), mixer(x))
+    if name != "linformer" and name != "linear":
+        assert weights.min() >= 0 and torch.all((weights.sum(-1) - 1).abs().min(weights.sum(-1)) < 1e-9)
+
+
+def test_maps_are_softmax_rows(rand):
+    """Fails if a map is not what it should be, for cross-attention and padding too."""
+    torch.manual_seed(0)
     mixer = regard.create("vanilla", dim=8, heads=2).double()
-    x = rand(1, 7, 8)
-    weights = mixer.attention(x)[0]
-    dense = torch.einsum("hnm,hme->nhe", weights, mixer.project(x, None)[2][0]).flatten(1)
-    torch.testing.assert_close(mixer.out(dense), mixer(x)[0])
-    assert not torch.allclose(weights, mixer.attention(x + 1)[0])
+    x, memory, mask = rand(2, 5, 8), rand(2, 9, 8), torch.arange(9).expand(2, 9) < 6
+    a = mixer.attention(x, memory, mask=mask)
+    assert a.shape == (2, 2, 5, 9) and not a[..., 6:].any()
+    torch.testing.assert_close(a.sum(-1), torch.ones(2, 2, 5, dtype=torch.float64))
+    with pytest.raises(Unsupported, match="map"):
+        regard.create("fnet", dim=8).attention(x)
 
 
-def test_the_map_of_longformer_is_what_runs(rand):
-    """Fails if the map of marked tokens is not that of their own projections."""
-    mixer = regard.create("longformer", dim=8, heads=2, window=2).double()
-    x = rand(2, 11, 8)
-    marks = torch.zeros(2, 11, dtype=torch.bool)
-    marks[0, 3] = marks[1, 7] = True
-    weights = mixer.attention(x, marks=marks)
-    near, far = (weights @ part.project(x, None)[2] for part in (mixer.local, mixer.everywhere))
-    heads = torch.where(marks[:, None, :, None], far, near).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(mixer.local.out(heads), mixer(x, marks=marks))
-    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+def test_longformer_map_with_marks(rand):
+    """Fails if the map of a marked token is that of the window."""
+    torch.manual_seed(0)
+    mixer = regard.create("longformer", dim=8, heads=2, window=1).double()
+    marks = torch.zeros(1, 12, dtype=torch.bool)
+    marks[0, 5] = True
+    a = mixer.attention(rand(1, 12, 8), marks=marks)[0]
+    assert a[:, 5].all() and a[:, :, 5].all()
+    assert (a[:, 0] != 0).sum() == 2 * 3  # itself, its neighbour and the marked one
+    assert torch.all(mixer.attention(rand(1, 12, 8), marks=~marks)[0] > 0)
 
 
-# ---------------------------------------------------------------------------------------------- memories
-@pytest.mark.parametrize(("share", "count"), [("none", 2 * 3 * 5 * 12), ("heads", 2 * 5 * 12), ("kv", 5 * 12)])
-def test_linformer_shares_its_projections(share, count):
-    """Fails if sharing does not save parameters, or saves the wrong ones."""
-    memory = Projected(12, 5, 3, share=share)
-    assert sum(p.numel() for p in memory.parameters()) == count
+# ---------------------------------------------------------------------------------------------- the interface
+def test_a_mixer_is_abstract():
+    """Fails if a mixer without a mechanism can be built."""
+    with pytest.raises(TypeError, match="mix"):
+        Mixer(8, can=Can())
 
 
-class Pairs(Memory):
-    """Two neighbours become one; the last may be alone."""
-
-    can = Can(causal="a toy", stream="a toy", mask="a toy")
-
-    def forward(self, k, v, mask):
-        k, v = (F.avg_pool2d(x, (2, 1), ceil_mode=True) for x in (k, v))
-        return k, v, None
+def test_names_in_messages():
+    """Fails if a refusal does not say who refuses, and why."""
+    with pytest.raises(Unsupported, match=r"fnet cannot leave tokens out: the Fourier transform runs over the whole"):
+        regard.create("fnet", dim=8)(torch.zeros(1, 3, 8), mask=torch.ones(1, 3, dtype=torch.bool))
+    with pytest.raises(Unsupported, match="not built causal"):
+        regard.create("vanilla", dim=8, heads=2).stream(torch.zeros(1, 3, 8))
 
 
-def test_any_memory_composes(rand):
-    """Fails if the promises of a memory are not those of the mixer, or the memory is not what is attended to."""
-    mixer = MultiHead(8, 2, Compressed(Pairs(), SoftmaxAttention())).double()
-    assert not mixer.can.mask and not mixer.can.causal and mixer.can.cross
-    x = rand(1, 5, 8)
-    q, k, v = mixer.project(x, None)
-    k, v = (torch.stack([t[:, :, 0:2].mean(2), t[:, :, 2:4].mean(2), t[:, :, 4]], 2) for t in (k, v))
-    want = F.scaled_dot_product_attention(q, k, v)
-    torch.testing.assert_close(mixer(x), mixer.out(want.transpose(1, 2).flatten(2)))
-    check_mixer(lambda causal: MultiHead(8, 2, Compressed(Pairs(), SoftmaxAttention()), causal=causal))
+def test_print_shows_the_pattern():
+    """Fails if printing a model does not say what its attention does."""
+    text = repr(regard.create("bigbird", dim=8, heads=2, length=64, block=8))
+    assert "Chunks(8, 1, 1)" in text and "RandomBlocks(8, 3, 8)" in text and "heads=2" in text
 
 
-# ---------------------------------------------------------------------------------------------- prototypes and routes
-class Halves(Query):
-    """The first half of the queries asks once, and so does the second."""
-
-    can = Query.can & Can(mask="a toy")
-
-    def forward(self, q, mask):
-        n = q.shape[2]
-        cut = (n + 1) // 2
-        parts = [q[:, :, :cut].mean(2), q[:, :, cut:].mean(2) if n > 1 else q[:, :, 0]]
-        return torch.stack(parts, 2), lambda y: y[:, :, (torch.arange(n) >= cut).long()]
+def test_causal_pattern_twice_is_causal_once():
+    """Fails if a causal mixer over a causal pattern is laid out twice."""
+    assert SoftmaxAttention(Causal()).past == Causal()
 
 
-def test_prototypes_ask_for_many(rand):
-    """Fails if a query gets the answer of another prototype."""
-    mixer = MultiHead(8, 2, Prototype(Halves(), SoftmaxAttention())).double()
-    x = rand(1, 5, 8)
-    q, k, v = mixer.project(x, None)
-    few = F.scaled_dot_product_attention(torch.stack([q[:, :, :3].mean(2), q[:, :, 3:].mean(2)], 2), k, v)
-    want = few[:, :, [0, 0, 0, 1, 1]]
-    torch.testing.assert_close(mixer(x), mixer.out(want.transpose(1, 2).flatten(2)))
-    check_mixer(lambda causal: MultiHead(8, 2, Prototype(Halves(), SoftmaxAttention()), causal=causal))
-
-
-class Sorted(Route):
-    """Tokens sorted by their first number, in groups of four; and everyone with token 0, in a group apart."""
-
-    can = Can(causal="sorting looks ahead", cross="a toy", mask="a toy", stream="a toy")
-
-    def forward(self, q, k, mask):
-        n = q.shape[2]
-        order = F.pad(torch.argsort(q[..., 0], -1), (0, -n % 4), value=-1).unflatten(-1, (-1, 4))
-        not_first = (order[..., None, :] != 0).expand(*order.shape[:-1], 4, 4)
-        return [Indexed(order, order, not_first), Indexed(torch.arange(n)[None], torch.zeros(1, 1, dtype=torch.long))]
-
-
-def test_groups_that_overlap_merge_exactly(rand):
-    """Fails if a query in two groups is not given the softmax over both."""
-    mixer = MultiHead(8, 2, Routed(Sorted())).double()
-    x = rand(1, 10, 8).requires_grad_()
-    q, k, v = mixer.project(x, None)
-    order = torch.argsort(q[..., 0], -1)
-    rank = torch.argsort(order, -1) // 4
-    keep = (rank[..., :, None] == rank[..., None, :]) | (torch.arange(10) == 0)
-    want = mixer.out(F.scaled_dot_product_attention(q, k, v, attn_mask=keep).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(mixer(x), want)
-    got = torch.autograd.grad(mixer(x).square().sum(), x)
-    torch.testing.assert_close(got, torch.autograd.grad(want.square().sum(), x))
-    check_mixer(lambda causal: MultiHead(8, 2, Routed(Sorted()), causal=causal))
-
-
-def test_a_route_can_be_causal(rand):
-    """Fails if a group shows a query what comes after it."""
-
-    class Own(Route):
-        can = Can(cross="a toy", stream="a toy", mask="a toy")
-
-        def forward(self, q, k, mask):
-            return [Indexed(torch.arange(q.shape[2])[None], torch.arange(q.shape[2])[None])]
-
-    mixer = MultiHead(8, 2, Routed(Own()), causal=True).double()
-    same = MultiHead(8, 2, SoftmaxAttention(), causal=True).double()
-    same.load_state_dict(mixer.state_dict())
-    x = rand(1, 9, 8)
-    torch.testing.assert_close(mixer(x), same(x))
-
-
-def test_printing_shows_the_pattern():
-    """Fails if print tells less than what was built."""
-    shown = repr(MultiHead(8, 2, SoftmaxAttention(Band(3, 3))))
-    assert "Band(3, 3)" in shown and "heads=2" in shown
+def test_weights_do_not_depend_on_the_global_generator():
+    """Fails if building draws a random pattern from the global generator."""
+    torch.manual_seed(1)
+    one = regard.create("bigbird", dim=8, heads=2, length=64, block=4)
+    torch.manual_seed(2)
+    other = regard.create("bigbird", dim=8, heads=2, length=64, block=4)
+    assert one.inner.pattern == other.inner.pattern
+    third = regard.create("bigbird", dim=8, heads=2, length=64, block=4, seed=7)
+    assert third.inner.pattern != one.inner.pattern
+    assert not torch.equal(third.inner.pattern.dense(64), one.inner.pattern.dense(64))
+    state = torch.get_rng_state()
+    other(torch.zeros(1, 20, 8))
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,116 +1,209 @@
-"""The registry: names, arguments, errors that help, and recipes of other packages."""
+"""Recipes by name: they exist, wrong names and arguments get a hint, and other packages can add theirs."""
 
 import warnings
 from importlib import metadata
 
 import pytest
-import torch
 
 import regard
-from regard import registry
-from regard.mixer import Mixer
+from regard import Mixer, recipe, registry
 
-FIXED = [
-    "parameter_free", "vanilla", "global_tokens", "local", "dilated", "random_blocks", "block_local", "sparse_strided",
-    "sparse_fixed", "longformer", "bigbird", "image_local_2d", "axial", "per_head", "linear", "linformer", "fnet", "mlp_mixer",
-]  # fmt: skip
+ISSUE = {  # the catalogue's rows, and their names
+    "B1": ["parameter_free"],
+    "B2": ["vanilla"],
+    "C1": ["global_tokens"],
+    "C2": ["local"],
+    "C3": ["dilated"],
+    "C4": ["random_blocks"],
+    "C5": ["block_local"],
+    "C6": ["sparse_strided", "sparse_fixed"],
+    "C8": ["longformer"],
+    "C10": ["bigbird"],
+    "C12": ["image_local_2d"],
+    "C13": ["axial"],
+    "C14": ["per_head"],
+    "E1": ["linear"],
+    "F1": ["linformer"],
+    "H2": ["fnet"],
+    "H3": ["mlp_mixer"],
+}
 
 
 @pytest.fixture
-def clean():
-    """What a test registers is forgotten."""
-    known = dict(registry._loaded())
+def fresh(monkeypatch):
+    """The registry as it was, afterwards; entry points are looked for again."""
+    monkeypatch.setattr(registry, "_recipes", dict(registry._recipes))
+    registry._loaded.cache_clear()
     yield
-    registry._recipes.clear()
-    registry._recipes.update(known)
     registry._loaded.cache_clear()
 
 
-def test_the_names_that_users_type_exist():
-    """Fails if a name of the catalogue is lost."""
-    assert set(FIXED) <= set(regard.list())
+class Entry:
+    """Stands for an entry point of another package."""
+
+    def __init__(self, name, load):
+        self.name, self.value, self.load = name, f"other_package:{name}", load
 
 
-@pytest.mark.parametrize("name", FIXED)
-def test_every_recipe_says_what_it_is(name):
-    """Fails if a recipe has no paper, row, formula or docstring, or its function and its name differ."""
-    found = registry.get(name)
-    assert found.paper and found.formula and found.row[0] in registry.FAMILIES and found.row[1:].isdigit()
-    assert found.summary and found.build.__name__ == name
-    assert isinstance(found.example(), Mixer)
-    assert "causal" in found.parameters and list(found.parameters)[:2] == ["dim", "heads"]
+def installed(monkeypatch, *entries):
+    def entry_points(*, group):
+        return entries if group == "regard.recipes" else ()
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    registry._loaded.cache_clear()
 
 
-def test_lists_filter():
-    """Fails if a filter lets the wrong ones through."""
-    assert regard.list("H") == regard.list("without attention") == ["fnet", "mlp_mixer"]
-    assert regard.list(can="causal") == regard.list(can=["causal"])
-    assert "linformer" not in regard.list(can="causal") and "linformer" in regard.list(can=["cross", "mask"])
-    assert regard.list(can=["marks"]) == ["longformer"]
-    assert regard.list("C", can=["cross"]) == ["global_tokens"]
+# ---------------------------------------------------------------------------------------------- what there is
+@pytest.mark.parametrize("row", ISSUE)
+def test_every_row_has_its_names(row):
+    """Fails if a mechanism is missing, or goes by another name."""
+    for name in ISSUE[row]:
+        found = registry.get(name)
+        assert found.row == row and found.name == name and name in regard.list(row[0])
+
+
+def test_every_recipe_says_where_it_comes_from():
+    """Fails if a recipe has no paper, formula, summary or family."""
+    for name in regard.list():
+        found = registry.get(name)
+        assert found.paper and found.formula and found.summary and found.family in registry.FAMILIES
+        assert found.arxiv == "" or (len(found.arxiv) == 10 and found.arxiv[4] == ".")
+        assert "dim" in found.parameters and "heads" in found.parameters and "causal" in found.parameters
+        assert isinstance(found.example(), Mixer)
+
+
+def test_list_by_family():
+    """Fails if a family is not found by its letter and by its name, in any case."""
+    assert regard.list("C") == regard.list("c") == regard.list("sparse by position") == regard.list("Sparse by position")
+    assert regard.list("B") == ["parameter_free", "vanilla"] and regard.list("A") == []
+    assert [name for letter in registry.FAMILIES for name in regard.list(letter)] == regard.list()
+    with pytest.raises(ValueError, match=r"no family 'sparse by positon'.*'sparse by position'"):
+        regard.list("sparse by positon")
+    with pytest.raises(ValueError, match="no family 'Z'"):
+        regard.list("Z")
+
+
+def test_list_by_promise():
+    """Fails if a promise does not select."""
+    assert regard.list(can=["cross", "stream"]) == ["parameter_free", "vanilla", "global_tokens", "linear"]
+    assert regard.list(can="marks") == ["longformer"]
+    assert "fnet" not in regard.list(can="mask") and "fnet" in regard.list(can="length")
+    assert {"bigbird", "linear", "vanilla"} <= set(regard.list(can="causal"))
+    assert not {"linformer", "fnet", "mlp_mixer"} & set(regard.list(can="causal"))
+    with pytest.raises(ValueError, match=r"no promise 'casual'.*'causal'"):
+        regard.list(can=["casual"])
+
+
+def test_the_order_is_that_of_the_catalogue():
+    """Fails if C10 comes before C2."""
+    rows = [registry.get(name).row for name in regard.list("C")]
+    assert rows == sorted(rows, key=lambda row: int(row[1:]))
+
+
+# ---------------------------------------------------------------------------------------------- create
+def test_create():
+    """Fails if the arguments do not arrive."""
+    mixer = regard.create("local", dim=8, heads=2, window=5, causal=True)
+    assert (mixer.dim, mixer.heads, mixer.causal, mixer.inner.pattern) == (8, 2, True, regard.Band(5, 5))
+    assert regard.create("fnet", dim=8).dim == 8
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: regard.create("bigbrd", dim=8, heads=2), ValueError, "did you mean 'bigbird'"),
-        (lambda: regard.create("zzz", dim=8, heads=2), ValueError, "there are: .*vanilla"),
-        (lambda: regard.create("local", dim=8, heads=2, windw=3), TypeError, "did you mean 'window'"),
-        (lambda: regard.create("local", dim=8), TypeError, "local needs heads"),
-        (lambda: regard.create("bigbird", dim=8, heads=2), TypeError, "bigbird needs length"),
-        (lambda: regard.create("linformer", dim=8, heads=2, length=9, rank=4, causal=True), TypeError, "linformer: .*position"),
-        (lambda: regard.create("fnet", dim=8, heads=4), ValueError, "no heads"),
-        (lambda: regard.list("Q"), ValueError, "no family 'Q'"),
-        (lambda: regard.list(can="causl"), ValueError, "did you mean 'causal'"),
-    ],
-)  # fmt: skip
-def test_errors_name_the_nearest(call, error, words):
-    """Fails if a wrong word is accepted, or the message does not help."""
-    with pytest.raises(error, match=words):
-        call()
+    ("wrong", "right"), [("bigbrid", "bigbird"), ("longfomer", "longformer"), ("Linear", "linear"), ("f_net", "fnet")]
+)
+def test_a_wrong_name_gets_the_nearest(wrong, right):
+    """Fails if a misspelt name is not answered with the right one."""
+    with pytest.raises(ValueError, match=f"no recipe '{wrong}': did you mean '{right}'"):
+        regard.create(wrong, dim=8, heads=2)
 
 
-def test_a_refusal_names_what_was_asked_for():
-    """Fails if messages of a built mixer speak of inner classes."""
-    x = torch.zeros(1, 3, 8)
-    with pytest.raises(regard.Unsupported, match=r"^local cannot look at another sequence"):
-        regard.create("local", dim=8, heads=2)(x, x)
+def test_a_name_like_no_other_gets_all_of_them():
+    """Fails if a name that resembles none is not answered with what there is."""
+    with pytest.raises(ValueError, match=r"there are: .*bigbird.*vanilla"):
+        regard.create("qqqq", dim=8, heads=2)
+    with pytest.raises(ValueError, match="no recipe ''"):
+        regard.create("")
 
 
-def test_a_name_is_given_once(clean):
-    """Fails if a package can replace a recipe unseen."""
-
-    def vanilla(dim, heads, *, causal=False):
-        raise NotImplementedError
-
-    with pytest.raises(ValueError, match="already, from regard"):
-        regard.recipe("somebody")(vanilla)
+def test_a_wrong_argument_gets_the_nearest():
+    """Fails if a misspelt argument is swallowed, or not answered with the right one."""
+    with pytest.raises(TypeError, match=r"local takes no argument 'windw': did you mean 'window'"):
+        regard.create("local", dim=8, heads=2, windw=3)
+    with pytest.raises(TypeError, match=r"vanilla takes no argument 'zzz': there are: .*kv_heads"):
+        regard.create("vanilla", dim=8, heads=2, zzz=3)
 
 
-class Entry:
-    """An entry point that loads a function, or fails."""
+def test_missing_arguments_are_named():
+    """Fails if the message does not say what is missing."""
+    with pytest.raises(TypeError, match="bigbird needs dim, heads, length"):
+        regard.create("bigbird")
+    with pytest.raises(TypeError, match="linformer needs length"):
+        regard.create("linformer", dim=8, heads=2)
 
-    name, value = "mine", "my_package.recipes:mine"
 
-    def __init__(self, load):
-        self.load = load
+# ---------------------------------------------------------------------------------------------- other packages
+def toy(dim, heads=1, *, causal=False):
+    """A recipe of another package. It is Fourier by another name."""
+    return regard.create("fnet", dim=dim, causal=causal)
 
 
-def test_other_packages_add_recipes(clean, monkeypatch):
-    """Fails if an entry point is not loaded, or a broken one hides the others."""
+def test_another_package_adds_a_recipe(fresh, monkeypatch):
+    """Fails if an entry point is not loaded on the first look-up."""
+    installed(monkeypatch, Entry("toy", lambda: recipe("Somebody 2030", row="H9", formula="Re F F x")(toy)))
+    assert "toy" in regard.list() and "toy" in regard.list("H")
+    assert regard.create("toy", dim=6).dim == 6
+    assert registry.get("toy").summary == "A recipe of another package"
+    regard.testing.check_mixer(lambda causal: regard.create("toy", dim=6, causal=causal))
 
-    def mine(dim, heads, *, causal=False):
-        """A window of one."""
-        return regard.MultiHead(dim, heads, regard.SoftmaxAttention(regard.Band(1, 1)), causal=causal)
+
+def test_a_broken_package_takes_nobody_with_it(fresh, monkeypatch):
+    """Fails if one import error hides all recipes, or is silent."""
 
     def broken():
         raise ImportError("no module named nonsense")
 
-    entries = [Entry(broken), Entry(lambda: regard.recipe("me", row="C2", formula="a window")(mine))]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == "regard.recipes" else [])
-    registry._loaded.cache_clear()
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        assert "mine" in regard.list()
-    assert any("could not be loaded: no module named nonsense" in str(w.message) for w in seen)
-    assert regard.create("mine", dim=8, heads=2).causal is False
+    installed(monkeypatch, Entry("bad", broken), Entry("toy", lambda: recipe("Somebody 2030", row="H9")(toy)))
+    with pytest.warns(UserWarning, match=r"'bad' of 'other_package:bad' could not be loaded: no module named nonsense"):
+        names = regard.list()
+    assert "toy" in names and "bigbird" in names
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert regard.list() == names  # and it warns once
+
+
+def test_no_second_recipe_of_a_name(fresh):
+    """Fails if another package can replace a recipe unnoticed."""
+
+    def vanilla(dim, heads, *, causal=False):
+        """Not the vanilla you know."""
+
+    regard.list()
+    with pytest.raises(ValueError, match=r"there is a recipe 'vanilla' already, from regard\.recipes\.vanilla"):
+        recipe("Somebody 2030")(vanilla)
+
+
+def test_a_duplicate_by_entry_point_warns(fresh, monkeypatch):
+    """Fails if a package that takes a name again breaks the others, or wins."""
+
+    def vanilla(dim, heads, *, causal=False):
+        """Not the vanilla you know."""
+
+    installed(monkeypatch, Entry("vanilla", lambda: recipe("Somebody 2030")(vanilla)))
+    with pytest.warns(UserWarning, match="there is a recipe 'vanilla' already"):
+        assert regard.create("vanilla", dim=8, heads=2).heads == 2
+
+
+def test_a_decorated_function_stays_a_function(fresh):
+    """Fails if a recipe can only be reached by its name."""
+    assert recipe("Somebody 2030", row="H9")(toy) is toy
+
+
+def test_a_recipe_without_a_row_is_listed_last(fresh):
+    """Fails if a recipe outside the catalogue breaks the order."""
+    recipe("Somebody 2030")(toy)
+    assert regard.list()[-1] == "toy" and registry.get("toy").family == ""
+
+
+def test_the_documented_group_exists():
+    """Fails if the name that other packages write into their metadata changes."""
+    assert registry.GROUP == "regard.recipes"

@@ -207,8 +207,7 @@ class MultiHead(Mixer):
     ) -> None:  # fmt: skip
         super().__init__(dim, can=attention.can, causal=causal, length=attention.length, name=type(attention).__name__)
         kv_heads = heads if kv_heads is None else kv_heads
-        if not isinstance(heads, int) or heads < 1 or dim % heads:
-            raise ValueError(f"dim must be divisible by heads, and {dim} is not by {heads}")
+        check_heads(dim, heads)
         if not isinstance(kv_heads, int) or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads must be divisible by kv_heads, and {heads} is not by {kv_heads}")
         if not project and kv_heads != heads:
@@ -256,6 +255,12 @@ class MultiHead(Mixer):
     def extra_repr(self) -> str:
         """Shown by print."""
         return f"dim={self.dim}, heads={self.heads}, causal={self.causal}"
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Heads share the width of a token evenly."""
+    if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or dim % heads:
+        raise ValueError(f"dim must be divisible by heads, and {dim} is not by {heads!r}")
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

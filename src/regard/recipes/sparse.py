@@ -15,7 +15,7 @@ from math import ceil
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import Unsupported
-from regard.mixer import Mixer, MultiHead
+from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import Longformer
 from regard.pattern import Axial, Band, Blocks2D, Chunks, Global, KeyPhase, Pattern, PerHead, RandomBlocks
 from regard.registry import recipe
@@ -65,9 +65,15 @@ def block_local(dim: int, heads: int, *, block: int = 128, causal: bool = False)
     return _sparse(dim, heads, Chunks(block), causal)
 
 
-def _factorised(near: Pattern, far: Pattern, heads: int, split: str, layer: int) -> Pattern:
+def _in_turn(patterns: Sequence[Pattern], dim: int, heads: int) -> Pattern:
+    """One of the patterns for each head, over and over."""
+    check_heads(dim, heads)
+    return PerHead(tuple(islice(cycle(patterns), heads)))
+
+
+def _factorised(near: Pattern, far: Pattern, dim: int, heads: int, split: str, layer: int) -> Pattern:
     """Two patterns, merged into one, or alternating over heads or over layers, as in section 5.2 of Child et al."""
-    kinds = {"merged": near | far, "heads": PerHead(tuple(islice(cycle((near, far)), heads))), "layers": (near, far)[layer % 2]}
+    kinds = {"merged": near | far, "heads": _in_turn((near, far), dim, heads), "layers": (near, far)[layer % 2]}
     if split not in kinds:
         raise ValueError(f"split must be one of {', '.join(map(repr, kinds))}, not {split!r}")
     return kinds[split]
@@ -84,7 +90,7 @@ def sparse_strided(
     split   "heads": heads take turns; "merged": each sees both; "layers": even and odd `layer` take turns
     """
     far = Band(step=stride)
-    return _sparse(dim, heads, _factorised(Band(stride, stride), far, heads, split, layer), causal)
+    return _sparse(dim, heads, _factorised(Band(stride, stride), far, dim, heads, split, layer), causal)
 
 
 @recipe(
@@ -100,7 +106,7 @@ def sparse_fixed(
     """
     if not 0 < cells <= stride:
         raise ValueError(f"cells must be between 1 and stride, {stride}, not {cells}")
-    return _sparse(dim, heads, _factorised(Chunks(stride), KeyPhase(stride, stride - cells), heads, split, layer), causal)
+    return _sparse(dim, heads, _factorised(Chunks(stride), KeyPhase(stride, stride - cells), dim, heads, split, layer), causal)
 
 
 @recipe(
@@ -115,6 +121,7 @@ def longformer(dim: int, heads: int, *, window: int = 256, steps: int | Sequence
 
     steps   the dilation: one for all, or one for each head
     """
+    check_heads(dim, heads)
     near = (steps,) * heads if isinstance(steps, int) else tuple(steps)
     if len(near) != heads:
         raise ValueError(f"steps must be one number or one for each of {heads} heads, not {near}")
@@ -177,11 +184,12 @@ def axial(dim: int, heads: int, *, width: int, causal: bool = False) -> Mixer:
 )  # fmt: skip
 def per_head(dim: int, heads: int, *, patterns: Sequence[Pattern] | None = None, causal: bool = False) -> Mixer:
     """A pattern for each head: `patterns`, taken in turn; by default windows that reach twice as far from head to head."""
+    check_heads(dim, heads)
     if patterns is None:
         patterns = [Band(16 * 2**i, 16 * 2**i) for i in range(heads)]
     if not patterns:
         raise ValueError("patterns must name at least one pattern")
-    return _sparse(dim, heads, PerHead(tuple(islice(cycle(patterns), heads))), causal)
+    return _sparse(dim, heads, _in_turn(patterns, dim, heads), causal)
 
 
 if __name__ == "__main__":
