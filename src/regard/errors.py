@@ -15,3 +15,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(word, known, 1)
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
+
+
+def check_whole(least: int, **values: object) -> None:
+    """Each value must be a whole number of at least so much; the message names the one that is not."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be a whole number >= {least}, not {value!r}")

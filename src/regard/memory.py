@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from regard.errors import check_whole
 from regard.mixer import Can
 
 
@@ -33,7 +34,8 @@ class Projected(Memory):
         super().__init__()
         if share not in ("none", "heads", "kv"):
             raise ValueError(f"share must be 'none', 'heads' or 'kv', not {share!r}")
-        if not 1 <= rank <= length:
+        check_whole(1, length=length, rank=rank, heads=heads)
+        if rank > length:
             raise ValueError(f"rank must be between 1 and length, {length}, not {rank}")
         self.length = length
         mixed = "the projection mixes all positions"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attend import check_mask
-from regard.errors import Unsupported
+from regard.errors import Unsupported, check_whole
 
 State = Any  # what a mixer carries from chunk to chunk; its own affair
 
@@ -81,8 +81,7 @@ class Mixer(nn.Module, ABC):
     def __init__(self, dim: int, *, can: Can, causal: bool = False, length: int | None = None, name: str | None = None) -> None:
         super().__init__()
         self.name = type(self).__name__ if name is None else name
-        if not isinstance(dim, int) or dim < 1:
-            raise ValueError(f"dim must be a whole number >= 1, not {dim!r}")
+        check_whole(1, dim=dim)
         self.dim, self.can, self.causal, self.length = dim, can, causal, length
         if causal:
             self._need("causal", "be causal")
@@ -180,6 +179,7 @@ class Attention(nn.Module, ABC):
 
     can: Can = Can()
     length: int | None = None  # the longest sequence, None: any
+    heads: int | None = None  # how many it was made for, None: any
     shares: bool = False  # takes fewer heads of keys than of queries
 
     @abstractmethod
@@ -208,10 +208,13 @@ class MultiHead(Mixer):
         super().__init__(dim, can=attention.can, causal=causal, length=attention.length, name=type(attention).__name__)
         kv_heads = heads if kv_heads is None else kv_heads
         check_heads(dim, heads)
-        if not isinstance(kv_heads, int) or kv_heads < 1 or heads % kv_heads:
+        check_whole(1, kv_heads=kv_heads)
+        if heads % kv_heads:
             raise ValueError(f"heads must be divisible by kv_heads, and {heads} is not by {kv_heads}")
         if not project and kv_heads != heads:
             raise ValueError("without projections there are as many heads of keys as of queries")
+        if attention.heads not in (None, heads):
+            raise ValueError(f"the attention was made for {attention.heads} heads, not for {heads}")
         self.heads, self.kv_heads, self.inner = heads, kv_heads, attention
         kv = dim // heads * kv_heads
         projections: list[nn.Module] = [
@@ -259,8 +262,9 @@ class MultiHead(Mixer):
 
 def check_heads(dim: int, heads: int) -> None:
     """Heads share the width of a token evenly."""
-    if not isinstance(heads, int) or isinstance(heads, bool) or heads < 1 or dim % heads:
-        raise ValueError(f"dim must be divisible by heads, and {dim} is not by {heads!r}")
+    check_whole(1, dim=dim, heads=heads)
+    if dim % heads:
+        raise ValueError(f"dim must be divisible by heads, and {dim} is not by {heads}")
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

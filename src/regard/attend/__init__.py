@@ -11,7 +11,7 @@ from regard.errors import Unsupported, nearest
 from regard.pattern import Full, Pattern
 from regard.prior import Prior
 
-__all__ = ["BACKENDS", "Call", "Choice", "attend", "check_mask", "choose", "explain"]
+__all__ = ["BACKENDS", "Call", "Choice", "attend", "check_backend", "check_mask", "choose", "explain"]
 
 
 def attend(
@@ -37,8 +37,7 @@ def attend(
 @torch.compiler.disable  # which executor runs depends on sizes and on this machine: not a matter for a compiled graph
 def _run(call: Call, backend: str) -> Tensor:
     call = _with_all_heads(call)
-    if backend not in (*BACKENDS, "auto"):
-        raise ValueError(f"no backend {backend!r}: {nearest(backend, [*BACKENDS, 'auto'])}")
+    check_backend(backend)
     if 0 in (*call.q.shape, *call.v.shape):  # nothing to look at, or nobody who looks
         return BACKENDS["reference"].run(call)
     if backend == "auto":
@@ -47,6 +46,12 @@ def _run(call: Call, backend: str) -> Tensor:
     if refusal is not None:
         raise Unsupported(f"backend {backend!r}: {refusal}")
     return BACKENDS[backend].run(call)
+
+
+def check_backend(backend: str) -> None:
+    """Say which there are, if it is none of them."""
+    if backend not in (*BACKENDS, "auto"):
+        raise ValueError(f"no backend {backend!r}: {nearest(str(backend), [*BACKENDS, 'auto'])}")
 
 
 def _with_all_heads(call: Call) -> Call:

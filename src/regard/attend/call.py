@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from regard.errors import check_whole
 from regard.pattern import Pattern
 from regard.prior import Prior
 
@@ -71,6 +72,7 @@ def make_call(
         raise TypeError(f"pattern must be a Pattern such as Band(128, 128) or Causal(), not {pattern!r}")
     b, h, n, e = q.shape
     m = k.shape[2]
+    _check_options(prior, scale, q_at, k_at, m)
     if pattern.heads not in (None, h):
         raise ValueError(f"the pattern is for {pattern.heads} heads, but q has {h}")
     check_mask(mask, (b, m), "mask")
@@ -100,10 +102,24 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise TypeError(f"q, k and v must be of one type, not {q.dtype}, {k.dtype} and {v.dtype}")
     if k.shape[:3] != v.shape[:3]:
         raise ValueError(f"k and v must agree in (b h m), not {tuple(k.shape[:3])} and {tuple(v.shape[:3])}")
-    if q.shape[0] != k.shape[0] or q.shape[1] % max(k.shape[1], 1):
+    if q.shape[0] != k.shape[0] or (q.shape[1] % k.shape[1] if k.shape[1] else q.shape[1]):
         raise ValueError(f"k (b h) = {tuple(k.shape[:2])} must have the batch and divide the heads of q, {tuple(q.shape[:2])}")
     if q.shape[3] != k.shape[3] or q.shape[3] == 0:
         raise ValueError(f"q and k must have one width above 0, not {q.shape[3]} and {k.shape[3]}")
+
+
+def _check_options(prior: Prior | None, scale: float | None, q_at: int, k_at: int | Tensor, m: int) -> None:
+    if prior is not None and not isinstance(prior, Prior):
+        raise TypeError(f"prior must be a Prior such as ALiBi(8), not {type(prior).__name__}")
+    if scale is not None and not isinstance(scale, int | float):
+        raise TypeError(f"scale must be a number, not {scale!r}")
+    check_whole(0, q_at=q_at)
+    if not isinstance(k_at, Tensor):
+        check_whole(0, k_at=k_at)
+    elif k_at.dtype != torch.long or tuple(k_at.shape) != (m,):
+        raise ValueError(
+            f"k_at must be the first position or all ({m},) of them, as int64, not {tuple(k_at.shape)} {k_at.dtype}"
+        )
 
 
 def check_mask(mask: Tensor | None, shape: tuple[int, int], name: str) -> None:

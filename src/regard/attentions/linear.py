@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.errors import check_whole
 from regard.feature import EluPlusOne, Feature
 from regard.mixer import Attention
 
@@ -28,8 +29,7 @@ class LinearAttention(Attention):
 
     def __init__(self, feature: Feature | None = None, *, chunk: int = 64) -> None:
         super().__init__()
-        if chunk < 1:
-            raise ValueError(f"chunk must be at least 1, not {chunk}")
+        check_whole(1, chunk=chunk)
         self.feature = EluPlusOne() if feature is None else feature
         self.chunk = chunk
 

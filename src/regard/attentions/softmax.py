@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attend import attend
+from regard.attend import attend, check_backend
 from regard.mixer import Attention, Can
 from regard.pattern import FAR, Causal, Full, Pattern
 from regard.prior import Prior
@@ -39,9 +39,10 @@ class SoftmaxAttention(Attention):
         self, pattern: Pattern = Full(), prior: Prior | None = None, *, scale: float | None = None, backend: str = "auto"
     ) -> None:
         super().__init__()
+        check_backend(backend)
         self.pattern, self.prior, self.scale, self.backend = pattern, prior, scale, backend
         self.past = pattern & Causal()
-        self.length = pattern.limit
+        self.length, self.heads = pattern.limit, pattern.heads
         self.can = _can(pattern, prior)
 
     def attend(

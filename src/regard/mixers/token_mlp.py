@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.errors import check_whole
 from regard.mixer import Can, Mixer, State
 
 OWN = "each position has weights of its own"
@@ -19,9 +20,8 @@ class TokenMLP(Mixer):
             causal=OWN, cross=OWN, stream=OWN, mask=OWN + ", which leaving one out would leave without meaning",
             length=f"its weights were built for {length} positions", maps="it is not linear in its tokens",
         )  # fmt: skip
+        check_whole(1, length=length, hidden=hidden)
         super().__init__(dim, can=can, causal=causal, length=length)
-        if hidden < 1 or length < 1:
-            raise ValueError(f"length and hidden must be at least 1, not {length} and {hidden}")
         self.up, self.down = nn.Linear(length, hidden), nn.Linear(hidden, length)
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:

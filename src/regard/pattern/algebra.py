@@ -11,6 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from regard.errors import check_whole
+
 FAR = 1 << 40  # beyond every position: stands for an unlimited reach, and for "any later query" in eviction
 COUNT_TILE = 64  # the tile in which `keys_per_query` counts
 COUNT_AT_ONCE = 512  # tiles evaluated exactly in one go: 2 MiB of booleans
@@ -235,9 +237,7 @@ class Leaf(Pattern):
     def _check(self, **least: int) -> None:
         """Each named field must be a whole number of at least so much."""
         for name, low in least.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ValueError(f"{type(self).__name__}: {name} must be a whole number >= {low}, not {value!r}")
+            check_whole(low, **{f"{type(self).__name__}: {name}": getattr(self, name)})
 
     def __repr__(self) -> str:
         """The shortest call that builds it again: trailing defaults are left out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.errors import check_whole
 from regard.mixer import Mixer
 from regard.mixers import Fourier, TokenMLP
 from regard.registry import recipe
@@ -21,6 +22,7 @@ def mlp_mixer(dim: int, heads: int = 1, *, length: int, hidden: int | None = Non
     hidden   the width between the two layers, half of `length` unless given
     """
     _headless("mlp_mixer", heads)
+    check_whole(1, length=length)
     return TokenMLP(dim, length, max(1, length // 2) if hidden is None else hidden, causal=causal)
 
 

@@ -14,7 +14,7 @@ from itertools import cycle, islice
 from math import ceil
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import Unsupported
+from regard.errors import Unsupported, check_whole
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import Longformer
 from regard.pattern import Axial, Band, Blocks2D, Chunks, Global, KeyPhase, Pattern, PerHead, RandomBlocks
@@ -54,7 +54,12 @@ def random_blocks(
     dim: int, heads: int, *, length: int, block: int = 64, count: int = 3, seed: int = 0, causal: bool = False
 ) -> Mixer:
     """Each block of queries sees `count` random blocks of keys, drawn once by `seed`; causal: from those not after it."""
-    return _sparse(dim, heads, RandomBlocks(block, count, ceil(length / block), seed, past=causal), causal)
+    return _sparse(dim, heads, _random(length, block, count, seed, causal), causal)
+
+
+def _random(length: int, block: int, count: int, seed: int, causal: bool) -> Pattern:
+    check_whole(1, length=length, block=block)
+    return RandomBlocks(block, count, ceil(length / block), seed, past=causal)
 
 
 @recipe(
@@ -148,7 +153,7 @@ def bigbird(
     if window % 2 == 0:
         raise ValueError(f"window counts the block itself and as many on either side, so it is odd, not {window}")
     near = Chunks(block, back=window // 2, ahead=window // 2)
-    far = RandomBlocks(block, random, ceil(length / block), seed, past=causal)
+    far = _random(length, block, random, seed, causal)
     return _sparse(dim, heads, near | Global(globals * block) | far, causal)
 
 
@@ -165,6 +170,9 @@ def image_local_2d(
     Tokens are pixels in raster order, `width` to a row.  The memory is the query block, extended by memory[0] rows above
     and memory[1] columns to either side; not causal, by as many rows below as well.
     """
+    for name, pair in (("block", block), ("memory", memory)):
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise ValueError(f"{name} must be two numbers, rows and columns, not {pair!r}")
     (rows, cols), (up, aside) = block, memory
     pattern = Blocks2D(width, rows, cols, up=up, left=aside, right=aside, down=0 if causal else up)
     return _sparse(dim, heads, pattern, causal)
