@@ -125,7 +125,7 @@ def _read(path: Path) -> Costs | None:
     """What was measured before; None where it is missing or makes no sense."""
     try:
         costs = Costs(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     values = asdict(costs).values()
     return costs if all(isinstance(x, float) and 0 < x < 1 for x in values) else None

@@ -73,7 +73,7 @@ def block_mask(
 
 def _numbers(pattern: Pattern, n: int, m: int, q_at: int, k_at: int, size: int) -> Tensor:
     q, k = (torch.where(x < 0, -1, x + at) for x, at in ((tiled(n, size), q_at), (tiled(m, size), k_at)))
-    ids, _ = number_tiles(pattern, q, k, *tile_table(pattern, q, k), ragged=True)
+    ids, _ = number_tiles(pattern, q, k, *tile_table(pattern, q, k))
     return ids
 
 

@@ -77,22 +77,20 @@ def _in_tiles(order: Tensor, size: int, at: int) -> Tensor:
     return torch.where(slots < 0, -1, order[slots] + at) if len(order) else slots
 
 
-def number_tiles(
-    pattern: Pattern, q: Tensor, k: Tensor, some: Tensor, every: Tensor, *, ragged: bool = False
-) -> tuple[Tensor, Tensor]:
+def number_tiles(pattern: Pattern, q: Tensor, k: Tensor, some: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
     """A table (r c) of mask numbers, exact (0: nothing is seen, 1: all is), and the masks (u s t), each once.
 
-    Tiles that the end of the sequence cuts short count as full only if `ragged`.
+    A tile that the end of the sequence cuts short is never full.
     """
     whole = (q >= 0).all(1)[:, None] & (k >= 0).all(1)
-    ids = (every if ragged else every & whole).int()
+    ids = (every & whole).int()
     shape = (q.shape[1], k.shape[1])
     known = {np.packbits(np.full(shape, fill)).tobytes(): number for number, fill in enumerate((False, True))}
     for at in (some & (ids == 0)).nonzero().split(TILES_AT_ONCE):
         rows, cols = q[at[:, 0]], k[at[:, 1]]
         keep = pattern.allowed(rows[:, :, None], cols[:, None, :])
         real = (rows >= 0)[:, :, None] & (cols >= 0)[:, None, :]
-        keep = (keep & real) | ~real if ragged else keep & real
+        keep = keep & real
         packed = np.packbits(keep.flatten(1).numpy(), axis=1)
         numbers = [known.setdefault(row.tobytes(), len(known)) for row in packed]
         ids[at[:, 0], at[:, 1]] = torch.tensor(numbers, dtype=torch.int32)
