@@ -102,7 +102,7 @@ def window() -> list[Row]:
                 "sdpa": lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v),
                 "sparse": lambda q=q, k=k, v=v: regard.attend(q, k, v, pattern=pattern, backend="sparse"),
                 "flex": lambda q=q, k=k, v=v, blocks=blocks: flex(q, k, v, block_mask=blocks),
-            }, seconds=20)  # fmt: skip
+            }, seconds=12)  # fmt: skip
         rows.append({
             "n": n, "density": pattern.density(n), "ms": milliseconds(times),
             "times faster than SDPA": ratio(times, "sdpa", "sparse"),

@@ -85,8 +85,10 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mask_mod(pattern: Pattern, q_at: int, k_at: int, mask: Tensor | None) -> MaskMod:
     def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        keep = pattern.allowed(q + q_at, k + k_at)
-        keep = keep[h] if pattern.heads else keep
+        first, *others = pattern.parts if pattern.heads else (pattern,)
+        keep = first._allowed(q + q_at, k + k_at) & (k >= 0)  # single pairs: nothing to expand, which compilers dislike
+        for head, other in enumerate(others, 1):
+            keep = torch.where(h == head, other._allowed(q + q_at, k + k_at), keep)
         return keep if mask is None else keep & mask[b, k]
 
     return allowed
