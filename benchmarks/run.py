@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -42,10 +41,9 @@ def bigbird(n: int) -> Pattern:
 
 # ---------------------------------------------------------------------------------------------- measuring
 def interleaved(calls: dict[str, Callable[[], object]], seconds: float = 4.0, least: int = 5) -> dict[str, list[float]]:
-    """The times of each call, taken in turn, after two rounds to warm up."""
-    for _ in range(2):
-        for call in calls.values():
-            call()
+    """The times of each call, taken in turn, after a round to warm up."""
+    for call in calls.values():
+        call()
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(times.values()))) < least:
@@ -69,7 +67,9 @@ def gemm() -> float:
 
 
 def peak_megabytes() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """The most memory that this process has held (Linux); `ru_maxrss` would count the parent's as well."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def heads(n: int, grad: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -102,7 +102,7 @@ def window() -> list[Row]:
                 "sdpa": lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v),
                 "sparse": lambda q=q, k=k, v=v: regard.attend(q, k, v, pattern=pattern, backend="sparse"),
                 "flex": lambda q=q, k=k, v=v, blocks=blocks: flex(q, k, v, block_mask=blocks),
-            }, seconds=12)  # fmt: skip
+            }, seconds=8)  # fmt: skip
         rows.append({
             "n": n, "density": pattern.density(n), "ms": milliseconds(times),
             "times faster than SDPA": ratio(times, "sdpa", "sparse"),
@@ -158,7 +158,7 @@ def auto() -> list[Row]:
                 times = interleaved({
                     "sdpa": lambda q=q, k=k, v=v, c=causal: F.scaled_dot_product_attention(q, k, v, is_causal=c),
                     "auto": lambda q=q, k=k, v=v, p=pattern: regard.attend(q, k, v, pattern=p),
-                }, seconds=1 if n < 4096 else 3)  # fmt: skip
+                }, seconds=1, least=3)  # fmt: skip
             picked = explain(pattern, n, heads=HEADS, width=WIDTH).backend
             rows.append({"n": n, "pattern": name, "picked": picked, "times faster": ratio(times, "sdpa", "auto")})
     return rows

@@ -31,10 +31,9 @@ def attend(
     A query that sees nothing gives zero.
     """
     call = make_call(q, k, v, pattern=pattern, prior=prior, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
-    return _run(call, backend)
+    return _run_apart(call, backend) if torch.compiler.is_compiling() else _run(call, backend)
 
 
-@torch.compiler.disable  # which executor runs depends on sizes and on this machine: not a matter for a compiled graph
 def _run(call: Call, backend: str) -> Tensor:
     call = _with_all_heads(call)
     check_backend(backend)
@@ -46,6 +45,10 @@ def _run(call: Call, backend: str) -> Tensor:
     if refusal is not None:
         raise Unsupported(f"backend {backend!r}: {refusal}")
     return BACKENDS[backend].run(call)
+
+
+# which executor runs depends on sizes and on this machine: not a matter for a compiled graph
+_run_apart = torch.compiler.disable(_run)
 
 
 def check_backend(backend: str) -> None:

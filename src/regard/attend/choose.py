@@ -53,15 +53,19 @@ class Choice:
     sparse: float | None = None
 
 
+DENSE = Choice("sdpa", "the pattern is dense: nothing to leave out")
+FEW_TOKENS = Choice("sdpa", f"fewer than {SMALL} queries or keys: one fused dense call is the fastest")
+
+
 def choose(call: Call) -> Choice:
     """The executor for a call with backend="auto"."""
     if call.q.device.type != "cpu":
         return _on_accelerator(call)
-    if sdpa.plainly_causal(call) or call.pattern == Full():
-        return Choice("sdpa", "the pattern is dense: nothing to leave out")
     n, m = call.q.shape[2], call.k.shape[2]
     if n < SMALL or m < SMALL:
-        return Choice("sdpa", f"fewer than {SMALL} queries or keys: one fused dense call is the fastest")
+        return FEW_TOKENS
+    if sdpa.plainly_causal(call) or call.pattern == Full():
+        return DENSE
     refusal = sparse.refuses(call)
     if refusal is not None:
         return Choice("sdpa", f"sparse cannot: {refusal}")
@@ -101,9 +105,9 @@ def explain(pattern: Pattern, n: int, *, heads: int = 8, width: int = 64, grad: 
     x = torch.empty(1, heads, n, width, device="meta", requires_grad=grad)
     call = make_call(x, x, x, pattern=pattern, prior=None, mask=None, marks=None, scale=None, q_at=0, k_at=0)
     if pattern == Full() or sdpa.plainly_causal(call):
-        return Choice("sdpa", "the pattern is dense: nothing to leave out")
+        return DENSE
     if n < SMALL:
-        return Choice("sdpa", f"fewer than {SMALL} queries or keys: one fused dense call is the fastest")
+        return FEW_TOKENS
     return _by_cost(pattern.given(False, False), n, n, 0, 0, heads, width, grad)
 
 

@@ -11,6 +11,7 @@ from regard.layout import Cache
 from regard.pattern import Causal
 
 _masks = Cache(128 << 20)
+_CAUSAL = Causal()
 
 
 def refuses(call: Call) -> str | None:
@@ -27,7 +28,7 @@ def run(call: Call) -> Tensor:
 
 def plainly_causal(call: Call) -> bool:
     """Whether the call is what `is_causal` means: nothing beside it, and queries that start with the keys."""
-    alone = call.mask is None and call.marks is None and call.prior is None and call.pattern == Causal()
+    alone = call.mask is None and call.marks is None and call.prior is None and call.pattern == _CAUSAL
     return alone and isinstance(call.k_at, int) and call.k_at == call.q_at and call.q.shape[2] == call.k.shape[2]
 
 

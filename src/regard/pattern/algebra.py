@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from typing import ClassVar
 
 import torch
@@ -31,17 +31,17 @@ class Pattern(ABC):
     _limit: int | None = None
     _marks: str | None = None  # which side's marks it asks about: "queries" or "keys"
 
-    @property
+    @cached_property
     def relates(self) -> bool:
         """Whether it compares query positions with key positions: then x and memory must be one sequence."""
         return any(leaf._relates for leaf in self.leaves())
 
-    @property
+    @cached_property
     def marked(self) -> bool:
         """Whether it needs `marks`, which are known only at run time."""
         return any(leaf._marks for leaf in self.leaves())
 
-    @property
+    @cached_property
     def limit(self) -> int | None:
         """How many positions it describes; None: any number."""
         return min((leaf._limit for leaf in self.leaves() if leaf._limit is not None), default=None)
