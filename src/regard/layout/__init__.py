@@ -24,7 +24,7 @@ __all__ = ["Cache", "Group", "Layout", "Part", "Run", "layout", "number_tiles"]
 
 SIZES = (32, 64, 128)  # tiles that are tried
 MOST_TILES = 1 << 20  # in one table; finer tiles than that are not tried
-TILES_AT_ONCE = 512
+TILES_AT_ONCE = 128
 
 _layouts = Cache(256 << 20)
 

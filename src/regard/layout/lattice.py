@@ -9,7 +9,7 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from regard.pattern import And, Band, Block, Blocks2D, Full, KeyPhase, Nothing, Or, Pattern, tile_table
+from regard.pattern import FAR, And, Band, Block, Blocks2D, Full, KeyPhase, Nothing, Or, Pattern, tile_table
 
 PATCH = 8  # an image is cut into patches of at least so many rows and columns
 LEAST_WIDTH = 16  # narrower images are left in raster order
@@ -56,7 +56,7 @@ def _lattice(term: Pattern) -> Lattice:
     factors = term.parts if isinstance(term, And) else (term,)
     steps = [f.step for f in factors if isinstance(f, Band) and f.step > 1]
     if steps:
-        return lcm(*steps)
+        return min(lcm(*steps), FAR)  # beyond every position all steps are alike: a token meets only itself
     phases = (f for f in factors if isinstance(f, KeyPhase) and 2 * f.start >= f.period > 1)
     images = (f for f in factors if isinstance(f, Blocks2D) and f.width > LEAST_WIDTH)
     return next(phases, None) or next(images, None)

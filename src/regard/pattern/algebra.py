@@ -273,6 +273,8 @@ class PerHead(Pattern):
     parts: tuple[Pattern, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.parts, list | tuple):
+            raise ValueError(f"PerHead takes a pattern for each head, not {self.parts!r}")
         object.__setattr__(self, "parts", tuple(self.parts))
         object.__setattr__(self, "heads", len(self.parts))
         if not self.parts or not all(isinstance(p, Pattern) and not p.heads for p in self.parts):

@@ -163,6 +163,8 @@ class RandomBlocks(Leaf):
 
     def __post_init__(self) -> None:
         self._check(size=1, count=0, blocks=1, seed=0)
+        if self.seed >= 1 << 63:
+            raise ValueError(f"RandomBlocks: seed must be below 2**63, not {self.seed}")
         if self.blocks > MOST_BLOCKS:
             raise ValueError(f"RandomBlocks: blocks must be at most {MOST_BLOCKS}, not {self.blocks}: take larger ones")
         if not isinstance(self.past, bool):
