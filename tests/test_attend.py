@@ -531,3 +531,24 @@ def test_sparse_keeps_nothing_quadratic(masked):
     assert sizes[0] < sizes[1] <= 2.2 * sizes[0]
     assert sizes[1] < 4096 * 4096 * 2 * 4 / 40  # the weights of both heads
     assert sizes[1] <= 4096 * 2 * 4 * (16 * 4 + 1) + 8 * 4096  # q, k, v, out, a number a query, and the mask
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "sparse"])
+def test_evaluating_first_does_not_stop_training(backend, rand):
+    """Fails if what is kept from a call in inference mode cannot be used where gradients are needed."""
+    pattern = regard.Band(7, 9) | regard.RandomBlocks(10, 1, 31, seed=77)
+    q = rand(1, 2, 301, 8)
+    with torch.inference_mode():
+        regard.attend(q, q, q, pattern=pattern, backend=backend)
+    leaf = q.clone().requires_grad_()
+    regard.attend(leaf, leaf, leaf, pattern=pattern, backend=backend).sum().backward()
+    assert leaf.grad.isfinite().all()
+
+
+def test_second_derivatives_are_refused_by_sparse(rand):
+    """Fails if a gradient penalty vanishes without a word."""
+    leaf = rand(1, 2, 40, 8).requires_grad_()
+    q = leaf * 1.0
+    y = regard.attend(q, q, q, pattern=regard.Band(3, 3), backend="sparse")
+    with pytest.raises(Unsupported, match="second derivative"):
+        torch.autograd.grad(y.sum(), leaf, create_graph=True)

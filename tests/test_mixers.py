@@ -389,3 +389,24 @@ def test_weights_do_not_depend_on_the_global_generator():
     state = torch.get_rng_state()
     other(torch.zeros(1, 20, 8))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_causal_longformer_says_why_it_takes_no_marks(rand):
+    """Fails if the reason is that of another part."""
+    mixer = regard.create("longformer", dim=8, heads=2, causal=True).double()
+    with pytest.raises(regard.Unsupported, match="window only"):
+        mixer(rand(1, 5, 8), marks=torch.zeros(1, 5, dtype=torch.bool))
+
+
+def test_causal_is_yes_or_no():
+    """Fails if causal="no" builds a causal mixer."""
+    with pytest.raises(TypeError, match="causal must be True or False, not 'no'"):
+        regard.create("vanilla", dim=8, heads=2, causal="no")
+
+
+def test_poisoned_values_do_not_leak_from_linear_attention(rand):
+    """Fails if a left-out value is multiplied by zero, which NaN survives."""
+    q, k, v = rand(3, 1, 2, 9, 4)
+    mask = torch.arange(9)[None] < 6
+    v[:, :, 6:] = torch.nan
+    assert regard.LinearAttention().attend(q, k, v, mask=mask)[0].isfinite().all()

@@ -82,6 +82,8 @@ class Mixer(nn.Module, ABC):
         super().__init__()
         self.name = type(self).__name__ if name is None else name
         check_whole(1, dim=dim)
+        if not isinstance(causal, bool):
+            raise TypeError(f"causal must be True or False, not {causal!r}")
         self.dim, self.can, self.causal, self.length = dim, can, causal, length
         if causal:
             self._need("causal", "be causal")

@@ -150,6 +150,8 @@ def create(name: str, /, **arguments: Any) -> Mixer:
     for argument in arguments:
         if argument not in parameters:
             raise TypeError(f"{name} takes no argument {argument!r}: {nearest(argument, parameters)}")
+    if not isinstance(arguments.get("causal", False), bool):
+        raise TypeError(f"causal must be True or False, not {arguments['causal']!r}")
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in arguments]
     if missing:
         raise TypeError(f"{name} needs {', '.join(missing)}")

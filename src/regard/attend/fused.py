@@ -17,8 +17,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from regard.errors import Unsupported
 from regard.layout import Group, Layout, Part, Run
 
 AT_ONCE = 1 << 22  # numbers in a temporary: calls with more are split, so that it stays in the cache
@@ -56,8 +56,9 @@ class _Sparse(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        if torch.is_grad_enabled():  # create_graph=True: the fused backward has no derivative, and must not pretend to
+            raise Unsupported("the sparse executor has no second derivative: use backend='reference'")
         q, k, v, out, lse, bias = ctx.saved_tensors
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a query that sees nothing has no weight anywhere
         wide = _accumulator(q.dtype)

@@ -54,7 +54,8 @@ def _mask(call: Call) -> Tensor | None:
     key = (call.pattern, call.q.shape[2], call.k.shape[2], call.k_at, call.q.dtype, call.q.device)
     found = _masks.get(key)
     if found is None:
-        found = (_additive(call),)
+        with torch.inference_mode(False):  # what is kept must serve training too
+            found = (_additive(call),)
         _masks.put(key, found, 0 if found[0] is None else found[0].nbytes)
     assert isinstance(found, tuple)
     return found[0]

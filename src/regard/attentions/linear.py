@@ -39,7 +39,7 @@ class LinearAttention(Attention):
         """See `Attention.attend`."""
         q, k = self.feature(q), self.feature(k)
         if mask is not None:
-            k = k.masked_fill(~mask[:, None, :, None], 0)
+            k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
         if causal:
             out, new = self._causal(q, k, v, state)
             return out, None if state is None else new

@@ -41,7 +41,8 @@ def layout(
     key = (pattern, n, m, q_at, k_at, size, backward)
     found = _layouts.get(key)
     if found is None:
-        found = _build(pattern, n, m, q_at, k_at, size, backward)
+        with torch.inference_mode(False):  # what is kept must serve training too
+            found = _build(pattern, n, m, q_at, k_at, size, backward)
         _layouts.put(key, found, found.nbytes() + 1024)
     assert isinstance(found, Layout)
     return found

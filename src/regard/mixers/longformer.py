@@ -20,7 +20,7 @@ class Longformer(Mixer):
 
     def __init__(self, dim: int, heads: int, local: Pattern, *, causal: bool = False) -> None:
         near = SoftmaxAttention(local if causal else local | MarkedKeys())
-        can = near.can & Can(marks="the causal form has a window only, as in the paper") if causal else near.can
+        can = Can(marks="the causal form has a window only, as in the paper") & near.can if causal else near.can
         super().__init__(dim, can=can, causal=causal, length=near.length)
         self.local = MultiHead(dim, heads, near, causal=causal)
         self.everywhere = None if causal else MultiHead(dim, heads, SoftmaxAttention(MarkedQueries()))

@@ -170,7 +170,9 @@ class RandomBlocks(Leaf):
         if not isinstance(self.past, bool):
             raise ValueError(f"RandomBlocks: past must be True or False, not {self.past!r}")
         object.__setattr__(self, "_limit", self.size * self.blocks)
-        object.__setattr__(self, "_tables", _random_tables(self.count, self.blocks, self.seed, self.past))
+        with torch.inference_mode(False):  # the tables are kept, and must serve training too
+            tables = _random_tables(self.count, self.blocks, self.seed, self.past)
+        object.__setattr__(self, "_tables", tables)
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
         table, _ = self._tables

@@ -53,7 +53,10 @@ def dilated(dim: int, heads: int, *, window: int = 64, step: int = 4, causal: bo
 def random_blocks(
     dim: int, heads: int, *, length: int, block: int = 64, count: int = 3, seed: int = 0, causal: bool = False
 ) -> Mixer:
-    """Each block of queries sees `count` random blocks of keys, drawn once by `seed`; causal: from those not after it."""
+    """Each block of queries sees `count` random blocks of keys, drawn once by `seed`; causal: from those not after it.
+
+    `length` is rounded up to whole blocks.
+    """
     return _sparse(dim, heads, _random(length, block, count, seed, causal), causal)
 
 
@@ -144,6 +147,7 @@ def bigbird(
 ) -> Mixer:  # fmt: skip
     """A window of `window` blocks, `globals` global blocks, and `random` random blocks for each block of queries.
 
+    length    the longest sequence, rounded up to whole blocks
     globals   2 unless given; causal, there can be none: their queries would look at the future
     """
     if causal and globals:

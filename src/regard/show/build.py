@@ -54,12 +54,10 @@ def build(recipe: Recipe, arguments: Mapping[str, Any], causal: bool) -> Mixer:
 
 
 def fitted(recipe: Recipe, n: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe needs to know of the length, unless given: `length`, the `width` of a square image, `rank` <= length."""
+    """What a recipe needs to know of the length, unless given: `length`, and the `width` of a square image."""
     found = dict(given)
     parameters = recipe.parameters
     values = {"length": n, "width": max(1, _root(n))}
-    if "rank" in parameters and "length" in parameters:
-        values["rank"] = min(parameters["rank"].default, n)
     for name, value in values.items():
         if name in parameters and name not in found:
             found[name] = value
