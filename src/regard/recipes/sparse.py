@@ -88,7 +88,8 @@ def _factorised(near: Pattern, far: Pattern, dim: int, heads: int, split: str, l
 
 
 @recipe(
-    "Child et al. 2019", arxiv="1904.10509", row="C6", formula="softmax over |i − j| ≤ l, in turn with i ≡ j (mod l)", small={"stride": 4},
+    "Child et al. 2019", arxiv="1904.10509", row="C6", formula="softmax over |i − j| ≤ l, in turn with i ≡ j (mod l)",
+    small={"stride": 4},
 )  # fmt: skip
 def sparse_strided(
     dim: int, heads: int, *, stride: int = 128, split: str = "heads", layer: int = 0, causal: bool = False
