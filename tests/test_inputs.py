@@ -444,9 +444,9 @@ def test_attend_with_tensors_that_do_not_fit(rand):
             regard.attend(q, k, bad)
     with pytest.raises(ValueError, match=r"k must be a tensor.*list"):
         regard.attend(q, k.tolist(), v)
-    with pytest.raises(TypeError, match=r"k must be of a floating type, not torch\.int64"):
+    with pytest.raises(TypeError, match=r"one floating type, not torch\.float32, torch\.int64"):
         regard.attend(q, k.long(), v)
-    with pytest.raises(TypeError, match="one type"):
+    with pytest.raises(TypeError, match="one floating type"):
         regard.attend(q, k.float(), v)
     with pytest.raises(ValueError, match="k and v must agree"):
         regard.attend(q, k, v[:, :, :5])
@@ -550,3 +550,49 @@ def test_multihead_checks_what_it_is_given():
         SoftmaxAttention(backend="fast")
     with pytest.raises(ValueError, match="3 heads"):
         MultiHead(8, 4, SoftmaxAttention(PerHead((Full(),) * 3)))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("bigbird", {"length": 64, "window": "3"}, "window must be a whole number"),
+        ("bigbird", {"length": 64, "globals": -1}, "globals must be a whole number"),
+        ("sparse_strided", {"layer": "a"}, "layer must be a whole number"),
+        ("sparse_fixed", {"cells": "a"}, "cells must be a whole number"),
+        ("sparse_fixed", {"stride": 4, "cells": 5}, "cells must be between"),
+        ("longformer", {"steps": 1.5}, "step must be a whole number"),
+        ("longformer", {"steps": "ab"}, "step must be a whole number"),
+        ("per_head", {"patterns": Band(1, 1)}, "list of at least one Pattern"),
+        ("per_head", {"patterns": [1]}, "list of at least one Pattern"),
+    ],
+)
+def test_absurd_recipe_arguments_are_named(name, arguments, says):
+    with pytest.raises(ValueError, match=says):
+        regard.create(name, dim=8, heads=2, **arguments)
+
+
+def test_a_name_that_is_none():
+    with pytest.raises(ValueError, match="no recipe None"):
+        regard.create(None)
+
+
+def test_a_prior_for_another_number_of_heads(rand):
+    q = rand(1, 4, 5, 8)
+    for heads in (1, 2, 8):
+        with pytest.raises(ValueError, match=f"the prior is for {heads} heads, but q has 4"):
+            regard.attend(q, q, q, prior=ALiBi(heads))
+    with pytest.raises(ValueError, match="whole number"):
+        ALiBi(0)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "linear", "local"])
+def test_a_stream_goes_on_with_the_same_examples(name):
+    mixer = regard.create(name, dim=8, heads=2, causal=True)
+    _, state = mixer.stream(torch.zeros(2, 3, 8))
+    with pytest.raises(ValueError, match="began with 2 examples"):
+        mixer.stream(torch.zeros(3, 1, 8), state)
+
+
+def test_another_type_than_the_mixer():
+    with pytest.raises(TypeError, match=r"x is of torch\.float64, and the mixer of torch\.float32"):
+        regard.create("vanilla", dim=8, heads=2)(torch.zeros(1, 3, 8, dtype=torch.float64))

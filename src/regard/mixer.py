@@ -133,6 +133,9 @@ class Mixer(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor | None]:
         """Refuse what is not promised, say what is malformed, and blank what is left out."""
         self._check_tokens(x, "x")
+        mine = next((p.dtype for p in self.parameters()), x.dtype)
+        if mine != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"x is of {x.dtype}, and the mixer of {mine}: convert one of them, as by mixer.to({x.dtype})")
         if memory is not None:
             self._need("cross", "look at another sequence")
             if self.causal:
@@ -267,6 +270,14 @@ def check_heads(dim: int, heads: int) -> None:
     check_whole(1, dim=dim, heads=heads)
     if dim % heads:
         raise ValueError(f"dim must be divisible by heads, and {dim} is not by {heads}")
+
+
+def check_batch(state: Tensor, new: Tensor) -> None:
+    """A stream goes on with the examples it began with."""
+    if state.shape[0] != new.shape[0] or state.dtype != new.dtype:
+        raise ValueError(
+            f"the stream began with {state.shape[0]} examples of {state.dtype}, and goes on with {new.shape[0]} of {new.dtype}"
+        )
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

@@ -14,9 +14,13 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from regard.errors import check_whole
+
 
 class Prior(nn.Module, ABC):
     """An addend to the scores; see the module's docstring."""
+
+    heads: int | None = None  # how many it tells apart, None: any number
 
     @abstractmethod
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor: ...
@@ -29,6 +33,8 @@ class ALiBi(Prior):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
+        check_whole(1, heads=heads)
+        self.heads = heads
         self.register_buffer("slopes", 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads))
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:

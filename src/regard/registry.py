@@ -112,7 +112,7 @@ def get(name: str) -> Recipe:
     """The recipe of that name; a wrong one raises with the nearest that exists."""
     recipes = _loaded()
     if name not in recipes:
-        raise ValueError(f"no recipe {name!r}: {nearest(name, recipes)}")
+        raise ValueError(f"no recipe {name!r}: {nearest(str(name), recipes)}")
     return recipes[name]
 
 

@@ -36,11 +36,12 @@ def attend(
 
 def _run(call: Call, backend: str) -> Tensor:
     call = _with_all_heads(call)
-    check_backend(backend)
-    if 0 in (*call.q.shape, *call.v.shape):  # nothing to look at, or nobody who looks
+    if call.q.numel() == 0 or call.v.numel() == 0:  # nothing to look at, or nobody who looks
+        check_backend(backend)
         return BACKENDS["reference"].run(call)
     if backend == "auto":
         return BACKENDS[choose(call).backend].run(call)
+    check_backend(backend)
     refusal = BACKENDS[backend].refuses(call)
     if refusal is not None:
         raise Unsupported(f"backend {backend!r}: {refusal}")
@@ -59,8 +60,9 @@ def check_backend(backend: str) -> None:
 
 def _with_all_heads(call: Call) -> Call:
     """Give every query head its key head: where there are fewer, neighbours share one."""
-    share = call.q.shape[1] // max(call.k.shape[1], 1)
-    if share <= 1:
+    heads, have = call.q.shape[1], call.k.shape[1]
+    if heads == have or not have:
         return call
+    share = heads // have
     k, v = (x.repeat_interleave(share, 1) for x in (call.k, call.v))
-    return Call(call.q, k, v, call.pattern, call.prior, call.mask, call.marks, call.scale, call.q_at, call.k_at)
+    return call._replace(k=k, v=v)

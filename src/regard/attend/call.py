@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from regard.prior import Prior
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """Softmax attention of q (b h n e) over k (b h m e) and v (b h m f), where `pattern`, `mask` and `marks` allow it."""
 
     q: Tensor
@@ -55,7 +54,7 @@ class Call:
     def with_heads(self, heads: slice | list[int], pattern: Pattern) -> Call:
         """The same call for some of the heads."""
         q, k, v = (x[:, heads] for x in (self.q, self.k, self.v))
-        return replace(self, q=q, k=k, v=v, pattern=pattern)
+        return self._replace(q=q, k=k, v=v, pattern=pattern)
 
 
 def _heads_first(keep: Tensor) -> Tensor:
@@ -67,45 +66,52 @@ def make_call(
     scale: float | None, q_at: int, k_at: int | Tensor,
 ) -> Call:  # fmt: skip
     """Check what was given, say what is wrong with it, and make the call."""
-    _check_heads(q, k, v)
+    b, h, n, m, e = _check_heads(q, k, v)
     if not isinstance(pattern, Pattern):
         raise TypeError(f"pattern must be a Pattern such as Band(128, 128) or Causal(), not {pattern!r}")
-    b, h, n, e = q.shape
-    m = k.shape[2]
     _check_options(prior, scale, q_at, k_at, m)
+    if prior is not None and prior.heads not in (None, h):
+        raise ValueError(f"the prior is for {prior.heads} heads, but q has {h}")
     if pattern.heads not in (None, h):
         raise ValueError(f"the pattern is for {pattern.heads} heads, but q has {h}")
     check_mask(mask, (b, m), "mask")
-    check_mask(marks, (b, n), "marks")
-    if marks is not None and not pattern.marked:
-        raise ValueError(f"marks were given, but the pattern {pattern!r} has no Marked part to use them")
-    if marks is not None and n != m:
-        raise ValueError(f"marks are for self-attention, but there are {n} queries and {m} keys")
-    last = max(q_at + n, (k_at + m) if isinstance(k_at, int) else 0)
-    if pattern.limit is not None and last > pattern.limit:
-        raise ValueError(f"the pattern describes {pattern.limit} positions, but the sequence has {last}: {pattern!r}")
     if marks is None:
-        pattern = pattern.given(False, False)
+        pattern = pattern.given(False, False) if pattern.marked else pattern
+    else:
+        _check_marks(marks, b, n, m, pattern)
+    if pattern.limit is not None:
+        last = max(q_at + n, (k_at + m) if isinstance(k_at, int) else 0)
+        if last > pattern.limit:
+            raise ValueError(f"the pattern describes {pattern.limit} positions, but the sequence has {last}: {pattern!r}")
     if mask is not None:  # whatever stands in left-out places, NaN included, must not be seen
         k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
     return Call(q, k, v, pattern, prior, mask, marks, 1 / math.sqrt(e) if scale is None else scale, q_at, k_at)
 
 
-def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int]:
+    """b, h, n, m, e of what fits together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4:
             shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"{name} must be a tensor of shape (b h n e), not {shape}")
-        if x.dtype not in FLOATS:
-            raise TypeError(f"{name} must be of a floating type, not {x.dtype}")
-    if not q.dtype == k.dtype == v.dtype:
-        raise TypeError(f"q, k and v must be of one type, not {q.dtype}, {k.dtype} and {v.dtype}")
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"k and v must agree in (b h m), not {tuple(k.shape[:3])} and {tuple(v.shape[:3])}")
-    if q.shape[0] != k.shape[0] or (q.shape[1] % k.shape[1] if k.shape[1] else q.shape[1]):
-        raise ValueError(f"k (b h) = {tuple(k.shape[:2])} must have the batch and divide the heads of q, {tuple(q.shape[:2])}")
-    if q.shape[3] != k.shape[3] or q.shape[3] == 0:
-        raise ValueError(f"q and k must have one width above 0, not {q.shape[3]} and {k.shape[3]}")
+    if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k and v must be of one floating type, not {q.dtype}, {k.dtype} and {v.dtype}")
+    (b, h, n, e), (kb, kh, km, ke), (vb, vh, vm, _) = q.shape, k.shape, v.shape
+    if (kb, kh, km) != (vb, vh, vm):
+        raise ValueError(f"k and v must agree in (b h m), not {(kb, kh, km)} and {(vb, vh, vm)}")
+    if b != kb or (h % kh if kh else h):
+        raise ValueError(f"k (b h) = {(kb, kh)} must have the batch and divide the heads of q, {(b, h)}")
+    if e != ke or e == 0:
+        raise ValueError(f"q and k must have one width above 0, not {e} and {ke}")
+    return b, h, n, km, e
+
+
+def _check_marks(marks: Tensor, b: int, n: int, m: int, pattern: Pattern) -> None:
+    check_mask(marks, (b, n), "marks")
+    if not pattern.marked:
+        raise ValueError(f"marks were given, but the pattern {pattern!r} has no Marked part to use them")
+    if n != m:
+        raise ValueError(f"marks are for self-attention, but there are {n} queries and {m} keys")
 
 
 def _check_options(prior: Prior | None, scale: float | None, q_at: int, k_at: int | Tensor, m: int) -> None:
@@ -113,10 +119,11 @@ def _check_options(prior: Prior | None, scale: float | None, q_at: int, k_at: in
         raise TypeError(f"prior must be a Prior such as ALiBi(8), not {type(prior).__name__}")
     if scale is not None and not isinstance(scale, int | float):
         raise TypeError(f"scale must be a number, not {scale!r}")
-    check_whole(0, q_at=q_at)
     if not isinstance(k_at, Tensor):
-        check_whole(0, k_at=k_at)
-    elif k_at.dtype != torch.long or tuple(k_at.shape) != (m,):
+        check_whole(0, q_at=q_at, k_at=k_at)
+        return
+    check_whole(0, q_at=q_at)
+    if k_at.dtype != torch.long or tuple(k_at.shape) != (m,):
         raise ValueError(
             f"k_at must be the first position or all ({m},) of them, as int64, not {tuple(k_at.shape)} {k_at.dtype}"
         )

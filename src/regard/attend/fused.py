@@ -22,6 +22,7 @@ from regard.errors import Unsupported
 from regard.layout import Group, Layout, Part, Run
 
 AT_ONCE = 1 << 22  # numbers in a temporary: calls with more are split, so that it stays in the cache
+COPIED = 4  # a result counts so many times, for it is read again at once
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -107,7 +108,7 @@ def _merge(out: Tensor, lse: Tensor, new: Tensor, new_lse: Tensor, fresh: bool) 
 def _forward_part(total: _Total, part: Part, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> None:
     q, k, v, bias = _ordered(part, q), _keys(part, k), _keys(part, v), None if bias is None else _keys(part, bias, 0)
     for run in part.runs:
-        for piece in _split(run, q.shape[0] * run.s * run.t if bias is not None else 0):
+        for piece in _split(run, q.shape[0] * run.s * max(COPIED * q.shape[-1], 0 if bias is None else run.t)):
             mask = _run_mask(piece, bias, q.dtype)
             views = _window(q, piece, "q"), _window(k, piece, "k"), _window(v, piece, "k")
             out, lse = _flash(*views, attn_mask=mask, scale=scale)

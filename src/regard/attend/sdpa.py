@@ -8,10 +8,10 @@ from torch import Tensor
 
 from regard.attend.call import Call
 from regard.layout import Cache
-from regard.pattern import Causal
+from regard.pattern import Causal, Full
 
 _masks = Cache(128 << 20)
-_CAUSAL = Causal()
+_CAUSAL, _FULL = Causal(), Full()
 
 
 def refuses(call: Call) -> str | None:
@@ -47,6 +47,8 @@ def _mask(call: Call) -> Tensor | None:
         q, k = call.positions()
         addend = call.prior(q[:, None], k[None, :], call.q, call.k)
         return torch.where(call.keep(), addend, -torch.inf).to(call.q.dtype)
+    if call.pattern == _FULL and call.mask is None:
+        return None
     if call.mask is not None and sees_all(call):
         return call.mask[:, None, None, :]
     if call.mask is not None or call.marks is not None or not isinstance(call.k_at, int) or call.q_at:

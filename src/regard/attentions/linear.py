@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import check_whole
 from regard.feature import EluPlusOne, Feature
-from regard.mixer import Attention
+from regard.mixer import Attention, check_batch
 
 
 class Sums(NamedTuple):
@@ -46,6 +46,8 @@ class LinearAttention(Attention):
         return _divide(q @ (k.transpose(-1, -2) @ v), (q @ k.sum(2)[..., None])), None
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, state: Sums | None) -> tuple[Tensor, Sums]:
+        if state is not None and state.kv is not None:
+            check_batch(state.kv, q)
         n, c = q.shape[2], min(self.chunk, q.shape[2])
         q, k, v = (_chunks(x, c) for x in (q, k, v))  # (b h n/c c r)
         kv, ks = k.transpose(-1, -2) @ v, k.sum(3)  # of each chunk: (b h n/c r f), (b h n/c r)

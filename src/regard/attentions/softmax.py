@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attend import attend, check_backend
-from regard.mixer import Attention, Can
+from regard.mixer import Attention, Can, check_batch
 from regard.pattern import FAR, Causal, Full, Pattern
 from regard.prior import Prior
 
@@ -42,7 +42,7 @@ class SoftmaxAttention(Attention):
         check_backend(backend)
         self.pattern, self.prior, self.scale, self.backend = pattern, prior, scale, backend
         self.past = pattern & Causal()
-        self.length, self.heads = pattern.limit, pattern.heads
+        self.length, self.heads = pattern.limit, pattern.heads or (None if prior is None else prior.heads)
         self.can = _can(pattern, prior)
 
     def attend(
@@ -55,6 +55,7 @@ class SoftmaxAttention(Attention):
         if state is None:
             return run(q, k, v, mask=mask, marks=marks), None
         if state.k is not None and state.v is not None:
+            check_batch(state.k, k)
             k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
         end = state.next + q.shape[2]
         at = torch.cat((state.at, torch.arange(state.next, end)))

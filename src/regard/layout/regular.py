@@ -39,6 +39,19 @@ class _Rule(NamedTuple):
     ids: bytes | None
 
 
+def _bounds(segments: list[_Segment]) -> tuple[int, int, int, int]:
+    """The smallest rectangle around them."""
+    return (
+        min(s.r0 for s in segments), max(s.r1 for s in segments),
+        min(s.c0 for s in segments), max(s.c1 for s in segments),
+    )  # fmt: skip
+
+
+def _area(segments: list[_Segment]) -> int:
+    r0, r1, c0, c1 = _bounds(segments)
+    return (r1 - r0) * (c1 - c0)
+
+
 def _stretches(family: list[_Segment], gap: Callable[[_Segment, _Segment], int]) -> Iterator[list[_Segment]]:
     """Segments from top to bottom, cut wherever the gap between neighbours changes."""
     family = sorted(family, key=lambda s: s.r0)
@@ -70,7 +83,7 @@ class Finder:
         rest = [s for s in rest if s.c1 - s.c0 < WIDE]
         rest += self.take([piece for s in wide for piece in self.by_fullness(s)])
         few = len(rest) <= FEW
-        self.runs += [self.run([s]) for s in rest if few or s.c1 - s.c0 >= WIDE]
+        self.runs += [self.box(box) for box in self.boxes([s for s in rest if few or s.c1 - s.c0 >= WIDE])]
         self.runs.sort(key=lambda run: -run.count * run.s * run.t)
         return self.freshened(list(self.groups([s for s in rest if not few and s.c1 - s.c0 < WIDE])))
 
@@ -146,19 +159,43 @@ class Finder:
         return [s for s in segments if s not in done]
 
     def run(self, alike: list[_Segment]) -> Run:
-        first, size = alike[0], self.size
-        step = (alike[1].r0 - first.r0) * size if len(alike) > 1 else 0
-        q0, k0 = first.r0 * size, first.c0 * size
-        s, t = min(first.r1 * size, self.n) - q0, min(first.c1 * size, self.m) - k0
-        ids = self.ids[first.r0 : first.r1, first.c0 : first.c1]
+        first = alike[0]
+        step = alike[1].r0 - first.r0 if len(alike) > 1 else 0
+        return self.calls(len(alike), step, first.r0, first.c0, self.ids[first.r0 : first.r1, first.c0 : first.c1])
+
+    def boxes(self, segments: list[_Segment]) -> list[list[_Segment]]:
+        """Neighbours share a call as long as the empty tiles between them cost less than another call."""
+        boxes: list[list[_Segment]] = []
+        for s in sorted(segments, key=lambda s: (s.r0, s.c0)):
+            if boxes:
+                grown = _area([*boxes[-1], s]) - _area(boxes[-1]) - _area([s])
+                if grown * self.size**2 <= CALL:
+                    boxes[-1].append(s)
+                    continue
+            boxes.append([s])
+        return boxes
+
+    def box(self, segments: list[_Segment]) -> Run:
+        """One call for all of them; what lies between is left out."""
+        r0, r1, c0, c1 = _bounds(segments)
+        ids = np.zeros((r1 - r0, c1 - c0), dtype=np.int32)
+        for s in segments:
+            ids[s.r0 - r0 : s.r1 - r0, s.c0 - c0 : s.c1 - c0] = self.ids[s.r0 : s.r1, s.c0 : s.c1]
+        return self.calls(1, 0, r0, c0, ids)
+
+    def calls(self, count: int, step: int, r0: int, c0: int, ids: NDArray[np.int32]) -> Run:
+        """`count` calls alike, `step` rows and columns apart, on tiles from (r0, c0) with these numbers."""
+        size, (rows, cols) = self.size, ids.shape
+        q0, k0, step = r0 * size, c0 * size, step * size
+        s, t = min(rows * size, self.n - q0), min(cols * size, self.m - k0)
         if (ids == 1).all():
-            return Run(len(alike), step, q0, s, k0, t, None)
-        keep = self.masks[ids].transpose(0, 2, 1, 3).reshape(ids.shape[0] * size, -1)[:s, :t]
+            return Run(count, step, q0, s, k0, t, None)
+        keep = self.masks[ids].transpose(0, 2, 1, 3).reshape(rows * size, -1)[:s, :t]
         used = np.flatnonzero(keep.any(0))
         a, b = used[0].item(), used[-1].item() + 1
         keep = keep[:, a:b]
         mask = None if keep.all() else torch.from_numpy(np.where(keep, np.float32(0), np.float32(-np.inf)))
-        return Run(len(alike), step, q0, s, k0 + a, b - a, mask, blind=not keep.any(1).all())
+        return Run(count, step, q0, s, k0 + a, b - a, mask, blind=not keep.any(1).all())
 
     def groups(self, segments: list[_Segment]) -> Iterator[Group]:
         """Tiles without a rule, by row; rows with about as many tiles share a call."""

@@ -81,6 +81,7 @@ def _in_turn(patterns: Sequence[Pattern], dim: int, heads: int) -> Pattern:
 
 def _factorised(near: Pattern, far: Pattern, dim: int, heads: int, split: str, layer: int) -> Pattern:
     """Two patterns, merged into one, or alternating over heads or over layers, as in section 5.2 of Child et al."""
+    check_whole(0, layer=layer)
     kinds = {"merged": near | far, "heads": _in_turn((near, far), dim, heads), "layers": (near, far)[layer % 2]}
     if split not in kinds:
         raise ValueError(f"split must be one of {', '.join(map(repr, kinds))}, not {split!r}")
@@ -113,7 +114,8 @@ def sparse_fixed(
 
     split   "heads": heads take turns; "merged": each sees both; "layers": even and odd `layer` take turns
     """
-    if not 0 < cells <= stride:
+    check_whole(1, stride=stride, cells=cells)
+    if cells > stride:
         raise ValueError(f"cells must be between 1 and stride, {stride}, not {cells}")
     return _sparse(dim, heads, _factorised(Chunks(stride), KeyPhase(stride, stride - cells), dim, heads, split, layer), causal)
 
@@ -131,7 +133,7 @@ def longformer(dim: int, heads: int, *, window: int = 256, steps: int | Sequence
     steps   the dilation: one for all, or one for each head
     """
     check_heads(dim, heads)
-    near = (steps,) * heads if isinstance(steps, int) else tuple(steps)
+    near = tuple(steps) if isinstance(steps, Sequence) else (steps,) * heads
     if len(near) != heads:
         raise ValueError(f"steps must be one number or one for each of {heads} heads, not {near}")
     bands = [Band(window, window, step) for step in near]
@@ -155,6 +157,7 @@ def bigbird(
         raise Unsupported("global tokens look at the whole sequence, so the causal form has none: give globals=0")
     if globals is None:
         globals = 0 if causal else 2
+    check_whole(0, window=window, globals=globals)
     if window % 2 == 0:
         raise ValueError(f"window counts the block itself and as many on either side, so it is odd, not {window}")
     near = Chunks(block, back=window // 2, ahead=window // 2)
@@ -200,8 +203,8 @@ def per_head(dim: int, heads: int, *, patterns: Sequence[Pattern] | None = None,
     check_heads(dim, heads)
     if patterns is None:
         patterns = [Band(16 * 2**i, 16 * 2**i) for i in range(heads)]
-    if not patterns:
-        raise ValueError("patterns must name at least one pattern")
+    if not isinstance(patterns, Sequence) or not patterns or not all(isinstance(p, Pattern) for p in patterns):
+        raise ValueError(f"patterns must be a list of at least one Pattern, such as [Band(8, 8), Global(2)], not {patterns!r}")
     return _sparse(dim, heads, _in_turn(patterns, dim, heads), causal)
 
 
