@@ -444,7 +444,7 @@ def test_attend_with_tensors_that_do_not_fit(rand):
             regard.attend(q, k, bad)
     with pytest.raises(ValueError, match=r"k must be a tensor.*list"):
         regard.attend(q, k.tolist(), v)
-    with pytest.raises(TypeError, match=r"one floating type, not torch\.float32, torch\.int64"):
+    with pytest.raises(TypeError, match=r"one floating type, not torch\.float64, torch\.int64"):
         regard.attend(q, k.long(), v)
     with pytest.raises(TypeError, match="one floating type"):
         regard.attend(q, k.float(), v)
