@@ -4,6 +4,8 @@ import torch
 
 from oracles.loop import linear_layer, project, softmax_loop
 
+CASES = {"linformer": [{"rank": 5, "share": share} for share in ("heads", "none", "kv")]}
+
 
 def linformer(p, x, *, heads, causal=False, memory=None, mask=None, marks=None, length, rank=256, share="heads"):
     """Wang et al. 2020, equation 7: row r of the memory is Σ_j E[r, j] k_j, and likewise with F for the values."""

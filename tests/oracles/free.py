@@ -4,6 +4,8 @@ import math
 
 import torch
 
+CASES = {"fnet": [{}], "mlp_mixer": [{"hidden": 6}, {}]}
+
 
 def fnet(p, x, *, heads, causal=False, mask=None, marks=None):
     """Lee-Thorp et al. 2021, equation 3: the real part of Σ_s Σ_c x[s, c] exp(-2πi (s t / n + c u / d))."""

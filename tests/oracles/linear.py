@@ -6,6 +6,8 @@ from oracles.loop import linear_layer, project
 
 MOST = 10  # queries
 
+CASES = {"linear": [{}, {"chunk": 7}]}
+
 
 def linear(p, x, *, heads, causal, memory=None, mask=None, marks=None, chunk=64):
     """Katharopoulos et al. 2020, equations 4 and 9: Σ φ(q_i)·φ(k_j) v_j / Σ φ(q_i)·φ(k_j), with φ = elu + 1."""

@@ -6,6 +6,23 @@ import torch
 
 from oracles.loop import by_rule, linear_layer, project, softmax_loop
 
+SPLITS = [{"split": split, "layer": layer} for split, layer in (("heads", 0), ("merged", 0), ("layers", 0), ("layers", 1))]
+CASES = {
+    "global_tokens": [{"tokens": 3}, {"tokens": 70}, {"tokens": 0}],
+    "local": [{"window": 3}, {"window": 0}, {"window": 40}],
+    "dilated": [{"window": 2, "step": 3}, {"window": 20, "step": 7}],
+    "random_blocks": [{"block": 4, "count": 2}, {"block": 16, "count": 1, "seed": 5}],
+    "block_local": [{"block": 5}, {"block": 32}, {"block": 1}],
+    "sparse_strided": [{"stride": 4, **split} for split in SPLITS] + [{"stride": 10}],
+    "sparse_fixed": [{"stride": 5, "cells": 2, **split} for split in SPLITS] + [{"stride": 16, "cells": 1}],
+    "longformer": [{"window": 2}, {"window": 2, "steps": (1, 3, 1, 5)}],
+    "bigbird": [{"block": 4, "globals": 1, "random": 1}, {"block": 8, "window": 1, "globals": 2, "random": 2, "seed": 3}],
+    "image_local_2d": [{"width": 6, "block": (2, 3), "memory": (2, 1)}, {"width": 20, "block": (3, 4), "memory": (1, 2)}],
+    "axial": [{"width": 5}, {"width": 10}],
+    "per_head": [{"patterns": "as RULES"}, {}],
+}
+RULES = [lambda i, j: abs(i - j) <= 2, lambda i, j: (abs(i - j) <= 8 and (i - j) % 4 == 0) or i == 0 or j == 0]
+
 
 def global_tokens(p, x, *, heads, causal, memory=None, mask=None, marks=None, tokens=64):
     """The first tokens see all, and all see them."""
@@ -146,7 +163,7 @@ def axial(p, x, *, heads, causal, mask=None, marks=None, width):
     return by_rule(p, x, heads, see, mask=mask)
 
 
-def per_head(p, x, *, heads, causal, mask=None, marks=None, rules=None):
-    """rules[h](i, j), taken in turn; else windows of 16, 32, 64 ..."""
-    rules = rules or [lambda i, j, h=h: abs(i - j) <= 16 * 2**h for h in range(heads)]
+def per_head(p, x, *, heads, causal, mask=None, marks=None, patterns=None):
+    """RULES[h](i, j), taken in turn; else windows of 16, 32, 64 ..."""
+    rules = RULES if patterns else [lambda i, j, h=h: abs(i - j) <= 16 * 2**h for h in range(heads)]
     return by_rule(p, x, heads, lambda h, i, j: rules[h % len(rules)](i, j) and (j <= i or not causal), mask=mask)

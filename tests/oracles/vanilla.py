@@ -2,6 +2,11 @@
 
 from oracles.loop import by_rule, softmax_loop
 
+CASES = {
+    "parameter_free": [{}],
+    "vanilla": [{}, {"bias": True, "kv_heads": 2}, {"kv_heads": 1}],
+}
+
 
 def parameter_free(p, x, *, heads, causal, memory=None, mask=None, marks=None):
     """softmax(x xᵀ) x, unscaled."""
