@@ -15,6 +15,7 @@ from regard.attend import attend, explain
 from regard.attentions import Compressed, LinearAttention, Prototype, Routed, SoftmaxAttention
 from regard.errors import Unsupported
 from regard.mixer import Attention, Can, Mixer, MultiHead
+from regard.notes import Notes, noted, tell
 from regard.pattern import (
     Axial,
     Band,
@@ -42,8 +43,8 @@ from regard.registry import list_recipes as list
 __version__ = "0.1.0"
 
 __all__ = [
-    "attend", "create", "explain", "list", "recipe", "testing",
-    "Attention", "Can", "Mixer", "MultiHead", "Unsupported",
+    "attend", "create", "explain", "list", "noted", "recipe", "tell", "testing",
+    "Attention", "Can", "Mixer", "MultiHead", "Notes", "Unsupported",
     "Compressed", "LinearAttention", "Prototype", "Routed", "SoftmaxAttention",
     "Axial", "Band", "Blocks2D", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Marked", "MarkedKeys",
     "MarkedQueries", "Near2D", "Nothing", "Pattern", "PerHead", "Queries", "RandomBlocks",
