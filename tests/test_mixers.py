@@ -74,7 +74,7 @@ def test_composed_promises():
     can = Compressed(Projected(10, 2, 2), SoftmaxAttention(Band(1, 1))).can
     assert not (can.causal or can.stream or can.length or can.cross) and can.mask and can.maps
     can = Prototype(Pooled(2), SoftmaxAttention(Marked())).can
-    assert not (can.causal or can.stream or can.cross or can.marks) and can.mask and can.length
+    assert not (can.causal or can.stream or can.marks) and can.mask and can.length
     assert not Routed(SortedChunks(4)).can.stream
 
 
@@ -201,7 +201,7 @@ def test_prototypes(n, masked, rand):
     q, k, v = rand(2, 2, n, 4), rand(2, 2, n, 4), rand(2, 2, n, 3)
     mask = torch.ones(2, n, dtype=torch.bool)
     mask[1, n // 2 :] = not masked
-    got, _ = Prototype(Pooled(3), SoftmaxAttention()).attend(q, k, v, mask=mask if masked else None)
+    got, _ = Prototype(Pooled(3), SoftmaxAttention()).attend(q, k, v, **({"mask": mask, "real": mask} if masked else {}))
     for b in range(2):
         real = [j for j in range(n) if mask[b, j]]
         for h in range(2):
@@ -215,7 +215,7 @@ def test_prototypes(n, masked, rand):
 def test_prototypes_keep_their_promises():
     """Fails if the composition breaks what the toy promises."""
     result = check_mixer(lambda causal: MultiHead(8, 2, Prototype(Pooled(3), SoftmaxAttention()), causal=causal))
-    assert result["padding"] == result["maps"] == "kept" and result["causal"] == result["cross"] == "refused"
+    assert result["padding"] == result["maps"] == result["cross"] == "kept" and result["causal"] == "refused"
 
 
 # ---------------------------------------------------------------------------------------------- compressed

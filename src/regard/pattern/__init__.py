@@ -33,9 +33,10 @@ from regard.pattern.leaves import (
     Queries,
     RandomBlocks,
 )
+from regard.pattern.spaced import Spaced
 
 __all__ = [
     "FAR", "And", "Axial", "Band", "Block", "Blocks2D", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Leaf",
     "Marked", "MarkedKeys", "MarkedQueries", "Near2D", "Not", "Nothing", "Or", "Pattern", "PerHead", "Queries",
-    "RandomBlocks", "hull", "tile_table", "tiled",
+    "RandomBlocks", "Spaced", "hull", "tile_table", "tiled",
 ]  # fmt: skip
