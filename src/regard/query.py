@@ -68,15 +68,9 @@ class Clusters(Query):
 
     def _first(self, q: Tensor, real: Tensor | None) -> Tensor:
         """Where the first centres stand, (b h clusters): every r/clusters-th of the r real queries."""
-        b, h, n, _ = q.shape
-        order = (
-            torch.arange(n, device=q.device).expand(b, n)
-            if real is None
-            else (~real).to(torch.uint8).argsort(dim=1, stable=True)
-        )
-        total = torch.full((b, 1), n, device=q.device) if real is None else real.sum(1, keepdim=True)
-        rank = torch.arange(self.clusters, device=q.device) * total // self.clusters
-        return order.gather(1, rank)[:, None].expand(b, h, -1)
+        real = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if real is None else real
+        rank = torch.arange(self.clusters, device=q.device) * real.sum(1, keepdim=True) // self.clusters
+        return real_first(real).gather(1, rank)[:, None].expand(-1, q.shape[1], -1)
 
     def means(self, q: Tensor, index: Tensor, real: Tensor | None) -> Tensor:
         """The mean of the real queries of each cluster, (b h clusters e)."""
@@ -89,3 +83,8 @@ class Clusters(Query):
 def take(x: Tensor, index: Tensor) -> Tensor:
     """x (b h p f), index (b h n) -> (b h n f): row by row."""
     return x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[-1]))
+
+
+def real_first(real: Tensor) -> Tensor:
+    """real (b n) -> the numbers of the real tokens in order, and then those of the others, (b n)."""
+    return (~real).to(torch.uint8).argsort(dim=1, stable=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.attentions.softmax import SoftmaxAttention
 from regard.errors import check_whole
 from regard.mixer import Attention, Can, State
-from regard.query import take
+from regard.query import real_first, take
 
 AHEAD = "which queries attend is decided among all of them, the later ones too"
 
@@ -60,7 +60,7 @@ class ProbSparse(Attention):
         exact = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
         q, k = q.to(exact) / math.sqrt(q.shape[-1]), k.to(exact)
         wanted = self._count(keys)
-        order = (~keys).to(torch.uint8).argsort(dim=1, stable=True)
+        order = real_first(keys)
         most, total = q.new_full(q.shape[:3], -torch.inf), q.new_zeros(q.shape[:3])
         for draw in range(int(wanted.max())):
             rank = (_uniform(self.seed, draw, q.shape[2]).to(q.device) * keys.sum(1, keepdim=True)).long()

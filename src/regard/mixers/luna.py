@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import Unsupported, check_whole
-from regard.mixer import Can, Mixer, MultiHead, State, check_batch
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads
 
 CHUNK = 64
+CAN = Can(maps="what is unpacked was projected twice and mixed over heads")
 
 
 class Packed(NamedTuple):
@@ -27,23 +28,50 @@ class Packed(NamedTuple):
 class Luna(Mixer):
     """Ma et al. 2021, arXiv 2106.01540, with p (packed d) learned.
 
-        pack     y_p = softmax(p W_q (c W_k)ᵀ / √e) c W_v        c is memory, or x
-        unpack   y_x = MultiHead(x, y_p, y_p)
-
-    Causal, with a_j = softplus(p W_q (x_j W_k)ᵀ / √e) for token j, t tokens up to i, and other projections q, k, v of x:
-
-        w_i = softmax(q_i Σ_{j≤i} k_jᵀ a_j / t √e)               the sums stand for a pack of the past
-        out_i = w_i Σ_{j≤i} a_jᵀ v_j / t
+    pack     y_p = softmax(p W_q (c W_k)ᵀ / √e) c W_v        c is memory, or x
+    unpack   y_x = MultiHead(x, y_p, y_p)
     """
 
-    def __init__(self, dim: int, heads: int, *, packed: int, causal: bool = False) -> None:
-        super().__init__(dim, can=Can(maps="what is unpacked was projected twice and mixed over heads"), causal=causal)
+    def __init__(self, dim: int, heads: int, *, packed: int) -> None:
+        super().__init__(dim, can=CAN)
         check_whole(1, packed=packed)
         self.p = nn.Parameter(torch.randn(packed, dim))
         self.pack, self.unpack = (MultiHead(dim, heads, SoftmaxAttention()) for _ in range(2))
         self.pack.out = nn.Identity()
-        if causal:
-            self.pack.v = nn.Identity()
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        return self._update(x, self.p.expand(x.shape[0], -1, -1), memory, mask)[0], None
+
+    def update(
+        self, x: Tensor, p: Tensor | None = None, memory: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(y_x, y_p): the output, and what p (b packed d) of the layer before became, for the p of the layer after."""
+        x, memory = self._checked(x, memory, mask, None)
+        if p is not None:
+            self._check_tokens(p, "p")
+        return self._update(x, self.p.expand(x.shape[0], -1, -1) if p is None else p, memory, mask)
+
+    def _update(self, x: Tensor, p: Tensor, memory: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        packed, _ = self.pack.mix_heads(p, x if memory is None else memory, mask, None)
+        return self.unpack.mix(x, packed, None, None)[0], packed
+
+
+class PastLuna(Mixer):
+    """The causal form of Luna.  With a_j = softplus(p W_p (x_j W_c)ᵀ / √e) for token j, and t tokens up to i:
+
+        w_i = softmax(q_i Σ_{j≤i} k_jᵀ a_j / t √e)        the sums stand for a pack of the past
+        out_i = w_i Σ_{j≤i} a_jᵀ v_j / t
+
+    A softmax over the tokens would see the future.  There is no packed sequence for a next layer: it would hold all tokens.
+    """
+
+    def __init__(self, dim: int, heads: int, *, packed: int) -> None:
+        super().__init__(dim, can=CAN, causal=True, name="Luna")
+        check_whole(1, packed=packed)
+        check_heads(dim, heads)
+        self.heads, self.p = heads, nn.Parameter(torch.randn(packed, dim))
+        self.pack_q, self.pack_k, self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(6))
 
     def start(self) -> Packed:
         """No token yet."""
@@ -51,39 +79,24 @@ class Luna(Mixer):
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        if self.causal:
-            return self._past(x, mask, state)
-        return self._update(x, self.p.expand(x.shape[0], -1, -1), memory, mask)[0], None
-
-    def update(
-        self, x: Tensor, p: Tensor | None = None, memory: Tensor | None = None, *, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """(y_x, y_p): the output, and what p (b packed d) of the layer before became, for the p of the layer after."""
-        if self.causal:
-            raise Unsupported("a packed sequence holds all tokens, so the causal form gives none to the next layer")
-        x, memory = self._checked(x, memory, mask, None)
-        return self._update(x, self.p.expand(x.shape[0], -1, -1) if p is None else p, memory, mask)
-
-    def _update(self, x: Tensor, p: Tensor, memory: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        packed, _ = self.pack.mix_heads(p, x if memory is None else memory, mask, None)
-        return self.unpack.mix(x, packed, None, None)[0], packed
-
-    def _past(self, x: Tensor, mask: Tensor | None, state: Packed | None) -> tuple[Tensor, Packed | None]:
         scores, values, tokens = self.start() if state is None else state
         if scores is not None:
             check_batch(scores, x)
-        q, k, v = self.unpack.project(x, None)
-        p, c, _ = self.pack.project(self.p.expand(x.shape[0], -1, -1), x)
+        c, q, k, v = (self._split(f(x)) for f in (self.pack_k, self.q, self.k, self.v))
         scale = 1 / math.sqrt(q.shape[-1])
-        packing = F.softplus(c @ p.transpose(-1, -2) * scale, beta=math.log(2.0))  # (b h n p), 1 where the score is 0
+        pack = c @ self._split(self.pack_q(self.p)[None]).transpose(-1, -2) * scale
+        pack = F.softplus(pack, beta=math.log(2.0))  # (b h n p), 1 where the score is 0
         count = torch.arange(1, x.shape[1] + 1, device=x.device)[None] + tokens
         if mask is not None:
-            packing, count = packing * mask[:, None, :, None], mask.cumsum(1)
+            pack, count = pack * mask[:, None, :, None], mask.cumsum(1)
         count = count.clamp(min=1)[:, None, :, None].to(x.dtype)
-        found, scores = past_sums(q * scale, k, packing, scores)
-        out, values = past_sums((found / count).softmax(-1), packing, v, values)
-        y = self.unpack.out((out / count).transpose(1, 2).flatten(2))
+        found, scores = past_sums(q * scale, k, pack, scores)
+        out, values = past_sums((found / count).softmax(-1), pack, v, values)
+        y = self.out((out / count).transpose(1, 2).flatten(2))
         return y, None if state is None else Packed(scores, values, tokens + x.shape[1])
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 def past_sums(q: Tensor, y: Tensor, z: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ def clustered(
 
 
 @recipe(
-    "Vyas et al. 2020", arxiv="2007.04825", row="F5", formula="as clustered, with the top keys of a cluster weighed by q itself",
+    "Vyas et al. 2020", arxiv="2007.04825", row="F5", formula="as clustered, but q itself weighs the top keys of its cluster",
     small={"clusters": 5, "bits": 15, "top": 4},
 )  # fmt: skip
 def clustered_improved(

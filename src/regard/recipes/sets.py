@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regard.mixer import Mixer
-from regard.mixers import ISAB, SAB, Luna, Perceiver
+from regard.mixers import ISAB, SAB, Luna, PastLuna, Perceiver
 from regard.registry import recipe
 
 
@@ -30,7 +30,7 @@ def isab(dim: int, heads: int, *, points: int = 16, norm: bool = True, causal: b
 )  # fmt: skip
 def luna(dim: int, heads: int, *, packed: int = 64, causal: bool = False) -> Mixer:
     """Luna: a learned sequence of `packed` vectors packs the tokens, and the tokens unpack it."""
-    return Luna(dim, heads, packed=packed, causal=causal)
+    return (PastLuna if causal else Luna)(dim, heads, packed=packed)
 
 
 @recipe(
