@@ -83,11 +83,12 @@ def segment_means(x: Tensor, real: Tensor | None, segments: int) -> tuple[Tensor
 
 
 def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:
-    """A⁺ (... q p) of a (... p q), by Z ← Z (13 I − A Z (15 I − A Z (7 I − A Z))) / 4."""
+    """A⁺ (... q p) of a (... p q), by Z ← Z (13 I − A Z (15 I − A Z (7 I − A Z))) / 4; in float32 at least."""
+    kind, a = a.dtype, a.float() if a.dtype in (torch.bfloat16, torch.float16) else a
     norms = a.abs().sum(-2).amax(-1) * a.abs().sum(-1).amax(-1)
     z = a.transpose(-1, -2) / norms.masked_fill(norms == 0, 1)[..., None, None]
     one = torch.eye(a.shape[-2], dtype=a.dtype, device=a.device)
     for _ in range(iterations):
         az = a @ z
         z = z @ (13 * one - az @ (15 * one - az @ (7 * one - az))) / 4
-    return z
+    return z.to(kind)

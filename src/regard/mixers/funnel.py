@@ -35,7 +35,7 @@ class Funnel(Mixer):
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
         back = -(x.shape[1] + front) % self.stride
         runs = F.pad(real, (front, back)).unflatten(1, (-1, self.stride))
-        sums = F.pad(x * real[..., None], (0, 0, front, back)).unflatten(1, (-1, self.stride)).sum(2)
+        sums = F.pad(x.masked_fill(~real[..., None], 0), (0, 0, front, back)).unflatten(1, (-1, self.stride)).sum(2)
         return sums / runs.sum(2).clamp(min=1)[..., None].to(x.dtype), None if mask is None else runs.any(2)
 
     def up(self, y: Tensor, n: int, x: Tensor | None = None) -> Tensor:
