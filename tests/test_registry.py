@@ -24,6 +24,13 @@ ISSUE = {  # the catalogue's rows, and their names
     "C14": ["per_head"],
     "E1": ["linear"],
     "F1": ["linformer"],
+    "F2": ["low_rank", "low_rank_band"],
+    "F3": ["nystrom"],
+    "F4": ["memory_compressed"],
+    "F5": ["clustered", "clustered_improved"],
+    "F6": ["funnel", "prob_sparse"],
+    "F7": ["isab", "sab"],
+    "F8": ["luna", "perceiver", "pooling"],
     "H2": ["fnet"],
     "H3": ["mlp_mixer"],
 }
@@ -85,7 +92,8 @@ def test_list_by_family():
 
 def test_list_by_promise():
     """Fails if a promise does not select."""
-    assert regard.list(can=["cross", "stream"]) == ["parameter_free", "vanilla", "global_tokens", "linear"]
+    found = regard.list(can=["cross", "stream"])
+    assert {"parameter_free", "vanilla", "global_tokens", "linear"} <= set(found) and not {"local", "linformer"} & set(found)
     assert regard.list(can="marks") == ["longformer"]
     assert "fnet" not in regard.list(can="mask") and "fnet" in regard.list(can="length")
     assert {"bigbird", "linear", "vanilla"} <= set(regard.list(can="causal"))

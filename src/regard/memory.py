@@ -56,8 +56,8 @@ class Projected(Memory):
 class Blocks(Memory):
     """One key and one value for each `kernel` tokens in a row, every `stride` tokens: block j begins at token j stride.
 
-    As many blocks as are needed to hold every token; the last may reach beyond the end, where there is nothing.  A block
-    without a real token is left out.  Left-out tokens come in as zeros.
+    The last blocks may reach beyond the end, where there is nothing.  A block without a real token is left out; other
+    left-out tokens come in as zeros.
     """
 
     def __init__(self, kernel: int, stride: int) -> None:
@@ -78,8 +78,7 @@ class Blocks(Memory):
 
     def beyond(self, m: int) -> int:
         """How far the last block reaches beyond m tokens."""
-        blocks = max(0, -(-(m - self.kernel) // self.stride)) + 1
-        return (blocks - 1) * self.stride + self.kernel - m
+        return (m - 1) // self.stride * self.stride + self.kernel - m
 
     @abstractmethod
     def shorten(self, k: Tensor, v: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +98,7 @@ class Convolved(Blocks):
     def shorten(self, k: Tensor, v: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
         """See `Blocks.shorten`."""
         k, v = (f(x.transpose(2, 3).flatten(1, 2)).unflatten(1, k.shape[1::2]) for f, x in ((self.k, k), (self.v, v)))
-        return k.transpose(2, 3), v.transpose(2, 3)
+        return k.transpose(2, 3).contiguous(), v.transpose(2, 3).contiguous()  # fused attention is slow on other strides
 
 
 class Mean(Blocks):

@@ -151,9 +151,7 @@ def pooling(p, x, *, heads, causal, mask=None, marks=None, window=128, reach=512
         *project(p, x, None, heads, "near."), lambda a, h, i, j: abs(i - j) <= window and (j <= i or not causal), mask=mask
     )
     q, k, v = project(p, y, None, heads, "far.")
-    (b, n), blocks = x.shape[:2], [0]
-    while blocks[-1] + kernel < n:
-        blocks.append(blocks[-1] + stride)
+    (b, n), blocks = x.shape[:2], range(0, x.shape[1], stride)
     held = torch.zeros(b, len(blocks), dtype=torch.bool)
     pooled = [torch.zeros(b, len(blocks), *k.shape[2:], dtype=k.dtype) for _ in range(2)]
     for a, numbers in enumerate(real_keys(mask, b, n)):
