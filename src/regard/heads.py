@@ -69,7 +69,7 @@ def collaborate(mixer: MultiHead, width: int, *, rounds: int = 100, seed: int = 
 
 def _common_factors(q: Tensor, k: Tensor, width: int, rounds: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Per-head factors (h e d) of q and k -> m (h w), A (d w), B (d w) with q_iᵀ k_i ≈ A diag(m_i) Bᵀ."""
-    h, e, d = q.shape
+    h, e, _ = q.shape
     if width >= h * e:
         spare = width - h * e
         mixing = F.pad(torch.eye(h, dtype=q.dtype).repeat_interleave(e, 1), (0, spare))

@@ -21,6 +21,7 @@ class Prior(nn.Module, ABC):
     """An addend to the scores; see the module's docstring."""
 
     heads: int | None = None  # how many it tells apart, None: any number
+    relative: bool = False  # whether it depends on q_pos - k_pos alone: then it costs little, for it repeats
 
     @abstractmethod
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor: ...
@@ -29,6 +30,7 @@ class Prior(nn.Module, ABC):
 class ALiBi(Prior):
     """-slope * distance, with slopes 2^(-8 i / h) for head i = 1..h (Press et al. 2022, arXiv 2108.12409)."""
 
+    relative = True
     slopes: Tensor
 
     def __init__(self, heads: int) -> None:
@@ -44,6 +46,8 @@ class ALiBi(Prior):
 
 class Gaussian(Prior):
     """−(j − i)² / (2 σ_h²): nearness as a prior.  Each head has its own σ; learned, unless `learn` is False."""
+
+    relative = True
 
     def __init__(self, heads: int, sigma: float, *, learn: bool = True) -> None:
         super().__init__()

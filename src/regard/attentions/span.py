@@ -59,14 +59,15 @@ class AdaptiveSpan(Cached):
             alike[part].append(head)
         outs, order = [], []
         for pattern, heads in alike.items():
+            own = heads if len(alike) > 1 else slice(None)
             outs.append(attend(
-                q[:, heads], k[:, heads], v[:, heads], pattern=pattern, prior=Ramp(spans[heads], self.ramp), mask=mask,
+                q[:, own], k[:, own], v[:, own], pattern=pattern, prior=Ramp(spans[own], self.ramp), mask=mask,
                 q_at=place.q_at, k_at=place.k_at,
             ))  # fmt: skip
             order += heads
         tell("span", lambda: self.penalty * spans.mean(), is_cost=True)
         tell("spans", lambda: spans)
-        return torch.cat(outs, 1)[:, torch.argsort(torch.tensor(order))]
+        return outs[0] if len(outs) == 1 else torch.cat(outs, 1)[:, torch.argsort(torch.tensor(order))]
 
     def extra_repr(self) -> str:
         """Shown by print."""
@@ -75,6 +76,8 @@ class AdaptiveSpan(Cached):
 
 class Ramp(Prior):
     """log clamp((ramp + z_h − |i − j|) / ramp, 0, 1): added to the scores, it multiplies the weights."""
+
+    relative = True
 
     def __init__(self, spans: Tensor, ramp: int) -> None:
         super().__init__()
