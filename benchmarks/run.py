@@ -283,6 +283,42 @@ def rivals(mixer: regard.Mixer, n: int, causal: bool) -> tuple[Callable[[], obje
     return torch.no_grad()(lambda: vanilla(x)), torch.no_grad()(lambda: mixer(x))
 
 
+def streaming() -> list[Row]:
+    """The next token of a stream after 100 tokens and after 100,000, for all whose state does not grow: microseconds."""
+    rows = []
+    for name in regard.list(can=["stream"]):
+        mixer = built(name, 100_064, True)
+        with torch.no_grad():
+            states = [streamed(mixer, length) for length in (1000, 2000)]
+            if numbers(states[0]) * 1.5 < numbers(states[1]) or mixer.length is not None:
+                continue  # its state grows with the stream
+            early, late = streamed(mixer, 100), streamed(mixer, 100_000)
+            token = torch.randn(1, 1, mixer.dim)
+            times = interleaved({
+                "after 100": lambda m=mixer, s=early, t=token: m.stream(t, s),
+                "after 100,000": lambda m=mixer, s=late, t=token: m.stream(t, s),
+            }, seconds=0.5)  # fmt: skip
+        micro = {key: 1e6 * statistics.median(t) for key, t in times.items()}
+        rows.append({"recipe": name, "numbers kept": numbers(late), "microseconds": micro,
+                     "ratio": ratio(times, "after 100,000", "after 100")})  # fmt: skip
+    return rows
+
+
+def streamed(mixer: regard.Mixer, length: int) -> object:
+    """The state after so many tokens, given a thousand at a time."""
+    state = None
+    for start in range(0, length, 1000):
+        _, state = mixer.stream(torch.randn(1, min(1000, length - start), mixer.dim), state)
+    return state
+
+
+def numbers(state: object) -> int:
+    """How many numbers a state holds."""
+    if isinstance(state, torch.Tensor):
+        return state.numel()
+    return sum(numbers(part) for part in state) if isinstance(state, tuple | list) else 0
+
+
 def million() -> list[Row]:
     """1,000,000 tokens, 4 heads x 32, forward and backward, each in a process of its own: seconds and peak memory."""
     rows = []
@@ -301,7 +337,7 @@ print(json.dumps({{"seconds": time.perf_counter() - start, "peak MB": run.peak_m
 
 TABLES = {
     "window": window, "training": training, "auto": auto, "blocks": blocks, "layouts": layouts, "spans": spans,
-    "crossover": crossover, "million": million,
+    "crossover": crossover, "streaming": streaming, "million": million,
 }  # fmt: skip
 
 
