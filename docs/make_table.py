@@ -8,8 +8,18 @@ from __future__ import annotations
 from functools import singledispatch
 from pathlib import Path
 
-from regard import Compressed, LinearAttention, MultiHead, SoftmaxAttention
-from regard.mixers import Fourier, Longformer, TokenMLP
+from regard.attentions import (
+    AdaptiveSpan,
+    Compressed,
+    HardGaussian,
+    LinearAttention,
+    LocatedAttention,
+    ScoredAttention,
+    SoftmaxAttention,
+)
+from regard.heads import Disagreeing
+from regard.mixer import MultiHead
+from regard.mixers import Average, Fourier, Longformer, RealFormer, TaskAttention, TokenMLP
 from regard.registry import Recipe, get, list_recipes
 
 README = Path(__file__).parents[1] / "README.md"
@@ -59,6 +69,31 @@ def _(part: Fourier) -> str:
 @cost.register
 def _(part: TokenMLP) -> str:
     return f"{part.up.out_features:,} hidden places"
+
+
+@cost.register
+def _(part: LocatedAttention | ScoredAttention | TaskAttention | RealFormer) -> str:
+    return f"{TOKENS:,} keys"
+
+
+@cost.register
+def _(part: AdaptiveSpan) -> str:
+    return f"{1 + 2 * sum(part.reaches()) // len(part.reaches()):,} keys at the start"
+
+
+@cost.register
+def _(part: HardGaussian) -> str:
+    return f"{2 * part.reach + 1} values, no keys"
+
+
+@cost.register
+def _(part: Average) -> str:
+    return "a running sum"
+
+
+@cost.register
+def _(part: Disagreeing) -> str:
+    return cost(part.inner)
 
 
 def promises(found: Recipe) -> dict[str, bool]:

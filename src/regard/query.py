@@ -56,6 +56,8 @@ class Clusters(Query):
     @torch.no_grad()
     def assign(self, q: Tensor, real: Tensor | None) -> Tensor:
         """The cluster of each query, (b h n)."""
+        if q.shape[2] == 0:
+            return torch.zeros(q.shape[:3], dtype=torch.long, device=q.device)
         exact = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
         bits = torch.where(q.to(exact) @ self.planes.to(exact).T >= 0, 1.0, -1.0).to(exact)
         count = bits if real is None else bits * real[:, None, :, None]

@@ -70,8 +70,9 @@ def _inside(
     scores = gq @ gk.transpose(-1, -2) * scale
     if prior is not None:
         scores = scores + prior(group.q.clamp(min=0)[..., :, None] + q_at, group.k.clamp(min=0)[..., None, :] + k_at, gq, gk)
-    seen = keep.any(-1)
-    scores = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen[..., None], 0)  # finite, then dropped
+    scores = scores.masked_fill(~keep, -torch.inf)
+    seen = (scores > -torch.inf).any(-1)  # a prior may rule out what the groups allow
+    scores = scores.masked_fill(~seen[..., None], 0)  # finite, then dropped
     lse = scores.logsumexp(-1).masked_fill(~seen, -torch.inf)
     return torch.softmax(scores, -1) @ gv * seen[..., None], lse
 

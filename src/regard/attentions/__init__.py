@@ -2,15 +2,19 @@
 
 from regard.attentions.clustered import ImprovedClustered
 from regard.attentions.compressed import Compressed
+from regard.attentions.hard import HardGaussian
 from regard.attentions.linear import LinearAttention
+from regard.attentions.located import LocatedAttention
 from regard.attentions.nystrom import NystromAttention
 from regard.attentions.prob_sparse import ProbSparse
 from regard.attentions.prototype import Prototype
 from regard.attentions.routed import Routed
+from regard.attentions.scored import ScoredAttention
 from regard.attentions.softmax import SoftmaxAttention
+from regard.attentions.span import AdaptiveSpan
 from regard.attentions.strided import Strided
 
 __all__ = [
-    "Compressed", "ImprovedClustered", "LinearAttention", "NystromAttention", "ProbSparse", "Prototype", "Routed",
-    "SoftmaxAttention", "Strided",
+    "AdaptiveSpan", "Compressed", "HardGaussian", "ImprovedClustered", "LinearAttention", "LocatedAttention",
+    "NystromAttention", "ProbSparse", "Prototype", "Routed", "ScoredAttention", "SoftmaxAttention", "Strided",
 ]  # fmt: skip

@@ -40,8 +40,9 @@ class ImprovedClustered(Attention):
         mass = shared.gather(-1, top).sum(-1, keepdim=True)
         rest = shared.scatter(-1, top, 0) @ v
         mine = take(top, index).flatten(2)  # (b h n*top)
-        near_k, near_v = (take(x, mine).unflatten(2, (q.shape[2], -1)) for x in (k, v))
-        seen = keep[:, 0].expand(-1, q.shape[1], -1).gather(2, mine).unflatten(2, (q.shape[2], -1))
+        shape = (q.shape[2], top.shape[3])
+        near_k, near_v = (take(x, mine).unflatten(2, shape) for x in (k, v))
+        seen = keep[:, 0].expand(-1, q.shape[1], -1).gather(2, mine).unflatten(2, shape)
         own = _softmax((near_k @ q[..., None])[..., 0] * scale, seen)
         return take(mass, index) * (own[..., None, :] @ near_v)[..., 0, :] + take(rest, index), None
 

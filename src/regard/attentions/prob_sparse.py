@@ -37,6 +37,8 @@ class ProbSparse(Attention):
     ) -> tuple[Tensor, State]:  # fmt: skip
         """See `Attention.attend`; real (b n) says which queries count."""
         b, h, n, _ = q.shape
+        if n == 0 or k.shape[2] == 0:
+            return v.new_zeros(b, h, n, v.shape[3]), None
         keys = torch.ones(b, k.shape[2], dtype=torch.bool, device=q.device) if mask is None else mask
         queries = torch.ones(b, n, dtype=torch.bool, device=q.device) if real is None else real
         v = v.masked_fill(~keys[:, None, :, None], 0)

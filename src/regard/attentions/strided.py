@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.attend import attend
+from regard.attentions.cached import Place
 from regard.attentions.softmax import SoftmaxAttention
 from regard.memory import Blocks
 from regard.mixer import Attention, check_batch
@@ -77,7 +77,7 @@ class Strided(Attention):
             inside = k.new_ones(k.shape[0], whole, kernel, dtype=torch.bool)
             new_k, new_v = self.blocks.shorten(k[:, :, :upto], v[:, :, :upto], inside)
             all_k, all_v = torch.cat((all_k, new_k), 2), torch.cat((all_v, new_v), 2)
-        out = attend(q, all_k, all_v, pattern=self.inner.pattern, q_at=state.next, k_at=state.dropped)
+        out = self.inner.over(q, all_k, all_v, Place(self.inner.pattern, state.next, state.dropped))
         gone = self._gone(state.next + n, state.dropped)
         rest_k, rest_v = k[:, :, whole * stride :], v[:, :, whole * stride :]
         return out, Past(all_k[:, :, gone:], all_v[:, :, gone:], rest_k, rest_v, state.dropped + gone, state.next + n)

@@ -1,5 +1,7 @@
-"""Mixers that are no attention inside `MultiHead`: they have no queries and no keys, or more than one set of them."""
+"""Mixers with parts of their own, and those that are no attention: they have no queries and no keys, and never pretend to."""
 
+from regard.mixers.average import Average
+from regard.mixers.conditional import TaskAttention
 from regard.mixers.fourier import Fourier
 from regard.mixers.funnel import Funnel
 from regard.mixers.longformer import Longformer
@@ -7,10 +9,11 @@ from regard.mixers.low_rank import LowRankBand, narrow
 from regard.mixers.luna import Luna, PastLuna
 from regard.mixers.perceiver import Perceiver
 from regard.mixers.poolingformer import Poolingformer
+from regard.mixers.realformer import RealFormer
 from regard.mixers.sets import ISAB, MAB, PMA, SAB
 from regard.mixers.token_mlp import TokenMLP
 
 __all__ = [
-    "ISAB", "MAB", "PMA", "SAB", "Fourier", "Funnel", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver",
-    "Poolingformer", "TokenMLP", "narrow",
+    "ISAB", "MAB", "PMA", "SAB", "Average", "Fourier", "Funnel", "Longformer", "LowRankBand", "Luna", "PastLuna",
+    "Perceiver", "Poolingformer", "RealFormer", "TaskAttention", "TokenMLP", "narrow",
 ]  # fmt: skip
