@@ -12,14 +12,33 @@ from regard.attentions import (
     AdaptiveSpan,
     Compressed,
     HardGaussian,
+    ImprovedClustered,
     LinearAttention,
     LocatedAttention,
+    NystromAttention,
+    ProbSparse,
+    Prototype,
     ScoredAttention,
     SoftmaxAttention,
+    Strided,
 )
 from regard.heads import Disagreeing
 from regard.mixer import MultiHead
-from regard.mixers import Average, Fourier, Longformer, RealFormer, TaskAttention, TokenMLP
+from regard.mixers import (
+    ISAB,
+    SAB,
+    Average,
+    Fourier,
+    Funnel,
+    Longformer,
+    LowRankBand,
+    Luna,
+    Perceiver,
+    Poolingformer,
+    RealFormer,
+    TaskAttention,
+    TokenMLP,
+)
 from regard.registry import Recipe, get, list_recipes
 
 README = Path(__file__).parents[1] / "README.md"
@@ -69,6 +88,67 @@ def _(part: Fourier) -> str:
 @cost.register
 def _(part: TokenMLP) -> str:
     return f"{part.up.out_features:,} hidden places"
+
+
+@cost.register
+def _(part: LowRankBand) -> str:
+    return f"{cost(part.low)}, narrow, and {cost(part.band)}"
+
+
+@cost.register
+def _(part: NystromAttention) -> str:
+    return f"{part.landmarks} landmarks, twice"
+
+
+@cost.register
+def _(part: Strided) -> str:
+    reach = TOKENS if part.window is None else 2 * part.window + 1
+    return f"{reach // part.blocks.stride:,} keys"
+
+
+@cost.register
+def _(part: Prototype) -> str:
+    return f"{part.query.clusters} clusters for all"  # type: ignore[attr-defined]
+
+
+@cost.register
+def _(part: ImprovedClustered) -> str:
+    return f"{part.top} keys, and {part.clusters.clusters} clusters for all"
+
+
+@cost.register
+def _(part: ProbSparse) -> str:
+    return f"{part.factor} ln n keys, and for {part.factor} ln n queries all"
+
+
+@cost.register
+def _(part: Funnel) -> str:
+    return f"{TOKENS // part.stride:,} keys"
+
+
+@cost.register
+def _(part: SAB) -> str:
+    return cost(part.block.ask)
+
+
+@cost.register
+def _(part: ISAB) -> str:
+    return f"{len(part.points)} points, twice"
+
+
+@cost.register
+def _(part: Luna) -> str:
+    return f"{len(part.p)} packed, twice"
+
+
+@cost.register
+def _(part: Perceiver) -> str:
+    return f"{len(part.latents)} latents, twice"
+
+
+@cost.register
+def _(part: Poolingformer) -> str:
+    return f"{cost(part.near)}, and {cost(part.far)}"
 
 
 @cost.register
