@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
+from oracles.sets import luna_past
 from regard import MultiHead, Unsupported
 from regard.attentions import ProbSparse, softmax, strided
 from regard.attentions.nystrom import pseudo_inverse, segment_means
@@ -437,6 +438,17 @@ def test_luna_hands_its_packed_sequence_on(rand):
     torch.testing.assert_close(z[1, :5], second.update(first(x[1:, :5]), p[1:])[0][0])
     with pytest.raises(ValueError, match="p must have width 8"):
         first.update(x, rand(2, 3, 7))
+
+
+def test_luna_with_elu(rand):
+    """Fails if the other activation of the paper is another, or is accepted where there is none."""
+    mixer, x = build("luna", packed=3, activation="elu", causal=True), rand(2, 9, 8)
+    want = luna_past(dict(mixer.named_parameters()), x, 2, None, lambda t: torch.where(t > 0, t + 1, t.exp()))
+    torch.testing.assert_close(mixer(x), want)
+    with pytest.raises(ValueError, match="only the causal form has an activation"):
+        build("luna", activation="elu")
+    with pytest.raises(ValueError, match="activation must be one of 'softplus', 'elu', not 'relu'"):
+        build("luna", activation="relu", causal=True)
 
 
 def test_luna_streams_with_a_fixed_state(rand):

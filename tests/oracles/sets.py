@@ -55,8 +55,13 @@ def luna(p, x, *, heads, causal, memory=None, mask=None, marks=None, packed=64):
     return linear_layer(p, "unpack.out", rows(*project(p, x, short, heads, "unpack."), everyone, None))
 
 
-def luna_past(p, x, heads, mask):
-    """Ma et al. 2021, section 3.4: f(X, Y, Z)_i = x_i Σ_{j≤i} y_jᵀ z_j / i, nested; softplus in place of the first softmax."""
+def softplus(score):
+    """log2(1 + 2^score)"""
+    return (1 + (math.log(2) * score).exp()).log() / math.log(2)
+
+
+def luna_past(p, x, heads, mask, activation=softplus):
+    """Ma et al. 2021, section 3.4: f(X, Y, Z)_i = x_i Σ_{j≤i} y_jᵀ z_j / i, nested, without a softmax over tokens."""
     q, k, v, c = (split(p, name, x, heads) for name in ("q", "k", "v", "pack_k"))
     learned, root, out = split(p, "pack_q", p["p"], heads), q.shape[-1] ** 0.5, []
     for a in range(x.shape[0]):
@@ -64,7 +69,7 @@ def luna_past(p, x, heads, mask):
             by_key, by_value, count = 0, 0, 0
             for i in range(x.shape[1]):
                 if mask is None or bool(mask[a, i]):
-                    pack = (1 + (math.log(2) * (learned[:, h] @ c[a, i, h]) / root).exp()).log() / math.log(2)
+                    pack = activation(learned[:, h] @ c[a, i, h] / root)
                     by_key, by_value = by_key + torch.outer(k[a, i, h], pack), by_value + torch.outer(pack, v[a, i, h])
                     count += 1
                 unpack = (q[a, i, h] @ by_key / count / root).softmax(-1) if count else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,10 +13,12 @@ from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import check_whole
+from regard.feature import EluPlusOne
 from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads
 
 CHUNK = 64
 CAN = Can(maps="what is unpacked was projected twice and mixed over heads")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": partial(F.softplus, beta=math.log(2.0)), "elu": EluPlusOne()}
 
 
 class Packed(NamedTuple):
@@ -58,18 +62,23 @@ class Luna(Mixer):
 
 
 class PastLuna(Mixer):
-    """The causal form of Luna.  With a_j = softplus(p W_p (x_j W_c)ᵀ / √e) for token j, and t tokens up to i:
+    """The causal form of Luna.  With a_j = ω(p W_p (x_j W_c)ᵀ / √e) for token j, and t tokens up to i:
 
         w_i = softmax(q_i Σ_{j≤i} k_jᵀ a_j / t √e)        the sums stand for a pack of the past
         out_i = w_i Σ_{j≤i} a_jᵀ v_j / t
 
     A softmax over the tokens would see the future.  There is no packed sequence for a next layer: it would hold all tokens.
+
+    activation   ω: "softplus", with base 2, so that a score of 0 weighs 1; or "elu", which is elu + 1
     """
 
-    def __init__(self, dim: int, heads: int, *, packed: int) -> None:
+    def __init__(self, dim: int, heads: int, *, packed: int, activation: str = "softplus") -> None:
         super().__init__(dim, can=CAN, causal=True, name="Luna")
         check_whole(1, packed=packed)
         check_heads(dim, heads)
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}, not {activation!r}")
+        self.activation = activation
         self.heads, self.p = heads, nn.Parameter(torch.randn(packed, dim))
         self.pack_q, self.pack_k, self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(6))
 
@@ -85,7 +94,7 @@ class PastLuna(Mixer):
         c, q, k, v = (self._split(f(x)) for f in (self.pack_k, self.q, self.k, self.v))
         scale = 1 / math.sqrt(q.shape[-1])
         pack = c @ self._split(self.pack_q(self.p)[None]).transpose(-1, -2) * scale
-        pack = F.softplus(pack, beta=math.log(2.0))  # (b h n p), 1 where the score is 0
+        pack = ACTIVATIONS[self.activation](pack)  # (b h n p)
         count = torch.arange(1, x.shape[1] + 1, device=x.device)[None] + tokens
         if mask is not None:
             pack, count = pack * mask[:, None, :, None], mask.cumsum(1)

@@ -28,9 +28,16 @@ def isab(dim: int, heads: int, *, points: int = 16, norm: bool = True, causal: b
 @recipe(
     "Ma et al. 2021", arxiv="2106.01540", row="F8", formula="MultiHead(X, MultiHead(P, X)),  P learned", small={"packed": 4},
 )  # fmt: skip
-def luna(dim: int, heads: int, *, packed: int = 64, causal: bool = False) -> Mixer:
-    """Luna: a learned sequence of `packed` vectors packs the tokens, and the tokens unpack it."""
-    return (PastLuna if causal else Luna)(dim, heads, packed=packed)
+def luna(dim: int, heads: int, *, packed: int = 64, activation: str | None = None, causal: bool = False) -> Mixer:
+    """Luna: a learned sequence of `packed` vectors packs the tokens, and the tokens unpack it.
+
+    activation   of the causal form, which cannot take a softmax over tokens: "softplus" unless given, or "elu"
+    """
+    if causal:
+        return PastLuna(dim, heads, packed=packed, activation="softplus" if activation is None else activation)
+    if activation is not None:
+        raise ValueError(f"only the causal form has an activation in place of the softmax; leave {activation!r} out")
+    return Luna(dim, heads, packed=packed)
 
 
 @recipe(
