@@ -2,6 +2,7 @@
 
 from regard.mixers.fourier import Fourier
 from regard.mixers.longformer import Longformer
+from regard.mixers.sinkhorn import Sinkhorn
 from regard.mixers.token_mlp import TokenMLP
 
-__all__ = ["Fourier", "Longformer", "TokenMLP"]
+__all__ = ["Fourier", "Longformer", "Sinkhorn", "TokenMLP"]
