@@ -60,14 +60,13 @@ class Hashed(Attention):
         """See `Attention.attend`; k is the same as q."""
         if state is not None:
             return self._stream(q, v, state)
-        bucket, k = self.hashing(q), _unit(k)
+        bucket, sizes = self.hashing(q), {"buckets": self.hashing.buckets, "chunk": self.chunk}
         if causal:
-            places = by_rank(bucket, mask, self.chunk)
+            places = by_rank(bucket, mask, **sizes)
         else:
-            places = by_sorted_place(bucket, mask, self.chunk, self.same_bucket)
-        # tokens whose chunks of a bucket are neighbours stand up to two sorted chunks apart
-        found = rounds_of_groups(places, chunk=self.chunk, back=2 if causal else 1, causal=causal, once=self.once)
-        out, seen = groups.attend_seen(q, k, v, found, scale=self._scale(q), mask=mask)
+            places = by_sorted_place(bucket, mask, same_bucket=self.same_bucket, **sizes)
+        found = rounds_of_groups(places, causal=causal, once=self.once)
+        out, seen = groups.attend_seen(q, _unit(k), v, found, scale=self._scale(q), mask=mask)
         return torch.where(seen[..., None], out, v), None
 
     def _stream(self, q: Tensor, v: Tensor, state: Buckets) -> tuple[Tensor, Buckets]:

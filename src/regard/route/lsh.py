@@ -12,7 +12,6 @@ from regard.attend.groups import Indexed
 from regard.errors import check_whole
 
 STRIDE = 1 << 32  # between the codes of two buckets: more chunks than a bucket can have
-LEFT_OUT = 1 << 24  # the bucket of left-out tokens, after all others
 
 
 class AngularHash(nn.Module):
@@ -41,46 +40,50 @@ class AngularHash(nn.Module):
 
 
 class Places(NamedTuple):
-    """Where the tokens of a sequence stand in each round: order (b h r n), token numbers sorted by bucket and position, the
-    left-out ones last; code (b h r n), of bucket and chunk: tokens meet where the query's is the key's, or one more."""
+    """Where the tokens of a sequence stand in each round: chunks (b h r g c) of token numbers, -1 = none; code (b h r n), of
+    bucket and chunk: a query meets a key where its code is the key's, or one more."""
 
-    order: Tensor
+    chunks: Tensor
     code: Tensor
 
 
-def by_sorted_place(bucket: Tensor, mask: Tensor | None, chunk: int, same_bucket: bool) -> Places:
-    """Chunks of `chunk` tokens in sorted order, whatever the bucket, as in the paper; bucket (b h r n)."""
-    bucket, order, place = _sorted(bucket, mask)
-    code = place // chunk
-    return Places(order, bucket * STRIDE + code if same_bucket else code)
+def by_sorted_place(bucket: Tensor, mask: Tensor | None, *, buckets: int, chunk: int, same_bucket: bool) -> Places:
+    """Chunks of the tokens sorted by bucket and position, the left-out ones last; bucket (b h r n)."""
+    bucket, order, place = _sorted(bucket, mask, buckets)
+    chunks = F.pad(order, (0, -order.shape[-1] % chunk), value=-1).unflatten(-1, (-1, chunk))
+    return Places(chunks, place // chunk + (bucket * STRIDE if same_bucket else 0))
 
 
-def by_rank(bucket: Tensor, mask: Tensor | None, chunk: int) -> Places:
-    """Chunks counted inside each bucket: which one a token is in depends on earlier tokens only."""
-    bucket, order, place = _sorted(bucket, mask)
-    in_order = bucket.gather(-1, order)
-    first = torch.searchsorted(in_order, bucket)  # where the token's bucket begins
-    return Places(order, bucket * STRIDE + (place - first) // chunk)
+def by_rank(bucket: Tensor, mask: Tensor | None, *, buckets: int, chunk: int) -> Places:
+    """Chunks counted inside each bucket: which one a token is in, and where in it, depends on earlier tokens only."""
+    bucket, _, place = _sorted(bucket, mask, buckets)
+    size = bucket.new_zeros(*bucket.shape[:3], buckets + 1).scatter_add(-1, bucket, torch.ones_like(bucket))
+    rank = place - (size.cumsum(-1) - size).gather(-1, bucket)
+    needs = (size + chunk - 1) // chunk
+    at = (needs.cumsum(-1) - needs).gather(-1, bucket) * chunk + rank
+    token = torch.arange(bucket.shape[-1], device=bucket.device).expand_as(bucket)
+    places = bucket.new_full((*bucket.shape[:3], int(needs.sum(-1).max()) * chunk), -1).scatter_(-1, at, token)
+    return Places(places.unflatten(-1, (-1, chunk)), bucket * STRIDE + rank // chunk)
 
 
-def _sorted(bucket: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _sorted(bucket: Tensor, mask: Tensor | None, buckets: int) -> tuple[Tensor, Tensor, Tensor]:
     """The buckets, with one more for left-out tokens, after all others; the order; the place of each token in it."""
     if mask is not None:
-        bucket = bucket.masked_fill(~mask[:, None, None], LEFT_OUT)
+        bucket = bucket.masked_fill(~mask[:, None, None], buckets)
     order = bucket.argsort(dim=-1, stable=True)
     place = torch.empty_like(order).scatter_(-1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order))
     return bucket, order, place
 
 
-def rounds_of_groups(places: Places, *, chunk: int, back: int, causal: bool, once: bool) -> list[Indexed]:
-    """One set of groups a round: chunks of the sorted order, each with the `back` chunks before it.
+def rounds_of_groups(places: Places, *, causal: bool, once: bool) -> list[Indexed]:
+    """One set of groups a round: each chunk, with the chunk before it.  No token sees itself.
 
-    No token sees itself.  once: a key that a query meets in several rounds counts in the first of them only.
+    once   a key that a query meets in several rounds counts in the first of them only
     """
     found = []
-    for r in range(places.order.shape[2]):
-        q = _chunks(places.order[:, :, r], chunk)
-        k = torch.cat([_earlier(q, steps) for steps in range(back, -1, -1)], -1)
+    for r in range(places.code.shape[2]):
+        q = places.chunks[:, :, r]
+        k = torch.cat((F.pad(q, (0, 0, 1, -1), value=-1), q), -1)
         apart = k[..., None, :] - q[..., :, None]
         keep = apart < 0 if causal else apart != 0
         keep &= _meet(places.code[:, :, r], q, k)
@@ -88,16 +91,6 @@ def rounds_of_groups(places: Places, *, chunk: int, back: int, causal: bool, onc
             keep &= ~_meet(places.code[:, :, s], q, k)
         found.append(Indexed(q, k, keep))
     return found
-
-
-def _chunks(order: Tensor, chunk: int) -> Tensor:
-    """(b h n) -> (b h n/chunk chunk), filled up with -1."""
-    return F.pad(order, (0, -order.shape[-1] % chunk), value=-1).unflatten(-1, (-1, chunk))
-
-
-def _earlier(chunks: Tensor, steps: int) -> Tensor:
-    """Each chunk replaced by the one so many steps before it; -1 where there is none."""
-    return F.pad(chunks, (0, 0, steps, 0), value=-1)[:, :, : chunks.shape[2]]
 
 
 def _meet(code: Tensor, q: Tensor, k: Tensor) -> Tensor:
