@@ -36,11 +36,11 @@ class Sinkhorn(Mixer):
         self, dim: int, heads: int, sort: BlockSort, *, block: int = 64, cut: int | None = None, causal: bool = False
     ) -> None:
         check_whole(1, block=block, **({} if cut is None else {"cut": cut}))
-        refused = {"cross": "blocks are sorted within one sequence"}
+        length = f"its sort network was built for {sort.blocks} blocks of {block} tokens"
+        can = Can(cross="blocks are sorted within one sequence", length=length)
         if cut is not None:
-            refused["causal"] = "SortCut shows the first sorted blocks to all tokens, the earlier ones too"
-        refused["length"] = f"its sort network was built for {sort.blocks} blocks of {block} tokens"
-        super().__init__(dim, can=Can(**refused), causal=causal, length=sort.blocks * block)
+            can = can & Can(causal="SortCut shows the first sorted blocks to all tokens, the earlier ones too")
+        super().__init__(dim, can=can, causal=causal, length=sort.blocks * block)
         check_heads(dim, heads)
         if (sort.heads, sort.causal) != (heads, causal):
             raise ValueError(f"sort was made for {sort.heads} heads and causal={sort.causal}, not for {heads} and {causal}")

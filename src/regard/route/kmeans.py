@@ -27,6 +27,7 @@ class KMeans(Route):
     shared   queries and keys are the same vectors, and form the same groups
     """
 
+    centroids: Tensor
     can = Can(
         causal="a cluster takes its nearest tokens out of all, so that later ones push earlier ones out",
         stream="a cluster takes its nearest tokens out of all",
@@ -73,12 +74,11 @@ class KMeans(Route):
     def _follow(self, sides: list[tuple[Tensor, Tensor]], real: Tensor) -> None:
         """Move the centroids towards the tokens that are nearest to them; those that have none stay."""
         members = [(unit, _members(near, real).to(unit.dtype)) for unit, near in sides]
-        sums = sum(torch.einsum("bhcn,bhne->hce", one, unit) for unit, one in members)
-        counts = sum(one.sum((0, 3)) for _, one in members)
+        sums = torch.stack([torch.einsum("bhcn,bhne->hce", one, unit) for unit, one in members]).sum(0)
+        counts = torch.stack([one.sum((0, 3)) for _, one in members]).sum(0)
         if dist.is_available() and dist.is_initialized():
-            both = torch.cat((sums, counts[..., None]), -1)
-            dist.all_reduce(both)
-            sums, counts = both[..., :-1], both[..., -1]
+            for each in (sums, counts):
+                dist.all_reduce(each)
         moved = self.decay * self.centroids + (1 - self.decay) * F.normalize(sums, dim=-1)
         self.centroids.copy_(torch.where(counts[..., None] > 0, F.normalize(moved, dim=-1), self.centroids))
 

@@ -20,6 +20,8 @@ class AngularHash(nn.Module):
     Andoni et al. 2015, arXiv 1509.02897, as in section 2 of Kitaev et al. 2020, arXiv 2001.04451.
     """
 
+    rotations: Tensor
+
     def __init__(self, heads: int, width: int, *, buckets: int, rounds: int, seed: int = 0) -> None:
         super().__init__()
         check_whole(1, rounds=rounds)
