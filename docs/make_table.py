@@ -8,9 +8,11 @@ from __future__ import annotations
 from functools import singledispatch
 from pathlib import Path
 
-from regard import Compressed, LinearAttention, MultiHead, SoftmaxAttention
-from regard.mixers import Fourier, Longformer, TokenMLP
+from regard import Compressed, LinearAttention, MultiHead, Routed, SoftmaxAttention
+from regard.attentions import Hashed
+from regard.mixers import Fourier, Longformer, Sinkhorn, TokenMLP
 from regard.registry import Recipe, get, list_recipes
+from regard.route import KMeans
 
 README = Path(__file__).parents[1] / "README.md"
 START, END = "<!-- table -->", "<!-- /table -->"
@@ -49,6 +51,26 @@ def _(part: Compressed) -> str:
 @cost.register
 def _(part: LinearAttention) -> str:
     return "a state of e × e"
+
+
+@cost.register
+def _(part: Hashed) -> str:
+    return f"{2 * part.chunk * part.hashing.rounds:,} keys, and a sort"
+
+
+@cost.register
+def _(part: Routed) -> str:
+    return cost(part.route)
+
+
+@cost.register
+def _(part: KMeans) -> str:
+    return f"{-(-TOKENS // part.clusters):,} keys in each cluster that took it"
+
+
+@cost.register
+def _(part: Sinkhorn) -> str:
+    return f"{part.block * (2 if part.cut is None else part.cut):,} keys"
 
 
 @cost.register

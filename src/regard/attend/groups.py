@@ -84,17 +84,19 @@ def _inside(
     if mask is not None:
         keep = keep & _take(mask[:, None, :, None].expand(-1, h, -1, -1), at_k)[..., 0][..., None, :]
     gq, gk, gv = _take(q, at_q), _take(k, at_k), _take(v, at_k)
-    scores = (gq @ gk.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale
+    scores = (gq * scale @ gk.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32))
     if prior is not None:
         scores = scores + prior(group.q.clamp(min=0)[..., :, None] + q_at, group.k.clamp(min=0)[..., None, :] + k_at, gq, gk)
     seen = keep.any(-1).expand(scores.shape[:-1])
     scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)  # finite: rows that see nothing are dropped below
-    lse = scores.logsumexp(-1)
-    weights = (scores - lse[..., None]).exp().to(v.dtype)
-    return weights @ gv * seen[..., None], lse.masked_fill(~seen, -torch.inf)
+    weights = scores.softmax(-1)
+    best = scores.detach().argmax(-1, keepdim=True)
+    lse = (scores.gather(-1, best) - weights.gather(-1, best).log())[..., 0]  # faster than a logsumexp beside the softmax
+    return weights.to(v.dtype) @ gv * seen[..., None], lse.masked_fill(~seen, -torch.inf)
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
     """x (b h n e), index (b h g s) -> (b h g s e)."""
-    flat = index.flatten(2)[..., None].expand(-1, -1, -1, x.shape[-1])
-    return x.gather(2, flat).unflatten(2, index.shape[2:])
+    b, h, n, e = x.shape
+    first = torch.arange(0, b * h * n, n, device=x.device).view(b, h, 1, 1)  # whole rows at once are faster than a gather
+    return x.reshape(-1, e).index_select(0, (index + first).flatten()).view(*index.shape, e)

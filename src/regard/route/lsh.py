@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.attend.groups import Indexed
 from regard.errors import check_whole
 
-STRIDE = 1 << 32  # between the codes of two buckets: more chunks than a bucket can have
+STRIDE = 1 << 32  # between the codes of two buckets of a stream: more chunks than a bucket can have
 
 
 class AngularHash(nn.Module):
@@ -53,7 +53,7 @@ def by_sorted_place(bucket: Tensor, mask: Tensor | None, *, buckets: int, chunk:
     """Chunks of the tokens sorted by bucket and position, the left-out ones last; bucket (b h r n)."""
     bucket, order, place = _sorted(bucket, mask, buckets)
     chunks = F.pad(order, (0, -order.shape[-1] % chunk), value=-1).unflatten(-1, (-1, chunk))
-    return Places(chunks, place // chunk + (bucket * STRIDE if same_bucket else 0))
+    return Places(chunks, _code(bucket if same_bucket else torch.zeros_like(bucket), place // chunk, buckets))
 
 
 def by_rank(bucket: Tensor, mask: Tensor | None, *, buckets: int, chunk: int) -> Places:
@@ -65,7 +65,7 @@ def by_rank(bucket: Tensor, mask: Tensor | None, *, buckets: int, chunk: int) ->
     at = (needs.cumsum(-1) - needs).gather(-1, bucket) * chunk + rank
     token = torch.arange(bucket.shape[-1], device=bucket.device).expand_as(bucket)
     places = bucket.new_full((*bucket.shape[:3], int(needs.sum(-1).max()) * chunk), -1).scatter_(-1, at, token)
-    return Places(places.unflatten(-1, (-1, chunk)), bucket * STRIDE + rank // chunk)
+    return Places(places.unflatten(-1, (-1, chunk)), _code(bucket, rank // chunk, buckets))
 
 
 def _sorted(bucket: Tensor, mask: Tensor | None, buckets: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,6 +77,12 @@ def _sorted(bucket: Tensor, mask: Tensor | None, buckets: int) -> tuple[Tensor, 
     return bucket, order, place
 
 
+def _code(bucket: Tensor, place: Tensor, buckets: int) -> Tensor:
+    """One number for both, short ones where they suffice: many of them are compared."""
+    stride = place.shape[-1] + 2
+    return (bucket * stride + place).to(torch.int32 if (buckets + 1) * stride < 1 << 31 else torch.int64)
+
+
 def rounds_of_groups(places: Places, *, causal: bool, once: bool) -> list[Indexed]:
     """One set of groups a round: each chunk, with the chunk before it.  No token sees itself.
 
@@ -86,8 +92,8 @@ def rounds_of_groups(places: Places, *, causal: bool, once: bool) -> list[Indexe
     for r in range(places.code.shape[2]):
         q = places.chunks[:, :, r]
         k = torch.cat((F.pad(q, (0, 0, 1, -1), value=-1), q), -1)
-        apart = k[..., None, :] - q[..., :, None]
-        keep = apart < 0 if causal else apart != 0
+        at_q, at_k = q[..., :, None].int(), k[..., None, :].int()
+        keep = at_k < at_q if causal else at_k != at_q
         keep &= _meet(places.code[:, :, r], q, k)
         for s in range(r if once else 0):
             keep &= ~_meet(places.code[:, :, s], q, k)
@@ -103,4 +109,5 @@ def _meet(code: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 def met(of_q: Tensor, of_k: Tensor) -> Tensor:
     """(... s), (... t) -> (... s t): the code of the query is that of the key, or one more."""
-    return (of_q[..., :, None] - of_k[..., None, :]) >> 1 == 0
+    of_q, of_k = of_q[..., :, None], of_k[..., None, :]
+    return (of_q == of_k) | (of_q - 1 == of_k)
