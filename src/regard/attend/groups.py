@@ -43,7 +43,7 @@ def attend_seen(
     """What `attend` gives, and (b h n): whether the query saw any key."""
     n = q.shape[2]
     places, outs, sums = [], [], []
-    for group in groups:
+    for group in groups if k.shape[2] else ():
         out, lse = _inside(q, k, v, group, scale, mask, prior, q_at, k_at)
         at = torch.where(group.q < 0, n, group.q).expand(lse.shape)  # place n collects what is no token
         places.append(at.flatten(2))
@@ -98,5 +98,5 @@ def _inside(
 def _take(x: Tensor, index: Tensor) -> Tensor:
     """x (b h n e), index (b h g s) -> (b h g s e)."""
     b, h, n, e = x.shape
-    first = torch.arange(0, b * h * n, n, device=x.device).view(b, h, 1, 1)  # whole rows at once are faster than a gather
+    first = n * torch.arange(b * h, device=x.device).view(b, h, 1, 1)  # whole rows at once are faster than a gather
     return x.reshape(-1, e).index_select(0, (index + first).flatten()).view(*index.shape, e)

@@ -91,7 +91,7 @@ def rounds_of_groups(places: Places, *, causal: bool, once: bool) -> list[Indexe
     found = []
     for r in range(places.code.shape[2]):
         q = places.chunks[:, :, r]
-        k = torch.cat((F.pad(q, (0, 0, 1, -1), value=-1), q), -1)
+        k = torch.cat((F.pad(q, (0, 0, 1, 0), value=-1)[:, :, :-1], q), -1)
         at_q, at_k = q[..., :, None].int(), k[..., None, :].int()
         keep = at_k < at_q if causal else at_k != at_q
         keep &= _meet(places.code[:, :, r], q, k)
