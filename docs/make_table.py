@@ -12,12 +12,14 @@ from regard.attentions import (
     AdaptiveSpan,
     Compressed,
     HardGaussian,
+    Hashed,
     ImprovedClustered,
     LinearAttention,
     LocatedAttention,
     NystromAttention,
     ProbSparse,
     Prototype,
+    Routed,
     ScoredAttention,
     SoftmaxAttention,
     Strided,
@@ -36,10 +38,12 @@ from regard.mixers import (
     Perceiver,
     Poolingformer,
     RealFormer,
+    Sinkhorn,
     TaskAttention,
     TokenMLP,
 )
 from regard.registry import Recipe, get, list_recipes
+from regard.route import KMeans
 
 README = Path(__file__).parents[1] / "README.md"
 START, END = "<!-- table -->", "<!-- /table -->"
@@ -78,6 +82,26 @@ def _(part: Compressed) -> str:
 @cost.register
 def _(part: LinearAttention) -> str:
     return "a state of e × e"
+
+
+@cost.register
+def _(part: Hashed) -> str:
+    return f"{2 * part.chunk * part.hashing.rounds:,} keys, and a sort"
+
+
+@cost.register
+def _(part: Routed) -> str:
+    return cost(part.route)
+
+
+@cost.register
+def _(part: KMeans) -> str:
+    return f"{-(-TOKENS // part.clusters):,} keys in each cluster that took it"
+
+
+@cost.register
+def _(part: Sinkhorn) -> str:
+    return f"{part.block * (2 if part.cut is None else part.cut):,} keys"
 
 
 @cost.register

@@ -16,13 +16,14 @@ MASKED = [name for name in NAMES if name not in ("fnet", "mlp_mixer")]
 CROSS = regard.list(can="cross")
 RESIDUAL = ("sab", "isab", "perceiver")  # what they give does not come from the keys alone
 HEADED = [name for name in MASKED if name != "parameter_free"]
+CHOOSY = ["reformer", "routing"]  # a token that was rounded may choose another bucket
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def small(name, dtype=torch.float64, **more):
-    """The recipe's own small example, always with the same weights."""
+    """The recipe's own small example, always with the same weights, and without the noise of training."""
     torch.manual_seed(0)
-    return get(name).example(**more).to(dtype)
+    return get(name).example(**more).to(dtype).eval()
 
 
 # ---------------------------------------------------------------------------------------------- lengths
@@ -230,7 +231,9 @@ def test_types(name, dtype, executor, rand):
     y.sum().backward()
     assert y.dtype == dtype and low.grad.dtype == dtype and low.grad.isfinite().all()
     bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}[dtype]
-    assert (y.double() - want).abs().max() <= bound * want.abs().max().clamp(min=1)
+    error = (y.double() - want).abs().amax(-1).flatten()
+    worst = error.quantile(0.9) if name in CHOOSY else error.max()
+    assert worst <= bound * want.abs().max().clamp(min=1)
 
 
 @pytest.mark.parametrize("name", NAMES)

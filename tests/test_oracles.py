@@ -44,7 +44,8 @@ def builds_causal(name, i):
 
 def make(name, i, n, causal):
     """The mixer in float64, and a function that runs its oracle."""
-    arguments, heads = dict(CASES[name][i]), heads_of(name)
+    arguments = dict(CASES[name][i])
+    heads = arguments.pop("heads", heads_of(name))
     if "length" in get(name).parameters:
         arguments["length"] = max(n + 3, 8)
     if name == "bigbird" and causal:
@@ -53,7 +54,7 @@ def make(name, i, n, causal):
     if "patterns" in arguments:
         arguments["patterns"] = PATTERNS
     torch.manual_seed(0)
-    mixer = regard.create(name, dim=8, heads=heads, causal=causal, **arguments).double()
+    mixer = regard.create(name, dim=8, heads=heads, causal=causal, **arguments).double().eval()
     inside = dict(mixer.named_parameters()) | dict(mixer.named_buffers())
 
     def oracle(x, **inputs):

@@ -3,6 +3,7 @@
 from regard.attentions.clustered import ImprovedClustered
 from regard.attentions.compressed import Compressed
 from regard.attentions.hard import HardGaussian
+from regard.attentions.hashed import Hashed
 from regard.attentions.linear import LinearAttention
 from regard.attentions.located import LocatedAttention
 from regard.attentions.nystrom import NystromAttention
@@ -15,6 +16,6 @@ from regard.attentions.span import AdaptiveSpan
 from regard.attentions.strided import Strided
 
 __all__ = [
-    "AdaptiveSpan", "Compressed", "HardGaussian", "ImprovedClustered", "LinearAttention", "LocatedAttention",
+    "AdaptiveSpan", "Compressed", "HardGaussian", "Hashed", "ImprovedClustered", "LinearAttention", "LocatedAttention",
     "NystromAttention", "ProbSparse", "Prototype", "Routed", "ScoredAttention", "SoftmaxAttention", "Strided",
 ]  # fmt: skip

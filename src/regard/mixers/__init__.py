@@ -11,9 +11,10 @@ from regard.mixers.perceiver import Perceiver
 from regard.mixers.poolingformer import Poolingformer
 from regard.mixers.realformer import RealFormer
 from regard.mixers.sets import ISAB, MAB, PMA, SAB
+from regard.mixers.sinkhorn import Sinkhorn
 from regard.mixers.token_mlp import TokenMLP
 
 __all__ = [
     "ISAB", "MAB", "PMA", "SAB", "Average", "Fourier", "Funnel", "Longformer", "LowRankBand", "Luna", "PastLuna",
-    "Perceiver", "Poolingformer", "RealFormer", "TaskAttention", "TokenMLP", "narrow",
+    "Perceiver", "Poolingformer", "RealFormer", "Sinkhorn", "TaskAttention", "TokenMLP", "narrow",
 ]  # fmt: skip
