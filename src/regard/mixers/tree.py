@@ -1,0 +1,133 @@
+"""BP-Transformer: a binary tree of spans, fine near the token and coarse far from it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, State, check_batch, check_heads
+
+SPREAD = 0.02  # of the labels before training
+
+
+class _Level(NamedTuple):
+    """Spans of 2^level tokens: from number `first` on, (b m d), and how many of their tokens are there, (b m)."""
+
+    first: int
+    nodes: Tensor
+    count: Tensor
+
+
+class Tree(Mixer):
+    """Ye et al. 2019, arXiv 1911.04070.  Spans of 1, 2, 4, ... tokens are the nodes of a binary tree; a span is
+
+        s = W_O · mean of W_V x over its tokens
+
+    which is what the paper's attention gives a span whose state is still zero.  Token i looks at itself and, level by level
+    away from it, at the next `near` spans to either side that no earlier span covers:
+
+        out_i = W_O Σ_u softmax_u(q_i · (W_K u + a_label) / √e) W_V u,       u a token or a span
+
+    a is a vector for each level, side and place in the level, one for all heads; levels from `clip` on share theirs.
+    Causal, spans end before the token.
+    """
+
+    def __init__(self, dim: int, heads: int, *, near: int = 4, clip: int = 10, causal: bool = False) -> None:
+        check_heads(dim, heads)
+        check_whole(1, near=near, clip=clip)
+        can = Can(cross="the tree is of one sequence", maps="a span passes on what it has made of its tokens")
+        super().__init__(dim, can=can, causal=causal)
+        self.heads, self.near, self.clip = heads, near, clip
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        sides = 1 if causal else 2
+        self.labels = nn.Parameter(torch.randn(1 + (clip + 1) * near * sides, dim // heads) * SPREAD)
+
+    def start(self) -> State:
+        """No token has come yet."""
+        return (0, ())
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d); the state is the position, and of each level the last few spans."""
+        start, held = (0, ()) if state is None else state
+        if held:
+            check_batch(held[0].nodes, x)
+        levels = self._levels(x, mask, start, held)
+        offsets = [sum(level.nodes.shape[1] for level in levels[:i]) - level.first for i, level in enumerate(levels)]
+        at, labels = self._seen(start, x.shape[1], start + x.shape[1], offsets, x.device)
+        y = self._attend(x, levels, at, labels)
+        kept = 2 * self.near + 4  # no later token reaches further back on any level
+        state = [_Level(f + max(m.shape[1] - kept, 0), m[:, -kept:], c[:, -kept:]) for f, m, c in levels]
+        return self.out(y), (start + x.shape[1], tuple(state))
+
+    def _levels(self, x: Tensor, mask: Tensor | None, start: int, held: tuple[_Level, ...]) -> list[_Level]:
+        """All spans that can be seen: those held, and the new ones.  Causal, unfinished spans wait for their last token."""
+        count = torch.ones(x.shape[:2], device=x.device) if mask is None else mask.float()
+        levels = [_joined(held[0] if held else None, x, count)]
+        total = start + x.shape[1]
+        while total > 1:
+            number, (first, nodes, count) = len(levels), levels[-1]
+            had, total = start >> number, total // 2 if self.causal else (total + 1) // 2
+            below, count = nodes[:, 2 * had - first : 2 * total - first], count[:, 2 * had - first : 2 * total - first]
+            nodes, count = _parents(self.out(self.v(below)) if number == 1 else below, count)
+            levels.append(_joined(held[number] if number < len(held) else None, nodes, count))
+        return levels
+
+    def _seen(self, start: int, n: int, end: int, offsets: list[int], device: torch.device) -> tuple[Tensor, list[int]]:
+        """(n K): the numbers of the nodes that each token looks at, -1 = none; and the labels of the K places."""
+        at = torch.arange(start, start + n, device=device)
+        found, labels = [at + offsets[0]], [0]
+        where = torch.tensor([*offsets, 0], device=device)  # the last is for tokens that have seen all
+        left, right = at, at + 1  # where the spans seen so far begin and end
+        for step in range((end.bit_length() + 1) * self.near):
+            if not (bool((left > 0).any()) or (not self.causal and bool((right < end).any()))):
+                break
+            level, place = divmod(step, self.near)
+            label = 1 + (min(level, self.clip) * self.near + place) * (1 if self.causal else 2)
+            size, own = _aligned(left, level)
+            found.append(torch.where(left > 0, ((left - size) >> own) + where[own.clamp(max=len(offsets))], -1))
+            labels.append(label)
+            left = (left - size).clamp(min=0)
+            if not self.causal:
+                size, own = _aligned(right, level)
+                found.append(torch.where(right < end, (right >> own) + where[own.clamp(max=len(offsets))], -1))
+                labels.append(label + 1)
+                right = (right + size).clamp(max=end)
+        return torch.stack(found, 1), labels
+
+    def _attend(self, x: Tensor, levels: list[_Level], at: Tensor, labels: list[int]) -> Tensor:
+        """Each token over its nodes: (b n d)."""
+        nodes, real = (torch.cat([level[i] for level in levels], 1) for i in (1, 2))
+        keep = (real[:, at.clamp(min=0)] > 0) & (at >= 0)
+        seen = keep.any(-1)
+        q, k, v = (f(t).unflatten(-1, (self.heads, -1)) for f, t in ((self.q, x), (self.k, nodes), (self.v, nodes)))
+        k, v = (t[:, at.clamp(min=0)] for t in (k, v))
+        scores = torch.einsum("bnhe,bnmhe->bnhm", q, k) + torch.einsum("bnhe,me->bnhm", q, self.labels[labels])
+        scores = (scores * q.shape[-1] ** -0.5).masked_fill(~keep[:, :, None], -torch.inf)
+        weights = scores.masked_fill(~seen[:, :, None, None], 0).softmax(-1) * seen[:, :, None, None]
+        return torch.einsum("bnhm,bnmhe->bnhe", weights, v).flatten(2)
+
+
+def _joined(held: _Level | None, nodes: Tensor, count: Tensor) -> _Level:
+    if held is None:
+        return _Level(0, nodes, count)
+    return _Level(held.first, torch.cat((held.nodes, nodes), 1), torch.cat((held.count, count), 1))
+
+
+def _parents(nodes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Two and two: the mean over the tokens that are there.  An odd one at the end is its parent's only child."""
+    odd = nodes.shape[1] % 2
+    nodes, count = F.pad(nodes, (0, 0, 0, odd)).unflatten(1, (-1, 2)), F.pad(count, (0, odd)).unflatten(1, (-1, 2))
+    count = count.to(torch.promote_types(nodes.dtype, torch.float32))  # 16 bits cannot count far
+    total = count.sum(2)
+    share = (count / total.clamp(min=1)[..., None]).to(nodes.dtype)
+    return (nodes * share[..., None]).sum(2), total
+
+
+def _aligned(edge: Tensor, level: int) -> tuple[Tensor, Tensor]:
+    """The span that begins or ends at an edge: of this level, or of the one below where a parent would reach too far."""
+    own = level - (edge % (1 << level) != 0).long()
+    return torch.ones_like(edge) << own, own
