@@ -9,7 +9,7 @@ from functools import singledispatch
 from pathlib import Path
 
 from regard import Compressed, LinearAttention, MultiHead, SoftmaxAttention
-from regard.mixers import Fourier, Longformer, TokenMLP
+from regard.mixers import AxialPasses, Fourier, Longformer, Star, TokenMLP, Tree
 from regard.registry import Recipe, get, list_recipes
 
 README = Path(__file__).parents[1] / "README.md"
@@ -39,6 +39,21 @@ def _(part: SoftmaxAttention) -> str:
 @cost.register
 def _(part: Longformer) -> str:
     return f"{cost(part.local)}, and the marked ones"
+
+
+@cost.register
+def _(part: Star) -> str:
+    return f"{part.cycles} × 5 keys, and the relay"
+
+
+@cost.register
+def _(part: Tree) -> str:
+    return f"about {2 * part.near * (TOKENS // part.near).bit_length():,} keys"
+
+
+@cost.register
+def _(part: AxialPasses) -> str:
+    return f"{cost(part.rows)} and {cost(part.columns)}"
 
 
 @cost.register

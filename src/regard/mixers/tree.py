@@ -19,7 +19,7 @@ class _Level(NamedTuple):
 
     first: int
     nodes: Tensor
-    count: Tensor
+    real: Tensor
 
 
 class Tree(Mixer):
@@ -100,7 +100,7 @@ class Tree(Mixer):
 
     def _attend(self, x: Tensor, levels: list[_Level], at: Tensor, labels: list[int]) -> Tensor:
         """Each token over its nodes: (b n d)."""
-        nodes, real = (torch.cat([level[i] for level in levels], 1) for i in (1, 2))
+        nodes, real = torch.cat([level.nodes for level in levels], 1), torch.cat([level.real for level in levels], 1)
         keep = (real[:, at.clamp(min=0)] > 0) & (at >= 0)
         seen = keep.any(-1)
         q, k, v = (f(t).unflatten(-1, (self.heads, -1)) for f, t in ((self.q, x), (self.k, nodes), (self.v, nodes)))
@@ -114,7 +114,7 @@ class Tree(Mixer):
 def _joined(held: _Level | None, nodes: Tensor, count: Tensor) -> _Level:
     if held is None:
         return _Level(0, nodes, count)
-    return _Level(held.first, torch.cat((held.nodes, nodes), 1), torch.cat((held.count, count), 1))
+    return _Level(held.first, torch.cat((held.nodes, nodes), 1), torch.cat((held.real, count), 1))
 
 
 def _parents(nodes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
