@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import regard
 from regard import Blocks2D, Neighbourhood, block_order
+from regard.mixers.spans import seen_nodes
 from regard.registry import get
 from regard.show.cache import cached
 from regard.testing import influence
@@ -208,7 +209,7 @@ def test_spans_cover_each_token_once(n, near, causal):
     levels = mixer._levels(torch.zeros(1, n, 8, dtype=torch.float64), None, 0, ())
     sizes = [level.nodes.shape[1] for level in levels]
     spans = [range(i << level, min((i + 1) << level, n)) for level, size in enumerate(sizes) for i in range(size)]
-    at, labels = mixer._seen(0, n, n, [sum(sizes[:i]) for i in range(len(sizes))], torch.device("cpu"))
+    at, labels = seen_nodes(0, n, near, 10, causal, tuple(sum(sizes[:i]) for i in range(len(sizes))))
     for i, row in enumerate(at.tolist()):
         covered = sorted(token for node in row if node >= 0 for token in spans[node])
         assert covered == list(range(i + 1 if causal else n))

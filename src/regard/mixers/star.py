@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -42,18 +45,17 @@ class Star(Mixer):
         ring = _ring(x, mask)
         count = x.shape[1] if mask is None else mask.sum(1).clamp(min=1)[:, None, None]
         h, s = x, x.sum(1, keepdim=True) / count
+        everyone = None if mask is None else F.pad(mask, (1, 0), value=True)[:, None]
         for cycle in range(self.cycles):
-            h = self.satellites[cycle % len(self.satellites)](h, _around(h, x, s, ring))
+            h = self.satellites[cycle % len(self.satellites)](h, partial(_around, h, x, s, ring))
             if cycle < self.cycles - 1:
-                everyone = torch.cat((s, h), 1)[:, None]
-                keep = None if mask is None else F.pad(mask, (1, 0), value=True)[:, None]
-                s = self.relays[cycle % len(self.relays)](s, everyone, keep)
+                s = self.relays[cycle % len(self.relays)](s, partial(_all, s, h), everyone)
         tell("relay", lambda: s[:, 0])
         return h, None
 
 
 class _Node(nn.Module):
-    """norm(relu(MultiAtt(node, context))): node (b n d), its context (b n m d), keep (b n m) -> (b n d)."""
+    """norm(relu(MultiAtt(node, context))): node (b n d), context (b n m d), keep (b n m) -> (b n d)."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -61,12 +63,14 @@ class _Node(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.norm = nn.LayerNorm(dim)
 
-    def forward(self, node: Tensor, context: Tensor, keep: Tensor | None = None) -> Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.q(node), self.k(context), self.v(context)))
-        scores = torch.einsum("bnhe,bnmhe->bnhm", q, k) * q.shape[-1] ** -0.5
+    def forward(self, node: Tensor, context: Callable[[nn.Module], Tensor], keep: Tensor | None = None) -> Tensor:
+        """`context(f)` is f of every token in the context, (b n m d)."""
+        k, v = context(self.k), context(self.v)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.q(node)[:, :, None], k, v))
+        scores = (q * k).sum(-1) * q.shape[-1] ** -0.5  # (b n m h): few keys, or few queries, so that no product pays
         if keep is not None:
-            scores = scores.masked_fill(~keep[:, :, None], -torch.inf)
-        seen = torch.einsum("bnhm,bnmhe->bnhe", scores.softmax(-1), v).flatten(2)
+            scores = scores.masked_fill(~keep[..., None], -torch.inf)
+        seen = (scores.softmax(2)[..., None] * v).sum(2).flatten(2)
         return self.norm(F.relu(self.out(seen)))
 
 
@@ -83,7 +87,14 @@ def _ring(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     return before.clamp(min=0), behind.clamp(max=n - 1)  # where no token is there at all
 
 
-def _around(h: Tensor, x: Tensor, s: Tensor, ring: tuple[Tensor, Tensor]) -> Tensor:
-    """(b n 5 d): what each satellite looks at."""
-    before, behind = (h.gather(1, at[..., None].expand_as(h)) for at in ring)
+def _around(h: Tensor, x: Tensor, s: Tensor, ring: tuple[Tensor, Tensor], f: nn.Module) -> Tensor:
+    """(b n 5 d): f of what each satellite looks at."""
+    h, x, s = f(h), f(x), f(s)
+    example = torch.arange(len(h), device=h.device)[:, None]
+    before, behind = (h[example, at] for at in ring)
     return torch.stack((before, h, behind, x, s.expand_as(h)), 2)
+
+
+def _all(s: Tensor, h: Tensor, f: nn.Module) -> Tensor:
+    """(b 1 n+1 d): f of what the relay looks at."""
+    return f(torch.cat((s, h), 1))[:, None]

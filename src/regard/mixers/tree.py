@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import check_whole
 from regard.mixer import Can, Mixer, State, check_batch, check_heads
+from regard.mixers.spans import Plan, plan
 
 SPREAD = 0.02  # of the labels before training
 
@@ -57,8 +58,7 @@ class Tree(Mixer):
             check_batch(held[0].nodes, x)
         levels = self._levels(x, mask, start, held)
         offsets = [sum(level.nodes.shape[1] for level in levels[:i]) - level.first for i, level in enumerate(levels)]
-        at, labels = self._seen(start, x.shape[1], start + x.shape[1], offsets, x.device)
-        y = self._attend(x, levels, at, labels)
+        y = self._attend(x, levels, plan(start, x.shape[1], self.near, self.clip, self.causal, tuple(offsets)))
         kept = 2 * self.near + 4  # no later token reaches further back on any level
         state = [_Level(f + max(m.shape[1] - kept, 0), m[:, -kept:], c[:, -kept:]) for f, m, c in levels]
         return self.out(y), (start + x.shape[1], tuple(state))
@@ -76,39 +76,21 @@ class Tree(Mixer):
             levels.append(_joined(held[number] if number < len(held) else None, nodes, count))
         return levels
 
-    def _seen(self, start: int, n: int, end: int, offsets: list[int], device: torch.device) -> tuple[Tensor, list[int]]:
-        """(n K): the numbers of the nodes that each token looks at, -1 = none; and the labels of the K places."""
-        at = torch.arange(start, start + n, device=device)
-        found, labels = [at + offsets[0]], [0]
-        where = torch.tensor([*offsets, 0], device=device)  # the last is for tokens that have seen all
-        left, right = at, at + 1  # where the spans seen so far begin and end
-        for step in range((end.bit_length() + 1) * self.near):
-            if not (bool((left > 0).any()) or (not self.causal and bool((right < end).any()))):
-                break
-            level, place = divmod(step, self.near)
-            label = 1 + (min(level, self.clip) * self.near + place) * (1 if self.causal else 2)
-            size, own = _aligned(left, level)
-            found.append(torch.where(left > 0, ((left - size) >> own) + where[own.clamp(max=len(offsets))], -1))
-            labels.append(label)
-            left = (left - size).clamp(min=0)
-            if not self.causal:
-                size, own = _aligned(right, level)
-                found.append(torch.where(right < end, (right >> own) + where[own.clamp(max=len(offsets))], -1))
-                labels.append(label + 1)
-                right = (right + size).clamp(max=end)
-        return torch.stack(found, 1), labels
-
-    def _attend(self, x: Tensor, levels: list[_Level], at: Tensor, labels: list[int]) -> Tensor:
-        """Each token over its nodes: (b n d)."""
-        nodes, real = torch.cat([level.nodes for level in levels], 1), torch.cat([level.real for level in levels], 1)
-        keep = (real[:, at.clamp(min=0)] > 0) & (at >= 0)
-        seen = keep.any(-1)
-        q, k, v = (f(t).unflatten(-1, (self.heads, -1)) for f, t in ((self.q, x), (self.k, nodes), (self.v, nodes)))
-        k, v = (t[:, at.clamp(min=0)] for t in (k, v))
-        scores = torch.einsum("bnhe,bnmhe->bnhm", q, k) + torch.einsum("bnhe,me->bnhm", q, self.labels[labels])
-        scores = (scores * q.shape[-1] ** -0.5).masked_fill(~keep[:, :, None], -torch.inf)
-        weights = scores.masked_fill(~seen[:, :, None, None], 0).softmax(-1) * seen[:, :, None, None]
-        return torch.einsum("bnhm,bnmhe->bnhe", weights, v).flatten(2)
+    def _attend(self, x: Tensor, levels: list[_Level], work: Plan) -> Tensor:
+        """Each token over its nodes, tile by tile: (b n d)."""
+        nodes, place, labels = (t.to(x.device) for t in work)
+        states, real = torch.cat([level.nodes for level in levels], 1), torch.cat([level.real for level in levels], 1)
+        q, k, v = (f(t).unflatten(-1, (self.heads, -1)) for f, t in ((self.q, x), (self.k, states), (self.v, states)))
+        size = place.shape[1]
+        q = F.pad(q, (0, 0, 0, 0, 0, -x.shape[1] % size)).unflatten(1, (-1, size)).permute(0, 3, 1, 2, 4)  # (b h g s e)
+        k, v = (t[:, nodes].permute(0, 3, 1, 2, 4) for t in (k, v))  # (b h g m e)
+        keep = (place >= 0) & (real[:, nodes] > 0)[:, :, None]
+        keep, seen = keep[:, None], keep.any(-1, keepdim=True)[:, None]
+        told = (q @ self.labels[labels].T).gather(-1, place.clamp(min=0).expand(*q.shape[:2], -1, -1, -1))
+        scores = (q @ k.transpose(-1, -2) + told) * q.shape[-1] ** -0.5
+        scores = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen, 0)  # finite, then dropped
+        y = (scores.softmax(-1) * seen) @ v
+        return y.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)[:, : x.shape[1]]
 
 
 def _joined(held: _Level | None, nodes: Tensor, count: Tensor) -> _Level:
@@ -125,9 +107,3 @@ def _parents(nodes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     total = count.sum(2)
     share = (count / total.clamp(min=1)[..., None]).to(nodes.dtype)
     return (nodes * share[..., None]).sum(2), total
-
-
-def _aligned(edge: Tensor, level: int) -> tuple[Tensor, Tensor]:
-    """The span that begins or ends at an edge: of this level, or of the one below where a parent would reach too far."""
-    own = level - (edge % (1 << level) != 0).long()
-    return torch.ones_like(edge) << own, own
