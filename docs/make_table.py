@@ -30,6 +30,7 @@ from regard.mixers import (
     ISAB,
     SAB,
     Average,
+    AxialPasses,
     Fourier,
     Funnel,
     Longformer,
@@ -39,8 +40,10 @@ from regard.mixers import (
     Poolingformer,
     RealFormer,
     Sinkhorn,
+    Star,
     TaskAttention,
     TokenMLP,
+    Tree,
 )
 from regard.registry import Recipe, get, list_recipes
 from regard.route import KMeans
@@ -72,6 +75,21 @@ def _(part: SoftmaxAttention) -> str:
 @cost.register
 def _(part: Longformer) -> str:
     return f"{cost(part.local)}, and the marked ones"
+
+
+@cost.register
+def _(part: Star) -> str:
+    return f"{part.cycles} × 5 keys, and the relay"
+
+
+@cost.register
+def _(part: Tree) -> str:
+    return f"about {2 * part.near * (TOKENS // part.near).bit_length():,} keys"
+
+
+@cost.register
+def _(part: AxialPasses) -> str:
+    return f"{cost(part.rows)} and {cost(part.columns)}"
 
 
 @cost.register
