@@ -13,7 +13,7 @@ CASES = {
     "gmlp": [{"hidden": 6}, {}],
     "amlp": [{"hidden": 6, "attention": 3}, {}],
     "xcit": [{"width": 5}, {"width": 1}, {"width": 200}],
-    "dynamic_conv": [{"kernel": 3}, {}, {"kernel": 4}, {"kernel": 1}, {"kernel": 150}],
+    "dynamic_conv": [{"kernel": 3}, {}, {"kernel": 4}, {"kernel": 1}, {"kernel": 60}],
     "aft": [{"rank": 4}, {}],
     "average_pool": [{}, {"window": 7}, {"width": 6}, {"width": 9, "window": 5}, {"window": 1}],
 }
@@ -87,12 +87,12 @@ def xcit(p, x, *, heads, causal=False, width, norm="example", mask=None, marks=N
         real = [i for i in range(len(t)) if mask is None or mask[a, i]]
         normed = torch.stack([layer_norm(p, "before_covariance", token) for token in t])
         q, k, v = (linear_layer(p, f"covariance.{name}", normed) for name in "qkv")
-        y = torch.zeros_like(t)
+        q, k = (z[real] / z[real].square().sum(0).sqrt() for z in (q, k))
+        y = []
         for c in range(t.shape[1]):
-            others = range(c // e * e, c // e * e + e)  # the channels of the same head
-            one = [(q[real, c] / q[real, c].norm()) @ (k[real, o] / k[real, o].norm()) for o in others] if real else [t.sum() * 0] * e
-            weights = (torch.stack(one) * p["covariance.sharpness"][c // e]).softmax(0)
-            y[:, c] = v[:, list(others)] @ weights
+            others = slice(c // e * e, c // e * e + e)  # the channels of the same head
+            y.append(v[:, others] @ (q[:, c] @ k[:, others] * p["covariance.sharpness"][c // e]).softmax(0))
+        y = torch.stack(y, 1)
         y = linear_layer(p, "covariance.out", y)
         normed = torch.stack([layer_norm(p, "before_patches", token) for token in t + y])
         out.append(y + patches(p, normed, width, real))
@@ -102,18 +102,18 @@ def xcit(p, x, *, heads, causal=False, width, norm="example", mask=None, marks=N
 def dynamic_conv(p, x, *, heads, causal, kernel=7, mask=None, marks=None):
     """Wu et al. 2019, equations 1, 3 and 4, between a GLU and a linear layer."""
     b, n, d = x.shape
-    up, share = linear_layer(p, "up", x), d // heads
-    z, out = up[..., :d] / (1 + torch.exp(-up[..., d:])), torch.zeros_like(x)
+    up = linear_layer(p, "up", x)
+    z, out = up[..., :d] / (1 + torch.exp(-up[..., d:])), []
     for a in range(b):
         for i in range(n):
-            for c in range(d):
-                head = c // share
-                taps = (p["taps.weight"][head * kernel : (head + 1) * kernel] @ z[a, i]).softmax(0)
-                for j in range(1, kernel + 1):
-                    at = i + j - kernel if causal else i + j - math.ceil((kernel + 1) / 2)
-                    if 0 <= at < n and (mask is None or mask[a, at]):
-                        out[a, i, c] = out[a, i, c] + taps[j - 1] * z[a, at, c]
-    return linear_layer(p, "out", out)
+            kernels = (p["taps.weight"] @ z[a, i]).view(heads, kernel).softmax(1)
+            y = torch.zeros_like(x[a, i])
+            for j in range(1, kernel + 1):
+                at = i + j - kernel if causal else i + j - math.ceil((kernel + 1) / 2)
+                if 0 <= at < n and (mask is None or mask[a, at]):
+                    y = y + kernels[:, j - 1].repeat_interleave(d // heads) * z[a, at]
+            out.append(y)
+    return linear_layer(p, "out", torch.stack(out).view_as(x))
 
 
 def aft(p, x, *, heads, causal, length, rank=128, mask=None, marks=None):
@@ -134,7 +134,7 @@ def aft(p, x, *, heads, causal, length, rank=128, mask=None, marks=None):
 def average_pool(p, x, *, heads, causal, window=3, width=None, mask=None, marks=None):
     """Yu et al. 2022, equation 4, where the mean is over cells that are there: in a line, or on a grid."""
     b, n, _ = x.shape
-    out = torch.zeros_like(x)
+    out = []
     for a in range(b):
         for i in range(n):
             if width is None:
@@ -142,5 +142,5 @@ def average_pool(p, x, *, heads, causal, window=3, width=None, mask=None, marks=
             else:
                 near = [j for _, _, j in neighbourhood(i, n, width, window // 2) if j <= i or not causal]
             near = [j for j in near if mask is None or mask[a, j]]
-            out[a, i] = (sum(x[a, j] for j in near) / len(near) if near else 0) - x[a, i]
-    return out
+            out.append((x[a, near].sum(0) / len(near) if near else 0) - x[a, i])
+    return torch.stack(out).view_as(x)

@@ -19,41 +19,39 @@ def hidden(p, name, x, head, e):
     return (p[f"{name}.up.weight"][rows] @ x + p[f"{name}.up.bias"][rows]).clamp(min=0)
 
 
-def logit(p, name, kind, x, head, i, j, e):
-    """How much token i of x (n d) wants of position j."""
+def row(p, name, kind, x, head, i, seen, e):
+    """How much token i of x (n d) wants of each of the positions in `seen`."""
     if kind == "random":
-        return p[f"{name}.table"][head, i, j]
+        return p[f"{name}.table"][head, i, seen]
     if kind == "factorised_random":
-        return p[f"{name}.left"][head, i] @ p[f"{name}.right"][head, j]
+        return p[f"{name}.right"][head, seen] @ p[f"{name}.left"][head, i]
     if kind == "vanilla":
         rows = slice(head * e, (head + 1) * e)
-        return (p[f"{name}.q.weight"][rows] @ x[i]) @ (p[f"{name}.k.weight"][rows] @ x[j]) / e**0.5
+        return (x[seen] @ p[f"{name}.k.weight"][rows].T) @ (p[f"{name}.q.weight"][rows] @ x[i]) / e**0.5
     inner = hidden(p, name, x[i], head, e)
     if kind == "dense":
-        return p[f"{name}.down.weight"][head, j] @ inner + p[f"{name}.down.bias"][head, j]
-    a = len(p[f"{name}.first.bias"][head])  # A, tiled, has period a; each number of B, repeated, stays for a places
-    first = p[f"{name}.first.weight"][head, j % a] @ inner + p[f"{name}.first.bias"][head, j % a]
-    second = p[f"{name}.second.weight"][head, j // a] @ inner + p[f"{name}.second.bias"][head, j // a]
-    return first * second
+        return p[f"{name}.down.weight"][head, seen] @ inner + p[f"{name}.down.bias"][head, seen]
+    first, second = (p[f"{name}.{part}.weight"][head] @ inner + p[f"{name}.{part}.bias"][head] for part in ("first", "second"))
+    a = len(first)  # A, tiled, has period a; each number of B, repeated, stays for a places
+    return first[[j % a for j in seen]] * second[[j // a for j in seen]]
 
 
 def synthesize(p, x, kinds, heads, causal, mask):
     """softmax(Σ α_p S_p) V, row by row, over the positions that are real and, causal, not later."""
     b, n, d = x.shape
-    e, out = d // heads, torch.zeros_like(x)
+    e, out = d // heads, []
     shares = p["shares"].exp() / p["shares"].exp().sum() if len(kinds) > 1 else [1.0]
     v = linear_layer(p, "v", x)
     for a in range(b):
+        real = [j for j in range(n) if mask is None or mask[a, j]]
         for i in range(n):
-            seen = [j for j in range(n) if (mask is None or mask[a, j]) and (j <= i or not causal)]
-            for head in range(heads) if seen else ():
-                scores = sum(
-                    share * torch.stack([logit(p, f"parts.{k}", kind, x[a], head, i, j, e) for j in seen])
-                    for k, (share, kind) in enumerate(zip(shares, kinds, strict=True))
-                )
-                part = slice(head * e, (head + 1) * e)
-                out[a, i, part] = (scores - scores.max()).softmax(0) @ v[a, seen, part]
-    return linear_layer(p, "out", out)
+            seen = [j for j in real if j <= i or not causal]
+            for head in range(heads):
+                parts = [row(p, f"parts.{k}", kind, x[a], head, i, seen, e) for k, kind in enumerate(kinds)]
+                weights = sum(share * part for share, part in zip(shares, parts, strict=True)).exp()
+                mixed = weights @ v[a, seen, head * e : (head + 1) * e]
+                out.append(mixed / weights.sum() if seen else mixed)
+    return linear_layer(p, "out", torch.stack(out).view_as(x))
 
 
 def synthesizer_dense(p, x, *, heads, causal, length, mask=None, marks=None):
