@@ -9,7 +9,7 @@ from functools import singledispatch
 from pathlib import Path
 
 from regard import Compressed, LinearAttention, MultiHead, SoftmaxAttention
-from regard.mixers import Fourier, Longformer, TokenMLP
+from regard.mixers import AFT, AveragePool, DynamicConv, Fourier, GatedMLP, Longformer, Synthesizer, TokenMLP, XCiT
 from regard.registry import Recipe, get, list_recipes
 
 README = Path(__file__).parents[1] / "README.md"
@@ -59,6 +59,36 @@ def _(part: Fourier) -> str:
 @cost.register
 def _(part: TokenMLP) -> str:
     return f"{part.up.out_features:,} hidden places"
+
+
+@cost.register
+def _(part: Synthesizer) -> str:
+    return f"{TOKENS:,} keys"
+
+
+@cost.register
+def _(part: GatedMLP) -> str:
+    return f"{TOKENS:,} gates" + (f", and {TOKENS:,} keys" if part.attend else "")
+
+
+@cost.register
+def _(part: XCiT) -> str:
+    return "e × e, and 18 neighbours"
+
+
+@cost.register
+def _(part: DynamicConv) -> str:
+    return f"{part.kernel} neighbours"
+
+
+@cost.register
+def _(part: AFT) -> str:
+    return "a state of d" if part.bias is None else f"{TOKENS:,} keys, and no scores"
+
+
+@cost.register
+def _(part: AveragePool) -> str:
+    return f"{part.window if part.width is None else part.window**2} neighbours"
 
 
 def promises(found: Recipe) -> dict[str, bool]:

@@ -9,9 +9,11 @@ from regard import Can, Compressed, LinearAttention, Mixer, MultiHead, Prototype
 from regard.attend.groups import Indexed
 from regard.feature import Feature
 from regard.memory import Memory, Projected
+from regard.mixers import Synthesizer
 from regard.pattern import Band, Causal, Full, Marked, RandomBlocks
 from regard.prior import ALiBi
 from regard.query import Query
+from regard.registry import get
 from regard.route import Route
 from regard.testing import check_mixer
 
@@ -308,7 +310,7 @@ def test_another_feature():
 
 
 # ---------------------------------------------------------------------------------------------- attention as a layer
-@pytest.mark.parametrize("name", [n for n in regard.list() if n not in ("fnet", "mlp_mixer", "longformer")])
+@pytest.mark.parametrize("name", [n for n in regard.list() if isinstance(get(n).example(), MultiHead | Synthesizer)])
 def test_attention_is_a_dense_layer_whose_weights_depend_on_the_input(name, rand):
     """Fails if an attention, its map held fixed, is not the linear layer over tokens that the map says."""
     torch.manual_seed(0)

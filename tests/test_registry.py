@@ -24,8 +24,12 @@ ISSUE = {  # the catalogue's rows, and their names
     "C14": ["per_head"],
     "E1": ["linear"],
     "F1": ["linformer"],
+    "H1": ["synthesizer_dense", "synthesizer_random", "synthesizer_factorised", "synthesizer_mixture"],
     "H2": ["fnet"],
     "H3": ["mlp_mixer"],
+    "H4": ["gmlp", "amlp"],
+    "H5": ["xcit"],
+    "H6": ["dynamic_conv", "aft", "average_pool"],
 }
 
 

@@ -123,10 +123,9 @@ def aft(p, x, *, heads, causal, length, rank=128, mask=None, marks=None):
     for a in range(len(x)):
         for i in range(x.shape[1]):
             seen = [j for j in range(x.shape[1]) if (mask is None or mask[a, j]) and (j <= i or not causal)]
-            top = bottom = torch.zeros_like(x[a, i])
-            for j in seen:
-                weight = (k[a, j] + (p["bias.u"][i] @ p["bias.s"][j] if length else 0)).exp()
-                top, bottom = top + weight * v[a, j], bottom + weight
+            bias = p["bias.s"][seen] @ p["bias.u"][i] if length else x.new_zeros(len(seen))
+            weights = (k[a, seen] + bias[:, None]).exp()
+            top, bottom = (weights * v[a, seen]).sum(0), weights.sum(0)
             out.append(top / bottom / (1 + torch.exp(-q[a, i])) if seen else top)
     return torch.stack(out).view_as(x)
 
@@ -138,7 +137,11 @@ def average_pool(p, x, *, heads, causal, window=3, width=None, mask=None, marks=
     for a in range(b):
         for i in range(n):
             if width is None:
-                near = range(max(0, i - window + 1), i + 1) if causal else range(max(0, i - window // 2), min(n, i + window // 2 + 1))
+                near = (
+                    range(max(0, i - window + 1), i + 1)
+                    if causal
+                    else range(max(0, i - window // 2), min(n, i + window // 2 + 1))
+                )
             else:
                 near = [j for _, _, j in neighbourhood(i, n, width, window // 2) if j <= i or not causal]
             near = [j for j in near if mask is None or mask[a, j]]

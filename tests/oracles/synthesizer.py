@@ -4,7 +4,12 @@ import torch
 
 from oracles.loop import linear_layer
 
-MIXTURES = (("dense", "vanilla"), ("random", "vanilla"), ("random", "dense"), ("factorised_dense", "factorised_random", "vanilla"))
+MIXTURES = (
+    ("dense", "vanilla"),
+    ("random", "vanilla"),
+    ("random", "dense"),
+    ("factorised_dense", "factorised_random", "vanilla"),
+)
 CASES = {
     "synthesizer_dense": [{}],
     "synthesizer_random": [{}, {"learned": False, "seed": 3}],

@@ -11,5 +11,6 @@ from regard.mixers.token_mlp import TokenMLP
 from regard.mixers.xcit import ClassAttention, XCiT
 
 __all__ = [
-    "AFT", "AveragePool", "ClassAttention", "DynamicConv", "Fourier", "GatedMLP", "Longformer", "Synthesizer", "TokenMLP", "XCiT",
+    "AFT", "AveragePool", "ClassAttention", "DynamicConv", "Fourier", "GatedMLP", "Longformer", "Synthesizer", "TokenMLP",
+    "XCiT",
 ]  # fmt: skip

@@ -51,8 +51,9 @@ class AFT(Mixer):
     """
 
     def __init__(self, dim: int, length: int | None, rank: int, *, causal: bool = False) -> None:
-        limit = {} if length is None else {"length": f"its biases were built for {length} positions"}
-        can = Can(cross="its biases are of the positions of one sequence", **limit)
+        can = Can(cross="its biases are of the positions of one sequence")
+        if length is not None:
+            can = can & Can(length=f"its biases were built for {length} positions")
         super().__init__(dim, can=can, causal=causal, length=length)
         self.q, self.k, self.v = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.bias = None if length is None else PositionBias(length, rank)
@@ -112,12 +113,12 @@ class AFT(Mixer):
         k, v = F.pad(k, (0, 0, 0, full - n), value=-torch.inf), F.pad(v, (0, 0, 0, full - n))
         w = self._bias(at, at + n, slice(at, at + n))
         w = None if w is None else F.pad(w, (0, full - n, 0, full - n))
-        sums = _flat(_sums(*(t.unflatten(1, (-1, 1)) for t in (k, v)), _squares(w, 1)))
+        sums = _flat(_sums(k[:, :, None], v[:, :, None], _squares(w, 1)))
         size = 1
         while size < full:
             blocks = _squares(w, 2 * size)
-            earlier = [t.unflatten(1, (-1, 2, size))[:, :, 0] for t in (k, v)]
-            new = _sums(*earlier, None if blocks is None else blocks[:, size:, :size])
+            earlier_k, earlier_v = (t.unflatten(1, (-1, 2, size))[:, :, 0] for t in (k, v))
+            new = _sums(earlier_k, earlier_v, None if blocks is None else blocks[:, size:, :size])
             sums = _merge(sums, _flat(_later(new, size)))
             size *= 2
         return Sums(*(t[:, :n] for t in sums))

@@ -57,9 +57,11 @@ class AveragePool(Mixer):
 
     def _sum(self, x: Tensor) -> Tensor:
         """(b n c) -> (b n c): the sum over each token's window."""
+        if not x.numel():
+            return x
         b, n, c = x.shape
         wide = at_least_single(x)
-        width = self.width or max(n, 1)
+        width = self.width or n
         grid = F.pad(wide, (0, 0, 0, -n % width)).mT.reshape(b * c, 1, -1, width)
         rows, columns = self.kernel.shape[2:]
         if self.causal and self.width is None:

@@ -140,9 +140,7 @@ def amlp(
     "Zhai et al. 2021", arxiv="2105.14103", row="H6", formula="σ(q_i) ⊙ Σ_j exp(k_j + w_ij) v_j / Σ_j exp(k_j + w_ij)",
     small={"length": 32, "rank": 4},
 )  # fmt: skip
-def aft(
-    dim: int, heads: int = 1, *, length: int | None, rank: int = 128, causal: bool = False
-) -> Mixer:
+def aft(dim: int, heads: int = 1, *, length: int | None, rank: int = 128, causal: bool = False) -> Mixer:
     """AFT: keys weigh values channel by channel, queries gate.  Each channel is a head of its own: `heads` must be 1.
 
     length   AFT-full: biases w for so many positions; None: AFT-simple, which has none
@@ -153,9 +151,7 @@ def aft(
 
 
 @recipe("Yu et al. 2022", arxiv="2111.11418", row="H6", formula="mean of the neighbours − x")
-def average_pool(
-    dim: int, heads: int = 1, *, window: int = 3, width: int | None = None, causal: bool = False
-) -> Mixer:
+def average_pool(dim: int, heads: int = 1, *, window: int = 3, width: int | None = None, causal: bool = False) -> Mixer:
     """PoolFormer's mixing: the mean over a window, less the token itself.  There are no heads: `heads` must be 1.
 
     window   tokens in a line, or cells to each side of a square on a grid; odd, but for a causal line
