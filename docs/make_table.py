@@ -9,7 +9,22 @@ from functools import singledispatch
 from pathlib import Path
 
 from regard import Compressed, LinearAttention, MultiHead, SoftmaxAttention
-from regard.mixers import AFT, AveragePool, DynamicConv, Fourier, GatedMLP, Longformer, Synthesizer, TokenMLP, XCiT
+from regard.attentions import AdditiveAttention
+from regard.mixers import (
+    AFT,
+    AveragePool,
+    DynamicConv,
+    Fourier,
+    GatedMLP,
+    GaussianWindow,
+    GlimpseRead,
+    GlimpseWrite,
+    Longformer,
+    SoftCells,
+    Synthesizer,
+    TokenMLP,
+    XCiT,
+)
 from regard.registry import Recipe, get, list_recipes
 
 README = Path(__file__).parents[1] / "README.md"
@@ -59,6 +74,31 @@ def _(part: Fourier) -> str:
 @cost.register
 def _(part: TokenMLP) -> str:
     return f"{part.up.out_features:,} hidden places"
+
+
+@cost.register
+def _(part: AdditiveAttention) -> str:
+    return f"{TOKENS:,} keys, each a small network"
+
+
+@cost.register
+def _(part: SoftCells) -> str:
+    return f"{TOKENS:,} keys, each a small network"
+
+
+@cost.register
+def _(part: GaussianWindow) -> str:
+    return f"{TOKENS:,} keys, without scores"
+
+
+@cost.register
+def _(part: GlimpseRead) -> str:
+    return f"{2 * part.bank.patch} filters, twice"
+
+
+@cost.register
+def _(part: GlimpseWrite) -> str:
+    return f"{2 * part.bank.patch} filters"
 
 
 @cost.register

@@ -17,7 +17,7 @@ from regard.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FAMILY_PAGES = ("softmax", "sparse", "linear", "compressed", "free")
+FAMILY_PAGES = ("early", "softmax", "sparse", "linear", "compressed", "free")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 

@@ -9,6 +9,10 @@ import regard
 from regard import Mixer, recipe, registry
 
 ISSUE = {  # the catalogue's rows, and their names
+    "A1": ["bahdanau"],
+    "A2": ["graves_window"],
+    "A3": ["draw_read", "draw_write"],
+    "A4": ["show_attend"],
     "B1": ["parameter_free"],
     "B2": ["vanilla"],
     "C1": ["global_tokens"],
