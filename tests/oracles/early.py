@@ -7,7 +7,7 @@ from oracles.loop import linear_layer
 CASES = {
     "bahdanau": [{}],
     "graves_window": [{"mixtures": 3}, {}],
-    "draw_read": [{"width": 5, "patch": 3}, {"width": 7}, {"width": 1, "patch": 1}, {"width": 200, "patch": 2}],
+    "draw_read": [{"width": 5, "patch": 3}, {"width": 7}, {"width": 1, "patch": 1}, {"width": 30, "patch": 2}],
     "draw_write": [{"width": 5, "patch": 3}, {"width": 7}, {"width": 1, "patch": 1}],
     "show_attend": [{"hidden": 5}, {}],
 }
