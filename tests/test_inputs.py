@@ -12,9 +12,10 @@ from regard.pattern import Marked, PerHead
 from regard.registry import get
 
 NAMES = regard.list()
-MASKED = [name for name in NAMES if name not in ("fnet", "mlp_mixer")]
+MASKED = [name for name in NAMES if get(name).can().mask]
 CROSS = regard.list(can="cross")
-RESIDUAL = ("sab", "isab", "perceiver")  # what they give does not come from the keys alone
+# what these give does not come from the keys alone: they add the token itself, or a bias
+RESIDUAL = ("sab", "isab", "perceiver", "gmlp", "amlp", "xcit", "dynamic_conv", "average")
 HEADED = [name for name in MASKED if name != "parameter_free"]
 CHOOSY = ["reformer", "routing"]  # a token that was rounded may choose another bucket
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -321,7 +322,7 @@ def test_dim_that_makes_no_sense(name, dim):
         regard.create(name, dim=dim, heads=1, **{k: v for k, v in get(name).small.items() if k != "steps"})
 
 
-@pytest.mark.parametrize("name", ["fnet", "mlp_mixer"])
+@pytest.mark.parametrize("name", ["fnet", "mlp_mixer", "gmlp", "amlp", "aft", "average_pool"])
 def test_heads_where_there_are_none(name):
     """Fails if heads are accepted and ignored."""
     with pytest.raises(ValueError, match="no heads"):

@@ -9,6 +9,7 @@ from regard import Can, Compressed, LinearAttention, Mixer, MultiHead, Prototype
 from regard.attend.groups import Indexed
 from regard.feature import Feature
 from regard.memory import Memory, Projected
+from regard.mixers import Synthesizer
 from regard.pattern import Band, Causal, Full, Marked, RandomBlocks
 from regard.prior import ALiBi
 from regard.query import Query
@@ -309,9 +310,9 @@ def test_another_feature():
 
 # ---------------------------------------------------------------------------------------------- attention as a layer
 def plain_heads(name):
-    """Whether it is `MultiHead`, with one matrix for all values."""
+    """Whether it has heads and a map, with one matrix for all values."""
     mixer = regard.registry.get(name).example()
-    return isinstance(mixer, MultiHead) and isinstance(mixer.v, nn.Linear | nn.Identity)
+    return isinstance(mixer, MultiHead | Synthesizer) and isinstance(mixer.v, nn.Linear | nn.Identity)
 
 
 @pytest.mark.parametrize("name", [n for n in regard.list() if plain_heads(n)])

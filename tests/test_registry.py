@@ -9,6 +9,10 @@ import regard
 from regard import Mixer, recipe, registry
 
 ISSUE = {  # the catalogue's rows, and their names
+    "A1": ["bahdanau"],
+    "A2": ["graves_window"],
+    "A3": ["draw_read", "draw_write"],
+    "A4": ["show_attend"],
     "B1": ["parameter_free"],
     "B2": ["vanilla"],
     "C1": ["global_tokens"],
@@ -35,8 +39,12 @@ ISSUE = {  # the catalogue's rows, and their names
     "F6": ["funnel", "prob_sparse"],
     "F7": ["isab", "sab"],
     "F8": ["luna", "perceiver", "pooling"],
+    "H1": ["synthesizer_dense", "synthesizer_random", "synthesizer_factorised", "synthesizer_mixture"],
     "H2": ["fnet"],
     "H3": ["mlp_mixer"],
+    "H4": ["gmlp", "amlp"],
+    "H5": ["xcit"],
+    "H6": ["dynamic_conv", "aft", "average_pool"],
 }
 
 

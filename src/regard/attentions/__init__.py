@@ -1,5 +1,6 @@
 """Attentions: what stands inside `MultiHead`."""
 
+from regard.attentions.additive import AdditiveAttention
 from regard.attentions.clustered import ImprovedClustered
 from regard.attentions.compressed import Compressed
 from regard.attentions.hard import HardGaussian
@@ -16,6 +17,7 @@ from regard.attentions.span import AdaptiveSpan
 from regard.attentions.strided import Strided
 
 __all__ = [
-    "AdaptiveSpan", "Compressed", "HardGaussian", "Hashed", "ImprovedClustered", "LinearAttention", "LocatedAttention",
-    "NystromAttention", "ProbSparse", "Prototype", "Routed", "ScoredAttention", "SoftmaxAttention", "Strided",
+    "AdaptiveSpan", "AdditiveAttention", "Compressed", "HardGaussian", "Hashed", "ImprovedClustered", "LinearAttention",
+    "LocatedAttention", "NystromAttention", "ProbSparse", "Prototype", "Routed", "ScoredAttention", "SoftmaxAttention",
+    "Strided",
 ]  # fmt: skip
