@@ -63,8 +63,9 @@ class Recipe:
         """What may be given to it."""
         return inspect.signature(self.build).parameters
 
-    def example(self, dim: int = 8, *, causal: bool = False) -> Mixer:
-        """A small one, with two heads unless it prefers another number."""
+    def example(self, dim: int = 8, *, causal: bool | None = None) -> Mixer:
+        """A small one, with two heads unless it prefers another number; causal where that is asked, or its default."""
+        causal = bool(self.parameters["causal"].default) if causal is None else causal
         preferred = self.parameters["heads"].default
         return self.build(dim, 2 if preferred is inspect.Parameter.empty else preferred, **self.small, causal=causal)
 

@@ -35,7 +35,7 @@ def wide(x: Tensor) -> Tensor:
 
 def add(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """S + k vᵀ: linear attention."""
-    n, (q, k, v) = q.shape[2], _chunks((q, k, v), chunk)
+    n, (q, k, v) = q.shape[2], _chunks((q, k, v), min(chunk, q.shape[2]))
     each = k.transpose(-1, -2) @ v
     first = torch.zeros_like(each[:, :, :1]) if state is None else state[:, :, None]
     sums = torch.cat((first, each), 2).cumsum(2)
@@ -46,7 +46,7 @@ def add(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | No
 def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """g S + k vᵀ, with one g for a token and head: retention, and the gate of random feature attention."""
     assert gate is not None
-    n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate.clamp(min=LEAST)[..., None]), chunk)
+    n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate.clamp(min=LEAST)[..., None]), min(chunk, q.shape[2]))
     past = gate.cumsum(3)  # (b h chunks c 1): how much has gone by the end of each token
     last = past[..., -1:, :]
     within = (past - past.transpose(-1, -2)).clamp(max=0).exp()  # above the diagonal it is anything, and cut off
@@ -99,7 +99,7 @@ def delta(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | 
     The rows that token i writes are u_i − w_iᵀ S_before, where (I + tril(β K Kᵀ, −1)) (U W) = β (V K).
     """
     assert gate is not None
-    n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate[..., None]), chunk)
+    n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate[..., None]), min(chunk, q.shape[2]))
     keys, width = k.transpose(-1, -2), v.shape[-1]
     mixed = (k * gate @ keys).tril(-1)
     written = torch.linalg.solve_triangular(mixed, torch.cat((v, k), -1) * gate, upper=False, unitriangular=True)
@@ -124,9 +124,7 @@ def _carried(each: Tensor, keep: Tensor, state: Tensor | None, *, product: bool 
 
 def _chunks(parts: Sequence[Tensor], size: int) -> list[Tensor]:
     """(b h n r) -> (b h n/size size r), filled up with zeros, which write nothing and take nothing away."""
-    n = parts[0].shape[2]
-    size = min(size, n)
-    fill = -n % size
+    fill = -parts[0].shape[2] % size
     return [(F.pad(x, (0, 0, 0, fill)) if fill else x).unflatten(2, (-1, size)) for x in parts]
 
 
