@@ -300,7 +300,7 @@ def test_another_feature():
     """Fails if linear attention works for one feature only."""
 
     class Squares(Feature):
-        def forward(self, x, at):
+        def forward(self, x, at, query):
             return torch.cat((x**2, torch.ones_like(x[..., :1])), -1), None
 
     result = check_mixer(lambda causal: MultiHead(8, 2, LinearAttention(Squares(), chunk=5), causal=causal))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 Update = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", int], tuple[Tensor, Tensor]]
 
-LEAST = -100.0  # of log g: exp of it is nothing, and sums of such numbers keep their digits
+LEAST = -60.0  # of log g: beside 1, exp of it is nothing, and sums of such numbers keep their digits
 
 
 def wide(x: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class GatedRandomFeatures(Recurrence):
             self.feature.advance()
         q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
         gate = wide(self.gate(x)).transpose(1, 2)
-        (phi_q, _), (phi_k, _) = self.feature(q, 0), self.feature(k, 0)
+        (phi_q, _), (phi_k, _) = self.feature(q, 0, True), self.feature(k, 0, False)
         return Read(phi_q, phi_k * F.sigmoid(-gate)[..., None], v, F.logsigmoid(gate)), True
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
