@@ -182,7 +182,9 @@ def test_pads_are_not_in_the_denominator():
         attention = LinearAttention(feature)
         for causal in (False, True):
             got = attention.attend(q, 50 * k * ~mask[..., None] + k * mask[..., None], v, causal=causal, mask=mask)[0]
-            torch.testing.assert_close(got[:, :, :12], attention.attend(q[:, :, :12], k[:, :, :12], v[:, :, :12], causal=causal)[0])
+            torch.testing.assert_close(
+                got[:, :, :12], attention.attend(q[:, :, :12], k[:, :, :12], v[:, :, :12], causal=causal)[0]
+            )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -209,7 +211,9 @@ def test_huge_and_tiny_tokens(name, scale, dtype):
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
-@pytest.mark.parametrize("name", ["linear", "cosformer", "efficient", "rfa", "gated_linear", "delta_rule", "retnet", "rfa_gated"])
+@pytest.mark.parametrize(
+    "name", ["linear", "cosformer", "efficient", "rfa", "gated_linear", "delta_rule", "retnet", "rfa_gated"]
+)
 def test_float32_is_right_at_any_scale(name, scale):
     """Fails if float32 gives something else than float64."""
     mixer, x = make(name, causal=name != "efficient").double(), scale * normal(1, 150, 16)
@@ -425,7 +429,7 @@ def test_cosformer_prefers_near_tokens_and_keeps_its_length():
     torch.testing.assert_close(weights, near / near.sum(-1, keepdim=True))
     mixer = regard.create("cosformer", dim=8, heads=2, length=10, causal=True)
     _, state = mixer.stream(torch.zeros(1, 8, 8))
-    with pytest.raises(ValueError, match="come to 11 tokens.*at most 10"):
+    with pytest.raises(ValueError, match=r"come to 11 tokens.*at most 10"):
         mixer.stream(torch.zeros(1, 3, 8), state)
 
 

@@ -46,7 +46,7 @@ class EluPlusOne(Feature):
         x = wide(x)
         if query:
             x = x - x.detach().amax(-1, keepdim=True).clamp(max=0)
-        return _EluPlusOne.apply(x), None
+        return _EluPlusOne.apply(x), None  # type: ignore[no-untyped-call]
 
 
 class _EluPlusOne(torch.autograd.Function):
@@ -172,7 +172,8 @@ class Positive(Random):
         x = wide(x) * x.shape[-1] ** -0.25
         power = self.project(x)
         peak = power.detach().amax(-1)
-        return _BelowPeak.apply(power, peak), peak - x.square().sum(-1) / 2 - math.log(power.shape[-1]) / 2
+        level = peak - x.square().sum(-1) / 2 - math.log(power.shape[-1]) / 2
+        return _BelowPeak.apply(power, peak), level  # type: ignore[no-untyped-call]
 
 
 class _BelowPeak(torch.autograd.Function):

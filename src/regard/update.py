@@ -55,9 +55,7 @@ def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | 
     return _whole(out, n), state
 
 
-def decay_each(
-    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int
-) -> tuple[Tensor, Tensor]:
+def decay_each(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """diag(g) S + k vᵀ: gated linear attention."""
     assert gate is not None
     size = 1 << (min(chunk, q.shape[2]) - 1).bit_length()  # halves are halved again

@@ -41,6 +41,8 @@ class LinearAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: Sums | None = None
     ) -> tuple[Tensor, Sums | None]:
         """See `Attention.attend`."""
+        if not q.shape[2]:
+            return v.new_zeros(*q.shape[:3], v.shape[3]), state
         if self.training and state is None:
             self.feature.advance()
         with torch.autocast(q.device.type, enabled=False):
