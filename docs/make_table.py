@@ -42,6 +42,11 @@ COSTS: dict[str, Callable[[Any], str]] = {
     "Sinkhorn": lambda x: f"{x.block * (2 if x.cut is None else x.cut):,} keys",
     # linearised
     "LinearAttention": lambda x: "a state of e × e",
+    "EfficientAttention": lambda x: "a state of e × e",
+    "Retention": lambda x: "a state of e × e",
+    "GatedLinear": lambda x: "a state of e × e",
+    "GatedRandomFeatures": lambda x: "a state of e × e",
+    "DeltaRule": lambda x: "a state of e × e",
     # low rank and compressed
     "Compressed": lambda x: f"{x.memory.e.shape[1]} keys",
     "LowRankBand": lambda x: f"{cost(x.low)}, narrow, and {cost(x.band)}",

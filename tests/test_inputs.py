@@ -33,7 +33,7 @@ def small(name, dtype=torch.float64, **more):
 def test_any_length(name, n, executor, rand):
     """Fails if a length is too short, or fits no block."""
     x = rand(2, n, 8).requires_grad_()
-    for causal in (False, True) if get(name).can().causal else (False,):
+    for causal in get(name).forms():
         y = small(name, causal=causal)(x)
         assert y.shape == x.shape and y.isfinite().all()
         (grad,) = torch.autograd.grad(y.sum(), x)

@@ -5,7 +5,7 @@ from regard.attentions.clustered import ImprovedClustered
 from regard.attentions.compressed import Compressed
 from regard.attentions.hard import HardGaussian
 from regard.attentions.hashed import Hashed
-from regard.attentions.linear import LinearAttention
+from regard.attentions.linear import EfficientAttention, LinearAttention
 from regard.attentions.located import LocatedAttention
 from regard.attentions.nystrom import NystromAttention
 from regard.attentions.prob_sparse import ProbSparse
@@ -17,7 +17,7 @@ from regard.attentions.span import AdaptiveSpan
 from regard.attentions.strided import Strided
 
 __all__ = [
-    "AdaptiveSpan", "AdditiveAttention", "Compressed", "HardGaussian", "Hashed", "ImprovedClustered", "LinearAttention",
-    "LocatedAttention", "NystromAttention", "ProbSparse", "Prototype", "Routed", "ScoredAttention", "SoftmaxAttention",
-    "Strided",
+    "AdaptiveSpan", "AdditiveAttention", "Compressed", "EfficientAttention", "HardGaussian", "Hashed",
+    "ImprovedClustered", "LinearAttention", "LocatedAttention", "NystromAttention", "ProbSparse", "Prototype", "Routed",
+    "ScoredAttention", "SoftmaxAttention", "Strided",
 ]  # fmt: skip

@@ -4,9 +4,11 @@ from regard.mixers.aft import AFT
 from regard.mixers.average import Average
 from regard.mixers.axial import AxialPasses
 from regard.mixers.conditional import TaskAttention
+from regard.mixers.delta import DeltaRule
 from regard.mixers.dynamic_conv import DynamicConv
 from regard.mixers.fourier import Fourier
 from regard.mixers.funnel import Funnel
+from regard.mixers.gated import GatedLinear, GatedRandomFeatures
 from regard.mixers.glimpse import GlimpseRead, GlimpseWrite
 from regard.mixers.gmlp import GatedMLP
 from regard.mixers.kinds import ByKind
@@ -17,6 +19,8 @@ from regard.mixers.perceiver import Perceiver
 from regard.mixers.pool import AveragePool
 from regard.mixers.poolingformer import Poolingformer
 from regard.mixers.realformer import RealFormer
+from regard.mixers.recurrence import Recurrence
+from regard.mixers.retention import Retention
 from regard.mixers.sets import ISAB, MAB, PMA, SAB
 from regard.mixers.sinkhorn import Sinkhorn
 from regard.mixers.soft_cells import SoftCells
@@ -29,7 +33,8 @@ from regard.mixers.xcit import ClassAttention, XCiT
 
 __all__ = [
     "AFT", "ISAB", "MAB", "PMA", "SAB", "Average", "AveragePool", "AxialPasses", "ByKind", "ClassAttention",
-    "DynamicConv", "Fourier", "Funnel", "GatedMLP", "GaussianWindow", "GlimpseRead", "GlimpseWrite", "Longformer",
-    "LowRankBand", "Luna", "PastLuna", "Perceiver", "Poolingformer", "RealFormer", "Sinkhorn", "SoftCells", "Star",
-    "Synthesizer", "TaskAttention", "TokenMLP", "Tree", "XCiT", "narrow",
+    "DeltaRule", "DynamicConv", "Fourier", "Funnel", "GatedLinear", "GatedMLP", "GatedRandomFeatures", "GaussianWindow",
+    "GlimpseRead", "GlimpseWrite", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver", "Poolingformer",
+    "RealFormer", "Recurrence", "Retention", "Sinkhorn", "SoftCells", "Star", "Synthesizer", "TaskAttention",
+    "TokenMLP", "Tree", "XCiT", "narrow",
 ]  # fmt: skip
