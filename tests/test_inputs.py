@@ -13,8 +13,8 @@ from regard.registry import get
 
 NAMES = regard.list()
 MASKED = [name for name in NAMES if get(name).can().mask]
-BIASED = ("gmlp", "amlp", "xcit", "dynamic_conv")  # channels, with biases, that a token passes by itself
-CROSS = ["parameter_free", "vanilla", "global_tokens", "linear", "linformer"]
+BIASED = ("gmlp", "amlp", "xcit", "dynamic_conv", "draw_write")  # have biases behind what is mixed
+CROSS = [name for name in NAMES if get(name).can().cross]
 HEADED = [name for name in MASKED if name != "parameter_free"]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -58,7 +58,7 @@ def test_a_memory_of_padding_gives_zero(name, executor, rand):
     """Fails if a query that sees nothing gives something."""
     mask = torch.tensor([[False] * 9, [True] * 9])
     y = small(name)(rand(2, 5, 8), rand(2, 9, 8), mask=mask)
-    assert not y[0].any() and y[1].any()
+    assert (name in BIASED or not y[0].any()) and y[1].any()
 
 
 @pytest.mark.parametrize("name", CROSS)
@@ -207,7 +207,7 @@ def test_no_memory_where_positions_are_compared(name, rand):
         small(name)(rand(2, 6, 8), rand(2, 6, 8))
 
 
-@pytest.mark.parametrize("name", CROSS)
+@pytest.mark.parametrize("name", [name for name in CROSS if get(name).can().causal])
 def test_no_memory_in_the_causal_form(name, rand):
     """Fails if another sequence is given a past."""
     if name == "linformer":
