@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from regard.errors import check_whole
 
-
 LARGEST = 20.0  # of a logarithm, up or down: beyond it squares of distances would overflow
 
 
