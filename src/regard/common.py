@@ -10,9 +10,8 @@ def softmax_over(scores: Tensor, keep: Tensor | None) -> Tensor:
     """softmax of scores (... m) over the places that `keep` allows; where it allows none, all weights are zero."""
     if keep is None:
         return torch.softmax(scores, -1)
-    seen = keep.any(-1, keepdim=True)
-    scores = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen, 0)
-    return torch.softmax(scores, -1) * seen
+    lowest = torch.finfo(scores.dtype).min  # not −∞: a row of nothing else would be NaN
+    return torch.softmax(scores.masked_fill(~keep, lowest), -1) * keep.any(-1, keepdim=True)
 
 
 def kept(n: int, m: int, *, causal: bool, mask: Tensor | None, device: torch.device) -> Tensor | None:
