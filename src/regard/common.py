@@ -32,3 +32,9 @@ def check_stream_length(length: int | None, end: int) -> None:
 def at_least_single(x: Tensor) -> Tensor:
     """float16 and bfloat16 as float32: for exponentials, transforms and long sums."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def check_headless(name: str, heads: int) -> None:
+    """What has no heads takes none."""
+    if heads != 1:
+        raise ValueError(f"{name} has no heads: give heads=1 or leave it out, not {heads}")
