@@ -9,7 +9,7 @@ from functools import singledispatch
 from pathlib import Path
 
 from regard import Compressed, LinearAttention, MultiHead, SoftmaxAttention
-from regard.mixers import AxialPasses, Fourier, Longformer, Star, TokenMLP, Tree
+from regard.mixers import AxialPasses, Fourier, GlobalLong, Longformer, Star, TokenMLP, Tree
 from regard.registry import Recipe, get, list_recipes
 
 README = Path(__file__).parents[1] / "README.md"
@@ -39,6 +39,11 @@ def _(part: SoftmaxAttention) -> str:
 @cost.register
 def _(part: Longformer) -> str:
     return f"{cost(part.local)}, and the marked ones"
+
+
+@cost.register
+def _(part: GlobalLong) -> str:
+    return f"{cost(part.long)}; {TOKENS:,} for a global token"
 
 
 @cost.register

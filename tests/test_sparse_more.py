@@ -170,7 +170,7 @@ def test_the_relay_is_told(rand):
 # ---------------------------------------------------------------------------------------------- etc
 def test_labels_are_clipped_and_know_the_kinds():
     """Fails if a label is another than the paper's."""
-    labels = made("etc", globals=2, radius=3, clip=1, segment=3).inner.prior
+    labels = made("etc", globals=2, radius=3, clip=1, segment=3).all.inner.prior
     at = torch.arange(6)
     want = [
         [1, 2, 3, 3, 3, 4],
@@ -181,21 +181,30 @@ def test_labels_are_clipped_and_know_the_kinds():
         [4, 3, 0, 0, 0, 1],
     ]
     assert labels.label(at[:, None], at).tolist() == want
-    assert labels.vectors.shape == (2, 2, 5, 4)
+    assert labels.vectors.shape == (2, 5, 4)
 
 
 def test_kinds_have_projections_of_their_own(rand):
-    """Fails if global and long tokens share what they should not, or the other way round."""
+    """Fails if pieces share what they should not, or the other way round."""
     apart, shared = (made("etc", globals=2, radius=1, shared=s) for s in (False, True))
-    assert sum(p.numel() for p in apart.parameters()) - sum(p.numel() for p in shared.parameters()) == 3 * 64
+    labels = 2 * 2 * (2 * 12 + 2) * 4
+    assert sum(p.numel() for p in apart.parameters()) == (2 + 4 + 4 + 2) * 64 + labels
+    assert sum(p.numel() for p in shared.parameters()) == 4 * 64 + labels
     x = rand(1, 6, 8)
-    torch.testing.assert_close(apart.k(x)[:, 2:], apart.k.rest(x)[:, 2:])
-    torch.testing.assert_close(apart.k(x)[:, :2], apart.k.first(x)[:, :2])
+    torch.testing.assert_close(apart.long.k(x)[:, 2:], apart.long.k.rest(x)[:, 2:])
+    torch.testing.assert_close(apart.long.k(x)[:, :2], apart.long.k.first(x)[:, :2])
+
+
+def test_the_map_is_what_is_done_to_the_values(rand):
+    """Fails if the two attentions of ETC are put together in another way in the map."""
+    mixer, x = made("etc", globals=2, radius=1, shared=True), rand(1, 9, 8)
+    v = mixer.long.v(x).unflatten(-1, (2, -1)).transpose(1, 2)
+    torch.testing.assert_close(mixer.long.out((mixer.attention(x) @ v).transpose(1, 2).flatten(2)), mixer(x))
 
 
 def test_long_inputs_are_not_dense():
     """Fails if long tokens compute scores with all others."""
-    pattern = made("etc").inner.pattern
+    pattern = made("etc").long.inner.pattern
     assert regard.explain(pattern, 8192).backend == "sparse"
 
 
