@@ -10,6 +10,7 @@ from pathlib import Path
 
 from regard import Compressed, LinearAttention, MultiHead, SoftmaxAttention
 from regard.mixers import AxialPasses, Fourier, GlobalLong, Longformer, Star, TokenMLP, Tree
+from regard.mixers.spans import seen_nodes
 from regard.registry import Recipe, get, list_recipes
 
 README = Path(__file__).parents[1] / "README.md"
@@ -53,7 +54,8 @@ def _(part: Star) -> str:
 
 @cost.register
 def _(part: Tree) -> str:
-    return f"about {2 * part.near * (TOKENS // part.near).bit_length():,} keys"
+    nodes, _ = seen_nodes(0, TOKENS, part.near, part.clip, part.causal, (0,) * TOKENS.bit_length())
+    return f"{(nodes >= 0).sum(1).double().mean():,.0f} keys"
 
 
 @cost.register
