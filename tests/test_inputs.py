@@ -371,7 +371,7 @@ ABSURD = [
     ("longformer", {"window": (1, 2, 3)}, "window"),
     ("longformer", {"window": -1}, "left.*-1"),
     ("etc", {"globals": -1}, "globals.*-1"),
-    ("etc", {"radius": -1}, "left.*-1"),
+    ("etc", {"radius": -1}, "radius.*-1"),
     ("etc", {"clip": -1}, "clip.*-1"),
     ("etc", {"segment": 0}, "segment.*0"),
     ("etc", {"causal": True}, "global tokens"),

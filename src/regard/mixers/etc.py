@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
+from regard.errors import check_whole
 from regard.mixer import Can, Mixer, MultiHead, State, check_heads
 from regard.pattern import Band, Keys, Queries
 from regard.relative import Labels
@@ -31,6 +32,7 @@ class GlobalLong(Mixer):
         self, dim: int, heads: int, *, globals: int, radius: int, clip: int, segment: int | None = None, shared: bool = False
     ) -> None:
         check_heads(dim, heads)
+        check_whole(0, globals=globals, radius=radius)
         labels = partial(Labels, heads, dim // heads, globals=globals, clip=clip, segment=segment)
         near = SoftmaxAttention(Band(radius, radius) | Keys(0, globals), labels())
         super().__init__(dim, can=near.can & Can(causal=READS_ALL, stream=READS_ALL))
