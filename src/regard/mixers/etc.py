@@ -42,7 +42,8 @@ class GlobalLong(Mixer):
         if globals:
             self.all = MultiHead(dim, heads, SoftmaxAttention(Queries(0, globals), labels()))
             if shared:
-                self.all.q, self.all.k, self.all.v, self.all.out = self.long.q, self.long.k, self.long.v, self.long.out
+                own = (self.long.q, self.long.k, self.long.v, self.long.out)
+                self.all.q, self.all.k, self.all.v, self.all.out = (Same(part) for part in own)
             else:
                 for part in (self.long, self.all):
                     part.k, part.v = ByKind(dim, globals), ByKind(dim, globals)
@@ -74,3 +75,14 @@ class ByKind(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat((self.first(x[:, : self.globals]), self.rest(x[:, self.globals :])), 1)
+
+
+class Same(nn.Module):
+    """What another module does, without its parameters being counted, or saved, a second time."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.other = (other,)  # in a tuple it is not registered
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other[0](x)
