@@ -6,6 +6,7 @@ from regard.mixers.axial import AxialPasses
 from regard.mixers.conditional import TaskAttention
 from regard.mixers.delta import DeltaRule
 from regard.mixers.dynamic_conv import DynamicConv
+from regard.mixers.etc import GlobalLong
 from regard.mixers.fourier import Fourier
 from regard.mixers.funnel import Funnel
 from regard.mixers.gated import GatedLinear, GatedRandomFeatures
@@ -34,7 +35,7 @@ from regard.mixers.xcit import ClassAttention, XCiT
 __all__ = [
     "AFT", "ISAB", "MAB", "PMA", "SAB", "Average", "AveragePool", "AxialPasses", "ByKind", "ClassAttention",
     "DeltaRule", "DynamicConv", "Fourier", "Funnel", "GatedLinear", "GatedMLP", "GatedRandomFeatures", "GaussianWindow",
-    "GlimpseRead", "GlimpseWrite", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver", "Poolingformer",
-    "RealFormer", "Recurrence", "Retention", "Sinkhorn", "SoftCells", "Star", "Synthesizer", "TaskAttention",
-    "TokenMLP", "Tree", "XCiT", "narrow",
+    "GlimpseRead", "GlimpseWrite", "GlobalLong", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver",
+    "Poolingformer", "RealFormer", "Recurrence", "Retention", "Sinkhorn", "SoftCells", "Star", "Synthesizer",
+    "TaskAttention", "TokenMLP", "Tree", "XCiT", "narrow",
 ]  # fmt: skip
