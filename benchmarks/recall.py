@@ -4,7 +4,8 @@
 
 Tokens are drawn around topics.  For each query the 32 keys with the highest scores of full attention are the truth (itself
 left out), and recall is how many of them are among the 32 keys to which the mechanism gives most weight.  Beside it stand
-the keys that it computes scores for, the recall of a window of as many keys, and its CPU time in one thread, beside dense SDPA, called in turn.
+the keys that it computes scores for, the recall of a window of as many keys, and its CPU time in one thread, in turn with
+dense SDPA.
 
 Orders of the tokens: "shuffled", every token of a random topic; "runs", 64 tokens of one topic after each other.
 Results go to benchmarks/results/recall.json.
