@@ -8,7 +8,7 @@ BIN     := .venv/bin
 READY   := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint type bench clean
+.PHONY: help demo test peers lint type bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,8 @@ demo: $(READY)  ## a tour of the library in the terminal
 
 test: $(READY)  ## run every test (WORKERS=2 THREADS=1)
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
+
+peers: .venv/.peers  ## install the packages that parity tests compare with; without them they are skipped
 
 lint: $(READY)  ## check style and formatting with ruff
 	$(BIN)/ruff check .
@@ -43,4 +45,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,plot]"
+	@touch $@
+
+.venv/.peers: $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[peers]"
 	@touch $@

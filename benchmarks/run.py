@@ -1,6 +1,6 @@
 """Speed and memory, always beside dense softmax in the same run.
 
-    python benchmarks/run.py                     everything, about ten minutes on two cores
+    python benchmarks/run.py                     everything, about half an hour on two cores
     python benchmarks/run.py window auto         some of it
     python benchmarks/run.py --threads 1 window  with another number of threads
 
@@ -27,6 +27,7 @@ import torch.nn.functional as F
 import regard
 from regard.attend import explain
 from regard.attend.flex import block_mask
+from regard.attentions import AdaptiveSpan
 from regard.pattern import Band, Chunks, Global, Pattern, RandomBlocks
 from regard.registry import get
 
@@ -213,7 +214,131 @@ print(json.dumps({{
     return rows
 
 
-TABLES = {"window": window, "training": training, "auto": auto, "blocks": blocks, "layouts": layouts}
+def spans() -> list[Row]:
+    """Adaptive span at 4,096 tokens, causal: time beside dense causal SDPA as the spans of all heads shrink."""
+    rows, n = [], 4096
+    q, k, v = heads(n)
+    for share in (1.0, 0.5, 0.25, 0.1, 0.02):
+        attention = AdaptiveSpan(HEADS, longest=1024, ramp=32, start=share, penalty=0.0)
+        with torch.no_grad():
+            times = interleaved({
+                "sdpa": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+                "span": lambda a=attention: a.attend(q, k, v, causal=True),
+            }, seconds=3)  # fmt: skip
+        rows.append({"span": 1024 * share, "keys computed": attention.reaches()[0] + 1, "ms": milliseconds(times),
+                     "times faster": ratio(times, "sdpa", "span")})  # fmt: skip
+    return rows
+
+
+LENGTHS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
+
+
+def crossover() -> list[Row]:
+    """From which length on a mechanism is faster than softmax attention, with 8 heads x 64, forward, for all up to 8,192.
+
+    An attention inside `MultiHead` runs on heads, beside SDPA; any other mixer runs whole, beside the whole of `vanilla`.
+    """
+    return [crossing(name, causal) for name in regard.list() for causal in (False, True) if buildable(name, causal)]
+
+
+def buildable(name: str, causal: bool) -> bool:
+    try:
+        return built(name, 256, causal) is not None
+    except regard.Unsupported:
+        return False
+
+
+def built(name: str, n: int, causal: bool) -> regard.Mixer:
+    parameters = get(name).parameters
+    fitting = {"length": n, "width": max(1, round(n**0.5)), "heads": HEADS}
+    default = {key: p.default for key, p in parameters.items() if p.default is not p.empty}
+    given = {key: value for key, value in fitting.items() if key in parameters and key not in default}
+    return regard.create(name, dim=HEADS * WIDTH, causal=causal, **given).eval()
+
+
+def crossing(name: str, causal: bool) -> Row:
+    """One row: the ratio of each length, and the first from which on all are above one."""
+    ratios = {}
+    for n in LENGTHS:
+        mixer = built(name, n, causal)
+        times = interleaved(dict(zip(("softmax", "this"), rivals(mixer, n, causal), strict=True)), seconds=0.3, least=3)
+        ratios[n] = ratio(times, "softmax", "this")
+    slower = [n for n in LENGTHS if ratios[n] < 1]
+    first = LENGTHS[0] if not slower else next((n for n in LENGTHS if n > slower[-1]), None)
+    return {"recipe": name, "causal": causal, "faster from": first, "times faster": ratios}
+
+
+def rivals(mixer: regard.Mixer, n: int, causal: bool) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Softmax attention and this one, on the same inputs."""
+    if isinstance(mixer, regard.MultiHead):
+        inner = mixer.inner
+        with torch.no_grad():
+            q, k, v = mixer.project(torch.randn(1, n, mixer.dim), None)
+        plain = heads(n)
+        return (
+            torch.no_grad()(lambda: F.scaled_dot_product_attention(*plain, is_causal=causal)),
+            torch.no_grad()(lambda: inner.attend(q, k, v, causal=causal)),
+        )
+    x, vanilla = torch.randn(1, n, mixer.dim), regard.create("vanilla", dim=HEADS * WIDTH, heads=HEADS, causal=causal)
+    return torch.no_grad()(lambda: vanilla(x)), torch.no_grad()(lambda: mixer(x))
+
+
+def streaming() -> list[Row]:
+    """The next token of a stream after 100 tokens and after 100,000, for all whose state does not grow: microseconds."""
+    rows = []
+    for name in regard.list(can=["stream"]):
+        mixer = built(name, 100_064, True)
+        with torch.no_grad():
+            states = [streamed(mixer, length) for length in (1000, 2000)]
+            if numbers(states[0]) * 1.5 < numbers(states[1]) or mixer.length is not None:
+                continue  # its state grows with the stream
+            early, late = streamed(mixer, 100), streamed(mixer, 100_000)
+            token = torch.randn(1, 1, mixer.dim)
+            times = interleaved({
+                "after 100": lambda m=mixer, s=early, t=token: m.stream(t, s),
+                "after 100,000": lambda m=mixer, s=late, t=token: m.stream(t, s),
+            }, seconds=0.5)  # fmt: skip
+        micro = {key: 1e6 * statistics.median(t) for key, t in times.items()}
+        rows.append({"recipe": name, "numbers kept": numbers(late), "microseconds": micro,
+                     "ratio": ratio(times, "after 100,000", "after 100")})  # fmt: skip
+    return rows
+
+
+def streamed(mixer: regard.Mixer, length: int) -> object:
+    """The state after so many tokens, given a thousand at a time."""
+    state = None
+    for start in range(0, length, 1000):
+        _, state = mixer.stream(torch.randn(1, min(1000, length - start), mixer.dim), state)
+    return state
+
+
+def numbers(state: object) -> int:
+    """How many numbers a state holds."""
+    if isinstance(state, torch.Tensor):
+        return state.numel()
+    return sum(numbers(part) for part in state) if isinstance(state, tuple | list) else 0
+
+
+def million() -> list[Row]:
+    """1,000,000 tokens, 4 heads x 32, forward and backward, each in a process of its own: seconds and peak memory."""
+    rows = []
+    for name, arguments in (("linear", {}), ("performer", {}), ("local", {"window": 128})):
+        code = f"""
+mixer = run.regard.create({name!r}, dim=128, heads=4, causal=True, **{arguments!r})
+x = torch.randn(1, 1_000_000, 128, requires_grad=True)
+start = time.perf_counter()
+mixer(x).sum().backward()
+assert x.grad.isfinite().all()
+print(json.dumps({{"seconds": time.perf_counter() - start, "peak MB": run.peak_megabytes()}}))
+"""
+        rows.append({"recipe": name, **in_child(code)})
+    return rows
+
+
+TABLES = {
+    "window": window, "training": training, "auto": auto, "blocks": blocks, "layouts": layouts, "spans": spans,
+    "crossover": crossover, "streaming": streaming, "million": million,
+}  # fmt: skip
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import regard
 from regard import ALiBi, Prior, Unsupported
+from regard.attend import groups
 from regard.pattern import (
     Axial,
     Band,
@@ -28,6 +29,7 @@ from regard.pattern import (
     PerHead,
     RandomBlocks,
 )
+from regard.prior import Gaussian
 
 attending = importlib.import_module("regard.attend")
 choosing = importlib.import_module("regard.attend.choose")
@@ -552,3 +554,35 @@ def test_second_derivatives_are_refused_by_sparse(rand):
     y = regard.attend(q, q, q, pattern=regard.Band(3, 3), backend="sparse")
     with pytest.raises(Unsupported, match="second derivative"):
         torch.autograd.grad(y.sum(), leaf, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    "pattern", [Band(5, 5), Band(40, 0), Band(9, 9) | Global(3), Chunks(16, 1, 1) | RandomBlocks(16, 2, 13)]
+)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("at", [0, 17])
+def test_a_prior_by_distance_runs_fused_with_its_gradient(pattern, masked, at, rand):
+    """Fails if the addend of a run is another than the prior, or the gradient of the prior is lost or wrong."""
+    n = 200
+    q, k, v = (rand(2, 4, n, 8).requires_grad_() for _ in range(3))
+    prior = Gaussian(4, 7.0).double()
+    mask = (torch.arange(n) < torch.tensor([[n], [150]])) & (torch.arange(n) % 11 != 4) if masked else None
+    at = 0 if pattern.limit else at
+    results = []
+    for backend in ("reference", "sparse"):
+        y = regard.attend(q, k, v, pattern=pattern, prior=prior, mask=mask, backend=backend, q_at=at, k_at=at)
+        results.append((y, *torch.autograd.grad((y * torch.sin(y)).sum(), (q, k, v, prior.log_sigma))))
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
+
+
+def test_a_prior_by_distance_needs_no_groups(monkeypatch, rand):
+    """Fails if a relative prior over a band takes the slow way; one that reads tokens, or a stepped band, must take it."""
+    taken = []
+    real = groups.attend
+    monkeypatch.setattr(groups, "attend", lambda *a, **k: taken.append(1) or real(*a, **k))
+    x = rand(1, 4, 100, 8)
+    regard.attend(x, x, x, pattern=Band(5, 5), prior=ALiBi(4).double(), backend="sparse")
+    assert not taken
+    regard.attend(x, x, x, pattern=Band(5, 5, 3), prior=ALiBi(4).double(), backend="sparse")
+    assert taken

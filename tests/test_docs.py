@@ -17,7 +17,6 @@ from regard.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FAMILY_PAGES = ("softmax", "sparse", "routed", "linear", "compressed", "free")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
@@ -30,7 +29,7 @@ def examples(page: Path) -> list[tuple[str, int, str | None]]:
     """The python blocks: code, its line, and what it prints, where a text block follows at once."""
     source, found = text(page), []
     blocks = list(BLOCK.finditer(source))
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, after in zip(blocks, [*blocks[1:], None], strict=False):
         if block[1] == "python":
             printed = after is not None and after[1] == "text" and not source[block.end() : after.start()].strip()
             line = source.count("\n", 0, block.start()) + 1
@@ -76,9 +75,8 @@ def test_readme_table_is_generated():
 
 @pytest.mark.parametrize("name", regard.list())
 def test_every_recipe_has_a_place_in_a_family_page(name):
-    pages = [ROOT / "docs" / f"{page}.md" for page in FAMILY_PAGES]
     heading = re.compile(rf"^## {name} \({registry.get(name).row}\)$", re.MULTILINE)
-    assert any(heading.search(text(page)) for page in pages), f"no page has a section '## {name} (...)'"
+    assert any(heading.search(text(page)) for page in PAGES[1:]), f"no page has a section '## {name} (...)'"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

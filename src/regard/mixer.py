@@ -186,6 +186,7 @@ class Attention(nn.Module, ABC):
     length: int | None = None  # the longest sequence, None: any
     heads: int | None = None  # how many it was made for, None: any
     shares: bool = False  # takes fewer heads of keys than of queries
+    asks_queries: bool = False  # is told which queries are real: attend(..., real=), (b n), left out where all are
     keyless: bool = False  # keys are made of the queries, so there is no projection to keys
 
     @abstractmethod
@@ -248,7 +249,8 @@ class MultiHead(Mixer):
     ) -> tuple[Tensor, State]:
         """All but the last projection: the results of the heads side by side, (b n d)."""
         q, k, v = self.project(x, memory)
-        y, state = self.inner.attend(q, k, v, causal=self.causal, mask=mask, state=state, **_marks(marks))
+        more = self._more(memory, mask, marks)
+        y, state = self.inner.attend(q, k, v, causal=self.causal, mask=mask, state=state, **more)
         return y.transpose(1, 2).flatten(2), state
 
     def project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,7 +268,14 @@ class MultiHead(Mixer):
         """The attention of the identity: since it is linear in its values, that is its map, whatever it does inside."""
         q, k, _ = self.project(x, memory)
         one = torch.eye(k.shape[2], dtype=x.dtype, device=x.device).expand(*k.shape[:3], -1)
-        return self.inner.attend(q, k, one, causal=self.causal, mask=mask, **_marks(marks))[0]
+        return self.inner.attend(q, k, one, causal=self.causal, mask=mask, **self._more(memory, mask, marks))[0]
+
+    def _more(self, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None) -> dict[str, Tensor]:
+        """What only some attentions ask for.  A mask over another sequence says nothing about the queries."""
+        more = {} if marks is None else {"marks": marks}
+        if self.inner.asks_queries and memory is None and mask is not None:
+            more["real"] = mask
+        return more
 
     def extra_repr(self) -> str:
         """Shown by print."""
@@ -290,7 +299,3 @@ def check_batch(state: Tensor, new: Tensor) -> None:
 
 def _split(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def _marks(marks: Tensor | None) -> dict[str, Tensor]:
-    return {} if marks is None else {"marks": marks}

@@ -21,6 +21,7 @@ class Prior(nn.Module, ABC):
     """An addend to the scores; see the module's docstring."""
 
     heads: int | None = None  # how many it tells apart, None: any number
+    relative: bool = False  # whether it depends on q_pos - k_pos alone: then it costs little, for it repeats
 
     @abstractmethod
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor: ...
@@ -29,6 +30,7 @@ class Prior(nn.Module, ABC):
 class ALiBi(Prior):
     """-slope * distance, with slopes 2^(-8 i / h) for head i = 1..h (Press et al. 2022, arXiv 2108.12409)."""
 
+    relative = True
     slopes: Tensor
 
     def __init__(self, heads: int) -> None:
@@ -40,3 +42,59 @@ class ALiBi(Prior):
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         gap = (q_pos - k_pos).abs()
         return -gap * self.slopes.to(q.dtype).view(-1, *[1] * gap.dim())
+
+
+class Gaussian(Prior):
+    """−(j − i)² / (2 σ_h²): nearness as a prior.  Each head has its own σ; learned, unless `learn` is False."""
+
+    relative = True
+
+    def __init__(self, heads: int, sigma: float, *, learn: bool = True) -> None:
+        super().__init__()
+        check_whole(1, heads=heads)
+        if not sigma > 0:
+            raise ValueError(f"sigma must be above 0, not {sigma}")
+        self.heads = heads
+        self.log_sigma = nn.Parameter(torch.full((heads,), float(sigma)).log(), requires_grad=learn)
+
+    def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """See the module's docstring."""
+        gap = (q_pos - k_pos).to(q.dtype)
+        return -(gap**2) / (2 * self.log_sigma.to(q.dtype).exp().view(-1, *[1] * gap.dim()) ** 2)
+
+
+class Conditional(Prior):
+    """M(z) = ⊕_n (A_n γ(z) + β(z)): blocks (s s) along the diagonal, which a task modulates; zero elsewhere
+    (Pilault et al. 2021, arXiv 2009.09139).
+
+    blocks  A (N s s), learned; γ and β are linear in z (b p) and give s numbers each, one for each column of a block
+    """
+
+    def __init__(self, length: int, blocks: int, width: int) -> None:
+        super().__init__()
+        size = -(-length // blocks)
+        self.blocks = nn.Parameter(torch.randn(blocks, size, size) / size**0.5)
+        self.gain, self.shift = nn.Linear(width, size), nn.Linear(width, size)
+        nn.init.ones_(self.gain.bias)
+
+    def of(self, z: Tensor) -> Prior:
+        """The prior for examples with these task vectors, (b p)."""
+        return _Modulated(self.blocks * self.gain(z)[:, None, None, :] + self.shift(z)[:, None, None, :])
+
+    def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """Without a task: the prior of the zero vector."""
+        return self.of(self.gain.weight.new_zeros(1, self.gain.in_features))(q_pos, k_pos, q, k)
+
+
+class _Modulated(Prior):
+    """Blocks (b N s s) along the diagonal."""
+
+    def __init__(self, blocks: Tensor) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        size = self.blocks.shape[-1]
+        here, there = q_pos // size, k_pos // size
+        values = self.blocks[:, here, q_pos % size, k_pos % size]  # (b ... s t)
+        return torch.where(here == there, values, 0).to(q.dtype).unsqueeze(1)

@@ -5,21 +5,88 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
+from regard.errors import check_whole
 from regard.mixer import Can
 
 Back = Callable[[Tensor], Tensor]
 
 
 class Query(nn.Module, ABC):
-    """q (b h n e), mask (b n) -> (prototypes (b h p e), back), where back: (b h p f) -> (b h n f) gives each its answer."""
+    """q (b h n e), real (b n) -> (prototypes (b h p e), back), where back: (b h p f) -> (b h n f) gives each its answer.
+
+    Queries that are not real must have no influence on the prototypes; None: all are.
+    """
 
     can: Can = Can(
-        causal="a prototype stands for queries at many positions",
-        stream="a prototype stands for queries at many positions",
-        cross="a mask over memory does not say which queries are real",
+        causal="a prototype stands for queries at many positions", stream="a prototype stands for queries at many positions"
     )
 
     @abstractmethod
-    def forward(self, q: Tensor, mask: Tensor | None) -> tuple[Tensor, Back]: ...
+    def forward(self, q: Tensor, real: Tensor | None) -> tuple[Tensor, Back]: ...
+
+
+class Clusters(Query):
+    """Groups of queries whose hashes are near, and their means (Vyas et al. 2020, arXiv 2007.04825).
+
+    Each query becomes `bits` signs, of its products with random planes.  Lloyd's algorithm groups the signs: each query
+    goes to the centre from which it differs in the fewest bits, and each bit of a centre becomes that of the majority; a
+    tie, or an empty cluster, leaves it as it was.  The first centres are real queries, evenly apart.
+
+    clusters     how many groups; those that stay empty answer nobody
+    iterations   of Lloyd's algorithm
+    """
+
+    planes: Tensor
+
+    def __init__(self, width: int, clusters: int, *, bits: int = 63, iterations: int = 10, seed: int = 0) -> None:
+        super().__init__()
+        check_whole(1, width=width, clusters=clusters, bits=bits)
+        check_whole(0, iterations=iterations, seed=seed)
+        self.clusters, self.iterations = clusters, iterations
+        self.register_buffer("planes", torch.randn(bits, width, generator=torch.Generator().manual_seed(seed)))
+
+    def forward(self, q: Tensor, real: Tensor | None) -> tuple[Tensor, Back]:
+        """The mean of each cluster (b h clusters e), zero where it is empty."""
+        index = self.assign(q, real)
+        return self.means(q, index, real), lambda y: take(y, index)
+
+    @torch.no_grad()
+    def assign(self, q: Tensor, real: Tensor | None) -> Tensor:
+        """The cluster of each query, (b h n)."""
+        if q.shape[2] == 0:
+            return torch.zeros(q.shape[:3], dtype=torch.long, device=q.device)
+        exact = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
+        bits = torch.where(q.to(exact) @ self.planes.to(exact).T >= 0, 1.0, -1.0).to(exact)
+        count = bits if real is None else bits * real[:, None, :, None]
+        centres = take(bits, self._first(q, real))
+        for _ in range(self.iterations):
+            nearest = (bits @ centres.transpose(-1, -2)).argmax(-1)
+            votes = torch.zeros_like(centres).scatter_add(2, nearest[..., None].expand_as(bits), count)
+            centres = torch.where(votes == 0, centres, votes.sign())
+        return (bits @ centres.transpose(-1, -2)).argmax(-1)
+
+    def _first(self, q: Tensor, real: Tensor | None) -> Tensor:
+        """Where the first centres stand, (b h clusters): every r/clusters-th of the r real queries."""
+        real = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if real is None else real
+        rank = torch.arange(self.clusters, device=q.device) * real.sum(1, keepdim=True) // self.clusters
+        return real_first(real).gather(1, rank)[:, None].expand(-1, q.shape[1], -1)
+
+    def means(self, q: Tensor, index: Tensor, real: Tensor | None) -> Tensor:
+        """The mean of the real queries of each cluster, (b h clusters e)."""
+        weight = torch.ones_like(index, dtype=q.dtype) if real is None else real[:, None].expand_as(index).to(q.dtype)
+        shape = (*q.shape[:2], self.clusters)
+        total = q.new_zeros(*shape, q.shape[-1]).scatter_add(2, index[..., None].expand_as(q), q * weight[..., None])
+        return total / q.new_zeros(shape).scatter_add(2, index, weight).clamp(min=1)[..., None]
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """x (b h p f), index (b h n) -> (b h n f): row by row."""
+    return x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[-1]))
+
+
+def real_first(real: Tensor) -> Tensor:
+    """real (b n) -> the numbers of the real tokens in order, and then those of the others, (b n)."""
+    return (~real).to(torch.uint8).argsort(dim=1, stable=True)

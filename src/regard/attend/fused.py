@@ -8,10 +8,14 @@ returns the log-sum-exp of each query, with which partial results merge exactly:
 Its backward takes (out, lse).  Given the *merged* ones, each call yields its exact share of the gradients, because
 dS = P * (dP - rowsum(dout * out)) with P = exp(S - lse); the shares are added up.  Nothing of size (n m) is kept: only
 q, k, v, out and lse.
+
+A prior that depends on distance alone is the same in every call of a run: one addend (h s t) each, see `addends`.  The
+kernel gives no gradient for it, so where one is wanted dS is computed again and summed over the calls.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,49 +28,75 @@ from regard.layout import Group, Layout, Part, Run
 AT_ONCE = 1 << 22  # numbers in a temporary: calls with more are split, so that it stays in the cache
 COPIED = 4  # a result counts so many times, for it is read again at once
 
+Addend = Callable[[Tensor, Tensor], Tensor]
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, forward: Layout, backward: Layout, *, scale: float, bias: Tensor | None = None
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, forward: Layout, backward: Layout, *, scale: float, bias: Tensor | None = None,
+    addend: Addend | None = None,
+) -> Tensor:  # fmt: skip
     """q (x n e), k (x m e), v (x m e) -> (x n e), where x counts heads, or examples and heads.
 
     `forward` and `backward` lay out the same pattern, each as suits its pass.  bias (m) is added to the scores of each
-    key: 0 or -inf, for padding.  A query that sees nothing gives zero.
+    key: 0 or -inf, for padding.  addend(q places (s 1), k places (1 t)) -> (h s t) is added to all scores; it may depend on
+    the difference of the places only.  A query that sees nothing gives zero.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    out: Tensor = _Sparse.apply(q, k, v, forward, backward, scale, bias)  # type: ignore[no-untyped-call]
+    ahead = [] if addend is None else addends(forward, addend)
+    back = [] if addend is None else ahead if backward is forward else addends(backward, addend)
+    out: Tensor = _Sparse.apply(q, k, v, forward, backward, scale, bias, len(ahead), *ahead, *back)  # type: ignore[no-untyped-call]
     return out
+
+
+def addends(work: Layout, addend: Addend) -> list[Tensor]:
+    """What is added in each call of a layout in the order of the tokens, runs before groups: (h s t), or (h g s w*s)."""
+    found = []
+    for part in work.parts:
+        for run in part.runs:
+            found.append(addend(torch.arange(run.s)[:, None] + run.q0, torch.arange(run.t) + run.k0))
+        for group in part.groups:
+            inside = torch.arange(part.size)
+            q = (group.q[:, None] * part.size + inside)[:, :, None]
+            k = (group.k[..., None] * part.size + inside).flatten(1)[:, None]
+            found.append(addend(q, k))
+    return found
 
 
 class _Sparse(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, forward, backward, scale, bias):  # type: ignore[no-untyped-def]
-        total = _Total(q)
+    def forward(ctx, q, k, v, forward, backward, scale, bias, ahead, *more):  # type: ignore[no-untyped-def]
+        total, first = _Total(q), 0
         for part in forward.parts:
             alone = part is forward.parts[0] and part.q_order is None
             mine = total if alone else _Total(_ordered(part, q))
-            _forward_part(mine, part, q, k, v, scale, bias)
+            _forward_part(mine, part, q, k, v, scale, bias, more[first:ahead])
+            first += len(part.runs) + len(part.groups)
             if not alone:
                 total.add(mine, part)
         out = total.out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, total.lse, bias)
-        ctx.layout, ctx.scale = backward, scale
+        ctx.save_for_backward(q, k, v, out, total.lse, bias, *more[ahead:])
+        ctx.layout, ctx.scale, ctx.ahead = backward, scale, ahead
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         if torch.is_grad_enabled():  # create_graph=True: the fused backward has no derivative, and must not pretend to
             raise Unsupported("the sparse executor has no second derivative: use backend='reference'")
-        q, k, v, out, lse, bias = ctx.saved_tensors
+        q, k, v, out, lse, bias, *more = ctx.saved_tensors
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a query that sees nothing has no weight anywhere
         wide = _accumulator(q.dtype)
         grads = [torch.zeros(x.shape, dtype=wide) for x in (q, k, v)]
+        wanted = any(ctx.needs_input_grad[8 + ctx.ahead :])
+        ours = [torch.zeros(x.shape, dtype=wide) if wanted else None for x in more]
+        first = 0
         for part in ctx.layout.parts:
-            _backward_part(grads, part, (grad, q, k, v, out, lse), ctx.scale, bias)
-        return *(g.to(q.dtype) for g in grads), None, None, None, None
+            _backward_part(grads, part, (grad, q, k, v, out, lse), ctx.scale, bias, more[first:], ours[first:])
+            first += len(part.runs) + len(part.groups)
+        given = [None if x is None else x.to(y.dtype) for x, y in zip(ours, more, strict=True)]
+        return *(g.to(q.dtype) for g in grads), *[None] * (5 + ctx.ahead), *given
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -105,25 +135,28 @@ def _merge(out: Tensor, lse: Tensor, new: Tensor, new_lse: Tensor, fresh: bool) 
 
 
 # ---------------------------------------------------------------------------------------------- forward
-def _forward_part(total: _Total, part: Part, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> None:
+def _forward_part(
+    total: _Total, part: Part, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, more: Sequence[Tensor]
+) -> None:
     q, k, v, bias = _ordered(part, q), _keys(part, k), _keys(part, v), None if bias is None else _keys(part, bias, 0)
-    for run in part.runs:
+    for i, run in enumerate(part.runs):
         for piece in _split(run, q.shape[0] * run.s * max(COPIED * q.shape[-1], 0 if bias is None else run.t)):
-            mask = _run_mask(piece, bias, q.dtype)
+            mask = _with(_run_mask(piece, bias, q.dtype), more, i, q)
             views = _window(q, piece, "q"), _window(k, piece, "k"), _window(v, piece, "k")
             out, lse = _flash(*views, attn_mask=mask, scale=scale)
-            if piece.blind or bias is not None:
+            if piece.blind or bias is not None or more:
                 lse = _blinded(lse, mask)
             _merge(_window(total.out, piece, "q"), _window(total.lse, piece, "q"), out, lse, piece.fresh)
-    for group in part.groups:
-        _forward_group(total, part, group, q, k, v, scale, bias)
+    for i, group in enumerate(part.groups, len(part.runs)):
+        _forward_group(total, part, group, q, k, v, scale, bias, more[i : i + 1])
 
 
 def _forward_group(
-    total: _Total, part: Part, group: Group, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None
-) -> None:
-    for g in _split_group(group, q.shape[0] * part.size * q.shape[-1]):
-        mask = _group_mask(part, g, bias, q.dtype)
+    total: _Total, part: Part, group: Group, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None,
+    more: Sequence[Tensor],
+) -> None:  # fmt: skip
+    for g, rows in _split_group(group, q.shape[0] * part.size * q.shape[-1]):
+        mask = _with(_group_mask(part, g, bias, q.dtype), [x[:, rows] for x in more], 0, q)
         views = _take(q, g.q[:, None], part.size), _take(k, g.k, part.size), _take(v, g.k, part.size)
         new, new_lse = _flash(*views, attn_mask=mask, scale=scale)
         new_lse = _blinded(new_lse, mask)
@@ -133,8 +166,21 @@ def _forward_group(
         _put(total.lse[..., None], g.q, lse[..., None])
 
 
+def _with(mask: Tensor | None, more: Sequence[Tensor], i: int, q: Tensor) -> Tensor | None:
+    """The mask with the i-th addend, (h s t) or (h g s t), for each example and head: (x 1 s t) or (x g s t)."""
+    if not more:
+        return mask
+    each = more[i].to(q.dtype)
+    each = each if each.dim() == 4 else each[:, None]
+    each = each.repeat(q.shape[0] // each.shape[0], 1, 1, 1)
+    return each if mask is None else each + mask
+
+
 # ---------------------------------------------------------------------------------------------- backward
-def _backward_part(grads: list[Tensor], part: Part, saved: tuple[Tensor, ...], scale: float, bias: Tensor | None) -> None:
+def _backward_part(
+    grads: list[Tensor], part: Part, saved: tuple[Tensor, ...], scale: float, bias: Tensor | None, more: Sequence[Tensor],
+    ours: Sequence[Tensor | None],
+) -> None:  # fmt: skip
     grad, q, k, v, out, lse = saved
     grad, q, out, lse = (_ordered(part, x) for x in (grad, q, out, lse))
     k, v, bias = _keys(part, k), _keys(part, v), None if bias is None else _keys(part, bias, 0)
@@ -143,29 +189,44 @@ def _backward_part(grads: list[Tensor], part: Part, saved: tuple[Tensor, ...], s
         total if order is None else torch.zeros(x.shape, dtype=total.dtype)
         for x, total, order in zip((q, k, v), grads, orders, strict=True)
     )
-    for run in part.runs:
-        for piece in _split(run, q.shape[0] * max(run.t * q.shape[-1], run.s * run.t if bias is not None else 0)):
-            mask = _run_mask(piece, bias, q.dtype)
+    for i, run in enumerate(part.runs):
+        for piece in _split(run, q.shape[0] * max(run.t * q.shape[-1], 0 if bias is None and not more else run.s * run.t)):
+            mask = _with(_run_mask(piece, bias, q.dtype), more, i, q)
             at_q = [_window(x, piece, "q") for x in (grad, q, out, lse)]
             at_k = [_window(x, piece, "k") for x in (k, v)]
-            more = _flash_backward(
-                at_q[0].contiguous(), at_q[1], *at_k, at_q[2], at_q[3], 0.0, False, attn_mask=mask, scale=scale
-            )
-            _window(dq, piece, "q").add_(more[0])
-            _fold(dk, piece, more[1])
-            _fold(dv, piece, more[2])
-    for group in part.groups:
-        for g in _split_group(group, q.shape[0] * part.size * q.shape[-1]):
-            mask = _group_mask(part, g, bias, q.dtype)
+            dqs, dks, dvs = _backward_call(at_q, at_k, mask, scale, ours[i] if more else None)
+            _window(dq, piece, "q").add_(dqs)
+            _fold(dk, piece, dks)
+            _fold(dv, piece, dvs)
+    for i, group in enumerate(part.groups, len(part.runs)):
+        for g, rows in _split_group(group, q.shape[0] * part.size * q.shape[-1]):
+            mask = _with(_group_mask(part, g, bias, q.dtype), [x[:, rows] for x in more[i : i + 1]], 0, q)
             at_q = [_take(x, g.q[:, None], part.size) for x in (grad, q, out, lse[..., None])]
+            at_q[3] = at_q[3][..., 0]
             at_k = [_take(x, g.k, part.size) for x in (k, v)]
-            more = _flash_backward(at_q[0], at_q[1], *at_k, at_q[2], at_q[3][..., 0], 0.0, False, attn_mask=mask, scale=scale)
-            _add(dq, g.q[:, None], more[0], part.size)
-            _add(dk, g.k, more[1], part.size)
-            _add(dv, g.k, more[2], part.size)
+            mine = ours[i] if more else None
+            dqs, dks, dvs = _backward_call(at_q, at_k, mask, scale, None if mine is None else mine[:, rows])
+            _add(dq, g.q[:, None], dqs, part.size)
+            _add(dk, g.k, dks, part.size)
+            _add(dv, g.k, dvs, part.size)
     for x, total, order in zip((dq, dk, dv), grads, orders, strict=True):
         if order is not None:
             total[:, order] += x
+
+
+def _backward_call(
+    at_q: list[Tensor], at_k: list[Tensor], mask: Tensor | None, scale: float, ours: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The shares of dq, dk and dv; that of the addend is added to `ours`, (h s t) or (h g s t), where it is wanted."""
+    grad, q, out, lse = at_q
+    k, v = at_k
+    dq, dk, dv = _flash_backward(grad.contiguous(), q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale)
+    if ours is not None and mask is not None:
+        weights = (q @ k.transpose(-1, -2) * scale + mask - lse.to(q.dtype)[..., None]).exp()
+        ds = weights * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True))
+        by_head = ds.unflatten(0, (-1, ours.shape[0])).sum(0)
+        ours += by_head.sum(1) if ours.dim() == 3 else by_head
+    return dq, dk, dv
 
 
 def _fold(total: Tensor, run: Run, grad: Tensor) -> None:
@@ -237,10 +298,12 @@ def _blinded(lse: Tensor, mask: Tensor | None) -> Tensor:
     return lse.masked_fill((mask == -torch.inf).all(-1), -torch.inf)
 
 
-def _split_group(group: Group, each: int) -> list[Group]:
+def _split_group(group: Group, each: int) -> Iterator[tuple[Group, slice]]:
+    """The group in pieces, and which of its rows they are."""
     most = max(1, AT_ONCE // max(each * group.k.shape[1], 1))
-    keep = [None] * len(group.q) if group.keep is None else group.keep.split(most)
-    return [Group(q, k, kept, group.fresh) for q, k, kept in zip(group.q.split(most), group.k.split(most), keep, strict=False)]
+    for start in range(0, len(group.q), most):
+        rows = slice(start, start + most)
+        yield Group(group.q[rows], group.k[rows], None if group.keep is None else group.keep[rows], group.fresh), rows
 
 
 def _tiles(x: Tensor, size: int) -> Tensor:

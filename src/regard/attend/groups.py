@@ -87,8 +87,9 @@ def _inside(
     scores = (gq * scale @ gk.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32))
     if prior is not None:
         scores = scores + prior(group.q.clamp(min=0)[..., :, None] + q_at, group.k.clamp(min=0)[..., None, :] + k_at, gq, gk)
-    seen = keep.any(-1).expand(scores.shape[:-1])
     scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)  # finite: rows that see nothing are dropped below
+    seen = (scores > torch.finfo(scores.dtype).min).any(-1)  # a prior may rule out what the groups allow
+    scores = scores.masked_fill(~seen[..., None], 0)
     weights = scores.softmax(-1)
     best = scores.detach().argmax(-1, keepdim=True)
     lse = (scores.gather(-1, best) - weights.gather(-1, best).log())[..., 0]  # faster than a logsumexp beside the softmax

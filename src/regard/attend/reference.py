@@ -19,7 +19,7 @@ def run(call: Call) -> Tensor:
     if call.prior is not None:
         q, k = call.positions()
         scores = scores + call.prior(q[:, None], k[None, :], call.q, call.k)
-    keep = call.keep().expand(scores.shape)
-    seen = keep.any(-1, keepdim=True)
-    scores = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen, 0)
+    scores = scores.masked_fill(~call.keep().expand(scores.shape), -torch.inf)
+    seen = (scores > -torch.inf).any(-1, keepdim=True)
+    scores = scores.masked_fill(~seen, 0)
     return (torch.softmax(scores, -1) * seen) @ call.v

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,7 @@ def run(call: Call) -> Tensor:
     """Attention over the layout of the pattern."""
     if call.pattern.heads:
         return _by_head(call)
-    if call.prior is not None:
+    if call.prior is not None and not _regular(call):
         work = layout(call.pattern, call.q.shape[2], call.k.shape[2], q_at=call.q_at, k_at=_start(call))
         indexed = (group for part in work.parts for group in expand(part))
         return groups.attend(
@@ -50,6 +51,13 @@ def run(call: Call) -> Tensor:
         )  # fmt: skip
     q, k, v, width = _one_width(call)
     return _fused(call, q, k, v)[..., :width]
+
+
+def _regular(call: Call) -> bool:
+    """Whether the prior depends on distance alone, and no part of the pattern is laid out in an order of its own."""
+    if call.prior is None or not call.prior.relative:
+        return False
+    return all(part.q_order is None and part.k_order is None for work in _layouts(call, call.pattern) for part in work.parts)
 
 
 def _by_head(call: Call) -> Tensor:
@@ -70,16 +78,24 @@ def _slice(heads: list[int]) -> slice | list[int]:
 
 def _fused(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Examples without padding or marks share a call; others have each their own."""
+    addend = None if call.prior is None else partial(_addend, call)
     if call.mask is None and call.marks is None and all(_mergeable(x) for x in (q, k, v)):
-        flat = fused(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), *_layouts(call, call.pattern), scale=call.scale)
+        ahead, back = _layouts(call, call.pattern)
+        flat = fused(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), ahead, back, scale=call.scale, addend=addend)
         return flat.unflatten(0, q.shape[:2])
     examples = []
     for i in range(q.shape[0]):
         bias = None if call.mask is None or call.mask[i].all() else _bias(call.mask[i], q.dtype)
         marked = call.marks is not None and bool(call.marks[i].any())
         work = _marked(call, call.marks[i]) if marked else _layouts(call, call.pattern.given(False, False))  # type: ignore[index]
-        examples.append(fused(q[i], k[i], v[i], *work, scale=call.scale, bias=bias))
+        examples.append(fused(q[i], k[i], v[i], *work, scale=call.scale, bias=bias, addend=addend))
     return torch.stack(examples)
+
+
+def _addend(call: Call, q: Tensor, k: Tensor) -> Tensor:
+    """The prior for places q (... s 1) and k (... 1 t) of this call: (h ... s t)."""
+    assert call.prior is not None
+    return call.prior(q + call.q_at, k + _start(call), call.q, call.k).expand(call.q.shape[1], *[-1] * q.dim())
 
 
 def _start(call: Call) -> int:

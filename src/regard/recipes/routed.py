@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from math import ceil
 
-from regard.attentions import Hashed, Routed
+from regard.attentions import Hashed, Routed, ScoredAttention
 from regard.errors import check_whole
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import Sinkhorn
 from regard.registry import recipe
 from regard.route import AngularHash, BlockSort, KMeans
+from regard.weigh import TopK
 
 
 @recipe(
@@ -73,6 +74,14 @@ def sinkhorn(
         dim, heads, blocks=ceil(length / block), iterations=iterations, temperature=temperature, seed=seed, causal=causal
     )
     return Sinkhorn(dim, heads, sort, block=block, cut=cut, causal=causal)
+
+
+@recipe(
+    "Zhao et al. 2019", arxiv="1912.11637", row="D4", formula="softmax over the k largest of q_i·k_j / √e", small={"k": 4},
+)  # fmt: skip
+def top_k(dim: int, heads: int, *, k: int = 8, causal: bool = False) -> Mixer:
+    """Each query keeps the keys with its `k` highest scores, and those that equal the last of them."""
+    return MultiHead(dim, heads, ScoredAttention(weigh=TopK(k)), causal=causal)
 
 
 if __name__ == "__main__":

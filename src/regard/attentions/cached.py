@@ -1,0 +1,106 @@
+"""Attention over a pattern that streams: the whole at once, or chunk by chunk with a cache that forgets what no one can see."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.mixer import Attention, Can, check_batch
+from regard.pattern import FAR, Causal, Pattern
+
+SLACK = 64  # keys are evicted once so many could be
+
+RELATES = "it compares positions, and those of two sequences are not comparable"
+
+
+class Cache(NamedTuple):
+    """The keys and values that a later query may still see, k (b h m e) and v (b h m f), and where they stand."""
+
+    k: Tensor | None
+    v: Tensor | None
+    at: Tensor  # (m), ascending
+    next: int  # the position of the next token
+    check: int  # look for keys to evict once there are so many
+
+
+class Place(NamedTuple):
+    """Where a call stands: the pattern that holds for it, the first query, and the first key or all of them."""
+
+    pattern: Pattern
+    q_at: int = 0
+    k_at: int | Tensor = 0
+
+
+class Cached(Attention):
+    """A subclass writes `over`, once; `pattern` tells who may look at whom, and so which keys a stream keeps."""
+
+    pattern: Pattern
+
+    @property
+    def past(self) -> Pattern:
+        """The pattern where causal."""
+        return _past(self.pattern)
+
+    @abstractmethod
+    def over(
+        self, q: Tensor, k: Tensor, v: Tensor, place: Place, *, mask: Tensor | None = None, marks: Tensor | None = None
+    ) -> Tensor:
+        """q (b h n e), k (b h m e), v (b h m f), mask (b m), marks (b n) -> (b h n f)."""
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None,
+        state: Cache | None = None, marks: Tensor | None = None,
+    ) -> tuple[Tensor, Cache | None]:  # fmt: skip
+        """See `Attention.attend`; marks (b n)."""
+        pattern = self.past if causal else self.pattern
+        if state is None:
+            return self.over(q, k, v, Place(pattern), mask=mask, marks=marks), None
+        if state.k is not None and state.v is not None:
+            check_batch(state.k, k)
+            k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
+        end = state.next + q.shape[2]
+        at = torch.cat((state.at, torch.arange(state.next, end)))
+        out = self.over(q, k, v, Place(pattern, state.next, _start(at)))
+        return out, _kept(k, v, at, end, state.check, pattern)
+
+    def start(self) -> Cache:
+        """An empty cache."""
+        return Cache(None, None, torch.empty(0, dtype=torch.long), 0, SLACK)
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        return repr(self.pattern)
+
+
+@lru_cache(4096)
+def _past(pattern: Pattern) -> Pattern:
+    return pattern & Causal()
+
+
+def can_over(pattern: Pattern, *, relates: bool = False) -> Can:
+    """What attention over a pattern can do; `relates`: something beside the pattern compares positions too."""
+    refused = {}
+    if pattern.relates or relates:
+        refused["cross"] = RELATES
+    if pattern.limit is not None:
+        refused["length"] = f"its pattern was drawn for {pattern.limit} positions"
+    return Can(takes_marks=pattern.marked, **refused)
+
+
+def _start(at: Tensor) -> int | Tensor:
+    """Keys that stand in a row are told by their first position."""
+    first, last = int(at[0]), int(at[-1])
+    return first if last - first == len(at) - 1 else at
+
+
+def _kept(k: Tensor, v: Tensor, at: Tensor, end: int, check: int, pattern: Pattern) -> Cache:
+    """The cache without the keys that no query from `end` on may see: the pattern knows."""
+    if len(at) < check:
+        return Cache(k, v, at, end, check)
+    some, _ = pattern.given(False, False).block(torch.tensor(end), torch.tensor(FAR), at, at)
+    keep = (some.any(0) if pattern.heads else some).nonzero()[:, 0]
+    return Cache(k[:, :, keep], v[:, :, keep], at[keep], end, max(2 * len(keep), len(keep) + SLACK))

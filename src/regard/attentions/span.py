@@ -1,0 +1,91 @@
+"""Adaptive span: each head learns how far back it looks, and only so many keys are computed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import ceil
+
+import torch
+from torch import Tensor, nn
+
+from regard.attend import attend
+from regard.attentions.cached import RELATES, Cached, Place
+from regard.errors import check_whole
+from regard.mixer import Can
+from regard.notes import tell
+from regard.pattern import Band, PerHead
+from regard.prior import Prior
+
+STEP = 32  # reaches are rounded up to multiples of this, so that heads share calls and layouts
+
+
+class AdaptiveSpan(Cached):
+    """a_ij ∝ m_z(|i − j|) exp(s_ij), m_z(x) = clamp((ramp + z − x) / ramp, 0, 1), with one learned z for each head
+    (Sukhbaatar et al. 2019, arXiv 1905.07799).
+
+    z is `longest` times a parameter in [0, 1].  Keys at which the mask is zero are not computed, so a shorter span is a
+    cheaper one.  The cost `penalty` · mean z is told as "span", the ℓ1 term of the paper.
+    """
+
+    def __init__(self, heads: int, *, longest: int, ramp: int, start: float, penalty: float) -> None:
+        super().__init__()
+        check_whole(1, longest=longest, ramp=ramp)
+        if not 0 <= start <= 1:
+            raise ValueError(f"start must be a share of the longest span, from 0 to 1, not {start}")
+        self.heads, self.longest, self.ramp, self.penalty = heads, longest, ramp, penalty
+        self.share = nn.Parameter(torch.full((heads,), float(start)))
+        self.can = Can(cross=RELATES)
+
+    def spans(self) -> Tensor:
+        """z (h), in tokens."""
+        return self.share.clamp(0, 1) * self.longest
+
+    def reaches(self) -> list[int]:
+        """How many tokens back (and ahead, where not causal) each head computes: all with a weight, rounded up."""
+        exact = (self.spans().detach() + self.ramp).tolist()
+        return [min(STEP * ceil((ceil(x) - 1) / STEP), self.longest + self.ramp) for x in exact]
+
+    @property
+    def pattern(self) -> PerHead:  # type: ignore[override]
+        """A band for each head."""
+        return PerHead(tuple(Band(reach, reach) for reach in self.reaches()))
+
+    def over(
+        self, q: Tensor, k: Tensor, v: Tensor, place: Place, *, mask: Tensor | None = None, marks: Tensor | None = None
+    ) -> Tensor:
+        """See `Cached.over`: heads that reach equally far share a call."""
+        spans, alike = self.spans(), defaultdict(list)
+        for head, part in enumerate(place.pattern.parts):
+            alike[part].append(head)
+        outs, order = [], []
+        for pattern, heads in alike.items():
+            own = heads if len(alike) > 1 else slice(None)
+            outs.append(attend(
+                q[:, own], k[:, own], v[:, own], pattern=pattern, prior=Ramp(spans[own], self.ramp), mask=mask,
+                q_at=place.q_at, k_at=place.k_at,
+            ))  # fmt: skip
+            order += heads
+        tell("span", lambda: self.penalty * spans.mean(), is_cost=True)
+        tell("spans", lambda: spans)
+        return outs[0] if len(outs) == 1 else torch.cat(outs, 1)[:, torch.argsort(torch.tensor(order))]
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        return f"longest={self.longest}, ramp={self.ramp}"
+
+
+class Ramp(Prior):
+    """log clamp((ramp + z_h − |i − j|) / ramp, 0, 1): added to the scores, it multiplies the weights."""
+
+    relative = True
+
+    def __init__(self, spans: Tensor, ramp: int) -> None:
+        super().__init__()
+        self.spans, self.ramp, self.heads = spans, ramp, len(spans)
+
+    def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """See `regard.prior`."""
+        gap = (q_pos - k_pos).abs()
+        soft = (self.ramp + self.spans.to(q.dtype).view(-1, *[1] * gap.dim()) - gap) / self.ramp
+        inside = soft > 0
+        return torch.where(inside, torch.where(inside, soft, 1).clamp(max=1).log(), -torch.inf)

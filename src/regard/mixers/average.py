@@ -1,0 +1,62 @@
+"""Average attention: the mean of all tokens so far, a small network, and a gate."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, check_batch
+
+
+class Sum(NamedTuple):
+    """Of all tokens so far: their sum (b 1 d), and how many they were; None: no token yet."""
+
+    total: Tensor | None
+    many: int
+
+
+class Average(Mixer):
+    """g_i = FFN(mean of x_j, j ≤ i);  [a, f] = σ(W [x_i; g_i]);  out_i = a ⊙ x_i + f ⊙ g_i
+    (Zhang et al. 2018, arXiv 1805.00631).  Not causal, the mean is that of all tokens."""
+
+    def __init__(self, dim: int, *, hidden: int | None = None, causal: bool = False) -> None:
+        super().__init__(dim, can=Can(), causal=causal)
+        hidden = 4 * dim if hidden is None else hidden
+        check_whole(1, hidden=hidden)
+        self.ffn = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim))
+        self.gate = nn.Linear(2 * dim, 2 * dim)
+
+    def start(self) -> Sum:
+        """No token yet."""
+        return Sum(None, 0)
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: Sum | None) -> tuple[Tensor, Sum | None]:
+        """(b n d) -> (b n d)."""
+        mean, state = self._mean(x, x if memory is None else memory, mask, state)
+        g = self.ffn(mean.expand(x.shape))
+        keep, take = self.gate(torch.cat((x, g), -1)).sigmoid().chunk(2, -1)
+        return keep * x + take * g, state
+
+    def _mean(self, x: Tensor, source: Tensor, mask: Tensor | None, state: Sum | None) -> tuple[Tensor, Sum | None]:
+        """The mean that each token sees; left-out tokens are zero already."""
+        wide = source.double() if source.dtype == torch.float64 else source.float()  # long sums in half a precision lose
+        real = torch.ones(source.shape[:2], device=x.device) if mask is None else mask.to(wide.dtype)
+        if not self.causal:
+            return (wide.sum(1, keepdim=True) / real.sum(1)[:, None, None].clamp(min=1)).to(x.dtype), None
+        total, count = wide.cumsum(1), real.cumsum(1)[..., None]
+        if state is not None and state.total is not None:
+            check_batch(state.total, wide)
+            total, count = total + state.total, count + state.many
+        after = None if state is None else Sum(total[:, -1:], state.many + x.shape[1])
+        return (total / count.clamp(min=1)).to(x.dtype), after
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """How much of each token is in each mean: one head, (b 1 n m)."""
+        m = x.shape[1] if memory is None else memory.shape[1]
+        keep = torch.ones(x.shape[0], x.shape[1], m, dtype=x.dtype, device=x.device)
+        keep = keep.tril() if self.causal else keep
+        keep = keep if mask is None else keep * mask[:, None, :]
+        return (keep / keep.sum(-1, keepdim=True).clamp(min=1))[:, None]

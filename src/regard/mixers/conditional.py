@@ -1,0 +1,60 @@
+"""Attention with a prior for each task."""
+
+from __future__ import annotations
+
+from copy import copy
+
+import torch
+from torch import Tensor, nn
+
+from regard.attentions import SoftmaxAttention
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, MultiHead, State
+from regard.prior import Conditional
+
+
+class TaskAttention(Mixer):
+    """softmax(q kᵀ / √e + M(z)) v with z the learned vector of a task (Pilault et al. 2021, arXiv 2009.09139).
+
+    `mixer.of(task)` is the same mixer, with the same parameters, for that task: a number, or one for each example, (b).
+    Called as it is, it serves task 0.
+    """
+
+    def __init__(self, dim: int, heads: int, *, length: int, blocks: int, tasks: int, causal: bool = False) -> None:
+        check_whole(1, length=length, blocks=blocks, tasks=tasks)
+        can = Can(length=f"its blocks were built for {length} positions", cross="its blocks pair the positions of one sequence")
+        super().__init__(dim, can=can, causal=causal, length=length)
+        self.heads = MultiHead(dim, heads, SoftmaxAttention(), causal=causal)
+        self.vectors = nn.Embedding(tasks, dim)
+        self.prior = Conditional(length, blocks, dim)
+        self.task: int | Tensor = 0
+
+    def of(self, task: int | Tensor) -> TaskAttention:
+        """For this task, or for these, one for each example."""
+        tasks = self.vectors.num_embeddings
+        found = torch.as_tensor(task)
+        if found.is_floating_point() or found.dim() > 1 or found.numel() == 0 or found.min() < 0 or found.max() >= tasks:
+            raise ValueError(f"task must be a number from 0 to {tasks - 1}, or one for each example, not {task!r}")
+        other = copy(self)
+        other.task = task
+        return other
+
+    def start(self) -> State:
+        """An empty cache of keys and values."""
+        return self.heads.start()
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        y, state = self._attention().attend(*self.heads.project(x, None), causal=self.causal, mask=mask, state=state)
+        return self.heads.out(y.transpose(1, 2).flatten(2)), state
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The map of the task."""
+        q, k, _ = self.heads.project(x, None)
+        one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device).expand(*k.shape[:3], -1)
+        return self._attention().attend(q, k, one, causal=self.causal, mask=mask)[0]
+
+    def _attention(self) -> SoftmaxAttention:
+        weight = self.vectors.weight
+        task = torch.as_tensor(self.task, device=weight.device).reshape(-1)
+        return SoftmaxAttention(prior=self.prior.of(weight[task]))

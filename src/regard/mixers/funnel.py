@@ -1,0 +1,63 @@
+"""Funnel: fewer queries ask all tokens, and their answers are spread out again."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.attentions import SoftmaxAttention
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, MultiHead, State
+
+AHEAD = "a pooled query holds tokens that come later"
+
+
+class Funnel(Mixer):
+    """Dai et al. 2020, arXiv 2006.03236: h' = means of `stride` tokens in a row, y = MultiHead(h', x, x), and y_i is repeated
+    for each token of its run.
+
+    `mix` gives the repeated answers alone: the block around a mixer adds x.  `pooled` gives what a stack of shorter layers
+    goes on with, and `up` brings it back.
+
+    cls   the first token is kept by itself, and runs begin after it
+    """
+
+    def __init__(self, dim: int, heads: int, *, stride: int = 2, cls: bool = False, causal: bool = False) -> None:
+        super().__init__(dim, can=Can(causal=AHEAD, stream=AHEAD), causal=causal)
+        check_whole(1, stride=stride)
+        self.stride, self.cls = stride, cls
+        self.ask = MultiHead(dim, heads, SoftmaxAttention())
+
+    def pool(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The means of the real tokens of each run, x (b n d) -> (b p d), and which runs hold one, mask (b n) -> (b p)."""
+        front = self.stride - 1 if self.cls else 0  # so that the first token ends a run of its own
+        real = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        back = -(x.shape[1] + front) % self.stride
+        runs = F.pad(real, (front, back)).unflatten(1, (-1, self.stride))
+        sums = F.pad(x.masked_fill(~real[..., None], 0), (0, 0, front, back)).unflatten(1, (-1, self.stride)).sum(2)
+        return sums / runs.sum(2).clamp(min=1)[..., None].to(x.dtype), None if mask is None else runs.any(2)
+
+    def up(self, y: Tensor, n: int, x: Tensor | None = None) -> Tensor:
+        """Each of the pooled tokens y (b p d) once for every token of its run, (b n d); x (b n d) is added, as a residual."""
+        front = self.stride - 1 if self.cls else 0
+        out = y.repeat_interleave(self.stride, 1)[:, front : front + n]
+        return out if x is None else x + out
+
+    def pooled(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """h' + MultiHead(h', x, x), (b p d), and the mask (b p) that goes with it: what the next, shorter layer reads."""
+        x, _ = self._checked(x, None, mask, None)
+        short, held = self.pool(x, mask)
+        return short + self.ask.mix(short, x, mask, None)[0], held
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        short, _ = self.pool(x, mask if memory is None else None)
+        y, _ = self.ask.mix(short, x if memory is None else memory, mask, None)
+        return self.up(y, x.shape[1]), None
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The map of the pooled queries, row by row repeated."""
+        short, _ = self.pool(x, mask if memory is None else None)
+        found = self.ask.weights(short, x if memory is None else memory, mask)
+        return self.up(found.transpose(1, 2).flatten(2), x.shape[1]).unflatten(2, (found.shape[1], -1)).transpose(1, 2)

@@ -1,0 +1,123 @@
+"""Luna: a short sequence packs the long one, and the long one reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attentions import SoftmaxAttention
+from regard.errors import check_whole
+from regard.feature import EluPlusOne
+from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads
+
+CHUNK = 64
+CAN = Can(maps="what is unpacked was projected twice and mixed over heads")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": partial(F.softplus, beta=math.log(2.0)), "elu": EluPlusOne()}
+
+
+class Packed(NamedTuple):
+    """Σ k_jᵀ a_j (b h e p), Σ a_jᵀ v_j (b h p e), and over how many tokens; None: none yet."""
+
+    scores: Tensor | None
+    values: Tensor | None
+    tokens: int
+
+
+class Luna(Mixer):
+    """Ma et al. 2021, arXiv 2106.01540, with p (packed d) learned.
+
+    pack     y_p = softmax(p W_q (c W_k)ᵀ / √e) c W_v        c is memory, or x
+    unpack   y_x = MultiHead(x, y_p, y_p)
+    """
+
+    def __init__(self, dim: int, heads: int, *, packed: int) -> None:
+        super().__init__(dim, can=CAN)
+        check_whole(1, packed=packed)
+        self.p = nn.Parameter(torch.randn(packed, dim))
+        self.pack, self.unpack = (MultiHead(dim, heads, SoftmaxAttention()) for _ in range(2))
+        self.pack.out = nn.Identity()
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        return self._update(x, self.p.expand(x.shape[0], -1, -1), memory, mask)[0], None
+
+    def update(
+        self, x: Tensor, p: Tensor | None = None, memory: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(y_x, y_p): the output, and what p (b packed d) of the layer before became, for the p of the layer after."""
+        x, memory = self._checked(x, memory, mask, None)
+        if p is not None:
+            self._check_tokens(p, "p")
+        return self._update(x, self.p.expand(x.shape[0], -1, -1) if p is None else p, memory, mask)
+
+    def _update(self, x: Tensor, p: Tensor, memory: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        packed, _ = self.pack.mix_heads(p, x if memory is None else memory, mask, None)
+        return self.unpack.mix(x, packed, None, None)[0], packed
+
+
+class PastLuna(Mixer):
+    """The causal form of Luna.  With a_j = ω(p W_p (x_j W_c)ᵀ / √e) for token j, and t tokens up to i:
+
+        w_i = softmax(q_i Σ_{j≤i} k_jᵀ a_j / t √e)        the sums stand for a pack of the past
+        out_i = w_i Σ_{j≤i} a_jᵀ v_j / t
+
+    A softmax over the tokens would see the future.  There is no packed sequence for a next layer: it would hold all tokens.
+
+    activation   ω: "softplus", with base 2, so that a score of 0 weighs 1; or "elu", which is elu + 1
+    """
+
+    def __init__(self, dim: int, heads: int, *, packed: int, activation: str = "softplus") -> None:
+        super().__init__(dim, can=CAN, causal=True, name="Luna")
+        check_whole(1, packed=packed)
+        check_heads(dim, heads)
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}, not {activation!r}")
+        self.activation = activation
+        self.heads, self.p = heads, nn.Parameter(torch.randn(packed, dim))
+        self.pack_q, self.pack_k, self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(6))
+
+    def start(self) -> Packed:
+        """No token yet."""
+        return Packed(None, None, 0)
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        scores, values, tokens = self.start() if state is None else state
+        if scores is not None:
+            check_batch(scores, x)
+        c, q, k, v = (self._split(f(x)) for f in (self.pack_k, self.q, self.k, self.v))
+        scale = 1 / math.sqrt(q.shape[-1])
+        pack = c @ self._split(self.pack_q(self.p)[None]).transpose(-1, -2) * scale
+        pack = ACTIVATIONS[self.activation](pack)  # (b h n p)
+        count = torch.arange(1, x.shape[1] + 1, device=x.device)[None] + tokens
+        if mask is not None:
+            pack, count = pack * mask[:, None, :, None], mask.cumsum(1)
+        count = count.clamp(min=1)[:, None, :, None].to(x.dtype)
+        found, scores = past_sums(q * scale, k, pack, scores)
+        out, values = past_sums((found / count).softmax(-1), pack, v, values)
+        y = self.out((out / count).transpose(1, 2).flatten(2))
+        return y, None if state is None else Packed(scores, values, tokens + x.shape[1])
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+def past_sums(q: Tensor, y: Tensor, z: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+    """q_i (S + Σ_{j≤i} y_jᵀ z_j) for each i, and S + the whole sum: q, y (b h n r), z (b h n f), S (b h r f).
+
+    Chunk by chunk: masked products inside, sums before.
+    """
+    n = q.shape[2]
+    size = min(CHUNK, n)
+    q, y, z = (F.pad(x, (0, 0, 0, -n % size)).unflatten(2, (-1, size)) for x in (q, y, z))
+    each = y.transpose(-1, -2) @ z
+    first = torch.zeros_like(each[:, :, 0]) if first is None else first
+    sums = torch.cat((first[:, :, None], each), 2).cumsum(2)
+    out = (q @ y.transpose(-1, -2)).tril() @ z + q @ sums[:, :, :-1]
+    return out.flatten(2, 3)[:, :, :n], sums[:, :, -1]

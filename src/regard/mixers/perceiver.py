@@ -1,0 +1,69 @@
+"""Perceiver: a few latent vectors read the tokens, think, and are read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.attentions import SoftmaxAttention
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, MultiHead, State
+
+MIXED = "every latent has read all tokens"
+
+
+class Layer(nn.Module):
+    """z (b l d) -> (b l d): h = z + MultiHead(norm z, norm s), out = h + MLP(norm h), with s (b m d) another sequence, or z.
+
+    residual   False: h = MultiHead(...) alone
+    """
+
+    def __init__(self, dim: int, heads: int, *, widening: int, cross: bool, residual: bool = True) -> None:
+        super().__init__()
+        self.residual, self.ask = residual, MultiHead(dim, heads, SoftmaxAttention())
+        self.norm, self.norm_feed = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.norm_source = nn.LayerNorm(dim) if cross else None
+        self.feed = nn.Sequential(nn.Linear(dim, widening * dim), nn.GELU(), nn.Linear(widening * dim, dim))
+
+    def forward(self, z: Tensor, source: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """mask (b m) is over the source."""
+        read = None if self.norm_source is None or source is None else self.norm_source(source)
+        h, _ = self.ask.mix(self.norm(z), read, mask, None)
+        h = z + h if self.residual else h
+        return h + self.feed(self.norm_feed(h))
+
+
+class Perceiver(Mixer):
+    """Jaegle et al. 2021, arXiv 2103.03206 and 2107.14795 (Perceiver IO).
+
+        z ← z + MultiHead(z, s), z ← z + MLP(z)         latents z (latents d) read s: memory, or x
+        z ← z + MultiHead(z, z), z ← z + MLP(z)         `depth` times
+        y = MultiHead(x, z), out = y + MLP(y)           the tokens x read the latents
+
+    with layer normalisation before each.  The last line has no residual: the block around a mixer adds x.
+    """
+
+    def __init__(self, dim: int, heads: int, *, latents: int, depth: int, widening: int = 1, causal: bool = False) -> None:
+        can = Can(causal=MIXED, stream=MIXED, maps="what the tokens read has passed through several layers")
+        super().__init__(dim, can=can, causal=causal)
+        check_whole(1, latents=latents, widening=widening)
+        check_whole(0, depth=depth)
+        self.latents = nn.Parameter(torch.randn(latents, dim))
+        self.read = Layer(dim, heads, widening=widening, cross=True)
+        self.think = nn.ModuleList(Layer(dim, heads, widening=widening, cross=False) for _ in range(depth))
+        self.write = Layer(dim, heads, widening=widening, cross=True, residual=False)
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        return self.write(x, self._encoded(x if memory is None else memory, mask)), None
+
+    def encoded(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """The latents that have read x (b n d) and thought, (b latents d)."""
+        x, _ = self._checked(x, None, mask, None)
+        return self._encoded(x, mask)
+
+    def _encoded(self, source: Tensor, mask: Tensor | None) -> Tensor:
+        z = self.read(self.latents.expand(source.shape[0], -1, -1), source, mask)
+        for layer in self.think:
+            z = layer(z)
+        return z

@@ -1,0 +1,38 @@
+"""Poolingformer: a window, and over what it gives a larger window of pooled keys."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from regard.attentions import SoftmaxAttention, Strided
+from regard.errors import check_whole
+from regard.memory import Mean
+from regard.mixer import Can, Mixer, MultiHead, State
+from regard.pattern import Band
+
+
+class Poolingformer(Mixer):
+    """Zhang et al. 2021, arXiv 2105.04371.  y = attention of x over |i − j| ≤ window; z = attention of y over means of its
+    keys and values, `kernel` tokens each and `stride` apart, that lie within `reach` of the query; out = W⁰ (y + z)."""
+
+    def __init__(
+        self, dim: int, heads: int, *, window: int, reach: int, kernel: int, stride: int, causal: bool = False
+    ) -> None:
+        check_whole(1, kernel=kernel)
+        check_whole(kernel - 1, reach=reach)  # a smaller one would hold no block
+        near, far = SoftmaxAttention(Band(window, window)), Strided(Mean(kernel, stride), window=reach, causal=causal)
+        can = near.can & far.can & Can(takes_marks=True, maps="the second level reads what the first has written")
+        super().__init__(dim, can=can, causal=causal)
+        self.near, self.far = (MultiHead(dim, heads, level, causal=causal) for level in (near, far))
+        self.far.out = nn.Identity()
+
+    def start(self) -> State:
+        """The caches of both levels."""
+        return self.near.start(), self.far.start()
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        near, far = (None, None) if state is None else state
+        y, near = self.near.mix_heads(x, None, mask, near)
+        z, far = self.far.mix_heads(y, None, mask, far)
+        return self.near.out(y + z), (near, far)

@@ -1,0 +1,80 @@
+"""Set Transformer: attention blocks that know no order (Lee et al. 2019, arXiv 1810.00825)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from regard.attend import check_mask
+from regard.attentions import SoftmaxAttention
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, MultiHead, State
+
+NO_ORDER = "a set has no order, and so no past"
+SET = Can(causal=NO_ORDER, stream=NO_ORDER, maps="it normalises, and its feed-forward layer is not linear in the values")
+
+
+class MAB(Mixer):
+    """MAB(X, Y) = norm(H + rFF(H)), H = norm(X + MultiHead(X, Y, Y)), with rFF(H) = relu(W H + b).
+
+    X is x, Y is memory, or x where none is given.
+
+    norm   layer normalisation at both places, or none
+    """
+
+    def __init__(self, dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> None:
+        super().__init__(dim, can=SET, causal=causal)
+        self.ask, self.feed = MultiHead(dim, heads, SoftmaxAttention()), nn.Linear(dim, dim)
+        self.norm_ask, self.norm_feed = (nn.LayerNorm(dim) if norm else nn.Identity() for _ in range(2))
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        h = self.norm_ask(x + self.ask.mix(x, memory, mask, None)[0])
+        return self.norm_feed(h + self.feed(h).relu()), None
+
+
+class SAB(Mixer):
+    """SAB(X) = MAB(X, X): every element of a set looks at every other."""
+
+    def __init__(self, dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> None:
+        super().__init__(dim, can=SET, causal=causal)
+        self.block = MAB(dim, heads, norm=norm)
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        return self.block.mix(x, memory, mask, None)
+
+
+class ISAB(Mixer):
+    """ISAB(X) = MAB(X, MAB(I, X)): the set is read by a few learned points I (points d), which it then reads."""
+
+    def __init__(self, dim: int, heads: int, *, points: int, norm: bool = True, causal: bool = False) -> None:
+        super().__init__(dim, can=SET, causal=causal)
+        check_whole(1, points=points)
+        self.points = nn.Parameter(torch.randn(points, dim))
+        self.gather, self.spread = (MAB(dim, heads, norm=norm) for _ in range(2))
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        points = self.points.expand(x.shape[0], -1, -1)
+        held, _ = self.gather.mix(points, x if memory is None else memory, mask, None)
+        return self.spread.mix(x, held, None, None)
+
+
+class PMA(nn.Module):
+    """PMA(Z) = MAB(S, rFF(Z)): z (b n d) -> (b seeds d), whatever the order of the n, with S (seeds d) learned.
+
+    A set becomes a fixed number of vectors, so it is no mixer.
+    """
+
+    def __init__(self, dim: int, heads: int, *, seeds: int = 1, norm: bool = True) -> None:
+        super().__init__()
+        check_whole(1, seeds=seeds)
+        self.seeds, self.feed = nn.Parameter(torch.randn(seeds, dim)), nn.Linear(dim, dim)
+        self.block = MAB(dim, heads, norm=norm)
+
+    def forward(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        """z (b n d), mask (b n), True = an element -> (b seeds d)."""
+        check_mask(mask, (z.shape[0], z.shape[1]), "mask")
+        z = z if mask is None else z.masked_fill(~mask[..., None], 0)
+        return self.block(self.seeds.expand(z.shape[0], -1, -1), self.feed(z).relu(), mask=mask)

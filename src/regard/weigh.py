@@ -1,0 +1,49 @@
+"""From scores to weights: (b h n m) scores and who may look at whom, `keep`, which broadcasts to it -> (b h n m).
+
+A row that sees nothing has no weight anywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import check_whole
+
+
+class Weigh(nn.Module, ABC):
+    """See the module's docstring."""
+
+    @abstractmethod
+    def forward(self, scores: Tensor, keep: Tensor) -> Tensor: ...
+
+
+class Softmax(Weigh):
+    """exp(s_ij) / Σ_j exp(s_ij), over what is kept."""
+
+    def forward(self, scores: Tensor, keep: Tensor) -> Tensor:
+        """See the module's docstring."""
+        seen = keep.any(-1, keepdim=True)
+        finite = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen, 0)
+        return torch.softmax(finite, -1).masked_fill(~(keep & seen), 0)
+
+
+class TopK(Weigh):
+    """Softmax over the k largest scores of each row, and over what equals the k-th of them
+    (Zhao et al. 2019, arXiv 1912.11637)."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        check_whole(1, k=k)
+        self.k = k
+        self.softmax = Softmax()
+
+    def forward(self, scores: Tensor, keep: Tensor) -> Tensor:
+        """See the module's docstring."""
+        if self.k >= scores.shape[-1]:
+            return self.softmax(scores, keep)
+        seen = scores.detach().masked_fill(~keep, -torch.inf)
+        least = seen.topk(self.k, -1).values[..., -1:]
+        return self.softmax(scores, keep & (seen >= least))
