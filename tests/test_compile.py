@@ -8,6 +8,7 @@ import regard
 CASES = {
     "vanilla": {"heads": 2},
     "local": {"heads": 2, "window": 5},
+    "reformer": {"heads": 2, "buckets": 4, "chunk": 5},
     "linear": {"heads": 2},
     "linformer": {"heads": 2, "length": 40, "rank": 7},
     "fnet": {},
