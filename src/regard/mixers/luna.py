@@ -89,9 +89,9 @@ class PastLuna(Mixer):
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         scores, values, tokens = self.start() if state is None else state
-        if scores is not None:
-            check_batch(scores, x)
         c, q, k, v = (self._split(f(x)) for f in (self.pack_k, self.q, self.k, self.v))
+        if scores is not None:
+            check_batch(scores, k)
         scale = 1 / math.sqrt(q.shape[-1])
         pack = c @ self._split(self.pack_q(self.p)[None]).transpose(-1, -2) * scale
         pack = ACTIVATIONS[self.activation](pack)  # (b h n p)
