@@ -5,40 +5,10 @@ python docs/make_table.py
 
 from __future__ import annotations
 
-from functools import singledispatch
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from regard.attentions import (
-    AdaptiveSpan,
-    Compressed,
-    HardGaussian,
-    ImprovedClustered,
-    LinearAttention,
-    LocatedAttention,
-    NystromAttention,
-    ProbSparse,
-    Prototype,
-    ScoredAttention,
-    SoftmaxAttention,
-    Strided,
-)
-from regard.heads import Disagreeing
-from regard.mixer import MultiHead
-from regard.mixers import (
-    ISAB,
-    SAB,
-    Average,
-    Fourier,
-    Funnel,
-    Longformer,
-    LowRankBand,
-    Luna,
-    Perceiver,
-    Poolingformer,
-    RealFormer,
-    TaskAttention,
-    TokenMLP,
-)
 from regard.registry import Recipe, get, list_recipes
 
 README = Path(__file__).parents[1] / "README.md"
@@ -46,134 +16,76 @@ START, END = "<!-- table -->", "<!-- /table -->"
 TOKENS = 4096
 SIZES = {"dim": 512, "heads": 8, "length": TOKENS, "width": 64}  # for arguments that have no default
 LETTERS = {"causal": "C", "cross": "X", "mask": "M", "stream": "S", "length": "L", "maps": "maps"}
+ALL = f"{TOKENS:,} keys"
+
+# what one token costs in one head, by the class of the mixer or of the attention inside
+COSTS: dict[str, Callable[[Any], str]] = {
+    "MultiHead": lambda x: cost(x.inner),
+    "SoftmaxAttention": lambda x: f"{x.pattern.given(False, False).keys_per_query(TOKENS).double().mean():,.0f} keys",
+    "ScoredAttention": lambda x: ALL,
+    "Disagreeing": lambda x: cost(x.inner),
+    # before 2017
+    "AdditiveAttention": lambda x: f"{ALL}, each a small network",
+    "SoftCells": lambda x: f"{ALL}, each a small network",
+    "GaussianWindow": lambda x: f"{ALL}, without scores",
+    "GlimpseRead": lambda x: f"{2 * x.bank.patch} filters, twice",
+    "GlimpseWrite": lambda x: f"{2 * x.bank.patch} filters",
+    # sparse by position
+    "Longformer": lambda x: f"{cost(x.local)}, and the marked ones",
+    "Star": lambda x: f"{x.cycles} × 5 keys, and the relay",
+    "Tree": lambda x: f"about {2 * x.near * (TOKENS // x.near).bit_length():,} keys",
+    "AxialPasses": lambda x: f"{cost(x.rows)} and {cost(x.columns)}",
+    # sparse by content
+    "Hashed": lambda x: f"{2 * x.chunk * x.hashing.rounds:,} keys, and a sort",
+    "Routed": lambda x: cost(x.route),
+    "KMeans": lambda x: f"{-(-TOKENS // x.clusters):,} keys in each cluster that took it",
+    "Sinkhorn": lambda x: f"{x.block * (2 if x.cut is None else x.cut):,} keys",
+    # linearised
+    "LinearAttention": lambda x: "a state of e × e",
+    "EfficientAttention": lambda x: "a state of e × e",
+    "Retention": lambda x: "a state of e × e",
+    "GatedLinear": lambda x: "a state of e × e",
+    "GatedRandomFeatures": lambda x: "a state of e × e",
+    "DeltaRule": lambda x: "a state of e × e",
+    # low rank and compressed
+    "Compressed": lambda x: f"{x.memory.e.shape[1]} keys",
+    "LowRankBand": lambda x: f"{cost(x.low)}, narrow, and {cost(x.band)}",
+    "NystromAttention": lambda x: f"{x.landmarks} landmarks, twice",
+    "Strided": lambda x: f"{(TOKENS if x.window is None else 2 * x.window + 1) // x.blocks.stride:,} keys",
+    "Prototype": lambda x: f"{x.query.clusters} clusters for all",
+    "ImprovedClustered": lambda x: f"{x.top} keys, and {x.clusters.clusters} clusters for all",
+    "ProbSparse": lambda x: f"{x.factor} ln n keys, and for {x.factor} ln n queries all",
+    "Funnel": lambda x: f"{TOKENS // x.stride:,} keys",
+    "SAB": lambda x: cost(x.block.ask),
+    "ISAB": lambda x: f"{len(x.points)} points, twice",
+    "Luna": lambda x: f"{len(x.p)} packed, twice",
+    "Perceiver": lambda x: f"{len(x.latents)} latents, twice",
+    "Poolingformer": lambda x: f"{cost(x.near)}, and {cost(x.far)}",
+    # priors
+    "LocatedAttention": lambda x: ALL,
+    "TaskAttention": lambda x: ALL,
+    "RealFormer": lambda x: ALL,
+    "AdaptiveSpan": lambda x: f"{1 + 2 * sum(x.reaches()) // len(x.reaches()):,} keys at the start",
+    "HardGaussian": lambda x: f"{2 * x.reach + 1} values, no keys",
+    "Average": lambda x: "a running sum",
+    # without attention
+    "Fourier": lambda x: "log n",
+    "TokenMLP": lambda x: f"{x.up.out_features:,} hidden places",
+    "Synthesizer": lambda x: ALL,
+    "GatedMLP": lambda x: f"{TOKENS:,} gates" + (f", and {ALL}" if x.attend else ""),
+    "XCiT": lambda x: "e × e, and 18 neighbours",
+    "DynamicConv": lambda x: f"{x.kernel} neighbours",
+    "AFT": lambda x: "a state of d" if x.bias is None else f"{ALL}, and no scores",
+    "AveragePool": lambda x: f"{x.window if x.width is None else x.window**2} neighbours",
+}
 
 
-@singledispatch
 def cost(part: object) -> str:
     """What one token costs in one head, at `TOKENS` tokens."""
-    raise TypeError(f"docs/make_table.py does not know what {type(part).__name__} costs: register a `cost` for it")
-
-
-@cost.register
-def _(part: MultiHead) -> str:
-    return cost(part.inner)
-
-
-@cost.register
-def _(part: SoftmaxAttention) -> str:
-    keys = part.pattern.given(False, False).keys_per_query(TOKENS)
-    return f"{keys.double().mean():,.0f} keys"
-
-
-@cost.register
-def _(part: Longformer) -> str:
-    return f"{cost(part.local)}, and the marked ones"
-
-
-@cost.register
-def _(part: Compressed) -> str:
-    return f"{part.memory.e.shape[1]} keys"  # type: ignore[attr-defined]
-
-
-@cost.register
-def _(part: LinearAttention) -> str:
-    return "a state of e × e"
-
-
-@cost.register
-def _(part: Fourier) -> str:
-    return "log n"
-
-
-@cost.register
-def _(part: TokenMLP) -> str:
-    return f"{part.up.out_features:,} hidden places"
-
-
-@cost.register
-def _(part: LowRankBand) -> str:
-    return f"{cost(part.low)}, narrow, and {cost(part.band)}"
-
-
-@cost.register
-def _(part: NystromAttention) -> str:
-    return f"{part.landmarks} landmarks, twice"
-
-
-@cost.register
-def _(part: Strided) -> str:
-    reach = TOKENS if part.window is None else 2 * part.window + 1
-    return f"{reach // part.blocks.stride:,} keys"
-
-
-@cost.register
-def _(part: Prototype) -> str:
-    return f"{part.query.clusters} clusters for all"  # type: ignore[attr-defined]
-
-
-@cost.register
-def _(part: ImprovedClustered) -> str:
-    return f"{part.top} keys, and {part.clusters.clusters} clusters for all"
-
-
-@cost.register
-def _(part: ProbSparse) -> str:
-    return f"{part.factor} ln n keys, and for {part.factor} ln n queries all"
-
-
-@cost.register
-def _(part: Funnel) -> str:
-    return f"{TOKENS // part.stride:,} keys"
-
-
-@cost.register
-def _(part: SAB) -> str:
-    return cost(part.block.ask)
-
-
-@cost.register
-def _(part: ISAB) -> str:
-    return f"{len(part.points)} points, twice"
-
-
-@cost.register
-def _(part: Luna) -> str:
-    return f"{len(part.p)} packed, twice"
-
-
-@cost.register
-def _(part: Perceiver) -> str:
-    return f"{len(part.latents)} latents, twice"
-
-
-@cost.register
-def _(part: Poolingformer) -> str:
-    return f"{cost(part.near)}, and {cost(part.far)}"
-
-
-@cost.register
-def _(part: LocatedAttention | ScoredAttention | TaskAttention | RealFormer) -> str:
-    return f"{TOKENS:,} keys"
-
-
-@cost.register
-def _(part: AdaptiveSpan) -> str:
-    return f"{1 + 2 * sum(part.reaches()) // len(part.reaches()):,} keys at the start"
-
-
-@cost.register
-def _(part: HardGaussian) -> str:
-    return f"{2 * part.reach + 1} values, no keys"
-
-
-@cost.register
-def _(part: Average) -> str:
-    return "a running sum"
-
-
-@cost.register
-def _(part: Disagreeing) -> str:
-    return cost(part.inner)
+    name = type(part).__name__
+    if name not in COSTS:
+        raise TypeError(f"docs/make_table.py does not know what {name} costs: add it to COSTS")
+    return COSTS[name](part)
 
 
 def promises(found: Recipe) -> dict[str, bool]:

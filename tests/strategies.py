@@ -13,7 +13,9 @@ from regard.pattern import (
     And,
     Axial,
     Band,
+    Blocks,
     Blocks2D,
+    BlockTable,
     Causal,
     Chunks,
     Full,
@@ -21,6 +23,7 @@ from regard.pattern import (
     KeyPhase,
     Keys,
     Near2D,
+    Neighbourhood,
     Not,
     Nothing,
     Or,
@@ -51,6 +54,10 @@ step = st.integers(2, 9) | st.sampled_from([17, 64, 300, 1 << 20])  # 300 and mo
 size = st.integers(1, 12) | st.sampled_from([16, 24, 32, 64, 128, 500])
 width = st.integers(1, 24) | st.sampled_from([32, 40, 300])  # images from 17 columns on are laid out by patches
 cell = st.integers(1, 5) | st.sampled_from([8, 16, 20])
+plan = st.integers(1, 9).flatmap(
+    lambda rows: st.lists(st.lists(st.integers(0, rows - 1), max_size=3), min_size=rows, max_size=rows)
+)
+cuts = cell.flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size - 1)))
 span = st.tuples(st.integers(0, 150), st.integers(0, 40)).map(lambda at: (at[0], at[0] + at[1]))
 
 leaves: st.SearchStrategy[Pattern] = st.one_of(
@@ -63,7 +70,13 @@ leaves: st.SearchStrategy[Pattern] = st.one_of(
     size.flatmap(lambda period: st.builds(KeyPhase, st.just(period), st.integers(0, period - 1))),
     st.builds(RandomBlocks, size, few, st.integers(1, 24), few, st.booleans()),
     st.builds(Blocks2D, width, cell, cell, few, few, few, few),
+    st.builds(lambda w, rows, cols: Blocks2D(w, rows[0], cols[0], cut_rows=rows[1], cut_cols=cols[1]), width, cuts, cuts),
+    st.builds(Blocks2D, width, cell, cell, few, few, few, few, st.just(0), st.just(0), st.just(True)),
     st.builds(Near2D, width, few, few),
+    st.builds(Neighbourhood, cell, width, cell, cell, st.booleans()),
+    st.builds(Neighbourhood, st.just(1), st.integers(1, 200), st.just(1), size, st.booleans()),
+    st.builds(Blocks, size, few | size, few | size),
+    st.builds(BlockTable, size, plan),
     st.builds(Axial, width),
     st.builds(Global, few),
     st.builds(Full),
@@ -89,12 +102,41 @@ def _band(p: Band, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     return (steps == np.round(steps)) & (steps <= left) & (-steps <= right)
 
 
+def _generated(p: Blocks2D, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column of tokens that come block by block: the blocks of the whole image, walked one by one."""
+    cells = []
+    for top in range(0, at.max() // p.width + p.rows + 1, p.rows):
+        for first in range(0, p.width, p.cols):
+            cells += [(y, x) for y in range(top, top + p.rows) for x in range(first, min(first + p.cols, p.width))]
+    return tuple(np.array(cells).T[:, at])
+
+
 def _blocks(p: Blocks2D, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     """How far the key stands outside of the query's block, on each of the four sides."""
-    (y, x), (v, u) = np.divmod(q, p.width), np.divmod(k, p.width)
-    top, first = y - y % p.rows, x - x % p.cols
+    (y, x), (v, u) = (_generated(p, at) if p.by_block else np.divmod(at, p.width) for at in (q, k))
+    top, first = y - (y + p.cut_rows) % p.rows, x - (x + p.cut_cols) % p.cols
     bottom, last = top + p.rows - 1, first + p.cols - 1
     return (top - v <= p.up) & (v - bottom <= p.down) & (first - u <= p.left) & (u - last <= p.right)
+
+
+def _neighbours(p: Neighbourhood, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Along each axis: at most half a window away, or among the first or the last cells where the border is as near."""
+    last = p.rows * p.width - 1
+    cells = zip(*(np.divmod(np.minimum(at, last), p.width) for at in (q, k)), strict=True)
+    seen = np.ones(q.shape, dtype=bool)
+    for (at, key), size, extent in zip(cells, (p.tall, p.wide), (p.rows, p.width), strict=True):
+        gap, half = key - at, size // 2
+        near = (-size < gap) & (gap <= 0) if p.past else (-half <= gap) & (gap < size - half)
+        if not p.past:
+            near = np.where(at < half, key < size, near)
+            near = np.where(at + size - half > extent, key >= extent - size, near)
+        seen &= near
+    return seen
+
+
+def _planned(p: BlockTable, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    pairs = {(i, j) for i, row in enumerate(p.table) for j in row}
+    return np.vectorize(lambda i, j: (i, j) in pairs, otypes=[bool])(q // p.size, k // p.size)
 
 
 def _drawn(p: RandomBlocks, q: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -113,6 +155,9 @@ RULES = {
     Chunks: lambda p, q, k: np.isin(k // p.size - q // p.size, np.arange(-p.back, p.ahead + 1)),
     KeyPhase: lambda p, q, k: np.isin(k % p.period, np.arange(p.start, p.period)),
     RandomBlocks: _drawn,
+    BlockTable: _planned,
+    Blocks: lambda p, q, k: (k >= q - q % p.size - p.before) & (k < q - q % p.size + p.size + p.after),
+    Neighbourhood: _neighbours,
     Blocks2D: _blocks,
     Or: lambda p, q, k: np.any([_rule(part, q, k) for part in p.parts], 0),
     And: lambda p, q, k: np.all([_rule(part, q, k) for part in p.parts], 0),

@@ -10,7 +10,23 @@ from hypothesis import strategies as st
 import regard.pattern
 from regard.attend.fused import attend as fused
 from regard.layout import layout
-from regard.pattern import FAR, And, Band, Blocks2D, Causal, Chunks, Full, KeyPhase, Keys, Nothing, Or, PerHead, RandomBlocks
+from regard.pattern import (
+    FAR,
+    And,
+    Band,
+    Blocks,
+    Blocks2D,
+    Causal,
+    Chunks,
+    Full,
+    KeyPhase,
+    Keys,
+    Neighbourhood,
+    Nothing,
+    Or,
+    PerHead,
+    RandomBlocks,
+)
 from strategies import any_patterns, coverage, examples, headed, patterns, truth
 
 lengths = st.integers(1, 8) | st.integers(9, 64) | st.integers(65, 150) | st.sampled_from([128, 256, 260])
@@ -143,6 +159,10 @@ def test_what_is_evicted_is_never_wanted(pattern, now):
         (Band(16, 0) | Keys(0, 4), 20),
         (Band(4, 0, 3), 12),
         (Chunks(8, back=1) & Causal(), 12),  # now = 100 stands in chunk 12, which looks back to 88
+        (Blocks(8, 5) & Causal(), 9),  # block 12 begins at 96, and looks back to 91
+        (Neighbourhood(1, 200, 1, 8, past=True) & Causal(), 7),
+        (Neighbourhood(20, 10, 3, 3, past=True) & Causal(), 20),  # now stands at the start of row 10, which looks up to row 8
+        (Blocks2D(10, 2, 5, up=1, by_block=True) & Causal(), 10),  # the first of a band of blocks: one row of the band above
         (Causal(), 100),
         (Nothing(), 0),
     ],

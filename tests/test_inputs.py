@@ -12,17 +12,19 @@ from regard.pattern import Marked, PerHead
 from regard.registry import get
 
 NAMES = regard.list()
-MASKED = [name for name in NAMES if name not in ("fnet", "mlp_mixer")]
+MASKED = [name for name in NAMES if get(name).can().mask]
 CROSS = regard.list(can="cross")
-RESIDUAL = ("sab", "isab", "perceiver")  # what they give does not come from the keys alone
+# what these give does not come from the keys alone: they add the token itself, or a bias
+RESIDUAL = ("sab", "isab", "perceiver", "gmlp", "amlp", "xcit", "dynamic_conv", "average")
 HEADED = [name for name in MASKED if name != "parameter_free"]
+CHOOSY = ["reformer", "routing"]  # a token that was rounded may choose another bucket
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def small(name, dtype=torch.float64, **more):
-    """The recipe's own small example, always with the same weights."""
+    """The recipe's own small example, always with the same weights, and without the noise of training."""
     torch.manual_seed(0)
-    return get(name).example(**more).to(dtype)
+    return get(name).example(**more).to(dtype).eval()
 
 
 # ---------------------------------------------------------------------------------------------- lengths
@@ -31,7 +33,7 @@ def small(name, dtype=torch.float64, **more):
 def test_any_length(name, n, executor, rand):
     """Fails if a length is too short, or fits no block."""
     x = rand(2, n, 8).requires_grad_()
-    for causal in (False, True) if get(name).can().causal else (False,):
+    for causal in get(name).forms():
         y = small(name, causal=causal)(x)
         assert y.shape == x.shape and y.isfinite().all()
         (grad,) = torch.autograd.grad(y.sum(), x)
@@ -230,7 +232,9 @@ def test_types(name, dtype, executor, rand):
     y.sum().backward()
     assert y.dtype == dtype and low.grad.dtype == dtype and low.grad.isfinite().all()
     bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}[dtype]
-    assert (y.double() - want).abs().max() <= bound * want.abs().max().clamp(min=1)
+    error = (y.double() - want).abs().amax(-1).flatten()
+    worst = error.quantile(0.9) if name in CHOOSY else error.max()
+    assert worst <= bound * want.abs().max().clamp(min=1)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -318,7 +322,7 @@ def test_dim_that_makes_no_sense(name, dim):
         regard.create(name, dim=dim, heads=1, **{k: v for k, v in get(name).small.items() if k != "steps"})
 
 
-@pytest.mark.parametrize("name", ["fnet", "mlp_mixer"])
+@pytest.mark.parametrize("name", ["fnet", "mlp_mixer", "gmlp", "amlp", "aft", "average_pool"])
 def test_heads_where_there_are_none(name):
     """Fails if heads are accepted and ignored."""
     with pytest.raises(ValueError, match="no heads"):
@@ -365,6 +369,32 @@ ABSURD = [
     ("image_local_2d", {"width": 6, "block": 4}, "block"),
     ("image_local_2d", {"width": 6, "memory": (1,)}, "memory"),
     ("image_local_2d", {"width": 6, "memory": (-1, 2)}, "-1"),
+    ("image_local_2d", {"width": 6, "order": "blocks"}, "order must be one of 'raster', 'block', not 'blocks'"),
+    ("image_local_1d", {"block": 0}, "block.*0"),
+    ("image_local_1d", {"memory": -1}, "memory.*-1"),
+    ("star", {"cycles": 0}, "cycles.*0"),
+    ("longformer", {"window": (1, 2, 3)}, "window"),
+    ("longformer", {"window": -1}, "left.*-1"),
+    ("etc", {"globals": -1}, "globals.*-1"),
+    ("etc", {"radius": -1}, "left.*-1"),
+    ("etc", {"clip": -1}, "clip.*-1"),
+    ("etc", {"segment": 0}, "segment.*0"),
+    ("etc", {"causal": True}, "global tokens"),
+    ("bp_transformer", {"near": 0}, "near.*0"),
+    ("bp_transformer", {"clip": 0}, "clip.*0"),
+    ("sinks", {"sinks": -1}, "sinks.*-1"),
+    ("sinks", {"window": -1}, "left.*-1"),
+    ("neighbourhood", {"length": 0}, "length.*0"),
+    ("neighbourhood", {"length": 9, "size": 0}, "wide.*0"),
+    ("neighbourhood", {"length": 9, "size": (3, 3)}, "size must be one number"),
+    ("neighbourhood", {"length": 9, "size": (3,), "width": 3}, "size must be two numbers"),
+    ("neighbourhood", {"length": 9, "width": 0}, "width.*0"),
+    ("swin", {"width": 0}, "width.*0"),
+    ("swin", {"width": 6, "window": 0}, "rows.*0"),
+    ("swin", {"width": 6, "window": (1, 2, 3)}, "window must be two numbers"),
+    ("swin", {"width": 6, "layer": -1}, "layer.*-1"),
+    ("axial", {"width": 4, "form": "both"}, "form must be one of .*'two'.*not 'both'"),
+    ("axial", {"width": 0, "form": "two"}, "0"),
     ("axial", {"width": 0}, "0"),
     ("axial", {"width": -4}, "-4"),
     ("per_head", {"patterns": ()}, "patterns"),

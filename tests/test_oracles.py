@@ -1,6 +1,7 @@
 """Every recipe against its naive loop: outputs and all gradients, in float64, on both executors."""
 
 import ast
+from contextlib import suppress
 from inspect import Parameter
 from pathlib import Path
 
@@ -29,22 +30,24 @@ def cases(*lengths, promise=None):
         can = get(name).can()
         for i in range(len(arguments)) if promise is None or getattr(can, promise) else ():
             for n in lengths if i == 0 else lengths[-1:]:
-                for causal in (False, True) if can.causal and builds_causal(name, i) else (False,):
+                for causal in forms(name, i):
                     yield pytest.param(name, i, n, causal, id=f"{name}{i}-{n}{'-causal' if causal else ''}")
 
 
-def builds_causal(name, i):
-    """Whether there is a causal form with these arguments."""
-    try:
-        make(name, i, 8, True)
-    except Unsupported:
-        return False
-    return True
+def forms(name, i):
+    """What `causal` may be with these arguments."""
+    found = []
+    for causal in (False, True):
+        with suppress(Unsupported):
+            make(name, i, 8, causal)
+            found.append(causal)
+    return found
 
 
 def make(name, i, n, causal):
     """The mixer in float64, and a function that runs its oracle."""
-    arguments, heads = dict(CASES[name][i]), heads_of(name)
+    arguments = dict(CASES[name][i])
+    heads = arguments.pop("heads", heads_of(name))
     if "length" in get(name).parameters:
         arguments["length"] = max(n + 3, 8)
     if name == "bigbird" and causal:
@@ -53,7 +56,7 @@ def make(name, i, n, causal):
     if "patterns" in arguments:
         arguments["patterns"] = PATTERNS
     torch.manual_seed(0)
-    mixer = regard.create(name, dim=8, heads=heads, causal=causal, **arguments).double()
+    mixer = regard.create(name, dim=8, heads=heads, causal=causal, **arguments).double().eval()
     inside = dict(mixer.named_parameters()) | dict(mixer.named_buffers())
 
     def oracle(x, **inputs):

@@ -9,6 +9,10 @@ import regard
 from regard import Mixer, recipe, registry
 
 ISSUE = {  # the catalogue's rows, and their names
+    "A1": ["bahdanau"],
+    "A2": ["graves_window"],
+    "A3": ["draw_read", "draw_write"],
+    "A4": ["show_attend"],
     "B1": ["parameter_free"],
     "B2": ["vanilla"],
     "C1": ["global_tokens"],
@@ -17,11 +21,15 @@ ISSUE = {  # the catalogue's rows, and their names
     "C4": ["random_blocks"],
     "C5": ["block_local"],
     "C6": ["sparse_strided", "sparse_fixed"],
+    "C7": ["star"],
     "C8": ["longformer"],
+    "C9": ["etc"],
     "C10": ["bigbird"],
-    "C12": ["image_local_2d"],
+    "C11": ["bp_transformer"],
+    "C12": ["image_local_1d", "image_local_2d"],
     "C13": ["axial"],
     "C14": ["per_head"],
+    "C15": ["sinks", "neighbourhood", "swin"],
     "E1": ["linear"],
     "F1": ["linformer"],
     "F2": ["low_rank", "low_rank_band"],
@@ -31,8 +39,12 @@ ISSUE = {  # the catalogue's rows, and their names
     "F6": ["funnel", "prob_sparse"],
     "F7": ["isab", "sab"],
     "F8": ["luna", "perceiver", "pooling"],
+    "H1": ["synthesizer_dense", "synthesizer_random", "synthesizer_factorised", "synthesizer_mixture"],
     "H2": ["fnet"],
     "H3": ["mlp_mixer"],
+    "H4": ["gmlp", "amlp"],
+    "H5": ["xcit"],
+    "H6": ["dynamic_conv", "aft", "average_pool"],
 }
 
 

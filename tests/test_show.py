@@ -104,6 +104,9 @@ def test_marked_tokens_stand_at_a_quarter_and_at_two_thirds():
 def test_parts_together_are_the_pattern():
     for name in regard.list("C"):
         pattern = pattern_of(small(get(name), 24))
+        if pattern is None:
+            assert name in ("star", "bp_transformer")
+            continue
         for one in pattern.parts if pattern.heads else (pattern,):
             p = picture(one, 24, 24)
             marks = one.marked

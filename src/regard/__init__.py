@@ -19,7 +19,9 @@ from regard.notes import Notes, noted, tell
 from regard.pattern import (
     Axial,
     Band,
+    Blocks,
     Blocks2D,
+    BlockTable,
     Causal,
     Chunks,
     Full,
@@ -30,11 +32,13 @@ from regard.pattern import (
     MarkedKeys,
     MarkedQueries,
     Near2D,
+    Neighbourhood,
     Nothing,
     Pattern,
     PerHead,
     Queries,
     RandomBlocks,
+    block_order,
 )
 from regard.prior import ALiBi, Prior
 from regard.registry import create, recipe
@@ -46,7 +50,8 @@ __all__ = [
     "attend", "create", "explain", "list", "noted", "recipe", "tell", "testing",
     "Attention", "Can", "Mixer", "MultiHead", "Notes", "Unsupported",
     "Compressed", "LinearAttention", "Prototype", "Routed", "SoftmaxAttention",
-    "Axial", "Band", "Blocks2D", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Marked", "MarkedKeys",
-    "MarkedQueries", "Near2D", "Nothing", "Pattern", "PerHead", "Queries", "RandomBlocks",
+    "Axial", "Band", "Blocks", "Blocks2D", "BlockTable", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Marked",
+    "MarkedKeys", "MarkedQueries", "Near2D", "Neighbourhood", "Nothing", "Pattern", "PerHead", "Queries", "RandomBlocks",
+    "block_order",
     "ALiBi", "Prior",
 ]  # fmt: skip

@@ -187,6 +187,7 @@ class Attention(nn.Module, ABC):
     heads: int | None = None  # how many it was made for, None: any
     shares: bool = False  # takes fewer heads of keys than of queries
     asks_queries: bool = False  # is told which queries are real: attend(..., real=), (b n), left out where all are
+    keyless: bool = False  # keys are made of the queries, so there is no projection to keys
 
     @abstractmethod
     def attend(
@@ -227,6 +228,10 @@ class MultiHead(Mixer):
             nn.Linear(dim, width, bias=bias) if project else nn.Identity() for width in (dim, kv, kv, dim)
         ]
         self.q, self.k, self.v, self.out = projections
+        if attention.keyless:
+            if kv_heads != heads:
+                raise ValueError(f"{self.name} makes its keys of the queries, so kv_heads must be {heads}, not {kv_heads}")
+            del self.k
 
     def start(self) -> State:
         """The state of the attention before the first chunk."""
@@ -251,6 +256,9 @@ class MultiHead(Mixer):
     def project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (b h n e), keys and values (b h m e), or fewer heads of them where the attention shares them."""
         source = x if memory is None else memory
+        if self.inner.keyless:
+            q = _split(self.q(x), self.heads)
+            return q, q if memory is None else _split(self.q(memory), self.heads), _split(self.v(source), self.heads)
         k, v = (_split(f(source), self.kv_heads) for f in (self.k, self.v))
         if self.kv_heads != self.heads and not self.inner.shares:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))

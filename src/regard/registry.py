@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module, metadata
@@ -63,10 +64,20 @@ class Recipe:
         """What may be given to it."""
         return inspect.signature(self.build).parameters
 
-    def example(self, dim: int = 8, *, causal: bool = False) -> Mixer:
-        """A small one, with two heads unless it prefers another number."""
+    def example(self, dim: int = 8, *, causal: bool | None = None) -> Mixer:
+        """A small one, with two heads unless it prefers another number; causal where that is asked, or its default."""
+        causal = bool(self.parameters["causal"].default) if causal is None else causal
         preferred = self.parameters["heads"].default
         return self.build(dim, 2 if preferred is inspect.Parameter.empty else preferred, **self.small, causal=causal)
+
+    def forms(self) -> list[bool]:
+        """What `causal` may be, found out by building it."""
+        found = []
+        for causal in (False, True):
+            with suppress(Unsupported):
+                self.example(causal=causal)
+                found.append(causal)
+        return found
 
     def can(self) -> Can:
         """What it promises, found out by building it: causal or not, it is the same but for what causality costs."""

@@ -50,7 +50,7 @@ def _built(build: Build, causal: bool, seed: int) -> Mixer | None:
             return None
     assert mixer.causal == causal, f"built with causal={causal}, but says {mixer.causal}"
     assert mixer.can.causal or not causal, "built causal, though it promises not to"
-    return mixer.double()
+    return mixer.double().eval()  # noise and moving averages belong to training
 
 
 def tokens(mixer: Mixer, n: int, b: int = 2, seed: int = 1) -> Tensor:

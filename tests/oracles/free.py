@@ -4,7 +4,19 @@ import math
 
 import torch
 
-CASES = {"fnet": [{}], "mlp_mixer": [{"hidden": 6}, {}]}
+from oracles.loop import linear_layer
+from oracles.patches import gelu, neighbourhood, patches
+
+CASES = {
+    "fnet": [{}],
+    "mlp_mixer": [{"hidden": 6}, {}],
+    "gmlp": [{"hidden": 6}, {}],
+    "amlp": [{"hidden": 6, "attention": 3}, {}],
+    "xcit": [{"width": 5}, {"width": 1}, {"width": 200}],
+    "dynamic_conv": [{"kernel": 3}, {}, {"kernel": 4}, {"kernel": 1}, {"kernel": 60}],
+    "aft": [{"rank": 4}, {}],
+    "average_pool": [{}, {"window": 7}, {"width": 6}, {"width": 9, "window": 5}, {"window": 1}],
+}
 
 
 def fnet(p, x, *, heads, causal=False, mask=None, marks=None):
@@ -26,6 +38,112 @@ def mlp_mixer(p, x, *, heads, causal=False, mask=None, marks=None, length, hidde
     for a in range(b):
         for c in range(d):
             inner = torch.stack([up[r, :n] @ x[a, :, c] + up_bias[r] for r in range(len(up))])
-            inner = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
-            out[a, :, c] = (down @ inner + down_bias)[:n]
+            out[a, :, c] = (down @ gelu(inner) + down_bias)[:n]
     return out
+
+
+def layer_norm(p, name, z):
+    """One token, (d)."""
+    z = z - z.mean()
+    return z / ((z * z).mean() + 1e-5).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def gmlp(p, x, *, heads, causal, length, hidden=None, attention=0, mask=None, marks=None):
+    """Liu et al. 2021, equations 1 to 4 and figure 6: u ⊙ (W norm(v) + b), to which aMLP adds a tiny attention of x."""
+    b, n, _ = x.shape
+    out = []
+    for a in range(b):
+        z = [gelu(linear_layer(p, "up", t)) for t in x[a]]
+        half = len(z[0]) // 2
+        gates = [layer_norm(p, "norm", t[half:]) for t in z]
+        for i in range(n):
+            seen = [j for j in range(n) if (mask is None or mask[a, j]) and (j <= i or not causal)]
+            gate = p["bias"][i] + sum((p["weight"][i, j] * gates[j] for j in seen), torch.zeros_like(gates[i]))
+            if attention:
+                gate = gate + tiny(p, x[a], i, seen)
+            out.append(linear_layer(p, "down", z[i][:half] * gate))
+    return torch.stack(out).view_as(x)
+
+
+def tiny(p, x, i, seen):
+    """Single-head attention of token i of x (n d)."""
+    q, k, v = (linear_layer(p, f"attend.{name}", x) for name in "qkv")
+    y = torch.zeros_like(v[i])
+    if seen:
+        weights = (k[seen] @ q[i] / q.shape[1] ** 0.5).softmax(0)
+        y = weights @ v[seen]
+    return linear_layer(p, "attend.out", y)
+
+
+def amlp(p, x, *, attention=64, **more):
+    """gMLP with the tiny attention."""
+    return gmlp(p, x, attention=attention, **more)
+
+
+def xcit(p, x, *, heads, causal=False, width, norm="example", mask=None, marks=None):
+    """El-Nouby et al. 2021, equations 2 and 3, and the two convolutions: each half of the layer with its norm and residual."""
+    e, out = x.shape[2] // heads, []
+    for a, t in enumerate(x):
+        real = [i for i in range(len(t)) if mask is None or mask[a, i]]
+        normed = torch.stack([layer_norm(p, "before_covariance", token) for token in t])
+        q, k, v = (linear_layer(p, f"covariance.{name}", normed) for name in "qkv")
+        q, k = (z[real] / z[real].square().sum(0).sqrt() for z in (q, k))
+        y = []
+        for c in range(t.shape[1]):
+            others = slice(c // e * e, c // e * e + e)  # the channels of the same head
+            y.append(v[:, others] @ (q[:, c] @ k[:, others] * p["covariance.sharpness"][c // e]).softmax(0))
+        y = torch.stack(y, 1)
+        y = linear_layer(p, "covariance.out", y)
+        normed = torch.stack([layer_norm(p, "before_patches", token) for token in t + y])
+        out.append(y + patches(p, normed, width, real))
+    return torch.stack(out)
+
+
+def dynamic_conv(p, x, *, heads, causal, kernel=7, mask=None, marks=None):
+    """Wu et al. 2019, equations 1, 3 and 4, between a GLU and a linear layer."""
+    b, n, d = x.shape
+    up = linear_layer(p, "up", x)
+    z, out = up[..., :d] / (1 + torch.exp(-up[..., d:])), []
+    for a in range(b):
+        for i in range(n):
+            kernels = (p["taps.weight"] @ z[a, i]).view(heads, kernel).softmax(1)
+            y = torch.zeros_like(x[a, i])
+            for j in range(1, kernel + 1):
+                at = i + j - kernel if causal else i + j - math.ceil((kernel + 1) / 2)
+                if 0 <= at < n and (mask is None or mask[a, at]):
+                    y = y + kernels[:, j - 1].repeat_interleave(d // heads) * z[a, at]
+            out.append(y)
+    return linear_layer(p, "out", torch.stack(out).view_as(x))
+
+
+def aft(p, x, *, heads, causal, length, rank=128, mask=None, marks=None):
+    """Zhai et al. 2021, equation 2: channel by channel, with exp(k + w)."""
+    q, k, v = (linear_layer(p, name, x) for name in "qkv")
+    out = []
+    for a in range(len(x)):
+        for i in range(x.shape[1]):
+            seen = [j for j in range(x.shape[1]) if (mask is None or mask[a, j]) and (j <= i or not causal)]
+            bias = p["bias.s"][seen] @ p["bias.u"][i] if length else x.new_zeros(len(seen))
+            weights = (k[a, seen] + bias[:, None]).exp()
+            top, bottom = (weights * v[a, seen]).sum(0), weights.sum(0)
+            out.append(top / bottom / (1 + torch.exp(-q[a, i])) if seen else top)
+    return torch.stack(out).view_as(x)
+
+
+def average_pool(p, x, *, heads, causal, window=3, width=None, mask=None, marks=None):
+    """Yu et al. 2022, equation 4, where the mean is over cells that are there: in a line, or on a grid."""
+    b, n, _ = x.shape
+    out = []
+    for a in range(b):
+        for i in range(n):
+            if width is None:
+                near = (
+                    range(max(0, i - window + 1), i + 1)
+                    if causal
+                    else range(max(0, i - window // 2), min(n, i + window // 2 + 1))
+                )
+            else:
+                near = [j for _, _, j in neighbourhood(i, n, width, window // 2) if j <= i or not causal]
+            near = [j for j in near if mask is None or mask[a, j]]
+            out.append((x[a, near].sum(0) / len(near) if near else 0) - x[a, i])
+    return torch.stack(out).view_as(x)

@@ -15,11 +15,18 @@ CASES = {
     "block_local": [{"block": 5}, {"block": 32}, {"block": 1}],
     "sparse_strided": [{"stride": 4, **split} for split in SPLITS] + [{"stride": 10}],
     "sparse_fixed": [{"stride": 5, "cells": 2, **split} for split in SPLITS] + [{"stride": 16, "cells": 1}],
-    "longformer": [{"window": 2}, {"window": 2, "steps": (1, 3, 1, 5)}],
+    "star": [{"cycles": 2}, {"cycles": 3, "shared": True}, {"cycles": 1}],
+    "longformer": [{"window": 2}, {"window": 2, "steps": (1, 3, 1, 5)}, {"window": (0, 1, 5, 2), "steps": 2, "bias": True}],
+    "etc": [
+        {"globals": 3, "radius": 2, "clip": 2},
+        {"globals": 2, "radius": 5, "clip": 3, "segment": 7, "shared": True},
+        {"globals": 0, "radius": 3, "clip": 0},
+        {"globals": 70, "radius": 1, "segment": 4},
+    ],
     "bigbird": [{"block": 4, "globals": 1, "random": 1}, {"block": 8, "window": 1, "globals": 2, "random": 2, "seed": 3}],
-    "image_local_2d": [{"width": 6, "block": (2, 3), "memory": (2, 1)}, {"width": 20, "block": (3, 4), "memory": (1, 2)}],
-    "axial": [{"width": 5}, {"width": 10}],
+    "bp_transformer": [{"near": 2, "clip": 3}, {"near": 1, "clip": 10}, {"near": 3, "clip": 1}, {"near": 40}],
     "per_head": [{"patterns": "as RULES"}, {}],
+    "sinks": [{"sinks": 2, "window": 3}, {"sinks": 0, "window": 5}, {"sinks": 4}],
 }
 RULES = [lambda i, j: abs(i - j) <= 2, lambda i, j: (abs(i - j) <= 8 and (i - j) % 4 == 0) or i == 0 or j == 0]
 
@@ -106,16 +113,43 @@ def sparse_fixed(p, x, *, heads, causal, mask=None, marks=None, stride=128, cell
     return by_rule(p, x, heads, lambda h, i, j: see(h, i, j) and (j <= i or not causal), mask=mask)
 
 
-def longformer(p, x, *, heads, causal, mask=None, marks=None, window=256, steps=1):
+def attention(p, name, node, context, heads):
+    """MultiAtt of one node (d) over its context (m d), then relu and layer norm."""
+    q, k, v = (linear_layer(p, f"{name}.{part}", t) for part, t in (("q", node), ("k", context), ("v", context)))
+    q, k, v = (t.unflatten(-1, (heads, -1)) for t in (q, k, v))
+    weights = torch.stack([torch.softmax(k[:, h] @ q[h] / q.shape[-1] ** 0.5, 0) for h in range(heads)])
+    y = linear_layer(p, f"{name}.out", torch.cat([weights[h] @ v[:, h] for h in range(heads)])).clamp(min=0)
+    y = (y - y.mean()) / (y.var(unbiased=False) + 1e-5).sqrt()
+    return y * p[f"{name}.norm.weight"] + p[f"{name}.norm.bias"]
+
+
+def star(p, x, *, heads, causal=False, mask=None, marks=None, cycles=2, shared=False):
+    """Guo et al. 2019, algorithm 1, on the tokens that are there: h_i over [h_{i-1}; h_i; h_{i+1}; e_i; s], s over [s; H]."""
+    out = torch.zeros_like(x)
+    for a in range(x.shape[0]):
+        real = [i for i in range(x.shape[1]) if mask is None or bool(mask[a, i])]
+        e = x[a, real]
+        h, s, n = e, e.mean(0), len(real)
+        for t in range(cycles):
+            at = 0 if shared else t
+            context = [torch.stack((h[i - 1], h[i], h[(i + 1) % n], e[i], s)) for i in range(n)]
+            h = torch.stack([attention(p, f"satellites.{at}", h[i], context[i], heads) for i in range(n)])
+            if t < cycles - 1:
+                s = attention(p, f"relays.{at}", s, torch.cat((s[None], h)), heads)
+        out[a, real] = h
+    return out
+
+
+def longformer(p, x, *, heads, causal, mask=None, marks=None, window=256, steps=1, bias=False):
     """Beltagy et al. 2020, section 3: a dilated window and the marked tokens; for marked tokens all, by Qg, Kg and Vg.
 
     There are two sets of projections to queries, keys and values, and one output projection.
     """
-    steps = (steps,) * heads if isinstance(steps, int) else steps
+    steps, window = ((each,) * heads if isinstance(each, int) else each for each in (steps, window))
     marked = [[False] * x.shape[1]] * x.shape[0] if marks is None else marks.tolist()
 
     def near(a, h, i, j):
-        in_window = abs(i - j) <= window * steps[h] and (i - j) % steps[h] == 0
+        in_window = abs(i - j) <= window[h] * steps[h] and (i - j) % steps[h] == 0
         return j <= i and in_window if causal else in_window or marked[a][j]
 
     y = softmax_loop(*project(p, x, None, heads, "local."), near, mask=mask)
@@ -124,6 +158,36 @@ def longformer(p, x, *, heads, causal, mask=None, marks=None, window=256, steps=
         rows = zip(y.flatten(0, 1), z.flatten(0, 1), marks.flatten().tolist(), strict=True)
         y = torch.stack([far if mark else near for near, far, mark in rows]).reshape(y.shape)
     return linear_layer(p, "local.out", y)
+
+
+def etc(
+    p, x, *, heads, causal=False, mask=None, marks=None, globals=64, radius=84, clip=12, segment=None, shared=False
+):  # fmt: skip
+    """Ainslie et al. 2020: softmax of q·(k + a) / √e, with a for the label of the pair; g2g, g2l and l2g see all."""
+    b, n, d = x.shape
+    e, table = d // heads, p["inner.prior.vectors"]
+    kinds = [("", "") if shared else (".first", ".rest")] * 3
+    q, k, v = (
+        torch.stack([linear_layer(p, name + kind[i >= globals], x[:, i]) for i in range(n)], 1).unflatten(-1, (heads, e))
+        for name, kind in zip("qkv", kinds, strict=True)
+    )
+    out = torch.zeros(b, n, heads, e, dtype=x.dtype)
+    for a, i, h in [(a, i, h) for a in range(b) for i in range(n) for h in range(heads)]:
+        seen = [j for j in range(n) if min(i, j) < globals or abs(i - j) <= radius]
+        seen = [j for j in seen if mask is None or bool(mask[a, j])]
+        labels = [etc_label(i, j, globals, clip, segment) for j in seen]
+        if seen:
+            scores = (k[a, seen, h] + table[int(i < globals), h, labels]) @ q[a, i, h] / e**0.5
+            out[a, i, h] = torch.softmax(scores, 0) @ v[a, seen, h]
+    return linear_layer(p, "out", out.flatten(2))
+
+
+def etc_label(i, j, globals, clip, segment):
+    """How far apart, clipped, for two of a kind; else whether the long token is of the global one's segment."""
+    if (i < globals) == (j < globals):
+        return max(-clip, min(clip, j - i)) + clip
+    one, long = min(i, j), max(i, j) - globals
+    return 2 * clip + 1 + (segment is not None and long // segment != one)
 
 
 def bigbird(
@@ -140,27 +204,46 @@ def bigbird(
     return by_rule(p, x, heads, see, mask=mask)
 
 
-def image_local_2d(p, x, *, heads, causal, mask=None, marks=None, width, block=(8, 8), memory=(8, 8)):
-    """Parmar et al. 2018, section 3.3: the memory block is the query block and a margin; below it only where not causal."""
+def tree_nodes(i, n, near, causal):
+    """(level, number, label level, place, side) of the nodes that token i sees: pointers that climb the tree, and a child
+    in place of a parent that was entered halfway."""
+    found, left, right, left_child, right_child = [], i - 1, i + 1, False, False
+    for level in range(n.bit_length() + 1):
+        for place in range(near):
+            for side, at, child in ((0, left - place, left_child), (1, right + place, right_child)):
+                node = (level - 1, 2 * at + side) if child and place == 0 else (level, at)
+                if node[1] >= 0 and at >= 0 and node[1] << node[0] < n and not (causal and side):
+                    found.append((*node, level, place, side))
+        left, right = left - near, right + near
+        left_child, right_child = left % 2 == 0, right % 2 == 1
+        left, right = left // 2, right // 2
+    return found
 
-    def see(h, i, j):
-        (row, col), (k_row, k_col) = divmod(i, width), divmod(j, width)
-        top, left = row - row % block[0], col - col % block[1]
-        rows = range(top - memory[0], top + block[0] + (0 if causal else memory[0]))
-        cols = range(left - memory[1], left + block[1] + memory[1])
-        return k_row in rows and k_col in cols and (j <= i or not causal)
 
-    return by_rule(p, x, heads, see, mask=mask)
+def bp_transformer(p, x, *, heads, causal, mask=None, marks=None, near=4, clip=10):
+    """Ye et al. 2019: a span is W_O of the mean of its values; a token looks at itself and the spans of `tree_nodes`."""
+    b, n, d = x.shape
+    out, sides = torch.zeros_like(x), 1 if causal else 2
+    for a in range(b):
+        real = [i for i in range(n) if mask is None or bool(mask[a, i])]
+        for i in real:
+            nodes, labels = [x[a, i]], [0]
+            for level, number, at, place, side in tree_nodes(i, n, near, causal):
+                leaves = [j for j in real if j >> level == number]
+                mean = linear_layer(p, "v", x[a, leaves]).sum(0) / max(len(leaves), 1)
+                if leaves:
+                    nodes.append(x[a, leaves[0]] if level == 0 else linear_layer(p, "out", mean))
+                    labels.append(1 + (min(at, clip) * near + place) * sides + side)
+            q, k, v = (linear_layer(p, name, torch.stack(nodes)).unflatten(-1, (heads, -1)) for name in "qkv")
+            scores = torch.einsum("he,mhe->hm", q[0], k) + q[0] @ p["labels"][labels].T
+            y = torch.softmax(scores / (d // heads) ** 0.5, -1)
+            out[a, i] = linear_layer(p, "out", torch.einsum("hm,mhe->he", y, v).flatten())
+    return out
 
 
-def axial(p, x, *, heads, causal, mask=None, marks=None, width):
-    """Ho et al. 2019: the row and the column."""
-
-    def see(h, i, j):
-        same = divmod(i, width)[0] == divmod(j, width)[0] or divmod(i, width)[1] == divmod(j, width)[1]
-        return same and (j <= i or not causal)
-
-    return by_rule(p, x, heads, see, mask=mask)
+def sinks(p, x, *, heads, causal, mask=None, marks=None, sinks=4, window=1020):
+    """Xiao et al. 2023: the first tokens, and a window."""
+    return by_rule(p, x, heads, lambda h, i, j: (j < sinks or abs(i - j) <= window) and (j <= i or not causal), mask=mask)
 
 
 def per_head(p, x, *, heads, causal, mask=None, marks=None, patterns=None):

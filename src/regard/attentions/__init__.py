@@ -1,9 +1,11 @@
 """Attentions: what stands inside `MultiHead`."""
 
+from regard.attentions.additive import AdditiveAttention
 from regard.attentions.clustered import ImprovedClustered
 from regard.attentions.compressed import Compressed
 from regard.attentions.hard import HardGaussian
-from regard.attentions.linear import LinearAttention
+from regard.attentions.hashed import Hashed
+from regard.attentions.linear import EfficientAttention, LinearAttention
 from regard.attentions.located import LocatedAttention
 from regard.attentions.nystrom import NystromAttention
 from regard.attentions.prob_sparse import ProbSparse
@@ -15,6 +17,7 @@ from regard.attentions.span import AdaptiveSpan
 from regard.attentions.strided import Strided
 
 __all__ = [
-    "AdaptiveSpan", "Compressed", "HardGaussian", "ImprovedClustered", "LinearAttention", "LocatedAttention",
-    "NystromAttention", "ProbSparse", "Prototype", "Routed", "ScoredAttention", "SoftmaxAttention", "Strided",
+    "AdaptiveSpan", "AdditiveAttention", "Compressed", "EfficientAttention", "HardGaussian", "Hashed",
+    "ImprovedClustered", "LinearAttention", "LocatedAttention", "NystromAttention", "ProbSparse", "Prototype", "Routed",
+    "ScoredAttention", "SoftmaxAttention", "Strided",
 ]  # fmt: skip

@@ -10,21 +10,24 @@ from torch import Tensor
 
 from regard.errors import check_whole
 from regard.feature import EluPlusOne, Feature
-from regard.mixer import Attention, check_batch
+from regard.mixer import Attention, Can, check_batch
+from regard.update import add, decay, wide
 
 
 class Sums(NamedTuple):
-    """What all keys so far amount to: Σ phi(k) vᵀ (b h r f) and Σ phi(k) (b h r); None: no key yet."""
+    """What all keys so far amount to: Σ phi(k) (v 1)ᵀ (b h r f+1), the highest level among them (b h), and how many."""
 
     kv: Tensor | None
-    k: Tensor | None
+    level: Tensor | None
+    next: int
 
 
 class LinearAttention(Attention):
     """out_i = phi(q_i)ᵀ Σ_j phi(k_j) v_jᵀ / phi(q_i)ᵀ Σ_j phi(k_j) (Katharopoulos et al. 2020, arXiv 2006.16236).
 
-    Causal sums run over j <= i.  They are taken chunk by chunk: inside a chunk by masked products, before it by a state,
-    so that memory is n r f / chunk and never n r f.
+    Causal sums run over j <= i.  A 1 beside each value makes the sum below one more column of the sum above.
+
+    chunk   the causal form works through the sequence in chunks of so many tokens
     """
 
     def __init__(self, feature: Feature | None = None, *, chunk: int = 64) -> None:
@@ -32,49 +35,90 @@ class LinearAttention(Attention):
         check_whole(1, chunk=chunk)
         self.feature = EluPlusOne() if feature is None else feature
         self.chunk = chunk
+        self.can, self.length, self.heads = self.feature.can, self.feature.length, self.feature.heads
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: Sums | None = None
     ) -> tuple[Tensor, Sums | None]:
         """See `Attention.attend`."""
-        q, k = self.feature(q), self.feature(k)
-        if mask is not None:
-            k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
-        if causal:
-            out, new = self._causal(q, k, v, state)
-            return out, None if state is None else new
-        return _divide(q @ (k.transpose(-1, -2) @ v), (q @ k.sum(2)[..., None])), None
+        if not q.shape[2]:
+            return v.new_zeros(*q.shape[:3], v.shape[3]), state
+        if self.training and state is None:
+            self.feature.advance()
+        with torch.autocast(q.device.type, enabled=False):
+            at = 0 if state is None else state.next
+            (phi_q, _), (phi_k, level) = self.feature(q, at, True), self.feature(k, at, False)
+            top = with_one(v, mask)
+            if level is not None and mask is not None:
+                level = level.masked_fill(~mask[:, None], -torch.inf)
+            if causal:
+                out, new = self._past(phi_q, phi_k, top, level, self.start() if state is None else state)
+            else:
+                out, new = phi_q @ (phi_k.transpose(-1, -2) @ _levelled(top, level)), None
+            return divide(out, self.feature.floor).to(v.dtype), None if state is None else new
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, state: Sums | None) -> tuple[Tensor, Sums]:
-        if state is not None and state.kv is not None:
+    def _past(self, q: Tensor, k: Tensor, v: Tensor, level: Tensor | None, state: Sums) -> tuple[Tensor, Sums]:
+        if state.kv is not None:
             check_batch(state.kv, q)
-        n, c = q.shape[2], min(self.chunk, q.shape[2])
-        q, k, v = (_chunks(x, c) for x in (q, k, v))  # (b h n/c c r)
-        kv, ks = k.transpose(-1, -2) @ v, k.sum(3)  # of each chunk: (b h n/c r f), (b h n/c r)
-        past, after = _before(kv, None if state is None else state.kv)
-        past_k, after_k = _before(ks, None if state is None else state.k)
-        inside = (q @ k.transpose(-1, -2)).tril()
-        top = inside @ v + q @ past
-        bottom = inside.sum(-1, keepdim=True) + q @ past_k[..., None]
-        return _divide(top, bottom).flatten(2, 3)[:, :, :n], Sums(after, after_k)
+        end = state.next + q.shape[2]
+        if level is None:
+            out, kv = add(q, k, v, None, state.kv, self.chunk)
+            return out, Sums(kv, None, end)
+        highest = _highest(level.detach(), state.level)  # so far, and never of what comes: it shows in the last digit
+        before = highest[..., :1] if state.level is None else state.level[..., None]
+        gate = torch.cat((before, highest[..., :-1]), -1) - highest
+        out, kv = decay(q, k, v * (level - highest).exp()[..., None], gate, state.kv, self.chunk)
+        return out, Sums(kv, highest[..., -1], end)
 
     def start(self) -> Sums:
         """No key yet."""
-        return Sums(None, None)
+        return Sums(None, None, 0)
 
 
-def _chunks(x: Tensor, size: int) -> Tensor:
-    """(b h n r) -> (b h n/size size r), filled up with zeros, which add nothing."""
-    return F.pad(x, (0, 0, 0, -x.shape[2] % size)).unflatten(2, (-1, size))
+class EfficientAttention(Attention):
+    """softmax over features (q) · (softmax over positions (k)ᵀ v) (Shen et al. 2021, arXiv 1812.01243): e summaries of all
+    values, of which each query takes a mean."""
+
+    can = Can(
+        causal="the softmax over positions is of all keys, later ones too", stream="the softmax over positions is of all keys"
+    )
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: None = None
+    ) -> tuple[Tensor, None]:
+        """See `Attention.attend`."""
+        wide_k = wide(k)
+        if mask is not None:  # where all are left out the softmax is of equals, and then nothing
+            out = ~mask[:, None, :, None]
+            weights = wide_k.masked_fill(out, torch.finfo(wide_k.dtype).min).softmax(2).masked_fill(out, 0)
+        else:
+            weights = wide_k.softmax(2)
+        return (wide(q).softmax(-1) @ (weights.transpose(-1, -2) @ wide(v))).to(v.dtype), None
 
 
-def _before(each: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sums over the chunks before each one, (b h chunks ...), and over all of them."""
-    total = torch.zeros_like(each[:, :, :1]) if first is None else first[:, :, None]
-    sums = torch.cat((total, each), 2).cumsum(2)
-    return sums[:, :, :-1], sums[:, :, -1]
+def with_one(v: Tensor, mask: Tensor | None) -> Tensor:
+    """(v 1), and zeros for tokens left out: (b h m f+1)."""
+    v = F.pad(wide(v), (0, 1), value=1.0)
+    return v if mask is None else v.masked_fill(~mask[:, None, :, None], 0)
 
 
-def _divide(top: Tensor, bottom: Tensor) -> Tensor:
-    """top / bottom; where no key has any weight both are zero, and so is the result."""
-    return top / bottom.masked_fill(bottom <= 0, 1)
+def divide(sums: Tensor, floor: float | None) -> Tensor:
+    """All columns by the last one; where no key has any weight all are zero, and so is the result."""
+    bottom = sums[..., -1:]
+    bottom = bottom.masked_fill(bottom <= 0, 1) if floor is None else bottom.clamp(min=floor)
+    return sums[..., :-1] / bottom
+
+
+def _levelled(v: Tensor, level: Tensor | None) -> Tensor:
+    """Values with the factors of their keys, but for the greatest, which cancels."""
+    if level is None:
+        return v
+    most = level.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(level.dtype).min)
+    return v * (level - most).exp()[..., None]
+
+
+def _highest(level: Tensor, before: Tensor | None) -> Tensor:
+    """The highest level up to each token; 0 where there was none, for there the sums are zero."""
+    first = level if before is None else torch.cat((before[..., None], level), -1)
+    highest = first.cummax(-1).values[..., first.shape[-1] - level.shape[-1] :]
+    return highest.masked_fill(highest == -torch.inf, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attend import groups
@@ -13,16 +14,24 @@ from regard.route import Route
 
 
 class Routed(Attention):
-    """softmax attention of each query over the keys of its groups; several groups merge by their log-sum-exp."""
+    """softmax attention of each query over the keys of its groups; several groups merge by their log-sum-exp.
 
-    def __init__(self, route: Route, *, scale: float | None = None) -> None:
+    scale     of the scores, 1/sqrt(e) unless given
+    keyless   keys are the queries, so there is no projection to keys
+    level     queries and keys pass a layer norm first, which has neither scale nor shift
+    """
+
+    def __init__(self, route: Route, *, scale: float | None = None, keyless: bool = False, level: bool = False) -> None:
         super().__init__()
-        self.route, self.scale, self.can = route, scale, route.can
+        self.route, self.scale, self.keyless, self.level = route, scale, keyless, level
+        self.can, self.heads = route.can, route.heads
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: State = None
     ) -> tuple[Tensor, State]:
         """See `Attention.attend`."""
+        if self.level:
+            q, k = (F.layer_norm(x, x.shape[-1:]) for x in (q, k))
         found = self.route(q, k, mask)
         if causal:
             found = [_past(group) for group in found]

@@ -117,6 +117,7 @@ def _lines(found: Facts) -> list[tuple[str, RenderableType]]:
         ("built with", Text(shown + (", causal=True" if found.mixer.causal else ""))),
         ("parameters", f"{found.parameters:,}"),
         ("pattern", Text(pattern)),
+        ("cache", Text(found.cache().words())),
         *_costs(found),
     ]
 

@@ -58,7 +58,7 @@ def _lattice(term: Pattern) -> Lattice:
     if steps:
         return min(lcm(*steps), FAR)  # beyond every position all steps are alike: a token meets only itself
     phases = (f for f in factors if isinstance(f, KeyPhase) and 2 * f.start >= f.period > 1)
-    images = (f for f in factors if isinstance(f, Blocks2D) and f.width > LEAST_WIDTH)
+    images = (f for f in factors if isinstance(f, Blocks2D) and f.width > LEAST_WIDTH and not f.by_block)
     return next(phases, None) or next(images, None)
 
 
@@ -89,8 +89,9 @@ def orders(lattice: Lattice, n: int, m: int, q_at: int, k_at: int) -> tuple[Tens
 def _by_patch(image: Blocks2D, x: Tensor) -> Tensor:
     """Cells of one patch after each other: patches are query blocks, or several of them where those are small."""
     rows, cols = (size * -(-PATCH // size) for size in (image.rows, image.cols))
-    across = -(-image.width // cols)
-    patch = x // image.width // rows * across + x % image.width // cols
+    across = -(-(image.width + image.cut_cols) // cols)
+    row, col = (x // image.width + image.cut_rows) // rows, (x % image.width + image.cut_cols) // cols
+    patch = row * across + col
     return torch.argsort(patch, stable=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.common import at_least_single
 from regard.mixer import Can, Mixer, State
 
 WHOLE = "the Fourier transform runs over the whole sequence"
@@ -20,5 +21,4 @@ class Fourier(Mixer):
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d), real."""
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        return torch.fft.fft2(wide).real.to(x.dtype), None
+        return torch.fft.fft2(at_least_single(x)).real.to(x.dtype), None

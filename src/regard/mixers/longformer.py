@@ -16,14 +16,15 @@ class Longformer(Mixer):
     is one for both.
 
     local    the pattern of the others: a band, dilated perhaps, perhaps different for each head
+    bias     whether the projections have one
     """
 
-    def __init__(self, dim: int, heads: int, local: Pattern, *, causal: bool = False) -> None:
+    def __init__(self, dim: int, heads: int, local: Pattern, *, bias: bool = False, causal: bool = False) -> None:
         near = SoftmaxAttention(local if causal else local | MarkedKeys())
         can = Can(marks="the causal form has a window only, as in the paper") & near.can if causal else near.can
         super().__init__(dim, can=can, causal=causal, length=near.length)
-        self.local = MultiHead(dim, heads, near, causal=causal)
-        self.everywhere = None if causal else MultiHead(dim, heads, SoftmaxAttention(MarkedQueries()))
+        self.local = MultiHead(dim, heads, near, bias=bias, causal=causal)
+        self.everywhere = None if causal else MultiHead(dim, heads, SoftmaxAttention(MarkedQueries()), bias=bias)
         if self.everywhere is not None:
             self.everywhere.out = nn.Identity()
 
@@ -35,6 +36,7 @@ class Longformer(Mixer):
         self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State, marks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
+        marks = _real(marks, mask)
         y, state = self.local.mix_heads(x, memory, mask, state, marks)
         if marks is not None and self.everywhere is not None:
             z, _ = self.everywhere.mix_heads(x, memory, mask, None, marks)
@@ -43,8 +45,14 @@ class Longformer(Mixer):
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None = None) -> Tensor:
         """The map of the window; for marked tokens, that of their own attention."""
+        marks = _real(marks, mask)
         near = self.local.weights(x, memory, mask, marks=marks)
         if marks is None or self.everywhere is None:
             return near
         far = self.everywhere.weights(x, memory, mask, marks=marks)
         return torch.where(marks[:, None, :, None], far, near)
+
+
+def _real(marks: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """A left-out token is nobody's global."""
+    return marks if marks is None or mask is None else marks & mask

@@ -17,10 +17,10 @@ n x n matrix is ever built.  Positions are absolute and count from 0; True means
 """
 
 from regard.pattern.algebra import FAR, And, Block, Full, Leaf, Not, Nothing, Or, Pattern, PerHead, hull, tile_table, tiled
+from regard.pattern.grid import Axial, Blocks2D, Near2D, Neighbourhood, block_order
 from regard.pattern.leaves import (
-    Axial,
     Band,
-    Blocks2D,
+    Blocks,
     Causal,
     Chunks,
     Global,
@@ -29,14 +29,13 @@ from regard.pattern.leaves import (
     Marked,
     MarkedKeys,
     MarkedQueries,
-    Near2D,
     Queries,
-    RandomBlocks,
 )
 from regard.pattern.spaced import Spaced
+from regard.pattern.tables import BlockTable, RandomBlocks
 
 __all__ = [
-    "FAR", "And", "Axial", "Band", "Block", "Blocks2D", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Leaf",
-    "Marked", "MarkedKeys", "MarkedQueries", "Near2D", "Not", "Nothing", "Or", "Pattern", "PerHead", "Queries",
-    "RandomBlocks", "Spaced", "hull", "tile_table", "tiled",
+    "FAR", "And", "Axial", "Band", "Block", "Blocks", "Blocks2D", "BlockTable", "Causal", "Chunks", "Full", "Global",
+    "KeyPhase", "Keys", "Leaf", "Marked", "MarkedKeys", "MarkedQueries", "Near2D", "Neighbourhood", "Not", "Nothing", "Or",
+    "Pattern", "PerHead", "Queries", "RandomBlocks", "Spaced", "block_order", "hull", "tile_table", "tiled",
 ]  # fmt: skip

@@ -1,5 +1,8 @@
 """The recipes, one function a paper; importing this package registers them all."""
 
-from regard.recipes import compressed, free, heads, linear, priors, prototypes, sets, sparse, vanilla
+from regard.recipes import compressed, early, free, grid, heads, linear, priors, prototypes, routed, sets, sparse, vanilla
 
-__all__ = ["compressed", "free", "heads", "linear", "priors", "prototypes", "sets", "sparse", "vanilla"]
+__all__ = [
+    "compressed", "early", "free", "grid", "heads", "linear", "priors", "prototypes", "routed", "sets", "sparse",
+    "vanilla",
+]  # fmt: skip

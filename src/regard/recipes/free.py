@@ -1,13 +1,94 @@
-"""Without attention: no queries, no keys."""
+"""Without attention: no queries, or no keys, or neither."""
 
 from __future__ import annotations
 
-from regard.errors import check_whole
-from regard.mixer import Mixer
-from regard.mixers import Fourier, TokenMLP
+from collections.abc import Callable, Sequence
+
+from regard.errors import check_whole, nearest
+from regard.mixer import Mixer, check_heads
+from regard.mixers import AFT, AveragePool, DynamicConv, Fourier, GatedMLP, Synthesizer, TokenMLP, XCiT
+from regard.mixers.synthesizer import Dense, DotProduct, FactorisedDense, FactorisedRandom, Logits, Random
 from regard.registry import recipe
 
 
+# ---------------------------------------------------------------------------------------------- synthesizers
+@recipe(
+    "Tay et al. 2020", arxiv="2005.00743", row="H1", formula="softmax(W₂ relu(W₁ x + b₁) + b₂) V", small={"length": 32},
+)  # fmt: skip
+def synthesizer_dense(dim: int, heads: int, *, length: int, causal: bool = False) -> Mixer:
+    """Each token says by itself how much it wants of each of `length` positions, and asks no other."""
+    return _synthesizer(dim, heads, length, ("dense",), causal)
+
+
+@recipe("Tay et al. 2020", arxiv="2005.00743", row="H1", formula="softmax(R) V", small={"length": 32})
+def synthesizer_random(
+    dim: int, heads: int, *, length: int, learned: bool = True, seed: int = 0, causal: bool = False
+) -> Mixer:
+    """A table of logits, drawn by `seed`, that no token has a say in.
+
+    learned   False: the table stays as it was drawn
+    """
+    return _synthesizer(dim, heads, length, ("random",), causal, learned=learned, seed=seed)
+
+
+@recipe(
+    "Tay et al. 2020", arxiv="2005.00743", row="H1", formula="softmax(tile(A x) repeat(B x)) V, or softmax(R₁ R₂ᵀ) V",
+    small={"length": 32},
+)  # fmt: skip
+def synthesizer_factorised(
+    dim: int, heads: int, *, length: int, kind: str = "dense", factors: tuple[int, int] | None = None,
+    rank: int = 8, seed: int = 0, causal: bool = False,
+) -> Mixer:  # fmt: skip
+    """The same with fewer parameters: a row of logits is a product of two short rows, or the table one of two thin tables.
+
+    kind      "dense" or "random"
+    factors   dense: the lengths of the two rows, whose product is at least `length`; near its root unless given
+    rank      random: columns of the two tables
+    """
+    if kind not in ("dense", "random"):
+        raise ValueError(f"kind must be 'dense' or 'random', not {kind!r}")
+    if kind == "random" and factors is not None:
+        raise ValueError("factors are for kind='dense'; kind='random' has a rank")
+    return _synthesizer(dim, heads, length, (f"factorised_{kind}",), causal, factors=factors, rank=rank, seed=seed)
+
+
+@recipe(
+    "Tay et al. 2020", arxiv="2005.00743", row="H1", formula="softmax(Σ_p α_p S_p) V,  α = softmax(a)", small={"length": 32},
+)  # fmt: skip
+def synthesizer_mixture(
+    dim: int, heads: int, *, length: int, parts: Sequence[str] = ("dense", "vanilla"), rank: int = 8, seed: int = 0,
+    causal: bool = False,
+) -> Mixer:  # fmt: skip
+    """Logits of several kinds, in shares that are learned.
+
+    parts   any of "dense", "random", "factorised_dense", "factorised_random", "vanilla"
+    """
+    if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
+        raise ValueError(f"parts must be a sequence of names, not {parts!r}")
+    return _synthesizer(dim, heads, length, parts, causal, rank=rank, seed=seed)
+
+
+def _synthesizer(
+    dim: int, heads: int, length: int, parts: Sequence[str], causal: bool, *, learned: bool = True,
+    factors: tuple[int, int] | None = None, rank: int = 8, seed: int = 0,
+) -> Mixer:  # fmt: skip
+    check_heads(dim, heads)
+    check_whole(1, length=length, rank=rank)
+    check_whole(0, seed=seed)
+    known: dict[str, Callable[[], Logits]] = {
+        "dense": lambda: Dense(dim, heads, length),
+        "random": lambda: Random(heads, length, learned=learned, seed=seed),
+        "factorised_dense": lambda: FactorisedDense(dim, heads, length, factors),
+        "factorised_random": lambda: FactorisedRandom(heads, length, rank, seed=seed),
+        "vanilla": lambda: DotProduct(dim, heads),
+    }
+    for part in parts:
+        if part not in known:
+            raise ValueError(f"no part {part!r}: {nearest(str(part), known)}")
+    return Synthesizer(dim, heads, [known[part]() for part in parts], causal=causal)
+
+
+# ---------------------------------------------------------------------------------------------- no heads at all
 @recipe("Lee-Thorp et al. 2021", arxiv="2105.03824", row="H2", formula="Re F_n F_d x")
 def fnet(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
     """FNet: the real part of the Fourier transform over tokens and width.  There are no heads: `heads` must be 1."""
@@ -24,6 +105,86 @@ def mlp_mixer(dim: int, heads: int = 1, *, length: int, hidden: int | None = Non
     _headless("mlp_mixer", heads)
     check_whole(1, length=length)
     return TokenMLP(dim, length, max(1, length // 2) if hidden is None else hidden, causal=causal)
+
+
+@recipe(
+    "Liu et al. 2021", arxiv="2105.08050", row="H4", formula="V (z₁ ⊙ (W norm(z₂) + b)),  z = gelu(U x)", small={"length": 32},
+)  # fmt: skip
+def gmlp(dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False) -> Mixer:
+    """gMLP: half of the channels, mixed over positions, gate the other half.  There are no heads: `heads` must be 1.
+
+    hidden   the width that is split in two, 6 · dim unless given
+    """
+    _headless("gmlp", heads)
+    return GatedMLP(dim, length, _six_times(dim, hidden), causal=causal)
+
+
+@recipe(
+    "Liu et al. 2021", arxiv="2105.08050", row="H4", formula="V (z₁ ⊙ (W norm(z₂) + b + attention(x))),  z = gelu(U x)",
+    small={"length": 32, "attention": 4},
+)  # fmt: skip
+def amlp(
+    dim: int, heads: int = 1, *, length: int, hidden: int | None = None, attention: int = 64, causal: bool = False
+) -> Mixer:
+    """aMLP: gMLP with a tiny attention of one head, added inside the gate.  `heads` must be 1.
+
+    attention   the width of the tiny attention
+    hidden      the width that is split in two, 6 · dim unless given
+    """
+    _headless("amlp", heads)
+    check_whole(1, attention=attention)
+    return GatedMLP(dim, length, _six_times(dim, hidden), attention=attention, causal=causal)
+
+
+@recipe(
+    "Zhai et al. 2021", arxiv="2105.14103", row="H6", formula="σ(q_i) ⊙ Σ_j exp(k_j + w_ij) v_j / Σ_j exp(k_j + w_ij)",
+    small={"length": 32, "rank": 4},
+)  # fmt: skip
+def aft(dim: int, heads: int = 1, *, length: int | None, rank: int = 128, causal: bool = False) -> Mixer:
+    """AFT: keys weigh values channel by channel, queries gate.  Each channel is a head of its own: `heads` must be 1.
+
+    length   AFT-full: biases w for so many positions; None: AFT-simple, which has none
+    rank     w is the product of two tables of so many columns
+    """
+    _headless("aft", heads)
+    return AFT(dim, length, rank, causal=causal)
+
+
+@recipe("Yu et al. 2022", arxiv="2111.11418", row="H6", formula="mean of the neighbours − x")
+def average_pool(dim: int, heads: int = 1, *, window: int = 3, width: int | None = None, causal: bool = False) -> Mixer:
+    """PoolFormer's mixing: the mean over a window, less the token itself.  There are no heads: `heads` must be 1.
+
+    window   tokens in a line, or cells to each side of a square on a grid; odd, but for a causal line
+    width    columns of the grid; None: a line
+    """
+    _headless("average_pool", heads)
+    return AveragePool(dim, window, width=width, causal=causal)
+
+
+# ---------------------------------------------------------------------------------------------- heads, but no map of tokens
+@recipe(
+    "El-Nouby et al. 2021", arxiv="2106.09681", row="H5", formula="V softmax(K̂ᵀ Q̂ / τ), then 3 × 3 neighbours",
+    small={"width": 5},
+)  # fmt: skip
+def xcit(dim: int, heads: int, *, width: int, norm: str = "example", causal: bool = False) -> Mixer:
+    """XCiT: channels attend to channels over all tokens, then each token to its neighbours on a grid of `width` columns.
+
+    norm   between the two convolutions: "batch", as in the paper, in training mixes examples; "example" does not
+    """
+    return XCiT(dim, heads, width, norm=norm, causal=causal)
+
+
+@recipe(
+    "Wu et al. 2019", arxiv="1901.10430", row="H6", formula="Σ_j softmax_j(W z_i) z_{i+j},  z = GLU(W x)", small={"kernel": 5},
+)  # fmt: skip
+def dynamic_conv(dim: int, heads: int, *, kernel: int = 7, causal: bool = False) -> Mixer:
+    """Dynamic convolution: each token makes the kernel with which it looks at its neighbours, one for each head."""
+    return DynamicConv(dim, heads, kernel, causal=causal)
+
+
+def _six_times(dim: int, hidden: int | None) -> int:
+    check_whole(1, dim=dim)
+    return 6 * dim if hidden is None else hidden
 
 
 def _headless(name: str, heads: int) -> None:

@@ -8,7 +8,6 @@ from regard.errors import check_whole
 from regard.heads import Disagreeing, Shared, Talk
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.registry import recipe
-from regard.weigh import TopK
 
 
 @recipe(
@@ -69,11 +68,3 @@ def grouped_query(dim: int, heads: int, *, share: int = 4, causal: bool = False)
     if heads % share:
         raise ValueError(f"heads must be divisible by share, and {heads} is not by {share}")
     return MultiHead(dim, heads, SoftmaxAttention(), kv_heads=heads // share, causal=causal)
-
-
-@recipe(
-    "Zhao et al. 2019", arxiv="1912.11637", row="D4", formula="softmax over the k largest of q_i·k_j / √e", small={"k": 4},
-)  # fmt: skip
-def top_k(dim: int, heads: int, *, k: int = 8, causal: bool = False) -> Mixer:
-    """Each query keeps the keys with its `k` highest scores, and those that equal the last of them."""
-    return MultiHead(dim, heads, ScoredAttention(weigh=TopK(k)), causal=causal)

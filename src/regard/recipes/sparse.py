@@ -4,7 +4,8 @@ To draw every pattern of this file:
 
     python -m regard.recipes.sparse
 
-Each recipe is a pattern inside `MultiHead`; only Longformer has parts of its own.
+Most are a pattern inside `MultiHead`; Star-Transformer, Longformer, ETC and BP-Transformer have parts of their own.  The
+patterns of images are in `regard.recipes.grid`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from math import ceil
 from regard.attentions import SoftmaxAttention
 from regard.errors import Unsupported, check_whole
 from regard.mixer import Mixer, MultiHead, check_heads
-from regard.mixers import Longformer
-from regard.pattern import Axial, Band, Blocks2D, Chunks, Global, KeyPhase, Pattern, PerHead, RandomBlocks
+from regard.mixers import ByKind, Longformer, Star, Tree
+from regard.pattern import Band, Chunks, Global, KeyPhase, Keys, Pattern, PerHead, RandomBlocks
 from regard.registry import recipe
+from regard.relative import Labels
 
 
 def _sparse(dim: int, heads: int, pattern: Pattern, causal: bool) -> Mixer:
@@ -121,23 +123,73 @@ def sparse_fixed(
 
 
 @recipe(
+    "Guo et al. 2019", arxiv="1902.09113", row="C7", formula="softmax over h_{i−1}, h_i, h_{i+1}, x_i and the relay, in turn",
+    small={"cycles": 2},
+)  # fmt: skip
+def star(dim: int, heads: int, *, cycles: int = 2, shared: bool = False, causal: bool = False) -> Mixer:
+    """Star-Transformer: tokens in a ring around a relay, which are updated in turn, `cycles` times.
+
+    shared   one set of parameters for all rounds; else each round has its own
+    """
+    return Star(dim, heads, cycles=cycles, shared=shared, causal=causal)
+
+
+@recipe(
     "Beltagy et al. 2020", arxiv="2004.05150", row="C8", formula="softmax over |i − j| ≤ w or j marked; all for i marked",
     small={"window": 2, "steps": (1, 3)},
 )  # fmt: skip
-def longformer(dim: int, heads: int, *, window: int = 256, steps: int | Sequence[int] = 1, causal: bool = False) -> Mixer:
+def longformer(
+    dim: int, heads: int, *, window: int | Sequence[int] = 256, steps: int | Sequence[int] = 1, bias: bool = False,
+    causal: bool = False,
+) -> Mixer:  # fmt: skip
     """A window of `window` to either side, and tokens marked by the caller that see all and are seen by all.
 
     Marked tokens have query, key and value projections of their own.  Give them as `marks`, (b n), for each example its
     own.  The causal form, as in the paper, has a window only.
 
-    steps   the dilation: one for all, or one for each head
+    window   how many keys to either side: one number for all heads, or one for each
+    steps    the dilation, likewise
+    bias     whether the projections have one
     """
     check_heads(dim, heads)
-    near = tuple(steps) if isinstance(steps, Sequence) else (steps,) * heads
-    if len(near) != heads:
-        raise ValueError(f"steps must be one number or one for each of {heads} heads, not {near}")
-    bands = [Band(window, window, step) for step in near]
-    return Longformer(dim, heads, bands[0] if len(set(bands)) == 1 else PerHead(tuple(bands)), causal=causal)
+    near = zip(_each(heads, window=window), _each(heads, steps=steps), strict=True)
+    bands = [Band(reach, reach, step) for reach, step in near]
+    local = bands[0] if len(set(bands)) == 1 else PerHead(tuple(bands))
+    return Longformer(dim, heads, local, bias=bias, causal=causal)
+
+
+def _each(heads: int, **given: int | Sequence[int]) -> tuple[int, ...]:
+    """One number for each head."""
+    ((name, value),) = given.items()
+    numbers = tuple(value) if isinstance(value, Sequence) else (value,) * heads
+    if len(numbers) != heads:
+        raise ValueError(f"{name} must be one number or one for each of {heads} heads, not {numbers}")
+    return numbers
+
+
+@recipe(
+    "Ainslie et al. 2020", arxiv="2004.08483", row="C9", formula="softmax of q·(k + a_label) over |i − j| ≤ r, i < g or j < g",
+    small={"globals": 3, "radius": 2, "clip": 2},
+)  # fmt: skip
+def etc(
+    dim: int, heads: int, *, globals: int = 64, radius: int = 84, clip: int = 12, segment: int | None = None,
+    shared: bool = False, causal: bool = False,
+) -> Mixer:  # fmt: skip
+    """Extended Transformer Construction: the first `globals` tokens see all and are seen by all, the others see `radius`
+    to either side, and every pair has a label with a learned vector.
+
+    clip      labels of two tokens of a kind tell how far they are apart, up to so many
+    segment   the long tokens belong to the global ones, so many to each, and labels tell which; None: to none
+    shared    global and long tokens share their projections; else each kind has its own
+    """
+    if causal:
+        raise Unsupported("its global tokens read the whole sequence")
+    check_heads(dim, heads)
+    labels = Labels(heads, dim // heads, globals=globals, clip=clip, segment=segment)
+    mixer = MultiHead(dim, heads, SoftmaxAttention(Band(radius, radius) | Global(globals), labels))
+    if not shared:
+        mixer.q, mixer.k, mixer.v = (ByKind(dim, globals) for _ in range(3))
+    return mixer
 
 
 @recipe(
@@ -166,32 +218,16 @@ def bigbird(
 
 
 @recipe(
-    "Parmar et al. 2018", arxiv="1802.05751", row="C12", formula="softmax over the memory block of i's query block",
-    small={"width": 6, "block": (2, 3), "memory": (2, 1)},
+    "Ye et al. 2019", arxiv="1911.04070", row="C11", formula="softmax of q·(k + a_label) over spans of 1, 2, 4, ... tokens",
+    small={"near": 2, "clip": 3},
 )  # fmt: skip
-def image_local_2d(
-    dim: int, heads: int, *, width: int, block: tuple[int, int] = (8, 8), memory: tuple[int, int] = (8, 8),
-    causal: bool = False,
-) -> Mixer:  # fmt: skip
-    """Image Transformer in two dimensions: query blocks on a grid, each with a memory block around it.
+def bp_transformer(dim: int, heads: int, *, near: int = 4, clip: int = 10, causal: bool = False) -> Mixer:
+    """BP-Transformer: each token sees itself and `near` spans to either side on each level of a binary tree over the
+    tokens, fine near and coarse far; causal, spans before it.
 
-    Tokens are pixels in raster order, `width` to a row.  The memory is the query block, extended by memory[0] rows above
-    and memory[1] columns to either side; not causal, by as many rows below as well.
+    clip   levels from this one on share the vectors that tell where a span stands
     """
-    for name, pair in (("block", block), ("memory", memory)):
-        if not isinstance(pair, Sequence) or len(pair) != 2:
-            raise ValueError(f"{name} must be two numbers, rows and columns, not {pair!r}")
-    (rows, cols), (up, aside) = block, memory
-    pattern = Blocks2D(width, rows, cols, up=up, left=aside, right=aside, down=0 if causal else up)
-    return _sparse(dim, heads, pattern, causal)
-
-
-@recipe(
-    "Ho et al. 2019", arxiv="1912.12180", row="C13", formula="softmax over i's row ∪ i's column", small={"width": 5},
-)  # fmt: skip
-def axial(dim: int, heads: int, *, width: int, causal: bool = False) -> Mixer:
-    """Rows and columns: on a grid in raster order, `width` to a row, each token sees its row and its column."""
-    return _sparse(dim, heads, Axial(width), causal)
+    return Tree(dim, heads, near=near, clip=clip, causal=causal)
 
 
 @recipe(
@@ -206,6 +242,17 @@ def per_head(dim: int, heads: int, *, patterns: Sequence[Pattern] | None = None,
     if not isinstance(patterns, Sequence) or not patterns or not all(isinstance(p, Pattern) for p in patterns):
         raise ValueError(f"patterns must be a list of at least one Pattern, such as [Band(8, 8), Global(2)], not {patterns!r}")
     return _sparse(dim, heads, _in_turn(patterns, dim, heads), causal)
+
+
+@recipe(
+    "Xiao et al. 2023", arxiv="2309.17453", row="C15", formula="softmax over i − j ≤ w or j < s",
+    small={"sinks": 2, "window": 3},
+)  # fmt: skip
+def sinks(dim: int, heads: int, *, sinks: int = 4, window: int = 1020, causal: bool = False) -> Mixer:
+    """Attention sinks: each token sees the first `sinks` tokens, and `window` tokens before it, or to either side where
+    not causal."""
+    check_whole(0, sinks=sinks)
+    return _sparse(dim, heads, Band(window, window) | Keys(0, sinks), causal)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,12 @@ from regard.registry import Recipe, create
 
 
 def pattern_of(mixer: Mixer) -> Pattern | None:
-    """Who may look at whom; None: the mixer has no such thing.  Several attentions side by side see what any sees."""
+    """Who may look at whom; None: the mixer has no such thing.  Several attentions side by side see what any sees.
+
+    What has no map has no pattern: in several passes, tokens are reached that no single pass looks at.
+    """
+    if not mixer.can.maps:
+        return None
     found: list[Pattern] = []
     for module in mixer.modules():
         if isinstance(module, MultiHead):
@@ -59,7 +64,11 @@ def fitted(recipe: Recipe, n: int, given: Mapping[str, Any]) -> dict[str, Any]:
     parameters = recipe.parameters
     values = {"length": n, "width": max(1, _root(n))}
     for name, value in values.items():
-        if name in parameters and name not in found:
+        if (
+            name in parameters
+            and name not in found
+            and (name == "length" or parameters[name].default is inspect.Parameter.empty)
+        ):
             found[name] = value
     return found
 

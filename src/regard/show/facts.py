@@ -15,6 +15,7 @@ from regard.mixer import PROMISES, Can, Mixer
 from regard.pattern import Pattern, tile_table, tiled
 from regard.registry import FAMILIES, Recipe
 from regard.show.build import build, fitted, pattern_of, promises, small
+from regard.show.cache import Cached, cached
 
 COUNTED = 80_000  # tiles in which keys are counted one by one; where there are more, a sample of the queries stands for all
 SAMPLE = 128
@@ -49,6 +50,10 @@ class Facts:
     def keys(self) -> Keys | None:
         """Of the pattern, without marked tokens."""
         return None if self.pattern is None else keys(self.pattern, self.length)
+
+    def cache(self) -> Cached:
+        """What its causal form keeps while it streams."""
+        return cached(self.recipe, self.arguments, self.length, self.can)
 
     def runs(self, *, grad: bool) -> Choice | None:
         """What `auto` would choose."""
@@ -106,6 +111,7 @@ def as_json(facts: Facts) -> dict[str, Any]:
         "pattern": None if facts.pattern is None else repr(facts.pattern),
         "keys_per_query": None if keys is None else {"mean": keys.mean, "max": keys.most, "exact": keys.exact},
         "density": None if keys is None else keys.density,
+        "cache": _cache(facts.cache()),
         "forward": _choice(facts.runs(grad=False)),
         "forward_and_backward": _choice(facts.runs(grad=True)),
     }
@@ -149,6 +155,13 @@ def _choice(choice: Choice | None) -> dict[str, Any] | None:
         "dense_ms": dense,
         "sparse_ms": sparse,
     }
+
+
+def _cache(cache: Cached) -> dict[str, Any]:
+    """Keys for each head and in all, or the size of a state in vectors after half of the tokens and after all."""
+    state = None if cache.refusal or cache.keys is not None else list(cache.sizes)
+    keys = None if cache.keys is None else list(cache.keys)
+    return {"streams": cache.refusal is None, "keys": keys, "held": None if keys is None else cache.held, "state": state}
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,9 @@ from operator import and_, or_
 from regard.pattern import (
     And,
     Band,
+    Blocks,
     Blocks2D,
+    BlockTable,
     Causal,
     Chunks,
     Full,
@@ -18,6 +20,7 @@ from regard.pattern import (
     Keys,
     MarkedKeys,
     MarkedQueries,
+    Neighbourhood,
     Not,
     Nothing,
     Or,
@@ -123,6 +126,12 @@ def _leaf(leaf: Pattern) -> tuple[str, str]:
             return "cells", "summary cells"
         case RandomBlocks():
             return "random", "random blocks"
+        case BlockTable():
+            return "random", "blocks by plan"
+        case Neighbourhood():
+            return "window", "window, shifted inward at the border"
+        case Blocks():
+            return "block", "own block and around it"
         case Blocks2D(rows=1, cols=1):
             return "window", "window on the image"
         case Blocks2D():

@@ -1,4 +1,4 @@
-"""Routes: who may look at whom, decided by what the tokens say."""
+"""What every route is."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class Route(nn.Module, ABC):
     """q (b h n e), k (b h m e), mask (b m) -> groups of queries that share keys, by token number."""
 
     can: Can = Can(stream="the groups depend on all tokens")
+    heads: int | None = None  # how many it was made for, None: any
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Sequence[Indexed]: ...

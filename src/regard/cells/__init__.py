@@ -1,0 +1,12 @@
+"""Recurrent cells from before 2017, with the interface of their papers; each hands out what it looked at."""
+
+from regard.cells.bahdanau import Alignment, BahdanauDecoder, DeepOutput
+from regard.cells.draw import FilterBank, Reader, Writer
+from regard.cells.gated import BiEncoder, GatedUnit
+from regard.cells.graves import WindowCell
+from regard.cells.show_attend import CaptionCell, CaptionOutput, Reinforce, doubly_stochastic
+
+__all__ = [
+    "Alignment", "BahdanauDecoder", "BiEncoder", "CaptionCell", "CaptionOutput", "DeepOutput", "FilterBank", "GatedUnit",
+    "Reader", "Reinforce", "WindowCell", "Writer", "doubly_stochastic",
+]  # fmt: skip

@@ -1,0 +1,65 @@
+"""A window of Gaussians that moves forward over a text (Graves 2013, arXiv 1308.0850)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.common import at_least_single
+from regard.errors import check_whole
+
+
+class Window(NamedTuple):
+    """K bells for each state, each (... K): how high, how narrow, and by how much further than before."""
+
+    alpha: Tensor
+    beta: Tensor
+    step: Tensor
+
+
+class WindowShape(nn.Module):
+    """(α, β, step) = exp(W h + b): (... inputs) -> three of (... mixtures), all positive."""
+
+    def __init__(self, inputs: int, mixtures: int) -> None:
+        super().__init__()
+        check_whole(1, inputs=inputs, mixtures=mixtures)
+        self.shape = nn.Linear(inputs, 3 * mixtures)
+
+    def forward(self, h: Tensor) -> Window:
+        """At least in single precision: the positions are sums of many steps."""
+        return Window(*at_least_single(self.shape(h)).exp().chunk(3, -1))
+
+
+def window_weights(alpha: Tensor, beta: Tensor, kappa: Tensor, positions: Tensor) -> Tensor:
+    """φ(u) = Σ_k α_k exp(−β_k (κ_k − u)²): three of (... K), positions (m) -> (... m), bell by bell."""
+    total = kappa.new_zeros(*kappa.shape[:-1], len(positions))
+    for a, b, k in zip(alpha.unbind(-1), beta.unbind(-1), kappa.unbind(-1), strict=True):
+        total = total + a[..., None] * torch.exp(-b[..., None] * (k[..., None] - positions).square())
+    return total
+
+
+class WindowCell(nn.Module):
+    """One step: state h (b inputs), κ (b K), text (b m c), mask (b m) -> window Σ_u φ(u) text_u (b c), new κ, φ (b m).
+
+    κ only moves forward.  Characters stand at u = 1 .. m, and κ begins at zero.
+    """
+
+    def __init__(self, inputs: int, mixtures: int) -> None:
+        super().__init__()
+        self.shape, self.mixtures = WindowShape(inputs, mixtures), mixtures
+
+    def start(self, text: Tensor) -> Tensor:
+        """κ before the first step."""
+        return at_least_single(text.new_zeros(text.shape[0], self.mixtures))
+
+    def forward(self, h: Tensor, kappa: Tensor, text: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The window, κ, and φ, which is what to look at."""
+        window = self.shape(h)
+        kappa = kappa + window.step
+        positions = torch.arange(1, text.shape[1] + 1, device=text.device, dtype=kappa.dtype)
+        phi = window_weights(window.alpha, window.beta, kappa, positions).to(text.dtype)
+        if mask is not None:
+            phi, text = phi * mask, text.masked_fill(~mask[..., None], 0)
+        return (phi[:, None] @ text)[:, 0], kappa, phi

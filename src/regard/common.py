@@ -1,0 +1,35 @@
+"""What several mechanisms share: a softmax that may see nothing, precision, and the bounds of a stream."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def softmax_over(scores: Tensor, keep: Tensor | None) -> Tensor:
+    """softmax of scores (... m) over the places that `keep` allows; where it allows none, all weights are zero."""
+    if keep is None:
+        return torch.softmax(scores, -1)
+    seen = keep.any(-1, keepdim=True)
+    scores = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen, 0)
+    return torch.softmax(scores, -1) * seen
+
+
+def kept(n: int, m: int, *, causal: bool, mask: Tensor | None, device: torch.device) -> Tensor | None:
+    """Which of m keys each of the n last queries may see, (b 1 n m) or (n m); None: all of them."""
+    past = torch.ones(n, m, dtype=torch.bool, device=device).tril(m - n) if causal else None
+    if mask is None:
+        return past
+    real = mask[:, None, None, :]
+    return real if past is None else real & past
+
+
+def check_stream_length(length: int | None, end: int) -> None:
+    """A stream may not grow longer than what was built."""
+    if length is not None and end > length:
+        raise ValueError(f"the stream is {end} tokens long now, and this was built for at most {length}")
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """float16 and bfloat16 as float32: for exponentials, transforms and long sums."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -1,0 +1,74 @@
+"""Axial attention as passes: along the rows, then along the columns, each with projections of its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attentions import SoftmaxAttention
+from regard.mixer import Can, Mixer, MultiHead, State, check_batch
+from regard.pattern import Band, Chunks
+
+
+class _Passed(NamedTuple):
+    """Where a stream stands: the cells of the unfinished row, what the row above passes down, and the two caches."""
+
+    row: Tensor | None
+    above: Tensor | None
+    columns: State
+    inner: State
+
+
+class AxialPasses(Mixer):
+    """Ho et al. 2019, arXiv 1912.12180, on an image of `width` columns in raster order.
+
+        not causal:   out = columns(rows(x))
+        causal:       u = columns(rows(x)),  where columns look up only;  out = inner(x + u of the cell above)
+
+    The causal form is the paper's decoder in small: whole rows are read, but they are passed on to later rows only, and
+    `inner` is masked attention in the cell's own row.  So every earlier cell is reached, and no later one.
+    """
+
+    def __init__(self, dim: int, heads: int, width: int, *, causal: bool = False) -> None:
+        row, column = SoftmaxAttention(Chunks(width)), SoftmaxAttention(Band(step=width))
+        can = row.can & Can(maps="each of its passes has a map of its own")
+        super().__init__(dim, can=can, causal=causal)
+        self.width = width
+        self.rows, self.columns = MultiHead(dim, heads, row), MultiHead(dim, heads, column, causal=causal)
+        self.inner = MultiHead(dim, heads, SoftmaxAttention(Chunks(width)), causal=True) if causal else None
+
+    def start(self) -> State:
+        """Nothing yet above, and empty caches."""
+        assert self.inner is not None
+        return _Passed(None, None, self.columns.start(), self.inner.start())
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        if self.inner is None:
+            y, _ = self.rows.mix(x, None, mask, None)
+            return self.columns.mix(y, None, mask, None)
+        row, above, columns, inner = state or _Passed(None, None, None, None)
+        if row is not None:
+            check_batch(row, x)
+        cells = x if row is None else torch.cat((row, x), 1)
+        below, columns = self._passed_on(cells, mask, columns)
+        if above is None:  # the first row has none above it
+            above = x.new_zeros(x.shape[0], min(self.width, cells.shape[1]), self.dim)
+        down = torch.cat((above, below), 1)
+        first = cells.shape[1] - x.shape[1]
+        y, inner = self.inner.mix(x + down[:, first : cells.shape[1]], None, mask, inner)
+        rest = cells[:, cells.shape[1] // self.width * self.width :]
+        last = down[:, -self.width :] if down.shape[1] >= self.width else None
+        return y, _Passed(rest, last, columns, inner)
+
+    def _passed_on(self, cells: Tensor, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """What the cells of finished rows hand to the cells below them; left-out cells hand on nothing."""
+        done = cells[:, : cells.shape[1] // self.width * self.width]
+        if not done.numel():
+            return done, state
+        real = None if mask is None else mask[:, : done.shape[1]]
+        y, _ = self.rows.mix(done, None, real, None)
+        u, state = self.columns.mix(y, None, real, state)
+        return u if real is None else u.masked_fill(~real[..., None], 0), state

@@ -1,0 +1,60 @@
+"""The delta rule: a token overwrites what the state says of its key."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import check_whole
+from regard.mixer import State
+from regard.mixers.recurrence import Read, Recurrence, merge, split
+from regard.update import delta, wide
+
+
+class DeltaRule(Recurrence):
+    """DeltaNet (Yang et al. 2024, arXiv 2406.06484; the rule is of Schlag et al. 2021, arXiv 2102.11174).
+
+    S_i = S_{i−1} + β_i k_i (v_i − S_{i−1}ᵀ k_i)ᵀ and head_i = S_iᵀ q_i, with β_i = σ(w·x_i) in each head; q, k and v pass a
+    short convolution and swish, and q and k are of length 1; out = W⁰ RMSNorm(head).
+
+    convolution   over so many tokens, the last of which is the token itself; 0: none
+    """
+
+    def __init__(self, dim: int, heads: int, *, convolution: int = 4, causal: bool = True, chunk: int = 64) -> None:
+        super().__init__(dim, heads, delta, causal=causal, chunk=chunk)
+        check_whole(0, convolution=convolution)
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.rate = nn.Linear(dim, heads, bias=False)
+        self.convolution = ShortConvolution(3 * dim, convolution) if convolution else None
+        self.norm = nn.RMSNorm(dim // heads, eps=1e-5)
+
+    def read(self, x: Tensor, past: State) -> tuple[Read, State]:
+        """Keys, queries, values and β.  The past is the last few tokens' projections."""
+        qkv = torch.cat([f(x) for f in (self.q, self.k, self.v)], -1)
+        if self.convolution is not None:
+            qkv, past = self.convolution(qkv, past)
+        q, k, v = (split(t, self.heads) for t in F.silu(qkv).chunk(3, -1))
+        q, k = (F.normalize(wide(t), dim=-1) for t in (q, k))
+        return Read(q, k, v, self.rate(x).sigmoid().transpose(1, 2)), past
+
+    def write(self, y: Tensor, x: Tensor) -> Tensor:
+        """Normalise each head, and project."""
+        return self.out(merge(self.norm(y)))
+
+
+class ShortConvolution(nn.Module):
+    """y_i = Σ_s w_s ∘ x_{i−s}, over the token itself and the size − 1 before it; zeros stand before the first."""
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, width).uniform_(-(size**-0.5), size**-0.5))
+
+    def forward(self, x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x (b n width), the tokens before it (b size-1 width) or None for zeros -> (b n width), and the last tokens."""
+        size, n = len(self.weight), x.shape[1]
+        x = F.pad(x, (0, 0, size - 1, 0)) if past is None else torch.cat((past, x), 1)
+        y = x[:, size - 1 :] * self.weight[0]
+        for back in range(1, size):
+            y = y + x[:, size - 1 - back : size - 1 - back + n] * self.weight[back]
+        return y, x[:, n:]

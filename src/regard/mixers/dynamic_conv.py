@@ -1,0 +1,66 @@
+"""Dynamic convolution: each token makes the kernel with which it looks at its neighbours (Wu et al. 2019, arXiv 1901.10430)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, State, check_batch, check_heads
+
+
+class DynamicConv(Mixer):
+    """out = W⁰ y with y_ic = Σ_j softmax_j(W z_i)_{h(c) j} z_{i+j−⌈(k+1)/2⌉, c} and z = GLU(W x), j = 1 .. k.
+
+    The d / heads channels of a head share one kernel.  Causal: the kernel ends at the token itself.  What lies outside the
+    sequence is zero, and its weight is lost, as in the paper.
+    """
+
+    def __init__(self, dim: int, heads: int, kernel: int, *, causal: bool = False) -> None:
+        check_heads(dim, heads)
+        check_whole(1, kernel=kernel)
+        super().__init__(dim, can=Can(cross="a kernel runs over neighbours, which are of one sequence"), causal=causal)
+        self.heads, self.kernel = heads, kernel
+        self.before = kernel - 1 if causal else kernel // 2  # taps before the token itself
+        self.up, self.taps, self.out = nn.Linear(dim, 2 * dim), nn.Linear(dim, heads * kernel, bias=False), nn.Linear(dim, dim)
+
+    def start(self) -> State:
+        """Nothing yet."""
+        return (None,)
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d); a stream keeps the last kernel − 1 tokens."""
+        z = self._gated(x, mask)
+        past = None if state is None else state[0]
+        if past is None:
+            past = z.new_zeros(z.shape[0], self.before, self.dim)
+        check_batch(past, z)
+        window = torch.cat((past, z, z.new_zeros(z.shape[0], self.kernel - 1 - self.before, self.dim)), 1)
+        y = self._convolve(window.unflatten(-1, (self.heads, -1)), self._kernels(z))
+        return self.out(y.flatten(2)), None if state is None else (window[:, window.shape[1] - self.before :],)
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The kernels, laid out as a band: (b h n n)."""
+        n = x.shape[1]
+        kernels = self._kernels(self._gated(x, mask)).transpose(1, 2)  # (b h n k)
+        at = torch.arange(n, device=x.device)[:, None] + torch.arange(self.kernel, device=x.device)
+        wide = kernels.new_zeros(*kernels.shape[:3], n + self.kernel - 1)
+        wide = wide.scatter(3, at.expand_as(kernels), kernels)[..., self.before : self.before + n]
+        return wide if mask is None else wide * mask[:, None, None]
+
+    def _gated(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        z = F.glu(self.up(x), -1)
+        return z if mask is None else z.masked_fill(~mask[..., None], 0)
+
+    def _kernels(self, z: Tensor) -> Tensor:
+        """(b n d) -> (b n h k)."""
+        return self.taps(z).unflatten(-1, (self.heads, -1)).softmax(-1)
+
+    def _convolve(self, window: Tensor, kernels: Tensor) -> Tensor:
+        """(b n+k−1 h e) and (b n h k) -> (b n h e): tap by tap, so that no tensor is k times as large."""
+        n = kernels.shape[1]
+        out = torch.zeros_like(window[:, :n])
+        for j in range(self.kernel):
+            out = out + kernels[..., j, None] * window[:, j : j + n]
+        return out

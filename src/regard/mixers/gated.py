@@ -1,0 +1,77 @@
+"""Gates that tokens themselves set: how much of the state stays."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import check_whole
+from regard.feature import RandomFourier
+from regard.mixer import State
+from regard.mixers.recurrence import Read, Recurrence, merge, split
+from regard.update import decay, decay_each, wide
+
+
+class GatedLinear(Recurrence):
+    """Gated linear attention (Yang et al. 2024, arXiv 2312.06635), section 4.4.
+
+    S_i = diag(α_i) S_{i−1} + k_i v_iᵀ and head_i = S_iᵀ q_i, with α_i = σ(W² W¹ x_i + b)^(1/16);
+    out = W⁰ (swish(W^r x + b^r) ∘ LayerNorm(head)).
+
+    key     the width of a head's keys and queries, half of that of its values unless given
+    rank    the width between the two matrices of the gate
+    """
+
+    def __init__(
+        self, dim: int, heads: int, *, key: int | None = None, rank: int = 16, causal: bool = True, chunk: int = 64
+    ) -> None:
+        super().__init__(dim, heads, decay_each, causal=causal, chunk=chunk)
+        key = max(1, dim // heads // 2) if key is None else key
+        check_whole(1, key=key, rank=rank)
+        self.q, self.k = (nn.Linear(dim, heads * key, bias=False) for _ in range(2))
+        self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(2))
+        self.forget = nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, heads * key))
+        self.gate = nn.Linear(dim, dim)
+        self.norm = nn.GroupNorm(heads, dim)
+
+    def read(self, x: Tensor, past: State) -> tuple[Read, State]:
+        """Keys, queries, values and log α."""
+        q, k, v, forget = (split(f(x), self.heads) for f in (self.q, self.k, self.v, self.forget))
+        return Read(q, k, v, F.logsigmoid(wide(forget)) / 16), None
+
+    def write(self, y: Tensor, x: Tensor) -> Tensor:
+        """Normalise each head, gate, and project."""
+        y = self.norm(merge(y).flatten(0, 1)).unflatten(0, x.shape[:2])
+        return self.out(F.silu(self.gate(x)) * y)
+
+
+class GatedRandomFeatures(Recurrence):
+    """Random feature attention with a gate (Peng et al. 2021, arXiv 2103.02143), section 3.2.
+
+    S_i = g_i S_{i−1} + (1 − g_i) phi(k_i) v_iᵀ and z_i = g_i z_{i−1} + (1 − g_i) phi(k_i), with g_i = σ(w·x_i + b) in each
+    head; out = W⁰ S_iᵀ phi(q_i) / z_i·phi(q_i).
+
+    features  so many random rows, and twice as many features
+    """
+
+    def __init__(
+        self, dim: int, heads: int, *, features: int = 64, seed: int = 0, redraw: int | None = None, causal: bool = True,
+        chunk: int = 64,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, heads, decay, causal=causal, chunk=chunk, floor=RandomFourier.floor)
+        self.feature = RandomFourier(dim // heads, features, heads, seed=seed, redraw=redraw)
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.gate = nn.Linear(dim, heads)
+
+    def read(self, x: Tensor, past: State) -> tuple[Read, State]:
+        """Features of keys and queries, values, and log g."""
+        if self.training and past is None:
+            self.feature.advance()
+        q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
+        gate = wide(self.gate(x)).transpose(1, 2)
+        (phi_q, _), (phi_k, _) = self.feature(q, 0, True), self.feature(k, 0, False)
+        return Read(phi_q, phi_k * F.sigmoid(-gate)[..., None], v, F.logsigmoid(gate)), True
+
+    def write(self, y: Tensor, x: Tensor) -> Tensor:
+        """Project."""
+        return self.out(merge(y))

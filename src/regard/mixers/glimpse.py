@@ -1,0 +1,99 @@
+"""DRAW's glimpses as mixers: tokens are the pixels of an image, row by row (Gregor et al. 2015, arXiv 1502.04623)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.cells.draw import FilterBank, Filters, read, write
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, State
+
+WHOLE = "the glimpse is placed by all tokens together"
+
+
+class GlimpseRead(Mixer):
+    """out = γ F_Yᵀ (F_Y x F_Xᵀ) F_X: the patch that is read, laid back where it was seen.
+
+    The filters are placed by the mean of all tokens.  With a memory, they are placed by the mean of x, read the image of the
+    memory, and lay the patch where it would stand on that of x.
+
+    patch   N: there are N × N filters
+    width   columns of the image; a last row may be short
+    """
+
+    def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
+        super().__init__(dim, can=Can(causal=WHOLE, stream=WHOLE), causal=causal)
+        check_whole(1, width=width)
+        self.bank, self.width = FilterBank(dim, patch), width
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        source, here, there = self._filters(x, memory, mask)
+        patch = read(_image(source, self.width), there)
+        return _tokens(_lay(patch, here), x.shape[1]), None
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """(b 1 n m): γ times the product over rows of one over columns."""
+        source, here, there = self._filters(x, memory, mask)
+        rows, columns = here.rows.mT @ there.rows, here.columns.mT @ there.columns
+        full = torch.einsum("bij,bkl->bikjl", rows, columns).flatten(3).flatten(1, 2) * there.intensity[:, None, None]
+        full = full[:, : x.shape[1], : source.shape[1]]
+        return (full if mask is None else full * mask[:, None])[:, None]
+
+    def _filters(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Filters, Filters]:
+        """What is read, and the filters of x and of it."""
+        source = x if memory is None else memory
+        state = _mean(x, mask if memory is None else None)
+        there = _placed(self.bank, state, source.shape[1], self.width, mask)
+        here = there if memory is None else _placed(self.bank, state, x.shape[1], self.width, None)
+        return source, here, there
+
+
+class GlimpseWrite(Mixer):
+    """out = 1/γ F_Yᵀ w F_X, with the patch w (N N d) = W s + b and the filters both from s, the mean of all tokens.
+
+    With a memory, s is the mean of its tokens, and x tells no more than the size of the canvas.
+    """
+
+    def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
+        maps = "what is written comes from the mean of all tokens, and is not linear in them"
+        super().__init__(dim, can=Can(causal=WHOLE, stream=WHOLE, maps=maps), causal=causal)
+        check_whole(1, width=width)
+        self.bank, self.draw, self.width = FilterBank(dim, patch), nn.Linear(dim, dim * patch * patch), width
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        mean = _mean(x if memory is None else memory, mask)
+        patch = self.draw(mean).unflatten(-1, (self.dim, self.bank.patch, self.bank.patch))
+        filters = _placed(self.bank, mean, x.shape[1], self.width, mask if memory is None else None)
+        return _tokens(write(patch, filters), x.shape[1]), None
+
+
+def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(b n d) -> (b d), over real tokens; left-out ones are zero already."""
+    return x.mean(1) if mask is None else x.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def _placed(bank: FilterBank, state: Tensor, n: int, width: int, mask: Tensor | None) -> Filters:
+    """Filters for n tokens; an image ends with the row of its last real token."""
+    height = -(-n // width)
+    if mask is None:
+        return bank(state, height, width)
+    last = (mask * torch.arange(1, n + 1, device=mask.device)).amax(1).clamp(min=1)
+    return bank(state, height, width, heights=(last + width - 1) // width)
+
+
+def _image(x: Tensor, width: int) -> Tensor:
+    """(b n d) -> (b d height width), where a short last row is filled up with zeros."""
+    return F.pad(x, (0, 0, 0, -x.shape[1] % width)).mT.unflatten(2, (-1, width))
+
+
+def _tokens(image: Tensor, n: int) -> Tensor:
+    return image.flatten(2).mT[:, :n]
+
+
+def _lay(patch: Tensor, filters: Filters) -> Tensor:
+    """F_Yᵀ w F_X, the intensity left as it was read."""
+    return filters.rows[:, None].mT @ patch @ filters.columns[:, None]

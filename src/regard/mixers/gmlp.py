@@ -1,0 +1,95 @@
+"""gMLP: a linear layer over positions gates the channels (Liu et al. 2021, arXiv 2105.08050)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attentions import SoftmaxAttention
+from regard.common import check_stream_length
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, State, check_batch
+
+OWN = "each position has gate weights of its own"
+NEARLY_ZERO = 1e-3
+
+
+class Gates(NamedTuple):
+    """What a stream has seen: the normalised halves that gate, (b m hidden/2), and the state of the tiny attention."""
+
+    values: Tensor | None
+    attention: State
+
+
+class TinyAttention(nn.Module):
+    """One head of softmax attention of any width: (b n d) -> (b n out)."""
+
+    def __init__(self, dim: int, width: int, out: int) -> None:
+        super().__init__()
+        check_whole(1, width=width)
+        self.q, self.k, self.v = (nn.Linear(dim, width, bias=False) for _ in range(3))
+        self.out, self.inner = nn.Linear(width, out), SoftmaxAttention()
+
+    def forward(self, x: Tensor, mask: Tensor | None, state: State, *, causal: bool) -> tuple[Tensor, State]:
+        """The attention, and its next state."""
+        q, k, v = (f(x)[:, None] for f in (self.q, self.k, self.v))
+        y, state = self.inner.attend(q, k, v, causal=causal, mask=mask, state=state)
+        return self.out(y[:, 0]), state
+
+
+class GatedMLP(Mixer):
+    """out = V (z₁ ⊙ (W norm(z₂) + b + attention(x))), [z₁ z₂] = gelu(U x), with W (length length) over positions.
+
+    W begins near zero and b at one, so that the gate is open at first.  Causal: W is lower triangular.  A shorter sequence
+    uses the first rows and columns of W.
+
+    hidden      width of U x, even
+    attention   0: none (gMLP); else the width of a tiny attention whose result is added to the gate (aMLP)
+    """
+
+    def __init__(self, dim: int, length: int, hidden: int, *, attention: int = 0, causal: bool = False) -> None:
+        can = Can(cross=OWN, length=f"its gate was built for {length} positions", maps="it is not linear in its tokens")
+        check_whole(1, length=length)
+        check_whole(2, hidden=hidden)
+        check_whole(0, attention=attention)
+        if hidden % 2:
+            raise ValueError(f"hidden must be even, since it is split in two, not {hidden}")
+        super().__init__(dim, can=can, causal=causal, length=length)
+        self.up, self.down, self.norm = nn.Linear(dim, hidden), nn.Linear(hidden // 2, dim), nn.LayerNorm(hidden // 2)
+        bound = NEARLY_ZERO / length
+        self.weight = nn.Parameter(torch.empty(length, length).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.ones(length))
+        self.attend = TinyAttention(dim, attention, hidden // 2) if attention else None
+
+    def start(self) -> Gates:
+        """Nothing yet."""
+        return Gates(None, None if self.attend is None else self.attend.inner.start())
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        z, gate = F.gelu(self.up(x)).chunk(2, -1)
+        gate = self.norm(gate)
+        if mask is not None:
+            gate = gate.masked_fill(~mask[..., None], 0)
+        gates = self._with_past(gate, state)
+        opened, after = self._spatial(gates, x.shape[1]), None
+        if self.attend is not None:
+            more, after = self.attend(x, mask, None if state is None else state.attention, causal=self.causal)
+            opened = opened + more
+        return self.down(z * opened), None if state is None else Gates(gates, after)
+
+    def _with_past(self, gate: Tensor, state: Gates | None) -> Tensor:
+        if state is None or state.values is None:
+            return gate
+        check_batch(state.values, gate)
+        check_stream_length(self.length, state.values.shape[1] + gate.shape[1])
+        return torch.cat((state.values, gate), 1)
+
+    def _spatial(self, gates: Tensor, n: int) -> Tensor:
+        """W z + b, for the last n of m positions: (b m c) -> (b n c)."""
+        m = gates.shape[1]
+        weight = self.weight[m - n : m, :m]
+        return (weight.tril(m - n) if self.causal else weight) @ gates + self.bias[m - n : m, None]

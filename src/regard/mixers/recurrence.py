@@ -1,0 +1,115 @@
+"""Recurrences: each token reads what the tokens before it wrote into a state of fixed size."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attentions.linear import divide, with_one
+from regard.errors import Unsupported, check_whole
+from regard.mixer import Can, Mixer, State, check_batch, check_heads
+from regard.update import Update, wide
+
+
+class Read(NamedTuple):
+    """What the heads need of the tokens: q and k (b h n r), v (b h n f), and the gate of the update."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gate: Tensor
+
+
+class Carried(NamedTuple):
+    """From chunk to chunk: what `read` needs of the past, and the state of the heads (b h r f); None: nothing yet."""
+
+    past: State
+    heads: Tensor | None
+
+
+class Recurrence(Mixer):
+    """out = write(update(read(x))): a state for each head that every token changes and then reads.
+
+    A subclass writes `read` and `write`.  A token that is left out is as if it were not there at all: the state stays as it
+    is, positions count the others only, and so padding on either side and holes are as if cut out.
+
+    update   how the state changes, see `regard.update`
+    floor    None: heads give what they read.  Else they divide it by the weight of all they read, held at least so much
+    """
+
+    def __init__(
+        self, dim: int, heads: int, update: Update, *, causal: bool, chunk: int = 64, floor: float | None = None
+    ) -> None:
+        super().__init__(dim, can=Can(cross="its state is written and read along one sequence"), causal=causal)
+        if not causal:
+            raise Unsupported("it is a recurrence, in which a token reads what was before it: build it with causal=True")
+        check_heads(dim, heads)
+        check_whole(1, chunk=chunk)
+        self.heads, self.update, self.chunk, self.floor = heads, update, chunk, floor
+
+    @abstractmethod
+    def read(self, x: Tensor, past: State) -> tuple[Read, State]:
+        """(b n d) -> what the heads need, and what the next chunk needs of this one."""
+
+    @abstractmethod
+    def write(self, y: Tensor, x: Tensor) -> Tensor:
+        """What the heads found (b h n f), and the tokens (b n d) -> (b n d)."""
+
+    def start(self) -> Carried:
+        """Nothing was read."""
+        return Carried(None, None)
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        order = None if mask is None else _order(mask)
+        x = x if order is None else _take(x, order)
+        past, heads = self.start() if state is None else state
+        if heads is not None:
+            check_batch(heads, wide(x))
+        found, past = self.read(x, past)
+        y, heads = self._run(found, found.v, heads)
+        y = self.write(y.to(x.dtype), x)
+        return y if order is None else _take(y, order.argsort(1)), None if state is None else Carried(past, heads)
+
+    def _run(self, found: Read, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        with torch.autocast(v.device.type, enabled=False):
+            q, k, gate = (wide(t) for t in (found.q, found.k, found.gate))
+            v = wide(v) if self.floor is None else with_one(v, None)
+            y, state = self.update(q, k, v, gate, state, self.chunk)
+            return (y if self.floor is None else divide(y, self.floor)), state
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """What the heads do to the identity: how much of each value each token reads, before `write`."""
+        if not x.shape[1]:
+            return x.new_zeros(x.shape[0], self.heads, 0, 0)
+        order = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) if mask is None else _order(mask)
+        found, _ = self.read(_take(x, order), None)
+        one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[order]  # each value is the place that it came from
+        y, _ = self._run(found, one[:, None].expand(-1, self.heads, -1, -1), None)
+        return _take(y.transpose(1, 2).flatten(2), order.argsort(1)).unflatten(2, (self.heads, -1)).transpose(1, 2).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        return f"dim={self.dim}, heads={self.heads}, causal={self.causal}"
+
+
+def split(x: Tensor, heads: int) -> Tensor:
+    """(b n h*e) -> (b h n e)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge(y: Tensor) -> Tensor:
+    """(b h n e) -> (b n h*e)."""
+    return y.transpose(1, 2).flatten(2)
+
+
+def _order(mask: Tensor) -> Tensor:
+    """Where to take tokens from so that those left out come last: (b n)."""
+    return (~mask).int().argsort(dim=1, stable=True)
+
+
+def _take(x: Tensor, order: Tensor) -> Tensor:
+    return x.gather(1, order[..., None].expand(-1, -1, x.shape[2]))

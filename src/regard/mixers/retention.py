@@ -1,0 +1,61 @@
+"""Retention: a state that fades at a fixed rate, each head at its own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import check_whole
+from regard.mixer import State
+from regard.mixers.recurrence import Read, Recurrence, merge, split
+from regard.update import decay
+
+
+class Retention(Recurrence):
+    """Multi-scale retention (Sun et al. 2023, arXiv 2307.08621), equations 6 to 8.
+
+    S_i = γ S_{i−1} + k_i v_iᵀ and head_i = S_iᵀ q_i / √e, where q and k are turned by their positions, and γ = 1 − 2^(−5−h) in
+    head h; out = W⁰ (swish(W^G x) ∘ GroupNorm(heads)).
+
+    expand   values are so many times as wide as keys
+    """
+
+    def __init__(self, dim: int, heads: int, *, expand: int = 2, causal: bool = True, chunk: int = 64) -> None:
+        super().__init__(dim, heads, decay, causal=causal, chunk=chunk)
+        check_whole(1, expand=expand)
+        if dim // heads % 2:
+            raise ValueError(f"positions turn pairs of numbers, so the width of a head must be even, not {dim // heads}")
+        self.q, self.k = (nn.Linear(dim, dim, bias=False) for _ in range(2))
+        self.v, self.gate = (nn.Linear(dim, expand * dim, bias=False) for _ in range(2))
+        self.norm = nn.GroupNorm(heads, expand * dim)
+        self.out = nn.Linear(expand * dim, dim, bias=False)
+
+    def read(self, x: Tensor, past: State) -> tuple[Read, State]:
+        """Keys and queries turned, and log γ.  The past is the number of tokens so far."""
+        at, n = past or 0, x.shape[1]
+        q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
+        rates = torch.log1p(-torch.exp2(-5 - torch.arange(self.heads, dtype=torch.float64, device=x.device)))
+        gate = rates.to(torch.promote_types(x.dtype, torch.float32))[None, :, None].expand(x.shape[0], -1, n)
+        return Read(turn(q, at) / math.sqrt(q.shape[-1]), turn(k, at), v, gate), at + n
+
+    def write(self, y: Tensor, x: Tensor) -> Tensor:
+        """Normalise each head, gate, and project."""
+        y = self.norm(merge(y).flatten(0, 1)).unflatten(0, x.shape[:2])
+        return self.out(F.silu(self.gate(x)) * y)
+
+
+def turn(x: Tensor, at: int) -> Tensor:
+    """Pairs (x_2r, x_2r+1) of the token at position p turned by p · 10000^(−2r/e): only differences of positions remain in
+    products.  x (b h n e), the first of them at position `at`.
+
+    The angles are taken in float64: at position 100,000 those of float32 are off by a hundredth.
+    """
+    n, e = x.shape[2:]
+    rate = 10000.0 ** -(torch.arange(0, e, 2, dtype=torch.float64, device=x.device) / e)
+    angle = torch.arange(at, at + n, dtype=torch.float64, device=x.device)[:, None] * rate
+    cos, sin = (t.to(x.dtype) for t in (angle.cos(), angle.sin()))
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)

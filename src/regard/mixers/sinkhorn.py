@@ -1,0 +1,132 @@
+"""Sparse Sinkhorn attention: each block of tokens sees itself, and the block that a learned sorting puts in its place."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, State, check_batch, check_heads
+from regard.route.sort import BlockSort
+
+
+class Past(NamedTuple):
+    """What a stream keeps: keys and values (b h m e), summaries of the blocks so far (b s d), the sum of all tokens (b 1 d)."""
+
+    k: Tensor
+    v: Tensor
+    summaries: Tensor
+    total: Tensor
+
+
+class Sinkhorn(Mixer):
+    """Tay et al. 2020, arXiv 2002.11296.  With blocks K_j, V_j of keys and values, and S from `sort`, slot t of the sorted
+    block i is K̃_it = Σ_j S_ij K_jt, Ṽ_it = Σ_j S_ij V_jt.  A query of block i takes the softmax over K_i and K̃_i together;
+    with `cut`, over the first `cut` sorted blocks alone (SortCut).
+
+    A block is summed up by Σ x over its tokens; causal, by Σ x over all tokens up to its first.  Where some K_jt are missing,
+    left out or beyond the end, K̃_it is the mean over the others, and counts by their share of Σ_j S_ij.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, sort: BlockSort, *, block: int = 64, cut: int | None = None, causal: bool = False
+    ) -> None:
+        check_whole(1, block=block, **({} if cut is None else {"cut": cut}))
+        length = f"its sort network was built for {sort.blocks} blocks of {block} tokens"
+        can = Can(cross="blocks are sorted within one sequence", length=length)
+        if cut is not None:
+            can = can & Can(causal="SortCut shows the first sorted blocks to all tokens, the earlier ones too")
+        super().__init__(dim, can=can, causal=causal, length=sort.blocks * block)
+        check_heads(dim, heads)
+        if (sort.heads, sort.causal) != (heads, causal):
+            raise ValueError(f"sort was made for {sort.heads} heads and causal={sort.causal}, not for {heads} and {causal}")
+        self.heads, self.sort, self.block, self.cut = heads, sort, block, cut
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+
+    def start(self) -> State:
+        """No token yet."""
+        return ()
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        q, k, v = (self._split(f(x)) for f in (self.q, self.k, self.v))
+        past = self._longer(state or None, x, k, v)
+        y = self._attend(q, past.k, past.v, past.summaries, mask)
+        return self.out(y.transpose(1, 2).flatten(2)), None if state is None else past
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The attention of the identity: it is linear in its values."""
+        q, k = (self._split(f(x)) for f in (self.q, self.k))
+        one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device).expand(*k.shape[:3], -1)
+        return self._attend(q, k, one, self._summaries(x, None)[0], mask)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def _longer(self, past: Past | None, x: Tensor, k: Tensor, v: Tensor) -> Past:
+        """With the tokens of x, keys and values after those of the past."""
+        summaries, total = self._summaries(x, past)
+        if past is not None:
+            check_batch(past.k, k)
+            if past.k.shape[2] + k.shape[2] > self.sort.blocks * self.block:
+                raise ValueError(f"the stream is longer than the {self.length} tokens that this was built for")
+            k, v = torch.cat((past.k, k), 2), torch.cat((past.v, v), 2)
+        return Past(k, v, summaries, total)
+
+    def _summaries(self, x: Tensor, past: Past | None) -> tuple[Tensor, Tensor]:
+        """What the sort network sees of each block, (b s d), and the sum of all tokens, (b 1 d)."""
+        if not self.causal:
+            return _blocks(x, self.block, 1).sum(2), x.sum(1, keepdim=True)
+        running = x.cumsum(1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
+        if past is None:
+            return running[:, :: self.block], running[:, -1:]
+        running = running + past.total
+        begun = running[:, -past.k.shape[2] % self.block :: self.block]
+        return torch.cat((past.summaries, begun), 1), running[:, -1:]
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, summaries: Tensor, mask: Tensor | None) -> Tensor:
+        """q (b h n e), the last n of k (b h m e) and v (b h m f): (b h n f)."""
+        n, start = q.shape[2], k.shape[2] - q.shape[2]
+        real = q.new_ones(q.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask
+        here, k, v = _blocks(real, self.block, 1), _blocks(k, self.block, 2), _blocks(v, self.block, 2)
+        order = self.sort(summaries, here.any(-1))
+        if self.cut is not None:
+            k, v, share = (x.flatten(2, 3)[:, :, None] for x in _sorted(order[:, :, : self.cut], k, v, here))
+            return _softmax(q[:, :, None], k, v, share[..., None, :])[:, :, 0]
+        first = start // self.block  # the block of the first query
+        far_k, far_v, share = _sorted(order[:, :, first:], k, v, here)
+        near = here[:, None, first:, None].to(share)
+        near = near.expand(-1, -1, -1, self.block, -1).tril() if self.causal else near
+        share = torch.cat(torch.broadcast_tensors(share[..., None, :].expand(*share.shape[:3], near.shape[3], -1), near), -1)
+        q = _blocks(F.pad(q, (0, 0, start - first * self.block, 0)), self.block, 2)
+        out = _softmax(q, torch.cat((far_k, k[:, :, first:]), 3), torch.cat((far_v, v[:, :, first:]), 3), share)
+        return out.flatten(2, 3)[:, :, start - first * self.block :][:, :, :n]
+
+
+def _blocks(x: Tensor, size: int, axis: int) -> Tensor:
+    """An axis of m becomes two, of m/size and size, filled up with zeros."""
+    x = x.transpose(axis, -1)
+    return F.pad(x, (0, -x.shape[-1] % size)).transpose(axis, -1).unflatten(axis, (-1, size))
+
+
+def _sorted(order: Tensor, k: Tensor, v: Tensor, here: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """order (b h r s), k and v (b h s t e), here (b s t), which tokens there are -> sorted k and v (b h r t e), and the share
+    (b h r t) of each slot that is there."""
+    mass = torch.einsum("bhrs,bst->bhrt", order, here.to(order))
+    all_of_it = order.sum(-1, keepdim=True)
+    share = torch.where(mass > 0, mass / torch.where(mass > 0, all_of_it, 1), 0)
+    each = torch.where(mass > 0, 1 / torch.where(mass > 0, share, 1), 0)[..., None]
+    k, v = (torch.einsum("bhrs,bhste->bhrte", order, (x * here[:, None, ..., None]).to(order)) * each for x in (k, v))
+    return k, v, share
+
+
+def _softmax(q: Tensor, k: Tensor, v: Tensor, share: Tensor) -> Tensor:
+    """q (b h s i e), k and v (b h s j e), share (b h s i j), by which a key counts: 1 whole, 0 not at all."""
+    scores = q.to(k) @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    scores = scores + torch.where(share > 0, share, 1).log()
+    weights = scores.masked_fill(share <= 0, torch.finfo(scores.dtype).min).softmax(-1)
+    return (weights * (share > 0).any(-1, keepdim=True) @ v.to(weights)).to(q.dtype)

@@ -1,0 +1,100 @@
+"""Star-Transformer: tokens in a ring around one relay, updated in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, State, check_heads
+from regard.notes import tell
+
+HUB = "the relay reads every token"
+
+
+class Star(Mixer):
+    """Guo et al. 2019, arXiv 1902.09113.  With h⁰ = x and s⁰ = the mean of x, for `cycles` rounds:
+
+        h_i ← norm(relu(MultiAtt(h_i, [h_{i−1}; h_i; h_{i+1}; x_i; s])))       the satellites, in a ring
+        s ← norm(relu(MultiAtt(s, [s; h_1 .. h_n])))                           the relay
+
+    The result is h.  The ring closes over the tokens that are there: left-out ones are nobody's neighbours.  The relay of
+    the last round but one is told as "relay"; its update after the last satellites is not computed, since none reads it.
+
+    shared   one set of parameters for all rounds; else each round has its own
+    """
+
+    def __init__(self, dim: int, heads: int, *, cycles: int = 2, shared: bool = False, causal: bool = False) -> None:
+        check_heads(dim, heads)
+        check_whole(1, cycles=cycles)
+        can = Can(
+            causal=HUB, stream=HUB, cross="the ring and its relay are of one sequence",
+            maps="it is not linear in its tokens: there is a relu in every round",
+        )  # fmt: skip
+        super().__init__(dim, can=can, causal=causal)
+        self.cycles = cycles
+        self.satellites = nn.ModuleList(_Node(dim, heads) for _ in range(1 if shared else cycles))
+        self.relays = nn.ModuleList(_Node(dim, heads) for _ in range(min(cycles - 1, 1) if shared else cycles - 1))
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        ring = _ring(x, mask)
+        count = x.shape[1] if mask is None else mask.sum(1).clamp(min=1)[:, None, None]
+        h, s = x, x.sum(1, keepdim=True) / count
+        everyone = None if mask is None else F.pad(mask, (1, 0), value=True)[:, None]
+        for cycle in range(self.cycles):
+            h = self.satellites[cycle % len(self.satellites)](h, partial(_around, h, x, s, ring))
+            if cycle < self.cycles - 1:
+                s = self.relays[cycle % len(self.relays)](s, partial(_all, s, h), everyone)
+        tell("relay", lambda: s[:, 0])
+        return h, None
+
+
+class _Node(nn.Module):
+    """norm(relu(MultiAtt(node, context))): node (b n d), context (b n m d), keep (b n m) -> (b n d)."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, node: Tensor, context: Callable[[nn.Module], Tensor], keep: Tensor | None = None) -> Tensor:
+        """`context(f)` is f of every token in the context, (b n m d)."""
+        k, v = context(self.k), context(self.v)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.q(node)[:, :, None], k, v))
+        scores = (q * k).sum(-1) * q.shape[-1] ** -0.5  # (b n m h): few keys, or few queries, so that no product pays
+        if keep is not None:
+            scores = scores.masked_fill(~keep[..., None], -torch.inf)
+        seen = (scores.softmax(2)[..., None] * v).sum(2).flatten(2)
+        return self.norm(F.relu(self.out(seen)))
+
+
+def _ring(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(b n) each: the number of the token before and of the one behind, among those that are there."""
+    b, n, _ = x.shape
+    at = torch.arange(n, device=x.device).expand(b, n)
+    real = at if mask is None else torch.where(mask, at, -1)
+    before = F.pad(real.cummax(1).values, (1, 0), value=-1)[:, :-1]
+    before = torch.where(before < 0, real.amax(1, keepdim=True), before)
+    real = at if mask is None else torch.where(mask, at, n)
+    behind = F.pad(real.flip(1).cummin(1).values.flip(1), (0, 1), value=n)[:, 1:]
+    behind = torch.where(behind == n, real.amin(1, keepdim=True), behind)
+    return before.clamp(min=0), behind.clamp(max=n - 1)  # where no token is there at all
+
+
+def _around(h: Tensor, x: Tensor, s: Tensor, ring: tuple[Tensor, Tensor], f: nn.Module) -> Tensor:
+    """(b n 5 d): f of what each satellite looks at."""
+    h, x, s = f(h), f(x), f(s)
+    example = torch.arange(len(h), device=h.device)[:, None]
+    before, behind = (h[example, at] for at in ring)
+    return torch.stack((before, h, behind, x, s.expand_as(h)), 2)
+
+
+def _all(s: Tensor, h: Tensor, f: nn.Module) -> Tensor:
+    """(b 1 n+1 d): f of what the relay looks at."""
+    return f(torch.cat((s, h), 1))[:, None]

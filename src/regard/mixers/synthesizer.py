@@ -1,0 +1,201 @@
+"""Synthesizers: attention whose logits are made up, from one token alone or from none, without comparing two
+(Tay et al. 2020, arXiv 2005.00743)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import ceil, isqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.common import check_stream_length, kept, softmax_over
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, State, check_batch, check_heads
+
+OWN = "its logits are made for the positions of its own sequence"
+
+
+class Logits(nn.Module, ABC):
+    """Tokens x (b n d), the first at position `at`, and the keys of all m tokens so far -> logits (b h n m) or (1 h n m)."""
+
+    length: int | None = None  # the longest sequence, None: any
+
+    def keys(self, x: Tensor) -> Tensor:
+        """What later tokens need to know of x, (b h n w); most need nothing, w = 0."""
+        return x.new_empty(x.shape[0], 1, x.shape[1], 0)
+
+    @abstractmethod
+    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor: ...
+
+
+class Dense(Logits):
+    """F(x_i) = W₂ relu(W₁ x_i + b₁) + b₂: the token alone says how much it wants of each position."""
+
+    def __init__(self, dim: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.up, self.down = nn.Linear(dim, dim), _Rows(heads, dim // heads, length)
+
+    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
+        """(b n d) -> (b h n m)."""
+        return self.down(_split(self.up(x).relu(), self.down.heads), keys.shape[2])
+
+
+class FactorisedDense(Logits):
+    """logits[r + c a] = A_r B_c with A, B = two rows of a and of b numbers, both from relu(W₁ x_i + b₁), a b >= length."""
+
+    def __init__(self, dim: int, heads: int, length: int, factors: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        self.length = length
+        first, second = _root_factors(length) if factors is None else _checked_factors(factors, length)
+        self.up = nn.Linear(dim, dim)
+        self.first, self.second = (_Rows(heads, dim // heads, size) for size in (first, second))
+
+    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
+        """(b n d) -> (b h n m): A is tiled, B repeated, and the two are multiplied."""
+        inner = _split(self.up(x).relu(), self.first.heads)
+        tiled, repeated = self.first(inner), self.second(inner)
+        return (repeated[..., :, None] * tiled[..., None, :]).flatten(-2)[..., : keys.shape[2]]
+
+
+class Random(Logits):
+    """R (h length length), drawn by `seed`, and learned or left as it is: no token says anything."""
+
+    def __init__(self, heads: int, length: int, *, learned: bool = True, seed: int = 0) -> None:
+        super().__init__()
+        self.length = length
+        table = torch.randn(heads, length, length, generator=_generator(seed))
+        if learned:
+            self.table = nn.Parameter(table)
+        else:
+            self.register_buffer("table", table)
+
+    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
+        """(1 h n m)."""
+        return self.table[None, :, at : at + x.shape[1], : keys.shape[2]].to(x.dtype)
+
+
+class FactorisedRandom(Logits):
+    """R = R₁ R₂ᵀ with R₁ and R₂ (h length rank), drawn by `seed` and learned."""
+
+    def __init__(self, heads: int, length: int, rank: int, *, seed: int = 0) -> None:
+        super().__init__()
+        self.length = length
+        drawn = torch.randn(2, heads, length, rank, generator=_generator(seed))
+        self.left, self.right = (nn.Parameter(table) for table in drawn / rank**0.25)
+
+    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
+        """(1 h n m)."""
+        return (self.left[:, at : at + x.shape[1]] @ self.right[:, : keys.shape[2]].mT)[None]
+
+
+class DotProduct(Logits):
+    """q_i · k_j / √e, the scores of Vaswani et al. 2017."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+
+    def keys(self, x: Tensor) -> Tensor:
+        """(b h n e)."""
+        return _split(self.k(x), self.heads)
+
+    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
+        """(b h n m)."""
+        return _split(self.q(x), self.heads) @ keys.mT / keys.shape[-1] ** 0.5
+
+
+class Seen(NamedTuple):
+    """What a stream has seen: the values (b h m e), and the keys of each part; None: nothing yet."""
+
+    values: Tensor | None
+    keys: tuple[Tensor, ...]
+
+
+class Synthesizer(Mixer):
+    """out = W⁰ softmax(Σ_p α_p logits_p) V with α = softmax(shares), learned where there are several parts."""
+
+    def __init__(self, dim: int, heads: int, parts: Sequence[Logits], *, causal: bool = False) -> None:
+        check_heads(dim, heads)
+        lengths = [part.length for part in parts if part.length is not None]
+        limit = Can(takes_marks=True, length=f"its logits were built for {min(lengths)} positions") if lengths else Can()
+        super().__init__(dim, can=Can(cross=OWN) & limit, causal=causal, length=min(lengths, default=None))
+        self.heads, self.parts = heads, nn.ModuleList(parts)
+        self.shares = nn.Parameter(torch.zeros(len(parts))) if len(parts) > 1 else None
+        self.v, self.out = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+
+    def start(self) -> Seen:
+        """Nothing yet."""
+        return Seen(None, ())
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        seen = self._seen(x, state)
+        assert seen.values is not None
+        y = self._map(x, seen.keys, mask) @ seen.values
+        return self.out(y.transpose(1, 2).flatten(2)), None if state is None else seen
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The softmax itself, (b h n n)."""
+        return self._map(x, self._seen(x, None).keys, mask).expand(x.shape[0], -1, -1, -1)
+
+    def _seen(self, x: Tensor, state: Seen | None) -> Seen:
+        values, keys = _split(self.v(x), self.heads), tuple(part.keys(x) for part in self._logits())
+        if state is None or state.values is None:
+            return Seen(values, keys)
+        check_batch(state.values, values)
+        check_stream_length(self.length, state.values.shape[2] + x.shape[1])
+        keys = tuple(torch.cat(pair, 2) for pair in zip(state.keys, keys, strict=True))
+        return Seen(torch.cat((state.values, values), 2), keys)
+
+    def _map(self, x: Tensor, keys: tuple[Tensor, ...], mask: Tensor | None) -> Tensor:
+        n, m = x.shape[1], keys[0].shape[2]
+        logits = [part(x, k, m - n) for part, k in zip(self._logits(), keys, strict=True)]
+        scores = logits[0] if self.shares is None else sum(a * s for a, s in zip(self.shares.softmax(0), logits, strict=True))
+        return softmax_over(scores, kept(n, m, causal=self.causal, mask=mask, device=x.device))
+
+    def _logits(self) -> list[Logits]:
+        return list(self.parts)  # type: ignore[arg-type]
+
+
+class _Rows(nn.Module):
+    """A linear layer for each head: (b h n e) -> (b h n out)."""
+
+    def __init__(self, heads: int, width: int, out: int) -> None:
+        super().__init__()
+        self.heads = heads
+        bound = width**-0.5
+        self.weight = nn.Parameter(torch.empty(heads, out, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(heads, out).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor, most: int | None = None) -> Tensor:
+        return x @ self.weight[:, :most].mT + self.bias[:, None, :most]
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _generator(seed: int) -> torch.Generator:
+    check_whole(0, seed=seed)
+    return torch.Generator().manual_seed(seed)
+
+
+def _root_factors(length: int) -> tuple[int, int]:
+    """Two numbers near the root of the length, whose product is no less."""
+    first = isqrt(length - 1) + 1
+    return first, ceil(length / first)
+
+
+def _checked_factors(factors: tuple[int, int], length: int) -> tuple[int, int]:
+    if not isinstance(factors, Sequence) or len(factors) != 2:
+        raise ValueError(f"factors must be two whole numbers, not {factors!r}")
+    for factor in factors:
+        check_whole(1, factors=factor)
+    if factors[0] * factors[1] < length:
+        raise ValueError(f"factors must make at least length, {length}, and {factors[0]} x {factors[1]} do not")
+    return factors[0], factors[1]

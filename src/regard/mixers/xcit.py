@@ -1,0 +1,147 @@
+"""XCiT: channels attend to channels, and tokens meet their neighbours on a grid (El-Nouby et al. 2021, arXiv 2106.09681)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attentions import SoftmaxAttention
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, MultiHead, State, check_heads
+
+WHOLE = "the covariance of channels is taken over the whole sequence"
+CHANNELS = "channels attend to channels, and no token to another"
+
+
+class CrossCovariance(nn.Module):
+    """XCA: out = W⁰ [V softmax(s K̂ᵀ Q̂)], where each channel of Q̂ and K̂ has length one over the tokens.
+
+    (b n d) -> (b n d).  The softmax runs over the e channels of a head; s, one number a head, is 1/τ of the paper.
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        check_heads(dim, heads)
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim) for _ in range(4))
+        self.sharpness = nn.Parameter(torch.ones(heads))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Left-out tokens count nowhere."""
+        v = self.v(x).unflatten(-1, (self.heads, -1))
+        y = torch.einsum("bhce,bnhe->bnhc", self.channels(x, mask), v)
+        return self.out(y.flatten(2))
+
+    def channels(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map (b h e e): how much each channel of the output takes of each channel of the values."""
+        q, k = (self._unit(f(x), mask) for f in (self.q, self.k))
+        scores = torch.einsum("bnhc,bnhe->bhce", q, k)
+        return (scores * self.sharpness[:, None, None]).softmax(-1)
+
+    def _unit(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            x = x.masked_fill(~mask[..., None], 0)
+        return F.normalize(x, dim=1).unflatten(-1, (self.heads, -1))
+
+
+class ExampleNorm(nn.Module):
+    """Each channel to mean zero and variance one over the tokens of its example: batch norm with batches of one."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps, self.weight, self.bias = eps, nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(b n d) -> (b n d), left-out tokens not counted."""
+        real = torch.ones_like(x[..., :1]) if mask is None else mask[..., None].to(x.dtype)
+        count = real.sum(1, keepdim=True).clamp(min=1)
+        x = x - (x * real).sum(1, keepdim=True) / count
+        variance = (x.square() * real).sum(1, keepdim=True) / count
+        return x * torch.rsqrt(variance + self.eps) * self.weight + self.bias
+
+
+class BatchNorm(nn.Module):
+    """Batch norm over all real tokens of a batch: in training its examples touch each other, afterwards not."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(dim)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(b n d) -> (b n d); left-out tokens become zero."""
+        if mask is None:
+            return self.norm(x.flatten(0, 1)).view_as(x)
+        return torch.zeros_like(x).masked_scatter(mask[..., None], self.norm(x[mask]))
+
+
+NORMS = {"example": ExampleNorm, "batch": BatchNorm}
+
+
+class LocalPatches(nn.Module):
+    """LPI: depth-wise 3 × 3 convolution, gelu, norm, and another such convolution, on a grid of `width` columns.
+
+    (b n d) -> (b n d).  Left-out tokens, and those that the last row lacks, are zero for both convolutions.
+    """
+
+    def __init__(self, dim: int, width: int, *, norm: str = "example") -> None:
+        super().__init__()
+        check_whole(1, width=width)
+        if norm not in NORMS:
+            raise ValueError(f"norm must be one of {list(NORMS)}, not {norm!r}")
+        self.width, self.norm = width, NORMS[norm](dim)
+        self.first, self.second = (nn.Conv2d(dim, dim, 3, padding=1, groups=dim) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Convolve, normalise, convolve."""
+        y = self.norm(F.gelu(self._on_grid(self.first, x, mask)), mask)
+        return self._on_grid(self.second, y, mask)
+
+    def _on_grid(self, convolve: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+        n = x.shape[1]
+        if mask is not None:
+            x = x.masked_fill(~mask[..., None], 0)
+        grid = F.pad(x, (0, 0, 0, -n % self.width)).mT.unflatten(2, (-1, self.width))
+        return convolve(grid).flatten(2).mT[:, :n]
+
+
+class XCiT(Mixer):
+    """y = XCA(norm(x)), out = y + LPI(norm(x + y)): x + out is a layer of the paper without its feed-forward part."""
+
+    def __init__(self, dim: int, heads: int, width: int, *, norm: str = "example", causal: bool = False) -> None:
+        can = Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS)
+        super().__init__(dim, can=can, causal=causal)
+        self.covariance, self.patches = CrossCovariance(dim, heads), LocalPatches(dim, width, norm=norm)
+        self.before_covariance, self.before_patches = nn.LayerNorm(dim), nn.LayerNorm(dim)
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        y = self.covariance(self.before_covariance(x), mask)
+        return y + self.patches(self.before_patches(x + y), mask), None
+
+
+class ClassAttention(nn.Module):
+    """The class token asks itself and all patches: class (b 1 d), tokens (b n d), mask (b n) -> (b 1 d).
+
+    Patches are not changed (Touvron et al. 2021, arXiv 2103.17239, as XCiT's last layers have it).
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.attend = MultiHead(dim, heads, SoftmaxAttention())
+
+    def forward(self, token: Tensor, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """The new class token."""
+        return self.attend(token, *self._memory(token, tokens), mask=self._mask(mask))
+
+    def attention(self, token: Tensor, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Its map (b h 1 1+n); the class token itself comes first."""
+        return self.attend.attention(token, *self._memory(token, tokens), mask=self._mask(mask))
+
+    def _memory(self, token: Tensor, tokens: Tensor) -> tuple[Tensor]:
+        if token.dim() != 3 or token.shape[1] != 1:
+            raise ValueError(f"the class token must be (b 1 d), not {tuple(token.shape)}")
+        return (torch.cat((token, tokens), 1),)
+
+    def _mask(self, mask: Tensor | None) -> Tensor | None:
+        return None if mask is None else F.pad(mask, (1, 0), value=True)

@@ -1,0 +1,87 @@
+"""What a stream keeps: keys that a later token may still see, or a state; found out from the pattern, or by streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.mixer import Can, Mixer
+from regard.pattern import FAR, Causal, Pattern
+from regard.registry import Recipe
+from regard.show.build import build, pattern_of
+
+CHUNK = 512  # tokens that are streamed at once
+MOST = 4096  # and at most in all
+WIDTH = 8  # of a head, for it
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What is kept when the last of n tokens comes.
+
+    refusal   why it does not stream, else None
+    keys      for each head, how many keys it or a later token may still see; None where there is a state instead
+    held      how many are kept for that: heads share a cache
+    sizes     of a state, in vectors of a token's width, after half of the tokens and after all
+    """
+
+    refusal: str | None = None
+    keys: tuple[int, ...] | None = None
+    held: int = 0
+    sizes: tuple[float, float] = (0.0, 0.0)
+
+    def words(self) -> str:
+        """In a line."""
+        if self.refusal is not None:
+            return f"does not stream: {self.refusal}"
+        if self.keys is None:
+            half, whole = self.sizes
+            return "a state of fixed size" if half == whole else f"a state that grows, now of about {whole:,.0f} vectors"
+        least, most = min(self.keys), max(self.keys)
+        if least == most:
+            return f"{most:,} keys a head, when the last token comes"
+        return f"{least:,} to {most:,} keys a head when the last token comes, {self.held:,} in the cache that they share"
+
+
+def cached(recipe: Recipe, arguments: Mapping[str, Any], n: int, can: Can) -> Cached:
+    """Of a recipe that is built causal with these arguments, and streams n tokens."""
+    refusal = can.reason("stream") or can.reason("causal")
+    if refusal is not None:
+        return Cached(refusal)
+    heads = int(arguments["heads"])
+    mixer = build(recipe, {**arguments, "dim": WIDTH * heads}, True)
+    pattern = pattern_of(mixer)
+    return Cached(sizes=_streamed(mixer, min(n, MOST))) if pattern is None else _keys(pattern, heads, n)
+
+
+def _keys(pattern: Pattern, heads: int, n: int) -> Cached:
+    """By the pattern: what the token at n − 1, or one behind it, may see of those before it."""
+    at = torch.arange(n - 1)
+    some, _ = (pattern & Causal()).given(False, False).block(torch.tensor(n - 1), torch.tensor(FAR), at, at)
+    each = some if pattern.heads else some.expand(heads, -1)
+    return Cached(keys=tuple(each.sum(1).tolist()), held=int(each.any(0).sum()))
+
+
+def _streamed(mixer: Mixer, n: int) -> tuple[float, float]:
+    """By streaming: the size of the state after half of the tokens, and after all."""
+    state, sizes, tokens = None, [], torch.zeros(1, n, mixer.dim)
+    with torch.no_grad():
+        for half in (tokens[:, : n // 2], tokens[:, n // 2 :]):
+            for chunk in half.split(CHUNK, 1):
+                _, state = mixer.stream(chunk, state)
+            sizes.append(sum(t.numel() for t in _tensors(state)) / mixer.dim)
+    return sizes[0], sizes[1]
+
+
+def _tensors(state: Any) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        yield from _tensors(tuple(state.values()))
+    elif isinstance(state, list | tuple):
+        for part in state:
+            yield from _tensors(part)

@@ -1,0 +1,165 @@
+"""The same numbers as other people's code: weights copied, outputs and gradients compared.
+
+`python tests/test_peers_sparse.py` prints how large the differences are.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard import Band, BlockTable, Chunks, Keys, MultiHead, PerHead, Queries, SoftmaxAttention
+
+B, N, D, H = 2, 64, 16, 4
+measured = {}
+
+
+def rand(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def copy(ours, theirs):
+    """Weights, and biases where there are any."""
+    with torch.no_grad():
+        ours.weight.copy_(theirs.weight)
+        if ours.bias is not None:
+            ours.bias.copy_(theirs.bias)
+
+
+def agree(name, ours, theirs, pairs, x, *, rows=None, atol):
+    """Outputs, and gradients of x and of the weights in `pairs`, (our parameter, a function of theirs' gradients)."""
+    weight = rand(*x.shape, seed=7)
+    weight = weight if rows is None else weight * rows[..., None]
+    sides = []
+    for f, parameters in ((ours, [p for p, _ in pairs]), (theirs, [p for _, p in pairs])):
+        leaf = x.clone().requires_grad_()
+        y = f(leaf)
+        sides.append([y * (weight != 0), *torch.autograd.grad((y * weight).sum(), [leaf, *parameters])])
+    worst = max((a - b).abs().max().item() for a, b in zip(*sides, strict=True))
+    measured[name] = worst
+    assert worst < atol, f"{name}: {worst:.1e}"
+
+
+# ---------------------------------------------------------------------------------------------- Hugging Face
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("marked", [False, True])
+def test_longformer(padded, marked):
+    """Fails if window, marked tokens, their own projections or padding differ from transformers' Longformer."""
+    module = pytest.importorskip("transformers.models.longformer.modeling_longformer")
+    config = pytest.importorskip("transformers").LongformerConfig(
+        hidden_size=D, num_attention_heads=H, num_hidden_layers=1, attention_window=[8], attention_probs_dropout_prob=0.0
+    )
+    torch.manual_seed(0)
+    peer = module.LongformerSelfAttention(config, 0).double()
+    mixer = regard.create("longformer", dim=D, heads=H, window=4, bias=True).double()
+    names = {"q": "query", "k": "key", "v": "value"}
+    parts = [(getattr(mixer.local, ours), getattr(peer, theirs)) for ours, theirs in names.items()]
+    if marked:
+        parts += [(getattr(mixer.everywhere, ours), getattr(peer, f"{theirs}_global")) for ours, theirs in names.items()]
+    for ours, theirs in parts:
+        copy(ours, theirs)
+    mixer.local.out = torch.nn.Identity()  # theirs is in another module
+    mask = torch.arange(N) < torch.tensor([[N], [N - 13]]) if padded else torch.ones(B, N, dtype=torch.bool)
+    marks = torch.zeros(B, N, dtype=torch.bool)
+    if marked:
+        marks[0, [0, 20]] = marks[1, 3] = True
+    told = torch.zeros(B, N, dtype=torch.float64).masked_fill(marks, 10000).masked_fill(~mask, -10000)
+
+    def theirs(x):
+        return peer(x, told, is_index_masked=told < 0, is_index_global_attn=told > 0, is_global_attn=marked)[0]
+
+    pairs = [(a.weight, b.weight) for a, b in parts]
+    given = {"mask": mask if padded else None, "marks": marks if marked else None}
+    name = f"Longformer{' padded' * padded}{' marked' * marked}"
+    agree(name, lambda x: mixer(x, **given), theirs, pairs, rand(B, N, D), rows=mask, atol=3e-6)  # they round to float32
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_bigbird(padded):
+    """Fails if the block-sparse attention of transformers' BigBird, with its own random plan, is not this pattern."""
+    module = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
+    block, blocks, random = 4, N // 4, 2
+    config = pytest.importorskip("transformers").BigBirdConfig(
+        hidden_size=D, num_attention_heads=H, block_size=block, num_random_blocks=random, attention_probs_dropout_prob=0.0
+    )
+    torch.manual_seed(0)
+    peer = module.BigBirdBlockSparseAttention(config, seed=3).double().train()  # without training its plan is block 0 only
+    lengths, counts = peer._get_rand_attn_plan(N, block, random)
+    np.random.seed(3)
+    plan = np.stack(peer._bigbird_block_rand_mask_with_head(N, N, block, block, H, lengths, counts))  # (h blocks-2 random)
+    ends = Queries(0, block) | Keys(0, block) | Queries(N - block, N) | Keys(N - block, N)
+    drawn = [BlockTable(block, ((), *(tuple(row) for row in head), ())) for head in plan.tolist()]
+    pattern = PerHead(tuple(Chunks(block, 1, 1) | ends | table for table in drawn))
+    mixer = MultiHead(D, H, SoftmaxAttention(pattern), bias=True).double()
+    mixer.out = torch.nn.Identity()
+    parts = [(mixer.q, peer.query), (mixer.k, peer.key), (mixer.v, peer.value)]
+    for ours, theirs in parts:
+        copy(ours, theirs)
+    mask = torch.arange(N) < torch.tensor([[N], [N - 13]]) if padded else torch.ones(B, N, dtype=torch.bool)
+    real = mask.double()
+    cut = real.view(B, blocks, block)
+    near = torch.cat((cut[:, 1:-3], cut[:, 2:-2], cut[:, 3:-1]), 2)
+    band = torch.einsum("blq,blk->blqk", cut[:, 2:-2], near)[:, None]
+
+    def theirs(x):
+        return peer(x, band, real[:, None, :, None], real[:, None, None, :], cut, cut)[0]
+
+    pairs = [(a.weight, b.weight) for a, b in parts]
+    more = {"mask": mask} if padded else {}
+    agree(f"BigBird{' padded' * padded}", lambda x: mixer(x, **more), theirs, pairs, rand(B, N, D), rows=mask, atol=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------- local-attention
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+def test_local_attention(causal, exact):
+    """Fails if its windows are not what they are said to be: blocks and their neighbours, or exactly a band."""
+    peer = pytest.importorskip("local_attention").LocalMHA(
+        dim=D, window_size=8, heads=H, dim_head=D // H, causal=causal, exact_windowsize=exact, use_rotary_pos_emb=False
+    )
+    peer = peer.double()
+    pattern = Band(8, 8) if exact else Chunks(8, 1, 1)
+    mixer = MultiHead(D, H, SoftmaxAttention(pattern), causal=causal).double()
+    with torch.no_grad():
+        for ours, theirs in zip((mixer.q, mixer.k, mixer.v), peer.to_qkv.weight.chunk(3), strict=True):
+            ours.weight.copy_(theirs)
+        copy(mixer.out, peer.to_out)
+    mask = torch.arange(N) < torch.tensor([[N], [N - 13]])
+    pairs = [(mixer.out.weight, peer.to_out.weight)]
+    name = f"local-attention{' exact' * exact}{' causal' * causal}"
+    for given, rows in (({}, None), ({"mask": mask}, mask)):
+        agree(
+            name, lambda x, g=given: mixer(x, **g), lambda x, g=given: peer(x, **g), pairs, rand(B, N, D), rows=rows, atol=1e-12
+        )
+
+
+# ---------------------------------------------------------------------------------------------- axial-attention
+def test_axial_attention():
+    """Fails if two passes are not its two attentions one after the other, along the rows first."""
+    peer = pytest.importorskip("axial_attention").AxialAttention(dim=D, heads=H, num_dimensions=2, sum_axial_out=False).double()
+    mixer = regard.create("axial", dim=D, heads=H, width=8, form="two").double()
+    pairs = []
+    for ours, theirs in zip((mixer.rows, mixer.columns), (a.fn for a in peer.axial_attentions), strict=True):
+        with torch.no_grad():
+            theirs.to_out.bias.zero_()
+            ours.q.weight.copy_(theirs.to_q.weight)
+            for part, weight in zip((ours.k, ours.v), theirs.to_kv.weight.chunk(2), strict=True):
+                part.weight.copy_(weight)
+            copy(ours.out, theirs.to_out)
+        pairs += [(ours.q.weight, theirs.to_q.weight), (ours.out.weight, theirs.to_out.weight)]
+
+    def theirs_of(x):  # it attends along the first axis first
+        return peer(x.unflatten(1, (-1, 8)).transpose(1, 2)).transpose(1, 2).flatten(1, 2)
+
+    agree("axial-attention", mixer, theirs_of, pairs, rand(B, 48, D), atol=1e-12)
+
+
+if __name__ == "__main__":
+    for padded in (False, True):
+        test_bigbird(padded)
+        for other in (False, True):
+            test_longformer(padded, other)
+            test_local_attention(padded, other)
+    test_axial_attention()
+    for name, worst in measured.items():
+        print(f"{name:32} {worst:.1e}")
