@@ -13,12 +13,17 @@ from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import check_whole
-from regard.feature import EluPlusOne
 from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads
 
 CHUNK = 64
 CAN = Can(maps="what is unpacked was projected twice and mixed over heads")
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": partial(F.softplus, beta=math.log(2.0)), "elu": EluPlusOne()}
+
+
+def _elu_plus_one(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())  # exp keeps the digits that elu(x) + 1 loses
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": partial(F.softplus, beta=math.log(2.0)), "elu": _elu_plus_one}
 
 
 class Packed(NamedTuple):
