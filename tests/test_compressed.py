@@ -71,6 +71,20 @@ def test_no_generator_is_touched(name, rand):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("name", FAMILY)
+def test_autocast(name):
+    """Fails if learned vectors of one type meet projections of another, in the whole or in a stream."""
+    x = torch.randn(2, 23, 8)
+    for causal in (False, True) if get(name).can().causal else (False,):
+        mixer = get(name).example(causal=causal)
+        want = mixer(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got, state = mixer(x), None
+            for part in x.split([1, 7, 15], 1) if causal else ():
+                _, state = mixer.stream(part, state)
+        assert (got.float() - want).abs().mean() < 0.05 * want.abs().mean()
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -59,7 +59,7 @@ class Strided(Attention):
             return self._next(q, k, v, state)
         k, v, mask = self.blocks(k, v, mask)
         if self.null is not None:
-            k, v = (torch.cat((null.expand(k.shape[0], -1, -1, -1), x), 2) for null, x in zip(self.null, (k, v), strict=True))
+            k, v = (torch.cat((null, x), 2) for null, x in zip(self._nulls(k), (k, v), strict=True))
             mask = None if mask is None else torch.cat((torch.ones_like(mask[:, :1]), mask), 1)
         return self.inner.attend(q, k, v, mask=mask)[0], None
 
@@ -70,8 +70,7 @@ class Strided(Attention):
         whole = max(0, (k.shape[2] - kernel) // stride + 1)
         all_k, all_v = state.k, state.v
         if all_k is None or all_v is None:
-            first = k[:, :, :0], v[:, :, :0]
-            all_k, all_v = first if self.null is None else (null.expand(k.shape[0], -1, -1, -1) for null in self.null)
+            all_k, all_v = (k[:, :, :0], v[:, :, :0]) if self.null is None else self._nulls(k)
         if whole:
             upto = (whole - 1) * stride + kernel
             inside = k.new_ones(k.shape[0], whole, kernel, dtype=torch.bool)
@@ -81,6 +80,12 @@ class Strided(Attention):
         gone = self._gone(state.next + n, state.dropped)
         rest_k, rest_v = k[:, :, whole * stride :], v[:, :, whole * stride :]
         return out, Past(all_k[:, :, gone:], all_v[:, :, gone:], rest_k, rest_v, state.dropped + gone, state.next + n)
+
+    def _nulls(self, k: Tensor) -> tuple[Tensor, Tensor]:
+        """The null key and value for each example, (b h 1 e)."""
+        assert self.null is not None
+        key, value = self.null.to(k.dtype)[:, None].expand(-1, k.shape[0], -1, -1, -1)
+        return key, value
 
     def _gone(self, at: int, dropped: int) -> int:
         """How many more blocks no query from `at` on will see: those that begin before the window does."""

@@ -13,12 +13,17 @@ from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import check_whole
-from regard.feature import EluPlusOne
 from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads
 
 CHUNK = 64
 CAN = Can(maps="what is unpacked was projected twice and mixed over heads")
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": partial(F.softplus, beta=math.log(2.0)), "elu": EluPlusOne()}
+
+
+def _elu_plus_one(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())  # exp keeps the digits that elu(x) + 1 loses
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": partial(F.softplus, beta=math.log(2.0)), "elu": _elu_plus_one}
 
 
 class Packed(NamedTuple):
@@ -89,9 +94,9 @@ class PastLuna(Mixer):
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         scores, values, tokens = self.start() if state is None else state
-        if scores is not None:
-            check_batch(scores, x)
         c, q, k, v = (self._split(f(x)) for f in (self.pack_k, self.q, self.k, self.v))
+        if scores is not None:
+            check_batch(scores, k)
         scale = 1 / math.sqrt(q.shape[-1])
         pack = c @ self._split(self.pack_q(self.p)[None]).transpose(-1, -2) * scale
         pack = ACTIVATIONS[self.activation](pack)  # (b h n p)
