@@ -15,6 +15,7 @@ INK, PALE = "#1d2330", "#6b7280"
 CELLS = 96  # to a side, for more tokens than that
 GRID = 64  # pictures of up to so many cells have lines between them
 DPI = 140
+LINE = 0.26  # of a legend, in inches
 
 
 def save(path: Path, pictures: Sequence[Picture], title: str, subtitle: str) -> None:
@@ -33,10 +34,11 @@ def save(path: Path, pictures: Sequence[Picture], title: str, subtitle: str) -> 
 
 def save_gallery(path: Path, named: Sequence[tuple[str, str, Picture]], title: str) -> None:
     """Many recipes, a (name, paper, picture) each, in one grid with one legend."""
-    sheet = Sheet(len(named), 2.8, gap=(0.3, 0.75), margin=(0.35, 0.35), top=1.15, bottom=1.75)
+    look = styles([picture for _, _, picture in named])
+    below = 0.85 + LINE * len(legend(look))  # names and papers, then at most a line for each colour
+    sheet = Sheet(len(named), 2.8, gap=(0.3, 0.75), margin=(0.35, 0.35), top=1.15, bottom=below)
     tokens = max(picture.tokens for _, _, picture in named)
     sheet.title(title, f"{tokens} tokens; rows are queries, columns are keys; colour: this query may look at this key")
-    look = styles([picture for _, _, picture in named])
     for index, (name, paper, picture) in enumerate(named):
         axes = sheet.square(index)
         _paint(axes, picture, look)
