@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from regard.mixers import Tree
+from regard.mixers.spans import seen_nodes
 from regard.registry import Recipe, get, list_recipes
 
 README = Path(__file__).parents[1] / "README.md"
@@ -33,7 +35,8 @@ COSTS: dict[str, Callable[[Any], str]] = {
     # sparse by position
     "Longformer": lambda x: f"{cost(x.local)}, and the marked ones",
     "Star": lambda x: f"{x.cycles} × 5 keys, and the relay",
-    "Tree": lambda x: f"about {2 * x.near * (TOKENS // x.near).bit_length():,} keys",
+    "Tree": lambda x: f"{nodes(x):,.0f} keys",
+    "GlobalLong": lambda x: f"{cost(x.long)}; {TOKENS:,} for a global token",
     "AxialPasses": lambda x: f"{cost(x.rows)} and {cost(x.columns)}",
     # sparse by content
     "Hashed": lambda x: f"{2 * x.chunk * x.hashing.rounds:,} keys, and a sort",
@@ -86,6 +89,12 @@ def cost(part: object) -> str:
     if name not in COSTS:
         raise TypeError(f"docs/make_table.py does not know what {name} costs: add it to COSTS")
     return COSTS[name](part)
+
+
+def nodes(tree: Tree) -> float:
+    """How many nodes of the tree a token looks at."""
+    seen, _ = seen_nodes(0, TOKENS, tree.near, tree.clip, tree.causal, (0,) * TOKENS.bit_length())
+    return (seen >= 0).sum(1).double().mean().item()
 
 
 def promises(found: Recipe) -> dict[str, bool]:

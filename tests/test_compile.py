@@ -8,9 +8,19 @@ import regard
 CASES = {
     "vanilla": {"heads": 2},
     "local": {"heads": 2, "window": 5},
+    "reformer": {"heads": 2, "buckets": 4, "chunk": 5},
     "linear": {"heads": 2},
     "linformer": {"heads": 2, "length": 40, "rank": 7},
     "fnet": {},
+    "synthesizer_mixture": {"heads": 2, "length": 40},
+    "gmlp": {"length": 40},
+    "xcit": {"heads": 2, "width": 6},
+    "dynamic_conv": {"heads": 2},
+    "aft": {"length": 40, "rank": 3},
+    "average_pool": {},
+    "bahdanau": {},
+    "graves_window": {},
+    "draw_read": {"width": 6},
 }
 
 

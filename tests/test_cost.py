@@ -32,7 +32,8 @@ def scores(name, n, **arguments):
     if "length" in regard.registry.get(name).parameters:
         arguments["length"] = n
     mixer = regard.create(name, dim=8, heads=2, **arguments)
-    attention = mixer.local.inner if name == "longformer" else mixer.inner
+    attention = {"longformer": "local", "etc": "long"}.get(name)
+    attention = (getattr(mixer, attention) if attention else mixer).inner
     pattern = attention.pattern.given(False, False)
     return sum(layout(p, n, n).scores() for p in (pattern.parts if pattern.heads else [pattern]))
 

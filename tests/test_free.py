@@ -375,3 +375,38 @@ def test_local_patches_of_few_tokens(rand):
     torch.manual_seed(0)
     for n in (1, 2, 7):
         assert LocalPatches(8, 50).double()(rand(2, n, 8)).isfinite().all()
+
+
+# ---------------------------------------------------------------------------------------------- cost
+LINEAR = {
+    "xcit": {"heads": 2, "width": 16},
+    "dynamic_conv": {"heads": 2},
+    "aft": {"length": None},
+    "average_pool": {"width": 16},
+    "draw_read": {"width": 16},
+    "draw_write": {"width": 16},
+}
+
+
+def saved(name, n, causal):
+    """How many numbers a call keeps for its backward pass, and the largest tensor of them."""
+    sizes, mixer = [], regard.create(name, dim=8, causal=causal, **LINEAR[name])
+
+    def note(tensor):
+        sizes.append(tensor.numel())
+        return tensor
+
+    x = torch.randn(1, n, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        mixer(x)
+    return sum(sizes), max(sizes)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_kept_grows_with_the_length(name, causal):
+    """Fails if something of n x n is made where the mechanism needs none; causal AFT keeps log n sums."""
+    if causal and not get(name).can().causal:
+        pytest.skip("it has no causal form")
+    (small, _), (large, largest) = (saved(name, n, causal) for n in (1024, 2048))
+    assert large < 2.4 * small and largest <= 2048 * 8 * 4

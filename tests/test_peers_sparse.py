@@ -109,6 +109,35 @@ def test_bigbird(padded):
     agree(f"BigBird{' padded' * padded}", lambda x: mixer(x, **more), theirs, pairs, rand(B, N, D), rows=mask, atol=1e-12)
 
 
+@pytest.mark.parametrize("shifted", [False, True])
+def test_swin(shifted):
+    """Fails if windows, their shift or their bias differ from transformers' Swin, which rolls the image and masks."""
+    module = pytest.importorskip("transformers.models.swin.modeling_swin")
+    config = pytest.importorskip("transformers").SwinConfig(window_size=4, qkv_bias=False, attention_probs_dropout_prob=0.0)
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(0)
+    layer = module.SwinLayer(config, D, (8, 12), H, shift_size=2 * shifted).double()
+    peer = layer.attention
+    mixer = regard.create("swin", dim=D, heads=H, width=12, window=4, layer=int(shifted)).double()
+    table = peer.relative_position_bias.relative_position_bias_table
+    parts = list(zip((mixer.q, mixer.k, mixer.v, mixer.out), (peer.q_proj, peer.k_proj, peer.v_proj, peer.o_proj), strict=True))
+    with torch.no_grad():
+        table.normal_()
+        peer.o_proj.bias.zero_()
+        mixer.inner.prior.table.copy_(table.T.unflatten(1, (7, 7)))
+        for ours, theirs in parts:
+            copy(ours, theirs)
+
+    def theirs(x):
+        rolled = layer.cyclic_shift(x.unflatten(1, (8, 12)))
+        windows = module.window_partition(rolled, 4).flatten(1, 2)
+        y, _ = peer(windows, layer.get_attn_mask(8, 12, x.dtype, x.device))
+        return layer.cyclic_shift(module.window_reverse(y.view(-1, 4, 4, D), 4, 8, 12), reverse=True).flatten(1, 2)
+
+    pairs = [(a.weight, b.weight) for a, b in parts]
+    agree(f"Swin{' shifted' * shifted}", mixer, theirs, pairs, rand(B, 96, D), atol=1e-12)
+
+
 # ---------------------------------------------------------------------------------------------- local-attention
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("exact", [False, True])
@@ -157,6 +186,7 @@ def test_axial_attention():
 if __name__ == "__main__":
     for padded in (False, True):
         test_bigbird(padded)
+        test_swin(padded)
         for other in (False, True):
             test_longformer(padded, other)
             test_local_attention(padded, other)

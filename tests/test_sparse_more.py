@@ -1,15 +1,18 @@
 """What the generic tests of family C cannot see: borders, orders, reach, cache sizes, and marks on padding."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load, save
 
 import regard
 from regard import Blocks2D, Neighbourhood, block_order
 from regard.mixers.spans import seen_nodes
 from regard.registry import get
 from regard.show.cache import cached
-from regard.testing import influence
+from regard.testing import check_mixer, influence
 
 N = 400
 
@@ -27,6 +30,31 @@ def streamed(mixer, x, size):
         parts.append(y)
         states.append(state)
     return torch.cat(parts, 1), states
+
+
+# ---------------------------------------------------------------------------------------------- options keep the promises too
+OPTIONS = [
+    ("axial", {"width": 5, "form": "two"}),
+    ("axial", {"width": 5, "form": "row"}),
+    ("image_local_2d", {"width": 6, "block": (2, 4), "memory": (1, 2), "order": "block"}),
+    ("neighbourhood", {"length": 30, "width": 5, "size": (3, 2)}),
+    ("swin", {"width": 5, "window": (2, 3), "bias": False}),
+    ("star", {"cycles": 3, "shared": True}),
+    ("star", {"cycles": 1}),
+    ("etc", {"globals": 3, "radius": 2, "clip": 1, "segment": 4}),
+    ("etc", {"globals": 2, "radius": 1, "shared": True}),
+    ("bp_transformer", {"near": 5, "clip": 1}),
+    ("longformer", {"window": (1, 3), "steps": (2, 1), "bias": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), OPTIONS, ids=lambda x: x if isinstance(x, str) else repr(x)[:50])
+def test_options_keep_the_promises(name, arguments, executor):
+    """Fails if a form that is not the recipe's example breaks a promise: leaks the future, say, or counts padding."""
+    promised = get(name).can()
+    result = check_mixer(lambda causal: regard.create(name, dim=8, heads=2, causal=causal, **arguments))
+    assert (result["causal"] == "kept") == promised.causal and (result["stream"] == "kept") == promised.stream
+    assert result["padding"] == "kept"
 
 
 # ---------------------------------------------------------------------------------------------- neighbourhood
@@ -170,7 +198,7 @@ def test_the_relay_is_told(rand):
 # ---------------------------------------------------------------------------------------------- etc
 def test_labels_are_clipped_and_know_the_kinds():
     """Fails if a label is another than the paper's."""
-    labels = made("etc", globals=2, radius=3, clip=1, segment=3).inner.prior
+    labels = made("etc", globals=2, radius=3, clip=1, segment=3).all.inner.prior
     at = torch.arange(6)
     want = [
         [1, 2, 3, 3, 3, 4],
@@ -181,21 +209,42 @@ def test_labels_are_clipped_and_know_the_kinds():
         [4, 3, 0, 0, 0, 1],
     ]
     assert labels.label(at[:, None], at).tolist() == want
-    assert labels.vectors.shape == (2, 2, 5, 4)
+    assert labels.vectors.shape == (2, 5, 4)
 
 
 def test_kinds_have_projections_of_their_own(rand):
-    """Fails if global and long tokens share what they should not, or the other way round."""
+    """Fails if pieces share what they should not, or the other way round."""
     apart, shared = (made("etc", globals=2, radius=1, shared=s) for s in (False, True))
-    assert sum(p.numel() for p in apart.parameters()) - sum(p.numel() for p in shared.parameters()) == 3 * 64
+    labels = 2 * 2 * (2 * 12 + 2) * 4
+    assert sum(p.numel() for p in apart.parameters()) == (2 + 4 + 4 + 2) * 64 + labels
+    assert sum(p.numel() for p in shared.parameters()) == 4 * 64 + labels
     x = rand(1, 6, 8)
-    torch.testing.assert_close(apart.k(x)[:, 2:], apart.k.rest(x)[:, 2:])
-    torch.testing.assert_close(apart.k(x)[:, :2], apart.k.first(x)[:, :2])
+    torch.testing.assert_close(apart.long.k(x)[:, 2:], apart.long.k.rest(x)[:, 2:])
+    torch.testing.assert_close(apart.long.k(x)[:, :2], apart.long.k.first(x)[:, :2])
+
+
+def test_shared_projections_are_saved_once(rand):
+    """Fails if a file would hold a shared matrix twice, which safetensors refuses, or a copy would lose the sharing."""
+    mixer, x = made("etc", globals=2, radius=1, shared=True), rand(1, 6, 8)
+    again = made("etc", globals=2, radius=1, shared=True)
+    again.load_state_dict(load(save(mixer.state_dict())))
+    torch.testing.assert_close(again(x), mixer(x))
+    twin = deepcopy(mixer)
+    with torch.no_grad():
+        twin.long.q.weight.zero_()
+    assert not torch.equal(twin(x)[:, :2], mixer(x)[:, :2])
+
+
+def test_the_map_is_what_is_done_to_the_values(rand):
+    """Fails if the two attentions of ETC are put together in another way in the map."""
+    mixer, x = made("etc", globals=2, radius=1, shared=True), rand(1, 9, 8)
+    v = mixer.long.v(x).unflatten(-1, (2, -1)).transpose(1, 2)
+    torch.testing.assert_close(mixer.long.out((mixer.attention(x) @ v).transpose(1, 2).flatten(2)), mixer(x))
 
 
 def test_long_inputs_are_not_dense():
     """Fails if long tokens compute scores with all others."""
-    pattern = made("etc").inner.pattern
+    pattern = made("etc").long.inner.pattern
     assert regard.explain(pattern, 8192).backend == "sparse"
 
 

@@ -10,9 +10,8 @@ def softmax_over(scores: Tensor, keep: Tensor | None) -> Tensor:
     """softmax of scores (... m) over the places that `keep` allows; where it allows none, all weights are zero."""
     if keep is None:
         return torch.softmax(scores, -1)
-    seen = keep.any(-1, keepdim=True)
-    scores = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen, 0)
-    return torch.softmax(scores, -1) * seen
+    lowest = torch.finfo(scores.dtype).min  # not −∞: a row of nothing else would be NaN
+    return torch.softmax(scores.masked_fill(~keep, lowest), -1) * keep.any(-1, keepdim=True)
 
 
 def kept(n: int, m: int, *, causal: bool, mask: Tensor | None, device: torch.device) -> Tensor | None:
@@ -33,3 +32,9 @@ def check_stream_length(length: int | None, end: int) -> None:
 def at_least_single(x: Tensor) -> Tensor:
     """float16 and bfloat16 as float32: for exponentials, transforms and long sums."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def check_headless(name: str, heads: int) -> None:
+    """What has no heads takes none."""
+    if heads != 1:
+        raise ValueError(f"{name} has no heads: give heads=1 or leave it out, not {heads}")

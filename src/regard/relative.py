@@ -29,8 +29,8 @@ class WindowBias(Prior):
 
 
 class Labels(Prior):
-    """q_i · a_l(i,j) / √e, with a vector a for each label of a pair, each head, and each kind of query (Shaw et al. 2018,
-    arXiv 1803.02155; for global and long tokens: Ainslie et al. 2020, arXiv 2004.08483).
+    """q_i · a_l(i,j) / √e, with a vector a for each label of a pair and each head (Shaw et al. 2018, arXiv 1803.02155; for
+    global and long tokens: Ainslie et al. 2020, arXiv 2004.08483).
 
     The first `globals` tokens are of one kind, the others of another.  Pairs of a kind are labelled by k − q, clipped to
     −clip .. clip; pairs of two kinds by one label.  With `segment`, long tokens belong to the global ones, `segment` of them
@@ -45,14 +45,11 @@ class Labels(Prior):
             check_whole(1, segment=segment)
         self.heads, self.globals, self.clip, self.segment = heads, globals, clip, segment
         labels = 2 * clip + 1 + (1 if segment is None else 2)
-        self.vectors = nn.Parameter(torch.randn(2, heads, labels, width) * SPREAD)
+        self.vectors = nn.Parameter(torch.randn(heads, labels, width) * SPREAD)
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        labels, e = self.vectors.shape[2:]
-        each = torch.einsum("bh...e,zhle->bh...zl", q, self.vectors).flatten(-2) * e**-0.5
-        kind = (q_pos < self.globals).long()
-        label = self.label(q_pos, k_pos) + labels * kind
-        return each.gather(-1, label.expand(*each.shape[:-1], -1))
+        each = torch.einsum("bh...e,hle->bh...l", q, self.vectors) * self.vectors.shape[-1] ** -0.5
+        return each.gather(-1, self.label(q_pos, k_pos).expand(*each.shape[:-1], -1))
 
     def label(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         """The number of the label of each pair."""

@@ -42,10 +42,10 @@ def mlp_mixer(p, x, *, heads, causal=False, mask=None, marks=None, length, hidde
     return out
 
 
-def layer_norm(p, name, z):
+def layer_norm(p, name, z, eps=1e-5):
     """One token, (d)."""
     z = z - z.mean()
-    return z / ((z * z).mean() + 1e-5).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
+    return z / ((z * z).mean() + eps).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
 def gmlp(p, x, *, heads, causal, length, hidden=None, attention=0, mask=None, marks=None):
@@ -85,7 +85,7 @@ def xcit(p, x, *, heads, causal=False, width, norm="example", mask=None, marks=N
     e, out = x.shape[2] // heads, []
     for a, t in enumerate(x):
         real = [i for i in range(len(t)) if mask is None or mask[a, i]]
-        normed = torch.stack([layer_norm(p, "before_covariance", token) for token in t])
+        normed = torch.stack([layer_norm(p, "before_covariance", token, 1e-6) for token in t])
         q, k, v = (linear_layer(p, f"covariance.{name}", normed) for name in "qkv")
         q, k = (z[real] / z[real].square().sum(0).sqrt() for z in (q, k))
         y = []
@@ -94,7 +94,7 @@ def xcit(p, x, *, heads, causal=False, width, norm="example", mask=None, marks=N
             y.append(v[:, others] @ (q[:, c] @ k[:, others] * p["covariance.sharpness"][c // e]).softmax(0))
         y = torch.stack(y, 1)
         y = linear_layer(p, "covariance.out", y)
-        normed = torch.stack([layer_norm(p, "before_patches", token) for token in t + y])
+        normed = torch.stack([layer_norm(p, "before_patches", token, 1e-6) for token in t + y])
         out.append(y + patches(p, normed, width, real))
     return torch.stack(out)
 

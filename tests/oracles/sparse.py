@@ -165,21 +165,23 @@ def etc(
 ):  # fmt: skip
     """Ainslie et al. 2020: softmax of q·(k + a) / √e, with a for the label of the pair; g2g, g2l and l2g see all."""
     b, n, d = x.shape
-    e, table = d // heads, p["inner.prior.vectors"]
-    kinds = [("", "") if shared else (".first", ".rest")] * 3
-    q, k, v = (
-        torch.stack([linear_layer(p, name + kind[i >= globals], x[:, i]) for i in range(n)], 1).unflatten(-1, (heads, e))
-        for name, kind in zip("qkv", kinds, strict=True)
-    )
-    out = torch.zeros(b, n, heads, e, dtype=x.dtype)
-    for a, i, h in [(a, i, h) for a in range(b) for i in range(n) for h in range(heads)]:
+    e, out = d // heads, torch.zeros_like(x)
+    for a, i in [(a, i) for a in range(b) for i in range(n)]:
+        side = "all" if i < globals else "long"  # whose softmax it is: a projection for each kind of query, and of key
         seen = [j for j in range(n) if min(i, j) < globals or abs(i - j) <= radius]
         seen = [j for j in seen if mask is None or bool(mask[a, j])]
-        labels = [etc_label(i, j, globals, clip, segment) for j in seen]
+        q = linear_layer(p, "long.q" if shared else f"{side}.q", x[a, i]).view(heads, e)
+        kind = {j: "" if shared or not globals else ".first" if j < globals else ".rest" for j in seen}
+        name = "long" if shared else side
+        y = torch.zeros(heads, e, dtype=x.dtype)
         if seen:
-            scores = (k[a, seen, h] + table[int(i < globals), h, labels]) @ q[a, i, h] / e**0.5
-            out[a, i, h] = torch.softmax(scores, 0) @ v[a, seen, h]
-    return linear_layer(p, "out", out.flatten(2))
+            k, v = ([linear_layer(p, f"{name}.{w}{kind[j]}", x[a, j]).view(heads, e) for j in seen] for w in "kv")
+            k, v = torch.stack(k), torch.stack(v)
+            labels = [etc_label(i, j, globals, clip, segment) for j in seen]
+            scores = torch.einsum("he,mhe->hm", q, k + p[f"{side}.inner.prior.vectors"][:, labels].transpose(0, 1)) / e**0.5
+            y = torch.einsum("hm,mhe->he", torch.softmax(scores, -1), v)
+        out[a, i] = linear_layer(p, f"{name}.out", y.flatten())
+    return out
 
 
 def etc_label(i, j, globals, clip, segment):

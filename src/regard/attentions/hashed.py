@@ -78,23 +78,25 @@ class Hashed(Attention):
         return torch.cat(outs, 2), state
 
     def _piece(self, q: Tensor, v: Tensor, state: Buckets) -> tuple[Tensor, Buckets]:
-        bucket, k, n = self.hashing(q), _unit(q), q.shape[2]
+        """The next few tokens: every one against all keys that are kept."""
+        k, n, bucket = _unit(q), q.shape[2], self.hashing(q)
         had = bucket.new_zeros(*bucket.shape[:3], self.hashing.buckets) if state.had is None else state.had
         before = (bucket[..., :, None] == bucket[..., None, :]).tril(-1).sum(-1)  # tokens of this piece, in this bucket
         code = mine = bucket * STRIDE + (had.gather(-1, bucket) + before) // self.chunk
         if state.k is not None and state.v is not None and state.code is not None:
             check_batch(state.k, q)
-            k, v, code = (torch.cat(pair, 2 if pair[0] is not state.code else 3) for pair in
-                          ((state.k, k), (state.v, v), (state.code, mine)))  # fmt: skip
-        times = met(mine, code).sum(2)  # in how many rounds, (b h n m)
-        times = times.tril(k.shape[2] - n - 1)
+            k, v, code = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2), torch.cat((state.code, mine), 3)
+        rounds = met(mine, code).sum(2).tril(k.shape[2] - n - 1)  # in how many rounds query and key meet, (b h n m)
+        had = had.scatter_add(-1, bucket, torch.ones_like(bucket))
+        return self._see(q, k, v, rounds), self._forget(Buckets(k, v, code, had, state.check))
+
+    def _see(self, q: Tensor, k: Tensor, v: Tensor, rounds: Tensor) -> Tensor:
+        """Attention over the keys that are met at least once; the last keys are the queries themselves."""
         scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self._scale(q)
         if not self.once:
-            scores = scores + times.clamp(min=1).log()
-        weights = scores.masked_fill(times == 0, torch.finfo(scores.dtype).min).softmax(-1).to(v.dtype)
-        out = torch.where((times > 0).any(-1, keepdim=True), weights @ v, v[:, :, -n:])
-        had = had.scatter_add(-1, bucket, torch.ones_like(bucket))
-        return out, self._forget(Buckets(k, v, code, had, state.check))
+            scores = scores + rounds.clamp(min=1).log()
+        weights = scores.masked_fill(rounds == 0, torch.finfo(scores.dtype).min).softmax(-1).to(v.dtype)
+        return torch.where((rounds > 0).any(-1, keepdim=True), weights @ v, v[:, :, -q.shape[2] :])
 
     def _forget(self, state: Buckets) -> Buckets:
         """Without the keys that no later query can meet: those two chunks back in each of their buckets, or more."""

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from regard.errors import check_whole
 
+LARGEST = 20.0  # of a logarithm, up or down: beyond it squares of distances would overflow
+
 
 class Filters(NamedTuple):
     """Rows F_Y (b N height) and columns F_X (b N width), each summing to one, and the intensity γ (b)."""
@@ -32,7 +34,8 @@ class FilterBank(nn.Module):
 
     def forward(self, state: Tensor, height: int, width: int, *, heights: Tensor | None = None) -> Filters:
         """State (b state) -> filters of an image; `heights` (b) are those of images that fill only so many rows."""
-        x, y, log_variance, log_stride, log_intensity = self.place(state).unbind(-1)
+        x, y, *logs = self.place(state).unbind(-1)
+        log_variance, log_stride, log_intensity = (t.clamp(-LARGEST, LARGEST) for t in logs)
         tall = torch.full_like(x, height) if heights is None else heights.to(x.dtype)
         longest = tall.clamp(min=width)
         stride = (longest - 1) / max(self.patch - 1, 1) * log_stride.exp()
@@ -47,7 +50,8 @@ def _bells(centre: Tensor, steps: Tensor, log_variance: Tensor, size: int, real:
     """(b N size), rows that sum to one over the first `real` pixels, by a softmax: no row can be empty."""
     a = torch.arange(1, size + 1, device=steps.device, dtype=steps.dtype)
     far = (a - (centre[:, None] + steps)[..., None]).square()
-    exponent = -far / (2 * log_variance.exp()[:, None, None])
+    near = far.detach().amin(-1, keepdim=True)  # cancels in the softmax, and keeps its exponents finite
+    exponent = (near - far) / (2 * log_variance.exp()[:, None, None])
     return exponent.masked_fill(a > real[:, None, None], -torch.inf).softmax(-1)
 
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from regard.common import at_least_single
 from regard.errors import check_whole
 
+LARGEST = 30.0  # of an exponent: beyond it sums and squares of bells would overflow
+
 
 class Window(NamedTuple):
     """K bells for each state, each (... K): how high, how narrow, and by how much further than before."""
@@ -20,7 +22,7 @@ class Window(NamedTuple):
 
 
 class WindowShape(nn.Module):
-    """(α, β, step) = exp(W h + b): (... inputs) -> three of (... mixtures), all positive."""
+    """(α, β, step) = exp(W h + b): (... inputs) -> three of (... mixtures), all positive and finite."""
 
     def __init__(self, inputs: int, mixtures: int) -> None:
         super().__init__()
@@ -29,7 +31,7 @@ class WindowShape(nn.Module):
 
     def forward(self, h: Tensor) -> Window:
         """At least in single precision: the positions are sums of many steps."""
-        return Window(*at_least_single(self.shape(h)).exp().chunk(3, -1))
+        return Window(*at_least_single(self.shape(h)).clamp(max=LARGEST).exp().chunk(3, -1))
 
 
 def window_weights(alpha: Tensor, beta: Tensor, kappa: Tensor, positions: Tensor) -> Tensor:

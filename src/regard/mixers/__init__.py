@@ -6,12 +6,12 @@ from regard.mixers.axial import AxialPasses
 from regard.mixers.conditional import TaskAttention
 from regard.mixers.delta import DeltaRule
 from regard.mixers.dynamic_conv import DynamicConv
+from regard.mixers.etc import GlobalLong
 from regard.mixers.fourier import Fourier
 from regard.mixers.funnel import Funnel
 from regard.mixers.gated import GatedLinear, GatedRandomFeatures
 from regard.mixers.glimpse import GlimpseRead, GlimpseWrite
 from regard.mixers.gmlp import GatedMLP
-from regard.mixers.kinds import ByKind
 from regard.mixers.longformer import Longformer
 from regard.mixers.low_rank import LowRankBand, narrow
 from regard.mixers.luna import Luna, PastLuna
@@ -32,9 +32,9 @@ from regard.mixers.window import GaussianWindow
 from regard.mixers.xcit import ClassAttention, XCiT
 
 __all__ = [
-    "AFT", "ISAB", "MAB", "PMA", "SAB", "Average", "AveragePool", "AxialPasses", "ByKind", "ClassAttention",
+    "AFT", "ISAB", "MAB", "PMA", "SAB", "Average", "AveragePool", "AxialPasses", "ClassAttention",
     "DeltaRule", "DynamicConv", "Fourier", "Funnel", "GatedLinear", "GatedMLP", "GatedRandomFeatures", "GaussianWindow",
-    "GlimpseRead", "GlimpseWrite", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver", "Poolingformer",
-    "RealFormer", "Recurrence", "Retention", "Sinkhorn", "SoftCells", "Star", "Synthesizer", "TaskAttention",
-    "TokenMLP", "Tree", "XCiT", "narrow",
+    "GlimpseRead", "GlimpseWrite", "GlobalLong", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver",
+    "Poolingformer", "RealFormer", "Recurrence", "Retention", "Sinkhorn", "SoftCells", "Star", "Synthesizer",
+    "TaskAttention", "TokenMLP", "Tree", "XCiT", "narrow",
 ]  # fmt: skip

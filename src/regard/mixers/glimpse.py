@@ -36,6 +36,8 @@ class GlimpseRead(Mixer):
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
         """(b 1 n m): γ times the product over rows of one over columns."""
+        if not x.numel():
+            return x.new_zeros(x.shape[0], 1, x.shape[1], (x if memory is None else memory).shape[1])
         source, here, there = self._filters(x, memory, mask)
         rows, columns = here.rows.mT @ there.rows, here.columns.mT @ there.columns
         full = torch.einsum("bij,bkl->bikjl", rows, columns).flatten(3).flatten(1, 2) * there.intensity[:, None, None]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.layout import Cache
+
 NONE = 1 << 60  # fills up a row of nodes: greater than any, so that the row stays sorted
 TILE = 64  # tokens that share a list: near spans are common to most of them, far ones to all
+
+
+_plans = Cache(128 << 20)
 
 
 class Plan(NamedTuple):
@@ -26,19 +30,29 @@ class Plan(NamedTuple):
     labels: Tensor
 
 
-@lru_cache(16)
 def plan(start: int, n: int, near: int, clip: int, causal: bool, offsets: tuple[int, ...]) -> Plan:
-    """For tokens start .. start + n - 1; node i of a level has the number i + offsets[level]."""
-    with torch.inference_mode(False):  # what is kept must serve training too
-        at, labels = seen_nodes(start, n, near, clip, causal, offsets)
-        size = min(TILE, n)
-        tiles = F.pad(at, (0, 0, 0, -n % size), value=-1).unflatten(0, (-1, size))
-        nodes = _each_once(tiles.flatten(1))
-        none = (nodes < 0) | (nodes == NONE)
-        column = torch.searchsorted(nodes, tiles.flatten(1)).view_as(tiles)
-        place = torch.full((*tiles.shape[:2], nodes.shape[1]), -1)
-        place.scatter_(2, column, torch.arange(len(labels)).expand_as(tiles))
-        return Plan(nodes.masked_fill(none, 0), place.masked_fill(none[:, None], -1), torch.tensor(labels))
+    """For tokens start .. start + n - 1; node i of a level has the number i + offsets[level].  Kept for the next call."""
+    key = (start, n, near, clip, causal, offsets)
+    found = _plans.get(key)
+    if found is None:
+        with torch.inference_mode(False):  # what is kept must serve training too
+            found = _tiled(*seen_nodes(*key))
+        _plans.put(key, found, sum(t.nbytes for t in found))
+    assert isinstance(found, Plan)
+    return found
+
+
+def _tiled(at: Tensor, labels: list[int]) -> Plan:
+    """The nodes (n K) of each token as one list for each tile."""
+    n = len(at)
+    size = min(TILE, n)
+    tiles = F.pad(at, (0, 0, 0, -n % size), value=-1).unflatten(0, (-1, size))
+    nodes = _each_once(tiles.flatten(1))
+    none = (nodes < 0) | (nodes == NONE)
+    column = torch.searchsorted(nodes, tiles.flatten(1)).view_as(tiles)
+    place = torch.full((*tiles.shape[:2], nodes.shape[1]), -1, dtype=torch.int32)
+    place.scatter_(2, column, torch.arange(len(labels), dtype=torch.int32).expand_as(tiles))
+    return Plan(nodes.masked_fill(none, 0), place.masked_fill(none[:, None], -1), torch.tensor(labels))
 
 
 def _each_once(numbers: Tensor) -> Tensor:

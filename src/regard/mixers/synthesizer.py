@@ -122,8 +122,10 @@ class Synthesizer(Mixer):
     def __init__(self, dim: int, heads: int, parts: Sequence[Logits], *, causal: bool = False) -> None:
         check_heads(dim, heads)
         lengths = [part.length for part in parts if part.length is not None]
-        limit = Can(takes_marks=True, length=f"its logits were built for {min(lengths)} positions") if lengths else Can()
-        super().__init__(dim, can=Can(cross=OWN) & limit, causal=causal, length=min(lengths, default=None))
+        can = Can(cross=OWN)
+        if lengths:
+            can = can & Can(length=f"its logits were built for {min(lengths)} positions")
+        super().__init__(dim, can=can, causal=causal, length=min(lengths, default=None))
         self.heads, self.parts = heads, nn.ModuleList(parts)
         self.shares = nn.Parameter(torch.zeros(len(parts))) if len(parts) > 1 else None
         self.v, self.out = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)

@@ -86,7 +86,7 @@ class Tree(Mixer):
         k, v = (t[:, nodes].permute(0, 3, 1, 2, 4) for t in (k, v))  # (b h g m e)
         keep = (place >= 0) & (real[:, nodes] > 0)[:, :, None]
         keep, seen = keep[:, None], keep.any(-1, keepdim=True)[:, None]
-        told = (q @ self.labels[labels].T).gather(-1, place.clamp(min=0).expand(*q.shape[:2], -1, -1, -1))
+        told = (q @ self.labels[labels].T).gather(-1, place.clamp(min=0).long().expand(*q.shape[:2], -1, -1, -1))
         scores = (q @ k.transpose(-1, -2) + told) * q.shape[-1] ** -0.5
         scores = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen, 0)  # finite, then dropped
         y = (scores.softmax(-1) * seen) @ v

@@ -112,7 +112,7 @@ class XCiT(Mixer):
         can = Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS)
         super().__init__(dim, can=can, causal=causal)
         self.covariance, self.patches = CrossCovariance(dim, heads), LocalPatches(dim, width, norm=norm)
-        self.before_covariance, self.before_patches = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.before_covariance, self.before_patches = (nn.LayerNorm(dim, eps=1e-6) for _ in range(2))
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
@@ -128,7 +128,7 @@ class ClassAttention(nn.Module):
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.attend = MultiHead(dim, heads, SoftmaxAttention())
+        self.attend = MultiHead(dim, heads, SoftmaxAttention(), bias=True)
 
     def forward(self, token: Tensor, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The new class token."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from regard.attentions import AdditiveAttention
+from regard.common import check_headless
 from regard.errors import check_whole
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import GaussianWindow, GlimpseRead, GlimpseWrite, SoftCells
@@ -29,7 +30,7 @@ def graves_window(dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool 
 
     mixtures   bells in the window
     """
-    _single("graves_window", heads)
+    check_headless("graves_window", heads)
     return GaussianWindow(dim, mixtures, causal=causal)
 
 
@@ -39,7 +40,7 @@ def draw_read(dim: int, heads: int = 1, *, width: int, patch: int = 5, causal: b
 
     width   columns of the image whose pixels the tokens are
     """
-    _single("draw_read", heads)
+    check_headless("draw_read", heads)
     return GlimpseRead(dim, patch, width, causal=causal)
 
 
@@ -49,7 +50,7 @@ def draw_write(dim: int, heads: int = 1, *, width: int, patch: int = 5, causal: 
 
     width   columns of the image whose pixels the tokens are
     """
-    _single("draw_write", heads)
+    check_headless("draw_write", heads)
     return GlimpseWrite(dim, patch, width, causal=causal)
 
 
@@ -60,11 +61,6 @@ def show_attend(dim: int, heads: int = 1, *, hidden: int | None = None, penalty:
     hidden    width of the network that compares, `dim` unless given
     penalty   λ of the cost for cells that are looked at too little or too much; see `regard.noted`
     """
-    _single("show_attend", heads)
+    check_headless("show_attend", heads)
     check_whole(1, dim=dim, hidden=dim if hidden is None else hidden)
     return SoftCells(dim, dim if hidden is None else hidden, penalty=penalty, causal=causal)
-
-
-def _single(name: str, heads: int) -> None:
-    if heads != 1:
-        raise ValueError(f"{name} has no heads: give heads=1 or leave it out, not {heads}")

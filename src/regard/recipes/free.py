@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from regard.common import check_headless
 from regard.errors import check_whole, nearest
 from regard.mixer import Mixer, check_heads
 from regard.mixers import AFT, AveragePool, DynamicConv, Fourier, GatedMLP, Synthesizer, TokenMLP, XCiT
@@ -92,7 +93,7 @@ def _synthesizer(
 @recipe("Lee-Thorp et al. 2021", arxiv="2105.03824", row="H2", formula="Re F_n F_d x")
 def fnet(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
     """FNet: the real part of the Fourier transform over tokens and width.  There are no heads: `heads` must be 1."""
-    _headless("fnet", heads)
+    check_headless("fnet", heads)
     return Fourier(dim, causal=causal)
 
 
@@ -102,7 +103,7 @@ def mlp_mixer(dim: int, heads: int = 1, *, length: int, hidden: int | None = Non
 
     hidden   the width between the two layers, half of `length` unless given
     """
-    _headless("mlp_mixer", heads)
+    check_headless("mlp_mixer", heads)
     check_whole(1, length=length)
     return TokenMLP(dim, length, max(1, length // 2) if hidden is None else hidden, causal=causal)
 
@@ -115,7 +116,7 @@ def gmlp(dim: int, heads: int = 1, *, length: int, hidden: int | None = None, ca
 
     hidden   the width that is split in two, 6 · dim unless given
     """
-    _headless("gmlp", heads)
+    check_headless("gmlp", heads)
     return GatedMLP(dim, length, _six_times(dim, hidden), causal=causal)
 
 
@@ -131,7 +132,7 @@ def amlp(
     attention   the width of the tiny attention
     hidden      the width that is split in two, 6 · dim unless given
     """
-    _headless("amlp", heads)
+    check_headless("amlp", heads)
     check_whole(1, attention=attention)
     return GatedMLP(dim, length, _six_times(dim, hidden), attention=attention, causal=causal)
 
@@ -146,7 +147,7 @@ def aft(dim: int, heads: int = 1, *, length: int | None, rank: int = 128, causal
     length   AFT-full: biases w for so many positions; None: AFT-simple, which has none
     rank     w is the product of two tables of so many columns
     """
-    _headless("aft", heads)
+    check_headless("aft", heads)
     return AFT(dim, length, rank, causal=causal)
 
 
@@ -157,11 +158,11 @@ def average_pool(dim: int, heads: int = 1, *, window: int = 3, width: int | None
     window   tokens in a line, or cells to each side of a square on a grid; odd, but for a causal line
     width    columns of the grid; None: a line
     """
-    _headless("average_pool", heads)
+    check_headless("average_pool", heads)
     return AveragePool(dim, window, width=width, causal=causal)
 
 
-# ---------------------------------------------------------------------------------------------- heads, but no map of tokens
+# ---------------------------------------------------------------------------------------------- with heads
 @recipe(
     "El-Nouby et al. 2021", arxiv="2106.09681", row="H5", formula="V softmax(K̂ᵀ Q̂ / τ), then 3 × 3 neighbours",
     small={"width": 5},
@@ -185,8 +186,3 @@ def dynamic_conv(dim: int, heads: int, *, kernel: int = 7, causal: bool = False)
 def _six_times(dim: int, hidden: int | None) -> int:
     check_whole(1, dim=dim)
     return 6 * dim if hidden is None else hidden
-
-
-def _headless(name: str, heads: int) -> None:
-    if heads != 1:
-        raise ValueError(f"{name} has no heads: give heads=1 or leave it out, not {heads}")

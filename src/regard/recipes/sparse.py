@@ -17,10 +17,9 @@ from math import ceil
 from regard.attentions import SoftmaxAttention
 from regard.errors import Unsupported, check_whole
 from regard.mixer import Mixer, MultiHead, check_heads
-from regard.mixers import ByKind, Longformer, Star, Tree
+from regard.mixers import GlobalLong, Longformer, Star, Tree
 from regard.pattern import Band, Chunks, Global, KeyPhase, Keys, Pattern, PerHead, RandomBlocks
 from regard.registry import recipe
-from regard.relative import Labels
 
 
 def _sparse(dim: int, heads: int, pattern: Pattern, causal: bool) -> Mixer:
@@ -180,16 +179,12 @@ def etc(
 
     clip      labels of two tokens of a kind tell how far they are apart, up to so many
     segment   the long tokens belong to the global ones, so many to each, and labels tell which; None: to none
-    shared    global and long tokens share their projections; else each kind has its own
+    shared    one set of projections for all; else queries and output have one for each kind of token, and keys and values
+              one for each pair of kinds
     """
     if causal:
         raise Unsupported("its global tokens read the whole sequence")
-    check_heads(dim, heads)
-    labels = Labels(heads, dim // heads, globals=globals, clip=clip, segment=segment)
-    mixer = MultiHead(dim, heads, SoftmaxAttention(Band(radius, radius) | Global(globals), labels))
-    if not shared:
-        mixer.q, mixer.k, mixer.v = (ByKind(dim, globals) for _ in range(3))
-    return mixer
+    return GlobalLong(dim, heads, globals=globals, radius=radius, clip=clip, segment=segment, shared=shared)
 
 
 @recipe(

@@ -96,7 +96,7 @@ def rounds_of_groups(places: Places, *, causal: bool, once: bool) -> list[Indexe
         keep = at_k < at_q if causal else at_k != at_q
         keep &= _meet(places.code[:, :, r], q, k)
         for s in range(r if once else 0):
-            keep &= ~_meet(places.code[:, :, s], q, k)
+            keep = keep > _meet(places.code[:, :, s], q, k)  # and not
         found.append(Indexed(q, k, keep))
     return found
 

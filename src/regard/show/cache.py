@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -82,6 +82,8 @@ def _tensors(state: Any) -> Iterator[Tensor]:
         yield state
     elif isinstance(state, Mapping):
         yield from _tensors(tuple(state.values()))
+    elif is_dataclass(state):
+        yield from _tensors(tuple(getattr(state, field.name) for field in fields(state)))
     elif isinstance(state, list | tuple):
         for part in state:
             yield from _tensors(part)

@@ -1,0 +1,88 @@
+"""ETC: a few global tokens that see all, long tokens that see near ones and the global ones, and a label for each pair."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from regard.attentions import SoftmaxAttention
+from regard.errors import check_whole
+from regard.mixer import Can, Mixer, MultiHead, State, check_heads
+from regard.pattern import Band, Keys, Queries
+from regard.relative import Labels
+
+READS_ALL = "its global tokens read the whole sequence"
+
+
+class GlobalLong(Mixer):
+    """Ainslie et al. 2020, arXiv 2004.08483.  The first `globals` tokens are the global input, the others the long input:
+
+        long i:     one softmax over the global tokens and the long ones within `radius`      (l2g, l2l)
+        global i:   one softmax over all tokens                                               (g2g, g2l)
+
+    of q_i · (k_j + a) / √e, with a vector a for the label of the pair; see `Labels`.
+
+    shared   one projection each to queries, keys, values and output; else queries and output have one for each kind of
+             token, and keys and values one for each of the four pieces
+    """
+
+    def __init__(
+        self, dim: int, heads: int, *, globals: int, radius: int, clip: int, segment: int | None = None, shared: bool = False
+    ) -> None:
+        check_heads(dim, heads)
+        check_whole(0, globals=globals, radius=radius)
+        labels = partial(Labels, heads, dim // heads, globals=globals, clip=clip, segment=segment)
+        near = SoftmaxAttention(Band(radius, radius) | Keys(0, globals), labels())
+        super().__init__(dim, can=near.can & Can(causal=READS_ALL, stream=READS_ALL))
+        self.heads, self.globals = heads, globals
+        self.long = MultiHead(dim, heads, near)
+        self.all = None
+        if globals:
+            self.all = MultiHead(dim, heads, SoftmaxAttention(Queries(0, globals), labels()))
+            if shared:
+                own = (self.long.q, self.long.k, self.long.v, self.long.out)
+                self.all.q, self.all.k, self.all.v, self.all.out = (Same(part) for part in own)
+            else:
+                for part in (self.long, self.all):
+                    part.k, part.v = ByKind(dim, globals), ByKind(dim, globals)
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        y, _ = self.long.mix(x, None, mask, None)
+        if self.all is None:
+            return y, None
+        z, _ = self.all.mix(x[:, : self.globals], x, mask, None)
+        return torch.cat((z, y[:, self.globals :]), 1), None
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The maps of both, one below the other."""
+        near = self.long.weights(x, None, mask)
+        if self.all is None:
+            return near
+        return torch.cat((self.all.weights(x[:, : self.globals], x, mask), near[:, :, self.globals :]), 2)
+
+
+class ByKind(nn.Module):
+    """(b n d) -> (b n d): one matrix for the first `globals` tokens and another for the others.  Stands in the place of a
+    projection of `MultiHead`."""
+
+    def __init__(self, dim: int, globals: int) -> None:
+        super().__init__()
+        self.globals = globals
+        self.first, self.rest = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((self.first(x[:, : self.globals]), self.rest(x[:, self.globals :])), 1)
+
+
+class Same(nn.Module):
+    """What another module does, without its parameters being counted, or saved, a second time."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.other = (other,)  # in a tuple it is not registered
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other[0](x)
