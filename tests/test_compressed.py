@@ -10,12 +10,14 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from oracles.sets import luna_past
 from regard import MultiHead, Unsupported
-from regard.attentions import ProbSparse, softmax, strided
+from regard.attentions import ProbSparse, Strided, softmax, strided
 from regard.attentions.nystrom import pseudo_inverse, segment_means
+from regard.memory import Mean
 from regard.mixers import MAB, PMA
 from regard.pattern import Spaced
 from regard.query import Clusters
 from regard.registry import get
+from regard.testing import check_mixer
 
 FAMILY = regard.list("F")
 
@@ -300,6 +302,14 @@ def test_the_rest_of_a_stream_is_bounded(name, rand):
         assert past.k.shape[2] <= blocks
     with pytest.raises(ValueError, match="began with 2 examples"):
         mixer.stream(rand(3, 1, 8), state)
+
+
+def test_blocks_by_themselves(rand):
+    """Fails if `Strided` of means breaks a promise, maps included, or a null key stands beside a window."""
+    result = check_mixer(lambda causal: MultiHead(8, 2, Strided(Mean(4, 3)), causal=causal))
+    assert {check for check, outcome in result.items() if outcome == "refused"} == {"marks"}
+    with pytest.raises(ValueError, match="none beside a window"):
+        Strided(Mean(4, 3), window=5, null=torch.zeros(2, 2, 1, 4))
 
 
 def test_layers_alternate(rand):

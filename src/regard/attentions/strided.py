@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.attentions.cached import Place
+from regard.attentions.cached import Place, can_over
 from regard.attentions.softmax import SoftmaxAttention
 from regard.memory import Blocks
 from regard.mixer import Attention, check_batch
@@ -31,16 +31,18 @@ class Strided(Attention):
     Causal: a query sees the blocks that end with it or before it, so that nothing of a block leaks before it is whole.
 
     window   sees only blocks that lie within so many tokens to either side; None: all
-    null     shape (2 heads 1 e): a learned key and value that every query sees, as the first one; for queries before which
-             no block is whole
+    null     shape (2 heads 1 e), where there is no window: a learned key and value that every query sees, as the first one;
+             for queries before which no block is whole
     """
 
-    def __init__(self, blocks: Blocks, *, window: int | None = None, null: Tensor | None = None, causal: bool = False) -> None:
+    def __init__(self, blocks: Blocks, *, window: int | None = None, null: Tensor | None = None) -> None:
         super().__init__()
+        if window is not None and null is not None:
+            raise ValueError("a null key is seen by all, so there is none beside a window")
         self.blocks, self.window = blocks, window
         self.null = None if null is None else nn.Parameter(null)
-        self.inner = SoftmaxAttention(self._pattern(causal))
-        self.can = blocks.can & self.inner.can if window is not None else blocks.can
+        self.inner = SoftmaxAttention()
+        self.can = blocks.can & can_over(self._pattern(False))
 
     def _pattern(self, causal: bool) -> Pattern:
         """A block stands where its last token does."""
@@ -61,7 +63,7 @@ class Strided(Attention):
         if self.null is not None:
             k, v = (torch.cat((null, x), 2) for null, x in zip(self._nulls(k), (k, v), strict=True))
             mask = None if mask is None else torch.cat((torch.ones_like(mask[:, :1]), mask), 1)
-        return self.inner.attend(q, k, v, mask=mask)[0], None
+        return self.inner.over(q, k, v, Place(self._pattern(causal)), mask=mask), None
 
     def _next(self, q: Tensor, k: Tensor, v: Tensor, state: Past) -> tuple[Tensor, Past]:
         """One more chunk: what is whole becomes blocks, and the rest waits."""
@@ -76,7 +78,7 @@ class Strided(Attention):
             inside = k.new_ones(k.shape[0], whole, kernel, dtype=torch.bool)
             new_k, new_v = self.blocks.shorten(k[:, :, :upto], v[:, :, :upto], inside)
             all_k, all_v = torch.cat((all_k, new_k), 2), torch.cat((all_v, new_v), 2)
-        out = self.inner.over(q, all_k, all_v, Place(self.inner.pattern, state.next, state.dropped))
+        out = self.inner.over(q, all_k, all_v, Place(self._pattern(True), state.next, state.dropped))
         gone = self._gone(state.next + n, state.dropped)
         rest_k, rest_v = k[:, :, whole * stride :], v[:, :, whole * stride :]
         return out, Past(all_k[:, :, gone:], all_v[:, :, gone:], rest_k, rest_v, state.dropped + gone, state.next + n)

@@ -20,7 +20,7 @@ class Poolingformer(Mixer):
     ) -> None:
         check_whole(1, kernel=kernel)
         check_whole(kernel - 1, reach=reach)  # a smaller one would hold no block
-        near, far = SoftmaxAttention(Band(window, window)), Strided(Mean(kernel, stride), window=reach, causal=causal)
+        near, far = SoftmaxAttention(Band(window, window)), Strided(Mean(kernel, stride), window=reach)
         can = near.can & far.can & Can(takes_marks=True, maps="the second level reads what the first has written")
         super().__init__(dim, can=can, causal=causal)
         self.near, self.far = (MultiHead(dim, heads, level, causal=causal) for level in (near, far))

@@ -99,7 +99,7 @@ def memory_compressed(
     if layer % 2 == 0:
         return MultiHead(dim, heads, SoftmaxAttention(Chunks(block)), causal=causal)
     null = torch.zeros(2, heads, 1, dim // heads) if causal else None
-    return MultiHead(dim, heads, Strided(Convolved(dim, heads, stride), null=null, causal=causal), causal=causal)
+    return MultiHead(dim, heads, Strided(Convolved(dim, heads, stride), null=null), causal=causal)
 
 
 @recipe(
