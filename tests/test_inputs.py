@@ -13,7 +13,7 @@ from regard.registry import get
 
 NAMES = regard.list()
 MASKED = [name for name in NAMES if name not in ("fnet", "mlp_mixer")]
-CROSS = ["parameter_free", "vanilla", "global_tokens", "linear", "linformer"]
+CROSS = ["parameter_free", "vanilla", "global_tokens", "linear", "efficient", "performer", "rfa", "linformer"]
 HEADED = [name for name in MASKED if name != "parameter_free"]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -30,7 +30,7 @@ def small(name, dtype=torch.float64, **more):
 def test_any_length(name, n, executor, rand):
     """Fails if a length is too short, or fits no block."""
     x = rand(2, n, 8).requires_grad_()
-    for causal in (False, True) if get(name).can().causal else (False,):
+    for causal in get(name).forms():
         y = small(name, causal=causal)(x)
         assert y.shape == x.shape and y.isfinite().all()
         (grad,) = torch.autograd.grad(y.sum(), x)
@@ -209,7 +209,7 @@ def test_no_memory_where_positions_are_compared(name, rand):
 @pytest.mark.parametrize("name", CROSS)
 def test_no_memory_in_the_causal_form(name, rand):
     """Fails if another sequence is given a past."""
-    if name == "linformer":
+    if not get(name).can().causal:
         with pytest.raises(Unsupported, match="causal"):
             small(name, causal=True)
     else:

@@ -1,7 +1,6 @@
 """Every recipe against its naive loop: outputs and all gradients, in float64, on both executors."""
 
 import ast
-from contextlib import suppress
 from inspect import Parameter
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 import oracles
 import regard
 from oracles import CASES, ORACLES
-from regard import Band, Global, SoftmaxAttention, Unsupported
+from regard import Band, Global, SoftmaxAttention
 from regard.registry import get
 
 LENGTHS = (1, 23, 63, 100)
@@ -24,21 +23,13 @@ def heads_of(name):
     return 4 if preferred is Parameter.empty else preferred
 
 
-def forms(name):
-    """Causal or not: what it can be built as."""
-    for causal in (False, True):
-        with suppress(Unsupported):
-            get(name).example(causal=causal)
-            yield causal
-
-
 def cases(*lengths, promise=None):
     """(recipe, its arguments, tokens, causal) of all that make a promise; one length for all arguments beside the first."""
     for name, arguments in CASES.items():
         can = get(name).can()
         for i in range(len(arguments)) if promise is None or getattr(can, promise) else ():
             for n in lengths if i == 0 else lengths[-1:]:
-                for causal in forms(name):
+                for causal in get(name).forms():
                     yield pytest.param(name, i, n, causal, id=f"{name}{i}-{n}{'-causal' if causal else ''}")
 
 

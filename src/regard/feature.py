@@ -14,10 +14,11 @@ from regard.mixer import Can
 from regard.update import wide
 
 TINY = 1e-18  # beside 1 it is nothing, and its square is no zero
+LOWEST = -80.0  # exp of it is just above the least that float32 has
 
 
 class Feature(nn.Module, ABC):
-    """phi: (b h n e) -> (b h n r), the same for queries and keys.
+    """phi: (b h n e) -> (b h n r), of queries and keys.
 
     floor   None: phi(q)·phi(k) is never negative.  Else it may be, and the sum that one divides by is held at least there
     """
@@ -28,9 +29,10 @@ class Feature(nn.Module, ABC):
     floor: float | None = None
 
     @abstractmethod
-    def forward(self, x: Tensor, at: int) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """x (b h n e), the first of them at position `at` -> (b h n r) and, where phi could overflow, the logarithm of a
-        factor (b h n) that was left out: phi(x) = features · exp(level)."""
+        factor (b h n) that was left out: phi(x) = features · exp(level).  A factor of a query cancels, so it may be
+        left out untold."""
 
     def advance(self) -> None:
         """Called once before each training call, for what is drawn anew in time."""
@@ -39,13 +41,16 @@ class Feature(nn.Module, ABC):
 class EluPlusOne(Feature):
     """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, arXiv 2006.16236)."""
 
-    def forward(self, x: Tensor, at: int) -> tuple[Tensor, Tensor | None]:
-        """Elementwise: (b h n e) -> (b h n e)."""
-        return _EluPlusOne.apply(wide(x)), None
+    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
+        """Elementwise: (b h n e) -> (b h n e).  A query below zero everywhere is raised to it, lest it vanish."""
+        x = wide(x)
+        if query:
+            x = x - x.detach().amax(-1, keepdim=True).clamp(max=0)
+        return _EluPlusOne.apply(x), None  # type: ignore[no-untyped-call]
 
 
 class _EluPlusOne(torch.autograd.Function):
-    """exp(x) below zero, which keeps the digits that elu(x) + 1 loses, and 1 + x above.
+    """exp(x) below zero, which keeps the digits that elu(x) + 1 loses, and 1 + x above; never nothing.
 
     By hand, since the backward passes of `where` and `clamp` take as long as all the rest of linear attention.
     """
@@ -54,7 +59,7 @@ class _EluPlusOne(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return x.clamp(max=0).exp_().add_(x.clamp(min=0))
+        return x.clamp(LOWEST, 0).exp_().add_(x.clamp(min=0))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -80,7 +85,7 @@ class Cosine(Feature):
             length=f"its cosine was made for {length} positions",
         )
 
-    def forward(self, x: Tensor, at: int) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n 2e)."""
         x = wide(x).relu()
         n, most = x.shape[2], self.length or 0
@@ -162,12 +167,35 @@ class Positive(Random):
     (FAVOR+, Choromanski et al. 2021, arXiv 2009.14794).
     """
 
-    def forward(self, x: Tensor, at: int) -> tuple[Tensor, Tensor | None]:
-        """(b h n e) -> (b h n m), at most 1.  The largest is left out as a factor of each token."""
+    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
+        """(b h n e) -> (b h n m), at most 1.  The largest is left out as a factor of each token, and |x| with it."""
         x = wide(x) * x.shape[-1] ** -0.25
-        power = self.project(x) - x.square().sum(-1, keepdim=True) / 2
-        peak = power.detach().amax(-1, keepdim=True)  # it comes back in `level`, so it needs no gradient
-        return (power - peak).exp() + TINY, peak[..., 0] - math.log(power.shape[-1]) / 2
+        power = self.project(x)
+        peak = power.detach().amax(-1)
+        level = peak - x.square().sum(-1) / 2 - math.log(power.shape[-1]) / 2
+        return _BelowPeak.apply(power, peak), level  # type: ignore[no-untyped-call]
+
+
+class _BelowPeak(torch.autograd.Function):
+    """exp(x − peak), and never nothing.  The peak comes back in the level, so it needs no gradient.
+
+    By hand, to keep one tensor of this size and not four.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, peak: Tensor) -> Tensor:
+        return (x - peak[..., None]).exp_().add_(TINY)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (found,) = ctx.saved_tensors
+        return grad * found, None
 
 
 class Trigonometric(Random):
@@ -177,7 +205,7 @@ class Trigonometric(Random):
 
     floor = 1e-4
 
-    def forward(self, x: Tensor, at: int) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n 2m), between −1 and 1."""
         x = wide(x) * x.shape[-1] ** -0.25
         angle = self.project(x)
@@ -190,7 +218,7 @@ class Rectified(Random):
     arXiv 2009.14794, which estimates a kernel of its own.
     """
 
-    def forward(self, x: Tensor, at: int) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n m)."""
         x = self.project(wide(x) * x.shape[-1] ** -0.25)
         return x.relu() * x.shape[-1] ** -0.5 + 1e-3, None
@@ -209,7 +237,7 @@ class RandomFourier(Random):
         super().__init__(width, features, heads=heads, orthogonal=False, seed=seed, redraw=redraw)
         self.scale = nn.Parameter(torch.ones(heads, 1, width))
 
-    def forward(self, x: Tensor, at: int) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n 2m), between −1 and 1."""
         x = nn.functional.normalize(wide(x), dim=-1)
         angle = self.project(x * self.scale.to(x.dtype))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module, metadata
@@ -68,6 +69,15 @@ class Recipe:
         causal = bool(self.parameters["causal"].default) if causal is None else causal
         preferred = self.parameters["heads"].default
         return self.build(dim, 2 if preferred is inspect.Parameter.empty else preferred, **self.small, causal=causal)
+
+    def forms(self) -> list[bool]:
+        """What `causal` may be, found out by building it."""
+        found = []
+        for causal in (False, True):
+            with suppress(Unsupported):
+                self.example(causal=causal)
+                found.append(causal)
+        return found
 
     def can(self) -> Can:
         """What it promises, found out by building it: causal or not, it is the same but for what causality costs."""

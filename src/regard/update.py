@@ -25,7 +25,7 @@ from torch import Tensor
 
 Update = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", int], tuple[Tensor, Tensor]]
 
-LEAST = -100.0  # of log g: exp of it is nothing, and sums of such numbers keep their digits
+LEAST = -60.0  # of log g: beside 1, exp of it is nothing, and sums of such numbers keep their digits
 
 
 def wide(x: Tensor) -> Tensor:
@@ -55,9 +55,7 @@ def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | 
     return _whole(out, n), state
 
 
-def decay_each(
-    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int
-) -> tuple[Tensor, Tensor]:
+def decay_each(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """diag(g) S + k vᵀ: gated linear attention."""
     assert gate is not None
     size = 1 << (min(chunk, q.shape[2]) - 1).bit_length()  # halves are halved again

@@ -122,7 +122,9 @@ def rfa_gated(p, x, *, heads, causal, memory=None, mask=None, marks=None, featur
     def head(t, q, k, v, h):
         gate = torch.sigmoid(t @ p["gate.weight"][h] + p["gate.bias"][h])
         state, z, out = x.new_zeros(2 * features, v.shape[1]), x.new_zeros(2 * features), []
-        for g, query, key, value in zip(gate, fourier(q, rows[h], scale[h, 0]), fourier(k, rows[h], scale[h, 0]), v, strict=True):
+        for g, query, key, value in zip(
+            gate, fourier(q, rows[h], scale[h, 0]), fourier(k, rows[h], scale[h, 0]), v, strict=True
+        ):
             state, z = g * state + (1 - g) * key[:, None] * value, g * z + (1 - g) * key
             out.append(query @ state / (query @ z).clamp(min=1e-2))
         return torch.stack(out)

@@ -41,11 +41,13 @@ class LinearAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: Sums | None = None
     ) -> tuple[Tensor, Sums | None]:
         """See `Attention.attend`."""
+        if not q.shape[2]:
+            return v.new_zeros(*q.shape[:3], v.shape[3]), state
         if self.training and state is None:
             self.feature.advance()
         with torch.autocast(q.device.type, enabled=False):
             at = 0 if state is None else state.next
-            (phi_q, _), (phi_k, level) = self.feature(q, at), self.feature(k, at)
+            (phi_q, _), (phi_k, level) = self.feature(q, at, True), self.feature(k, at, False)
             top = with_one(v, mask)
             if level is not None and mask is not None:
                 level = level.masked_fill(~mask[:, None], -torch.inf)

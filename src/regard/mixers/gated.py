@@ -48,8 +48,8 @@ class GatedLinear(Recurrence):
 class GatedRandomFeatures(Recurrence):
     """Random feature attention with a gate (Peng et al. 2021, arXiv 2103.02143), section 3.2.
 
-    S_i = g_i S_{i−1} + (1 − g_i) phi(k_i) v_iᵀ and z_i = g_i z_{i−1} + (1 − g_i) phi(k_i), with g_i = σ(w·x_i + b) in each head;
-    out = W⁰ S_iᵀ phi(q_i) / z_i·phi(q_i).
+    S_i = g_i S_{i−1} + (1 − g_i) phi(k_i) v_iᵀ and z_i = g_i z_{i−1} + (1 − g_i) phi(k_i), with g_i = σ(w·x_i + b) in each
+    head; out = W⁰ S_iᵀ phi(q_i) / z_i·phi(q_i).
 
     features  so many random rows, and twice as many features
     """
@@ -69,7 +69,7 @@ class GatedRandomFeatures(Recurrence):
             self.feature.advance()
         q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
         gate = wide(self.gate(x)).transpose(1, 2)
-        (phi_q, _), (phi_k, _) = self.feature(q, 0), self.feature(k, 0)
+        (phi_q, _), (phi_k, _) = self.feature(q, 0, True), self.feature(k, 0, False)
         return Read(phi_q, phi_k * F.sigmoid(-gate)[..., None], v, F.logsigmoid(gate)), True
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:

@@ -83,6 +83,8 @@ class Recurrence(Mixer):
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
         """What the heads do to the identity: how much of each value each token reads, before `write`."""
+        if not x.shape[1]:
+            return x.new_zeros(x.shape[0], self.heads, 0, 0)
         order = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]) if mask is None else _order(mask)
         found, _ = self.read(_take(x, order), None)
         one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[order]  # each value is the place that it came from

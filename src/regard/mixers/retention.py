@@ -59,5 +59,3 @@ def turn(x: Tensor, at: int) -> Tensor:
     cos, sin = (t.to(x.dtype) for t in (angle.cos(), angle.sin()))
     even, odd = x[..., ::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
-
-

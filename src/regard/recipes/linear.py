@@ -111,7 +111,8 @@ def retnet(dim: int, heads: int, *, expand: int = 2, chunk: int = 64, causal: bo
 
 
 @recipe(
-    "Yang et al. 2024", arxiv="2312.06635", row="E5", formula="W⁰ (swish(W x) ∘ LN(S q)),  S ← diag(α) S + k vᵀ, α = σ(W² W¹ x)^1/16",
+    "Yang et al. 2024", arxiv="2312.06635", row="E5",
+    formula="W⁰ (swish(W x) ∘ LN(S q)),  S ← diag(α) S + k vᵀ, α = σ(W² W¹ x)^1/16",
 )  # fmt: skip
 def gated_linear(
     dim: int, heads: int, *, key: int | None = None, rank: int = 16, chunk: int = 64, causal: bool = True
