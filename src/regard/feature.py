@@ -214,14 +214,13 @@ class Trigonometric(Random):
 
 
 class Rectified(Random):
-    """phi(x)_r = relu(w_r·x) / √m + 0.001, with x / e^¼ for x: the generalised attention of Choromanski et al. 2021,
+    """phi(x)_r = relu(w_r·x) + 0.001, with x / e^¼ for x: the generalised attention of Choromanski et al. 2021,
     arXiv 2009.14794, which estimates a kernel of its own.
     """
 
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n m)."""
-        x = self.project(wide(x) * x.shape[-1] ** -0.25)
-        return x.relu() * x.shape[-1] ** -0.5 + 1e-3, None
+        return self.project(wide(x) * x.shape[-1] ** -0.25).relu() + 1e-3, None
 
 
 class RandomFourier(Random):

@@ -89,7 +89,7 @@ def performer(
         turned, size = t @ rows.T, (t * t).sum(-1, keepdim=True) / 2
         if kernel == "trigonometric":
             return torch.cat((turned.sin(), turned.cos()), -1) / len(rows) ** 0.5
-        return torch.exp(turned - size) / len(rows) ** 0.5 if kernel == "positive" else turned.relu() / len(rows) ** 0.5 + 1e-3
+        return torch.exp(turned - size) / len(rows) ** 0.5 if kernel == "positive" else turned.relu() + 1e-3
 
     def weigh(a, h, i, seen):
         size = (k[a, seen, h] ** 2).sum(-1) / 2
