@@ -136,7 +136,7 @@ def test_delta_rule():
 
 
 def test_decay():
-    """Fails if our chunks are not the lightning attention of MiniMax, whose norm and gate are taken away."""
+    """Fails if our chunks are not the lightning attention of MiniMax, whose norm and gate are taken away; its decay is of float32."""
     peer = pytest.importorskip("transformers.models.minimax.modeling_minimax")
     config = peer.MiniMaxConfig(
         hidden_size=DIM, num_attention_heads=HEADS, num_key_value_heads=HEADS, head_dim=DIM // HEADS, num_hidden_layers=2,
@@ -150,4 +150,6 @@ def test_decay():
     parts = split(theirs.act_fn(theirs.qkv_proj(x)), HEADS).chunk(3, -1)
     gate = -theirs.slope_rate.view(1, HEADS, 1).expand(2, HEADS, 50)
     want = 2 * theirs(x, position_embeddings=None, attention_mask=None)[0]
-    torch.testing.assert_close(decay(*parts, gate, None, 7)[0].transpose(1, 2).flatten(2), want, rtol=0, atol=1e-6)  # its decay is of float32
+    torch.testing.assert_close(
+        decay(*parts, gate, None, 7)[0].transpose(1, 2).flatten(2), want, rtol=0, atol=1e-6
+    )  # its decay is of float32
