@@ -8,8 +8,10 @@ from __future__ import annotations
 from functools import singledispatch
 from pathlib import Path
 
-from regard import Compressed, LinearAttention, MultiHead, SoftmaxAttention
-from regard.mixers import Fourier, Longformer, TokenMLP
+import torch
+
+from regard import Compressed, EfficientAttention, LinearAttention, MultiHead, SoftmaxAttention
+from regard.mixers import Fourier, Longformer, Recurrence, TokenMLP
 from regard.registry import Recipe, get, list_recipes
 
 README = Path(__file__).parents[1] / "README.md"
@@ -48,7 +50,21 @@ def _(part: Compressed) -> str:
 
 @cost.register
 def _(part: LinearAttention) -> str:
-    return "a state of e × e"
+    width = SIZES["dim"] // SIZES["heads"]
+    found, _ = part.feature(torch.zeros(1, SIZES["heads"], 1, width), 0, True)
+    return f"a state of {found.shape[-1]} × {width}"
+
+
+@cost.register
+def _(part: EfficientAttention) -> str:
+    width = SIZES["dim"] // SIZES["heads"]
+    return f"a state of {width} × {width}"
+
+
+@cost.register
+def _(part: Recurrence) -> str:
+    read, _ = part.read(torch.zeros(1, 1, part.dim), None)
+    return f"a state of {read.k.shape[-1]} × {read.v.shape[-1]}"
 
 
 @cost.register
