@@ -36,8 +36,8 @@ class GatedLinear(Recurrence):
 
     def read(self, x: Tensor, past: State) -> tuple[Read, State]:
         """Keys, queries, values and log α."""
-        q, k, v, forget = (split(f(x), self.heads) for f in (self.q, self.k, self.v, self.forget))
-        return Read(q, k, v, F.logsigmoid(wide(forget)) / 16), None
+        q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
+        return Read(q, k, v, split(F.logsigmoid(wide(self.forget(x))) / 16, self.heads)), None
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, gate, and project."""
@@ -68,9 +68,10 @@ class GatedRandomFeatures(Recurrence):
         if self.training and past is None:
             self.feature.advance()
         q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
-        gate = wide(self.gate(x)).transpose(1, 2)
+        gate = wide(self.gate(x))
+        stays, enters = (t.transpose(1, 2) for t in (F.logsigmoid(gate), F.sigmoid(-gate)))
         (phi_q, _), (phi_k, _) = self.feature(q, 0, True), self.feature(k, 0, False)
-        return Read(phi_q, phi_k * F.sigmoid(-gate)[..., None], v, F.logsigmoid(gate)), True
+        return Read(phi_q, phi_k * enters[..., None], v, stays), True
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Project."""
