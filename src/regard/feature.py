@@ -101,7 +101,8 @@ class Random(Feature):
 
     orthogonal  rows of random rotations, as long as rows of normal numbers are; else normal numbers
     heads       None: the same rows for all heads; else (heads features e)
-    redraw      None: never.  What was drawn and how many calls there were is saved with the parameters
+    redraw      None: never.  What was drawn and how many calls there were is saved with the parameters.  A call that is
+                computed again, as by activation checkpointing, counts twice
     """
 
     rows: Tensor

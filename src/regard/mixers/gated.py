@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.errors import check_whole
 from regard.feature import RandomFourier
 from regard.mixer import State
-from regard.mixers.recurrence import Read, Recurrence, merge, split
+from regard.mixers.recurrence import Carried, Read, Recurrence, merge, split
 from regard.update import decay, decay_each, wide
 
 
@@ -62,6 +62,10 @@ class GatedRandomFeatures(Recurrence):
         self.feature = RandomFourier(dim // heads, features, heads, seed=seed, redraw=redraw)
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.gate = nn.Linear(dim, heads)
+
+    def start(self) -> Carried:
+        """Nothing was read, but this is a stream: rows stay as they are."""
+        return Carried(True, None)
 
     def read(self, x: Tensor, past: State) -> tuple[Read, State]:
         """Features of keys and queries, values, and log g."""

@@ -66,7 +66,7 @@ class Recurrence(Mixer):
         """(b n d) -> (b n d)."""
         order = None if mask is None else _order(mask)
         x = x if order is None else _take(x, order)
-        past, heads = self.start() if state is None else state
+        past, heads = Carried(None, None) if state is None else state
         if heads is not None:
             check_batch(heads, wide(x))
         found, past = self.read(x, past)
