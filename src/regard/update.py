@@ -49,9 +49,9 @@ def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | 
     n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate.clamp(min=LEAST)[..., None]), min(chunk, q.shape[2]))
     past = gate.cumsum(3)  # (b h chunks c 1): how much has gone by the end of each token
     last = past[..., -1:, :]
-    within = (past - past.transpose(-1, -2)).clamp(max=0).exp()  # above the diagonal it is anything, and cut off
+    within = (past - past.transpose(-1, -2)).tril_().exp()  # above the diagonal it could overflow, and is cut off below
     before, state = _carried(k.transpose(-1, -2) @ (v * (last - past).exp()), last.exp(), state)
-    out = (q @ k.transpose(-1, -2) * within).tril() @ v + past.exp() * (q @ before)
+    out = (q @ k.transpose(-1, -2) * within).tril_() @ v + past.exp() * (q @ before)
     return _whole(out, n), state
 
 

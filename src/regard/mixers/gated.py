@@ -68,14 +68,14 @@ class GatedRandomFeatures(Recurrence):
         return Carried(True, None)
 
     def read(self, x: Tensor, past: State) -> tuple[Read, State]:
-        """Features of keys and queries, values, and log g."""
+        """Features of keys and queries, values, log g and 1 − g."""
         if self.training and past is None:
             self.feature.advance()
         q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
         gate = wide(self.gate(x))
         stays, enters = (t.transpose(1, 2) for t in (F.logsigmoid(gate), F.sigmoid(-gate)))
         (phi_q, _), (phi_k, _) = self.feature(q, 0, True), self.feature(k, 0, False)
-        return Read(phi_q, phi_k * enters[..., None], v, stays), True
+        return Read(phi_q, phi_k, v, stays, enters), True
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Project."""
