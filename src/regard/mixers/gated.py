@@ -74,7 +74,7 @@ class GatedRandomFeatures(Recurrence):
         q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
         gate = wide(self.gate(x))
         stays, enters = (t.transpose(1, 2) for t in (F.logsigmoid(gate), F.sigmoid(-gate)))
-        (phi_q, _), (phi_k, _) = self.feature(q, 0, True), self.feature(k, 0, False)
+        (phi_q, _), (phi_k, _) = self.feature(wide(q), 0, True), self.feature(wide(k), 0, False)
         return Read(phi_q, phi_k, v, stays, enters), True
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
