@@ -214,6 +214,27 @@ print(json.dumps({{
     return rows
 
 
+def linear() -> list[Row]:
+    """Linear attention beside dense SDPA, plain and causal, forward alone and with backward: where does it overtake?"""
+    rows, attention = [], regard.LinearAttention()
+    for causal in (False, True):
+        for n in (128, 256, 512, 1024, 4096):
+            q, k, v = heads(n, grad=True)
+            calls = {
+                "sdpa": lambda q=q, k=k, v=v, causal=causal: F.scaled_dot_product_attention(q, k, v, is_causal=causal),
+                "linear": lambda q=q, k=k, v=v, causal=causal: attention.attend(q, k, v, causal=causal)[0],
+            }
+            with torch.no_grad():
+                forward = interleaved(calls, seconds=2)
+            both = interleaved({name: lambda call=call: call().sum().backward() for name, call in calls.items()}, seconds=2)
+            rows.append({
+                "causal": causal, "n": n, "forward ms": milliseconds(forward), "training ms": milliseconds(both),
+                "times faster forward": ratio(forward, "sdpa", "linear"),
+                "times faster in training": ratio(both, "sdpa", "linear"),
+            })  # fmt: skip
+    return rows
+
+
 def spans() -> list[Row]:
     """Adaptive span at 4,096 tokens, causal: time beside dense causal SDPA as the spans of all heads shrink."""
     rows, n = [], 4096
@@ -337,7 +358,7 @@ print(json.dumps({{"seconds": time.perf_counter() - start, "peak MB": run.peak_m
 
 TABLES = {
     "window": window, "training": training, "auto": auto, "blocks": blocks, "layouts": layouts, "spans": spans,
-    "crossover": crossover, "streaming": streaming, "million": million,
+    "linear": linear, "crossover": crossover, "streaming": streaming, "million": million,
 }  # fmt: skip
 
 

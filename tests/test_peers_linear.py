@@ -136,7 +136,7 @@ def test_delta_rule():
 
 
 def test_decay():
-    """Fails if our chunks are not MiniMax's lightning attention, without its norm and gate; its decay is of float32."""
+    """Fails if our chunks are not the lightning attention of MiniMax, without its norm and gate; its decay is of float32."""
     peer = pytest.importorskip("transformers.models.minimax.modeling_minimax")
     config = peer.MiniMaxConfig(
         hidden_size=DIM, num_attention_heads=HEADS, num_key_value_heads=HEADS, head_dim=DIM // HEADS, num_hidden_layers=2,

@@ -12,7 +12,7 @@ In short:
 
 from regard import testing
 from regard.attend import attend, explain
-from regard.attentions import Compressed, LinearAttention, Prototype, Routed, SoftmaxAttention
+from regard.attentions import Compressed, EfficientAttention, LinearAttention, Prototype, Routed, SoftmaxAttention
 from regard.errors import Unsupported
 from regard.mixer import Attention, Can, Mixer, MultiHead
 from regard.notes import Notes, noted, tell
@@ -49,7 +49,7 @@ __version__ = "0.1.0"
 __all__ = [
     "attend", "create", "explain", "list", "noted", "recipe", "tell", "testing",
     "Attention", "Can", "Mixer", "MultiHead", "Notes", "Unsupported",
-    "Compressed", "LinearAttention", "Prototype", "Routed", "SoftmaxAttention",
+    "Compressed", "EfficientAttention", "LinearAttention", "Prototype", "Routed", "SoftmaxAttention",
     "Axial", "Band", "Blocks", "Blocks2D", "BlockTable", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Marked",
     "MarkedKeys", "MarkedQueries", "Near2D", "Neighbourhood", "Nothing", "Pattern", "PerHead", "Queries", "RandomBlocks",
     "block_order",

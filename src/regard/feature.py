@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from regard.errors import check_whole
 from regard.mixer import Can
-from regard.update import wide
 
 TINY = 1e-18  # beside 1 it is nothing, and its square is no zero
 LOWEST = -80.0  # exp of it is just above the least that float32 has
@@ -30,9 +29,9 @@ class Feature(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
-        """x (b h n e), the first of them at position `at` -> (b h n r) and, where phi could overflow, the logarithm of a
-        factor (b h n) that was left out: phi(x) = features · exp(level).  A factor of a query cancels, so it may be
-        left out untold."""
+        """x (b h n e), of float32 at least, the first of them at position `at` -> (b h n r) and, where phi could overflow,
+        the logarithm of a factor (b h n) that was left out: phi(x) = features · exp(level).  A factor of a query cancels,
+        so it may be left out untold."""
 
     def advance(self) -> None:
         """Called once before each training call, for what is drawn anew in time."""
@@ -43,7 +42,6 @@ class EluPlusOne(Feature):
 
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """Elementwise: (b h n e) -> (b h n e).  A query below zero everywhere is raised to it, lest it vanish."""
-        x = wide(x)
         if query:
             x = x - x.detach().amax(-1, keepdim=True).clamp(max=0)
         return _EluPlusOne.apply(x), None  # type: ignore[no-untyped-call]
@@ -87,7 +85,7 @@ class Cosine(Feature):
 
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n 2e)."""
-        x = wide(x).relu()
+        x = x.relu()
         n, most = x.shape[2], self.length or 0
         if at + n > most:
             raise ValueError(f"the stream has come to {at + n} tokens, and this was built for at most {most}")
@@ -101,7 +99,8 @@ class Random(Feature):
 
     orthogonal  rows of random rotations, as long as rows of normal numbers are; else normal numbers
     heads       None: the same rows for all heads; else (heads features e)
-    redraw      None: never.  What was drawn and how many calls there were is saved with the parameters
+    redraw      None: never.  What was drawn and how many calls there were is saved with the parameters.  A call that is
+                computed again, as by activation checkpointing, counts twice
     """
 
     rows: Tensor
@@ -169,7 +168,7 @@ class Positive(Random):
 
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n m), at most 1.  The largest is left out as a factor of each token, and |x| with it."""
-        x = wide(x) * x.shape[-1] ** -0.25
+        x = x * x.shape[-1] ** -0.25
         power = self.project(x)
         peak = power.detach().amax(-1)
         level = peak - x.square().sum(-1) / 2 - math.log(power.shape[-1]) / 2
@@ -207,7 +206,7 @@ class Trigonometric(Random):
 
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n 2m), between −1 and 1."""
-        x = wide(x) * x.shape[-1] ** -0.25
+        x = x * x.shape[-1] ** -0.25
         angle = self.project(x)
         level = x.square().sum(-1) / 2
         return torch.cat((angle.sin(), angle.cos()), -1) * angle.shape[-1] ** -0.5, level
@@ -220,7 +219,7 @@ class Rectified(Random):
 
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n m)."""
-        return self.project(wide(x) * x.shape[-1] ** -0.25).relu() + 1e-3, None
+        return self.project(x * x.shape[-1] ** -0.25).relu() + 1e-3, None
 
 
 class RandomFourier(Random):
@@ -238,6 +237,6 @@ class RandomFourier(Random):
 
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n 2m), between −1 and 1."""
-        x = nn.functional.normalize(wide(x), dim=-1)
+        x = nn.functional.normalize(x, dim=-1)
         angle = self.project(x * self.scale.to(x.dtype))
         return torch.cat((angle.sin(), angle.cos()), -1) * angle.shape[-1] ** -0.5, None

@@ -39,7 +39,7 @@ def add(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | No
     each = k.transpose(-1, -2) @ v
     first = torch.zeros_like(each[:, :, :1]) if state is None else state[:, :, None]
     sums = torch.cat((first, each), 2).cumsum(2)
-    out = (q @ k.transpose(-1, -2)).tril() @ v + q @ sums[:, :, :-1]
+    out = (q @ k.transpose(-1, -2)).tril_() @ v + q @ sums[:, :, :-1]
     return _whole(out, n), sums[:, :, -1]
 
 
@@ -49,9 +49,9 @@ def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | 
     n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate.clamp(min=LEAST)[..., None]), min(chunk, q.shape[2]))
     past = gate.cumsum(3)  # (b h chunks c 1): how much has gone by the end of each token
     last = past[..., -1:, :]
-    within = (past - past.transpose(-1, -2)).clamp(max=0).exp()  # above the diagonal it is anything, and cut off
+    within = (past - past.transpose(-1, -2)).tril_().exp()  # above the diagonal it could overflow, and is cut off below
     before, state = _carried(k.transpose(-1, -2) @ (v * (last - past).exp()), last.exp(), state)
-    out = (q @ k.transpose(-1, -2) * within).tril() @ v + past.exp() * (q @ before)
+    out = (q @ k.transpose(-1, -2) * within).tril_() @ v + past.exp() * (q @ before)
     return _whole(out, n), state
 
 
@@ -99,10 +99,10 @@ def delta(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | 
     assert gate is not None
     n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate[..., None]), min(chunk, q.shape[2]))
     keys, width = k.transpose(-1, -2), v.shape[-1]
-    mixed = (k * gate @ keys).tril(-1)
+    mixed = (k * gate @ keys).tril_(-1)
     written = torch.linalg.solve_triangular(mixed, torch.cat((v, k), -1) * gate, upper=False, unitriangular=True)
     u, w = written[..., :width], written[..., width:]
-    inside = (q @ keys).tril()
+    inside = (q @ keys).tril_()
     before, state = _carried(keys @ u, torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) - keys @ w, state, product=True)
     return _whole(inside @ u + (q - inside @ w) @ before, n), state
 

@@ -47,7 +47,7 @@ class LinearAttention(Attention):
             self.feature.advance()
         with torch.autocast(q.device.type, enabled=False):
             at = 0 if state is None else state.next
-            (phi_q, _), (phi_k, level) = self.feature(q, at, True), self.feature(k, at, False)
+            (phi_q, _), (phi_k, level) = self.feature(wide(q), at, True), self.feature(wide(k), at, False)
             top = with_one(v, mask)
             if level is not None and mask is not None:
                 level = level.masked_fill(~mask[:, None], -torch.inf)

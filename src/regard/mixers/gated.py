@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.errors import check_whole
 from regard.feature import RandomFourier
 from regard.mixer import State
-from regard.mixers.recurrence import Read, Recurrence, merge, split
+from regard.mixers.recurrence import Carried, Read, Recurrence, merge, split
 from regard.update import decay, decay_each, wide
 
 
@@ -36,8 +36,8 @@ class GatedLinear(Recurrence):
 
     def read(self, x: Tensor, past: State) -> tuple[Read, State]:
         """Keys, queries, values and log α."""
-        q, k, v, forget = (split(f(x), self.heads) for f in (self.q, self.k, self.v, self.forget))
-        return Read(q, k, v, F.logsigmoid(wide(forget)) / 16), None
+        q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
+        return Read(q, k, v, split(F.logsigmoid(wide(self.forget(x))) / 16, self.heads)), None
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, gate, and project."""
@@ -63,14 +63,19 @@ class GatedRandomFeatures(Recurrence):
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.gate = nn.Linear(dim, heads)
 
+    def start(self) -> Carried:
+        """Nothing was read, but this is a stream: rows stay as they are."""
+        return Carried(True, None)
+
     def read(self, x: Tensor, past: State) -> tuple[Read, State]:
-        """Features of keys and queries, values, and log g."""
+        """Features of keys and queries, values, log g and 1 − g."""
         if self.training and past is None:
             self.feature.advance()
         q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
-        gate = wide(self.gate(x)).transpose(1, 2)
-        (phi_q, _), (phi_k, _) = self.feature(q, 0, True), self.feature(k, 0, False)
-        return Read(phi_q, phi_k * F.sigmoid(-gate)[..., None], v, F.logsigmoid(gate)), True
+        gate = wide(self.gate(x))
+        stays, enters = (t.transpose(1, 2) for t in (F.logsigmoid(gate), F.sigmoid(-gate)))
+        (phi_q, _), (phi_k, _) = self.feature(wide(q), 0, True), self.feature(wide(k), 0, False)
+        return Read(phi_q, phi_k, v, stays, enters), True
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Project."""

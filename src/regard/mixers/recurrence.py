@@ -15,12 +15,14 @@ from regard.update import Update, wide
 
 
 class Read(NamedTuple):
-    """What the heads need of the tokens: q and k (b h n r), v (b h n f), and the gate of the update."""
+    """What the heads need of the tokens: q and k (b h n r), v (b h n f), the gate of the update, and with which weight a
+    token enters the state, (b h n); None: 1."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     gate: Tensor
+    weight: Tensor | None = None
 
 
 class Carried(NamedTuple):
@@ -66,7 +68,7 @@ class Recurrence(Mixer):
         """(b n d) -> (b n d)."""
         order = None if mask is None else _order(mask)
         x = x if order is None else _take(x, order)
-        past, heads = self.start() if state is None else state
+        past, heads = Carried(None, None) if state is None else state
         if heads is not None:
             check_batch(heads, wide(x))
         found, past = self.read(x, past)
@@ -78,6 +80,7 @@ class Recurrence(Mixer):
         with torch.autocast(v.device.type, enabled=False):
             q, k, gate = (wide(t) for t in (found.q, found.k, found.gate))
             v = wide(v) if self.floor is None else with_one(v, None)
+            v = v if found.weight is None else v * wide(found.weight)[..., None]
             y, state = self.update(q, k, v, gate, state, self.chunk)
             return (y if self.floor is None else divide(y, self.floor)), state
 
