@@ -28,8 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from regard import Attention, LinearAttention
+from regard import Attention, Band, Compressed, LinearAttention, Prototype, SoftmaxAttention
+from regard.attentions import Hashed, ImprovedClustered, NystromAttention
 from regard.feature import Positive, RandomFourier, Rectified, Trigonometric
+from regard.memory import Projected
+from regard.query import Clusters
+from regard.route import AngularHash
 
 ROOT = Path(__file__).parents[1]
 HEADS, TOKENS, WIDTH = 4, 256, 32
@@ -47,12 +51,27 @@ def cosine_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return regard.attend(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, scale=1.0)
 
 
+def shared_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What LSH attention estimates: keys are the queries, of length one, and no token sees itself."""
+    return regard.attend(q, F.normalize(q, dim=-1), v, pattern=~Band(0, 0))
+
+
 class Estimate(NamedTuple):
     """attention(size, seed) estimates `exact`, better with a larger size."""
 
     attention: Callable[[int, int], Attention]
     exact: Callable[[Tensor, Tensor, Tensor], Tensor] = softmax
     sizes: tuple[int, ...] = (16, 64, 256, 1024, 4096)
+    shared: bool = False  # keys are the queries
+
+
+def pooled(rank: int) -> Attention:
+    """Linformer whose E and F are not learned but take means of neighbours."""
+    memory = Projected(TOKENS, rank, HEADS, share="kv")
+    segments = torch.arange(TOKENS) * rank // TOKENS
+    means = (segments == torch.arange(rank)[:, None]).double()
+    memory.e.data = (means / means.sum(1, keepdim=True))[None]
+    return Compressed(memory, SoftmaxAttention())
 
 
 ESTIMATES = {
@@ -60,6 +79,18 @@ ESTIMATES = {
     "FAVOR+, independent rows": Estimate(lambda m, seed: LinearAttention(Positive(WIDTH, m, orthogonal=False, seed=seed))),
     "sin and cos": Estimate(lambda m, seed: LinearAttention(Trigonometric(WIDTH, m, seed=seed))),
     "RFA": Estimate(lambda m, seed: LinearAttention(RandomFourier(WIDTH, m, HEADS, seed=seed)), cosine_softmax),
+    "Nyström": Estimate(lambda m, seed: NystromAttention(HEADS, m), sizes=(4, 16, 64, 128)),
+    "Linformer, means": Estimate(lambda m, seed: pooled(m), sizes=(4, 16, 64, 128)),
+    "clustered": Estimate(lambda m, seed: Prototype(Clusters(WIDTH, m, seed=seed), SoftmaxAttention()), sizes=(4, 16, 64, 128)),
+    "clustered, improved": Estimate(
+        lambda m, seed: ImprovedClustered(Clusters(WIDTH, m, seed=seed), 32), sizes=(4, 16, 64, 128)
+    ),
+    "LSH, rounds": Estimate(
+        lambda m, seed: Hashed(AngularHash(HEADS, WIDTH, buckets=16, rounds=m, seed=seed), chunk=32),
+        shared_softmax,
+        sizes=(1, 2, 4, 8, 16),
+        shared=True,
+    ),
     "relu (another kernel)": Estimate(lambda m, seed: LinearAttention(Rectified(WIDTH, m, seed=seed))),
 }
 
@@ -91,10 +122,10 @@ def measure(estimate: Estimate, kind: str) -> tuple[dict[int, float], float]:
     plain = []
     for seed in range(SEEDS):
         q, k, v = inputs(kind, seed)
-        want = estimate.exact(q, k, v)
+        want, keys = estimate.exact(q, k, v), q if estimate.shared else k
         plain.append(error(v.mean(2, keepdim=True).expand_as(want), want))
         for size, found in errors.items():
-            found.append(error(estimate.attention(size, 100 + seed).double().eval().attend(q, k, v)[0], want))
+            found.append(error(estimate.attention(size, 100 + seed).double().eval().attend(q, keys, v)[0], want))
     return {size: mean_error(found) for size, found in errors.items()}, mean_error(plain)
 
 
@@ -104,16 +135,24 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(KINDS), figsize=(12, 4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, len(KINDS), figsize=(13, 5), sharey=True, layout="constrained")
     for axis, kind in zip(axes, KINDS, strict=True):
         for number, row in enumerate(row for row in rows if row["inputs"] == kind):
             errors = row["error"]
-            line = axis.plot(list(errors), list(errors.values()), marker="os^dv"[number % 5], label=row["name"])  # type: ignore[attr-defined,call-overload]
+            line = axis.plot(list(errors), list(errors.values()), marker="os^dvPX*<>"[number % 10], label=row["name"])  # type: ignore[attr-defined,call-overload]
             axis.axhline(row["error of the mean"], color=line[0].get_color(), linewidth=0.7, linestyle=":")
-        axis.set(xscale="log", yscale="log", ylim=(0.01, 10), xlabel="features", title=f"{kind} inputs")
+        axis.set(
+            xscale="log",
+            yscale="log",
+            ylim=(0.01, 10),
+            xlabel="features, landmarks, rank, clusters or rounds",
+            title=f"{kind} inputs",
+        )
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("error beside what is estimated")
-    axes[0].legend(fontsize=8, title="dotted: the mean of all values", title_fontsize=8)
+    axes[-1].legend(
+        fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1), title="dotted: the mean of all values", title_fontsize=8
+    )
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
