@@ -251,15 +251,19 @@ def spans() -> list[Row]:
     return rows
 
 
-LENGTHS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
+LENGTHS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
+PATIENCE = 4.0  # seconds: what takes longer at one length is not tried at the next
 
 
 def crossover() -> list[Row]:
     """From which length on a mechanism is faster than softmax attention, with 8 heads x 64, forward, for all up to 8,192.
 
     An attention inside `MultiHead` runs on heads, beside SDPA; any other mixer runs whole, beside the whole of `vanilla`.
+    The plain form of each, where there is one; the linearised and the window causal too.
     """
-    return [crossing(name, causal) for name in regard.list() for causal in (False, True) if buildable(name, causal)]
+    both = {*regard.list("E"), "local"}
+    forms = [(name, causal) for name in regard.list() for causal in (False, True) if buildable(name, causal)]
+    return [crossing(name, causal) for name, causal in forms if not causal or name in both or (name, False) not in forms]
 
 
 def buildable(name: str, causal: bool) -> bool:
@@ -279,13 +283,16 @@ def built(name: str, n: int, causal: bool) -> regard.Mixer:
 
 def crossing(name: str, causal: bool) -> Row:
     """One row: the ratio of each length, and the first from which on all are above one."""
-    ratios = {}
+    ratios: dict[int, float] = {}
     for n in LENGTHS:
-        mixer = built(name, n, causal)
-        times = interleaved(dict(zip(("softmax", "this"), rivals(mixer, n, causal), strict=True)), seconds=0.3, least=3)
+        calls = dict(zip(("softmax", "this"), rivals(built(name, n, causal), n, causal), strict=True))
+        times = interleaved(calls, seconds=0.15, least=2)
         ratios[n] = ratio(times, "softmax", "this")
-    slower = [n for n in LENGTHS if ratios[n] < 1]
+        if min(times["this"]) > PATIENCE:
+            break
+    slower = [n for n in LENGTHS if ratios.get(n, 0) < 1]
     first = LENGTHS[0] if not slower else next((n for n in LENGTHS if n > slower[-1]), None)
+    print(f"  {name}{' causal' if causal else ''}: faster from {first}", file=sys.stderr)
     return {"recipe": name, "causal": causal, "faster from": first, "times faster": ratios}
 
 

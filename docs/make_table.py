@@ -5,6 +5,7 @@ python docs/make_table.py
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ TOKENS = 4096
 SIZES = {"dim": 512, "heads": 8, "length": TOKENS, "width": 64}  # for arguments that have no default
 LETTERS = {"causal": "C", "cross": "X", "mask": "M", "stream": "S", "length": "L", "maps": "maps"}
 ALL = f"{TOKENS:,} keys"
+MEASURED = Path(__file__).parents[1] / "benchmarks/results/crossover-2.json"  # by benchmarks/run.py crossover
 
 # what one token costs in one head, by the class of the mixer or of the attention inside
 COSTS: dict[str, Callable[[Any], str]] = {
@@ -103,19 +105,37 @@ def promises(found: Recipe) -> dict[str, bool]:
     return {promise: getattr(can, promise) for promise in LETTERS}
 
 
+def faster() -> dict[str, str]:
+    """From which length on each recipe was measured to be faster than softmax attention: plain, then causal."""
+    found: dict[str, list[str]] = {}
+    for line in json.loads(MEASURED.read_text())["rows"]:
+        first = line["faster from"]
+        words = "never" if first is None else f"{first:,}"
+        found.setdefault(line["recipe"], []).append(words + (" causal" if line["causal"] else ""))
+    return {name: ", ".join(words) for name, words in found.items()}
+
+
 def row(found: Recipe) -> str:
     """One line of the table."""
     needed = [p.name for p in found.parameters.values() if p.default is p.empty]
     mixer = found.build(**{name: SIZES[name] for name in needed})
     paper = f"[{found.paper}](https://arxiv.org/abs/{found.arxiv})" if found.arxiv else found.paper
     ticks = ("✓" if kept else "–" for kept in promises(found).values())
-    cells = (f"`{found.name}`", found.row, paper, found.formula.replace("|", "\\|"), *ticks, cost(mixer))
+    cells = (
+        f"`{found.name}`",
+        found.row,
+        paper,
+        found.formula.replace("|", "\\|"),
+        *ticks,
+        cost(mixer),
+        faster().get(found.name, ""),
+    )
     return f"| {' | '.join(cells)} |"
 
 
 def table() -> str:
     """The whole table, in the order of the catalogue."""
-    head = ("recipe", "row", "paper", "formula", *LETTERS.values(), f"cost of a token at {TOKENS:,}")
+    head = ("recipe", "row", "paper", "formula", *LETTERS.values(), f"cost of a token at {TOKENS:,}", "faster from")
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
     return "\n".join(lines + [row(get(name)) for name in list_recipes()])
 
