@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import math
+from torch import Tensor, nn
 
-import torch
-from torch import Tensor
-
-from regard.attend.call import make_call
-from regard.attentions import SoftmaxAttention
-from regard.attentions.cached import Cached, Place, can_over
+from regard.attentions import ScoredAttention, SoftmaxAttention
 from regard.mixer import Mixer, MultiHead, State
-from regard.pattern import Full
-from regard.weigh import Softmax
 
 
 class RealFormer(Mixer):
@@ -51,33 +44,25 @@ class RealFormer(Mixer):
         `state` is None for a whole sequence; `start()` begins a stream, in which m counts all tokens so far.
         """
         x, memory = self._checked(x, memory, mask, None)
-        attention = _Residual(before)
+        carried = _Carried(before)
         q, k, v = self.heads.project(x, memory)
-        y, state = attention.attend(q, k, v, causal=self.causal, mask=mask, state=state)
-        assert attention.scores is not None
-        return self.heads.out(y.transpose(1, 2).flatten(2)), attention.scores, state
+        y, state = ScoredAttention(before=carried).attend(q, k, v, causal=self.causal, mask=mask, state=state)
+        assert carried.scores is not None
+        return self.heads.out(y.transpose(1, 2).flatten(2)), carried.scores, state
 
 
-class _Residual(Cached):
-    """Attention for one call, that adds scores and keeps what came of it."""
+class _Carried(nn.Module):
+    """Adds the scores of the layer before, and keeps what came of it."""
 
     def __init__(self, before: Tensor | None) -> None:
         super().__init__()
-        self.pattern, self.can, self.before = Full(), can_over(Full()), before
+        self.before = before
         self.scores: Tensor | None = None
-        self.weigh = Softmax()
 
-    def over(
-        self, q: Tensor, k: Tensor, v: Tensor, place: Place, *, mask: Tensor | None = None, marks: Tensor | None = None
-    ) -> Tensor:
-        call = make_call(
-            q, k, v, pattern=place.pattern, prior=None, mask=mask, marks=None, scale=1 / math.sqrt(q.shape[-1]),
-            q_at=place.q_at, k_at=place.k_at,
-        )  # fmt: skip
-        scores = call.q @ call.k.transpose(-1, -2) * call.scale
+    def forward(self, scores: Tensor) -> Tensor:
         if self.before is not None:
             if self.before.shape != scores.shape:
                 raise ValueError(f"the scores before must be {tuple(scores.shape)}, not {tuple(self.before.shape)}")
             scores = scores + self.before
         self.scores = scores
-        return torch.matmul(self.weigh(scores, call.keep()), call.v)
+        return scores
