@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from regard.mixers import Tree
+import torch
+
+from regard.mixers import Recurrence, Tree
 from regard.mixers.spans import seen_nodes
 from regard.registry import Recipe, get, list_recipes
 
@@ -46,12 +48,12 @@ COSTS: dict[str, Callable[[Any], str]] = {
     "KMeans": lambda x: f"{-(-TOKENS // x.clusters):,} keys in each cluster that took it",
     "Sinkhorn": lambda x: f"{x.block * (2 if x.cut is None else x.cut):,} keys",
     # linearised
-    "LinearAttention": lambda x: "a state of e × e",
-    "EfficientAttention": lambda x: "a state of e × e",
-    "Retention": lambda x: "a state of e × e",
-    "GatedLinear": lambda x: "a state of e × e",
-    "GatedRandomFeatures": lambda x: "a state of e × e",
-    "DeltaRule": lambda x: "a state of e × e",
+    "LinearAttention": lambda x: f"a state of {x.feature(torch.zeros(1, 8, 1, 64), 0, True)[0].shape[-1]} × 64",
+    "EfficientAttention": lambda x: "a state of 64 × 64",
+    "Retention": lambda x: recurrent(x),
+    "GatedLinear": lambda x: recurrent(x),
+    "GatedRandomFeatures": lambda x: recurrent(x),
+    "DeltaRule": lambda x: recurrent(x),
     # low rank and compressed
     "Compressed": lambda x: f"{x.memory.e.shape[1]} keys",
     "LowRankBand": lambda x: f"{cost(x.low)}, narrow, and {cost(x.band)}",
@@ -91,6 +93,12 @@ def cost(part: object) -> str:
     if name not in COSTS:
         raise TypeError(f"docs/make_table.py does not know what {name} costs: add it to COSTS")
     return COSTS[name](part)
+
+
+def recurrent(part: Recurrence) -> str:
+    """The state of a head."""
+    read, _ = part.read(torch.zeros(1, 1, part.dim), None)
+    return f"a state of {read.k.shape[-1]} × {read.v.shape[-1]}"
 
 
 def nodes(tree: Tree) -> float:

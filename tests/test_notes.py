@@ -1,5 +1,7 @@
 """The channel by which costs and statistics reach a training loop."""
 
+import threading
+
 import torch
 
 from regard.notes import noted, tell
@@ -35,3 +37,11 @@ def test_the_innermost_listener_hears_and_an_error_closes_it():
         tell("b", lambda: torch.ones(()))
     assert (inner.names(), outer.names()) == (["a"], ["b"])
     assert outer.cost() == 0
+
+
+def test_threads_do_not_hear_each_other():
+    with noted() as notes:
+        other = threading.Thread(target=tell, args=("a", lambda: torch.ones(())))
+        other.start()
+        other.join()
+    assert notes.names() == []

@@ -52,8 +52,9 @@ def test_predicted_gaussians_refuse_to_be_causal_and_say_why():
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [({"sigma": 0}, "sigma must be above 0"), ({"sigma": None, "centre": "left"}, "centre must be one of"),
-     ({"sigma": None, "window": 3}, "window must be one of"), ({"centre": "predicted"}, "sigma=None")],
+    [({"sigma": 0}, "sigma must be a finite number above 0"), ({"sigma": None, "centre": "left"}, "centre must be one of"),
+     ({"sigma": None, "window": 3}, "window must be a word"), ({"sigma": 3.0, "window": "layer"}, "sigma=None"),
+     ({"sigma": None, "learn": False}, "learn=False"), ({"sigma": float("nan")}, "finite number")],
 )  # fmt: skip
 def test_gaussian_arguments(arguments, says):
     with pytest.raises(ValueError, match=says):
@@ -147,6 +148,14 @@ def test_shorter_spans_compute_fewer_scores():
     assert span([-3.0, 7.0]).reaches() == [32, 1056], "a share outside of [0, 1] counts as its end"
 
 
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_span_beyond_its_bounds_comes_back(rand, share):
+    """Fails if a share that a step of the optimiser took out of [0, 1] has no gradient any more."""
+    mixer = MultiHead(8, 2, span([share, share], longest=20, ramp=4)).double().train()
+    (mixer(rand(1, 30, 8)).sum() + mixer.inner.spans().sum()).backward()
+    assert mixer.inner.share.min() >= 0 and mixer.inner.share.max() <= 1 and mixer.inner.share.grad.abs().min() > 0
+
+
 def test_spans_tell_their_cost(rand):
     """Fails if the l1 cost is not the mean span times the penalty, or has no gradient."""
     mixer = MultiHead(8, 2, span([0.25, 0.5])).double()
@@ -182,9 +191,12 @@ def test_spans_longer_than_the_sequence(rand):
 @pytest.mark.parametrize("width", [8, 11])
 def test_collaborating_heads_can_say_all_that_apart_ones_can(rand, width):
     """Fails if a layer with room enough for all heads is not the layer that it was made from."""
-    plain = MultiHead(8, 2, SoftmaxAttention(scale=0.5)).double()
-    x = rand(2, 9, 8)
-    torch.testing.assert_close(collaborate(plain, width)(x), plain(x))
+    x = 3 * rand(2, 9, 8)
+    for inner in (SoftmaxAttention(), SoftmaxAttention(scale=0.3), SoftmaxAttention(Band(2, 2))):
+        plain = MultiHead(8, 2, inner).double()
+        new = collaborate(plain, width)
+        torch.testing.assert_close(new(x), plain(x))
+        assert not {id(p) for p in new.parameters()} & {id(p) for p in plain.parameters()}, "they would train together"
 
 
 def test_collaborating_heads_find_what_heads_have_in_common(rand):
@@ -203,8 +215,12 @@ def test_collaborating_heads_find_what_heads_have_in_common(rand):
 def test_what_cannot_collaborate():
     with pytest.raises(Unsupported, match="bias"):
         collaborate(MultiHead(8, 2, SoftmaxAttention(), bias=True), 4)
-    with pytest.raises(Unsupported, match="plain projections"):
+    with pytest.raises(Unsupported, match="as many heads of keys"):
         collaborate(MultiHead(8, 2, SoftmaxAttention(), kv_heads=1), 4)
+    with pytest.raises(Unsupported, match="plain projections"):
+        collaborate(mixer_of("collaborative"), 4)
+    with pytest.raises(Unsupported, match="only softmax attention"):
+        collaborate(mixer_of("linear"), 4)
 
 
 @pytest.mark.parametrize("kind", ["subspace", "positions", "outputs"])
@@ -259,3 +275,44 @@ def test_fixed_spans_of_one_length_are_one_band():
     for bad, says in (((), "at least one"), ((1.5,), "whole number"), ((-1,), "whole number")):
         with pytest.raises(ValueError, match=says):
             regard.create("fixed_span", dim=8, heads=2, spans=bad)
+
+
+def test_a_mask_over_a_memory_leaves_out_keys_not_queries(rand):
+    """Fails if the mask of another sequence of the same length is taken for one over the queries."""
+    for kind in ("subspace", "positions", "outputs"):
+        mixer, x, memory = mixer_of("disagreement", kind=kind), rand(1, 6, 8), rand(1, 6, 8)
+        costs = []
+        for inputs in ({"mask": torch.arange(6)[None] < 3, "memory": memory}, {"memory": memory[:, :3]}):
+            with regard.noted() as notes:
+                mixer(x, **inputs)
+            costs.append(notes.cost())
+        torch.testing.assert_close(*costs)
+
+
+def test_few_heads_between_talk_to_all(rand):
+    """Fails if a head is silent at the start because there are fewer between."""
+    rows = regard.create("talking_heads", dim=16, heads=4, inner=2).attention(torch.randn(1, 5, 16)).sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows))
+
+
+def test_left_padding_moves_a_predicted_centre(rand):
+    """Fails if the centre is counted from the padding."""
+    mixer, x = mixer_of("gaussian_prior", sigma=None, centre="predicted"), rand(1, 9, 8)
+    padded = torch.cat((rand(1, 5, 8), x), 1)
+    mask = torch.arange(14)[None] >= 5
+    torch.testing.assert_close(mixer(padded, mask=mask)[:, 5:], mixer(x))
+
+
+@pytest.mark.parametrize("arguments", [{"sigma": 200.0}, {"sigma": None}, {"sigma": None, "centre": "predicted"}])
+def test_long_distances_in_half_precision(arguments):
+    """Fails if the square of a distance overflows."""
+    mixer = regard.create("gaussian_prior", dim=8, heads=2, **arguments).half()
+    assert mixer(torch.randn(1, 1500, 8).half()).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["vanilla", "collaborative", "gaussian_prior", "local"])
+def test_maps_under_autocast(name):
+    """Fails if the map is asked of values of another type than the keys."""
+    mixer, x = regard.create(name, dim=8, heads=2), torch.randn(1, 9, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert mixer.attention(x).isfinite().all() and mixer(x).isfinite().all()

@@ -358,3 +358,25 @@ def test_half_precision_counts_far(rand):
     mask = torch.arange(601)[None] != 300
     want, got = mixer(x, mask=mask), mixer.bfloat16()(x.bfloat16(), mask=mask)
     assert (got.double() - want)[mask].abs().mean() < 0.05 * want.abs().mean()
+
+
+def test_the_masks_of_etc_cut_its_pieces():
+    """Fails if a mask does not cut its piece, or cuts another."""
+    n, g = 14, 3
+    x = torch.randn(1, n, 8, dtype=torch.float64)
+    for piece, rows, columns in (
+        ("g2g", slice(0, g), slice(0, g)), ("g2l", slice(0, g), slice(g, n)),
+        ("l2g", slice(g, n), slice(0, g)), ("l2l", slice(g, n), slice(g, n)),
+    ):  # fmt: skip
+        torch.manual_seed(0)
+        seen = [
+            regard.create("etc", dim=8, heads=2, globals=g, radius=3, clip=2, masks=masks).double().attention(x)[0, 0] > 0
+            for masks in (None, {piece: regard.Band(1, 1)})
+        ]
+        want = seen[0].clone()
+        want[rows, columns] &= regard.Band(1, 1).dense(n)[rows, columns]
+        assert torch.equal(seen[1], want)
+    with pytest.raises(ValueError, match="no piece 'g2x'"):
+        regard.create("etc", dim=8, heads=2, masks={"g2x": regard.Band(1, 1)})
+    with pytest.raises(ValueError, match="must be a Pattern"):
+        regard.create("etc", dim=8, heads=2, masks={"g2l": 3})

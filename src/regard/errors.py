@@ -17,6 +17,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
 
 
+def check_positive(name: str, value: object) -> None:
+    """The value must be a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
+
+
 def check_whole(least: int, **values: object) -> None:
     """Each value must be a whole number of at least so much; the message names the one that is not."""
     for name, value in values.items():

@@ -19,7 +19,7 @@ LOWEST = -80.0  # exp of it is just above the least that float32 has
 class Feature(nn.Module, ABC):
     """phi: (b h n e) -> (b h n r), of queries and keys.
 
-    floor   None: phi(q)·phi(k) is never negative.  Else it may be, and the sum that one divides by is held at least there
+    floor   None: phi(q)·phi(k) is never negative.  Else it may be, and the sum that one divides by is held so far from zero
     """
 
     can: Can = Can()
@@ -133,7 +133,7 @@ class Random(Feature):
         draw = orthogonal_rows if self.orthogonal else normal_rows
         *heads, features, width = self.rows.shape
         drawn = [draw(features, width, make) for _ in range(math.prod(heads))]
-        self.rows.copy_(torch.stack(drawn).view(self.rows.shape))
+        self.rows = torch.stack(drawn).view(self.rows.shape).to(self.rows)  # a graph may still need the old ones
 
     def project(self, x: Tensor) -> Tensor:
         """w·x for each row w: (b h n e) -> (b h n features)."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import Unsupported, check_whole
+from regard.attentions import SoftmaxAttention
+from regard.errors import Unsupported, check_positive, check_whole
 from regard.mixer import Attention, MultiHead, State
 from regard.notes import tell
 
@@ -14,12 +17,13 @@ from regard.notes import tell
 class Talk(nn.Module):
     """Heads talk: (b h n m) -> (b g n m), out_g = Σ_h W_gh x_h (Shazeer et al. 2020, arXiv 2003.02436).
 
-    It starts as the identity, so that training starts from heads that are apart.
+    It starts as the identity, so that training starts from heads that are apart; where heads are fewer on one side, they
+    are taken in turn.
     """
 
     def __init__(self, heads: int, new: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.eye(new, heads))
+        self.weight = nn.Parameter(torch.eye(heads)[torch.arange(new) % heads])
 
     def forward(self, x: Tensor) -> Tensor:
         """(b h n m) -> (b g n m)."""
@@ -40,7 +44,7 @@ class Shared(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(b n d) -> (b n h*w)."""
         one = self.weight(x).unsqueeze(-2)
-        every = one.expand(*x.shape[:-1], self.heads, -1) if self.mix is None else one * self.mix
+        every = one.expand(*x.shape[:-1], self.heads, -1) if self.mix is None else one * self.mix.to(one.dtype)
         return every.flatten(-2)
 
 
@@ -51,16 +55,21 @@ def collaborate(mixer: MultiHead, width: int, *, rounds: int = 100, seed: int = 
     and one B for all, by alternating least squares; the width h e gives them back exactly, less is an approximation.
     """
     check_whole(1, width=width, rounds=rounds)
+    if not isinstance(mixer, MultiHead) or not isinstance(mixer.inner, SoftmaxAttention) or mixer.kv_heads != mixer.heads:
+        raise Unsupported("only softmax attention in MultiHead, with as many heads of keys as of queries, can be shared out")
     q, k = mixer.q, mixer.k
-    if not isinstance(q, nn.Linear) or not isinstance(k, nn.Linear) or mixer.kv_heads != mixer.heads:
-        raise Unsupported("only a layer with plain projections, and as many heads of keys as of queries, can be shared out")
+    if not isinstance(q, nn.Linear) or not isinstance(k, nn.Linear):
+        raise Unsupported("only a layer with plain projections can be shared out")
     if q.bias is not None:
         raise Unsupported("the projections have a bias, which a shared bilinear form has no place for")
     by_head = [w.detach().double().unflatten(0, (mixer.heads, -1)) for w in (q.weight, k.weight)]
-    new = MultiHead(mixer.dim, mixer.heads, mixer.inner, causal=mixer.causal)
+    inner = deepcopy(mixer.inner)
+    if inner.scale is None:  # that of the old width, for the new one is another
+        inner.scale = (mixer.dim // mixer.heads) ** -0.5
+    new = MultiHead(mixer.dim, mixer.heads, inner, causal=mixer.causal)
     mixing, left, right = _common_factors(*by_head, width, rounds, seed)
     new.q, new.k = (Shared(mixer.dim, mixer.heads, width, mixed=mixed) for mixed in (True, False))
-    new.v, new.out = mixer.v, mixer.out
+    new.v, new.out = deepcopy(mixer.v), deepcopy(mixer.out)
     with torch.no_grad():
         for own, value in ((new.q.mix, mixing), (new.q.weight.weight, left.T), (new.k.weight.weight, right.T)):
             own.copy_(value)
@@ -108,20 +117,24 @@ class Disagreeing(Attention):
     """
 
     KINDS = ("subspace", "positions", "outputs")
+    asks_queries = True
 
     def __init__(self, inner: Attention, *, kind: str = "outputs", penalty: float = 1.0) -> None:
         super().__init__()
         if kind not in self.KINDS:
             raise ValueError(f"kind must be one of {', '.join(map(repr, self.KINDS))}, not {kind!r}")
+        check_positive("penalty", penalty)
         self.inner, self.kind, self.penalty = inner, kind, penalty
         self.can, self.length, self.heads, self.shares = inner.can, inner.length, inner.heads, inner.shares
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: State = None
-    ) -> tuple[Tensor, State]:
-        """See `Attention.attend`."""
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: State = None,
+        real: Tensor | None = None,
+    ) -> tuple[Tensor, State]:  # fmt: skip
+        """See `Attention.attend`; real (b n) says which queries count.  A stream tells nothing: it does not train."""
         out, after = self.inner.attend(q, k, v, causal=causal, mask=mask, state=state)
-        real = mask if mask is not None and q.shape[2] == k.shape[2] else None
+        if state is not None:
+            return out, after
 
         def common() -> Tensor:
             if self.kind == "subspace":

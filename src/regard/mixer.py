@@ -266,8 +266,8 @@ class MultiHead(Mixer):
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None = None) -> Tensor:
         """The attention of the identity: since it is linear in its values, that is its map, whatever it does inside."""
-        q, k, _ = self.project(x, memory)
-        one = torch.eye(k.shape[2], dtype=x.dtype, device=x.device).expand(*k.shape[:3], -1)
+        q, k, v = self.project(x, memory)
+        one = torch.eye(k.shape[2], dtype=v.dtype, device=x.device).expand(*k.shape[:3], -1)
         return self.inner.attend(q, k, one, causal=self.causal, mask=mask, **self._more(memory, mask, marks))[0]
 
     def _more(self, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None) -> dict[str, Tensor]:

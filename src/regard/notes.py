@@ -4,12 +4,14 @@
         y = mixer(x)
     loss = task_loss(y) + notes.cost()
 
-Any part may `tell`, however deep it stands; whoever opened `noted` last hears it.  Where nobody listens, nothing is
-computed.
+Any part may `tell`, however deep it stands; whoever in the thread opened `noted` last hears it.  Where nobody listens,
+nothing is computed: so a layer under activation checkpointing, which runs again when nobody listens, must be listened to
+within, and its notes returned as outputs.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,18 +48,25 @@ class Notes:
         return list(dict.fromkeys(note.name for note in self.entries))
 
 
-_listeners: list[Notes] = []
+class _Local(threading.local):
+    """Each thread has its own listeners."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Notes] = []
+
+
+_here = _Local()
 
 
 @contextmanager
 def noted() -> Iterator[Notes]:
     """Listen to what mixers tell while they run."""
     notes = Notes()
-    _listeners.append(notes)
+    _here.listeners.append(notes)
     try:
         yield notes
     finally:
-        _listeners.remove(notes)
+        _here.listeners.remove(notes)
 
 
 def tell(name: str, value: Callable[[], Tensor], *, is_cost: bool = False) -> None:
@@ -65,6 +74,6 @@ def tell(name: str, value: Callable[[], Tensor], *, is_cost: bool = False) -> No
 
     A cost is a scalar with gradients, weighted already; a fact is detached.
     """
-    if _listeners:
+    if _here.listeners:
         found = value()
-        _listeners[-1].entries.append(Note(name, found if is_cost else found.detach(), is_cost))
+        _here.listeners[-1].entries.append(Note(name, found if is_cost else found.detach(), is_cost))

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from regard.errors import check_whole
+from regard.errors import check_positive, check_whole
 
 
 class Prior(nn.Module, ABC):
@@ -52,15 +52,15 @@ class Gaussian(Prior):
     def __init__(self, heads: int, sigma: float, *, learn: bool = True) -> None:
         super().__init__()
         check_whole(1, heads=heads)
-        if not sigma > 0:
-            raise ValueError(f"sigma must be above 0, not {sigma}")
+        check_positive("sigma", sigma)
         self.heads = heads
         self.log_sigma = nn.Parameter(torch.full((heads,), float(sigma)).log(), requires_grad=learn)
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """See the module's docstring."""
-        gap = (q_pos - k_pos).to(q.dtype)
-        return -(gap**2) / (2 * self.log_sigma.to(q.dtype).exp().view(-1, *[1] * gap.dim()) ** 2)
+        wide = torch.promote_types(q.dtype, torch.float32)  # squares of distances leave float16 behind
+        gap = (q_pos - k_pos).to(wide)
+        return -(gap**2) / (2 * self.log_sigma.to(wide).exp().view(-1, *[1] * gap.dim()) ** 2)
 
 
 class Conditional(Prior):
@@ -73,7 +73,7 @@ class Conditional(Prior):
     def __init__(self, length: int, blocks: int, width: int) -> None:
         super().__init__()
         size = -(-length // blocks)
-        self.blocks = nn.Parameter(torch.randn(blocks, size, size) / size**0.5)
+        self.blocks = nn.Parameter(torch.randn(-(-length // size), size, size) / size**0.5)
         self.gain, self.shift = nn.Linear(width, size), nn.Linear(width, size)
         nn.init.ones_(self.gain.bias)
 

@@ -161,8 +161,7 @@ def create(name: str, /, **arguments: Any) -> Mixer:
     for argument in arguments:
         if argument not in parameters:
             raise TypeError(f"{name} takes no argument {argument!r}: {nearest(argument, parameters)}")
-    if not isinstance(arguments.get("causal", False), bool):
-        raise TypeError(f"causal must be True or False, not {arguments['causal']!r}")
+        _check(argument, arguments[argument], str(parameters[argument].annotation))
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in arguments]
     if missing:
         raise TypeError(f"{name} needs {', '.join(missing)}")
@@ -170,5 +169,30 @@ def create(name: str, /, **arguments: Any) -> Mixer:
         mixer = found.build(**arguments)
     except Unsupported as refusal:
         raise Unsupported(f"{name}: {refusal}") from None
+    except ValueError as error:  # a part may know the argument by another name: say what was given
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise ValueError(f"{error}, in {name}({given})") from None
     mixer.name = name  # so that its messages name what was asked for
     return mixer
+
+
+WORDS = {"int": "a whole number", "float": "a finite number", "bool": "True or False", "str": "a word"}
+LARGEST = 1 << 53  # numbers beyond are no sizes
+
+
+def _check(name: str, value: object, annotation: str) -> None:
+    """A value must be of its annotated type, where that is a plain one."""
+    kinds = [kind.strip() for kind in annotation.split("|")]
+    if not set(kinds) <= {*WORDS, "None"} or (value is None and "None" in kinds):
+        return
+    if any(_is(value, kind) for kind in kinds if kind != "None"):
+        return
+    expected = " or ".join(WORDS.get(kind, kind) for kind in kinds)
+    raise (TypeError if kinds == ["bool"] else ValueError)(f"{name} must be {expected}, not {value!r}")
+
+
+def _is(value: object, kind: str) -> bool:
+    if kind in ("bool", "str"):
+        return isinstance(value, bool if kind == "bool" else str)
+    number = isinstance(value, int) or (kind == "float" and isinstance(value, float))
+    return number and not isinstance(value, bool) and -LARGEST < value < LARGEST  # type: ignore[operator]

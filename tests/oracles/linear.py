@@ -46,6 +46,11 @@ def linear(p, x, *, heads, causal, memory=None, mask=None, marks=None, chunk=64)
     return linear_layer(p, "out", torch.stack(out).reshape(b, n, h * e))
 
 
+def held(sum, least):
+    """Not nearer to zero than `least`, on its own side of it."""
+    return sum if sum.abs() >= least else (-least if sum < 0 else least) + 0 * sum
+
+
 def weighted(p, q, v, weigh, causal, mask, floor=None):
     """Σ_j w_j v_j / Σ_j w_j over the keys that a query sees, with their weights w = weigh(example, head, i, keys)."""
     b, n, h, e = q.shape
@@ -56,7 +61,7 @@ def weighted(p, q, v, weigh, causal, mask, floor=None):
             seen = [j for j in real if j <= i or not causal]
             for head in range(h):
                 weights = weigh(a, head, i, seen) if seen else q.new_zeros(0)
-                bottom = weights.sum() if floor is None else weights.sum().clamp(min=floor)
+                bottom = weights.sum() if floor is None else held(weights.sum(), floor)
                 nothing = not seen or (floor is None and bottom <= 0)
                 out.append(q.new_zeros(e) if nothing else weights @ v[a, seen, head] / bottom)
     return linear_layer(p, "out", torch.stack(out).reshape(b, n, h * e))
@@ -121,12 +126,13 @@ def rfa_gated(p, x, *, heads, causal, memory=None, mask=None, marks=None, featur
 
     def head(t, q, k, v, h):
         gate = torch.sigmoid(t @ p["gate.weight"][h] + p["gate.bias"][h])
-        state, z, out = x.new_zeros(2 * features, v.shape[1]), x.new_zeros(2 * features), []
+        state, z, out, mass = x.new_zeros(2 * features, v.shape[1]), x.new_zeros(2 * features), [], 0
         for g, query, key, value in zip(
             gate, fourier(q, rows[h], scale[h, 0]), fourier(k, rows[h], scale[h, 0]), v, strict=True
         ):
             state, z = g * state + (1 - g) * key[:, None] * value, g * z + (1 - g) * key
-            out.append(query @ state / (query @ z).clamp(min=1e-2))
+            mass = g * mass + (1 - g)
+            out.append(query @ state / held(query @ z, 1e-2 * mass))
         return torch.stack(out)
 
     return linear_layer(p, "out", by_head(p, x, mask, heads, head))

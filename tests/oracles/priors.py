@@ -9,7 +9,7 @@ from oracles.loop import by_rule, linear_layer, project
 CASES = {
     "gaussian_prior": [
         {"sigma": 3.0}, {"sigma": 1.5, "learn": False}, {"sigma": None}, {"sigma": None, "centre": "predicted"},
-        {"sigma": None, "centre": "predicted", "window": "layer"},
+        {"sigma": None, "centre": "predicted", "window": "layer"}, {"sigma": 2.5, "centre": "predicted"},
     ],
     "conditional_prior": [{"blocks": 4, "tasks": 3}, {"blocks": 1}],
     "realformer": [{}],
@@ -49,14 +49,16 @@ def gaussian_prior(p, x, *, heads, causal, mask=None, marks=None, sigma=10.0, le
         real = x.shape[1] if mask is None else int(mask[a].sum())
         keys = torch.stack([k[a, j, h] for j in range(x.shape[1]) if mask is None or mask[a, j]])
         at = torch.tensor(seen, dtype=x.dtype)
+        hidden = torch.tanh(q[a, i, h] @ p["inner.w"][h]) if "inner.w" in p else None
+        first = 0 if mask is None else mask[a].tolist().index(True)
+        middle = i if centre == "token" else first + real * torch.sigmoid(hidden @ p["inner.where"][h])
         if sigma is not None:
-            gauss = -((at - i) ** 2) / (2 * p["inner.prior.log_sigma"][h].exp() ** 2)
+            wide = p["inner.prior.log_sigma"][h].exp() if centre == "token" else sigma
         else:
-            hidden = torch.tanh(q[a, i, h] @ p["inner.w"][h])
-            middle = i if centre == "token" else real * torch.sigmoid(hidden @ p["inner.where"][h])
             of = hidden if window == "query" else torch.tanh(keys.mean(0) @ p["inner.w_keys"][h])
-            gauss = -((at - middle) ** 2) / (2 * (real * torch.sigmoid(of @ p["inner.wide"][h]) / 2) ** 2)
-        return (k[a, seen, h] @ q[a, i, h] / math.sqrt(q.shape[-1]) + gauss).exp()
+            wide = real * torch.sigmoid(of @ p["inner.wide"][h]) / 2
+        scores = k[a, seen, h] @ q[a, i, h] / math.sqrt(q.shape[-1])
+        return (scores - (at - middle) ** 2 / (2 * wide**2)).exp()
 
     return weighted(p, x, heads, weight, causal=causal, mask=mask)
 
@@ -67,15 +69,13 @@ def conditional_prior(p, x, *, heads, causal, mask=None, marks=None, length, blo
     q, k, _ = project(inner, x, None, heads)
     size = math.ceil(length / blocks)
 
-    def bias(i, j):
-        if i // size != j // size:
-            return x.new_zeros(())
-        z, row = p["vectors.weight"][task], p["prior.blocks"][i // size, i % size]
-        gain, shift = linear_layer(p, "prior.gain", z), linear_layer(p, "prior.shift", z)
-        return row[j % size] * gain[j % size] + shift[j % size]
+    z = p["vectors.weight"][task]
+    gain, shift = linear_layer(p, "prior.gain", z), linear_layer(p, "prior.shift", z)
 
     def weight(a, h, i, seen):
-        return torch.stack([(q[a, i, h] @ k[a, j, h] / math.sqrt(q.shape[-1]) + bias(i, j)).exp() for j in seen])
+        row = p["prior.blocks"][i // size, i % size] * gain + shift
+        bias = torch.stack([row[j % size] if i // size == j // size else x.new_zeros(()) for j in seen])
+        return (k[a, seen, h] @ q[a, i, h] / math.sqrt(q.shape[-1]) + bias).exp()
 
     return weighted(inner, x, heads, weight, causal=causal, mask=mask)
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attentions.cached import RELATES
+from regard.errors import check_positive
 from regard.mixer import Attention, Can, check_batch
 
 NEGLIGIBLE = 9  # beyond so many standard deviations the density is below the rounding of float64
@@ -23,9 +24,8 @@ class HardGaussian(Attention):
 
     def __init__(self, heads: int, *, offsets: Sequence[int], sigma: float) -> None:
         super().__init__()
-        if not sigma > 0:
-            raise ValueError(f"sigma must be above 0, not {sigma}")
-        if not offsets or not all(isinstance(x, int) for x in offsets):
+        check_positive("sigma", sigma)
+        if not isinstance(offsets, Sequence) or not offsets or not all(isinstance(x, int) for x in offsets):
             raise ValueError(f"offsets must be whole numbers, at least one, not {offsets!r}")
         self.can, self.heads = Can(cross=RELATES), heads
         self.reach = ceil(NEGLIGIBLE * sigma) + max(abs(x) for x in offsets)
@@ -37,6 +37,8 @@ class HardGaussian(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """See `Attention.attend`; the state is the last `reach` values, (b h reach f)."""
+        if not v.numel():
+            return v, state
         if mask is not None:
             v = v.masked_fill(~mask[:, None, :, None], 0)
         taps = self.taps.to(v)

@@ -94,7 +94,7 @@ class Hashed(Attention):
         """Attention over the keys that are met at least once; the last keys are the queries themselves."""
         scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self._scale(q)
         if not self.once:
-            scores = scores + rounds.clamp(min=1).log()
+            scores = scores + rounds.clamp(min=1).to(scores.dtype).log()
         weights = scores.masked_fill(rounds == 0, torch.finfo(scores.dtype).min).softmax(-1).to(v.dtype)
         return torch.where((rounds > 0).any(-1, keepdim=True), weights @ v, v[:, :, -q.shape[2] :])
 

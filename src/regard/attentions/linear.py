@@ -66,7 +66,7 @@ class LinearAttention(Attention):
             return out, Sums(kv, None, end)
         highest = _highest(level.detach(), state.level)  # so far, and never of what comes: it shows in the last digit
         before = highest[..., :1] if state.level is None else state.level[..., None]
-        gate = torch.cat((before, highest[..., :-1]), -1) - highest
+        gate = (torch.cat((before, highest[..., :-1]), -1) - highest).clamp(max=0)  # above, where there was no key yet
         out, kv = decay(q, k, v * (level - highest).exp()[..., None], gate, state.kv, self.chunk)
         return out, Sums(kv, highest[..., -1], end)
 
@@ -102,10 +102,17 @@ def with_one(v: Tensor, mask: Tensor | None) -> Tensor:
     return v if mask is None else v.masked_fill(~mask[:, None, :, None], 0)
 
 
-def divide(sums: Tensor, floor: float | None) -> Tensor:
-    """All columns by the last one; where no key has any weight all are zero, and so is the result."""
+def divide(sums: Tensor, floor: float | Tensor | None) -> Tensor:
+    """All columns by the last one; where no key has any weight all are zero, and so is the result.
+
+    floor   where weights may be negative: the sum is held so far from zero, on its side of it
+    """
     bottom = sums[..., -1:]
-    bottom = bottom.masked_fill(bottom <= 0, 1) if floor is None else bottom.clamp(min=floor)
+    if floor is None:
+        bottom = bottom.masked_fill(bottom <= 0, 1)
+    else:
+        least = torch.as_tensor(floor, dtype=sums.dtype, device=sums.device).expand_as(bottom)
+        bottom = torch.where(bottom.abs() < least, torch.where(bottom < 0, -least, least), bottom)
     return sums[..., :-1] / bottom
 
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attend import attend
+from regard.common import at_least_single
+from regard.errors import check_positive
 from regard.mixer import Attention, Can, State
 from regard.prior import Prior
 
@@ -16,61 +18,79 @@ CENTRES, WINDOWS = ("token", "predicted"), ("query", "layer")
 class LocatedAttention(Attention):
     """softmax(q kᵀ / √e + G) v, G_ij = −(j − P_i)² / (2 σ_i²), σ_i = D_i / 2 (Yang et al. 2018, arXiv 1810.10182).
 
-    centre   "predicted": P_i = n · sigmoid(u_p · tanh(W q_i)); "token": P_i = i
+    centre   "predicted": P_i = f + n · sigmoid(u_p · tanh(W q_i)); "token": P_i = i
     window   "query": D_i = n · sigmoid(u_d · tanh(W q_i)); "layer": one for all, from the mean of the keys
+    sigma    a number: σ for all, and no window is predicted
 
-    n counts the real tokens; W (e e) and the u (e) are each head's own.
+    n counts the real tokens, and f is where the first of them stands; W (e e) and the u (e) are each head's own.
     """
 
-    def __init__(self, heads: int, width: int, *, centre: str = "predicted", window: str = "query") -> None:
+    def __init__(
+        self, heads: int, width: int, *, centre: str = "predicted", window: str = "query", sigma: float | None = None
+    ) -> None:
         super().__init__()
         for name, value, known in (("centre", centre, CENTRES), ("window", window, WINDOWS)):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
+        if sigma is not None:
+            check_positive("sigma", sigma)
         self.can = Can(
             cross="it compares positions, and those of two sequences are not comparable",
             causal=OF_THE_LENGTH, stream=OF_THE_LENGTH,
         )  # fmt: skip
-        self.heads, self.centre, self.window = heads, centre, window
-        self.w = nn.Parameter(torch.randn(heads, width, width) / width**0.5)
-        self.wide = nn.Parameter(torch.randn(heads, width) / width**0.5)
-        self.where = nn.Parameter(torch.randn(heads, width) / width**0.5) if centre == "predicted" else None
-        self.w_keys = nn.Parameter(torch.randn(heads, width, width) / width**0.5) if window == "layer" else None
+        self.heads, self.sigma = heads, sigma
+
+        def weights(*shape: int, wanted: bool = True) -> nn.Parameter | None:
+            return nn.Parameter(torch.randn(heads, *shape) / width**0.5) if wanted else None
+
+        layer = window == "layer" and sigma is None
+        self.w = weights(width, width, wanted=centre == "predicted" or (sigma is None and not layer))
+        self.where = weights(width, wanted=centre == "predicted")
+        self.wide = weights(width, wanted=sigma is None)
+        self.w_keys = weights(width, width, wanted=layer)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: State = None
     ) -> tuple[Tensor, State]:
         """See `Attention.attend`."""
-        n = q.new_full((q.shape[0],), k.shape[2]) if mask is None else mask.sum(1).to(q.dtype)
-        return attend(q, k, v, prior=_Located(self, n, k.sum(2) if mask is None else _total(k, mask)), mask=mask), None
-
-
-def _total(k: Tensor, mask: Tensor) -> Tensor:
-    return k.masked_fill(~mask[:, None, :, None], 0).sum(2)
+        real = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device) if mask is None else mask
+        keys = k.masked_fill(~real[:, None, :, None], 0).sum(2)
+        return attend(q, k, v, prior=_Located(self, real.sum(1), real.long().argmax(1), keys), mask=mask), None
 
 
 class _Located(Prior):
-    """The Gaussian for one call: of examples with n (b) real tokens, whose keys sum up to `keys` (b h e)."""
+    """The Gaussian for one call: of examples with n (b) real tokens from `first` (b) on, whose keys sum to `keys` (b h e)."""
 
     by: LocatedAttention
 
-    def __init__(self, by: LocatedAttention, n: Tensor, keys: Tensor) -> None:
+    def __init__(self, by: LocatedAttention, n: Tensor, first: Tensor, keys: Tensor) -> None:
         super().__init__()
         object.__setattr__(self, "by", by)  # not a part of this one
-        self.n, self.keys, self.heads = n, keys, by.heads
+        self.n, self.first, self.keys, self.heads = n, first, keys, by.heads
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """See `regard.prior`."""
-        by, n = self.by, self.n.view(-1, *[1] * (q.dim() - 1))  # q (b h ... s e)
-        hidden = _by_head(q, by.w).tanh()
-        centre = q_pos if by.where is None else n * _dot(hidden, by.where).sigmoid()
-        if by.w_keys is None:
-            wide = _dot(hidden, by.wide).sigmoid()
+        q = at_least_single(q)
+        flat = (-1, *[1] * (q.dim() - 1))  # beside q (b h ... s e)
+        n, first = self.n.to(q.dtype).view(flat), self.first.view(flat)
+        hidden = None if self.by.w is None else _by_head(q, self.by.w.to(q.dtype)).tanh()
+        centre = q_pos
+        if hidden is not None and self.by.where is not None:
+            centre = first + n * _dot(hidden, self.by.where.to(q.dtype)).sigmoid()
+        return -((k_pos - centre) ** 2) / (2 * self._sigma(hidden, n) ** 2)
+
+    def _sigma(self, hidden: Tensor | None, n: Tensor) -> Tensor | float:
+        """The width: given, of each query, or of the mean of the keys."""
+        if self.by.wide is None:
+            return self.by.sigma or 0.0
+        if self.by.w_keys is not None:
+            mean = at_least_single(self.keys) / self.n.clamp(min=1).view(-1, 1, 1)
+            of = _by_head(mean, self.by.w_keys.to(mean.dtype)).tanh()
+            share = _dot(of, self.by.wide.to(of.dtype)).sigmoid().view(*mean.shape[:2], *[1] * (n.dim() - 2))
         else:
-            mean = self.keys / self.n.clamp(min=1).view(-1, 1, 1)
-            wide = _dot(_by_head(mean, by.w_keys).tanh(), by.wide).sigmoid().view(*mean.shape[:2], *[1] * (q.dim() - 2))
-        sigma = (n * wide / 2).clamp(min=1e-3)
-        return -((k_pos - centre) ** 2) / (2 * sigma**2)
+            assert hidden is not None
+            share = _dot(hidden, self.by.wide.to(hidden.dtype)).sigmoid()
+        return (n * share / 2).clamp(min=1e-3)
 
 
 def _by_head(x: Tensor, w: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.attend import attend
 from regard.attentions.cached import RELATES, Cached, Place
-from regard.errors import check_whole
+from regard.errors import check_positive, check_whole
 from regard.mixer import Can
 from regard.notes import tell
 from regard.pattern import Band, PerHead
@@ -30,7 +30,9 @@ class AdaptiveSpan(Cached):
     def __init__(self, heads: int, *, longest: int, ramp: int, start: float, penalty: float) -> None:
         super().__init__()
         check_whole(1, longest=longest, ramp=ramp)
-        if not 0 <= start <= 1:
+        if penalty:
+            check_positive("penalty", penalty)
+        if not isinstance(start, int | float) or not 0 <= start <= 1:
             raise ValueError(f"start must be a share of the longest span, from 0 to 1, not {start}")
         self.heads, self.longest, self.ramp, self.penalty = heads, longest, ramp, penalty
         self.share = nn.Parameter(torch.full((heads,), float(start)))
@@ -54,6 +56,8 @@ class AdaptiveSpan(Cached):
         self, q: Tensor, k: Tensor, v: Tensor, place: Place, *, mask: Tensor | None = None, marks: Tensor | None = None
     ) -> Tensor:
         """See `Cached.over`: heads that reach equally far share a call."""
+        if self.training:  # held in its bounds as the authors do: a share beyond them would have no gradient to come back by
+            self.share.data.clamp_(0, 1)
         spans, alike = self.spans(), defaultdict(list)
         for head, part in enumerate(place.pattern.parts):
             alike[part].append(head)
@@ -65,8 +69,9 @@ class AdaptiveSpan(Cached):
                 q_at=place.q_at, k_at=place.k_at,
             ))  # fmt: skip
             order += heads
-        tell("span", lambda: self.penalty * spans.mean(), is_cost=True)
-        tell("spans", lambda: spans)
+        if place.q_at == 0:  # once for a stream
+            tell("span", lambda: self.penalty * spans.mean(), is_cost=True)
+            tell("spans", lambda: spans)
         return outs[0] if len(outs) == 1 else torch.cat(outs, 1)[:, torch.argsort(torch.tensor(order))]
 
     def extra_repr(self) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.common import at_least_single
 from regard.errors import check_whole
 
 LARGEST = 20.0  # of a logarithm, up or down: beyond it squares of distances would overflow
@@ -34,16 +35,16 @@ class FilterBank(nn.Module):
 
     def forward(self, state: Tensor, height: int, width: int, *, heights: Tensor | None = None) -> Filters:
         """State (b state) -> filters of an image; `heights` (b) are those of images that fill only so many rows."""
-        x, y, *logs = self.place(state).unbind(-1)
+        x, y, *logs = at_least_single(self.place(state)).unbind(-1)  # pixels are counted beyond what bfloat16 can
         log_variance, log_stride, log_intensity = (t.clamp(-LARGEST, LARGEST) for t in logs)
         tall = torch.full_like(x, height) if heights is None else heights.to(x.dtype)
         longest = tall.clamp(min=width)
         stride = (longest - 1) / max(self.patch - 1, 1) * log_stride.exp()
-        at = torch.arange(1, self.patch + 1, device=state.device, dtype=state.dtype) - self.patch / 2 - 0.5
+        at = torch.arange(1, self.patch + 1, device=state.device, dtype=x.dtype) - self.patch / 2 - 0.5
         steps = at * stride[:, None]
         rows = _bells((tall + 1) / 2 * (y + 1), steps, log_variance, height, tall)
         columns = _bells((width + 1) / 2 * (x + 1), steps, log_variance, width, torch.full_like(x, width))
-        return Filters(rows, columns, log_intensity.exp())
+        return Filters(*(t.to(state.dtype) for t in (rows, columns, log_intensity.exp())))
 
 
 def _bells(centre: Tensor, steps: Tensor, log_variance: Tensor, size: int, real: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.common import at_least_single
 from regard.errors import check_whole
 
-LARGEST = 30.0  # of an exponent: beyond it sums and squares of bells would overflow
+LARGEST = 20.0  # of an exponent: beyond it sums and squares of bells would overflow
 
 
 class Window(NamedTuple):

@@ -78,6 +78,8 @@ class CaptionOutput(nn.Module):
 def _choose(seen: Look, cells: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     if generator is None:
         raise ValueError("hard attention draws at random, and needs a generator: torch.Generator().manual_seed(0)")
+    if not bool((seen.weights.sum(-1) > 0).all()):
+        raise ValueError("hard attention must choose a cell, and there is an example in which all are left out")
     chosen = torch.multinomial(seen.weights.detach(), 1, generator=generator)[:, 0]
     return cells[torch.arange(len(chosen), device=cells.device), chosen], chosen
 

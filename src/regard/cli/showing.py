@@ -111,7 +111,7 @@ def _sheet(found: Facts) -> Table:
 
 def _lines(found: Facts) -> list[tuple[str, RenderableType]]:
     shown = ", ".join(f"{name}={value!r}" for name, value in found.arguments.items())
-    pattern = "none: nothing is left out by position" if found.pattern is None else repr(found.pattern)
+    pattern = "none: who looks at whom is not told by a pattern" if found.pattern is None else repr(found.pattern)
     return [
         ("promises", _promises(found)),
         ("built with", Text(shown + (", causal=True" if found.mixer.causal else ""))),

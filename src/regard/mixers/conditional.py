@@ -22,21 +22,24 @@ class TaskAttention(Mixer):
 
     def __init__(self, dim: int, heads: int, *, length: int, blocks: int, tasks: int, causal: bool = False) -> None:
         check_whole(1, length=length, blocks=blocks, tasks=tasks)
+        if blocks > length:
+            raise ValueError(f"blocks must be at most length, {length}, not {blocks}")
         can = Can(length=f"its blocks were built for {length} positions", cross="its blocks pair the positions of one sequence")
         super().__init__(dim, can=can, causal=causal, length=length)
         self.heads = MultiHead(dim, heads, SoftmaxAttention(), causal=causal)
         self.vectors = nn.Embedding(tasks, dim)
         self.prior = Conditional(length, blocks, dim)
-        self.task: int | Tensor = 0
+        self.task = torch.tensor(0)
 
     def of(self, task: int | Tensor) -> TaskAttention:
         """For this task, or for these, one for each example."""
         tasks = self.vectors.num_embeddings
-        found = torch.as_tensor(task)
-        if found.is_floating_point() or found.dim() > 1 or found.numel() == 0 or found.min() < 0 or found.max() >= tasks:
-            raise ValueError(f"task must be a number from 0 to {tasks - 1}, or one for each example, not {task!r}")
+        whole = isinstance(task, int) and not isinstance(task, bool)
+        found = task if isinstance(task, Tensor) else torch.tensor(task if whole else -1)
+        if found.dtype != torch.long or found.dim() > 1 or found.numel() == 0 or found.min() < 0 or found.max() >= tasks:
+            raise ValueError(f"task must be a number from 0 to {tasks - 1}, or a tensor of one for each example, not {task!r}")
         other = copy(self)
-        other.task = task
+        other.task = found
         return other
 
     def start(self) -> State:
@@ -45,6 +48,8 @@ class TaskAttention(Mixer):
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
+        if self.task.dim() and len(self.task) != x.shape[0]:
+            raise ValueError(f"there are {x.shape[0]} examples, and the tasks of {len(self.task)}")
         y, state = self._attention().attend(*self.heads.project(x, None), causal=self.causal, mask=mask, state=state)
         return self.heads.out(y.transpose(1, 2).flatten(2)), state
 
@@ -56,5 +61,4 @@ class TaskAttention(Mixer):
 
     def _attention(self) -> SoftmaxAttention:
         weight = self.vectors.weight
-        task = torch.as_tensor(self.task, device=weight.device).reshape(-1)
-        return SoftmaxAttention(prior=self.prior.of(weight[task]))
+        return SoftmaxAttention(prior=self.prior.of(weight[self.task.to(weight.device).reshape(-1)]))

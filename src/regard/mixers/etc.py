@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import check_whole
+from regard.errors import check_whole, nearest
 from regard.mixer import Can, Mixer, MultiHead, State, check_heads
-from regard.pattern import Band, Keys, Queries
+from regard.pattern import Band, Full, Keys, Pattern, Queries
 from regard.relative import Labels
 
 READS_ALL = "its global tokens read the whole sequence"
@@ -26,21 +27,29 @@ class GlobalLong(Mixer):
 
     shared   one projection each to queries, keys, values and output; else queries and output have one for each kind of
              token, and keys and values one for each of the four pieces
+    masks    patterns over all positions that cut down the pieces, by the names "g2g", "g2l", "l2g" and "l2l"
     """
 
     def __init__(
-        self, dim: int, heads: int, *, globals: int, radius: int, clip: int, segment: int | None = None, shared: bool = False
-    ) -> None:
+        self, dim: int, heads: int, *, globals: int, radius: int, clip: int, segment: int | None = None, shared: bool = False,
+        masks: Mapping[str, Pattern] | None = None,
+    ) -> None:  # fmt: skip
         check_heads(dim, heads)
         check_whole(0, globals=globals, radius=radius)
         labels = partial(Labels, heads, dim // heads, globals=globals, clip=clip, segment=segment)
-        near = SoftmaxAttention(Band(radius, radius) | Keys(0, globals), labels())
-        super().__init__(dim, can=near.can & Can(causal=READS_ALL, stream=READS_ALL))
+        cut = _checked(masks or {})
+        first = Keys(0, globals)
+        near = SoftmaxAttention((Band(radius, radius) & ~first & cut["l2l"]) | (first & cut["l2g"]), labels())
+        far = SoftmaxAttention(Queries(0, globals) & ((first & cut["g2g"]) | (~first & cut["g2l"])), labels())
+        limits = [x for x in (near.length, far.length) if x is not None]
+        super().__init__(
+            dim, can=near.can & far.can & Can(causal=READS_ALL, stream=READS_ALL), length=min(limits, default=None)
+        )
         self.heads, self.globals = heads, globals
         self.long = MultiHead(dim, heads, near)
         self.all = None
         if globals:
-            self.all = MultiHead(dim, heads, SoftmaxAttention(Queries(0, globals), labels()))
+            self.all = MultiHead(dim, heads, far)
             if shared:
                 own = (self.long.q, self.long.k, self.long.v, self.long.out)
                 self.all.q, self.all.k, self.all.v, self.all.out = (Same(part) for part in own)
@@ -62,6 +71,17 @@ class GlobalLong(Mixer):
         if self.all is None:
             return near
         return torch.cat((self.all.weights(x[:, : self.globals], x, mask), near[:, :, self.globals :]), 2)
+
+
+def _checked(masks: Mapping[str, Pattern]) -> dict[str, Pattern]:
+    """A pattern for each of the four pieces: the one given, or all."""
+    pieces = ("g2g", "g2l", "l2g", "l2l")
+    for name, pattern in masks.items():
+        if name not in pieces:
+            raise ValueError(f"masks has no piece {name!r}: {nearest(name, pieces)}")
+        if not isinstance(pattern, Pattern):
+            raise ValueError(f"the mask of {name} must be a Pattern, not {pattern!r}")
+    return {name: masks.get(name, Full()) for name in pieces}
 
 
 class ByKind(nn.Module):

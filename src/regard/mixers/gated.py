@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -65,7 +66,7 @@ class GatedRandomFeatures(Recurrence):
 
     def start(self) -> Carried:
         """Nothing was read, but this is a stream: rows stay as they are."""
-        return Carried(True, None)
+        return Carried((), None)
 
     def read(self, x: Tensor, past: State) -> tuple[Read, State]:
         """Features of keys and queries, values, log g and 1 − g."""
@@ -75,7 +76,8 @@ class GatedRandomFeatures(Recurrence):
         gate = wide(self.gate(x))
         stays, enters = (t.transpose(1, 2) for t in (F.logsigmoid(gate), F.sigmoid(-gate)))
         (phi_q, _), (phi_k, _) = self.feature(wide(q), 0, True), self.feature(wide(k), 0, False)
-        return Read(phi_q, phi_k, v, stays, enters), True
+        stayed = stays.cumsum(2) if not past else past[0] + stays.cumsum(2)  # log of what is left of nothing
+        return Read(phi_q, phi_k, v, stays, enters, -torch.expm1(stayed)), (stayed[..., -1:],)
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Project."""

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
+from regard.common import at_least_single
 from regard.errors import check_whole
 from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads
 
@@ -94,19 +95,19 @@ class PastLuna(Mixer):
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         scores, values, tokens = self.start() if state is None else state
-        c, q, k, v = (self._split(f(x)) for f in (self.pack_k, self.q, self.k, self.v))
+        c, q, k, v = (at_least_single(self._split(f(x))) for f in (self.pack_k, self.q, self.k, self.v))
         if scores is not None:
             check_batch(scores, k)
         scale = 1 / math.sqrt(q.shape[-1])
-        pack = c @ self._split(self.pack_q(self.p)[None]).transpose(-1, -2) * scale
+        pack = c @ at_least_single(self._split(self.pack_q(self.p)[None])).transpose(-1, -2) * scale
         pack = ACTIVATIONS[self.activation](pack)  # (b h n p)
         count = torch.arange(1, x.shape[1] + 1, device=x.device)[None] + tokens
         if mask is not None:
             pack, count = pack * mask[:, None, :, None], mask.cumsum(1)
-        count = count.clamp(min=1)[:, None, :, None].to(x.dtype)
+        count = count.clamp(min=1)[:, None, :, None].to(q.dtype)
         found, scores = past_sums(q * scale, k, pack, scores)
         out, values = past_sums((found / count).softmax(-1), pack, v, values)
-        y = self.out((out / count).transpose(1, 2).flatten(2))
+        y = self.out((out / count).to(x.dtype).transpose(1, 2).flatten(2))
         return y, None if state is None else Packed(scores, values, tokens + x.shape[1])
 
     def _split(self, x: Tensor) -> Tensor:

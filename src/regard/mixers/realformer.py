@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from regard.attentions import ScoredAttention, SoftmaxAttention
+from regard.errors import Unsupported
 from regard.mixer import Mixer, MultiHead, State
 
 
@@ -44,6 +45,8 @@ class RealFormer(Mixer):
         `state` is None for a whole sequence; `start()` begins a stream, in which m counts all tokens so far.
         """
         x, memory = self._checked(x, memory, mask, None)
+        if state is not None and not self.causal:
+            raise Unsupported(f"{self.name} was not built causal, so the first chunk would depend on the last")
         carried = _Carried(before)
         q, k, v = self.heads.project(x, memory)
         y, state = ScoredAttention(before=carried).attend(q, k, v, causal=self.causal, mask=mask, state=state)

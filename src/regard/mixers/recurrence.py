@@ -16,13 +16,14 @@ from regard.update import Update, wide
 
 class Read(NamedTuple):
     """What the heads need of the tokens: q and k (b h n r), v (b h n f), the gate of the update, and with which weight a
-    token enters the state, (b h n); None: 1."""
+    token enters the state, (b h n); None: 1.  `mass` (b h n) is what such weights have come to: the floor is relative to it."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     gate: Tensor
     weight: Tensor | None = None
+    mass: Tensor | None = None
 
 
 class Carried(NamedTuple):
@@ -39,7 +40,7 @@ class Recurrence(Mixer):
     is, positions count the others only, and so padding on either side and holes are as if cut out.
 
     update   how the state changes, see `regard.update`
-    floor    None: heads give what they read.  Else they divide it by the weight of all they read, held at least so much
+    floor    None: heads give what they read.  Else they divide it by the weight of all they read, held so far from zero
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class Recurrence(Mixer):
             v = wide(v) if self.floor is None else with_one(v, None)
             v = v if found.weight is None else v * wide(found.weight)[..., None]
             y, state = self.update(q, k, v, gate, state, self.chunk)
-            return (y if self.floor is None else divide(y, self.floor)), state
+            if self.floor is None:
+                return y, state
+            return divide(y, self.floor if found.mass is None else self.floor * found.mass[..., None]), state
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
         """What the heads do to the identity: how much of each value each token reads, before `write`."""

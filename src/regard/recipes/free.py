@@ -76,17 +76,17 @@ def _synthesizer(
     check_heads(dim, heads)
     check_whole(1, length=length, rank=rank)
     check_whole(0, seed=seed)
-    known: dict[str, Callable[[], Logits]] = {
-        "dense": lambda: Dense(dim, heads, length),
-        "random": lambda: Random(heads, length, learned=learned, seed=seed),
-        "factorised_dense": lambda: FactorisedDense(dim, heads, length, factors),
-        "factorised_random": lambda: FactorisedRandom(heads, length, rank, seed=seed),
-        "vanilla": lambda: DotProduct(dim, heads),
+    known: dict[str, Callable[[int], Logits]] = {  # the i-th part draws by seed + i, lest two of a kind be equal
+        "dense": lambda i: Dense(dim, heads, length),
+        "random": lambda i: Random(heads, length, learned=learned, seed=seed + i),
+        "factorised_dense": lambda i: FactorisedDense(dim, heads, length, factors),
+        "factorised_random": lambda i: FactorisedRandom(heads, length, rank, seed=seed + i),
+        "vanilla": lambda i: DotProduct(dim, heads),
     }
     for part in parts:
         if part not in known:
             raise ValueError(f"no part {part!r}: {nearest(str(part), known)}")
-    return Synthesizer(dim, heads, [known[part]() for part in parts], causal=causal)
+    return Synthesizer(dim, heads, [known[part](i) for i, part in enumerate(parts)], causal=causal)
 
 
 # ---------------------------------------------------------------------------------------------- no heads at all

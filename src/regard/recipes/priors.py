@@ -10,6 +10,7 @@ from regard.attentions import SoftmaxAttention
 from regard.attentions.hard import HardGaussian
 from regard.attentions.located import LocatedAttention
 from regard.attentions.span import AdaptiveSpan
+from regard.common import check_headless
 from regard.errors import check_whole
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers.average import Average
@@ -30,16 +31,20 @@ def gaussian_prior(
 ) -> Mixer:  # fmt: skip
     """Near tokens are preferred, by a Gaussian around each token or around a place that it predicts.
 
-    sigma    the width at the start, around the token itself; None: predicted as in the paper, by `centre` and `window`
-    learn    whether sigma is learned, head by head
-    centre   "predicted", or "token": the token itself;  `window`: "query", or "layer": one for all tokens
+    sigma    the width, half of the paper's window D; None: predicted, as `window` says
+    learn    whether sigma is learned, head by head; only around the token itself
+    centre   "token": the token itself, or "predicted"
+    window   "query": each token predicts its own width, "layer": one for all
     """
     check_heads(dim, heads)
-    if sigma is not None and (centre, window) != ("token", "query"):
-        raise ValueError("centre and window are for a predicted Gaussian: give sigma=None with them")
-    if sigma is not None:
+    if sigma is not None and window != "query":
+        raise ValueError("window is for a predicted width: give sigma=None with it")
+    if sigma is not None and centre == "token":
         return MultiHead(dim, heads, SoftmaxAttention(prior=Gaussian(heads, sigma, learn=learn)), causal=causal)
-    return MultiHead(dim, heads, LocatedAttention(heads, dim // heads, centre=centre, window=window), causal=causal)
+    if not learn:
+        raise ValueError("learn=False is for a Gaussian of given sigma around the token itself")
+    located = LocatedAttention(heads, dim // heads, centre=centre, window=window, sigma=sigma)
+    return MultiHead(dim, heads, located, causal=causal)
 
 
 @recipe(
@@ -63,8 +68,7 @@ def average(dim: int, heads: int = 1, *, hidden: int | None = None, causal: bool
 
     hidden   of the network, 4 dim unless given
     """
-    if heads != 1:
-        raise ValueError(f"an average has one head, not {heads}")
+    check_headless("average", heads)
     return Average(dim, hidden=hidden, causal=causal)
 
 
@@ -89,8 +93,8 @@ def hard_gaussian(
 def fixed_span(dim: int, heads: int, *, spans: Sequence[int] = (16, 64, 256, 1024), causal: bool = False) -> Mixer:
     """Each head looks a fixed number of tokens to either side, or back where causal: `spans`, in turn."""
     check_heads(dim, heads)
-    if not spans:
-        raise ValueError("spans must name at least one number of tokens")
+    if not isinstance(spans, Sequence) or not spans:
+        raise ValueError(f"spans must name at least one number of tokens, as a list, not {spans!r}")
     check_whole(0, **{f"spans[{i}]": span for i, span in enumerate(spans)})
     bands = tuple(Band(spans[h % len(spans)], spans[h % len(spans)]) for h in range(heads))
     return MultiHead(dim, heads, SoftmaxAttention(bands[0] if len(set(bands)) == 1 else PerHead(bands)), causal=causal)

@@ -10,7 +10,7 @@ patterns of images are in `regard.recipes.grid`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 from math import ceil
 
@@ -172,7 +172,7 @@ def _each(heads: int, **given: int | Sequence[int]) -> tuple[int, ...]:
 )  # fmt: skip
 def etc(
     dim: int, heads: int, *, globals: int = 64, radius: int = 84, clip: int = 12, segment: int | None = None,
-    shared: bool = False, causal: bool = False,
+    shared: bool = False, masks: Mapping[str, Pattern] | None = None, causal: bool = False,
 ) -> Mixer:  # fmt: skip
     """Extended Transformer Construction: the first `globals` tokens see all and are seen by all, the others see `radius`
     to either side, and every pair has a label with a learned vector.
@@ -181,10 +181,11 @@ def etc(
     segment   the long tokens belong to the global ones, so many to each, and labels tell which; None: to none
     shared    one set of projections for all; else queries and output have one for each kind of token, and keys and values
               one for each pair of kinds
+    masks     patterns that cut down the pieces "g2g", "g2l", "l2g" and "l2l", over the positions of all tokens
     """
     if causal:
         raise Unsupported("its global tokens read the whole sequence")
-    return GlobalLong(dim, heads, globals=globals, radius=radius, clip=clip, segment=segment, shared=shared)
+    return GlobalLong(dim, heads, globals=globals, radius=radius, clip=clip, segment=segment, shared=shared, masks=masks)
 
 
 @recipe(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.mixer import Can, Mixer
+from regard.mixer import Can, Mixer, MultiHead
 from regard.pattern import FAR, Causal, Pattern
 from regard.registry import Recipe
 from regard.show.build import build, pattern_of
@@ -27,12 +27,14 @@ class Cached:
     keys      for each head, how many keys it or a later token may still see; None where there is a state instead
     held      how many are kept for that: heads share a cache
     sizes     of a state, in vectors of a token's width, after half of the tokens and after all
+    tokens    how many were streamed to find out
     """
 
     refusal: str | None = None
     keys: tuple[int, ...] | None = None
     held: int = 0
     sizes: tuple[float, float] = (0.0, 0.0)
+    tokens: int = 0
 
     def words(self) -> str:
         """In a line."""
@@ -40,10 +42,11 @@ class Cached:
             return f"does not stream: {self.refusal}"
         if self.keys is None:
             half, whole = self.sizes
-            return "a state of fixed size" if half == whole else f"a state that grows, now of about {whole:,.0f} vectors"
+            size = f"about {whole:,.0f} vectors of a token's width after {self.tokens:,} tokens"
+            return f"a state of fixed size, {size}" if half == whole else f"a state that may grow: {size}"
         least, most = min(self.keys), max(self.keys)
         if least == most:
-            return f"{most:,} keys a head, when the last token comes"
+            return f"{most:,} keys in each of {len(self.keys)} heads of keys, when the last token comes"
         return f"{least:,} to {most:,} keys a head when the last token comes, {self.held:,} in the cache that they share"
 
 
@@ -55,7 +58,9 @@ def cached(recipe: Recipe, arguments: Mapping[str, Any], n: int, can: Can) -> Ca
     heads = int(arguments["heads"])
     mixer = build(recipe, {**arguments, "dim": WIDTH * heads}, True)
     pattern = pattern_of(mixer)
-    return Cached(sizes=_streamed(mixer, min(n, MOST))) if pattern is None else _keys(pattern, heads, n)
+    if pattern is None:
+        return Cached(sizes=_streamed(mixer, min(n, MOST)), tokens=min(n, MOST))
+    return _keys(pattern, mixer.kv_heads if isinstance(mixer, MultiHead) else heads, n)
 
 
 def _keys(pattern: Pattern, heads: int, n: int) -> Cached:
@@ -68,7 +73,8 @@ def _keys(pattern: Pattern, heads: int, n: int) -> Cached:
 
 def _streamed(mixer: Mixer, n: int) -> tuple[float, float]:
     """By streaming: the size of the state after half of the tokens, and after all."""
-    state, sizes, tokens = None, [], torch.zeros(1, n, mixer.dim)
+    state, sizes = None, []
+    tokens = torch.randn(1, n, mixer.dim, generator=torch.Generator().manual_seed(0))  # zeros would all be alike
     with torch.no_grad():
         for half in (tokens[:, : n // 2], tokens[:, n // 2 :]):
             for chunk in half.split(CHUNK, 1):
