@@ -132,7 +132,7 @@ def rfa_gated(p, x, *, heads, causal, memory=None, mask=None, marks=None, featur
         ):
             state, z = g * state + (1 - g) * key[:, None] * value, g * z + (1 - g) * key
             mass = g * mass + (1 - g)
-            out.append(query @ state / held(query @ z, 1e-2 * mass))
+            out.append(query @ state / held(query @ z, 1e-2 * max(mass, 1e-6)))
         return torch.stack(out)
 
     return linear_layer(p, "out", by_head(p, x, mask, heads, head))

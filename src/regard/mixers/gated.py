@@ -13,6 +13,9 @@ from regard.mixers.recurrence import Carried, Read, Recurrence, merge, split
 from regard.update import decay, decay_each, wide
 
 
+LEAST_MASS = 1e-6  # below it next to nothing has entered
+
+
 class GatedLinear(Recurrence):
     """Gated linear attention (Yang et al. 2024, arXiv 2312.06635), section 4.4.
 
@@ -77,7 +80,7 @@ class GatedRandomFeatures(Recurrence):
         stays, enters = (t.transpose(1, 2) for t in (F.logsigmoid(gate), F.sigmoid(-gate)))
         (phi_q, _), (phi_k, _) = self.feature(wide(q), 0, True), self.feature(wide(k), 0, False)
         stayed = stays.cumsum(2) if not past else past[0] + stays.cumsum(2)  # log of what is left of nothing
-        return Read(phi_q, phi_k, v, stays, enters, -torch.expm1(stayed)), (stayed[..., -1:],)
+        return Read(phi_q, phi_k, v, stays, enters, (-torch.expm1(stayed)).clamp(min=LEAST_MASS)), (stayed[..., -1:],)
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Project."""

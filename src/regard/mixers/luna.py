@@ -98,15 +98,17 @@ class PastLuna(Mixer):
         c, q, k, v = (at_least_single(self._split(f(x))) for f in (self.pack_k, self.q, self.k, self.v))
         if scores is not None:
             check_batch(scores, k)
-        scale = 1 / math.sqrt(q.shape[-1])
-        pack = c @ at_least_single(self._split(self.pack_q(self.p)[None])).transpose(-1, -2) * scale
-        pack = ACTIVATIONS[self.activation](pack)  # (b h n p)
-        count = torch.arange(1, x.shape[1] + 1, device=x.device)[None] + tokens
-        if mask is not None:
-            pack, count = pack * mask[:, None, :, None], mask.cumsum(1)
-        count = count.clamp(min=1)[:, None, :, None].to(q.dtype)
-        found, scores = past_sums(q * scale, k, pack, scores)
-        out, values = past_sums((found / count).softmax(-1), pack, v, values)
+        p = at_least_single(self._split(self.pack_q(self.p)[None]))
+        with torch.autocast(x.device.type, enabled=False):  # long sums need their digits
+            scale = 1 / math.sqrt(q.shape[-1])
+            pack = c @ p.transpose(-1, -2) * scale
+            pack = ACTIVATIONS[self.activation](pack)  # (b h n p)
+            count = torch.arange(1, x.shape[1] + 1, device=x.device)[None] + tokens
+            if mask is not None:
+                pack, count = pack * mask[:, None, :, None], mask.cumsum(1)
+            count = count.clamp(min=1)[:, None, :, None].to(q.dtype)
+            found, scores = past_sums(q * scale, k, pack, scores)
+            out, values = past_sums((found / count).softmax(-1), pack, v, values)
         y = self.out((out / count).to(x.dtype).transpose(1, 2).flatten(2))
         return y, None if state is None else Packed(scores, values, tokens + x.shape[1])
 
