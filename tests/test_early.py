@@ -440,3 +440,28 @@ def test_arguments_that_make_no_sense(name, arguments, words):
     """Fails if nonsense is built, or the message does not name it."""
     with pytest.raises((ValueError, TypeError), match=words):
         regard.create(name, dim=8, **arguments)
+
+
+def test_left_padding_does_not_begin_the_decoder():
+    """Fails if the decoder starts from padding."""
+    torch.manual_seed(0)
+    encoder, decoder = BiEncoder(8, 6).double(), BahdanauDecoder(8, 6, 12).double()
+    source, words = torch.randn(1, 9, 8).double(), torch.randn(1, 4, 8).double()
+    mask = torch.arange(9)[None] >= 3
+    padded = decoder(words, encoder(source, mask=mask), mask=mask).states
+    torch.testing.assert_close(padded, decoder(words, encoder(source[:, 3:])).states)
+
+
+def test_hard_attention_without_a_cell_says_so():
+    cell, cells = CaptionCell(4, 5, 6, hard=True), torch.randn(2, 7, 6)
+    mask = torch.zeros(2, 7, dtype=torch.bool)
+    with pytest.raises(ValueError, match="all are left out"):
+        cell.step(torch.randn(2, 4), cell.start(cells, mask=mask), cells, mask=mask, generator=torch.Generator())
+
+
+def test_large_states_of_a_window_have_gradients():
+    """Fails if the square of a distance overflows."""
+    mixer = regard.create("graves_window", dim=64)
+    x = (torch.randn(1, 50, 64, generator=torch.Generator().manual_seed(0)) * 40).requires_grad_()
+    mixer(x).sum().backward()
+    assert x.grad.isfinite().all()

@@ -410,3 +410,9 @@ def test_what_is_kept_grows_with_the_length(name, causal):
         pytest.skip("it has no causal form")
     (small, _), (large, largest) = (saved(name, n, causal) for n in (1024, 2048))
     assert large < 2.4 * small and largest <= 2048 * 8 * 4
+
+
+def test_parts_of_a_kind_are_drawn_apart():
+    """Fails if two random parts of a mixture are the same table."""
+    mixer = regard.create("synthesizer_mixture", dim=16, heads=2, length=8, parts=("random", "random"))
+    assert not torch.equal(mixer.parts[0].table, mixer.parts[1].table)

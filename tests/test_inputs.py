@@ -627,3 +627,21 @@ def test_a_stream_goes_on_with_the_same_examples(name):
 def test_another_type_than_the_mixer():
     with pytest.raises(TypeError, match=r"x is of torch\.float64, and the mixer of torch\.float32"):
         regard.create("vanilla", dim=8, heads=2)(torch.zeros(1, 3, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_of_another_type_are_named(name):
+    """Fails if an argument that is annotated as a plain type takes nonsense, or the message does not name it."""
+    plain = {"int": (1.5, "x", None, [], True, 10**30), "float": ("x", None, float("nan"), [], True), "bool": ("x", None, 1)}
+    for key, parameter in get(name).parameters.items():
+        if key in ("dim", "heads"):
+            continue
+        for nonsense in plain.get(str(parameter.annotation), ()):
+            arguments = {"dim": 8, "heads": 1, **get(name).small, key: nonsense}
+            with pytest.raises((ValueError, TypeError), match=f"{key} must be"):
+                regard.create(name, **arguments)
+
+
+def test_what_a_part_refuses_is_told_with_what_was_given():
+    with pytest.raises(ValueError, match=r"in local\(dim=8, heads=2, window=-1\)"):
+        regard.create("local", dim=8, heads=2, window=-1)

@@ -502,3 +502,35 @@ def test_compiles(name):
     torch._dynamo.reset()
     (got,) = torch.autograd.grad(torch.compile(mixer, backend="aot_eager", fullgraph=True)(x).square().sum(), x)
     torch.testing.assert_close(got, want)
+
+
+def test_a_masked_beginning_of_large_tokens():
+    """Fails if the level of a key is compared with that of none."""
+    mixer = regard.create("performer", dim=64, heads=4, causal=True)
+    mask = torch.arange(32)[None] >= 3
+    assert mixer(torch.randn(1, 32, 64, generator=torch.Generator().manual_seed(0)) * 30, mask=mask).isfinite().all()
+
+
+@pytest.mark.parametrize("arguments", [{"kernel": "trigonometric"}, {"kernel": "trigonometric", "causal": True}])
+def test_a_sum_below_zero_keeps_its_sign(arguments):
+    """Fails if a negative sum is made positive: then a row of weights is many times too large, and of the wrong sign."""
+    mixer = regard.create("performer", dim=64, heads=4, **arguments).double()
+    x = torch.randn(1, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows = mixer.attention(2 * x).sum(-1)
+    assert (rows > -1e-9).all() and (rows < 1 + 1e-9).all() and ((rows - 1).abs() < 1e-9).double().mean() > 0.9
+
+
+def test_the_first_token_of_a_strong_gate_is_itself():
+    """Fails if the floor of the sum is taken for the sum where little has entered."""
+    mixer = regard.create("rfa_gated", dim=64, heads=4).double()
+    mixer.gate.bias.data.fill_(6)
+    x = torch.randn(1, 8, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(mixer(x)[:, :1], mixer.out(mixer.v(x[:, :1])))
+
+
+def test_rows_drawn_anew_leave_older_graphs_alone():
+    """Fails if drawing writes over what a backward pass still needs."""
+    mixer = regard.create("performer", dim=16, heads=2, redraw=1).train()
+    x = torch.randn(1, 8, 16, requires_grad=True)
+    (mixer(x) + mixer(x)).sum().backward()
+    assert x.grad.isfinite().all()

@@ -12,7 +12,6 @@ from regard.mixer import State
 from regard.mixers.recurrence import Carried, Read, Recurrence, merge, split
 from regard.update import decay, decay_each, wide
 
-
 LEAST_MASS = 1e-6  # below it next to nothing has entered
 
 
