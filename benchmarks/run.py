@@ -262,7 +262,8 @@ def crossover() -> list[Row]:
     The plain form of each, where there is one; the linearised and the window causal too.
     """
     both = {*regard.list("E"), "local"}
-    forms = [(name, causal) for name in regard.list() for causal in (False, True) if buildable(name, causal)]
+    names = [name for name in regard.list() if get(name).family != "B"]
+    forms = [(name, causal) for name in names for causal in (False, True) if buildable(name, causal)]
     return [crossing(name, causal) for name, causal in forms if not causal or name in both or (name, False) not in forms]
 
 
@@ -315,10 +316,12 @@ def streaming() -> list[Row]:
     """The next token of a stream after 100 tokens and after 100,000, for all whose state does not grow: microseconds."""
     rows = []
     for name in regard.list(can=["stream"]):
-        mixer = built(name, 100_064, True)
+        if "length" in get(name).parameters:
+            continue  # it ends before that
+        mixer = built(name, 2000, True)
         with torch.no_grad():
             states = [streamed(mixer, length) for length in (1000, 2000)]
-            if numbers(states[0]) * 1.5 < numbers(states[1]) or mixer.length is not None:
+            if numbers(states[0]) * 1.5 < numbers(states[1]):
                 continue  # its state grows with the stream
             early, late = streamed(mixer, 100), streamed(mixer, 100_000)
             token = torch.randn(1, 1, mixer.dim)
