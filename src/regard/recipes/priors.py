@@ -51,8 +51,15 @@ def gaussian_prior(
     "Pilault et al. 2021", arxiv="2009.09139", row="G2", formula="softmax(Q Kᵀ / √e + M(z)) V,  M(z) = ⊕ A_n γ(z) + β(z)",
     small={"length": 32, "blocks": 4, "tasks": 3},
 )  # fmt: skip
-def conditional_prior(dim: int, heads: int, *, length: int, blocks: int = 8, tasks: int = 2, causal: bool = False) -> Mixer:
-    """A block-diagonal bias that depends on the task: CA-MTL's conditional attention.  `mixer.of(task)` picks the task."""
+def conditional_prior(
+    dim: int, heads: int, *, length: int, blocks: int | None = None, tasks: int = 2, causal: bool = False
+) -> Mixer:
+    """A block-diagonal bias that depends on the task: CA-MTL's conditional attention.  `mixer.of(task)` picks the task.
+
+    blocks   along the diagonal: 8 unless given, or as many as there are tokens
+    """
+    check_whole(1, length=length)
+    blocks = min(8, length) if blocks is None else blocks
     return TaskAttention(dim, heads, length=length, blocks=blocks, tasks=tasks, causal=causal)
 
 
