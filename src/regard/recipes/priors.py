@@ -49,7 +49,7 @@ def gaussian_prior(
 
 @recipe(
     "Pilault et al. 2021", arxiv="2009.09139", row="G2", formula="softmax(Q Kᵀ / √e + M(z)) V,  M(z) = ⊕ A_n γ(z) + β(z)",
-    small={"length": 32, "blocks": 4, "tasks": 3},
+    small={"length": 32, "tasks": 3},
 )  # fmt: skip
 def conditional_prior(
     dim: int, heads: int, *, length: int, blocks: int | None = None, tasks: int = 2, causal: bool = False
