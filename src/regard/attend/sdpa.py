@@ -25,16 +25,17 @@ def run(call: Call) -> Tensor:
     """Dense attention; the mask is left out where the pattern allows all, or is plainly causal."""
     causal = plainly_causal(call)
     mask = None if causal else _mask(call)
+    if call.q.shape[3] == call.v.shape[3]:
+        return F.scaled_dot_product_attention(call.q, call.k, call.v, mask, 0.0, causal, scale=call.scale)
     q, k, v = _one_width(call)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=call.scale)
-    return out[..., : call.v.shape[3]]
+    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=call.scale)[..., : call.v.shape[3]]
 
 
 def _one_width(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Widths that differ are filled up with zeros, which change nothing: else PyTorch leaves its fused path, and keeps all
     weights.  Very wide values, such as the identity of a map, are not worth it."""
     wide = max(call.q.shape[3], call.v.shape[3])
-    if call.q.shape[3] == call.v.shape[3] or wide > WIDEST:
+    if wide > WIDEST:
         return call.q, call.k, call.v
     q, k, v = (F.pad(x, (0, wide - x.shape[3])) for x in (call.q, call.k, call.v))
     return q, k, v
