@@ -9,28 +9,15 @@ import pytest
 import torch
 
 import regard
-from regard.mixers.recurrence import split
+from peers import agree
+from regard.mixer import split
 from regard.update import decay, delta
 
-TOLERANCE = 1e-9
 DIM, HEADS, FEATURES = 32, 4, 24
 
 
 def tokens(n=50, b=2, seed=1):
     return torch.randn(b, n, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def same(ours, theirs, x, pairs, rows=None):
-    """Outputs, and gradients of x and of the paired parameters, agree; `rows` (b n) tells which outputs count."""
-    weight = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(3))
-    weight = weight if rows is None else weight * rows[..., None]
-    results = []
-    for f, parameters in ((ours, [a for a, _ in pairs]), (theirs, [b for _, b in pairs])):
-        leaf = x.clone().requires_grad_()
-        y = f(leaf)
-        results.append([y * (weight != 0), *torch.autograd.grad((y * weight).sum(), [leaf, *parameters])])
-    for got, want in zip(*results, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE)
 
 
 def paired(ours, theirs):
@@ -66,7 +53,7 @@ def performers(monkeypatch, causal=False, exact=True, kernel="positive"):
 def test_performer(kernel, causal, monkeypatch):
     """Fails if, with one projection and nothing added, ours is not theirs."""
     ours, theirs = performers(monkeypatch, causal, kernel=kernel)
-    same(ours, theirs, tokens(), paired(ours, theirs))
+    agree(ours, theirs, tokens(), paired(ours, theirs))
 
 
 def test_performer_as_shipped_is_a_little_off(monkeypatch):
@@ -107,7 +94,7 @@ def test_efficient_attention(masked):
     pairs, mask = paired(ours, theirs), torch.arange(50).expand(2, 50) % 4 != 1
     given, kept = ({"mask": mask}, {"input_mask": mask}) if masked else ({}, {})
     scale = (DIM // HEADS) ** 0.5
-    same(lambda x: ours(x, **given), lambda x: scale * theirs(x, **kept), tokens(), pairs, rows=mask if masked else None)
+    agree(lambda x: ours(x, **given), lambda x: scale * theirs(x, **kept), tokens(), pairs, rows=mask if masked else None)
 
 
 def test_efficient_attention_to_another_sequence():
@@ -118,7 +105,7 @@ def test_efficient_attention_to_another_sequence():
     ours = regard.create("efficient", dim=DIM, heads=HEADS).double()
     pairs, memory = paired(ours, theirs), tokens(70, seed=2)
     scale = (DIM // HEADS) ** 0.5
-    same(lambda x: ours(x, memory), lambda x: scale * theirs(x, context=memory), tokens(), pairs)
+    agree(lambda x: ours(x, memory), lambda x: scale * theirs(x, context=memory), tokens(), pairs)
 
 
 # ---------------------------------------------------------------------------------------------- Hugging Face

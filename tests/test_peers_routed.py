@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from peers import agree, copied
 from regard import Chunks, MultiHead, Routed, SoftmaxAttention
 from regard.attentions import Hashed
 from regard.registry import create
@@ -15,31 +16,6 @@ from regard.route.lsh import by_sorted_place
 from regard.route.sort import sinkhorn
 
 TOLERANCE = 1e-9
-
-
-def same(ours, theirs, x, pairs, rows=None, atol=TOLERANCE):
-    """Outputs, gradients of x and of the paired parameters agree; `rows` (b n) tells which outputs are compared.
-
-    Returns the largest difference.
-    """
-    weight = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(3))
-    weight = weight if rows is None else weight * rows[..., None]
-    results = []
-    for f, parameters in ((ours, [a for a, _ in pairs]), (theirs, [b for _, b in pairs])):
-        leaf = x.clone().requires_grad_()
-        y = f(leaf)
-        results.append([y * (weight != 0), *torch.autograd.grad((y * weight).sum(), [leaf, *parameters])])
-    for got, want in zip(*results, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=atol)
-    return max(float((a - b).detach().abs().max()) for a, b in zip(*results, strict=True))
-
-
-def copied(pairs):
-    """The weights of the peer, put into ours."""
-    with torch.no_grad():
-        for mine, other in pairs:
-            mine.copy_(other)
-    return pairs
 
 
 # ---------------------------------------------------------------------------------------------- Reformer
@@ -65,7 +41,7 @@ def test_reformer_pytorch(rounds, once, rand):
         return theirs(x) - theirs.to_out.bias
 
     pairs = [(ours.q, theirs.toqk), (ours.v, theirs.tov), (ours.out, theirs.to_out)]
-    same(ours, drawn, rand(2, n, dim), copied([(a.weight, b.weight) for a, b in pairs]), atol=1e-7)  # it adds 1e-9 to counts
+    agree(ours, drawn, rand(2, n, dim), copied([(a.weight, b.weight) for a, b in pairs]), atol=1e-7)  # it adds 1e-9 to counts
 
 
 def hugging_face(rounds, causal, kind="lsh"):
@@ -103,7 +79,7 @@ def test_hugging_face_lsh(rounds, rand):
     first = by_sorted_place(bucket, None, buckets=8, chunk=6, same_bucket=False).chunks[:, :, :, 0].flatten(1)
     rows = torch.ones(2, 48, dtype=torch.float64).scatter(1, first, 0)
     assert rows.sum() > 20
-    same(ours, lambda t: theirs(t).hidden_states, x, pairs, rows)
+    agree(ours, lambda t: theirs(t).hidden_states, x, pairs, rows=rows)
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -118,7 +94,7 @@ def test_hugging_face_lsh_decoder_in_one_bucket(rounds, rand):
     ours.out.weight.data = torch.eye(16, dtype=torch.float64)
     bucket = ours.inner.hashing(ours.project(x, None)[0])
     assert (bucket == bucket[..., :1]).all()
-    same(ours, lambda t: theirs(t).hidden_states, x, pairs)
+    agree(ours, lambda t: theirs(t).hidden_states, x, pairs)
 
 
 def test_hugging_face_local(rand):
@@ -129,7 +105,7 @@ def test_hugging_face_local(rand):
     pairs = copied(
         [(ours.q.weight, theirs.query.weight), (ours.k.weight, theirs.key.weight), (ours.v.weight, theirs.value.weight)]
     )
-    same(ours, lambda t: theirs(t).hidden_states, rand(2, 48, 16), pairs)
+    agree(ours, lambda t: theirs(t).hidden_states, rand(2, 48, 16), pairs)
 
 
 # ---------------------------------------------------------------------------------------------- Routing Transformer
@@ -159,7 +135,7 @@ def test_routing_transformer(rand):
     counts = torch.zeros(2, 2, 48, dtype=torch.long).scatter_add(2, taken, torch.ones_like(taken))
     rows = (counts.amax(1) <= 1).double()
     assert rows.sum() > 20 and (counts == 0).any()
-    same(ours, lambda t: theirs(t)[0] * (1 + 1e-5), x, pairs, rows)
+    agree(ours, lambda t: theirs(t)[0] * (1 + 1e-5), x, pairs, rows=rows)
 
 
 def test_routing_transformer_moves_its_centroids_alike(rand):
@@ -218,7 +194,7 @@ def test_sortcut(rand):
     """Fails if SortCut is another.  The peer adds the own block wherever there are as many blocks of queries as of keys,
     which the paper does not; with other blocks of queries it does not either."""
     ours, _, run, pairs = sinkhorn_pair(cut=2, block=6, their_block=24)
-    same(ours, run, rand(2, 48, 16), pairs)
+    agree(ours, run, rand(2, 48, 16), pairs)
 
 
 def test_sinkhorn_transformer(rand):
@@ -228,4 +204,4 @@ def test_sinkhorn_transformer(rand):
     with torch.no_grad():
         ours.v.weight.copy_(ours.k.weight)
         theirs.to_kv.weight[16:] = theirs.to_kv.weight[:16]
-    same(ours, run, rand(2, 48, 16), pairs)
+    agree(ours, run, rand(2, 48, 16), pairs)

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 import regard
 from regard import Band, MultiHead, SoftmaxAttention, Unsupported
 from regard.attentions import AdaptiveSpan
-from regard.heads import collaborate
 from regard.layout import layout
+from regard.mixers import collaborate
 from regard.prior import Gaussian
 
 

@@ -23,6 +23,13 @@ def check_positive(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
 
 
+def check_choice(name: str, value: object, known: Iterable[str]) -> None:
+    """The value must be one of the words."""
+    known = list(known)
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
+
+
 def check_whole(least: int, **values: object) -> None:
     """Each value must be a whole number of at least so much; the message names the one that is not."""
     for name, value in values.items():

@@ -251,24 +251,23 @@ class MultiHead(Mixer):
         q, k, v = self.project(x, memory)
         more = self._more(memory, mask, marks)
         y, state = self.inner.attend(q, k, v, causal=self.causal, mask=mask, state=state, **more)
-        return y.transpose(1, 2).flatten(2), state
+        return merge(y), state
 
     def project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (b h n e), keys and values (b h m e), or fewer heads of them where the attention shares them."""
         source = x if memory is None else memory
         if self.inner.keyless:
-            q = _split(self.q(x), self.heads)
-            return q, q if memory is None else _split(self.q(memory), self.heads), _split(self.v(source), self.heads)
-        k, v = (_split(f(source), self.kv_heads) for f in (self.k, self.v))
+            q = split(self.q(x), self.heads)
+            return q, q if memory is None else split(self.q(memory), self.heads), split(self.v(source), self.heads)
+        k, v = (split(f(source), self.kv_heads) for f in (self.k, self.v))
         if self.kv_heads != self.heads and not self.inner.shares:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
-        return _split(self.q(x), self.heads), k, v
+        return split(self.q(x), self.heads), k, v
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None = None) -> Tensor:
         """The attention of the identity: since it is linear in its values, that is its map, whatever it does inside."""
         q, k, v = self.project(x, memory)
-        one = torch.eye(k.shape[2], dtype=v.dtype, device=x.device).expand(*k.shape[:3], -1)
-        return self.inner.attend(q, k, one, causal=self.causal, mask=mask, **self._more(memory, mask, marks))[0]
+        return self.inner.attend(q, k, identity(k, v), causal=self.causal, mask=mask, **self._more(memory, mask, marks))[0]
 
     def _more(self, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None) -> dict[str, Tensor]:
         """What only some attentions ask for.  A mask over another sequence says nothing about the queries."""
@@ -297,5 +296,16 @@ def check_batch(state: Tensor, new: Tensor) -> None:
         )
 
 
-def _split(x: Tensor, heads: int) -> Tensor:
+def split(x: Tensor, heads: int) -> Tensor:
+    """(b n h*e) -> (b h n e)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge(y: Tensor) -> Tensor:
+    """(b h n e) -> (b n h*e)."""
+    return y.transpose(1, 2).flatten(2)
+
+
+def identity(k: Tensor, v: Tensor) -> Tensor:
+    """Values (b h m m) that tell tokens apart, for keys (b h m e): what an attention makes of them is its map."""
+    return torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:3], -1)

@@ -28,11 +28,6 @@ Update = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", int
 LEAST = -60.0  # of log g: beside 1, exp of it is nothing, and sums of such numbers keep their digits
 
 
-def wide(x: Tensor) -> Tensor:
-    """Sums over a whole sequence need the digits of float32 at least."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def add(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """S + k vᵀ: linear attention."""
     n, (q, k, v) = q.shape[2], _chunks((q, k, v), min(chunk, q.shape[2]))

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from regard.common import softmax_over
 from regard.errors import check_whole
 
 
@@ -25,9 +26,7 @@ class Softmax(Weigh):
 
     def forward(self, scores: Tensor, keep: Tensor) -> Tensor:
         """See the module's docstring."""
-        seen = keep.any(-1, keepdim=True)
-        finite = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen, 0)
-        return torch.softmax(finite, -1).masked_fill(~(keep & seen), 0)
+        return softmax_over(scores, keep)
 
 
 class TopK(Weigh):

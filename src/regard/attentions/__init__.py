@@ -3,6 +3,7 @@
 from regard.attentions.additive import AdditiveAttention
 from regard.attentions.clustered import ImprovedClustered
 from regard.attentions.compressed import Compressed
+from regard.attentions.disagreeing import Disagreeing
 from regard.attentions.hard import HardGaussian
 from regard.attentions.hashed import Hashed
 from regard.attentions.linear import EfficientAttention, LinearAttention
@@ -17,7 +18,7 @@ from regard.attentions.span import AdaptiveSpan
 from regard.attentions.strided import Strided
 
 __all__ = [
-    "AdaptiveSpan", "AdditiveAttention", "Compressed", "EfficientAttention", "HardGaussian", "Hashed",
+    "AdaptiveSpan", "AdditiveAttention", "Compressed", "Disagreeing", "EfficientAttention", "HardGaussian", "Hashed",
     "ImprovedClustered", "LinearAttention", "LocatedAttention", "NystromAttention", "ProbSparse", "Prototype", "Routed",
     "ScoredAttention", "SoftmaxAttention", "Strided",
 ]  # fmt: skip

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.common import at_least_single
 from regard.errors import check_whole
 from regard.feature import EluPlusOne, Feature
 from regard.mixer import Attention, Can, check_batch
-from regard.update import add, decay, wide
+from regard.update import add, decay
 
 
 class Sums(NamedTuple):
@@ -47,7 +48,7 @@ class LinearAttention(Attention):
             self.feature.advance()
         with torch.autocast(q.device.type, enabled=False):
             at = 0 if state is None else state.next
-            (phi_q, _), (phi_k, level) = self.feature(wide(q), at, True), self.feature(wide(k), at, False)
+            (phi_q, _), (phi_k, level) = self.feature(at_least_single(q), at, True), self.feature(at_least_single(k), at, False)
             top = with_one(v, mask)
             if level is not None and mask is not None:
                 level = level.masked_fill(~mask[:, None], -torch.inf)
@@ -87,18 +88,18 @@ class EfficientAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: None = None
     ) -> tuple[Tensor, None]:
         """See `Attention.attend`."""
-        wide_k = wide(k)
+        wide_k = at_least_single(k)
         if mask is not None:  # where all are left out the softmax is of equals, and then nothing
             out = ~mask[:, None, :, None]
             weights = wide_k.masked_fill(out, torch.finfo(wide_k.dtype).min).softmax(2).masked_fill(out, 0)
         else:
             weights = wide_k.softmax(2)
-        return (wide(q).softmax(-1) @ (weights.transpose(-1, -2) @ wide(v))).to(v.dtype), None
+        return (at_least_single(q).softmax(-1) @ (weights.transpose(-1, -2) @ at_least_single(v))).to(v.dtype), None
 
 
 def with_one(v: Tensor, mask: Tensor | None) -> Tensor:
     """(v 1), and zeros for tokens left out: (b h m f+1)."""
-    v = F.pad(wide(v), (0, 1), value=1.0)
+    v = F.pad(at_least_single(v), (0, 1), value=1.0)
     return v if mask is None else v.masked_fill(~mask[:, None, :, None], 0)
 
 

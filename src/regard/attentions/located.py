@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.attend import attend
 from regard.common import at_least_single
-from regard.errors import check_positive
+from regard.errors import check_choice, check_positive
 from regard.mixer import Attention, Can, State
 from regard.prior import Prior
 
@@ -29,9 +29,8 @@ class LocatedAttention(Attention):
         self, heads: int, width: int, *, centre: str = "predicted", window: str = "query", sigma: float | None = None
     ) -> None:
         super().__init__()
-        for name, value, known in (("centre", centre, CENTRES), ("window", window, WINDOWS)):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
+        check_choice("centre", centre, CENTRES)
+        check_choice("window", window, WINDOWS)
         if sigma is not None:
             check_positive("sigma", sigma)
         self.can = Can(

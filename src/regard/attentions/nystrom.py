@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attentions.softmax import SoftmaxAttention
+from regard.common import at_least_single
 from regard.errors import check_whole
 from regard.mixer import Attention, Can, State
 
@@ -84,7 +85,7 @@ def segment_means(x: Tensor, real: Tensor | None, segments: int) -> tuple[Tensor
 
 def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:
     """A⁺ (... q p) of a (... p q), by Z ← Z (13 I − A Z (15 I − A Z (7 I − A Z))) / 4; in float32 at least."""
-    kind, a = a.dtype, a.float() if a.dtype in (torch.bfloat16, torch.float16) else a
+    kind, a = a.dtype, at_least_single(a)
     norms = a.abs().sum(-2).amax(-1) * a.abs().sum(-1).amax(-1)
     z = a.transpose(-1, -2) / norms.masked_fill(norms == 0, 1)[..., None, None]
     one = torch.eye(a.shape[-2], dtype=a.dtype, device=a.device)

@@ -3,6 +3,7 @@
 from regard.mixers.aft import AFT
 from regard.mixers.average import Average
 from regard.mixers.axial import AxialPasses
+from regard.mixers.collaborative import collaborate
 from regard.mixers.conditional import TaskAttention
 from regard.mixers.delta import DeltaRule
 from regard.mixers.dynamic_conv import DynamicConv
@@ -36,5 +37,5 @@ __all__ = [
     "DeltaRule", "DynamicConv", "Fourier", "Funnel", "GatedLinear", "GatedMLP", "GatedRandomFeatures", "GaussianWindow",
     "GlimpseRead", "GlimpseWrite", "GlobalLong", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver",
     "Poolingformer", "RealFormer", "Recurrence", "Retention", "Sinkhorn", "SoftCells", "Star", "Synthesizer",
-    "TaskAttention", "TokenMLP", "Tree", "XCiT", "narrow",
+    "TaskAttention", "TokenMLP", "Tree", "XCiT", "collaborate", "narrow",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.common import at_least_single
 from regard.errors import check_whole
 from regard.mixer import Can, Mixer, check_batch
 
@@ -42,7 +43,7 @@ class Average(Mixer):
 
     def _mean(self, x: Tensor, source: Tensor, mask: Tensor | None, state: Sum | None) -> tuple[Tensor, Sum | None]:
         """The mean that each token sees; left-out tokens are zero already."""
-        wide = source.double() if source.dtype == torch.float64 else source.float()  # long sums in half a precision lose
+        wide = at_least_single(source)  # long sums in half a precision lose
         real = torch.ones(source.shape[:2], device=x.device) if mask is None else mask.to(wide.dtype)
         if not self.causal:
             return (wide.sum(1, keepdim=True) / real.sum(1)[:, None, None].clamp(min=1)).to(x.dtype), None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import check_whole
-from regard.mixer import Can, Mixer, MultiHead, State
+from regard.mixer import Can, Mixer, MultiHead, State, identity, merge
 from regard.prior import Conditional
 
 
@@ -51,13 +51,12 @@ class TaskAttention(Mixer):
         if self.task.dim() and len(self.task) != x.shape[0]:
             raise ValueError(f"there are {x.shape[0]} examples, and the tasks of {len(self.task)}")
         y, state = self._attention().attend(*self.heads.project(x, None), causal=self.causal, mask=mask, state=state)
-        return self.heads.out(y.transpose(1, 2).flatten(2)), state
+        return self.heads.out(merge(y)), state
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
         """The map of the task."""
-        q, k, _ = self.heads.project(x, None)
-        one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device).expand(*k.shape[:3], -1)
-        return self._attention().attend(q, k, one, causal=self.causal, mask=mask)[0]
+        q, k, v = self.heads.project(x, None)
+        return self._attention().attend(q, k, identity(k, v), causal=self.causal, mask=mask)[0]
 
     def _attention(self) -> SoftmaxAttention:
         weight = self.vectors.weight

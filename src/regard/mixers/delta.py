@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.common import at_least_single
 from regard.errors import check_whole
-from regard.mixer import State
-from regard.mixers.recurrence import Read, Recurrence, merge, split
-from regard.update import delta, wide
+from regard.mixer import State, merge, split
+from regard.mixers.recurrence import Read, Recurrence
+from regard.update import delta
 
 
 class DeltaRule(Recurrence):
@@ -35,7 +36,7 @@ class DeltaRule(Recurrence):
         if self.convolution is not None:
             qkv, past = self.convolution(qkv, past)
         q, k, v = (split(t, self.heads) for t in F.silu(qkv).chunk(3, -1))
-        q, k = (F.normalize(wide(t), dim=-1) for t in (q, k))
+        q, k = (F.normalize(at_least_single(t), dim=-1) for t in (q, k))
         return Read(q, k, v, self.rate(x).sigmoid().transpose(1, 2)), past
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:

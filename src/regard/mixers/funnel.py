@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import check_whole
-from regard.mixer import Can, Mixer, MultiHead, State
+from regard.mixer import Can, Mixer, MultiHead, State, merge, split
 
 AHEAD = "a pooled query holds tokens that come later"
 
@@ -60,4 +60,4 @@ class Funnel(Mixer):
         """The map of the pooled queries, row by row repeated."""
         short, _ = self.pool(x, mask if memory is None else None)
         found = self.ask.weights(short, x if memory is None else memory, mask)
-        return self.up(found.transpose(1, 2).flatten(2), x.shape[1]).unflatten(2, (found.shape[1], -1)).transpose(1, 2)
+        return split(self.up(merge(found), x.shape[1]), found.shape[1])

@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.common import at_least_single
 from regard.errors import check_whole
 from regard.feature import RandomFourier
-from regard.mixer import State
-from regard.mixers.recurrence import Carried, Read, Recurrence, merge, split
-from regard.update import decay, decay_each, wide
+from regard.mixer import State, merge, split
+from regard.mixers.recurrence import Carried, Read, Recurrence
+from regard.update import decay, decay_each
 
 LEAST_MASS = 1e-6  # below it next to nothing has entered
 
@@ -40,7 +41,7 @@ class GatedLinear(Recurrence):
     def read(self, x: Tensor, past: State) -> tuple[Read, State]:
         """Keys, queries, values and log α."""
         q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
-        return Read(q, k, v, split(F.logsigmoid(wide(self.forget(x))) / 16, self.heads)), None
+        return Read(q, k, v, split(F.logsigmoid(at_least_single(self.forget(x))) / 16, self.heads)), None
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, gate, and project."""
@@ -75,9 +76,9 @@ class GatedRandomFeatures(Recurrence):
         if self.training and past is None:
             self.feature.advance()
         q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
-        gate = wide(self.gate(x))
+        gate = at_least_single(self.gate(x))
         stays, enters = (t.transpose(1, 2) for t in (F.logsigmoid(gate), F.sigmoid(-gate)))
-        (phi_q, _), (phi_k, _) = self.feature(wide(q), 0, True), self.feature(wide(k), 0, False)
+        (phi_q, _), (phi_k, _) = self.feature(at_least_single(q), 0, True), self.feature(at_least_single(k), 0, False)
         stayed = stays.cumsum(2) if not past else past[0] + stays.cumsum(2)  # log of what is left of nothing
         return Read(phi_q, phi_k, v, stays, enters, (-torch.expm1(stayed)).clamp(min=LEAST_MASS)), (stayed[..., -1:],)
 

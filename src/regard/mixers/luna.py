@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
 from regard.common import at_least_single
-from regard.errors import check_whole
-from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads
+from regard.errors import check_choice, check_whole
+from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads, merge, split
 
 CHUNK = 64
 CAN = Can(maps="what is unpacked was projected twice and mixed over heads")
@@ -82,8 +82,7 @@ class PastLuna(Mixer):
         super().__init__(dim, can=CAN, causal=True, name="Luna")
         check_whole(1, packed=packed)
         check_heads(dim, heads)
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}, not {activation!r}")
+        check_choice("activation", activation, ACTIVATIONS)
         self.activation = activation
         self.heads, self.p = heads, nn.Parameter(torch.randn(packed, dim))
         self.pack_q, self.pack_k, self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(6))
@@ -95,10 +94,10 @@ class PastLuna(Mixer):
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         scores, values, tokens = self.start() if state is None else state
-        c, q, k, v = (at_least_single(self._split(f(x))) for f in (self.pack_k, self.q, self.k, self.v))
+        c, q, k, v = (at_least_single(split(f(x), self.heads)) for f in (self.pack_k, self.q, self.k, self.v))
         if scores is not None:
             check_batch(scores, k)
-        p = at_least_single(self._split(self.pack_q(self.p)[None]))
+        p = at_least_single(split(self.pack_q(self.p)[None], self.heads))
         with torch.autocast(x.device.type, enabled=False):  # long sums need their digits
             scale = 1 / math.sqrt(q.shape[-1])
             pack = c @ p.transpose(-1, -2) * scale
@@ -109,11 +108,8 @@ class PastLuna(Mixer):
             count = count.clamp(min=1)[:, None, :, None].to(q.dtype)
             found, scores = past_sums(q * scale, k, pack, scores)
             out, values = past_sums((found / count).softmax(-1), pack, v, values)
-        y = self.out((out / count).to(x.dtype).transpose(1, 2).flatten(2))
+        y = self.out(merge((out / count).to(x.dtype)))
         return y, None if state is None else Packed(scores, values, tokens + x.shape[1])
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 def past_sums(q: Tensor, y: Tensor, z: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from regard.attentions import ScoredAttention, SoftmaxAttention
 from regard.errors import Unsupported
-from regard.mixer import Mixer, MultiHead, State
+from regard.mixer import Mixer, MultiHead, State, merge
 
 
 class RealFormer(Mixer):
@@ -51,7 +51,7 @@ class RealFormer(Mixer):
         q, k, v = self.heads.project(x, memory)
         y, state = ScoredAttention(before=carried).attend(q, k, v, causal=self.causal, mask=mask, state=state)
         assert carried.scores is not None
-        return self.heads.out(y.transpose(1, 2).flatten(2)), carried.scores, state
+        return self.heads.out(merge(y)), carried.scores, state
 
 
 class _Carried(nn.Module):

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.attentions.linear import divide, with_one
+from regard.common import at_least_single
 from regard.errors import Unsupported, check_whole
-from regard.mixer import Can, Mixer, State, check_batch, check_heads
-from regard.update import Update, wide
+from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge, split
+from regard.update import Update
 
 
 class Read(NamedTuple):
@@ -71,7 +72,7 @@ class Recurrence(Mixer):
         x = x if order is None else _take(x, order)
         past, heads = Carried(None, None) if state is None else state
         if heads is not None:
-            check_batch(heads, wide(x))
+            check_batch(heads, at_least_single(x))
         found, past = self.read(x, past)
         y, heads = self._run(found, found.v, heads)
         y = self.write(y.to(x.dtype), x)
@@ -79,9 +80,9 @@ class Recurrence(Mixer):
 
     def _run(self, found: Read, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         with torch.autocast(v.device.type, enabled=False):
-            q, k, gate = (wide(t) for t in (found.q, found.k, found.gate))
-            v = wide(v) if self.floor is None else with_one(v, None)
-            v = v if found.weight is None else v * wide(found.weight)[..., None]
+            q, k, gate = (at_least_single(t) for t in (found.q, found.k, found.gate))
+            v = at_least_single(v) if self.floor is None else with_one(v, None)
+            v = v if found.weight is None else v * at_least_single(found.weight)[..., None]
             y, state = self.update(q, k, v, gate, state, self.chunk)
             if self.floor is None:
                 return y, state
@@ -95,21 +96,11 @@ class Recurrence(Mixer):
         found, _ = self.read(_take(x, order), None)
         one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[order]  # each value is the place that it came from
         y, _ = self._run(found, one[:, None].expand(-1, self.heads, -1, -1), None)
-        return _take(y.transpose(1, 2).flatten(2), order.argsort(1)).unflatten(2, (self.heads, -1)).transpose(1, 2).to(x.dtype)
+        return split(_take(merge(y), order.argsort(1)), self.heads).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Shown by print."""
         return f"dim={self.dim}, heads={self.heads}, causal={self.causal}"
-
-
-def split(x: Tensor, heads: int) -> Tensor:
-    """(b n h*e) -> (b h n e)."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def merge(y: Tensor) -> Tensor:
-    """(b h n e) -> (b n h*e)."""
-    return y.transpose(1, 2).flatten(2)
 
 
 def _order(mask: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import check_whole
-from regard.mixer import State
-from regard.mixers.recurrence import Read, Recurrence, merge, split
+from regard.mixer import State, merge, split
+from regard.mixers.recurrence import Read, Recurrence
 from regard.update import decay
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import check_whole
-from regard.mixer import Can, Mixer, State, check_batch, check_heads
+from regard.mixer import Can, Mixer, State, check_batch, check_heads, identity, merge, split
 from regard.route.sort import BlockSort
 
 
@@ -53,19 +53,15 @@ class Sinkhorn(Mixer):
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        q, k, v = (self._split(f(x)) for f in (self.q, self.k, self.v))
+        q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
         past = self._longer(state or None, x, k, v)
         y = self._attend(q, past.k, past.v, past.summaries, mask)
-        return self.out(y.transpose(1, 2).flatten(2)), None if state is None else past
+        return self.out(merge(y)), None if state is None else past
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
         """The attention of the identity: it is linear in its values."""
-        q, k = (self._split(f(x)) for f in (self.q, self.k))
-        one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device).expand(*k.shape[:3], -1)
-        return self._attend(q, k, one, self._summaries(x, None)[0], mask)
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q, k = (split(f(x), self.heads) for f in (self.q, self.k))
+        return self._attend(q, k, identity(k, k), self._summaries(x, None)[0], mask)
 
     def _longer(self, past: Past | None, x: Tensor, k: Tensor, v: Tensor) -> Past:
         """With the tokens of x, keys and values after those of the past."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.common import check_stream_length, kept, softmax_over
 from regard.errors import check_whole
-from regard.mixer import Can, Mixer, State, check_batch, check_heads
+from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge, split
 
 OWN = "its logits are made for the positions of its own sequence"
 
@@ -41,7 +41,7 @@ class Dense(Logits):
 
     def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
         """(b n d) -> (b h n m)."""
-        return self.down(_split(self.up(x).relu(), self.down.heads), keys.shape[2])
+        return self.down(split(self.up(x).relu(), self.down.heads), keys.shape[2])
 
 
 class FactorisedDense(Logits):
@@ -56,7 +56,7 @@ class FactorisedDense(Logits):
 
     def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
         """(b n d) -> (b h n m): A is tiled, B repeated, and the two are multiplied."""
-        inner = _split(self.up(x).relu(), self.first.heads)
+        inner = split(self.up(x).relu(), self.first.heads)
         tiled, repeated = self.first(inner), self.second(inner)
         return (repeated[..., :, None] * tiled[..., None, :]).flatten(-2)[..., : keys.shape[2]]
 
@@ -102,11 +102,11 @@ class DotProduct(Logits):
 
     def keys(self, x: Tensor) -> Tensor:
         """(b h n e)."""
-        return _split(self.k(x), self.heads)
+        return split(self.k(x), self.heads)
 
     def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
         """(b h n m)."""
-        return _split(self.q(x), self.heads) @ keys.mT / keys.shape[-1] ** 0.5
+        return split(self.q(x), self.heads) @ keys.mT / keys.shape[-1] ** 0.5
 
 
 class Seen(NamedTuple):
@@ -139,14 +139,14 @@ class Synthesizer(Mixer):
         seen = self._seen(x, state)
         assert seen.values is not None
         y = self._map(x, seen.keys, mask) @ seen.values
-        return self.out(y.transpose(1, 2).flatten(2)), None if state is None else seen
+        return self.out(merge(y)), None if state is None else seen
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
         """The softmax itself, (b h n n)."""
         return self._map(x, self._seen(x, None).keys, mask).expand(x.shape[0], -1, -1, -1)
 
     def _seen(self, x: Tensor, state: Seen | None) -> Seen:
-        values, keys = _split(self.v(x), self.heads), tuple(part.keys(x) for part in self._logits())
+        values, keys = split(self.v(x), self.heads), tuple(part.keys(x) for part in self._logits())
         if state is None or state.values is None:
             return Seen(values, keys)
         check_batch(state.values, values)
@@ -176,10 +176,6 @@ class _Rows(nn.Module):
 
     def forward(self, x: Tensor, most: int | None = None) -> Tensor:
         return x @ self.weight[:, :most].mT + self.bias[:, None, :most]
-
-
-def _split(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def _generator(seed: int) -> torch.Generator:

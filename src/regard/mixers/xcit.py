@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import check_whole
+from regard.errors import check_choice, check_whole
 from regard.mixer import Can, Mixer, MultiHead, State, check_heads
 
 WHOLE = "the covariance of channels is taken over the whole sequence"
@@ -87,8 +87,7 @@ class LocalPatches(nn.Module):
     def __init__(self, dim: int, width: int, *, norm: str = "example") -> None:
         super().__init__()
         check_whole(1, width=width)
-        if norm not in NORMS:
-            raise ValueError(f"norm must be one of {list(NORMS)}, not {norm!r}")
+        check_choice("norm", norm, NORMS)
         self.width, self.norm = width, NORMS[norm](dim)
         self.first, self.second = (nn.Conv2d(dim, dim, 3, padding=1, groups=dim) for _ in range(2))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from regard.common import check_headless
-from regard.errors import check_whole, nearest
+from regard.errors import check_choice, check_whole, nearest
 from regard.mixer import Mixer, check_heads
 from regard.mixers import AFT, AveragePool, DynamicConv, Fourier, GatedMLP, Synthesizer, TokenMLP, XCiT
 from regard.mixers.synthesizer import Dense, DotProduct, FactorisedDense, FactorisedRandom, Logits, Random
@@ -38,18 +38,19 @@ def synthesizer_random(
 )  # fmt: skip
 def synthesizer_factorised(
     dim: int, heads: int, *, length: int, kind: str = "dense", factors: tuple[int, int] | None = None,
-    rank: int = 8, seed: int = 0, causal: bool = False,
+    rank: int | None = None, seed: int = 0, causal: bool = False,
 ) -> Mixer:  # fmt: skip
     """The same with fewer parameters: a row of logits is a product of two short rows, or the table one of two thin tables.
 
     kind      "dense" or "random"
     factors   dense: the lengths of the two rows, whose product is at least `length`; near its root unless given
-    rank      random: columns of the two tables
+    rank      random: columns of the two tables, 8 unless given
     """
-    if kind not in ("dense", "random"):
-        raise ValueError(f"kind must be 'dense' or 'random', not {kind!r}")
+    check_choice("kind", kind, ("dense", "random"))
     if kind == "random" and factors is not None:
         raise ValueError("factors are for kind='dense'; kind='random' has a rank")
+    if kind == "dense" and rank is not None:
+        raise ValueError("rank is for kind='random'; kind='dense' has factors")
     return _synthesizer(dim, heads, length, (f"factorised_{kind}",), causal, factors=factors, rank=rank, seed=seed)
 
 
@@ -57,23 +58,27 @@ def synthesizer_factorised(
     "Tay et al. 2020", arxiv="2005.00743", row="H1", formula="softmax(Σ_p α_p S_p) V,  α = softmax(a)", small={"length": 32},
 )  # fmt: skip
 def synthesizer_mixture(
-    dim: int, heads: int, *, length: int, parts: Sequence[str] = ("dense", "vanilla"), rank: int = 8, seed: int = 0,
-    causal: bool = False,
+    dim: int, heads: int, *, length: int, parts: Sequence[str] = ("dense", "vanilla"), rank: int | None = None,
+    seed: int = 0, causal: bool = False,
 ) -> Mixer:  # fmt: skip
     """Logits of several kinds, in shares that are learned.
 
     parts   any of "dense", "random", "factorised_dense", "factorised_random", "vanilla"
+    rank    of the part "factorised_random", 8 unless given
     """
     if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
         raise ValueError(f"parts must be a sequence of names, not {parts!r}")
+    if rank is not None and "factorised_random" not in parts:
+        raise ValueError(f"rank is for the part 'factorised_random', which is not among {parts!r}")
     return _synthesizer(dim, heads, length, parts, causal, rank=rank, seed=seed)
 
 
 def _synthesizer(
     dim: int, heads: int, length: int, parts: Sequence[str], causal: bool, *, learned: bool = True,
-    factors: tuple[int, int] | None = None, rank: int = 8, seed: int = 0,
+    factors: tuple[int, int] | None = None, rank: int | None = None, seed: int = 0,
 ) -> Mixer:  # fmt: skip
     check_heads(dim, heads)
+    rank = 8 if rank is None else rank
     check_whole(1, length=length, rank=rank)
     check_whole(0, seed=seed)
     known: dict[str, Callable[[int], Logits]] = {  # the i-th part draws by seed + i, lest two of a kind be equal
@@ -141,14 +146,16 @@ def amlp(
     "Zhai et al. 2021", arxiv="2105.14103", row="H6", formula="σ(q_i) ⊙ Σ_j exp(k_j + w_ij) v_j / Σ_j exp(k_j + w_ij)",
     small={"length": 32, "rank": 4},
 )  # fmt: skip
-def aft(dim: int, heads: int = 1, *, length: int | None, rank: int = 128, causal: bool = False) -> Mixer:
+def aft(dim: int, heads: int = 1, *, length: int | None, rank: int | None = None, causal: bool = False) -> Mixer:
     """AFT: keys weigh values channel by channel, queries gate.  Each channel is a head of its own: `heads` must be 1.
 
     length   AFT-full: biases w for so many positions; None: AFT-simple, which has none
-    rank     w is the product of two tables of so many columns
+    rank     AFT-full: w is the product of two tables of so many columns, 128 unless given
     """
     check_headless("aft", heads)
-    return AFT(dim, length, rank, causal=causal)
+    if length is None and rank is not None:
+        raise ValueError("rank is for the biases of AFT-full; without a length there are none")
+    return AFT(dim, length, 128 if rank is None else rank, causal=causal)
 
 
 @recipe("Yu et al. 2022", arxiv="2111.11418", row="H6", formula="mean of the neighbours − x")

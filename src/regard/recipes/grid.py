@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import check_whole
+from regard.errors import check_choice, check_whole
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import AxialPasses
 from regard.pattern import Axial, Band, Blocks, Blocks2D, Chunks, Neighbourhood, Pattern
@@ -31,11 +31,6 @@ def _pair(**given: int | Sequence[int]) -> tuple[int, int]:
     if not isinstance(both, Sequence) or len(both) != 2:
         raise ValueError(f"{name} must be two numbers, rows and columns, not {value!r}")
     return both[0], both[1]
-
-
-def _one_of(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
 
 
 @recipe(
@@ -69,7 +64,7 @@ def image_local_2d(
     for name, pair in (("block", block), ("memory", memory)):
         if isinstance(pair, int):
             raise ValueError(f"{name} must be two numbers, rows and columns, not {pair!r}")
-    _one_of("order", order, ("raster", "block"))
+    check_choice("order", order, ("raster", "block"))
     (rows, cols), (up, aside) = _pair(block=block), _pair(memory=memory)
     down = 0 if causal else up
     pattern = Blocks2D(width, rows, cols, up=up, left=aside, right=aside, down=down, by_block=order == "block")
@@ -86,7 +81,7 @@ def axial(dim: int, heads: int, *, width: int, form: str = "union", causal: bool
            "row" or "column": one of them, for layers that take turns
     """
     patterns = {"union": Axial(width), "row": Chunks(width), "column": Band(step=width)}
-    _one_of("form", form, (*patterns, "two"))
+    check_choice("form", form, (*patterns, "two"))
     return AxialPasses(dim, heads, width, causal=causal) if form == "two" else _sparse(dim, heads, patterns[form], causal)
 
 

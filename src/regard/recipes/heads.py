@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from regard.attentions import SoftmaxAttention
-from regard.attentions.scored import ScoredAttention
+from regard.attentions import Disagreeing, ScoredAttention, SoftmaxAttention
 from regard.errors import check_whole
-from regard.heads import Disagreeing, Shared, Talk
+from regard.heads import Shared, Talk
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.registry import recipe
 
@@ -31,7 +30,7 @@ def talking_heads(dim: int, heads: int, *, inner: int | None = None, causal: boo
 def collaborative(dim: int, heads: int, *, width: int | None = None, causal: bool = False) -> Mixer:
     """Heads share one projection of queries and one of keys, of which each takes its own mixture.
 
-    width   of the shared projections, half of dim unless given; `regard.heads.collaborate` turns a trained layer into such
+    width   of the shared projections, half of dim unless given; `regard.mixers.collaborate` turns a trained layer into such
     """
     check_heads(dim, heads)
     width = max(1, dim // 2) if width is None else width

@@ -6,16 +6,11 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from regard.attentions import SoftmaxAttention
-from regard.attentions.hard import HardGaussian
-from regard.attentions.located import LocatedAttention
-from regard.attentions.span import AdaptiveSpan
+from regard.attentions import AdaptiveSpan, HardGaussian, LocatedAttention, SoftmaxAttention
 from regard.common import check_headless
 from regard.errors import check_whole
 from regard.mixer import Mixer, MultiHead, check_heads
-from regard.mixers.average import Average
-from regard.mixers.conditional import TaskAttention
-from regard.mixers.realformer import RealFormer
+from regard.mixers import Average, RealFormer, TaskAttention
 from regard.pattern import Band, PerHead
 from regard.prior import Gaussian
 from regard.registry import recipe

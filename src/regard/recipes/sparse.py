@@ -15,7 +15,7 @@ from itertools import cycle, islice
 from math import ceil
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import Unsupported, check_whole
+from regard.errors import Unsupported, check_choice, check_whole
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import GlobalLong, Longformer, Star, Tree
 from regard.pattern import Band, Chunks, Global, KeyPhase, Keys, Pattern, PerHead, RandomBlocks
@@ -84,8 +84,7 @@ def _factorised(near: Pattern, far: Pattern, dim: int, heads: int, split: str, l
     """Two patterns, merged into one, or alternating over heads or over layers, as in section 5.2 of Child et al."""
     check_whole(0, layer=layer)
     kinds = {"merged": near | far, "heads": _in_turn((near, far), dim, heads), "layers": (near, far)[layer % 2]}
-    if split not in kinds:
-        raise ValueError(f"split must be one of {', '.join(map(repr, kinds))}, not {split!r}")
+    check_choice("split", split, kinds)
     return kinds[split]
 
 

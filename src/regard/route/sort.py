@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.errors import check_whole
+from regard.errors import check_positive, check_whole
 
 
 class BlockSort(nn.Module):
@@ -27,8 +27,7 @@ class BlockSort(nn.Module):
         super().__init__()
         check_whole(1, dim=dim, heads=heads, blocks=blocks)
         check_whole(0, iterations=iterations, seed=seed)
-        if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not temperature > 0:
-            raise ValueError(f"temperature must be a number above 0, not {temperature!r}")
+        check_positive("temperature", temperature)
         self.heads, self.blocks, self.iterations, self.causal = heads, blocks, iterations, causal
         self.temperature, self.seed = float(temperature), seed
         self.up, self.down = nn.Linear(dim, dim), nn.Linear(dim, heads * blocks)
