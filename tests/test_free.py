@@ -12,6 +12,7 @@ from regard.registry import get
 from regard.testing import check_mixer
 
 SYNTHESIZERS = [name for name in regard.list("H") if name.startswith("synthesizer")]
+AFTS = ({"length": 40, "rank": 3}, {"length": None})  # full, and simple
 
 
 def make(name, *, dim=8, heads=2, seed=0, **arguments):
@@ -53,8 +54,8 @@ def test_other_maps_are_true(causal, masked, rand):
     z = torch.nn.functional.glu(conv.up(kept), -1).unflatten(-1, (2, 4)).transpose(1, 2)
     y = (conv.attention(x, **more) @ z).transpose(1, 2).flatten(2)
     torch.testing.assert_close(conv.out(y), conv(x, **more))
-    for length in (17, None):
-        aft = make("aft", heads=1, length=length, rank=3, causal=causal)
+    for sizes in AFTS:
+        aft = make("aft", heads=1, **sizes, causal=causal)
         y = (aft.attention(x, **more) @ aft.v(kept).mT[..., None])[..., 0].mT
         torch.testing.assert_close(y, aft(x, **more))
     for width in (None, 5):
@@ -237,11 +238,11 @@ def test_aft_simple_against_its_oracle(causal, n, masked, rand):
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("length", [40, None])
+@pytest.mark.parametrize("sizes", AFTS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_exponents_that_would_overflow(length, causal, rand):
+def test_exponents_that_would_overflow(sizes, causal, rand):
     """Fails if keys of a thousand give infinity, or if, far below zero, they vanish together."""
-    mixer, x = make("aft", heads=1, length=length, rank=2, causal=causal), rand(2, 30, 8)
+    mixer, x = make("aft", heads=1, **sizes, causal=causal), rand(2, 30, 8)
     for shift in (1e3, -1e3):
         plain, mixer.k = mixer.k, torch.nn.Sequential(mixer.k, _Shift(shift))
         y = mixer(x)
@@ -261,8 +262,8 @@ class _Shift(torch.nn.Module):
 
 def test_a_huge_key_of_the_future_does_not_drown_the_past(rand):
     """Fails if the largest exponent is looked for among all tokens: the past would round to nothing."""
-    for length in (40, None):
-        mixer, x = make("aft", heads=1, length=length, rank=2, causal=True), rand(1, 30, 8)
+    for sizes in AFTS:
+        mixer, x = make("aft", heads=1, **sizes, causal=True), rand(1, 30, 8)
         other = x.clone()
         other[:, 20:] = 1e4 * rand(1, 10, 8)
         assert torch.equal(mixer(x)[:, :20], mixer(other)[:, :20])

@@ -14,7 +14,7 @@ CASES = {
     "synthesizer_dense": [{}],
     "synthesizer_random": [{}, {"learned": False, "seed": 3}],
     "synthesizer_factorised": [{}, {"kind": "random", "rank": 3}, {"factors": (50, 9)}, {"kind": "random"}],
-    "synthesizer_mixture": [{"parts": parts, "rank": 3} for parts in MIXTURES],
+    "synthesizer_mixture": [{"parts": parts} | ({"rank": 3} if "factorised_random" in parts else {}) for parts in MIXTURES],
 }
 
 

@@ -1,0 +1,137 @@
+"""A layer maps tokens (b n d) to tokens (b n d) and may look at another sequence; a block is mixing, then feeding forward.
+
+Layers nest: a stack is a layer made of layers, and all of them train, stream and take masks in the same way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from regard.errors import Unsupported
+from regard.ffn import FeedForward
+from regard.mixer import Can, Mixer, State
+from regard.residual import PreNorm, Residual
+
+NO_CONTEXT = "no layer of it looks at another sequence"
+NO_MAP = "a layer is not linear in its values; its mixers may have maps"
+
+
+class Given(NamedTuple):
+    """What stands beside the tokens of a call, the same for all layers.
+
+    mask           (b n), True = a real token
+    context        (b m d), another sequence to look at; `context_mask` (b m)
+    marks          (b n), True = a marked token
+    """
+
+    mask: Tensor | None = None
+    context: Tensor | None = None
+    context_mask: Tensor | None = None
+    marks: Tensor | None = None
+
+
+class Layer(nn.Module, ABC):
+    """(b n d) -> (b n d), with a state where it streams.  A subclass writes `run`, once.
+
+    dim     the width d of a token
+    can     what it promises; `cross`: it looks at another sequence, and then must be given one
+    causal  no token depends on later ones
+    length  the longest sequence, None: any
+    """
+
+    def __init__(self, dim: int, *, can: Can, causal: bool, length: int | None = None) -> None:
+        super().__init__()
+        self.dim, self.can, self.causal, self.length = dim, can, causal, length
+
+    @abstractmethod
+    def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
+        """x (b n d) -> (b n d) and the next state; `state` is None for a whole sequence."""
+
+    def start(self) -> State:
+        """The state before the first chunk."""
+        raise Unsupported(f"{type(self).__name__} cannot run chunk by chunk")
+
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, context_mask: Tensor | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The whole sequence: x (b n d), context (b m d) for layers that look at another sequence; see `Given`."""
+        self._check(context, context_mask)
+        return self.run(x, Given(mask, context, context_mask, marks), None)[0]
+
+    def stream(
+        self, x: Tensor, state: State = None, *, context: Tensor | None = None, context_mask: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """The next chunk of a causal sequence, of any length: (b n d) -> (b n d) and the state for the chunk after it."""
+        if not self.causal:
+            raise Unsupported("a layer of it was not built causal, so the first chunk would depend on the last")
+        if not self.can.stream:
+            raise Unsupported(f"it cannot run chunk by chunk: {self.can.reason('stream')}")
+        self._check(context, context_mask)
+        return self.run(x, Given(None, context, context_mask), self.start() if state is None else state)
+
+    def _check(self, context: Tensor | None, context_mask: Tensor | None) -> None:
+        if context is not None and not self.can.cross:
+            raise Unsupported(f"it takes no context: {self.can.reason('cross')}")
+        if context is None and self.can.cross:
+            raise ValueError("a layer of it looks at another sequence: give it as context, (b m d)")
+        if context is None and context_mask is not None:
+            raise ValueError("context_mask without a context")
+
+
+class Block(Layer):
+    """Mix the tokens, look at the context, feed forward: each a sub-layer with its own residual.
+
+    mixer     any mixer
+    ffn       None: there is no feed-forward sub-layer
+    cross     a mixer that asks the context; None: the block looks at no other sequence
+    residual  makes what stands around a sub-layer, from the width
+    dropout   of what each sub-layer adds
+    """
+
+    def __init__(
+        self, mixer: Mixer, ffn: FeedForward | None = None, *, cross: Mixer | None = None,
+        residual: Callable[[int], Residual] = PreNorm, dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        refused = mixer.can.refused | {"cross": NO_CONTEXT, "maps": NO_MAP}
+        if cross is not None:
+            del refused["cross"]
+        super().__init__(mixer.dim, can=Can(takes_marks=True, **refused), causal=mixer.causal, length=mixer.length)
+        for part, name in ((ffn, "ffn"), (cross, "cross")):
+            if part is not None and part.dim != mixer.dim:
+                raise ValueError(f"{name} is {part.dim} wide, and the mixer {mixer.dim}")
+        if cross is not None and (cross.causal or not cross.can.cross):
+            why = "it was built causal" if cross.causal else cross.can.reason("cross")
+            raise Unsupported(f"{cross.name} cannot look at the context: {why}")
+        self.mixer, self.cross, self.ffn = mixer, cross, ffn
+        self.around_mixer = residual(self.dim)
+        self.around_cross = None if cross is None else residual(self.dim)
+        self.around_ffn = None if ffn is None else residual(self.dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def start(self) -> State:
+        """The state of the mixer before the first chunk."""
+        return self.mixer.start()
+
+    def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
+        """See `Layer`."""
+        y, state = mixed(self.mixer, self.around_mixer.before(x, given.mask), given, state)
+        x = self.around_mixer.after(x, self.dropout(y), given.mask)
+        if self.cross is not None and self.around_cross is not None:
+            y = self.cross(self.around_cross.before(x, given.mask), given.context, mask=given.context_mask)
+            x = self.around_cross.after(x, self.dropout(y), given.mask)
+        if self.ffn is not None and self.around_ffn is not None:
+            y = self.ffn(self.around_ffn.before(x, given.mask), given.mask)
+            x = self.around_ffn.after(x, self.dropout(y), given.mask)
+        return x, state
+
+
+def mixed(mixer: Mixer, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
+    """What a mixer makes of the whole sequence, or of the next chunk where there is a state."""
+    if state is not None:
+        return mixer.stream(x, state)
+    return mixer(x, mask=given.mask, marks=given.marks), None

@@ -1,0 +1,54 @@
+"""One layer after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_
+
+from torch import Tensor, nn
+
+from regard.block import Given, Layer
+from regard.mixer import Can, State
+
+
+class Plain(Layer):
+    """x -> layer_1 -> ... -> layer_L.  The layers may differ: a hybrid stack is a list of blocks with different mixers."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        can, causal, length = shared_promises(layers)
+        super().__init__(layers[0].dim, can=can, causal=causal, length=length)
+        self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
+
+    def start(self) -> State:
+        """The states of all layers before the first chunk."""
+        return tuple(layer.start() for layer in self.layers)
+
+    def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
+        """See `Layer`."""
+        if state is None:
+            for layer in self.layers:
+                x, _ = layer.run(x, given, None)
+            return x, None
+        after = []
+        for layer, mine in zip(self.layers, state, strict=True):
+            x, mine = layer.run(x, given, mine)
+            after.append(mine)
+        return x, tuple(after)
+
+
+def shared_promises(layers: Sequence[Layer]) -> tuple[Can, bool, int | None]:
+    """What layers in a row can do together: their promises, whether they are causal, and the longest sequence.
+
+    Whether a context is looked at is no common promise: one layer that does is enough.
+    """
+    if not layers:
+        raise ValueError("a stack needs at least one layer")
+    widths = {layer.dim for layer in layers}
+    if len(widths) > 1:
+        raise ValueError(f"the layers of a stack must have one width, not {sorted(widths)}")
+    refused = dict(reduce(and_, (layer.can for layer in layers)).refused)
+    if any(layer.can.cross for layer in layers):
+        refused.pop("cross", None)
+    limits = [layer.length for layer in layers if layer.length is not None]
+    return Can(takes_marks=True, **refused), all(layer.causal for layer in layers), min(limits, default=None)

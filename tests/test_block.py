@@ -1,0 +1,71 @@
+"""Blocks and plain stacks: any mixer, one interface."""
+
+import pytest
+import torch
+
+import regard
+from regard.block import Block
+from regard.ffn import MLP
+from regard.registry import get
+from regard.residual import PostNorm, PreNorm
+from regard.stack import Plain
+
+
+def stack(*names, causal=False, cross=False, **block):
+    torch.manual_seed(0)
+    ask = {"cross": regard.create("vanilla", dim=8, heads=2)} if cross else {}
+    return Plain([Block(get(name).example(8, causal=causal), MLP(8), **ask, **block) for name in names]).double().eval()
+
+
+@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+def test_every_mixer_streams_through_a_stack(name, rand):
+    """Fails if chunks give anything else than the whole, in a hybrid of two layers."""
+    layers, x = stack(name, "vanilla", causal=True), rand(2, 20, 8)
+    state, parts = None, []
+    for chunk in x.split((1, 7, 1, 11), 1):
+        y, state = layers.stream(chunk, state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), layers(x))
+
+
+@pytest.mark.parametrize("name", regard.list(can=["mask"]))
+def test_padding_goes_through_a_stack(name, rand):
+    """Fails if a left-out token, even NaN, reaches one that is real."""
+    layers, x = stack(name, name, causal=get(name).forms()[0]), rand(2, 20, 8)
+    mask = torch.arange(20).expand(2, 20) < 17
+    other = x.masked_fill(~mask[..., None], torch.nan)
+    torch.testing.assert_close(layers(other, mask=mask)[:, :17], layers(x, mask=mask)[:, :17])
+
+
+@pytest.mark.parametrize("residual", [PostNorm, PreNorm])
+def test_a_decoder_streams_with_its_context(residual, rand):
+    """Fails if a chunk sees the context otherwise than the whole does, or its mask is ignored."""
+    layers = stack("local", "linear", causal=True, cross=True, residual=residual)
+    x, context, mask = rand(2, 9, 8), rand(2, 5, 8), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    whole = layers(x, context, context_mask=mask)
+    first, state = layers.stream(x[:, :4], context=context, context_mask=mask)
+    rest, _ = layers.stream(x[:, 4:], state, context=context, context_mask=mask)
+    torch.testing.assert_close(torch.cat((first, rest), 1), whole)
+    assert not torch.allclose(whole[1], layers(x, context)[1])
+
+
+def test_what_does_not_fit_is_said():
+    """Fails if a stack accepts what one of its layers cannot do."""
+    plain, looking, x = stack("vanilla"), stack("vanilla", causal=True, cross=True), torch.zeros(1, 3, 8).double()
+    with pytest.raises(regard.Unsupported, match="no layer of it looks"):
+        plain(x, x)
+    with pytest.raises(ValueError, match="give it as context"):
+        looking(x)
+    with pytest.raises(ValueError, match="context_mask without"):
+        plain(x, context_mask=x[..., 0] == 0)
+    with pytest.raises(regard.Unsupported, match="not built causal"):
+        plain.stream(x)
+    with pytest.raises(regard.Unsupported, match="cannot look at the context"):
+        Block(regard.create("vanilla", dim=8, heads=2), cross=regard.create("fnet", dim=8))
+    with pytest.raises(ValueError, match="ffn is 4 wide, and the mixer 8"):
+        Block(regard.create("vanilla", dim=8, heads=2), MLP(4))
+    with pytest.raises(ValueError, match="at least one layer"):
+        Plain([])
+    with pytest.raises(ValueError, match="one width"):
+        Plain([stack("vanilla"), Block(regard.create("vanilla", dim=4, heads=2))])
+    assert "mask" not in repr(stack("vanilla", "fnet").can)
