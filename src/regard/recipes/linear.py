@@ -5,7 +5,6 @@ All take `chunk`: their causal form works through the sequence in chunks of so m
 
 from __future__ import annotations
 
-
 from regard.attentions import EfficientAttention, LinearAttention
 from regard.errors import nearest
 from regard.feature import Cosine, Positive, Random, RandomFourier, Rectified, Trigonometric
