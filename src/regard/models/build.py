@@ -7,8 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from regard import registry
 from regard.block import Block
 from regard.errors import Unsupported
@@ -18,7 +16,7 @@ from regard.models import config as c
 from regard.models import heads
 from regard.models.embed import Embed, PatchEmbed, TokenEmbed, VectorEmbed
 from regard.models.model import Decoder, Encoder, Model, Seq2Seq, Trunk
-from regard.models.parts import FFNS, NORMS, POSITIONS, RELATIVE, RESIDUALS, Where, activation_of, make
+from regard.models.parts import FFNS, NORMS, RELATIVE, RESIDUALS, activation_of, make, make_position
 from regard.norm import Norm
 from regard.residual import Residual
 from regard.stack import Plain
@@ -35,21 +33,21 @@ def build(config: c.Config) -> Model:
 
 def build_encoder(config: c.Config) -> Encoder:
     """See `Encoder`."""
-    trunk = Trunk(embed_of(config, config.input, config.length), *layers_of(config, config.layers, config.mixer, "encoder"))
+    trunk = Trunk(embed_of(config, config.input), *layers_of(config, config.layers, config.mixer, "encoder"))
     return Encoder(trunk, head_of(config, trunk.embed))
 
 
 def build_decoder(config: c.Config) -> Decoder:
     """See `Decoder`."""
-    trunk = Trunk(embed_of(config, config.input, config.length), *layers_of(config, config.layers, config.mixer, "decoder"))
+    trunk = Trunk(embed_of(config, config.input), *layers_of(config, config.layers, config.mixer, "decoder"))
     return Decoder(trunk, head_of(config, trunk.embed))
 
 
 def build_seq2seq(config: c.Config) -> Seq2Seq:
     """See `Seq2Seq`.  Both sides share one embedding, unless a target is given."""
     side = config.encoder or c.Side(layers=config.layers, mixer=config.mixer)
-    source = embed_of(config, config.input, config.length)
-    target = source if config.target is None else embed_of(config, config.target, config.length)
+    source = embed_of(config, config.input)
+    target = source if config.target is None else embed_of(config, config.target)
     encoder = Trunk(source, *layers_of(config, side.layers, side.mixer, "encoder"))
     decoder = Trunk(target, *layers_of(config, config.layers, config.mixer, "decoder", cross=config.cross or c.part("vanilla")))
     return Seq2Seq(encoder, decoder, head_of(config, target))
@@ -69,7 +67,9 @@ def layers_of(
     for number in range(layers):
         try:
             mixer = mixer_of(config, mixers[number % len(mixers)], causal=side == "decoder", length=longest(config, side))
-            look = None if cross is None else mixer_of(config, cross, causal=False, length=longest(config, "encoder"), here=False)
+            look = (
+                None if cross is None else mixer_of(config, cross, causal=False, length=longest(config, "encoder"), here=False)
+            )
             blocks.append(Block(mixer, ffn_of(config), cross=look, residual=residual_of(config), dropout=config.dropout))
         except Unsupported as refusal:
             raise Unsupported(f"layer {number} of the {side}: {refusal}") from None
@@ -127,26 +127,21 @@ def longest(config: c.Config, side: str) -> int | None:
 
 
 # ---------------------------------------------------------------------------------------------- embeddings
-def embed_of(config: c.Config, given: c.Tokens | c.Vectors | c.Patches, length: int | None) -> Embed:
+def embed_of(config: c.Config, given: c.Tokens | c.Vectors | c.Patches) -> Embed:
     """What makes tokens of the input."""
     if isinstance(given, c.Patches):
-        position = position_of(config, Where(config.dim, given.length, given.grid, int(given.cls)))
+        rows, columns = given.grid
+        place = make_position(config.position, dim=config.dim, length=rows * columns, rows=rows, columns=columns)
         return PatchEmbed(
-            given.grid, given.patch, config.dim, position=position, channels=given.channels, cls=given.cls, dropout=config.dropout
+            given.grid, given.patch, config.dim, position=place, channels=given.channels, cls=given.cls, dropout=config.dropout
         )
-    position = position_of(config, Where(config.dim, length))
+    place = make_position(config.position, dim=config.dim, length=config.length, rows=None, columns=None)
     if isinstance(given, c.Vectors):
-        return VectorEmbed(given.width, config.dim, position=position, dropout=config.dropout)
+        return VectorEmbed(given.width, config.dim, position=place, dropout=config.dropout)
     norm = norm_of(config)(config.dim) if given.norm else None
     return TokenEmbed(
-        given.vocab, config.dim, position=position, types=given.types, scale=given.scale, norm=norm, dropout=config.dropout
+        given.vocab, config.dim, position=place, types=given.types, scale=given.scale, norm=norm, dropout=config.dropout
     )
-
-
-def position_of(config: c.Config, where: Where) -> nn.Module:
-    """What embeddings learn of positions; nothing, where the mixers know them."""
-    part = c.part("none") if config.position.name in RELATIVE else config.position
-    return make("position", {**RELATIVE, **POSITIONS}, part, where)
 
 
 # ---------------------------------------------------------------------------------------------- heads
@@ -187,7 +182,5 @@ HEADS: dict[type, Callable[[c.Config, Any, Embed], heads.Head]] = {
     c.Classify: class_head,
     c.Tag: lambda config, head, embed: heads.Predict(config.dim, head.classes, dropout=config.dropout),
     c.Regress: number_head,
-    c.Pooled: lambda config, head, embed: heads.PooledHead(
-        heads.pool(head.pooling, config.dim, config.heads), unit=head.unit
-    ),
+    c.Pooled: lambda config, head, embed: heads.PooledHead(heads.pool(head.pooling, config.dim, config.heads), unit=head.unit),
 }

@@ -1,16 +1,15 @@
 """What a model is made of, in words: JSON in and out, and nothing that is not known.
 
-    Config(kind="decoder", input={"kind": "tokens", "vocab": 256}, dim=64, heads=4, layers=2, length=128,
-           mixer="local", head={"kind": "language"})
+Config(kind="decoder", input={"kind": "tokens", "vocab": 256}, dim=64, heads=4, layers=2, length=128,
+       mixer="local", head={"kind": "language"})
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from typing_extensions import Self
 
 from regard.errors import nearest
 
@@ -285,4 +284,6 @@ def check_length(config: Config) -> None:
 def check_turns(name: str, mixers: list[Part], layers: int) -> None:
     """Mixers take turns evenly."""
     if not mixers or layers % len(mixers):
-        raise ValueError(f"{name} names {len(mixers)}, and there are {layers} layers: one for each, or a few that repeat evenly")
+        raise ValueError(
+            f"{name} names {len(mixers)}, and there are {layers} layers: one for each, or a few that repeat evenly"
+        )

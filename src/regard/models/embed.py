@@ -80,7 +80,8 @@ class PatchEmbed(Embed):
     """Images (b channels height width) -> a token for each patch, row by row, and before them a learned one where `cls`
     (Dosovitskiy et al. 2021, arXiv 2010.11929).
 
-    A convolution with stride `patch`, which is the same as a linear layer on each patch.
+    A convolution with stride `patch`, which is the same as a linear layer on each patch.  The class token has no position:
+    it is learned itself.
 
     grid   rows and columns of patches
     """
@@ -100,12 +101,12 @@ class PatchEmbed(Embed):
         refuse_types(types)
         if x.dim() != 4 or x.shape[1:] != self.shape or not x.is_floating_point():
             raise ValueError(f"images must be floating, of shape (b {' '.join(map(str, self.shape))}), not {tuple(x.shape)}")
-        y = self.project(x).flatten(2).transpose(1, 2)
+        y = self.position(self.project(x).flatten(2).transpose(1, 2), at)
         check_mask(mask, (y.shape[0], y.shape[1]), "mask")
         if self.cls is not None:
             y = torch.cat((self.cls.to(y.dtype).expand(len(y), 1, -1), y), 1)
             mask = None if mask is None else torch.cat((mask.new_ones(len(mask), 1), mask), 1)
-        return self.dropout(self.position(y, at)), mask
+        return self.dropout(y), mask
 
 
 def refuse_types(types: Tensor | None) -> None:

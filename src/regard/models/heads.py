@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -116,7 +117,7 @@ class LanguageHead(Head):
     table   W (vocab d) of the embeddings, to share; None: the head has its own
     """
 
-    def __init__(self, dim: int, vocab: int, *, table: nn.Parameter | None = None, bias: bool = False) -> None:
+    def __init__(self, dim: int, vocab: int, *, table: Tensor | None = None, bias: bool = False) -> None:
         super().__init__()
         self.words = nn.Linear(dim, vocab, bias=bias)
         if table is not None:
@@ -177,4 +178,4 @@ def pooled(pool: Pool, x: Tensor, mask: Tensor | None) -> Tensor:
     """Pool, with all tokens real where no mask tells otherwise."""
     if x.shape[1] == 0:
         raise ValueError("there are no tokens to pool: the input is empty")
-    return pool(x, x.new_ones(x.shape[:2], dtype=bool) if mask is None else mask)
+    return pool(x, torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask)

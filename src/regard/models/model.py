@@ -59,7 +59,8 @@ class Model(nn.Module, ABC):
     config: Config | None = None
 
     @abstractmethod
-    def forward(self, x: Tensor) -> Tensor: ...
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        """The whole sequence -> what the head says; see the subclasses for what goes in."""
 
 
 class Encoder(Model):
@@ -146,7 +147,11 @@ class Seq2Seq(Model):
     def given(self, source: Tensor, mask: Tensor | None = None) -> Step:
         """A step over target tokens for this source, read once: (tokens, state) -> (logits, state)."""
         context, read = self.encode(source, mask)
-        return lambda tokens, state=None: self.stream(tokens, state, context=context, context_mask=read)
+
+        def step(tokens: Tensor, state: Reached | None) -> tuple[Tensor, Reached]:
+            return self.stream(tokens, state, context=context, context_mask=read)
+
+        return step
 
     def attention(
         self, source: Tensor, target: Tensor, *, mask: Tensor | None = None, target_mask: Tensor | None = None

@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.common import check_stream_length
 from regard.errors import nearest
 from regard.ffn import MLP, FeedForward
 from regard.mixer import Mixer
@@ -20,20 +19,8 @@ from regard.norm import LayerNorm, Norm
 from regard.residual import PostNorm, PreNorm, Residual
 
 
-class Where(NamedTuple):
-    """What a position is told: the width, the longest sequence, and for images rows and columns (and what stands before)."""
-
-    dim: int
-    length: int | None
-    grid: tuple[int, int] | None = None
-    before: int = 0
-
-
 class Nowhere(nn.Module):
     """No positions: a set, or a mixer that knows them itself."""
-
-    def __init__(self, where: Where) -> None:
-        super().__init__()
 
     def forward(self, x: Tensor, at: int = 0) -> Tensor:
         """(b n d), the first of which stands at `at` -> (b n d)."""
@@ -41,24 +28,24 @@ class Nowhere(nn.Module):
 
 
 class Learned(nn.Module):
-    """x_i + p_i with p (length d) learned (Gehring et al. 2017, arXiv 1705.03122)."""
+    """x_i + p_i with a learned table p (length d) (Gehring et al. 2017, arXiv 1705.03122)."""
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, dim: int, length: int) -> None:
         super().__init__()
-        if where.length is None:
-            raise ValueError("learned positions need to know the longest sequence: give length, or position 'sinusoid'")
-        self.weight = nn.Parameter(torch.randn(where.length, where.dim) * 0.02)
+        self.table = nn.Parameter(torch.randn(length, dim) * 0.02)
 
     def forward(self, x: Tensor, at: int = 0) -> Tensor:
         """(b n d), the first of which stands at `at` -> (b n d)."""
-        check_stream_length(len(self.weight), at + x.shape[1])
-        return x + self.weight[at : at + x.shape[1]]
+        end = at + x.shape[1]
+        if end > len(self.table):
+            raise ValueError(f"the sequence is {end} tokens long now, and there are learned positions for {len(self.table)}")
+        return x + self.table[at:end]
 
 
 class Sinusoid(nn.Module):
     """x_i + [sin(i ω_0), cos(i ω_0), sin(i ω_1), ...], ω_j = base^(-2j/d) (Vaswani et al. 2017, arXiv 1706.03762)."""
 
-    def __init__(self, where: Where, *, base: float = 10000.0) -> None:
+    def __init__(self, dim: int, *, base: float = 10000.0) -> None:
         super().__init__()
         self.base = base
 
@@ -68,22 +55,19 @@ class Sinusoid(nn.Module):
 
 
 class Sinusoid2D(nn.Module):
-    """Half of the width tells the row, half the column, each as `Sinusoid` does; what stands before the grid gets none."""
+    """Half of the width tells the row and half the column, each as `Sinusoid` does, of an image so many `columns` wide."""
 
-    table: Tensor
-
-    def __init__(self, where: Where, *, base: float = 10000.0) -> None:
+    def __init__(self, dim: int, columns: int, *, base: float = 10000.0) -> None:
         super().__init__()
-        if where.grid is None or where.dim % 2:
-            raise ValueError(f"2D positions are for images of an even width: dim is {where.dim}, the grid {where.grid}")
-        rows, columns = (waves(torch.arange(n), where.dim // 2, base) for n in where.grid)
-        both = [rows[:, None].expand(-1, len(columns), -1), columns[None].expand(len(rows), -1, -1)]
-        self.register_buffer("table", F.pad(torch.cat(both, -1).flatten(0, 1), (0, 0, where.before, 0)), persistent=False)
+        if dim % 2:
+            raise ValueError(f"half of the width tells the row and half the column, so dim must be even, not {dim}")
+        self.columns, self.base = columns, base
 
     def forward(self, x: Tensor, at: int = 0) -> Tensor:
         """(b n d), the first of which stands at `at` -> (b n d)."""
-        check_stream_length(len(self.table), at + x.shape[1])
-        return x + self.table[at : at + x.shape[1]].to(x.dtype)
+        places, half = torch.arange(at, at + x.shape[1], device=x.device), x.shape[2] // 2
+        axes = (places // self.columns, places % self.columns)
+        return x + torch.cat([waves(axis, half, self.base) for axis in axes], -1).to(x.dtype)
 
 
 def waves(at: Tensor, dim: int, base: float) -> Tensor:
@@ -117,7 +101,7 @@ POSITIONS: dict[str, Callable[..., nn.Module]] = {
 RELATIVE: dict[str, Callable[..., Mixer]] = {}  # (mixer, **arguments) -> mixer: positions that live within a mixer
 
 
-def make(what: str, table: Mapping[str, Callable[..., Any]], part: Part, *fixed: Any, **given: Any) -> Any:
+def make(what: str, table: Mapping[str, Callable[..., Any]], part: Part, /, *fixed: Any, **given: Any) -> Any:
     """Build the part of a table; names and arguments that do not exist raise with the nearest that do."""
     if part.name not in table:
         raise ValueError(f"no {what} {part.name!r}: {nearest(part.name, table)}")
@@ -127,6 +111,22 @@ def make(what: str, table: Mapping[str, Callable[..., Any]], part: Part, *fixed:
             hint = nearest(name, known) if known else "it takes none"
             raise ValueError(f"the {what} {part.name!r} takes no argument {name!r}: {hint}")
     return table[part.name](*fixed, **given, **part.arguments)
+
+
+def make_position(part: Part, **sizes: int | None) -> nn.Module:
+    """What embeddings learn of positions: a part of `POSITIONS`, told the sizes that it takes; nothing, where mixers know them.
+
+    sizes   dim; length, None: any; and for images rows and columns, None elsewhere
+    """
+    if part.name in RELATIVE:
+        return Nowhere()
+    takes = inspect.signature(POSITIONS[part.name]).parameters if part.name in POSITIONS else ()
+    told = {name: size for name, size in sizes.items() if name in takes}
+    missing = [name for name, size in told.items() if size is None and name not in part.arguments]
+    if missing:
+        hint = "give the configuration one" if missing == ["length"] else "they are for images"
+        raise ValueError(f"positions of kind {part.name!r} need {' and '.join(missing)}: {hint}")
+    return make("position", {**RELATIVE, **POSITIONS}, part, **{name: size for name, size in told.items() if size is not None})
 
 
 def activation_of(name: str) -> Callable[[Tensor], Tensor]:

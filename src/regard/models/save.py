@@ -6,9 +6,10 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -84,13 +85,31 @@ def flush_folder(folder: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------- read
 def load(folder: str | Path) -> Model:
-    """The model that was saved: same configuration, same weights, same dtypes, on the CPU, ready to evaluate (`eval`)."""
-    folder = Path(folder)
-    tensors, inside = read_weights(folder / WEIGHTS)
-    config = saved_config(folder, inside)
-    model = build(config)
-    fill(model, tensors, where=str(folder / WEIGHTS))
+    """The model that was saved: same configuration, same weights, same dtypes, on the CPU, ready to evaluate (`eval`).
+
+    Names and shapes are compared with the file before any memory is taken: a file cannot ask for more than it brings.
+    """
+    path = Path(folder) / WEIGHTS
+    with opened(path) as file:
+        config = saved_config(Path(folder), (file.metadata() or {}).get(KEY))
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        with torch.device("meta"):
+            check_same(own_tensors(build(config)), shapes, str(path))
+        model = build(config)
+        fill(model, {name: file.get_tensor(name) for name in shapes})
     return model.eval()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file; one that is not whole is said to be so."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no {path}: a saved model is a folder with {CONFIG} and {WEIGHTS}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is no whole safetensors file ({path.stat().st_size} bytes): {error}") from None
 
 
 def saved_config(folder: Path, inside: str | None) -> Config:
@@ -144,38 +163,26 @@ def said(error: ValidationError) -> str:
     return "; ".join(found)
 
 
-def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """The tensors of a safetensors file, and the configuration in its header, where there is one."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no {path}: a saved model is a folder with {CONFIG} and {WEIGHTS}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get(KEY)  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is no whole safetensors file ({path.stat().st_size} bytes): {error}") from None
-
-
-def fill(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str) -> None:
-    """Put the tensors into the model, which takes over their dtypes; names and shapes must be the same on both sides."""
-    mine = own_tensors(model)
-    check_same(mine, tensors, where)
+def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put tensors into the model, which takes over their dtypes; what shares a tensor goes on sharing it."""
+    kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if len(kinds) == 1:
+        model.to(kinds.pop())  # for buffers too that are not saved
     with torch.no_grad():
-        for name, tensor in mine.items():
-            tensor.data = tensors[name].to(tensor.device)
+        for name, mine in own_tensors(model).items():
+            mine.data = tensors[name]
 
 
-def check_same(mine: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: str) -> None:
+def check_same(mine: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
     """Say all that does not match, at most a few of each kind."""
     wrong = []
-    missing, extra = [n for n in mine if n not in tensors], [n for n in tensors if n not in mine]
+    missing, extra = [n for n in mine if n not in shapes], [n for n in shapes if n not in mine]
     if missing:
-        wrong.append(f"without {few(missing)}, which the model has")
+        wrong.append(f"it lacks {few(missing)}")
     if extra:
-        wrong.append(f"with {few(extra)}, which the model has not")
-    shapes = [n for n in mine if n in tensors and mine[n].shape != tensors[n].shape]
-    wrong += [f"{n} is {tuple(tensors[n].shape)}, and the model expects {tuple(mine[n].shape)}" for n in shapes[:5]]
-    kinds = [n for n in mine if n in tensors and mine[n].is_floating_point() != tensors[n].is_floating_point()]
-    wrong += [f"{n} is of {tensors[n].dtype}, and the model expects {mine[n].dtype}" for n in kinds[:5]]
+        wrong.append(f"the model has no {few(extra)}")
+    other = [n for n in mine if n in shapes and tuple(mine[n].shape) != shapes[n]]
+    wrong += [f"{n} is {shapes[n]}, and the model expects {tuple(mine[n].shape)}" for n in other[:5]]
     if wrong:
         raise ValueError(f"{where} does not fit the model: {'; '.join(wrong)}")
 
