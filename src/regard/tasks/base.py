@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import check_choice, check_whole
+from regard.models.loss import IGNORE, choice_loss
 
-IGNORE = -100  # a target that is none
 SPLITS = ("train", "valid", "test")
 OUTPUTS = ("sequence", "token", "pair")  # a target for a whole, for each token, or for two sequences side by side
 
@@ -52,11 +52,13 @@ class Task(ABC):
     length   the longest example
     causal   a target may depend only on tokens up to its own
     metric   "accuracy", or "bits" for each target
+    speaks   targets are tokens, so that the model can go on by itself
     """
 
     output: str = "sequence"
     causal: bool = False
     metric: str = "accuracy"
+    speaks: bool = False
 
     def __init__(self, *, vocab: int, classes: int, length: int) -> None:
         check_whole(1, vocab=vocab, classes=classes, length=length)
@@ -81,15 +83,14 @@ class Task(ABC):
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy in nats, the mean over all targets that are there; logits (b classes) or (b n classes)."""
-        return F.cross_entropy(logits.flatten(0, -2).float(), target.flatten(), ignore_index=IGNORE)
+        return choice_loss(logits.float(), target)
 
     def score(self, logits: Tensor, target: Tensor) -> tuple[float, int]:
         """What the metric sums over the targets that are there, and how many these are."""
         there = target != IGNORE
         count = int(there.sum())
         if self.metric == "bits":
-            summed = F.cross_entropy(logits.flatten(0, -2).float(), target.flatten(), ignore_index=IGNORE, reduction="sum")
-            return float(summed) / math.log(2), count
+            return float(self.loss(logits, target)) * count / math.log(2), count
         return float(((logits.argmax(-1) == target) & there).sum()), count
 
     @property

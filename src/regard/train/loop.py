@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.models.save import own_tensors
 from regard.notes import noted
 from regard.tasks.base import Batch, Task
 from regard.train import checkpoint
@@ -200,7 +201,7 @@ class Trainer:
 
     def _save(self) -> Path:
         assert self.folder is not None
-        tensors: dict[str, Mapping[str, Tensor]] = {"model": dict(self.model.state_dict()), "optimizer": self._moments()}
+        tensors: dict[str, Mapping[str, Tensor]] = {"model": own_tensors(self.model), "optimizer": self._moments()}
         tensors["random"] = {"torch": torch.get_rng_state()}
         if self.average is not None:
             tensors["average"] = self.average.weights
@@ -226,7 +227,9 @@ class Trainer:
         ]
         if changed:
             raise ValueError(f"{path} was trained with another {', '.join(changed)}: resume it with the same settings")
-        self.model.load_state_dict(tensors["model"])
+        with torch.no_grad():
+            for name, tensor in own_tensors(self.model).items():
+                tensor.copy_(tensors["model"][name])
         state = self.optimizer.state_dict()
         state["state"] = unflattened(tensors["optimizer"])
         self.optimizer.load_state_dict(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -42,23 +42,23 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    steps: int = Field(1000, ge=1)
-    batch: int = Field(32, ge=1)
-    accumulate: int = Field(1, ge=1)
-    rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
-    decay: float = Field(0.01, ge=0, allow_inf_nan=False)
+    steps: Annotated[int, Field(ge=1)] = 1000
+    batch: Annotated[int, Field(ge=1)] = 32
+    accumulate: Annotated[int, Field(ge=1)] = 1
+    rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
+    decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     betas: tuple[float, float] = (0.9, 0.98)
     schedule: str = "cosine"
-    warmup: int = Field(50, ge=0)
-    clip: float | None = Field(1.0, gt=0, allow_inf_nan=False)
+    warmup: Annotated[int, Field(ge=0)] = 50
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1.0
     precision: str = "float32"
-    ema: float | None = Field(None, gt=0, lt=1)
-    seconds: float | None = Field(None, gt=0, allow_inf_nan=False)
-    evaluate: int = Field(100, ge=1)
-    examples: int = Field(512, ge=1)
-    patience: int | None = Field(None, ge=1)
-    save: int = Field(500, ge=1)
-    seed: int = Field(0, ge=0)
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    evaluate: Annotated[int, Field(ge=1)] = 100
+    examples: Annotated[int, Field(ge=1)] = 512
+    patience: Annotated[int, Field(ge=1)] | None = None
+    save: Annotated[int, Field(ge=1)] = 500
+    seed: Annotated[int, Field(ge=0)] = 0
 
     @field_validator("schedule")
     @classmethod
