@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import check_choice, check_whole
-from regard.models.loss import IGNORE, choice_loss
+from regard.models.loss import IGNORE as IGNORE  # what has no target, here and there
+from regard.models.loss import choice_loss
 
 SPLITS = ("train", "valid", "test")
 OUTPUTS = ("sequence", "token", "pair")  # a target for a whole, for each token, or for two sequences side by side

@@ -40,3 +40,19 @@ def read(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return rows
+
+
+def last(path: Path, window: int = 4096) -> dict[str, Any]:
+    """The last whole line that has one, read from the end of the file; nothing where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - window))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            return dict(json.loads(line))
+        except ValueError:
+            continue
+    return {}
