@@ -101,9 +101,9 @@ def _is_named(state: State) -> bool:
 def _alike(state: State, start: State) -> bool:
     """Whether a state may have come of that start: None and () stand for what is still to come."""
     if start is None:
-        return state is None or isinstance(state, Tensor | tuple | list | dict)
+        return isinstance(state, Leaf | tuple | list | dict)
     if type(start) is tuple and not start:
-        return isinstance(state, tuple) and all(_alike(part, None) for part in state)
+        return isinstance(state, tuple) and all(isinstance(part, Tensor | tuple) for part in state)
     if isinstance(start, tuple | list):
         same = type(state) is type(start) and len(state) == len(start)
         return same and all(_alike(part, first) for part, first in zip(state, start, strict=True))

@@ -1,0 +1,1 @@
+"""Models: a task made of blocks, and what is done with it."""
