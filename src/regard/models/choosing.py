@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from hashlib import blake2b
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -140,9 +140,14 @@ class Sample(Choose):
         """See `Choose`; the first token at which the summed probabilities exceed a uniform number."""
         total = _shaped(logits, self.shapes, rows).double().softmax(-1).cumsum(-1)
         total = total / total[:, -1:]  # ends at 1 exactly, so that some token exceeds any draw
-        places = zip(examples, rows, strict=True)
-        drawn = [np.random.default_rng((self.seed, example, len(row))).random() for example, row in places]
+        drawn = [uniform(self.seed, example, len(row)) for example, row in zip(examples, rows, strict=True)]
         return torch.searchsorted(total, total.new_tensor(drawn)[:, None], right=True)[:, 0]
+
+
+def uniform(*key: int) -> float:
+    """A number in [0, 1) that these whole numbers alone decide, as good as drawn."""
+    digest = blake2b(repr(key).encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
 def check_share(name: str, value: object) -> None:
