@@ -10,6 +10,7 @@ from torch import nn
 import regard
 from regard.block import Block
 from regard.ffn import MLP
+from regard.models import choosing
 from regard.models.beam import Beams, beam_search
 from regard.models.choosing import Greedy, MinP, Repetition, Sample, Temperature, TopK, TopP
 from regard.models.generate import generate, stream_tokens
@@ -224,6 +225,13 @@ def test_what_a_model_rules_out_never_comes():
     assert set(Sample().pick(logits, [[0]] * 2000, range(2000)).tolist()) == {1, 3}
 
 
+@pytest.mark.parametrize(("drawn", "want"), [(0.0, 1), (0.5, 3), (1 - 2**-53, 3)])
+def test_the_ends_of_a_draw(drawn, want, monkeypatch):
+    """Fails if the least or the largest number that can be drawn, or one at a border, picks a token of no probability."""
+    monkeypatch.setattr(choosing, "uniform", lambda *key: drawn)
+    assert Sample().pick(torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]), [[0]], [0]).tolist() == [want]
+
+
 # ---------------------------------------------------------------------------------------------- stops and text
 def decode(tokens):
     return bytes(tokens).decode("utf-8", errors="replace")
@@ -376,6 +384,19 @@ def test_early_ends_early_and_otherwise_only_when_nothing_can_change():
         beam_search(tiny.step, [[1, 2]], beams, max_new=20, stop=Stop([0]))
         steps.append(len(tiny.calls))
     assert steps[0] <= steps[1] < steps[2] == 20
+
+
+@pytest.mark.parametrize(("penalty", "length"), [(0.0, 1), (0.2, 1), (1.0, 10)])
+def test_a_long_text_may_still_win(penalty, length):
+    """Fails if a search ends because the next token cannot win, though a much longer text would."""
+    first = torch.tensor([0.7, 0.3]).log()  # 0 stops; who goes on goes on for sure
+    later = torch.tensor([1e-9, 1.0]).log()
+
+    def step(tokens, state):
+        return (first if state is None else later).expand(len(tokens), 1, 2), (state or 0) + 1
+
+    ((best,),) = beam_search(step, [[1]], Beams(1, penalty=penalty), max_new=10, stop=Stop([0]))
+    assert len(best.tokens) == length
 
 
 def test_beams_with_stop_strings():
