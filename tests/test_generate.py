@@ -10,7 +10,7 @@ from torch import nn
 import regard
 from regard.block import Block
 from regard.ffn import MLP
-from regard.models import choosing
+from regard.models import build, choosing, gpt, transformer
 from regard.models.beam import Beams, beam_search
 from regard.models.choosing import Greedy, MinP, Repetition, Sample, Temperature, TopK, TopP
 from regard.models.generate import generate, stream_tokens
@@ -115,6 +115,33 @@ def test_a_model_that_looks_at_something_takes_it_along(rand):
     for i, prompt in enumerate(prompts):
         alone = generate(step, [prompt], max_new=5, state=(seen[i : i + 1], layers.start()))
         assert alone[0].tokens == together[i].tokens
+
+
+def test_a_decoder_is_a_step_as_it_is():
+    """Fails if a built model cannot be generated from, or its positions do not go on."""
+    torch.manual_seed(0)
+    ours = build(gpt(2, 8, 2, vocab=VOCAB, length=32, mixer=["vanilla", "linear"])).double().eval()
+    for prompt, result in zip(PROMPTS, generate(ours.stream, PROMPTS, max_new=5), strict=True):
+        row = list(prompt)
+        with torch.no_grad():
+            for _ in range(5):
+                row.append(int(ours(torch.tensor([row]))[0, -1].argmax()))
+        assert result.tokens == row[len(prompt) :]
+
+
+def test_an_encoder_decoder_takes_its_source_along():
+    """Fails if what was read does not go with its examples, when some end and when beams repeat them."""
+    torch.manual_seed(0)
+    ours = build(transformer(1, 8, 2, vocab=VOCAB)).double().eval()
+    source, real = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0], [8, 9, 0, 0]]), [4, 3, 2]
+    mask = torch.arange(4) < torch.tensor(real)[:, None]
+    prompts, step = [[1], [2, 3, 4], [5, 6]], ours.given(source, mask)
+    together, beams = generate(step, prompts, max_new=4), beam_search(step, prompts, Beams(3, best=3), max_new=4)
+    for i, prompt in enumerate(prompts):
+        alone = ours.given(source[i : i + 1, : real[i]])
+        assert generate(alone, [prompt], max_new=4)[0].tokens == together[i].tokens
+        (found,) = beam_search(alone, [prompt], Beams(3, best=3), max_new=4)
+        assert [r.tokens for r in found] == [r.tokens for r in beams[i]]
 
 
 def test_no_graph_is_kept_and_none_is_lost():

@@ -10,7 +10,7 @@ prompt goes on its own token is fed in place of a chosen one.  What is known of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from regard.errors import check_whole
 from regard.models.choosing import Choose, Greedy
+from regard.models.model import Step
 from regard.models.stopping import Stop
 from regard.state import State, take
 
-Step = Callable[[Tensor, State], tuple[Tensor, State]]
 Prompts = Sequence[Sequence[int] | Tensor] | Tensor
 NEVER, GREEDY = Stop(), Greedy()
 
