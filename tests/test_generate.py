@@ -413,16 +413,18 @@ def test_early_ends_early_and_otherwise_only_when_nothing_can_change():
     assert steps[0] <= steps[1] < steps[2] == 20
 
 
-@pytest.mark.parametrize(("penalty", "length"), [(0.0, 1), (0.2, 1), (1.0, 10)])
-def test_a_long_text_may_still_win(penalty, length):
-    """Fails if a search ends because the next token cannot win, though a much longer text would."""
-    first = torch.tensor([0.7, 0.3]).log()  # 0 stops; who goes on goes on for sure
-    later = torch.tensor([1e-9, 1.0]).log()
+@pytest.mark.parametrize(
+    ("stops", "penalty", "length"),
+    [([0.7, 0.0], 0.0, 1), ([0.7, 0.0], 0.2, 1), ([0.7, 0.0], 1.0, 20), ([0.3, 1.0], -0.5, 2), ([0.3, 1.0], 0.0, 2)],
+)
+def test_a_longer_text_may_still_win(stops, penalty, length):
+    """Fails if a search ends though a text under way will win: by the next token, or by one much later."""
+    first, later = (torch.tensor([p, 1 - p]).log() for p in stops)  # token 0 stops
 
     def step(tokens, state):
         return (first if state is None else later).expand(len(tokens), 1, 2), (state or 0) + 1
 
-    ((best,),) = beam_search(step, [[1]], Beams(1, penalty=penalty), max_new=10, stop=Stop([0]))
+    ((best,),) = beam_search(step, [[1]], Beams(1, penalty=penalty), max_new=20, stop=Stop([0]))
     assert len(best.tokens) == length
 
 
