@@ -27,6 +27,14 @@ class Reached(NamedTuple):
     layers: State
 
 
+class Looking(NamedTuple):
+    """Where a decoder stands that looks at a source: what was read of it (b m d), its mask (b m), and how far it has come."""
+
+    context: Tensor
+    mask: Tensor | None
+    reached: Reached | None
+
+
 class Trunk(nn.Module):
     """Embed, layers, and a norm where the last residual leaves a bare sum: the input -> (b n d)."""
 
@@ -145,11 +153,16 @@ class Seq2Seq(Model):
         return y if self.head is None else self.head(y), state
 
     def given(self, source: Tensor, mask: Tensor | None = None) -> Step:
-        """A step over target tokens for this source, read once: (tokens, state) -> (logits, state)."""
-        context, read = self.encode(source, mask)
+        """A step over target tokens for this source, read once: (tokens, state) -> (logits, state).
 
-        def step(tokens: Tensor, state: Reached | None) -> tuple[Tensor, Reached]:
-            return self.stream(tokens, state, context=context, context_mask=read)
+        What was read is carried in the state, so that it goes along when examples are dropped or repeated.
+        """
+        first = Looking(*self.encode(source, mask), None)
+
+        def step(tokens: Tensor, state: Looking | None) -> tuple[Tensor, Looking]:
+            now = first if state is None else state
+            logits, reached = self.stream(tokens, now.reached, context=now.context, context_mask=now.mask)
+            return logits, now._replace(reached=reached)
 
         return step
 
