@@ -128,6 +128,18 @@ def test_every_kind_by_its_name(kind, rand):
     torch.testing.assert_close(layer(poisoned, mask)[:, :5], layer(x[:, :5]))
 
 
+def test_the_table_of_parameters():
+    """Fails if a row of the table in docs/feed-forward.md has another number of parameters than the layer."""
+    with torch.device("meta"):
+        experts = [make(kind, 512, experts=16) for kind in ("switch", "top_k")]
+        memory = make("product_keys", 512, keys=512, normalise=False)
+        attention = [regard.create(name, dim=512, heads=8) for name in ("all_attention", "vanilla")]
+    assert count(MLP(512, bias=False)) == 2 * 512 * 2048
+    assert [count(layer) for layer in experts] == 2 * [2 * 512 * 2048 * 16 + 512 * 16]
+    assert count(memory) - memory.query.bias.numel() == 512 * 4 * 512 + 4 * 512 * 512 + 512**2 * 512
+    assert count(attention[0]) - count(attention[1]) == 2 * 512 * 2048
+
+
 def test_wrong_input_is_answered():
     """Fails if a name or a width that makes no sense is taken."""
     with pytest.raises(ValueError, match="no feed-forward layer 'swigluu': did you mean 'swiglu'"):

@@ -31,7 +31,8 @@ def scan(layer, x):
         y = 0
         for h in range(heads):
             mine = q[h * 2 * half : (h + 1) * 2 * half]
-            full = torch.stack([torch.cat((layer.keys[h, 0, i], layer.keys[h, 1, j])) for i in range(keys) for j in range(keys)])
+            left, right = layer.keys[h]
+            full = torch.stack([torch.cat((left[i], right[j])) for i in range(keys) for j in range(keys)])
             scores = full @ mine
             best = sorted(range(keys**2), key=lambda s: -scores[s].item())[: layer.top]
             y = y + scores[best].softmax(0) @ layer.values[best]

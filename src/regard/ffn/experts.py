@@ -70,7 +70,10 @@ class Experts(FeedForward):
         return work.take(self.bank(work.give(x.flatten(0, 1))), gates.flatten(0, 1)).view_as(x)
 
     def spread(self, group: dist.ProcessGroup | None = None) -> Experts:
-        """Keep only this process's share of the experts; see `SpreadBank`.  Changes the layer, and returns it."""
+        """Keep only this process's share of the experts; see `SpreadBank`.  Returns the layer itself.
+
+        Its parameters are new ones: so do it before an optimiser is given them.
+        """
         if not isinstance(self.bank, Bank):
             raise Unsupported("the experts are spread already")
         self.bank = SpreadBank(self.bank, group)
