@@ -50,6 +50,7 @@ def process(rank, path, cases):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_are_one(tmp_path):
     """Fails if experts that live elsewhere give other results or gradients: of tokens, of experts, or of the router; if the
     processes need as many tokens each, or wait for one that has none."""

@@ -113,6 +113,8 @@ def test_padding_while_training(rand):
     got = padded(x.masked_fill(~mask[..., None], torch.nan), mask)
     torch.testing.assert_close(got[:, :5], cut(x[:, :5]))
     torch.testing.assert_close(padded.norm.mean, cut.norm.mean)
+    got[:, :5].sum().backward()
+    assert all(p.grad.isfinite().all() for p in padded.parameters())
     before = padded.norm.mean.clone()
     assert padded(x, torch.zeros_like(mask)).isfinite().all() and torch.equal(padded.norm.mean, before)
 
