@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from regard.attend import ready
 from regard.attend.call import Call, check_mask, make_call
@@ -56,8 +57,9 @@ def _run(call: Call, backend: str) -> Tensor:
     return BACKENDS[backend].run(call)
 
 
-# which executor runs depends on sizes and on this machine: not a matter for a compiled graph
-_run_apart = torch.compiler.disable(_run)
+# Which executor runs depends on sizes and on this machine: not a matter for a compiled graph.  `torch.compiler.disable` would
+# do the same, but loads the compiler at once, which takes longer than all else that is imported here.
+_run_apart = _disable_dynamo(_run)
 
 
 def check_backend(backend: str) -> None:
