@@ -7,7 +7,7 @@ import regard
 from regard import registry
 from regard.mixers import positioned
 
-DEPENDS = ["vanilla", "local", "multi_query", "linear", "linformer", "nystrom", "performer", "talking_heads", "reformer", "top_k"]
+DEPENDS = ["vanilla", "local", "multi_query", "linear", "linformer", "nystrom", "performer", "talking_heads", "reformer"]
 FIXED = ["hard_gaussian"]
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from peers import agree, copied
 
+from peers import agree, copied
 from regard import MultiHead, SoftmaxAttention
 from regard.mixer import merge
 from regard.position import T5, XL, Rope

@@ -130,7 +130,8 @@ def test_two_schemes_that_bear_each_other(rand):
     [("fnet", "rope", "fnet cannot take Rope: it is no MultiHead"), ("linear", "t5", "LinearAttention adds none"),
      ("gaussian_prior", "alibi", "has a prior already: Gaussian"), ("reformer", "rope", "the hash would sort"),
      ("routing", "rope", "routed by their places"), ("linformer", "rope", "mixtures of many positions"),
-     ("bahdanau", "rope", "no products"), ("collaborative", "rope", "5 of the 5 numbers"), ("vanilla", "complex", "stands in place"),
+     ("bahdanau", "rope", "no products"), ("collaborative", "rope", "5 of the 5 numbers"),
+     ("vanilla", "complex", "stands in place"),
      ("hard_gaussian", "rope", "no queries and keys"), ("parameter_free", "xl", "scales its scores by 1"),
      ("parameter_free", "tupe", "scales its scores by 1"), ("vanilla", "rope_2d", None)],
 )  # fmt: skip

@@ -5,15 +5,32 @@ from functools import partial
 
 import pytest
 import torch
-from oracles import positions as loops
 
 import regard
+from oracles import positions as loops
 from regard import MultiHead, SoftmaxAttention, Unsupported
+from regard.attend import sparse
+from regard.attend.call import make_call
 from regard.mixers import collaborate, positioned
 from regard.pattern import Band, Full
 from regard.position import (
-    SCHEMES, T5, TUPE, XL, Complex, Distance, Fourier, Fourier2D, Learned, Learned2D, Rope, Rope2D, Shaw, Sinusoid, Sinusoid2D,
-    Unplaced, make_scheme,
+    SCHEMES,
+    T5,
+    TUPE,
+    XL,
+    Complex,
+    Distance,
+    Fourier,
+    Fourier2D,
+    Learned,
+    Learned2D,
+    Rope,
+    Rope2D,
+    Shaw,
+    Sinusoid,
+    Sinusoid2D,
+    Unplaced,
+    make_scheme,
 )  # fmt: skip
 from regard.position.bias import bucket
 from regard.prior import ALiBi
@@ -205,7 +222,8 @@ def test_multi_head_turns_queries_and_keys(kv_heads, causal, rand):
         return loops.plain(*(loops.turned(x, loops.rope_angles(at, 4), "halves") for x, at in ((q, i), (k, j))))
 
     def loop(x):
-        return loops.attended(dict(mixer.named_parameters()), x.masked_fill(~mask[..., None], 0), 4, score, causal=causal, mask=mask)
+        p, x = dict(mixer.named_parameters()), x.masked_fill(~mask[..., None], 0)
+        return loops.attended(p, x, 4, score, causal=causal, mask=mask)
 
     x = rand(2, 9, 16)
     same(outputs_and_gradients(lambda t: mixer(t, mask=mask), x, mixer), outputs_and_gradients(loop, x, mixer))
@@ -303,6 +321,14 @@ def test_every_executor_adds_the_same(name, pattern, rand):
         found[backend] = [y, *torch.autograd.grad((y * weight).sum(), [*leaves, *prior.parameters()])]
     same(found["sdpa"], found["reference"])
     same(found["sparse"], found["reference"])
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_priors_by_distance_run_on_the_fused_calls(name, rand):
+    """Fails if a prior that repeats is gathered pair by pair, or one that does not is taken as if it did."""
+    prior, x = PRIORS[name][0](False), rand(1, 2, 200, 4)
+    call = make_call(x, x, x, pattern=Band(20, 3), prior=prior, mask=None, marks=None, scale=None, q_at=0, k_at=0)
+    assert sparse._regular(call) == (name in ("alibi", "distance", "t5"))
 
 
 @pytest.mark.parametrize("name", PRIORS)

@@ -155,15 +155,20 @@ class TUPE(Prior):
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """See `regard.prior`."""
-        ask, answer = (f(self.places).unflatten(-1, (self.heads, -1)).transpose(0, 1) for f in (self.q, self.k))  # (h length e)
-        scale = (self.terms * ask.shape[-1]) ** -0.5
-        scores = scale * ask[:, q_pos[..., 0]] @ answer[:, k_pos[..., 0, :]].transpose(-1, -2)
+        ask, answer = self._projected(self.q, q_pos[..., 0]), self._projected(self.k, k_pos[..., 0, :])
+        scores = ask @ answer.transpose(-1, -2) * (self.terms * ask.shape[-1]) ** -0.5
         if self.by_distance is not None:
             scores = scores + self.by_distance(q_pos, k_pos, q, k)
         if self.to_first is None:
             return scores
         to_first = self.to_first.view(-1, *[1] * q_pos.dim())
         return torch.where(q_pos == 0, 0, torch.where(k_pos == 0, to_first, scores))
+
+    def _projected(self, project: nn.Linear, at: Tensor) -> Tensor:
+        """Places at (... s) -> (h ... s e): those that are asked for where they are few, as in a stream, else the whole table."""
+        few = at.numel() <= len(self.places)
+        each = project(self.places[at]) if few else project(self.places)[at]
+        return each.unflatten(-1, (self.heads or 1, -1)).movedim(-2, 0)
 
 
 def _taken(each: Tensor, index: Tensor) -> Tensor:
