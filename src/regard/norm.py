@@ -210,7 +210,7 @@ class _Approximate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         unit, root = ctx.saved_tensors
-        nu = ctx.nu.to(unit.dtype)
+        nu = ctx.nu.to(unit.dtype, copy=True)  # of the step before: the buffer goes on below
         power, along = (mean_of_real(t * unit, ctx.mask) for t in (unit, blanked(grad, ctx.mask)))
         ctx.nu.copy_(nu * (1 - (1 - ctx.alpha) * power) + (1 - ctx.alpha) * along)
         return (grad - nu * unit) / root, None, None, None, None
