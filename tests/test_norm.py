@@ -49,13 +49,13 @@ def group(norm, token):
 
 
 def batch_evaluated(norm, token):
-    return torch.stack([(a - m) / (v + norm.eps) ** 0.5 for a, m, v in zip(token, norm.mean, norm.variance, strict=True)]) * (
-        norm.gain
-    ) + norm.bias
+    unit = [(a - m) / (v + norm.eps) ** 0.5 for a, m, v in zip(token, norm.mean, norm.variance, strict=True)]
+    return torch.stack(unit) * norm.gain + norm.bias
 
 
 def power_evaluated(norm, token):
-    return torch.stack([a / (p + norm.eps) ** 0.5 for a, p in zip(token, norm.square, strict=True)]) * norm.gain + norm.bias
+    unit = [a / (p + norm.eps) ** 0.5 for a, p in zip(token, norm.square, strict=True)]
+    return torch.stack(unit) * norm.gain + norm.bias
 
 
 def none(norm, token):
