@@ -114,14 +114,13 @@ def draw(found: Found, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
+    figure, panels = plt.subplots(1, 3, figsize=(15, 5), layout="constrained")
     for name, rows in found.items():
         for panel, kind in zip(panels, ("random", "step"), strict=False):
             band(panel, DEPTHS, [[run[kind] for run in rows[str(layers)]] for layers in DEPTHS], name, "o")
         by_layer = relative(rows)
         band(panels[2], range(1, len(by_layer) + 1), by_layer, name, "")
     guide(panels[0], found, "random")
-    guide(panels[1], found, "step")
     titles = ("Random moves of all weights, σ = 0.001", "Adam's first step, rate 0.001", f"Gradients within {LOOKED_AT} layers")
     for panel, title in zip(panels, titles, strict=True):
         panel.set(title=title, yscale="log", xlabel="layers of the stack", ylabel="mean squared change of an output")
@@ -131,8 +130,13 @@ def draw(found: Found, path: Path) -> None:
         panel.set_xscale("log")
         panel.set_xticks(DEPTHS, [str(d) for d in DEPTHS])
         panel.minorticks_off()
+    panels[1].set_ylabel("")
     panels[2].set(xlabel="layer", ylabel="norm of the gradient, of the last layer = 1")
     panels[2].set_xticks([1, 6, 12, 18, 24])
+    panels[2].set_yticks([0.5, 1, 2, 3], ["0.5", "1", "2", "3"])
+    panels[2].minorticks_off()
+    panels[1].axhline(2, color="#777777", linewidth=0.8)
+    panels[1].text(DEPTHS[-1], 2.3, "2: outputs that have nothing in common", ha="right", fontsize=8.5, color="#555555")
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
     figure.savefig(path, dpi=110)

@@ -90,6 +90,19 @@ def test_masks_reach_the_norms(name, rand):
     assert len(seen) == {"rezero": 0, "sandwich": 2}.get(name, 1) and all(m is mask for m in seen)
 
 
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_chunks_are_the_whole(name, rand):
+    """Fails if a stack with this residual streams otherwise than it runs."""
+    layers, x = stack(name, 2, causal=True), rand(2, 9, 8)
+    with torch.no_grad():
+        for part_name, p in layers.named_parameters():
+            if part_name.endswith(("scale", "omega")):
+                p.add_(0.5)  # from where nothing would be seen of the sub-layer
+    first, state = layers.stream(x[:, :4])
+    rest, _ = layers.stream(x[:, 4:], state)
+    torch.testing.assert_close(torch.cat((first, rest), 1), layers(x))
+
+
 def test_a_stack_of_rezero_is_the_identity_at_first(rand):
     """Fails if anything but x comes out, or no gradient reaches α."""
     layers, x = stack("rezero", 3), rand(2, 5, 8)
@@ -157,11 +170,13 @@ def test_profile_refuses_what_it_cannot_do(rand):
         profile(stack("post", 1), x)
     with pytest.raises(regard.Unsupported, match="runs twice"):
         profile(Plain([layers, layers]), x)
-    assert all(part.watch is None for part in layers.modules() if isinstance(part, Admin))
+    joins = [part for part in layers.modules() if isinstance(part, Admin)]
+    assert all(join.watch is None and (join.omega == 1).all() for join in joins)  # as if nothing had been asked
     idle = Plain([layers])
     idle.spare = Admin(8)
     with pytest.raises(ValueError, match="1 of 3 Admin residuals were not reached"):
         profile(idle, x)
+    assert all((join.omega == 1).all() for join in joins)
 
 
 # ---------------------------------------------------------------------------------------------- DeepNorm

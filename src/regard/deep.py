@@ -26,21 +26,15 @@ def profile(model: nn.Module, *batch: Tensor, **named: Tensor) -> list[float]:
     over all numbers of real tokens.  Where x is normalised, Var[ω_i x_{i−1}] = ω_i², so ω² adds up what the branches before
     it had to say.  An encoder and a decoder are profiled one by one: each begins with one.
     """
-    taking = _Profile()
     joins = [part for part in model.modules() if isinstance(part, Admin)]
     if not joins:
         raise Unsupported("there is no Admin residual inside, so there is nothing to profile")
-    with evaluating(model), torch.no_grad():
-        try:
-            for join in joins:
-                join.watch = taking.visit
-            model(*batch, **named)
-        finally:
-            for join in joins:
-                join.watch = None
-    missed = len(joins) - len(taking.found)
-    if missed:
-        raise ValueError(f"{missed} of {len(joins)} Admin residuals were not reached by this batch")
+    taking = _Profile()
+    with evaluating(model), torch.no_grad(), taking.watching(joins):
+        model(*batch, **named)
+        missed = len(joins) - len(taking.found)
+        if missed:
+            raise ValueError(f"{missed} of {len(joins)} Admin residuals were not reached by this batch")
     return list(taking.found.values())
 
 
@@ -49,6 +43,22 @@ class _Profile:
 
     def __init__(self) -> None:
         self.next, self.found = 1.0, dict[Admin, float]()
+
+    @contextmanager
+    def watching(self, joins: list[Admin]) -> Iterator[None]:
+        """Inside, they show what they join; where that fails, ω is as before."""
+        before = [join.omega.clone() for join in joins]
+        try:
+            for join in joins:
+                join.watch = self.visit
+            yield
+        except Exception:
+            for join, omega in zip(joins, before, strict=True):
+                join.omega.copy_(omega)
+            raise
+        finally:
+            for join in joins:
+                join.watch = None
 
     def visit(self, join: Admin, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
         """Set ω before it is used, as the authors' code does: what comes later sees the stream as it will be."""

@@ -1,5 +1,6 @@
-"""Normalisation: (b n d) -> (b n d), and a mask that tells which tokens are real, for kinds that look at more than one.
+"""Normalisation: (b n d) -> (b n d), and a mask that tells which tokens are real.
 
+Those that are left out count as zeros, so that NaN in padding reaches neither other tokens nor the gradient of a weight.
 float16 and bfloat16 are computed in float32.  `NORMS` has all kinds by name.
 """
 
@@ -43,7 +44,7 @@ class LayerNorm(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        return F.layer_norm(x, (self.dim,), self.gain, self.bias, self.eps)
+        return F.layer_norm(blanked(x, mask), (self.dim,), self.gain, self.bias, self.eps)
 
 
 class RMSNorm(Norm):
@@ -55,7 +56,7 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        wide = at_least_single(x)
+        wide = blanked(at_least_single(x), mask)
         return (wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.gain).to(x.dtype)
 
 
@@ -71,7 +72,7 @@ class ScaleNorm(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        return (self.gain * F.normalize(at_least_single(x), dim=-1, eps=self.eps)).to(x.dtype)
+        return (self.gain * F.normalize(blanked(at_least_single(x), mask), dim=-1, eps=self.eps)).to(x.dtype)
 
 
 class GroupNorm(Norm):
@@ -93,7 +94,7 @@ class GroupNorm(Norm):
         """See `Norm`."""
         if x.numel() == 0:
             return x
-        return F.group_norm(x.flatten(0, 1), self.groups, self.gain, self.bias, self.eps).view_as(x)
+        return F.group_norm(blanked(x, mask).flatten(0, 1), self.groups, self.gain, self.bias, self.eps).view_as(x)
 
 
 class NoNorm(Norm):
@@ -101,7 +102,7 @@ class NoNorm(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        return x
+        return blanked(x, mask)
 
 
 # ---------------------------------------------------------------------------------------------- many tokens together
@@ -217,7 +218,7 @@ class _Approximate(torch.autograd.Function):
 
 
 def blanked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Left-out tokens as zeros: NaN would survive a weight of zero."""
+    """x (b n d) with zeros in the place of left-out tokens: NaN would survive a weight of zero."""
     return x if mask is None else x.masked_fill(~mask[..., None], 0)
 
 
