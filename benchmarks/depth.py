@@ -1,6 +1,6 @@
 """Which residual schemes train a deep stack at once, without warm-up.
 
-    python benchmarks/depth.py                       the table, a quarter of an hour on one free core
+    python benchmarks/depth.py                       the table, some ten minutes on one free core
     python benchmarks/depth.py --only admin,post     some rows
 
 A causal stack of 24 layers of softmax attention and feed-forward, 32 wide, learns the next character of a generated text: 9
