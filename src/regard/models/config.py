@@ -214,7 +214,7 @@ class Config(Closed):
     dim: Size
     heads: Size
     layers: Depth
-    length: Annotated[int, Field(ge=1, le=1 << 32)] | None = None
+    length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     mixer: list[Part] = [Part(name="vanilla")]
     ffn: Part | None = Part(name="mlp")
     norm: Part = Part(name="layer")

@@ -101,6 +101,8 @@ class PatchEmbed(Embed):
         refuse_types(types)
         if x.dim() != 4 or x.shape[1:] != self.shape or not x.is_floating_point():
             raise ValueError(f"images must be floating, of shape (b {' '.join(map(str, self.shape))}), not {tuple(x.shape)}")
+        if at:
+            raise ValueError("an image is read at once, not in chunks")
         y = self.position(self.project(x).flatten(2).transpose(1, 2), at)
         check_mask(mask, (y.shape[0], y.shape[1]), "mask")
         if self.cls is not None:
