@@ -88,6 +88,15 @@ def test_what_is_wrong_is_said(wrong, message):
         Config(**{"kind": "encoder", **USUAL, **wrong})
 
 
+def test_changes_are_checked():
+    """Fails if a changed copy skips the checks, or a copy that pydantic did not check is built."""
+    assert config().but(mixer="fnet", dim=16) == config(mixer="fnet", dim=16) and config().but() == config()
+    with pytest.raises(ValidationError, match="has no 'mixr': did you mean 'mixer'"):
+        config().but(mixr="fnet")
+    with pytest.raises(ValidationError, match="mixer names 3"):
+        build(config().model_copy(update={"mixer": [part("fnet")] * 3}))
+
+
 def test_patches_fill_the_image():
     """Fails if a rest of an image is cut off in silence."""
     with pytest.raises(ValidationError, match="patches of 3 do not fill an image of 4 × 6"):

@@ -129,7 +129,7 @@ def test_the_transformer_of_2017():
     torch.manual_seed(0)
     dim, source, target = 8, tokens(n=9), tokens(n=6, seed=1)
     config = models.transformer(2, dim, 2, vocab=11, mixer=part("vanilla", bias=True), dropout=0.0)
-    model = made(config.model_copy(update={"cross": part("vanilla", bias=True)}))
+    model = made(config.but(cross=part("vanilla", bias=True)))
     options = {"dim_feedforward": 32, "dropout": 0.0, "batch_first": True, "dtype": torch.float64}
     encoders = [nn.TransformerEncoderLayer(dim, 2, **options).eval() for _ in range(2)]
     decoders = [nn.TransformerDecoderLayer(dim, 2, **options).eval() for _ in range(2)]
@@ -288,6 +288,27 @@ def test_dropout_only_in_training():
     assert not torch.equal(model(x), model(x))
 
 
+def test_a_series_streams(rand):
+    """Fails if a decoder over vectors says other numbers in chunks; or a head that pools answers for a chunk."""
+    config = small("decoder", "vanilla", "retnet", input=Vectors(width=3), head={"kind": "regress", "pooling": "each"})
+    model, x = made(config), rand(2, 9, 3)
+    first, state = model.stream(x[:, :5])
+    torch.testing.assert_close(torch.cat((first, model.stream(x[:, 5:], state)[0]), 1), model(x))
+    for head in ({"kind": "classify", "classes": 2, "pooling": "last"}, {"kind": "pooled"}):
+        with pytest.raises(regard.Unsupported, match="one answer for all tokens"):
+            made(config.but(head=head)).stream(x)
+
+
+def test_embeddings_compile_and_models_run_on_the_meta_device():
+    """Fails if the check of token numbers breaks a graph, or a model cannot run without values."""
+    model, x = made(small("decoder", "vanilla", head=Language())), tokens()
+    graph = torch.compile(model.trunk.embed, backend="eager", fullgraph=True)
+    torch.testing.assert_close(graph(x)[0], model.trunk.embed(x)[0])
+    with torch.device("meta"):
+        ghost = build(small("decoder", "vanilla", head=Language()))
+    assert models.next_token_loss(ghost(x.to("meta")), x.to("meta")).shape == ()
+
+
 # ---------------------------------------------------------------------------------------------- losses
 def test_losses_against_loops(rand):
     """Fails if a loss differs from its loop, with targets left out and smoothing; or nothing counted is NaN."""
@@ -327,6 +348,23 @@ def test_number_loss(rand):
     torch.testing.assert_close(models.number_loss(y, target), ((y - target) ** 2).mean())
     with pytest.raises(ValueError, match=r"numbers \(2, 3, 2\) do not fit targets \(2, 3\)"):
         models.number_loss(y, target[..., 0])
+
+
+def test_gaps_are_where_they_may_be():
+    """Fails if shares of hidden, swapped and kept tokens are off, a token that may not be chosen is, or targets differ."""
+    x = tokens(100, 200, vocab=50)
+    may = torch.arange(200).expand(100, 200) % 4 != 0
+    read, targets = models.mask_out(x, 50, gap=7, seed=0, mask=may, rate=0.2)
+    chosen = targets != models.IGNORE
+    assert not (chosen & ~may).any() and torch.equal(targets[chosen], x[chosen]) and torch.equal(read[~chosen], x[~chosen])
+    count, was = chosen.sum().item(), read[chosen]
+    hidden, kept = (was == 7).sum().item(), (was == x[chosen]).sum().item()
+    assert abs(count / may.sum().item() - 0.2) < 0.015
+    assert abs(hidden / count - (0.8 + 0.1 / 50 + 0.1 / 50)) < 0.03 and abs(kept / count - (0.1 + 0.8 / 50 + 0.1 / 50)) < 0.03
+    again = models.mask_out(x, 50, gap=7, seed=0, mask=may, rate=0.2)
+    assert torch.equal(again[0], read) and not torch.equal(models.mask_out(x, 50, gap=7, seed=1, mask=may, rate=0.2)[0], read)
+    with pytest.raises(ValueError, match=r"gap below 50, not 0\.2 and 50"):
+        models.mask_out(x, 50, gap=50, seed=0, rate=0.2)
 
 
 def test_a_language_model_learns():

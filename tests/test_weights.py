@@ -276,7 +276,7 @@ def test_a_hybrid_takes_what_it_has():
     """Fails if a layer with another mixer keeps later layers from their weights."""
     peer = hf.BertModel(hf.BertConfig(**BERT), add_pooling_layer=False)
     config, names = models.translate(peer.config.to_dict())
-    mixed = config.model_copy(update={"mixer": [models.part("fnet"), config.mixer[0]]})
+    mixed = config.but(mixer=["fnet", config.mixer[0]])
     left = models.plan(models.build(mixed), peer.state_dict(), names).unmatched
     assert not left.ours and left.theirs and all(".0.attention." in name for name in left.theirs)
 
@@ -346,6 +346,6 @@ def test_families_say_which_they_are():
     """Fails if our configurations of the literature drift from what Hugging Face's defaults say."""
     for their, mine in ((hf.BertConfig, models.bert), (hf.GPT2Config, models.gpt), (hf.ViTConfig, models.vit)):
         config, _ = models.translate(their().to_dict(), mine().head)
-        assert config.model_copy(update={"ffn": mine().ffn}) == mine()
+        assert config.but(ffn=mine().ffn) == mine()
         assert config.ffn is not None and config.ffn.arguments["hidden"] == 4 * config.dim
     assert set(huggingface.FAMILIES) == {"bert", "gpt2", "vit", "t5"}

@@ -16,7 +16,7 @@ from regard.models import config as c
 from regard.models import heads
 from regard.models.embed import Embed, PatchEmbed, TokenEmbed, VectorEmbed
 from regard.models.model import Decoder, Encoder, Model, Seq2Seq, Trunk
-from regard.models.parts import FFNS, NORMS, RELATIVE, RESIDUALS, activation_of, make, make_position
+from regard.models.parts import FFNS, NORMS, RESIDUALS, activation_of, make, make_position, place_within
 from regard.norm import Norm
 from regard.residual import Residual
 from regard.stack import Plain
@@ -26,6 +26,7 @@ TOLD = ("dim", "causal")  # what the model tells its mixers, and their arguments
 
 def build(config: c.Config) -> Model:
     """The model of a configuration, with fresh weights from torch's generator; what does not fit raises, with the reason."""
+    config = config.but()  # checked again: pydantic's own `model_copy` does not
     model = KINDS[config.kind](config)
     model.config = config
     return model
@@ -96,8 +97,7 @@ def mixer_of(config: c.Config, part: c.Part, *, causal: bool, length: int | None
     if "length" in parameters and parameters["length"].default is inspect.Parameter.empty and "length" not in arguments:
         raise ValueError(f"{part.name} is built for a longest sequence: give the configuration a length")
     mixer = registry.create(part.name, dim=config.dim, causal=causal, **arguments)
-    relative = here and config.position.name in RELATIVE
-    return make("position", RELATIVE, config.position, mixer) if relative else mixer
+    return place_within(config.position, mixer) if here else mixer
 
 
 def frozen(value: Any) -> Any:

@@ -240,6 +240,11 @@ class Config(Closed):
             check_turns("encoder.mixer", self.encoder.mixer, self.encoder.layers)
         return self
 
+    def but(self, **changes: Any) -> Config:
+        """The same with some keys changed, and checked: `config.but(mixer="fnet")`."""
+        same = {name: value for name, value in self if name not in changes}
+        return Config(**{**same, **changes})
+
     @property
     def tokens(self) -> Tokens | None:
         """The vocabulary that the head speaks; None where no tokens come out."""

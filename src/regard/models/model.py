@@ -105,6 +105,8 @@ class Decoder(Model):
 
     def stream(self, x: Tensor, state: Reached | None = None) -> tuple[Tensor, Reached]:
         """The next chunk, of any length: what the whole would give for it, and the state for the chunk after it."""
+        if self.head is not None and self.head.pools:
+            raise Unsupported("its head gives one answer for all tokens, so there is none for a chunk")
         y, state = self.trunk.stream(x, state)
         return y if self.head is None else self.head(y), state
 

@@ -113,6 +113,11 @@ def make(what: str, table: Mapping[str, Callable[..., Any]], part: Part, /, *fix
     return table[part.name](*fixed, **given, **part.arguments)
 
 
+def place_within(part: Part, mixer: Mixer) -> Mixer:
+    """The mixer with positions inside it, where the part names such a kind; else as it is."""
+    return make("position", RELATIVE, part, mixer) if part.name in RELATIVE else mixer
+
+
 def make_position(part: Part, **sizes: int | None) -> nn.Module:
     """What embeddings learn of positions: a part of `POSITIONS`, told the sizes that it takes; nothing, where mixers know them.
 
