@@ -209,6 +209,16 @@ def test_t5(tie):
     alike(torch.cat((first, step(y[:, 3:], state)[0]), 1), theirs, atol=5e-7)
 
 
+@pytest.mark.skipif("glu" not in parts.FFNS, reason="there is no gated feed-forward layer in the tables")
+@pytest.mark.usefixtures("_t5_parts")
+def test_t5_1_1():
+    """Fails if the gated layers of T5 1.1 find other places, or its unscaled logits are scaled."""
+    peer = hf.T5ForConditionalGeneration(hf.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False))
+    ours, peer = pair(peer, models.Language(tie=False))
+    x, y, mask = tokens(), tokens(7), padded("left")
+    alike(ours(x, y, mask=mask), peer(input_ids=x, attention_mask=mask.long(), decoder_input_ids=y).logits, atol=5e-6)
+
+
 # ---------------------------------------------------------------------------------------------- a real model
 def test_real_weights_give_the_same_sentence_embeddings():
     """Fails if all-MiniLM-L6-v2, read by our map, gives other embeddings than Hugging Face's run of the same file."""

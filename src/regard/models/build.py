@@ -97,7 +97,7 @@ def mixer_of(config: c.Config, part: c.Part, *, causal: bool, length: int | None
     if "length" in parameters and parameters["length"].default is inspect.Parameter.empty and "length" not in arguments:
         raise ValueError(f"{part.name} is built for a longest sequence: give the configuration a length")
     mixer = registry.create(part.name, dim=config.dim, causal=causal, **arguments)
-    return place_within(config.position, mixer) if here else mixer
+    return place_within(config.position, mixer, length) if here else mixer
 
 
 def frozen(value: Any) -> Any:

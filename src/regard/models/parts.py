@@ -119,7 +119,7 @@ def make_residual(part: Part, layers: int, norm: Callable[[int], Norm]) -> Calla
     return partial(make, "residual", RESIDUALS, part, norm=norm)
 
 
-def place_within(part: Part, mixer: Mixer) -> Mixer:
+def place_within(part: Part, mixer: Mixer, length: int | None) -> Mixer:
     """The mixer with positions inside it, where the part names such a kind; else as it is."""
     return make("position", RELATIVE, part, mixer) if part.name in RELATIVE else mixer
 

@@ -167,7 +167,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         model.to(kinds.pop())  # for buffers too that are not saved
     with torch.no_grad():
         for name, mine in own_tensors(model).items():
-            mine.data = tensors[name]
+            mine.data = tensors[name].clone()  # in memory of its own: a mapped file is not aligned, and sums come out otherwise
 
 
 def check_same(mine: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
