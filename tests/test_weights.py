@@ -209,6 +209,16 @@ def test_t5(tie):
     alike(torch.cat((first, step(y[:, 3:], state)[0]), 1), theirs, atol=5e-7)
 
 
+@pytest.mark.skipif("glu" not in parts.FFNS, reason="there is no gated feed-forward layer in the tables")
+@pytest.mark.usefixtures("_t5_parts")
+def test_t5_1_1():
+    """Fails if the gated layers of T5 1.1 find other places, or its unscaled logits are scaled."""
+    peer = hf.T5ForConditionalGeneration(hf.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False))
+    ours, peer = pair(peer, models.Language(tie=False))
+    x, y, mask = tokens(), tokens(7), padded("left")
+    alike(ours(x, y, mask=mask), peer(input_ids=x, attention_mask=mask.long(), decoder_input_ids=y).logits, atol=5e-6)
+
+
 # ---------------------------------------------------------------------------------------------- a real model
 def test_real_weights_give_the_same_sentence_embeddings():
     """Fails if all-MiniLM-L6-v2, read by our map, gives other embeddings than Hugging Face's run of the same file."""
@@ -276,7 +286,7 @@ def test_a_hybrid_takes_what_it_has():
     """Fails if a layer with another mixer keeps later layers from their weights."""
     peer = hf.BertModel(hf.BertConfig(**BERT), add_pooling_layer=False)
     config, names = models.translate(peer.config.to_dict())
-    mixed = config.model_copy(update={"mixer": [models.part("fnet"), config.mixer[0]]})
+    mixed = config.but(mixer=["fnet", config.mixer[0]])
     left = models.plan(models.build(mixed), peer.state_dict(), names).unmatched
     assert not left.ours and left.theirs and all(".0.attention." in name for name in left.theirs)
 
@@ -346,6 +356,6 @@ def test_families_say_which_they_are():
     """Fails if our configurations of the literature drift from what Hugging Face's defaults say."""
     for their, mine in ((hf.BertConfig, models.bert), (hf.GPT2Config, models.gpt), (hf.ViTConfig, models.vit)):
         config, _ = models.translate(their().to_dict(), mine().head)
-        assert config.model_copy(update={"ffn": mine().ffn}) == mine()
+        assert config.but(ffn=mine().ffn) == mine()
         assert config.ffn is not None and config.ffn.arguments["hidden"] == 4 * config.dim
     assert set(huggingface.FAMILIES) == {"bert", "gpt2", "vit", "t5"}

@@ -16,7 +16,7 @@ from regard.models import config as c
 from regard.models import heads
 from regard.models.embed import Embed, PatchEmbed, TokenEmbed, VectorEmbed
 from regard.models.model import Decoder, Encoder, Model, Seq2Seq, Trunk
-from regard.models.parts import FFNS, NORMS, RELATIVE, RESIDUALS, activation_of, make, make_position
+from regard.models.parts import FFNS, NORMS, activation_of, make, make_position, make_residual, place_within
 from regard.norm import Norm
 from regard.residual import Residual
 from regard.stack import Plain
@@ -26,6 +26,7 @@ TOLD = ("dim", "causal")  # what the model tells its mixers, and their arguments
 
 def build(config: c.Config) -> Model:
     """The model of a configuration, with fresh weights from torch's generator; what does not fit raises, with the reason."""
+    config = config.but()  # checked again: pydantic's own `model_copy` does not
     model = KINDS[config.kind](config)
     model.config = config
     return model
@@ -63,14 +64,14 @@ def layers_of(
     config: c.Config, layers: int, mixers: list[c.Part], side: str, cross: c.Part | None = None
 ) -> tuple[Plain, Norm | None]:
     """The blocks of one side, the mixers taking turns, and the norm that they leave to do."""
-    blocks = []
+    blocks, residual = [], make_residual(config.residual, layers, norm_of(config))
     for number in range(layers):
         try:
             mixer = mixer_of(config, mixers[number % len(mixers)], causal=side == "decoder", length=longest(config, side))
             look = (
                 None if cross is None else mixer_of(config, cross, causal=False, length=longest(config, "encoder"), here=False)
             )
-            blocks.append(Block(mixer, ffn_of(config), cross=look, residual=residual_of(config), dropout=config.dropout))
+            blocks.append(Block(mixer, ffn_of(config), cross=look, residual=residual, dropout=config.dropout))
         except Unsupported as refusal:
             raise Unsupported(f"layer {number} of the {side}: {refusal}") from None
     stack = Plain(blocks)
@@ -96,8 +97,7 @@ def mixer_of(config: c.Config, part: c.Part, *, causal: bool, length: int | None
     if "length" in parameters and parameters["length"].default is inspect.Parameter.empty and "length" not in arguments:
         raise ValueError(f"{part.name} is built for a longest sequence: give the configuration a length")
     mixer = registry.create(part.name, dim=config.dim, causal=causal, **arguments)
-    relative = here and config.position.name in RELATIVE
-    return make("position", RELATIVE, config.position, mixer) if relative else mixer
+    return place_within(config.position, mixer, length) if here else mixer
 
 
 def frozen(value: Any) -> Any:
@@ -108,11 +108,6 @@ def frozen(value: Any) -> Any:
 def norm_of(config: c.Config) -> Callable[[int], Norm]:
     """Width -> norm."""
     return partial(make, "norm", NORMS, config.norm)
-
-
-def residual_of(config: c.Config) -> Callable[[int], Residual]:
-    """Width -> what stands around a sub-layer."""
-    return partial(make, "residual", RESIDUALS, config.residual, norm=norm_of(config))
 
 
 def ffn_of(config: c.Config) -> FeedForward | None:

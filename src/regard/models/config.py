@@ -214,7 +214,7 @@ class Config(Closed):
     dim: Size
     heads: Size
     layers: Depth
-    length: Annotated[int, Field(ge=1, le=1 << 32)] | None = None
+    length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     mixer: list[Part] = [Part(name="vanilla")]
     ffn: Part | None = Part(name="mlp")
     norm: Part = Part(name="layer")
@@ -239,6 +239,11 @@ class Config(Closed):
         if self.encoder is not None:
             check_turns("encoder.mixer", self.encoder.mixer, self.encoder.layers)
         return self
+
+    def but(self, **changes: Any) -> Config:
+        """The same with some keys changed, and checked: `config.but(mixer="fnet")`."""
+        same = {name: value for name, value in self if name not in changes}
+        return Config(**{**same, **changes})
 
     @property
     def tokens(self) -> Tokens | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from regard.models.config import Config, Language, Masked, Part, Patches, Tokens, listed, part
+from regard.models.config import Config, Head, Language, Masked, Part, Patches, Tokens, listed, part
 
 Mixing = str | Part | list[str | Part]
 WITH_BIAS = part("vanilla", bias=True)
@@ -12,7 +10,7 @@ WITH_BIAS = part("vanilla", bias=True)
 
 def bert(
     layers: int = 12, dim: int = 768, heads: int = 12, *, vocab: int = 30522, length: int = 512, mixer: Mixing = WITH_BIAS,
-    head: Any = Masked(), dropout: float = 0.1,
+    head: Head | None = Masked(), dropout: float = 0.1,
 ) -> Config:  # fmt: skip
     """BERT: an encoder with norms behind its sub-layers, learned positions and two types of tokens, which fills in masked
     tokens (Devlin et al. 2019, arXiv 1810.04805)."""
@@ -24,7 +22,7 @@ def bert(
 
 def gpt(
     layers: int = 12, dim: int = 768, heads: int = 12, *, vocab: int = 50257, length: int = 1024, mixer: Mixing = WITH_BIAS,
-    head: Any = Language(), dropout: float = 0.1,
+    head: Head | None = Language(), dropout: float = 0.1,
 ) -> Config:  # fmt: skip
     """GPT-2 and GPT-3: a decoder with norms before its sub-layers, learned positions and tied embeddings
     (Radford et al. 2019; Brown et al. 2020, arXiv 2005.14165).  GPT-3's layers take turns:
@@ -37,7 +35,7 @@ def gpt(
 
 def vit(
     layers: int = 12, dim: int = 768, heads: int = 12, *, image: int = 224, patch: int = 16, mixer: Mixing = WITH_BIAS,
-    head: Any = None, dropout: float = 0.0,
+    head: Head | None = None, dropout: float = 0.0,
 ) -> Config:  # fmt: skip
     """ViT: an encoder over the patches of a square image, with a class token and norms before its sub-layers
     (Dosovitskiy et al. 2021, arXiv 2010.11929)."""

@@ -107,6 +107,8 @@ def taken(x: Tensor, mask: Tensor, at: Tensor) -> Tensor:
 class Head(nn.Module, ABC):
     """Tokens (b n d), mask (b n) -> what the model says."""
 
+    pools: bool = False  # one answer for all tokens together
+
     @abstractmethod
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
@@ -151,7 +153,7 @@ class Predict(Head):
 
     def __init__(self, dim: int, outputs: int, *, pool: Pool | None = None, hidden: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
-        self.pool, self.hidden = pool, nn.Linear(dim, dim) if hidden else None
+        self.pool, self.hidden, self.pools = pool, nn.Linear(dim, dim) if hidden else None, pool is not None
         self.dropout, self.last = nn.Dropout(dropout), nn.Linear(dim, outputs)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -163,6 +165,8 @@ class Predict(Head):
 
 class PooledHead(Head):
     """One vector for all tokens, (b d); of length 1 where `unit`."""
+
+    pools = True
 
     def __init__(self, pool: Pool, *, unit: bool = False) -> None:
         super().__init__()

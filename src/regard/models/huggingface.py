@@ -147,9 +147,9 @@ def vit_config(their: Json, head: Head | None) -> Config:
 def t5_map(width: int, dim: int, *, scaled: bool) -> WeightMap:
     """The names of T5, for heads of this width and tokens of this one.
 
-    T5 does not scale its scores, and ours are over √e: so queries are √e times as large.  Where it is `scaled`, as
-    all but T5 1.1 are, it takes d^-½ of the last tokens, which goes into the gain of the last norm.  The table of distances, which the first layer
-    keeps for all, is copied into each.
+    T5 does not scale its scores, and ours are over √e: so queries are √e times as large.  Where it is `scaled`, as all but T5
+    1.1 are, it takes d^-½ of the last tokens, which goes into the gain of the last norm.  The table of distances, which the
+    first layer keeps for all, is copied into each.
     """
 
     def louder(weight: Tensor) -> Tensor:

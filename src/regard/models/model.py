@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from regard.block import Layer
+from regard.common import check_stream_length
 from regard.errors import Unsupported
 from regard.mixer import Mixer, State
 from regard.models.config import Config
@@ -57,8 +58,9 @@ class Trunk(nn.Module):
         """The next chunk -> (b n d) and the state for the chunk after it."""
         at, layers = (0, None) if state is None else state
         y, _ = self.embed(x, at=at)
+        check_stream_length(self.stack.length, at + y.shape[1])
         y, layers = self.stack.stream(y, layers, context=context, context_mask=context_mask)
-        return y if self.norm is None else self.norm(y), Reached(at + x.shape[1], layers)
+        return y if self.norm is None else self.norm(y), Reached(at + y.shape[1], layers)
 
 
 class Model(nn.Module, ABC):
@@ -90,7 +92,7 @@ class Encoder(Model):
 
     def attention(self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None) -> list[Tensor | None]:
         """The maps (b h n n), layer by layer; None for a layer whose mixer has none."""
-        return [seen.map() for seen in watched(self.trunk, lambda: self.trunk(x, mask, types=types))]
+        return maps_of(self.trunk, lambda: self.trunk(x, mask, types=types))
 
 
 class Decoder(Model):
@@ -102,19 +104,23 @@ class Decoder(Model):
         check_causal(trunk)
         self.trunk, self.head = trunk, head
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None) -> Tensor:
-        """The whole sequence; mask (b n), True = a real token."""
-        y, mask = self.trunk(x, mask, types=types)
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None, marks: Tensor | None = None
+    ) -> Tensor:
+        """The whole sequence, as for `Encoder`."""
+        y, mask = self.trunk(x, mask, types=types, marks=marks)
         return y if self.head is None else self.head(y, mask)
 
     def stream(self, x: Tensor, state: Reached | None = None) -> tuple[Tensor, Reached]:
         """The next chunk, of any length: what the whole would give for it, and the state for the chunk after it."""
+        if self.head is not None and self.head.pools:
+            raise Unsupported("its head gives one answer for all tokens, so there is none for a chunk")
         y, state = self.trunk.stream(x, state)
         return y if self.head is None else self.head(y), state
 
     def attention(self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None) -> list[Tensor | None]:
         """The maps (b h n n), layer by layer; None for a layer whose mixer has none."""
-        return [seen.map() for seen in watched(self.trunk, lambda: self.trunk(x, mask, types=types))]
+        return maps_of(self.trunk, lambda: self.trunk(x, mask, types=types))
 
 
 class Maps(NamedTuple):
@@ -200,6 +206,11 @@ class Seen(NamedTuple):
         if not self.mixer.can.maps:
             return None
         return self.mixer.attention(self.x, self.memory, mask=self.mask, marks=self.marks)
+
+
+def maps_of(module: nn.Module, call: Callable[[], object]) -> list[Tensor | None]:
+    """The maps of all mixers that a call runs, in order."""
+    return [seen.map() for seen in watched(module, call)]
 
 
 def outer_mixers(module: nn.Module) -> list[Mixer]:

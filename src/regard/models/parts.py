@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,6 +114,16 @@ def make(what: str, table: Mapping[str, Callable[..., Any]], part: Part, /, *fix
     return table[part.name](*fixed, **given, **part.arguments)
 
 
+def make_residual(part: Part, layers: int, norm: Callable[[int], Norm]) -> Callable[[int], Residual]:
+    """Width -> what stands around a sub-layer, in a stack of so many layers."""
+    return partial(make, "residual", RESIDUALS, part, norm=norm)
+
+
+def place_within(part: Part, mixer: Mixer, length: int | None) -> Mixer:
+    """The mixer with positions inside it, where the part names such a kind; else as it is."""
+    return make("position", RELATIVE, part, mixer) if part.name in RELATIVE else mixer
+
+
 def make_position(part: Part, **sizes: int | None) -> nn.Module:
     """What embeddings learn of positions: a part of `POSITIONS`, told the sizes that it takes; nothing, where mixers know them.
 
@@ -121,12 +132,12 @@ def make_position(part: Part, **sizes: int | None) -> nn.Module:
     if part.name in RELATIVE:
         return Nowhere()
     takes = inspect.signature(POSITIONS[part.name]).parameters if part.name in POSITIONS else ()
-    told = {name: size for name, size in sizes.items() if name in takes}
-    missing = [name for name, size in told.items() if size is None and name not in part.arguments]
+    told = {name: size for name, size in sizes.items() if name in takes and name not in part.arguments}
+    missing = [name for name, size in told.items() if size is None]
     if missing:
         hint = "give the configuration one" if missing == ["length"] else "they are for images"
         raise ValueError(f"positions of kind {part.name!r} need {' and '.join(missing)}: {hint}")
-    return make("position", {**RELATIVE, **POSITIONS}, part, **{name: size for name, size in told.items() if size is not None})
+    return make("position", {**RELATIVE, **POSITIONS}, part, **told)
 
 
 def activation_of(name: str) -> Callable[[Tensor], Tensor]:
