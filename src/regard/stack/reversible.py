@@ -90,7 +90,7 @@ class _Record:
 
     @contextmanager
     def precision(self) -> Iterator[None]:
-        """Autocast as it was; without its cache, in which weights of the first pass would stand without a graph."""
+        """Autocast as it was; without its cache, lest it serve the second pass weights of the first, which have no graph."""
         with torch.autocast(self.device, dtype=self.dtype, cache_enabled=False) if self.casts else nullcontext():
             yield
 
