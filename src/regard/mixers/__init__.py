@@ -36,8 +36,8 @@ from regard.mixers.xcit import ClassAttention, XCiT
 
 __all__ = [
     "AFT", "ISAB", "MAB", "PMA", "SAB", "Average", "AveragePool", "AxialPasses", "Branches", "ClassAttention",
-    "DeltaRule", "DynamicConv", "Embedded", "Fourier", "Funnel", "GatedLinear", "GatedMLP", "GatedRandomFeatures", "GaussianWindow",
-    "GlimpseRead", "GlimpseWrite", "GlobalLong", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver",
+    "DeltaRule", "DynamicConv", "Embedded", "Fourier", "Funnel", "GatedLinear", "GatedMLP", "GatedRandomFeatures",
+    "GaussianWindow", "GlimpseRead", "GlimpseWrite", "GlobalLong", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver",
     "Poolingformer", "RealFormer", "Recurrence", "Retention", "Sinkhorn", "SoftCells", "Star", "Synthesizer",
     "TaskAttention", "TokenMLP", "Tree", "XCiT", "collaborate", "narrow", "positioned",
 ]  # fmt: skip
