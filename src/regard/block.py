@@ -120,6 +120,10 @@ class Block(Layer):
     def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
         y, state = mixed(self.mixer, self.around_mixer.before(x, given.mask), given, state)
+        return self.finish(x, y, given), state
+
+    def finish(self, x: Tensor, y: Tensor, given: Given) -> Tensor:
+        """All that follows the mixing of x (b n d), whose result is y (b n d): for stacks that mix in their own way."""
         x = self.around_mixer.after(x, self.dropout(y), given.mask)
         if self.cross is not None and self.around_cross is not None:
             y = self.cross(self.around_cross.before(x, given.mask), given.context, mask=given.context_mask)
@@ -127,7 +131,7 @@ class Block(Layer):
         if self.ffn is not None and self.around_ffn is not None:
             y = self.ffn(self.around_ffn.before(x, given.mask), given.mask)
             x = self.around_ffn.after(x, self.dropout(y), given.mask)
-        return x, state
+        return x
 
 
 def mixed(mixer: Mixer, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:

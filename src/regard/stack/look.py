@@ -1,0 +1,133 @@
+"""Looking back at tokens of earlier calls: what stacks with a memory share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attend import check_mask
+from regard.attentions.cached import Cached, Place
+from regard.block import Block, Given, Layer
+from regard.errors import Unsupported
+from regard.mixer import MultiHead, State, check_batch, merge
+
+NO_MARKS = "marks are of the tokens of one call, and those of the memory have none"
+
+
+class Held(NamedTuple):
+    """Hidden states (b m d), None: none yet, and which of them are real, (b m), None: all."""
+
+    x: Tensor | None = None
+    mask: Tensor | None = None
+
+    def tokens(self) -> int:
+        """How many there are."""
+        return 0 if self.x is None else self.x.shape[1]
+
+    def add(self, new: Held) -> Held:
+        """Those of `new` behind these."""
+        if self.x is None or new.x is None:
+            return new if self.x is None else self
+        check_batch(self.x, new.x)
+        mask = None if self.mask is None or new.mask is None else torch.cat((self.mask, new.mask), 1)
+        return Held(torch.cat((self.x, new.x), 1), mask)
+
+    def cut(self, first: int, last: int) -> Held:
+        """Those from `first` on, before `last`."""
+        if self.x is None or first >= last:
+            return Held()
+        return Held(self.x[:, first:last], None if self.mask is None else self.mask[:, first:last])
+
+    def detached(self) -> Held:
+        """The same without their history; left-out ones are blank, for NaN times no gradient is NaN."""
+        if self.x is None:
+            return self
+        x = self.x.detach()
+        return Held(x if self.mask is None else x.masked_fill(~self.mask[..., None], 0), self.mask)
+
+
+class Looking(NamedTuple):
+    """A block whose mixer attends with keys that may stand anywhere."""
+
+    block: Block
+    mixer: MultiHead
+    inner: Cached
+
+    def before(self, held: Held) -> Tensor:
+        """What the mixer reads of hidden states, (b m d): normalised where the residual does so first, blank where left out."""
+        assert held.x is not None
+        x = self.block.around_mixer.before(held.x, held.mask)
+        return x if held.mask is None else x.masked_fill(~held.mask[..., None], 0)
+
+    def over(self, q: Tensor, k: Tensor, v: Tensor, place: Place, mask: Tensor | None) -> Tensor:
+        """Queries (b h n e) over keys and values (b h m e), merged and projected: (b n d)."""
+        return self.mixer.out(merge(self.inner.over(q, k, v, place, mask=mask)))
+
+
+def looks(layer: Layer) -> Looking | None:
+    """The parts of a block that can be shown hidden states from before; None for any other layer."""
+    if isinstance(layer, Block) and isinstance(layer.mixer, MultiHead) and isinstance(layer.mixer.inner, Cached):
+        return Looking(layer, layer.mixer, layer.mixer.inner)
+    return None
+
+
+def looking(layer: Layer, why: str) -> Looking:
+    """The same, where any other layer raises, with `why` it must be such a block."""
+    found = looks(layer)
+    if found is None:
+        raise Unsupported(f"{named(layer)} has no keys that may stand anywhere, and {why}")
+    return found
+
+
+def named(layer: Layer) -> str:
+    """What to call a layer in a message."""
+    return layer.mixer.name if isinstance(layer, Block) else type(layer).__name__
+
+
+def check_causal(layers: Sequence[Layer], what: str) -> None:
+    """All layers must be causal for what goes through time."""
+    for i, layer in enumerate(layers):
+        if not layer.causal:
+            raise Unsupported(
+                f"{what} goes through time, and layer {i} ({named(layer)}) was not built causal: build it causal=True"
+            )
+
+
+def check_given(stack: Layer, x: Tensor, given: Given) -> None:
+    """Refuse what is not promised, and say what is malformed: x is (b n d), and a mask (b n)."""
+    for promise, what in (("mask", given.mask), ("marks", given.marks)):
+        reason = stack.can.reason(promise)
+        if what is not None and reason is not None:
+            raise Unsupported(f"{type(stack).__name__} takes no {promise}: {reason}")
+    if x.dim() != 3 or x.shape[2] != stack.dim:
+        raise ValueError(f"x must have shape (b n {stack.dim}), not {tuple(x.shape)}")
+    check_mask(given.mask, (x.shape[0], x.shape[1]), "mask")
+
+
+def detached(state: State) -> State:
+    """A state of any layer, cut from its history: the values stay, no gradient flows back through it."""
+    if isinstance(state, Tensor):
+        return state.detach()
+    if isinstance(state, tuple):
+        parts = map(detached, state)
+        return tuple(parts) if type(state) is tuple else type(state)(*parts)  # a NamedTuple takes its fields one by one
+    if isinstance(state, list):
+        return [detached(part) for part in state]
+    if state is None or isinstance(state, int | float | str):
+        return state
+    raise TypeError(f"a state is made of tensors, numbers and tuples of them, not of {type(state).__name__}")
+
+
+def recall(look: Looking, past: Held, x: Tensor, given: Given, at: int) -> Tensor:
+    """The block on x (b n d), which stands from position `at` on: queries of x, keys and values of the past and of x.
+
+    The past stands right before x, one position each.
+    """
+    both = past.add(Held(x, given.mask))
+    seen = look.before(both)
+    q, k, v = look.mixer.project(seen[:, past.tokens() :], seen)
+    y = look.over(q, k, v, Place(look.inner.past, at, at - past.tokens()), both.mask)
+    return look.block.finish(x, y, given)
