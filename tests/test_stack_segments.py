@@ -1,12 +1,10 @@
 """Segment recurrence: values go from segment to segment, gradients do not."""
 
-import math
-
 import pytest
 import torch
-import torch.nn.functional as F
 
 import regard
+from oracles import stacks
 from regard import SoftmaxAttention
 from regard.block import Block, Given
 from regard.ffn import MLP
@@ -38,33 +36,6 @@ def streamed(layers, x, sizes):
 
 
 # ---------------------------------------------------------------------------------------------- the oracle
-def naive_block(layer, past, now, first, slopes, keep, pre):
-    """One block on the tokens `now` of one example, by loops; `past` are detached; `first` is the position of past[0]."""
-    mixer, residual, feed = layer.mixer, layer.around_mixer, layer.around_ffn
-    norm = [(lambda t, r=r: F.layer_norm(t, (DIM,), r.norm.gain, r.norm.bias)) for r in (residual, feed)]
-    every = [*past, *now]
-    read = [norm[0](t) if pre else t for t in every]
-    out, e = [], DIM // HEADS
-    for i in range(len(past), len(every)):
-        heads = []
-        for h in range(HEADS):
-            part = slice(h * e, (h + 1) * e)
-            q = mixer.q.weight[part] @ read[i]
-            allowed = [j for j in range(i + 1) if keep[first + j]]
-            scores = [q @ (mixer.k.weight[part] @ read[j]) / math.sqrt(e) - slopes[h] * (i - j) for j in allowed]
-            if allowed:
-                weights = torch.stack(scores).softmax(0)
-                heads.append(sum(w * (mixer.v.weight[part] @ read[j]) for w, j in zip(weights, allowed, strict=True)))
-            else:
-                heads.append(q * 0)
-        x = every[i] + mixer.out.weight @ torch.cat(heads)
-        x = x if pre else norm[0](x)
-        y = layer.ffn.down.weight @ F.gelu(layer.ffn.up.weight @ (norm[1](x) if pre else x) + layer.ffn.up.bias)
-        x = x + y + layer.ffn.down.bias
-        out.append(x if pre else norm[1](x))
-    return out
-
-
 def naive(layers, x, segment, memory, slopes, mask, pre):
     """All segments of all examples."""
     results = []
@@ -74,7 +45,7 @@ def naive(layers, x, segment, memory, slopes, mask, pre):
             now = list(row[start : start + segment])
             for i, layer in enumerate(layers):
                 past = held[i][-memory:] if memory else []
-                after = naive_block(layer, past, now, start - len(past), slopes, keep, pre)
+                after = stacks.block(layer, past, now, keep[start - len(past) :], slopes, pre)
                 held[i] += [t.detach() for t in now]
                 now = after
             done += now
@@ -182,7 +153,7 @@ def test_the_state_is_bounded(rand):
     stack, state = Segments(blocks(), segment=4, memory=6), None
     for i, token in enumerate(rand(1, 40, DIM).split(1, 1)):
         _, state = stack.stream(token, state)
-        assert all(held.tokens() <= 6 + (i + 1) % 4 for held in state.layers)
+        assert all(held.tokens <= 6 + (i + 1) % 4 for held in state.layers)
     assert state.next == 40 and state.layers[0].x.shape == (1, 6, DIM)
 
 

@@ -18,33 +18,34 @@ NO_MARKS = "marks are of the tokens of one call, and those of the memory have no
 
 
 class Held(NamedTuple):
-    """Hidden states (b m d), None: none yet, and which of them are real, (b m), None: all."""
+    """Hidden states (b m d), and which of them are real, (b m), None: all."""
 
-    x: Tensor | None = None
+    x: Tensor
     mask: Tensor | None = None
 
+    @property
     def tokens(self) -> int:
         """How many there are."""
-        return 0 if self.x is None else self.x.shape[1]
+        return self.x.shape[1]
 
-    def add(self, new: Held) -> Held:
-        """Those of `new` behind these."""
-        if self.x is None or new.x is None:
-            return new if self.x is None else self
-        check_batch(self.x, new.x)
-        mask = None if self.mask is None or new.mask is None else torch.cat((self.mask, new.mask), 1)
-        return Held(torch.cat((self.x, new.x), 1), mask)
+    def after(self, past: Held | None) -> Held:
+        """These behind those of the past."""
+        if past is None:
+            return self
+        check_batch(past.x, self.x)
+        mask = None if past.mask is None or self.mask is None else torch.cat((past.mask, self.mask), 1)
+        return Held(torch.cat((past.x, self.x), 1), mask)
 
     def cut(self, first: int, last: int) -> Held:
         """Those from `first` on, before `last`."""
-        if self.x is None or first >= last:
-            return Held()
         return Held(self.x[:, first:last], None if self.mask is None else self.mask[:, first:last])
+
+    def last(self, count: int) -> Held:
+        """The last of them, at most so many."""
+        return self.cut(max(0, self.tokens - count), self.tokens)
 
     def detached(self) -> Held:
         """The same without their history; left-out ones are blank, for NaN times no gradient is NaN."""
-        if self.x is None:
-            return self
         x = self.x.detach()
         return Held(x if self.mask is None else x.masked_fill(~self.mask[..., None], 0), self.mask)
 
@@ -58,7 +59,6 @@ class Looking(NamedTuple):
 
     def before(self, held: Held) -> Tensor:
         """What the mixer reads of hidden states, (b m d): normalised where the residual does so first, blank where left out."""
-        assert held.x is not None
         x = self.block.around_mixer.before(held.x, held.mask)
         return x if held.mask is None else x.masked_fill(~held.mask[..., None], 0)
 
@@ -121,13 +121,12 @@ def detached(state: State) -> State:
     raise TypeError(f"a state is made of tensors, numbers and tuples of them, not of {type(state).__name__}")
 
 
-def recall(look: Looking, past: Held, x: Tensor, given: Given, at: int) -> Tensor:
+def recall(look: Looking, past: Held | None, x: Tensor, given: Given, at: int) -> Tensor:
     """The block on x (b n d), which stands from position `at` on: queries of x, keys and values of the past and of x.
 
     The past stands right before x, one position each.
     """
-    both = past.add(Held(x, given.mask))
-    seen = look.before(both)
-    q, k, v = look.mixer.project(seen[:, past.tokens() :], seen)
-    y = look.over(q, k, v, Place(look.inner.past, at, at - past.tokens()), both.mask)
-    return look.block.finish(x, y, given)
+    both = Held(x, given.mask).after(past)
+    seen, before = look.before(both), both.tokens - x.shape[1]
+    q, k, v = look.mixer.project(seen[:, before:], seen)
+    return look.block.finish(x, look.over(q, k, v, Place(look.inner.past, at, at - before), both.mask), given)

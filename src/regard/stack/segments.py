@@ -57,18 +57,17 @@ class Recent(Memory):
         check_whole(0, memory=size)
         self.size = size
 
-    def start(self, layer: Layer) -> Held:
+    def start(self, layer: Layer) -> None:
         """Nothing."""
-        return Held()
 
-    def step(self, layer: Layer, x: Tensor, given: Given, state: Held, at: int) -> tuple[Tensor, Held]:
+    def step(self, layer: Layer, x: Tensor, given: Given, state: Held | None, at: int) -> tuple[Tensor, Held]:
         """See `Memory`."""
         y = recall(looking(layer, ASKED), state, x, given, at)
-        return y, state.add(Held(x, given.mask))
+        return y, Held(x, given.mask).after(state)
 
     def close(self, layer: Layer, state: Held, size: int) -> Held:
         """The last of them, detached."""
-        return state.cut(max(0, state.tokens() - self.size), state.tokens()).detached()
+        return state.last(self.size).detached()
 
     def extra_repr(self) -> str:
         """Shown by print."""
