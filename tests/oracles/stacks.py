@@ -29,10 +29,11 @@ def read(mixer, query, seen, gaps, slopes):
     return torch.cat(out)
 
 
-def token(layer, x, seen, gaps, slopes, pre):
-    """One token x (d) after a block that looks at the hidden states `seen`, so many positions back."""
+def token(layer, x, seen, gaps, slopes, pre, reader=None):
+    """One token x (d) after a block that looks at hidden states, so many positions back; `reader` has the norm for those."""
     first, second, feed = layer.around_mixer, layer.around_ffn, layer.ffn
-    query, seen = (normed(x, first), [normed(t, first) for t in seen]) if pre else (x, seen)
+    other = first if reader is None else reader.around_mixer
+    query, seen = (normed(x, first), [normed(t, other) for t in seen]) if pre else (x, seen)
     x = x + layer.mixer.out.weight @ read(layer.mixer, query, seen, gaps, slopes)
     x = x if pre else normed(x, first)
     inside = feed.up.weight @ (normed(x, second) if pre else x) + feed.up.bias

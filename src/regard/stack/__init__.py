@@ -2,6 +2,7 @@
 
 from regard.stack.compress import Compress, Convolution, MaxPool, MeanPool, MostUsed
 from regard.stack.compressive import AttentionReconstruction, AutoEncoding, Compressive, Reconstruction
+from regard.stack.feedback import Feedback
 from regard.stack.look import detached
 from regard.stack.plain import Plain
 from regard.stack.segments import Carried, Memory, Recent, Segments
@@ -13,6 +14,7 @@ __all__ = [
     "Compress",
     "Compressive",
     "Convolution",
+    "Feedback",
     "MaxPool",
     "MeanPool",
     "Memory",

@@ -45,7 +45,7 @@ class Held(NamedTuple):
         return self.cut(max(0, self.tokens - count), self.tokens)
 
     def detached(self) -> Held:
-        """The same without their history; left-out ones are blank, for NaN times no gradient is NaN."""
+        """The same without their history; left-out ones are blank."""
         x = self.x.detach()
         return Held(x if self.mask is None else x.masked_fill(~self.mask[..., None], 0), self.mask)
 
@@ -61,6 +61,11 @@ class Looking(NamedTuple):
         """What the mixer reads of hidden states, (b m d): normalised where the residual does so first, blank where left out."""
         x = self.block.around_mixer.before(held.x, held.mask)
         return x if held.mask is None else x.masked_fill(~held.mask[..., None], 0)
+
+    def keys(self, held: Held) -> tuple[Tensor, Tensor]:
+        """Keys and values of hidden states, (b h m e)."""
+        _, k, v = self.mixer.project(self.before(held), None)
+        return k, v
 
     def over(self, q: Tensor, k: Tensor, v: Tensor, place: Place, mask: Tensor | None) -> Tensor:
         """Queries (b h n e) over keys and values (b h m e), merged and projected: (b n d)."""
@@ -96,8 +101,8 @@ def check_causal(layers: Sequence[Layer], what: str) -> None:
             )
 
 
-def check_given(stack: Layer, x: Tensor, given: Given) -> None:
-    """Refuse what is not promised, and say what is malformed: x is (b n d), and a mask (b n)."""
+def checked(stack: Layer, x: Tensor, given: Given) -> Tensor:
+    """Refuse what is not promised, say what is malformed, and blank what is left out: x (b n d), a mask (b n)."""
     for promise, what in (("mask", given.mask), ("marks", given.marks)):
         reason = stack.can.reason(promise)
         if what is not None and reason is not None:
@@ -105,6 +110,7 @@ def check_given(stack: Layer, x: Tensor, given: Given) -> None:
     if x.dim() != 3 or x.shape[2] != stack.dim:
         raise ValueError(f"x must have shape (b n {stack.dim}), not {tuple(x.shape)}")
     check_mask(given.mask, (x.shape[0], x.shape[1]), "mask")
+    return x if given.mask is None else x.masked_fill(~given.mask[..., None], 0)
 
 
 def detached(state: State) -> State:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.block import Given, Layer
 from regard.errors import Unsupported, check_whole
 from regard.mixer import Can, State
-from regard.stack.look import NO_MARKS, Held, check_causal, check_given, detached, looking, looks, named, recall
+from regard.stack.look import NO_MARKS, Held, check_causal, checked, detached, looking, looks, named, recall
 from regard.stack.plain import shared_promises
 
 NO_MASK = "a layer carries a state of its own from segment to segment, and a state takes no mask"
@@ -129,7 +129,7 @@ class Segments(Layer):
 
     def run(self, x: Tensor, given: Given, state: Walk | None) -> tuple[Tensor, Walk | None]:
         """See `Layer`.  The whole is all segments one after the other, the first without a memory."""
-        check_given(self, x, given)
+        x = checked(self, x, given)
         here, parts = self.start() if state is None else state, [x[:, :0]]
         for piece, mask in self._pieces(x, given.mask, here.next):
             y, here = self._step(piece, given._replace(mask=mask), here)
