@@ -3,6 +3,7 @@
 from regard.stack.compress import Compress, Convolution, MaxPool, MeanPool, MostUsed
 from regard.stack.compressive import AttentionReconstruction, AutoEncoding, Compressive, Reconstruction
 from regard.stack.feedback import Feedback
+from regard.stack.funnel import Funnel
 from regard.stack.look import detached
 from regard.stack.plain import Plain
 from regard.stack.segments import Carried, Memory, Recent, Segments
@@ -15,6 +16,7 @@ __all__ = [
     "Compressive",
     "Convolution",
     "Feedback",
+    "Funnel",
     "MaxPool",
     "MeanPool",
     "Memory",
