@@ -99,7 +99,7 @@ class Segments(Layer):
         h̃ = [stop_gradient(h^{l-1} of the last `memory` tokens before τ) ; h_τ^{l-1}],   q of h_τ, k and v of h̃
 
     A token at position t thus sees the positions from s − memory to t, where s is the first of its segment; with L layers
-    the past that has a say is L times as long.  Positions are absolute and go on, so the attention should know positions by
+    the past that has a say is about L times as long.  Positions are absolute and go on, so the attention should know positions by
     their difference alone, as with a relative prior.
 
     Blocks of `MultiHead` over a pattern hold hidden states.  Any other layer that streams (linear attention, recurrences)
