@@ -75,8 +75,8 @@ def test_low_layers_see_what_high_layers_made(rand):
     heard = []
     with torch.no_grad():
         stack.weights.copy_(torch.tensor([-50.0, -50.0, 50.0]))
-    finish = stack.layers[0].finish
-    stack.layers[0].finish = lambda x, y, given: heard.append(y) or finish(x, y, given)
+    join = stack.layers[0].join
+    stack.layers[0].join = lambda x, y, given: heard.append(y) or join(x, y, given)
     stack(x)
     with torch.no_grad():
         stack.layers[1].ffn.down.bias.copy_(rand(DIM))

@@ -104,9 +104,8 @@ class Block(Layer):
         for part, name in ((ffn, "ffn"), (cross, "cross")):
             if part is not None and part.dim != mixer.dim:
                 raise ValueError(f"{name} is {part.dim} wide, and the mixer {mixer.dim}")
-        if cross is not None and (cross.causal or not cross.can.cross):
-            why = "it was built causal" if cross.causal else cross.can.reason("cross")
-            raise Unsupported(f"{cross.name} cannot look at the context: {why}")
+        if cross is not None:
+            check_looks(cross)
         self.mixer, self.cross, self.ffn = mixer, cross, ffn
         self.around_mixer = residual(self.dim)
         self.around_cross = None if cross is None else residual(self.dim)
@@ -120,10 +119,10 @@ class Block(Layer):
     def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
         y, state = mixed(self.mixer, self.around_mixer.before(x, given.mask), given, state)
-        return self.finish(x, y, given), state
+        return self.join(x, y, given), state
 
-    def finish(self, x: Tensor, y: Tensor, given: Given) -> Tensor:
-        """All that follows the mixing of x (b n d), whose result is y (b n d): for stacks that mix in their own way."""
+    def join(self, x: Tensor, y: Tensor, given: Given) -> Tensor:
+        """What the block makes of the stream x (b n d) once its mixer has made y (b n d) of what stands before it."""
         x = self.around_mixer.after(x, self.dropout(y), given.mask)
         if self.cross is not None and self.around_cross is not None:
             y = self.cross(self.around_cross.before(x, given.mask), given.context, mask=given.context_mask)
@@ -132,6 +131,13 @@ class Block(Layer):
             y = self.ffn(self.around_ffn.before(x, given.mask), given.mask)
             x = self.around_ffn.after(x, self.dropout(y), given.mask)
         return x
+
+
+def check_looks(cross: Mixer) -> None:
+    """The mixer must be able to ask another sequence."""
+    if cross.causal or not cross.can.cross:
+        why = "it was built causal" if cross.causal else cross.can.reason("cross")
+        raise Unsupported(f"{cross.name} cannot look at the context: {why}")
 
 
 def mixed(mixer: Mixer, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:

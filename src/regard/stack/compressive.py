@@ -15,14 +15,14 @@ from regard.errors import check_positive, check_whole
 from regard.mixer import identity
 from regard.notes import tell
 from regard.stack.compress import Compress, Convolution
-from regard.stack.look import Held, Looking, looking, recall
+from regard.stack.look import Attending, Held, attending, recall
 from regard.stack.segments import ASKED, Memory
 
 
 class Ask(NamedTuple):
     """The content-based attention of a block with its weights held fixed: no positions, no pattern, and scores over √e."""
 
-    look: Looking
+    look: Attending
     segment: Held
 
     def projected(self, held: Held) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,7 +50,7 @@ class Ask(NamedTuple):
 class _Projection(nn.Module):
     """What a block makes of hidden states before it attends."""
 
-    def __init__(self, look: Looking) -> None:
+    def __init__(self, look: Attending) -> None:
         super().__init__()
         self.block: Block = look.block
         self.look = look
@@ -152,7 +152,7 @@ class Compressive(Memory):
     def step(self, layer: Layer, x: Tensor, given: Given, state: Pair, at: int) -> tuple[Tensor, Pair]:
         """See `Memory`."""
         past = state.old if state.recent is None else state.recent.after(state.old)
-        y = recall(looking(layer, ASKED), past, x, given, at)
+        y = recall(attending(layer, ASKED), past, x, given, at)
         return y, state._replace(recent=Held(x, given.mask).after(state.recent))
 
     def close(self, layer: Layer, state: Pair, size: int) -> Pair:
@@ -162,7 +162,7 @@ class Compressive(Memory):
         leaving = max(0, held.tokens - self.recent) // rate * rate
         if not leaving:
             return Pair(state.old, held)
-        new = self._compressed(Ask(looking(layer, ASKED), held.last(size)), held.cut(0, leaving))
+        new = self._compressed(Ask(attending(layer, ASKED), held.last(size)), held.cut(0, leaving))
         return Pair(new.after(state.old).last(self.compressed), held.cut(leaving, held.tokens))
 
     def _compressed(self, ask: Ask, old: Held) -> Held:

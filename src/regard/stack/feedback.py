@@ -12,7 +12,7 @@ from regard.attentions.cached import Place
 from regard.block import Block, Given, Layer
 from regard.errors import check_whole
 from regard.mixer import Can, check_batch, merge, split
-from regard.stack.look import NO_MARKS, Held, Looking, check_causal, checked, looking
+from regard.stack.look import NO_MARKS, Attending, Held, attending, check_causal, checked
 from regard.stack.plain import shared_promises
 
 ASKS = "feedback shows each layer the memory as keys"
@@ -28,7 +28,7 @@ class Memories(NamedTuple):
 
 
 class Feedback(Layer):
-    """Each token looks, in every layer, at memories of the tokens before it, and leaves one (Fan et al. 2020, arXiv
+    """Each token attends, in every layer, at memories of the tokens before it, and leaves one (Fan et al. 2020, arXiv
     2002.09402):
 
         z_t^l = attention(h_t^{l-1}; m_{t-span} .. m_{t-1}),      m_t = Σ_{l=0..L} softmax(w)_l h_t^l
@@ -74,16 +74,16 @@ class Feedback(Layer):
             parts.append(y)
         return torch.cat(parts, 1), None if state is None else here
 
-    def _token(self, looks: Sequence[Looking], x: Tensor, given: Given, here: Memories) -> tuple[Tensor, Memories]:
+    def _token(self, looks: Sequence[Attending], x: Tensor, given: Given, here: Memories) -> tuple[Tensor, Memories]:
         """All layers on one token, (b 1 d), and the memory that it leaves."""
         every = [x]
         for i, look in enumerate(looks):
-            x = look.block.finish(x, _read(look, x, given, here, 0 if self.shared else i), given)
+            x = look.block.join(x, _read(look, x, given, here, 0 if self.shared else i), given)
             every.append(x)
         m = torch.stack(every, -1) @ self.weights.softmax(0)
-        return x, self._grown(looks[:1] if self.shared else looks, Held(m, given.mask), here)
+        return x, self._grown(looks[:1] if self.shared else attends, Held(m, given.mask), here)
 
-    def _grown(self, looks: Sequence[Looking], new: Held, here: Memories) -> Memories:
+    def _grown(self, looks: Sequence[Attending], new: Held, here: Memories) -> Memories:
         """The memories with one more, and without the one beyond the span."""
         first = 0 if self.span is None or here.next < self.span else 1
         pairs = [look.keys(new) for look in looks]
@@ -91,8 +91,8 @@ class Feedback(Layer):
         mask = new.mask if here.mask is None or new.mask is None else torch.cat((here.mask[:, first:], new.mask), 1)
         return Memories(k, v, mask, here.next + 1)
 
-    def _looks(self) -> list[Looking]:
-        return [looking(layer, ASKS) for layer in self.layers]
+    def _looks(self) -> list[Attending]:
+        return [attending(layer, ASKS) for layer in self.layers]
 
     def extra_repr(self) -> str:
         """Shown by print."""
@@ -104,7 +104,7 @@ def _joined(old: tuple[Tensor, ...], new: Sequence[Tensor], first: int) -> tuple
     return tuple(torch.cat((a[:, :, first:], b), 2) for a, b in zip(old, new, strict=True)) if old else tuple(new)
 
 
-def _read(look: Looking, x: Tensor, given: Given, here: Memories, i: int) -> Tensor:
+def _read(look: Attending, x: Tensor, given: Given, here: Memories, i: int) -> Tensor:
     """What one token, (b 1 d), reads in the memories; nothing where there are none."""
     q = split(look.mixer.q(look.before(Held(x, given.mask))), look.mixer.heads)
     if not here.k:
@@ -113,7 +113,7 @@ def _read(look: Looking, x: Tensor, given: Given, here: Memories, i: int) -> Ten
     return look.over(q, here.k[i], here.v[i], place, here.mask)
 
 
-def _share(looks: Sequence[Looking]) -> None:
+def _share(looks: Sequence[Attending]) -> None:
     """One projection to keys and one to values, for all."""
     first, *others = [look.mixer for look in looks]
     for mixer in others:

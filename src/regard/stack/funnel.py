@@ -102,4 +102,4 @@ def _ask(block: Block, short: Tensor, x: Tensor, given: Given, below: Given) -> 
     """A block whose pooled tokens, short (b p d), ask all of x (b n d); `given` is of the first, `below` of the second."""
     before = block.around_mixer.before
     y = block.mixer(before(short, given.mask), before(x, below.mask), mask=below.mask)
-    return block.finish(short, y, given)
+    return block.join(short, y, given)

@@ -1,4 +1,4 @@
-"""Looking back at tokens of earlier calls: what stacks with a memory share."""
+"""Attending back at tokens of earlier calls: what stacks with a memory share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Held(NamedTuple):
         return Held(x if self.mask is None else x.masked_fill(~self.mask[..., None], 0), self.mask)
 
 
-class Looking(NamedTuple):
+class Attending(NamedTuple):
     """A block whose mixer attends with keys that may stand anywhere."""
 
     block: Block
@@ -72,16 +72,16 @@ class Looking(NamedTuple):
         return self.mixer.out(merge(self.inner.over(q, k, v, place, mask=mask)))
 
 
-def looks(layer: Layer) -> Looking | None:
+def attends(layer: Layer) -> Attending | None:
     """The parts of a block that can be shown hidden states from before; None for any other layer."""
     if isinstance(layer, Block) and isinstance(layer.mixer, MultiHead) and isinstance(layer.mixer.inner, Cached):
-        return Looking(layer, layer.mixer, layer.mixer.inner)
+        return Attending(layer, layer.mixer, layer.mixer.inner)
     return None
 
 
-def looking(layer: Layer, why: str) -> Looking:
+def attending(layer: Layer, why: str) -> Attending:
     """The same, where any other layer raises, with `why` it must be such a block."""
-    found = looks(layer)
+    found = attends(layer)
     if found is None:
         raise Unsupported(f"{named(layer)} has no keys that may stand anywhere, and {why}")
     return found
@@ -127,7 +127,7 @@ def detached(state: State) -> State:
     raise TypeError(f"a state is made of tensors, numbers and tuples of them, not of {type(state).__name__}")
 
 
-def recall(look: Looking, past: Held | None, x: Tensor, given: Given, at: int) -> Tensor:
+def recall(look: Attending, past: Held | None, x: Tensor, given: Given, at: int) -> Tensor:
     """The block on x (b n d), which stands from position `at` on: queries of x, keys and values of the past and of x.
 
     The past stands right before x, one position each.
@@ -135,4 +135,4 @@ def recall(look: Looking, past: Held | None, x: Tensor, given: Given, at: int) -
     both = Held(x, given.mask).after(past)
     seen, before = look.before(both), both.tokens - x.shape[1]
     q, k, v = look.mixer.project(seen[:, before:], seen)
-    return look.block.finish(x, look.over(q, k, v, Place(look.inner.past, at, at - before), both.mask), given)
+    return look.block.join(x, look.over(q, k, v, Place(look.inner.past, at, at - before), both.mask), given)

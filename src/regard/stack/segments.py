@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.block import Given, Layer
 from regard.errors import Unsupported, check_whole
 from regard.mixer import Can, State
-from regard.stack.look import NO_MARKS, Held, check_causal, checked, detached, looking, looks, named, recall
+from regard.stack.look import NO_MARKS, Held, attending, attends, check_causal, checked, detached, named, recall
 from regard.stack.plain import shared_promises
 
 NO_MASK = "a layer carries a state of its own from segment to segment, and a state takes no mask"
@@ -62,7 +62,7 @@ class Recent(Memory):
 
     def step(self, layer: Layer, x: Tensor, given: Given, state: Held | None, at: int) -> tuple[Tensor, Held]:
         """See `Memory`."""
-        y = recall(looking(layer, ASKED), state, x, given, at)
+        y = recall(attending(layer, ASKED), state, x, given, at)
         return y, Held(x, given.mask).after(state)
 
     def close(self, layer: Layer, state: Held, size: int) -> Held:
@@ -99,8 +99,8 @@ class Segments(Layer):
         h̃ = [stop_gradient(h^{l-1} of the last `memory` tokens before τ) ; h_τ^{l-1}],   q of h_τ, k and v of h̃
 
     A token at position t thus sees the positions from s − memory to t, where s is the first of its segment; with L layers
-    the past that has a say is about L times as long.  Positions are absolute and go on, so the attention should know positions by
-    their difference alone, as with a relative prior.
+    the past that has a say is about L times as long.  Positions are absolute and go on, so the attention should know
+    positions by their difference alone, as with a relative prior.
 
     Blocks of `MultiHead` over a pattern hold hidden states.  Any other layer that streams (linear attention, recurrences)
     holds its own state, detached where a segment ends; `memory` does not bound that.
@@ -158,7 +158,7 @@ class Segments(Layer):
 
 
 def _check_memory(layers: Sequence[Layer], memory: int | Callable[[int], Memory] | None) -> None:
-    asks = [layer for layer in layers if looks(layer) is not None]
+    asks = [layer for layer in layers if attends(layer) is not None]
     if asks and memory is None:
         raise ValueError(f"{named(asks[0])} looks back at hidden states: say how many it keeps, as memory=128")
     if not asks and memory is not None:
@@ -167,7 +167,7 @@ def _check_memory(layers: Sequence[Layer], memory: int | Callable[[int], Memory]
 
 def _memory(layer: Layer, memory: int | Callable[[int], Memory] | None) -> Memory:
     """What a layer keeps: hidden states where it can be asked about them, else its own state."""
-    if looks(layer) is not None and memory is not None:
+    if attends(layer) is not None and memory is not None:
         return memory(layer.dim) if callable(memory) else Recent(memory)
     if not layer.can.stream:
         raise Unsupported(f"{named(layer)} can neither look back at hidden states nor stream: {layer.can.reason('stream')}")
