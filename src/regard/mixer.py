@@ -6,13 +6,14 @@ Letters, everywhere: b examples, h heads, n queries, m keys, d width of a token,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard.attend import check_mask
 from regard.errors import Unsupported, check_whole
+from regard.position.turn import Turn
 
 State = Any  # what a mixer carries from chunk to chunk; its own affair
 
@@ -27,6 +28,7 @@ PROMISES = {
 }
 
 
+NO_COMMON_PLACES = "positions turn its queries and keys, and those of two sequences are not comparable"
 NO_MARKS = "no part of it asks for marked tokens"
 
 
@@ -188,6 +190,7 @@ class Attention(nn.Module, ABC):
     shares: bool = False  # takes fewer heads of keys than of queries
     asks_queries: bool = False  # is told which queries are real: attend(..., real=), (b n), left out where all are
     keyless: bool = False  # keys are made of the queries, so there is no projection to keys
+    turnless: str | None = None  # why queries and keys may not be turned by their positions; None: they may
 
     @abstractmethod
     def attend(
@@ -200,19 +203,28 @@ class Attention(nn.Module, ABC):
         raise Unsupported(f"{type(self).__name__} cannot run chunk by chunk")
 
 
+class Standing(NamedTuple):
+    """The state of a `MultiHead` that turns: the position of the next token, and the state of its attention."""
+
+    at: int
+    inner: State
+
+
 class MultiHead(Mixer):
     """Project to heads, attend, merge: out = W⁰ [head_1 .. head_h] (Vaswani et al. 2017, arXiv 1706.03762).
 
     kv_heads   fewer heads of keys and values, each shared by heads / kv_heads queries
     bias       whether the projections have one
     project    False: no projections at all, tokens attend as they are
+    turn       turns queries and keys by their positions, such as `Rope()`
     """
 
     def __init__(
         self, dim: int, heads: int, attention: Attention, *, kv_heads: int | None = None, causal: bool = False,
-        bias: bool = False, project: bool = True,
+        bias: bool = False, project: bool = True, turn: Turn | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(dim, can=attention.can, causal=causal, length=attention.length, name=type(attention).__name__)
+        can = attention.can if turn is None else attention.can & Can(takes_marks=True, cross=NO_COMMON_PLACES)
+        super().__init__(dim, can=can, causal=causal, length=attention.length, name=type(attention).__name__)
         kv_heads = heads if kv_heads is None else kv_heads
         check_heads(dim, heads)
         check_whole(1, kv_heads=kv_heads)
@@ -222,7 +234,9 @@ class MultiHead(Mixer):
             raise ValueError("without projections there are as many heads of keys as of queries")
         if attention.heads not in (None, heads):
             raise ValueError(f"the attention was made for {attention.heads} heads, not for {heads}")
-        self.heads, self.kv_heads, self.inner = heads, kv_heads, attention
+        if turn is not None and attention.turnless is not None:
+            raise Unsupported(f"{self.name} cannot turn its queries and keys: {attention.turnless}")
+        self.heads, self.kv_heads, self.inner, self.turn = heads, kv_heads, attention, turn
         kv = dim // heads * kv_heads
         projections: list[nn.Module] = [
             nn.Linear(dim, width, bias=bias) if project else nn.Identity() for width in (dim, kv, kv, dim)
@@ -234,8 +248,8 @@ class MultiHead(Mixer):
             del self.k
 
     def start(self) -> State:
-        """The state of the attention before the first chunk."""
-        return self.inner.start()
+        """The state of the attention before the first chunk, and the position where that would be lost."""
+        return self.inner.start() if self.turn is None else Standing(0, self.inner.start())
 
     def mix(
         self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State, marks: Tensor | None = None
@@ -248,21 +262,28 @@ class MultiHead(Mixer):
         self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State, marks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """All but the last projection: the results of the heads side by side, (b n d)."""
-        q, k, v = self.project(x, memory)
+        at, inner = state if isinstance(state, Standing) else (0, state)
+        q, k, v = self.project(x, memory, at)
         more = self._more(memory, mask, marks)
-        y, state = self.inner.attend(q, k, v, causal=self.causal, mask=mask, state=state, **more)
-        return merge(y), state
+        y, inner = self.inner.attend(q, k, v, causal=self.causal, mask=mask, state=inner, **more)
+        return merge(y), Standing(at + x.shape[1], inner) if isinstance(state, Standing) else inner
 
-    def project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (b h n e), keys and values (b h m e), or fewer heads of them where the attention shares them."""
+    def project(self, x: Tensor, memory: Tensor | None, at: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (b h n e), keys and values (b h m e), or fewer heads of them where the attention shares them.
+
+        at   the position of the first token, where queries and keys are turned
+        """
         source = x if memory is None else memory
+        q, v = split(self.q(x), self.heads), split(self.v(source), self.kv_heads)
         if self.inner.keyless:
-            q = split(self.q(x), self.heads)
-            return q, q if memory is None else split(self.q(memory), self.heads), split(self.v(source), self.heads)
-        k, v = (split(f(source), self.kv_heads) for f in (self.k, self.v))
+            k = q if memory is None else split(self.q(memory), self.heads)
+        else:
+            k = split(self.k(source), self.kv_heads)
+        if self.turn is not None:
+            q, k = self.turn(q, k, at, at)
         if self.kv_heads != self.heads and not self.inner.shares:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
-        return split(self.q(x), self.heads), k, v
+        return q, k, v
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None = None) -> Tensor:
         """The attention of the identity: since it is linear in its values, that is its map, whatever it does inside."""

@@ -22,6 +22,9 @@ class Prior(nn.Module, ABC):
 
     heads: int | None = None  # how many it tells apart, None: any number
     relative: bool = False  # whether it depends on q_pos - k_pos alone: then it costs little, for it repeats
+    reads: bool = False  # whether it looks at the queries and keys
+    length: int | None = None  # how many positions it knows, None: any number
+    terms: int = 1  # of how many like terms the scores are the sum, this one included: each is over sqrt(terms e)
 
     @abstractmethod
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor: ...

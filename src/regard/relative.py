@@ -37,6 +37,8 @@ class Labels(Prior):
     to each in order, and there are two such labels: they belong together, or not.
     """
 
+    reads = True
+
     def __init__(self, heads: int, width: int, *, globals: int, clip: int, segment: int | None = None) -> None:
         super().__init__()
         check_whole(1, heads=heads, width=width)

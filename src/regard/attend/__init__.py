@@ -24,7 +24,7 @@ def attend(
     prior     an addend to the scores
     mask      (b m), True = a real token
     marks     (b n), True = a token that `Marked` in the pattern means
-    scale     of the scores, 1/sqrt(e) unless given
+    scale     of the scores, 1/sqrt(e) unless given, or what a prior of several terms asks for
     q_at      the position of the first query; `k_at` that of the first key, or all of them, (m)
     backend   "auto" picks by measured cost; "reference", "sdpa", "sparse" or "flex" runs there, or raises `Unsupported`
 

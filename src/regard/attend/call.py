@@ -79,13 +79,16 @@ def make_call(
         pattern = pattern.given(False, False) if pattern.marked else pattern
     else:
         _check_marks(marks, b, n, m, pattern)
-    if pattern.limit is not None:
-        last = max(q_at + n, (k_at + m) if isinstance(k_at, int) else 0)
-        if last > pattern.limit:
-            raise ValueError(f"the pattern describes {pattern.limit} positions, but the sequence has {last}: {pattern!r}")
+    last = max(q_at + n, (k_at + m) if isinstance(k_at, int) else 0)
+    if pattern.limit is not None and last > pattern.limit:
+        raise ValueError(f"the pattern describes {pattern.limit} positions, but the sequence has {last}: {pattern!r}")
+    if prior is not None and prior.length is not None and last > prior.length:
+        raise ValueError(f"the prior knows {prior.length} positions, but the sequence has {last}")
     if mask is not None:  # whatever stands in left-out places, NaN included, must not be seen
         k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
-    return Call(q, k, v, pattern, prior, mask, marks, 1 / math.sqrt(e) if scale is None else scale, q_at, k_at)
+    if scale is None:
+        scale = 1 / math.sqrt(e if prior is None else prior.terms * e)
+    return Call(q, k, v, pattern, prior, mask, marks, scale, q_at, k_at)
 
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int]:

@@ -25,6 +25,8 @@ class Cache(NamedTuple):
 class AdditiveAttention(Attention):
     """softmax_j(v · tanh(q_i + k_j)) over the values, with v (h e) learned."""
 
+    turnless = "its scores are no products of queries and keys, in which turns would cancel"
+
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
         check_whole(1, heads=heads, width=width)

@@ -11,6 +11,8 @@ from regard.mixer import Attention, State
 class Compressed(Attention):
     """inner(q, memory(k, v)): any attention, over keys and values that were made fewer."""
 
+    turnless = "its keys are mixtures of many positions, and no place is left to tell"
+
     def __init__(self, memory: Memory, inner: Attention) -> None:
         super().__init__()
         self.memory, self.inner = memory, inner

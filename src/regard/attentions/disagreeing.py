@@ -29,6 +29,7 @@ class Disagreeing(Attention):
         check_positive("penalty", penalty)
         self.inner, self.kind, self.penalty = inner, kind, penalty
         self.can, self.length, self.heads, self.shares = inner.can, inner.length, inner.heads, inner.shares
+        self.turnless = inner.turnless
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: State = None,

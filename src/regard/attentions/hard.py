@@ -22,6 +22,8 @@ class HardGaussian(Attention):
     offsets   one for each head, in turn; each may be taken as an aim: the token before, itself, the token after
     """
 
+    turnless = "it has no queries and keys"
+
     def __init__(self, heads: int, *, offsets: Sequence[int], sigma: float) -> None:
         super().__init__()
         check_positive("sigma", sigma)

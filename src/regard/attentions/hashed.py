@@ -42,6 +42,7 @@ class Hashed(Attention):
 
     can = Can(cross="keys are made of the queries, and the hash sorts one sequence")
     keyless = True
+    turnless = "the hash would sort turned queries by their places, not by what they say"
 
     def __init__(
         self, hashing: AngularHash, *, chunk: int = 64, same_bucket: bool = True, once: bool = True, scale: float | None = None

@@ -25,6 +25,8 @@ class LocatedAttention(Attention):
     n counts the real tokens, and f is where the first of them stands; W (e e) and the u (e) are each head's own.
     """
 
+    turnless = "it predicts places from its queries, and turned ones would predict others"
+
     def __init__(
         self, heads: int, width: int, *, centre: str = "predicted", window: str = "query", sigma: float | None = None
     ) -> None:
@@ -61,6 +63,7 @@ class _Located(Prior):
     """The Gaussian for one call: of examples with n (b) real tokens from `first` (b) on, whose keys sum to `keys` (b h e)."""
 
     by: LocatedAttention
+    reads = True
 
     def __init__(self, by: LocatedAttention, n: Tensor, first: Tensor, keys: Tensor) -> None:
         super().__init__()

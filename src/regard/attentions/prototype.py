@@ -16,7 +16,7 @@ class Prototype(Attention):
     def __init__(self, query: Query, inner: Attention) -> None:
         super().__init__()
         self.query, self.inner = query, inner
-        self.can, self.length = query.can & inner.can, inner.length
+        self.can, self.length, self.turnless = query.can & inner.can, inner.length, inner.turnless
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: State = None,

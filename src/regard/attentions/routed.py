@@ -21,6 +21,8 @@ class Routed(Attention):
     level     queries and keys pass a layer norm first, which has neither scale nor shift
     """
 
+    turnless = "turned queries and keys would be routed by their places, not by what they say"
+
     def __init__(self, route: Route, *, scale: float | None = None, keyless: bool = False, level: bool = False) -> None:
         super().__init__()
         self.route, self.scale, self.keyless, self.level = route, scale, keyless, level

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from regard.attend import attend, check_backend
 from regard.attentions.cached import Cached, Place, can_over
+from regard.mixer import Can
 from regard.pattern import Full, Pattern
 from regard.prior import Prior
 
@@ -13,7 +14,7 @@ from regard.prior import Prior
 class SoftmaxAttention(Cached):
     """softmax(q kᵀ scale + prior) v, over the pairs that the pattern allows; exact, by whichever executor is fastest.
 
-    scale    of the scores, 1/sqrt(e) unless given
+    scale    of the scores, 1/sqrt(e) unless given, or what a prior of several terms asks for
     backend  see `regard.attend`
     """
 
@@ -27,6 +28,11 @@ class SoftmaxAttention(Cached):
         self.pattern, self.prior, self.scale, self.backend = pattern, prior, scale, backend
         self.length, self.heads = pattern.limit, pattern.heads or (None if prior is None else prior.heads)
         self.can = can_over(pattern, relates=prior is not None)
+        if prior is not None and prior.length is not None:
+            self.can = self.can & Can(takes_marks=True, length=f"its prior was built for {prior.length} positions")
+            self.length = prior.length if self.length is None else min(self.length, prior.length)
+        if prior is not None and prior.reads:
+            self.turnless = "its prior reads the queries and keys, and turned ones would tell it something else"
 
     def over(
         self, q: Tensor, k: Tensor, v: Tensor, place: Place, *, mask: Tensor | None = None, marks: Tensor | None = None

@@ -35,6 +35,8 @@ class Strided(Attention):
              for queries before which no block is whole
     """
 
+    turnless = "its keys are mixtures of many positions, and no place is left to tell"
+
     def __init__(self, blocks: Blocks, *, window: int | None = None, null: Tensor | None = None) -> None:
         super().__init__()
         if window is not None and null is not None:

@@ -19,6 +19,7 @@ from regard.mixers.luna import Luna, PastLuna
 from regard.mixers.perceiver import Perceiver
 from regard.mixers.pool import AveragePool
 from regard.mixers.poolingformer import Poolingformer
+from regard.mixers.positioned import Embedded, positioned
 from regard.mixers.realformer import RealFormer
 from regard.mixers.recurrence import Recurrence
 from regard.mixers.retention import Retention
@@ -33,9 +34,9 @@ from regard.mixers.window import GaussianWindow
 from regard.mixers.xcit import ClassAttention, XCiT
 
 __all__ = [
-    "AFT", "ISAB", "MAB", "PMA", "SAB", "Average", "AveragePool", "AxialPasses", "ClassAttention",
-    "DeltaRule", "DynamicConv", "Fourier", "Funnel", "GatedLinear", "GatedMLP", "GatedRandomFeatures", "GaussianWindow",
+    "AFT", "ISAB", "MAB", "PMA", "SAB", "Average", "AveragePool", "AxialPasses", "ClassAttention", "DeltaRule",
+    "DynamicConv", "Embedded", "Fourier", "Funnel", "GatedLinear", "GatedMLP", "GatedRandomFeatures", "GaussianWindow",
     "GlimpseRead", "GlimpseWrite", "GlobalLong", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver",
     "Poolingformer", "RealFormer", "Recurrence", "Retention", "Sinkhorn", "SoftCells", "Star", "Synthesizer",
-    "TaskAttention", "TokenMLP", "Tree", "XCiT", "collaborate", "narrow",
+    "TaskAttention", "TokenMLP", "Tree", "XCiT", "collaborate", "narrow", "positioned",
 ]  # fmt: skip

@@ -23,6 +23,8 @@ def collaborate(mixer: MultiHead, width: int, *, rounds: int = 100, seed: int = 
     check_whole(1, width=width, rounds=rounds)
     if not isinstance(mixer, MultiHead) or not isinstance(mixer.inner, SoftmaxAttention) or mixer.kv_heads != mixer.heads:
         raise Unsupported("only softmax attention in MultiHead, with as many heads of keys as of queries, can be shared out")
+    if mixer.turn is not None:
+        raise Unsupported("its queries and keys are turned by their positions, so that its scores are no one bilinear form")
     q, k = mixer.q, mixer.k
     if not isinstance(q, nn.Linear) or not isinstance(k, nn.Linear):
         raise Unsupported("only a layer with plain projections can be shared out")

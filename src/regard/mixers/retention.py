@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.errors import check_whole
 from regard.mixer import State, merge, split
 from regard.mixers.recurrence import Read, Recurrence
+from regard.position.turn import Rope
 from regard.update import decay
 
 
@@ -30,6 +31,7 @@ class Retention(Recurrence):
             raise ValueError(f"positions turn pairs of numbers, so the width of a head must be even, not {dim // heads}")
         self.q, self.k = (nn.Linear(dim, dim, bias=False) for _ in range(2))
         self.v, self.gate = (nn.Linear(dim, expand * dim, bias=False) for _ in range(2))
+        self.turn = Rope(layout="pairs")
         self.norm = nn.GroupNorm(heads, expand * dim)
         self.out = nn.Linear(expand * dim, dim, bias=False)
 
@@ -37,25 +39,12 @@ class Retention(Recurrence):
         """Keys and queries turned, and log γ.  The past is the number of tokens so far."""
         at, n = past or 0, x.shape[1]
         q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
+        q, k = self.turn(q, k, at, at)
         rates = torch.log1p(-torch.exp2(-5 - torch.arange(self.heads, dtype=torch.float64, device=x.device)))
         gate = rates.to(torch.promote_types(x.dtype, torch.float32))[None, :, None].expand(x.shape[0], -1, n)
-        return Read(turn(q, at) / math.sqrt(q.shape[-1]), turn(k, at), v, gate), at + n
+        return Read(q / math.sqrt(q.shape[-1]), k, v, gate), at + n
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, gate, and project."""
         y = self.norm(merge(y).flatten(0, 1)).unflatten(0, x.shape[:2])
         return self.out(F.silu(self.gate(x)) * y)
-
-
-def turn(x: Tensor, at: int) -> Tensor:
-    """Pairs (x_2r, x_2r+1) of the token at position p turned by p · 10000^(−2r/e): only differences of positions remain in
-    products.  x (b h n e), the first of them at position `at`.
-
-    The angles are taken in float64: at position 100,000 those of float32 are off by a hundredth.
-    """
-    n, e = x.shape[2:]
-    rate = 10000.0 ** -(torch.arange(0, e, 2, dtype=torch.float64, device=x.device) / e)
-    angle = torch.arange(at, at + n, dtype=torch.float64, device=x.device)[:, None] * rate
-    cos, sin = (t.to(x.dtype) for t in (angle.cos(), angle.sin()))
-    even, odd = x[..., ::2], x[..., 1::2]
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
