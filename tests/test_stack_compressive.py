@@ -11,6 +11,7 @@ from regard import SoftmaxAttention
 from regard.block import Block
 from regard.ffn import MLP
 from regard.mixer import MultiHead
+from regard.position import Rope
 from regard.prior import ALiBi
 from regard.residual import PostNorm, PreNorm
 from regard.stack import (
@@ -209,6 +210,19 @@ def test_the_loss_can_be_lowered(rand):
         optimizer.step()
         costs.append(notes.cost().item())
     assert costs[-1] < 0.7 * costs[0]
+
+
+def test_the_loss_knows_no_positions(rand):
+    """Fails if turning queries and keys by their places changes what is compared: the paper compares by content."""
+    layers, x = stack(count=1), rand(1, N, DIM)
+    told = []
+    for turn in (None, Rope()):
+        layers.layers[0].mixer.turn = turn
+        with regard.noted() as notes:
+            y = layers(x)
+        told.append((notes.cost(), y))
+    torch.testing.assert_close(told[0][0], told[1][0])
+    assert not torch.allclose(told[0][1], told[1][1])
 
 
 def test_auto_encoding_by_loops(rand):

@@ -10,6 +10,7 @@ from regard.block import Block
 from regard.ffn import MLP
 from regard.mixer import MultiHead
 from regard.pattern import Band, Full
+from regard.position import Rope
 from regard.prior import ALiBi
 from regard.residual import PostNorm, PreNorm
 from regard.stack import Feedback
@@ -120,6 +121,19 @@ def test_a_pattern_and_fewer_heads_of_keys(rand):
     by_span.load_state_dict(by_band.state_dict())
     x = rand(2, N, DIM)
     torch.testing.assert_close(by_band(x), by_span(x))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_turned_queries_and_keys(shared, rand):
+    """Fails if a memory is not turned by its own place: with places all moved on by three, nothing may change."""
+    torch.manual_seed(0)
+    mixers = [MultiHead(DIM, HEADS, SoftmaxAttention(), causal=True, turn=Rope()) for _ in range(2)]
+    stack, x = Feedback([Block(mixer, MLP(DIM)) for mixer in mixers], shared=shared).double(), rand(2, 6, DIM)
+    moved, _ = stack.stream(x, stack.start()._replace(next=3))
+    torch.testing.assert_close(moved, stack(x))
+    for mixer in mixers:
+        mixer.turn = None
+    assert not torch.allclose(stack(x), moved)
 
 
 def test_nan_in_padding(rand):

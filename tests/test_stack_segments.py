@@ -10,6 +10,7 @@ from regard.block import Block, Given
 from regard.ffn import MLP
 from regard.mixer import Can, Mixer, MultiHead
 from regard.pattern import Band, Chunks, Full
+from regard.position import T5, XL, Rope
 from regard.prior import ALiBi
 from regard.registry import get
 from regard.residual import PostNorm, PreNorm
@@ -111,6 +112,18 @@ def test_gradients_reach_the_weights_through_the_memory(rand):
     assert (mine - other).abs().max() > 1e-3
     (whole,) = torch.autograd.grad(layer(x)[:, 4:].sum(), layer.mixer.v.weight)
     torch.testing.assert_close(mine, whole)  # one layer: its memory is the input, so nothing is lost
+
+
+@pytest.mark.parametrize("places", [{"turn": Rope()}, {"prior": XL(HEADS, DIM // HEADS, DIM)}, {"prior": T5(HEADS)}])
+def test_positions_go_on_in_the_memory(places, rand):
+    """Fails if queries, keys and the memory are not placed, or turned, as in one sequence."""
+    torch.manual_seed(0)
+    attention, turn = SoftmaxAttention(prior=places.get("prior")), places.get("turn")
+    layers = [Block(MultiHead(DIM, HEADS, attention, causal=True, turn=turn), MLP(DIM)).double() for _ in range(2)]
+    stack, x = Segments(layers, segment=4, memory=20), rand(2, 19, DIM)
+    torch.testing.assert_close(stack(x), Plain(layers)(x))
+    torch.testing.assert_close(streamed(stack, x, (1, 7, 1, 10))[0], stack(x))
+    assert not torch.allclose(Segments(layers, segment=4, memory=4)(x), stack(x))
 
 
 # ---------------------------------------------------------------------------------------------- chunks

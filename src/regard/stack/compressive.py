@@ -12,7 +12,7 @@ from torch.func import functional_call
 from regard.attend import attend
 from regard.block import Block, Given, Layer
 from regard.errors import check_positive, check_whole
-from regard.mixer import identity
+from regard.mixer import identity, split
 from regard.notes import tell
 from regard.stack.compress import Compress, Convolution
 from regard.stack.look import Attending, Held, attending, recall
@@ -48,7 +48,7 @@ class Ask(NamedTuple):
 
 
 class _Projection(nn.Module):
-    """What a block makes of hidden states before it attends."""
+    """What a block makes of hidden states before it attends, but for their positions."""
 
     def __init__(self, look: Attending) -> None:
         super().__init__()
@@ -56,7 +56,8 @@ class _Projection(nn.Module):
         self.look = look
 
     def forward(self, held: Held) -> tuple[Tensor, Tensor, Tensor]:
-        return self.look.mixer.project(self.look.before(held), None)
+        mixer, x = self.look.mixer, self.look.before(held)
+        return split(mixer.q(x), mixer.heads), split(mixer.k(x), mixer.kv_heads), split(mixer.v(x), mixer.kv_heads)
 
 
 class Reconstruction(nn.Module, ABC):

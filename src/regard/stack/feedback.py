@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.attentions.cached import Place
 from regard.block import Block, Given, Layer
 from regard.errors import check_whole
-from regard.mixer import Can, check_batch, merge, split
+from regard.mixer import Can, check_batch, merge
 from regard.stack.look import NO_MARKS, Attending, Held, attending, check_causal, checked
 from regard.stack.plain import shared_promises
 
@@ -40,7 +40,7 @@ class Feedback(Layer):
     layers  causal blocks of `MultiHead` over a pattern
     span    how many memories a token sees; None: all
     shared  one projection to keys and to values for all layers, so that a memory is projected once: all blocks are given
-            the projections of the first (and its norm reads the memory, where the residual has one before it)
+            the projections of the first, and its turn (and its norm reads the memory, where the residual has one before it)
     """
 
     def __init__(self, layers: Sequence[Block], *, span: int | None = None, shared: bool = True) -> None:
@@ -81,12 +81,12 @@ class Feedback(Layer):
             x = look.block.join(x, _read(look, x, given, here, 0 if self.shared else i), given)
             every.append(x)
         m = torch.stack(every, -1) @ self.weights.softmax(0)
-        return x, self._grown(looks[:1] if self.shared else attends, Held(m, given.mask), here)
+        return x, self._grown(looks[:1] if self.shared else looks, Held(m, given.mask), here)
 
     def _grown(self, looks: Sequence[Attending], new: Held, here: Memories) -> Memories:
         """The memories with one more, and without the one beyond the span."""
         first = 0 if self.span is None or here.next < self.span else 1
-        pairs = [look.keys(new) for look in looks]
+        pairs = [look.keys(new, here.next) for look in looks]
         k, v = (_joined(old, [pair[i] for pair in pairs], first) for i, old in enumerate((here.k, here.v)))
         mask = new.mask if here.mask is None or new.mask is None else torch.cat((here.mask[:, first:], new.mask), 1)
         return Memories(k, v, mask, here.next + 1)
@@ -106,7 +106,7 @@ def _joined(old: tuple[Tensor, ...], new: Sequence[Tensor], first: int) -> tuple
 
 def _read(look: Attending, x: Tensor, given: Given, here: Memories, i: int) -> Tensor:
     """What one token, (b 1 d), reads in the memories; nothing where there are none."""
-    q = split(look.mixer.q(look.before(Held(x, given.mask))), look.mixer.heads)
+    q = look.queries(Held(x, given.mask), here.next)
     if not here.k:
         return look.mixer.out(merge(torch.zeros_like(q)))
     place = Place(look.inner.past, here.next, here.next - here.k[i].shape[2])
@@ -120,4 +120,4 @@ def _share(looks: Sequence[Attending]) -> None:
         if (mixer.heads, mixer.kv_heads) != (first.heads, first.kv_heads):
             mine, theirs = (f"{m.heads} heads ({m.kv_heads} of keys)" for m in (mixer, first))
             raise ValueError(f"a layer has {mine} and the first {theirs}: to share keys give all the same, or shared=False")
-        mixer.k, mixer.v = first.k, first.v
+        mixer.k, mixer.v, mixer.turn = first.k, first.v, first.turn

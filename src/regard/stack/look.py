@@ -12,7 +12,7 @@ from regard.attend import check_mask
 from regard.attentions.cached import Cached, Place
 from regard.block import Block, Given, Layer
 from regard.errors import Unsupported
-from regard.mixer import MultiHead, State, check_batch, merge
+from regard.mixer import MultiHead, State, check_batch, merge, split
 
 NO_MARKS = "marks are of the tokens of one call, and those of the memory have none"
 
@@ -62,10 +62,23 @@ class Attending(NamedTuple):
         x = self.block.around_mixer.before(held.x, held.mask)
         return x if held.mask is None else x.masked_fill(~held.mask[..., None], 0)
 
-    def keys(self, held: Held) -> tuple[Tensor, Tensor]:
-        """Keys and values of hidden states, (b h m e)."""
-        _, k, v = self.mixer.project(self.before(held), None)
+    def queries(self, held: Held, at: int) -> Tensor:
+        """Queries of hidden states that stand from position `at` on, (b h n e)."""
+        q = split(self.mixer.q(self.before(held)), self.mixer.heads)
+        return q if self.mixer.turn is None else self.mixer.turn(q, q, at, at)[0]
+
+    def keys(self, held: Held, at: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of hidden states that stand from position `at` on, (b h m e)."""
+        _, k, v = self.mixer.project(self.before(held), None, at)
         return k, v
+
+    def behind(self, both: Held, before: int, at: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values of all, queries of those behind the first `before`; the first of all stands at position `at`."""
+        seen = self.before(both)
+        if self.mixer.turn is None:
+            return self.mixer.project(seen[:, before:], seen)
+        q, k, v = self.mixer.project(seen, None, at)  # what turns knows one position for both
+        return q[:, :, before:], k, v
 
     def over(self, q: Tensor, k: Tensor, v: Tensor, place: Place, mask: Tensor | None) -> Tensor:
         """Queries (b h n e) over keys and values (b h m e), merged and projected: (b n d)."""
@@ -133,6 +146,6 @@ def recall(look: Attending, past: Held | None, x: Tensor, given: Given, at: int)
     The past stands right before x, one position each.
     """
     both = Held(x, given.mask).after(past)
-    seen, before = look.before(both), both.tokens - x.shape[1]
-    q, k, v = look.mixer.project(seen[:, before:], seen)
+    before = both.tokens - x.shape[1]
+    q, k, v = look.behind(both, before, at - before)
     return look.block.join(x, look.over(q, k, v, Place(look.inner.past, at, at - before), both.mask), given)
