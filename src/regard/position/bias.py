@@ -165,7 +165,7 @@ class TUPE(Prior):
         return torch.where(q_pos == 0, 0, torch.where(k_pos == 0, to_first, scores))
 
     def _projected(self, project: nn.Linear, at: Tensor) -> Tensor:
-        """Places at (... s) -> (h ... s e): those that are asked for where they are few, as in a stream, else the whole table."""
+        """Places at (... s) -> (h ... s e): those asked for where they are few, as in a stream, else of the whole table."""
         few = at.numel() <= len(self.places)
         each = project(self.places[at]) if few else project(self.places)[at]
         return each.unflatten(-1, (self.heads or 1, -1)).movedim(-2, 0)
