@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,9 +136,9 @@ def detached(state: State) -> State:
         return tuple(parts) if type(state) is tuple else type(state)(*parts)  # a NamedTuple takes its fields one by one
     if isinstance(state, list):
         return [detached(part) for part in state]
-    if state is None or isinstance(state, int | float | str):
+    if state is None or isinstance(state, int | float | str | np.ndarray):
         return state
-    raise TypeError(f"a state is made of tensors, numbers and tuples of them, not of {type(state).__name__}")
+    raise TypeError(f"a state is made of tensors, arrays, numbers and tuples of them, not of {type(state).__name__}")
 
 
 def recall(look: Attending, past: Held | None, x: Tensor, given: Given, at: int) -> Tensor:
