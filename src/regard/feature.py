@@ -169,32 +169,34 @@ class Positive(Random):
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n m), at most 1.  The largest is left out as a factor of each token, and |x| with it."""
         x = x * x.shape[-1] ** -0.25
-        power = self.project(x)
-        peak = power.detach().amax(-1)
-        level = peak - x.square().sum(-1) / 2 - math.log(power.shape[-1]) / 2
-        return _BelowPeak.apply(power, peak), level  # type: ignore[no-untyped-call]
+        found, peak = _Powers.apply(x, self.rows.to(x.dtype))  # type: ignore[no-untyped-call]
+        return found, peak - x.square().sum(-1) / 2 - math.log(found.shape[-1]) / 2
 
 
-class _BelowPeak(torch.autograd.Function):
-    """exp(x − peak), and never nothing.  The peak comes back in the level, so it needs no gradient.
+class _Powers(torch.autograd.Function):
+    """exp(w·x − peak) for rows w (m e) or (h m e), and never nothing; and the peak, which comes back in the level and so needs
+    no gradient.
 
-    By hand, to keep one tensor of this size and not four.
+    By hand, to make one tensor of this size and not five.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, peak: Tensor) -> Tensor:
-        return (x - peak[..., None]).exp_().add_(TINY)
+    def forward(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        power = x @ rows.mT
+        peak = power.amax(-1)
+        return power.sub_(peak[..., None]).exp_().add_(TINY), peak
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[1], output[0])
+        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (found,) = ctx.saved_tensors
-        return grad * found, None
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        rows, found = ctx.saved_tensors
+        return (grad * found) @ rows, None
 
 
 class Trigonometric(Random):

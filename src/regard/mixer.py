@@ -6,7 +6,7 @@ Letters, everywhere: b examples, h heads, n queries, m keys, d width of a token,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from regard.attend import check_mask
 from regard.errors import Unsupported, check_whole
 from regard.position.turn import Turn
-
-State = Any  # what a mixer carries from chunk to chunk; its own affair
+from regard.state import State as State  # for all that write mixers
+from regard.state import check_state
 
 PROMISES = {
     "causal": "may be built causal: no token depends on later ones",
@@ -98,7 +98,11 @@ class Mixer(nn.Module, ABC):
         """
 
     def start(self) -> State:
-        """The state before the first chunk."""
+        """The state before the first chunk, built like those after it; None or () stands for what is still to come.
+
+        In every state each tensor has the examples as its first dimension, and what is the same for all examples is no
+        tensor but a number or a numpy array: so `regard.state.take` can reorder, repeat and drop examples.
+        """
         raise Unsupported(f"{self.name} cannot run chunk by chunk")
 
     def forward(
@@ -116,13 +120,15 @@ class Mixer(nn.Module, ABC):
     def stream(self, x: Tensor, state: State = None) -> tuple[Tensor, State]:
         """The next chunk of a causal sequence, of any length: (b n d) -> (b n d) and the state for the chunk after it.
 
-        `state=None` starts a sequence.
+        `state=None` starts a sequence.  `regard.state.take` makes of a state that of other examples.
         """
         if not self.causal:
             raise Unsupported(f"{self.name} was not built causal, so the first chunk would depend on the last")
         self._need("stream", "run chunk by chunk")
         x, _ = self._checked(x, None, None, None)
-        state = self.start() if state is None else state
+        first = self.start()
+        state = first if state is None else state
+        check_state(state, first, x.shape[0])
         return self.mix(x, None, None, state) if x.numel() else (x, state)
 
     def _need(self, promise: str, what: str) -> None:

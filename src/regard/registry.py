@@ -24,6 +24,7 @@ GROUP = "regard.recipes"
 FAMILIES = {
     "A": "before 2017", "B": "2017 and its parts", "C": "sparse by position", "D": "sparse by content", "E": "linearised",
     "F": "low rank and compressed", "G": "priors and heads", "H": "without attention",
+    "I": "around attention",
 }  # fmt: skip
 
 Build = Callable[..., Mixer]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.errors import Unsupported
 from regard.mixer import Mixer, MultiHead, merge
+from regard.state import take
 
 KEPT, REFUSED = "kept", "refused"
 TRIALS = 8  # replacements tried; a routing that depends on content shows its leaks only for some
@@ -172,6 +173,19 @@ def stream(mixer: Mixer, n: int) -> str:
     return KEPT
 
 
+def taken(mixer: Mixer, n: int) -> str:
+    """Examples of a state may be reordered, repeated and dropped: the stream goes on as theirs would have."""
+    if not (mixer.can.stream and mixer.causal):
+        return refuses(lambda: mixer.stream(tokens(mixer, n)))
+    x = tokens(mixer, n, b=4)
+    for at, order in ((9, [3, 0, 3, 1]), (10, [2, 0, 2, 1, 0]), (n - 1, [1])):
+        _, state = mixer.stream(x[:, :at])
+        first, state = mixer.stream(x[order, at : at + 1], take(state, order))
+        rest, _ = mixer.stream(x[order, at + 1 :], state)
+        torch.testing.assert_close(torch.cat((first, rest), 1), mixer(x[order])[:, at:])
+    return KEPT
+
+
 def any_length(mixer: Mixer, n: int) -> str:
     """Lengths that fit no block; where there is a limit, more raises."""
     for size in (1, 2, n // 2, n):
@@ -261,6 +275,7 @@ CHECKS: dict[str, Callable[[Mixer, int], str]] = {
     "cross": cross,
     "padding": padding,
     "stream": stream,
+    "taken": taken,
     "length": any_length,
     "maps": maps,
     "marks": marks,

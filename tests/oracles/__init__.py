@@ -10,8 +10,25 @@ with p the parameters and buffers by name, as plain tensors, and the arguments t
 A file is a family.  Its `CASES` name the recipes that it checks, and the arguments to check them with.
 """
 
-from oracles import compressed, early, free, grid, linear, priors, prototypes, routed, sets, sparse, synthesizer, vanilla
+from oracles import (
+    capacity,
+    compressed,
+    early,
+    free,
+    grid,
+    light,
+    linear,
+    priors,
+    prototypes,
+    routed,
+    sets,
+    sparse,
+    synthesizer,
+    vanilla,
+)
 
-FAMILIES = (vanilla, sparse, grid, routed, linear, compressed, prototypes, sets, priors, free, synthesizer, early)
+FAMILIES = (
+    vanilla, sparse, grid, routed, linear, compressed, prototypes, sets, priors, free, synthesizer, early, capacity, light,
+)  # fmt: skip
 CASES = {name: cases for family in FAMILIES for name, cases in family.CASES.items()}
 ORACLES = {name: getattr(family, name) for family in FAMILIES for name in family.CASES}

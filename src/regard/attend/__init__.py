@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
+from regard.attend import ready
 from regard.attend.call import Call, check_mask, make_call
-from regard.attend.choose import BACKENDS, Choice, choose, explain
+from regard.attend.choose import BACKENDS, FEW_TOKENS, Choice, choose, explain
 from regard.errors import Unsupported, nearest
 from regard.pattern import Full, Pattern
 from regard.prior import Prior
@@ -30,8 +33,14 @@ def attend(
 
     A query that sees nothing gives zero.
     """
+    compiling = torch.compiler.is_compiling()
+    bare = prior is None and mask is None and marks is None and backend == "auto" and not compiling
+    if bare and (again := ready.get(q, k, v, pattern, scale, q_at, k_at)) is not None:
+        return F.scaled_dot_product_attention(q, k, v, *again, scale=scale)
     call = make_call(q, k, v, pattern=pattern, prior=prior, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
-    return _run_apart(call, backend) if torch.compiler.is_compiling() else _run(call, backend)
+    if bare and choose(call) is FEW_TOKENS:
+        ready.put(call, pattern, scale)
+    return _run_apart(call, backend) if compiling else _run(call, backend)
 
 
 def _run(call: Call, backend: str) -> Tensor:
@@ -48,8 +57,9 @@ def _run(call: Call, backend: str) -> Tensor:
     return BACKENDS[backend].run(call)
 
 
-# which executor runs depends on sizes and on this machine: not a matter for a compiled graph
-_run_apart = torch.compiler.disable(_run)
+# Which executor runs depends on sizes and on this machine: not a matter for a compiled graph.  `torch.compiler.disable` would
+# do the same, but loads the compiler at once, which takes longer than all else that is imported here.
+_run_apart = _disable_dynamo(_run)
 
 
 def check_backend(backend: str) -> None:

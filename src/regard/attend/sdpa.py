@@ -24,7 +24,7 @@ def refuses(call: Call) -> str | None:
 def run(call: Call) -> Tensor:
     """Dense attention; the mask is left out where the pattern allows all, or is plainly causal."""
     causal = plainly_causal(call)
-    mask = None if causal else _mask(call)
+    mask = None if causal else mask_of(call)
     if call.q.shape[3] == call.v.shape[3]:
         return F.scaled_dot_product_attention(call.q, call.k, call.v, mask, 0.0, causal, scale=call.scale)
     q, k, v = _one_width(call)
@@ -56,7 +56,7 @@ def sees_all(call: Call) -> bool:
     return bool(call.pattern.block(*corners)[1].all())
 
 
-def _mask(call: Call) -> Tensor | None:
+def mask_of(call: Call) -> Tensor | None:
     """What is added to the scores, broadcastable to (b h n m); None: nothing.  Plain ones are kept for the next call."""
     if call.prior is not None:
         q, k = call.positions()
@@ -73,7 +73,8 @@ def _mask(call: Call) -> Tensor | None:
     if found is None:
         with torch.inference_mode(False):  # what is kept must serve training too
             found = (_additive(call),)
-        _masks.put(key, found, 0 if found[0] is None else found[0].nbytes)
+        if type(found[0]) in (Tensor, type(None)):  # a stand-in that only has a shape is of no use to others
+            _masks.put(key, found, 0 if found[0] is None else found[0].nbytes)
     assert isinstance(found, tuple)
     return found[0]
 

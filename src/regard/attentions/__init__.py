@@ -9,6 +9,7 @@ from regard.attentions.hashed import Hashed
 from regard.attentions.linear import EfficientAttention, LinearAttention
 from regard.attentions.located import LocatedAttention
 from regard.attentions.nystrom import NystromAttention
+from regard.attentions.persistent import Persistent
 from regard.attentions.prob_sparse import ProbSparse
 from regard.attentions.prototype import Prototype
 from regard.attentions.routed import Routed
@@ -19,6 +20,6 @@ from regard.attentions.strided import Strided
 
 __all__ = [
     "AdaptiveSpan", "AdditiveAttention", "Compressed", "Disagreeing", "EfficientAttention", "HardGaussian", "Hashed",
-    "ImprovedClustered", "LinearAttention", "LocatedAttention", "NystromAttention", "ProbSparse", "Prototype", "Routed",
-    "ScoredAttention", "SoftmaxAttention", "Strided",
+    "ImprovedClustered", "LinearAttention", "LocatedAttention", "NystromAttention", "Persistent", "ProbSparse", "Prototype",
+    "Routed", "ScoredAttention", "SoftmaxAttention", "Strided",
 ]  # fmt: skip

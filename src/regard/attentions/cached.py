@@ -6,7 +6,9 @@ from abc import abstractmethod
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.mixer import Attention, Can, check_batch
@@ -22,7 +24,7 @@ class Cache(NamedTuple):
 
     k: Tensor | None
     v: Tensor | None
-    at: Tensor  # (m), ascending
+    at: NDArray[np.int64]  # (m), ascending; the same for all examples, so no tensor
     next: int  # the position of the next token
     check: int  # look for keys to evict once there are so many
 
@@ -63,13 +65,13 @@ class Cached(Attention):
             check_batch(state.k, k)
             k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
         end = state.next + q.shape[2]
-        at = torch.cat((state.at, torch.arange(state.next, end)))
+        at = np.concatenate((state.at, np.arange(state.next, end)))
         out = self.over(q, k, v, Place(pattern, state.next, _start(at)))
         return out, _kept(k, v, at, end, state.check, pattern)
 
     def start(self) -> Cache:
         """An empty cache."""
-        return Cache(None, None, torch.empty(0, dtype=torch.long), 0, SLACK)
+        return Cache(None, None, np.empty(0, dtype=np.int64), 0, SLACK)
 
     def extra_repr(self) -> str:
         """Shown by print."""
@@ -91,16 +93,17 @@ def can_over(pattern: Pattern, *, relates: bool = False) -> Can:
     return Can(takes_marks=pattern.marked, **refused)
 
 
-def _start(at: Tensor) -> int | Tensor:
+def _start(at: NDArray[np.int64]) -> int | Tensor:
     """Keys that stand in a row are told by their first position."""
     first, last = int(at[0]), int(at[-1])
-    return first if last - first == len(at) - 1 else at
+    return first if last - first == len(at) - 1 else torch.from_numpy(at)
 
 
-def _kept(k: Tensor, v: Tensor, at: Tensor, end: int, check: int, pattern: Pattern) -> Cache:
+def _kept(k: Tensor, v: Tensor, at: NDArray[np.int64], end: int, check: int, pattern: Pattern) -> Cache:
     """The cache without the keys that no query from `end` on may see: the pattern knows."""
     if len(at) < check:
         return Cache(k, v, at, end, check)
-    some, _ = pattern.given(False, False).block(torch.tensor(end), torch.tensor(FAR), at, at)
+    places = torch.from_numpy(at)
+    some, _ = pattern.given(False, False).block(torch.tensor(end), torch.tensor(FAR), places, places)
     keep = (some.any(0) if pattern.heads else some).nonzero()[:, 0]
-    return Cache(k[:, :, keep], v[:, :, keep], at[keep], end, max(2 * len(keep), len(keep) + SLACK))
+    return Cache(k[:, :, keep], v[:, :, keep], at[keep.numpy()], end, max(2 * len(keep), len(keep) + SLACK))

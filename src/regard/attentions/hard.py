@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,12 @@ from regard.errors import check_positive
 from regard.mixer import Attention, Can, check_batch
 
 NEGLIGIBLE = 9  # beyond so many standard deviations the density is below the rounding of float64
+
+
+class Past(NamedTuple):
+    """The last values of a stream that a later token may still see, (b h reach f)."""
+
+    values: Tensor | None
 
 
 class HardGaussian(Attention):
@@ -36,26 +43,26 @@ class HardGaussian(Attention):
         self.taps = (-0.5 * (gap / sigma) ** 2).exp() / (sigma * (2 * torch.pi) ** 0.5)  # (h 2*reach+1), exact
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """See `Attention.attend`; the state is the last `reach` values, (b h reach f)."""
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: Past | None = None
+    ) -> tuple[Tensor, Past | None]:
+        """See `Attention.attend`."""
         if not v.numel():
             return v, state
         if mask is not None:
             v = v.masked_fill(~mask[:, None, :, None], 0)
         taps = self.taps.to(v)
         before = v.new_zeros(*v.shape[:2], self.reach, v.shape[3])
-        if state is not None and state.numel():
-            check_batch(state, v)
-            before = state
+        if state is not None and state.values is not None:
+            check_batch(state.values, v)
+            before = state.values
         if causal:
             taps = taps.masked_fill(torch.arange(2 * self.reach + 1) > self.reach, 0)
         past = torch.cat((before, v), 2)
-        return _slide(F.pad(past, (0, 0, 0, self.reach)), taps), None if state is None else past[:, :, -self.reach :]
+        return _slide(F.pad(past, (0, 0, 0, self.reach)), taps), None if state is None else Past(past[:, :, -self.reach :])
 
-    def start(self) -> Tensor:
+    def start(self) -> Past:
         """No value yet."""
-        return torch.empty(0)
+        return Past(None)
 
 
 def _slide(v: Tensor, taps: Tensor) -> Tensor:

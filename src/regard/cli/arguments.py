@@ -25,7 +25,7 @@ def parse(recipe: Recipe, settings: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"--set takes name=value, not {setting!r}")
         _check_name(recipe, name)
-        found[name] = _checked(recipe, name, _value(text.strip()))
+        found[name] = _checked(recipe, name, value(text.strip()))
     return found
 
 
@@ -38,7 +38,7 @@ def _check_name(recipe: Recipe, name: str) -> None:
         raise ValueError(f"{recipe.name} takes no argument {name!r}: {hint}")
 
 
-def _value(text: str) -> Any:
+def value(text: str) -> Any:
     """A Python literal; what is none is text."""
     try:
         return ast.literal_eval(text)

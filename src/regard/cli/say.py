@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 USAGE = 2  # the exit code of a wrong option
+INTERRUPTED = 130  # and of one that was stopped by Ctrl-C
 
 
 def console() -> Console:

@@ -28,13 +28,13 @@ class SoftCells(Mixer):
 
     def start(self) -> State:
         """Nothing yet."""
-        return ()
+        return (None, None)
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) and (b m d) -> (b n d); a stream keeps all tokens and their keys."""
         cells = x if memory is None else memory
         keys = self.key(cells)
-        if state:
+        if state is not None and state[0] is not None:
             check_batch(state[0], cells)
             cells, keys = torch.cat((state[0], cells), 1), torch.cat((state[1], keys), 1)
         alpha = self._alpha(x, keys, mask)

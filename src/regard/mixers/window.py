@@ -22,13 +22,13 @@ class GaussianWindow(Mixer):
 
     def start(self) -> State:
         """Nothing yet."""
-        return ()
+        return (None, None)
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) and (b m d) -> (b n d); a stream keeps κ and all tokens."""
         source = x if memory is None else memory
         kappa = None
-        if state:
+        if state is not None and state[1] is not None:
             check_batch(state[1], x)
             kappa, source = state[0], torch.cat((state[1], x), 1)
         phi, kappa = self._phi(x, source, kappa, mask, memory is None)

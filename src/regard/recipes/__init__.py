@@ -1,8 +1,23 @@
 """The recipes, one function a paper; importing this package registers them all."""
 
-from regard.recipes import compressed, early, free, grid, heads, linear, priors, prototypes, routed, sets, sparse, vanilla
+from regard.recipes import (
+    capacity,
+    compressed,
+    early,
+    free,
+    grid,
+    heads,
+    light,
+    linear,
+    priors,
+    prototypes,
+    routed,
+    sets,
+    sparse,
+    vanilla,
+)
 
 __all__ = [
-    "compressed", "early", "free", "grid", "heads", "linear", "priors", "prototypes", "routed", "sets", "sparse",
-    "vanilla",
+    "capacity", "compressed", "early", "free", "grid", "heads", "light", "linear", "priors", "prototypes", "routed", "sets",
+    "sparse", "vanilla",
 ]  # fmt: skip

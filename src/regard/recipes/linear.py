@@ -5,8 +5,6 @@ All take `chunk`: their causal form works through the sequence in chunks of so m
 
 from __future__ import annotations
 
-import math
-
 from regard.attentions import EfficientAttention, LinearAttention
 from regard.errors import nearest
 from regard.feature import Cosine, Positive, Random, RandomFourier, Rectified, Trigonometric
@@ -40,7 +38,7 @@ def performer(
 ) -> Mixer:  # fmt: skip
     """The Performer, FAVOR+: softmax attention estimated by positive orthogonal random features.
 
-    features  the number m of random rows; e ln e of them unless given, for heads of width e
+    features  the number m of random rows; 4 e of them unless given, for heads of width e
     kernel    "positive": exp(w·x − |x|²/2); "trigonometric": sin and cos, the other estimate of the same; "relu": relu(w·x),
               an attention of its own
     redraw    draw rows anew every so many training calls; None: never
@@ -49,7 +47,7 @@ def performer(
     if kernel not in KERNELS:
         raise ValueError(f"no kernel {kernel!r}: {nearest(str(kernel), KERNELS)}")
     width = dim // heads
-    features = max(1, round(width * math.log(width))) if features is None else features
+    features = 4 * width if features is None else features
     feature = KERNELS[kernel](width, features, seed=seed, redraw=redraw)
     return MultiHead(dim, heads, LinearAttention(feature, chunk=chunk), causal=causal)
 

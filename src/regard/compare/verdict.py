@@ -1,0 +1,139 @@
+"""What a comparison says: a row for each mechanism, and a recommendation with its evidence and its doubt."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from regard.compare.ledger import DONE, Entry
+from regard.compare.plan import CONSTANT, DENSE, label
+from regard.models import Part
+
+SURE = 2.0  # standard errors between two means that are told apart
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mechanism on one task at one length: means over its seeds.
+
+    score     the metric on the test split; `spread` its standard deviation over seeds, NaN for one seed
+    speed     tokens trained on in a second; `memory` bytes at the peak; `parameters`
+    why       the reason where there is no score
+    """
+
+    mixer: str
+    task: str
+    length: int
+    metric: str = ""
+    scores: list[float] = field(default_factory=list)
+    speed: float = math.nan
+    memory: float = math.nan
+    parameters: int = 0
+    steps: float = math.nan
+    seconds: float = math.nan
+    why: str = ""
+
+    @property
+    def score(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.scores) if self.scores else math.nan
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over seeds."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else math.nan
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; infinite for a single seed: its noise is unknown."""
+        return self.spread / math.sqrt(len(self.scores)) if len(self.scores) > 1 else math.inf
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to take for one task and length, and why."""
+
+    task: str
+    length: int
+    take: Row
+    best: Row
+    dense: Row | None
+    alike: list[Row]  # not told apart from the best
+    words: str
+
+
+def rows_of(entries: Iterable[Entry]) -> list[Row]:
+    """A row for each mixer, task and length, in the order in which they came."""
+    groups: dict[tuple[str, str, int], list[Entry]] = {}
+    for entry in entries:
+        words = entry.words
+        key = (label(Part(**words["mixer"])), label(Part(**words["task"])), int(words["length"]))
+        groups.setdefault(key, []).append(entry)
+    return [_row(*key, group) for key, group in groups.items()]
+
+
+def _row(mixer: str, task: str, length: int, group: list[Entry]) -> Row:
+    done = [entry.result for entry in group if entry.status == DONE and entry.result is not None]
+    if not done:
+        return Row(mixer, task, length, why=group[0].why or group[0].status)
+    missing = [entry.why or entry.status for entry in group if entry.status != DONE]
+    return Row(
+        mixer, task, length, done[0]["metric"], [r["test"] for r in done],
+        speed=statistics.fmean(r["tokens"] / max(r["seconds"], 1e-9) for r in done), memory=max(r["memory"] for r in done),
+        parameters=done[0]["parameters"], steps=statistics.fmean(r["steps"] for r in done),
+        seconds=statistics.fmean(r["seconds"] for r in done), why=f"{len(missing)} of its runs failed" if missing else "",
+    )  # fmt: skip
+
+
+def verdicts(rows: Iterable[Row]) -> list[Verdict]:
+    """A recommendation for each task and length that has at least one score."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        if row.scores and row.mixer != CONSTANT:
+            groups.setdefault((row.task, row.length), []).append(row)
+    return [_verdict(task, length, group) for (task, length), group in groups.items()]
+
+
+def _verdict(task: str, length: int, group: list[Row]) -> Verdict:
+    sign = 1 if group[0].metric == "accuracy" else -1
+    best = max(group, key=lambda row: sign * row.score)
+    alike = [row for row in group if not told_apart(row, best)]
+    take = max(alike, key=lambda row: row.speed)
+    dense = next((row for row in group if row.mixer == label(DENSE)), None)
+    return Verdict(task, length, take, best, dense, alike, _words(task, length, take, best, dense, alike))
+
+
+def told_apart(a: Row, b: Row) -> bool:
+    """Whether two means differ by more than their noise; with one seed each only if nothing but a gap of half is left."""
+    if a is b:
+        return False
+    noise = math.hypot(a.error, b.error)
+    if math.isinf(noise):  # one seed: only a gap that no seed makes
+        return abs(a.score - b.score) > 0.5 * max(abs(a.score), abs(b.score))
+    return abs(a.score - b.score) > SURE * noise and a.score != b.score
+
+
+def _words(task: str, length: int, take: Row, best: Row, dense: Row | None, alike: list[Row]) -> str:
+    """The recommendation in a sentence, then its doubt."""
+    text = f"For {task} at {length:,} tokens on this machine, take {take.mixer}: {figure(take)}"
+    if dense is not None and take is not dense:
+        text += f", {take.speed / dense.speed:.2g} × the training speed and {take.memory / dense.memory:.2g} × the memory"
+        text += f" of dense softmax ({figure(dense)})"
+    others = [row.mixer for row in alike if row is not take]
+    text += f"; within noise of {listed(others)}." if others else "; no other came near."
+    if len(take.scores) < 2:
+        text += " One seed only, so the noise is not known: --seeds 3 would tell."
+    return text
+
+
+def figure(row: Row) -> str:
+    """ "0.93 ± 0.01 accuracy"."""
+    spread = f" ± {row.spread:.2g}" if len(row.scores) > 1 else ""
+    return f"{row.score:.3g}{spread} {row.metric}"
+
+
+def listed(names: list[str]) -> str:
+    """ "a, b and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

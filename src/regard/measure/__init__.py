@@ -1,0 +1,1 @@
+"""Measuring: what mechanisms cost, and how hard stacks are to train."""

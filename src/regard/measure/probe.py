@@ -1,0 +1,92 @@
+"""How hard a stack is to train, before it is trained: the probes of Liu et al. 2020 (arXiv 2004.08249).
+
+Gradients may be uneven over the layers, which Adam evens out; what it cannot mend is a stack whose output changes the more,
+the deeper it is, when each of its weights changes a little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from regard.block import Block
+from regard.deep import evaluating
+from regard.errors import Unsupported, check_positive, check_whole
+
+Moves = Mapping[str, Tensor]  # what is added to each parameter, by its name
+
+
+class Gradient(NamedTuple):
+    """The norm of the gradient of all weights of one sub-layer: of block `layer`, its "mixer", "cross" or "ffn"."""
+
+    layer: int
+    part: str
+    norm: float
+
+
+def gradient_norms(model: nn.Module, loss: Tensor) -> list[Gradient]:
+    """|∂ loss / ∂ W| of each sub-layer of the blocks in a model, from the first to the last.
+
+    The gradients that parameters hold are left as they are.
+    """
+    parts = list(_sub_layers(model))
+    if not parts:
+        raise Unsupported("there is no Block with weights inside, so there are no sub-layers to tell apart")
+    weights = [p for _, _, part in parts for p in part.parameters()]
+    found = iter(torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True))
+    norms = []
+    for layer, name, part in parts:
+        squares = [grad.double().square().sum() for _, grad in zip(part.parameters(), found, strict=False) if grad is not None]
+        norms.append(Gradient(layer, name, sum(squares, torch.zeros(())).sqrt().item()))
+    return norms
+
+
+def _sub_layers(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
+    """Those that have weights, in order."""
+    blocks = [part for part in model.modules() if isinstance(part, Block)]
+    for layer, block in enumerate(blocks):
+        for name, part in (("mixer", block.mixer), ("cross", block.cross), ("ffn", block.ffn)):
+            if part is not None and next(part.parameters(), None) is not None:
+                yield layer, name, part
+
+
+# ---------------------------------------------------------------------------------------------- amplification
+def amplification(model: nn.Module, moves: Moves, *batch: Tensor, **named: Tensor) -> float:
+    """E |F(x, W) − F(x, W + δ)|²: how much each number of the output changes when the weights move by δ.
+
+    F(x, W) is model(*batch, **named), in evaluation; where a `mask` (b n) is among them, real tokens count alone.  The weights
+    are not touched.  The paper finds O(N) for N sub-layers of post-norm, and O(log N) for pre-norm and Admin.
+    Outputs must have one scale to be comparable: put the norm that an `unfinished` residual wants behind the stack, as by
+    nn.Sequential(stack, LayerNorm(dim)).
+    """
+    weights = dict(model.named_parameters())
+    unknown = set(moves) - set(weights)
+    if unknown:
+        raise ValueError(f"the model has no parameters {sorted(unknown)}")
+    with evaluating(model), torch.no_grad():
+        shifted = {name: weights[name] + move for name, move in moves.items()}
+        change = functional_call(model, shifted, batch, named) - model(*batch, **named)
+    real = named.get("mask")
+    return (change if real is None else change[real]).double().square().mean().item()
+
+
+def random_moves(model: nn.Module, size: float, *, seed: int = 0) -> Moves:
+    """δ ~ N(0, size²) for every weight."""
+    check_positive("size", size)
+    check_whole(0, seed=seed)
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        name: (size * torch.randn(p.shape, generator=draw, dtype=torch.float64)).to(p) for name, p in model.named_parameters()
+    }
+
+
+def first_step(model: nn.Module, loss: Tensor, rate: float) -> Moves:
+    """δ = −rate · sign(∂ loss / ∂ W): the first step of Adam without warm-up."""
+    check_positive("rate", rate)
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()), retain_graph=True, allow_unused=True)
+    return {name: -rate * grad.sign() for name, grad in zip(named, found, strict=True) if grad is not None}

@@ -1,0 +1,181 @@
+"""A configuration becomes a model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from regard import registry
+from regard.block import Block
+from regard.errors import Unsupported
+from regard.ffn import FeedForward
+from regard.mixer import Mixer
+from regard.models import config as c
+from regard.models import heads
+from regard.models.embed import Embed, PatchEmbed, TokenEmbed, VectorEmbed
+from regard.models.model import Decoder, Encoder, Model, Seq2Seq, Trunk
+from regard.models.parts import FFNS, NORMS, activation_of, make, make_position, make_residual, place_within
+from regard.norm import Norm
+from regard.residual import Residual
+from regard.stack import Plain
+
+TOLD = ("dim", "causal")  # what the model tells its mixers, and their arguments may not
+
+
+def build(config: c.Config) -> Model:
+    """The model of a configuration, with fresh weights from torch's generator; what does not fit raises, with the reason."""
+    config = config.but()  # checked again: pydantic's own `model_copy` does not
+    model = KINDS[config.kind](config)
+    model.config = config
+    return model
+
+
+def build_encoder(config: c.Config) -> Encoder:
+    """See `Encoder`."""
+    trunk = Trunk(embed_of(config, config.input), *layers_of(config, config.layers, config.mixer, "encoder"))
+    return Encoder(trunk, head_of(config, trunk.embed))
+
+
+def build_decoder(config: c.Config) -> Decoder:
+    """See `Decoder`."""
+    trunk = Trunk(embed_of(config, config.input), *layers_of(config, config.layers, config.mixer, "decoder"))
+    return Decoder(trunk, head_of(config, trunk.embed))
+
+
+def build_seq2seq(config: c.Config) -> Seq2Seq:
+    """See `Seq2Seq`.  Both sides share one embedding, unless a target is given."""
+    side = config.encoder or c.Side(layers=config.layers, mixer=config.mixer)
+    source = embed_of(config, config.input)
+    target = source if config.target is None else embed_of(config, config.target)
+    encoder = Trunk(source, *layers_of(config, side.layers, side.mixer, "encoder"))
+    decoder = Trunk(target, *layers_of(config, config.layers, config.mixer, "decoder", cross=config.cross or c.part("vanilla")))
+    return Seq2Seq(encoder, decoder, head_of(config, target))
+
+
+KINDS: dict[str, Callable[[c.Config], Model]] = {
+    "encoder": build_encoder, "decoder": build_decoder, "seq2seq": build_seq2seq,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- layers
+def layers_of(
+    config: c.Config, layers: int, mixers: list[c.Part], side: str, cross: c.Part | None = None
+) -> tuple[Plain, Norm | None]:
+    """The blocks of one side, the mixers taking turns, and the norm that they leave to do."""
+    blocks, residual = [], make_residual(config.residual, layers, norm_of(config))
+    for number in range(layers):
+        try:
+            mixer = mixer_of(config, mixers[number % len(mixers)], causal=side == "decoder", length=longest(config, side))
+            look = (
+                None if cross is None else mixer_of(config, cross, causal=False, length=longest(config, "encoder"), here=False)
+            )
+            blocks.append(Block(mixer, ffn_of(config), cross=look, residual=residual, dropout=config.dropout))
+        except Unsupported as refusal:
+            raise Unsupported(f"layer {number} of the {side}: {refusal}") from None
+    stack = Plain(blocks)
+    unfinished = any(part.unfinished for part in stack.modules() if isinstance(part, Residual))
+    return stack, norm_of(config)(config.dim) if unfinished else None
+
+
+def mixer_of(config: c.Config, part: c.Part, *, causal: bool, length: int | None, here: bool = True) -> Mixer:
+    """The recipe, told what the model knows: the width, the heads and the length where it needs them, and whether it is causal.
+
+    A recipe with a number of heads of its own, as those without heads have, keeps it unless its arguments say otherwise.
+    `here` tells whether tokens look at their own sequence: only then are they so far from each other.
+    """
+    arguments = {name: frozen(value) for name, value in part.arguments.items()}
+    told = sorted(set(TOLD) & set(arguments))
+    if told:
+        raise ValueError(f"{part.name}: {told[0]} is told by the model, so the arguments may not give it")
+    parameters = registry.get(part.name).parameters
+    if parameters["heads"].default is inspect.Parameter.empty:
+        arguments.setdefault("heads", config.heads)
+    if "length" in parameters and length is not None:
+        arguments.setdefault("length", length)
+    if "length" in parameters and parameters["length"].default is inspect.Parameter.empty and "length" not in arguments:
+        raise ValueError(f"{part.name} is built for a longest sequence: give the configuration a length")
+    mixer = registry.create(part.name, dim=config.dim, causal=causal, **arguments)
+    return place_within(config.position, mixer, length) if here else mixer
+
+
+def frozen(value: Any) -> Any:
+    """Lists as tuples, as recipes take them: JSON has no tuples."""
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+
+def norm_of(config: c.Config) -> Callable[[int], Norm]:
+    """Width -> norm."""
+    return partial(make, "norm", NORMS, config.norm)
+
+
+def ffn_of(config: c.Config) -> FeedForward | None:
+    """A fresh feed-forward layer, or None."""
+    return None if config.ffn is None else make("ffn", FFNS, config.ffn, config.dim)
+
+
+def longest(config: c.Config, side: str) -> int | None:
+    """The longest sequence that a side reads: for images as many tokens as there are patches."""
+    reads_images = isinstance(config.input, c.Patches) and (side == "encoder" or config.kind == "decoder")
+    return config.input.length if reads_images and isinstance(config.input, c.Patches) else config.length
+
+
+# ---------------------------------------------------------------------------------------------- embeddings
+def embed_of(config: c.Config, given: c.Tokens | c.Vectors | c.Patches) -> Embed:
+    """What makes tokens of the input."""
+    if isinstance(given, c.Patches):
+        rows, columns = given.grid
+        place = make_position(config.position, dim=config.dim, length=rows * columns, rows=rows, columns=columns)
+        return PatchEmbed(
+            given.grid, given.patch, config.dim, position=place, channels=given.channels, cls=given.cls, dropout=config.dropout
+        )
+    place = make_position(config.position, dim=config.dim, length=config.length, rows=None, columns=None)
+    if isinstance(given, c.Vectors):
+        return VectorEmbed(given.width, config.dim, position=place, dropout=config.dropout)
+    norm = norm_of(config)(config.dim) if given.norm else None
+    return TokenEmbed(
+        given.vocab, config.dim, position=place, types=given.types, scale=given.scale, norm=norm, dropout=config.dropout
+    )
+
+
+# ---------------------------------------------------------------------------------------------- heads
+def head_of(config: c.Config, embed: Embed) -> heads.Head | None:
+    """The head of a configuration, which may share the table of the embeddings."""
+    return None if config.head is None else HEADS[type(config.head)](config, config.head, embed)
+
+
+def words_of(config: c.Config, embed: Embed, *, tie: bool, bias: bool) -> heads.LanguageHead:
+    """Logits over the vocabulary."""
+    tokens = config.tokens
+    if tokens is None or not isinstance(embed, TokenEmbed):
+        raise ValueError("a head over a vocabulary needs a model that reads tokens")
+    return heads.LanguageHead(config.dim, tokens.vocab, table=embed.tokens.weight if tie else None, bias=bias)
+
+
+def masked_head(config: c.Config, head: c.Masked, embed: Embed) -> heads.Head:
+    """See `MaskedHead`."""
+    words = words_of(config, embed, tie=head.tie, bias=True)
+    return heads.MaskedHead(config.dim, words, norm=norm_of(config)(config.dim), activation=activation_of(head.activation))
+
+
+def class_head(config: c.Config, head: c.Classify, embed: Embed) -> heads.Head:
+    """See `Predict`."""
+    pool = heads.pool(head.pooling, config.dim, config.heads)
+    return heads.Predict(config.dim, head.classes, pool=pool, hidden=head.hidden, dropout=config.dropout)
+
+
+def number_head(config: c.Config, head: c.Regress, embed: Embed) -> heads.Head:
+    """See `Predict`."""
+    pool = None if head.pooling == c.EACH else heads.pool(head.pooling, config.dim, config.heads)
+    return heads.Predict(config.dim, head.outputs, pool=pool, dropout=config.dropout)
+
+
+HEADS: dict[type, Callable[[c.Config, Any, Embed], heads.Head]] = {
+    c.Language: lambda config, head, embed: words_of(config, embed, tie=head.tie, bias=head.bias),
+    c.Masked: masked_head,
+    c.Classify: class_head,
+    c.Tag: lambda config, head, embed: heads.Predict(config.dim, head.classes, dropout=config.dropout),
+    c.Regress: number_head,
+    c.Pooled: lambda config, head, embed: heads.PooledHead(heads.pool(head.pooling, config.dim, config.heads), unit=head.unit),
+}

@@ -1,0 +1,294 @@
+"""What a model is made of, in words: JSON in and out, and nothing that is not known.
+
+Config(kind="decoder", input={"kind": "tokens", "vocab": 256}, dim=64, heads=4, layers=2, length=128,
+       mixer="local", head={"kind": "language"})
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from regard.errors import nearest
+
+# The upper bounds keep a file from asking for more than any machine has.
+Size = Annotated[int, Field(ge=1, le=1 << 20)]
+Vocabulary = Annotated[int, Field(ge=1, le=1 << 24)]
+Depth = Annotated[int, Field(ge=1, le=4096)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+EACH = "each"  # the pooling that does not pool
+
+
+class Closed(BaseModel):
+    """A part of a configuration: unknown keys are errors that name the nearest known one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        for key in given if isinstance(given, dict) else ():
+            if key not in cls.model_fields:
+                raise ValueError(f"{cls.__name__} has no {key!r}: {nearest(str(key), cls.model_fields)}")
+        return given
+
+
+class Part(Closed):
+    """A name in a table, or of a recipe, and the arguments that it takes: "local", or {"name": "local", "arguments": {...}}."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @field_validator("arguments")
+    @classmethod
+    def _plain(cls, given: dict[str, Any]) -> dict[str, Any]:
+        try:
+            read = json.loads(json.dumps(given, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"arguments must be what JSON can say, so that a model can be saved: {error}") from None
+        return dict(read)
+
+
+def part(name: str, /, **arguments: Any) -> Part:
+    """`part("local", window=64)`."""
+    return Part(name=name, arguments=arguments)
+
+
+# ---------------------------------------------------------------------------------------------- what goes in
+class Tokens(Closed):
+    """Token numbers (b n).
+
+    types   how many kinds of tokens are told apart, as the two sentences of BERT; 0: none
+    scale   embeddings times √d (Vaswani et al. 2017)
+    norm    the model's norm stands behind the sum of the embeddings
+    """
+
+    kind: Literal["tokens"] = "tokens"
+    vocab: Vocabulary
+    types: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    scale: bool = False
+    norm: bool = False
+
+
+class Vectors(Closed):
+    """Vectors (b n width): features of any kind, the elements of a set, the values of a time series."""
+
+    kind: Literal["vectors"] = "vectors"
+    width: Size
+
+
+class Patches(Closed):
+    """Images (b channels height width), cut into patches.
+
+    patch   height and width of a patch; both must divide those of the image
+    cls     a learned token stands before the patches
+    """
+
+    kind: Literal["patches"] = "patches"
+    height: Size
+    width: Size
+    patch: Size
+    channels: Size = 3
+    cls: bool = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.height % self.patch or self.width % self.patch:
+            raise ValueError(f"patches of {self.patch} do not fill an image of {self.height} × {self.width}")
+        return self
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.height // self.patch, self.width // self.patch
+
+    @property
+    def length(self) -> int:
+        """How many tokens an image becomes."""
+        rows, columns = self.grid
+        return rows * columns + self.cls
+
+
+Input = Annotated[Tokens | Vectors | Patches, Field(discriminator="kind")]
+
+
+# ---------------------------------------------------------------------------------------------- what comes out
+class Language(Closed):
+    """Logits over the vocabulary for each token, (b n vocab).
+
+    tie    the weights are those of the embeddings
+    """
+
+    kind: Literal["language"] = "language"
+    tie: bool = True
+    bias: bool = False
+
+
+class Masked(Closed):
+    """BERT's masked-token head: norm(σ(W x + b)), then logits over the vocabulary with a bias, (b n vocab)."""
+
+    kind: Literal["masked"] = "masked"
+    tie: bool = True
+    activation: str = "gelu"
+
+
+class Classify(Closed):
+    """Logits over classes for a whole sequence, (b classes).
+
+    pooling   how tokens become one vector, see `regard.models.heads.POOLINGS`
+    hidden    a layer tanh(W x + b) stands before the last one, as in BERT
+    """
+
+    kind: Literal["classify"] = "classify"
+    classes: Size
+    pooling: str = "cls"
+    hidden: bool = False
+
+
+class Tag(Closed):
+    """Logits over classes for each token, (b n classes)."""
+
+    kind: Literal["tag"] = "tag"
+    classes: Size
+
+
+class Regress(Closed):
+    """Numbers for a whole sequence, (b outputs), or with pooling "each" for each token, (b n outputs)."""
+
+    kind: Literal["regress"] = "regress"
+    outputs: Size = 1
+    pooling: str = "mean"
+
+
+class Pooled(Closed):
+    """One vector for a whole sequence, (b d), of length 1 where `unit`."""
+
+    kind: Literal["pooled"] = "pooled"
+    pooling: str = "mean"
+    unit: bool = False
+
+
+Head = Annotated[Language | Masked | Classify | Tag | Regress | Pooled, Field(discriminator="kind")]
+
+
+# ---------------------------------------------------------------------------------------------- the whole
+class Side(Closed):
+    """The encoder of an encoder–decoder, where it differs from the decoder."""
+
+    layers: Depth
+    mixer: list[Part]
+
+    @field_validator("mixer", mode="before")
+    @classmethod
+    def _one(cls, given: Any) -> Any:
+        return listed(given)
+
+
+class Config(Closed):
+    """All of a model.
+
+    kind       "encoder", "decoder" (causal) or "seq2seq" (both, with cross-attention)
+    input      what goes in: `Tokens`, `Vectors` or `Patches`
+    head       what comes out: None gives the tokens (b n d) themselves
+    length     the longest sequence; for positions and mixers that need one, else None: any
+    mixer      a recipe, or several: then one for each layer, or a few that are repeated
+    ffn        None: layers only mix
+    position   see `regard.models.parts.POSITIONS`
+    dropout    of embeddings, and of what each sub-layer adds
+    cross      the recipe that looks from a decoder at its encoder; `encoder` and `target` are for seq2seq too:
+    encoder    its layers and mixers, those of the decoder unless given (a mixer must then do both)
+    target     what goes into the decoder: the same embeddings as for the encoder, unless given
+    """
+
+    kind: Literal["encoder", "decoder", "seq2seq"]
+    input: Input
+    head: Head | None = None
+    dim: Size
+    heads: Size
+    layers: Depth
+    length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    mixer: list[Part] = [Part(name="vanilla")]
+    ffn: Part | None = Part(name="mlp")
+    norm: Part = Part(name="layer")
+    residual: Part = Part(name="pre")
+    position: Part = Part(name="learned")
+    dropout: Share = 0.0
+    cross: Part | None = None
+    encoder: Side | None = None
+    target: Tokens | None = None
+
+    @field_validator("mixer", mode="before")
+    @classmethod
+    def _one(cls, given: Any) -> Any:
+        return listed(given)
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        check_head(self)
+        check_sides(self)
+        check_length(self)
+        check_turns("mixer", self.mixer, self.layers)
+        if self.encoder is not None:
+            check_turns("encoder.mixer", self.encoder.mixer, self.encoder.layers)
+        return self
+
+    def but(self, **changes: Any) -> Config:
+        """The same with some keys changed, and checked: `config.but(mixer="fnet")`."""
+        same = {name: value for name, value in self if name not in changes}
+        return Config(**{**same, **changes})
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """The vocabulary that the head speaks; None where no tokens come out."""
+        source = self.input if self.target is None else self.target
+        return source if isinstance(source, Tokens) else None
+
+
+def listed(given: Any) -> Any:
+    """One part as a list of it."""
+    return [given] if isinstance(given, str | dict | Part) else given
+
+
+def check_head(config: Config) -> None:
+    """A head must fit what goes in, and the kind of model."""
+    if isinstance(config.head, Language | Masked) and config.tokens is None:
+        raise ValueError(f"a {config.head.kind} head speaks a vocabulary, and {config.input.kind} have none")
+    if isinstance(config.head, Masked) and config.kind != "encoder":
+        raise ValueError(f"a masked head fills gaps from both sides, and a {config.kind} sees one: take head 'language'")
+    if config.kind == "seq2seq" and not isinstance(config.head, Language | None):
+        raise ValueError(f"a seq2seq model speaks tokens: its head is 'language' or null, not {config.head.kind!r}")
+
+
+def check_sides(config: Config) -> None:
+    """What only an encoder–decoder has is given to no other."""
+    if config.kind != "seq2seq":
+        given = {"cross": config.cross, "encoder": config.encoder, "target": config.target}
+        extra = [name for name, value in given.items() if value is not None]
+        if extra:
+            raise ValueError(f"{extra[0]} is for seq2seq, and this is a model of kind {config.kind!r}")
+    elif config.tokens is None:
+        raise ValueError(f"the decoder of a seq2seq model reads tokens, and its input are {config.input.kind}: give target")
+    if config.kind == "decoder" and isinstance(config.input, Patches) and config.input.cls:
+        raise ValueError("a class token before the patches of a decoder would see none of them: give cls=false")
+
+
+def check_length(config: Config) -> None:
+    """The number of patches is the length of an image."""
+    if config.kind != "seq2seq" and isinstance(config.input, Patches) and config.length not in (None, config.input.length):
+        raise ValueError(f"length is {config.length}, and the image has {config.input.length} tokens: leave length out")
+
+
+def check_turns(name: str, mixers: list[Part], layers: int) -> None:
+    """Mixers take turns evenly."""
+    if not mixers or layers % len(mixers):
+        raise ValueError(
+            f"{name} names {len(mixers)}, and there are {layers} layers: one for each, or a few that repeat evenly"
+        )

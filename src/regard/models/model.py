@@ -1,0 +1,236 @@
+"""Models: embed -> layers -> head.  None of them names a mechanism: the layers hold any mixer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from regard.block import Layer
+from regard.common import check_stream_length
+from regard.errors import Unsupported
+from regard.mixer import Mixer, State
+from regard.models.config import Config
+from regard.models.embed import Embed
+from regard.models.heads import Head
+from regard.norm import Norm
+
+Step = Callable[[Tensor, Any], tuple[Tensor, Any]]  # tokens (b n), state -> logits (b n vocab), state
+
+
+class Reached(NamedTuple):
+    """Where a stream stands: how many tokens it has read, and the states of its layers."""
+
+    at: int
+    layers: State
+
+
+class Looking(NamedTuple):
+    """Where a decoder stands that looks at a source: what was read of it (b m d), its mask (b m), and how far it has come."""
+
+    context: Tensor
+    mask: Tensor | None
+    reached: Reached | None
+
+
+class Trunk(nn.Module):
+    """Embed, layers, and a norm where the last residual leaves a bare sum: the input -> (b n d)."""
+
+    def __init__(self, embed: Embed, layers: Layer, norm: Norm | None = None) -> None:
+        super().__init__()
+        self.embed, self.stack, self.norm = embed, layers, norm
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None, context: Tensor | None = None,
+        context_mask: Tensor | None = None, marks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """The whole sequence -> (b n d) and its mask, which a class token makes longer."""
+        y, mask = self.embed(x, mask, types=types)
+        y = self.stack(y, context, mask=mask, context_mask=context_mask, marks=marks)
+        return y if self.norm is None else self.norm(y, mask), mask
+
+    def stream(
+        self, x: Tensor, state: Reached | None, *, context: Tensor | None = None, context_mask: Tensor | None = None
+    ) -> tuple[Tensor, Reached]:
+        """The next chunk -> (b n d) and the state for the chunk after it."""
+        at, layers = (0, None) if state is None else state
+        y, _ = self.embed(x, at=at)
+        check_stream_length(self.stack.length, at + y.shape[1])
+        y, layers = self.stack.stream(y, layers, context=context, context_mask=context_mask)
+        return y if self.norm is None else self.norm(y), Reached(at + y.shape[1], layers)
+
+
+class Model(nn.Module, ABC):
+    """What all models have: a call, maps, and the configuration that they were built from (None: by hand)."""
+
+    config: Config | None = None
+
+    @abstractmethod
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        """The whole sequence -> what the head says; see the subclasses for what goes in."""
+
+
+class Encoder(Model):
+    """The input -> head(norm(layers(embed(x)))): every token may look at every other.
+
+    head   None: the tokens (b n d) themselves
+    """
+
+    def __init__(self, trunk: Trunk, head: Head | None = None) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, head
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None, marks: Tensor | None = None
+    ) -> Tensor:
+        """x as the embedding takes it, mask (b n), True = a real token, types (b n), marks (b n), True = a marked token."""
+        y, mask = self.trunk(x, mask, types=types, marks=marks)
+        return y if self.head is None else self.head(y, mask)
+
+    def attention(self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None) -> list[Tensor | None]:
+        """The maps (b h n n), layer by layer; None for a layer whose mixer has none."""
+        return maps_of(self.trunk, lambda: self.trunk(x, mask, types=types))
+
+
+class Decoder(Model):
+    """A causal model: each token sees itself and those before it (Radford et al. 2018).  With a language head, it tells what
+    comes next."""
+
+    def __init__(self, trunk: Trunk, head: Head | None = None) -> None:
+        super().__init__()
+        check_causal(trunk)
+        self.trunk, self.head = trunk, head
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None, marks: Tensor | None = None
+    ) -> Tensor:
+        """The whole sequence, as for `Encoder`."""
+        y, mask = self.trunk(x, mask, types=types, marks=marks)
+        return y if self.head is None else self.head(y, mask)
+
+    def stream(self, x: Tensor, state: Reached | None = None) -> tuple[Tensor, Reached]:
+        """The next chunk, of any length: what the whole would give for it, and the state for the chunk after it."""
+        if self.head is not None and self.head.pools:
+            raise Unsupported("its head gives one answer for all tokens, so there is none for a chunk")
+        y, state = self.trunk.stream(x, state)
+        return y if self.head is None else self.head(y), state
+
+    def attention(self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None) -> list[Tensor | None]:
+        """The maps (b h n n), layer by layer; None for a layer whose mixer has none."""
+        return maps_of(self.trunk, lambda: self.trunk(x, mask, types=types))
+
+
+class Maps(NamedTuple):
+    """The maps of an encoder–decoder, layer by layer: (b h m m), (b h n n) and across (b h n m); None where there is none."""
+
+    encoder: list[Tensor | None]
+    decoder: list[Tensor | None]
+    across: list[Tensor | None]
+
+
+class Seq2Seq(Model):
+    """An encoder that reads, and a causal decoder that looks at what was read (Vaswani et al. 2017, arXiv 1706.03762)."""
+
+    def __init__(self, encoder: Trunk, decoder: Trunk, head: Head | None = None) -> None:
+        super().__init__()
+        check_causal(decoder)
+        self.encoder, self.decoder, self.head = encoder, decoder, head
+
+    def encode(self, source: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The source -> (b m d), and its mask (b m)."""
+        return self.encoder(source, mask)
+
+    def forward(
+        self, source: Tensor, target: Tensor, *, mask: Tensor | None = None, target_mask: Tensor | None = None
+    ) -> Tensor:
+        """source, mask (b m) over it, target (b n), target_mask (b n) -> what the head says of each target token."""
+        context, mask = self.encode(source, mask)
+        y, target_mask = self.decoder(target, target_mask, context=context, context_mask=mask)
+        return y if self.head is None else self.head(y, target_mask)
+
+    def stream(
+        self, x: Tensor, state: Reached | None = None, *, context: Tensor, context_mask: Tensor | None = None
+    ) -> tuple[Tensor, Reached]:
+        """The next chunk of the target, with what `encode` gave."""
+        y, state = self.decoder.stream(x, state, context=context, context_mask=context_mask)
+        return y if self.head is None else self.head(y), state
+
+    def given(self, source: Tensor, mask: Tensor | None = None) -> Step:
+        """A step over target tokens for this source, read once: (tokens, state) -> (logits, state).
+
+        What was read is carried in the state, so that it goes along when examples are dropped or repeated.
+        """
+        first = Looking(*self.encode(source, mask), None)
+
+        def step(tokens: Tensor, state: Looking | None) -> tuple[Tensor, Looking]:
+            now = first if state is None else state
+            logits, reached = self.stream(tokens, now.reached, context=now.context, context_mask=now.mask)
+            return logits, now._replace(reached=reached)
+
+        return step
+
+    def attention(
+        self, source: Tensor, target: Tensor, *, mask: Tensor | None = None, target_mask: Tensor | None = None
+    ) -> Maps:
+        """All maps; see `Maps`."""
+        seen = watched(self, lambda: self(source, target, mask=mask, target_mask=target_mask))
+        reading, writing = (set(map(id, trunk.modules())) for trunk in (self.encoder, self.decoder))
+        return Maps(
+            [s.map() for s in seen if id(s.mixer) in reading],
+            [s.map() for s in seen if id(s.mixer) in writing and s.memory is None],
+            [s.map() for s in seen if id(s.mixer) in writing and s.memory is not None],
+        )
+
+
+def check_causal(trunk: Trunk) -> None:
+    """A decoder tells what comes next, so no layer of it may know."""
+    if not trunk.stack.causal:
+        raise Unsupported("a decoder needs causal layers, and one of these was not built causal")
+
+
+# ---------------------------------------------------------------------------------------------- maps
+class Seen(NamedTuple):
+    """One call of a mixer: its tokens, and what stood beside them."""
+
+    mixer: Mixer
+    x: Tensor
+    memory: Tensor | None
+    mask: Tensor | None
+    marks: Tensor | None
+
+    def map(self) -> Tensor | None:
+        """(b h n m), or None where the mixer has none."""
+        if not self.mixer.can.maps:
+            return None
+        return self.mixer.attention(self.x, self.memory, mask=self.mask, marks=self.marks)
+
+
+def maps_of(module: nn.Module, call: Callable[[], object]) -> list[Tensor | None]:
+    """The maps of all mixers that a call runs, in order."""
+    return [seen.map() for seen in watched(module, call)]
+
+
+def outer_mixers(module: nn.Module) -> list[Mixer]:
+    """The mixers of a module, without those that are parts of other mixers."""
+    if isinstance(module, Mixer):
+        return [module]
+    found = [mixer for child in module.children() for mixer in outer_mixers(child)]
+    return list({id(mixer): mixer for mixer in found}.values())
+
+
+def watched(module: nn.Module, call: Callable[[], object]) -> list[Seen]:
+    """Run, and keep what each mixer was called with, in the order of the calls."""
+    seen: list[Seen] = []
+
+    def note(mixer: Any, given: Any, named: dict[str, Any]) -> None:
+        memory = given[1] if len(given) > 1 else named.get("memory")
+        seen.append(Seen(mixer, given[0], memory, named.get("mask"), named.get("marks")))
+
+    with ExitStack() as hooks:
+        for mixer in outer_mixers(module):
+            hooks.callback(mixer.register_forward_pre_hook(note, with_kwargs=True).remove)
+        call()
+    return seen

@@ -1,0 +1,79 @@
+"""Tables: the words that a configuration may use for norms, residuals, feed-forward layers and positions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from regard.errors import nearest
+from regard.ffn import KINDS as FFNS
+from regard.ffn import activation as activation_of
+from regard.mixer import Mixer
+from regard.mixers.positioned import positioned
+from regard.models.config import Part
+from regard.norm import NORMS, Norm
+from regard.position import SCHEMES, Embed, Turn, Unplaced
+from regard.prior import Prior
+from regard.residual import BY_DEPTH, RESIDUALS, Residual
+
+__all__ = [
+    "FFNS", "NORMS", "POSITIONS", "RELATIVE", "RESIDUALS", "activation_of", "make", "make_position", "make_residual",
+    "place_within",
+]  # fmt: skip
+
+POSITIONS = {name: kind for name, kind in SCHEMES.items() if issubclass(kind, Embed)}  # go in with the tokens
+RELATIVE = {name: kind for name, kind in SCHEMES.items() if issubclass(kind, Turn | Prior)}  # live within a mixer
+
+
+def make(what: str, table: Mapping[str, Callable[..., Any]], part: Part, /, *fixed: Any, **given: Any) -> Any:
+    """Build the part of a table; names and arguments that do not exist raise with the nearest that do."""
+    if part.name not in table:
+        raise ValueError(f"no {what} {part.name!r}: {nearest(part.name, table)}")
+    known = [name for name in list(inspect.signature(table[part.name]).parameters)[len(fixed) :] if name not in given]
+    for name in part.arguments:
+        if name not in known:
+            hint = nearest(name, known) if known else "it takes none"
+            raise ValueError(f"the {what} {part.name!r} takes no argument {name!r}: {hint}")
+    return table[part.name](*fixed, **given, **part.arguments)
+
+
+def make_residual(part: Part, layers: int, norm: Callable[[int], Norm]) -> Callable[[int], Residual]:
+    """Width -> what stands around a sub-layer, in a stack of so many layers: some begin smaller in deeper ones."""
+    given: dict[str, Any] = {"norm": norm}
+    kind = RESIDUALS.get(part.name)
+    if kind is not None:
+        takes = inspect.signature(kind).parameters
+        given = {name: value for name, value in given.items() if name in takes}  # ReZero has no norm
+        deep = BY_DEPTH[kind](layers) if kind in BY_DEPTH else {}
+        given |= {name: value for name, value in deep.items() if name not in part.arguments}
+    return partial(make, "residual", RESIDUALS, part, **given)
+
+
+def place_within(part: Part, mixer: Mixer, length: int | None) -> Mixer:
+    """The mixer with positions inside it, where the part names such a kind; else as it is."""
+    if part.name not in RELATIVE:
+        return mixer
+    needed = inspect.signature(RELATIVE[part.name]).parameters.get("length")
+    told = {} if needed is None or length is None else {"length": length}
+    return positioned(mixer, part.name, **{**told, **part.arguments})
+
+
+def make_position(part: Part, **sizes: int | None) -> nn.Module:
+    """What embeddings learn of positions: a part of `POSITIONS`, told the sizes that it needs; nothing, where mixers know them.
+
+    sizes   dim; length, None: any; and for images rows and columns, None elsewhere
+    """
+    if part.name in RELATIVE and sizes["dim"] is not None:
+        return Unplaced(sizes["dim"])
+    takes = inspect.signature(POSITIONS[part.name]).parameters if part.name in POSITIONS else {}
+    needs = [name for name, parameter in takes.items() if parameter.default is inspect.Parameter.empty]
+    told = {name: size for name, size in sizes.items() if name in needs and name not in part.arguments}
+    missing = [name for name, size in told.items() if size is None]
+    if missing:
+        hint = "give the configuration one" if missing == ["length"] else "they are for images"
+        raise ValueError(f"positions of kind {part.name!r} need {' and '.join(missing)}: {hint}")
+    return make("position", {**RELATIVE, **POSITIONS}, part, **told)

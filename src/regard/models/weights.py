@@ -1,0 +1,167 @@
+"""Weights from elsewhere: declared maps from their names to ours, and a list of all that found no place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.models.save import few, own_tensors
+
+LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+Change = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+def same(tensor: Tensor) -> Tensor:
+    """As it is."""
+    return tensor
+
+
+def turned(tensor: Tensor) -> Tensor:
+    """(in out) -> (out in)."""
+    return tensor.T
+
+
+def thirds(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys and values in one: (in 3 out) or (3 out) -> three times (out in) or (out)."""
+    return tuple(part.T if part.dim() == 2 else part for part in tensor.chunk(3, -1))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Some of their tensors become some of ours.  "{i}" stands for a layer; on our side alone, each layer gets the same.
+
+    change   their tensors -> ours: as many as are named
+    """
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    change: Change = same
+
+
+def row(theirs: str, ours: str, change: Change = same) -> Row:
+    """Names with spaces between them."""
+    return Row(tuple(theirs.split()), tuple(ours.split()), change)
+
+
+def dense(theirs: str, ours: str, change: Change = same) -> tuple[Row, Row]:
+    """A linear layer: weight and bias."""
+    return tuple(  # type: ignore[return-value]
+        Row((f"{theirs}.{kind}",), tuple(f"{name}.{kind}" for name in ours.split()), change if kind == "weight" else bias)
+        for kind, bias in (("weight", same), ("bias", change if change is thirds else same))
+    )
+
+
+def norm(theirs: str, ours: str) -> tuple[Row, Row]:
+    """A layer norm: their weight is our gain."""
+    return row(f"{theirs}.weight", f"{ours}.gain"), row(f"{theirs}.bias", f"{ours}.bias")
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """From the names of another library to ours.
+
+    rows      those whose tensors the model has are used, so heads that it lacks stay unused
+    prefix    taken off their names
+    renamed   parts of names that changed over time: old, new
+    dropped   names that carry nothing: numbers that are counted, and second names of tied tensors
+    """
+
+    rows: tuple[Row, ...]
+    prefix: str = ""
+    renamed: tuple[tuple[str, str], ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    def name(self, theirs: str) -> str:
+        """Their name as the rows have it."""
+        theirs = theirs.removeprefix(self.prefix)
+        for old, new in self.renamed:
+            theirs = theirs.replace(old, new)
+        return theirs
+
+
+class Unmatched(NamedTuple):
+    """Their tensors that found no place, and ours that got nothing."""
+
+    theirs: list[str]
+    ours: list[str]
+
+
+class Plan(NamedTuple):
+    """What goes where: our name -> tensor; and what is left on either side."""
+
+    tensors: dict[str, Tensor]
+    unmatched: Unmatched
+
+
+def adopt(model: nn.Module, tensors: Mapping[str, Tensor], names: WeightMap, *, leave: Iterable[str] = ()) -> None:
+    """Put their tensors into the model, in its dtype.  All must fit: what finds no place on either side raises, with the names.
+
+    leave   patterns of their names that may stay unused, such as "pooler.*"
+    """
+    found = plan(model, tensors, names)
+    left = [name for name in found.unmatched.theirs if not any(fnmatch(name, pattern) for pattern in leave)]
+    wrong = [f"their {few(left)} found no place (`leave` names what may)"] if left else []
+    wrong += [f"our {few(found.unmatched.ours)} got nothing"] if found.unmatched.ours else []
+    if wrong:
+        raise ValueError(f"the weights do not fit: {'; '.join(wrong)}")
+    mine = model.state_dict(keep_vars=True)
+    with torch.no_grad():
+        for name, tensor in found.tensors.items():
+            mine[name].copy_(tensor)
+
+
+def plan(model: nn.Module, tensors: Mapping[str, Tensor], names: WeightMap) -> Plan:
+    """What `adopt` would do, without doing it; only shapes that do not fit raise."""
+    mine = model.state_dict(keep_vars=True)
+    given = {names.name(name): tensor for name, tensor in tensors.items()}
+    taken: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for one in expanded(names.rows, mine):
+        if all(name in given for name in one.theirs):
+            used.update(one.theirs)
+            for name, tensor in changed(one, given).items():
+                check_fit(one, name, mine[name], tensor)
+                taken[name] = tensor
+    check_tied(mine, taken)
+    filled = {id(mine[name]) for name in taken}
+    theirs = [name for name in given if name not in used and not any(fnmatch(name, drop) for drop in names.dropped)]
+    return Plan(taken, Unmatched(theirs, [name for name, tensor in own_tensors(model).items() if id(tensor) not in filled]))
+
+
+def expanded(rows: Iterable[Row], mine: Mapping[str, Tensor]) -> Iterable[Row]:
+    """The rows whose tensors the model has, once for each layer."""
+    layers = 1 + max((int(number) for name in mine for number in LAYER.findall(name)), default=0)
+    for one in rows:
+        for i in range(layers) if any("{i}" in name for name in one.ours) else (0,):
+            theirs, ours = (tuple(name.replace("{i}", str(i)) for name in side) for side in (one.theirs, one.ours))
+            if all(name in mine for name in ours):
+                yield Row(theirs, ours, one.change)
+
+
+def changed(one: Row, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a row gives, by our names."""
+    made = one.change(*(given[name] for name in one.theirs))
+    return dict(zip(one.ours, made if isinstance(made, tuple) else (made,), strict=True))
+
+
+def check_fit(one: Row, name: str, mine: Tensor, tensor: Tensor) -> None:
+    """Shapes must be the same."""
+    if mine.shape != tensor.shape:
+        source = " and ".join(one.theirs)
+        raise ValueError(f"{source} gives {tuple(tensor.shape)} for {name}, and the model expects {tuple(mine.shape)}")
+
+
+def check_tied(mine: Mapping[str, Tensor], taken: Mapping[str, Tensor]) -> None:
+    """Names that share a tensor in the model must get equal ones."""
+    first: dict[int, str] = {}
+    for name, tensor in taken.items():
+        other = first.setdefault(id(mine[name]), name)
+        if other != name and not torch.equal(taken[other], tensor):
+            raise ValueError(f"{other} and {name} are tied in this model, and their weights differ: build it untied")

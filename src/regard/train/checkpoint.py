@@ -1,0 +1,111 @@
+"""Checkpoints: a folder of safetensors and JSON that either is whole or is not there.
+
+Everything is written into a folder of another name, flushed to the disk, and the manifest, which holds the sums of all other
+files, is written last; then the folder is renamed.  Whatever moment the process is killed at, the newest folder that has a
+manifest is a good one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+PREFIX, PARTIAL, MANIFEST = "step-", ".partial-", "manifest.json"
+
+
+class Broken(ValueError):
+    """A checkpoint that cannot be read, and why."""
+
+
+def save(
+    root: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any], *, keep: int = 2
+) -> Path:
+    """Write a checkpoint: files of tensors by name, and facts as JSON.  Older ones go, but for the last `keep`."""
+    root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob(f"{PARTIAL}*"):  # of a process that was killed
+        shutil.rmtree(left)
+    partial, final = root / f"{PARTIAL}{step}", root / f"{PREFIX}{step:08d}"
+    partial.mkdir()
+    for name, each in tensors.items():
+        path = partial / f"{name}.safetensors"
+        save_file({key: value.detach().contiguous() for key, value in each.items()}, path)
+        _flush(path)
+    sums = {path.name: _sum(path) for path in sorted(partial.iterdir())}
+    write_json(partial / MANIFEST, {"step": step, "files": sums, "facts": dict(facts)})
+    _flush(partial)
+    if final.exists():
+        shutil.rmtree(final)
+    partial.rename(final)
+    _flush(root)
+    for old in found(root)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def found(root: Path) -> list[Path]:
+    """All whole checkpoints of a run, the oldest first."""
+    return sorted(path for path in root.glob(f"{PREFIX}*") if (path / MANIFEST).is_file())
+
+
+def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """The tensors and the facts of a checkpoint, after comparing the sums."""
+    manifest = read_json(path / MANIFEST)
+    try:
+        sums, facts = manifest["files"], manifest["facts"]
+        for name, expected in sums.items():
+            if Path(name).name != name or _sum(path / name) != expected:
+                raise Broken(f"{path / name} is not what the manifest says: it was changed or cut off")
+        return {Path(name).stem: load_file(path / name) for name in sums}, facts
+    except (KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:
+        raise Broken(f"{path} is not a checkpoint: {error!r}") from None
+
+
+def newest(root: Path, say: Callable[[str], None] = lambda text: None) -> Path | None:
+    """The last checkpoint that can be read; `say` hears of those that cannot."""
+    for path in reversed(found(root)):
+        try:
+            load(path)
+            return path
+        except Broken as error:
+            say(f"left out: {error}")
+    return None
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; anything else is `Broken`."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise Broken(f"{path} cannot be read as JSON: {error}") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file that is either the old or the new one, whatever happens in between."""
+    partial = path.with_name(f"{PARTIAL}{path.name}")
+    partial.write_text(json.dumps(value, indent=1, allow_nan=False), encoding="utf-8")
+    _flush(partial)
+    partial.replace(path)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Have the system write it to the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,58 @@
+"""Metrics, a JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+NAME = "metrics.jsonl"
+
+
+class Log:
+    """Appends to a file in a folder; without a folder it forgets."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.path = None if folder is None else folder / NAME
+
+    def write(self, row: dict[str, Any]) -> None:
+        """One line."""
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def cut(self, step: int) -> None:
+        """Forget what was written after a step, and the folder is made if need be: a resumed run writes it again."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        rows = read(self.path) if self.path.exists() else []
+        kept = [json.dumps(row) for row in rows if row["step"] <= step]
+        self.path.write_text("".join(f"{row}\n" for row in kept), encoding="utf-8")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; the last may have been cut off."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def last(path: Path, window: int = 4096) -> dict[str, Any]:
+    """The last whole line that has one, read from the end of the file; nothing where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - window))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            return dict(json.loads(line))
+        except ValueError:
+            continue
+    return {}

@@ -1,0 +1,117 @@
+"""A run: from words, a task, a mixer and settings, to a folder with the trained model and what came of it.
+
+run/spec.json        the words
+run/metrics.jsonl    the loss of each step, and the evaluations
+run/checkpoints/     to go on from
+run/model/           config.json and model.safetensors
+run/result.json      what came of it, written last: a run that has one is over
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field, ValidationError
+
+from regard.models import Config, Part, build, save
+from regard.models.config import Classify, Closed, Depth, Language, Share, Size, Tag, Tokens
+from regard.tasks import Task, task
+from regard.train.average import Average
+from regard.train.checkpoint import read_json, write_json
+from regard.train.loop import Progress, Trainer
+from regard.train.settings import Settings
+
+SPEC, RESULT, MODEL = "spec.json", "result.json", "model"
+
+
+class Spec(Closed):
+    """A run in words.
+
+    task      its name and arguments; `mixer` likewise
+    hidden    of the feed-forward layers; None: four times the width
+    position  of tokens; see `regard.models.parts.POSITIONS`
+    settings  how to train
+    threads   of the process; None: as many as torch takes
+    """
+
+    task: Part
+    mixer: Part = Part(name="vanilla")
+    dim: Size = 64
+    heads: Size = 4
+    layers: Depth = 2
+    hidden: Size | None = None
+    position: Part = Part(name="learned")
+    dropout: Share = 0.0
+    settings: Settings = Settings()
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+
+
+def config_of(spec: Spec, made: Task) -> Config:
+    """The model that a task wants, around the mixer."""
+    ffn = Part(name="mlp", arguments={} if spec.hidden is None else {"hidden": spec.hidden})
+    head: Language | Tag | Classify = Classify(classes=made.classes, pooling="last" if made.causal else "mean")
+    if made.output == "token":
+        head = Language() if made.speaks else Tag(classes=made.classes)
+    return Config(
+        kind="decoder" if made.causal else "encoder", input=Tokens(vocab=made.vocab), head=head,
+        dim=spec.dim, heads=spec.heads, layers=spec.layers, length=made.length, mixer=[spec.mixer], ffn=ffn,
+        position=spec.position, dropout=spec.dropout,
+    )  # fmt: skip
+
+
+def task_of(spec: Spec) -> Task:
+    """The task that a specification names."""
+    return task(spec.task.name, **spec.task.arguments)
+
+
+def execute(spec: Spec, folder: Path, watch: Callable[[Progress], None] = lambda progress: None) -> dict[str, Any]:
+    """Train, or go on where the folder stands; write the model and the result, and return the result."""
+    if (folder / RESULT).exists():
+        return dict(read_json(folder / RESULT))
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / SPEC, spec.model_dump(mode="json"))
+    made = task_of(spec)
+    torch.manual_seed(spec.settings.seed)
+    idle = peak_bytes()
+    model = build(config_of(spec, made))
+    trainer = Trainer(model, made, spec.settings, folder=folder, watch=watch)
+    result = trainer.run()
+    with Average.swapped(trainer.average, model):
+        save(model, folder / MODEL)
+    found = {**result._asdict(), "memory": peak_bytes() - idle, "environment": environment()}
+    write_json(folder / RESULT, found)
+    return found
+
+
+def read_spec(folder: Path) -> Spec:
+    """The words of a run."""
+    try:
+        return Spec.model_validate_json((folder / SPEC).read_bytes(), strict=False)
+    except OSError:
+        raise ValueError(f"{folder} is no run: it has no {SPEC}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{folder / SPEC}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def peak_bytes() -> int:
+    """The most memory that this process had so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def environment() -> dict[str, Any]:
+    """Where a number was measured."""
+    return {
+        "python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "machine": platform.machine(), "cores": os.cpu_count(), "system": platform.system(),
+    }  # fmt: skip

@@ -1,0 +1,178 @@
+"""Training: what is promised about steps, stopping and resuming."""
+
+import json
+import os
+import signal
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from regard.block import Block
+from regard.ffn import MLP
+from regard.tasks import task
+from regard.train import Broken, Diverged, Interrupted, Settings, Trainer, checkpoint
+from regard.train.sampler import indexes
+from regard.train.settings import settings
+
+
+class Tiny(nn.Module):
+    """Embedding, one block, a head."""
+
+    def __init__(self, made, dim=16, dropout=0.1):
+        super().__init__()
+        torch.manual_seed(7)
+        self.embed = nn.Embedding(made.vocab, dim)
+        self.block = Block(regard.create("vanilla", dim=dim, heads=2, causal=True), MLP(dim), dropout=dropout)
+        self.head = nn.Linear(dim, made.classes)
+
+    def forward(self, tokens, mask=None):
+        return self.head(self.block(self.embed(tokens), mask=mask))
+
+
+def trainer(folder=None, *, stop=None, poison=None, **given):
+    made = task("parity", length=8)
+    model = Tiny(made)
+
+    def watch(progress):
+        if progress.step == stop:
+            os.kill(os.getpid(), signal.SIGINT)
+        if progress.step == poison:
+            with torch.no_grad():
+                model.head.weight.fill_(float("nan"))
+
+    plan = {"steps": 12, "batch": 8, "evaluate": 4, "examples": 16, "save": 5, "ema": 0.9, "warmup": 3}
+    return Trainer(model, made, Settings(**plan | given), folder=folder, watch=watch)
+
+
+def weights(run):
+    return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+
+def test_a_run_that_was_stopped_goes_on_bit_by_bit(tmp_path):
+    """Fails if anything that matters, dropout included, is not in the checkpoint."""
+    whole = trainer(tmp_path / "whole")
+    first = whole.run()
+    with pytest.raises(Interrupted, match=r"stopped at step 7; kept in .*step-00000007"):
+        trainer(tmp_path / "parts", stop=7).run()
+    rest = trainer(tmp_path / "parts")
+    second = rest.run()
+    assert torch.equal(weights(whole), weights(rest))
+    assert (first.test, first.best, first.tokens, first.steps) == (second.test, second.best, second.tokens, second.steps)
+    rows = [json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "tokens" in row] == list(range(1, 13))
+
+
+def test_parts_of_a_batch_add_up_to_it():
+    """Fails if accumulation changes the gradient."""
+    runs = [trainer(accumulate=parts, steps=1, clip=None, ema=None) for parts in (1, 3, 8)]
+    for run in runs:
+        run.model = run.model.double()
+        run.model.eval()
+        run.model.train = lambda mode=True: None
+        run.run()
+    for run in runs[1:]:
+        torch.testing.assert_close(weights(run), weights(runs[0]))
+
+
+def test_what_is_no_number_stops_the_run(tmp_path):
+    """Fails if a NaN is trained on, or overwrites the last good checkpoint."""
+    run = trainer(tmp_path, poison=11)
+    with pytest.raises(Diverged, match=r"the loss is nan .* at step 11; the last good checkpoint is .*step-00000010"):
+        run.run()
+    tensors, _ = checkpoint.load(checkpoint.newest(tmp_path / "checkpoints"))
+    assert all(t.isfinite().all() for t in tensors["model"].values())
+
+
+def test_patience_and_time_stop_it():
+    """Fails if a run goes on when nothing gets better, or when its time is over."""
+    assert trainer(steps=400, rate=1e-12, evaluate=1, patience=3).run().stopped == "patience"
+    result = trainer(steps=10**6, seconds=0.5, evaluate=10**6).run()
+    assert result.stopped == "seconds" and result.steps > 1
+
+
+def test_schedules():
+    """Fails if the warm-up does not rise, the cosine does not end at zero, or 1/√step is not that."""
+    cosine = Settings(warmup=10)
+    assert [cosine.factor(i, 0) for i in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    assert cosine.factor(10, 0) == 1 and cosine.factor(500, 0.5) == pytest.approx(0.5)
+    assert cosine.factor(999, 1) == 0 and Settings(schedule="constant").factor(999, 1) == 1
+    assert Settings(schedule="rsqrt", warmup=100).factor(399, 0.1) == 0.5
+
+
+def test_every_example_is_seen_once_in_each_epoch_by_one_process():
+    """Fails if processes overlap, miss an example, or repeat the order of the last epoch."""
+    for world in (1, 2, 4):
+        seen = [sorted(i for r in range(world) for i in indexes(12, 4, s, seed=3, rank=r, world=world)) for s in range(6)]
+        assert seen == [sorted(indexes(12, 4, s, seed=3)) for s in range(6)]
+    epochs = [[i for s in steps for i in indexes(12, 4, s, seed=3)] for steps in ((0, 1, 2), (3, 4, 5))]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12)) and epochs[0] != epochs[1]
+    with pytest.raises(ValueError, match="does not divide among 3"):
+        indexes(12, 4, 0, seed=0, world=3)
+    with pytest.raises(ValueError, match="no examples"):
+        indexes(0, 4, 0, seed=0)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    """Fails if a file that was cut off is loaded, or the one before it is lost."""
+    trainer(tmp_path, steps=10).run()
+    last = checkpoint.newest(tmp_path / "checkpoints")
+    assert last.name == "step-00000010"
+    path = last / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(Broken, match="changed or cut off"):
+        checkpoint.load(last)
+    said = []
+    assert checkpoint.newest(tmp_path / "checkpoints", said.append).name == "step-00000005" and "cut off" in said[0]
+    for text in ("", "{", '{"files": 3}', '{"files": {"../x": "0"}, "facts": {}}', "[" * 100_000):
+        (last / "manifest.json").write_text(text)
+        with pytest.raises(Broken):
+            checkpoint.load(last)
+
+
+@pytest.mark.parametrize("moment", range(12))
+def test_whatever_moment_a_save_is_killed_at_the_last_one_is_whole(tmp_path, moment, monkeypatch):
+    """Fails if there is a moment at which the old checkpoint is gone and the new one not there."""
+    root = tmp_path / "checkpoints"
+    tensors = {name: {"w": torch.arange(5.0)} for name in ("model", "optimizer")}
+    checkpoint.save(root, 1, tensors, {"n": 1}, keep=1)
+    calls = iter(range(10**6))
+    for owner, name in ((checkpoint, "_flush"), (checkpoint, "save_file"), (checkpoint.shutil, "rmtree")):
+        usual = getattr(owner, name)
+
+        def killed(*arguments, usual=usual, **more):
+            if next(calls) == moment:
+                raise SystemExit("killed")
+            return usual(*arguments, **more)
+
+        monkeypatch.setattr(owner, name, killed)
+    with suppress(SystemExit):
+        checkpoint.save(root, 2, tensors, {"n": 2}, keep=1)
+    monkeypatch.undo()
+    path = checkpoint.newest(root)
+    assert checkpoint.load(path)[1]["n"] in (1, 2)
+    assert checkpoint.load(checkpoint.save(root, 3, tensors, {"n": 3}, keep=1))[1]["n"] == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"step": 3}, "did you mean 'steps'"), ({"steps": 0}, "steps: "), ({"rate": float("nan")}, "rate: "),
+        ({"schedule": "linear"}, "schedule must be one of"), ({"precision": "int8"}, "precision must be one of"),
+        ({"ema": 1.0}, "ema: "), ({"batch": "many"}, "batch: "),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_named(given, words):
+    """Fails if nonsense is accepted."""
+    with pytest.raises(ValueError, match=words):
+        settings(given)
+
+
+def test_other_settings_are_not_resumed(tmp_path):
+    """Fails if a run goes on with a rate that it did not begin with; more steps are fine."""
+    trainer(tmp_path, steps=5).run()
+    with pytest.raises(ValueError, match="another rate"):
+        trainer(tmp_path, steps=5, rate=0.5).run()
+    assert trainer(tmp_path, steps=7).run().steps == 7
