@@ -68,10 +68,10 @@ class Layer(nn.Module, ABC):
         self, x: Tensor, state: State = None, *, context: Tensor | None = None, context_mask: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """The next chunk of a causal sequence, of any length: (b n d) -> (b n d) and the state for the chunk after it."""
-        if not self.causal:
-            raise Unsupported("a layer of it was not built causal, so the first chunk would depend on the last")
         if not self.can.stream:
             raise Unsupported(f"it cannot run chunk by chunk: {self.can.reason('stream')}")
+        if not self.causal:
+            raise Unsupported("a layer of it was not built causal, so the first chunk would depend on the last")
         self._check(context, context_mask)
         first = self.start()
         state = first if state is None else state
