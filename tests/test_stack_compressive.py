@@ -23,8 +23,8 @@ from regard.stack import (
     MeanPool,
     MostUsed,
     Segments,
-    detached,
 )
+from regard.state import detach
 
 DIM, HEADS, N = 8, 2, 27
 KINDS = [MeanPool, MaxPool, Convolution, MostUsed]
@@ -187,7 +187,7 @@ def test_without_a_loss_the_task_trains_the_compression(rand):
     by_conv, by_x = torch.autograd.grad(y[:, 24:].sum(), [conv, x])
     assert by_conv.any() and not by_x[:, :24].any()
     _, state = layers.stream(x[:, :24])
-    assert state.layers[0].old.x.requires_grad and not detached(state).layers[0].old.x.requires_grad
+    assert state.layers[0].old.x.requires_grad and not detach(state).layers[0].old.x.requires_grad
 
 
 def test_a_compression_without_weights_costs_nothing(rand):

@@ -7,7 +7,6 @@ from regard.stack.early_exit import EarlyExit, Exited
 from regard.stack.feedback import Feedback
 from regard.stack.funnel import Funnel
 from regard.stack.halves import Feeding, Looking, Mixing, halves
-from regard.stack.look import detached
 from regard.stack.plain import Plain
 from regard.stack.reversible import Reversible
 from regard.stack.segments import Carried, Memory, Recent, Segments
@@ -19,5 +18,5 @@ __all__ = [
     "AttentionReconstruction", "AutoEncoding", "ByLayer", "Carried", "Carry", "Compress", "Compressive", "Convolution",
     "EarlyExit", "Exited", "Feedback", "Feeding", "Funnel", "Halting", "Looking", "MaxPool", "MeanPool", "Memory", "Mixing",
     "MostUsed", "Plain", "Recent", "Reconstruction", "Reversible", "Segments", "Shared", "Telling", "Transparency",
-    "Universal", "detached", "halves",
+    "Universal", "halves",
 ]  # fmt: skip

@@ -129,7 +129,7 @@ class Compressive(Memory):
     rate        how many become one
     compress    makes the compression, from width and rate
     loss        makes what trains it; None: the task does, through later segments, and the state that `stream` hands out
-                keeps its history (see `detached`)
+                keeps its history (see `regard.state.detach`)
     weight      of the loss
     """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from regard.attend import check_mask
 from regard.attentions.cached import Cached, Place
 from regard.block import Block, Given, Layer
 from regard.errors import Unsupported
-from regard.mixer import MultiHead, State, check_batch, merge, split
+from regard.mixer import MultiHead, check_batch, merge, split
 
 NO_MARKS = "marks are of the tokens of one call, and those of the memory have none"
 
@@ -125,20 +124,6 @@ def checked(stack: Layer, x: Tensor, given: Given) -> Tensor:
         raise ValueError(f"x must have shape (b n {stack.dim}), not {tuple(x.shape)}")
     check_mask(given.mask, (x.shape[0], x.shape[1]), "mask")
     return x if given.mask is None else x.masked_fill(~given.mask[..., None], 0)
-
-
-def detached(state: State) -> State:
-    """A state of any layer, cut from its history: the values stay, no gradient flows back through it."""
-    if isinstance(state, Tensor):
-        return state.detach()
-    if isinstance(state, tuple):
-        parts = map(detached, state)
-        return tuple(parts) if type(state) is tuple else type(state)(*parts)  # a NamedTuple takes its fields one by one
-    if isinstance(state, list):
-        return [detached(part) for part in state]
-    if state is None or isinstance(state, int | float | str | np.ndarray):
-        return state
-    raise TypeError(f"a state is made of tensors, arrays, numbers and tuples of them, not of {type(state).__name__}")
 
 
 def recall(look: Attending, past: Held | None, x: Tensor, given: Given, at: int) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from regard.block import Given, Layer
 from regard.errors import Unsupported, check_whole
 from regard.mixer import Can, State
-from regard.stack.look import NO_MARKS, Held, attending, attends, check_causal, checked, detached, named, recall
+from regard.stack.look import NO_MARKS, Held, attending, attends, check_causal, checked, named, recall
 from regard.stack.plain import shared_promises
+from regard.state import detach
 
 NO_MASK = "a layer carries a state of its own from segment to segment, and a state takes no mask"
 
@@ -89,7 +90,7 @@ class Carried(Memory):
 
     def close(self, layer: Layer, state: State, size: int) -> State:
         """The same, detached."""
-        return detached(state)
+        return detach(state)
 
 
 class Segments(Layer):
