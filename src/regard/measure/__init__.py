@@ -1,0 +1,1 @@
+"""Measuring: what a module costs, by formula (`cost`), by counting (`count`) and on a machine (`plan`)."""
