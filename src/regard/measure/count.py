@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import log2, prod
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -118,7 +120,7 @@ class Kept:
 
     def take(self, x: Tensor) -> Tensor:
         """Called for every tensor that is kept."""
-        at = x.untyped_storage().data_ptr()
+        at = x.untyped_storage()._cdata
         if at not in self.known:
             self.storages[at] = x.untyped_storage().nbytes()
         return x
@@ -127,9 +129,44 @@ class Kept:
 @contextmanager
 def keeping(module: nn.Module) -> Iterator[Kept]:
     """Watch what autograd keeps of a forward pass."""
-    seen = Kept({t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())})
+    seen = Kept({t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())})
     with torch.autograd.graph.saved_tensors_hooks(seen.take, lambda x: x):
         yield seen
+
+
+class PeakCounter(TorchDispatchMode):
+    """The most bytes that were alive at once, of tensors that operations made while it is entered.
+
+    What a kernel needs inside is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.peak = 0, 0
+        self._alive: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it, and note what it made."""
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor):
+                self.watch(x)
+        return out
+
+    def watch(self, x: Tensor) -> None:
+        """Count the storage of x until it dies."""
+        storage = x.untyped_storage()
+        at, size = storage._cdata, storage.nbytes()
+        if at in self._alive:
+            return
+        self._alive.add(at)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        finalize(storage, self._died, at, size)
+
+    def _died(self, at: int, size: int) -> None:
+        self._alive.discard(at)
+        self.now -= size
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,27 @@
     def _my_mixer(module: MyMixer, call: Call) -> Work:
         return work(module.up, call) + product(call.b, call.n, module.dim, module.rank)
 
-A formula is found by the class of the module, or of one of its bases.  A class that has none, and is made of no parts that
-have one, raises: nothing costs a silent zero.
+A formula is found by the class of the module, or of one of its bases.  A mixer, layer, feed-forward layer or norm that has none
+is counted instead, by a run on meta tensors, which have a shape and no numbers; what cannot run so raises, for nothing costs
+a silent zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
+from regard.block import Layer
 from regard.errors import Unsupported
+from regard.ffn import FeedForward
+from regard.measure.count import count
+from regard.mixer import Mixer
+from regard.norm import Norm
 
 
 @dataclass(frozen=True)
@@ -112,13 +120,22 @@ def formula(*kinds: type) -> Callable[[Formula], Formula]:
 def work(module: nn.Module, call: Call) -> Work:
     """What a module does in a call of these sizes."""
     found = next((_formulas[kind] for kind in type(module).__mro__ if kind in _formulas), None)
-    if found is None:
-        raise Unsupported(
-            f"there is no formula for the cost of {type(module).__name__}: register one with regard.measure.work.formula, "
-            "or count a run of it with regard.measure.count.count"
-        )
+    result = _counted(module, call) if found is None else found(module, call)
     parameters = sum(p.numel() for p in module.parameters())
-    return replace(found(module, call), parameters=parameters, kind=type(module).__name__)
+    return replace(result, parameters=parameters, kind=type(module).__name__)
+
+
+def _counted(module: nn.Module, call: Call) -> Work:
+    """By a run on meta tensors, in single precision."""
+    name = type(module).__name__
+    hint = f"there is no formula for the cost of {name}: register one with regard.measure.work.formula"
+    if not isinstance(module, Mixer | Layer | FeedForward | Norm):
+        raise Unsupported(hint)
+    try:
+        found = count(deepcopy(module).to("meta", torch.float32), torch.empty(call.b, call.n, module.dim, device="meta"))
+    except Exception as error:  # whatever it is, the remedy is a formula
+        raise Unsupported(f"{hint}; it cannot be counted on meta tensors either: {error}") from error
+    return Work(round(found.forward), round(found.backward), saved=found.saved // 4)
 
 
 def together(**parts: Work) -> Work:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, log2
 
 from regard.measure.formulas.mixers import linear
-from regard.measure.formulas.softmax import over_pairs
+from regard.measure.formulas.softmax import masked, over_pairs
 from regard.measure.work import Call, Work, formula, kept, one_sided, product, work
 from regard.mixers.aft import AFT
 from regard.mixers.average import Average
@@ -91,8 +92,8 @@ def _aft(module: AFT, call: Call) -> Work:
         return (tokens + bias + 2 * product(call.b, call.n, call.n, d, saved=call.rows * d)).holding(state)
     pairs = call.b * full + call.b * full * (full - 1) // 2  # each with itself, then halves of all sizes
     steps = full.bit_length()
-    merged = product(1, 4 * call.b * full * d * (steps - 1), 1, 1, saved=0)  # elementwise: as many again for small n
-    return (tokens + bias + merged + 2 * product(pairs, 1, 1, d, saved=3 * steps * call.b * full * d)).holding(state)
+    merged = product(1, 2 * call.b * full * d * (steps - 1), 1, 1, saved=0)  # of two sums of each token, level by level
+    return (tokens + bias + merged + 2 * product(pairs, 1, 1, d, saved=3 * steps * call.b * full * d // 2)).holding(state)
 
 
 @formula(Average)
@@ -107,7 +108,7 @@ def _pool(module: AveragePool, call: Call) -> Work:
     """A fixed kernel of ones: O(n d window), or window² on a grid; and one more channel that counts."""
     rows, columns = module.kernel.shape[2:]
     tokens = call.n if module.width is None else ceil(call.n / module.width) * module.width
-    slid = one_sided(call.b, tokens * module.dim, rows * columns, 1)
+    slid = one_sided(call.b, tokens * module.dim, rows * columns, 1, saved=call.rows * module.dim)
     counted = Work(2 * tokens * rows * columns)
     return (slid + counted).holding(call.b * module.dim * min(call.n, module._needed(call.n)))
 
@@ -125,7 +126,7 @@ def _dynamic_conv(module: DynamicConv, call: Call) -> Work:
 def _window(module: GaussianWindow, call: Call) -> Work:
     """Bells over the memory: O(n m (mixtures + d))."""
     mixtures = module.shape.shape.out_features // 3
-    bells = kept(call.b * call.n * call.m * 4 * mixtures)
+    bells = kept(call.b * call.n * call.m * 3 * mixtures)
     values = product(call.b, call.n, call.m, module.dim)
     summed = product(call.b, call.n * call.m, mixtures, 1, saved=0)
     return (work(module.shape.shape, call) + values + summed + bells).holding(call.rows * module.dim)
@@ -145,7 +146,7 @@ def _read(module: GlimpseRead, call: Call) -> Work:
     there, here = ceil(call.m / width), ceil(call.n / width)
     place = work(module.bank.place, call.of(1))
     seen = product(b * d, patch, there, width, saved=b * d * there * width) + product(b * d, patch, width, patch, saved=0)
-    return place + seen + _laid(b, d, patch, here, width)
+    return place + seen + _laid(b, d, patch, here, width) + kept(call.rows * d)
 
 
 @formula(GlimpseWrite)
@@ -180,15 +181,15 @@ def _factorised(module: FactorisedDense, call: Call) -> Work:
 
 @formula(Random)
 def _random_logits(module: Random, call: Call) -> Work:
-    """A table: nothing to compute."""
-    return Work()
+    """A table: nothing to compute.  Its softmax is kept once for all examples."""
+    return kept(module.table.shape[0] * call.n * call.m)
 
 
 @formula(FactorisedRandom)
 def _factorised_random(module: FactorisedRandom, call: Call) -> Work:
     """Two tables: O(n² rank h), once for all examples."""
     h, _, rank = module.left.shape
-    return product(h, call.n, rank, call.m, saved=0)
+    return product(h, call.n, rank, call.m, saved=h * call.n * call.m)
 
 
 @formula(DotProduct)
@@ -208,4 +209,4 @@ def _synthesizer(module: Synthesizer, call: Call) -> Work:
     more = kept(0 if module.shares is None else len(module.parts) * bh * call.n * call.n)
     keys = sum(call.rows * part.q.in_features for part in module.parts if isinstance(part, DotProduct))
     layers = work(module.v, call) + work(module.out, call)
-    return (logits + values + more + layers).holding(call.rows * module.dim + keys)
+    return (logits + values + more + layers + masked(replace(call, causal=module.causal), module.heads)).holding(call.rows * module.dim + keys)

@@ -14,7 +14,7 @@ from regard.measure.work import Call, Work, formula, kept, product, together, wo
 from regard.mixer import MultiHead
 from regard.mixers.etc import ByKind, Same
 from regard.norm import LayerNorm
-from regard.residual import PostNorm, PreNorm
+from regard.residual import Residual
 from regard.stack import Plain
 
 FROM_OUTPUT = (F.relu, F.tanh, F.sigmoid)  # activations whose backward pass needs the result alone
@@ -65,9 +65,10 @@ def _layer_norm(module: LayerNorm, call: Call) -> Work:
     return kept(call.rows * (module.dim + 2))
 
 
-@formula(PreNorm, PostNorm)
-def _residual(module: PreNorm | PostNorm, call: Call) -> Work:
-    return work(module.norm, call)
+@formula(Residual)
+def _residual(module: Residual, call: Call) -> Work:
+    """What its norms cost; sums cost no product and keep nothing."""
+    return sum((work(part, call) for part in module.children()), Work())
 
 
 @formula(MLP)
@@ -134,9 +135,14 @@ def _multi_head(module: MultiHead, call: Call) -> Work:
     if module.inner.keyless and call.m != call.n:
         ask = ask + work(module.q, call.of(call.m))
     read = sum((work(part, call.of(call.m)) for part in (*keys, module.v)), Work())
-    inside, given = work(module.inner, heads_call(module, call)), heads_call(module, call)
+    inside = work(module.inner, heads_call(module, call))
     out = work(module.out, call)
-    more = 0 if isinstance(module.q, nn.Identity) else call.rows * module.dim
-    more += call.b * call.m * module.dim if call.m != call.n else 0
-    merged = call.rows * given.h * given.f
-    return together(project=(ask + read + out).keeping(more + merged), attend=inside)
+    return together(project=(ask + read + out).keeping(_shared_tokens(module, call)), attend=inside)
+
+
+def _shared_tokens(module: MultiHead, call: Call) -> int:
+    """x once, whoever reads it; what is not projected is x itself, which the attention inside has counted again."""
+    reads = [(module.q, call.n), (module.v, call.m)] + ([] if module.inner.keyless else [(module.k, call.m)])
+    again = sum(tokens for part, tokens in reads if isinstance(part, nn.Identity))
+    tokens = call.n if call.m == call.n else call.n + call.m
+    return call.b * module.dim * (tokens - again) + call.rows * out_width(module.v, module.dim) // module.kv_heads * module.heads

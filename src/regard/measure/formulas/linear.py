@@ -76,8 +76,8 @@ UPDATES: dict[object, Callable[[Sizes], Work]] = {add: _add, decay: _decay, deca
 # ---------------------------------------------------------------------------------------------- features
 @formula(EluPlusOne)
 def _elu(module: EluPlusOne, call: Call) -> Work:
-    """Element by element; its result is kept by the product that reads it."""
-    return Work()
+    """Element by element."""
+    return kept(call.bh * call.n * call.e)
 
 
 @formula(Cosine)
@@ -89,7 +89,8 @@ def _cosine(module: Cosine, call: Call) -> Work:
 def _random(module: Random, call: Call) -> Work:
     """w · x for every row w: O(n features e).  The rows are fixed, so that the backward pass has one product."""
     rows, width = module.rows.shape[-2:]
-    return one_sided(call.bh, call.n, width, rows, saved=call.bh * call.n * (2 * rows if width_of(module, width) > rows else 0))
+    waves = width_of(module, width) > rows  # sine and cosine keep what they are taken of
+    return one_sided(call.bh, call.n, width, rows, saved=call.bh * call.n * (2 * rows if waves else width))
 
 
 def width_of(feature: Feature, e: int) -> int:
@@ -152,7 +153,7 @@ def _delta_rule(module: DeltaRule, call: Call) -> Work:
 def _gated_linear(module: GatedLinear, call: Call) -> Work:
     """O(n d (d + c))."""
     r = module.q.out_features // module.heads
-    return _recurrent(module, call, r, module.dim // module.heads) + kept(4 * call.rows * module.dim)
+    return _recurrent(module, call, r, module.dim // module.heads) + kept(10 * call.rows * module.dim)
 
 
 @formula(GatedRandomFeatures)
@@ -170,4 +171,4 @@ def _retention(module: Retention, call: Call) -> Work:
     """O(n d (d + c))."""
     expand = module.v.out_features // module.dim
     e = module.dim // module.heads
-    return _recurrent(module, call, e, expand * e) + kept(4 * expand * call.rows * module.dim)
+    return _recurrent(module, call, e, expand * e) + kept(3 * expand * call.rows * module.dim)

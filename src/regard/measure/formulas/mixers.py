@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from torch import nn
 
 from regard.measure.formulas.linear import UPDATES, sized
-from regard.measure.formulas.softmax import additive, cache
+from regard.measure.formulas.softmax import additive, masked
 from regard.measure.work import Call, Work, formula, kept, product, together, work
 from regard.mixers.axial import AxialPasses
 from regard.mixers.conditional import TaskAttention
@@ -25,7 +26,6 @@ from regard.mixers.soft_cells import SoftCells
 from regard.mixers.spans import plan
 from regard.mixers.star import Star, _Node
 from regard.mixers.tree import Tree
-from regard.pattern import Full
 from regard.update import add
 
 PLANNED = 1 << 13  # tokens for which a tree is laid out to be counted; longer ones grow by what a level adds
@@ -53,7 +53,7 @@ def _task(module: TaskAttention, call: Call) -> Work:
     """Plain attention, and one small layer for each block of the prior."""
     one = Call(1, 1, 1)
     prior = work(module.prior.gain, one) + work(module.prior.shift, one)
-    return work(module.heads, call) + prior + kept(call.n * call.m + module.prior.blocks.numel())
+    return work(module.heads, call) + prior + kept((6 if module.causal else 4) * call.b * call.n * call.m)
 
 
 @formula(GlobalLong)
@@ -157,10 +157,10 @@ def _sinkhorn(module: Sinkhorn, call: Call) -> Work:
     rows = min(s, module.cut or s)
     sort = work(module.sort.up, call.of(s)) + work(module.sort.down, call.of(s))
     sort = sort + kept((4 * module.sort.iterations + 4) * bh * s * s)
-    moved = product(bh, rows, s, t, saved=0) + product(bh, rows, s, 2 * t * e, saved=4 * bh * rows * t * e)
+    moved = product(bh, rows, s, t, saved=0) + product(bh, rows, s, 2 * t * e, saved=(4 if module.causal else 2) * bh * rows * t * e)
     if module.cut is None:
         pairs = product(bh * s, t, e, 2 * t) + product(bh * s, t, 2 * t, e)
-        pairs = pairs + kept(2 * bh * s * t * 2 * t)
+        pairs = pairs + kept((2 if module.causal else 1) * bh * s * t * 2 * t)
     else:
         pairs = product(bh, call.n, e, rows * t) + product(bh, call.n, rows * t, e)
     state = call.b * (2 * call.n * d + s * d + d)
@@ -173,16 +173,16 @@ def _soft_cells(module: SoftCells, call: Call) -> Work:
     width = module.query.out_features
     projected = work(module.query, call) + work(module.key, call.of(call.m)) + work(module.gate, call)
     values = product(call.b, call.n, call.m, module.dim)
-    state = call.b * call.n * (module.dim + width)
-    return (projected.keeping(call.rows * module.dim) + additive(call.b, call.n, call.m, width) + values).holding(state)
+    state, more = call.b * call.n * (module.dim + width), masked(replace(call, causal=module.causal), 1)
+    return (projected.keeping(call.rows * module.dim) + additive(call.b, call.n, call.m, width) + values + more).holding(state)
 
 
 @formula(_Node)
 def _node(module: _Node, call: Call) -> Work:
     """One query of each token to m keys, which were projected already; written element by element."""
     d = module.q.in_features
-    pairs = 2 * product(1, call.b * call.n * call.m * d, 1, 1, saved=3 * call.b * call.n * call.m * d)
-    return work(module.q, call) + work(module.out, call) + pairs + kept(4 * call.rows * d)
+    pairs = 2 * product(1, call.b * call.n * call.m * d, 1, 1, saved=call.b * call.n * call.m * d)
+    return work(module.q, call) + work(module.out, call) + pairs + kept(2 * call.rows * d)
 
 
 @formula(Star)
@@ -192,11 +192,11 @@ def _star(module: Star, call: Call) -> Work:
     for cycle in range(module.cycles):
         node = module.satellites[cycle % len(module.satellites)]
         read = sum((work(part, call) * 2 + work(part, one) for part in (node.k, node.v)), Work())
-        total = total + work(node, call.of(call.n, 5)) + read
+        total = total + work(node, call.of(call.n, 5)) + read.keeping(2 * call.rows * node.q.in_features)
         if cycle < module.cycles - 1:
             relay = module.relays[cycle % len(module.relays)]
             read = work(relay.k, call.of(call.n + 1)) + work(relay.v, call.of(call.n + 1))
-            total = total + work(relay, call.of(1, call.n + 1)) + read
+            total = total + work(relay, call.of(1, call.n + 1)) + read.keeping(call.rows * relay.q.in_features)
     return total
 
 
@@ -241,5 +241,3 @@ def _tree(module: Tree, call: Call) -> Work:
     state = call.b * (module.dim + 1) * sum(min(count, 2 * module.near + 4) for count in levels)
     return (projected + spans + told + pairs).holding(state)
 
-
-__all__ = ["Full", "cache", "linear"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from math import ceil, log
+from math import ceil, exp, log, sqrt
 
 from regard.attentions import Compressed, Hashed, ImprovedClustered, NystromAttention, ProbSparse, Prototype, Routed, Strided
 from regard.measure.formulas.softmax import over_pairs, short
-from regard.measure.work import Call, Work, blind, formula, kept, one_sided, product, work
+from regard.measure.work import Call, Work, blind, formula, kept, product, work
 from regard.memory import Convolved, Mean, Projected
 from regard.query import Clusters
 from regard.route import KMeans
@@ -77,7 +77,7 @@ def _assigned(clusters: Clusters, call: Call) -> Work:
     """Hash, and Lloyd's algorithm on the bits: O(n clusters bits), without gradients."""
     bits, width = clusters.planes.shape
     rounds = clusters.iterations + 1
-    return blind(2 * call.bh * call.n * bits * (width + rounds * clusters.clusters)) + kept(2 * call.bh * call.n * call.e)
+    return blind(2 * call.bh * call.n * bits * (width + rounds * clusters.clusters))
 
 
 @formula(Prototype)
@@ -93,8 +93,7 @@ def _improved(module: ImprovedClustered, call: Call) -> Work:
     clusters, top = module.clusters.clusters, min(module.top, call.m)
     shared = product(call.bh, clusters, call.e, call.m) + product(call.bh, clusters, call.m, call.f)
     own = product(call.bh * call.n, 1, call.e, top) + product(call.bh * call.n, 1, top, call.f)
-    indices = 2 * call.bh * call.n * top * (call.e + call.f)  # of what was gathered, 8 bytes each
-    return _assigned(module.clusters, call) + shared + own + kept(indices)
+    return _assigned(module.clusters, call) + shared + own + kept(3 * call.bh * call.n * top)
 
 
 @formula(ProbSparse)
@@ -106,10 +105,9 @@ def _prob_sparse(module: ProbSparse, call: Call) -> Work:
 
 
 def grouped(call: Call, groups: int, s: int, t: int) -> Work:
-    """Attention of s queries to t keys in each of so many groups.  What was gathered is kept, with its indices."""
+    """Attention of s queries to t keys in each of so many groups.  What was gathered is kept, and so are the scores."""
     pairs = product(call.bh * groups, s, call.e, t) + product(call.bh * groups, s, t, call.f)
-    gathered = call.bh * groups * (s * (call.e + 2 * call.f) + t * (call.e + call.f))
-    return pairs + kept(2 * gathered + call.bh * groups * s * t)
+    return pairs + kept(call.bh * groups * s * (2 * call.f + t))
 
 
 @formula(Routed)
@@ -122,19 +120,28 @@ def _routed(module: Routed, call: Call) -> Work:
     return blind(2 * call.bh * clusters * call.n * call.e * passes) + grouped(call, clusters, size, size)
 
 
+def _chunks_in_buckets(n: int, buckets: int, chunk: int) -> int:
+    """Σ ⌈tokens / chunk⌉ over buckets, for tokens that fall evenly: Σ_j P(more than j chunks), of a Poisson number."""
+    mean = n / buckets
+    if mean > 500:  # far from the first chunk, half of the last one is empty in the mean
+        return ceil(n / chunk + buckets / 2)
+    below, term, expected = 0.0, exp(-mean), 0.0
+    for tokens in range(ceil(mean + 12 * sqrt(mean) + 12)):
+        below += term
+        expected += 1 - below if tokens % chunk == 0 else 0.0
+        term *= mean / (tokens + 1)
+    return ceil(buckets * expected)
+
+
 @formula(Hashed)
 def _hashed(module: Hashed, call: Call) -> Work:
     """In each round each chunk looks at itself and at the one before: O(n chunk rounds d).
 
-    Causal, chunks are counted inside each bucket: half of one is empty in the mean, for tokens that spread evenly.
+    Causal, chunks are counted inside each bucket, and how many there are depends on the tokens.
     """
     rounds, buckets, chunk = module.hashing.rounds, module.hashing.buckets, module.chunk
     hashing = blind(call.bh * rounds * call.n * call.e * buckets)
-    chunks = ceil(call.n / chunk)
-    if call.causal:
-        chunks = min(call.n, max(chunks, round(call.n / chunk + buckets / 2)))
+    chunks = _chunks_in_buckets(call.n, buckets, chunk) if call.causal else ceil(call.n / chunk)
     state = call.b * call.h * (call.e + call.f) * min(call.n, 2 * chunk * buckets * rounds)
     return (hashing + grouped(call, rounds * chunks, chunk, 2 * chunk)).holding(state)
 
-
-__all__ = ["grouped", "one_sided"]

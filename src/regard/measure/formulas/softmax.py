@@ -13,6 +13,7 @@ from regard.attentions import (
     ScoredAttention,
     SoftmaxAttention,
 )
+from regard.attend.sdpa import WIDEST
 from regard.attentions.additive import MOST
 from regard.heads import Talk
 from regard.measure.pairs import held_keys, pairs
@@ -21,15 +22,21 @@ from regard.pattern import Causal, Full, Pattern
 from regard.prior import Prior
 from regard.relative import Labels
 
+PLAIN = (Full(), Causal())
+
 
 def over_pairs(pattern: Pattern, call: Call) -> Work:
     """softmax(q kᵀ) v over the pairs of a pattern, fused: 2 (e + f) for each pair; O(n² d) where all are allowed.
 
-    Kept: q, k, v and a sum for each query.  So the scores are made again in the backward pass.
+    Kept: q, k, v and a sum for each query, and where the call is not plain the result, which is laid out anew for those who
+    read it; widths that differ are filled up.  The scores are made again in the backward pass.
     """
     seen = call.b * pairs(pattern, call.n, call.m, call.h)
     scores, values = 2 * seen * call.e, 2 * seen * call.f
-    saved = call.bh * (call.n * (call.e + 1) + call.m * (call.e + call.f))
+    wide = max(call.e, call.f) if max(call.e, call.f) <= WIDEST else 0
+    keys, out = (call.e + call.f, 0) if call.e == call.f or not wide else (2 * wide, wide)
+    out = out if pattern in PLAIN else max(out, call.f)
+    saved = call.bh * (call.n * (max(wide, call.e) + 1 + out) + call.m * keys)
     return Work(scores + values, 2 * (scores + values) + scores, scores, saved)
 
 
@@ -41,28 +48,38 @@ def cache(pattern: Pattern, call: Call) -> int:
 @formula(SoftmaxAttention)
 def _softmax(module: SoftmaxAttention, call: Call) -> Work:
     pattern = module.past if call.causal else module.pattern
-    prior = Work() if module.prior is None else work(module.prior, call)
+    prior = Work() if module.prior is None else work(module.prior, call) + kept(_addend(module.prior, pattern, call))
     return over_pairs(pattern, call).holding(cache(pattern, call)) + prior
+
+
+def _addend(prior: Prior, pattern: Pattern, call: Call) -> int:
+    """What is kept of a prior: dense, where most pairs are seen; else of those that are.  A relative one repeats."""
+    seen, every = pairs(pattern, call.n, call.m, call.h), call.h * call.n * call.m
+    if 2 * seen > every:
+        return 9 * every // 4
+    return 0 if prior.relative else 6 * call.b * seen
 
 
 @formula(Prior)
 def _prior(module: Prior, call: Call) -> Work:
-    """Most look their numbers up, or compute them element by element.  What is added to dense scores is kept."""
-    return kept(call.h * call.n * call.m)
+    """Most look their numbers up, or compute them element by element."""
+    return Work()
 
 
 @formula(Labels)
 def _labels(module: Labels, call: Call) -> Work:
     """q · a for every label: O(n labels d)."""
     labels = module.vectors.shape[1]
-    return product(call.bh, call.n, call.e, labels, saved=call.bh * call.n * (labels + call.m))
+    return product(call.bh, call.n, call.e, labels, saved=call.bh * call.n * labels)
 
 
 @formula(AdaptiveSpan)
 def _span(module: AdaptiveSpan, call: Call) -> Work:
     """The pairs that the spans reach now: it costs less as they shrink."""
     pattern = module.past if call.causal else module.pattern
-    return over_pairs(pattern, call).holding(cache(pattern, call))
+    seen, every = pairs(pattern, call.n, call.m, call.h), call.h * call.n * call.m
+    ramp = kept(5 * every if 4 * seen > every else 0)  # dense where most is reached
+    return over_pairs(pattern, call).holding(cache(pattern, call)) + ramp
 
 
 @formula(Disagreeing)
@@ -78,9 +95,9 @@ def scored(call: Call) -> Work:
 
 @formula(ScoredAttention)
 def _scored(module: ScoredAttention, call: Call) -> Work:
-    every = 2 * call.bh * call.n * call.m  # scores before the softmax, and what is kept of the mask
+    every = 5 * call.bh * call.n * call.m // 4  # the softmax before rows of nothing are dropped, and what is kept of the mask
     talk = sum((work(part, call) for part in (module.before, module.after) if isinstance(part, Talk)), Work())
-    return (scored(call) + talk + kept(every // 4)).holding(cache(module.pattern, call))
+    return (scored(call) + talk + kept(every)).holding(cache(module.pattern, call))
 
 
 @formula(Talk)
@@ -88,6 +105,11 @@ def _talk(module: Talk, call: Call) -> Work:
     """Heads mixed for each pair: O(n² h²)."""
     new, old = module.weight.shape
     return product(call.b, new, old, call.n * call.m, saved=call.b * old * call.n * call.m)
+
+
+def masked(call: Call, heads: int) -> Work:
+    """What a softmax over some of the keys keeps beside its weights."""
+    return kept(call.n * call.m * (call.b * heads + 1) if call.causal else 0)
 
 
 def additive(b: int, n: int, m: int, e: int) -> Work:
@@ -101,7 +123,7 @@ def additive(b: int, n: int, m: int, e: int) -> Work:
 @formula(AdditiveAttention)
 def _additive(module: AdditiveAttention, call: Call) -> Work:
     values = product(call.bh, call.n, call.m, call.f)
-    return (additive(call.bh, call.n, call.m, call.e) + values).holding(cache(Full(), call))
+    return (additive(call.bh, call.n, call.m, call.e) + values + masked(call, call.h)).holding(cache(Full(), call))
 
 
 @formula(LocatedAttention)
@@ -120,7 +142,7 @@ def _located(module: LocatedAttention, call: Call) -> Work:
 def _hard(module: HardGaussian, call: Call) -> Work:
     """A fixed kernel slides over the values: O(n d reach)."""
     taps = 2 * module.reach + 1
-    slid = one_sided(call.b, call.n, taps, call.h * call.f)
+    slid = one_sided(call.b, call.n, taps, call.h * call.f, saved=4 * call.bh * call.n * call.f)
     return slid.holding(call.b * call.h * call.f * module.reach)
 
 
