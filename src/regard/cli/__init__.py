@@ -1,4 +1,4 @@
-"""The command line: `regard list`, `regard show`, `regard gallery`, `regard demo`."""
+"""The command line: `regard list`, `regard show`, `regard gallery`, `regard cost`, `regard demo`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import regard
+from regard.cli.costing import cost_command
 from regard.cli.family import gallery
 from regard.cli.listing import list_command
 from regard.cli.showing import show
@@ -18,6 +19,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command("list")(list_command)
 app.command()(show)
 app.command()(gallery)
+app.command("cost")(cost_command)
 app.command()(demo)
 
 

@@ -20,7 +20,7 @@ from regard.measure import formulas
 from regard.measure.work import Call, Work, work
 from regard.mixer import Mixer
 
-LONGEST = 1 << 40  # tokens, or examples: numbers beyond are no sizes
+LONGEST, MOST = 1 << 25, 1 << 40  # tokens, examples: numbers beyond are no sizes
 __all__ = ["Cost", "cost", "formulas"]
 
 
@@ -64,9 +64,9 @@ def cost(module: nn.Module, length: int, *, batch: int = 1, width: int = 4, cont
     context   tokens of another sequence that is looked at; None: the tokens look at themselves
     """
     check_whole(1, length=length, batch=batch, width=width, **({} if context is None else {"context": context}))
-    for name, size in (("length", length), ("batch", batch), ("context", context or 0)):
-        if size > LONGEST:
-            raise ValueError(f"{name} must be at most {LONGEST:,}, not {size:,}")
+    for name, size, most in (("length", length, LONGEST), ("context", context or 0, LONGEST), ("batch", batch, MOST)):
+        if size > most:
+            raise ValueError(f"{name} must be at most {most:,}, not {size:,}")
     check_length(module, length)
     call = Call(batch, length, length if context is None else context)
     whole = work(module, call)
@@ -83,16 +83,12 @@ def check_length(module: nn.Module, length: int) -> None:
 
 
 def _named(name: str, whole: Work, half: Work, width: int, tokens: int) -> Cost:
-    parts = tuple(
-        _named(part, found, half.parts.get(part, Work()), width, tokens) for part, found in whole.parts.items()
-    )  # fmt: skip
+    if not whole.state:  # parts of what does not stream keep nothing either
+        whole = replace(whole, parts={part: found.holding(0) for part, found in whole.parts.items()})
+    parts = tuple(_named(part, found, half.parts.get(part, Work()), width, tokens) for part, found in whole.parts.items())
     per_token = max(0.0, (whole.state - half.state) * width / tokens) if whole.state else 0.0
     return Cost(
         name, whole.kind, whole.parameters, whole.forward, whole.backward, whole.again,
         whole.saved * width, whole.state * width, per_token, parts,
     )  # fmt: skip
 
-
-def renamed(found: Cost, name: str) -> Cost:
-    """The same under another name."""
-    return replace(found, name=name)

@@ -18,7 +18,7 @@ from regard.norm import LayerNorm
 from regard.registry import Recipe, create
 from regard.stack import Plain
 
-LARGEST = 1 << 40
+LIMITS = {"dim": 1 << 24, "layers": 1 << 12, "vocab": 1 << 32, "hidden": 1 << 28}  # numbers beyond are no sizes
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ class Sizes:
         check_whole(1, dim=self.dim, layers=self.layers, vocab=self.vocab)
         if self.hidden is not None:
             check_whole(1, hidden=self.hidden)
-        for name, size in (("dim", self.dim), ("layers", self.layers), ("vocab", self.vocab), ("hidden", self.hidden or 1)):
-            if size > LARGEST:
-                raise ValueError(f"{name} must be at most {LARGEST:,}, not {size:,}")
+        given = {"dim": self.dim, "layers": self.layers, "vocab": self.vocab, "hidden": self.hidden or 1}
+        for name, size in given.items():
+            if size > LIMITS[name]:
+                raise ValueError(f"{name} must be at most {LIMITS[name]:,}, not {size:,}")
 
 
 class TokenModel(nn.Module):
@@ -80,5 +81,8 @@ def build(sizes: Sizes) -> TokenModel:
 
 def on_meta(sizes: Sizes) -> TokenModel:
     """The same without numbers: whatever its size, it takes no memory."""
-    with torch.device("meta"):
-        return build(sizes)
+    try:
+        with torch.device("meta"):
+            return build(sizes)
+    except RuntimeError as error:  # a tensor of more bytes than can be counted
+        raise ValueError(f"a tensor of it would be larger than torch can describe: {error}") from error

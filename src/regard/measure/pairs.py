@@ -40,10 +40,15 @@ def _of_one(pattern: Pattern, n: int, m: int) -> int:
 
 
 def _band(band: Band, n: int) -> int:
-    """Each side is a sum of min(distance to the end, reach) over the queries: in closed form but for the step."""
-    sides = (n // band.step if side is None else side for side in (band.left, band.right))
-    at = torch.arange(n) // band.step
-    return n + sum(int(at.clamp(max=reach).sum()) for reach in sides)
+    """Each side is Σ_i min(⌊i / step⌋, reach) over the queries, counted from the end that it looks to."""
+    return n + sum(_side(n, band.step, n if side is None else side) for side in (band.left, band.right))
+
+
+def _side(n: int, step: int, reach: int) -> int:
+    """⌊i / step⌋ is each of 0, 1, 2 ... for `step` queries, the last for fewer."""
+    whole, rest = divmod(n, step)
+    full = min(whole, reach + 1)  # runs of queries that reach as far as the end allows
+    return step * full * (full - 1) // 2 + step * (whole - full) * reach + rest * min(whole, reach)
 
 
 def _by_quarters(pattern: Pattern, n: int, m: int) -> int:

@@ -122,6 +122,8 @@ def work(module: nn.Module, call: Call) -> Work:
     found = next((_formulas[kind] for kind in type(module).__mro__ if kind in _formulas), None)
     result = _counted(module, call) if found is None else found(module, call)
     parameters = sum(p.numel() for p in module.parameters())
+    if isinstance(module, Mixer | Layer) and not (module.causal and module.can.stream):
+        result = result.holding(0)  # it does not stream
     return replace(result, parameters=parameters, kind=type(module).__name__)
 
 
