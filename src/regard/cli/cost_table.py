@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from rich.table import Table
 
@@ -78,15 +78,16 @@ def measured_table(found: Cost, memory: StepMemory, measured: Measured | None) -
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
     for name in ("a training step", "by formula", *(("measured", "formula / measured") if measured else ())):
         table.add_column(name, justify="left" if name == "a training step" else "right", no_wrap=True)
-    rows: list[tuple[str, float, float | None]] = [
-        ("FLOPs forward", found.forward, measured and measured.forward),
-        ("FLOPs backward", found.backward, measured and measured.backward),
-        ("activations kept, bytes", memory.saved, measured and measured.saved),
-        ("peak memory with AdamW, bytes", memory.peak, measured and measured.peak),
-    ]
-    for name, predicted, real in rows:
-        more = () if real is None else (amount(real), f"{predicted / real:.3f}" if real else "")
-        table.add_row(name, amount(predicted), *more)
+    predicted = {
+        "FLOPs forward": found.forward,
+        "FLOPs backward": found.backward,
+        "activations kept, bytes": memory.saved,
+        "peak memory with AdamW, bytes": memory.peak,
+    }
+    real = () if measured is None else (measured.forward, measured.backward, measured.saved, measured.peak)
+    for (name, number), beside in zip_longest(predicted.items(), real):
+        more = () if beside is None else (amount(beside), f"{number / beside:.3f}" if beside else "")
+        table.add_row(name, amount(number), *more)
     if measured is not None:
         table.add_row("seconds of the processor, for each thread", "", f"{measured.seconds:.3g}")
     return table

@@ -91,4 +91,3 @@ def _named(name: str, whole: Work, half: Work, width: int, tokens: int) -> Cost:
         name, whole.kind, whole.parameters, whole.forward, whole.backward, whole.again,
         whole.saved * width, whole.state * width, per_token, parts,
     )  # fmt: skip
-

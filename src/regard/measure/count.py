@@ -79,7 +79,7 @@ class FlopCounter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total, self.by = 0.0, Counter[str]()
         self._products = WeakIdKeyDictionary()  # results of products, for as long as they live
 
@@ -141,7 +141,7 @@ class PeakCounter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.peak = 0, 0
         self._alive: set[int] = set()
 

@@ -115,10 +115,10 @@ def activations(job: Job, found: Cost, batch: int, *, recompute: bool) -> int:
 
 def share(job: Job, found: Cost, ways: Ways, *, recompute: bool = False) -> Share:
     """What each device holds."""
-    states = [ceil(found.parameters * each / ways.devices) for each in BYTES[job.dtype]]
+    weights, gradients, optimizer = (ceil(found.parameters * each / ways.devices) for each in BYTES[job.dtype])
     batch = ceil(job.batch / ways.data)
     kept = ceil(activations(job, found, batch, recompute=recompute) / (ways.tensor * ways.sequence))
-    return Share(ways, recompute, *states, kept)
+    return Share(ways, recompute, weights, gradients, optimizer, kept)
 
 
 def spread(job: Job, heads: int) -> Iterator[Ways]:

@@ -24,10 +24,10 @@ from regard.residual import PostNorm
 
 
 class Line(NamedTuple):
-    """A line of the table: what is counted, and how many."""
+    """A line of the table: what is counted, and how many there are."""
 
     name: str
-    count: int
+    number: int
 
 
 def wide_block(dim: int, heads: int, hidden: int) -> Block:

@@ -209,4 +209,6 @@ def _synthesizer(module: Synthesizer, call: Call) -> Work:
     more = kept(0 if module.shares is None else len(module.parts) * bh * call.n * call.n)
     keys = sum(call.rows * part.q.in_features for part in module.parts if isinstance(part, DotProduct))
     layers = work(module.v, call) + work(module.out, call)
-    return (logits + values + more + layers + masked(replace(call, causal=module.causal), module.heads)).holding(call.rows * module.dim + keys)
+    return (logits + values + more + layers + masked(replace(call, causal=module.causal), module.heads)).holding(
+        call.rows * module.dim + keys
+    )

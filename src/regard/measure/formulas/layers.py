@@ -145,4 +145,6 @@ def _shared_tokens(module: MultiHead, call: Call) -> int:
     reads = [(module.q, call.n), (module.v, call.m)] + ([] if module.inner.keyless else [(module.k, call.m)])
     again = sum(tokens for part, tokens in reads if isinstance(part, nn.Identity))
     tokens = call.n if call.m == call.n else call.n + call.m
-    return call.b * module.dim * (tokens - again) + call.rows * out_width(module.v, module.dim) // module.kv_heads * module.heads
+    return (
+        call.b * module.dim * (tokens - again) + call.rows * out_width(module.v, module.dim) // module.kv_heads * module.heads
+    )

@@ -157,7 +157,9 @@ def _sinkhorn(module: Sinkhorn, call: Call) -> Work:
     rows = min(s, module.cut or s)
     sort = work(module.sort.up, call.of(s)) + work(module.sort.down, call.of(s))
     sort = sort + kept((4 * module.sort.iterations + 4) * bh * s * s)
-    moved = product(bh, rows, s, t, saved=0) + product(bh, rows, s, 2 * t * e, saved=(4 if module.causal else 2) * bh * rows * t * e)
+    moved = product(bh, rows, s, t, saved=0) + product(
+        bh, rows, s, 2 * t * e, saved=(4 if module.causal else 2) * bh * rows * t * e
+    )
     if module.cut is None:
         pairs = product(bh * s, t, e, 2 * t) + product(bh * s, t, 2 * t, e)
         pairs = pairs + kept((2 if module.causal else 1) * bh * s * t * 2 * t)
@@ -185,18 +187,21 @@ def _node(module: _Node, call: Call) -> Work:
     return work(module.q, call) + work(module.out, call) + pairs + kept(2 * call.rows * d)
 
 
+def _seen(node: nn.Module, call: Call, queries: int, keys: int, projected: list[int]) -> Work:
+    """A node with its context: keys and values are projected once for each of the runs of tokens."""
+    assert isinstance(node, _Node)
+    read = sum((work(part, call.of(tokens)) for part in (node.k, node.v) for tokens in projected), Work())
+    return work(node, call.of(queries, keys)) + read.keeping(call.b * sum(projected) * node.q.in_features)
+
+
 @formula(Star)
 def _star(module: Star, call: Call) -> Work:
     """Five keys for each token, and a relay that asks all: O(cycles n d²)."""
-    total, one = Work(), call.of(1)
+    total, n = Work(), call.n
     for cycle in range(module.cycles):
-        node = module.satellites[cycle % len(module.satellites)]
-        read = sum((work(part, call) * 2 + work(part, one) for part in (node.k, node.v)), Work())
-        total = total + work(node, call.of(call.n, 5)) + read.keeping(2 * call.rows * node.q.in_features)
+        total = total + _seen(module.satellites[cycle % len(module.satellites)], call, n, 5, [n, n, 1])
         if cycle < module.cycles - 1:
-            relay = module.relays[cycle % len(module.relays)]
-            read = work(relay.k, call.of(call.n + 1)) + work(relay.v, call.of(call.n + 1))
-            total = total + work(relay, call.of(1, call.n + 1)) + read.keeping(call.rows * relay.q.in_features)
+            total = total + _seen(module.relays[cycle % len(module.relays)], call, 1, n + 1, [n + 1])
     return total
 
 
@@ -240,4 +245,3 @@ def _tree(module: Tree, call: Call) -> Work:
     pairs = product(tiles, size, e, seen) + product(tiles, size, seen, e)
     state = call.b * (module.dim + 1) * sum(min(count, 2 * module.near + 4) for count in levels)
     return (projected + spans + told + pairs).holding(state)
-

@@ -144,4 +144,3 @@ def _hashed(module: Hashed, call: Call) -> Work:
     chunks = _chunks_in_buckets(call.n, buckets, chunk) if call.causal else ceil(call.n / chunk)
     state = call.b * call.h * (call.e + call.f) * min(call.n, 2 * chunk * buckets * rounds)
     return (hashing + grouped(call, rounds * chunks, chunk, 2 * chunk)).holding(state)
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from regard.attend.sdpa import WIDEST
 from regard.attentions import (
     AdaptiveSpan,
     AdditiveAttention,
@@ -13,7 +14,6 @@ from regard.attentions import (
     ScoredAttention,
     SoftmaxAttention,
 )
-from regard.attend.sdpa import WIDEST
 from regard.attentions.additive import MOST
 from regard.heads import Talk
 from regard.measure.pairs import held_keys, pairs
@@ -53,10 +53,10 @@ def _softmax(module: SoftmaxAttention, call: Call) -> Work:
 
 
 def _addend(prior: Prior, pattern: Pattern, call: Call) -> int:
-    """What is kept of a prior: dense, where most pairs are seen; else of those that are.  A relative one repeats."""
+    """What is kept of a prior: dense, where many pairs are seen; else of those that are.  A relative one repeats."""
     seen, every = pairs(pattern, call.n, call.m, call.h), call.h * call.n * call.m
-    if 2 * seen > every:
-        return 9 * every // 4
+    if 8 * seen > every:
+        return 9 * every // 4 * (call.b if isinstance(prior, Labels) else 1)
     return 0 if prior.relative else 6 * call.b * seen
 
 
