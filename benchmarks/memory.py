@@ -23,7 +23,8 @@ from regard.show.build import fitted, heads_of
 
 MODELS = [
     ("vanilla", 1024, 4, 256), ("vanilla", 4096, 2, 256), ("local", 2048, 4, 256), ("local", 4096, 2, 256),
-    ("linear", 2048, 4, 256), ("linformer", 2048, 4, 256), ("fnet", 2048, 4, 256), ("performer", 2048, 2, 256), ("talking_heads", 512, 4, 256),
+    ("linear", 2048, 4, 256), ("linformer", 2048, 4, 256), ("fnet", 2048, 4, 256), ("performer", 2048, 2, 256),
+    ("talking_heads", 512, 4, 256),
 ]  # fmt: skip
 VOCAB, BATCH = 2000, 2
 

@@ -19,9 +19,10 @@ from regard.show.build import fitted
 
 MODELS = [
     ("vanilla", 512, 4, 256, 1000), ("vanilla", 2048, 2, 128, 500), ("vanilla", 512, 1, 512, 8000),
-    ("local", 1024, 2, 128, 500), ("local", 4096, 1, 64, 100), ("linear", 1024, 2, 128, 500), ("linformer", 1024, 2, 128, 500), ("fnet", 2048, 2, 128, 500),
-    ("performer", 1024, 2, 128, 500), ("talking_heads", 512, 2, 128, 500), ("gmlp", 512, 2, 128, 500),
-    ("synthesizer_dense", 512, 2, 128, 500), ("bigbird", 1024, 2, 128, 500), ("nystrom", 1024, 2, 128, 500),
+    ("local", 1024, 2, 128, 500), ("local", 4096, 1, 64, 100), ("linear", 1024, 2, 128, 500),
+    ("linformer", 1024, 2, 128, 500), ("fnet", 2048, 2, 128, 500), ("performer", 1024, 2, 128, 500),
+    ("talking_heads", 512, 2, 128, 500), ("gmlp", 512, 2, 128, 500), ("synthesizer_dense", 512, 2, 128, 500),
+    ("bigbird", 1024, 2, 128, 500), ("nystrom", 1024, 2, 128, 500),
 ]  # fmt: skip
 
 
@@ -52,11 +53,14 @@ def test_activations_that_autograd_keeps(name):
     given = {"dim": 64, "heads": 4 if heads is inspect.Parameter.empty else heads}
     torch.manual_seed(0)
     mixer = recipe.build(**fitted(recipe, n, given))
-    with keeping(mixer) as seen:
-        y = mixer(torch.randn(2, n, 64, requires_grad=True))
-    assert y.requires_grad
+    runs = []
+    for _ in range(2):  # masks that all calls share are no activations: the first run has them too
+        with keeping(mixer) as seen:
+            runs.append((mixer(torch.randn(2, n, 64, requires_grad=True)), seen))
+    (_, first), (_, second) = runs
+    kept = sum(size for at, size in second.storages.items() if at not in first.storages)
     found = 4 * work(mixer, Call(2, n, n)).saved
-    assert 0.6 * found <= seen.bytes <= 1.67 * found
+    assert 0.6 * found <= kept <= 1.67 * found
 
 
 def test_activations_grow_as_they_should():
