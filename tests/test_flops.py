@@ -19,7 +19,7 @@ from regard.measure.pairs import held_keys, pairs
 from regard.measure.textbook import textbook, wide_block
 from regard.measure.work import Call, Work, formula, work
 from regard.mixer import Can, Mixer
-from regard.pattern import Band, Causal, Chunks, Full, Keys, PerHead, Queries
+from regard.pattern import Band, BlockTable, Causal, Chunks, Full, Keys, PerHead, Queries
 from regard.registry import get, list_recipes
 from regard.show.cache import _tensors
 from regard.stack import Plain
@@ -131,6 +131,13 @@ def test_pairs_of_a_million_tokens():
     strided = pairs((Band(127, 0) | Band(None, 0, 128)) & Causal(), n, n, 1)
     assert strided == pytest.approx(128 * n + n * n / 256, rel=0.02)
     assert time.process_time() - start < 20
+
+
+def test_tables_are_real_where_all_else_is_not():
+    """Fails if a pattern that is given as a table loses it on the meta device."""
+    with torch.device("meta"):
+        table = BlockTable(2, ((0, 2), (1,), (0, 1, 2)))
+    assert pairs(table, 6, 6, 1) == 2 * (4 + 2 + 6)
 
 
 def test_held_keys():
