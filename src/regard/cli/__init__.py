@@ -1,4 +1,4 @@
-"""The command line: `regard compare`, `regard list`, `regard show`, `regard gallery`, `regard demo`."""
+"""The command line: `regard compare`, `regard list`, `regard show`, `regard gallery`, `regard cost`, `regard demo`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 import regard
 from regard.cli.comparing import compare
+from regard.cli.costing import cost_command
 from regard.cli.family import gallery
 from regard.cli.listing import list_command
 from regard.cli.showing import show
@@ -20,6 +21,7 @@ app.command()(compare)
 app.command("list")(list_command)
 app.command()(show)
 app.command()(gallery)
+app.command("cost")(cost_command)
 app.command()(demo)
 
 
