@@ -49,7 +49,6 @@ def front(rows: Sequence[Row], cost: Cost) -> list[Row]:
 def pareto(rows: Sequence[Row], cost: Cost, look: dict[str, Look]) -> Chart:
     """A point for each mechanism, with its name and its spread over seeds, and the line of those that none beats."""
     alt = altair()
-
     across, up = _axes(rows, cost)
     x = alt.X("x:Q", title=cost.words, scale=_scale(across), axis=alt.Axis(tickCount=4, format="~s", labelFlush=True))
     y = alt.Y("y:Q", title=goodness(rows[0].metric), scale=_scale(up), axis=alt.Axis(tickCount=6))
@@ -96,7 +95,6 @@ def _points(rows: Sequence[Row], cost: Cost, across: Axis, up: Axis) -> list[dic
 def learning(curves: Sequence[Curve], by: str, metric: str, look: dict[str, Look], constant: float | None) -> Chart:
     """Validation score by "step" or by "seconds": the mean over seeds, and a band from the worst seed to the best."""
     alt = altair()
-
     data = [{"mechanism": c.mixer, **p._asdict()} for c in curves for p in c.points]
     values = [p[name] for p in data for name in ("low", "high")] + ([] if constant is None else [constant])
     title = "accuracy" if metric == "accuracy" else f"{metric}, less is better"
@@ -122,7 +120,6 @@ def learning(curves: Sequence[Curve], by: str, metric: str, look: dict[str, Look
 def growth(rows: Sequence[Row], cost: Cost, look: dict[str, Look]) -> Chart:
     """Cost against length, both logarithmic: a straight line is a power, and its slope the exponent."""
     alt = altair()
-
     data = [{"mechanism": row.mixer, "length": row.length, "cost": cost.of(row)} for row in rows if cost.of(row) > 0]
     lengths = sorted({row.length for row in rows})
     costs = [cost.of(row) for row in rows if cost.of(row) > 0]
@@ -144,7 +141,6 @@ def altair() -> Any:
 
 def _scale(along: Axis) -> Any:
     alt = altair()
-
     domain = [along.low, along.high]
     if along.log:
         return alt.Scale(type="log", domain=domain, nice=False, reverse=along.down)
@@ -154,7 +150,6 @@ def _scale(along: Axis) -> Any:
 def _marks(look: dict[str, Look], *, shape: bool = True, dash: bool = True) -> dict[str, Any]:
     """The channels that tell mechanisms apart."""
     alt = altair()
-
     names = list(look)
     channels: dict[str, Any] = {
         "color": alt.Color("mechanism:N", scale=_of(names, [x.colour for x in look.values()]), legend=None)
@@ -175,7 +170,6 @@ def _names(base: Any, **place: Any) -> list[Any]:
 
 def _of(names: list[str], values: list[Any]) -> Any:
     alt = altair()
-
     return alt.Scale(domain=names, range=values)
 
 

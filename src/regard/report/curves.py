@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -45,7 +46,8 @@ def points(runs: list[list[dict[str, Any]]]) -> list[Point]:
     """At the steps that all seeds were judged at: a mean over fewer would jump where a seed ends."""
     by_step = [{row["step"]: row for row in run} for run in runs]
     shared = sorted(set.intersection(*(set(each) for each in by_step)))
-    return [_point([each[step] for each in by_step]) for step in shared]
+    found = (_point([each[step] for each in by_step]) for step in shared)
+    return [point for point in found if math.isfinite(point.score)]
 
 
 def _point(rows: list[dict[str, Any]]) -> Point:

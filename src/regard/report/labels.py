@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 290, 240  # of the smallest plot, a phone's, in pixels: what fits there fits everywhere
 LETTER, LINE, MARK, GAP = 6.3, 13.0, 6.0, 9.0  # a letter's width, a line's height, a mark's radius, between mark and name
+STEPS = int(2 * HEIGHT / LINE)  # of half a line, by which a name is moved at most
 LIMIT = 170.0  # longer names are cut by the plot
 
 
@@ -67,7 +68,7 @@ def placed(points: Sequence[tuple[float, float, str]]) -> list[Label]:
     found = []
     for x, y, name in points:
         left = x > 0.5
-        heights = (y + sign * step * 0.5 * LINE / HEIGHT for step in range(2 * len(points) + 4) for sign in (1, -1))
+        heights = (y + sign * step * 0.5 * LINE / HEIGHT for step in range(STEPS) for sign in (1, -1))
         inside = [h for h in heights if 0.02 < h < 0.98]
         free = (h for h in inside if not any(_name(x, h, name, left).meets(box) for box in taken if box != _mark(x, y)))
         height = next(free, y)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 
 from regard.compare import Row
@@ -57,7 +58,7 @@ class Plots:
             only = tag("p", "Each task was run at one length only: --lengths 128,512 would show how cost grows with it.")
             return section("scaling", "Growth with the length", only)
         note = "Both axes are logarithmic. A step is an update of the weights, its share of evaluations included."
-        pairs = [(task, [self._growth(rows, cost) for cost in (TIME, MEMORY)]) for task, rows in several.items()]
+        pairs = [(task, [self._growth(rows, cost) for cost in _above_zero(rows)]) for task, rows in several.items()]
         return self._section("scaling", "Growth with the length", note, pairs)
 
     def _growth(self, rows: list[Row], cost: Cost) -> Callable[[], Chart]:
@@ -72,7 +73,13 @@ class Plots:
 
 
 def _scored(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if row.scores and row.mixer != CONSTANT]
+    """Those that a plot can show."""
+    return [row for row in rows if row.mixer != CONSTANT and math.isfinite(row.score)]
+
+
+def _above_zero(rows: list[Row]) -> list[Cost]:
+    """A logarithm needs it; a very small model may take no memory beyond what the process had."""
+    return [cost for cost in (TIME, MEMORY) if any(cost.of(row) > 0 for row in rows)]
 
 
 def _pair(title: str, charts: list[Callable[[], Chart]]) -> Safe:
