@@ -25,7 +25,6 @@ FOLDER = Path("runs/compare")
 
 
 def compare(
-    context: typer.Context,
     mixers: Annotated[str, typer.Option(help="Names with commas between: vanilla,local:window=64,linear.")],
     tasks: Annotated[str, typer.Option(help="Names with commas between: recall:pairs=8,copy.")],
     lengths: Annotated[str, typer.Option(help="Lengths of the tasks: 128,512.")] = "",
@@ -49,6 +48,7 @@ def compare(
 
     Example: regard compare --mixers local,linear --tasks recall:pairs=8 --lengths 128 --budget 3m
     """
+    asked = command(compare, locals())
     with user_errors():
         evaluations = max(1, steps // 10)
         plan = Plan(
@@ -58,7 +58,7 @@ def compare(
         )  # fmt: skip
         planned = cells(plan)
         schedule = Schedule(out, jobs=jobs, budget=None if budget is None else span(budget))
-        record = Record(plan=plan, command=command(context), keys=[cell.key for cell in planned])
+        record = Record(plan=plan, command=asked, keys=[cell.key for cell in planned])
         keep(out, record)
     _run(schedule, planned, quiet=json or csv)
     rows = all_rows(plan, entries(out, record))

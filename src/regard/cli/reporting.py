@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -43,18 +45,11 @@ def write_page(folder: Path, path: Path) -> None:
     typer.echo(f"wrote {path} ({size / 1e6:.1f} MB)", err=True)
 
 
-def command(context: typer.Context) -> str:
-    """What to type for the same again: the options of this call that are not their defaults."""
-    words = ["regard", str(context.info_name)]
-    for option in context.command.params:
-        value = context.params.get(str(option.name))
-        if value is not None and value != option.default:
-            words += _option(option, value)
+def command(called: Callable[..., None], given: Mapping[str, object]) -> str:
+    """What to type for the same again: the arguments of a command that are not its defaults."""
+    words = ["regard", called.__name__]
+    for name, parameter in inspect.signature(called).parameters.items():
+        value = given[name]
+        if value is not None and value != parameter.default:
+            words += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
     return shlex.join(words)
-
-
-def _option(option: Any, value: object) -> list[str]:
-    """`--name value`, `--flag` or `--no-flag`."""
-    if isinstance(value, bool):
-        return [option.opts[0] if value else option.secondary_opts[0]]
-    return [option.opts[0], str(value)]
