@@ -417,6 +417,14 @@ def test_compare_writes_the_page_and_how_to_have_it_again(tmp_path, monkeypatch)
     assert elsewhere.is_file() and read(tmp_path).plan == record.plan
 
 
+def test_the_demo_has_a_page_too(tmp_path, monkeypatch):
+    """Fails if a command that calls `compare` as a function has no command on its page."""
+    monkeypatch.setattr(Schedule, "run", lambda self, cells: [self.ledger.add(c.key, c.name, _words(c)) for c in cells])
+    run("demo", "--out", tmp_path)
+    assert read(tmp_path).command.startswith("regard compare --mixers ") and (tmp_path / "report.html").is_file()
+    assert "Example: regard report" in run("report", "--help").stdout
+
+
 def _words(cell):
     return {"mixer": cell.mixer.model_dump(), "task": cell.task.model_dump(), "length": cell.length, "seed": cell.seed}
 
