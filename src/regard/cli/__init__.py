@@ -1,4 +1,4 @@
-"""The command line: `regard compare`, `regard list`, `regard show`, `regard gallery`, `regard cost`, `regard demo`, ..."""
+"""The command line: `regard compare`, `regard report`, `regard list`, `regard show`, `regard gallery`, `regard cost`, ..."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from regard.cli.costing import cost_command
 from regard.cli.demo import demo
 from regard.cli.family import gallery
 from regard.cli.listing import list_command
+from regard.cli.reporting import report
 from regard.cli.showing import show
 from regard.cli.tour import tour
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command()(compare)
+app.command()(report)
 app.command("list")(list_command)
 app.command()(show)
 app.command()(gallery)
