@@ -6,7 +6,6 @@ As a program, `torchrun --nproc-per-node 2 parallel_cases.py FOLDER`, it runs al
 import os
 import signal
 import sys
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +31,10 @@ CASES = {
     "fsdp": {"parallel": "fsdp", "clip": 0.5, "ema": 0.9},
     "fsdp-parts": {"parallel": "fsdp", "accumulate": 2},
 }
-EXPERTS = {"experts-ddp": {"ema": 0.9, "clip": 0.5}, "experts-fsdp": {"parallel": "fsdp", "clip": 0.5}}
+EXPERTS = {
+    "experts-ddp": {"ema": 0.9, "clip": 0.5, "schedule": "constant"},
+    "experts-fsdp": {"parallel": "fsdp", "clip": 0.5, "schedule": "constant"},
+}
 WORDS = Spec(
     task=Part(name="copy", arguments={"length": 9, "symbols": 4}), dim=8, heads=2, layers=2, dropout=0.1, threads=1,
     settings=Settings(steps=6, batch=4, evaluate=3, examples=7, save=2, ema=0.9, parallel="fsdp", tensorboard=False),
@@ -150,9 +152,9 @@ def main():
             model.layers.layers[1].ffn.spread()
             keep(folder, name, outcome(trainer(folder / name, model=model, **given | {"steps": 3})), rank)
         for kind in ("ddp", "fsdp"):
-            with suppress(FileExistsError):
-                keep(folder, f"from-one-{kind}", outcome(trainer(folder / f"one-{kind}", ema=0.9, parallel=kind)), rank)
-            outcome(trainer(folder / f"two-{kind}", ema=0.9, parallel=kind, steps=3, schedule="constant"))
+            more = {"ema": 0.9, "schedule": "constant", "parallel": kind}
+            keep(folder, f"from-one-{kind}", outcome(trainer(folder / f"one-{kind}", **more)), rank)
+            outcome(trainer(folder / f"two-{kind}", **more | {"steps": 3}))
         mishaps(folder, rank)
         keep(folder, "execute", execute(WORDS, folder / "execute"), rank)
 
