@@ -137,7 +137,7 @@ def mishaps(folder, rank):
             keep(folder, f"stop-{kind}", str(error), rank)
         found = outcome(dropped(folder / f"stop-{kind}", model=Small(dropout=0.3)))
         whole = dropped(model=Small(dropout=0.3))
-        keep(folder, f"rest-{kind}", (found, outcome(whole), torch.rand(3)), rank)
+        keep(folder, f"rest-{kind}", (found, outcome(whole), torch.initial_seed()), rank)
 
 
 def main():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,15 @@ class Log:
         if self.board is not None:
             self.board.write(row)
 
-    def cut(self, step: int) -> None:
-        """Forget what was written after a step, and the folder is made if need be: a resumed run writes it again."""
+    def cut(self, step: int, evaluated: Collection[float] = ()) -> None:
+        """Forget what was written after a step, and evaluations at other steps than these: a resumed run writes it again.
+        The folder is made if need be."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = read(self.path) if self.path.exists() else []
-        kept = [json.dumps(row) for row in rows if row["step"] <= step]
+        good = [row for row in rows if row["step"] <= step and ("valid" not in row or row["step"] in evaluated)]
+        kept = [json.dumps(row) for row in good]
         beside = self.path.with_name(f".partial-{NAME}")  # a process that is killed here must not lose the rows
         beside.write_text("".join(f"{row}\n" for row in kept), encoding="utf-8")
         os.replace(beside, self.path)

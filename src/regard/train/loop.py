@@ -83,7 +83,7 @@ class Trainer:
         self.lesson = Lesson(model, task, settings.precision)
         self.log = opened(folder, settings) if self.group.leads else Log(None)
         self.step, self.tokens, self.before = 0, 0, 0.0  # updates, tokens and seconds so far; seconds of earlier processes
-        self.clock, self.saved = 0.0, -1  # the seconds that all processes know of; the step of the last checkpoint
+        self.clock, self.saved = 0.0, (0, 0)  # the seconds that all processes know of; steps and evaluations in the checkpoint
         self.curve: list[dict[str, float]] = []
         self.loss, self.rate = math.nan, settings.rate
 
@@ -160,7 +160,7 @@ class Trainer:
         self.log.write({"step": self.step, "loss": self.loss, "seconds": self.seconds, "tokens": self.tokens})
         if self.group.leads:
             self.watch(Progress(self.step, s.steps, self.fraction, self.loss, self.rate, self.seconds, self.tokens))
-        if self.step % s.evaluate == 0:
+        if self.step % s.evaluate == 0 or self.step == s.steps:
             self._evaluate()
         if self.folder is not None and self.step % s.save == 0:
             self._save()
@@ -226,12 +226,12 @@ class Trainer:
         """A checkpoint; the same twice is written once."""
         assert self.folder is not None
         root = self.folder / RUNNING
-        if self.saved != self.step:
+        if self.saved != (self.step, len(self.curve)):
             files = state.pack(self.place, self.optimizer, self.average)
             facts = {"seconds": self.seconds, "tokens": self.tokens, "loss": self.loss, "curve": self.curve}
             facts["settings"] = self.settings.model_dump(mode="json")
             self.group.first(lambda: checkpoint.save(root, self.step, files, facts))
-            self.saved = self.step
+            self.saved = (self.step, len(self.curve))
         return checkpoint.place_of(root, self.step)
 
     def _resume(self) -> None:
@@ -242,11 +242,12 @@ class Trainer:
             files, facts = checkpoint.load(path)
             state.check_settings(path, facts, self.settings)
             state.unpack(files, self.place, self.optimizer, self.average)
-            self.step = self.saved = int(path.name.rsplit("-", 1)[1])
+            self.step = int(path.name.rsplit("-", 1)[1])
             state.unpack_random(files, self.settings, self.group.rank, self.step)
             self.before, self.tokens = facts["seconds"], facts["tokens"]
             self.clock, self.curve, self.loss = self.before, facts["curve"], facts["loss"]
-        self.log.cut(self.step)
+            self.saved = (self.step, len(self.curve))
+        self.log.cut(self.step, [row["step"] for row in self.curve])
 
     def _newest(self) -> Path | None:
         """The last good checkpoint, which all processes take."""
