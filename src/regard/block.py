@@ -68,10 +68,10 @@ class Layer(nn.Module, ABC):
         self, x: Tensor, state: State = None, *, context: Tensor | None = None, context_mask: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """The next chunk of a causal sequence, of any length: (b n d) -> (b n d) and the state for the chunk after it."""
-        if not self.causal:
-            raise Unsupported("a layer of it was not built causal, so the first chunk would depend on the last")
         if not self.can.stream:
             raise Unsupported(f"it cannot run chunk by chunk: {self.can.reason('stream')}")
+        if not self.causal:
+            raise Unsupported("a layer of it was not built causal, so the first chunk would depend on the last")
         self._check(context, context_mask)
         first = self.start()
         state = first if state is None else state
@@ -108,9 +108,8 @@ class Block(Layer):
         for part, name in ((ffn, "ffn"), (cross, "cross")):
             if part is not None and part.dim != mixer.dim:
                 raise ValueError(f"{name} is {part.dim} wide, and the mixer {mixer.dim}")
-        if cross is not None and (cross.causal or not cross.can.cross):
-            why = "it was built causal" if cross.causal else cross.can.reason("cross")
-            raise Unsupported(f"{cross.name} cannot look at the context: {why}")
+        if cross is not None:
+            check_looks(cross)
         self.mixer, self.cross, self.ffn = mixer, cross, ffn
         self.around_mixer = residual(self.dim)
         self.around_cross = None if cross is None else residual(self.dim)
@@ -124,6 +123,10 @@ class Block(Layer):
     def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
         y, state = mixed(self.mixer, self.around_mixer.before(x, given.mask), given, state)
+        return self.join(x, y, given), state
+
+    def join(self, x: Tensor, y: Tensor, given: Given) -> Tensor:
+        """What the block makes of the stream x (b n d) once its mixer has made y (b n d) of what stands before it."""
         x = self.around_mixer.after(x, self.dropout(y), given.mask)
         if self.cross is not None and self.around_cross is not None:
             y = self.cross(self.around_cross.before(x, given.mask), given.context, mask=given.context_mask)
@@ -131,7 +134,14 @@ class Block(Layer):
         if self.ffn is not None and self.around_ffn is not None:
             y = self.ffn(self.around_ffn.before(x, given.mask), given.mask)
             x = self.around_ffn.after(x, self.dropout(y), given.mask)
-        return x, state
+        return x
+
+
+def check_looks(cross: Mixer) -> None:
+    """The mixer must be able to ask another sequence."""
+    if cross.causal or not cross.can.cross:
+        why = "it was built causal" if cross.causal else cross.can.reason("cross")
+        raise Unsupported(f"{cross.name} cannot look at the context: {why}")
 
 
 def mixed(mixer: Mixer, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:

@@ -69,6 +69,11 @@ def noted() -> Iterator[Notes]:
         _here.listeners.remove(notes)
 
 
+def heard() -> bool:
+    """Whether anybody in this thread listens: for layers that must know before they run, such as those that run again."""
+    return bool(_here.listeners)
+
+
 def tell(name: str, value: Callable[[], Tensor], *, is_cost: bool = False) -> None:
     """Say something to whoever listens; `value` is called only if somebody does.
 

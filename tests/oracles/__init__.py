@@ -16,6 +16,7 @@ from oracles import (
     early,
     free,
     grid,
+    light,
     linear,
     priors,
     prototypes,
@@ -26,6 +27,8 @@ from oracles import (
     vanilla,
 )
 
-FAMILIES = (vanilla, sparse, grid, routed, linear, compressed, prototypes, sets, priors, free, synthesizer, early, capacity)
+FAMILIES = (
+    vanilla, sparse, grid, routed, linear, compressed, prototypes, sets, priors, free, synthesizer, early, capacity, light,
+)  # fmt: skip
 CASES = {name: cases for family in FAMILIES for name, cases in family.CASES.items()}
 ORACLES = {name: getattr(family, name) for family in FAMILIES for name in family.CASES}

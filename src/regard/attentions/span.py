@@ -35,7 +35,8 @@ class AdaptiveSpan(Cached):
         if not isinstance(start, int | float) or not 0 <= start <= 1:
             raise ValueError(f"start must be a share of the longest span, from 0 to 1, not {start}")
         self.heads, self.longest, self.ramp, self.penalty = heads, longest, ramp, penalty
-        self.share = nn.Parameter(torch.full((heads,), float(start)))
+        self.begun = float(start)
+        self.share = nn.Parameter(torch.full((heads,), self.begun))
         self.can = Can(cross=RELATES)
 
     def spans(self) -> Tensor:
@@ -44,7 +45,10 @@ class AdaptiveSpan(Cached):
 
     def reaches(self) -> list[int]:
         """How many tokens back (and ahead, where not causal) each head computes: all with a weight, rounded up."""
-        exact = (self.spans().detach() + self.ramp).tolist()
+        if self.share.is_meta:  # it has no numbers: what it began with
+            exact = [self.begun * self.longest + self.ramp] * len(self.share)
+        else:
+            exact = (self.spans().detach() + self.ramp).tolist()
         return [min(STEP * ceil((ceil(x) - 1) / STEP), self.longest + self.ramp) for x in exact]
 
     @property

@@ -3,6 +3,7 @@
 from regard.mixers.aft import AFT
 from regard.mixers.average import Average
 from regard.mixers.axial import AxialPasses
+from regard.mixers.branches import Branches
 from regard.mixers.collaborative import collaborate
 from regard.mixers.conditional import TaskAttention
 from regard.mixers.delta import DeltaRule
@@ -34,9 +35,9 @@ from regard.mixers.window import GaussianWindow
 from regard.mixers.xcit import ClassAttention, XCiT
 
 __all__ = [
-    "AFT", "ISAB", "MAB", "PMA", "SAB", "Average", "AveragePool", "AxialPasses", "ClassAttention", "DeltaRule",
-    "DynamicConv", "Embedded", "Fourier", "Funnel", "GatedLinear", "GatedMLP", "GatedRandomFeatures", "GaussianWindow",
-    "GlimpseRead", "GlimpseWrite", "GlobalLong", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver",
+    "AFT", "ISAB", "MAB", "PMA", "SAB", "Average", "AveragePool", "AxialPasses", "Branches", "ClassAttention",
+    "DeltaRule", "DynamicConv", "Embedded", "Fourier", "Funnel", "GatedLinear", "GatedMLP", "GatedRandomFeatures",
+    "GaussianWindow", "GlimpseRead", "GlimpseWrite", "GlobalLong", "Longformer", "LowRankBand", "Luna", "PastLuna", "Perceiver",
     "Poolingformer", "RealFormer", "Recurrence", "Retention", "Sinkhorn", "SoftCells", "Star", "Synthesizer",
     "TaskAttention", "TokenMLP", "Tree", "XCiT", "collaborate", "narrow", "positioned",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Dynamic convolution: each token makes the kernel with which it looks at its neighbours (Wu et al. 2019, arXiv 1901.10430)."""
+"""Light and dynamic convolution (Wu et al. 2019, arXiv 1901.10430): kernels that heads share, learned or made by the token."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ class DynamicConv(Mixer):
 
     The d / heads channels of a head share one kernel.  Causal: the kernel ends at the token itself.  What lies outside the
     sequence is zero, and its weight is lost, as in the paper.
+
+    dynamic   False: the paper's lightweight convolution, whose kernels are learned, and the same for all tokens
     """
 
-    def __init__(self, dim: int, heads: int, kernel: int, *, causal: bool = False) -> None:
+    def __init__(self, dim: int, heads: int, kernel: int, *, dynamic: bool = True, causal: bool = False) -> None:
         check_heads(dim, heads)
         check_whole(1, kernel=kernel)
         super().__init__(dim, can=Can(cross="a kernel runs over neighbours, which are of one sequence"), causal=causal)
         self.heads, self.kernel = heads, kernel
         self.before = kernel - 1 if causal else kernel // 2  # taps before the token itself
-        self.up, self.taps, self.out = nn.Linear(dim, 2 * dim), nn.Linear(dim, heads * kernel, bias=False), nn.Linear(dim, dim)
+        self.up, self.out = nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
+        self.taps = nn.Linear(dim, heads * kernel, bias=False) if dynamic else _Learned(heads * kernel)
 
     def start(self) -> State:
         """Nothing yet."""
@@ -64,3 +67,14 @@ class DynamicConv(Mixer):
         for j in range(self.kernel):
             out = out + kernels[..., j, None] * window[:, j : j + n]
         return out
+
+
+class _Learned(nn.Module):
+    """Kernels that depend on no token: (b n d) -> (b n h*k), always the same."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(count))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.weight.expand(*z.shape[:2], -1)

@@ -31,17 +31,11 @@ class Funnel(Mixer):
 
     def pool(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The means of the real tokens of each run, x (b n d) -> (b p d), and which runs hold one, mask (b n) -> (b p)."""
-        front = self.stride - 1 if self.cls else 0  # so that the first token ends a run of its own
-        real = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-        back = -(x.shape[1] + front) % self.stride
-        runs = F.pad(real, (front, back)).unflatten(1, (-1, self.stride))
-        sums = F.pad(x.masked_fill(~real[..., None], 0), (0, 0, front, back)).unflatten(1, (-1, self.stride)).sum(2)
-        return sums / runs.sum(2).clamp(min=1)[..., None].to(x.dtype), None if mask is None else runs.any(2)
+        return pooled(x, mask, self.stride, cls=self.cls)
 
     def up(self, y: Tensor, n: int, x: Tensor | None = None) -> Tensor:
         """Each of the pooled tokens y (b p d) once for every token of its run, (b n d); x (b n d) is added, as a residual."""
-        front = self.stride - 1 if self.cls else 0
-        out = y.repeat_interleave(self.stride, 1)[:, front : front + n]
+        out = spread(y, n, self.stride, cls=self.cls)
         return out if x is None else x + out
 
     def pooled(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -61,3 +55,22 @@ class Funnel(Mixer):
         short, _ = self.pool(x, mask if memory is None else None)
         found = self.ask.weights(short, x if memory is None else memory, mask)
         return split(self.up(merge(found), x.shape[1]), found.shape[1])
+
+
+def pooled(x: Tensor, mask: Tensor | None, stride: int, *, cls: bool) -> tuple[Tensor, Tensor | None]:
+    """The means of the real tokens of each run of `stride`, x (b n d) -> (b p d), and which runs hold one, mask (b n) -> (b p).
+
+    cls   the first token is a run by itself
+    """
+    front = stride - 1 if cls else 0  # so that the first token ends a run of its own
+    real = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+    back = -(x.shape[1] + front) % stride
+    runs = F.pad(real, (front, back)).unflatten(1, (-1, stride))
+    sums = F.pad(x.masked_fill(~real[..., None], 0), (0, 0, front, back)).unflatten(1, (-1, stride)).sum(2)
+    return sums / runs.sum(2).clamp(min=1)[..., None].to(x.dtype), None if mask is None else runs.any(2)
+
+
+def spread(y: Tensor, n: int, stride: int, *, cls: bool) -> Tensor:
+    """Each of the pooled tokens y (b p d) once for every token of its run, (b n d)."""
+    front = stride - 1 if cls else 0
+    return y.repeat_interleave(stride, 1)[:, front : front + n]

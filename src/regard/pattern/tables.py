@@ -105,7 +105,7 @@ class BlockTable(_Table):
             if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < len(rows):
                 raise ValueError(f"BlockTable: table has {len(rows)} blocks, and {block!r} is none of them")
         with torch.inference_mode(False):
-            named = torch.zeros(len(rows), len(rows), dtype=torch.bool)
+            named = torch.zeros(len(rows), len(rows), dtype=torch.bool, device="cpu")  # even where all else is built on meta
             for i, row in enumerate(rows):
                 named[i, list(row)] = True
             self._keep(_with_counts(named))

@@ -7,6 +7,7 @@ from regard.recipes import (
     free,
     grid,
     heads,
+    light,
     linear,
     priors,
     prototypes,
@@ -17,6 +18,6 @@ from regard.recipes import (
 )
 
 __all__ = [
-    "capacity", "compressed", "early", "free", "grid", "heads", "linear", "priors", "prototypes", "routed", "sets",
+    "capacity", "compressed", "early", "free", "grid", "heads", "light", "linear", "priors", "prototypes", "routed", "sets",
     "sparse", "vanilla",
 ]  # fmt: skip

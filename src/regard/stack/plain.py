@@ -26,15 +26,20 @@ class Plain(Layer):
 
     def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
-        if state is None:
-            for layer in self.layers:
-                x, _ = layer.run(x, given, None)
-            return x, None
-        after = []
-        for layer, mine in zip(self.layers, state, strict=True):
-            x, mine = layer.run(x, given, mine)
-            after.append(mine)
-        return x, tuple(after)
+        return in_turn(self.layers, x, given, state)
+
+
+def in_turn(layers: Sequence[Layer], x: Tensor, given: Given, states: State) -> tuple[Tensor, State]:
+    """x through all layers: the whole sequence where `states` is None, else the next chunk, each layer with its state."""
+    if states is None:
+        for layer in layers:
+            x, _ = layer.run(x, given, None)
+        return x, None
+    after = []
+    for layer, mine in zip(layers, states, strict=True):
+        x, mine = layer.run(x, given, mine)
+        after.append(mine)
+    return x, tuple(after)
 
 
 def shared_promises(layers: Sequence[Layer]) -> tuple[Can, bool, int | None]:

@@ -1,0 +1,146 @@
+"""Attentions that are cheaper since queries or keys were made fewer, or sorted into groups."""
+
+from __future__ import annotations
+
+from math import ceil, exp, log, sqrt
+
+from regard.attentions import Compressed, Hashed, ImprovedClustered, NystromAttention, ProbSparse, Prototype, Routed, Strided
+from regard.measure.formulas.softmax import over_pairs, short
+from regard.measure.work import Call, Work, blind, formula, kept, product, work
+from regard.memory import Convolved, Mean, Projected
+from regard.query import Clusters
+from regard.route import KMeans
+
+
+@formula(Projected)
+def _projected(module: Projected, call: Call) -> Work:
+    """E k and F v: O(n rank d)."""
+    keys, values = (call.bh * call.m * width for width in (call.e, call.f))
+    projected = product(call.bh, module.rank, call.m, call.e, saved=keys)
+    return projected + product(call.bh, module.rank, call.m, call.f, saved=values)
+
+
+@formula(Compressed)
+def _compressed(module: Compressed, call: Call) -> Work:
+    """Linformer: O(n rank d)."""
+    rank = module.memory.rank if isinstance(module.memory, Projected) else call.m
+    return work(module.memory, call) + work(module.inner, call.of(call.n, rank))
+
+
+@formula(Convolved)
+def _convolved(module: Convolved, call: Call) -> Work:
+    """Each block of a head by a matrix: O(n d e), for keys and for values."""
+    blocks = ceil(call.m / module.stride)
+    each = product(call.bh, blocks, module.kernel * call.e, call.e, saved=call.bh * blocks * (module.kernel + 1) * call.e)
+    return each * 2
+
+
+@formula(Mean)
+def _mean(module: Mean, call: Call) -> Work:
+    """Sums, element by element."""
+    return Work()
+
+
+@formula(Strided)
+def _strided(module: Strided, call: Call) -> Work:
+    """Blocks, and attention to them: O(n² d / stride), or O(n window d / stride)."""
+    blocks = ceil(call.m / module.blocks.stride)
+    keys = blocks + (module.null is not None)
+    inside = over_pairs(module._pattern(call.causal), call.of(call.n, keys))
+    kept_blocks = min(keys, ceil(module.window / module.blocks.stride) if module.window is not None else keys)
+    state = call.b * call.h * (call.e + call.f) * (kept_blocks + module.blocks.kernel - module.blocks.stride)
+    return (work(module.blocks, call) + inside).holding(state)
+
+
+@formula(NystromAttention)
+def _nystrom(module: NystromAttention, call: Call) -> Work:
+    """Landmarks between: O(n landmarks d), and a pseudo-inverse O(landmarks³) of each head."""
+    bh, p, q = call.bh, min(module.landmarks, call.n), min(module.landmarks, call.m)
+    conv = Work()
+    if module.conv is not None:
+        conv = product(call.b, call.h * call.n * call.f, module.conv.kernel_size[0], 1, saved=bh * call.n * call.f)
+    if call.n <= module.landmarks:
+        return short(call, call.n, call.m) + conv
+    between = over_pairs_of(call, p, q, q)
+    asked, answer = short(call, p, call.m), short(call, call.n, q)
+    steps = product(bh, p, q, p) + 2 * product(bh, p, p, p) + product(bh, q, p, p)
+    inverse = steps * module.iterations + product(bh, q, p, call.f)
+    return between + asked + inverse + answer + conv
+
+
+def over_pairs_of(call: Call, n: int, m: int, f: int) -> Work:
+    """Attention of n to m with values of width f."""
+    return short(Call(call.b, n, m, call.h, call.e, f), n, m)
+
+
+def _assigned(clusters: Clusters, call: Call) -> Work:
+    """Hash, and Lloyd's algorithm on the bits: O(n clusters bits), without gradients."""
+    bits, width = clusters.planes.shape
+    rounds = clusters.iterations + 1
+    return blind(2 * call.bh * call.n * bits * (width + rounds * clusters.clusters))
+
+
+@formula(Prototype)
+def _prototype(module: Prototype, call: Call) -> Work:
+    """A cluster asks once: O(clusters n d)."""
+    assert isinstance(module.query, Clusters)
+    return _assigned(module.query, call) + work(module.inner, call.of(module.query.clusters, call.m))
+
+
+@formula(ImprovedClustered)
+def _improved(module: ImprovedClustered, call: Call) -> Work:
+    """Clusters ask, and each query asks the `top` keys anew: O((clusters + top) n d)."""
+    clusters, top = module.clusters.clusters, min(module.top, call.m)
+    shared = product(call.bh, clusters, call.e, call.m) + product(call.bh, clusters, call.m, call.f)
+    own = product(call.bh * call.n, 1, call.e, top) + product(call.bh * call.n, 1, top, call.f)
+    return _assigned(module.clusters, call) + shared + own + kept(3 * call.bh * call.n * top)
+
+
+@formula(ProbSparse)
+def _prob_sparse(module: ProbSparse, call: Call) -> Work:
+    """factor ⌈ln n⌉ keys are drawn for each query, and as many queries attend: O(n ln n d)."""
+    drawn, asking = (min(max(1, module.factor * ceil(log(r))), r) for r in (call.m, call.n))
+    indices = 2 * call.bh * asking * (call.e + 2 * call.f)
+    return blind(2 * call.bh * call.n * drawn * call.e) + short(call, asking, call.m) + kept(indices)
+
+
+def grouped(call: Call, groups: int, s: int, t: int) -> Work:
+    """Attention of s queries to t keys in each of so many groups.  What was gathered is kept, and so are the scores."""
+    pairs = product(call.bh * groups, s, call.e, t) + product(call.bh * groups, s, t, call.f)
+    return pairs + kept(call.bh * groups * s * (2 * call.f + t))
+
+
+@formula(Routed)
+def _routed(module: Routed, call: Call) -> Work:
+    """Each cluster takes its n / clusters nearest tokens: O(n² d / clusters + n clusters d)."""
+    assert isinstance(module.route, KMeans)
+    clusters, shared = module.route.clusters, module.route.shared
+    passes = (1 if shared else 2) * (2 if module.training else 1)  # centroids follow the tokens while training
+    size = ceil(call.n / clusters)
+    return blind(2 * call.bh * clusters * call.n * call.e * passes) + grouped(call, clusters, size, size)
+
+
+def _chunks_in_buckets(n: int, buckets: int, chunk: int) -> int:
+    """Σ ⌈tokens / chunk⌉ over buckets, for tokens that fall evenly: Σ_j P(more than j chunks), of a Poisson number."""
+    mean = n / buckets
+    if mean > 500:  # far from the first chunk, half of the last one is empty in the mean
+        return ceil(n / chunk + buckets / 2)
+    below, term, expected = 0.0, exp(-mean), 0.0
+    for tokens in range(ceil(mean + 12 * sqrt(mean) + 12)):
+        below += term
+        expected += 1 - below if tokens % chunk == 0 else 0.0
+        term *= mean / (tokens + 1)
+    return ceil(buckets * expected)
+
+
+@formula(Hashed)
+def _hashed(module: Hashed, call: Call) -> Work:
+    """In each round each chunk looks at itself and at the one before: O(n chunk rounds d).
+
+    Causal, chunks are counted inside each bucket, and how many there are depends on the tokens.
+    """
+    rounds, buckets, chunk = module.hashing.rounds, module.hashing.buckets, module.chunk
+    hashing = blind(call.bh * rounds * call.n * call.e * buckets)
+    chunks = _chunks_in_buckets(call.n, buckets, chunk) if call.causal else ceil(call.n / chunk)
+    state = call.b * call.h * (call.e + call.f) * min(call.n, 2 * chunk * buckets * rounds)
+    return (hashing + grouped(call, rounds * chunks, chunk, 2 * chunk)).holding(state)

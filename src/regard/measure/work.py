@@ -1,0 +1,172 @@
+"""What a module does in one call, by formula: nothing is run, so that any size costs nothing.
+
+    @formula(MyMixer)
+    def _my_mixer(module: MyMixer, call: Call) -> Work:
+        return work(module.up, call) + product(call.b, call.n, module.dim, module.rank)
+
+A formula is found by the class of the module, or of one of its bases.  A mixer, layer, feed-forward layer or norm that has none
+is counted instead, by a run on meta tensors, which have a shape and no numbers; what cannot run so raises, for nothing costs
+a silent zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.block import Layer
+from regard.errors import Unsupported
+from regard.ffn import FeedForward
+from regard.measure.count import count
+from regard.mixer import Mixer
+from regard.norm import Norm
+
+
+@dataclass(frozen=True)
+class Call:
+    """The sizes of one call.
+
+    b, n, m   examples, queries, keys; a module that works token by token has b n tokens
+    h, e, f   heads, width of their queries and keys, width of their values: for what stands inside `MultiHead`
+    groups    heads of keys and values that are kept by a stream
+    causal    no token depends on later ones
+    """
+
+    b: int
+    n: int
+    m: int
+    h: int = 1
+    e: int = 1
+    f: int = 1
+    groups: int = 1
+    causal: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many tokens there are in all."""
+        return self.b * self.n
+
+    @property
+    def bh(self) -> int:
+        """Examples times heads."""
+        return self.b * self.h
+
+    def of(self, n: int, m: int | None = None) -> Call:
+        """The same for other numbers of queries and keys."""
+        return replace(self, n=n, m=n if m is None else m)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call costs.
+
+    forward, backward   FLOPs of products and transforms; a multiply-add is two
+    again               of `backward`: what is computed a second time, so that it need not be kept
+    saved               numbers that autograd keeps for the backward pass
+    state               numbers that a stream keeps after n tokens
+    parameters          numbers that are learned, those of all parts too
+    parts               where it comes from, by name
+    """
+
+    forward: int = 0
+    backward: int = 0
+    again: int = 0
+    saved: int = 0
+    state: int = 0
+    parameters: int = 0
+    kind: str = ""
+    parts: Mapping[str, Work] = field(default_factory=dict)
+
+    def __add__(self, other: Work) -> Work:
+        sums = {name: getattr(self, name) + getattr(other, name) for name in NUMBERS}
+        return Work(**sums, parts={**self.parts, **other.parts})
+
+    def __mul__(self, times: int) -> Work:
+        return Work(**{name: times * getattr(self, name) for name in NUMBERS})
+
+    __rmul__ = __mul__
+
+    def keeping(self, saved: int) -> Work:
+        """The same, but so many numbers are kept for the backward pass."""
+        return replace(self, saved=saved)
+
+    def holding(self, state: int) -> Work:
+        """The same, and a stream keeps so many numbers."""
+        return replace(self, state=state)
+
+
+NUMBERS = ("forward", "backward", "again", "saved", "state")
+
+Formula = Callable[[Any, Call], Work]
+_formulas: dict[type, Formula] = {}
+
+
+def formula(*kinds: type) -> Callable[[Formula], Formula]:
+    """Register the decorated function, (module, call) -> Work, for these classes and for those that derive from them."""
+
+    def register(function: Formula) -> Formula:
+        for kind in kinds:
+            _formulas[kind] = function
+        return function
+
+    return register
+
+
+def work(module: nn.Module, call: Call) -> Work:
+    """What a module does in a call of these sizes."""
+    found = next((_formulas[kind] for kind in type(module).__mro__ if kind in _formulas), None)
+    result = _counted(module, call) if found is None else found(module, call)
+    parameters = sum(p.numel() for p in module.parameters())
+    if isinstance(module, Mixer | Layer) and not (module.causal and module.can.stream):
+        result = result.holding(0)  # it does not stream
+    return replace(result, parameters=parameters, kind=type(module).__name__)
+
+
+def _counted(module: nn.Module, call: Call) -> Work:
+    """By a run on meta tensors, in single precision."""
+    name = type(module).__name__
+    hint = f"there is no formula for the cost of {name}: register one with regard.measure.work.formula"
+    if not isinstance(module, Mixer | Layer | FeedForward | Norm):
+        raise Unsupported(hint)
+    try:
+        found = count(deepcopy(module).to("meta", torch.float32), torch.empty(call.b, call.n, module.dim, device="meta"))
+    except Exception as error:  # whatever it is, the remedy is a formula
+        raise Unsupported(f"{hint}; it cannot be counted on meta tensors either: {error}") from error
+    return Work(round(found.forward), round(found.backward), saved=found.saved // 4)
+
+
+def together(**parts: Work) -> Work:
+    """The sum of parts, which are remembered by name."""
+    total = sum(parts.values(), Work())
+    return replace(total, parts={name: part for name, part in parts.items() if part != Work(kind=part.kind)})
+
+
+# ---------------------------------------------------------------------------------------------- what formulas are made of
+def product(b: int, n: int, inner: int, m: int, *, saved: int | None = None) -> Work:
+    """b matrix products (n inner) (inner m), both sides with gradients: forward one product, backward two.
+
+    Autograd keeps both sides unless `saved` says otherwise.
+    """
+    flops = 2 * b * n * inner * m
+    return Work(flops, 2 * flops, saved=b * inner * (n + m) if saved is None else saved)
+
+
+def one_sided(b: int, n: int, inner: int, m: int, *, saved: int = 0) -> Work:
+    """The same with one side that is fixed, so that the backward pass has one product."""
+    flops = 2 * b * n * inner * m
+    return Work(flops, flops, saved=saved)
+
+
+def blind(flops: int) -> Work:
+    """Work that has no gradients: routing, hashing, drawing."""
+    return Work(flops)
+
+
+def kept(saved: int) -> Work:
+    """Numbers that are kept, beside the sides of products."""
+    return Work(saved=saved)

@@ -1,0 +1,56 @@
+"""Branches: the channels are dealt out to several mixers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_
+
+import torch
+from torch import Tensor, nn
+
+from regard.mixer import Mixer, State
+
+
+class Branches(Mixer):
+    """out = [mixer_1(x_1) ; mixer_2(x_2) ; ...]: each mixer has as many channels of x as it is wide, in turn, and nothing
+    crosses from one to the other before the feed-forward layer (Wu et al. 2020, arXiv 2004.11886).
+
+    It can what all of them can; the map has the heads of all, one after the other.
+    """
+
+    def __init__(self, mixers: Sequence[Mixer]) -> None:
+        if not mixers:
+            raise ValueError("there must be at least one branch")
+        if len({mixer.causal for mixer in mixers}) > 1:
+            raise ValueError("all branches must be causal, or none")
+        limits = [mixer.length for mixer in mixers if mixer.length is not None]
+        super().__init__(
+            sum(mixer.dim for mixer in mixers), can=reduce(and_, (mixer.can for mixer in mixers)), causal=mixers[0].causal,
+            length=min(limits, default=None),
+        )  # fmt: skip
+        self.branches: Sequence[Mixer] = nn.ModuleList(mixers)  # type: ignore[assignment]
+        self.widths = [mixer.dim for mixer in mixers]
+
+    def start(self) -> State:
+        """The states of all branches."""
+        return tuple(branch.start() for branch in self.branches)
+
+    def mix(
+        self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State, marks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        states = [None] * len(self.widths) if state is None else state
+        more = {} if marks is None else {"marks": marks}
+        parts = zip(self.branches, x.split(self.widths, -1), self._seen(memory), states, strict=True)
+        found = [branch.mix(part, seen, mask, mine, **more) for branch, part, seen, mine in parts]
+        return torch.cat([y for y, _ in found], -1), None if state is None else tuple(mine for _, mine in found)
+
+    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None = None) -> Tensor:
+        """(b h n m), with h the heads of all branches together."""
+        more = {} if marks is None else {"marks": marks}
+        parts = zip(self.branches, x.split(self.widths, -1), self._seen(memory), strict=True)
+        return torch.cat([branch.weights(part, seen, mask, **more) for branch, part, seen in parts], 1)
+
+    def _seen(self, memory: Tensor | None) -> Sequence[Tensor | None]:
+        return [None] * len(self.widths) if memory is None else memory.split(self.widths, -1)

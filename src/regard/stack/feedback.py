@@ -1,0 +1,123 @@
+"""Feedback: each layer looks at one memory of the past, made of all layers, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.attentions.cached import Place
+from regard.block import Block, Given, Layer
+from regard.errors import check_whole
+from regard.mixer import Can, check_batch, merge
+from regard.stack.look import NO_MARKS, Attending, Held, attending, check_causal, checked
+from regard.stack.plain import shared_promises
+
+ASKS = "feedback shows each layer the memory as keys"
+
+
+class Memories(NamedTuple):
+    """Keys and values (b h m e) of the memory, of each layer or once for all; which are real (b m); the next position."""
+
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
+    mask: Tensor | None
+    next: int
+
+
+class Feedback(Layer):
+    """Each token attends, in every layer, at memories of the tokens before it, and leaves one (Fan et al. 2020, arXiv
+    2002.09402):
+
+        z_t^l = attention(h_t^{l-1}; m_{t-span} .. m_{t-1}),      m_t = Σ_{l=0..L} softmax(w)_l h_t^l
+
+    where h^0 is what enters the stack.  So low layers see what high layers made of the past, and a token must wait for the
+    one before it: the whole is a loop over tokens, in training too.  A token does not look at itself, and the first sees
+    nothing.  Gradients are exact, through all of time.
+
+    layers  causal blocks of `MultiHead` over a pattern
+    span    how many memories a token sees; None: all
+    shared  one projection to keys and to values for all layers, so that a memory is projected once: all blocks are given
+            the projections of the first, and its turn (and its norm reads the memory, where the residual has one before it)
+    """
+
+    def __init__(self, layers: Sequence[Block], *, span: int | None = None, shared: bool = True) -> None:
+        can, _, length = shared_promises(layers)
+        check_causal(layers, "feedback")
+        if span is not None:
+            check_whole(1, span=span)
+        refused = can.refused | {"marks": NO_MARKS}
+        refused.pop("stream", None)
+        super().__init__(layers[0].dim, can=Can(takes_marks=True, **refused), causal=True, length=length)
+        self.span, self.shared = span, shared
+        self.layers: Sequence[Block] = nn.ModuleList(layers)  # type: ignore[assignment]
+        self.weights = nn.Parameter(torch.zeros(len(layers) + 1))
+        looks = self._looks()  # so that a layer that cannot is refused now
+        if shared:
+            _share(looks)
+
+    def start(self) -> Memories:
+        """No memory yet."""
+        return Memories((), (), None, 0)
+
+    def run(self, x: Tensor, given: Given, state: Memories | None) -> tuple[Tensor, Memories | None]:
+        """See `Layer`."""
+        x = checked(self, x, given)
+        here, parts, looks = self.start() if state is None else state, [x[:, :0]], self._looks()
+        if here.k:
+            check_batch(here.k[0], x)
+        for t in range(x.shape[1]):
+            mask = None if given.mask is None else given.mask[:, t : t + 1]
+            y, here = self._token(looks, x[:, t : t + 1], given._replace(mask=mask), here)
+            parts.append(y)
+        return torch.cat(parts, 1), None if state is None else here
+
+    def _token(self, looks: Sequence[Attending], x: Tensor, given: Given, here: Memories) -> tuple[Tensor, Memories]:
+        """All layers on one token, (b 1 d), and the memory that it leaves."""
+        every = [x]
+        for i, look in enumerate(looks):
+            x = look.block.join(x, _read(look, x, given, here, 0 if self.shared else i), given)
+            every.append(x)
+        m = torch.stack(every, -1) @ self.weights.softmax(0)
+        return x, self._grown(looks[:1] if self.shared else looks, Held(m, given.mask), here)
+
+    def _grown(self, looks: Sequence[Attending], new: Held, here: Memories) -> Memories:
+        """The memories with one more, and without the one beyond the span."""
+        first = 0 if self.span is None or here.next < self.span else 1
+        pairs = [look.keys(new, here.next) for look in looks]
+        k, v = (_joined(old, [pair[i] for pair in pairs], first) for i, old in enumerate((here.k, here.v)))
+        mask = new.mask if here.mask is None or new.mask is None else torch.cat((here.mask[:, first:], new.mask), 1)
+        return Memories(k, v, mask, here.next + 1)
+
+    def _looks(self) -> list[Attending]:
+        return [attending(layer, ASKS) for layer in self.layers]
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        return f"span={self.span}, shared={self.shared}"
+
+
+def _joined(old: tuple[Tensor, ...], new: Sequence[Tensor], first: int) -> tuple[Tensor, ...]:
+    """(b h m e) of each layer, those from `first` on, with one more."""
+    return tuple(torch.cat((a[:, :, first:], b), 2) for a, b in zip(old, new, strict=True)) if old else tuple(new)
+
+
+def _read(look: Attending, x: Tensor, given: Given, here: Memories, i: int) -> Tensor:
+    """What one token, (b 1 d), reads in the memories; nothing where there are none."""
+    q = look.queries(Held(x, given.mask), here.next)
+    if not here.k:
+        return look.mixer.out(merge(torch.zeros_like(q)))
+    place = Place(look.inner.past, here.next, here.next - here.k[i].shape[2])
+    return look.over(q, here.k[i], here.v[i], place, here.mask)
+
+
+def _share(looks: Sequence[Attending]) -> None:
+    """One projection to keys and one to values, for all."""
+    first, *others = [look.mixer for look in looks]
+    for mixer in others:
+        if (mixer.heads, mixer.kv_heads) != (first.heads, first.kv_heads):
+            mine, theirs = (f"{m.heads} heads ({m.kv_heads} of keys)" for m in (mixer, first))
+            raise ValueError(f"a layer has {mine} and the first {theirs}: to share keys give all the same, or shared=False")
+        mixer.k, mixer.v, mixer.turn = first.k, first.v, first.turn

@@ -1,0 +1,104 @@
+"""regard cost: what it prints, what it says in JSON, and how it refuses."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from regard.cli import app
+from regard.measure.cost import cost
+from regard.measure.model import Sizes, on_meta
+from regard.registry import get
+
+SMALL = ["--dim", "32", "--heads", "2", "--layers", "2", "--vocab", "50", "--length", "64"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["cost", *map(str, arguments)])
+
+
+def test_table():
+    """Fails if a part is not shown, or layers that are alike are shown one by one."""
+    found = run("vanilla", "--causal", *SMALL)
+    assert found.exit_code == 0, found.output
+    for word in ("embedding", "layer 0 .. 1, each", "mixer: MultiHead", "ffn: MLP", "head", "total", "peak memory"):
+        assert word in found.output
+    assert "layer 1" not in found.output.replace("layer 0 .. 1", "")
+
+
+def test_json_says_what_the_function_says():
+    """Fails if the numbers on the command line are others than those of `cost`."""
+    found = run("linear", *SMALL, "--batch", 3, "--dtype", "bfloat16", "--json")
+    value = json.loads(found.stdout)
+    direct = cost(on_meta(Sizes(get("linear"), {"heads": 2}, 32, 2, 50)), 64, batch=3, width=2)
+    assert value["cost"] == json.loads(json.dumps(direct.as_json()))
+    assert value["measured"] is None and value["plans"] == []
+
+
+def test_measured_beside_the_formula():
+    """Fails if --measure runs nothing, or what it counts is far from the formula."""
+    value = json.loads(run("vanilla", *SMALL, "--measure", "--json").stdout)
+    assert value["measured"]["forward"] == pytest.approx(value["cost"]["forward"], rel=0.02)
+    assert value["measured"]["saved"] == pytest.approx(value["cost"]["saved"], rel=0.1)
+    assert value["measured"]["seconds"] > 0
+    assert "formula / measured" in run("vanilla", *SMALL, "--measure").output
+
+
+def test_what_does_not_fit_is_not_run():
+    """Fails if a model of billions is built for real."""
+    found = run("vanilla", "--dim", 8192, "--heads", 64, "--layers", 80, "--measure")
+    assert found.exit_code == 0
+    assert "not measured: it needs" in found.output
+
+
+def test_plan():
+    """Fails if a plan lacks its ways, its bytes or its days."""
+    found = run("vanilla", "--causal", *SMALL, "--dtype", "bfloat16", "--plan", "h100", "--tokens", 10**9)
+    assert found.exit_code == 0, found.output
+    for word in ("devices", "1 x 1 x 1", "a device: activations", "a step: products", "tokens a second", "recomputed"):
+        assert word in found.output
+    value = json.loads(run("vanilla", *SMALL, "--dtype", "bfloat16", "--plan", "h100", "--tokens", 10**9, "--json").stdout)
+    kept, recomputed = value["plans"]
+    assert kept["days"] > 0 and recomputed["share"]["recompute"] and kept["seconds"] >= kept["compute"]
+
+
+def test_a_million_tokens():
+    """Fails if recipes of each kind cannot be asked about at a million tokens."""
+    for name in ("vanilla", "longformer", "linear", "linformer", "reformer", "bp_transformer", "gmlp", "fnet"):
+        found = run(name, "--length", 1_000_000, "--layers", 2, "--json")
+        assert found.exit_code == 0, f"{name}: {found.output}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vanila"], "no recipe 'vanila': did you mean 'vanilla'?"),
+        (["vanilla", "--length", "-3"], "--length must be between 1 and"),
+        (["vanilla", "--length", "99999999999"], "--length must be between 1 and"),
+        (["vanilla", "--dim", "0"], "--dim must be between 1 and"),
+        (["vanilla", "--layers", "-1"], "layers must be a whole number >= 1"),
+        (["vanilla", "--vocab", "0"], "vocab must be a whole number >= 1"),
+        (["vanilla", "--hidden", "0"], "hidden must be a whole number >= 1"),
+        (["vanilla", "--dim", "99999999999", "--heads", "1"], "dim must be at most"),
+        (["vanilla", "--heads", "7"], "dim must be divisible by heads"),
+        (["vanilla", "--dtype", "int8"], "--dtype must be one of float32"),
+        (["vanilla", "--plan", "H10"], "no accelerator 'H10': did you mean 'H100'?"),
+        (["vanilla", "--plan", "TPU-v5e"], "TPU-v5e has no peak for float32"),
+        (["vanilla", "--tokens", "5"], "--tokens is for --plan"),
+        (["local", "--set", "widow=5"], "local takes no argument 'widow': did you mean 'window'?"),
+        (["fnet", "--causal"], "cannot be causal"),
+        (["bigbird", "--length", "1000000"], "blocks must be at most 4096"),
+        (["synthesizer_random", "--length", "33554432", "--dim", "8192", "--heads", "8192"], "larger than torch can describe"),
+    ],
+)
+def test_refusals(arguments, message):
+    """Fails if bad input is taken, or is answered by more than one line."""
+    found = run(*arguments)
+    assert found.exit_code != 0
+    assert message in found.stderr
+    assert found.stderr.count("\n") == 1 and "Traceback" not in found.stderr
+
+
+def test_help_has_an_example():
+    """Fails if the help shows no example."""
+    assert "Example: regard cost" in " ".join(run("--help").output.split())

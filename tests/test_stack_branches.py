@@ -1,0 +1,75 @@
+"""Branches of any mixers; the recipe `lite` has its oracle among the others."""
+
+import pytest
+import torch
+
+import regard
+from regard.block import Block
+from regard.ffn import MLP
+from regard.mixers import Branches
+from regard.registry import get
+from regard.testing import check_mixer
+
+
+def branches(*names, causal=False):
+    torch.manual_seed(0)
+    return Branches([get(name).example(8, causal=causal) for name in names]).double().eval()
+
+
+@pytest.mark.parametrize(
+    "names", [("vanilla", "dynamic_conv"), ("linear", "local", "retnet"), ("fnet", "vanilla"), ("longformer",)]
+)
+def test_any_branches_keep_their_promises(names):
+    """Fails if a promise of all branches is broken by dealing out channels, or a refusal of one is forgotten."""
+    forms = [form for form in (False, True) if all(form in get(name).forms() for name in names)]
+
+    def build(causal):
+        if causal not in forms:
+            raise regard.Unsupported("a branch has no such form")
+        return Branches([get(name).example(8, causal=causal) for name in names])
+
+    check_mixer(build)
+
+
+def test_each_branch_has_its_channels(rand):
+    """Fails if channels cross, or come back in another order."""
+    mixer, x = branches("vanilla", "linear", "local"), rand(2, 9, 24)
+    parts = [branch(x[..., 8 * i : 8 * i + 8]) for i, branch in enumerate(mixer.branches)]
+    torch.testing.assert_close(mixer(x), torch.cat(parts, -1))
+    assert mixer.attention(x).shape == (2, 6, 9, 9)
+
+
+def test_what_all_can_is_what_it_can(rand):
+    """Fails if cross-attention, marks or a length limit is composed wrongly."""
+    assert branches("vanilla", "linear").can.cross and not branches("vanilla", "dynamic_conv").can.cross
+    both = branches("vanilla", "linear")
+    x, memory = rand(2, 5, 16), rand(2, 7, 16)
+    parts = [branch(x[..., 8 * i : 8 * i + 8], memory[..., 8 * i : 8 * i + 8]) for i, branch in enumerate(both.branches)]
+    torch.testing.assert_close(both(x, memory), torch.cat(parts, -1))
+    marks = torch.arange(5).expand(2, 5) == 2
+    marked = branches("longformer", "longformer")
+    assert marked.can.marks and not torch.equal(marked(x, marks=marks), marked(x))
+    assert marked.attention(x, marks=marks).shape[1] == 4
+    assert branches("gmlp", "vanilla").length == get("gmlp").example(8).length
+
+
+def test_it_stands_in_a_block(rand):
+    """Fails if the feed-forward layer does not mix the branches."""
+    torch.manual_seed(0)
+    block, x = Block(regard.create("lite", dim=8, heads=2), MLP(8)).double().eval(), rand(1, 5, 8)
+    jacobian = torch.autograd.functional.jacobian(lambda t: block(t)[0, 0], x)[:, 0, 4]  # token 4 is out of the kernel's reach
+    assert jacobian[:4, :4].abs().max() > 0 and jacobian[4:, :4].abs().max() > 0
+
+
+def test_what_does_not_fit_is_said():
+    """Fails if branches are accepted that cannot stand together."""
+    with pytest.raises(ValueError, match="at least one branch"):
+        Branches([])
+    with pytest.raises(ValueError, match="all branches must be causal, or none"):
+        Branches([get("vanilla").example(8, causal=c) for c in (False, True)])
+    with pytest.raises(ValueError, match="near must be less than dim, which is 8"):
+        regard.create("lite", dim=8, heads=2, near=8)
+    with pytest.raises(ValueError, match="divisible by heads"):
+        regard.create("lite", dim=8, heads=3)
+    with pytest.raises(ValueError, match="dim must be a whole number >= 2"):
+        regard.create("lite", dim=1, heads=1)

@@ -1,0 +1,317 @@
+"""The compressive memory: recent states, compressed ones, and a loss that trains the compression and nothing else."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import regard
+from oracles import stacks
+from regard import SoftmaxAttention
+from regard.block import Block
+from regard.ffn import MLP
+from regard.mixer import MultiHead
+from regard.position import Rope
+from regard.prior import ALiBi
+from regard.residual import PostNorm, PreNorm
+from regard.stack import (
+    AttentionReconstruction,
+    AutoEncoding,
+    Compressive,
+    Convolution,
+    MaxPool,
+    MeanPool,
+    MostUsed,
+    Segments,
+)
+from regard.state import detach
+
+DIM, HEADS, N = 8, 2, 27
+KINDS = [MeanPool, MaxPool, Convolution, MostUsed]
+
+
+def stack(*, segment=4, residual=PreNorm, prior=None, count=2, **memory):
+    torch.manual_seed(0)
+    layers = [
+        Block(MultiHead(DIM, HEADS, SoftmaxAttention(prior=prior), causal=True), MLP(DIM), residual=residual)
+        for _ in range(count)
+    ]
+    memory = {"recent": 6, "compressed": 3, "rate": 2} | memory
+    return Segments(layers, segment=segment, memory=partial(Compressive, **memory)).double()
+
+
+# ---------------------------------------------------------------------------------------------- the oracle
+def compressed(kind, memory, run, keep):
+    """One state of a run of them, and whether it is real."""
+    real = [t for t, k in zip(run, keep, strict=True) if k]
+    if kind is Convolution:
+        conv = memory.compress.conv
+        blank = [t if k else t * 0 for t, k in zip(run, keep, strict=True)]
+        return conv.bias + sum(conv.weight[:, :, i] @ t for i, t in enumerate(blank)), bool(real)
+    if not real:
+        return run[0] * 0, False
+    return (sum(real) / len(real) if kind is MeanPool else torch.stack(real).max(0).values), True
+
+
+def most_used(layer, now, real, old, keep, rate, pre):
+    """The states that the real tokens of `now` look at most, by content, in order."""
+    if not any(keep):
+        return [(t, False) for t in old[: len(old) // rate]]
+    e, mixer = DIM // HEADS, layer.mixer
+    used = [torch.tensor(-1.0) if not k else torch.tensor(0.0) for k in keep]
+    places = [i for i, k in enumerate(keep) if k]
+    for x, k in zip(now, real, strict=True):
+        for h in range(HEADS if k else 0):
+            q, *keys = [stacks.normed(t, layer.around_mixer) if pre else t for t in (x, *(old[i] for i in places))]
+            part = slice(h * e, h * e + e)
+            scores = torch.stack([(mixer.q.weight[part] @ q) @ (mixer.k.weight[part] @ key) / e**0.5 for key in keys])
+            for i, w in zip(places, scores.softmax(0), strict=True):
+                used[i] = used[i] + w
+    best = sorted(sorted(range(len(old)), key=lambda i: -used[i])[: len(old) // rate])
+    return [(old[i], keep[i]) for i in best]
+
+
+def lost(layer, now, real, old, keep, new, pre):
+    """Σ over the real tokens of (attn(old) − attn(new))², and how many numbers that are."""
+    before = (lambda t: stacks.normed(t, layer.around_mixer)) if pre else (lambda t: t)
+    olds = [before(t) for t, k in zip(old, keep, strict=True) if k]
+    news = [before(t) for t, k in new if k]
+    gaps = []
+    for x, k in zip(now, real, strict=True):
+        if k:
+            a, b = (stacks.read(layer.mixer, before(x), seen, [0] * len(seen), [0, 0]) for seen in (olds, news))
+            gaps.append((a - b).square().sum())
+    return sum(gaps), len(gaps) * DIM
+
+
+def naive(stack, x, mask, kind, slopes, pre):
+    """Outputs, and the attention reconstruction loss of each segment of each layer."""
+    memory = stack.memories[0]
+    rate, results, losses = memory.compress.rate, [], {}
+    for row, keep in zip(x, mask, strict=True):
+        held, done = [([], []) for _ in stack.layers], []  # pairs of a state and whether it is real
+        for start in range(0, len(row), stack.segment):
+            now, real = list(row[start : start + stack.segment]), keep[start : start + stack.segment].tolist()
+            for i, layer in enumerate(stack.layers):
+                old, recent = held[i]
+                past = [*old, *recent]
+                after = stacks.block(layer, [t for t, _ in past], now, [k for _, k in past] + real, slopes, pre)
+                recent = recent + [(t.detach(), k) for t, k in zip(now, real, strict=True)]
+                leaving = max(0, len(recent) - memory.recent) // rate * rate
+                if leaving and len(now) == stack.segment:
+                    going, going_real = [t for t, _ in recent[:leaving]], [k for _, k in recent[:leaving]]
+                    held_now = [t.detach() for t in now]
+                    if kind is MostUsed:
+                        new = most_used(layer, held_now, real, going, going_real, rate, pre)
+                    else:
+                        runs = range(0, leaving, rate)
+                        new = [compressed(kind, stack.memories[i], going[r : r + rate], going_real[r : r + rate]) for r in runs]
+                    losses.setdefault((start, i), []).append(lost(layer, held_now, real, going, going_real, new, pre))
+                    old, recent = (old + [(t.detach(), k) for t, k in new])[-memory.compressed :], recent[leaving:]
+                held[i], now = (old, recent), after
+            done += now
+        results.append(torch.stack(done))
+    each = [sum(a for a, _ in rows) / max(1, sum(c for _, c in rows)) for rows in losses.values()]
+    return torch.stack(results), torch.stack([torch.as_tensor(t, dtype=x.dtype) for t in each])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("residual", [PreNorm, PostNorm])
+@pytest.mark.parametrize("kind", KINDS)
+def test_by_loops(kind, residual, masked, rand):
+    """Fails if a state is compressed otherwise, too early or too late, a position is off, or a loss or gradient is."""
+    prior = ALiBi(HEADS)
+    layers = stack(prior=prior, residual=residual, compress=kind)
+    x, weight, mask = rand(2, N, DIM), rand(2, N, DIM), torch.ones(2, N, dtype=torch.bool)
+    if masked:
+        mask[0, 3:6], mask[1, 0], mask[1, 20:] = False, False, False
+    t = x.clone().requires_grad_()
+    with regard.noted() as notes:
+        y = layers(t, mask=mask) * mask[..., None]
+    told = torch.stack(notes.all("attention reconstruction"))
+    other = x.clone().requires_grad_()
+    z, losses = naive(layers, other, mask, kind, prior.slopes.double(), residual is PreNorm)
+    z = z * mask[..., None]
+    torch.testing.assert_close(y, z, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(told, losses, rtol=1e-9, atol=1e-10)
+    main = [p for name, p in layers.named_parameters() if "compress" not in name]
+    for got, want in zip(
+        torch.autograd.grad((y * weight).sum(), [t, *main]),
+        torch.autograd.grad((z * weight).sum(), [other, *main]),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    if kind is Convolution:
+        conv = [p for name, p in layers.named_parameters() if "compress" in name]
+        for got, want in zip(
+            torch.autograd.grad(notes.cost(), conv), torch.autograd.grad(losses.sum(), conv, allow_unused=True), strict=True
+        ):
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+# ---------------------------------------------------------------------------------------------- gradients
+@pytest.mark.parametrize("loss", [AttentionReconstruction, AutoEncoding])
+def test_the_loss_trains_the_compression_alone(loss, rand):
+    """Fails if the loss moves the transformer, or the task the compression."""
+    layers = stack(loss=loss)
+    x = rand(2, N, DIM).requires_grad_()
+    with regard.noted() as notes:
+        y = layers(x)
+    names, parameters = zip(*layers.named_parameters(), strict=True)
+    by_loss = torch.autograd.grad(notes.cost(), [*parameters, x], allow_unused=True, retain_graph=True)
+    by_task = torch.autograd.grad(y.sum(), [*parameters, x], allow_unused=True)
+    for name, a, b in zip([*names, "x"], by_loss, by_task, strict=True):
+        assert (a is not None and a.abs().max() > 0) == name.startswith("memories"), name
+        assert (b is None) == name.startswith("memories"), name
+
+
+def test_no_gradient_crosses_a_segment(rand):
+    """Fails if a compressed or recent state keeps its history, by Jacobian; or has no influence, by replacement."""
+    layers, x = stack(), rand(1, 24, DIM)
+    jacobian = torch.autograd.functional.jacobian(layers, x)[0, :, :, 0].abs().sum((1, 3))
+    assert ((jacobian > 0) == torch.block_diag(*[torch.ones(4, 4).tril()] * 6).bool()).all()
+    other = x.clone()
+    other[:, 1] = rand(DIM)
+    one = stack(count=1)
+    changed = (one(other) != one(x)).any(-1)[0]
+    assert changed.tolist() == [False] + [True] * 15 + [False] * 8  # after 16 tokens its run is the fourth from the end
+
+
+def test_without_a_loss_the_task_trains_the_compression(rand):
+    """Fails if `loss=None` leaves the compression untrained, or lets gradients into the states themselves."""
+    layers, x = stack(loss=None), rand(1, N, DIM).requires_grad_()
+    with regard.noted() as notes:
+        y = layers(x)
+    assert not notes.entries
+    conv = layers.memories[1].compress.conv.weight
+    by_conv, by_x = torch.autograd.grad(y[:, 24:].sum(), [conv, x])
+    assert by_conv.any() and not by_x[:, :24].any()
+    _, state = layers.stream(x[:, :24])
+    assert state.layers[0].old.x.requires_grad and not detach(state).layers[0].old.x.requires_grad
+
+
+def test_a_compression_without_weights_costs_nothing(rand):
+    """Fails if a pool, which cannot learn, puts a constant into the loss; what it loses is told all the same."""
+    with regard.noted() as notes:
+        stack(compress=MeanPool)(rand(1, N, DIM))
+    assert notes.names() == ["attention reconstruction"] and not notes.cost().any() and notes.entries[0].value > 0
+
+
+def test_the_loss_can_be_lowered(rand):
+    """Fails if the cost, minimised, does not fall."""
+    layers, x = stack(segment=8, recent=8, rate=4, compressed=4), rand(2, 32, DIM)
+    optimizer = torch.optim.Adam(layers.parameters(), 2e-2)
+    costs = []
+    for _ in range(20):
+        with regard.noted() as notes:
+            layers(x)
+        optimizer.zero_grad()
+        notes.cost().backward()
+        optimizer.step()
+        costs.append(notes.cost().item())
+    assert costs[-1] < 0.7 * costs[0]
+
+
+def test_the_loss_knows_no_positions(rand):
+    """Fails if turning queries and keys by their places changes what is compared: the paper compares by content."""
+    layers, x = stack(count=1), rand(1, N, DIM)
+    told = []
+    for turn in (None, Rope()):
+        layers.layers[0].mixer.turn = turn
+        with regard.noted() as notes:
+            y = layers(x)
+        told.append((notes.cost(), y))
+    torch.testing.assert_close(told[0][0], told[1][0])
+    assert not torch.allclose(told[0][1], told[1][1])
+
+
+def test_auto_encoding_by_loops(rand):
+    """Fails if the decoder or the mean is another."""
+    loss, old, new = AutoEncoding(DIM, 3).double(), rand(2, 6, DIM), rand(2, 2, DIM)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[0, 4:] = False
+    weight, bias = loss.decode.weight, loss.decode.bias
+    total = 0
+    for a in range(2):
+        for t in range(6):
+            if mask[a, t]:
+                total = total + (old[a, t] - bias - weight[:, :, t % 3].T @ new[a, t // 3]).square().sum()
+    held = regard.stack.look.Held
+    torch.testing.assert_close(loss(None, held(old, mask), held(new)), total / (mask.sum() * DIM))
+
+
+# ---------------------------------------------------------------------------------------------- the rest
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [(1, 7, 1, 14, 4), (4, 4, 4, 4, 4, 4, 3)])
+def test_chunks_give_the_whole(sizes, kind, rand):
+    """Fails if compression happens elsewhere when chunks end elsewhere, or its cost is told otherwise."""
+    layers, x, state, parts = stack(compress=kind, prior=ALiBi(HEADS)), rand(2, N, DIM), None, []
+    with regard.noted() as whole:
+        want = layers(x)
+    with regard.noted() as notes:
+        for chunk in x.split(sizes, 1):
+            y, state = layers.stream(chunk, state)
+            parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), want)
+    torch.testing.assert_close(notes.cost(), whole.cost())
+    assert state.next == N
+
+
+def test_the_state_is_bounded(rand):
+    """Fails if more is held than was asked for."""
+    layers, state = stack(segment=5, recent=6, rate=4, compressed=3), None
+    for chunk in rand(1, 100, DIM).split(5, 1):
+        _, state = layers.stream(chunk, state)
+        for pair in state.layers:
+            assert pair.recent.tokens < 6 + 4 and (pair.old is None or pair.old.tokens <= 3)
+    assert pair.recent.tokens >= 6 and pair.old.tokens == 3
+
+
+def test_the_reach_is_that_of_the_paper(rand):
+    """Fails if one layer does not see recent + rate x compressed tokens before its segment, and no more."""
+    layers, x = stack(count=1, segment=4, recent=4, compressed=2, rate=2, compress=MeanPool), rand(1, 24, DIM)
+    for position in range(24):
+        other = x.clone()
+        other[:, position] = rand(DIM)
+        changed = (layers(other) != layers(x)).any(-1)[0, 20:]
+        assert bool(changed.any()) == (position >= 20 - 4 - 2 * 2), position
+
+
+def test_nan_in_padding(rand):
+    """Fails if a left-out token, even NaN, reaches a real one through the compression, or a loss."""
+    for kind in KINDS:
+        layers, x, mask = stack(compress=kind), rand(2, N, DIM), torch.ones(2, N, dtype=torch.bool)
+        mask[0, 2:7] = False
+        poisoned = x.masked_fill(~mask[..., None], torch.nan)
+        with regard.noted() as clean:
+            want = layers(x, mask=mask)
+        with regard.noted() as notes:
+            got = layers(poisoned, mask=mask)
+        torch.testing.assert_close(got[mask], want[mask])
+        torch.testing.assert_close(notes.cost(), clean.cost())
+        torch.testing.assert_close(notes.all("attention reconstruction"), clean.all("attention reconstruction"))
+
+
+def test_linear_layers_among_them_carry_their_state(rand):
+    """Fails if a hybrid stack is refused."""
+    torch.manual_seed(0)
+    layers = [
+        Block(regard.create(name, dim=DIM, heads=HEADS, causal=True), MLP(DIM)) for name in ("linear", "vanilla")
+    ]  # fmt: skip
+    hybrid = Segments(layers, segment=4, memory=partial(Compressive, recent=4, compressed=2, rate=2)).double()
+    assert hybrid(rand(1, N, DIM)).isfinite().all() and not hybrid.can.mask
+
+
+def test_bad_input():
+    """Fails if nonsense is accepted."""
+    with pytest.raises(ValueError, match="recent must hold a run of rate tokens or more, and 3 is less than 4"):
+        Compressive(DIM, recent=3, compressed=2, rate=4)
+    for name in ("recent", "compressed", "rate"):
+        with pytest.raises(ValueError, match=f"{name} must be a whole number >= 1, not 0"):
+            Compressive(DIM, **({"recent": 4, "compressed": 2, "rate": 2} | {name: 0}))
+    with pytest.raises(ValueError, match="weight must be a finite number above 0"):
+        Compressive(DIM, recent=4, compressed=2, rate=2, weight=0)
+    mixer = regard.create("vanilla", dim=DIM, heads=HEADS)
+    with pytest.raises(regard.Unsupported, match="was not built causal"):
+        Segments([Block(mixer)], segment=4, memory=partial(Compressive, recent=4, compressed=2, rate=2))
+    assert "recent=6, compressed=3, rate=2" in repr(stack())

@@ -1,0 +1,213 @@
+"""The funnel: groups of layers at shrinking length, and back."""
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from oracles import stacks
+from peers import agree, copied
+from regard import SoftmaxAttention
+from regard.block import Block
+from regard.ffn import MLP
+from regard.mixer import MultiHead
+from regard.registry import get
+from regard.residual import PostNorm, PreNorm
+from regard.stack import Funnel, Plain
+
+DIM, HEADS = 8, 2
+SIZES, DECODER = (1, 2, 1), 2
+
+
+def block(residual=PreNorm, bias=False, causal=False, **more):
+    return Block(MultiHead(DIM, HEADS, SoftmaxAttention(), bias=bias, causal=causal), MLP(DIM), residual=residual, **more)
+
+
+def funnel(sizes=SIZES, decoder=DECODER, *, cls=False, stride=2, ask_all=True, **more):
+    torch.manual_seed(0)
+    groups = [[block(**more) for _ in range(size)] for size in sizes]
+    return Funnel(groups, [block(**more) for _ in range(decoder)], cls=cls, stride=stride, ask_all=ask_all).double()
+
+
+# ---------------------------------------------------------------------------------------------- the oracle
+def every(layer, tokens, seen, keep, pre):
+    """A block on tokens that look at all real ones of `seen`."""
+    real = [t for t, k in zip(seen, keep, strict=True) if k]
+    return [stacks.token(layer, t, real, [0] * len(real), [0] * HEADS, pre) for t in tokens]
+
+
+def naive(stack, x, mask, pre):
+    """Example by example; `places` tells which tokens of the input each pooled one stands for."""
+    results = []
+    for row, real in zip(x, mask, strict=True):
+        tokens, keep, places = list(row), real.tolist(), [[i] for i in range(len(row))]
+        for layer in stack.groups[0]:
+            tokens = every(layer, tokens, tokens, keep, pre)
+        first = tokens
+        for group in list(stack.groups)[1:]:
+            cuts = list(range(1 if stack.cls else 0, len(tokens), stack.stride))
+            runs = [range(c, min(c + stack.stride, len(tokens))) for c in cuts]
+            runs = [range(1), *runs] if stack.cls else runs
+            means = [[tokens[i] for i in run if keep[i]] for run in runs]
+            short = [sum(mean) / len(mean) if mean else tokens[0] * 0 for mean in means]
+            held = [bool(mean) for mean in means]
+            places = [[p for i in run for p in places[i]] for run in runs]
+            long, long_keep = (tokens, keep) if stack.ask_all else (short, held)
+            tokens, keep = every(group[0], short, long, long_keep, pre), held
+            for layer in list(group)[1:]:
+                tokens = every(layer, tokens, tokens, keep, pre)
+        out = list(first)
+        for token, stands in zip(tokens, places, strict=True):
+            for p in stands:
+                out[p] = first[p] + token
+        for layer in stack.decoder:
+            out = every(layer, out, out, real.tolist(), pre)
+        results.append(torch.stack(out))
+    return torch.stack(results)
+
+
+@pytest.mark.parametrize("residual", [PreNorm, PostNorm])
+@pytest.mark.parametrize("ask_all", [True, False])
+@pytest.mark.parametrize(("n", "cls", "stride"), [(1, False, 2), (2, True, 2), (9, False, 2), (11, True, 2), (10, True, 3)])
+def test_by_loops(n, cls, stride, ask_all, residual, rand):
+    """Fails if runs begin elsewhere, others are asked, a token gets the answer of another, or a gradient is wrong."""
+    stack = funnel(cls=cls, stride=stride, ask_all=ask_all, residual=residual)
+    x, weight, mask = rand(2, n, DIM), rand(2, n, DIM), torch.ones(2, n, dtype=torch.bool)
+    mask[1, 2:4], mask[1, 7:] = False, False
+    found = []
+    for f in (lambda t: stack(t, mask=mask), lambda t: naive(stack, t, mask, residual is PreNorm)):
+        t = x.clone().requires_grad_()
+        y = f(t) * mask[..., None]
+        found.append([y, *torch.autograd.grad((y * weight).sum(), [t, *stack.parameters()])])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+# ---------------------------------------------------------------------------------------------- Hugging Face
+def pairs_of(mine, theirs):
+    """The parameters of one block and of one layer of theirs."""
+    attention, feed = theirs.attention, theirs.ffn
+    linears = [
+        (mine.mixer.k, attention.k_head), (mine.mixer.v, attention.v_head), (mine.mixer.out, attention.post_proj),
+        (mine.ffn.up, feed.linear_1), (mine.ffn.down, feed.linear_2),
+    ]  # fmt: skip
+    pairs = [(mine.mixer.q.weight, attention.q_head.weight)]
+    for a, b in linears:
+        pairs += [(a.weight, b.weight), (a.bias, b.bias)]
+    for residual, norm in ((mine.around_mixer, attention.layer_norm), (mine.around_ffn, feed.layer_norm)):
+        pairs += [(residual.norm.gain, norm.weight), (residual.norm.bias, norm.bias)]
+    return pairs
+
+
+@pytest.mark.parametrize("ask_all", [True, False])
+@pytest.mark.parametrize("cls", [True, False])
+@pytest.mark.parametrize("n", [2, 8, 13])
+def test_hugging_face(n, cls, ask_all, rand):
+    """Fails if the whole of encoder, up-sampling, residual and decoder is another than FunnelModel's.  Its relative positions
+    are set to zero (a prior of their own), and nothing is truncated: `truncate_seq` drops the last token of each level."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.FunnelConfig(
+        vocab_size=5, block_sizes=list(SIZES), num_decoder_layers=DECODER, d_model=DIM, n_head=HEADS, d_head=DIM // HEADS,
+        d_inner=4 * DIM, hidden_act="gelu", separate_cls=cls, truncate_seq=False, pool_q_only=ask_all, hidden_dropout=0.0,
+        attention_dropout=0.0, activation_dropout=0.0, layer_norm_eps=1e-5, attention_type="factorized",
+    )  # fmt: skip
+    torch.manual_seed(1)
+    peer = transformers.FunnelModel(config).double().eval()
+    theirs = [*(layer for group in peer.encoder.blocks for layer in group), *peer.decoder.layers]
+    for layer in theirs:
+        nn.init.zeros_(layer.attention.r_kernel)
+        nn.init.zeros_(layer.attention.r_w_bias)
+        for p in layer.parameters():
+            if p.dim() == 1:
+                nn.init.normal_(p)
+    stack = funnel(cls=cls, ask_all=ask_all, residual=PostNorm, bias=True)
+    mine = [*(layer for group in stack.groups for layer in group), *stack.decoder]
+    for layer in mine:
+        nn.init.zeros_(layer.mixer.q.bias)
+    pairs = copied([pair for a, b in zip(mine, theirs, strict=True) for pair in pairs_of(a, b)])
+    ones = torch.ones(2, n)
+
+    def run(t):
+        states = peer.encoder(t, attention_mask=ones, output_hidden_states=True, return_dict=True)
+        first = states.hidden_states[SIZES[0]]
+        return peer.decoder(states.last_hidden_state, first, attention_mask=ones, return_dict=True).last_hidden_state
+
+    agree(stack, run, rand(2, n, DIM), pairs, atol=2e-5)  # they take the softmax of scores in float32
+
+
+# ---------------------------------------------------------------------------------------------- any mixer
+@pytest.mark.parametrize("name", regard.list())
+def test_any_mixer(name, rand):
+    """Fails if a mixer that can ask another sequence cannot stand in a funnel, or one that cannot is taken silently."""
+    torch.manual_seed(0)
+    recipe = get(name)
+    if False not in recipe.forms():
+        with pytest.raises(regard.Unsupported, match="built causal; put it elsewhere, or give ask_all=False"):
+            Funnel([[block()], [Block(recipe.example(DIM))]])
+        return
+    layer = Block(recipe.example(DIM, causal=False), MLP(DIM))
+    if not layer.mixer.can.cross:
+        with pytest.raises(regard.Unsupported, match=r"cannot ask the longer sequence: .*; put it elsewhere"):
+            Funnel([[block()], [layer]])
+    stack = Funnel([[block()], [layer]], ask_all=layer.mixer.can.cross).double().eval()
+    assert stack(rand(2, 16, DIM)).isfinite().all()
+    if stack.can.mask:
+        mask = torch.arange(16).expand(2, 16) < 13
+        x = rand(2, 16, DIM)
+        poisoned = x.masked_fill(~mask[..., None], torch.nan)
+        torch.testing.assert_close(stack(poisoned, mask=mask)[:, :13], stack(x, mask=mask)[:, :13])
+
+
+# ---------------------------------------------------------------------------------------------- the rest
+@pytest.mark.parametrize(("cls", "lengths"), [(False, (13, 4)), (True, (13, 4)), (True, (12, 4))])
+def test_encode_is_short(cls, lengths, rand):
+    """Fails if the last group does not see a quarter of the tokens, or the mask of them is another."""
+    stack, n = funnel(cls=cls), lengths[0]
+    mask = torch.arange(n).expand(2, n) < 5
+    short, held = stack.encode(rand(2, n, DIM), mask=mask)
+    assert short.shape[1] == lengths[1] and held.tolist() == [[True, True] + [False] * (lengths[1] - 2)] * 2
+    assert stack.encode(rand(2, n, DIM))[1] is None
+
+
+def test_a_context_is_looked_at_by_all_lengths(rand):
+    """Fails if pooled tokens do not see the context, or its mask is ignored."""
+    stack = funnel(cross=regard.create("vanilla", dim=DIM, heads=HEADS))
+    x, context, real = rand(2, 9, DIM), rand(2, 4, DIM), torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    got = stack(x, context, context_mask=real)
+    torch.testing.assert_close(got[1:], stack(x[1:], context[1:, :2]))
+    torch.testing.assert_close(stack.encode(x, context, context_mask=real)[0][1:], stack.encode(x[1:], context[1:, :2])[0])
+
+
+def test_no_tokens_and_no_decoder(rand):
+    """Fails if an empty sequence or an empty decoder is an error."""
+    stack = funnel(decoder=0)
+    assert stack(rand(2, 0, DIM)).shape == (2, 0, DIM)
+    assert stack(rand(2, 5, DIM)).shape == (2, 5, DIM)
+
+
+def test_a_stack_may_stand_where_nothing_is_asked(rand):
+    """Fails if layers other than blocks are refused where they can stand, or taken where they cannot."""
+    inner = Plain([block(), block()])
+    assert Funnel([[inner], [block(), inner]], [inner]).double()(rand(1, 6, DIM)).isfinite().all()
+    assert Funnel([[inner], [inner]], ask_all=False).double()(rand(1, 6, DIM)).isfinite().all()
+    with pytest.raises(regard.Unsupported, match="Plain is no block"):
+        Funnel([[inner], [inner]])
+
+
+def test_bad_input(rand):
+    """Fails if nonsense is accepted."""
+    stack = funnel()
+    with pytest.raises(ValueError, match=r"two groups of layers or more, none empty, not \[1\]"):
+        Funnel([[block()]])
+    with pytest.raises(ValueError, match=r"none empty, not \[1, 0\]"):
+        Funnel([[block()], []])
+    with pytest.raises(ValueError, match="stride must be a whole number >= 1, not 0"):
+        funnel(stride=0)
+    with pytest.raises(regard.Unsupported, match="it was built causal; put it elsewhere"):
+        Funnel([[block()], [block(causal=True)]])
+    with pytest.raises(regard.Unsupported, match="a pooled query holds tokens that come later"):
+        stack.stream(rand(1, 4, DIM))
+    with pytest.raises(regard.Unsupported, match="Funnel takes no marks"):
+        stack(rand(1, 3, DIM), marks=torch.ones(1, 3, dtype=torch.bool))
+    with pytest.raises(regard.Unsupported, match="takes no context"):
+        stack.encode(rand(1, 3, DIM), rand(1, 3, DIM))

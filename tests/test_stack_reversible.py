@@ -1,0 +1,224 @@
+"""Reversible layers: the gradients of the plain computation, in memory that does not grow with depth."""
+
+import pytest
+import torch
+
+import naive
+import regard
+from regard.block import Given
+from regard.ffn import MLP
+from regard.registry import get
+from regard.stack import Reversible, halves
+from stacks import chunks, inside, same_gradients, twin
+
+MASK = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+
+
+def reversible(depth=2, *, name="vanilla", causal=False, cross=False, dropout=0.0, width=8):
+    torch.manual_seed(0)
+    parts = []
+    for _ in range(depth):
+        ask = {"cross": regard.create("vanilla", dim=width, heads=2)} if cross else {}
+        parts += halves(get(name).example(width, causal=causal), MLP(width), dropout=dropout, **ask)
+    return Reversible(parts).double().eval()
+
+
+def plainly(stack, x, given=Given()):
+    """The same with a graph of everything."""
+    a, b, _ = stack._plainly(x, given, None)
+    return (a + b) / 2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_against_loops(causal, rand):
+    """Fails if outputs or gradients differ from y₁ = x₁ + f(x₂), y₂ = x₂ + g(y₁) written out, with padding."""
+    stack, x, weight = reversible(3, causal=causal), rand(2, 5, 8).requires_grad_(), rand(2, 5, 8) * MASK[..., None]
+    p, rows = inside(stack), []
+    for one, real in zip(x, MASK, strict=True):
+        x1 = x2 = one
+        for i in range(0, 6, 2):
+            f, g = naive.under(p, f"halves.{i}"), naive.under(p, f"halves.{i + 1}")
+            y = naive.norm(naive.under(f, "norm"), x2)
+            x1 = x1 + naive.attention(naive.under(f, "mixer"), y, y, 2, causal=causal, mask=real)[0]
+            x2 = x2 + naive.mlp(naive.under(g, "ffn"), naive.norm(naive.under(g, "norm"), x1))
+        rows.append((x1 + x2) / 2)
+    wanted, found = torch.stack(rows), stack(x, mask=MASK)
+    torch.testing.assert_close(found[MASK], wanted[MASK])
+    same_gradients((found * weight).sum(), (wanted * weight).sum(), [x, *p.values()])
+
+
+@pytest.mark.parametrize("name", regard.list())
+def test_every_mixer_in_training(name, rand):
+    """Fails if running again does something else: other dropout, moved centroids, other features, a cost told twice."""
+    stack = reversible(name=name, causal=get(name).forms()[-1], dropout=0.2).train()
+    other, x, weight = twin(stack), rand(2, 20, 8), rand(2, 20, 8)
+    one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
+    torch.manual_seed(5)
+    with regard.noted() as notes:
+        ((stack(one) * weight).sum() + notes.cost()).backward()  # listening still, so that a second telling would be heard
+    torch.manual_seed(5)
+    with regard.noted() as plain:
+        ((plainly(other, two) * weight).sum() + plain.cost()).backward()
+    torch.testing.assert_close(one.grad, two.grad, atol=1e-10, rtol=1e-9)
+    for (label, p), q in zip(stack.named_parameters(), other.parameters(), strict=True):
+        none = torch.zeros_like(p)
+        mine, wanted = none if p.grad is None else p.grad, none if q.grad is None else q.grad
+        torch.testing.assert_close(mine, wanted, atol=1e-10, rtol=1e-9, msg=lambda text, label=label: f"{label}: {text}")
+    for p, q in zip(stack.buffers(), other.buffers(), strict=True):
+        assert torch.equal(p, q), "the backward pass moved a buffer"
+    assert [(note.name, note.is_cost) for note in notes.entries] == [(note.name, note.is_cost) for note in plain.entries]
+
+
+def test_a_decoder_has_gradients_for_its_context(rand):
+    """Fails if the context, which every layer sees, gets the gradient of some only, or its mask is ignored."""
+    stack, x, context = reversible(3, causal=True, cross=True), rand(2, 4, 8).requires_grad_(), rand(2, 5, 8).requires_grad_()
+    found = stack(x, context, context_mask=MASK)
+    wanted, weight = plainly(stack, x, Given(context=context, context_mask=MASK)), rand(2, 4, 8)
+    torch.testing.assert_close(found, wanted)
+    same_gradients((found * weight).sum(), (wanted * weight).sum(), [x, context, *stack.parameters()])
+
+
+def test_a_part_that_is_frozen_or_shared(rand):
+    """Fails if a shared parameter gets one gradient of two, or a frozen one gets any."""
+    stack, x, weight = reversible(3), rand(2, 5, 8), rand(2, 5, 8)
+    stack.halves[4].mixer = stack.halves[0].mixer
+    stack.halves[1].requires_grad_(False)
+    learning = [p for p in stack.parameters() if p.requires_grad]
+    same_gradients((stack(x) * weight).sum(), (plainly(stack, x) * weight).sum(), learning)
+    (stack(x) * weight).sum().backward()
+    assert all(p.grad is None for p in stack.halves[1].parameters())
+
+
+def kept(stack, x):
+    """Bytes that the graph keeps, beside parameters and inputs."""
+    own, found = {p.untyped_storage().data_ptr() for p in (x, *stack.parameters())}, {}
+
+    def pack(t):
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = stack(x)
+    before = sum(getattr(part, "nbytes", 0) for part in _rng(stack, y))
+    return sum(found.values()) + before
+
+
+def _rng(stack, y):
+    """What the call remembers beside saved tensors: the states of random number generators."""
+    node = y.grad_fn
+    while node is not None and "_Steps" not in type(node).__name__:
+        node = node.next_functions[0][0]
+    return [before.dice.cpu for before in node.record.before if before.dice is not None] if node is not None else []
+
+
+def test_memory_is_flat_in_depth(rand):
+    """Fails if a deeper stack keeps more, where a plain graph keeps several times as much."""
+    x = rand(1, 64, 8)
+    bytes_kept = {depth: kept(reversible(depth), x) for depth in (1, 4, 16)}
+    assert bytes_kept[1] == bytes_kept[4] == bytes_kept[16] == 2 * x.nbytes
+    stack = reversible(16)
+    stack.run = lambda x, given, state: (plainly(stack, x, given), None)
+    assert kept(stack, x) > 100 * bytes_kept[16]
+
+
+def test_dropout_costs_only_the_states_of_the_dice(rand):
+    """Fails if masks of dropout are kept, or nothing is remembered where something must be."""
+    x = rand(1, 64, 8)
+    state = torch.get_rng_state().nbytes
+    assert kept(reversible(4, dropout=0.1).train(), x) == 2 * x.nbytes + 8 * state
+
+
+def test_dice_go_on_as_if_nothing_was_run_again(rand):
+    """Fails if the backward pass draws from the global generator, or sets it back."""
+    stack, x = reversible(dropout=0.3).train(), rand(2, 5, 8)
+    y = stack(x)
+    before = torch.get_rng_state()
+    y.sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_nothing_is_computed_for_nobody(rand):
+    """Fails if costs are computed where nobody listens, or heard by who listens to the backward pass only."""
+    stack, x = reversible(name="adaptive_span").train(), rand(2, 5, 8)
+    y = stack(x)
+    with regard.noted() as late:
+        y.sum().backward()
+    assert not late.entries
+    with regard.noted() as notes:
+        y = stack(x)
+    assert notes.names() == ["span", "spans"] and len(notes.all("span")) == 2
+    stack.zero_grad()
+    notes.cost().backward()
+    assert all(half.mixer.inner.share.grad is not None for half in stack.halves[::2])
+
+
+@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+def test_chunks_give_the_whole(name, rand):
+    """Fails if the two streams of tokens are mixed up from chunk to chunk."""
+    stack, x = reversible(name=name, causal=True), rand(2, 13, 8)
+    torch.testing.assert_close(chunks(stack, x, (1, 7, 1, 4)), stack(x))
+
+
+def test_a_decoder_streams(rand):
+    """Fails if a chunk sees no context."""
+    stack, x, context = reversible(causal=True, cross=True), rand(2, 9, 8), rand(2, 5, 8)
+    found = chunks(stack, x, (4, 5), context=context, context_mask=MASK)
+    torch.testing.assert_close(found, stack(x, context, context_mask=MASK))
+
+
+def test_without_gradients_it_is_the_same(rand):
+    """Fails if evaluation computes something else, or keeps anything."""
+    stack, x = reversible(), rand(2, 5, 8)
+    with torch.no_grad():
+        plain = stack(x)
+    assert not plain.requires_grad
+    assert torch.equal(plain, stack(x))
+
+
+def test_padding_has_no_influence(rand):
+    """Fails if NaN in padding reaches a real token."""
+    stack, x = reversible(), rand(2, 5, 8)
+    poisoned = x.masked_fill(~MASK[..., None], torch.nan)
+    torch.testing.assert_close(stack(poisoned, mask=MASK)[MASK], stack(x, mask=MASK)[MASK])
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_autocast(within, rand):
+    """Fails if running again happens in another precision, or on weights that a cache holds without a graph."""
+    stack, x, weight = reversible().float(), rand(2, 5, 8).float(), rand(2, 5, 8).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = (stack(x).float() * weight).sum()
+        grads = torch.autograd.grad(found, list(stack.parameters())) if within else None
+    grads = torch.autograd.grad(found, list(stack.parameters())) if grads is None else grads
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        wanted = torch.autograd.grad((plainly(stack, x).float() * weight).sum(), list(stack.parameters()))
+    for g, w in zip(grads, wanted, strict=True):
+        assert (g - w).norm() <= 0.02 * w.norm()
+
+
+def test_a_changed_parameter_is_noticed(rand):
+    """Fails if the backward pass silently runs other weights than the forward pass did."""
+    stack, x = reversible(), rand(2, 5, 8)
+    y = stack(x)
+    with torch.no_grad():
+        stack.halves[0].mixer.q.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_what_does_not_fit_is_said(rand):
+    """Fails if what cannot be is accepted."""
+    with pytest.raises(ValueError, match="at least one layer"):
+        Reversible([])
+    with pytest.raises(ValueError, match="one width"):
+        Reversible(halves(get("vanilla").example(8), MLP(4)))
+    with pytest.raises(regard.Unsupported, match="cannot look at the context"):
+        halves(get("vanilla").example(8), cross=get("fnet").example(8))
+    with pytest.raises(regard.Unsupported, match="no layer of it looks"):
+        reversible()(rand(1, 3, 8), rand(1, 3, 8))
+    x = rand(1, 3, 8).requires_grad_()
+    first = torch.autograd.grad(reversible()(x).square().sum(), x, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()

@@ -1,0 +1,170 @@
+"""Transparent attention, and scores that are carried: stacks whose layers hear of more than the one before."""
+
+import pytest
+import torch
+
+import naive
+import regard
+from regard.block import Block
+from regard.ffn import MLP
+from regard.residual import PostNorm, PreNorm
+from regard.stack import ByLayer, Carry, Plain, Telling, Transparency
+from stacks import block, chunks, inside, same_gradients
+
+
+# ---------------------------------------------------------------------------------------------- transparent attention
+def seq2seq(*names):
+    """An encoder of three layers, a decoder of two, and what stands between them."""
+    encoder = Telling([block(seed=i) for i in range(3)]).double().eval()
+    decoder = ByLayer([block(names[i] if names else "vanilla", causal=True, cross=True, seed=5 + i) for i in range(2)])
+    between = Transparency(3, 2).double().eval()
+    between.logits.data = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return encoder, between, decoder.double().eval()
+
+
+def test_transparent_attention_against_loops(rand):
+    """Fails if a decoder layer looks at another mixture of the encoder's layers, or a gradient differs."""
+    encoder, between, decoder = seq2seq()
+    source, x, weight = rand(1, 5, 8).requires_grad_(), rand(1, 4, 8).requires_grad_(), rand(4, 8)
+    mask = torch.tensor([[True] * 4 + [False]])
+    found = decoder(x, between(encoder.every(source, mask=mask), mask), context_mask=mask)[0]
+    states = [source[0]]
+    for i in range(3):
+        states.append(naive.block(naive.under(inside(encoder), f"layers.{i}"), states[-1], 2, mask=mask[0]))
+    wanted = x[0]
+    for j in range(2):
+        shares = between.logits[:, j].exp() / between.logits[:, j].exp().sum()
+        context = sum(share * state for share, state in zip(shares, states, strict=True))
+        p = naive.under(inside(decoder), f"layers.{j}")
+        wanted = naive.block(p, wanted, 2, causal=True, context=context, context_mask=mask[0])
+    torch.testing.assert_close(found, wanted)
+    tensors = [source, x, *encoder.parameters(), *between.parameters(), *decoder.parameters()]
+    same_gradients((found * weight).sum(), (wanted * weight).sum(), tensors)
+
+
+def test_the_encoder_is_a_plain_stack(rand):
+    """Fails if what it gives last is not what a plain stack gives."""
+    encoder, x = seq2seq()[0], rand(2, 5, 8)
+    every = encoder.every(x)
+    assert every.shape == (4, 2, 5, 8) and torch.equal(every[0], x)
+    torch.testing.assert_close(every[-1], Plain(list(encoder.layers))(x))
+    torch.testing.assert_close(encoder(x), every[-1])
+
+
+def test_it_starts_as_the_mean(rand):
+    """Fails if at the start some layer of the encoder is preferred."""
+    outputs = rand(4, 2, 5, 8)
+    torch.testing.assert_close(Transparency(3, 2).double()(outputs), outputs.mean(0).expand(2, -1, -1, -1))
+
+
+def test_dropout_of_the_weights(rand):
+    """Fails if it drops in evaluation, or the shares do not sum up to one in training."""
+    torch.manual_seed(0)
+    between = Transparency(3, 50, dropout=0.5).double()
+    between.logits.data = torch.randn(4, 50).double()
+    ones, plain = torch.ones(4, 1, 1, 1).double(), between.eval()(rand(4, 1, 2, 8))
+    torch.testing.assert_close(between.train()(ones), torch.ones(50, 1, 1, 1).double())
+    assert not torch.allclose(between(rand(4, 1, 2, 8)), plain)
+
+
+@pytest.mark.parametrize("name", ["local", "linear", "retnet"])
+def test_the_decoder_streams(name, rand):
+    """Fails if a chunk is given other contexts than the whole."""
+    encoder, between, decoder = seq2seq(name, "vanilla")
+    contexts, x = between(encoder.every(rand(2, 6, 8))), rand(2, 9, 8)
+    torch.testing.assert_close(chunks(decoder, x, (1, 5, 3), context=contexts), decoder(x, contexts))
+
+
+def test_padding_of_the_source_has_no_influence(rand):
+    """Fails if NaN in the source's padding reaches the target."""
+    encoder, between, decoder = seq2seq()
+    source, x, mask = rand(1, 5, 8), rand(1, 4, 8), torch.tensor([[True] * 3 + [False] * 2])
+
+    def out(source):
+        return decoder(x, between(encoder.every(source, mask=mask), mask), context_mask=mask)
+
+    torch.testing.assert_close(out(source.masked_fill(~mask[..., None], torch.nan)), out(source))
+
+
+def test_contexts_that_do_not_fit_are_said(rand):
+    """Fails if one context is taken for many."""
+    encoder, between, decoder = seq2seq()
+    with pytest.raises(ValueError, match=r"context must be \(2 b m d\), one for each layer, not \(1, 3, 8\)"):
+        decoder(rand(1, 4, 8), rand(1, 3, 8))
+    with pytest.raises(ValueError, match="give it as context"):
+        decoder(rand(1, 4, 8))
+    with pytest.raises(ValueError, match=r"outputs must be \(4 b m d\)"):
+        between(rand(3, 1, 5, 8))
+    with pytest.raises(regard.Unsupported, match="nothing to give contexts to"):
+        ByLayer([block()])
+    with pytest.raises(regard.Unsupported, match="takes no context"):
+        encoder.every(rand(1, 4, 8), rand(1, 4, 8))
+
+
+# ---------------------------------------------------------------------------------------------- RealFormer
+def carry(depth=3, *, causal=False, cross=False, residual=PreNorm, ffn=MLP):
+    torch.manual_seed(0)
+    ask = {"cross": regard.create("vanilla", dim=8, heads=2)} if cross else {}
+    make = regard.create
+    blocks = [
+        Block(make("realformer", dim=8, heads=2, causal=causal), ffn and ffn(8), residual=residual, **ask) for _ in range(depth)
+    ]
+    return Carry(blocks).double().eval()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("residual", [PreNorm, PostNorm])
+def test_carried_scores_against_loops(causal, residual, rand):
+    """Fails if scores are not handed on, or not through all layers, with padding; or a gradient differs."""
+    stack, x, weight = carry(causal=causal, residual=residual), rand(2, 5, 8).requires_grad_(), rand(2, 5, 8)
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    p, rows, pre = inside(stack), [], residual is PreNorm
+    for one, real in zip(x, mask, strict=True):
+        scores = None
+        for i in range(3):
+            mine = naive.under(p, f"blocks.{i}")
+            around, then = naive.under(mine, "around_mixer.norm"), naive.under(mine, "around_ffn.norm")
+            y = naive.norm(around, one) if pre else one
+            y, scores = naive.attention(naive.under(mine, "mixer.heads"), y, y, 2, causal=causal, mask=real, before=scores)
+            one = one + y if pre else naive.norm(around, one + y)
+            fed = naive.mlp(naive.under(mine, "ffn"), naive.norm(then, one) if pre else one)
+            one = one + fed if pre else naive.norm(then, one + fed)
+        rows.append(one)
+    wanted, found = torch.stack(rows), stack(x, mask=mask)
+    torch.testing.assert_close(found[mask], wanted[mask])
+    weight = weight * mask[..., None]
+    same_gradients((found * weight).sum(), (wanted * weight).sum(), [x, *p.values()])
+    assert not torch.allclose(found[0], Plain(list(stack.blocks))(x, mask=mask)[0])
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_carried_scores_stream(cross, rand):
+    """Fails if the scores of a chunk do not fit the cache of the next layer."""
+    stack, x = carry(causal=True, cross=cross), rand(2, 80, 8)
+    given = {"context": rand(2, 4, 8)} if cross else {}
+    torch.testing.assert_close(chunks(stack, x, (1, 7, 1, 71), **given), stack(x, **given))
+
+
+def test_carried_padding_has_no_influence(rand):
+    """Fails if NaN in padding goes up with the scores."""
+    stack, x, mask = carry(), rand(2, 5, 8), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    poisoned = x.masked_fill(~mask[..., None], torch.nan)
+    torch.testing.assert_close(stack(poisoned, mask=mask)[mask], stack(x, mask=mask)[mask])
+    torch.testing.assert_close(stack(x, mask=mask)[1:, :3], stack(x[1:, :3]))
+
+
+def test_one_layer_and_no_ffn(rand):
+    """Fails if the first layer is not plain attention, or a block without a feed-forward layer is not taken."""
+    stack, x = carry(1, ffn=None), rand(2, 5, 8)
+    torch.testing.assert_close(stack(x), Plain(list(stack.blocks))(x))
+
+
+def test_what_cannot_carry_is_said():
+    """Fails if a mixer without scores is accepted, or heads do not fit."""
+    with pytest.raises(regard.Unsupported, match="LinearAttention hands on no scores"):
+        Carry([block("linear")])
+    two, four = (Block(regard.create("realformer", dim=8, heads=h)) for h in (2, 4))
+    with pytest.raises(ValueError, match="as many heads"):
+        Carry([two, four])
+    with pytest.raises(regard.Unsupported, match="marked tokens"):
+        Carry([two])(torch.zeros(1, 3, 8), marks=torch.ones(1, 3, dtype=torch.bool))

@@ -1,0 +1,219 @@
+"""Universal Transformers: every step, every token, by hand."""
+
+import math
+
+import pytest
+import torch
+
+import naive
+import regard
+from regard.stack import Halting, Plain, Universal
+from stacks import block, chunks, inside, same_gradients
+
+MASK = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+
+
+def universal(steps=4, *, name="vanilla", halting=True, signal=True, spread=8.0, bias=-1.0, epsilon=0.01, **more):
+    """One in which tokens halt at different steps: the question is asked loudly."""
+    layer = block(name, **more)
+    torch.manual_seed(1)
+    asks = Halting(8, weight=0.1, bias=bias, epsilon=epsilon) if halting else None
+    stack = Universal(layer, steps, halting=asks, signal=signal).double().eval()
+    if asks is not None:
+        asks.ask.weight.data *= spread
+        asks.ask.weight.data[:, 1::2] = 0  # the cosines of the signal would drown what tokens have to say
+    return stack
+
+
+def signal(i, t, d=8):
+    """Dehghani et al. 2018, equations 6 and 7."""
+    row = torch.zeros(d, dtype=torch.float64)
+    for c in range(d):
+        turn, rate = (math.cos if c % 2 else math.sin), 10000 ** ((c - c % 2) / d)
+        row[c] = turn(i / rate) + turn(t / rate)
+    return row
+
+
+def by_hand(p, x, steps, *, causal, real, epsilon=0.01, **more):
+    """One example (n d), token by token: outputs, N, R, and whether the last step cut it off."""
+    n = len(x)
+    h, out = x * real[:, None], [torch.zeros(8, dtype=x.dtype) for _ in range(n)]
+    total, count, rest, cut = [torch.zeros((), dtype=x.dtype)] * n, [0] * n, [torch.zeros((), dtype=x.dtype)] * n, [False] * n
+    halted = [not r for r in real]
+    for t in range(1, steps + 1):
+        if all(halted):
+            break
+        s = h + torch.stack([signal(i, t) for i in range(n)])
+        new = naive.block(naive.under(p, "layer"), s, 2, causal=causal, mask=real, **more)
+        rows = []
+        for i in range(n):
+            if halted[i]:
+                rows.append(h[i])
+                continue
+            chance = torch.sigmoid(naive.linear(p, "halting.ask", s[i])[0])
+            count[i] += 1
+            enough = (total[i] + chance).item() >= 1 - epsilon
+            if enough or t == steps:
+                rest[i], halted[i], cut[i] = 1 - total[i], True, not enough
+                out[i] = out[i] + rest[i] * new[i]
+            else:
+                total[i] = total[i] + chance
+                out[i] = out[i] + chance * new[i]
+            rows.append(new[i])
+        h = torch.stack(rows)
+    return torch.stack(out), count, torch.stack(rest), cut
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 6])
+def test_against_loops(causal, steps, rand):
+    """Fails if outputs, steps, remainders, the cost or any gradient differ from ACT written out, with padding."""
+    stack, x, weight = universal(steps, causal=causal, bias=-3.0), rand(2, 5, 8).requires_grad_(), rand(2, 5, 8)
+    with regard.noted() as notes:
+        found = stack(x, mask=MASK)
+    p = inside(stack)
+    examples = [by_hand(p, one, steps, causal=causal, real=real) for one, real in zip(x, MASK, strict=True)]
+    outs, counts, rests, cuts = zip(*examples, strict=True)
+    expected = torch.stack(outs)
+    torch.testing.assert_close(found, expected)
+    assert notes.all("steps")[0].tolist() == list(map(list, counts))
+    if steps == 6:
+        taken = {n for row in counts for n in row if n}
+        assert max(taken) - min(taken) > 1, "else nobody sees the kept state of another, and little is tested"
+    cost = 0.1 * (sum(map(sum, counts)) + torch.stack(rests).sum()) / 8
+    torch.testing.assert_close(notes.cost(), cost)
+    torch.testing.assert_close(notes.all("unhalted")[0].item(), sum(map(sum, cuts)) / 8)
+    same_gradients((found * weight).sum() + notes.cost(), (expected * weight).sum() + cost, [x, *p.values()])
+
+
+def test_a_decoder_against_loops(rand):
+    """Fails if the context is seen otherwise at some step, or has other gradients."""
+    stack, x, context, weight = universal(5, causal=True, cross=True), rand(1, 5, 8), rand(1, 4, 8).requires_grad_(), rand(5, 8)
+    seen = torch.tensor([[True, True, True, False]])
+    found = stack(x, context, context_mask=seen)[0]
+    real = torch.ones(5, dtype=torch.bool)
+    expected = by_hand(inside(stack), x[0], 5, causal=True, real=real, context=context[0], context_mask=seen[0])[0]
+    torch.testing.assert_close(found, expected)
+    same_gradients((found * weight).sum(), (expected * weight).sum(), [context, *stack.parameters()])
+
+
+def test_only_the_remainder_has_a_gradient(rand):
+    """Fails if the count N leaks a gradient: for the cost alone it must be that of −Σ p before the last step."""
+    stack, x = universal(4), rand(1, 5, 8)
+    with regard.noted() as notes:
+        stack(x)
+    rests = by_hand(inside(stack), x[0], 4, causal=False, real=torch.ones(5, dtype=torch.bool))[2]
+    same_gradients(notes.cost(), 0.1 * rests.mean(), list(stack.parameters()))
+
+
+@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+def test_chunks_give_the_whole(name, rand):
+    """Fails if a chunk that needs fewer steps leaves out what a later one must see."""
+    stack, x = universal(5, name=name, causal=True), rand(2, 20, 8)
+    with regard.noted() as notes:
+        whole = stack(x)
+    steps = notes.all("steps")[0]
+    assert steps.max() - steps.min() > 1
+    with regard.noted() as notes:
+        torch.testing.assert_close(chunks(stack, x, (1, 7, 1, 11)), whole)
+    assert torch.equal(torch.cat(notes.all("steps"), 1), steps)
+
+
+@pytest.mark.parametrize("more", [{"halting": False}, {"signal": False}, {"halting": False, "signal": False}, {"cross": True}])
+def test_other_forms_stream_too(more, rand):
+    """Fails if the signal does not go on where the stream stands, or the context is seen at some steps only."""
+    stack, x = universal(3, causal=True, **more), rand(2, 9, 8)
+    given = {"context": rand(2, 3, 8)} if "cross" in more else {}
+    whole = stack(x, **given)
+    torch.testing.assert_close(chunks(stack, x, (2, 1, 6), **given), whole)
+
+
+def test_a_stream_runs_a_step_only_where_a_token_needs_it(rand):
+    """Fails if waiting tokens are read before anybody comes so deep, or never."""
+    stack, x = universal(4, name="linear", causal=True, signal=False, spread=0.0), rand(1, 6, 8)
+    stack.halting.ask.bias.data.fill_(20.0)
+    _, state = stack.stream(x[:, :5])
+    waits = [0 if late.waiting is None else late.waiting.shape[1] for late in state.steps]
+    assert waits == [0, 5, 5, 5]
+    stack.halting.ask.bias.data.fill_(0.2)  # p = 0.55: two steps
+    _, state = stack.stream(x[:, 5:], state)
+    assert [0 if late.waiting is None else late.waiting.shape[1] for late in state.steps] == [0, 0, 6, 6]
+
+
+def test_halting_stops_computing(rand):
+    """Fails if steps run after the last token has halted."""
+    stack, x, calls = universal(6, spread=0.0), rand(2, 5, 8), []
+    stack.layer.mixer.register_forward_hook(lambda *_: calls.append(1))
+    for bias, steps in ((20.0, 1), (0.0, 2), (-20.0, 6)):
+        calls.clear()
+        stack.halting.ask.bias.data.fill_(bias)
+        with regard.noted() as notes:
+            stack(x)
+        assert len(calls) == steps
+        assert notes.all("unhalted")[0].item() == (1 if bias == -20 else 0), "what never halts must be told"
+
+
+def test_padding_never_ponders(rand):
+    """Fails if padding, even NaN, has influence, takes steps, or makes the cost change."""
+    stack, x = universal(4), rand(2, 5, 8)
+    poisoned = x.masked_fill(~MASK[..., None], torch.nan)
+    with regard.noted() as clean:
+        want = stack(x, mask=MASK)
+    with regard.noted() as notes:
+        found = stack(poisoned, mask=MASK)
+    torch.testing.assert_close(found, want)
+    assert not found[~MASK].any() and not notes.all("steps")[0][~MASK].any()
+    assert torch.equal(notes.cost(), clean.cost())
+    with regard.noted() as cut:
+        torch.testing.assert_close(stack(x[1:, :3]), want[1:, :3])
+    torch.testing.assert_close(cut.all("steps")[0], notes.all("steps")[0][1:, :3])
+    stack(poisoned, mask=MASK).sum().backward()
+    assert all(p.grad.isfinite().all() for p in stack.parameters())
+
+
+def test_nothing_but_padding(rand):
+    """Fails if no tokens at all make the cost NaN."""
+    stack, x = universal(3), rand(2, 4, 8)
+    with regard.noted() as notes:
+        assert not stack(x, mask=torch.zeros(2, 4, dtype=torch.bool)).any()
+    assert notes.cost() == 0
+
+
+def test_without_halting_it_is_the_layer_again_and_again(rand):
+    """Fails if fixed steps are anything else than layer(h + P_t)."""
+    stack, x = universal(3, halting=False), rand(2, 5, 8)
+    h = x
+    for t in (1, 2, 3):
+        h = stack.layer(h + torch.stack([signal(i, t) for i in range(5)]))
+    torch.testing.assert_close(stack(x), h)
+
+
+def test_a_step_may_be_several_layers(rand):
+    """Fails if a stack cannot be the layer."""
+    torch.manual_seed(0)
+    inner = Plain([block(causal=True), block("linear", causal=True)])
+    stack, x = Universal(inner, 3, halting=Halting(8)).double().eval(), rand(2, 9, 8)
+    torch.testing.assert_close(chunks(stack, x, (4, 5)), stack(x))
+
+
+def test_bfloat16(rand):
+    """Fails if probabilities are summed in eight bits."""
+    stack, x = universal(4, spread=0.5, bias=0.3), rand(2, 5, 8)
+    want = stack(x)
+    found = stack.bfloat16()(x.bfloat16())
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - want).abs().mean() / want.abs().mean() < 0.05
+
+
+def test_what_does_not_fit_is_said():
+    """Fails if what makes no sense is accepted."""
+    with pytest.raises(ValueError, match="steps must be a whole number >= 1"):
+        universal(0)
+    with pytest.raises(ValueError, match="epsilon must be a number between 0 and 1"):
+        Halting(8, epsilon=1.0)
+    with pytest.raises(ValueError, match="weight must be a finite number above 0"):
+        Halting(8, weight=0.0)
+    with pytest.raises(ValueError, match="halting is 4 wide, and the layer 8"):
+        Universal(block(), 2, halting=Halting(4))
+    with pytest.raises(regard.Unsupported, match="not built causal"):
+        universal(2).stream(torch.zeros(1, 2, 8).double())
