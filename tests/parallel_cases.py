@@ -19,7 +19,7 @@ from regard.block import Block
 from regard.ffn import MLP, Bank, Experts, Router
 from regard.models import IGNORE, Part, choice_loss
 from regard.residual import PreNorm, ReZero
-from regard.stack import Plain
+from regard.stack import Plain, Reversible, Shared, halves
 from regard.tasks.base import Example, Task
 from regard.train import Diverged, Interrupted, Settings, Trainer, joined
 from regard.train.run import Spec, execute
@@ -30,6 +30,11 @@ CASES = {
     "parts": {"accumulate": 3, "clip": None},
     "fsdp": {"parallel": "fsdp", "clip": 0.5, "ema": 0.9},
     "fsdp-parts": {"parallel": "fsdp", "accumulate": 2},
+}
+STACKS = {
+    "reversible": lambda blocks: Reversible([half for block in blocks for half in halves(block.mixer, block.ffn)]),
+    "shared": lambda blocks: Shared(blocks, 3),
+    "twice": lambda blocks: Plain([blocks[1], *blocks]),
 }
 EXPERTS = {
     "experts-ddp": {"ema": 0.9, "clip": 0.5, "schedule": "constant"},
@@ -68,7 +73,7 @@ class Ragged(Task):
 class Small(nn.Module):
     """Two blocks with tied ends, a weight that is one number, one that only a cost knows of, and one that nobody asks."""
 
-    def __init__(self, dim=8, dropout=0.0, experts=False):
+    def __init__(self, dim=8, dropout=0.0, experts=False, stack=Plain):
         super().__init__()
         torch.manual_seed(3)
         self.embed = nn.Embedding(7, dim)
@@ -78,7 +83,7 @@ class Small(nn.Module):
         with torch.no_grad():
             for name, p in blocks[0].named_parameters():
                 p.fill_(0.5) if name.endswith("scale") else None
-        self.layers = Plain(blocks)
+        self.layers = stack(blocks)
         self.hidden = nn.Parameter(torch.zeros(3))
         self.idle = nn.Parameter(torch.ones(4, 2))
         self.register_buffer("flags", torch.tensor([True, False]))
@@ -152,6 +157,9 @@ def main():
             model.layers.layers[1].ffn.spread()
             keep(folder, name, outcome(trainer(folder / name, model=model, **given | {"steps": 3})), rank)
         for kind in ("ddp", "fsdp"):
+            for name, stack in STACKS.items():
+                run = trainer(model=Small(stack=stack).double(), parallel=kind, steps=3, accumulate=2)
+                keep(folder, f"{name}-{kind}", outcome(run), rank)
             more = {"ema": 0.9, "schedule": "constant", "parallel": kind}
             keep(folder, f"from-one-{kind}", outcome(trainer(folder / f"one-{kind}", **more)), rank)
             outcome(trainer(folder / f"two-{kind}", **more | {"steps": 3}))

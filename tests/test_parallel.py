@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import regard
-from parallel_cases import CASES, EXPERTS, PLAN, WORDS, Ragged, Small, outcome, trainer
+from parallel_cases import CASES, EXPERTS, PLAN, STACKS, WORDS, Ragged, Small, outcome, trainer
 from regard.block import Block
 from regard.ffn import MLP
 from regard.models import load
@@ -71,6 +71,14 @@ def test_two_processes_are_one(two, case):
     assert (want["weights"]["hidden"] != 0).all() and (want["weights"]["idle"] == 1).all()
     before = Small().double().state_dict()
     assert not torch.equal(want["weights"]["layers.layers.0.around_mixer.scale"], before["layers.layers.0.around_mixer.scale"])
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", STACKS)
+def test_layers_that_run_again_or_twice_train_as_in_one_process(two, name, kind):
+    """Fails if the weights are not there when a layer is run again on the way back, or if its gradients come together early."""
+    want = outcome(trainer(model=Small(stack=STACKS[name]).double(), steps=3, accumulate=2))
+    same(left(two, f"{name}-{kind}"), want)
 
 
 @pytest.mark.parametrize("case", EXPERTS)

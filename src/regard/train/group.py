@@ -20,6 +20,11 @@ PATIENCE = 600.0  # seconds to wait for another process
 SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "timed out")  # of an error that a lost process causes
 
 
+def leading() -> bool:
+    """Whether this process is the one that shows and writes; also before `joined`."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 class Lost(RuntimeError):
     """Another process of the run ended or does not answer."""
 

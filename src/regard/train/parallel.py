@@ -26,6 +26,7 @@ from regard.block import Layer
 from regard.errors import Unsupported
 from regard.ffn.bank import SpreadBank
 from regard.models.save import own_tensors
+from regard.stack import Plain
 from regard.train.group import Group
 
 
@@ -146,7 +147,8 @@ class Replicated(Placement):
 class Sharded(Placement):
     """Every process has a share of each weight, and all of it only while a layer runs (`fully_shard`, FSDP2).
 
-    Layers that share weights with others are gathered with the rest of the model.  Weights that are one number are copied.
+    Layers of other stacks than plain ones, and those that share weights, are gathered with the rest of the model.  Weights that
+    are one number are copied.
     """
 
     foreach = False  # it would mix shares and copies
@@ -185,13 +187,23 @@ def placed(model: nn.Module, kind: str, group: Group) -> Placement:
 
 
 def separate(model: nn.Module) -> list[Layer]:
-    """The innermost layers whose parameters are theirs alone."""
-    every = [m for m in model.modules() if isinstance(m, Layer) and m is not model]
-    layers = [layer for layer in every if not any(isinstance(m, Layer) for m in layer.modules() if m is not layer)]
+    """The layers that can be gathered one by one: those of plain stacks, with parameters that are theirs alone.
+
+    Other stacks may go around `run`, or run a layer again while they go back.
+    """
+    stacks = [m for m in model.modules() if isinstance(m, Layer) and made_of_layers(m)]
+    hidden = {id(m) for stack in stacks if not isinstance(stack, Plain) for m in stack.modules()}
+    plain = [stack for stack in stacks if isinstance(stack, Plain) and id(stack) not in hidden]
+    layers = list(dict.fromkeys(layer for stack in plain for layer in stack.layers if not made_of_layers(layer)))
     inside = {id(m) for layer in layers for m in layer.modules()}
     held = Counter(id(p) for layer in layers for p in layer.parameters())
     held.update(id(p) for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False))
     return [layer for layer in layers if all(held[id(p)] == 1 for p in layer.parameters())]
+
+
+def made_of_layers(module: nn.Module) -> bool:
+    """Whether there are layers inside."""
+    return any(isinstance(m, Layer) for m in module.modules() if m is not module)
 
 
 def spread_parameters(model: nn.Module, group: Group) -> set[int]:
