@@ -24,7 +24,7 @@ from regard.tasks.base import Example, Task
 from regard.train import Diverged, Interrupted, Settings, Trainer, joined
 from regard.train.run import Spec, execute
 
-PLAN = {"steps": 6, "batch": 8, "evaluate": 3, "examples": 13, "save": 3, "warmup": 2, "rate": 1e-2}
+PLAN = {"steps": 6, "batch": 8, "evaluate": 3, "examples": 9, "save": 3, "warmup": 2, "rate": 1e-2}
 CASES = {
     "ddp": {"clip": 0.5, "ema": 0.9},
     "parts": {"accumulate": 3, "clip": None},
