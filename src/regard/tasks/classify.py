@@ -43,16 +43,16 @@ class Texts(NamedTuple):
 class Classify(Task):
     """A label for each text.
 
-    data      CSV, JSON lines, a JSON array or Parquet, a folder of them, or hf:name.  None: sentences of `regard.tasks.grammar`,
-              to be told from those whose last verb does not agree
+    data      CSV, JSON lines, a JSON array or Parquet, a folder of them, or hf:name.  None: sentences of
+              `regard.tasks.grammar`, to be told from those whose last verb does not agree
     text      the column of the text, and `label` of the label
     length    the most tokens of a text; what comes after is not read
     level     tokens are "byte", "char" or "bpe", learned from the training split
     missing   rows without a text or a label: "refuse" or "drop"
 
-    Splits are files named train, valid and test.  Those that are missing are drawn from the training rows, 10 % each, by a hash
-    of the seed and of the row's number: a row stays in its split when rows are appended.  Classes are the labels of the training
-    split, the most frequent first; a label that it lacks is an error in the others, since no model could ever say it.
+    Splits are files named train, valid and test.  Those that are missing are drawn from the training rows, 10 % each, by a
+    hash of the seed and of the row's number: a row stays in its split when rows are appended.  Classes are the labels of the
+    training split, the most frequent first; a label that it lacks is an error in the others: no model could ever say it.
     """
 
     output = "sequence"
@@ -103,9 +103,8 @@ class Source:
         lacking: list[str] = []
         count = 0
         for number, (place, row) in enumerate(self.rows.get(split) or self.rows.get("train") or self.rows["all"]):
-            if split not in self.rows or self.drawn:
-                if self.split_of(number, split) != split:
-                    continue
+            if self.split_of(number, split) != split:
+                continue
             text, label = column(row, self.text, place), column(row, self.label, place)
             if is_missing(text) or is_missing(label):
                 count += 1
@@ -114,9 +113,8 @@ class Source:
                 yield Labelled(place, worded(text, self.text, place), worded(label, self.label, place))
         if count and not self.drop:
             more = f" and {count - FEW} more" if count > FEW else ""
-            raise ValueError(
-                f"rows without {self.text!r} or {self.label!r}: {', '.join(lacking)}{more}; fill them in, or give missing='drop'"
-            )
+            where = f"{', '.join(lacking)}{more}"
+            raise ValueError(f"no {self.text!r} or no {self.label!r} in {where}: fill it in, or give missing='drop'")
 
     def split_of(self, number: int, asked: str) -> str:
         """Where a row belongs; a split with a file of its own has all rows of it."""

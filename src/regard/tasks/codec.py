@@ -6,7 +6,7 @@ In all of them 0 fills up and stands for nothing, and 1 stands for an empty text
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,8 +123,8 @@ class Characters(Codec):
 
 
 class Pairs(Codec):
-    """Byte pairs that were merged where they are frequent (Sennrich et al. 2016, arXiv 1508.07909; on bytes as in GPT-2), by the
-    package `tokenizers`.  Its numbers are moved up by two."""
+    """Byte pairs that were merged where they are frequent (Sennrich et al. 2016, arXiv 1508.07909; on bytes as in GPT-2), by
+    the package `tokenizers`.  Its numbers are moved up by two."""
 
     level = "bpe"
 
@@ -193,8 +193,8 @@ def learned(level: str, texts: Iterable[str], vocab: int | None = None) -> Codec
 
 def restored(facts: dict[str, Any]) -> Codec:
     """The codec that gave these facts."""
-    makers = {
-        Bytes.level: lambda: Bytes(),
+    makers: dict[str, Callable[[], Codec]] = {
+        Bytes.level: Bytes,
         Characters.level: lambda: Characters(facts["characters"]),
         Pairs.level: lambda: Pairs(_tokenizers().Tokenizer.from_str(facts["tokenizer"])),
     }

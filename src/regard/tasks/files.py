@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from regard.errors import nearest
 
 CHUNK = 1 << 20  # bytes that are read at a time
 SMALL = 1 << 26  # bytes up to which numbers are held in memory; more stay in a file
-PACKED = {".xz": lzma.open, ".gz": gzip.open}
+PACKED: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
 NAMES = {
     "train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
     "test": "test", "testing": "test",
@@ -69,7 +69,7 @@ def by_split(folder: Path, kinds: Iterable[str]) -> dict[str, list[Path]]:
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """The bytes of a file, unpacked; one that was cut off is said to be so."""
     try:
-        with cast(IO[bytes], PACKED.get(path.suffix.lower(), open)(path, "rb")) as file:
+        with PACKED.get(path.suffix.lower(), open)(path, "rb") as file:
             yield file
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is no whole {path.suffix} file: {error}") from None

@@ -10,7 +10,8 @@ import io
 import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -87,10 +88,8 @@ def dialect_of(sample: str) -> type[csv.Dialect]:
     The guess of the csv module is one candidate: it is right about odd quotes, and often wrong about texts with quotes.
     """
     candidates = [plain(delimiter) for delimiter in ",;\t|"]
-    try:
+    with suppress(csv.Error):
         candidates.append(csv.Sniffer().sniff(sample, delimiters=",;\t|"))
-    except csv.Error:
-        pass
     return max(candidates, key=lambda dialect: fit(sample, dialect))
 
 
@@ -189,7 +188,7 @@ class Parquet(Rows):
             raise ValueError(f"{self.path} is no whole Parquet file: {error}") from None
 
 
-READERS: dict[str, Any] = {
+READERS: dict[str, Callable[[Path, str], Rows]] = {
     ".csv": Csv, ".tsv": Csv, ".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonArray, ".parquet": Parquet,
 }  # fmt: skip
 
@@ -240,7 +239,7 @@ def reader(path: Path, encoding: str) -> Rows:
         raise ValueError(f"{path} ends in {kind(path)!r}: rows are read from {', '.join(READERS)}, each also as .xz or .gz")
     if kind(path) == ".parquet" and path.suffix.lower() != ".parquet":
         raise ValueError(f"{path}: a Parquet file is packed inside, and is not read from {path.suffix}")
-    return READERS[kind(path)](path, encoding)  # type: ignore[no-any-return]
+    return READERS[kind(path)](path, encoding)
 
 
 def hugging_face(name: str) -> dict[str, Rows]:
