@@ -145,7 +145,7 @@ def compare(folders: Annotated[list[Path], typer.Argument(help="Two runs or more
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} -> {"a.b": 1}."""
-    if not isinstance(value, dict) or not value:
+    if not isinstance(value, dict):
         return {name: value}
     return {key: leaf for word, inner in value.items() for key, leaf in flat(inner, f"{name}.{word}".strip(".")).items()}
 

@@ -112,6 +112,8 @@ def _run(spec: Spec, folder: Path, *, quiet: bool) -> dict[str, Any]:
             return execute(spec, folder, watch)
     except Interrupted as stop:
         fail(f"{str(stop).split(': run the same')[0]}; go on with: {go_on}", INTERRUPTED)
+    except KeyboardInterrupt:  # the second time, or before the first step
+        fail(f"stopped at once; go on with: {go_on}", INTERRUPTED)
     except Diverged as error:
         fail(f"{error}; try a smaller --rate")
     except OSError as error:
@@ -189,4 +191,5 @@ def eval_command(
         print_json({"folder": str(folder), "task": run.spec.task.name, "mixer": run.spec.mixer.name, **found})
         return
     numbers = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if isinstance(value, float))
-    typer.echo(f"{numbers} over {found['examples']:,} examples of {split}")
+    unit = f" (for each {found['unit']})" if "unit" in found else ""
+    typer.echo(f"{numbers}{unit} over {found['examples']:,} examples of {split}")

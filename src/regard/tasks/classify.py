@@ -64,6 +64,8 @@ class Classify(Task):
         check_choice("missing", missing, ("refuse", "drop"))
         check_whole(0, seed=seed)
         check_whole(1, length=length)
+        if data is None and (text, label, missing, encoding) != ("text", "label", "refuse", "utf-8"):
+            raise ValueError("text, label, missing and encoding tell how to read data: give data too")
         rows = dict(built_in(seed)) if data is None else rows_of(data, encoding)
         self.source = Source(rows, text, label, drop=missing == "drop", seed=seed)
         codec = learned(level, (row.text for row in self.source.walk("train")))

@@ -97,7 +97,7 @@ def decoded(pieces: Iterable[bytes], where: str, encoding: str = "utf-8") -> Ite
     """Bytes as text, a chunk at a time, whole characters each."""
     check_encoding(encoding)
     decoder = codecs.getincrementaldecoder("utf-8" if is_utf8(encoding) else encoding)()
-    start, line = 0, 1
+    start, line, begun = 0, 1, False
     for piece in _ending(pieces):
         pending = len(decoder.getstate()[0])
         try:
@@ -106,8 +106,8 @@ def decoded(pieces: Iterable[bytes], where: str, encoding: str = "utf-8") -> Ite
             at = start - pending + error.start
             before = error.object[: error.start].count(b"\n")
             raise ValueError(_wrong(where, encoding, error.object[error.start], at, line + before, at == 0)) from None
-        yield text.removeprefix("\ufeff") if start == 0 else text  # a mark of the byte order is no text
-        start, line = start + len(piece), line + text.count("\n")
+        yield text if begun else text.removeprefix("\ufeff")  # a mark of the byte order is no text
+        start, line, begun = start + len(piece), line + text.count("\n"), begun or bool(text)
 
 
 def _ending(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -141,6 +141,7 @@ def check_encoding(encoding: str) -> None:
 
 def is_utf8(encoding: str) -> bool:
     """Whatever it is called."""
+    check_encoding(encoding)
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
 
 

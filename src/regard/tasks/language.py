@@ -47,8 +47,8 @@ class Language(Task):
         text: str | None = None, encoding: str = "utf-8", seed: int = 0,
     ) -> None:  # fmt: skip
         check_whole(0, seed=seed)
-        if data is None and text is not None:
-            raise ValueError("text names a column of data: give data too")
+        if data is None and (text is not None or encoding != "utf-8"):
+            raise ValueError("text and encoding tell how to read data: give data too")
         raw = level == Bytes.level and is_utf8(encoding)
         found = built_in(seed) if data is None else corpus(data, text=text, encoding=encoding, raw=raw)
         where = {split: f"{data or 'the sample'} ({split})" for split in SPLITS}

@@ -21,6 +21,7 @@ from regard.tasks.files import by_split, existing, kind, text_of
 LONGEST = 1 << 26  # characters of a line, or of a field: what is longer is no row
 ARRAY = 1 << 30  # characters of a JSON array, which is read at once
 SAMPLE = 1 << 16  # characters that a CSV file is judged by
+GUESS = 1 << 12  # and that the csv module guesses by, which takes their square
 HUGGING_FACE = "hf:"
 
 Row = dict[str, Any]
@@ -89,7 +90,7 @@ def dialect_of(sample: str) -> type[csv.Dialect]:
     """
     candidates = [plain(delimiter) for delimiter in ",;\t|"]
     with suppress(csv.Error):
-        candidates.append(csv.Sniffer().sniff(sample, delimiters=",;\t|"))
+        candidates.append(csv.Sniffer().sniff(sample[:GUESS], delimiters=",;\t|"))
     return max(candidates, key=lambda dialect: fit(sample, dialect))
 
 

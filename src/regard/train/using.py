@@ -81,7 +81,8 @@ def evaluate(model: Model, made: Task, split: str, *, examples: int | None = Non
     for first in range(0, most, batch):
         given = made.batch(split, range(first, min(first + batch, most)))
         tally.add(model(given.tokens, mask=given.mask), given.target)
-    return {"split": split, "examples": most, **tally.found()}
+    unit = {} if made.metric != "bits" or made.reading is None else {"unit": made.reading.codec.unit}
+    return {"split": split, "examples": most, **tally.found(), **unit}
 
 
 # ---------------------------------------------------------------------------------------------- asked for labels
