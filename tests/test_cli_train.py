@@ -118,6 +118,16 @@ def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(tmp_path, monkeypatch, twice
     assert (rest["test"], rest["loss"]) == (whole["test"], whole["loss"])
 
 
+def test_ctrl_c_before_the_first_step(tmp_path, monkeypatch):
+    """Fails if a folder is named to go on with where there is nothing."""
+
+    def stopping(spec):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.train.run.task_of", stopping)
+    assert "nothing to keep yet" in refused("train", *LM, "--out", tmp_path / "x", "--json", code=130)
+
+
 def test_a_disk_that_fills(tmp_path, monkeypatch):
     """Fails if a full disk costs the last checkpoint, or is not told with how to go on."""
     usual = checkpoint.write_json

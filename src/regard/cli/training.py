@@ -113,7 +113,8 @@ def _run(spec: Spec, folder: Path, *, quiet: bool) -> dict[str, Any]:
     except Interrupted as stop:
         fail(f"{str(stop).split(': run the same')[0]}; go on with: {go_on}", INTERRUPTED)
     except KeyboardInterrupt:  # the second time, or before the first step
-        fail(f"stopped at once; go on with: {go_on}", INTERRUPTED)
+        begun = newest(folder / RUNNING) is not None
+        fail(f"stopped at once; go on with: {go_on}" if begun else "stopped: there was nothing to keep yet", INTERRUPTED)
     except Diverged as error:
         fail(f"{error}; try a smaller --rate")
     except OSError as error:
@@ -190,6 +191,6 @@ def eval_command(
     if json:
         print_json({"folder": str(folder), "task": run.spec.task.name, "mixer": run.spec.mixer.name, **found})
         return
-    numbers = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if isinstance(value, float))
-    unit = f" (for each {found['unit']})" if "unit" in found else ""
-    typer.echo(f"{numbers}{unit} over {found['examples']:,} examples of {split}")
+    unit = {"bits": f" for each {found['unit']}"} if "unit" in found else {}
+    numbers = ", ".join(f"{k} {value:.4f}{unit.get(k, '')}" for k, value in found.items() if isinstance(value, float))
+    typer.echo(f"{numbers} over {found['examples']:,} examples of {split}")
