@@ -7,13 +7,17 @@ from typing import Any
 
 from regard.errors import nearest
 from regard.tasks.base import IGNORE, Batch, Example, Task
+from regard.tasks.classify import Classify
+from regard.tasks.codec import Reading, reading_of
+from regard.tasks.language import Language
 from regard.tasks.probes import Copy, Dyck, Parity, Recall, SelectiveCopy
 
 TASKS: dict[str, type[Task]] = {
     "copy": Copy, "selective_copy": SelectiveCopy, "recall": Recall, "parity": Parity, "dyck": Dyck,
+    "classify": Classify, "language": Language, "lm": Language,
 }  # fmt: skip
 
-__all__ = ["IGNORE", "TASKS", "Batch", "Example", "Task", "task"]
+__all__ = ["IGNORE", "TASKS", "Batch", "Example", "Reading", "Task", "reading_of", "task"]
 
 
 def task(name: str, /, **arguments: Any) -> Task:

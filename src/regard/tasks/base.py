@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.errors import check_choice, check_whole
 from regard.models.loss import IGNORE as IGNORE  # what has no target, here and there
 from regard.models.loss import choice_loss
+from regard.tasks.codec import Reading
 
 SPLITS = ("train", "valid", "test")
 OUTPUTS = ("sequence", "token", "pair")  # a target for a whole, for each token, or for two sequences side by side
@@ -54,12 +55,16 @@ class Task(ABC):
     causal   a target may depend only on tokens up to its own
     metric   "accuracy", or "bits" for each target
     speaks   targets are tokens, so that the model can go on by itself
+    widths   (classes), what each target counts as where bits are measured, such as bytes; None: one
+    reading  of texts, for tasks that have some: kept beside a trained model, so that it can be used without the data
     """
 
     output: str = "sequence"
     causal: bool = False
     metric: str = "accuracy"
     speaks: bool = False
+    widths: Tensor | None = None
+    reading: Reading | None = None
 
     def __init__(self, *, vocab: int, classes: int, length: int) -> None:
         check_whole(1, vocab=vocab, classes=classes, length=length)
@@ -94,8 +99,13 @@ class Task(ABC):
         """What the metric sums over the targets that are there, and how many these are."""
         there, count = target != IGNORE, self.counted(target)
         if self.metric == "bits":
-            return float(self.loss(logits, target)) * count / math.log(2), count
+            bits = float(self.loss(logits, target)) * count / math.log(2)
+            return bits, count if self.widths is None else int(self.widths[target[there]].sum())
         return float(((logits.argmax(-1) == target) & there).sum()), count
+
+    def facts(self) -> dict[str, Any]:
+        """What has to be kept to use a trained model without the data, as JSON; `regard.tasks.reading_of` reads it."""
+        return {} if self.reading is None else self.reading.facts()
 
     @property
     def larger_is_better(self) -> bool:

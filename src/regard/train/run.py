@@ -1,6 +1,7 @@
 """A run: from words, a task, a mixer and settings, to a folder with the trained model and what came of it.
 
 run/spec.json        the words
+run/task.json        how the task reads texts, for using the model without the data
 run/metrics.jsonl    the loss of each step, and the evaluations
 run/checkpoints/     to go on from
 run/model/           config.json and model.safetensors
@@ -24,6 +25,7 @@ from regard.models import Config, Model, Part, build, save
 from regard.models.config import Classify, Closed, Depth, Language, Share, Size, Tag, Tokens
 from regard.models.save import fill
 from regard.tasks import Task, task
+from regard.tasks.base import SPLITS
 from regard.train.average import Average
 from regard.train.checkpoint import read_json, write_json
 from regard.train.group import Group, joined
@@ -31,7 +33,7 @@ from regard.train.loop import Progress, Trainer
 from regard.train.parallel import Placement
 from regard.train.settings import Settings
 
-SPEC, RESULT, MODEL = "spec.json", "result.json", "model"
+SPEC, RESULT, MODEL, TASK = "spec.json", "result.json", "model", "task.json"
 
 
 class Spec(Closed):
@@ -89,12 +91,11 @@ def execute(spec: Spec, folder: Path, watch: Callable[[Progress], None] = lambda
 
 def trained(spec: Spec, folder: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
     """The same, when the processes know of each other."""
-    group = Group()
-    group.first(lambda: begin(spec, folder))
-    made = task_of(spec)
+    group, made = Group(), task_of(spec)
     torch.manual_seed(spec.settings.seed)
     idle = peak_bytes()
     model = build(config_of(spec, made))
+    group.first(lambda: prepare(folder, spec, made))
     trainer = Trainer(model, made, spec.settings, folder=folder, watch=watch)
     result = trainer.run()
     with Average.swapped(trainer.average, model):
@@ -104,10 +105,15 @@ def trained(spec: Spec, folder: Path, watch: Callable[[Progress], None]) -> dict
     return found
 
 
-def begin(spec: Spec, folder: Path) -> None:
-    """Make the folder, and say what is to come into it."""
+def prepare(folder: Path, spec: Spec, made: Task) -> None:
+    """Write what is known before training; a folder whose run read other data is refused."""
+    sizes = {split: made.size(split) for split in SPLITS}
+    facts = {"name": spec.task.name, "metric": made.metric, "sizes": sizes, "facts": made.facts()}
+    if (folder / TASK).exists() and read_json(folder / TASK) != facts:
+        raise ValueError(f"the data of the run in {folder} have changed since it began: train into another folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / SPEC, spec.model_dump(mode="json"))
+    write_json(folder / TASK, facts)
 
 
 def portable(model: Model, place: Placement) -> Model:
