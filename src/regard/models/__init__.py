@@ -27,7 +27,7 @@ from regard.models.weights import Row, Unmatched, WeightMap, adopt, plan
 __all__ = [
     "adopt", "bert", "build", "from_huggingface", "gpt", "load", "part", "plan", "save", "transformer", "translate", "vit",
     "IGNORE", "choice_loss", "next_token_loss", "number_loss",
-    "Classify", "Config", "Language", "Masked", "Match", "Part", "Patches", "Pooled", "Regress", "Side", "Tag", "Tokens", "Vectors",
-    "Decoder", "Encoder", "Maps", "Model", "Pair", "Seq2Seq", "Step", "Trunk",
+    "Classify", "Config", "Language", "Masked", "Match", "Part", "Patches", "Pooled", "Regress", "Side", "Tag", "Tokens",
+    "Vectors", "Decoder", "Encoder", "Maps", "Model", "Pair", "Seq2Seq", "Step", "Trunk",
     "Row", "Unmatched", "WeightMap",
 ]  # fmt: skip

@@ -7,10 +7,16 @@ from typing import Any
 
 from regard.errors import nearest
 from regard.tasks.base import IGNORE, Batch, Example, Task
+from regard.tasks.images import Image
+from regard.tasks.listops import ListOps
+from regard.tasks.pathfinder import Pathfinder
 from regard.tasks.probes import Copy, Dyck, Parity, Recall, SelectiveCopy
+from regard.tasks.retrieval import Retrieval
+from regard.tasks.texts import Text
 
 TASKS: dict[str, type[Task]] = {
     "copy": Copy, "selective_copy": SelectiveCopy, "recall": Recall, "parity": Parity, "dyck": Dyck,
+    "listops": ListOps, "pathfinder": Pathfinder, "image": Image, "text": Text, "retrieval": Retrieval,
 }  # fmt: skip
 
 __all__ = ["IGNORE", "TASKS", "Batch", "Example", "Task", "task"]

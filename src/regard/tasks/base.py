@@ -25,7 +25,8 @@ OUTPUTS = ("sequence", "token", "pair")  # a target for a whole, for each token,
 
 
 class Example(NamedTuple):
-    """tokens (n) of int64, or (2 n) for a pair, the shorter filled up with 0; target () for a whole or (n) for each token, IGNORE where there is none."""
+    """tokens (n) of int64, or (2 n) for a pair, the shorter one filled up with 0; target () for a whole or (n) for each token,
+    IGNORE where there is none."""
 
     tokens: Tensor
     target: Tensor

@@ -9,7 +9,7 @@ import numpy as np
 
 from regard.errors import check_whole
 from regard.tasks.base import Example
-from regard.tasks.drawn import Drawn, stream
+from regard.tasks.drawn import Drawn, Sourced, stream
 
 
 def median(values: Sequence[int]) -> int:
@@ -33,14 +33,14 @@ class TooLong(Exception):
     """A tree has more tokens than are wanted: the rest of it need not be drawn."""
 
 
-class ListOps(Drawn):
+class ListOps(Sourced):
     """Lists of digits under MAX, MIN, MED (the median, cut down to a whole number) and SM (the sum modulo 10), in each other:
     ten classes (Nangia & Bowman 2018, arXiv 1804.06028; as in Long Range Arena, Tay et al. 2020, arXiv 2011.04006).
 
         tree(level) = a list of 2..args trees(level + 1) with probability 1/4, if level < depth; else a digit
 
-    Trees are drawn until one has more than `shortest` and fewer than `length` tokens.  An operator with its bracket is a token, and
-    so are a closing bracket and a digit.  Long Range Arena: length=2000, and so shortest=500, and examples=96000.
+    Trees are drawn until one has more than `shortest` and fewer than `length` tokens.  An operator with its bracket is a token,
+    and so are a closing bracket and a digit.  Long Range Arena: length=2000, and so shortest=500, and examples=96000.
 
     length   a bound of the tokens; `shortest`: the other one, a quarter of it unless given
     depth    levels of the tree, with that of the digits
@@ -53,7 +53,7 @@ class ListOps(Drawn):
     ) -> None:  # fmt: skip
         check_whole(6, length=length)
         check_whole(2, depth=depth, args=args)
-        super().__init__(vocab=len(WORDS), classes=10, length=length, seed=seed, examples=examples)
+        super().__init__(Drawn(self.draw, seed=seed, examples=examples), vocab=len(WORDS), classes=10, length=length)
         self.shortest, self.depth, self.args = length // 4 if shortest is None else shortest, depth, args
         check_whole(0, shortest=self.shortest)
         if self.shortest > length - 2:
@@ -65,7 +65,7 @@ class ListOps(Drawn):
             )
 
     def draw(self, random: np.random.Generator) -> tuple[np.ndarray, int]:
-        """See `Drawn`."""
+        """Tokens (n), and what they come to."""
         draws = stream(random)
         for _ in range(TRIES):
             tokens: list[int] = []
@@ -75,7 +75,9 @@ class ListOps(Drawn):
                 continue
             if len(tokens) > self.shortest:
                 return np.array(tokens), value
-        raise ValueError(f"of {TRIES} trees none had more than {self.shortest} and fewer than {self.length} tokens: ask for others")
+        raise ValueError(
+            f"of {TRIES} trees none had more than {self.shortest} and fewer than {self.length} tokens: ask for others"
+        )
 
     def _grow(self, tokens: list[int], level: int, draws: Iterator[float]) -> int:
         """Write a tree at the end of the tokens, and return its value."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.errors import check_whole
 from regard.tasks.base import Example
-from regard.tasks.drawn import Drawn
+from regard.tasks.drawn import Drawn, Sourced
 from regard.tasks.paths import Geometry, Scene, draw_scene
 from regard.tasks.pixels import GREYS, as_grey, as_image, as_pixels, in_blocks
 
@@ -20,7 +20,7 @@ class Setting(NamedTuple):
     distractors: int
 
 
-# As Long Range Arena has them (lra_benchmarks/data/pathfinder.py), where a gap is twice the margin; 16 is ours, for quick looks.
+# As Long Range Arena has them (lra_benchmarks/data/pathfinder.py), where a gap is twice the margin; 16 is for quick looks.
 SETTINGS = {
     16: Setting(Geometry(dash=2, gap=2, apart=5, radius=1.0, thick=0.5, straight=1.0), 1),
     32: Setting(Geometry(dash=2, gap=2, apart=7, radius=1.5, thick=0.5, straight=1.0), 5),
@@ -30,7 +30,7 @@ SETTINGS = {
 }
 
 
-class Pathfinder(Drawn):
+class Pathfinder(Sourced):
     """An image with two long dashed paths, shorter ones that distract, and two dots: class 1 if the dots are the two ends of
     one path, class 0 if they are ends of both (Linsley et al. 2018, arXiv 1805.08315; as in Long Range Arena, Tay et al. 2020,
     arXiv 2011.04006).  Paths never cross, and dashes of different paths are further apart than those that follow each other.
@@ -46,13 +46,16 @@ class Pathfinder(Drawn):
     ) -> None:
         check_whole(min(SETTINGS), side=side)
         check_whole(2, contour=contour)
-        super().__init__(vocab=1 + GREYS, classes=2, length=side * side, seed=seed, examples=examples)
+        super().__init__(Drawn(self.draw, seed=seed, examples=examples), vocab=1 + GREYS, classes=2, length=side * side)
         self.geometry, usual = SETTINGS[max(known for known in SETTINGS if known <= side)]
         self.side, self.contour, self.distractors = side, contour, usual if distractors is None else distractors
         check_whole(0, distractors=self.distractors)
+        taken = 2 * contour * self.geometry.gap * (self.geometry.dash + self.geometry.gap)
+        if taken > side**2:
+            raise ValueError(f"two paths of {contour} dashes take up {taken:.0f} pixels, and {side} × {side} are {side**2}")
 
     def draw(self, random: np.random.Generator) -> tuple[np.ndarray, int]:
-        """See `Drawn`."""
+        """Pixels (side²), and the class."""
         scene = self.scene(random)
         return as_pixels(as_grey(painted(scene, self.side, self.geometry))), scene.label
 
@@ -89,4 +92,3 @@ def _paint(image: np.ndarray, side: int, segments: np.ndarray, radius: float) ->
     inside = ((at >= 0) & (at < side)).all(-1)
     bright = np.clip(radius + 0.5 - distance, 0, 1)
     np.maximum.at(image, (at[..., 0] * side + at[..., 1])[inside], bright[inside])
-

@@ -18,7 +18,7 @@ CANDIDATES = 10  # places tried for a dash
 BACK = 2  # a path that is stuck takes back up to so many dashes
 PATIENCE = 4  # dashes laid for each that is wanted, before a path is given up
 STARTS = 8  # times that a path that distracts is begun, before it is left out
-TRIES = 500  # times that all is begun again
+TRIES = 300  # times that all is begun again
 CLEAR = 1.1  # gaps between dashes that do not follow each other, at least
 DENSE = 0.5  # the points that stand for a dash are no further apart than so many gaps
 
