@@ -12,7 +12,8 @@ TOPICS = (
 )  # fmt: skip
 SAYS = (
     "The {a} depends on the {b} ({work}).", "As {work} showed, no {a} goes without {b}.",
-    "We follow {work} and measure each {a}.", "Others doubt that the {a} changes the {b} ({work}).", "The {a} of {work} was found again.",
+    "We follow {work} and measure each {a}.", "Others doubt that the {a} changes the {b} ({work}).",
+    "The {a} of {work} was found again.",
 )  # fmt: skip
 ASIDES = (
     "We looked at every {a} twice.", "The {b} was kept as it was.", "A larger {a} gave the same result.",

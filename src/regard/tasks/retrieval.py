@@ -26,9 +26,10 @@ class Retrieval(Sourced):
 
     length   bytes of a text
     data     "built-in": made-up papers, which cite works in common or not, see `regard.tasks.papers`; or real text, of which
-             two passages that do not overlap are of one article or of two: "wikitext-2", in the folder that REGARD_DATA names, or a
-             text file, or a folder of .txt files with names that begin with train, valid and test, or of one file an article.
-             .gz and .xz are unpacked.  Articles begin with WikiText's titles; a text without them is cut into even pieces.
+             two passages that do not overlap are of one article or of two: "wikitext-2", in the folder that REGARD_DATA names,
+             or a text file, or a folder of .txt files with names that begin with train, valid and test, or of one file an
+             article.  .gz and .xz are unpacked.  Articles begin with WikiText's titles; a text without them is cut into
+             even pieces.
     """
 
     output = "pair"
