@@ -10,7 +10,7 @@ from regard.tasks import task
 from regard.tasks.pixels import as_image
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 CONTOURS, EACH = (6, 9, 14), 3
 PATH = Path(__file__).parent / "images" / "pathfinder.png"

@@ -31,7 +31,9 @@ def oracle(model, x, mask):
             sum(w * y for w, y in zip(line, both, strict=True)) + b for line, b in zip(first.weight, first.bias, strict=True)
         ]
         hidden = [value if value > 0 else 0 * value for value in hidden]
-        rows.append([sum(w * y for w, y in zip(line, hidden, strict=True)) + b for line, b in zip(last.weight, last.bias, strict=True)])
+        rows.append(
+            [sum(w * y for w, y in zip(line, hidden, strict=True)) + b for line, b in zip(last.weight, last.bias, strict=True)]
+        )
     return torch.stack([torch.stack(row) for row in rows])
 
 

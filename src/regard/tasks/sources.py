@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def existing(path: Path) -> Path:
     if path.exists():
         return path
     beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise FileNotFoundError(f"there is no {path}" + (f": {nearest(path.name, beside)}" if beside else ""))
+    close = get_close_matches(path.name, beside, 1)
+    raise ValueError(f"there is no {path}" + (f": did you mean {close[0]!r}?" if close else ""))
 
 
 def split_files(folder: Path, endings: Iterable[str]) -> dict[str, Path]:
