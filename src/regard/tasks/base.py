@@ -26,7 +26,8 @@ OUTPUTS = ("sequence", "token", "pair")  # a target for a whole, for each token,
 
 
 class Example(NamedTuple):
-    """tokens (n) of int64, or (2 n) for a pair; target () for a whole or (n) for each token, IGNORE where there is none."""
+    """tokens (n) of int64, or (2 n) for a pair, the shorter one filled up with 0; target () for a whole or (n) for each token,
+    IGNORE where there is none."""
 
     tokens: Tensor
     target: Tensor
@@ -120,9 +121,8 @@ def collate(examples: Sequence[Example]) -> Batch:
     lengths = torch.tensor([e.tokens.shape[-1] for e in examples])
     longest = int(lengths.max())
     tokens = torch.stack([F.pad(e.tokens, (0, longest - e.tokens.shape[-1])) for e in examples])
-    mask = (torch.arange(longest) < lengths[:, None]) if int(lengths.min()) < longest else None
-    if mask is not None and tokens.dim() == 3:
-        mask = tokens != 0
+    there = tokens != 0 if tokens.dim() == 3 else torch.arange(longest) < lengths[:, None]  # 0 fills up both of a pair
+    mask = None if there.all() else there
     each = examples[0].target.dim() > 0
     fill = [F.pad(e.target, (0, longest - len(e.target)), value=IGNORE) if each else e.target for e in examples]
     return Batch(tokens, mask, torch.stack(fill))

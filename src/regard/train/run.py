@@ -16,13 +16,13 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, ValidationError
 
 from regard.models import Config, Model, Part, build, save
-from regard.models.config import Classify, Closed, Depth, Language, Share, Size, Tag, Tokens
+from regard.models.config import Classify, Closed, Depth, Language, Match, Share, Size, Tag, Tokens
 from regard.models.save import fill
 from regard.tasks import Task, task
 from regard.tasks.base import SPLITS
@@ -58,14 +58,27 @@ class Spec(Closed):
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
 
 
+def kind_of(made: Task) -> Literal["encoder", "decoder", "pair"]:
+    """What reads a task."""
+    if made.output == "pair":
+        return "pair"
+    return "decoder" if made.causal else "encoder"
+
+
+def head_for(made: Task) -> Language | Tag | Classify | Match:
+    """What answers it."""
+    if made.output == "pair":
+        return Match(classes=made.classes)
+    if made.output == "token":
+        return Language() if made.speaks else Tag(classes=made.classes)
+    return Classify(classes=made.classes, pooling="last" if made.causal else "mean")
+
+
 def config_of(spec: Spec, made: Task) -> Config:
     """The model that a task wants, around the mixer."""
     ffn = Part(name="mlp", arguments={} if spec.hidden is None else {"hidden": spec.hidden})
-    head: Language | Tag | Classify = Classify(classes=made.classes, pooling="last" if made.causal else "mean")
-    if made.output == "token":
-        head = Language() if made.speaks else Tag(classes=made.classes)
     return Config(
-        kind="decoder" if made.causal else "encoder", input=Tokens(vocab=made.vocab), head=head,
+        kind=kind_of(made), input=Tokens(vocab=made.vocab), head=head_for(made),
         dim=spec.dim, heads=spec.heads, layers=spec.layers, length=made.length, mixer=[spec.mixer], ffn=ffn,
         position=spec.position, dropout=spec.dropout,
     )  # fmt: skip
