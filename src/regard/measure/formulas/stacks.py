@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import ceil
 
-from torch import nn
-
 from regard.block import Block, Layer
+from regard.errors import Unsupported
 from regard.measure.formulas.layers import heads_call
 from regard.measure.formulas.softmax import cache, over_pairs, scored
-from regard.measure.work import Call, Work, formula, kept, product, run_on_meta, together, work
+from regard.measure.pairs import pairs
+from regard.measure.work import Call, Work, blind, formula, kept, product, together, work
+from regard.mixer import MultiHead
 from regard.mixers import RealFormer
-from regard.pattern import Band, Causal
+from regard.pattern import Band, Causal, Chunks, Pattern
 from regard.stack import (
     ByLayer,
     Carried,
@@ -148,25 +149,31 @@ def _asking(layer: Layer, call: Call, short: int, n: int) -> Work:
 @formula(Segments)
 def _segments(module: Segments, call: Call) -> Work:
     """Each segment reads what its layers hold of those before it."""
-    pairs = enumerate(zip(module.layers, module.memories, strict=True))
-    if not all(_plain_past(layer, memory) for layer, memory in zip(module.layers, module.memories, strict=True)):
-        return run_on_meta(module, call)
-    return together(**{f"layer {i}": _held(layer, memory, module.segment, call) for i, (layer, memory) in pairs})
+    layers = enumerate(zip(module.layers, module.memories, strict=True))
+    return together(**{f"layer {i}": _held(layer, memory, module.segment, call) for i, (layer, memory) in layers})
 
 
-def _plain_past(layer: Layer, memory: Memory) -> bool:
-    """Whether there is a formula: all of the past is seen, and what is held is of a known kind."""
-    look = attends(layer)
-    if look is None or isinstance(memory, Carried):
-        return True
-    return look.inner.past == Causal() and isinstance(memory, Recent | Compressive)
+def _held(layer: Layer, memory: Memory, segment: int, call: Call) -> Work:
+    """A block over segments: keys and values of what is held are made again, and more pairs are seen."""
+    look, count = attends(layer), ceil(call.n / segment)
+    if look is None or isinstance(memory, Carried):  # a state of its own, chunk by chunk
+        return (work(layer, call.of(min(segment, call.n), call.m)) * count).holding(work(layer, call).state)
+    past, inside = held_before(memory, segment, count), heads_call(look.mixer, call.of(call.n))
+    whole, alone = work(layer, call), over_pairs(look.inner.past, inside)
+    seen = segment_pairs(look.inner.past, past, segment, inside)
+    scores, values = 2 * call.b * seen * inside.e, 2 * call.b * seen * inside.f
+    change = Work(scores + values - alone.forward, 3 * scores + 2 * values - alone.backward, scores - alone.again)
+    return (whole + change + _made_again(look, call, sum(past)) + _compressed(memory, call, segment)).holding(
+        call.b * layer.dim * past[-1]
+    )
 
 
 def held_before(memory: Memory, segment: int, count: int) -> list[int]:
     """How many hidden states a layer holds when each of so many segments begins."""
     if isinstance(memory, Recent):
         return [min(memory.size, i * segment) for i in range(count)]
-    assert isinstance(memory, Compressive)
+    if not isinstance(memory, Compressive):
+        raise Unsupported(f"there is no formula for what {type(memory).__name__} holds")
     found, old, recent = [], 0, 0
     for _ in range(count):
         found.append(old + recent)
@@ -176,25 +183,20 @@ def held_before(memory: Memory, segment: int, count: int) -> list[int]:
     return found
 
 
-def _held(layer: Layer, memory: Memory, segment: int, call: Call) -> Work:
-    """A block over segments of which each query sees the past that is held, and its segment up to itself."""
-    look = attends(layer)
-    if look is None or isinstance(memory, Carried):
-        return work(layer, call)
-    past = held_before(memory, segment, ceil(call.n / segment))
-    sizes = [min(segment, call.n - i * segment) for i in range(len(past))]
-    whole, mixer = work(layer, call), look.mixer
-    inside = heads_call(mixer, call.of(call.n))
-    seen = inside.bh * sum(size * held for size, held in zip(sizes, past, strict=True))
-    across = _products(look, call, sum(past)) + product(seen, 1, inside.e, 1, saved=0) + product(seen, 1, 1, inside.f, saved=0)
-    own = inside.bh * sum(size * (size + 1) // 2 for size in sizes)
-    less = over_pairs(Causal(), inside)
-    near = product(own, 1, inside.e, 1, saved=0) + product(own, 1, 1, inside.f, saved=0)
-    fewer = Work(near.forward - less.forward, near.backward - less.backward - less.again)
-    return (whole + fewer + across + _compressed(memory, call, segment)).holding(call.b * layer.dim * past[-1])
+def segment_pairs(pattern: Pattern, past: list[int], segment: int, call: Call) -> int:
+    """Pairs over all heads, when segment i sees past[i] tokens before it, and itself as the pattern says.
+
+    What is held counts in whole segments, as `Chunks` has them, and a part of one as that part of its pairs.
+    """
+    if pattern == Causal():
+        sizes = [min(segment, call.n - i * segment) for i in range(len(past))]
+        return call.h * sum(size * held + size * (size + 1) // 2 for size, held in zip(sizes, past, strict=True))
+    whole, rest = divmod(max(past), segment)
+    less, more = (pairs(pattern & Chunks(segment, back=back), call.n, call.n, call.h) for back in (whole, whole + 1))
+    return less + (more - less) * rest // segment
 
 
-def _products(look: Attending, call: Call, tokens: int) -> Work:
+def _made_again(look: Attending, call: Call, tokens: int) -> Work:
     """Norms, keys and values of so many held states once more; queries too where they are turned together."""
     again = call.of(tokens)
     layers = [look.mixer.k, look.mixer.v, look.block.around_mixer, *([] if look.mixer.turn is None else [look.mixer.q])]
@@ -224,9 +226,9 @@ def _looking_back(layer: Block, call: Call, module: Feedback, number: int) -> Wo
     inside = heads_call(look.mixer, call.of(call.n))
     reach = call.n if module.span is None else module.span
     full = min(call.n - 1, reach)
-    pairs = inside.bh * (full * (full + 1) // 2 + max(0, call.n - 1 - full) * reach)
-    seen = product(pairs, 1, inside.e, 1, saved=0) + product(pairs, 1, 1, inside.f, saved=0)
-    keys = Work() if module.shared and number else _keys(look.mixer.k, look.mixer.v, call)
+    before = inside.bh * (full * (full + 1) // 2 + max(0, call.n - 1 - full) * reach)
+    seen = product(before, 1, inside.e, 1, saved=0) + product(before, 1, 1, inside.f, saved=0)
+    keys = Work() if module.shared and number else _projected(look.mixer, call)
     others = [look.mixer.q, look.mixer.out, layer.around_mixer, layer.ffn, layer.around_ffn, layer.around_cross]
     parts = [work(part, call.of(call.n)) for part in others if part is not None]
     look_at = Work() if layer.cross is None else work(layer.cross, call)
@@ -234,5 +236,6 @@ def _looking_back(layer: Block, call: Call, module: Feedback, number: int) -> Wo
     return sum([*parts, seen, look_at], keys).holding(state)
 
 
-def _keys(k: nn.Module, v: nn.Module, call: Call) -> Work:
-    return work(k, call) + work(v, call)
+def _projected(mixer: MultiHead, call: Call) -> Work:
+    """Keys and values of memories; queries are made with them, and let go."""
+    return work(mixer.k, call) + work(mixer.v, call) + blind(work(mixer.q, call).forward)
