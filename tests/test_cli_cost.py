@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.measure.cost import cost
-from regard.measure.model import Sizes, on_meta
+from regard.measure.model import on_meta, plain
 from regard.registry import get
 
 SMALL = ["--dim", "32", "--heads", "2", "--layers", "2", "--vocab", "50", "--length", "64"]
@@ -30,7 +30,7 @@ def test_json_says_what_the_function_says():
     """Fails if the numbers on the command line are others than those of `cost`."""
     found = run("linear", *SMALL, "--batch", 3, "--dtype", "bfloat16", "--json")
     value = json.loads(found.stdout)
-    direct = cost(on_meta(Sizes(get("linear"), {"heads": 2}, 32, 2, 50)), 64, batch=3, width=2)
+    direct = cost(on_meta(plain(get("linear"), {"heads": 2}, dim=32, layers=2, vocab=50)), 64, batch=3, width=2)
     assert value["cost"] == json.loads(json.dumps(direct.as_json()))
     assert value["measured"] is None and value["plans"] == []
 

@@ -11,9 +11,10 @@ from regard.measure.accelerators import TABLE, accelerator, peak
 from regard.measure.cost import cost
 from regard.measure.count import PeakCounter, keeping
 from regard.measure.memory import STATES, counted_step, step_memory
-from regard.measure.model import Sizes, build, on_meta
+from regard.measure.model import inputs, on_meta, plain
 from regard.measure.plan import BYTES, Job, Ways, communication, plan, share, spread
 from regard.measure.work import Call, work
+from regard.models import build
 from regard.registry import get, list_recipes
 from regard.show.build import fitted
 
@@ -30,7 +31,7 @@ def sizes_of(name, n, layers, dim, vocab, **more):
     recipe = get(name)
     heads = recipe.parameters["heads"].default
     given = {"heads": 4 if heads is inspect.Parameter.empty else heads, **more}
-    return Sizes(recipe, fitted(recipe, n, given), dim, layers, vocab)
+    return plain(recipe, fitted(recipe, n, given), dim=dim, layers=layers, vocab=vocab)
 
 
 @pytest.mark.parametrize(("name", "n", "layers", "dim", "vocab"), MODELS)
@@ -39,7 +40,7 @@ def test_peak_of_a_training_step(name, n, layers, dim, vocab):
     torch.manual_seed(0)
     sizes = sizes_of(name, n, layers, dim, vocab)
     model = build(sizes)
-    counted = counted_step(model, torch.randint(vocab, (2, n)), torch.optim.AdamW(model.parameters()))
+    counted = counted_step(model, inputs(sizes, n, 2), torch.optim.AdamW(model.parameters()))
     predicted = step_memory(on_meta(sizes), n, batch=2)
     assert predicted.peak == pytest.approx(counted, rel=0.25)
     assert predicted.peak >= predicted.parameters + predicted.optimizer + predicted.saved

@@ -15,7 +15,13 @@ from regard.registry import Recipe
 
 
 def plain(
-    recipe: Recipe, options: Mapping[str, Any], *, dim: int = 512, layers: int = 6, vocab: int = 32_000, hidden: int | None = None
+    recipe: Recipe,
+    options: Mapping[str, Any],
+    *,
+    dim: int = 512,
+    layers: int = 6,
+    vocab: int = 32_000,
+    hidden: int | None = None,
 ) -> Config:
     """An embedding, blocks of one mixer and an MLP with norms before, and a head over the vocabulary with weights of its own.
 

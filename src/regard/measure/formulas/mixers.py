@@ -19,8 +19,8 @@ from regard.mixers.longformer import Longformer
 from regard.mixers.low_rank import LowRankBand
 from regard.mixers.luna import CHUNK, Luna, PastLuna
 from regard.mixers.perceiver import Layer, Perceiver
-from regard.mixers.positioned import Embedded
 from regard.mixers.poolingformer import Poolingformer
+from regard.mixers.positioned import Embedded
 from regard.mixers.realformer import RealFormer
 from regard.mixers.sets import ISAB, MAB, PMA, SAB
 from regard.mixers.sinkhorn import Sinkhorn

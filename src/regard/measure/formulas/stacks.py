@@ -157,7 +157,9 @@ def _held(layer: Layer, memory: Memory, segment: int, call: Call) -> Work:
     """A block over segments: keys and values of what is held are made again, and more pairs are seen."""
     look, count = attends(layer), ceil(call.n / segment)
     if look is None or isinstance(memory, Carried):  # a state of its own, chunk by chunk
-        return (work(layer, call.of(min(segment, call.n), call.m)) * count).holding(work(layer, call).state)
+        full, last = call.n // segment, call.n % segment
+        rest = work(layer, call.of(last, call.m)) if last else Work()
+        return (work(layer, call.of(min(segment, call.n), call.m)) * full + rest * 1).holding(work(layer, call).state)
     past, inside = held_before(memory, segment, count), heads_call(look.mixer, call.of(call.n))
     whole, alone = work(layer, call), over_pairs(look.inner.past, inside)
     seen = segment_pairs(look.inner.past, past, segment, inside)
