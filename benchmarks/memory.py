@@ -3,7 +3,8 @@
     python benchmarks/memory.py
 
 Measured is the most memory that the process held in a few steps, less what it held when it had loaded everything and run the
-same step with a tiny model.  Beside the tensors that is what kernels need inside, and what the allocator did not give back.
+same step with a tiny model.  Beside the tensors that is what kernels need inside, and what the allocator did not give back;
+"returned" is the same with an allocator that gives every freed block back.
 """
 
 from __future__ import annotations
@@ -95,9 +96,8 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.child is not None:
         return child(*json.loads(chosen.child))
-    print(
-        "| model | layers | tokens | predicted MB | counted MB | measured, returned MB | measured MB | of returned | of measured |"
-    )
+    titles = ("model", "layers", "tokens", "predicted MB", "counted MB", "returned MB", "measured MB", "of returned", "of measured")
+    print(f"| {' | '.join(titles)} |")
     print("| --- " * 9 + "|")
     for model in MODELS:
         found = row(*model)

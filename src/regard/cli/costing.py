@@ -22,7 +22,7 @@ from regard.measure.plan import BYTES, RECOMPUTE, Job, Plan, plan
 from regard.measure.timing import Measured, measured, why_not
 from regard.models import Config
 from regard.models.config import Patches
-from regard.models.save import read_config
+from regard.models.save import CONFIG, read_config
 from regard.registry import get
 from regard.show.build import fitted, heads_of
 
@@ -80,7 +80,7 @@ def cost_command(
             model = _from_flags(name or NAME, long, flags, set_ or [])
         else:
             _check_alone(name, {**flags, "set": set_})
-            model = read_config(config)
+            model = read_config(config / CONFIG if config.is_dir() else config)
             long = _length(model, length)
         _check_sizes(length=long, batch=batch)
         job = Job(on_meta(model), long, batch, _known(dtype), tokens, accumulate)

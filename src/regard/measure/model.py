@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from regard.models import Config, Model, build, part
 from regard.models.config import Language, Masked, Patches, Tokens, Vectors
 from regard.models.loss import choice_loss
+from regard.models.save import said
 from regard.registry import Recipe
 
 
@@ -29,11 +31,15 @@ def plain(
     hidden    width inside the feed-forward layers, four times `dim` unless given
     """
     given = {name: value for name, value in options.items() if name != "causal"}
-    return Config(
-        kind="decoder" if options.get("causal") else "encoder", input=Tokens(vocab=vocab), head=Language(tie=False), dim=dim,
-        heads=options.get("heads", 1), layers=layers, mixer=[part(recipe.name, **given)], position=part("none"),
-        ffn=part("mlp") if hidden is None else part("mlp", hidden=hidden),
-    )  # fmt: skip
+    mixer = part(recipe.name, **given)
+    try:
+        return Config(
+            kind="decoder" if options.get("causal") else "encoder", input=Tokens(vocab=vocab), head=Language(tie=False),
+            dim=dim, heads=options.get("heads", 1), layers=layers, mixer=[mixer], position=part("none"),
+            ffn=part("mlp") if hidden is None else part("mlp", hidden=hidden),
+        )  # fmt: skip
+    except ValidationError as error:
+        raise ValueError(said(error)) from None
 
 
 def on_meta(config: Config) -> Model:
