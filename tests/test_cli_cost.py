@@ -65,7 +65,7 @@ def test_plan():
 
 LARGE = {
     "kind": "decoder", "input": {"kind": "tokens", "vocab": 128256}, "head": {"kind": "language", "tie": False}, "dim": 8192,
-    "heads": 64, "layers": 80, "mixer": {"name": "grouped_query", "arguments": {"kv_heads": 8}}, "position": "rope",
+    "heads": 64, "layers": 80, "mixer": {"name": "grouped_query", "arguments": {"share": 8}}, "position": "rope",
     "ffn": {"name": "swiglu", "arguments": {"hidden": 28672}}, "norm": "rms",
 }  # fmt: skip
 
