@@ -96,7 +96,17 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.child is not None:
         return child(*json.loads(chosen.child))
-    titles = ("model", "layers", "tokens", "predicted MB", "counted MB", "returned MB", "measured MB", "of returned", "of measured")
+    titles = (
+        "model",
+        "layers",
+        "tokens",
+        "predicted MB",
+        "counted MB",
+        "returned MB",
+        "measured MB",
+        "of returned",
+        "of measured",
+    )
     print(f"| {' | '.join(titles)} |")
     print("| --- " * 9 + "|")
     for model in MODELS:

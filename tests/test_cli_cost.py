@@ -105,7 +105,11 @@ def test_own_accelerators(tmp_path):
     arguments = [*SMALL, "--dtype", "bfloat16", "--accelerators", path]
     assert run("vanilla", *arguments, "--plan", "mine").exit_code == 0
     assert "did you mean 'mine'" in run("vanilla", *arguments, "--plan", "min").stderr
-    for wrong, message in (({"memory": -1}, "mine.memory"), ({"flop": {}}, "did you mean 'flops'"), ({"link": "x"}, "mine.link")):
+    for wrong, message in (
+        ({"memory": -1}, "mine.memory"),
+        ({"flop": {}}, "did you mean 'flops'"),
+        ({"link": "x"}, "mine.link"),
+    ):
         path.write_text(json.dumps({"mine": {**good, **wrong}}))
         assert message in run("vanilla", *arguments, "--plan", "mine").stderr
 
@@ -136,7 +140,10 @@ def test_a_million_tokens():
         (["local", "--set", "widow=5"], "local takes no argument 'widow': did you mean 'window'?"),
         (["fnet", "--causal"], "cannot be causal"),
         (["bigbird", "--length", "1000000"], "give block=245 or more"),
-        (["synthesizer_random", "--length", "16777216", "--dim", "65536", "--heads", "65536"], "larger than torch can describe"),
+        (
+            ["synthesizer_random", "--length", "16777216", "--dim", "65536", "--heads", "65536"],
+            "larger than torch can describe",
+        ),
         (["--config", "nowhere.json"], "there is no nowhere.json"),
         (["vanilla", "--config", "nowhere.json"], "leave vanilla out"),
         (["vanilla", "--accumulate", "2"], "--accumulate is for --plan"),

@@ -1,4 +1,4 @@
-"""Formulas for configurations and stacks against counted runs: each feed-forward layer, norm, residual, position, head, input."""
+"""Formulas for configurations and stacks against counted runs: feed-forward layers, norms, residuals, positions, heads."""
 
 from functools import partial
 
