@@ -157,7 +157,8 @@ def _with_measured(answer: Answer) -> Answer:
 
 def _plans(config: Config, job: Job, name: str, table: Devices) -> list[Plan | str]:
     """One for each way to compute again; a reason where no number of devices is enough."""
-    device, found = accelerator(name, table), []
+    device = accelerator(name, table)
+    found: list[Plan | str] = []
     for recompute in RECOMPUTE:
         try:
             found.append(plan(replace(job, recompute=recompute), device, heads=config.heads))

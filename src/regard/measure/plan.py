@@ -157,7 +157,7 @@ def _repeats(recompute: str, part: Cost) -> bool:
 class Crowd(NamedTuple):
     """The experts of a model: how many stand side by side, their parameters in all, and choices of a token in all layers."""
 
-    count: int
+    side_by_side: int
     parameters: int
     asked: int
 
@@ -175,7 +175,7 @@ def share(job: Job, found: Cost, ways: Ways) -> Share:
     examples = ceil(job.batch / (ways.data * job.accumulate))
     here = again(job, found).kept + 2 * job.outline.logits * job.width
     kept = ceil(here * examples / job.batch / (ways.tensor * ways.sequence))
-    experts, shards = gcd(crowd(job.model).count, ways.data), ways.data * ways.sequence
+    experts, shards = gcd(crowd(job.model).side_by_side, ways.data), ways.data * ways.sequence
     largest = max(part.parameters - (part.parameters - part.active) * (experts > 1) for part in found.parts)
     gathered = ceil(2 * largest * job.width / ways.tensor) if shards > 1 else 0
     return Share(ways, experts, weights, gradients, optimizer, gathered, kept)
@@ -228,7 +228,7 @@ def _timed(job: Job, found: Cost, each: Share, device: Accelerator, efficiency: 
 def communication(job: Job, found: Cost, ways: Ways) -> float:
     """Bytes that each device sends and receives in a step."""
     experts = crowd(job.model)
-    spread_over = gcd(experts.count, ways.data)
+    spread_over = gcd(experts.side_by_side, ways.data)
     shards, layers = ways.data * ways.sequence, job.outline.layers
     dense = (found.parameters - experts.parameters) * (shards - 1) / shards
     own = experts.parameters / spread_over * (shards - spread_over) / shards

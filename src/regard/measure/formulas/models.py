@@ -77,10 +77,12 @@ def _pooled(module: PooledHead, call: Call) -> Work:
 
 def answers(head: Head | None, call: Call) -> int:
     """How many numbers a loss reads: logits or values; without a head, or where it only pools, none are known."""
-    last = {LanguageHead: lambda: head.words, MaskedHead: lambda: head.words.words, Predict: lambda: head.last}.get(type(head))
+    if isinstance(head, MaskedHead):
+        head = head.words
+    last = head.words if isinstance(head, LanguageHead) else head.last if isinstance(head, Predict) else None
     if head is None or last is None:
         return 0
-    return (call.b if head.pools else call.rows) * last().out_features
+    return (call.b if head.pools else call.rows) * last.out_features
 
 
 # ---------------------------------------------------------------------------------------------- the whole
