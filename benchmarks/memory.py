@@ -3,13 +3,15 @@
     python benchmarks/memory.py
 
 Measured is the most memory that the process held in a few steps, less what it held when it had loaded everything and run the
-same step with a tiny model.  Beside the tensors that is what kernels need inside, and what the allocator did not give back.
+same step with a tiny model.  Beside the tensors that is what kernels need inside, and what the allocator did not give back;
+"returned" is the same with an allocator that gives every freed block back.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,8 @@ from pathlib import Path
 import torch
 
 from regard.measure.memory import counted_step, step_memory
-from regard.measure.model import Sizes, build, on_meta
+from regard.measure.model import inputs, loss, on_meta, plain
+from regard.models import Config, build
 from regard.registry import get
 from regard.show.build import fitted, heads_of
 
@@ -27,12 +30,15 @@ MODELS = [
     ("talking_heads", 512, 4, 256),
 ]  # fmt: skip
 VOCAB, BATCH = 2000, 2
+# glibc gives a freed block back at once while blocks of this size are mapped by themselves; left alone, it raises the limit to
+# 32 MB, and freed blocks stay in its heap
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
-def sizes(name: str, length: int, layers: int, dim: int) -> Sizes:
-    """Of the model, with four heads where it has any."""
+def sizes(name: str, length: int, layers: int, dim: int) -> Config:
+    """The model, with four heads where it has any."""
     recipe = get(name)
-    return Sizes(recipe, fitted(recipe, length, {"heads": heads_of(recipe, 4)}), dim, layers, VOCAB)
+    return plain(recipe, fitted(recipe, length, {"heads": heads_of(recipe, 4)}), dim=dim, layers=layers, vocab=VOCAB)
 
 
 def resident(peak: bool) -> int:
@@ -44,12 +50,12 @@ def resident(peak: bool) -> int:
 
 def train(name: str, length: int, layers: int, dim: int) -> None:
     """Two steps."""
-    model = build(sizes(name, length, layers, dim))
+    config = sizes(name, length, layers, dim)
+    model, given = build(config), inputs(config, length, BATCH)
     optimizer = torch.optim.AdamW(model.parameters())
-    tokens = torch.zeros(BATCH, length, dtype=torch.long)
     for _ in range(2):
         optimizer.zero_grad(set_to_none=True)
-        model.loss(tokens, tokens).backward()
+        loss(model, given).backward()
         optimizer.step()
 
 
@@ -64,11 +70,23 @@ def child(name: str, length: int, layers: int, dim: int) -> None:
 def row(name: str, length: int, layers: int, dim: int) -> dict[str, str | int]:
     """Predicted, counted and measured bytes of one model."""
     arguments = [sys.executable, __file__, "--child", json.dumps([name, length, layers, dim])]
-    measured = int(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)
-    model = build(sizes(name, length, layers, dim))
-    counted = counted_step(model, torch.zeros(BATCH, length, dtype=torch.long), torch.optim.AdamW(model.parameters()))
-    predicted = step_memory(on_meta(sizes(name, length, layers, dim)), length, batch=BATCH).peak
-    return {"name": name, "length": length, "predicted": predicted, "counted": counted, "measured": measured}
+    config = sizes(name, length, layers, dim)
+    model = build(config)
+    counted = counted_step(model, inputs(config, length, BATCH), torch.optim.AdamW(model.parameters()))
+    predicted = step_memory(on_meta(config), length, batch=BATCH).peak
+    found = {
+        "predicted": predicted,
+        "counted": counted,
+        "returned": grown(arguments, RETURNED),
+        "measured": grown(arguments, {}),
+    }
+    return {"name": name, "length": length, "layers": layers, **found}
+
+
+def grown(arguments: list[str], more: dict[str, str]) -> int:
+    """Bytes that a child process took, with more variables in its environment."""
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True, env={**os.environ, **more})
+    return int(done.stdout)
 
 
 def main() -> None:
@@ -78,14 +96,25 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.child is not None:
         return child(*json.loads(chosen.child))
-    titles = ("tokens", "predicted MB", "counted MB", "measured MB", "of counted", "of measured")
-    print(f"{'model':16}" + "".join(f"{title:>{width}}" for title, width in zip(titles, (7, 14, 12, 13, 12, 13), strict=True)))
+    titles = (
+        "model",
+        "layers",
+        "tokens",
+        "predicted MB",
+        "counted MB",
+        "returned MB",
+        "measured MB",
+        "of returned",
+        "of measured",
+    )
+    print(f"| {' | '.join(titles)} |")
+    print("| --- " * 9 + "|")
     for model in MODELS:
         found = row(*model)
-        predicted, counted, measured = (int(found[key]) for key in ("predicted", "counted", "measured"))
-        shares = f"{predicted / counted:>12.2f}{predicted / measured:>13.2f}"
-        name, tokens = found["name"], found["length"]
-        print(f"{name:16}{tokens:>7}{predicted / 1e6:>14.0f}{counted / 1e6:>12.0f}{measured / 1e6:>13.0f}{shares}", flush=True)
+        sizes_ = [int(found[key]) for key in ("predicted", "counted", "returned", "measured")]
+        shares = [f"{sizes_[0] / sizes_[2]:.2f}", f"{sizes_[0] / sizes_[3]:.2f}"]
+        cells = [found["name"], found["layers"], found["length"], *(f"{each / 1e6:.0f}" for each in sizes_), *shares]
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
 if __name__ == "__main__":

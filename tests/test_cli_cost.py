@@ -1,13 +1,14 @@
 """regard cost: what it prints, what it says in JSON, and how it refuses."""
 
 import json
+import resource
 
 import pytest
 from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.measure.cost import cost
-from regard.measure.model import Sizes, on_meta
+from regard.measure.model import on_meta, plain
 from regard.registry import get
 
 SMALL = ["--dim", "32", "--heads", "2", "--layers", "2", "--vocab", "50", "--length", "64"]
@@ -30,7 +31,7 @@ def test_json_says_what_the_function_says():
     """Fails if the numbers on the command line are others than those of `cost`."""
     found = run("linear", *SMALL, "--batch", 3, "--dtype", "bfloat16", "--json")
     value = json.loads(found.stdout)
-    direct = cost(on_meta(Sizes(get("linear"), {"heads": 2}, 32, 2, 50)), 64, batch=3, width=2)
+    direct = cost(on_meta(plain(get("linear"), {"heads": 2}, dim=32, layers=2, vocab=50)), 64, batch=3, width=2)
     assert value["cost"] == json.loads(json.dumps(direct.as_json()))
     assert value["measured"] is None and value["plans"] == []
 
@@ -55,11 +56,62 @@ def test_plan():
     """Fails if a plan lacks its ways, its bytes or its days."""
     found = run("vanilla", "--causal", *SMALL, "--dtype", "bfloat16", "--plan", "h100", "--tokens", 10**9)
     assert found.exit_code == 0, found.output
-    for word in ("devices", "1 x 1 x 1", "a device: activations", "a step: products", "tokens a second", "recomputed"):
+    for word in ("devices", "1 x 1 x 1", "a device: activations", "a step: products", "tokens a second", "layers again"):
         assert word in found.output
     value = json.loads(run("vanilla", *SMALL, "--dtype", "bfloat16", "--plan", "h100", "--tokens", 10**9, "--json").stdout)
-    kept, recomputed = value["plans"]
-    assert kept["days"] > 0 and recomputed["share"]["recompute"] and kept["seconds"] >= kept["compute"]
+    kept, _, recomputed = value["plans"]
+    assert kept["days"] > 0 and recomputed["recompute"] == "layers" and kept["seconds"] >= kept["compute"]
+
+
+LARGE = {
+    "kind": "decoder", "input": {"kind": "tokens", "vocab": 128256}, "head": {"kind": "language", "tie": False}, "dim": 8192,
+    "heads": 64, "layers": 80, "mixer": {"name": "grouped_query", "arguments": {"share": 8}}, "position": "rope",
+    "ffn": {"name": "swiglu", "arguments": {"hidden": 28672}}, "norm": "rms",
+}  # fmt: skip
+
+
+def test_config_of_seventy_billion_at_a_million_tokens(tmp_path):
+    """Fails if a large configuration takes memory to ask about, or comes out with other parameters, products or cache."""
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(LARGE))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = run("--config", path, "--length", 1_000_000, "--dtype", "bfloat16", "--json")
+    assert found.exit_code == 0, found.output
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+    value = json.loads(found.stdout)["cost"]
+    each = 2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672
+    assert value["parameters"] == 80 * (each + 2 * 8192) + 8192 + 2 * 128256 * 8192
+    tokens = 10**6
+    assert value["forward"] == 2 * tokens * (80 * each + 128256 * 8192) + 80 * 4 * (tokens * (tokens + 1) // 2) * 8192
+    assert value["per_token"] == 80 * 2 * 1024 * 2
+
+
+def test_config_of_experts(tmp_path):
+    """Fails if a token is said to use all experts, or the plan leaves them all on one device."""
+    path = tmp_path / "config.json"
+    experts = {"name": "top_k", "arguments": {"experts": 8}}
+    path.write_text(json.dumps({**LARGE, "dim": 512, "heads": 8, "layers": 2, "mixer": "vanilla", "ffn": experts}))
+    plan = ["--plan", "L4", "--batch", 64, "--accumulate", 2]
+    found = run("--config", tmp_path, "--length", 8192, "--dtype", "bfloat16", *plan)
+    assert found.exit_code == 0, found.output
+    for word in ("a token uses", "experts, among data ways", "ffn again"):
+        assert word in found.output
+
+
+def test_own_accelerators(tmp_path):
+    """Fails if a table of one's own is not used, or a wrong one is taken."""
+    path, good = tmp_path / "mine.json", {"flops": {"bfloat16": 1e15}, "bandwidth": 1e12, "memory": 10**11, "link": 1e11}
+    path.write_text(json.dumps({"mine": good}))
+    arguments = [*SMALL, "--dtype", "bfloat16", "--accelerators", path]
+    assert run("vanilla", *arguments, "--plan", "mine").exit_code == 0
+    assert "did you mean 'mine'" in run("vanilla", *arguments, "--plan", "min").stderr
+    for wrong, message in (
+        ({"memory": -1}, "mine.memory"),
+        ({"flop": {}}, "did you mean 'flops'"),
+        ({"link": "x"}, "mine.link"),
+    ):
+        path.write_text(json.dumps({"mine": {**good, **wrong}}))
+        assert message in run("vanilla", *arguments, "--plan", "mine").stderr
 
 
 def test_a_million_tokens():
@@ -76,10 +128,10 @@ def test_a_million_tokens():
         (["vanilla", "--length", "-3"], "--length must be between 1 and"),
         (["vanilla", "--length", "99999999999"], "--length must be between 1 and"),
         (["vanilla", "--dim", "0"], "--dim must be between 1 and"),
-        (["vanilla", "--layers", "-1"], "layers must be a whole number >= 1"),
-        (["vanilla", "--vocab", "0"], "vocab must be a whole number >= 1"),
+        (["vanilla", "--layers", "-1"], "layers: Input should be greater than or equal to 1"),
+        (["vanilla", "--vocab", "0"], "vocab: Input should be greater than or equal to 1"),
         (["vanilla", "--hidden", "0"], "hidden must be a whole number >= 1"),
-        (["vanilla", "--dim", "99999999999", "--heads", "1"], "dim must be at most"),
+        (["vanilla", "--dim", "99999999999", "--heads", "1"], "dim: Input should be less than or equal to"),
         (["vanilla", "--heads", "7"], "dim must be divisible by heads"),
         (["vanilla", "--dtype", "int8"], "--dtype must be one of float32"),
         (["vanilla", "--plan", "H10"], "no accelerator 'H10': did you mean 'H100'?"),
@@ -87,8 +139,15 @@ def test_a_million_tokens():
         (["vanilla", "--tokens", "5"], "--tokens is for --plan"),
         (["local", "--set", "widow=5"], "local takes no argument 'widow': did you mean 'window'?"),
         (["fnet", "--causal"], "cannot be causal"),
-        (["bigbird", "--length", "1000000"], "blocks must be at most 4096"),
-        (["synthesizer_random", "--length", "33554432", "--dim", "8192", "--heads", "8192"], "larger than torch can describe"),
+        (["bigbird", "--length", "1000000"], "give block=245 or more"),
+        (
+            ["synthesizer_random", "--length", "16777216", "--dim", "65536", "--heads", "65536"],
+            "larger than torch can describe",
+        ),
+        (["--config", "nowhere.json"], "there is no nowhere.json"),
+        (["vanilla", "--config", "nowhere.json"], "leave vanilla out"),
+        (["vanilla", "--accumulate", "2"], "--accumulate is for --plan"),
+        (["vanilla", "--plan", "H100", "--accelerators", "nowhere.json"], "nowhere.json cannot be read"),
     ],
 )
 def test_refusals(arguments, message):

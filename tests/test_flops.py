@@ -14,7 +14,7 @@ from regard.ffn import MLP, FeedForward
 from regard.measure import formulas
 from regard.measure.cost import cost
 from regard.measure.count import FlopCounter, count
-from regard.measure.model import Sizes, on_meta
+from regard.measure.model import on_meta, plain
 from regard.measure.pairs import held_keys, pairs
 from regard.measure.textbook import textbook, wide_block
 from regard.measure.work import Call, Work, formula, work
@@ -166,7 +166,7 @@ def test_lecture_table_to_the_unit():
 def test_seventy_billion_parameters_at_a_million_tokens():
     """Fails if the largest models take memory, or more than seconds, to ask about."""
     start = time.process_time()
-    model = on_meta(Sizes(get("vanilla"), {"heads": 64, "causal": True}, dim=8192, layers=80, vocab=128_000, hidden=38_000))
+    model = on_meta(plain(get("vanilla"), {"heads": 64, "causal": True}, dim=8192, layers=80, vocab=128_000, hidden=38_000))
     found = cost(model, 1_000_000, width=2)
     assert all(p.is_meta for p in model.parameters())
     assert 6.5e10 < found.parameters < 7.5e10

@@ -1,6 +1,7 @@
 """Activations, the memory of a training step, and plans: formulas against counted bytes and against arithmetic."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from regard.measure.accelerators import TABLE, accelerator, peak
 from regard.measure.cost import cost
 from regard.measure.count import PeakCounter, keeping
 from regard.measure.memory import STATES, counted_step, step_memory
-from regard.measure.model import Sizes, build, on_meta
+from regard.measure.model import inputs, on_meta, plain
 from regard.measure.plan import BYTES, Job, Ways, communication, plan, share, spread
 from regard.measure.work import Call, work
+from regard.models import build
 from regard.registry import get, list_recipes
 from regard.show.build import fitted
 
@@ -30,7 +32,7 @@ def sizes_of(name, n, layers, dim, vocab, **more):
     recipe = get(name)
     heads = recipe.parameters["heads"].default
     given = {"heads": 4 if heads is inspect.Parameter.empty else heads, **more}
-    return Sizes(recipe, fitted(recipe, n, given), dim, layers, vocab)
+    return plain(recipe, fitted(recipe, n, given), dim=dim, layers=layers, vocab=vocab)
 
 
 @pytest.mark.parametrize(("name", "n", "layers", "dim", "vocab"), MODELS)
@@ -39,7 +41,7 @@ def test_peak_of_a_training_step(name, n, layers, dim, vocab):
     torch.manual_seed(0)
     sizes = sizes_of(name, n, layers, dim, vocab)
     model = build(sizes)
-    counted = counted_step(model, torch.randint(vocab, (2, n)), torch.optim.AdamW(model.parameters()))
+    counted = counted_step(model, inputs(sizes, n, 2), torch.optim.AdamW(model.parameters()))
     predicted = step_memory(on_meta(sizes), n, batch=2)
     assert predicted.peak == pytest.approx(counted, rel=0.25)
     assert predicted.peak >= predicted.parameters + predicted.optimizer + predicted.saved
@@ -106,8 +108,11 @@ def test_shares_of_a_device():
     assert sum(BYTES["bfloat16"]) == sum(BYTES["float32"]) == 16
     assert alone.activations == found.saved + 2 * 8 * 2048 * 1000 * 2
     cut = share(here, found, Ways(4, 2, 2))
-    assert cut.total == pytest.approx(alone.total / 16, rel=0.01)
-    assert share(here, found, Ways(), recompute=True).activations < alone.activations / 2
+    assert cut.total - cut.gathered == pytest.approx(alone.total / 16, rel=0.01)
+    assert alone.gathered == 0 and cut.gathered == 2 * max(part.parameters for part in found.parts) * 2 // 2
+    both = [share(job(recompute=what), found, Ways()).activations for what in ("ffn", "layers")]
+    assert alone.activations > both[0] > both[1] > 0
+    assert share(job(accumulate=4), found, Ways()).activations == pytest.approx(alone.activations / 4, rel=0.01)
 
 
 def test_fewest_devices_that_fit():
@@ -119,7 +124,8 @@ def test_fewest_devices_that_fit():
     assert found.share.total <= device.memory
     fewer = [ways for ways in spread(large, 40) if ways.devices < found.share.ways.devices]
     assert fewer and all(share(large, work_, ways).total > device.memory for ways in fewer)
-    assert plan(large, device, heads=40, recompute=True).share.ways.devices < found.share.ways.devices
+    again = plan(replace(large, recompute="layers"), device, heads=40)
+    assert again.share.ways.devices < found.share.ways.devices
 
 
 def test_seconds_of_a_step():
@@ -132,8 +138,9 @@ def test_seconds_of_a_step():
     assert found.seconds == max(found.compute, found.memory)
     assert found.tokens_per_second == pytest.approx(8 * 2048 / found.seconds)
     assert found.days == pytest.approx(total / found.tokens_per_second / 86400)
-    again = plan(job(), device, efficiency=0.5, recompute=True)
-    assert again.compute == pytest.approx((2 * work_.forward + work_.backward) / (0.5 * 989e12))
+    again = plan(job(recompute="layers"), device, efficiency=0.5)
+    repeated = sum(part.forward for part in work_.parts if part.name.startswith("layer"))
+    assert again.compute == pytest.approx((work_.forward + repeated + work_.backward) / (0.5 * 989e12))
 
 
 def test_communication():
@@ -160,10 +167,14 @@ def test_plans_that_cannot_be():
     huge = Job(on_meta(sizes_of("talking_heads", 1 << 24, 2, 1024, 100)), 1 << 24, 64)
     with pytest.raises(Unsupported, match="do not hold it"):
         plan(huge, TABLE["L4"], heads=4)
-    with pytest.raises(ValueError, match="layers must be a whole number >= 1"):
+    with pytest.raises(ValueError, match="layers: Input should be greater"):
         sizes_of("vanilla", 64, 0, 64, 100)
-    with pytest.raises(ValueError, match="dim must be at most"):
+    with pytest.raises(ValueError, match="dim: Input should be less"):
         sizes_of("vanilla", 64, 1, 1 << 30, 100)
+    with pytest.raises(ValueError, match="accumulate must be at most the batch, 8, not 9"):
+        job(accumulate=9)
+    with pytest.raises(ValueError, match="recompute must be one of"):
+        job(recompute="all")
 
 
 def test_this_machine():

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from regard.measure.cost import Cost
 from regard.measure.memory import StepMemory
-from regard.measure.plan import Plan
+from regard.measure.plan import RECOMPUTE, Plan
 from regard.measure.timing import Measured
 
 COLUMNS = ("parameters", "FLOPs forward", "backward", "activations", "state", "a token")
@@ -94,12 +94,12 @@ def measured_table(found: Cost, memory: StepMemory, measured: Measured | None) -
 
 
 def plan_table(plans: Sequence[Plan | str]) -> Table:
-    """Without recomputation, and with it."""
+    """One column for each way to compute again."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for name in ("training", "all kept", "recomputed"):
+    for name in ("training", *(f"{what} again" for what in RECOMPUTE)):
         table.add_column(name, justify="left" if name == "training" else "right")
     columns = [_plan_lines(each) for each in plans]
-    for name in columns[0] | columns[1]:
+    for name in dict.fromkeys(name for column in columns for name in column):
         table.add_row(name, *(column.get(name, "") for column in columns))
     return table
 
@@ -111,8 +111,10 @@ def _plan_lines(each: Plan | str) -> dict[str, str]:
     return {
         "devices": f"{ways.devices:,}",
         "data x tensor x sequence ways": f"{ways.data:,} x {ways.tensor:,} x {ways.sequence:,}",
+        **({"experts, among data ways": f"{share.expert:,}"} if share.expert > 1 else {}),
         "a device: weights and gradients": size(share.parameters + share.gradients),
         "a device: optimizer": size(share.optimizer),
+        "a device: a layer, gathered": size(share.gathered),
         "a device: activations": size(share.activations),
         "a device: in all": size(share.total),
         "a step: products": span(each.compute),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,41 +14,46 @@ from regard.cli.arguments import parse
 from regard.cli.cost_table import cost_table, measured_table, plan_table
 from regard.cli.say import USAGE, console, fail, print_json, user_errors
 from regard.errors import Unsupported
-from regard.measure.accelerators import HERE, accelerator
+from regard.measure.accelerators import HERE, TABLE, Accelerator, accelerator, read_table
 from regard.measure.cost import Cost, cost
 from regard.measure.memory import StepMemory, step_memory
-from regard.measure.model import Sizes, TokenModel, on_meta
-from regard.measure.plan import BYTES, Job, Plan, plan
+from regard.measure.model import on_meta, plain
+from regard.measure.plan import BYTES, RECOMPUTE, Job, Plan, plan
 from regard.measure.timing import Measured, measured, why_not
+from regard.models import Config
+from regard.models.config import Patches
+from regard.models.save import CONFIG, read_config
 from regard.registry import get
 from regard.show.build import fitted, heads_of
 
-MOST, LONGEST = 1 << 40, 1 << 25
-PLAIN = (int, float, str, bool, type(None))
+MOST, LONGEST = 1 << 40, 1 << 24
 DIM, HEADS, LAYERS, VOCAB, LENGTH = 512, 8, 6, 32_000, 4096
+NAME = "vanilla"
+Devices = Mapping[str, Accelerator]
 
 
 @dataclass(frozen=True)
 class Answer:
     """All that was found out about a model."""
 
-    sizes: Sizes
-    length: int
-    batch: int
-    dtype: str
-    heads: int
-    model: TokenModel
+    name: str
+    config: Config
+    job: Job
     cost: Cost
     memory: StepMemory
+    plans: list[Plan | str]
+    measured: Measured | None = None
+    refusal: str | None = None
 
 
 def cost_command(
-    name: Annotated[str, typer.Argument(help="A recipe, as `regard list` names it: the mixer of every block.")] = "vanilla",
-    length: Annotated[int, typer.Option(help="Tokens of a sequence.")] = LENGTH,
-    dim: Annotated[int, typer.Option(help="Width of a token.")] = DIM,
+    name: Annotated[str | None, typer.Argument(help=f"A recipe, the mixer of every block: {NAME} unless given.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A model's config.json, or its folder, in place of a recipe.")] = None,
+    length: Annotated[int | None, typer.Option(help=f"Tokens of a sequence: {LENGTH}, or what the model is for.")] = None,
+    dim: Annotated[int | None, typer.Option(help=f"Width of a token: {DIM} unless given.")] = None,
     heads: Annotated[int | None, typer.Option(help=f"{HEADS} unless given, or what the recipe prefers.")] = None,
-    layers: Annotated[int, typer.Option(help="Blocks.")] = LAYERS,
-    vocab: Annotated[int, typer.Option(help="Words of the embedding and of the head.")] = VOCAB,
+    layers: Annotated[int | None, typer.Option(help=f"Blocks: {LAYERS} unless given.")] = None,
+    vocab: Annotated[int | None, typer.Option(help=f"Words of the embedding and of the head: {VOCAB:,} unless given.")] = None,
     batch: Annotated[int, typer.Option(help="Sequences in a step.")] = 1,
     hidden: Annotated[int | None, typer.Option(help="Width inside the feed-forward layers; 4 dim unless given.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Built causal.")] = False,
@@ -54,37 +61,53 @@ def cost_command(
     dtype: Annotated[str, typer.Option(help=f"Of the numbers: {', '.join(BYTES)}.")] = "float32",
     measure: Annotated[bool, typer.Option("--measure", help="Run a few steps, where the machine allows it.")] = False,
     plan: Annotated[str | None, typer.Option(help=f'An accelerator, such as H100, or "{HERE}": plan the training.')] = None,
+    accelerators: Annotated[Path | None, typer.Option(help="Your own accelerators for --plan, a JSON file.")] = None,
+    accumulate: Annotated[int, typer.Option(help="Parts of a batch, one after the other, for --plan.")] = 1,
     tokens: Annotated[int | None, typer.Option(help="Tokens to train on in all, for --plan.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
 ) -> None:
     """What a model costs, by formula, so that the largest costs nothing to ask about.
 
-    The model is an embedding, blocks of one mixer and a feed-forward layer, and a head over the vocabulary.
+    The model is an embedding, blocks of one mixer and a feed-forward layer, and a head over the vocabulary; or any --config.
 
     Example: regard cost vanilla --causal --dim 8192 --heads 64 --layers 80 --length 1000000 --dtype bfloat16 --plan H100
     """
-    _check_options(plan, tokens)
+    _check_options(plan, {"--tokens": tokens, "--accelerators": accelerators, "--accumulate": None if accumulate == 1 else 1})
     with user_errors():
-        recipe = get(name)
-        heads = heads_of(recipe, HEADS) if heads is None else heads
-        _check_sizes(length=length, dim=dim, heads=heads, batch=batch)
-        given = {"dim": dim, "heads": heads, **parse(recipe, set_ or []), **({"causal": True} if causal else {})}
-        options = {key: value for key, value in fitted(recipe, length, given).items() if key != "dim"}
-        answer = _answer(Sizes(recipe, options, dim, layers, vocab, hidden), length, batch, dtype, heads)
-        plans = [] if plan is None else _plans(answer, plan, tokens)
-        refusal = why_not(answer.sizes, length, batch) if measure else None
-        found = measured(answer.sizes, length, batch) if measure and refusal is None else None
+        flags = {"dim": dim, "heads": heads, "layers": layers, "vocab": vocab, "hidden": hidden, "causal": causal or None}
+        if config is None:
+            long = LENGTH if length is None else length
+            model = _from_flags(name or NAME, long, flags, set_ or [])
+        else:
+            _check_alone(name, {**flags, "set": set_})
+            model = read_config(config / CONFIG if config.is_dir() else config)
+            long = _length(model, length)
+        _check_sizes(length=long, batch=batch)
+        job = Job(on_meta(model), long, batch, _known(dtype), tokens, accumulate)
+        answer = _answer(
+            str(config or name or NAME), model, job, plan, TABLE if accelerators is None else read_table(accelerators)
+        )
+        if measure:
+            answer = _with_measured(answer)
     if json:
-        print_json(_as_json(answer, plans, found, refusal))
+        print_json(_as_json(answer))
     else:
-        _print(answer, plans, found, refusal)
+        _print(answer)
 
 
-def _check_options(plan: str | None, tokens: int | None) -> None:
-    if tokens is not None and plan is None:
-        fail("--tokens is for --plan: name an accelerator", USAGE)
-    if tokens is not None and not 1 <= tokens <= MOST * MOST:
-        fail(f"--tokens must be a whole number >= 1, not {tokens}", USAGE)
+# ---------------------------------------------------------------------------------------------- what is asked
+def _check_options(plan: str | None, only: dict[str, Any]) -> None:
+    """What is for --plan alone is given with it."""
+    for option, value in only.items():
+        if value is not None and plan is None:
+            fail(f"{option} is for --plan: name an accelerator", USAGE)
+
+
+def _check_alone(name: str | None, flags: dict[str, Any]) -> None:
+    """A configuration says all; flags beside it would be ignored."""
+    given = [f"--{flag}" for flag, value in flags.items() if value] + ([name] if name else [])
+    if given:
+        raise ValueError(f"--config says what the model is: leave {given[0]} out")
 
 
 def _check_sizes(**sizes: int) -> None:
@@ -94,49 +117,78 @@ def _check_sizes(**sizes: int) -> None:
             raise ValueError(f"--{name} must be between 1 and {most:,}, not {size:,}")
 
 
-def _answer(sizes: Sizes, length: int, batch: int, dtype: str, heads: int) -> Answer:
+def _known(dtype: str) -> str:
     if dtype not in BYTES:
         raise ValueError(f"--dtype must be one of {', '.join(BYTES)}, not {dtype!r}")
-    model, width = on_meta(sizes), BYTES[dtype][0]
-    found = cost(model, length, batch=batch, width=width)
-    memory = step_memory(model, length, batch=batch, width=width)
-    return Answer(sizes, length, batch, dtype, heads, model, found, memory)
+    return dtype
 
 
-def _plans(answer: Answer, name: str, tokens: int | None) -> list[Plan | str]:
-    """Without and with recomputation; a reason where no number of devices is enough."""
-    device, job = accelerator(name), Job(answer.model, answer.length, answer.batch, answer.dtype, tokens)
+def _from_flags(name: str, length: int, flags: dict[str, Any], settings: list[str]) -> Config:
+    """The configuration that a recipe and sizes make."""
+    recipe, given = get(name), {flag: value for flag, value in flags.items() if value is not None}
+    heads, dim = given.get("heads", heads_of(recipe, HEADS)), given.get("dim", DIM)
+    _check_sizes(length=length, dim=dim, heads=heads)
+    told = {"heads": heads, **parse(recipe, settings), **({"causal": True} if "causal" in given else {})}
+    sizes = {"dim": dim, "layers": given.get("layers", LAYERS), "vocab": given.get("vocab", VOCAB)}
+    return plain(recipe, fitted(recipe, length, told), **sizes, hidden=given.get("hidden"))
+
+
+def _length(config: Config, length: int | None) -> int:
+    """As asked; else the longest that the model is for."""
+    fixed = config.input.length if isinstance(config.input, Patches) else None
+    if fixed is not None and length not in (None, fixed):
+        raise ValueError(f"--length is {length}, and the image has {fixed} tokens: leave it out")
+    return fixed or length or config.length or LENGTH
+
+
+# ---------------------------------------------------------------------------------------------- what is answered
+def _answer(name: str, config: Config, job: Job, device: str | None, table: Devices) -> Answer:
+    found = cost(job.model, job.length, batch=job.batch, width=job.width)
+    memory = step_memory(job.model, job.length, batch=job.batch, width=job.width)
+    return Answer(name, config, job, found, memory, [] if device is None else _plans(config, job, device, table))
+
+
+def _with_measured(answer: Answer) -> Answer:
+    refusal = why_not(answer.config, answer.job.length, answer.job.batch)
+    if refusal is not None:
+        return replace(answer, refusal=refusal)
+    return replace(answer, measured=measured(answer.config, answer.job.length, answer.job.batch))
+
+
+def _plans(config: Config, job: Job, name: str, table: Devices) -> list[Plan | str]:
+    """One for each way to compute again; a reason where no number of devices is enough."""
+    device = accelerator(name, table)
     found: list[Plan | str] = []
-    for recompute in (False, True):
+    for recompute in RECOMPUTE:
         try:
-            found.append(plan(job, device, heads=answer.heads, recompute=recompute))
+            found.append(plan(replace(job, recompute=recompute), device, heads=config.heads))
         except Unsupported as refusal:
             found.append(str(refusal))
     return found
 
 
-def _as_json(answer: Answer, plans: list[Plan | str], found: Measured | None, refusal: str | None) -> dict[str, Any]:
-    sizes = answer.sizes
-    options = {key: value if isinstance(value, PLAIN) else repr(value) for key, value in sizes.options.items()}
+def _as_json(answer: Answer) -> dict[str, Any]:
+    job, plans = answer.job, answer.plans
     return {
-        "recipe": sizes.recipe.name, "options": options, "dim": sizes.dim, "layers": sizes.layers, "vocab": sizes.vocab,
-        "length": answer.length, "batch": answer.batch, "dtype": answer.dtype,
+        "name": answer.name, "config": answer.config.model_dump(), "length": job.length, "batch": job.batch, "dtype": job.dtype,
         "cost": answer.cost.as_json(), "step_memory": asdict(answer.memory),
         "plans": [each if isinstance(each, str) else asdict(each) | {"seconds": each.seconds} for each in plans],
-        "measured": None if found is None else asdict(found), "not_measured": refusal,
+        "measured": None if answer.measured is None else asdict(answer.measured), "not_measured": answer.refusal,
     }  # fmt: skip
 
 
-def _print(answer: Answer, plans: list[Plan | str], found: Measured | None, refusal: str | None) -> None:
-    out, sizes = console(), answer.sizes
-    words = f"{answer.batch} x {answer.length:,} tokens, {sizes.layers} layers of width {sizes.dim}, {answer.dtype}"
-    out.print(Text.assemble((sizes.recipe.name, "bold cyan"), f"  {words}"))
+def _print(answer: Answer) -> None:
+    out, config, job = console(), answer.config, answer.job
+    words = f"{job.batch} x {job.length:,} tokens, {config.layers} layers of width {config.dim}, {job.dtype}"
+    out.print(Text.assemble((answer.name, "bold cyan"), f"  {words}"))
     out.print()
     out.print(cost_table(answer.cost))
+    if answer.cost.active < answer.cost.parameters:
+        out.print(f"a token uses {answer.cost.active:,} of the parameters")
     out.print()
-    out.print(measured_table(answer.cost, answer.memory, found))
-    if refusal is not None:
-        out.print(f"not measured: {refusal}")
-    if plans:
+    out.print(measured_table(answer.cost, answer.memory, answer.measured))
+    if answer.refusal is not None:
+        out.print(f"not measured: {answer.refusal}")
+    if answer.plans:
         out.print()
-        out.print(plan_table(plans))
+        out.print(plan_table(answer.plans))

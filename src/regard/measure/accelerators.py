@@ -7,10 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from regard.errors import nearest
+from regard.models.config import Closed
 
 GB, TERA = 10**9, 10**12
 HERE = "this machine"
@@ -56,18 +60,53 @@ TABLE = {
             "L4", {"bfloat16": 121 * TERA, "tf32": 60 * TERA, "float32": 30.3 * TERA}, 300 * GB, 24 * GB, 64 * GB,
             "NVIDIA L4 Tensor Core GPU data sheet, without sparsity; its link is PCIe 4 x16",
         ),
-        Accelerator("TPU-v5e", {"bfloat16": 197 * TERA}, 819 * GB, 16 * GB, 200 * GB, "Google Cloud TPU v5e documentation"),
+        Accelerator(
+            "TPU-v5e", {"bfloat16": 197 * TERA}, 819 * GB, 16 * GB, 400 * GB,
+            "Google Cloud documentation, TPU v5e: 1,600 Gbit/s between chips each way, 400 GB/s both ways",
+        ),
     )
 }  # fmt: skip
 
 
-def accelerator(name: str) -> Accelerator:
+def accelerator(name: str, table: Mapping[str, Accelerator] = TABLE) -> Accelerator:
     """By name, whatever its case; "this machine" is measured."""
-    known = {each.lower(): each for each in (*TABLE, HERE)}
+    known = {each.lower(): each for each in (*table, HERE)}
     found = known.get(name.lower())
     if found is None:
         raise ValueError(f"no accelerator {name!r}: {nearest(name, known.values())}")
-    return this_machine() if found == HERE else TABLE[found]
+    return this_machine() if found == HERE else table[found]
+
+
+# ---------------------------------------------------------------------------------------------- tables of one's own
+Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Entry(Closed):
+    """An accelerator in a file: see `Accelerator`, in the same units, FLOP/s, bytes/s and bytes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+    flops: Annotated[dict[Literal["float32", "tf32", "bfloat16"], Amount], Field(min_length=1)]
+    bandwidth: Amount
+    memory: Annotated[int, Field(ge=1)]
+    link: Amount
+    source: str = "given"
+    efficiency: Annotated[float, Field(gt=0, le=1)] = 0.4
+
+
+def read_table(path: Path) -> dict[str, Accelerator]:
+    """Accelerators of a JSON file, {name: {"flops": {"bfloat16": 1e15}, "bandwidth": .., "memory": .., "link": ..}}."""
+    try:
+        given = TypeAdapter(dict[str, Entry]).validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ValueError(f"{path} is no table of accelerators: {where}: {first['msg']}") from None
+    if not given:
+        raise ValueError(f"{path} names no accelerator")
+    return {name: Accelerator(name, **entry.model_dump()) for name, entry in given.items()}
 
 
 def peak(device: Accelerator, dtype: str) -> float:

@@ -19,6 +19,8 @@ from regard.errors import check_whole
 from regard.measure import formulas
 from regard.measure.work import Call, Work, work
 from regard.mixer import Mixer
+from regard.models.embed import TokenEmbed, VectorEmbed
+from regard.position import Embed
 
 LONGEST, MOST = 1 << 25, 1 << 40  # tokens, examples: numbers beyond are no sizes
 __all__ = ["Cost", "cost", "formulas"]
@@ -28,6 +30,7 @@ __all__ = ["Cost", "cost", "formulas"]
 class Cost:
     """What one call of a module costs; see `regard.measure.work.Work` for what is counted.
 
+    active              parameters that a token uses: all, but for experts that it does not ask
     forward, backward   FLOPs
     again               of `backward`: what is computed a second time
     saved               bytes of activations that autograd keeps
@@ -37,6 +40,7 @@ class Cost:
     name: str
     kind: str
     parameters: int
+    active: int
     forward: int
     backward: int
     again: int
@@ -67,19 +71,26 @@ def cost(module: nn.Module, length: int, *, batch: int = 1, width: int = 4, cont
     for name, size, most in (("length", length, LONGEST), ("context", context or 0, LONGEST), ("batch", batch, MOST)):
         if size > most:
             raise ValueError(f"{name} must be at most {most:,}, not {size:,}")
-    check_length(module, length)
+    check_length(module, max(length, context or 0))
     call = Call(batch, length, length if context is None else context)
     whole = work(module, call)
-    half = work(module, call.of(length // 2)) if whole.state and length > 1 else whole
+    half = work(module, call.of(length // 2, context)) if whole.state and length > 1 else whole
     return _named("model", whole, half, width, length - length // 2)
 
 
 def check_length(module: nn.Module, length: int) -> None:
     """No part may have been built for fewer tokens."""
     for part in module.modules():
-        most = part.length if isinstance(part, Mixer | Layer) else None
+        most = _longest(part)
         if most is not None and length > most:
             raise ValueError(f"{type(part).__name__} was built for at most {most:,} tokens, and the length is {length:,}")
+
+
+def _longest(part: nn.Module) -> int | None:
+    """How many tokens a part was built for; None: any number."""
+    if isinstance(part, TokenEmbed | VectorEmbed):
+        return part.position.length if isinstance(part.position, Embed) else None
+    return part.length if isinstance(part, Mixer | Layer) else None
 
 
 def _named(name: str, whole: Work, half: Work, width: int, tokens: int) -> Cost:
@@ -88,6 +99,6 @@ def _named(name: str, whole: Work, half: Work, width: int, tokens: int) -> Cost:
     parts = tuple(_named(part, found, half.parts.get(part, Work()), width, tokens) for part, found in whole.parts.items())
     per_token = max(0.0, (whole.state - half.state) * width / tokens) if whole.state else 0.0
     return Cost(
-        name, whole.kind, whole.parameters, whole.forward, whole.backward, whole.again,
+        name, whole.kind, whole.parameters, whole.active, whole.forward, whole.backward, whole.again,
         whole.saved * width, whole.state * width, per_token, parts,
     )  # fmt: skip

@@ -61,7 +61,20 @@ def _matrix_vector(a: Tensor, b: Tensor, *rest: Any, **more: Any) -> float:
     return 2 * a.numel()
 
 
+def _bag(table: Tensor, indices: Tensor, *rest: Any, **more: Any) -> float:
+    """Rows of a table, weighed and summed."""
+    return 2 * indices.numel() * table.shape[1]
+
+
+def _bag_backward(grad: Tensor, *rest: Any, **more: Any) -> float:
+    """For the table, or for the weights: each number of each row that was read, once.  The indices are the first whole ones."""
+    indices = next(x for x in rest if isinstance(x, Tensor) and not x.is_floating_point())
+    return 2 * indices.numel() * grad.shape[1]
+
+
 KNOWN: dict[Any, Flops] = {
+    aten._embedding_bag: _bag, aten._embedding_bag_dense_backward: _bag_backward,
+    aten._embedding_bag_per_sample_weights_backward: _bag_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _flash,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_backward,
     aten._fft_c2c: _transform, aten._fft_r2c: _transform, aten._fft_c2r: _transform,

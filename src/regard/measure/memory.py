@@ -15,7 +15,8 @@ from torch import Tensor
 from regard.errors import check_choice
 from regard.measure.cost import Cost, cost
 from regard.measure.count import PeakCounter
-from regard.measure.model import TokenModel
+from regard.measure.model import Outline, loss, outline
+from regard.models import Model
 
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # numbers that an optimizer keeps for each parameter
 AT_STEP = {"sgd": 0, "momentum": 0, "adamw": 2}  # tensors of the size of the largest parameter that it needs while it steps
@@ -38,36 +39,35 @@ class StepMemory:
     peak: int
 
 
-def step_memory(model: TokenModel, length: int, *, batch: int = 1, width: int = 4, optimizer: str = "adamw") -> StepMemory:
+def step_memory(model: Model, length: int, *, batch: int = 1, width: int = 4, optimizer: str = "adamw") -> StepMemory:
     """Predicted, for numbers of `width` bytes."""
     check_choice("optimizer", optimizer, STATES)
-    found = cost(model, length, batch=batch, width=width)
+    found, sizes = cost(model, length, batch=batch, width=width), outline(model, length, batch)
     held = found.parameters * width
-    logits = batch * length * model.head.out_features * width
     largest = max(p.numel() for p in model.parameters()) * width
-    moments = [found.saved + 2 * logits, *_backward(found, batch * length, model, width), held + AT_STEP[optimizer] * largest]
+    loss_is_there = found.saved + 2 * sizes.logits * width
+    moments = [loss_is_there, *_backward(found, sizes, width), held + AT_STEP[optimizer] * largest]
     states = STATES[optimizer] * held
     peak = held + states + max(moments)
     return StepMemory(held, held, states, found.saved, max(0, max(moments) - found.saved), peak)
 
 
-def _backward(found: Cost, rows: int, model: TokenModel, width: int) -> list[int]:
+def _backward(found: Cost, sizes: Outline, width: int) -> list[int]:
     """Bytes while each part goes back: what is kept of those before it, gradients of those behind it, and its own."""
     moments, saved, gradients = [], found.saved, 0
-    stream = rows * model.stack.dim * width
     for part in reversed(found.parts):
-        moments.append(saved + gradients + part.parameters * width + 2 * stream + part.saved // 2)
+        moments.append(saved + gradients + part.parameters * width + 2 * sizes.stream * width + part.saved // 2)
         saved, gradients = saved - part.saved, gradients + part.parameters * width
     return moments
 
 
-def counted_step(model: TokenModel, tokens: Tensor, optimizer: torch.optim.Optimizer, *, steps: int = 2) -> int:
+def counted_step(model: Model, given: tuple[Tensor, ...], optimizer: torch.optim.Optimizer, *, steps: int = 2) -> int:
     """The most bytes alive at once in so many training steps: parameters, and all tensors that operations made."""
     with PeakCounter() as seen:
         for p in model.parameters():
             seen.watch(p.detach())
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
-            model.loss(tokens, tokens).backward()
+            loss(model, given).backward()
             optimizer.step()
     return seen.peak

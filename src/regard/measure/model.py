@@ -1,88 +1,108 @@
-"""The model that `regard cost` speaks of: an embedding, blocks of one mixer, a head over the vocabulary."""
+"""The models that `regard cost` speaks of: any configuration, or one that a recipe and a few sizes make."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from pydantic import ValidationError
+from torch import Tensor
 
-from regard.block import Block
-from regard.errors import check_whole
-from regard.ffn import MLP
-from regard.measure.work import Call, Work, formula, kept, together, work
-from regard.norm import LayerNorm
-from regard.registry import Recipe, create
-from regard.stack import Plain
-
-LIMITS = {"dim": 1 << 24, "layers": 1 << 12, "vocab": 1 << 32, "hidden": 1 << 28}  # numbers beyond are no sizes
+from regard.models import Config, Model, build, part
+from regard.models.config import Language, Masked, Patches, Tokens, Vectors
+from regard.models.loss import choice_loss
+from regard.models.save import said
+from regard.registry import Recipe
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What a model is built with.
+def plain(
+    recipe: Recipe,
+    options: Mapping[str, Any],
+    *,
+    dim: int = 512,
+    layers: int = 6,
+    vocab: int = 32_000,
+    hidden: int | None = None,
+) -> Config:
+    """An embedding, blocks of one mixer and an MLP with norms before, and a head over the vocabulary with weights of its own.
 
-    recipe    the mixer of every block, built with `options`
+    options   arguments of the recipe; the model tells it the width, and `causal` makes a decoder
     hidden    width inside the feed-forward layers, four times `dim` unless given
     """
-
-    recipe: Recipe
-    options: Mapping[str, Any] = field(default_factory=dict)
-    dim: int = 512
-    layers: int = 6
-    vocab: int = 32_000
-    hidden: int | None = None
-
-    def __post_init__(self) -> None:
-        check_whole(1, dim=self.dim, layers=self.layers, vocab=self.vocab)
-        if self.hidden is not None:
-            check_whole(1, hidden=self.hidden)
-        given = {"dim": self.dim, "layers": self.layers, "vocab": self.vocab, "hidden": self.hidden or 1}
-        for name, size in given.items():
-            if size > LIMITS[name]:
-                raise ValueError(f"{name} must be at most {LIMITS[name]:,}, not {size:,}")
+    given = {name: value for name, value in options.items() if name != "causal"}
+    mixer = part(recipe.name, **given)
+    try:
+        return Config(
+            kind="decoder" if options.get("causal") else "encoder", input=Tokens(vocab=vocab), head=Language(tie=False),
+            dim=dim, heads=options.get("heads", 1), layers=layers, mixer=[mixer], position=part("none"),
+            ffn=part("mlp") if hidden is None else part("mlp", hidden=hidden),
+        )  # fmt: skip
+    except ValidationError as error:
+        raise ValueError(said(error)) from None
 
 
-class TokenModel(nn.Module):
-    """tokens (b n) -> logits (b n vocab)."""
-
-    def __init__(self, vocab: int, stack: Plain) -> None:
-        super().__init__()
-        self.embedding, self.stack = nn.Embedding(vocab, stack.dim), stack
-        self.norm, self.head = LayerNorm(stack.dim), nn.Linear(stack.dim, vocab, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """See the class."""
-        return self.head(self.norm(self.stack(self.embedding(tokens))))
-
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy; the logits are let go as soon as they were read."""
-        return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
-
-
-@formula(TokenModel)
-def _token_model(module: TokenModel, call: Call) -> Work:
-    """The parts, and the probabilities that the loss keeps."""
-    stack = work(module.stack, call)
-    loss = kept(call.rows * (module.head.out_features + 2))
-    ends = {"norm": work(module.norm, call), "head": work(module.head, call), "loss": loss}
-    total = together(embedding=work(module.embedding, call), **stack.parts, **ends)
-    return total
-
-
-def build(sizes: Sizes) -> TokenModel:
-    """The model of these sizes, on the device at hand.  Whatever describes models otherwise is to be plugged in here."""
-    mixers = [create(sizes.recipe.name, dim=sizes.dim, **sizes.options) for _ in range(sizes.layers)]
-    return TokenModel(sizes.vocab, Plain([Block(mixer, MLP(sizes.dim, sizes.hidden)) for mixer in mixers]))
-
-
-def on_meta(sizes: Sizes) -> TokenModel:
-    """The same without numbers: whatever its size, it takes no memory."""
+def on_meta(config: Config) -> Model:
+    """The model without numbers: whatever its size, it takes no memory."""
     try:
         with torch.device("meta"):
-            return build(sizes)
+            return build(config)
     except RuntimeError as error:  # a tensor of more bytes than can be counted
         raise ValueError(f"a tensor of it would be larger than torch can describe: {error}") from error
+
+
+def config_of(model: Model) -> Config:
+    """The configuration that a model was built from; one that was built by hand has none, and raises."""
+    if model.config is None:
+        raise ValueError("the model has no configuration, from which its sizes are read: build it from one")
+    return model.config
+
+
+class Outline(NamedTuple):
+    """Sizes of a model that its memory and its traffic depend on.
+
+    stream   numbers of the tokens between two layers, over the whole batch
+    logits   numbers that come out, over the whole batch
+    layers   of both sides, where there are two
+    """
+
+    stream: int
+    logits: int
+    layers: int
+
+
+def outline(model: Model, length: int, batch: int) -> Outline:
+    """See `Outline`."""
+    config = config_of(model)
+    layers = config.layers + (config.encoder or config).layers * (config.kind == "seq2seq")
+    return Outline(batch * length * config.dim, batch * outputs(config, length), layers)
+
+
+def outputs(config: Config, length: int) -> int:
+    """Numbers that come out of an example."""
+    head = config.head
+    if isinstance(head, Language | Masked) and config.tokens is not None:
+        return length * config.tokens.vocab
+    with torch.device("meta"):
+        small = build(config.but(layers=len(config.mixer)))
+        return small(*inputs(config, length, 1)).numel()
+
+
+def inputs(config: Config, length: int, batch: int) -> tuple[Tensor, ...]:
+    """A batch that the model can be called with: zeros, for costs do not depend on what is read."""
+    given = config.input
+    if isinstance(given, Patches):
+        first = torch.zeros(batch, given.channels, given.height, given.width)
+    elif isinstance(given, Vectors):
+        first = torch.zeros(batch, length, given.width)
+    else:
+        first = torch.zeros(batch, length, dtype=torch.long)
+    second = (torch.zeros(batch, length, dtype=torch.long),) if config.kind == "seq2seq" else ()
+    return (first, *second)
+
+
+def loss(model: Model, given: tuple[Tensor, ...]) -> Tensor:
+    """Cross-entropy of logits, or the mean square of what else comes out.  Logits are let go as soon as they were read."""
+    if isinstance(config_of(model).head, Language | Masked):
+        return choice_loss(model(*given), given[-1])
+    return model(*given).square().mean()

@@ -11,7 +11,8 @@ from regard.measure.accelerators import seconds
 from regard.measure.cost import cost
 from regard.measure.count import FlopCounter, keeping
 from regard.measure.memory import counted_step, step_memory
-from regard.measure.model import Sizes, TokenModel, build, on_meta
+from regard.measure.model import inputs, loss, on_meta
+from regard.models import Config, Model, build
 
 MOST_FLOPS = 2 * 10**12  # of a step: some minutes at worst
 SHARE = 0.5  # of the memory of this machine
@@ -28,9 +29,9 @@ class Measured:
     seconds: float
 
 
-def why_not(sizes: Sizes, length: int, batch: int) -> str | None:
+def why_not(config: Config, length: int, batch: int) -> str | None:
     """Why a model is not to be run here; None: it may be."""
-    model = on_meta(sizes)
+    model = on_meta(config)
     found, memory = cost(model, length, batch=batch), step_memory(model, length, batch=batch)
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if memory.peak > SHARE * here:
@@ -40,29 +41,29 @@ def why_not(sizes: Sizes, length: int, batch: int) -> str | None:
     return None
 
 
-def measured(sizes: Sizes, length: int, batch: int) -> Measured:
+def measured(config: Config, length: int, batch: int) -> Measured:
     """Build it, and run a few steps."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = build(sizes)
-        tokens = torch.randint(sizes.vocab, (batch, length))
-    fastest = step_seconds(model, tokens)
+        model = build(config)
+    given = inputs(config, length, batch)
+    fastest = step_seconds(model, given)
     with keeping(model) as kept, FlopCounter() as ahead:
-        loss = model.loss(tokens, tokens)
+        found = loss(model, given)
     with FlopCounter() as back:
-        loss.backward()
-    del loss
-    peak = counted_step(model, tokens, torch.optim.AdamW(model.parameters()))
+        found.backward()
+    del found
+    peak = counted_step(model, given, torch.optim.AdamW(model.parameters()))
     return Measured(ahead.total, back.total, kept.bytes, peak, fastest)
 
 
-def step_seconds(model: TokenModel, tokens: torch.Tensor, *, rounds: int = 3) -> float:
+def step_seconds(model: Model, given: tuple[torch.Tensor, ...], *, rounds: int = 3) -> float:
     """The fastest of some training steps with AdamW, after one to warm up."""
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        model.loss(tokens, tokens).backward()
+        loss(model, given).backward()
         optimizer.step()
 
     return min([seconds(step) for _ in range(rounds + 1)][1:])

@@ -21,7 +21,7 @@ from torch import nn
 
 from regard.block import Layer
 from regard.errors import Unsupported
-from regard.ffn import FeedForward
+from regard.ffn import Experts, FeedForward, ProductKeys
 from regard.measure.count import count
 from regard.mixer import Mixer
 from regard.norm import Norm
@@ -70,6 +70,7 @@ class Work:
     saved               numbers that autograd keeps for the backward pass
     state               numbers that a stream keeps after n tokens
     parameters          numbers that are learned, those of all parts too
+    active              those of them that a token uses: all, but for experts and memories
     parts               where it comes from, by name
     """
 
@@ -79,6 +80,7 @@ class Work:
     saved: int = 0
     state: int = 0
     parameters: int = 0
+    active: int = 0
     kind: str = ""
     parts: Mapping[str, Work] = field(default_factory=dict)
 
@@ -120,21 +122,34 @@ def formula(*kinds: type) -> Callable[[Formula], Formula]:
 def work(module: nn.Module, call: Call) -> Work:
     """What a module does in a call of these sizes."""
     found = next((_formulas[kind] for kind in type(module).__mro__ if kind in _formulas), None)
-    result = _counted(module, call) if found is None else found(module, call)
-    parameters = sum(p.numel() for p in module.parameters())
+    result = run_on_meta(module, call) if found is None else found(module, call)
     if isinstance(module, Mixer | Layer) and not (module.causal and module.can.stream):
         result = result.holding(0)  # it does not stream
-    return replace(result, parameters=parameters, kind=type(module).__name__)
+    parameters = sum(p.numel() for p in module.parameters())
+    return replace(result, parameters=parameters, active=parameters - _idle(module), kind=type(module).__name__)
 
 
-def _counted(module: nn.Module, call: Call) -> Work:
-    """By a run on meta tensors, in single precision."""
+def _idle(module: nn.Module) -> int:
+    """Parameters that a token does not use: those of experts that it does not ask, and slots that it does not read."""
+    total = 0
+    for part in module.modules():
+        if isinstance(part, Experts):
+            total += sum(p.numel() for p in part.bank.parameters()) * (part.count - part.top) // part.count
+        elif isinstance(part, ProductKeys):
+            total += part.values.numel() - min(len(part.values), part.heads * part.top) * part.dim
+    return total
+
+
+def run_on_meta(module: nn.Module, call: Call) -> Work:
+    """What is counted in a run on meta tensors, in single precision."""
     name = type(module).__name__
     hint = f"there is no formula for the cost of {name}: register one with regard.measure.work.formula"
     if not isinstance(module, Mixer | Layer | FeedForward | Norm):
         raise Unsupported(hint)
     try:
-        found = count(deepcopy(module).to("meta", torch.float32), torch.empty(call.b, call.n, module.dim, device="meta"))
+        x, seen = (torch.empty(call.b, size, module.dim, device="meta") for size in (call.n, call.m))
+        looks = isinstance(module, Layer) and module.can.cross
+        found = count(deepcopy(module).to("meta", torch.float32), x, **({"context": seen} if looks else {}))
     except Exception as error:  # whatever it is, the remedy is a formula
         raise Unsupported(f"{hint}; it cannot be counted on meta tensors either: {error}") from error
     return Work(round(found.forward), round(found.backward), saved=found.saved // 4)

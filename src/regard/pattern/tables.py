@@ -64,7 +64,11 @@ class RandomBlocks(_Table):
         if self.seed >= 1 << 63:
             raise ValueError(f"RandomBlocks: seed must be below 2**63, not {self.seed}")
         if self.blocks > MOST_BLOCKS:
-            raise ValueError(f"RandomBlocks: blocks must be at most {MOST_BLOCKS}, not {self.blocks}: take larger ones")
+            least = -(-self.size * self.blocks // MOST_BLOCKS)
+            raise ValueError(
+                f"RandomBlocks: blocks must be at most {MOST_BLOCKS}, not {self.blocks}: for so many tokens give block={least} "
+                "or more"
+            )
         if not isinstance(self.past, bool):
             raise ValueError(f"RandomBlocks: past must be True or False, not {self.past!r}")
         with torch.inference_mode(False):  # the tables are kept, and must serve training too

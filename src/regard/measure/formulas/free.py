@@ -10,7 +10,7 @@ from regard.measure.formulas.softmax import masked, over_pairs
 from regard.measure.work import Call, Work, formula, kept, one_sided, product, work
 from regard.mixers.aft import AFT
 from regard.mixers.average import Average
-from regard.mixers.dynamic_conv import DynamicConv
+from regard.mixers.dynamic_conv import DynamicConv, _Learned
 from regard.mixers.fourier import Fourier
 from regard.mixers.glimpse import GlimpseRead, GlimpseWrite
 from regard.mixers.gmlp import GatedMLP, TinyAttention
@@ -111,6 +111,12 @@ def _pool(module: AveragePool, call: Call) -> Work:
     slid = one_sided(call.b, tokens * module.dim, rows * columns, 1, saved=call.rows * module.dim)
     counted = Work(2 * tokens * rows * columns)
     return (slid + counted).holding(call.b * module.dim * min(call.n, module._needed(call.n)))
+
+
+@formula(_Learned)
+def _learned_taps(module: _Learned, call: Call) -> Work:
+    """The same for all tokens: nothing to compute."""
+    return Work()
 
 
 @formula(DynamicConv)

@@ -1,23 +1,17 @@
-"""Layers of torch, feed-forward layers, norms, residuals, blocks, stacks, and what projects to heads."""
+"""Layers of torch, blocks, and what projects to heads."""
 
 from __future__ import annotations
 
 from math import prod
 
-import torch.nn.functional as F
 from torch import nn
 
 from regard.block import Block
-from regard.ffn import MLP
 from regard.heads import Shared
 from regard.measure.work import Call, Work, formula, kept, product, together, work
 from regard.mixer import MultiHead
 from regard.mixers.etc import ByKind, Same
-from regard.norm import LayerNorm
-from regard.residual import Residual
-from regard.stack import Plain
-
-FROM_OUTPUT = (F.relu, F.tanh, F.sigmoid)  # activations whose backward pass needs the result alone
+from regard.residual import ReZero
 
 
 @formula(nn.Linear)
@@ -59,39 +53,18 @@ def _torch_norm(module: nn.LayerNorm, call: Call) -> Work:
     return kept(call.rows * (prod(module.normalized_shape) + 2))
 
 
-@formula(LayerNorm)
-def _layer_norm(module: LayerNorm, call: Call) -> Work:
-    """Elementwise.  Kept: x, and mean and deviation of each token."""
-    return kept(call.rows * (module.dim + 2))
-
-
-@formula(Residual)
-def _residual(module: Residual, call: Call) -> Work:
-    """What its norms cost; sums cost no product and keep nothing."""
-    return sum((work(part, call) for part in module.children()), Work())
-
-
-@formula(MLP)
-def _mlp(module: MLP, call: Call) -> Work:
-    """2 n d d': O(n d d')."""
-    inner = 0 if module.activation in FROM_OUTPUT else call.rows * module.up.out_features
-    return work(module.up, call) + work(module.down, call) + kept(inner)
-
-
 @formula(Block)
 def _block(module: Block, call: Call) -> Work:
-    """Mixer, cross-attention and feed-forward layer, each with what stands around it.
-
-    The context of `cross` is taken to be as long as the tokens.
-    """
-    names = ("mixer", "cross", "ffn", "around_mixer", "around_cross", "around_ffn")
-    parts = {name: getattr(module, name) for name in names}
-    return together(**{name: work(part, call) for name, part in parts.items() if part is not None})
-
-
-@formula(Plain)
-def _plain(module: Plain, call: Call) -> Work:
-    return together(**{f"layer {i}": work(layer, call) for i, layer in enumerate(module.layers)})
+    """Mixer, cross-attention and feed-forward layer, each with what stands around it; m counts the context of `cross` alone."""
+    own = call.of(call.n)
+    parts = {
+        "mixer": module.mixer, "ffn": module.ffn, "around_mixer": module.around_mixer, "around_cross": module.around_cross,
+        "around_ffn": module.around_ffn,
+    }  # fmt: skip
+    look = {} if module.cross is None else {"cross": work(module.cross, call)}
+    scaled = sum(isinstance(part, ReZero) for part in module.children())  # each keeps what it multiplies, (b n d)
+    total = together(**{name: work(part, own) for name, part in parts.items() if part is not None}, **look)
+    return total + kept(scaled * call.rows * module.dim)
 
 
 # ---------------------------------------------------------------------------------------------- what projects to heads
@@ -137,7 +110,8 @@ def _multi_head(module: MultiHead, call: Call) -> Work:
     read = sum((work(part, call.of(call.m)) for part in (*keys, module.v)), Work())
     inside = work(module.inner, heads_call(module, call))
     out = work(module.out, call)
-    return together(project=(ask + read + out).keeping(_shared_tokens(module, call)), attend=inside)
+    turned = 0 if module.turn is None else call.b * (call.n + call.m) * out_width(module.q, module.dim)
+    return together(project=(ask + read + out).keeping(_shared_tokens(module, call) + turned), attend=inside)
 
 
 def _shared_tokens(module: MultiHead, call: Call) -> int:

@@ -11,6 +11,7 @@ from regard.measure.formulas.linear import UPDATES, sized
 from regard.measure.formulas.softmax import additive, masked
 from regard.measure.work import Call, Work, formula, kept, product, together, work
 from regard.mixers.axial import AxialPasses
+from regard.mixers.branches import Branches
 from regard.mixers.conditional import TaskAttention
 from regard.mixers.etc import GlobalLong
 from regard.mixers.funnel import Funnel
@@ -19,8 +20,9 @@ from regard.mixers.low_rank import LowRankBand
 from regard.mixers.luna import CHUNK, Luna, PastLuna
 from regard.mixers.perceiver import Layer, Perceiver
 from regard.mixers.poolingformer import Poolingformer
+from regard.mixers.positioned import Embedded
 from regard.mixers.realformer import RealFormer
-from regard.mixers.sets import ISAB, MAB, SAB
+from regard.mixers.sets import ISAB, MAB, PMA, SAB
 from regard.mixers.sinkhorn import Sinkhorn
 from regard.mixers.soft_cells import SoftCells
 from regard.mixers.spans import plan
@@ -70,6 +72,19 @@ def _funnel(module: Funnel, call: Call) -> Work:
     """n / stride queries: O(n² d / stride)."""
     front = module.stride - 1 if module.cls else 0
     return work(module.ask, call.of(ceil((call.n + front) / module.stride), call.m))
+
+
+@formula(Branches)
+def _branches(module: Branches, call: Call) -> Work:
+    """Each has its own channels, so each costs what it costs alone."""
+    return together(**{f"branch {i}": work(branch, call) for i, branch in enumerate(module.branches)})
+
+
+@formula(Embedded)
+def _embedded(module: Embedded, call: Call) -> Work:
+    """Positions, and the mixer inside."""
+    memory = Work() if call.m == call.n else work(module.embed, call.of(call.m))
+    return together(embed=work(module.embed, call) + memory, inner=work(module.inner, call))
 
 
 @formula(Longformer)
@@ -135,6 +150,12 @@ def _mab(module: MAB, call: Call) -> Work:
     """Ask, and feed forward: O(n m d)."""
     norms = kept(2 * call.rows * module.dim)
     return work(module.ask, call) + work(module.feed, call) + norms
+
+
+@formula(PMA)
+def _pma(module: PMA, call: Call) -> Work:
+    """Seeds ask all tokens: O(n seeds d + n d²)."""
+    return work(module.feed, call) + work(module.block, call.of(len(module.seeds), call.n)) + kept(call.rows * module.block.dim)
 
 
 @formula(SAB)

@@ -11,6 +11,7 @@ from regard.attentions import (
     Disagreeing,
     HardGaussian,
     LocatedAttention,
+    Persistent,
     ScoredAttention,
     SoftmaxAttention,
 )
@@ -19,6 +20,7 @@ from regard.heads import Talk
 from regard.measure.pairs import held_keys, pairs
 from regard.measure.work import Call, Work, formula, kept, one_sided, product, work
 from regard.pattern import Causal, Full, Pattern
+from regard.position import TUPE, XL, Shaw
 from regard.prior import Prior
 from regard.relative import Labels
 
@@ -60,6 +62,27 @@ def _addend(prior: Prior, pattern: Pattern, call: Call) -> int:
     return 0 if prior.relative else 6 * call.b * seen
 
 
+@formula(Shaw)
+def _shaw(module: Shaw, call: Call) -> Work:
+    """q · a for every distance: O(n distances d)."""
+    return _of_labels(len(module.vectors), call)
+
+
+@formula(XL)
+def _xl(module: XL, call: Call) -> Work:
+    """(q + v) · W R of every distance, n + m - 1 of them, and u · k: O(n (n + m) d)."""
+    gaps = call.n + call.m - 1
+    places = one_sided(call.h, gaps, module.dim, call.e)
+    return places + product(call.bh, call.n, call.e, gaps) + product(call.bh, call.m, call.e, 1, saved=0)
+
+
+@formula(TUPE)
+def _tupe(module: TUPE, call: Call) -> Work:
+    """Places that ask places, once for all examples: O(n² d + n d²)."""
+    asked = work(module.q, Call(1, call.n, call.n)) + work(module.k, Call(1, call.m, call.m))
+    return asked + product(call.h, call.n, call.e, call.m)
+
+
 @formula(Prior)
 def _prior(module: Prior, call: Call) -> Work:
     """Most look their numbers up, or compute them element by element."""
@@ -69,8 +92,20 @@ def _prior(module: Prior, call: Call) -> Work:
 @formula(Labels)
 def _labels(module: Labels, call: Call) -> Work:
     """q · a for every label: O(n labels d)."""
-    labels = module.vectors.shape[1]
+    return _of_labels(module.vectors.shape[1], call)
+
+
+def _of_labels(labels: int, call: Call) -> Work:
     return product(call.bh, call.n, call.e, labels, saved=call.bh * call.n * labels)
+
+
+@formula(Persistent)
+def _persistent(module: Persistent, call: Call) -> Work:
+    """The attention inside, and learned keys that every query sees: O(n (n + count) d)."""
+    inside = work(module.inner, call)
+    more = over_pairs(Full(), call.of(call.n, module.count))
+    joined = kept(call.bh * (call.m * (call.e + call.f) + module.count * (call.e + call.f)))  # behind the tokens
+    return inside + replace(more, saved=0) + joined
 
 
 @formula(AdaptiveSpan)

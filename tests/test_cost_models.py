@@ -1,0 +1,153 @@
+"""Formulas for configurations and stacks against counted runs: feed-forward layers, norms, residuals, positions, heads."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import exact
+import regard
+from regard.block import Block
+from regard.ffn import KINDS, MLP
+from regard.measure.cost import cost
+from regard.measure.count import FlopCounter, count
+from regard.measure.formulas.stacks import held_before
+from regard.measure.model import inputs
+from regard.models import Config, build
+from regard.models.heads import POOLINGS
+from regard.norm import NORMS
+from regard.residual import RESIDUALS
+from regard.stack import (
+    Carry,
+    Compressive,
+    EarlyExit,
+    Feedback,
+    Funnel,
+    Halting,
+    Recent,
+    Reversible,
+    Segments,
+    Shared,
+    Universal,
+    halves,
+)
+
+N, DIM = 70, 64
+BASE = {
+    "kind": "encoder", "input": {"kind": "tokens", "vocab": 100}, "dim": DIM, "heads": 4, "layers": 2, "length": N,
+    "mixer": "vanilla", "head": {"kind": "language"},
+}  # fmt: skip
+SIZED = {
+    "switch": {"experts": 4, "capacity": 0.5}, "top_k": {"experts": 4, "capacity": 0.5, "noisy": True},
+    "product_keys": {"keys": 16, "top": 4},
+}  # fmt: skip
+IMAGE = {"kind": "patches", "height": 32, "width": 32, "patch": 4}
+PLACES = ("none", "sinusoid", "learned", "fourier", "rope", "alibi", "distance", "t5", "shaw", "xl", "tupe")
+CASES = [
+    *({"ffn": {"name": name, "arguments": SIZED.get(name, {})}} for name in KINDS), {"ffn": None},
+    *({"norm": name} for name in NORMS), *({"residual": name} for name in RESIDUALS), *({"position": name} for name in PLACES),
+    *({"head": {"kind": "pooled", "pooling": name}} for name in POOLINGS), {"head": None}, {"head": {"kind": "masked"}},
+    {"head": {"kind": "classify", "classes": 5, "hidden": True}}, {"head": {"kind": "tag", "classes": 7}},
+    {"head": {"kind": "regress", "pooling": "each"}}, {"input": {"kind": "vectors", "width": 9}, "head": None},
+    {"input": IMAGE, "length": None, "head": {"kind": "classify", "classes": 5}},
+    {"input": {**IMAGE, "cls": False}, "length": None, "position": "fourier_2d", "head": {"kind": "pooled"}},
+    {"kind": "seq2seq"}, {"kind": "seq2seq", "encoder": {"layers": 1, "mixer": "fnet"}, "target": {"vocab": 50}},
+    {"kind": "decoder", "mixer": ["linear", "local"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CASES, ids=str)
+def test_configuration_agrees_with_counted_run(change, monkeypatch):
+    """Fails if the formula of a configuration is off by more than 2 % of the FLOPs that are counted, forward, or by more than
+    6 % backward, where scores may be made again."""
+    exact.install(monkeypatch)
+    torch.manual_seed(0)
+    config = Config(**{**BASE, **change})
+    length = config.input.length if config.input.kind == "patches" else N
+    model = build(config)
+    with FlopCounter() as ahead:
+        y = model(*inputs(config, length, 2))
+    with FlopCounter() as back:
+        y.square().mean().backward()
+    found = cost(model, length, batch=2)
+    assert found.forward == pytest.approx(ahead.total, rel=0.02)
+    assert 0.94 * (found.backward - found.again) <= back.total <= 1.06 * found.backward
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_parameters_that_a_token_uses():
+    """Fails if experts that are not asked, or slots that are not read, count as used."""
+    config = Config(**{**BASE, "layers": 1, "ffn": {"name": "top_k", "arguments": {"experts": 8, "hidden": 10}}})
+    found = cost(build(config), N)
+    assert found.parameters - found.active == 6 * 2 * 10 * DIM
+    memory = Config(**{**BASE, "layers": 1, "ffn": {"name": "product_keys", "arguments": {"keys": 16, "top": 4, "heads": 2}}})
+    found = cost(build(memory), N)
+    assert found.parameters - found.active == (16 * 16 - 8) * DIM
+
+
+def test_longer_than_its_positions():
+    """Fails if a model is said to cost something at a length that its embeddings do not know."""
+    with pytest.raises(ValueError, match="built for at most 70 tokens, and the length is 71"):
+        cost(build(Config(**BASE)), N + 1)
+
+
+def test_state_of_an_encoder_decoder():
+    """Fails if a stream does not keep what was read, or keeps something of the encoder."""
+    model = build(Config(**{**BASE, "kind": "seq2seq"}))
+    found = cost(model, 50, context=30, batch=2)
+    assert found.state == 4 * 2 * (30 * DIM + 2 * 2 * 50 * DIM)
+    assert found.per_token == 4 * 2 * 2 * 2 * DIM
+
+
+# ---------------------------------------------------------------------------------------------- stacks
+def block(name="vanilla", causal=True, **more):
+    return Block(regard.create(name, dim=32, heads=2, causal=causal, **more), MLP(32))
+
+
+def heads():
+    return {at: nn.Linear(32, 5) for at in (1, 2)}
+
+
+both = partial(block, causal=False)
+squeeze = partial(Compressive, recent=16, compressed=8, rate=4)
+STACKS = {
+    "shared": lambda: Shared([block(), block("linear")], 5),
+    "universal": lambda: Universal(block(), 4),
+    "halting": lambda: Universal(block(), 3, halting=Halting(32, bias=-9.0)),  # so that nothing halts early
+    "reversible": lambda: Reversible([*halves(block().mixer, MLP(32)), *halves(block().mixer, MLP(32))]),
+    "early exit": lambda: EarlyExit([block(), block()], heads(), threshold=0.5),
+    "segments": lambda: Segments([block(), block()], segment=16, memory=24),
+    "segments, own state": lambda: Segments([block(), block("linear")], segment=16, memory=16),
+    "segments, window": lambda: Segments([block("local", window=8)], segment=16, memory=16),
+    "compressive": lambda: Segments([block(), block()], segment=16, memory=squeeze),
+    "feedback": lambda: Feedback([block(), block()]),
+    "feedback, span": lambda: Feedback([block(), block()], span=20, shared=False),
+    "funnel": lambda: Funnel([[both()], [both(), both()]], [both()]),
+    "funnel, alone": lambda: Funnel([[both()], [both()]], cls=True, ask_all=False),
+    "carry": lambda: Carry([block("realformer"), block("realformer")]),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_stack_agrees_with_counted_run(name, monkeypatch):
+    """Fails if the formula of a stack is off by more than 2 % forward, or backward leaves the band of what is made again."""
+    exact.install(monkeypatch)
+    torch.manual_seed(0)
+    stack = STACKS[name]()
+    done, found = count(stack, torch.randn(2, N, 32)), cost(stack, N, batch=2)
+    assert found.forward == pytest.approx(done.forward, rel=0.02)
+    assert 0.92 * (found.backward - found.again) <= done.backward <= 1.06 * found.backward
+    assert found.parameters == sum(p.numel() for p in stack.parameters())
+
+
+def test_reversible_keeps_the_same_at_any_depth():
+    """Fails if activations of a reversible stack are said to grow with its layers."""
+    deep = [cost(Reversible(halves(block().mixer, MLP(32)) * layers), N).saved for layers in (1, 8)]
+    assert deep[0] == deep[1] == 4 * 2 * N * 32
+
+
+def test_what_memories_hold():
+    """Fails if the states that a memory holds are counted otherwise than they are kept."""
+    assert held_before(Recent(24), 16, 4) == [0, 16, 24, 24]
+    assert held_before(squeeze(32), 16, 5) == [0, 16, 20, 24, 24]
