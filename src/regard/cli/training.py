@@ -18,6 +18,7 @@ from regard.cli.words import keyed, part, span
 from regard.models import Part
 from regard.tasks.rows import HUGGING_FACE
 from regard.train.checkpoint import newest
+from regard.train.group import Lost, leading
 from regard.train.loop import RUNNING, Diverged, Interrupted
 from regard.train.loop import Progress as Seen
 from regard.train.run import SPEC, Spec, execute, read_spec, task_of
@@ -68,7 +69,9 @@ def train(
                 position=part(position), dropout=dropout, settings=settings(given),
             )  # fmt: skip
             folder = checked_folder(out, spec)
-    found = _run(spec, folder, quiet=json)
+    found = _run(spec, folder, quiet=json or not leading())
+    if not leading():
+        return
     if json:
         print_json({"folder": str(folder), **found})
     else:
@@ -117,6 +120,8 @@ def _run(spec: Spec, folder: Path, *, quiet: bool) -> dict[str, Any]:
         fail(f"stopped at once; go on with: {go_on}" if begun else "stopped: there was nothing to keep yet", INTERRUPTED)
     except Diverged as error:
         fail(f"{error}; try a smaller --rate")
+    except Lost as error:
+        fail(f"{error}; go on with: {go_on}")
     except OSError as error:
         last = newest(folder / RUNNING)
         kept = f"; the last checkpoint is {last}" if last is not None and str(last) not in str(error) else ""
