@@ -56,6 +56,8 @@ class Trunk(nn.Module):
         self, x: Tensor, state: Reached | None, *, context: Tensor | None = None, context_mask: Tensor | None = None
     ) -> tuple[Tensor, Reached]:
         """The next chunk -> (b n d) and the state for the chunk after it."""
+        if not isinstance(state, Reached | None):
+            raise TypeError(f"this is no state of a model, but of type {type(state).__name__}: give what the last chunk gave")
         at, layers = (0, None) if state is None else state
         y, _ = self.embed(x, at=at)
         check_stream_length(self.stack.length, at + y.shape[1])
