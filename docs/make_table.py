@@ -83,6 +83,9 @@ COSTS: dict[str, Callable[[Any], str]] = {
     "XCiT": lambda x: "e × e, and 18 neighbours",
     "DynamicConv": lambda x: f"{x.kernel} neighbours",
     "AFT": lambda x: "a state of d" if x.bias is None else f"{ALL}, and no scores",
+    # around attention
+    "Branches": lambda x: " beside ".join(cost(part) for part in x.branches),
+    "Persistent": lambda x: f"{cost(x.inner)}, and {x.keys.shape[-2]:,} learned",
     "AveragePool": lambda x: f"{x.window if x.width is None else x.window**2} neighbours",
 }
 
