@@ -79,6 +79,8 @@ def test_lists_reach_a_recipe_as_tuples():
         ({"input": Patches(height=4, width=4, patch=2)}, "length is 16, and the image has 5 tokens"),
         ({"kind": "decoder", "length": None, "input": Patches(height=4, width=4, patch=2)}, "give cls=false"),
         ({"mixer": {"name": "local", "arguments": {"window": float("inf")}}}, "what JSON can say"),
+        ({"ffn": {"name": "mlp", "arguments": {"hidden": 10**30}}}, "10000000000000000000… is larger than 2\\^53"),
+        ({"ffn": {"name": "mlp", "arguments": {"hidden": [[-(10**5000)]]}}}, "what JSON can say"),
         ({"mixer": {"name": "per_head", "arguments": {"patterns": [regard.Full()]}}}, "what JSON can say"),
     ],
 )  # fmt: skip
@@ -131,6 +133,8 @@ def test_a_mixer_that_does_not_fit_is_refused_when_built(kind, more, message):
         ({"residual": part("pre", norm="layer")}, "the residual 'pre' takes no argument 'norm'"),
         ({"ffn": part("mlp", activation="gellu")}, "no activation 'gellu': did you mean 'gelu'"),
         ({"ffn": part("mpl")}, "no ffn 'mpl'"),
+        ({"ffn": part("mlp", activation=[1])}, "the ffn 'mlp' cannot be made of its arguments: "),
+        ({"ffn": "switch"}, "the ffn 'switch' needs experts"),
         ({"position": "sinusoids"}, "no position 'sinusoids': did you mean 'sinusoid'"),
         ({"position": part("none", base=3)}, "the position 'none' takes no argument 'base'"),
         ({"position": "learned", "length": None}, "positions of kind 'learned' need length: give the configuration one"),

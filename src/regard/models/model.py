@@ -189,6 +189,8 @@ class Seq2Seq(Model):
 
 def check_causal(trunk: Trunk) -> None:
     """A decoder tells what comes next, so no layer of it may know."""
+    if not trunk.stack.can.causal:
+        raise Unsupported(f"a decoder needs a causal stack: {trunk.stack.can.reason('causal')}")
     if not trunk.stack.causal:
         raise Unsupported("a decoder needs causal layers, and one of these was not built causal")
 
@@ -215,6 +217,13 @@ def maps_of(module: nn.Module, call: Callable[[], object]) -> list[Tensor | None
     return [seen.map() for seen in watched(module, call)]
 
 
+def check_seen(module: nn.Module, seen: list[Seen]) -> None:
+    """Every mixer must have been called: stacks with a memory ask the parts of a mixer, past it."""
+    unseen = {id(mixer) for mixer in outer_mixers(module)} - {id(one.mixer) for one in seen}
+    if unseen:
+        raise Unsupported("the stack does not call its mixers whole, but looks at a memory by parts of them: there are no maps")
+
+
 def outer_mixers(module: nn.Module) -> list[Mixer]:
     """The mixers of a module, without those that are parts of other mixers."""
     if isinstance(module, Mixer):
@@ -235,4 +244,5 @@ def watched(module: nn.Module, call: Callable[[], object]) -> list[Seen]:
         for mixer in outer_mixers(module):
             hooks.callback(mixer.register_forward_pre_hook(note, with_kwargs=True).remove)
         call()
+    check_seen(module, seen)
     return seen

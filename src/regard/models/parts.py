@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from regard.errors import nearest
+from regard.deep import deepnorm_init
+from regard.errors import Unsupported, nearest
 from regard.ffn import KINDS as FFNS
 from regard.ffn import activation as activation_of
 from regard.mixer import Mixer
@@ -18,10 +20,10 @@ from regard.models.config import Part
 from regard.norm import NORMS, Norm
 from regard.position import SCHEMES, Embed, Turn, Unplaced
 from regard.prior import Prior
-from regard.residual import BY_DEPTH, RESIDUALS, Residual
+from regard.residual import RESIDUALS, DeepScales, Residual, layer_scale_start
 
 __all__ = [
-    "FFNS", "NORMS", "POSITIONS", "RELATIVE", "RESIDUALS", "activation_of", "make", "make_position", "make_residual",
+    "FFNS", "NORMS", "POSITIONS", "RELATIVE", "RESIDUALS", "activation_of", "begin", "make", "make_position", "make_residual",
     "place_within",
 ]  # fmt: skip
 
@@ -30,27 +32,50 @@ RELATIVE = {name: kind for name, kind in SCHEMES.items() if issubclass(kind, Tur
 
 
 def make(what: str, table: Mapping[str, Callable[..., Any]], part: Part, /, *fixed: Any, **given: Any) -> Any:
-    """Build the part of a table; names and arguments that do not exist raise with the nearest that do."""
+    """Build the part of a table; names and arguments that do not exist, or are missing, raise with the nearest that do."""
     if part.name not in table:
         raise ValueError(f"no {what} {part.name!r}: {nearest(part.name, table)}")
-    known = [name for name in list(inspect.signature(table[part.name]).parameters)[len(fixed) :] if name not in given]
+    takes = dict(list(inspect.signature(table[part.name]).parameters.items())[len(fixed) :])
+    known = [name for name in takes if name not in given]
     for name in part.arguments:
         if name not in known:
             hint = nearest(name, known) if known else "it takes none"
             raise ValueError(f"the {what} {part.name!r} takes no argument {name!r}: {hint}")
-    return table[part.name](*fixed, **given, **part.arguments)
+    missing = [n for n in known if n not in part.arguments and takes[n].default is inspect.Parameter.empty]
+    if missing:
+        raise ValueError(f"the {what} {part.name!r} needs {', '.join(missing)}")
+    with told_what(what, part):
+        return table[part.name](*fixed, **given, **part.arguments)
 
 
-def make_residual(part: Part, layers: int, norm: Callable[[int], Norm]) -> Callable[[int], Residual]:
-    """Width -> what stands around a sub-layer, in a stack of so many layers: some begin smaller in deeper ones."""
-    given: dict[str, Any] = {"norm": norm}
-    kind = RESIDUALS.get(part.name)
-    if kind is not None:
-        takes = inspect.signature(kind).parameters
-        given = {name: value for name, value in given.items() if name in takes}  # ReZero has no norm
-        deep = BY_DEPTH[kind](layers) if kind in BY_DEPTH else {}
-        given |= {name: value for name, value in deep.items() if name not in part.arguments}
+@contextmanager
+def told_what(what: str, part: Part) -> Iterator[None]:
+    """Raw errors inside, as numbers beyond torch's or lists for words make them, name the part."""
+    try:
+        yield
+    except Unsupported:
+        raise
+    except (ArithmeticError, AttributeError, TypeError, RuntimeError) as error:
+        raise ValueError(f"the {what} {part.name!r} cannot be made of its arguments: {str(error).splitlines()[0]}") from error
+
+
+def make_residual(part: Part, layers: int, scales: DeepScales, norm: Callable[[int], Norm]) -> Callable[[int], Residual]:
+    """Width -> what stands around a sub-layer, in a stack of so many layers: it is told of its depth what it takes."""
+    told = {"norm": norm, "start": layer_scale_start(layers), "alpha": scales.alpha}
+    takes = inspect.signature(RESIDUALS[part.name]).parameters if part.name in RESIDUALS else {}
+    given = {name: value for name, value in told.items() if name in takes and (name == "norm" or name not in part.arguments)}
     return partial(make, "residual", RESIDUALS, part, **given)
+
+
+STARTS: Mapping[str, Callable[[nn.Module, DeepScales], None]] = {
+    "deepnorm": lambda stack, scales: deepnorm_init(stack, scales.beta),
+}
+
+
+def begin(part: Part, stack: nn.Module, scales: DeepScales) -> None:
+    """Draw the weights of a stack as its residual wants them, where it wants anything."""
+    if part.name in STARTS:
+        STARTS[part.name](stack, scales)
 
 
 def place_within(part: Part, mixer: Mixer, length: int | None) -> Mixer:
