@@ -540,7 +540,7 @@ def test_what_is_no_choice_and_no_step():
             generate(model("vanilla").step, [[1]], max_new=1, choose=choose)
     ours = build(gpt(1, 8, 2, vocab=VOCAB, length=32)).eval()
     for prompts in ([[1]], [[1], [2]]):
-        with pytest.raises(TypeError, match="a step gives logits and a state, not Tensor: of a model, `model.stream`"):
+        with pytest.raises(TypeError, match=r"a step gives logits and a state, not Tensor: of a model, `model.stream`"):
             generate(ours, prompts, max_new=1)
     for state in ("x", ((),), (0, None)):
         with pytest.raises(TypeError, match="this is no state of a model, but of type"):

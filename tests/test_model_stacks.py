@@ -26,8 +26,8 @@ STREAMS = [name for name in STACKS if name != "funnel"]
 
 def config(stack, kind="decoder", **more):
     usual = {
-        "input": Tokens(vocab=11), "dim": 8, "heads": 2, "layers": 4, "length": 32, "mixer": MIXERS.get(stack, ["vanilla", "vanilla"]),
-        "stack": part(stack, **ARGUMENTS.get(stack, {})),
+        "input": Tokens(vocab=11), "dim": 8, "heads": 2, "layers": 4, "length": 32,
+        "mixer": MIXERS.get(stack, ["vanilla", "vanilla"]), "stack": part(stack, **ARGUMENTS.get(stack, {})),
     }  # fmt: skip
     return Config(kind=kind, **{**usual, **more})
 

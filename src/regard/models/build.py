@@ -17,7 +17,7 @@ from regard.models import config as c
 from regard.models import heads
 from regard.models.embed import Embed, PatchEmbed, TokenEmbed, VectorEmbed
 from regard.models.model import Decoder, Encoder, Model, Seq2Seq, Trunk
-from regard.models.parts import FFNS, NORMS, activation_of, begin, make, make_position, make_residual, place_within
+from regard.models.parts import FFNS, NORMS, activation_of, begin, find, make, make_position, make_residual, place_within
 from regard.models.stacks import STACKS, Kit
 from regard.norm import Norm
 from regard.residual import DeepScales, Residual, alone, paired
@@ -83,7 +83,7 @@ def layers_of(config: c.Config, side: c.Side, name: str, cross: c.Part | None = 
         with told_where(number, name):
             return halves(mixer, ffn, cross=look, norm=norm_of(config), dropout=config.dropout)
 
-    stack: Layer = make("stack", STACKS, side.stack, Kit(side.layers, len(side.mixer), block, half_steps))
+    stack: Layer = find("stack", STACKS, side.stack, Kit(side.layers, len(side.mixer), block, half_steps))()
     begin(config.residual, stack, scales)
     residuals = [part for part in stack.modules() if isinstance(part, Residual)]
     bare = not residuals or any(part.unfinished for part in residuals)
@@ -138,7 +138,13 @@ def mixer_of(config: c.Config, part: c.Part, *, causal: bool, length: int | None
     if "length" in parameters and parameters["length"].default is inspect.Parameter.empty and "length" not in arguments:
         raise ValueError(f"{part.name} is built for a longest sequence: give the configuration a length")
     mixer = registry.create(part.name, dim=config.dim, causal=causal, **arguments)
-    return place_within(config.position, mixer, length) if here else mixer
+    return place_within(config.position, mixer, length=length, columns=columns_of(config, causal)) if here else mixer
+
+
+def columns_of(config: c.Config, causal: bool) -> int | None:
+    """Of the grid that a side reads; None where it reads none, or a class token stands before it."""
+    reads = config.kind != "seq2seq" or not causal
+    return config.input.grid[1] if reads and isinstance(config.input, c.Patches) and not config.input.cls else None
 
 
 def frozen(value: Any) -> Any:

@@ -173,5 +173,7 @@ def _shaped(logits: Tensor, shapes: Sequence[Shape], rows: Rows, examples: Seque
     broken = (logits.isnan() | (logits == torch.inf)).any(-1)
     if broken.any():
         example = examples[int(broken.nonzero()[0])]
-        raise ValueError(f"the shapes made NaN or +∞ of the logits of example {example}: a temperature or penalty is too extreme")
+        raise ValueError(
+            f"the shapes made NaN or +∞ of the logits of example {example}: a temperature or penalty is too extreme"
+        )
     return logits

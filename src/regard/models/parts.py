@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,8 +22,8 @@ from regard.prior import Prior
 from regard.residual import RESIDUALS, DeepScales, Residual, layer_scale_start
 
 __all__ = [
-    "FFNS", "NORMS", "POSITIONS", "RELATIVE", "RESIDUALS", "activation_of", "begin", "make", "make_position", "make_residual",
-    "place_within",
+    "FFNS", "NORMS", "POSITIONS", "RELATIVE", "RESIDUALS", "activation_of", "begin", "find", "make", "make_position",
+    "make_residual", "place_within",
 ]  # fmt: skip
 
 POSITIONS = {name: kind for name, kind in SCHEMES.items() if issubclass(kind, Embed)}  # go in with the tokens
@@ -32,7 +31,18 @@ RELATIVE = {name: kind for name, kind in SCHEMES.items() if issubclass(kind, Tur
 
 
 def make(what: str, table: Mapping[str, Callable[..., Any]], part: Part, /, *fixed: Any, **given: Any) -> Any:
-    """Build the part of a table; names and arguments that do not exist, or are missing, raise with the nearest that do."""
+    """Build the part of a table; see `find`.  Raw errors, as lists in place of words make them, name the part."""
+    maker = find(what, table, part, *fixed, **given)
+    try:
+        return maker()
+    except Unsupported:
+        raise
+    except (ArithmeticError, AttributeError, TypeError, RuntimeError) as error:
+        raise ValueError(f"the {what} {part.name!r} cannot be made of its arguments: {str(error).splitlines()[0]}") from error
+
+
+def find(what: str, table: Mapping[str, Callable[..., Any]], part: Part, /, *fixed: Any, **given: Any) -> Callable[[], Any]:
+    """What makes the part of a table; names and arguments that do not exist, or are missing, raise with the nearest that do."""
     if part.name not in table:
         raise ValueError(f"no {what} {part.name!r}: {nearest(part.name, table)}")
     takes = dict(list(inspect.signature(table[part.name]).parameters.items())[len(fixed) :])
@@ -44,19 +54,7 @@ def make(what: str, table: Mapping[str, Callable[..., Any]], part: Part, /, *fix
     missing = [n for n in known if n not in part.arguments and takes[n].default is inspect.Parameter.empty]
     if missing:
         raise ValueError(f"the {what} {part.name!r} needs {', '.join(missing)}")
-    with told_what(what, part):
-        return table[part.name](*fixed, **given, **part.arguments)
-
-
-@contextmanager
-def told_what(what: str, part: Part) -> Iterator[None]:
-    """Raw errors inside, as numbers beyond torch's or lists for words make them, name the part."""
-    try:
-        yield
-    except Unsupported:
-        raise
-    except (ArithmeticError, AttributeError, TypeError, RuntimeError) as error:
-        raise ValueError(f"the {what} {part.name!r} cannot be made of its arguments: {str(error).splitlines()[0]}") from error
+    return partial(table[part.name], *fixed, **given, **part.arguments)
 
 
 def make_residual(part: Part, layers: int, scales: DeepScales, norm: Callable[[int], Norm]) -> Callable[[int], Residual]:
@@ -78,12 +76,15 @@ def begin(part: Part, stack: nn.Module, scales: DeepScales) -> None:
         STARTS[part.name](stack, scales)
 
 
-def place_within(part: Part, mixer: Mixer, length: int | None) -> Mixer:
-    """The mixer with positions inside it, where the part names such a kind; else as it is."""
+def place_within(part: Part, mixer: Mixer, **sizes: int | None) -> Mixer:
+    """The mixer with positions inside it, where the part names such a kind, told the sizes that it takes; else as it is.
+
+    sizes   length, None: any; and for images columns, None elsewhere
+    """
     if part.name not in RELATIVE:
         return mixer
-    needed = inspect.signature(RELATIVE[part.name]).parameters.get("length")
-    told = {} if needed is None or length is None else {"length": length}
+    takes = inspect.signature(RELATIVE[part.name]).parameters
+    told = {name: size for name, size in sizes.items() if name in takes and size is not None}
     return positioned(mixer, part.name, **{**told, **part.arguments})
 
 
@@ -92,6 +93,10 @@ def make_position(part: Part, **sizes: int | None) -> nn.Module:
 
     sizes   dim; length, None: any; and for images rows and columns, None elsewhere
     """
+    if part.name in SCHEMES and part.name not in {**RELATIVE, **POSITIONS}:
+        raise Unsupported(
+            f"{part.name!r} takes the place of the token embeddings, so no configuration has it: see docs/models.md"
+        )
     if part.name in RELATIVE and sizes["dim"] is not None:
         return Unplaced(sizes["dim"])
     takes = inspect.signature(POSITIONS[part.name]).parameters if part.name in POSITIONS else {}
