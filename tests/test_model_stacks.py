@@ -93,14 +93,19 @@ def test_the_words_reach_the_stack():
     assert build(config("reversible")).trunk.norm is not None  # it ends in a bare sum
 
 
-@pytest.mark.parametrize("name", ["linear", "retnet", "aft", "fnet"])
+@pytest.mark.parametrize("name", regard.list())
 def test_any_mixer_stands_in_stacks_that_only_repeat(name):
     """Fails if a mixer of the registry cannot go into a stack that asks nothing more of it than to be called."""
-    small = {key: value for key, value in get(name).small.items() if key != "length"}
+    small = {key: value for key, value in get(name).small.items() if key not in ("length", "patterns")}
     kind = "decoder" if True in get(name).forms() else "encoder"
-    for stack in ("shared", "universal", "reversible"):
-        model = made(config(stack, kind, mixer=part(name, **small)))
-        assert model(tokens()).isfinite().all()
+    for stack, more in (("plain", {}), ("shared", {}), ("universal", {"halting": True}), ("reversible", {})):
+        model = made(config("plain", kind, layers=2, mixer=part(name, **small)).but(stack=part(stack, **more)))
+        y = model(tokens(16))
+        assert y.isfinite().all() and y.std() > 0.01
+        if kind == "decoder" and model.trunk.stack.can.stream:
+            first, state = model.stream(tokens(16)[:, :7])
+            both = torch.cat((first, model.stream(tokens(16)[:, 7:], state)[0]), 1)
+            torch.testing.assert_close(both, y, rtol=0, atol=1e-8)
 
 
 def test_both_sides_of_a_translator():

@@ -75,12 +75,13 @@ class Model(nn.Module, ABC):
         """The whole sequence -> what the head says; see the subclasses for what goes in."""
 
 
-class Encoder(Model):
-    """The input -> head(norm(layers(embed(x)))): every token may look at every other.
+class OneSided(Model):
+    """The input -> head(norm(layers(embed(x)))).
 
     head   None: the tokens (b n d) themselves
     """
 
+    @abstractmethod
     def __init__(self, trunk: Trunk, head: Head | None = None) -> None:
         super().__init__()
         self.trunk, self.head = trunk, head
@@ -92,26 +93,27 @@ class Encoder(Model):
         y, mask = self.trunk(x, mask, types=types, marks=marks)
         return y if self.head is None else self.head(y, mask)
 
-    def attention(self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None) -> list[Tensor | None]:
+    def attention(
+        self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None, marks: Tensor | None = None
+    ) -> list[Tensor | None]:
         """The maps (b h n n), layer by layer; None for a layer whose mixer has none."""
-        return maps_of(self.trunk, lambda: self.trunk(x, mask, types=types))
+        return maps_of(self.trunk, lambda: self.trunk(x, mask, types=types, marks=marks))
 
 
-class Decoder(Model):
+class Encoder(OneSided):
+    """Every token may look at every other."""
+
+    def __init__(self, trunk: Trunk, head: Head | None = None) -> None:
+        super().__init__(trunk, head)
+
+
+class Decoder(OneSided):
     """A causal model: each token sees itself and those before it (Radford et al. 2018).  With a language head, it tells what
     comes next."""
 
     def __init__(self, trunk: Trunk, head: Head | None = None) -> None:
-        super().__init__()
         check_causal(trunk)
-        self.trunk, self.head = trunk, head
-
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None, marks: Tensor | None = None
-    ) -> Tensor:
-        """The whole sequence, as for `Encoder`."""
-        y, mask = self.trunk(x, mask, types=types, marks=marks)
-        return y if self.head is None else self.head(y, mask)
+        super().__init__(trunk, head)
 
     def stream(self, x: Tensor, state: Reached | None = None) -> tuple[Tensor, Reached]:
         """The next chunk, of any length: what the whole would give for it, and the state for the chunk after it."""
@@ -119,10 +121,6 @@ class Decoder(Model):
             raise Unsupported("its head gives one answer for all tokens, so there is none for a chunk")
         y, state = self.trunk.stream(x, state)
         return y if self.head is None else self.head(y), state
-
-    def attention(self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None) -> list[Tensor | None]:
-        """The maps (b h n n), layer by layer; None for a layer whose mixer has none."""
-        return maps_of(self.trunk, lambda: self.trunk(x, mask, types=types))
 
 
 class Maps(NamedTuple):
