@@ -100,8 +100,9 @@ def test_a_crash_is_one_red_row(tmp_path, monkeypatch):
     assert math.isnan(row.score) and "seed must be" in row.why
 
 
-def test_an_interrupted_comparison_goes_on(tmp_path):
-    """Fails if Ctrl-C leaves a process behind, or the next call begins anew."""
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_comparison_goes_on(tmp_path, how):
+    """Fails if whatever ends a comparison leaves a run at work, or what it did is lost."""
     code = (
         "from pathlib import Path; from regard.compare import *; from regard.models import part;"
         "from regard.train.settings import Settings;"
@@ -112,9 +113,9 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True)
     metrics = wait_for(lambda: next(iter(tmp_path.glob("runs/*/metrics.jsonl")), None))
     wait_for(lambda: metrics.stat().st_size > 200)
-    os.kill(child.pid, signal.SIGINT)
+    os.kill(child.pid, how)
     child.wait(60)
-    (step,) = metrics.parent.glob("checkpoints/step-*")
+    step = wait_for(lambda: next(iter(metrics.parent.glob("checkpoints/step-*")), None))
     assert int(step.name.split("-")[1]) > 0
     last = metrics.read_text().splitlines()[-1]
     time.sleep(0.5)

@@ -64,7 +64,7 @@ def test_lists_reach_a_recipe_as_tuples():
         ({"input": {"kind": "tokens", "vocab": 11, "type": 2}}, "Tokens has no 'type': did you mean 'types'"),
         ({"head": {"kind": "classify", "clases": 2}}, "Classify has no 'clases': did you mean 'classes'"),
         ({"mixer": {"name": "fnet", "argument": {}}}, "Part has no 'argument': did you mean 'arguments'"),
-        ({"kind": "encodr"}, "'encoder', 'decoder' or 'seq2seq'"),
+        ({"kind": "encodr"}, "'encoder', 'decoder', 'seq2seq' or 'pair'"),
         ({"input": {"kind": "words"}}, "'tokens', 'vectors', 'patches'"),
         ({"dim": 8.5}, "dim"), ({"dim": "8"}, "valid integer"), ({"layers": 0}, "greater than or equal to 1"),
         ({"dropout": 1.0}, "less than 1"), ({"dim": 1 << 40}, "less than or equal to 1048576"),

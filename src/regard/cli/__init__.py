@@ -1,4 +1,4 @@
-"""The command line: `regard compare`, `regard list`, `regard show`, `regard gallery`, `regard cost`, `regard demo`, ..."""
+"""The command line: `regard compare`, `regard train`, `regard predict`, `regard list`, `regard show` and others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from regard.cli.costing import cost_command
 from regard.cli.demo import demo
 from regard.cli.family import gallery
 from regard.cli.listing import list_command
+from regard.cli.reporting import report
+from regard.cli.runs import runs
 from regard.cli.showing import show
 from regard.cli.tour import tour
+from regard.cli.training import eval_command, train
+from regard.cli.using import generate, predict
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command()(compare)
+app.command()(report)
+app.command()(train)
+app.command("eval")(eval_command)
+app.command()(predict)
+app.command()(generate)
+app.add_typer(runs, name="runs")
 app.command("list")(list_command)
 app.command()(show)
 app.command()(gallery)

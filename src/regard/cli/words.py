@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from regard.cli.arguments import value
@@ -22,13 +23,18 @@ def parts(text: str) -> list[Part]:
 def part(word: str) -> Part:
     """ "local:window=64:block=32" -> a name and its arguments."""
     name, *settings = word.split(":")
-    arguments: dict[str, Any] = {}
+    return Part(name=name.strip(), arguments=keyed(settings, f"arguments are written name:key=value, not {word!r}"))
+
+
+def keyed(settings: Iterable[str], otherwise: str) -> dict[str, Any]:
+    """["window=64", "block=32"] -> {"window": 64, "block": 32}; what is not written so is an error with these words."""
+    found: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise ValueError(f"arguments are written name:key=value, not {word!r}")
-        arguments[key.strip()] = value(text.strip())
-    return Part(name=name.strip(), arguments=arguments)
+        if not equals or not key.strip():
+            raise ValueError(otherwise)
+        found[key.strip()] = value(text.strip())
+    return found
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:

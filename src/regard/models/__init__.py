@@ -6,6 +6,7 @@ from regard.models.config import (
     Config,
     Language,
     Masked,
+    Match,
     Part,
     Patches,
     Pooled,
@@ -20,7 +21,7 @@ from regard.models.families import bert, gpt, transformer, vit
 from regard.models.huggingface import from_huggingface, translate
 from regard.models.loss import IGNORE, choice_loss, next_token_loss, number_loss
 from regard.models.masking import mask_out
-from regard.models.model import Decoder, Encoder, Maps, Model, Seq2Seq, Step, Trunk
+from regard.models.model import Decoder, Encoder, Maps, Model, Pair, Seq2Seq, Step, Trunk
 from regard.models.save import load, save
 from regard.models.weights import Row, Unmatched, WeightMap, adopt, plan
 
@@ -28,7 +29,7 @@ __all__ = [
     "adopt", "bert", "build", "from_huggingface", "gpt", "load", "mask_out", "part", "plan", "save",
     "transformer", "translate", "vit",
     "IGNORE", "choice_loss", "next_token_loss", "number_loss",
-    "Classify", "Config", "Language", "Masked", "Part", "Patches", "Pooled", "Regress", "Side", "Tag", "Tokens", "Vectors",
-    "Decoder", "Encoder", "Maps", "Model", "Seq2Seq", "Step", "Trunk",
+    "Classify", "Config", "Language", "Masked", "Match", "Part", "Patches", "Pooled", "Regress", "Side", "Tag", "Tokens",
+    "Vectors", "Decoder", "Encoder", "Maps", "Model", "Pair", "Seq2Seq", "Step", "Trunk",
     "Row", "Unmatched", "WeightMap",
 ]  # fmt: skip

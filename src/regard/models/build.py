@@ -16,7 +16,7 @@ from regard.mixer import Mixer
 from regard.models import config as c
 from regard.models import heads
 from regard.models.embed import Embed, PatchEmbed, TokenEmbed, VectorEmbed
-from regard.models.model import Decoder, Encoder, Model, Seq2Seq, Trunk
+from regard.models.model import Decoder, Encoder, Model, Pair, Seq2Seq, Trunk
 from regard.models.parts import FFNS, NORMS, activation_of, begin, find, make, make_position, make_residual, place_within
 from regard.models.stacks import STACKS, Kit
 from regard.norm import Norm
@@ -40,6 +40,15 @@ def build_encoder(config: c.Config) -> Encoder:
     return Encoder(trunk, head_of(config, trunk.embed))
 
 
+def build_pair(config: c.Config) -> Pair:
+    """See `Pair`."""
+    trunk = Trunk(embed_of(config, config.input), *layers_of(config, own_side(config), "encoder"))
+    head = head_of(config, trunk.embed)
+    if head is None:
+        raise ValueError("a model of kind 'pair' has the head 'match'")
+    return Pair(trunk, head)
+
+
 def build_decoder(config: c.Config) -> Decoder:
     """See `Decoder`."""
     trunk = Trunk(embed_of(config, config.input), *layers_of(config, own_side(config), "decoder"))
@@ -56,7 +65,7 @@ def build_seq2seq(config: c.Config) -> Seq2Seq:
 
 
 KINDS: dict[str, Callable[[c.Config], Model]] = {
-    "encoder": build_encoder, "decoder": build_decoder, "seq2seq": build_seq2seq,
+    "encoder": build_encoder, "decoder": build_decoder, "seq2seq": build_seq2seq, "pair": build_pair,
 }  # fmt: skip
 
 
@@ -212,6 +221,12 @@ def class_head(config: c.Config, head: c.Classify, embed: Embed) -> heads.Head:
     return heads.Predict(config.dim, head.classes, pool=pool, hidden=head.hidden, dropout=config.dropout)
 
 
+def match_head(config: c.Config, head: c.Match, embed: Embed) -> heads.Head:
+    """See `MatchHead`."""
+    pool = heads.pool(head.pooling, config.dim, config.heads)
+    return heads.MatchHead(config.dim, head.classes, pool=pool, hidden=head.hidden or config.dim, dropout=config.dropout)
+
+
 def number_head(config: c.Config, head: c.Regress, embed: Embed) -> heads.Head:
     """See `Predict`."""
     pool = None if head.pooling == c.EACH else heads.pool(head.pooling, config.dim, config.heads)
@@ -222,6 +237,7 @@ HEADS: dict[type, Callable[[c.Config, Any, Embed], heads.Head]] = {
     c.Language: lambda config, head, embed: words_of(config, embed, tie=head.tie, bias=head.bias),
     c.Masked: masked_head,
     c.Classify: class_head,
+    c.Match: match_head,
     c.Tag: lambda config, head, embed: heads.Predict(config.dim, head.classes, dropout=config.dropout),
     c.Regress: number_head,
     c.Pooled: lambda config, head, embed: heads.PooledHead(heads.pool(head.pooling, config.dim, config.heads), unit=head.unit),

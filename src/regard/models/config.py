@@ -160,6 +160,19 @@ class Classify(Closed):
     hidden: bool = False
 
 
+class Match(Closed):
+    """Logits over classes for two sequences, (b classes), from u and v, each pooled: W₂ relu(W₁ [u, v, u ∘ v, u − v])
+    (Tay et al. 2020, arXiv 2011.04006, after Mou et al. 2016, arXiv 1512.08422).
+
+    hidden    rows of W₁; None: the width of the model
+    """
+
+    kind: Literal["match"] = "match"
+    classes: Size
+    pooling: str = "mean"
+    hidden: Size | None = None
+
+
 class Tag(Closed):
     """Logits over classes for each token, (b n classes)."""
 
@@ -183,7 +196,7 @@ class Pooled(Closed):
     unit: bool = False
 
 
-Head = Annotated[Language | Masked | Classify | Tag | Regress | Pooled, Field(discriminator="kind")]
+Head = Annotated[Language | Masked | Classify | Match | Tag | Regress | Pooled, Field(discriminator="kind")]
 
 
 # ---------------------------------------------------------------------------------------------- the whole
@@ -203,7 +216,8 @@ class Side(Closed):
 class Config(Closed):
     """All of a model.
 
-    kind       "encoder", "decoder" (causal) or "seq2seq" (both, with cross-attention)
+    kind       "encoder", "decoder" (causal), "seq2seq" (both, with cross-attention) or "pair" (an encoder that reads two
+               sequences, one by one, and says how they match)
     input      what goes in: `Tokens`, `Vectors` or `Patches`
     head       what comes out: None gives the tokens (b n d) themselves
     length     the longest sequence; for positions and mixers that need one, else None: any
@@ -217,7 +231,7 @@ class Config(Closed):
     target     what goes into the decoder: the same embeddings as for the encoder, unless given
     """
 
-    kind: Literal["encoder", "decoder", "seq2seq"]
+    kind: Literal["encoder", "decoder", "seq2seq", "pair"]
     input: Input
     head: Head | None = None
     dim: Size
@@ -273,6 +287,10 @@ def check_head(config: Config) -> None:
         raise ValueError(f"a {config.head.kind} head speaks a vocabulary, and {config.input.kind} have none")
     if isinstance(config.head, Masked) and config.kind != "encoder":
         raise ValueError(f"a masked head fills gaps from both sides, and a {config.kind} sees one: take head 'language'")
+    if (config.kind == "pair") != isinstance(config.head, Match):
+        raise ValueError("a model of kind 'pair' has the head 'match', and no other has it")
+    if config.kind == "pair" and not isinstance(config.input, Tokens):
+        raise ValueError(f"a model of kind 'pair' reads tokens, not {config.input.kind}")
     if config.kind == "seq2seq" and not isinstance(config.head, Language | None):
         raise ValueError(f"a seq2seq model speaks tokens: its head is 'language' or null, not {config.head.kind!r}")
 

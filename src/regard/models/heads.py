@@ -163,6 +163,21 @@ class Predict(Head):
         return self.last(self.dropout(x))
 
 
+class MatchHead(Head):
+    """W₂ relu(W₁ [u, v, u ∘ v, u − v] + b₁) + b₂, where u and v are two sequences, each pooled.  Its tokens are (2b n d), two
+    rows that follow each other being a pair, and its logits (b outputs)."""
+
+    def __init__(self, dim: int, outputs: int, *, pool: Pool, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.pool, self.first, self.last = pool, nn.Linear(4 * dim, hidden), nn.Linear(hidden, outputs)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See `Head`."""
+        u, v = pooled(self.pool, x, mask).unflatten(0, (-1, 2)).unbind(1)
+        return self.last(self.dropout(self.first(torch.cat((u, v, u * v, u - v), -1)).relu()))
+
+
 class PooledHead(Head):
     """One vector for all tokens, (b d); of length 1 where `unit`."""
 

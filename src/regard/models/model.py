@@ -107,6 +107,34 @@ class Encoder(OneSided):
         super().__init__(trunk, head)
 
 
+class Pair(Model):
+    """Two sequences, read one by one by the same encoder, and what the head says of them together (as in the retrieval task of
+    Tay et al. 2020, arXiv 2011.04006)."""
+
+    def __init__(self, trunk: Trunk, head: Head) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, head
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (b 2 n), mask (b 2 n), True = a real token -> logits (b classes)."""
+        y, mask = self.trunk(*single(x, mask))
+        return self.head(y, mask)
+
+    def attention(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor | None]:
+        """The maps (b 2 h n n), layer by layer; None for a layer whose mixer has none."""
+        maps = [seen.map() for seen in watched(self.trunk, lambda: self.trunk(*single(x, mask)))]
+        return [None if each is None else each.unflatten(0, (-1, 2)) for each in maps]
+
+
+def single(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Pairs (b 2 n) -> sequences (2b n), and their mask."""
+    if x.dim() != 3 or x.shape[1] != 2:
+        raise ValueError(f"pairs are (b 2 n), not {tuple(x.shape)}")
+    if mask is not None and mask.shape != x.shape:
+        raise ValueError(f"the mask of pairs {tuple(x.shape)} is as large, not {tuple(mask.shape)}")
+    return x.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
+
+
 class Decoder(OneSided):
     """A causal model: each token sees itself and those before it (Radford et al. 2018).  With a language head, it tells what
     comes next."""

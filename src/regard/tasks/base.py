@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +19,15 @@ from torch import Tensor
 from regard.errors import check_choice, check_whole
 from regard.models.loss import IGNORE as IGNORE  # what has no target, here and there
 from regard.models.loss import choice_loss
+from regard.tasks.codec import Reading
 
 SPLITS = ("train", "valid", "test")
 OUTPUTS = ("sequence", "token", "pair")  # a target for a whole, for each token, or for two sequences side by side
 
 
 class Example(NamedTuple):
-    """tokens (n) of int64, or (2 n) for a pair; target () for a whole or (n) for each token, IGNORE where there is none."""
+    """tokens (n) of int64, or (2 n) for a pair, the shorter one filled up with 0; target () for a whole or (n) for each token,
+    IGNORE where there is none."""
 
     tokens: Tensor
     target: Tensor
@@ -54,12 +56,16 @@ class Task(ABC):
     causal   a target may depend only on tokens up to its own
     metric   "accuracy", or "bits" for each target
     speaks   targets are tokens, so that the model can go on by itself
+    widths   (classes), what each target counts as where bits are measured, such as bytes; None: one
+    reading  of texts, for tasks that have some: kept beside a trained model, so that it can be used without the data
     """
 
     output: str = "sequence"
     causal: bool = False
     metric: str = "accuracy"
     speaks: bool = False
+    widths: Tensor | None = None
+    reading: Reading | None = None
 
     def __init__(self, *, vocab: int, classes: int, length: int) -> None:
         check_whole(1, vocab=vocab, classes=classes, length=length)
@@ -86,13 +92,21 @@ class Task(ABC):
         """Cross-entropy in nats, the mean over all targets that are there; logits (b classes) or (b n classes)."""
         return choice_loss(logits.float(), target)
 
+    def counted(self, target: Tensor) -> int:
+        """How many targets there are: what `loss` is the mean over."""
+        return int((target != IGNORE).sum())
+
     def score(self, logits: Tensor, target: Tensor) -> tuple[float, int]:
         """What the metric sums over the targets that are there, and how many these are."""
-        there = target != IGNORE
-        count = int(there.sum())
+        there, count = target != IGNORE, self.counted(target)
         if self.metric == "bits":
-            return float(self.loss(logits, target)) * count / math.log(2), count
+            bits = float(self.loss(logits, target)) * count / math.log(2)
+            return bits, count if self.widths is None else int(self.widths[target[there]].sum())
         return float(((logits.argmax(-1) == target) & there).sum()), count
+
+    def facts(self) -> dict[str, Any]:
+        """What has to be kept to use a trained model without the data, as JSON; `regard.tasks.reading_of` reads it."""
+        return {} if self.reading is None else self.reading.facts()
 
     @property
     def larger_is_better(self) -> bool:
@@ -107,9 +121,8 @@ def collate(examples: Sequence[Example]) -> Batch:
     lengths = torch.tensor([e.tokens.shape[-1] for e in examples])
     longest = int(lengths.max())
     tokens = torch.stack([F.pad(e.tokens, (0, longest - e.tokens.shape[-1])) for e in examples])
-    mask = (torch.arange(longest) < lengths[:, None]) if int(lengths.min()) < longest else None
-    if mask is not None and tokens.dim() == 3:
-        mask = tokens != 0
+    there = tokens != 0 if tokens.dim() == 3 else torch.arange(longest) < lengths[:, None]  # 0 fills up both of a pair
+    mask = None if there.all() else there
     each = examples[0].target.dim() > 0
     fill = [F.pad(e.target, (0, longest - len(e.target)), value=IGNORE) if each else e.target for e in examples]
     return Batch(tokens, mask, torch.stack(fill))

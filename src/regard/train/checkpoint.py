@@ -26,14 +26,37 @@ class Broken(ValueError):
     """A checkpoint that cannot be read, and why."""
 
 
+class Unwritten(OSError):
+    """A checkpoint that could not be written, and why; those before it are as they were."""
+
+
 def save(
     root: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any], *, keep: int = 2
 ) -> Path:
     """Write a checkpoint: files of tensors by name, and facts as JSON.  Older ones go, but for the last `keep`."""
+    partial, final = root / f"{PARTIAL}{step}", place_of(root, step)
+    try:
+        _write(partial, step, tensors, facts)
+        if final.exists():
+            shutil.rmtree(final)
+        partial.rename(final)
+    except (OSError, SafetensorError) as error:  # safetensors tells of a full disk in its own way
+        shutil.rmtree(partial, ignore_errors=True)
+        last = found(root)
+        kept = f"the last one is {last[-1]}" if last else "there is none before it"
+        raise Unwritten(f"the checkpoint of step {step} could not be written: {error}; {kept}") from error
+    _flush(root)
+    for old in found(root)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def _write(partial: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
+    """All files of a checkpoint, the manifest last; what a process that was killed has left goes first."""
+    root = partial.parent
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob(f"{PARTIAL}*"):  # of a process that was killed
+    for left in {*root.glob(f"{PARTIAL}*"), *root.glob(f"{PREFIX}*")} - set(found(root)):
         shutil.rmtree(left)
-    partial, final = root / f"{PARTIAL}{step}", root / f"{PREFIX}{step:08d}"
     partial.mkdir()
     for name, each in tensors.items():
         path = partial / f"{name}.safetensors"
@@ -42,13 +65,11 @@ def save(
     sums = {path.name: _sum(path) for path in sorted(partial.iterdir())}
     write_json(partial / MANIFEST, {"step": step, "files": sums, "facts": dict(facts)})
     _flush(partial)
-    if final.exists():
-        shutil.rmtree(final)
-    partial.rename(final)
-    _flush(root)
-    for old in found(root)[:-keep]:
-        shutil.rmtree(old)
-    return final
+
+
+def place_of(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return root / f"{PREFIX}{step:08d}"
 
 
 def found(root: Path) -> list[Path]:

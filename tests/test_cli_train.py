@@ -1,0 +1,396 @@
+"""The commands around one run: train, eval, predict, generate, runs."""
+
+import csv
+import errno
+import io
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from regard.cli import app
+from regard.cli.curve import plot
+from regard.models.generate import generate
+from regard.tasks import task
+from regard.train import checkpoint
+from regard.train.run import read_spec
+from regard.train.using import Tally, evaluate, predict, speaker, trained
+
+LM = ("--task", "lm", "--length", "24", "--dim", "16", "--heads", "2", "--layers", "1", "--batch", "4", "--set", "examples=8")
+SMALL = ("--length", "32", "--dim", "16", "--heads", "2", "--layers", "1", "--batch", "4", "--set", "examples=8")
+
+
+def run(*arguments, code=0, **more):
+    result = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "120"}, **more)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*arguments, code=1):
+    """One line on stderr, nothing on stdout."""
+    result = run(*arguments, code=code)
+    assert result.stdout == "" and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1, result.output
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def speaks(tmp_path_factory):
+    """A run of ten steps on the built-in language."""
+    folder = tmp_path_factory.mktemp("runs") / "lm"
+    run("train", *LM, "--mixer", "local:window=8", "--steps", 10, "--out", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A small CSV file: the letter decides."""
+    path = tmp_path_factory.mktemp("data") / "rows.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["body", "topic"])
+        writer.writerows((f"{'xy'[i % 2] * 5} {i}", "ab"[i % 2]) for i in range(120))
+    return path
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory, rows):
+    """A run of fifty steps on it."""
+    folder = tmp_path_factory.mktemp("runs") / "classify"
+    words = ("classify:text=body:label=topic", "--data", rows, "--rate", "0.01", "--steps", 50, "--set", "warmup=5")
+    run("train", *SMALL, "--task", *words, "--out", folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command", [["train"], ["eval"], ["predict"], ["generate"], *(["runs", c] for c in ("list", "show", "compare", "delete"))]
+)
+def test_help_has_an_example_and_json(command):
+    """Fails if a command does not say how it is used."""
+    shown = run(*command, "--help").stdout
+    assert f"Example: regard {' '.join(command)}" in " ".join(shown.split()) and "--json" in shown
+
+
+# ---------------------------------------------------------------------------------------------- train
+def test_train_writes_a_run_and_says_what_came_of_it(tmp_path):
+    """Fails if options do not reach the run, progress is on stdout, or the same words again train again."""
+    words = (*LM, "--mixer", "local:window=8", "--steps", 10, "--set", "ema=0.9", "--seed", 3, "--out", tmp_path / "x")
+    found = run("train", *words, "--json")
+    result = json.loads(found.stdout)
+    spec = read_spec(tmp_path / "x")
+    assert result["steps"] == 10 and result["metric"] == "bits" and found.stderr == ""
+    assert (spec.mixer.arguments, spec.settings.ema, spec.settings.seed, spec.dim) == ({"window": 8}, 0.9, 3, 16)
+    again = run("train", *words)
+    assert "kept in" in again.stdout and "10 steps" in again.stdout
+    assert json.loads(run("train", "--resume", tmp_path / "x", "--json").stdout)["test"] == result["test"]
+
+
+def test_progress_goes_to_stderr_with_loss_speed_and_time(tmp_path):
+    """Fails if somebody who waits is told nothing."""
+    shown = run("train", *LM, "--steps", 10, "--out", tmp_path / "x").stderr
+    assert shown.count("\n") == 10 and all(word in shown for word in ("step 10/10", "loss ", "tokens/s", "s left"))
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(tmp_path, monkeypatch, twice):
+    """Fails if what was done is lost, or the run that goes on comes to something else; a second Ctrl-C does not wait."""
+    words = (*LM, "--steps", 10, "--set", "save=2")
+    whole = json.loads(run("train", *words, "--out", tmp_path / "whole", "--json").stdout)
+    usual, times = checkpoint.save, iter([True, twice])
+
+    def stopping(root, step, *rest, **more):
+        if step == 4 and next(times):
+            os.kill(os.getpid(), signal.SIGINT)
+        return usual(root, step, *rest, **more)
+
+    monkeypatch.setattr(checkpoint, "save", stopping)
+    said = refused("train", *words, "--out", tmp_path / "parts", "--json", code=130)
+    monkeypatch.undo()
+    assert (
+        "stopped at once" if twice else "stopped at step 4"
+    ) in said and f"regard train --resume {tmp_path / 'parts'}" in said
+    rest = json.loads(run("train", "--resume", tmp_path / "parts", "--json").stdout)
+    assert (rest["test"], rest["loss"]) == (whole["test"], whole["loss"])
+
+
+def test_ctrl_c_before_the_first_step(tmp_path, monkeypatch):
+    """Fails if a folder is named to go on with where there is nothing."""
+
+    def stopping(spec):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.train.run.task_of", stopping)
+    assert "nothing to keep yet" in refused("train", *LM, "--out", tmp_path / "x", "--json", code=130)
+
+
+def test_a_disk_that_fills(tmp_path, monkeypatch):
+    """Fails if a full disk costs the last checkpoint, or is not told with how to go on."""
+    usual = checkpoint.write_json
+    words = (*LM, "--steps", 10, "--set", "save=3", "--out", tmp_path / "x", "--json")
+
+    def full(path, value):
+        if "step" in value and value["step"] == 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        usual(path, value)
+
+    monkeypatch.setattr(checkpoint, "write_json", full)
+    said = refused("train", *words)
+    assert "No space left on device" in said and "step-00000003" in said and "--resume" in said
+    monkeypatch.undo()
+    left = sorted(path.name for path in (tmp_path / "x" / "checkpoints").iterdir())
+    assert left == ["step-00000003"]
+    checkpoint.load(tmp_path / "x" / "checkpoints" / "step-00000003")
+    assert json.loads(run("train", *words).stdout)["steps"] == 10
+
+
+def test_a_disk_that_fills_while_tensors_are_written(tmp_path, monkeypatch):
+    """Fails if safetensors' own way of telling is not understood."""
+    tensors = {"model": {"w": torch.zeros(3)}}
+    first = checkpoint.save(tmp_path, 1, tensors, {})
+
+    def full(*_):
+        raise checkpoint.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(checkpoint.Unwritten, match=r"step 2 could not be written: .*No space left.*the last one is .*00001"):
+        checkpoint.save(tmp_path, 2, tensors, {})
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "say what to learn"),
+        (("--task", "lmm"), "no task 'lmm'"),
+        (("--task", "lm:lenght=3"), "did you mean 'length'"),
+        (("--task", "lm", "--mixer", "fnet"), "Fourier cannot be causal"),
+        (("--task", "lm", "--mixer", "loca"), "did you mean 'local'"),
+        (("--task", "lm", "--mixer", "local:windw=3"), "did you mean 'window'"),
+        (("--task", "lm", "--dim", "10", "--heads", "3"), "divisible"),
+        (("--task", "lm", "--set", "warmpu=3"), "did you mean 'warmup'"),
+        (("--task", "lm", "--set", "warmup"), "--set takes name=value"),
+        (("--task", "lm", "--seconds", "soon"), "a span of time"),
+        (("--task", "lm", "--data", "nowhere/x.txt"), "there is no folder"),
+        (("--task", "recall", "--data", "x.txt"), "takes no argument 'data'"),
+        (("--task", "lm", "--rate", "0"), "rate: "),
+        (("--task", "lm", "--position", "lerned"), "lerned"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_any_training(tmp_path, words, said):
+    """Fails if a wrong word, or a task and a mixer that do not fit, leave anything behind."""
+    assert said in refused("train", *words, "--out", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_bad_data_is_refused_in_one_line(tmp_path, rows):
+    """Fails if empty, torn or wrongly encoded files, missing labels or columns end in anything but a line of words."""
+    files = {
+        "empty.csv": b"", "torn.csv": b"body,topic\n" + b"x,a\n" * 9 + b"y\n", "coded.csv": b"body,topic\nx,\xe9\n",
+        "lacking.csv": b"body,topic\n" + b"x,a\n" * 50 + b"z,\n" * 50,
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    said = {"empty.csv": "is empty", "torn.csv": "has 1 fields, and the header has 2", "coded.csv": "offset 13, in line 2",
+            "lacking.csv": "missing='drop'"}  # fmt: skip
+    for name, words in said.items():
+        given = ("train", "--task", "classify:text=body:label=topic", "--data", tmp_path / name, "--out", tmp_path / "x")
+        assert words in refused(*given)
+    given = ("train", "--task", "classify:text=bdy:label=topic", "--data", rows, "--out", tmp_path / "x")
+    assert "did you mean 'body'" in refused(*given)
+    assert not (tmp_path / "x").exists()
+
+
+def test_another_run_in_the_folder_is_not_overwritten(speaks, tmp_path):
+    """Fails if other words take over a folder, or options beside --resume are ignored."""
+    assert "has a run with another mixer" in refused("train", *LM, "--steps", 10, "--out", speaks)
+    assert "leave --steps out" in refused("train", "--resume", speaks, "--steps", 20)
+    assert "leave --set out" in refused("train", "--resume", speaks, "--set", "ema=0.9")
+    assert "is no run" in refused("train", "--resume", tmp_path)
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refused("train", *LM, "--out", tmp_path / "file")
+
+
+def test_data_that_changed_are_not_resumed(tmp_path):
+    """Fails if a run goes on with other characters than it began with."""
+    (tmp_path / "x.txt").write_text("abcd\n" * 100)
+    words = ("train", *LM, "--data", tmp_path / "x.txt", "--steps", 4, "--out", tmp_path / "run")
+    run(*words)
+    (tmp_path / "run" / "result.json").unlink()
+    (tmp_path / "x.txt").write_text("abce\n" * 100)
+    assert "have changed since it began" in refused(*words)
+
+
+# ---------------------------------------------------------------------------------------------- eval
+def test_eval_measures_a_whole_split(speaks):
+    """Fails if the metric is not that of the model over all windows, counted by hand."""
+    found = json.loads(run("eval", speaks, "--split", "valid", "--batch", 7, "--json").stdout)
+    made, model = task("lm", length=24), trained(speaks).model
+    bits = 0.0
+    for index in range(made.size("valid")):
+        tokens, target = made.example("valid", index)
+        logp = model(tokens[None])[0].detach().double().log_softmax(-1)
+        bits -= float(logp[range(len(target)), target].sum()) / 0.6931471805599453
+    assert found["bits"] == pytest.approx(bits / (len(made.streams["valid"]) - 1), rel=1e-5)
+    assert found["examples"] == made.size("valid") and found["unit"] == "character"
+    assert found["perplexity"] == pytest.approx(2 ** found["bits"], rel=1e-5)
+    assert "over 5 examples of test" in run("eval", speaks, "--examples", 5).stdout
+
+
+def test_macro_f1():
+    """Fails if it is not the mean of F1 over the classes that were said or meant."""
+    made = task("classify")
+    made.classes = 4
+    tally = Tally(made)
+    meant, said = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 1, 1, 0])
+    tally.add(torch.nn.functional.one_hot(said, 4).float(), meant)
+    found = tally.found()
+    assert found["accuracy"] == pytest.approx(3 / 5)
+    assert found["macro_f1"] == pytest.approx((2 / 4 + 4 / 5 + 0) / 3)
+
+
+def test_eval_refusals(speaks, tmp_path):
+    """Fails if a split that is none, an endless one, or a run that is not over is measured."""
+    assert "split must be one of" in refused("eval", speaks, "--split", "tset")
+    assert "may be endless" in refused("eval", speaks, "--split", "train")
+    assert "is no run" in refused("eval", tmp_path)
+    shutil.copytree(speaks, tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / "model")
+    assert f"is not over: regard train --resume {tmp_path / 'half'}" in refused("eval", tmp_path / "half")
+    assert evaluate(trained(speaks).model, task("lm", length=24), "train", examples=3)["examples"] == 3
+
+
+# ---------------------------------------------------------------------------------------------- predict
+def test_predict_labels_texts_without_the_data(labels, tmp_path):
+    """Fails if a learned rule is not applied, probabilities do not sum to one, or the data are needed."""
+    moved = tmp_path / "moved"
+    shutil.copytree(labels, moved)
+    spec = json.loads((moved / "spec.json").read_text())
+    spec["task"]["arguments"]["data"] = "/nowhere.csv"
+    (moved / "spec.json").write_text(json.dumps(spec))
+    found = json.loads(run("predict", moved, "--text", "xxxxx 7", "--text", "yyyyy 8", "--text", "", "--json").stdout)
+    assert [one["label"] for one in found][:2] == ["a", "b"] and len(found) == 3
+    for one in found:
+        assert sum(one["probabilities"].values()) == pytest.approx(1) and one["probability"] == max(
+            one["probabilities"].values()
+        )
+    assert run("predict", moved, "--text", "xxxxx 7").stdout.startswith("a  ")
+
+
+def test_predict_a_file_in_batches(labels, rows, tmp_path):
+    """Fails if rows are lost, out of order, or depend on their batch."""
+    given = list(csv.DictReader(rows.open()))
+    shown = list(csv.DictReader(io.StringIO(run("predict", labels, "--data", rows, "--batch", 7, "--csv").stdout)))
+    assert [one["text"] for one in shown] == [row["body"] for row in given]
+    assert sum(one["label"] == row["topic"] for one, row in zip(shown, given, strict=True)) > 110
+    alone = next(predict(trained(labels), [given[0]["body"]]))
+    assert float(shown[0]["probability"]) == pytest.approx(alone.probability, rel=1e-5)
+    (tmp_path / "lines.txt").write_text("xxxxx\nyyyyy\n")
+    assert len(json.loads(run("predict", labels, "--data", tmp_path / "lines.txt", "--json").stdout)) == 2
+
+
+def test_predict_refusals(labels, speaks, rows):
+    """Fails if what cannot be predicted is."""
+    assert "either --text or --data" in refused("predict", labels)
+    assert "either --text or --data" in refused("predict", labels, "--text", "x", "--data", rows)
+    assert "--column names a column" in refused("predict", labels, "--text", "x", "--column", "body")
+    assert "did you mean 'body'" in refused("predict", labels, "--data", rows, "--column", "bdy")
+    assert "gives no labels" in refused("predict", speaks, "--text", "x")
+
+
+# ---------------------------------------------------------------------------------------------- generate
+def test_generate_is_the_same_streamed_or_whole_and_by_its_seed(speaks):
+    """Fails if the stream differs from the whole, a seed does nothing, or a text longer than the model's window ends."""
+    words = ("generate", speaks, "--prompt", "the ", "--length", 60, "--temperature", "0.9", "--top-k", 10, "--top-p", "0.95")
+    found = json.loads(run(*words, "--seed", 1, "--json").stdout)
+    assert run(*words, "--seed", 1).stdout == "the " + found["text"] + "\n"
+    assert len(found["tokens"]) == len(found["text"]) == 60 and found["why"] == "length"
+    assert json.loads(run(*words, "--seed", 2, "--json").stdout)["text"] != found["text"]
+
+
+def test_a_speaker_reads_half_again_when_its_window_is_full(speaks):
+    """Fails if the next token is not what the model says after the tokens that it still sees."""
+    ready = trained(speaks)
+    step, codec = speaker(ready), ready.reading.codec
+    prompt = codec.encode("the dog sees the ").tolist()
+    new = generate(step, [prompt], max_new=40)[0].tokens
+    whole, seen = prompt + new, len(prompt)
+    for at in range(len(prompt), len(whole)):
+        logits = ready.model(torch.tensor([whole[at - seen : at]]))[0, -1]
+        logits[:2] = -torch.inf
+        assert int(logits.argmax()) == whole[at]
+        seen = seen + 1 if seen < 24 else 12
+    long = codec.encode("the dog sees the cat and more of it all")
+    assert len(generate(step, [(long[:30]).tolist()], max_new=3)[0].tokens) == 3
+
+
+def test_generate_with_beams_stops_and_the_best(speaks):
+    """Fails if a stop is not heard, beams do not search, or temperature 0 is not the best token each time."""
+    stopped = json.loads(run("generate", speaks, "--prompt", "the ", "--stop", "e", "--json").stdout)
+    assert "e" not in stopped["text"] and stopped["why"] == "string"
+    best = json.loads(run("generate", speaks, "--prompt", "the ", "--length", 8, "--temperature", 0, "--json").stdout)
+    wide = json.loads(run("generate", speaks, "--prompt", "the ", "--length", 8, "--beams", 4, "--json").stdout)
+    assert sum(wide["logp"]) >= sum(best["logp"]) - 1e-6
+    assert run("generate", speaks, "--prompt", "the ", "--length", 8, "--beams", 4).stdout == f"the {wide['text']}\n"
+
+
+def test_generate_refusals(speaks, labels):
+    """Fails if a word is ignored, or a model made to speak that cannot."""
+    assert "says no texts" in refused("generate", labels)
+    assert "the prompt is empty" in refused("generate", speaks, "--prompt", "")
+    assert "'Q', which the training text lacks" in refused("generate", speaks, "--prompt", "the Q")
+    assert "--top-k shapes draws" in refused("generate", speaks, "--beams", 2, "--top-k", 3)
+    assert "--seed shapes draws" in refused("generate", speaks, "--temperature", 0, "--seed", 3)
+    assert "p must be" in refused("generate", speaks, "--top-p", 3)
+
+
+# ---------------------------------------------------------------------------------------------- runs
+def test_runs_list_show_and_compare(speaks, labels, tmp_path):
+    """Fails if a run, one that is not over, or a broken one is not told as what it is."""
+    for name, folder in (("one", speaks), ("two", labels), ("half", speaks), ("broken", speaks)):
+        shutil.copytree(folder, tmp_path / name)
+    (tmp_path / "half" / "result.json").unlink()
+    (tmp_path / "broken" / "spec.json").write_text("{")
+    found = run("runs", "list", tmp_path, "--json")
+    listed = {entry["folder"].rsplit("/")[-1]: entry for entry in json.loads(found.stdout)}
+    assert set(listed) == {"one", "two", "half"} and "broken" in found.stderr
+    assert listed["one"]["metric"] == "bits" and listed["two"]["test"] > 0.9
+    assert listed["half"]["test"] is None and listed["half"]["steps"] == 10
+    assert "local(window=8)" in run("runs", "list", tmp_path).stdout
+    shown = run("runs", "show", tmp_path / "one").stdout
+    assert "bits on valid" in shown and "│" in shown and "█" in shown
+    assert "not over yet" in run("runs", "show", tmp_path / "half").stdout
+    assert len(json.loads(run("runs", "show", tmp_path / "one", "--json").stdout)["curve"]) == 10
+    beside = run("runs", "compare", tmp_path / "one", tmp_path / "two").stdout
+    assert "mixer.name" in beside and "bits" in beside and "accuracy" in beside and "dropout" not in beside
+    assert len(json.loads(run("runs", "compare", tmp_path / "one", tmp_path / "two", "--json").stdout)) == 2
+    assert "at least two" in refused("runs", "compare", tmp_path / "one")
+    assert "there is no folder" in refused("runs", "list", tmp_path / "none")
+
+
+def test_runs_delete_only_what_a_run_wrote(speaks, tmp_path):
+    """Fails if something else than a run is deleted, or a run without being asked."""
+    shutil.copytree(speaks, tmp_path / "x")
+    assert "is no run" in refused("runs", "delete", tmp_path, "--yes")
+    run("runs", "delete", tmp_path / "x", code=1, input="n\n")
+    (tmp_path / "x" / "thesis.tex").write_text("mine")
+    assert "holds 'thesis.tex'" in refused("runs", "delete", tmp_path / "x", "--yes")
+    (tmp_path / "x" / "thesis.tex").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    assert "is a link" in refused("runs", "delete", tmp_path / "link", "--yes")
+    assert (tmp_path / "x" / "model").is_dir()
+    run("runs", "delete", tmp_path / "x", input="y\n")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_curve():
+    """Fails if a curve does not rise where its values do, or few, equal or no values break it."""
+    lines = plot([1, 2, 3], [0.0, 0.5, 1.0], "up", width=3, height=2).splitlines()
+    assert lines == ["up", "1 │ ▁█", "0 │▁██", "  └───", "   1 3"]
+    assert len({len(line) for line in plot(range(500), list(range(500)), "x").splitlines()[1:7]}) == 1
+    assert "1" in plot([1], [2.0], "x") and plot([], [], "x").endswith("no values yet")
+    assert "█" in plot([1, 2], [3.0, 3.0], "x") and plot([1], [float("nan")], "x").endswith("no values yet")
