@@ -79,6 +79,8 @@ def test_lists_reach_a_recipe_as_tuples():
         ({"input": Patches(height=4, width=4, patch=2)}, "length is 16, and the image has 5 tokens"),
         ({"kind": "decoder", "length": None, "input": Patches(height=4, width=4, patch=2)}, "give cls=false"),
         ({"mixer": {"name": "local", "arguments": {"window": float("inf")}}}, "what JSON can say"),
+        ({"ffn": {"name": "mlp", "arguments": {"hidden": 10**30}}}, "10000000000000000000… is larger than 2\\^53"),
+        ({"ffn": {"name": "mlp", "arguments": {"hidden": [[-(10**5000)]]}}}, "what JSON can say"),
         ({"mixer": {"name": "per_head", "arguments": {"patterns": [regard.Full()]}}}, "what JSON can say"),
     ],
 )  # fmt: skip
@@ -131,9 +133,14 @@ def test_a_mixer_that_does_not_fit_is_refused_when_built(kind, more, message):
         ({"residual": part("pre", norm="layer")}, "the residual 'pre' takes no argument 'norm'"),
         ({"ffn": part("mlp", activation="gellu")}, "no activation 'gellu': did you mean 'gelu'"),
         ({"ffn": part("mpl")}, "no ffn 'mpl'"),
+        ({"ffn": part("mlp", activation=[1])}, "the ffn 'mlp' cannot be made of its arguments: "),
+        ({"ffn": "switch"}, "the ffn 'switch' needs experts"),
         ({"position": "sinusoids"}, "no position 'sinusoids': did you mean 'sinusoid'"),
         ({"position": part("none", base=3)}, "the position 'none' takes no argument 'base'"),
         ({"position": "learned", "length": None}, "positions of kind 'learned' need length: give the configuration one"),
+        ({"position": "complex"}, "'complex' takes the place of the token embeddings"),
+        ({"position": part("rope", bse=3)}, "^rope takes no argument 'bse': did you mean 'base'"),
+        ({"position": "rope_2d"}, "rope_2d needs columns"),
         ({"position": "sinusoid_2d"}, "'sinusoid_2d' need columns: they are for images"),
         ({"head": {"kind": "classify", "classes": 2, "pooling": "men"}}, "no pooling 'men': did you mean 'mean'"),
         ({"heads": 3}, "dim must be divisible by heads"),
@@ -153,6 +160,19 @@ def test_recipes_are_told_what_they_need():
     assert layers[0].mixer.heads == 2 and layers[2].mixer.heads == 4
     image = build(config(input=Patches(height=4, width=4, patch=2), length=None, mixer=part("linformer", rank=3)))
     assert image.trunk.stack.length == 5
+
+
+def test_turns_of_images_are_told_the_grid(rand):
+    """Fails if positions within mixers do not know how many columns an image has."""
+    image = Patches(height=4, width=6, patch=2, cls=False)
+    told = config(input=image, length=None, position="rope_2d", dim=16)
+    given = told.but(position=part("rope_2d", columns=3))
+    models_ = [build(c).double() for c in (told, given)]
+    models_[1].load_state_dict(models_[0].state_dict())
+    x = rand(1, 3, 4, 6)
+    assert (models_[0](x) == models_[1](x)).all()
+    with pytest.raises(TypeError, match="rope_2d needs columns"):
+        build(told.but(input=Patches(height=4, width=6, patch=2)))
 
 
 def test_the_last_norm_stands_where_a_sum_is_left():

@@ -454,7 +454,8 @@ def test_beams_with_stop_strings():
         (lambda: Sample(seed=-1), "seed must be"),
         (lambda: Beams(0), "count must be a whole number >= 1, not 0"),
         (lambda: Beams(2, best=3), "best must be at most the 2 beams, not 3"),
-        (lambda: Beams(2, penalty=float("inf")), "penalty must be a finite number"),
+        (lambda: Beams(2, penalty=float("inf")), "penalty must be a number from -16 to 16"),
+        (lambda: Beams(2, penalty=1000), "penalty must be a number from -16 to 16, not 1000"),
         (lambda: Stop([-1]), "token must be a whole number >= 0, not -1"),
         (lambda: Stop(strings=["x"]), "stop strings need decode"),
         (lambda: Stop(strings=[""], decode=decode), "at least one character"),
@@ -471,6 +472,9 @@ def test_wrong_settings(make, words):
     [
         ([[1], []], {}, ValueError, "prompt 1 is empty: give at least one token, or a start token"),
         ([1, 2], {}, TypeError, "prompt 0 must be a list of tokens, not 1: prompts are a list of lists"),
+        (torch.tensor(1), {}, TypeError, r"or \(b n\), not a tensor \(\)"),
+        (torch.tensor([1, 2]), {}, TypeError, r"or \(b n\), not a tensor \(2,\)"),
+        ([[1 << 70]], {}, ValueError, f"prompt 0 holds {1 << 70}, which no model has a token for"),
         ("hello", {}, TypeError, "must be a list of lists of tokens, not str"),
         (["hello"], {}, TypeError, "prompt 0 must be a list of tokens"),
         ([[1, -2]], {}, ValueError, "each token of prompt 0 must be a whole number >= 0, not -2"),
@@ -524,6 +528,33 @@ def test_wrong_models():
         generate(lambda t, s: (torch.zeros(1, 11), s), [[1, 2]], max_new=1)
     with pytest.raises(TypeError, match="strings must be several"):
         Stop(strings="END", decode=decode)
+
+
+def test_what_is_no_choice_and_no_step():
+    """Fails if a number for a shape, a class for a choice, or a model for its step ends in a raw error."""
+    for kind in (Greedy, Sample):
+        with pytest.raises(TypeError, match=r"0.7 is no shape of logits: give such as Temperature\(0.7\)"):
+            kind(0.7)
+    for choose in ("greedy", Greedy):
+        with pytest.raises(TypeError, match=r"choose must be such as Greedy\(\)"):
+            generate(model("vanilla").step, [[1]], max_new=1, choose=choose)
+    ours = build(gpt(1, 8, 2, vocab=VOCAB, length=32)).eval()
+    for prompts in ([[1]], [[1], [2]]):
+        with pytest.raises(TypeError, match=r"a step gives logits and a state, not Tensor: of a model, `model.stream`"):
+            generate(ours, prompts, max_new=1)
+    for state in ("x", ((),), (0, None)):
+        with pytest.raises(TypeError, match="this is no state of a model, but of type"):
+            ours.stream(torch.tensor([[1]]), state)
+
+
+@pytest.mark.parametrize("shape", [Temperature(1e-320), Repetition(1e-320)])
+def test_shapes_too_extreme_to_compare(shape):
+    """Fails if logits beyond all numbers make a token that does not exist, or any at all."""
+    for choose in (Greedy(shape), Sample(shape)):
+        with pytest.raises(ValueError, match=r"made NaN or \+∞ of the logits of example 1: a temperature or penalty is too"):
+            generate(lambda t, s: (t[..., None] / 9.0 * torch.ones(5), s), [[0], [3]], max_new=1, choose=choose)
+    low = Sample(Temperature(1e-6), seed=1).pick(torch.tensor([[1, 2, 1.5]], dtype=torch.float16), [[0]], [0])
+    assert low.tolist() == [1]
 
 
 def test_a_model_may_give_only_the_last_logits():

@@ -110,6 +110,14 @@ def test_a_map_is_what_the_layer_does():
     torch.testing.assert_close(model.attention(x, mask)[1], scores.softmax(-1))
 
 
+def test_maps_know_the_marks():
+    """Fails if marked tokens, which all others look at, are not marked when maps are asked for."""
+    model, x = made(small("encoder", part("longformer", window=1))), tokens()
+    marks = torch.arange(20).expand(2, 20) == 9
+    (plain,), (marked,) = model.attention(x), model.attention(x, marks=marks)
+    assert not plain[:, :, 0, 9].any() and (marked[:, :, 0, 9] > 0).all()
+
+
 def naive_mha(attend, x, memory, keep):
     """torch's own weights, loop over examples and heads."""
     d, h = x.shape[-1], attend.num_heads

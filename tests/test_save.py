@@ -189,6 +189,35 @@ def test_weights_that_do_not_fit_are_named(keep, tmp_path):
     assert same(strict_load(tmp_path), model())
 
 
+def test_weights_of_another_kind_are_named(tmp_path):
+    """Fails if whole numbers in place of weights end in a raw error, or in a model."""
+    rewritten(tmp_path, lambda t: t.update({"trunk.norm.gain": t["trunk.norm.gain"].long()}))
+    with pytest.raises(ValueError, match=r"trunk.norm.gain is of torch.int64, and the model expects such as torch.float32"):
+        load(tmp_path)
+
+
+def test_a_pickle_is_not_opened(tmp_path):
+    """Fails if a file with the right name and a pickle inside is anything but refused."""
+    save(model(), tmp_path)
+    torch.save({"a": torch.ones(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="is no whole safetensors file"):
+        load(tmp_path)
+
+
+def test_saves_at_once_leave_one_of_them(tmp_path):
+    """Fails if two writers of one folder leave a mixture that loads as neither, or files beside."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    both = [model("bert"), model("gpt", seed=1)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda i: save(both[i % 2], tmp_path), range(20)))
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = load(tmp_path)
+    assert same(found, both[0]) or same(found, both[1])
+
+
 def test_a_broken_weights_file_is_said(tmp_path):
     """Fails if a cut, empty or foreign file is anything but a clear error."""
     save(model(), tmp_path)
@@ -252,6 +281,10 @@ def test_an_edited_configuration_is_not_taken_in_silence(tmp_path):
     path.write_text(path.read_text().replace("gelu_tanh", "relu"))
     with pytest.warns(UserWarning, match="is not the configuration that model.safetensors was saved with"):
         assert same(load(tmp_path), model())
+    for content in ("{", " " * (1 << 21), "\udcff"):
+        path.write_bytes(content.encode(errors="surrogateescape"))
+        with pytest.warns(UserWarning, match="is not the configuration"):
+            assert same(load(tmp_path), model())
     path.unlink()
     with pytest.warns(UserWarning, match="is not the configuration"):
         assert same(load(tmp_path), model())

@@ -9,12 +9,8 @@ import torch
 from torch import nn
 
 from regard import Unsupported, models
-from regard.attentions import SoftmaxAttention
-from regard.mixer import MultiHead
-from regard.models import huggingface, parts
+from regard.models import huggingface
 from regard.models.weights import WeightMap, row, thirds
-from regard.norm import Norm
-from regard.prior import Prior
 
 hf = pytest.importorskip("transformers")
 
@@ -154,48 +150,6 @@ def test_vit_files_from_before_are_read(rand):
     alike(ours(images), peer(images).last_hidden_state)
 
 
-class RMS(Norm):
-    """As T5 has it."""
-
-    def __init__(self, dim, *, eps=1e-6):
-        super().__init__(dim)
-        self.eps, self.gain = eps, nn.Parameter(torch.ones(dim))
-
-    def forward(self, x, mask=None):
-        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.gain
-
-
-class Buckets(Prior):
-    """As T5 has it: a number for each head and bucket."""
-
-    relative = True
-
-    def __init__(self, heads, buckets, furthest, causal):
-        super().__init__()
-        self.heads, self.furthest, self.causal = heads, furthest, causal
-        self.table = nn.Parameter(torch.zeros(heads, buckets))
-
-    def forward(self, q_pos, k_pos, q, k):
-        attention = hf.models.t5.modeling_t5.T5Attention
-        found = attention._relative_position_bucket(k_pos - q_pos, not self.causal, self.table.shape[1], self.furthest)
-        return self.table[:, found]
-
-
-def bucketed(mixer, *, buckets=32, furthest=128):
-    prior = Buckets(mixer.heads, buckets, furthest, mixer.causal)
-    return MultiHead(mixer.dim, mixer.heads, SoftmaxAttention(prior=prior), causal=mixer.causal)
-
-
-@pytest.fixture
-def _t5_parts(monkeypatch):
-    """What T5 is made of, where the tables do not have it."""
-    if "rms" not in parts.NORMS:
-        monkeypatch.setitem(parts.NORMS, "rms", RMS)
-    if "t5" not in parts.RELATIVE:
-        monkeypatch.setitem(parts.RELATIVE, "t5", bucketed)
-
-
-@pytest.mark.usefixtures("_t5_parts")
 @pytest.mark.parametrize("tie", [True, False])
 def test_t5(tie):
     """Fails if scaling, the shared table of distances, the norms, cross-attention or the logits differ from T5's."""
@@ -209,8 +163,6 @@ def test_t5(tie):
     alike(torch.cat((first, step(y[:, 3:], state)[0]), 1), theirs, atol=5e-7)
 
 
-@pytest.mark.skipif("glu" not in parts.FFNS, reason="there is no gated feed-forward layer in the tables")
-@pytest.mark.usefixtures("_t5_parts")
 def test_t5_1_1():
     """Fails if the gated layers of T5 1.1 find other places, or its unscaled logits are scaled."""
     peer = hf.T5ForConditionalGeneration(hf.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False))

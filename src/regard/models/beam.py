@@ -15,6 +15,8 @@ from regard.models.model import Step
 from regard.models.stopping import Stop
 from regard.state import State
 
+STEEPEST = 16  # length^penalty is then a number of floating point, whatever the length
+
 
 @dataclass(frozen=True)
 class Beams:
@@ -35,8 +37,8 @@ class Beams:
         check_whole(1, count=self.count, best=self.best)
         if self.best > self.count:
             raise ValueError(f"best must be at most the {self.count} beams, not {self.best}")
-        if isinstance(self.penalty, bool) or not isinstance(self.penalty, int | float) or not abs(self.penalty) < float("inf"):
-            raise ValueError(f"penalty must be a finite number, not {self.penalty!r}")
+        if isinstance(self.penalty, bool) or not isinstance(self.penalty, int | float) or not abs(self.penalty) <= STEEPEST:
+            raise ValueError(f"penalty must be a number from -{STEEPEST} to {STEEPEST}, not {self.penalty!r}")
 
     def score(self, total: float, length: int) -> float:
         """What texts are compared by."""

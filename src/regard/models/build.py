@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from regard import registry
-from regard.block import Block
+from regard.block import Block, Layer
 from regard.errors import Unsupported
 from regard.ffn import FeedForward
 from regard.mixer import Mixer
@@ -16,10 +17,11 @@ from regard.models import config as c
 from regard.models import heads
 from regard.models.embed import Embed, PatchEmbed, TokenEmbed, VectorEmbed
 from regard.models.model import Decoder, Encoder, Model, Pair, Seq2Seq, Trunk
-from regard.models.parts import FFNS, NORMS, activation_of, make, make_position, make_residual, place_within
+from regard.models.parts import FFNS, NORMS, activation_of, begin, find, make, make_position, make_residual, place_within
+from regard.models.stacks import STACKS, Kit
 from regard.norm import Norm
-from regard.residual import Residual
-from regard.stack import Plain
+from regard.residual import DeepScales, Residual, alone, paired
+from regard.stack import halves
 
 TOLD = ("dim", "causal")  # what the model tells its mixers, and their arguments may not
 
@@ -34,13 +36,13 @@ def build(config: c.Config) -> Model:
 
 def build_encoder(config: c.Config) -> Encoder:
     """See `Encoder`."""
-    trunk = Trunk(embed_of(config, config.input), *layers_of(config, config.layers, config.mixer, "encoder"))
+    trunk = Trunk(embed_of(config, config.input), *layers_of(config, own_side(config), "encoder"))
     return Encoder(trunk, head_of(config, trunk.embed))
 
 
 def build_pair(config: c.Config) -> Pair:
     """See `Pair`."""
-    trunk = Trunk(embed_of(config, config.input), *layers_of(config, config.layers, config.mixer, "encoder"))
+    trunk = Trunk(embed_of(config, config.input), *layers_of(config, own_side(config), "encoder"))
     head = head_of(config, trunk.embed)
     if head is None:
         raise ValueError("a model of kind 'pair' has the head 'match'")
@@ -49,17 +51,16 @@ def build_pair(config: c.Config) -> Pair:
 
 def build_decoder(config: c.Config) -> Decoder:
     """See `Decoder`."""
-    trunk = Trunk(embed_of(config, config.input), *layers_of(config, config.layers, config.mixer, "decoder"))
+    trunk = Trunk(embed_of(config, config.input), *layers_of(config, own_side(config), "decoder"))
     return Decoder(trunk, head_of(config, trunk.embed))
 
 
 def build_seq2seq(config: c.Config) -> Seq2Seq:
     """See `Seq2Seq`.  Both sides share one embedding, unless a target is given."""
-    side = config.encoder or c.Side(layers=config.layers, mixer=config.mixer)
     source = embed_of(config, config.input)
     target = source if config.target is None else embed_of(config, config.target)
-    encoder = Trunk(source, *layers_of(config, side.layers, side.mixer, "encoder"))
-    decoder = Trunk(target, *layers_of(config, config.layers, config.mixer, "decoder", cross=config.cross or c.part("vanilla")))
+    encoder = Trunk(source, *layers_of(config, config.encoder or own_side(config), "encoder"))
+    decoder = Trunk(target, *layers_of(config, own_side(config), "decoder", cross=config.cross or c.part("vanilla")))
     return Seq2Seq(encoder, decoder, head_of(config, target))
 
 
@@ -69,23 +70,63 @@ KINDS: dict[str, Callable[[c.Config], Model]] = {
 
 
 # ---------------------------------------------------------------------------------------------- layers
-def layers_of(
-    config: c.Config, layers: int, mixers: list[c.Part], side: str, cross: c.Part | None = None
-) -> tuple[Plain, Norm | None]:
-    """The blocks of one side, the mixers taking turns, and the norm that they leave to do."""
-    blocks, residual = [], make_residual(config.residual, layers, norm_of(config))
-    for number in range(layers):
-        try:
-            mixer = mixer_of(config, mixers[number % len(mixers)], causal=side == "decoder", length=longest(config, side))
-            look = (
-                None if cross is None else mixer_of(config, cross, causal=False, length=longest(config, "encoder"), here=False)
-            )
-            blocks.append(Block(mixer, ffn_of(config), cross=look, residual=residual, dropout=config.dropout))
-        except Unsupported as refusal:
-            raise Unsupported(f"layer {number} of the {side}: {refusal}") from None
-    stack = Plain(blocks)
-    unfinished = any(part.unfinished for part in stack.modules() if isinstance(part, Residual))
-    return stack, norm_of(config)(config.dim) if unfinished else None
+def own_side(config: c.Config) -> c.Side:
+    """The layers of a model that has one side, or of its decoder."""
+    return c.Side(layers=config.layers, mixer=config.mixer, stack=config.stack)
+
+
+def layers_of(config: c.Config, side: c.Side, name: str, cross: c.Part | None = None) -> tuple[Layer, Norm | None]:
+    """The stack of one side, and the norm that it leaves to do: behind a bare sum, as a stack without residuals makes too."""
+    scales, parts = scales_of(config, name), partial(sub_layers, config, side, name, cross)
+    residual = make_residual(config.residual, side.layers, scales, norm_of(config))
+
+    def block(number: int) -> Block:
+        mixer, ffn, look = parts(number)
+        with told_where(number, name):
+            return Block(mixer, ffn, cross=look, residual=residual, dropout=config.dropout)
+
+    def half_steps(number: int) -> list[Layer]:
+        if config.residual != c.Part(name="pre"):
+            raise ValueError(f"a {side.stack.name} stack adds up by itself, norms first: residual must stay 'pre'")
+        mixer, ffn, look = parts(number)
+        with told_where(number, name):
+            return halves(mixer, ffn, cross=look, norm=norm_of(config), dropout=config.dropout)
+
+    stack: Layer = find("stack", STACKS, side.stack, Kit(side.layers, len(side.mixer), block, half_steps))()
+    begin(config.residual, stack, scales)
+    residuals = [part for part in stack.modules() if isinstance(part, Residual)]
+    bare = not residuals or any(part.unfinished for part in residuals)
+    return stack, norm_of(config)(config.dim) if bare else None
+
+
+def sub_layers(
+    config: c.Config, side: c.Side, name: str, cross: c.Part | None, number: int
+) -> tuple[Mixer, FeedForward | None, Mixer | None]:
+    """What a layer is made of, the mixers taking turns: what mixes, what feeds forward, and what looks across."""
+    with told_where(number, name):
+        part = side.mixer[number % len(side.mixer)]
+        mixer = mixer_of(config, part, causal=name == "decoder", length=longest(config, name))
+        if cross is None:
+            return mixer, ffn_of(config), None
+        look = mixer_of(config, cross, causal=False, length=longest(config, "encoder"), here=False)
+        return mixer, ffn_of(config), look
+
+
+@contextmanager
+def told_where(number: int, name: str) -> Iterator[None]:
+    """What is refused inside is said with its place."""
+    try:
+        yield
+    except Unsupported as refusal:
+        raise Unsupported(f"layer {number} of the {name}: {refusal}") from None
+
+
+def scales_of(config: c.Config, name: str) -> DeepScales:
+    """What DeepNorm needs at this depth: an encoder and a decoder that looks at it have other numbers than one alone."""
+    if config.kind != "seq2seq":
+        return alone(config.layers)
+    encoder, decoder = paired((config.encoder or own_side(config)).layers, config.layers)
+    return encoder if name == "encoder" else decoder
 
 
 def mixer_of(config: c.Config, part: c.Part, *, causal: bool, length: int | None, here: bool = True) -> Mixer:
@@ -106,7 +147,13 @@ def mixer_of(config: c.Config, part: c.Part, *, causal: bool, length: int | None
     if "length" in parameters and parameters["length"].default is inspect.Parameter.empty and "length" not in arguments:
         raise ValueError(f"{part.name} is built for a longest sequence: give the configuration a length")
     mixer = registry.create(part.name, dim=config.dim, causal=causal, **arguments)
-    return place_within(config.position, mixer, length) if here else mixer
+    return place_within(config.position, mixer, length=length, columns=columns_of(config, causal)) if here else mixer
+
+
+def columns_of(config: c.Config, causal: bool) -> int | None:
+    """Of the grid that a side reads; None where it reads none, or a class token stands before it."""
+    reads = config.kind != "seq2seq" or not causal
+    return config.input.grid[1] if reads and isinstance(config.input, c.Patches) and not config.input.cls else None
 
 
 def frozen(value: Any) -> Any:

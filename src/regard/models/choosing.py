@@ -118,11 +118,12 @@ class Greedy(Choose):
     """The most probable token; of equals, the first.  Shapes such as `Repetition` may change which that is."""
 
     def __init__(self, *shapes: Shape) -> None:
+        check_shapes(shapes)
         self.shapes = shapes
 
     def pick(self, logits: Tensor, rows: Rows, examples: Sequence[int]) -> Tensor:
         """See `Choose`."""
-        return _shaped(logits, self.shapes, rows).argmax(-1)
+        return _shaped(logits, self.shapes, rows, examples).argmax(-1)
 
 
 class Sample(Choose):
@@ -134,11 +135,12 @@ class Sample(Choose):
 
     def __init__(self, *shapes: Shape, seed: int = 0) -> None:
         check_whole(0, seed=seed)
+        check_shapes(shapes)
         self.shapes, self.seed = shapes, seed
 
     def pick(self, logits: Tensor, rows: Rows, examples: Sequence[int]) -> Tensor:
         """See `Choose`; the first token at which the summed probabilities exceed a uniform number."""
-        total = _shaped(logits, self.shapes, rows).double().softmax(-1).cumsum(-1)
+        total = _shaped(logits, self.shapes, rows, examples).softmax(-1).cumsum(-1)
         total = total / total[:, -1:]  # ends at 1 exactly, so that some token exceeds any draw
         drawn = [uniform(self.seed, example, len(row)) for example, row in zip(examples, rows, strict=True)]
         return torch.searchsorted(total, total.new_tensor(drawn)[:, None], right=True)[:, 0]
@@ -156,7 +158,22 @@ def check_share(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a number above 0 and at most 1, not {value!r}")
 
 
-def _shaped(logits: Tensor, shapes: Sequence[Shape], rows: Rows) -> Tensor:
+def check_shapes(shapes: Sequence[object]) -> None:
+    """Each must be a shape."""
+    for shape in shapes:
+        if not isinstance(shape, Shape):
+            raise TypeError(f"{shape!r} is no shape of logits: give such as Temperature(0.7)")
+
+
+def _shaped(logits: Tensor, shapes: Sequence[Shape], rows: Rows, examples: Sequence[int]) -> Tensor:
+    """The logits in float64, shaped; numbers so extreme that none could be compared any more raise."""
+    logits = logits.double()
     for shape in shapes:
         logits = shape(logits, rows)
+    broken = (logits.isnan() | (logits == torch.inf)).any(-1)
+    if broken.any():
+        example = examples[int(broken.nonzero()[0])]
+        raise ValueError(
+            f"the shapes made NaN or +∞ of the logits of example {example}: a temperature or penalty is too extreme"
+        )
     return logits

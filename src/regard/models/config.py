@@ -22,6 +22,13 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 EACH = "each"  # the pooling that does not pool
 
 
+def whole(digits: str) -> int:
+    """A whole number as JSON has it; beyond 2^53 its readers do not agree, and nothing is so large."""
+    if abs(int(digits)) > 1 << 53:
+        raise ValueError(f"{digits[:20]}… is larger than 2^53")
+    return int(digits)
+
+
 class Closed(BaseModel):
     """A part of a configuration: unknown keys are errors that name the nearest known one."""
 
@@ -51,7 +58,7 @@ class Part(Closed):
     @classmethod
     def _plain(cls, given: dict[str, Any]) -> dict[str, Any]:
         try:
-            read = json.loads(json.dumps(given, allow_nan=False))
+            read = json.loads(json.dumps(given, allow_nan=False), parse_int=whole)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"arguments must be what JSON can say, so that a model can be saved: {error}") from None
         return dict(read)
@@ -198,6 +205,7 @@ class Side(Closed):
 
     layers: Depth
     mixer: list[Part]
+    stack: Part = Part(name="plain")
 
     @field_validator("mixer", mode="before")
     @classmethod
@@ -214,11 +222,12 @@ class Config(Closed):
     head       what comes out: None gives the tokens (b n d) themselves
     length     the longest sequence; for positions and mixers that need one, else None: any
     mixer      a recipe, or several: then one for each layer, or a few that are repeated
+    stack      how the layers stand together, see `regard.models.stacks.STACKS`
     ffn        None: layers only mix
     position   see `regard.models.parts.POSITIONS`
     dropout    of embeddings, and of what each sub-layer adds
     cross      the recipe that looks from a decoder at its encoder; `encoder` and `target` are for seq2seq too:
-    encoder    its layers and mixers, those of the decoder unless given (a mixer must then do both)
+    encoder    its layers, mixers and stack, those of the decoder unless given (they must then do both)
     target     what goes into the decoder: the same embeddings as for the encoder, unless given
     """
 
@@ -230,6 +239,7 @@ class Config(Closed):
     layers: Depth
     length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     mixer: list[Part] = [Part(name="vanilla")]
+    stack: Part = Part(name="plain")
     ffn: Part | None = Part(name="mlp")
     norm: Part = Part(name="layer")
     residual: Part = Part(name="pre")

@@ -90,8 +90,9 @@ def generate(
     start     a token to be put before each prompt, which may then be empty
     state     the first state, for a model that needs one: what it looks at belongs in there, examples first
     """
+    pieces = stream_tokens(step, prompts, max_new=max_new, choose=choose, stop=stop, start=start, state=state)
     found: list[list[Piece]] = [[] for _ in prompts]
-    for piece in stream_tokens(step, prompts, max_new=max_new, choose=choose, stop=stop, start=start, state=state):
+    for piece in pieces:
         found[piece.example].append(piece)
     return [_result(pieces, stop) for pieces in found]
 
@@ -102,6 +103,8 @@ def stream_tokens(
 ) -> Iterator[Piece]:  # fmt: skip
     """The same, token by token: of each step, the examples in the order of their prompts.  See `generate`."""
     check_whole(1, max_new=max_new)
+    if not isinstance(choose, Choose):
+        raise TypeError(f"choose must be such as Greedy() or Sample(TopP(0.9)), not {choose!r}")
     rows = [_Row(i, tokens, len(tokens)) for i, tokens in enumerate(checked_prompts(prompts, start))]
     return _pieces(Pace(step, state, device_of(prompts), stop), rows, max_new, choose, stop)
 
@@ -159,7 +162,7 @@ class Pace:
         if self.at == 0:
             self.largest = max(self.largest, max(map(max, rows)))
         try:
-            logits, self.state = self.step(chunk, self.state)
+            logits, self.state = pair(self.step(chunk, self.state))
         except Exception as error:
             error.add_note(f"at places {self.at} to {end - 1}, where the tokens are {int(chunk.min())} to {int(chunk.max())}")
             raise
@@ -184,6 +187,13 @@ class Pace:
             raise ValueError(f"the model gives logits for {logits.shape[2]} tokens, and token {self.largest} is in use")
 
 
+def pair(made: object) -> tuple[Tensor, State]:
+    """What a step gave, which must be two things."""
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise TypeError(f"a step gives logits and a state, not {type(made).__name__}: of a model, `model.stream` is the step")
+    return made
+
+
 def check_logits(logits: Tensor, length: int, examples: Sequence[int]) -> None:
     """−∞ rules a token out; NaN and +∞ mean that the model is broken, and so does a row without a finite number."""
     broken = logits.isnan().any(-1) | (logits == torch.inf).any(-1) | (logits == -torch.inf).all(-1)
@@ -199,6 +209,8 @@ def checked_prompts(prompts: Prompts, start: int | None) -> list[list[int]]:
         check_whole(0, start=start)
     if isinstance(prompts, str) or not isinstance(prompts, Sequence | Tensor):
         raise TypeError(f"prompts must be a list of lists of tokens, not {type(prompts).__name__}")
+    if isinstance(prompts, Tensor) and prompts.dim() != 2:
+        raise TypeError(f"prompts must be a list of lists of tokens, or (b n), not a tensor {tuple(prompts.shape)}")
     first = [] if start is None else [start]
     return [first + _prompt(i, prompt, empty=start is not None) for i, prompt in enumerate(prompts)]
 
@@ -211,6 +223,8 @@ def _prompt(i: int, prompt: object, *, empty: bool) -> list[int]:
         raise ValueError(f"prompt {i} is empty: give at least one token, or a start token to begin with")
     for token in found:
         check_whole(0, **{f"each token of prompt {i}": token})
+        if token > torch.iinfo(torch.long).max:
+            raise ValueError(f"prompt {i} holds {token}, which no model has a token for")
     return list(found)
 
 

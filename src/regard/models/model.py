@@ -56,6 +56,8 @@ class Trunk(nn.Module):
         self, x: Tensor, state: Reached | None, *, context: Tensor | None = None, context_mask: Tensor | None = None
     ) -> tuple[Tensor, Reached]:
         """The next chunk -> (b n d) and the state for the chunk after it."""
+        if not isinstance(state, Reached | None):
+            raise TypeError(f"this is no state of a model, but of type {type(state).__name__}: give what the last chunk gave")
         at, layers = (0, None) if state is None else state
         y, _ = self.embed(x, at=at)
         check_stream_length(self.stack.length, at + y.shape[1])
@@ -73,12 +75,13 @@ class Model(nn.Module, ABC):
         """The whole sequence -> what the head says; see the subclasses for what goes in."""
 
 
-class Encoder(Model):
-    """The input -> head(norm(layers(embed(x)))): every token may look at every other.
+class OneSided(Model):
+    """The input -> head(norm(layers(embed(x)))).
 
     head   None: the tokens (b n d) themselves
     """
 
+    @abstractmethod
     def __init__(self, trunk: Trunk, head: Head | None = None) -> None:
         super().__init__()
         self.trunk, self.head = trunk, head
@@ -90,9 +93,18 @@ class Encoder(Model):
         y, mask = self.trunk(x, mask, types=types, marks=marks)
         return y if self.head is None else self.head(y, mask)
 
-    def attention(self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None) -> list[Tensor | None]:
+    def attention(
+        self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None, marks: Tensor | None = None
+    ) -> list[Tensor | None]:
         """The maps (b h n n), layer by layer; None for a layer whose mixer has none."""
-        return maps_of(self.trunk, lambda: self.trunk(x, mask, types=types))
+        return maps_of(self.trunk, lambda: self.trunk(x, mask, types=types, marks=marks))
+
+
+class Encoder(OneSided):
+    """Every token may look at every other."""
+
+    def __init__(self, trunk: Trunk, head: Head | None = None) -> None:
+        super().__init__(trunk, head)
 
 
 class Pair(Model):
@@ -123,21 +135,13 @@ def single(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return x.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
 
 
-class Decoder(Model):
+class Decoder(OneSided):
     """A causal model: each token sees itself and those before it (Radford et al. 2018).  With a language head, it tells what
     comes next."""
 
     def __init__(self, trunk: Trunk, head: Head | None = None) -> None:
-        super().__init__()
         check_causal(trunk)
-        self.trunk, self.head = trunk, head
-
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None, marks: Tensor | None = None
-    ) -> Tensor:
-        """The whole sequence, as for `Encoder`."""
-        y, mask = self.trunk(x, mask, types=types, marks=marks)
-        return y if self.head is None else self.head(y, mask)
+        super().__init__(trunk, head)
 
     def stream(self, x: Tensor, state: Reached | None = None) -> tuple[Tensor, Reached]:
         """The next chunk, of any length: what the whole would give for it, and the state for the chunk after it."""
@@ -145,10 +149,6 @@ class Decoder(Model):
             raise Unsupported("its head gives one answer for all tokens, so there is none for a chunk")
         y, state = self.trunk.stream(x, state)
         return y if self.head is None else self.head(y), state
-
-    def attention(self, x: Tensor, mask: Tensor | None = None, *, types: Tensor | None = None) -> list[Tensor | None]:
-        """The maps (b h n n), layer by layer; None for a layer whose mixer has none."""
-        return maps_of(self.trunk, lambda: self.trunk(x, mask, types=types))
 
 
 class Maps(NamedTuple):
@@ -215,6 +215,8 @@ class Seq2Seq(Model):
 
 def check_causal(trunk: Trunk) -> None:
     """A decoder tells what comes next, so no layer of it may know."""
+    if not trunk.stack.can.causal:
+        raise Unsupported(f"a decoder needs a causal stack: {trunk.stack.can.reason('causal')}")
     if not trunk.stack.causal:
         raise Unsupported("a decoder needs causal layers, and one of these was not built causal")
 
@@ -241,6 +243,13 @@ def maps_of(module: nn.Module, call: Callable[[], object]) -> list[Tensor | None
     return [seen.map() for seen in watched(module, call)]
 
 
+def check_seen(module: nn.Module, seen: list[Seen]) -> None:
+    """Every mixer must have been called: stacks with a memory ask the parts of a mixer, past it."""
+    unseen = {id(mixer) for mixer in outer_mixers(module)} - {id(one.mixer) for one in seen}
+    if unseen:
+        raise Unsupported("the stack does not call its mixers whole, but looks at a memory by parts of them: there are no maps")
+
+
 def outer_mixers(module: nn.Module) -> list[Mixer]:
     """The mixers of a module, without those that are parts of other mixers."""
     if isinstance(module, Mixer):
@@ -261,4 +270,5 @@ def watched(module: nn.Module, call: Callable[[], object]) -> list[Seen]:
         for mixer in outer_mixers(module):
             hooks.callback(mixer.register_forward_pre_hook(note, with_kwargs=True).remove)
         call()
+    check_seen(module, seen)
     return seen

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from regard.errors import nearest
+from regard.deep import deepnorm_init
+from regard.errors import Unsupported, nearest
 from regard.ffn import KINDS as FFNS
 from regard.ffn import activation as activation_of
 from regard.mixer import Mixer
@@ -18,11 +19,11 @@ from regard.models.config import Part
 from regard.norm import NORMS, Norm
 from regard.position import SCHEMES, Embed, Turn, Unplaced
 from regard.prior import Prior
-from regard.residual import BY_DEPTH, RESIDUALS, Residual
+from regard.residual import RESIDUALS, DeepScales, Residual, layer_scale_start
 
 __all__ = [
-    "FFNS", "NORMS", "POSITIONS", "RELATIVE", "RESIDUALS", "activation_of", "make", "make_position", "make_residual",
-    "place_within",
+    "FFNS", "NORMS", "POSITIONS", "RELATIVE", "RESIDUALS", "activation_of", "begin", "find", "make", "make_position",
+    "make_residual", "place_within",
 ]  # fmt: skip
 
 POSITIONS = {name: kind for name, kind in SCHEMES.items() if issubclass(kind, Embed)}  # go in with the tokens
@@ -30,35 +31,60 @@ RELATIVE = {name: kind for name, kind in SCHEMES.items() if issubclass(kind, Tur
 
 
 def make(what: str, table: Mapping[str, Callable[..., Any]], part: Part, /, *fixed: Any, **given: Any) -> Any:
-    """Build the part of a table; names and arguments that do not exist raise with the nearest that do."""
+    """Build the part of a table; see `find`.  Raw errors, as lists in place of words make them, name the part."""
+    maker = find(what, table, part, *fixed, **given)
+    try:
+        return maker()
+    except Unsupported:
+        raise
+    except (ArithmeticError, AttributeError, TypeError, RuntimeError) as error:
+        raise ValueError(f"the {what} {part.name!r} cannot be made of its arguments: {str(error).splitlines()[0]}") from error
+
+
+def find(what: str, table: Mapping[str, Callable[..., Any]], part: Part, /, *fixed: Any, **given: Any) -> Callable[[], Any]:
+    """What makes the part of a table; names and arguments that do not exist, or are missing, raise with the nearest that do."""
     if part.name not in table:
         raise ValueError(f"no {what} {part.name!r}: {nearest(part.name, table)}")
-    known = [name for name in list(inspect.signature(table[part.name]).parameters)[len(fixed) :] if name not in given]
+    takes = dict(list(inspect.signature(table[part.name]).parameters.items())[len(fixed) :])
+    known = [name for name in takes if name not in given]
     for name in part.arguments:
         if name not in known:
             hint = nearest(name, known) if known else "it takes none"
             raise ValueError(f"the {what} {part.name!r} takes no argument {name!r}: {hint}")
-    return table[part.name](*fixed, **given, **part.arguments)
+    missing = [n for n in known if n not in part.arguments and takes[n].default is inspect.Parameter.empty]
+    if missing:
+        raise ValueError(f"the {what} {part.name!r} needs {', '.join(missing)}")
+    return partial(table[part.name], *fixed, **given, **part.arguments)
 
 
-def make_residual(part: Part, layers: int, norm: Callable[[int], Norm]) -> Callable[[int], Residual]:
-    """Width -> what stands around a sub-layer, in a stack of so many layers: some begin smaller in deeper ones."""
-    given: dict[str, Any] = {"norm": norm}
-    kind = RESIDUALS.get(part.name)
-    if kind is not None:
-        takes = inspect.signature(kind).parameters
-        given = {name: value for name, value in given.items() if name in takes}  # ReZero has no norm
-        deep = BY_DEPTH[kind](layers) if kind in BY_DEPTH else {}
-        given |= {name: value for name, value in deep.items() if name not in part.arguments}
+def make_residual(part: Part, layers: int, scales: DeepScales, norm: Callable[[int], Norm]) -> Callable[[int], Residual]:
+    """Width -> what stands around a sub-layer, in a stack of so many layers: it is told of its depth what it takes."""
+    told = {"norm": norm, "start": layer_scale_start(layers), "alpha": scales.alpha}
+    takes = inspect.signature(RESIDUALS[part.name]).parameters if part.name in RESIDUALS else {}
+    given = {name: value for name, value in told.items() if name in takes and (name == "norm" or name not in part.arguments)}
     return partial(make, "residual", RESIDUALS, part, **given)
 
 
-def place_within(part: Part, mixer: Mixer, length: int | None) -> Mixer:
-    """The mixer with positions inside it, where the part names such a kind; else as it is."""
+STARTS: Mapping[str, Callable[[nn.Module, DeepScales], None]] = {
+    "deepnorm": lambda stack, scales: deepnorm_init(stack, scales.beta),
+}
+
+
+def begin(part: Part, stack: nn.Module, scales: DeepScales) -> None:
+    """Draw the weights of a stack as its residual wants them, where it wants anything."""
+    if part.name in STARTS:
+        STARTS[part.name](stack, scales)
+
+
+def place_within(part: Part, mixer: Mixer, **sizes: int | None) -> Mixer:
+    """The mixer with positions inside it, where the part names such a kind, told the sizes that it takes; else as it is.
+
+    sizes   length, None: any; and for images columns, None elsewhere
+    """
     if part.name not in RELATIVE:
         return mixer
-    needed = inspect.signature(RELATIVE[part.name]).parameters.get("length")
-    told = {} if needed is None or length is None else {"length": length}
+    takes = inspect.signature(RELATIVE[part.name]).parameters
+    told = {name: size for name, size in sizes.items() if name in takes and size is not None}
     return positioned(mixer, part.name, **{**told, **part.arguments})
 
 
@@ -67,6 +93,10 @@ def make_position(part: Part, **sizes: int | None) -> nn.Module:
 
     sizes   dim; length, None: any; and for images rows and columns, None elsewhere
     """
+    if part.name in SCHEMES and part.name not in {**RELATIVE, **POSITIONS}:
+        raise Unsupported(
+            f"{part.name!r} takes the place of the token embeddings, so no configuration has it: see docs/models.md"
+        )
     if part.name in RELATIVE and sizes["dim"] is not None:
         return Unplaced(sizes["dim"])
     takes = inspect.signature(POSITIONS[part.name]).parameters if part.name in POSITIONS else {}

@@ -31,7 +31,7 @@ def save(model: Model, folder: str | Path) -> None:
     Both files are written beside their place, and then renamed: a reader sees a whole file.  The weights carry the
     configuration too, so that the one rename of model.safetensors changes both at once; config.json is for the reader.
     """
-    if model.config is None:
+    if not isinstance(model, Model) or model.config is None:
         raise ValueError("this model was built by hand: only one that `build` made of a configuration can be built again")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,13 +117,21 @@ def saved_config(folder: Path, inside: str | None) -> Config:
         return read_config(folder / CONFIG)
     config = parse(inside, f"the header of {folder / WEIGHTS}")
     beside = folder / CONFIG
-    if not beside.exists() or parse(small_text(beside), str(beside)) != config:
+    if not says(beside, config):
         warnings.warn(
             f"{beside} is not the configuration that {WEIGHTS} was saved with, which is taken: a save was interrupted, or "
             "the file was edited",
             stacklevel=3,
         )
     return config
+
+
+def says(path: Path, config: Config) -> bool:
+    """Whether a file holds this configuration: one that is broken does not."""
+    try:
+        return read_config(path) == config
+    except (OSError, ValueError):
+        return False
 
 
 def read_config(path: str | Path) -> Config:
@@ -162,12 +170,18 @@ def said(error: ValidationError) -> str:
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put tensors into the model, which takes over their dtypes; what shares a tensor goes on sharing it."""
+    mine = own_tensors(model)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() != mine[name].is_floating_point():
+            raise ValueError(f"{name} is of {tensor.dtype}, and the model expects such as {mine[name].dtype}")
     kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if len(kinds) == 1:
         model.to(kinds.pop())  # for buffers too that are not saved
     with torch.no_grad():
-        for name, mine in own_tensors(model).items():
-            mine.data = tensors[name].clone()  # in memory of its own: a mapped file is not aligned, and sums come out otherwise
+        for name, place in own_tensors(model).items():
+            place.data = tensors[
+                name
+            ].clone()  # in memory of its own: a mapped file is not aligned, and sums come out otherwise
 
 
 def check_same(mine: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
