@@ -13,7 +13,7 @@ READY   := .venv/.ready
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY)  ## a tour of the library in the terminal
+demo: $(READY)  ## compare seven mechanisms on two tasks, in some three minutes
 	@$(BIN)/regard demo
 
 test: $(READY)  ## run every test (WORKERS=2 THREADS=1)

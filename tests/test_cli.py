@@ -38,7 +38,7 @@ def test_version():
     assert run("--version").stdout == f"regard {regard.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["list"], ["show"], ["gallery"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["list"], ["show"], ["gallery"], ["demo"], ["tour"], ["compare"], ["cost"]])
 def test_help_has_an_example(command):
     assert "Example: regard" in run(*command, "--help").stdout
 
@@ -207,9 +207,9 @@ def test_gallery(tmp_path):
     assert (tmp_path / "all.png").stat().st_size > 10_000
 
 
-# ---------------------------------------------------------------------------------------------- demo
-def test_demo():
-    shown = run("demo").stdout
+# ---------------------------------------------------------------------------------------------- tour
+def test_tour():
+    shown = run("tour").stdout
     assert "oo random blocks" in shown and "dense softmax (torch SDPA)" in shown and "threads" in shown
     assert "Unsupported: " in shown and "mixes all positions" in shown
     difference = float(shown.split("largest difference ")[1].split()[0])

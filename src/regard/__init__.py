@@ -10,11 +10,13 @@ In short:
 `regard.list()` names the recipes, and docs/ explains them.
 """
 
-from regard import testing
+from regard import models, stack, state, testing
 from regard.attend import attend, explain
 from regard.attentions import Compressed, EfficientAttention, LinearAttention, Prototype, Routed, SoftmaxAttention
+from regard.block import Block, Layer
 from regard.errors import Unsupported
 from regard.mixer import Attention, Can, Mixer, MultiHead
+from regard.mixers import positioned
 from regard.notes import Notes, noted, tell
 from regard.pattern import (
     Axial,
@@ -47,8 +49,8 @@ from regard.registry import list_recipes as list
 __version__ = "0.1.0"
 
 __all__ = [
-    "attend", "create", "explain", "list", "noted", "recipe", "tell", "testing",
-    "Attention", "Can", "Mixer", "MultiHead", "Notes", "Unsupported",
+    "attend", "create", "explain", "list", "models", "noted", "positioned", "recipe", "stack", "state", "tell", "testing",
+    "Attention", "Block", "Can", "Layer", "Mixer", "MultiHead", "Notes", "Unsupported",
     "Compressed", "EfficientAttention", "LinearAttention", "Prototype", "Routed", "SoftmaxAttention",
     "Axial", "Band", "Blocks", "Blocks2D", "BlockTable", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Marked",
     "MarkedKeys", "MarkedQueries", "Near2D", "Neighbourhood", "Nothing", "Pattern", "PerHead", "Queries", "RandomBlocks",

@@ -1,4 +1,4 @@
-"""The command line: `regard compare`, `regard list`, `regard show`, `regard gallery`, `regard cost`, `regard demo`."""
+"""The command line: `regard compare`, `regard report`, `regard list`, `regard show`, `regard gallery`, `regard cost`, ..."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ import typer
 import regard
 from regard.cli.comparing import compare
 from regard.cli.costing import cost_command
+from regard.cli.demo import demo
 from regard.cli.family import gallery
 from regard.cli.listing import list_command
+from regard.cli.reporting import report
 from regard.cli.showing import show
-from regard.cli.tour import demo
+from regard.cli.tour import tour
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command()(compare)
+app.command()(report)
 app.command("list")(list_command)
 app.command()(show)
 app.command()(gallery)
 app.command("cost")(cost_command)
 app.command()(demo)
+app.command()(tour)
 
 
 def _version(wanted: bool) -> None:
@@ -35,9 +39,9 @@ def _version(wanted: bool) -> None:
 def options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Every way that a network can mix its tokens: list them, and look at them.
+    """Every way that a network can mix its tokens: compare them, look at them, count what they cost.
 
-    Example: regard show bigbird --length 8192
+    Example: regard compare --mixers local,linear --tasks recall --lengths 128 --budget 3m
     """
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv as comma
 import io
-import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,16 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from regard.cli.reporting import PAGE, command, write_page
 from regard.cli.say import INTERRUPTED, console, fail, print_json, user_errors
 from regard.cli.words import parts, span, whole_numbers
-from regard.compare import Cell, Plan, Row, Schedule, Verdict, cells, rows_of, verdicts
-from regard.compare.baseline import constant
-from regard.compare.plan import CONSTANT, label, lengthened
-from regard.tasks import task as make_task
+from regard.compare import Cell, Plan, Row, Schedule, Verdict, cells, verdicts
+from regard.compare.record import Record, all_rows, entries, keep
+from regard.compare.words import COLUMNS, as_json, cells_of, headings, metric_of, places, ranked
 from regard.train.settings import Settings
 
 FOLDER = Path("runs/compare")
-COLUMNS = ("mixer", "task", "length", "metric", "score", "spread", "seeds", "speed", "memory", "parameters", "steps", "why")
 
 
 def compare(
@@ -42,6 +40,7 @@ def compare(
     equal: Annotated[bool, typer.Option(help="Give all the parameters of dense softmax.")] = True,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of the comparison; the same again goes on where it stopped.")] = FOLDER,
+    html: Annotated[Path | None, typer.Option(help="Where the page goes; OUT/report.html unless given.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="The rows as CSV to stdout.")] = False,
 ) -> None:
@@ -49,6 +48,7 @@ def compare(
 
     Example: regard compare --mixers local,linear --tasks recall:pairs=8 --lengths 128 --budget 3m
     """
+    asked = command(compare, locals())
     with user_errors():
         evaluations = max(1, steps // 10)
         plan = Plan(
@@ -58,9 +58,10 @@ def compare(
         )  # fmt: skip
         planned = cells(plan)
         schedule = Schedule(out, jobs=jobs, budget=None if budget is None else span(budget))
+        record = Record(plan=plan, command=asked, keys=[cell.key for cell in planned])
+        keep(out, record)
     _run(schedule, planned, quiet=json or csv)
-    mine = {cell.key for cell in planned}
-    rows = [*rows_of(e for e in schedule.ledger.entries() if e.key in mine), *baselines(plan)]
+    rows = all_rows(plan, entries(out, record))
     found = verdicts(rows)
     if json:
         print_json(
@@ -70,6 +71,7 @@ def compare(
         typer.echo(as_csv(rows), nl=False)
     else:
         tell(rows, found, console())
+    write_page(out, html or out / PAGE)
 
 
 def _run(schedule: Schedule, planned: list[Cell], *, quiet: bool) -> None:
@@ -92,19 +94,12 @@ def _run(schedule: Schedule, planned: list[Cell], *, quiet: bool) -> None:
             fail("stopped; what was done is kept: the same command goes on with it", INTERRUPTED)
 
 
-def baselines(plan: Plan) -> list[Row]:
-    """The row of a constant answer for each task."""
-    made = [(part, make_task(part.name, **part.arguments)) for p in plan.tasks for part in lengthened(p, plan.lengths)]
-    return [Row(CONSTANT, label(part), m.length, m.metric, [constant(m)]) for part, m in made]
-
-
 # ---------------------------------------------------------------------------------------------- what is shown
 def tell(rows: list[Row], found: list[Verdict], to: Console) -> None:
     """A table for each task and length, and below it the recommendation."""
-    places = list(dict.fromkeys((row.task, row.length) for row in rows))
     words = {(v.task, v.length): v for v in found}
-    for place in places:
-        to.print(table([row for row in rows if (row.task, row.length) == place], words.get(place)))
+    for place, each in places(rows).items():
+        to.print(table(each, words.get(place)))
         to.print(Text(words[place].words if place in words else "No run came to an end: nothing can be recommended.", "bold"))
         to.print()
 
@@ -112,37 +107,12 @@ def tell(rows: list[Row], found: list[Verdict], to: Console) -> None:
 def table(rows: list[Row], verdict: Verdict | None) -> Table:
     """The rows of one task and length, the best first."""
     made = Table(title=f"{rows[0].task}, {rows[0].length:,} tokens", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    metric = next((row.metric for row in rows if row.metric), "")
-    for name in ("mechanism", metric, "± seeds", "tokens/s", "× dense", "memory MB", "parameters", "steps", ""):
+    for name in headings(metric_of(rows)):
         made.add_column(name, justify="left" if name in ("mechanism", "") else "right")
-    sign = -1 if metric == "accuracy" else 1
-    for row in sorted(rows, key=lambda row: (not row.scores, sign * row.score if row.scores else 0)):
+    for row in ranked(rows):
         style = "bold green" if verdict is not None and row is verdict.take else "" if row.scores else "dim"
         made.add_row(*cells_of(row, verdict), style=style)
     return made
-
-
-def cells_of(row: Row, verdict: Verdict | None) -> list[str]:
-    """One row in words."""
-    dense = verdict.dense if verdict is not None else None
-    ratio = "" if dense is None or math.isnan(row.speed) else f"{row.speed / dense.speed:.2f}"
-    note = row.why or ("← take this" if verdict is not None and row is verdict.take else "")
-    return [
-        row.mixer, shown(row.score, "{:.3f}"), shown(row.spread, "{:.3f}"), shown(row.speed, "{:,.0f}"), ratio,
-        shown(row.memory / 1e6, "{:,.0f}"), f"{row.parameters:,}" if row.parameters else "", shown(row.steps, "{:,.0f}"), note,
-    ]  # fmt: skip
-
-
-def shown(number: float, form: str) -> str:
-    """A number, or nothing where there is none."""
-    return "" if math.isnan(number) else form.format(number)
-
-
-def as_json(row: Row) -> dict[str, Any]:
-    """One row; what is not there is null."""
-    values = (row.mixer, row.task, row.length, row.metric, row.score, row.spread, row.scores, row.speed, row.memory,
-              row.parameters, row.steps, row.why)  # fmt: skip
-    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in zip(COLUMNS, values, strict=True)}
 
 
 def as_csv(rows: list[Row]) -> str:

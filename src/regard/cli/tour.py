@@ -1,4 +1,4 @@
-"""regard demo: a tour, in seconds and without a network."""
+"""regard tour: what the library does, in seconds and without a network."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TOKENS, HEADS, WIDTH, WINDOW = 4096, 8, 64, 128
 TIMES = 5
 
 
-def demo() -> None:
+def tour() -> None:
     """A tour: list, look, measure, stream, and what happens when something cannot be done.
 
-    Example: regard demo
+    Example: regard tour
     """
     _title("what there is", "regard list")
     list_command()

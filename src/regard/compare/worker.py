@@ -5,10 +5,12 @@ So its peak memory is its own, and if it crashes the others go on.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
-from regard.train.loop import Diverged, Interrupted
+from regard.train.loop import Diverged, Interrupted, Progress
 from regard.train.run import execute, read_spec
 
 STOPPED = 75  # the exit code of a run that can go on
@@ -16,9 +18,14 @@ STOPPED = 75  # the exit code of a run that can go on
 
 def main() -> int:
     """The entry point."""
-    folder = Path(sys.argv[1])
+    folder, parent = Path(sys.argv[1]), os.getppid()
+
+    def watch(progress: Progress) -> None:
+        if os.getppid() != parent:  # it was killed, and nobody waits for the result: save, and stop
+            os.kill(os.getpid(), signal.SIGTERM)
+
     try:
-        execute(read_spec(folder), folder)
+        execute(read_spec(folder), folder, watch)
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return STOPPED

@@ -86,10 +86,13 @@ class Task(ABC):
         """Cross-entropy in nats, the mean over all targets that are there; logits (b classes) or (b n classes)."""
         return choice_loss(logits.float(), target)
 
+    def counted(self, target: Tensor) -> int:
+        """How many targets there are: what `loss` is the mean over."""
+        return int((target != IGNORE).sum())
+
     def score(self, logits: Tensor, target: Tensor) -> tuple[float, int]:
         """What the metric sums over the targets that are there, and how many these are."""
-        there = target != IGNORE
-        count = int(there.sum())
+        there, count = target != IGNORE, self.counted(target)
         if self.metric == "bits":
             return float(self.loss(logits, target)) * count / math.log(2), count
         return float(((logits.argmax(-1) == target) & there).sum()), count

@@ -48,10 +48,11 @@ class Copy(Probe):
     """Symbols, a sign, and as many blanks: at each blank, the symbol that many places back (Graves et al. 2014,
     arXiv 1410.5401).  The distance to look back is (length − 1) / 2 + 1.
 
-    gap    blanks more between the symbols and the sign: how far apart they stand
+    gap     blanks more between the symbols and the sign: how far apart they stand
+    causal  False: tokens may look at later ones, for mechanisms that need both sides
     """
 
-    def __init__(self, length: int = 64, *, symbols: int = 16, gap: int = 0, seed: int = 0) -> None:
+    def __init__(self, length: int = 64, *, symbols: int = 16, gap: int = 0, causal: bool = True, seed: int = 0) -> None:
         check_whole(3, length=length)
         check_whole(1, symbols=symbols)
         check_whole(0, gap=gap)
@@ -59,6 +60,7 @@ class Copy(Probe):
             raise ValueError(f"a gap of {gap} leaves no room for symbols in {length} tokens")
         super().__init__(vocab=FIRST + symbols, classes=FIRST + symbols, length=length, seed=seed)
         self.symbols, self.gap, self.count = symbols, gap, (length - gap - 1) // 2
+        self.causal = causal
 
     def draw(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """See `Probe`."""

@@ -27,6 +27,10 @@ class Average:
             self.weights[name].lerp_(p, 1 - beta)
         self.weights["steps"] += 1
 
+    def pairs(self, model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Names, weights and averages."""
+        return ((name, p, self.weights[name]) for name, p in model.named_parameters())
+
     @staticmethod
     @contextmanager
     def swapped(average: Average | None, model: nn.Module) -> Iterator[None]:

@@ -31,9 +31,9 @@ def save(
 ) -> Path:
     """Write a checkpoint: files of tensors by name, and facts as JSON.  Older ones go, but for the last `keep`."""
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob(f"{PARTIAL}*"):  # of a process that was killed
+    for left in {*root.glob(f"{PARTIAL}*"), *root.glob(f"{PREFIX}*")} - set(found(root)):  # of a process that was killed
         shutil.rmtree(left)
-    partial, final = root / f"{PARTIAL}{step}", root / f"{PREFIX}{step:08d}"
+    partial, final = root / f"{PARTIAL}{step}", place_of(root, step)
     partial.mkdir()
     for name, each in tensors.items():
         path = partial / f"{name}.safetensors"
@@ -49,6 +49,11 @@ def save(
     for old in found(root)[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def place_of(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return root / f"{PREFIX}{step:08d}"
 
 
 def found(root: Path) -> list[Path]:

@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+from regard.train.board import Board
 
 NAME = "metrics.jsonl"
 
 
 class Log:
-    """Appends to a file in a folder; without a folder it forgets."""
+    """Appends to a file in a folder; without a folder it forgets.
 
-    def __init__(self, folder: Path | None) -> None:
+    board   hears the same
+    """
+
+    def __init__(self, folder: Path | None, board: Board | None = None) -> None:
         self.path = None if folder is None else folder / NAME
+        self.board = board
 
     def write(self, row: dict[str, Any]) -> None:
         """One line."""
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
+        if self.board is not None:
+            self.board.write(row)
 
-    def cut(self, step: int) -> None:
-        """Forget what was written after a step, and the folder is made if need be: a resumed run writes it again."""
+    def cut(self, step: int, evaluated: Collection[float] = ()) -> None:
+        """Forget what was written after a step, and evaluations at other steps than these: a resumed run writes it again.
+        The folder is made if need be."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = read(self.path) if self.path.exists() else []
-        kept = [json.dumps(row) for row in rows if row["step"] <= step]
-        self.path.write_text("".join(f"{row}\n" for row in kept), encoding="utf-8")
+        good = [row for row in rows if row["step"] <= step and ("valid" not in row or row["step"] in evaluated)]
+        kept = [json.dumps(row) for row in good]
+        beside = self.path.with_name(f".partial-{NAME}")  # a process that is killed here must not lose the rows
+        beside.write_text("".join(f"{row}\n" for row in kept), encoding="utf-8")
+        os.replace(beside, self.path)
+        if self.board is not None:
+            self.board.open(step)
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        if self.board is not None:
+            self.board.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:

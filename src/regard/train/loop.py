@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from regard.models.save import own_tensors
-from regard.notes import noted
-from regard.tasks.base import Batch, Task
-from regard.train import checkpoint
+from regard.tasks.base import Task
+from regard.train import checkpoint, state
 from regard.train.average import Average
+from regard.train.board import Board
+from regard.train.group import Group
+from regard.train.lesson import Lesson, moved, real_tokens
 from regard.train.log import Log
+from regard.train.parallel import placed
 from regard.train.sampler import indexes
 from regard.train.settings import Settings
 from regard.train.stopping import listening
@@ -61,10 +63,10 @@ class Result(NamedTuple):
 
 
 class Trainer:
-    """Trains a model, tokens (b n), mask (b n) -> logits, on a task.
+    """Trains a model, tokens (b n), mask (b n) -> logits, on a task; over several processes if `group.joined` knows of them.
 
-    folder   where metrics and checkpoints go; None: nowhere
-    watch    called after each step
+    folder   where metrics and checkpoints go, the same for all processes; None: nowhere
+    watch    called after each step, in the first process
     """
 
     def __init__(
@@ -72,76 +74,93 @@ class Trainer:
         watch: Callable[[Progress], None] = lambda progress: None,
     ) -> None:  # fmt: skip
         self.model, self.task, self.settings, self.folder, self.watch = model, task, settings, folder, watch
-        self.optimizer = torch.optim.AdamW(grouped(model, settings.decay), lr=settings.rate, betas=settings.betas)
+        self.group = Group()
+        self.place = placed(model, settings.parallel, self.group)
+        self.optimizer = torch.optim.AdamW(
+            grouped(model, settings.decay), lr=settings.rate, betas=settings.betas, foreach=self.place.foreach
+        )
         self.average = None if settings.ema is None else Average(model, settings.ema)
-        self.log = Log(folder)
+        self.lesson = Lesson(model, task, settings.precision)
+        self.log = opened(folder, settings) if self.group.leads else Log(None)
         self.step, self.tokens, self.before = 0, 0, 0.0  # updates, tokens and seconds so far; seconds of earlier processes
+        self.clock, self.saved = 0.0, (0, 0)  # the seconds that all processes know of; steps and evaluations in the checkpoint
         self.curve: list[dict[str, float]] = []
         self.loss, self.rate = math.nan, settings.rate
 
     # ------------------------------------------------------------------------------------------ the run
     def run(self) -> Result:
         """Train to the end, evaluate on the test split, and say what came of it."""
-        torch.manual_seed(self.settings.seed)
+        state.seed(self.settings, self.group.rank)
         self._resume()
+        self.wrapped = self.place.wrap(self.lesson)
         self.began = time.monotonic()
         with listening() as asked:
             while not (stopped := self._over()):
                 self._update()
                 self._after()
-                if asked.to_stop:
+                if self._agreed(asked.to_stop):
                     raise Interrupted(f"stopped at step {self.step}{self._kept()}")
         if not self.curve or self.curve[-1]["step"] != self.step:
             self._evaluate()
         if self.folder is not None:
             self._save()
+        self.log.close()
         return self._result(stopped)
+
+    def _agreed(self, asked: bool) -> bool:
+        """Whether any process was asked to stop; and all look at the clock of the first."""
+        self.clock, wish = self.group.sum(self.seconds if self.group.leads else 0.0, float(asked))
+        return wish > 0
 
     def _over(self) -> str:
         """Why to stop; "": not yet."""
         s = self.settings
         if self.step >= s.steps:
             return "steps"
-        if s.seconds is not None and self.seconds >= s.seconds:
+        if s.seconds is not None and self.clock >= s.seconds:
             return "seconds"
         return "patience" if s.patience is not None and self._since_best() >= s.patience else ""
 
     def _update(self) -> None:
         """One step of the optimizer."""
-        s, total = self.settings, 0.0
+        s = self.settings
         self.model.train()
         rate = s.rate * s.factor(self.step, self.fraction)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        rows = indexes(self.task.size("train"), s.batch, self.step, seed=s.seed)
-        parts = [rows[i :: s.accumulate] for i in range(min(s.accumulate, len(rows)))]
-        for part in parts:
-            batch = self.task.batch("train", part)
-            loss = self._loss(batch) * (len(part) / len(rows))
-            loss.backward()
-            total += float(loss.detach())
-            self.tokens += batch.tokens.numel() if batch.mask is None else int(batch.mask.sum())
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), math.inf if s.clip is None else s.clip)
-        if not (math.isfinite(total) and math.isfinite(float(norm))):
-            raise Diverged(f"the loss is {total} and the gradient's norm {float(norm)} at step {self.step}{self._last()}")
+        loss = self._gradients()
+        norm = self.place.clip(s.clip)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise Diverged(f"the loss is {loss} and the gradient's norm {norm} at step {self.step}{self._last()}")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update(self.model)
-        self.step, self.loss, self.rate = self.step + 1, total, rate
+        self.step, self.loss, self.rate = self.step + 1, loss, rate
 
-    def _loss(self, batch: Batch) -> Tensor:
-        """Of the task, and what the parts of the model add to it."""
-        with noted() as notes, self._precision():
-            logits = self.model(batch.tokens, mask=batch.mask)
-        return self.task.loss(logits, batch.target) + notes.cost()
+    def _gradients(self) -> float:
+        """Of the mean over all targets of the step, whoever has them; returns that mean."""
+        s, group, total = self.settings, self.group, 0.0
+        rows = indexes(self.task.size("train"), s.batch, self.step, seed=s.seed, rank=group.rank, world=group.world)
+        parts = [rows[i :: s.accumulate] for i in range(min(s.accumulate, len(rows)))]
+        batches = [self.task.batch("train", part) for part in parts]
+        counts = [(self.task.counted(batch.target), real_tokens(batch)) for batch in batches]
+        targets, tokens = group.sum(sum(t for t, _ in counts), sum(n for _, n in counts))
+        for batch, (t, n) in zip(batches, counts, strict=True):
+            with nullcontext() if batch is batches[-1] else self.place.holding(self.wrapped):
+                loss = self.wrapped(moved(batch, self.device), t / max(targets, 1), n / max(tokens, 1))
+                (loss * group.world).backward()  # processes are averaged over, and the shares add up to one already
+            total += float(loss.detach())
+        self.tokens += int(tokens)
+        return group.sum(total)[0]
 
     def _after(self) -> None:
         """What is due after a step."""
         s = self.settings
         self.log.write({"step": self.step, "loss": self.loss, "seconds": self.seconds, "tokens": self.tokens})
-        self.watch(Progress(self.step, s.steps, self.fraction, self.loss, self.rate, self.seconds, self.tokens))
-        if self.step % s.evaluate == 0:
+        if self.group.leads:
+            self.watch(Progress(self.step, s.steps, self.fraction, self.loss, self.rate, self.seconds, self.tokens))
+        if self.step % s.evaluate == 0 or self.step == s.steps:
             self._evaluate()
         if self.folder is not None and self.step % s.save == 0:
             self._save()
@@ -155,16 +174,19 @@ class Trainer:
     @torch.no_grad()
     def score(self, split: str, examples: int | None = None) -> float:
         """The metric over the first examples of a split, with the averaged weights if there are any."""
-        summed, count = 0.0, 0
+        summed, count, group = 0.0, 0.0, self.group
         most = min(self.task.size(split), self.settings.examples if examples is None else examples)
         if not most:
             raise ValueError(f"there are no examples in the split {split!r}")
         self.model.eval()
-        with Average.swapped(self.average, self.model), self._precision():
+        with Average.swapped(self.average, self.model):
             for first in range(0, most, self.settings.batch):
-                batch = self.task.batch(split, range(first, min(first + self.settings.batch, most)))
-                s, n = self.task.score(self.model(batch.tokens, mask=batch.mask), batch.target)
-                summed, count = summed + s, count + n
+                rows = range(first, min(first + self.settings.batch, most))[group.rank :: group.world]
+                # one that has none left answers all the same: the others may wait for its share of the weights
+                batch = moved(self.task.batch(split, rows or [first]), self.device)
+                s, n = self.task.score(self.lesson.answer(batch), batch.target)
+                summed, count = (summed + s, count + n) if rows else (summed, count)
+        summed, count = group.sum(summed, count)
         return summed / max(count, 1)
 
     def _since_best(self) -> int:
@@ -176,11 +198,11 @@ class Trainer:
         return max(values) if self.task.larger_is_better else min(values)
 
     def _result(self, stopped: str) -> Result:
-        parameters = sum(p.numel() for p in self.model.parameters())
         best, test = self._best([row["valid"] for row in self.curve]), self.score("test")
         return Result(
-            self.step, self.seconds, self.tokens, parameters, self.loss, best, test, self.task.metric, stopped, self.curve
-        )
+            self.step, self.seconds, self.tokens, self.place.parameters(), self.loss, best, test, self.task.metric, stopped,
+            self.curve,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ time and state
     @property
@@ -193,60 +215,59 @@ class Trainer:
         """How much of the training is over, from 0 to 1."""
         s = self.settings
         done = self.step / s.steps
-        return done if s.seconds is None else max(done, min(self.seconds / s.seconds, 1.0))
+        return done if s.seconds is None else max(done, min(self.clock / s.seconds, 1.0))
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        device = next(self.model.parameters()).device.type
-        return torch.autocast(device, torch.bfloat16, enabled=self.settings.precision == "bfloat16")
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
 
     def _save(self) -> Path:
+        """A checkpoint; the same twice is written once."""
         assert self.folder is not None
-        tensors: dict[str, Mapping[str, Tensor]] = {"model": own_tensors(self.model), "optimizer": self._moments()}
-        tensors["random"] = {"torch": torch.get_rng_state()}
-        if self.average is not None:
-            tensors["average"] = self.average.weights
-        facts = {"seconds": self.seconds, "tokens": self.tokens, "loss": self.loss, "curve": self.curve}
-        facts["settings"] = self.settings.model_dump(mode="json")
-        return checkpoint.save(self.folder / RUNNING, self.step, tensors, facts)
-
-    def _moments(self) -> dict[str, Tensor]:
-        """What the optimizer remembers, by the number of the parameter."""
-        state = self.optimizer.state_dict()["state"]
-        return {f"{number}.{key}": value for number, each in state.items() for key, value in each.items()}
+        root = self.folder / RUNNING
+        if self.saved != (self.step, len(self.curve)):
+            files = state.pack(self.place, self.optimizer, self.average)
+            facts = {"seconds": self.seconds, "tokens": self.tokens, "loss": self.loss, "curve": self.curve}
+            facts["settings"] = self.settings.model_dump(mode="json")
+            self.group.first(lambda: checkpoint.save(root, self.step, files, facts))
+            self.saved = (self.step, len(self.curve))
+        return checkpoint.place_of(root, self.step)
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
         self.began = time.monotonic()
-        path = None if self.folder is None else checkpoint.newest(self.folder / RUNNING)
-        if path is None:
-            self.log.cut(0)
-            return
-        tensors, facts = checkpoint.load(path)
-        changed = [
-            k for k, v in self.settings.model_dump(mode="json").items() if facts["settings"].get(k) != v and k != "steps"
-        ]
-        if changed:
-            raise ValueError(f"{path} was trained with another {', '.join(changed)}: resume it with the same settings")
-        with torch.no_grad():
-            for name, tensor in own_tensors(self.model).items():
-                tensor.copy_(tensors["model"][name])
-        state = self.optimizer.state_dict()
-        state["state"] = unflattened(tensors["optimizer"])
-        self.optimizer.load_state_dict(state)
-        if self.average is not None:
-            self.average.weights = tensors["average"]
-        torch.set_rng_state(tensors["random"]["torch"])
-        self.step, self.before, self.tokens = int(path.name.rsplit("-", 1)[1]), facts["seconds"], facts["tokens"]
-        self.curve, self.loss = facts["curve"], facts["loss"]
-        self.log.cut(self.step)
+        path = self._newest()
+        if path is not None:
+            files, facts = checkpoint.load(path)
+            state.check_settings(path, facts, self.settings)
+            state.unpack(files, self.place, self.optimizer, self.average)
+            self.step = int(path.name.rsplit("-", 1)[1])
+            state.unpack_random(files, self.settings, self.group.rank, self.step)
+            self.before, self.tokens = facts["seconds"], facts["tokens"]
+            self.clock, self.curve, self.loss = self.before, facts["curve"], facts["loss"]
+            self.saved = (self.step, len(self.curve))
+        self.log.cut(self.step, [row["step"] for row in self.curve])
+
+    def _newest(self) -> Path | None:
+        """The last good checkpoint, which all processes take."""
+        root = None if self.folder is None else self.folder / RUNNING
+        return None if root is None else self.group.first(lambda: checkpoint.newest(root))
 
     def _kept(self) -> str:
         return "" if self.folder is None else f"; kept in {self._save()}: run the same again to go on"
 
     def _last(self) -> str:
         """Where the last good weights are."""
-        path = None if self.folder is None else checkpoint.newest(self.folder / RUNNING)
+        path = self._newest()
         return "" if path is None else f"; the last good checkpoint is {path}"
+
+
+def opened(folder: Path | None, settings: Settings) -> Log:
+    """The log of a run."""
+    if settings.tensorboard and folder is None:
+        raise ValueError("the setting tensorboard needs a folder")
+    return Log(folder, Board(folder) if settings.tensorboard and folder is not None else None)
 
 
 def grouped(model: nn.Module, decay: float) -> list[dict[str, Any]]:
@@ -256,12 +277,3 @@ def grouped(model: nn.Module, decay: float) -> list[dict[str, Any]]:
         {"params": [p for p in found if p.dim() > 1], "weight_decay": decay},
         {"params": [p for p in found if p.dim() <= 1], "weight_decay": 0.0},
     ]
-
-
-def unflattened(flat: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    """ "3.exp_avg" -> {3: {"exp_avg": ...}}."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in flat.items():
-        number, key = name.split(".", 1)
-        state.setdefault(int(number), {})[key] = value
-    return state

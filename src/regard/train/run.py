@@ -20,12 +20,15 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field, ValidationError
 
-from regard.models import Config, Part, build, save
+from regard.models import Config, Model, Part, build, save
 from regard.models.config import Classify, Closed, Depth, Language, Share, Size, Tag, Tokens
+from regard.models.save import fill
 from regard.tasks import Task, task
 from regard.train.average import Average
 from regard.train.checkpoint import read_json, write_json
+from regard.train.group import Group, joined
 from regard.train.loop import Progress, Trainer
+from regard.train.parallel import Placement
 from regard.train.settings import Settings
 
 SPEC, RESULT, MODEL = "spec.json", "result.json", "model"
@@ -72,13 +75,22 @@ def task_of(spec: Spec) -> Task:
 
 
 def execute(spec: Spec, folder: Path, watch: Callable[[Progress], None] = lambda progress: None) -> dict[str, Any]:
-    """Train, or go on where the folder stands; write the model and the result, and return the result."""
+    """Train, or go on where the folder stands; write the model and the result, and return the result.
+
+    Under `torchrun` all processes call it and train one model together; the first one writes, and calls `watch`.
+    """
     if (folder / RESULT).exists():
         return dict(read_json(folder / RESULT))
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / SPEC, spec.model_dump(mode="json"))
+    with joined():
+        return trained(spec, folder, watch)
+
+
+def trained(spec: Spec, folder: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
+    """The same, when the processes know of each other."""
+    group = Group()
+    group.first(lambda: begin(spec, folder))
     made = task_of(spec)
     torch.manual_seed(spec.settings.seed)
     idle = peak_bytes()
@@ -86,10 +98,34 @@ def execute(spec: Spec, folder: Path, watch: Callable[[Progress], None] = lambda
     trainer = Trainer(model, made, spec.settings, folder=folder, watch=watch)
     result = trainer.run()
     with Average.swapped(trainer.average, model):
-        save(model, folder / MODEL)
-    found = {**result._asdict(), "memory": peak_bytes() - idle, "environment": environment()}
-    write_json(folder / RESULT, found)
+        whole = portable(model, trainer.place)
+    found = {**result._asdict(), "memory": peak_bytes() - idle, "environment": environment() | {"processes": group.world}}
+    group.first(lambda: finish(whole, found, folder))
     return found
+
+
+def begin(spec: Spec, folder: Path) -> None:
+    """Make the folder, and say what is to come into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / SPEC, spec.model_dump(mode="json"))
+
+
+def portable(model: Model, place: Placement) -> Model:
+    """The same model in one piece."""
+    if place.group.world == 1:
+        return model
+    assert model.config is not None
+    whole = build(model.config)
+    fill(whole, place.collect())
+    return whole
+
+
+def finish(model: Model, found: dict[str, Any], folder: Path) -> None:
+    """Write the model, and then the result."""
+    for left in (folder / MODEL).glob(".*"):  # of a process that was killed while it wrote
+        left.unlink()
+    save(model, folder / MODEL)
+    write_json(folder / RESULT, found)
 
 
 def read_spec(folder: Path) -> Spec:

@@ -38,6 +38,8 @@ class Settings(BaseModel):
     patience    stop after so many evaluations without a better one; None: never
     save        a checkpoint every so many steps
     seed        of the weights, of the order of examples, and of dropout
+    parallel    how several processes share the model: "ddp", a copy on each, or "fsdp", a share of each weight
+    tensorboard  write files for TensorBoard too
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,11 +61,19 @@ class Settings(BaseModel):
     patience: Annotated[int, Field(ge=1)] | None = None
     save: Annotated[int, Field(ge=1)] = 500
     seed: Annotated[int, Field(ge=0)] = 0
+    parallel: str = "ddp"
+    tensorboard: bool = False
 
     @field_validator("schedule")
     @classmethod
     def _known_schedule(cls, value: str) -> str:
         check_choice("schedule", value, SCHEDULES)
+        return value
+
+    @field_validator("parallel")
+    @classmethod
+    def _known_parallel(cls, value: str) -> str:
+        check_choice("parallel", value, ("ddp", "fsdp"))
         return value
 
     @field_validator("precision")

@@ -1,0 +1,67 @@
+"""What a comparison was, kept beside its runs, so that its report can be written again: plan.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from regard.compare.baseline import constant
+from regard.compare.ledger import Entry, Ledger
+from regard.compare.plan import CONSTANT, Plan, label, lengthened
+from regard.compare.verdict import Row, rows_of
+from regard.models.config import Closed
+from regard.tasks import task
+from regard.train.checkpoint import write_json
+
+PLAN, LEDGER = "plan.json", "ledger.sqlite"
+
+
+class Record(Closed):
+    """A comparison in words.
+
+    command   what to type to have it again
+    keys      of its runs, in their order; the folder may hold the runs of other comparisons too
+    """
+
+    plan: Plan
+    command: str
+    keys: list[str]
+
+
+def keep(folder: Path, record: Record) -> None:
+    """Write it into the folder of the comparison."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / PLAN, record.model_dump(mode="json"))
+
+
+def read(folder: Path) -> Record:
+    """What `keep` wrote."""
+    try:
+        return Record.model_validate_json((folder / PLAN).read_bytes(), strict=False)
+    except OSError:
+        raise ValueError(f"{folder} is no comparison: it has no {PLAN}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{folder / PLAN}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def entries(folder: Path, record: Record) -> list[Entry]:
+    """The runs of this comparison, as the ledger has them now."""
+    if not (folder / LEDGER).is_file():
+        raise ValueError(f"{folder} is no comparison: it has no {LEDGER}")
+    ledger = Ledger(folder / LEDGER)
+    found = {entry.key: entry for entry in ledger.entries()}
+    ledger.close()
+    return [found[key] for key in record.keys if key in found]
+
+
+def all_rows(plan: Plan, found: list[Entry]) -> list[Row]:
+    """A row for each mechanism, and for each task that of a constant answer."""
+    return [*rows_of(found), *baselines(plan)]
+
+
+def baselines(plan: Plan) -> list[Row]:
+    """The row of a constant answer for each task."""
+    made = [(part, task(part.name, **part.arguments)) for p in plan.tasks for part in lengthened(p, plan.lengths)]
+    return [Row(CONSTANT, label(part), m.length, m.metric, [constant(m)]) for part, m in made]

@@ -1,0 +1,125 @@
+"""All that a report says of a comparison, read from its folder."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import regard
+from regard.compare import Row, Verdict, verdicts
+from regard.compare.ledger import DONE, FAILED, REFUSED, Entry
+from regard.compare.plan import CONSTANT, label, lengthened
+from regard.compare.record import Record, all_rows, entries, read
+from regard.compare.words import as_json, places
+from regard.report.curves import Curve, curves
+from regard.report.maps import Drawn, Map, maps, patterns
+from regard.tasks import task
+from regard.train.checkpoint import read_json
+from regard.train.run import SPEC
+
+FEW = 3  # seeds from which a spread says something
+APART = 0.1  # a difference of parameters that is worth a word
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison, and what came of it.
+
+    samples   (task, length, one example as its task shows it)
+    specs     the words of each run by its name, and where it was run by `environments`
+    """
+
+    record: Record
+    rows: list[Row]
+    verdicts: list[Verdict]
+    runs: list[Entry]
+    curves: list[Curve]
+    patterns: list[Drawn]
+    maps: list[Map]
+    samples: list[tuple[str, int, str]]
+    specs: dict[str, Any]
+    environments: list[dict[str, Any]]
+
+
+def gather(folder: Path) -> Comparison:
+    """Read the folder of a comparison; ValueError where it is none."""
+    record = read(folder)
+    runs = entries(folder, record)
+    rows = all_rows(record.plan, runs)
+    return Comparison(
+        record, rows, verdicts(rows), runs, curves(runs), patterns(folder, runs), maps(folder, runs), samples(record),
+        specs(folder, runs), environments(runs),
+    )  # fmt: skip
+
+
+def samples(record: Record) -> list[tuple[str, int, str]]:
+    """The first test example of each task, at its shortest length."""
+    found = []
+    for part in record.plan.tasks:
+        made = min((task(p.name, **p.arguments) for p in lengthened(part, record.plan.lengths)), key=lambda t: t.length)
+        found.append((label(part), made.length, made.show(made.example("test", 0))))
+    return found
+
+
+def specs(folder: Path, runs: list[Entry]) -> dict[str, Any]:
+    """What each run was made from, by its name; a run that never began has none."""
+    paths = {run.name: folder / "runs" / run.key / SPEC for run in runs}
+    return {name: read_json(path) for name, path in paths.items() if path.is_file()}
+
+
+def environments(runs: list[Entry]) -> list[dict[str, Any]]:
+    """Where the runs were made, each that differs once."""
+    found: list[dict[str, Any]] = []
+    for run in runs:
+        place = {} if run.result is None else run.result["environment"]
+        if place and place not in found:
+            found.append(place)
+    return found
+
+
+def doubts(found: Comparison, verdict: Verdict) -> list[str]:
+    """What speaks against taking a recommendation at its word."""
+    rows = places(found.rows)[verdict.task, verdict.length]
+    said = []
+    level = next((row.score for row in rows if row.mixer == CONSTANT), math.nan)
+    if not (verdict.best.score > level if verdict.best.metric == "accuracy" else verdict.best.score < level):
+        said.append(f"Nothing was learned: a constant answer scores {level:.3g} {verdict.best.metric}. Train for longer.")
+    seeds = len(verdict.take.scores)
+    if 1 < seeds < FEW:
+        said.append(f"{seeds} seeds give a rough idea of the noise only.")
+    sizes = [row.parameters for row in rows if row.parameters]
+    if max(sizes) > (1 + APART) * min(sizes):
+        said.append(f"The models are not of one size: from {min(sizes):,} to {max(sizes):,} parameters.")
+    ends = {run.status for run in found.runs}
+    if not ends <= {DONE, REFUSED}:
+        said.append("Some runs did not come to an end." if FAILED not in ends else "Some runs failed: see the table.")
+    return said
+
+
+def to_json(found: Comparison) -> dict[str, Any]:
+    """The data behind the page."""
+    return {
+        "version": regard.__version__,
+        "command": found.record.command,
+        "plan": found.record.plan.model_dump(mode="json"),
+        "rows": [as_json(row) for row in found.rows],
+        "verdicts": [
+            {"task": v.task, "length": v.length, "take": v.take.mixer, "words": v.words, "doubts": doubts(found, v)}
+            for v in found.verdicts
+        ],
+        "curves": [c._asdict() | {"points": [p._asdict() for p in c.points]} for c in found.curves],
+        "maps": [_map_json(each) for each in found.maps],
+        "samples": [{"task": name, "length": length, "text": text} for name, length, text in found.samples],
+        "specs": found.specs,
+        "environments": found.environments,
+    }
+
+
+def _map_json(found: Map) -> dict[str, Any]:
+    """The map of the first layer that has one, the mean over its heads."""
+    first = next((layer for layer in found.layers if layer is not None), None)
+    weights = None if first is None else [[round(w, 5) for w in row] for row in first.mean(0).tolist()]
+    return {"mixer": found.mixer, "task": found.task, "length": found.length, "tokens": found.tokens,
+            "weights": weights, "why": found.why}  # fmt: skip

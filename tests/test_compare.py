@@ -1,0 +1,203 @@
+"""Comparing: the plan, the ledger, the processes, and what is said in the end."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from regard.compare import Plan, Row, Schedule, cells, rows_of, verdicts
+from regard.compare.baseline import constant
+from regard.compare.ledger import DONE, FAILED, REFUSED, Entry, Ledger
+from regard.compare.plan import count
+from regard.compare.verdict import told_apart
+from regard.models import Part, part
+from regard.tasks import task
+from regard.train.run import task_of
+from regard.train.settings import Settings
+
+TINY = {"dim": 8, "heads": 2, "layers": 1, "settings": Settings(steps=3, batch=4, evaluate=3, examples=8, save=3)}
+
+
+def plan(*mixers, tasks=(part("parity"),), **more):
+    return Plan(tasks=list(tasks), mixers=[part(m) if isinstance(m, str) else m for m in mixers], **TINY | more)
+
+
+# ---------------------------------------------------------------------------------------------- the plan
+def test_dense_softmax_is_always_among_the_rows():
+    """Fails if a comparison leaves it out, or has it twice; seeds come first."""
+    found = cells(plan("linear", "vanilla", lengths=(8, 16), seeds=2))
+    assert [(c.mixer.name, c.length, c.seed) for c in found] == [
+        (name, n, seed) for seed in (0, 1) for n in (8, 16) for name in ("vanilla", "linear")
+    ]
+    assert len({cell.key for cell in found}) == 8
+
+
+def test_what_does_not_fit_is_refused_before_training():
+    """Fails if a mixer that cannot be causal is trained on a causal task, or the reason is lost."""
+    found = {cell.mixer.name: cell for cell in cells(plan("fnet", lengths=(8,)))}
+    assert found["fnet"].spec is None and "cannot be causal" in found["fnet"].refusal
+    assert found["vanilla"].spec is not None and not found["vanilla"].refusal
+
+
+def test_all_have_the_parameters_of_dense_softmax():
+    """Fails if equal parameters are not nearly equal, or unequal ones are made so."""
+    mixers = ("linear", "retnet", "gated_linear", "delta_rule", "synthesizer_random")
+    for equal in (True, False):
+        found = cells(plan(*mixers, lengths=(32,), dim=32, equal_parameters=equal))
+        counts = [count(cell.spec, task_of(cell.spec)) for cell in found]
+        near = max(abs(n - counts[0]) / counts[0] for n in counts)
+        assert (near < 0.01) == equal
+
+
+def test_keys_tell_runs_apart_and_nothing_else():
+    """Fails if another budget makes another run, or another argument the same."""
+    one, two = (cells(plan(part("local", window=w), lengths=(8,)))[1] for w in (2, 3))
+    again = cells(plan(part("local", window=2), lengths=(8,)))[1]
+    assert one.key == again.key != two.key
+
+
+@pytest.mark.parametrize(
+    ("mixer", "words"), [("linaer", "did you mean 'linear'"), (part("local", windw=3), "did you mean 'window'")]
+)
+def test_wrong_names_stop_it(mixer, words):
+    """Fails if a typing error becomes a row that is refused."""
+    with pytest.raises((ValueError, TypeError), match=words):
+        cells(plan(mixer, lengths=(8,)))
+
+
+# ---------------------------------------------------------------------------------------------- the runs
+def test_a_comparison_runs_once(tmp_path):
+    """Fails if a run is not in a process of its own, a refusal has no row, or what is done is done again."""
+    planned = cells(plan("linear", "fnet", lengths=(8,)))
+    ended = []
+    schedule = Schedule(tmp_path, jobs=2, watch=lambda cell, fraction: ended.append(cell.key) if fraction is None else None)
+    schedule.run(planned)
+    entries = schedule.ledger.entries()
+    assert [e.status for e in entries] == [DONE, DONE, REFUSED] and len(ended) == 2
+    assert all(e.result["steps"] == 3 and e.result["environment"]["threads"] == 1 for e in entries[:2])
+    schedule.ledger.close()
+    again = Schedule(tmp_path, watch=lambda cell, fraction: pytest.fail("it ran again"))
+    again.run(planned)
+    assert [row.mixer for row in rows_of(again.ledger.entries())] == ["vanilla", "linear", "fnet"]
+
+
+def test_a_crash_is_one_red_row(tmp_path, monkeypatch):
+    """Fails if one run that ends badly takes the others with it, or its reason is lost."""
+    planned = cells(plan("linear", lengths=(8,)))
+    broken = planned[0]._replace(spec=planned[0].spec.model_copy(update={"task": part("parity", length=8, seed=-1)}))
+    schedule = Schedule(tmp_path, jobs=2)
+    schedule.run([broken, planned[1]])
+    by_name = {e.words["mixer"]["name"]: e for e in schedule.ledger.entries()}
+    assert by_name["vanilla"].status == FAILED and "seed must be" in by_name["vanilla"].why
+    assert by_name["linear"].status == DONE
+    row = next(row for row in rows_of(schedule.ledger.entries()) if row.mixer == "vanilla")
+    assert math.isnan(row.score) and "seed must be" in row.why
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_comparison_goes_on(tmp_path, how):
+    """Fails if whatever ends a comparison leaves a run at work, or what it did is lost."""
+    code = (
+        "from pathlib import Path; from regard.compare import *; from regard.models import part;"
+        "from regard.train.settings import Settings;"
+        "s = Settings(steps=10**6, batch=4, evaluate=10**6, examples=8, save=10**6);"
+        "p = Plan(tasks=[part('parity')], mixers=[], lengths=(8,), dim=8, heads=2, layers=1, settings=s);"
+        f"Schedule(Path({str(tmp_path)!r})).run(cells(p))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True)
+    metrics = wait_for(lambda: next(iter(tmp_path.glob("runs/*/metrics.jsonl")), None))
+    wait_for(lambda: metrics.stat().st_size > 200)
+    os.kill(child.pid, how)
+    child.wait(60)
+    step = wait_for(lambda: next(iter(metrics.parent.glob("checkpoints/step-*")), None))
+    assert int(step.name.split("-")[1]) > 0
+    last = metrics.read_text().splitlines()[-1]
+    time.sleep(0.5)
+    assert metrics.read_text().splitlines()[-1] == last, "the run goes on without its parent"
+
+
+def wait_for(ready, seconds=90):
+    for _ in range(seconds * 10):
+        if found := ready():
+            return found
+        time.sleep(0.1)
+    pytest.fail("it did not come")
+
+
+def test_a_budget_is_kept(tmp_path):
+    """Fails if runs are not told their share of the time."""
+    settings = Settings(steps=10**7, batch=4, evaluate=10**7, examples=8, save=10**7)
+    planned = cells(plan("linear", lengths=(8,), settings=settings))
+    schedule = Schedule(tmp_path, budget=30)
+    schedule.run(planned)
+    results = [entry.result for entry in schedule.ledger.entries()]
+    assert [r["stopped"] for r in results] == ["seconds", "seconds"]
+    shares = [json.loads(p.read_text())["settings"]["seconds"] for p in tmp_path.glob("runs/*/spec.json")]
+    assert all(1 <= share <= 15 for share in shares)
+
+
+def test_a_file_that_is_no_ledger_is_named(tmp_path):
+    """Fails if a foreign file is overwritten."""
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"not a database" * 100)
+    with pytest.raises(ValueError, match="is not a ledger"):
+        Ledger(path)
+    assert path.read_bytes().startswith(b"not a database")
+
+
+# ---------------------------------------------------------------------------------------------- the verdict
+def row(name, scores, *, speed=100.0, memory=1e6, metric="accuracy"):
+    return Row(name, "recall", 64, metric, scores, speed=speed, memory=memory, parameters=10)
+
+
+def test_the_fastest_of_those_that_are_not_told_apart_is_recommended():
+    """Fails if noise decides, or the doubt is not said."""
+    rows = [
+        row("vanilla", [0.90, 0.94, 0.92]), row("linear", [0.91, 0.93, 0.90], speed=300.0),
+        row("local", [0.2, 0.21, 0.2], speed=900.0),
+        Row("constant", "recall", 64, "accuracy", [0.1]), Row("fnet", "recall", 64, why="cannot be causal"),
+    ]  # fmt: skip
+    (found,) = verdicts(rows)
+    assert found.take.mixer == "linear" and found.best.mixer == "vanilla"
+    assert "take linear: 0.913 ± 0.015 accuracy, 3 × the training speed" in found.words
+    assert "within noise of vanilla" in found.words and "local" not in found.words
+
+
+def test_bits_are_better_when_fewer():
+    """Fails if the largest number of bits wins."""
+    (found,) = verdicts([row("vanilla", [2.0, 2.01], metric="bits"), row("linear", [3.0, 3.01], speed=500.0, metric="bits")])
+    assert found.take.mixer == "vanilla" and "no other came near" in found.words
+
+
+def test_one_seed_is_not_trusted():
+    """Fails if a small gap between single runs is taken for a difference."""
+    (found,) = verdicts([row("vanilla", [0.95]), row("linear", [0.90], speed=200.0), row("local", [0.1], speed=999.0)])
+    assert found.take.mixer == "linear" and "One seed only" in found.words
+    assert told_apart(row("a", [0.95]), row("b", [0.1])) and not told_apart(row("a", [0.95]), row("b", [0.9]))
+
+
+def test_the_constant_answer():
+    """Fails if the baseline looks at the input, or counts what has no target."""
+    assert constant(task("parity", length=64)) == pytest.approx(0.5, abs=0.03)
+    made = task("recall", length=64)
+    assert constant(made) < 3 / made.values
+    made.metric = "bits"
+    assert constant(made) == pytest.approx(math.log2(made.values), abs=0.2)
+    assert torch.is_tensor(made.example("test", 0).target)
+
+
+def test_labels_have_their_arguments():
+    """Fails if two forms of one mixer have the same name in a table."""
+    found = rows_of(failed(part("local", window=width)) for width in (2, 3))
+    assert [r.mixer for r in found] == ["local(window=2)", "local(window=3)"]
+
+
+def failed(mixer):
+    words = {"mixer": mixer.model_dump(), "task": Part(name="copy").model_dump(), "length": 8, "seed": 0}
+    return Entry(repr(mixer), mixer.name, FAILED, words, None, "gone")
