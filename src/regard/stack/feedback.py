@@ -35,7 +35,7 @@ class Feedback(Layer):
 
     where h^0 is what enters the stack.  So low layers see what high layers made of the past, and a token must wait for the
     one before it: the whole is a loop over tokens, in training too.  A token does not look at itself, and the first sees
-    nothing.  Gradients are exact, through all of time.
+    no memory.  Gradients are exact, through all of time.
 
     layers  causal blocks of `MultiHead` over a pattern
     span    how many memories a token sees; None: all
