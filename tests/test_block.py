@@ -7,7 +7,7 @@ import regard
 from regard.block import Block
 from regard.ffn import MLP
 from regard.registry import get
-from regard.residual import PostNorm, PreNorm
+from regard.residual import RESIDUALS, PostNorm, PreNorm, residual_named
 from regard.stack import Plain
 
 
@@ -47,6 +47,35 @@ def test_a_decoder_streams_with_its_context(residual, rand):
     rest, _ = layers.stream(x[:, 4:], state, context=context, context_mask=mask)
     torch.testing.assert_close(torch.cat((first, rest), 1), whole)
     assert not torch.allclose(whole[1], layers(x, context)[1])
+
+
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_padding_reaches_no_gradient(name, cross, rand):
+    """Fails if NaN in a left-out token reaches the gradient of a weight or of a token."""
+    layers = stack("vanilla", "vanilla", cross=cross, residual=residual_named(name, 2))
+    x, mask = rand(2, 5, 8), torch.arange(5).expand(2, 5) < 3
+    other = x.masked_fill(~mask[..., None], torch.nan).requires_grad_()
+    layers(other, *([rand(2, 4, 8)] if cross else []), mask=mask)[mask].square().sum().backward()
+    assert all(t.grad.isfinite().all() for t in (other, *layers.parameters()))
+
+
+def test_tokens_that_do_not_fit_are_said():
+    """Fails if a layer leaves it to an operation deep inside to complain, or takes what it should not."""
+    layers, x = stack("vanilla", causal=True), torch.zeros(2, 3, 8).double()
+    for call in (layers, layers.stream):
+        with pytest.raises(ValueError, match="x must have width 8, as built, not 9"):
+            call(torch.zeros(2, 3, 9).double())
+        with pytest.raises(ValueError, match=r"shape \(b n 8\), not \(3, 8\)"):
+            call(x[0])
+        with pytest.raises(TypeError, match=r"x is of torch.float32, and the layer of torch.float64"):
+            call(x.float())
+    with pytest.raises(ValueError, match=r"mask must have shape \(2, 3\)"):
+        layers(x, mask=torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(TypeError, match="mask must be a bool tensor"):
+        layers(x, mask=torch.ones(2, 3))
+    with pytest.raises(regard.Unsupported, match="Plain takes no marks"):
+        layers(x, marks=torch.ones(2, 3, dtype=torch.bool))
 
 
 def test_what_does_not_fit_is_said():

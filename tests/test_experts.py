@@ -88,6 +88,13 @@ def test_short_sequences(n, rand):
     compare(layer(top=2, capacity=0.1).train(), rand(2, n, 6), None, 0.1)
 
 
+@pytest.mark.parametrize(("experts", "top", "n"), [(19, 3, 95), (23, 2, 276), (49, 1, 49)])
+def test_room_that_is_a_whole_number_stays_whole(experts, top, n):
+    """Fails if n · k / E loses a token to rounding where it has no remainder."""
+    layer = top_k(4, experts, top=top, capacity=1.0).train()
+    assert layer._room(torch.zeros(1, n, 4), None).tolist() == [n * top // experts]
+
+
 def test_evaluation_has_its_own_capacity(rand):
     """Fails if evaluation drops tokens unless asked to, or training does not."""
     x = rand(2, 30, 6)

@@ -15,7 +15,9 @@ NAMES = regard.list()
 MASKED = [name for name in NAMES if get(name).can().mask]
 CROSS = regard.list(can="cross")
 # what these give does not come from the keys alone: they add the token itself or a bias, or see learned vectors too
-RESIDUAL = ("sab", "isab", "perceiver", "gmlp", "amlp", "xcit", "dynamic_conv", "draw_write", "average", "all_attention")
+RESIDUAL = (
+    "sab", "isab", "perceiver", "gmlp", "amlp", "xcit", "dynamic_conv", "draw_write", "average", "all_attention", "lite",
+)  # fmt: skip
 HEADED = [name for name in MASKED if name != "parameter_free"]
 CHOOSY = ["reformer", "routing"]  # a token that was rounded may choose another bucket
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

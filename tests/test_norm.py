@@ -250,6 +250,19 @@ def test_peers(rand):
     torch.testing.assert_close(ScaleNorm(8).double()(x).norm(dim=-1), torch.full((2, 5), math.sqrt(8)).double())
 
 
+def test_groups_of_one_number(rand):
+    """Fails if a single token, as in a stream, is refused where all groups are one wide."""
+    assert torch.equal(GroupNorm(4, groups=4).double()(rand(1, 1, 4)), torch.zeros(1, 1, 4).double())
+
+
+@pytest.mark.parametrize("name", sorted(set(NORMS) - {"none"}))
+def test_an_epsilon_that_makes_no_sense_is_said(name):
+    """Fails if a norm is built that would divide by zero, or take the root of less."""
+    for eps in (0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="eps must be a finite number above 0"):
+            NORMS[name](8, eps=eps)
+
+
 def test_a_zero_token_stays_finite(rand):
     """Fails if a token of zeros gives NaN, forwards or backwards."""
     for kind in NORMS.values():

@@ -7,6 +7,7 @@ import regard
 from regard import ALiBi, Band, Chunks, Full, Global, KeyPhase, MultiHead, PerHead, SoftmaxAttention, Unsupported
 from regard.attentions import Persistent
 from regard.attentions.persistent import later
+from regard.position import TUPE, Rope
 
 PATTERNS = [
     Full(), Band(2, 2), Band(3, 1, 2), Global(2) | Band(1, 1), Chunks(4, back=1), ~Band(2, 2), KeyPhase(3, 2),
@@ -98,8 +99,19 @@ def test_it_takes_the_place_of_a_feed_forward_layer():
     assert count(more) - count(plain) == count(MLP(16, bias=False))
 
 
+def test_a_prior_of_two_terms_scales_all_scores(rand):
+    """Fails if the scale that TUPE asks for is lost behind the vectors, or the length that it knows."""
+    layer, (q, k, v) = made(prior=TUPE(2, 8, 6)), (rand(1, 2, 6, 4) for _ in range(3))
+    torch.testing.assert_close(layer.attend(q, k, v)[0], naive(layer, q / 2**0.5, k, v))
+    _, state = layer.attend(q, k, v, causal=True, state=layer.start())
+    with pytest.raises(ValueError, match=r"the prior knows 9 positions, but the sequence has 10"):
+        layer.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], causal=True, state=state)
+
+
 def test_what_it_refuses():
     """Fails if a map is shown that would not be one, or sizes that do not fit are taken."""
+    with pytest.raises(Unsupported, match="have no place, and turned queries"):
+        MultiHead(8, 2, made(), turn=Rope())
     mixer = regard.create("all_attention", dim=8, heads=2, count=3)
     with pytest.raises(Unsupported, match="vectors that are no tokens"):
         mixer.attention(torch.zeros(1, 3, 8))

@@ -160,6 +160,19 @@ def test_post_norm_amplifies_with_depth_and_admin_and_pre_norm_do_less(seed, ran
     assert growth["post"] > 7 and growth["pre"] < 5 and growth["admin"] < 5
 
 
+def test_frozen_weights_do_not_count(rand):
+    """Fails if a frozen weight is an error, is moved, or shifts the gradients of the others."""
+    torch.manual_seed(0)
+    model, x = Plain([Block(regard.create("vanilla", dim=8, heads=2), MLP(8)) for _ in range(2)]).double(), rand(2, 5, 8)
+    whole = gradient_norms(model, model(x).square().sum())
+    model.layers[0].mixer.requires_grad_(False)
+    loss = model(x).square().sum()
+    found = gradient_norms(model, loss)
+    assert found[0] == Gradient(0, "mixer", 0.0)
+    assert [part.norm for part in found[1:]] == pytest.approx([part.norm for part in whole[1:]])
+    assert not any(name.startswith("layers.0.mixer") for name in first_step(model, loss, 0.1))
+
+
 def test_what_does_not_fit_is_said():
     """Fails if a model without sub-layers, a parameter it does not have, or a move of no size is accepted."""
     model = nn.Linear(3, 3)

@@ -7,7 +7,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from peers import agree, copied
 from regard.ffn import ProductKeys
-from regard.ffn.product_keys import QueryNorm
 
 
 def made(dim=6, keys=7, **more):
@@ -92,20 +91,6 @@ def test_sparse_gradients_are_the_dense_ones(rand):
 
 
 # ---------------------------------------------------------------------------------------------- batch norm of the queries
-def test_query_norm_is_batch_norm(rand):
-    """Fails if mean and variance are not those of the real tokens, or the moving averages are others than PyTorch's."""
-    ours, theirs = QueryNorm(5).double(), nn.BatchNorm1d(5).double()
-    mask = torch.arange(8) < torch.tensor([[8], [3]])
-    for _ in range(3):
-        x = rand(2, 8, 5)
-        torch.testing.assert_close(ours(x, mask)[mask], theirs(x[mask]))
-        torch.testing.assert_close(ours(x).flatten(0, 1), theirs(x.flatten(0, 1)))
-    torch.testing.assert_close(ours.mean, theirs.running_mean)
-    torch.testing.assert_close(ours.variance, theirs.running_var)
-    x = rand(2, 8, 5)
-    torch.testing.assert_close(ours.eval()(x).flatten(0, 1), theirs.eval()(x.flatten(0, 1)))
-
-
 def test_padding_while_training(rand):
     """Fails if padding, even NaN, changes the statistics, or a batch of nothing else breaks them."""
     x, mask = rand(2, 8, 6), torch.arange(8).expand(2, 8) < 5

@@ -176,6 +176,9 @@ def test_profile_refuses_what_it_cannot_do(rand):
     idle.spare = Admin(8)
     with pytest.raises(ValueError, match="1 of 3 Admin residuals were not reached"):
         profile(idle, x)
+    for tells_nothing in (x[:, :0], x * torch.nan):
+        with pytest.raises(ValueError, match="deviate by nan"):
+            profile(layers, tells_nothing)
     assert all((join.omega == 1).all() for join in joins)
 
 

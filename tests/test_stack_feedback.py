@@ -146,6 +146,15 @@ def test_nan_in_padding(rand):
     assert all(g.isfinite().all() for g in torch.autograd.grad(got.sum(), list(stack.parameters())))
 
 
+def test_the_first_token_sees_what_is_no_memory(rand):
+    """Fails if vectors that every query sees are hidden from the first token, which sees no memory."""
+    mixer = regard.create("all_attention", dim=DIM, heads=HEADS, causal=True, count=3)
+    stack, x = Feedback([Block(mixer, residual=PostNorm)]).double(), rand(2, 1, DIM)
+    alone = mixer(torch.zeros_like(x), mask=torch.zeros(2, 1, dtype=torch.bool))  # a query of zero, and no token
+    torch.testing.assert_close(stack(torch.zeros_like(x)), stack.layers[0].around_mixer.norm(alone))
+    assert alone.abs().max() > 0
+
+
 def test_a_context(rand):
     """Fails if the context is not looked at, or its mask ignored, token by token."""
     stack = feedback(cross=regard.create("vanilla", dim=DIM, heads=HEADS))

@@ -145,6 +145,13 @@ def test_carried_scores_stream(cross, rand):
     torch.testing.assert_close(chunks(stack, x, (1, 7, 1, 71), **given), stack(x, **given))
 
 
+def test_carried_scores_of_nothing(rand):
+    """Fails if a sequence or a chunk without tokens is an error, or changes what comes after it."""
+    stack, x = carry(causal=True), rand(2, 5, 8)
+    assert stack(x[:, :0]).shape == (2, 0, 8)
+    torch.testing.assert_close(chunks(stack, x, (0, 3, 0, 2)), stack(x))
+
+
 def test_carried_padding_has_no_influence(rand):
     """Fails if NaN in padding goes up with the scores."""
     stack, x, mask = carry(), rand(2, 5, 8), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])

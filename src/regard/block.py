@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from regard.attend import check_mask
+from regard.common import blanked
 from regard.errors import Unsupported
 from regard.ffn import FeedForward
-from regard.mixer import Can, Mixer, State
+from regard.mixer import Can, Mixer, State, check_kind, check_tokens
 from regard.residual import PreNorm, Residual
 from regard.state import check_state
 
@@ -38,6 +40,8 @@ class Given(NamedTuple):
 class Layer(nn.Module, ABC):
     """(b n d) -> (b n d), with a state where it streams.  A subclass writes `run`, once.
 
+    What `run` is given was checked by whoever was called from outside: there, left-out tokens were set to zero.
+
     dim     the width d of a token
     can     what it promises; `cross`: it looks at another sequence, and then must be given one
     causal  no token depends on later ones
@@ -61,8 +65,8 @@ class Layer(nn.Module, ABC):
         marks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The whole sequence: x (b n d), context (b m d) for layers that look at another sequence; see `Given`."""
-        self._check(context, context_mask)
-        return self.run(x, Given(mask, context, context_mask, marks), None)[0]
+        given = Given(mask, context, context_mask, marks)
+        return self.run(self.checked(x, given), given, None)[0]
 
     def stream(
         self, x: Tensor, state: State = None, *, context: Tensor | None = None, context_mask: Tensor | None = None
@@ -72,19 +76,29 @@ class Layer(nn.Module, ABC):
             raise Unsupported(f"it cannot run chunk by chunk: {self.can.reason('stream')}")
         if not self.causal:
             raise Unsupported("a layer of it was not built causal, so the first chunk would depend on the last")
-        self._check(context, context_mask)
+        given = Given(None, context, context_mask)
+        x = self.checked(x, given)
         first = self.start()
         state = first if state is None else state
         check_state(state, first, x.shape[0])
-        return self.run(x, Given(None, context, context_mask), state)
+        return self.run(x, given, state)
 
-    def _check(self, context: Tensor | None, context_mask: Tensor | None) -> None:
-        if context is not None and not self.can.cross:
-            raise Unsupported(f"it takes no context: {self.can.reason('cross')}")
-        if context is None and self.can.cross:
+    def checked(self, x: Tensor, given: Given) -> Tensor:
+        """Refuse what is not promised, say what is malformed, and blank what is left out: x (b n d)."""
+        check_tokens(x, self.dim)
+        check_kind(x, self, "layer")
+        for promise, what, name in (
+            ("mask", given.mask, "mask"), ("marks", given.marks, "marks"), ("cross", given.context, "context")
+        ):  # fmt: skip
+            if what is not None and self.can.reason(promise) is not None:
+                raise Unsupported(f"{type(self).__name__} takes no {name}: {self.can.reason(promise)}")
+        if given.context is None and self.can.cross:
             raise ValueError("a layer of it looks at another sequence: give it as context, (b m d)")
-        if context is None and context_mask is not None:
+        if given.context is None and given.context_mask is not None:
             raise ValueError("context_mask without a context")
+        check_mask(given.mask, (x.shape[0], x.shape[1]), "mask")
+        check_mask(given.marks, (x.shape[0], x.shape[1]), "marks")
+        return blanked(x, given.mask)
 
 
 class Block(Layer):

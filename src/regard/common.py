@@ -14,6 +14,11 @@ def softmax_over(scores: Tensor, keep: Tensor | None) -> Tensor:
     return torch.softmax(scores.masked_fill(~keep, lowest), -1) * keep.any(-1, keepdim=True)
 
 
+def blanked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x (... n d) with zeros where mask (... n) leaves tokens out: NaN would survive a weight of zero."""
+    return x if mask is None else x.masked_fill(~mask[..., None], 0)
+
+
 def kept(n: int, m: int, *, causal: bool, mask: Tensor | None, device: torch.device) -> Tensor | None:
     """Which of m keys each of the n last queries may see, (b 1 n m) or (n m); None: all of them."""
     past = torch.ones(n, m, dtype=torch.bool, device=device).tril(m - n) if causal else None

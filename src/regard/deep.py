@@ -68,6 +68,8 @@ class _Profile:
         self.found[join] = self.next
         scaled, y = ((t if mask is None else t[mask]).double() for t in (join.omega * x, y))
         self.next = (scaled.var(correction=0) + y.var(correction=0)).sqrt().item()
+        if not 0 < self.next < float("inf"):
+            raise ValueError(f"the tokens of this batch deviate by {self.next}: profile needs some that are real and differ")
 
 
 @contextmanager

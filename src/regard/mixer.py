@@ -140,15 +140,13 @@ class Mixer(nn.Module, ABC):
         self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Refuse what is not promised, say what is malformed, and blank what is left out."""
-        self._check_tokens(x, "x")
-        mine = next((p.dtype for p in self.parameters()), x.dtype)
-        if mine != x.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(f"x is of {x.dtype}, and the mixer of {mine}: convert one of them, as by mixer.to({x.dtype})")
+        check_tokens(x, self.dim)
+        check_kind(x, self, "mixer")
         if memory is not None:
             self._need("cross", "look at another sequence")
             if self.causal:
                 raise Unsupported(f"{self.name} was built causal, and another sequence has no past or future to it")
-            self._check_tokens(memory, "memory")
+            check_tokens(memory, self.dim, "memory")
             if memory.shape[0] != x.shape[0] or memory.dtype != x.dtype:
                 raise ValueError(f"memory {tuple(memory.shape)} {memory.dtype} does not fit x {tuple(x.shape)} {x.dtype}")
             if memory.shape[1] == 0:
@@ -166,13 +164,6 @@ class Mixer(nn.Module, ABC):
             return x, memory
         blank = source.masked_fill(~mask[..., None], 0)  # NaN in padding would survive a weight of zero
         return (blank, None) if memory is None else (x, blank)
-
-    def _check_tokens(self, x: Tensor, name: str) -> None:
-        if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
-            what = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name} must be a floating tensor of shape (b n {self.dim}), not {what}")
-        if x.shape[2] != self.dim:
-            raise ValueError(f"{name} must have width {self.dim}, as built, not {x.shape[2]}")
 
     def attention(
         self, x: Tensor, memory: Tensor | None = None, *, mask: Tensor | None = None, marks: Tensor | None = None
@@ -306,6 +297,22 @@ class MultiHead(Mixer):
     def extra_repr(self) -> str:
         """Shown by print."""
         return f"dim={self.dim}, heads={self.heads}, causal={self.causal}"
+
+
+def check_tokens(x: Tensor, dim: int, name: str = "x") -> None:
+    """Tokens must be (b n dim), of a floating type."""
+    if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
+        what = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name} must be a floating tensor of shape (b n {dim}), not {what}")
+    if x.shape[2] != dim:
+        raise ValueError(f"{name} must have width {dim}, as built, not {x.shape[2]}")
+
+
+def check_kind(x: Tensor, module: nn.Module, what: str) -> None:
+    """Tokens must be of the type of the parameters, but under autocast."""
+    mine = next((p.dtype for p in module.parameters()), x.dtype)
+    if mine != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(f"x is of {x.dtype}, and the {what} of {mine}: convert one of them, as by {what}.to({x.dtype})")
 
 
 def check_heads(dim: int, heads: int) -> None:

@@ -15,18 +15,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from regard.common import at_least_single
+from regard.common import at_least_single, blanked
 from regard.errors import check_positive, check_whole, nearest
 
 
 class Norm(nn.Module, ABC):
     """x (b n d), mask (b n), True = a real token -> (b n d)."""
 
+    eps: float  # added where it divides, by those that have it
     pooled: bool = False  # has statistics of many tokens: chunks are the whole in evaluation, but not in training
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, eps: float | None = None) -> None:
         super().__init__()
         check_whole(1, dim=dim)
+        if eps is not None:
+            check_positive("eps", eps)
+            self.eps = eps
         self.dim = dim
 
     @abstractmethod
@@ -38,8 +42,8 @@ class LayerNorm(Norm):
     """(x − mean) / √(variance + ε) · gain + bias, over the width of each token (Ba et al. 2016, arXiv 1607.06450)."""
 
     def __init__(self, dim: int, *, eps: float = 1e-5, bias: bool = True) -> None:
-        super().__init__(dim)
-        self.eps, self.gain = eps, nn.Parameter(torch.ones(dim))
+        super().__init__(dim, eps)
+        self.gain = nn.Parameter(torch.ones(dim))
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -51,8 +55,8 @@ class RMSNorm(Norm):
     """x / √(mean of x² + ε) · gain, over the width of each token (Zhang & Sennrich 2019, arXiv 1910.07467)."""
 
     def __init__(self, dim: int, *, eps: float = 1e-6) -> None:
-        super().__init__(dim)
-        self.eps, self.gain = eps, nn.Parameter(torch.ones(dim))
+        super().__init__(dim, eps)
+        self.gain = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
@@ -67,8 +71,8 @@ class ScaleNorm(Norm):
     """
 
     def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
-        super().__init__(dim)
-        self.eps, self.gain = eps, nn.Parameter(torch.tensor(float(dim)).sqrt())
+        super().__init__(dim, eps)
+        self.gain = nn.Parameter(torch.tensor(float(dim)).sqrt())
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
@@ -82,19 +86,18 @@ class GroupNorm(Norm):
     """
 
     def __init__(self, dim: int, *, groups: int = 4, eps: float = 1e-5) -> None:
-        super().__init__(dim)
+        super().__init__(dim, eps)
         check_whole(1, groups=groups)
         if dim % groups:
             fit = max(g for g in range(1, groups) if dim % g == 0)
             raise ValueError(f"groups must divide dim {dim}, and {groups} does not; {fit} does")
-        self.groups, self.eps = groups, eps
+        self.groups = groups
         self.gain, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        if x.numel() == 0:
-            return x
-        return F.group_norm(blanked(x, mask).flatten(0, 1), self.groups, self.gain, self.bias, self.eps).view_as(x)
+        parts = blanked(at_least_single(x), mask).unflatten(-1, (self.groups, -1))
+        return (F.layer_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * self.gain + self.bias).to(x.dtype)
 
 
 class NoNorm(Norm):
@@ -122,9 +125,9 @@ class BatchNorm(Norm):
     variance: Tensor
 
     def __init__(self, dim: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
-        super().__init__(dim)
+        super().__init__(dim, eps)
         check_share("momentum", momentum)
-        self.momentum, self.eps = momentum, eps
+        self.momentum = momentum
         self.gain, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("variance", torch.ones(dim))
@@ -170,10 +173,10 @@ class PowerNorm(Norm):
     steps: Tensor
 
     def __init__(self, dim: int, *, alpha: float = 0.9, warmup: int = 0, eps: float = 1e-5) -> None:
-        super().__init__(dim)
+        super().__init__(dim, eps)
         check_share("alpha", alpha)
         check_whole(0, warmup=warmup)
-        self.alpha, self.warmup, self.eps = alpha, warmup, eps
+        self.alpha, self.warmup = alpha, warmup
         self.gain, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
         self.register_buffer("square", torch.ones(dim))
         self.register_buffer("nu", torch.zeros(dim))
@@ -215,11 +218,6 @@ class _Approximate(torch.autograd.Function):
         power, along = (mean_of_real(t * unit, ctx.mask) for t in (unit, blanked(grad, ctx.mask)))
         ctx.nu.copy_(nu * (1 - (1 - ctx.alpha) * power) + (1 - ctx.alpha) * along)
         return (grad - nu * unit) / root, None, None, None, None
-
-
-def blanked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x (b n d) with zeros in the place of left-out tokens: NaN would survive a weight of zero."""
-    return x if mask is None else x.masked_fill(~mask[..., None], 0)
 
 
 def tokens(x: Tensor, mask: Tensor | None) -> Tensor:

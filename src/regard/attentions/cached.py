@@ -94,7 +94,9 @@ def can_over(pattern: Pattern, *, relates: bool = False) -> Can:
 
 
 def _start(at: NDArray[np.int64]) -> int | Tensor:
-    """Keys that stand in a row are told by their first position."""
+    """Keys that stand in a row are told by their first position; where there are none, by any."""
+    if not len(at):
+        return 0
     first, last = int(at[0]), int(at[-1])
     return first if last - first == len(at) - 1 else torch.from_numpy(at)
 

@@ -17,6 +17,7 @@ from regard.mixer import Can
 from regard.pattern import Band, Block, Full, Keys, Leaf, Pattern
 from regard.prior import Prior
 
+NO_PLACE = "the vectors that are no tokens have no place, and turned queries would ask them otherwise at every place"
 NO_MAP = "a part of its output comes from vectors that are no tokens, so no map of tokens times values is the output"
 
 
@@ -27,9 +28,13 @@ class Persistent(Cached):
     pattern, mask or prior hides.  A query that sees no token sees them still.  As in the paper M = √e · m and N = √count · n
     with m and n learned.  The result is exact: the vectors stand as keys in front of the tokens.
 
+    Queries and keys may not be turned by their places, for the learned keys have none.
+
     inner   softmax attention over the tokens, with its pattern, prior, scale and executor
     width   e, of a head
     """
+
+    turnless = NO_PLACE
 
     def __init__(self, inner: SoftmaxAttention, heads: int, width: int, count: int) -> None:
         super().__init__()
@@ -103,7 +108,8 @@ class Later(Prior):
 
     def __init__(self, prior: Prior, by: int) -> None:
         super().__init__()
-        self.prior, self.by, self.heads = prior, by, prior.heads
+        self.prior, self.by, self.heads, self.reads, self.terms = prior, by, prior.heads, prior.reads, prior.terms
+        self.length = None if prior.length is None else prior.length + by
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """See `regard.prior`."""

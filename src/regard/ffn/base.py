@@ -19,8 +19,3 @@ class FeedForward(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
-
-
-def blanked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x (b n d) with zeros for what the mask leaves out: whatever stands there, NaN included, must not be seen."""
-    return x if mask is None else x.masked_fill(~mask[..., None], 0)

@@ -9,10 +9,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.common import blanked
 from regard.errors import Unsupported, check_positive, check_whole
 from regard.ffn.activation import Activation
 from regard.ffn.bank import Bank, SpreadBank
-from regard.ffn.base import FeedForward, blanked
+from regard.ffn.base import FeedForward
 from regard.ffn.dense import MLP
 from regard.ffn.dispatch import Plan, plan
 from regard.ffn.router import Router
@@ -85,7 +86,7 @@ class Experts(FeedForward):
         if factor is None:
             return None
         n = torch.full((x.shape[0],), x.shape[1], device=x.device) if mask is None else mask.sum(1)
-        return (n * (factor * self.top / self.count)).floor().clamp(min=1)
+        return (n.double() * (factor * self.top) / self.count).floor().clamp(min=1)  # divided last, so that whole stays whole
 
     def _tell(self, scores: Tensor, shares: Tensor, chosen: Tensor, work: Plan, mask: Tensor | None) -> None:
         real = torch.ones_like(chosen[..., 0], dtype=torch.bool) if mask is None else mask

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.common import at_least_single
+from regard.common import at_least_single, blanked
 from regard.errors import check_whole
-from regard.ffn.base import FeedForward, blanked
+from regard.ffn.base import FeedForward
+from regard.norm import BatchNorm
 
 
 class ProductKeys(FeedForward):
@@ -38,7 +39,7 @@ class ProductKeys(FeedForward):
             raise ValueError(f"top must be at most the number of half-keys, {keys}, not {top}")
         self.heads, self.top, self.sparse = heads, top, sparse
         self.query = nn.Linear(dim, heads * width)
-        self.norm = QueryNorm(heads * width) if normalise else None
+        self.norm = BatchNorm(heads * width) if normalise else None
         self.keys = nn.Parameter((2 * torch.rand(heads, 2, keys, width // 2) - 1) * (2 / width) ** 0.5)
         self.values = nn.Parameter(torch.randn(keys**2, dim) * dim**-0.5)
 
@@ -65,38 +66,3 @@ class ProductKeys(FeedForward):
     def extra_repr(self) -> str:
         """Shown by print."""
         return f"dim={self.dim}, slots={self.values.shape[0]}, heads={self.heads}, top={self.top}"
-
-
-class QueryNorm(nn.Module):
-    """Batch norm over real tokens: x (b n w), mask (b n) -> (b n w), (x − mean) / √(variance + ε) · gain + bias.
-
-    Evaluation takes the moving averages of mean and variance (Ioffe & Szegedy 2015, arXiv 1502.03167).
-    """
-
-    mean: Tensor
-    variance: Tensor
-
-    def __init__(self, width: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.momentum, self.eps = momentum, eps
-        self.gain, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("variance", torch.ones(width))
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """See the class."""
-        mean, variance = self._now(x, mask) if self.training else (self.mean, self.variance)
-        gain = self.gain / (variance + self.eps).sqrt()
-        return (x - mean.to(x.dtype)) * gain.to(x.dtype) + self.bias.to(x.dtype)
-
-    def _now(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of this batch, which the moving averages learn of; those where no token is real."""
-        seen = x.flatten(0, 1) if mask is None else x[mask]
-        if not len(seen):
-            return self.mean, self.variance
-        variance, mean = torch.var_mean(seen, 0, correction=0)
-        with torch.no_grad():
-            self.mean.lerp_(mean.to(self.mean), self.momentum)
-            whole = variance * (len(seen) / max(len(seen) - 1, 1))
-            self.variance.lerp_(whole.to(self.variance), self.momentum)
-        return mean, variance

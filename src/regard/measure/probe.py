@@ -31,16 +31,16 @@ class Gradient(NamedTuple):
 def gradient_norms(model: nn.Module, loss: Tensor) -> list[Gradient]:
     """|∂ loss / ∂ W| of each sub-layer of the blocks in a model, from the first to the last.
 
-    The gradients that parameters hold are left as they are.
+    The gradients that parameters hold are left as they are.  Frozen parameters count as 0.
     """
     parts = list(_sub_layers(model))
     if not parts:
         raise Unsupported("there is no Block with weights inside, so there are no sub-layers to tell apart")
-    weights = [p for _, _, part in parts for p in part.parameters()]
-    found = iter(torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True))
+    weights = list({p: None for _, _, part in parts for p in part.parameters() if p.requires_grad})
+    found = dict(zip(weights, torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True), strict=True))
     norms = []
     for layer, name, part in parts:
-        squares = [grad.double().square().sum() for _, grad in zip(part.parameters(), found, strict=False) if grad is not None]
+        squares = [grad.double().square().sum() for p in part.parameters() if (grad := found.get(p)) is not None]
         norms.append(Gradient(layer, name, sum(squares, torch.zeros(())).sqrt().item()))
     return norms
 
@@ -87,6 +87,6 @@ def random_moves(model: nn.Module, size: float, *, seed: int = 0) -> Moves:
 def first_step(model: nn.Module, loss: Tensor, rate: float) -> Moves:
     """δ = −rate · sign(∂ loss / ∂ W): the first step of Adam without warm-up."""
     check_positive("rate", rate)
-    named = dict(model.named_parameters())
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(loss, list(named.values()), retain_graph=True, allow_unused=True)
     return {name: -rate * grad.sign() for name, grad in zip(named, found, strict=True) if grad is not None}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.attentions import SoftmaxAttention
 from regard.common import at_least_single
 from regard.errors import check_choice, check_whole
-from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads, merge, split
+from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads, check_tokens, merge, split
 
 CHUNK = 64
 CAN = Can(maps="what is unpacked was projected twice and mixed over heads")
@@ -59,7 +59,7 @@ class Luna(Mixer):
         """(y_x, y_p): the output, and what p (b packed d) of the layer before became, for the p of the layer after."""
         x, memory = self._checked(x, memory, mask, None)
         if p is not None:
-            self._check_tokens(p, "p")
+            check_tokens(p, self.dim, "p")
         return self._update(x, self.p.expand(x.shape[0], -1, -1) if p is None else p, memory, mask)
 
     def _update(self, x: Tensor, p: Tensor, memory: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -40,8 +40,6 @@ class Carry(Layer):
 
     def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
-        if given.marks is not None:
-            raise Unsupported(f"it cannot treat marked tokens: {self.can.reason('marks')}")
         scores: Tensor | None = None
         after = []
         for i, block in enumerate(self.blocks):

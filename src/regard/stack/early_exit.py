@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.block import Given, Layer
-from regard.common import at_least_single
+from regard.common import at_least_single, blanked
 from regard.errors import check_choice, check_positive
 from regard.mixer import Can, State
 from regard.notes import tell
@@ -107,8 +107,8 @@ class EarlyExit(Layer):
         marks: Tensor | None = None,
     ) -> Exited:  # fmt: skip
         """The whole sequence, with exits: what `forward` does in evaluation, and all that came of it."""
-        self._check(context, context_mask)
-        return self._left(x, Given(mask, context, context_mask, marks), [Late(None)] * len(self.layers))
+        given = Given(mask, context, context_mask, marks)
+        return self._left(self.checked(x, given), given, [Late(None)] * len(self.layers))
 
     def answer(self, y: Tensor, depth: Tensor) -> Tensor:
         """The logits of tokens (b n d) that left at `depth` (b n), each by its head: for streams, which tell the depth."""
@@ -122,8 +122,8 @@ class EarlyExit(Layer):
         marks: Tensor | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """The logits of all exits, and no exit is taken: for the loss."""
-        self._check(context, context_mask)
         given, logits, done = Given(mask, context, context_mask, marks), [], 0
+        x = self.checked(x, given)
         for at, head in zip(self.exits, self.heads, strict=True):
             x, _ = in_turn(self.layers[done:at], x, given, None)
             logits.append(head(self._read(x, given)))
@@ -187,8 +187,7 @@ class EarlyExit(Layer):
             return x
         if given.mask is None:
             return x.mean(1)
-        real = given.mask[..., None]
-        return x.masked_fill(~real, 0).sum(1) / real.sum(1).clamp(min=1)
+        return blanked(x, given.mask).sum(1) / given.mask.sum(1, keepdim=True).clamp(min=1)
 
     def extra_repr(self) -> str:
         """Shown by print."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from regard.attentions.cached import Place
 from regard.block import Block, Given, Layer
 from regard.errors import check_whole
-from regard.mixer import Can, check_batch, merge
-from regard.stack.look import NO_MARKS, Attending, Held, attending, check_causal, checked
+from regard.mixer import Can, check_batch
+from regard.stack.look import NO_MARKS, Attending, Held, attending, check_causal
 from regard.stack.plain import shared_promises
 
 ASKS = "feedback shows each layer the memory as keys"
@@ -35,7 +35,7 @@ class Feedback(Layer):
 
     where h^0 is what enters the stack.  So low layers see what high layers made of the past, and a token must wait for the
     one before it: the whole is a loop over tokens, in training too.  A token does not look at itself, and the first sees
-    nothing.  Gradients are exact, through all of time.
+    no memory.  Gradients are exact, through all of time.
 
     layers  causal blocks of `MultiHead` over a pattern
     span    how many memories a token sees; None: all
@@ -64,7 +64,6 @@ class Feedback(Layer):
 
     def run(self, x: Tensor, given: Given, state: Memories | None) -> tuple[Tensor, Memories | None]:
         """See `Layer`."""
-        x = checked(self, x, given)
         here, parts, looks = self.start() if state is None else state, [x[:, :0]], self._looks()
         if here.k:
             check_batch(here.k[0], x)
@@ -105,12 +104,10 @@ def _joined(old: tuple[Tensor, ...], new: Sequence[Tensor], first: int) -> tuple
 
 
 def _read(look: Attending, x: Tensor, given: Given, here: Memories, i: int) -> Tensor:
-    """What one token, (b 1 d), reads in the memories; nothing where there are none."""
+    """What one token, (b 1 d), reads in the memories."""
     q = look.queries(Held(x, given.mask), here.next)
-    if not here.k:
-        return look.mixer.out(merge(torch.zeros_like(q)))
-    place = Place(look.inner.past, here.next, here.next - here.k[i].shape[2])
-    return look.over(q, here.k[i], here.v[i], place, here.mask)
+    k, v = (here.k[i], here.v[i]) if here.k else look.keys(Held(x[:, :0]), 0)
+    return look.over(q, k, v, Place(look.inner.past, here.next, here.next - k.shape[2]), here.mask)
 
 
 def _share(looks: Sequence[Attending]) -> None:

@@ -10,7 +10,7 @@ from regard.block import Block, Given, Layer
 from regard.errors import Unsupported, check_whole
 from regard.mixer import Can
 from regard.mixers.funnel import AHEAD, pooled, spread
-from regard.stack.look import checked, named
+from regard.stack.look import named
 from regard.stack.plain import shared_promises
 
 NO_MARKS = "tokens are pooled, and marks are of single tokens"
@@ -50,7 +50,6 @@ class Funnel(Layer):
 
     def run(self, x: Tensor, given: Given, state: None) -> tuple[Tensor, None]:
         """See `Layer`."""
-        x = checked(self, x, given)
         if not x.shape[1]:
             return x, None
         first = _through(self.groups[0], x, given)
@@ -62,10 +61,8 @@ class Funnel(Layer):
         self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, context_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The tokens after the last group, (b p d), and which of them hold a real token, (b p); None: all."""
-        self._check(context, context_mask)
         given = Given(mask, context, context_mask)
-        x = checked(self, x, given)
-        return self._narrow(_through(self.groups[0], x, given), given)
+        return self._narrow(_through(self.groups[0], self.checked(x, given), given), given)
 
     def _narrow(self, x: Tensor, given: Given) -> tuple[Tensor, Tensor | None]:
         """All groups after the first."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attend import check_mask
 from regard.attentions.cached import Cached, Place
 from regard.block import Block, Given, Layer
+from regard.common import blanked
 from regard.errors import Unsupported
 from regard.mixer import MultiHead, check_batch, merge, split
 
@@ -46,8 +46,7 @@ class Held(NamedTuple):
 
     def detached(self) -> Held:
         """The same without their history; left-out ones are blank."""
-        x = self.x.detach()
-        return Held(x if self.mask is None else x.masked_fill(~self.mask[..., None], 0), self.mask)
+        return Held(blanked(self.x.detach(), self.mask), self.mask)
 
 
 class Attending(NamedTuple):
@@ -59,8 +58,7 @@ class Attending(NamedTuple):
 
     def before(self, held: Held) -> Tensor:
         """What the mixer reads of hidden states, (b m d): normalised where the residual does so first, blank where left out."""
-        x = self.block.around_mixer.before(held.x, held.mask)
-        return x if held.mask is None else x.masked_fill(~held.mask[..., None], 0)
+        return blanked(self.block.around_mixer.before(held.x, held.mask), held.mask)
 
     def queries(self, held: Held, at: int) -> Tensor:
         """Queries of hidden states that stand from position `at` on, (b h n e)."""
@@ -112,18 +110,6 @@ def check_causal(layers: Sequence[Layer], what: str) -> None:
             raise Unsupported(
                 f"{what} goes through time, and layer {i} ({named(layer)}) was not built causal: build it causal=True"
             )
-
-
-def checked(stack: Layer, x: Tensor, given: Given) -> Tensor:
-    """Refuse what is not promised, say what is malformed, and blank what is left out: x (b n d), a mask (b n)."""
-    for promise, what in (("mask", given.mask), ("marks", given.marks)):
-        reason = stack.can.reason(promise)
-        if what is not None and reason is not None:
-            raise Unsupported(f"{type(stack).__name__} takes no {promise}: {reason}")
-    if x.dim() != 3 or x.shape[2] != stack.dim:
-        raise ValueError(f"x must have shape (b n {stack.dim}), not {tuple(x.shape)}")
-    check_mask(given.mask, (x.shape[0], x.shape[1]), "mask")
-    return x if given.mask is None else x.masked_fill(~given.mask[..., None], 0)
 
 
 def recall(look: Attending, past: Held | None, x: Tensor, given: Given, at: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.block import Given, Layer
 from regard.errors import Unsupported, check_whole
 from regard.mixer import Can, State
-from regard.stack.look import NO_MARKS, Held, attending, attends, check_causal, checked, named, recall
+from regard.stack.look import NO_MARKS, Held, attending, attends, check_causal, named, recall
 from regard.stack.plain import shared_promises
 from regard.state import detach
 
@@ -130,7 +130,6 @@ class Segments(Layer):
 
     def run(self, x: Tensor, given: Given, state: Walk | None) -> tuple[Tensor, Walk | None]:
         """See `Layer`.  The whole is all segments one after the other, the first without a memory."""
-        x = checked(self, x, given)
         here, parts = self.start() if state is None else state, [x[:, :0]]
         for piece, mask in self._pieces(x, given.mask, here.next):
             y, here = self._step(piece, given._replace(mask=mask), here)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.block import NO_CONTEXT, Given, Layer
+from regard.common import blanked
 from regard.errors import Unsupported, check_whole
 from regard.mixer import State
 from regard.stack.plain import in_turn, shared_promises
@@ -34,8 +35,8 @@ class Telling(Layer):
         marks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """(layers+1 b n d): x itself, then what each layer made of it.  The arguments are those of `forward`."""
-        self._check(context, context_mask)
-        given, found = Given(mask, context, context_mask, marks), [x]
+        given = Given(mask, context, context_mask, marks)
+        found = [self.checked(x, given)]
         for layer in self.layers:
             found.append(layer.run(found[-1], given, None)[0])
         return torch.stack(found)
@@ -59,9 +60,7 @@ class Transparency(nn.Module):
         """What `Telling.every` gave, (layers+1 b m d), and its mask (b m) -> (decoder layers b m d)."""
         if outputs.dim() != 4 or len(outputs) != len(self.logits):
             raise ValueError(f"outputs must be ({len(self.logits)} b m d), not {tuple(outputs.shape)}")
-        if mask is not None:
-            outputs = outputs.masked_fill(~mask[..., None], 0)
-        return torch.einsum("ij,ibmd->jbmd", self.dropout(self.logits).softmax(0), outputs)
+        return torch.einsum("ij,ibmd->jbmd", self.dropout(self.logits).softmax(0), blanked(outputs, mask))
 
 
 class ByLayer(Layer):

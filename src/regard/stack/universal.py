@@ -12,6 +12,7 @@ from regard.common import at_least_single
 from regard.errors import check_positive, check_whole
 from regard.mixer import State
 from regard.notes import tell
+from regard.position.waves import sinusoid
 from regard.stack.late import Late
 
 
@@ -148,11 +149,8 @@ def coordinates(like: Tensor, step: int, first: int = 0) -> Tensor:
     """P_t (n d) for tokens (b n d) from position `first` on: sin(i / 10000^(2j/d)) + sin(t / 10000^(2j/d)) in channel 2j,
     the cosines in channel 2j + 1."""
     n, d = like.shape[1:]
-    channel = torch.arange(d, dtype=torch.float64)
-    rate = 10000.0 ** (-(channel - channel % 2) / d)
-    places = torch.arange(first, first + n, dtype=torch.float64)[:, None]
-    turned = channel % 2 * (torch.pi / 2)  # cos x = sin(x + π/2)
-    return ((places * rate + turned).sin() + (step * rate + turned).sin()).to(like)
+    places = torch.arange(first, first + n, device=like.device)
+    return (sinusoid(places, d) + sinusoid(torch.tensor(step, device=like.device), d)).to(like)
 
 
 def _say(far: _Pondered, real: Tensor, weight: float) -> None:
