@@ -12,6 +12,7 @@ from regard.cli.comparing import compare
 
 MIXERS = "local:window=16,sparse_strided:stride=8,linear,performer,retnet,delta_rule"
 TASKS = "recall:pairs=8,copy"
+STEPS, RATE = 100_000, 3e-3  # more steps than there is time for
 
 
 def demo(
@@ -22,8 +23,7 @@ def demo(
 
     Example: regard demo --budget 5m
     """
-    typer.echo(f"regard compare --mixers {MIXERS} --tasks {TASKS} --lengths 64 --budget {budget} --out {out}\n")
-    compare(
-        mixers=MIXERS, tasks=TASKS, lengths="64", budget=budget, steps=100_000, rate=3e-3, jobs=min(2, os.cpu_count() or 1),
-        out=out,
-    )  # fmt: skip
+    jobs = min(2, os.cpu_count() or 1)
+    words = f"--mixers {MIXERS} --tasks {TASKS} --lengths 64 --budget {budget} --steps {STEPS} --rate {RATE} --jobs {jobs}"
+    typer.echo(f"regard compare {words} --out {out}\n")
+    compare(mixers=MIXERS, tasks=TASKS, lengths="64", budget=budget, steps=STEPS, rate=RATE, jobs=jobs, out=out)

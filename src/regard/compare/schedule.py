@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from regard.compare.ledger import DONE, Ledger
+from regard.compare.ledger import DONE, STOPPED, Ledger
 from regard.compare.plan import Cell
-from regard.compare.worker import STOPPED
 from regard.train.checkpoint import Broken, read_json, write_json
 from regard.train.log import NAME as METRICS
 from regard.train.log import last

@@ -10,10 +10,9 @@ import signal
 import sys
 from pathlib import Path
 
+from regard.compare.ledger import STOPPED
 from regard.train.loop import Diverged, Interrupted, Progress
 from regard.train.run import execute, read_spec
-
-STOPPED = 75  # the exit code of a run that can go on
 
 
 def main() -> int:

@@ -14,6 +14,8 @@ from torch.func import functional_call, vmap
 from regard.errors import Unsupported, check_whole
 from regard.ffn.base import FeedForward
 
+MOST = 1 << 16  # experts are made one by one: a file may not ask for more than anybody has trained
+
 
 class Bank(nn.Module):
     """Expert e maps buffer e: (E C d) -> (E C d).  Their weights are stacked: `expert.up.weight` is (E hidden d).
@@ -25,6 +27,8 @@ class Bank(nn.Module):
     def __init__(self, make: Callable[[], FeedForward], count: int) -> None:
         super().__init__()
         check_whole(1, count=count)
+        if count > MOST:
+            raise ValueError(f"there may be at most {MOST:,} experts, not {count:,}")
         experts = [make() for _ in range(count)]
         self.expert, self.count, self.dim = experts[0], count, experts[0].dim
         if any(True for _ in self.expert.buffers()):
