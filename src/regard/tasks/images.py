@@ -11,8 +11,9 @@ from regard.errors import check_whole
 from regard.tasks import shapes
 from regard.tasks.base import Example
 from regard.tasks.drawn import Drawn, Listed, Source, Sourced, only_drawn
+from regard.tasks.files import existing
 from regard.tasks.pixels import GREYS, as_grey, as_image, as_pixels, in_blocks
-from regard.tasks.sources import BUILT_IN, existing, place, read_array
+from regard.tasks.sources import BUILT_IN, place, read_array
 
 KNOWN = {"cifar10": "cifar10-gray", "mnist": "mnist"}
 SMALLEST = 8

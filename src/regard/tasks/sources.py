@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
-import lzma
 import os
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from regard.errors import nearest
+from regard.tasks.files import existing, opened, text_of
 
 VARIABLE = "REGARD_DATA"  # names the folder of data sets
 BUILT_IN = "built-in"
@@ -34,15 +31,6 @@ def place(data: str, known: Mapping[str, str]) -> Path:
     return existing(Path(data))
 
 
-def existing(path: Path) -> Path:
-    """The same, if it is there; if not, what is there of a similar name."""
-    if path.exists():
-        return path
-    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = get_close_matches(path.name, beside, 1)
-    raise ValueError(f"there is no {path}" + (f": did you mean {close[0]!r}?" if close else ""))
-
-
 def split_files(folder: Path, endings: Iterable[str]) -> dict[str, Path]:
     """The file of each split, by how its name begins; splits without a file are left out."""
     endings = tuple(f"{ending}{pack}" for ending in endings for pack in ("", ".gz", ".xz"))
@@ -57,20 +45,14 @@ def split_files(folder: Path, endings: Iterable[str]) -> dict[str, Path]:
 
 def read_bytes(path: Path) -> bytes:
     """All of a file, unpacked."""
-    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
-    try:
-        with openers.get(path.suffix, open)(path, "rb") as file:
-            return bytes(file.read())
-    except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is no whole {path.suffix} file: {error}") from None
+    with opened(path) as file:
+        return file.read()
 
 
 def read_text(path: Path) -> str:
     """A file of UTF-8."""
-    try:
-        return read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8: {error}") from None
+    with text_of(path) as file:
+        return file.read()
 
 
 def read_rows(path: Path) -> list[tuple[str, str]]:
