@@ -274,27 +274,37 @@ def buildable(name: str, causal: bool) -> bool:
         return False
 
 
-def built(name: str, n: int, causal: bool) -> regard.Mixer:
+def aims() -> list[Row]:
+    """The crossover lengths that were aimed at, with the sizes they were aimed at: linear 256, causal 512, Linformer 400,
+    Performer with 256 features 1,000, Nyström with 64 landmarks 1,500."""
+    return [
+        crossing("linear", False), crossing("linear", True), crossing("linformer", False, rank=64),
+        crossing("linformer", False, rank=256), crossing("performer", False, features=256),
+        crossing("nystrom", False, landmarks=64),
+    ]  # fmt: skip
+
+
+def built(name: str, n: int, causal: bool, **given: int) -> regard.Mixer:
     parameters = get(name).parameters
     fitting = {"length": n, "width": max(1, round(n**0.5)), "heads": HEADS}
     default = {key: p.default for key, p in parameters.items() if p.default is not p.empty}
-    given = {key: value for key, value in fitting.items() if key in parameters and key not in default}
+    given |= {key: value for key, value in fitting.items() if key in parameters and key not in default}
     return regard.create(name, dim=HEADS * WIDTH, causal=causal, **given).eval()
 
 
-def crossing(name: str, causal: bool) -> Row:
+def crossing(name: str, causal: bool, **given: int) -> Row:
     """One row: the ratio of each length, and the first from which on all are above one."""
     ratios: dict[int, float] = {}
-    for n in LENGTHS:
-        calls = dict(zip(("softmax", "this"), rivals(built(name, n, causal), n, causal), strict=True))
+    for n in (n for n in LENGTHS if n >= given.get("rank", 0)):  # no rank above the length
+        calls = dict(zip(("softmax", "this"), rivals(built(name, n, causal, **given), n, causal), strict=True))
         times = interleaved(calls, seconds=0.15, least=2)
         ratios[n] = ratio(times, "softmax", "this")
         if min(times["this"]) > PATIENCE:
             break
     slower = [n for n in LENGTHS if ratios.get(n, 0) < 1]
     first = LENGTHS[0] if not slower else next((n for n in LENGTHS if n > slower[-1]), None)
-    print(f"  {name}{' causal' if causal else ''}: faster from {first}", file=sys.stderr)
-    return {"recipe": name, "causal": causal, "faster from": first, "times faster": ratios}
+    print(f"  {name}{' causal' if causal else ''} {given or ''}: faster from {first}", file=sys.stderr)
+    return {"recipe": name, "causal": causal, **given, "faster from": first, "times faster": ratios}
 
 
 def rivals(mixer: regard.Mixer, n: int, causal: bool) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -330,6 +340,7 @@ def streaming() -> list[Row]:
                 "after 100,000": lambda m=mixer, s=late, t=token: m.stream(t, s),
             }, seconds=0.5)  # fmt: skip
         micro = {key: 1e6 * statistics.median(t) for key, t in times.items()}
+        print(f"  {name}: {micro}", file=sys.stderr)
         rows.append({"recipe": name, "numbers kept": numbers(late), "microseconds": micro,
                      "ratio": ratio(times, "after 100,000", "after 100")})  # fmt: skip
     return rows
@@ -368,7 +379,7 @@ print(json.dumps({{"seconds": time.perf_counter() - start, "peak MB": run.peak_m
 
 TABLES = {
     "window": window, "training": training, "auto": auto, "blocks": blocks, "layouts": layouts, "spans": spans,
-    "linear": linear, "crossover": crossover, "streaming": streaming, "million": million,
+    "linear": linear, "aims": aims, "crossover": crossover, "streaming": streaming, "million": million,
 }  # fmt: skip
 
 
