@@ -100,8 +100,8 @@ def test_a_crash_is_one_red_row(tmp_path, monkeypatch):
     assert math.isnan(row.score) and "seed must be" in row.why
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_comparison_goes_on(tmp_path, how):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_comparison_goes_on(tmp_path, how, request):
     """Fails if whatever ends a comparison leaves a run at work, or what it did is lost."""
     code = (
         "from pathlib import Path; from regard.compare import *; from regard.models import part;"
@@ -111,6 +111,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path, how):
         f"Schedule(Path({str(tmp_path)!r})).run(cells(p))"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True)
+    request.addfinalizer(child.kill)
     metrics = wait_for(lambda: next(iter(tmp_path.glob("runs/*/metrics.jsonl")), None))
     wait_for(lambda: metrics.stat().st_size > 200)
     os.kill(child.pid, how)

@@ -18,6 +18,7 @@ from regard.train.checkpoint import Broken, read_json, write_json
 from regard.train.log import NAME as METRICS
 from regard.train.log import last
 from regard.train.run import RESULT, SPEC
+from regard.train.stopping import listening
 
 LOG = "log.txt"  # what a process said
 STARTUP = 4.0  # seconds before and after training, until the first run has shown them
@@ -56,7 +57,7 @@ class Schedule:
         self.threads = max(1, (os.cpu_count() or 1) // jobs)
 
     def run(self, cells: list[Cell]) -> None:
-        """Do what is not done; Ctrl-C has the runs at work save themselves, and passes on."""
+        """Do what is not done; Ctrl-C and SIGTERM have the runs at work save themselves, and end in KeyboardInterrupt."""
         for cell in cells:
             words = {"mixer": cell.mixer.model_dump(), "task": cell.task.model_dump(), "length": cell.length, "seed": cell.seed}
             self.ledger.add(cell.key, cell.name, words, refusal=cell.refusal)
@@ -64,8 +65,10 @@ class Schedule:
         waiting = [cell for cell in cells if cell.spec is not None and cell.key not in done]
         self.end = None if self.budget is None else time.monotonic() + self.budget
         working: list[Running] = []
-        with stopped_at_the_end(working):
+        with stopped_at_the_end(working), listening() as asked:
             while waiting or working:
+                if asked.to_stop:
+                    raise KeyboardInterrupt
                 while waiting and len(working) < self.jobs:
                     working.append(self._start(waiting.pop(0), 1 + len(waiting) + len(working)))
                 time.sleep(POLL)
