@@ -19,11 +19,21 @@ def run(call):
     keep = call.keep()[0].expand(call.q.shape[1], call.q.shape[2], call.k.shape[2])
     alike = bool((keep == keep[:1]).all())
     heads = [slice(None)] if alike else [slice(h, h + 1) for h in range(len(keep))]
-    return torch.cat([_of_heads(call, own, keep[own][0]) for own in heads], 1)
+    addend = _addend(call)
+    return torch.cat([_of_heads(call, own, keep[own][0], addend[:, own]) for own in heads], 1)
 
 
-def _of_heads(call, own, keep):
+def _addend(call):
+    """What the prior says of all pairs, (b h n m), asked once: what it needs for all of them it computes once."""
+    shape = (*call.q.shape[:3], call.k.shape[2])
+    if call.prior is None:
+        return call.q.new_zeros(()).expand(shape)
     q_pos, k_pos = call.positions()
+    found = call.prior(q_pos[:, None], k_pos[None, :], call.q, call.k)
+    return (found if found.dim() == 4 else found[None]).expand(shape)
+
+
+def _of_heads(call, own, keep, addend):
     rows = []
     for i, seen in enumerate(keep):
         at = seen.nonzero()[:, 0]
@@ -31,9 +41,7 @@ def _of_heads(call, own, keep):
         if not len(at):
             rows.append(v.new_zeros(*q.shape[:3], v.shape[3]))
             continue
-        scores = q @ k.transpose(-1, -2) * call.scale
-        if call.prior is not None:
-            scores = scores + call.prior(q_pos[i : i + 1, None], k_pos[None, at], q, k)
+        scores = q @ k.transpose(-1, -2) * call.scale + addend[:, :, i : i + 1, at]
         rows.append(scores.softmax(-1).nan_to_num() @ v)
     return torch.cat(rows, 2)
 

@@ -128,7 +128,7 @@ def test_hard_gaussian_has_no_weights_for_queries_and_keys():
 def test_hard_gaussian_keeps_as_many_values_as_it_reaches(rand):
     mixer = mixer_of("hard_gaussian", True, sigma=0.5)
     _, state = mixer.stream(rand(1, 300, 8))
-    assert state.shape[2] == mixer.inner.reach == 6
+    assert state.values.shape[2] == mixer.inner.reach == 6
 
 
 # ---------------------------------------------------------------------------------------------- spans

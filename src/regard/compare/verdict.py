@@ -119,8 +119,8 @@ def _words(task: str, length: int, take: Row, best: Row, dense: Row | None, alik
     """The recommendation in a sentence, then its doubt."""
     text = f"For {task} at {length:,} tokens on this machine, take {take.mixer}: {figure(take)}"
     if dense is not None and take is not dense:
-        text += f", {take.speed / dense.speed:.2g} × the training speed and {take.memory / dense.memory:.2g} × the memory"
-        text += f" of dense softmax ({figure(dense)})"
+        memory = f" and {take.memory / dense.memory:.2g} × the memory" if dense.memory else ""  # 0: too little to be seen
+        text += f", {take.speed / dense.speed:.2g} × the training speed{memory} of dense softmax ({figure(dense)})"
     others = [row.mixer for row in alike if row is not take]
     text += f"; within noise of {listed(others)}." if others else "; no other came near."
     if len(take.scores) < 2:
