@@ -49,14 +49,13 @@ class LinearAttention(Attention):
         with torch.autocast(q.device.type, enabled=False):
             at = 0 if state is None else state.next
             (phi_q, _), (phi_k, level) = self.feature(at_least_single(q), at, True), self.feature(at_least_single(k), at, False)
-            top = with_one(v, mask)
             if level is not None and mask is not None:
                 level = level.masked_fill(~mask[:, None], -torch.inf)
-            if causal:
-                out, new = self._past(phi_q, phi_k, top, level, self.start() if state is None else state)
-            else:
-                out, new = phi_q @ (phi_k.transpose(-1, -2) @ _levelled(top, level)), None
-            return divide(out, self.feature.floor).to(v.dtype), None if state is None else new
+            if not causal:
+                return divide(*_sums(phi_q, phi_k, at_least_single(v), mask, level), self.feature.floor).to(v.dtype), None
+            sums, new = self._past(phi_q, phi_k, with_one(v, mask), level, self.start() if state is None else state)
+            out = divide(sums[..., :-1], sums[..., -1:], self.feature.floor)
+            return out.to(v.dtype), None if state is None else new
 
     def _past(self, q: Tensor, k: Tensor, v: Tensor, level: Tensor | None, state: Sums) -> tuple[Tensor, Sums]:
         if state.kv is not None:
@@ -103,26 +102,31 @@ def with_one(v: Tensor, mask: Tensor | None) -> Tensor:
     return v if mask is None else v.masked_fill(~mask[:, None, :, None], 0)
 
 
-def divide(sums: Tensor, floor: float | Tensor | None) -> Tensor:
-    """All columns by the last one; where no key has any weight all are zero, and so is the result.
+def divide(top: Tensor, bottom: Tensor, floor: float | Tensor | None) -> Tensor:
+    """(... f) by (... 1); where no key has any weight both are zero, and so is the result.
 
     floor   where weights may be negative: the sum is held so far from zero, on its side of it
     """
-    bottom = sums[..., -1:]
     if floor is None:
         bottom = bottom.masked_fill(bottom <= 0, 1)
     else:
-        least = torch.as_tensor(floor, dtype=sums.dtype, device=sums.device).expand_as(bottom)
+        least = torch.as_tensor(floor, dtype=top.dtype, device=top.device).expand_as(bottom)
         bottom = torch.where(bottom.abs() < least, torch.where(bottom < 0, -least, least), bottom)
-    return sums[..., :-1] / bottom
+    return top / bottom
 
 
-def _levelled(v: Tensor, level: Tensor | None) -> Tensor:
-    """Values with the factors of their keys, but for the greatest, which cancels."""
-    if level is None:
-        return v
-    most = level.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(level.dtype).min)
-    return v * (level - most).exp()[..., None]
+def _sums(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, level: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Over all keys, phi(q)ᵀ Σ phi(k) vᵀ (b h n f) and phi(q)ᵀ Σ phi(k) (b h n 1); two products, for a 1 beside each value
+    would make rows of odd length, which are slower than what they save."""
+    weight = None if mask is None else mask[:, None, :, None].to(k.dtype)
+    if mask is not None:
+        v = v.masked_fill(~mask[:, None, :, None], 0)
+    if level is not None:  # the factors of the keys, but for the greatest, which cancels; nothing for those left out
+        most = level.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(level.dtype).min)
+        weight = (level - most).exp()[..., None]
+        v = v * weight
+    ones = k.sum(2)[..., None] if weight is None else k.mT @ weight.expand(*k.shape[:3], 1)
+    return q @ (k.mT @ v), q @ ones
 
 
 def _highest(level: Tensor, before: Tensor | None) -> Tensor:

@@ -86,7 +86,8 @@ class Recurrence(Mixer):
             y, state = self.update(q, k, v, gate, state, self.chunk)
             if self.floor is None:
                 return y, state
-            return divide(y, self.floor if found.mass is None else self.floor * found.mass[..., None]), state
+            floor = self.floor if found.mass is None else self.floor * found.mass[..., None]
+            return divide(y[..., :-1], y[..., -1:], floor), state
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
         """What the heads do to the identity: how much of each value each token reads, before `write`."""
