@@ -9,7 +9,7 @@ from torch._compile import _disable_dynamo
 
 from regard.attend import ready
 from regard.attend.call import Call, check_mask, make_call
-from regard.attend.choose import BACKENDS, FEW_TOKENS, Choice, choose, explain
+from regard.attend.choose import BACKENDS, Choice, choose, explain
 from regard.errors import Unsupported, nearest
 from regard.pattern import Full, Pattern
 from regard.prior import Prior
@@ -38,7 +38,7 @@ def attend(
     if bare and (again := ready.get(q, k, v, pattern, scale, q_at, k_at)) is not None:
         return F.scaled_dot_product_attention(q, k, v, *again, scale=scale)
     call = make_call(q, k, v, pattern=pattern, prior=prior, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
-    if bare and choose(call) is FEW_TOKENS:
+    if bare and call.q.numel() and call.k.numel() and choose(call).backend == "sdpa":
         ready.put(call, pattern, scale)
     return _run_apart(call, backend) if compiling else _run(call, backend)
 
