@@ -12,6 +12,7 @@ from regard.compare.plan import CONSTANT, DENSE, label
 from regard.models import Part
 
 SURE = 2.0  # standard errors between two means that are told apart
+GAP = 0.2  # of the greater, between two runs of one seed
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,12 @@ def _verdict(task: str, length: int, group: list[Row]) -> Verdict:
 
 
 def told_apart(a: Row, b: Row) -> bool:
-    """Whether two means differ by more than their noise; with one seed each only if nothing but a gap of half is left."""
+    """Whether two means differ by more than their noise; of one seed it is not known, and a gap of a fifth is asked for."""
     if a is b:
         return False
     noise = math.hypot(a.error, b.error)
     if math.isinf(noise):  # one seed: only a gap that no seed makes
-        return abs(a.score - b.score) > 0.5 * max(abs(a.score), abs(b.score))
+        return abs(a.score - b.score) > GAP * max(abs(a.score), abs(b.score))
     return abs(a.score - b.score) > SURE * noise and a.score != b.score
 
 
