@@ -122,7 +122,7 @@ def calibration() -> Costs:
 def _cache_file() -> Path:
     root = os.environ.get("REGARD_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "regard")
     machine = f"{platform.machine()}-{os.cpu_count()}-torch{torch.__version__}-{torch.get_num_threads()}threads"
-    return Path(root) / f"costs-{machine}.json"
+    return Path(root) / f"costs2-{machine}.json"  # 2: what a unit of work is has changed once
 
 
 def _read(path: Path) -> Costs | None:

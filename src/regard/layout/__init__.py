@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.layout.lattice import Lattice, lattices, orders, table_on
 from regard.layout.regular import Finder
+from regard.layout.taller import taller
 from regard.layout.work import Cache, Group, Layout, Part, Run
 from regard.pattern import Blocks2D, Pattern, tiled
 
@@ -38,7 +39,7 @@ def layout(
     """
     if pattern.heads:
         raise ValueError(f"heads that differ are laid out one by one: give one of the {pattern.heads} patterns of {pattern!r}")
-    key = (pattern, n, m, q_at, k_at, size, backward)
+    key = (pattern, n, m, q_at, k_at, size, backward, torch.get_num_threads() > 1)
     found = _layouts.get(key)
     if found is None:
         with torch.inference_mode(False):  # what is kept must serve training too
@@ -53,7 +54,7 @@ def _build(pattern: Pattern, n: int, m: int, q_at: int, k_at: int, size: int | N
     for lattice, term in lattices(pattern):
         order = orders(lattice, n, m, q_at, k_at)
         sizes = (size,) if size else _sizes(n, m)
-        choices = (_part(term, lattice, *order, s, q_at, k_at) for s in sizes)
+        choices = (_part(term, lattice, *order, s, q_at, k_at, backward) for s in sizes)
         parts.append(min(choices, key=lambda part: part.cost(backward)))
     return Layout(tuple(parts))
 
@@ -64,11 +65,14 @@ def _sizes(n: int, m: int) -> tuple[int, ...]:
     return fine[:1] if n * m > MOST_TILES * SIZES[0] ** 2 else fine
 
 
-def _part(term: Pattern, lattice: Lattice, q_order: Tensor, k_order: Tensor, size: int, q_at: int, k_at: int) -> Part:
+def _part(
+    term: Pattern, lattice: Lattice, q_order: Tensor, k_order: Tensor, size: int, q_at: int, k_at: int, backward: bool
+) -> Part:  # fmt: skip
     q, k = _in_tiles(q_order, size, q_at), _in_tiles(k_order, size, k_at)
     ids, masks = number_tiles(term, q, k, *table_on(lattice, term, q, k))
     n, m = len(q_order), len(k_order)
-    runs, groups = Finder(ids.numpy(), masks.numpy(), size, n, m).find()
+    found, groups = Finder(ids.numpy(), masks.numpy(), size, n, m).find()
+    runs = taller(found, backward)
     reordered = isinstance(lattice, int | Blocks2D)
     return Part(n, m, size, runs, groups, masks, q_order if reordered else None, None if lattice is None else k_order)
 

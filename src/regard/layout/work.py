@@ -6,10 +6,19 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-# Costs beside that of one score, for one head of width 64:
+# Costs beside that of one score in a tall call, for one head of width 64:
 GATHER, MERGE, FOLD, CALL = 35, 25, 30, 4000
+SHORT = 192  # PyTorch's kernel takes fewer queries than this 32 at a time, and more 64 or 256 at a time,
+STEEP = 1.75  # and on several threads its products of 32 rows leave the fast path of the library below it
+
+
+def weight(queries: int, backward: bool) -> float:
+    """What a score costs in a call with so many queries, measured, beside one in a tall call."""
+    each = 1 + (40 if backward else 18) / queries
+    return each * STEEP if queries < SHORT and torch.get_num_threads() > 1 else each
 
 
 @dataclass(frozen=True)
@@ -60,11 +69,13 @@ class Part:
 
     def work(self, backward: bool) -> float:
         """In units of one forward score.  The backward pass costs 2.5 of them and adds up the keys' gradients."""
+        scores = sum(r.count * r.s * r.t * weight(r.s, backward) for r in self.runs)
+        scores += sum(g.k.numel() for g in self.groups) * self.size**2 * weight(self.size, backward)
         gathered = sum((g.q.numel() + 2 * g.k.numel()) * self.size for g in self.groups)
         merged = sum(r.count * r.s for r in self.runs if not r.fresh) + sum(g.q.numel() * self.size for g in self.groups)
         moved = gathered + (0 if self.q_order is None else 2 * self.n + 2 * self.m)
         folded = sum(r.count * r.t for r in self.runs) if backward else 0
-        return (2.5 if backward else 1) * self.scores() + GATHER * moved + MERGE * merged + FOLD * folded
+        return (2.5 if backward else 1) * scores + GATHER * moved + MERGE * merged + FOLD * folded
 
     def calls(self) -> int:
         """A group does about as much beside the kernel as four runs."""
