@@ -44,7 +44,8 @@ def add_counted(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, chunk: in
 
     A 1 beside each value would do the same, but makes rows of odd length, which are slower than a sum of their own.
     """
-    n, parts = q.shape[2], _chunks((q, k, v), min(chunk, q.shape[2]))
+    n = q.shape[2]
+    parts = _chunks([t.contiguous() for t in (q, k, v)], min(chunk, n))  # else each product copies them anew
     state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3] + 1) if state is None else state
     out, count, *after = by_hand(_AddCounted, *parts, state[..., :-1], state[..., -1:])
     return _whole(out, n), _whole(count, n), torch.cat(after, -1)
@@ -62,7 +63,7 @@ class _AddCounted(torch.autograd.Function):
     def forward(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         scores = (q @ k.mT).tril_()
         (before, s), (below, z) = _running(k.mT @ v, s), _running(k.sum(3)[..., None], z)
-        return _plus(scores @ v, q, before), scores.sum(-1, keepdim=True) + q @ below, s, z
+        return _plus_(scores @ v, q, before), scores.sum(-1, keepdim=True) + q @ below, s, z
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -70,33 +71,35 @@ class _AddCounted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, out: Tensor, count: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        """Gradients take the names of what they are of, with a d; states meet theirs, of all later chunks, from behind."""
+        """Given those of out, count, S and z.  Those of a state are of all later chunks, and are summed up from behind."""
         q, k, v, first, least = ctx.saved_tensors
         scores = (q @ k.mT).tril_()
         before, below = _running(k.mT @ v, first)[0], _running(k.sum(3)[..., None], least)[0]
-        (after, ds), (above, dz) = _running(q.mT @ out, s, back=True), _running((q * count).sum(3)[..., None], z, back=True)
-        dscores = _plus(count.expand_as(scores), out, v.mT).tril_()
-        dq = _plus(_plus(count * below.mT, out, before.mT), dscores, k)
-        dk = _plus(_plus(above.mT.expand_as(k), v, after.mT), dscores.mT, q)
-        dv = _plus(scores.mT @ out, k, after)
+        (after, ds), (above, dz) = _running(q.mT @ out, s, back=True), _running(q.mT @ count, z, back=True)
+        dscores = (out @ v.mT).add_(count).tril_()
+        dq = _plus_(out @ before.mT, dscores, k).addcmul_(count, below.mT)
+        dk = _plus_(v @ after.mT, dscores.mT, q).add_(above.mT)
+        dv = _plus_(scores.mT @ out, k, after)
         return dq, dk, dv, ds, dz
 
 
 def _running(each: Tensor, first: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
     """first + Σ each (b h c ...), over the chunks before each one, or with `back` over those after it; and over all.
 
-    In a loop: over chunks of this size `cumsum` takes ten times as long.
+    In a loop and in place: over chunks of this size `cumsum` takes ten times as long.
     """
-    parts, sums = each.unbind(2), [first]
-    for part in reversed(parts) if back else parts:
-        sums.append(sums[-1] + part)
-    last = sums.pop()
-    return torch.stack(sums[::-1] if back else sums, 2), last
+    now, chunks = first, range(each.shape[2])
+    for i in reversed(chunks) if back else chunks:
+        part = each[:, :, i]
+        now, before = now + part, now
+        part.copy_(before)
+    return each, now
 
 
-def _plus(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """x + a @ b in one call, (b h c ...)."""
-    return torch.baddbmm(*(t.flatten(0, 2) for t in (x, a, b))).view(*a.shape[:3], a.shape[3], b.shape[4])
+def _plus_(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """x + a @ b, (b h c ...), in place."""
+    x.flatten(0, 2).baddbmm_(a.flatten(0, 2), b.flatten(0, 2))
+    return x
 
 
 def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:

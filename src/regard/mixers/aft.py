@@ -28,9 +28,9 @@ class Sums(NamedTuple):
 class Stream(NamedTuple):
     """Keys and values that a bias may still reach, (b h m e) each; the sums of all before them; and how many there were."""
 
-    k: Tensor
-    v: Tensor
-    far: Sums
+    k: Tensor | None
+    v: Tensor | None
+    far: Sums | None
     next: int
 
 
@@ -108,21 +108,20 @@ class AFT(Mixer):
         self.q, self.k, self.v = (nn.Linear(dim, width, bias=False) for width in (dim, keys, dim))
         self.bias = bias
 
-    def start(self) -> State:
+    def start(self) -> Stream:
         """Nothing yet."""
-        return ()
+        return Stream(None, None, None, 0)
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
+        past = self.start() if state is None else state
+        check_stream_length(self.length, past.next + x.shape[1])
         k, v = self._keys(x, mask), split(at_least_single(self.v(x)), self.heads)
-        at = state.next if state else 0
-        sums = self._sums(k, v, at)
-        if state:
-            check_batch(state.k, k)
-            check_stream_length(self.length, at + x.shape[1])
-            sums = _merge(sums, _merge(_sums(state.k, state.v, self._past_bias(state, x.shape[1])), state.far))
+        sums = self._sums(k, v, past.next)
+        for earlier in self._earlier(past, k):
+            sums = _merge(sums, earlier)
         y = self.q(x).sigmoid() * merge(_divide(sums).expand_as(v)).to(x.dtype)
-        return y, None if state is None else self._after(state, k, v)
+        return y, None if state is None else self._after(past, k, v)
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
         """(b d n n): each channel is a head of its own, and the gate of the query belongs to its weights."""
@@ -138,22 +137,25 @@ class AFT(Mixer):
         k = split(at_least_single(self.k(x)), self.heads)
         return k if mask is None else k.masked_fill(~mask[:, None, :, None], -torch.inf)
 
-    def _past_bias(self, state: Stream, n: int) -> Tensor | None:
-        if self.bias is None:
-            return None
-        at = torch.arange(state.next - state.k.shape[2], state.next + n, device=state.k.device)
-        return at_least_single(self.bias(at[-n:], at[:-n]))
+    def _earlier(self, state: Stream, k: Tensor) -> list[Sums]:
+        """What the new keys' queries have of the stream before them."""
+        if state.k is None or state.v is None or state.far is None:
+            return []
+        check_batch(state.k, k)
+        at = torch.arange(state.next - state.k.shape[2], state.next + k.shape[2], device=k.device)
+        new, old = at[-k.shape[2] :], at[: -k.shape[2]]
+        w = None if self.bias is None else at_least_single(self.bias(new, old))
+        return [_sums(state.k, state.v, w), state.far]
 
-    def _after(self, state: Stream | tuple[()], k: Tensor, v: Tensor) -> Stream:
+    def _after(self, state: Stream, k: Tensor, v: Tensor) -> Stream:
         """Keys beyond the reach of the bias become sums."""
-        end, far = k.shape[2], None
-        if isinstance(state, Stream):
-            end, far = state.next + end, state.far
+        end = state.next + k.shape[2]
+        if state.k is not None and state.v is not None:
             k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
         reach = 0 if self.bias is None else self.bias.reach
         gone = 0 if reach is None else max(0, k.shape[2] - reach)
         new = _sums(k[:, :, :gone], v[:, :, :gone], None)
-        return Stream(k[:, :, gone:], v[:, :, gone:], new if far is None else _merge(far, new), end)
+        return Stream(k[:, :, gone:], v[:, :, gone:], new if state.far is None else _merge(state.far, new), end)
 
     def _sums(self, k: Tensor, v: Tensor, at: int) -> Sums:
         """Over all keys, or over those up to each query: (b h n e), the first of them at position `at`.
