@@ -29,8 +29,6 @@ import regard
 from regard.attend import explain
 from regard.attend.flex import block_mask
 from regard.attentions import AdaptiveSpan
-from regard.measure import formulas as formulas  # so that `work` has them
-from regard.measure.work import Call, work
 from regard.pattern import Band, Chunks, Global, Pattern, RandomBlocks
 from regard.registry import get
 
@@ -354,10 +352,10 @@ def streaming() -> list[Row]:
         if "length" in parameters and parameters["length"].default is parameters["length"].empty and name != "aft":
             continue  # it ends before that
         start, mixer = time.perf_counter(), small(name)
-        half, whole = (work(mixer, Call(1, n, n)).state for n in (10_000, 20_000))
-        if 1.5 * half < whole:
-            continue  # its state grows with the stream
         with torch.no_grad():
+            half, whole = (numbers(streamed(mixer, length)) for length in (3000, 6000))
+            if 1.5 * half < whole:
+                continue  # its state grows with the stream
             early, late, token = streamed(mixer, 100), streamed(mixer, 100_000), torch.randn(1, 1, mixer.dim)
             times = interleaved({
                 "after 100": lambda m=mixer, s=early, t=token: m.stream(t, s),
