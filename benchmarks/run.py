@@ -3,6 +3,7 @@
     python benchmarks/run.py                     everything, about half an hour on two cores
     python benchmarks/run.py window auto         some of it
     python benchmarks/run.py --threads 1 window  with another number of threads
+    python benchmarks/run.py crossover --families EH   a part of the longest table, two minutes a family
 
 Calls are interleaved (A, B, A, B, ...), and a ratio is the median of the ratios of neighbours, so that a slow minute of
 the machine hits both.  Beside each table stand the thread count, the GEMM peak and the load of the machine.  Results go to
@@ -215,7 +216,8 @@ print(json.dumps({{
 
 
 def linear() -> list[Row]:
-    """Linear attention beside dense SDPA, plain and causal, forward alone and with backward: where does it overtake?"""
+    """Linear attention beside dense SDPA and, where it is installed, pytorch-fast-transformers: plain and causal, forward
+    alone and with backward."""
     rows, attention = [], regard.LinearAttention()
     for causal in (False, True):
         for n in (128, 256, 512, 1024, 4096):
@@ -223,16 +225,31 @@ def linear() -> list[Row]:
             calls = {
                 "sdpa": lambda q=q, k=k, v=v, causal=causal: F.scaled_dot_product_attention(q, k, v, is_causal=causal),
                 "linear": lambda q=q, k=k, v=v, causal=causal: attention.attend(q, k, v, causal=causal)[0],
-            }
+                **fast_transformers(n, causal),
+            }  # fmt: skip
             with torch.no_grad():
                 forward = interleaved(calls, seconds=2)
             both = interleaved({name: lambda call=call: call().sum().backward() for name, call in calls.items()}, seconds=2)
+            rivals = [name for name in calls if name != "linear"]
             rows.append({
                 "causal": causal, "n": n, "forward ms": milliseconds(forward), "training ms": milliseconds(both),
-                "times faster forward": ratio(forward, "sdpa", "linear"),
-                "times faster in training": ratio(both, "sdpa", "linear"),
+                "times faster forward": {name: ratio(forward, name, "linear") for name in rivals},
+                "times faster in training": {name: ratio(both, name, "linear") for name in rivals},
             })  # fmt: skip
     return rows
+
+
+def fast_transformers(n: int, causal: bool) -> dict[str, Callable[[], torch.Tensor]]:
+    """Their linear attention, on heads that stand as it wants them; nothing where it is not installed."""
+    try:
+        from fast_transformers.attention import CausalLinearAttention, LinearAttention
+        from fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
+    except ImportError:
+        return {}
+    q, k, v = (t.detach().transpose(1, 2).contiguous().requires_grad_() for t in heads(n))
+    attention, length = (CausalLinearAttention if causal else LinearAttention)(WIDTH), LengthMask(torch.tensor([n]))
+    seen = TriangularCausalMask(n) if causal else FullMask(n)
+    return {"fast-transformers": lambda: attention(q, k, v, seen, length, length)}
 
 
 def spans() -> list[Row]:
@@ -252,17 +269,19 @@ def spans() -> list[Row]:
 
 
 LENGTHS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
-PATIENCE = 4.0  # seconds: what takes longer at one length is not tried at the next
 
 
-def crossover() -> list[Row]:
+FAMILIES = "ACDEFGHI"  # all that are no softmax attention themselves
+
+
+def crossover(families: str = FAMILIES) -> list[Row]:
     """From which length on a mechanism is faster than softmax attention, with 8 heads x 64, forward, for all up to 8,192.
 
     An attention inside `MultiHead` runs on heads, beside SDPA; any other mixer runs whole, beside the whole of `vanilla`.
     The plain form of each, where there is one; the linearised and the window causal too.
     """
     both = {*regard.list("E"), "local"}
-    names = [name for name in regard.list() if get(name).family != "B"]
+    names = [name for name in regard.list() if get(name).family in families]
     forms = [(name, causal) for name in names for causal in (False, True) if buildable(name, causal)]
     return [crossing(name, causal) for name, causal in forms if not causal or name in both or (name, False) not in forms]
 
@@ -293,13 +312,16 @@ def built(name: str, n: int, causal: bool, **given: int) -> regard.Mixer:
 
 
 def crossing(name: str, causal: bool, **given: int) -> Row:
-    """One row: the ratio of each length, and the first from which on all are above one."""
+    """One row: the ratio of each length, and the first from which on all are above one.
+
+    Twice the tokens cost softmax attention four times as much, and nothing less than twice.  So a ratio at most doubles, and
+    lengths are left out where it can no longer come to one.
+    """
     ratios: dict[int, float] = {}
     for n in (n for n in LENGTHS if n >= given.get("rank", 0)):  # no rank above the length
         calls = dict(zip(("softmax", "this"), rivals(built(name, n, causal, **given), n, causal), strict=True))
-        times = interleaved(calls, seconds=0.15, least=2)
-        ratios[n] = ratio(times, "softmax", "this")
-        if min(times["this"]) > PATIENCE:
+        ratios[n] = ratio(interleaved(calls, seconds=0.15, least=2), "softmax", "this")
+        if n >= 1024 and ratios[n] * LENGTHS[-1] / n < 0.9:
             break
     slower = [n for n in LENGTHS if ratios.get(n, 0) < 1]
     first = LENGTHS[0] if not slower else next((n for n in LENGTHS if n > slower[-1]), None)
@@ -323,34 +345,42 @@ def rivals(mixer: regard.Mixer, n: int, causal: bool) -> tuple[Callable[[], obje
 
 
 def streaming() -> list[Row]:
-    """The next token of a stream after 100 tokens and after 100,000, for all whose state does not grow: microseconds."""
+    """The next token of a stream after 100 tokens and after 100,000, 4 heads x 32, for all whose state does not grow."""
     rows = []
     for name in regard.list(can=["stream"]):
-        if "length" in get(name).parameters:
+        parameters = get(name).parameters
+        if "length" in parameters and parameters["length"].default is parameters["length"].empty and name != "aft":
             continue  # it ends before that
-        mixer = built(name, 2000, True)
+        start, mixer = time.perf_counter(), small(name)
         with torch.no_grad():
-            states = [streamed(mixer, length) for length in (1000, 2000)]
-            if numbers(states[0]) * 1.5 < numbers(states[1]):
+            half, whole = (numbers(streamed(mixer, length)) for length in (3000, 6000))
+            if 1.5 * half < whole:
                 continue  # its state grows with the stream
-            early, late = streamed(mixer, 100), streamed(mixer, 100_000)
-            token = torch.randn(1, 1, mixer.dim)
+            early, late, token = streamed(mixer, 100), streamed(mixer, 100_000), torch.randn(1, 1, mixer.dim)
             times = interleaved({
                 "after 100": lambda m=mixer, s=early, t=token: m.stream(t, s),
                 "after 100,000": lambda m=mixer, s=late, t=token: m.stream(t, s),
             }, seconds=0.5)  # fmt: skip
         micro = {key: 1e6 * statistics.median(t) for key, t in times.items()}
-        print(f"  {name}: {micro}", file=sys.stderr)
-        rows.append({"recipe": name, "numbers kept": numbers(late), "microseconds": micro,
+        print(f"  {name}: {rounded(micro)}, in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+        rows.append({"recipe": name, "numbers kept": [numbers(early), numbers(late)], "microseconds": micro,
                      "ratio": ratio(times, "after 100,000", "after 100")})  # fmt: skip
     return rows
 
 
+def small(name: str) -> regard.Mixer:
+    """Causal, of 4 heads x 32; where there is a form without a longest sequence, that one."""
+    parameters = get(name).parameters
+    given = {key: value for key, value in {"width": 64, "heads": 4, "length": None}.items()
+             if key in parameters and parameters[key].default is parameters[key].empty}  # fmt: skip
+    return regard.create(name, dim=128, causal=True, **given).eval()
+
+
 def streamed(mixer: regard.Mixer, length: int) -> object:
-    """The state after so many tokens, given a thousand at a time."""
+    """The state after so many tokens, given some thousand at a time."""
     state = None
-    for start in range(0, length, 1000):
-        _, state = mixer.stream(torch.randn(1, min(1000, length - start), mixer.dim), state)
+    for start in range(0, length, 4000):
+        _, state = mixer.stream(torch.randn(1, min(4000, length - start), mixer.dim), state)
     return state
 
 
@@ -387,6 +417,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", default=list(TABLES), help=f"of {', '.join(TABLES)}")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--families", default=FAMILIES, help="crossover: of these alone; the others in its file stay as they are"
+    )
     options = parser.parse_args()
     unknown = set(options.tables) - set(TABLES)
     if unknown:
@@ -394,12 +427,20 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     RESULTS.mkdir(exist_ok=True)
     for name in options.tables:
+        file = RESULTS / f"{name}-{options.threads}.json"
         about = {"threads": options.threads, "gemm GFLOP/s": gemm(), "load": os.getloadavg()[0], "torch": torch.__version__}
-        rows = TABLES[name]()
-        (RESULTS / f"{name}-{options.threads}.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+        rows = crossover(options.families) if name == "crossover" else TABLES[name]()
+        kept = others(file, options.families) if name == "crossover" else []
+        file.write_text(json.dumps({"about": about, "rows": kept + rows}, indent=1) + "\n")
         print(f"\n{name}: {(TABLES[name].__doc__ or '').strip()}\n  {rounded(about)}")
         for row in rows:
             print("  ", rounded(row))
+
+
+def others(file: Path, families: str) -> list[Row]:
+    """The rows of other families that were measured before."""
+    rows = json.loads(file.read_text())["rows"] if file.exists() else []
+    return [row for row in rows if row["recipe"] in regard.list() and get(row["recipe"]).family not in families]
 
 
 def rounded(x: object) -> object:

@@ -6,13 +6,14 @@ import torch
 import regard
 from oracles import ORACLES
 from regard.mixers import ClassAttention
-from regard.mixers.aft import AFT
 from regard.mixers.xcit import BatchNorm, CrossCovariance, ExampleNorm, LocalPatches
 from regard.registry import get
 from regard.testing import check_mixer
 
 SYNTHESIZERS = [name for name in regard.list("H") if name.startswith("synthesizer")]
-AFTS = ({"length": 40, "rank": 3}, {"length": None})  # full, and simple
+AFTS = (  # full, simple, local, conv
+    {"length": 40, "rank": 3}, {"length": None}, {"length": 40, "rank": 3, "window": 4}, {"length": None, "kernel": 5},
+)  # fmt: skip
 
 
 def make(name, *, dim=8, heads=2, seed=0, **arguments):
@@ -222,20 +223,43 @@ def test_class_attention(rand):
 
 
 # ---------------------------------------------------------------------------------------------- AFT
+FREE_OF_LENGTH = [{}, {"kernel": 1}, {"kernel": 4, "heads": 2}, {"kernel": 7, "heads": 4}, {"kernel": 100, "heads": 2}]
+
+
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("n", [1, 8, 13, 40])
+@pytest.mark.parametrize("n", [1, 8, 13, 40, 150])
 @pytest.mark.parametrize("masked", [False, True])
-def test_aft_simple_against_its_oracle(causal, n, masked, rand):
-    """Fails if the form without biases is another, or needs a length."""
-    mixer, x = make("aft", heads=1, length=None, causal=causal), rand(2, n, 8).requires_grad_()
+@pytest.mark.parametrize("form", FREE_OF_LENGTH)
+def test_aft_simple_and_conv_against_their_oracle(form, causal, n, masked, rand):
+    """Fails if a form that needs no length is another, or its chunks of 64 show."""
+    form = {"heads": 1, **form}
+    mixer, x = make("aft", length=None, causal=causal, **form), rand(2, n, 8).requires_grad_()
+    with torch.no_grad():
+        for p in mixer.parameters():
+            p += 0.3 * rand(*p.shape)  # else the kernels are nearly nothing
     mask = {"mask": torch.arange(n).expand(2, n) % 3 != 1} if masked else {}
-    want = ORACLES["aft"](dict(mixer.named_parameters()), x, heads=1, causal=causal, length=None, **mask)
+    want = ORACLES["aft"](dict(mixer.named_parameters()), x, causal=causal, length=None, **form, **mask)
     got, leaves = mixer(x, **mask), [x, *mixer.parameters()]
     real = mask["mask"][..., None] if masked else 1
     torch.testing.assert_close(got * real, want * real)
     pairs = zip(*(torch.autograd.grad((y * real).square().sum(), leaves) for y in (got, want)), strict=True)
     for mine, theirs in pairs:
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 3, 64, 65, 500])
+def test_aft_local_is_aft_full_with_zeros(window, causal, rand):
+    """Fails if many chunks give something else than one table of biases that are zero beyond the window."""
+    mixer, x = make("aft", heads=1, length=300, rank=3, window=window, causal=causal), rand(2, 300, 8)
+    with torch.no_grad():
+        for p in mixer.bias.parameters():
+            p += rand(*p.shape)
+    at = torch.arange(300)
+    w = (mixer.bias.u @ mixer.bias.s.mT).masked_fill((at[:, None] - at).abs() >= window, 0)
+    w = w.masked_fill(at[:, None] < at, -torch.inf) if causal else w
+    weight = (mixer.k(x)[:, None] + w[..., None]).softmax(2)
+    torch.testing.assert_close(mixer(x), mixer.q(x).sigmoid() * (weight * mixer.v(x)[:, None]).sum(2))
 
 
 @pytest.mark.parametrize("sizes", AFTS)
@@ -270,23 +294,34 @@ def test_a_huge_key_of_the_future_does_not_drown_the_past(rand):
         assert mixer(other).isfinite().all()
 
 
-def test_the_state_of_aft_simple_does_not_grow(rand):
-    """Fails if it keeps anything for each token; with biases it must, and says when there are too many."""
-    mixer, x = make("aft", heads=1, length=None, causal=True), rand(2, 60, 8)
-    y, state = streamed(mixer, x, 7)
-    torch.testing.assert_close(y, mixer(x))
-    assert [t.shape for t in state] == [(2, 1, 8)] * 3
-    full = make("aft", heads=1, length=60, rank=3, causal=True)
+@pytest.mark.parametrize(
+    ("form", "held"), [({}, 0), ({"length": 300, "rank": 3, "window": 9}, 8), ({"kernel": 5, "heads": 2}, 4)]
+)
+def test_the_state_of_aft_does_not_grow(form, held, rand):
+    """Fails if anything is kept for each token beyond what a bias may still reach."""
+    mixer, x = make("aft", causal=True, **{"heads": 1, "length": None, **form}), rand(2, 200, 8)
+    for size in (1, 7, 90):
+        y, state = streamed(mixer, x, size)
+        torch.testing.assert_close(y, mixer(x))
+        assert state.k.shape[2] == state.v.shape[2] == held and state.far.top.shape[2] == 1
+
+
+def test_a_stream_of_aft_full_says_where_it_ends(rand):
+    """Fails if more tokens are taken than there are biases."""
+    full, x = make("aft", heads=1, length=60, rank=3, causal=True), rand(2, 60, 8)
     y, state = streamed(full, x, 7)
     torch.testing.assert_close(y, full(x))
     with pytest.raises(ValueError, match=r"61 tokens long.*at most 60"):
         full.stream(x[:, :1], state)
 
 
-def test_aft_simple_keeps_its_promises():
-    """Fails if the form without biases breaks one."""
-    result = check_mixer(lambda causal: AFT(8, None, 1, causal=causal))
-    assert result["stream"] == result["length"] == result["maps"] == "kept"
+@pytest.mark.parametrize("form", [{}, {"kernel": 3, "heads": 2}, {"length": 40, "rank": 3, "window": 4}])
+def test_every_form_of_aft_keeps_its_promises(form):
+    """Fails if a form that the small example does not show breaks one."""
+    form = {"heads": 1, "length": None, **form}
+    result = check_mixer(lambda causal: regard.create("aft", dim=8, causal=causal, **form))
+    assert result["stream"] == result["maps"] == result["padding"] == "kept"
+    assert result["length"] == ("kept" if form["length"] is None else "refused")
 
 
 # ---------------------------------------------------------------------------------------------- kernels and windows
@@ -356,6 +391,13 @@ ABSURD = [
     ("dynamic_conv", {"kernel": 0}, "kernel"),
     ("aft", {"length": 8, "rank": 0}, "rank"),
     ("aft", {"length": 0}, "length"),
+    ("aft", {"length": None, "rank": 3}, "rank and window are for"),
+    ("aft", {"length": None, "window": 3}, "rank and window are for"),
+    ("aft", {"length": 8, "window": 0}, "window"),
+    ("aft", {"length": None, "kernel": 0}, "kernel"),
+    ("aft", {"length": 8, "kernel": 3}, "length must be None"),
+    ("aft", {"length": None, "kernel": 3, "heads": 3}, "divisible by heads"),
+    ("aft", {"length": None, "heads": 2}, "no heads"),
     ("average_pool", {"window": 4}, "odd"),
     ("average_pool", {"window": 0}, "window"),
     ("average_pool", {"width": 0}, "width"),
@@ -368,7 +410,7 @@ def test_arguments_that_make_no_sense(name, arguments, words):
     """Fails if nonsense is built, or the message does not name it."""
     heads = {} if "heads" in get(name).parameters and get(name).parameters["heads"].default == 1 else {"heads": 2}
     with pytest.raises((ValueError, TypeError), match=words):
-        regard.create(name, dim=8, **heads, **arguments)
+        regard.create(name, dim=8, **{**heads, **arguments})
 
 
 def test_local_patches_of_few_tokens(rand):

@@ -590,7 +590,8 @@ def test_multihead_checks_what_it_is_given():
     [
         ("bigbird", {"length": 64, "window": "3"}, "window must be a whole number"),
         ("bigbird", {"length": 64, "globals": -1}, "globals must be a whole number"),
-        ("sparse_strided", {"layer": "a"}, "layer must be a whole number"),
+        ("sparse_strided", {"split": "layers", "layer": "a"}, "layer must be a whole number"),
+        ("sparse_strided", {"layer": 1}, "layer is for split='layers'"),
         ("sparse_fixed", {"cells": "a"}, "cells must be a whole number"),
         ("sparse_fixed", {"stride": 4, "cells": 5}, "cells must be between"),
         ("longformer", {"steps": 1.5}, "step must be a whole number"),

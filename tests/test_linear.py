@@ -8,9 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard import LinearAttention, MultiHead, Unsupported
+from regard.attentions.linear import divide
 from regard.feature import Cosine, EluPlusOne, Positive, RandomFourier, Rectified, Trigonometric, orthogonal_rows
 from regard.mixers import Recurrence
-from regard.update import add, decay, decay_each, delta
+from regard.update import add, add_counted, decay, decay_each, delta
 
 ATTENTIONS = {"linear": {}, "performer": {"features": 20}, "rfa": {"features": 20}, "cosformer": {"length": 6000}}
 RECURRENT = {"rfa_gated": {"features": 20}, "retnet": {}, "gated_linear": {}, "delta_rule": {}}
@@ -162,6 +163,42 @@ def test_gradients_of_features(feature):
     assert torch.autograd.gradgradcheck(full, x)
     if not isinstance(phi, Positive):  # what it leaves out of one comes back in the other, but not by finite differences
         assert torch.autograd.gradcheck(full, x)
+
+
+@pytest.mark.parametrize(("n", "chunk"), [(1, 4), (7, 3), (8, 4)])
+def test_gradients_of_sums_over_the_past(n, chunk):
+    """Fails if the backward pass by hand of causal linear attention is wrong, once or twice, or the state has none."""
+    q, k, v, state = (normal(1, 2, *size, seed=i).requires_grad_() for i, size in enumerate(((n, 3), (n, 3), (n, 2), (3, 3))))
+
+    def sums(q, k, v, state):
+        return add_counted(q, k, v, state, chunk)
+
+    assert torch.autograd.gradcheck(sums, (q, k, v, state)) and torch.autograd.gradgradcheck(sums, (q, k, v, state))
+
+
+def test_division_by_hand():
+    """Fails if the backward pass of the fraction is wrong, or a sum near zero overflows on the way back."""
+    top, bottom = normal(2, 5, 3).requires_grad_(), (normal(2, 5, 1, seed=1).abs() + 0.5).requires_grad_()
+    for floor in (None, 0.7):
+        assert torch.autograd.gradcheck(lambda a, b, f=floor: divide(a, b, f), (top, bottom))
+        assert torch.autograd.gradgradcheck(lambda a, b, f=floor: divide(a, b, f), (top, bottom))
+    tiny = torch.tensor([[1e-30]], requires_grad=True)
+    (grad,) = torch.autograd.grad(divide(tiny.expand(1, 2).detach() * 3, tiny, None).sum() * 1e-9, tiny)
+    assert grad.isfinite().all()
+
+
+def test_training_keeps_only_what_it_is_given():
+    """Fails if causal linear attention keeps the scores of its chunks, or a state for each, for the backward pass."""
+    sizes, n = [], 512
+    q, k, v = (normal(1, 2, n, 8, seed=i).requires_grad_() for i in range(3))
+
+    def note(t):
+        sizes.append(t.numel())
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        add_counted(q, k, v, None, 64)
+    assert sum(sizes) == 2 * (3 * n * 8 + 8 * 9)  # of two heads: q, k, v, and the state before
 
 
 def test_elu_keeps_digits_and_has_a_slope_at_zero():

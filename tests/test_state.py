@@ -91,7 +91,10 @@ def test_every_state_can_be_taken_from(name):
         assert taken(get(name).example(causal=True).double().eval(), 23) == "kept"
 
 
-@pytest.mark.parametrize(("name", "options"), [("axial", {"width": 5, "form": "two"}), ("aft", {"length": None})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("axial", {"width": 5, "form": "two"}), ("aft", {"length": None}), ("aft", {"length": None, "kernel": 3})],
+)
 def test_options_with_states_of_their_own(name, options):
     """Fails if a form that the small example does not show keeps another kind of state."""
     torch.manual_seed(0)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 
 def softmax_over(scores: Tensor, keep: Tensor | None) -> Tensor:
@@ -37,6 +41,18 @@ def check_stream_length(length: int | None, end: int) -> None:
 def at_least_single(x: Tensor) -> Tensor:
     """float16 and bfloat16 as float32: for exponentials, transforms and long sums."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def by_hand(function: type[Function], *given: Any) -> Any:
+    """A function with a backward pass of its own; without what autograd costs where no gradient is asked for."""
+    asked = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
+    return function.apply(*given) if asked else function.forward(*given)
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Autocast may not round what stands inside.  No context where none is needed: it costs as much as a small product."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def check_headless(name: str, heads: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.common import by_hand
 from regard.errors import check_whole
 from regard.mixer import Can
 
@@ -42,9 +43,7 @@ class EluPlusOne(Feature):
 
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """Elementwise: (b h n e) -> (b h n e).  A query below zero everywhere is raised to it, lest it vanish."""
-        if query:
-            x = x - x.detach().amax(-1, keepdim=True).clamp(max=0)
-        return _EluPlusOne.apply(x), None  # type: ignore[no-untyped-call]
+        return by_hand(_EluPlusOne, x, query), None
 
 
 class _EluPlusOne(torch.autograd.Function):
@@ -56,17 +55,19 @@ class _EluPlusOne(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.clamp(LOWEST, 0).exp_().add_(x.clamp(min=0))
+    def forward(x: Tensor, query: bool) -> Tensor:
+        if query:
+            x = x - x.amax(-1, keepdim=True).clamp_(max=0)
+        return x.clamp(LOWEST, 0).exp_().add_(x.relu())
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
         ctx.save_for_backward(output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (phi,) = ctx.saved_tensors
-        return grad * phi.clamp(max=1)
+        return grad * phi.clamp(max=1), None
 
 
 class Cosine(Feature):
@@ -169,7 +170,7 @@ class Positive(Random):
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n m), at most 1.  The largest is left out as a factor of each token, and |x| with it."""
         x = x * x.shape[-1] ** -0.25
-        found, peak = _Powers.apply(x, self.rows.to(x.dtype))  # type: ignore[no-untyped-call]
+        found, peak = by_hand(_Powers, x, self.rows.to(x.dtype))
         return found, peak - x.square().sum(-1) / 2 - math.log(found.shape[-1]) / 2
 
 

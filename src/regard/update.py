@@ -18,10 +18,13 @@ what is kept for the backward pass n / chunk states.  No factor above 1 is ever 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from regard.common import by_hand
 
 Update = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", int], tuple[Tensor, Tensor]]
 
@@ -29,13 +32,74 @@ LEAST = -60.0  # of log g: beside 1, exp of it is nothing, and sums of such numb
 
 
 def add(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-    """S + k vᵀ: linear attention."""
-    n, (q, k, v) = q.shape[2], _chunks((q, k, v), min(chunk, q.shape[2]))
-    each = k.transpose(-1, -2) @ v
-    first = torch.zeros_like(each[:, :, :1]) if state is None else state[:, :, None]
-    sums = torch.cat((first, each), 2).cumsum(2)
-    out = (q @ k.transpose(-1, -2)).tril_() @ v + q @ sums[:, :, :-1]
-    return _whole(out, n), sums[:, :, -1]
+    """S + k vᵀ: linear attention without its denominator."""
+    none = q.new_zeros(*q.shape[:2], q.shape[3], 1)
+    state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3]) if state is None else state
+    out, _, state = add_counted(q, k, v, torch.cat((state, none), -1), chunk)
+    return out, state[..., :-1]
+
+
+def add_counted(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What `add` gives (b h n f), Σ_j q_i·k_j beside it (b h n 1), and the state Σ k (v 1)ᵀ (b h r f+1).
+
+    A 1 beside each value would do the same, but makes rows of odd length, which are slower than a sum of their own.
+    """
+    n = q.shape[2]
+    parts = _chunks([t.contiguous() for t in (q, k, v)], min(chunk, n))  # else each product copies them anew
+    state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3] + 1) if state is None else state
+    out, count, *after = by_hand(_AddCounted, *parts, state[..., :-1], state[..., -1:])
+    return _whole(out, n), _whole(count, n), torch.cat(after, -1)
+
+
+class _AddCounted(torch.autograd.Function):
+    """q and k (b h c t r), v (b h c t f) in c chunks of t tokens, S (b h r f), z (b h r 1) -> out, count, and S and z after.
+
+    By hand, since it needs nothing for its backward pass but what it is given: scores and states are computed again.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        scores = (q @ k.mT).tril_()
+        (before, s), (below, z) = _running(k.mT @ v, s), _running(k.sum(3)[..., None], z)
+        return _plus_(scores @ v, q, before), scores.sum(-1, keepdim=True) + q @ below, s, z
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, out: Tensor, count: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        """Given those of out, count, S and z.  Those of a state are of all later chunks, and are summed up from behind."""
+        q, k, v, first, least = ctx.saved_tensors
+        scores = (q @ k.mT).tril_()
+        before, below = _running(k.mT @ v, first)[0], _running(k.sum(3)[..., None], least)[0]
+        (after, ds), (above, dz) = _running(q.mT @ out, s, back=True), _running(q.mT @ count, z, back=True)
+        dscores = (out @ v.mT).add_(count).tril_()
+        dq = _plus_(out @ before.mT, dscores, k).addcmul_(count, below.mT)
+        dk = _plus_(v @ after.mT, dscores.mT, q).add_(above.mT)
+        dv = _plus_(scores.mT @ out, k, after)
+        return dq, dk, dv, ds, dz
+
+
+def _running(each: Tensor, first: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
+    """first + Σ each (b h c ...), over the chunks before each one, or with `back` over those after it; and over all.
+
+    In a loop and in place: over chunks of this size `cumsum` takes ten times as long.
+    """
+    now, chunks = first, range(each.shape[2])
+    for i in reversed(chunks) if back else chunks:
+        part = each[:, :, i]
+        now, before = now + part, now
+        part.copy_(before)
+    return each, now
+
+
+def _plus_(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """x + a @ b, (b h c ...), in place."""
+    x.flatten(0, 2).baddbmm_(a.flatten(0, 2), b.flatten(0, 2))
+    return x
 
 
 def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ CASES = {
     "amlp": [{"hidden": 6, "attention": 3}, {}],
     "xcit": [{"width": 5}, {"width": 1}, {"width": 200}],
     "dynamic_conv": [{"kernel": 3}, {}, {"kernel": 4}, {"kernel": 1}, {"kernel": 60}],
-    "aft": [{"rank": 4}, {}],
+    "aft": [{"rank": 4}, {}, {"rank": 4, "window": 5}, {"rank": 3, "window": 90}],
     "average_pool": [{}, {"window": 7}, {"width": 6}, {"width": 9, "window": 5}, {"window": 1}],
 }
 
@@ -116,18 +116,33 @@ def dynamic_conv(p, x, *, heads, causal, kernel=7, mask=None, marks=None):
     return linear_layer(p, "out", torch.stack(out).view_as(x))
 
 
-def aft(p, x, *, heads, causal, length, rank=128, mask=None, marks=None):
-    """Zhai et al. 2021, equation 2: channel by channel, with exp(k + w)."""
+def aft(p, x, *, heads, causal, length, rank=128, window=None, kernel=None, mask=None, marks=None):
+    """Zhai et al. 2021, section 3: channel by channel, with exp(k + w)."""
     q, k, v = (linear_layer(p, name, x) for name in "qkv")
+    k = k.repeat_interleave(x.shape[2] // k.shape[2], -1)
     out = []
     for a in range(len(x)):
         for i in range(x.shape[1]):
             seen = [j for j in range(x.shape[1]) if (mask is None or mask[a, j]) and (j <= i or not causal)]
-            bias = p["bias.s"][seen] @ p["bias.u"][i] if length else x.new_zeros(len(seen))
-            weights = (k[a, seen] + bias[:, None]).exp()
+            bias = aft_bias(p, i, seen, causal, length, window, kernel)
+            weights = (k[a, seen] + bias.repeat_interleave(x.shape[2] // bias.shape[1], 1)).exp()
             top, bottom = (weights * v[a, seen]).sum(0), weights.sum(0)
             out.append(top / bottom / (1 + torch.exp(-q[a, i])) if seen else top)
     return torch.stack(out).view_as(x)
+
+
+def aft_bias(p, i, seen, causal, length, window, kernel):
+    """w_ij (j h): from two tables, within the window; from a normalised kernel, in whose middle j is i; or none."""
+    if length:
+        near = [[window is None or abs(i - j) < window] for j in seen]
+        return (p["bias.s"][seen] @ p["bias.u"][i])[:, None] * torch.tensor(near).view(-1, 1)
+    if kernel is None:
+        return p["q.weight"].new_zeros(len(seen), 1)
+    t = p["bias.table"] - p["bias.table"].mean(1, keepdim=True)
+    t = t / ((t * t).mean(1, keepdim=True) + 1e-5).sqrt() * p["bias.gain"] + p["bias.shift"]
+    at = [i - j + (0 if causal else (kernel - 1) // 2) for j in seen]
+    inside = torch.tensor([0 <= one < kernel for one in at]).view(-1, 1)
+    return t.T[[min(max(one, 0), kernel - 1) for one in at]] * inside
 
 
 def average_pool(p, x, *, heads, causal, window=3, width=None, mask=None, marks=None):

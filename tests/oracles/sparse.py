@@ -6,7 +6,7 @@ import torch
 
 from oracles.loop import by_rule, linear_layer, project, softmax_loop
 
-SPLITS = [{"split": split, "layer": layer} for split, layer in (("heads", 0), ("merged", 0), ("layers", 0), ("layers", 1))]
+SPLITS = [{"split": "heads"}, {"split": "merged"}, {"split": "layers", "layer": 0}, {"split": "layers", "layer": 1}]
 CASES = {
     "global_tokens": [{"tokens": 3}, {"tokens": 70}, {"tokens": 0}],
     "local": [{"window": 3}, {"window": 0}, {"window": 40}],

@@ -51,14 +51,17 @@ class HardGaussian(Attention):
         if mask is not None:
             v = v.masked_fill(~mask[:, None, :, None], 0)
         taps = self.taps.to(v)
-        before = v.new_zeros(*v.shape[:2], self.reach, v.shape[3])
-        if state is not None and state.values is not None:
-            check_batch(state.values, v)
-            before = state.values
         if causal:
             taps = taps.masked_fill(torch.arange(2 * self.reach + 1) > self.reach, 0)
-        past = torch.cat((before, v), 2)
+        past = torch.cat((self._before(v, state), v), 2)
         return _slide(F.pad(past, (0, 0, 0, self.reach)), taps), None if state is None else Past(past[:, :, -self.reach :])
+
+    def _before(self, v: Tensor, state: Past | None) -> Tensor:
+        """The values before v, (b h reach f): those of the stream, or zeros."""
+        if state is None or state.values is None:
+            return v.new_zeros(*v.shape[:2], self.reach, v.shape[3])
+        check_batch(state.values, v)
+        return state.values
 
     def start(self) -> Past:
         """No value yet."""

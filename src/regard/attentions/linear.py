@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.common import at_least_single
+from regard.common import at_least_single, by_hand, full_precision
 from regard.errors import check_whole
 from regard.feature import EluPlusOne, Feature
 from regard.mixer import Attention, Can, check_batch
-from regard.update import add, decay
+from regard.update import add_counted, decay
 
 
 class Sums(NamedTuple):
@@ -46,29 +46,35 @@ class LinearAttention(Attention):
             return v.new_zeros(*q.shape[:3], v.shape[3]), state
         if self.training and state is None:
             self.feature.advance()
-        with torch.autocast(q.device.type, enabled=False):
-            at = 0 if state is None else state.next
-            (phi_q, _), (phi_k, level) = self.feature(at_least_single(q), at, True), self.feature(at_least_single(k), at, False)
-            if level is not None and mask is not None:
-                level = level.masked_fill(~mask[:, None], -torch.inf)
-            if not causal:
-                return divide(*_sums(phi_q, phi_k, at_least_single(v), mask, level), self.feature.floor).to(v.dtype), None
-            sums, new = self._past(phi_q, phi_k, with_one(v, mask), level, self.start() if state is None else state)
-            out = divide(sums[..., :-1], sums[..., -1:], self.feature.floor)
-            return out.to(v.dtype), None if state is None else new
+        with full_precision(q):
+            top, bottom, new = self._sums(at_least_single(q), at_least_single(k), at_least_single(v), causal, mask, state)
+            return divide(top, bottom, self.feature.floor).to(v.dtype), new
 
-    def _past(self, q: Tensor, k: Tensor, v: Tensor, level: Tensor | None, state: Sums) -> tuple[Tensor, Sums]:
+    def _sums(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, state: Sums | None
+    ) -> tuple[Tensor, Tensor, Sums | None]:
+        """What is above and below the fraction, (b h n f) and (b h n 1), and the next state."""
+        at = 0 if state is None else state.next
+        (q, _), (k, level) = self.feature(q, at, True), self.feature(k, at, False)
+        if mask is not None:
+            k, v, level = _kept(k, v, level, mask)
+        if not causal:
+            return *_of_all(q, k, v, level), None
+        top, bottom, new = self._past(q, k, v, level, self.start() if state is None else state)
+        return top, bottom, None if state is None else new
+
+    def _past(self, q: Tensor, k: Tensor, v: Tensor, level: Tensor | None, state: Sums) -> tuple[Tensor, Tensor, Sums]:
         if state.kv is not None:
             check_batch(state.kv, q)
         end = state.next + q.shape[2]
         if level is None:
-            out, kv = add(q, k, v, None, state.kv, self.chunk)
-            return out, Sums(kv, None, end)
+            top, bottom, kv = add_counted(q, k, v, state.kv, self.chunk)
+            return top, bottom, Sums(kv, None, end)
         highest = _highest(level.detach(), state.level)  # so far, and never of what comes: it shows in the last digit
         before = highest[..., :1] if state.level is None else state.level[..., None]
         gate = (torch.cat((before, highest[..., :-1]), -1) - highest).clamp(max=0)  # above, where there was no key yet
-        out, kv = decay(q, k, v * (level - highest).exp()[..., None], gate, state.kv, self.chunk)
-        return out, Sums(kv, highest[..., -1], end)
+        out, kv = decay(q, k, with_one(v) * (level - highest).exp()[..., None], gate, state.kv, self.chunk)
+        return out[..., :-1], out[..., -1:], Sums(kv, highest[..., -1], end)
 
     def start(self) -> Sums:
         """No key yet."""
@@ -96,10 +102,9 @@ class EfficientAttention(Attention):
         return (at_least_single(q).softmax(-1) @ (weights.transpose(-1, -2) @ at_least_single(v))).to(v.dtype), None
 
 
-def with_one(v: Tensor, mask: Tensor | None) -> Tensor:
-    """(v 1), and zeros for tokens left out: (b h m f+1)."""
-    v = F.pad(at_least_single(v), (0, 1), value=1.0)
-    return v if mask is None else v.masked_fill(~mask[:, None, :, None], 0)
+def with_one(v: Tensor) -> Tensor:
+    """(v 1): (b h m f) -> (b h m f+1)."""
+    return F.pad(at_least_single(v), (0, 1), value=1.0)
 
 
 def divide(top: Tensor, bottom: Tensor, floor: float | Tensor | None) -> Tensor:
@@ -112,21 +117,43 @@ def divide(top: Tensor, bottom: Tensor, floor: float | Tensor | None) -> Tensor:
     else:
         least = torch.as_tensor(floor, dtype=top.dtype, device=top.device).expand_as(bottom)
         bottom = torch.where(bottom.abs() < least, torch.where(bottom < 0, -least, least), bottom)
-    return top / bottom
+    return by_hand(_Quotient, top, bottom)
 
 
-def _sums(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, level: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Over all keys, phi(q)ᵀ Σ phi(k) vᵀ (b h n f) and phi(q)ᵀ Σ phi(k) (b h n 1); two products, for a 1 beside each value
-    would make rows of odd length, which are slower than what they save."""
-    weight = None if mask is None else mask[:, None, :, None].to(k.dtype)
-    if mask is not None:
-        v = v.masked_fill(~mask[:, None, :, None], 0)
-    if level is not None:  # the factors of the keys, but for the greatest, which cancels; nothing for those left out
-        most = level.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(level.dtype).min)
-        weight = (level - most).exp()[..., None]
-        v = v * weight
-    ones = k.sum(2)[..., None] if weight is None else k.mT @ weight.expand(*k.shape[:3], 1)
-    return q @ (k.mT @ v), q @ ones
+class _Quotient(torch.autograd.Function):
+    """top / bottom, (... f) by (... 1).  By hand, to go through what is as long as all values twice and not five times."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(top: Tensor, bottom: Tensor) -> Tensor:
+        return top / bottom
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1], output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        bottom, out = ctx.saved_tensors
+        grad = grad / bottom
+        return grad, -(grad * out).sum(-1, keepdim=True)
+
+
+def _kept(k: Tensor, v: Tensor, level: Tensor | None, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Features, values and levels of the keys, with those left out in no sum."""
+    out = ~mask[:, None, :, None]
+    v = v.masked_fill(out, 0)
+    return (k.masked_fill(out, 0), v, None) if level is None else (k, v, level.masked_fill(out[..., 0], -torch.inf))
+
+
+def _of_all(q: Tensor, k: Tensor, v: Tensor, level: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Over all keys, phi(q)ᵀ Σ phi(k) vᵀ (b h n f) and phi(q)ᵀ Σ phi(k) (b h n 1)."""
+    if level is None:
+        return q @ (k.mT @ v), q @ k.sum(2)[..., None]
+    most = level.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(level.dtype).min)
+    weight = (level - most).exp()[..., None]  # the factors of the keys, but for the greatest, which cancels
+    return q @ (k.mT @ (v * weight)), q @ (k.mT @ weight)
 
 
 def _highest(level: Tensor, before: Tensor | None) -> Tensor:

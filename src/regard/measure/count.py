@@ -61,6 +61,11 @@ def _matrix_vector(a: Tensor, b: Tensor, *rest: Any, **more: Any) -> float:
     return 2 * a.numel()
 
 
+def _products_added(x: Tensor, a: Tensor, b: Tensor, **more: Any) -> float:
+    """x + a b in place, (b n inner) (b inner m)."""
+    return 2 * a.numel() * b.shape[2]
+
+
 def _bag(table: Tensor, indices: Tensor, *rest: Any, **more: Any) -> float:
     """Rows of a table, weighed and summed."""
     return 2 * indices.numel() * table.shape[1]
@@ -80,6 +85,7 @@ KNOWN: dict[Any, Flops] = {
     aten._fft_c2c: _transform, aten._fft_r2c: _transform, aten._fft_c2r: _transform,
     aten.convolution_backward: _convolved_backward,
     aten.linalg_solve_triangular: _triangular, aten.mv: _matrix_vector, aten.dot: _matrix_vector,
+    aten.baddbmm_: _products_added,
 }  # fmt: skip
 PRODUCTS = (aten.mul,)
 SUMS = (aten.sum, aten.add)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -10,122 +11,196 @@ from torch import Tensor, nn
 
 from regard.common import at_least_single, check_stream_length, kept, softmax_over
 from regard.errors import check_whole
-from regard.mixer import Can, Mixer, State, check_batch
+from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge, split
 
 LOW = -1e30  # stands for the largest exponent of no keys: far below all others, and yet finite
+CHUNK = 64  # tokens, where no bias asks for more
 
 
 class Sums(NamedTuple):
-    """Σ exp(k + w) v = top · exp(peak) and Σ exp(k + w) = bottom · exp(peak), each (... n d): nothing overflows."""
+    """Σ exp(k + w) v = top · exp(peak) and Σ exp(k + w) = bottom · exp(peak), each (... n e): nothing overflows."""
 
     top: Tensor
     bottom: Tensor
     peak: Tensor
 
 
-class Cache(NamedTuple):
-    """All keys and values of a stream, (b m d)."""
+class Stream(NamedTuple):
+    """Keys and values that a bias may still reach, (b h m e) each; the sums of all before them; and how many there were."""
 
-    k: Tensor
-    v: Tensor
+    k: Tensor | None
+    v: Tensor | None
+    far: Sums | None
+    next: int
 
 
-class PositionBias(nn.Module):
-    """w_ij = u_i · s_j, with u and s (length rank) learned; begins near zero, as in the paper."""
+class Bias(nn.Module, ABC):
+    """w_ij of positions i (... n) and j (... m): (h ... n m), the same for all channels of a head.
 
-    def __init__(self, length: int, rank: int) -> None:
+    reach   how far apart the two may be before w is zero; None: there is no such bound
+    length  positions that there are; None: any
+    """
+
+    reach: int | None = None
+    length: int | None = None
+    heads: int = 1
+
+    @abstractmethod
+    def forward(self, i: Tensor, j: Tensor) -> Tensor: ...
+
+
+class PositionBias(Bias):
+    """w_ij = u_i · s_j, with u and s (length rank) learned; begins near zero, as in the paper.
+
+    window   w_ij = 0 where |i − j| >= window; None: nowhere
+    """
+
+    def __init__(self, length: int, rank: int, window: int | None = None) -> None:
         super().__init__()
-        check_whole(1, length=length, rank=rank)
+        check_whole(1, length=length, rank=rank, **({} if window is None else {"window": window}))
         self.u, self.s = (nn.Parameter(0.01 * torch.randn(length, rank)) for _ in range(2))
+        self.length, self.reach = length, None if window is None else window - 1
 
-    def forward(self, start: int, end: int, keys: slice) -> Tensor:
-        """(end − start, keys), of queries from `start` to `end`."""
-        return self.u[start:end] @ self.s[keys].mT
+    def forward(self, i: Tensor, j: Tensor) -> Tensor:
+        """A product of two tables."""
+        last = len(self.u) - 1  # what a chunk is filled up with has no place, and no weight either
+        w = (self.u[i.clamp(max=last)] @ self.s[j.clamp(0, last)].mT)[None]
+        return w if self.reach is None else w.masked_fill(_gaps(i, j).abs() > self.reach, 0)
+
+
+class KernelBias(Bias):
+    """w_ij = w[i − j], a kernel for each head and zero beyond it: γ (t − mean t) / std t + β, with t (h kernel), γ, β learned.
+
+    γ begins at 0.01, not at zero as in the paper: there t would have no gradient.
+    """
+
+    def __init__(self, heads: int, kernel: int, *, causal: bool) -> None:
+        super().__init__()
+        check_whole(1, kernel=kernel)
+        self.heads, self.ahead = heads, 0 if causal else (kernel - 1) // 2
+        self.reach = kernel - 1 - self.ahead
+        self.table = nn.Parameter(torch.randn(heads, kernel))
+        self.gain, self.shift = nn.Parameter(torch.full((heads, 1), 0.01)), nn.Parameter(torch.zeros(heads, 1))
+
+    def forward(self, i: Tensor, j: Tensor) -> Tensor:
+        """Looked up by how far apart they are."""
+        at = _gaps(i, j) + self.ahead
+        normal = F.layer_norm(self.table, self.table.shape[1:])
+        found = (self.gain * normal + self.shift)[:, at.clamp(0, self.table.shape[1] - 1)]
+        return found.masked_fill((at < 0) | (at >= self.table.shape[1]), 0)
 
 
 class AFT(Mixer):
-    """out_i = σ(q_i) ⊙ Σ_j exp(k_j + w_ij) ⊙ v_j / Σ_j exp(k_j + w_ij), all elementwise but w (n n), a bias of positions.
+    """out_i = σ(q_i) ⊙ Σ_j exp(k_j + w_ij) ⊙ v_j / Σ_j exp(k_j + w_ij), all elementwise but w, a bias of positions.
 
-    length   the longest sequence; None: there is no bias (AFT-simple), and no limit
-    rank     of w
+    bias   `PositionBias` (AFT-full, and with a window AFT-local) or `KernelBias` (AFT-conv), whose heads have a key each;
+           None: there is no bias (AFT-simple)
     """
 
-    def __init__(self, dim: int, length: int | None, rank: int, *, causal: bool = False) -> None:
-        can = Can(cross="its biases are of the positions of one sequence")
+    def __init__(self, dim: int, bias: Bias | None = None, *, causal: bool = False) -> None:
+        can, length = Can(cross="its biases are of the positions of one sequence"), None if bias is None else bias.length
         if length is not None:
             can = can & Can(length=f"its biases were built for {length} positions")
         super().__init__(dim, can=can, causal=causal, length=length)
-        self.q, self.k, self.v = (nn.Linear(dim, dim, bias=False) for _ in range(3))
-        self.bias = None if length is None else PositionBias(length, rank)
+        self.heads = 1 if bias is None else bias.heads
+        check_heads(dim, self.heads)
+        keys = self.heads if isinstance(bias, KernelBias) else dim
+        self.q, self.k, self.v = (nn.Linear(dim, width, bias=False) for width in (dim, keys, dim))
+        self.bias = bias
 
-    def start(self) -> State:
+    def start(self) -> Stream:
         """Nothing yet."""
-        return ()
+        return Stream(None, None, None, 0)
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        k, v = self._keys(x, mask), at_least_single(self.v(x))
-        past, at = (None, 0) if not state else self._past(state, x)
-        sums = self._past_sums(k, v, at) if self.causal else _sums(k, v, self._bias(0, x.shape[1], slice(0, x.shape[1])))
-        if past is not None:
-            sums = _merge(sums, past)
-        y = self.q(x).sigmoid() * _divide(sums).to(x.dtype)
-        return y, None if state is None else self._after(state, k, v)
+        past = self.start() if state is None else state
+        check_stream_length(self.length, past.next + x.shape[1])
+        k, v = self._keys(x, mask), split(at_least_single(self.v(x)), self.heads)
+        sums = self._sums(k, v, past.next)
+        for earlier in self._earlier(past, k):
+            sums = _merge(sums, earlier)
+        y = self.q(x).sigmoid() * merge(_divide(sums).expand_as(v)).to(x.dtype)
+        return y, None if state is None else self._after(past, k, v)
 
     def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
         """(b d n n): each channel is a head of its own, and the gate of the query belongs to its weights."""
-        n, k = x.shape[1], self._keys(x, mask).mT[:, :, None]
-        w = self._bias(0, n, slice(0, n))
-        scores = k.expand(-1, -1, n, -1) if w is None else k + w
-        keep = kept(n, n, causal=self.causal, mask=mask, device=x.device)
+        at, k = torch.arange(x.shape[1], device=x.device), self._keys(x, mask)
+        k = k.mT.expand(-1, -1, self.dim // self.heads, -1)[..., None, :]  # (b h e 1 n)
+        w = None if self.bias is None else at_least_single(self.bias(at, at))[:, None]
+        scores = (k.expand(*k.shape[:3], x.shape[1], -1) if w is None else k + w).flatten(1, 2)
+        keep = kept(len(at), len(at), causal=self.causal, mask=mask, device=x.device)
         return self.q(x).sigmoid().mT[..., None] * softmax_over(scores, keep).to(x.dtype)
 
     def _keys(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        k = at_least_single(self.k(x))
-        return k if mask is None else k.masked_fill(~mask[..., None], -torch.inf)
+        """(b h n e), or (b h n 1) where the channels of a head share them."""
+        k = split(at_least_single(self.k(x)), self.heads)
+        return k if mask is None else k.masked_fill(~mask[:, None, :, None], -torch.inf)
 
-    def _bias(self, start: int, end: int, keys: slice) -> Tensor | None:
-        return None if self.bias is None else at_least_single(self.bias(start, end, keys))
+    def _earlier(self, state: Stream, k: Tensor) -> list[Sums]:
+        """What the new keys' queries have of the stream before them."""
+        if state.k is None or state.v is None or state.far is None:
+            return []
+        check_batch(state.k, k)
+        at = torch.arange(state.next - state.k.shape[2], state.next + k.shape[2], device=k.device)
+        new, old = at[-k.shape[2] :], at[: -k.shape[2]]
+        w = None if self.bias is None else at_least_single(self.bias(new, old))
+        return [_sums(state.k, state.v, w), state.far]
 
-    def _past(self, state: Cache | Sums, x: Tensor) -> tuple[Sums, int]:
-        """What the tokens before this chunk amount to, and how many there were, where that matters."""
-        check_batch(state[0], at_least_single(x))
-        if isinstance(state, Sums):
-            return state, 0
-        at = state.k.shape[1]
-        check_stream_length(self.length, at + x.shape[1])
-        return _sums(state.k, state.v, self._bias(at, at + x.shape[1], slice(0, at))), at
+    def _after(self, state: Stream, k: Tensor, v: Tensor) -> Stream:
+        """Keys beyond the reach of the bias become sums."""
+        end = state.next + k.shape[2]
+        if state.k is not None and state.v is not None:
+            k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
+        reach = 0 if self.bias is None else self.bias.reach
+        gone = 0 if reach is None else max(0, k.shape[2] - reach)
+        new = _sums(k[:, :, :gone], v[:, :, :gone], None)
+        return Stream(k[:, :, gone:], v[:, :, gone:], new if state.far is None else _merge(state.far, new), end)
 
-    def _after(self, state: Cache | Sums | tuple[()], k: Tensor, v: Tensor) -> Cache | Sums:
-        """Without a bias sums are enough; with one, each key may count anew."""
-        if self.bias is None:
-            new = _sums(k, v, None)
-            return _merge(state, new) if isinstance(state, Sums) else new
-        return Cache(torch.cat((state.k, k), 1), torch.cat((state.v, v), 1)) if isinstance(state, Cache) else Cache(k, v)
+    def _sums(self, k: Tensor, v: Tensor, at: int) -> Sums:
+        """Over all keys, or over those up to each query: (b h n e), the first of them at position `at`.
 
-    def _past_sums(self, k: Tensor, v: Tensor, at: int) -> Sums:
-        """Sums over j <= i, by halves: the later half of each block takes sums over its earlier half, of all sizes 1, 2, 4 ...
-
-        So the largest exponent is looked for among keys that all queries of the half may see, and never in the future.
+        In chunks as long as the bias reaches.  It tells apart the keys of a query's own chunk and of the chunks beside it; all
+        others weigh the same for the whole chunk.
         """
-        n = k.shape[1]
-        full = 1 << max(0, n - 1).bit_length()
-        k, v = F.pad(k, (0, 0, 0, full - n), value=-torch.inf), F.pad(v, (0, 0, 0, full - n))
-        w = self._bias(at, at + n, slice(at, at + n))
-        w = None if w is None else F.pad(w, (0, full - n, 0, full - n))
-        sums = _flat(_sums(k[:, :, None], v[:, :, None], _squares(w, 1)))
-        size = 1
-        while size < full:
-            blocks = _squares(w, 2 * size)
-            earlier_k, earlier_v = (t.unflatten(1, (-1, 2, size))[:, :, 0] for t in (k, v))
-            new = _sums(earlier_k, earlier_v, None if blocks is None else blocks[:, size:, :size])
-            sums = _merge(sums, _flat(_later(new, size)))
-            size *= 2
-        return Sums(*(t[:, :n] for t in sums))
+        n, size = k.shape[2], self.size(k.shape[2])
+        k, v = _chunks(k, size, -torch.inf), _chunks(v, size, 0)
+        i = at + torch.arange(k.shape[2] * size, device=k.device).view(-1, size)
+
+        def bias(to: int) -> Tensor | None:
+            return None if self.bias is None else at_least_single(self.bias(i, i + to * size))
+
+        sums = _past(k, v, bias(0)) if self.causal else _sums(k, v, bias(0))
+        if k.shape[2] > 1:
+            sums = _merge(sums, _before(k, v, bias(-1)))
+        if k.shape[2] > 1 and not self.causal:
+            w = bias(1)
+            after = _before(k.flip(2), v.flip(2), None if w is None else w.flip(1))
+            sums = _merge(sums, Sums(*(t.flip(2) for t in after)))
+        return Sums(*(t.expand(*t.shape[:3], size, -1).flatten(2, 3)[:, :, :n] for t in sums))
+
+    def size(self, n: int) -> int:
+        """Of a chunk, of n tokens; a power of two where it is halved again and again."""
+        reach = None if self.bias is None and not self.causal else 0 if self.bias is None else self.bias.reach
+        size = n if reach is None else min(n, max(reach, CHUNK))
+        return 1 << (size - 1).bit_length() if self.causal else size
+
+
+def _gaps(i: Tensor, j: Tensor) -> Tensor:
+    """(... n), (... m) -> (... n m)."""
+    return i[..., :, None] - j[..., None, :]
+
+
+def _chunks(x: Tensor, size: int, fill: float) -> Tensor:
+    """(b h n e) -> (b h chunks size e)."""
+    return F.pad(x, (0, 0, 0, -x.shape[2] % size), value=fill).unflatten(2, (-1, size))
 
 
 def _sums(k: Tensor, v: Tensor, w: Tensor | None) -> Sums:
-    """Over all keys: k and v (... m d), w (... n m) -> (... n d); without w it is (... 1 d), the same for all queries."""
+    """Over all keys: k and v (... m e), w (... n m) -> (... n e); without w it is (... 1 e), the same for all queries."""
+    if not k.shape[-2]:
+        k, v = F.pad(k, (0, 0, 0, 1), value=-torch.inf), F.pad(v, (0, 0, 0, 1))
+        w = None if w is None else F.pad(w, (0, 1))
     peak = k.detach().amax(-2, keepdim=True).clamp(min=LOW)
     e = (k - peak).exp()
     if w is None:
@@ -133,6 +208,33 @@ def _sums(k: Tensor, v: Tensor, w: Tensor | None) -> Sums:
     highest = w.detach().amax(-1, keepdim=True)
     weight = (w - highest).exp()
     return Sums(weight @ (e * v), weight @ e, peak + highest)
+
+
+def _past(k: Tensor, v: Tensor, w: Tensor | None) -> Sums:
+    """Sums over j <= i in each chunk (b h chunks size e), by halves: the later half takes sums over the earlier one, and so do
+    the halves of the halves, down to a token and itself.
+
+    So the largest exponent is looked for among keys that all queries of the half may see, and never in the future.
+    """
+    full, size = k.shape[3], 1
+    sums = _flat(_sums(k[..., None, :], v[..., None, :], _squares(w, 1)))
+    while size < full:
+        blocks = _squares(w, 2 * size)
+        earlier_k, earlier_v = (t.unflatten(3, (-1, 2, size))[:, :, :, :, 0] for t in (k, v))
+        new = _sums(earlier_k, earlier_v, None if blocks is None else blocks[..., size:, :size])
+        sums, size = _merge(sums, _flat(_later(new, size))), 2 * size
+    return sums
+
+
+def _before(k: Tensor, v: Tensor, w: Tensor | None) -> Sums:
+    """Sums over all chunks before each, (b h chunks size e): over the last one by w, over the others one after the other."""
+    last = _sums(F.pad(k, (0, 0, 0, 0, 1, 0), value=-torch.inf)[:, :, :-1], F.pad(v, (0, 0, 0, 0, 1, 0))[:, :, :-1], w)
+    each = [Sums(*parts) for parts in zip(*(t.unbind(2) for t in _sums(k, v, None)), strict=True)]
+    none = Sums(torch.zeros_like(each[0].top), torch.zeros_like(each[0].bottom), torch.full_like(each[0].peak, LOW))
+    far = [none, none]
+    for one in each[:-2]:
+        far.append(_merge(far[-1], one))
+    return _merge(last, Sums(*(torch.stack(parts, 2) for parts in zip(*far, strict=True))))
 
 
 def _merge(a: Sums, b: Sums) -> Sums:
@@ -147,19 +249,19 @@ def _divide(sums: Sums) -> Tensor:
 
 
 def _squares(w: Tensor | None, size: int) -> Tensor | None:
-    """The blocks of w (n n) on its diagonal: (n/size size size)."""
+    """The blocks of w (h chunks n n) on its diagonal: (h chunks n/size size size)."""
     if w is None:
         return None
-    return w.unflatten(1, (-1, size)).unflatten(0, (-1, size)).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+    return w.unflatten(3, (-1, size)).unflatten(2, (-1, size)).diagonal(dim1=2, dim2=4).movedim(-1, 2)
 
 
 def _later(sums: Sums, size: int) -> Sums:
-    """Sums for the later half of each block, (b blocks size d) or (b blocks 1 d), and none for the earlier half."""
-    top, bottom, peak = (t.expand(-1, -1, size, -1) for t in sums)
-    none = torch.zeros_like(top)
-    pairs = ((none, top), (none, bottom), (none + LOW, peak))
-    return Sums(*(torch.stack(pair, 2).flatten(2, 3) for pair in pairs))
+    """Sums for the later half of each block, (... blocks size e) or (... blocks 1 e), and none for the earlier half."""
+    parts = [t.expand(*t.shape[:-2], size, -1) for t in sums]
+    none = [torch.full_like(t, empty) for t, empty in zip(parts, (0, 0, LOW), strict=True)]
+    return Sums(*(torch.cat(pair, -2) for pair in zip(none, parts, strict=True)))
 
 
 def _flat(sums: Sums) -> Sums:
-    return Sums(*(t.flatten(1, 2) for t in sums))
+    """Blocks of a chunk in a row."""
+    return Sums(*(t.flatten(3, 4) for t in sums))

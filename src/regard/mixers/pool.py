@@ -34,10 +34,8 @@ class AveragePool(Mixer):
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d); a stream keeps the tokens that a window may still reach."""
-        past, end = (None, 0) if state is None else state
-        if past is not None:
-            check_batch(past, x)
-        seen = x if past is None else torch.cat((past, x), 1)
+        past, end = self.start() if state is None else state
+        seen = _joined(past, x)
         real = x.new_ones(1, seen.shape[1], 1) if mask is None else mask[..., None].to(x.dtype)
         total, count = self._sum(seen), self._sum(real)
         y = ((total / count.clamp(min=1)).to(x.dtype) - seen)[:, seen.shape[1] - x.shape[1] :]
@@ -74,6 +72,14 @@ class AveragePool(Mixer):
         if self.width is None:
             return self.window - 1
         return end - max(0, end // self.width - self.window // 2) * self.width
+
+
+def _joined(past: Tensor | None, x: Tensor) -> Tensor:
+    """Tokens (b n d) after those that a stream has kept."""
+    if past is None:
+        return x
+    check_batch(past, x)
+    return torch.cat((past, x), 1)
 
 
 def _kernel(window: int, width: int | None, causal: bool) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attentions.linear import divide, with_one
-from regard.common import at_least_single
+from regard.common import at_least_single, full_precision
 from regard.errors import Unsupported, check_whole
 from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge, split
 from regard.update import Update
@@ -68,20 +68,20 @@ class Recurrence(Mixer):
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        order = None if mask is None else _order(mask)
-        x = x if order is None else _take(x, order)
+        if mask is not None:  # those left out come last, where nobody reads what they write; a stream has no mask
+            order = _order(mask)
+            return _take(self.mix(_take(x, order), None, None, None)[0], order.argsort(1)), None
         past, heads = Carried(None, None) if state is None else state
         if heads is not None:
             check_batch(heads, at_least_single(x))
         found, past = self.read(x, past)
         y, heads = self._run(found, found.v, heads)
-        y = self.write(y.to(x.dtype), x)
-        return y if order is None else _take(y, order.argsort(1)), None if state is None else Carried(past, heads)
+        return self.write(y.to(x.dtype), x), None if state is None else Carried(past, heads)
 
     def _run(self, found: Read, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        with torch.autocast(v.device.type, enabled=False):
+        with full_precision(v):
             q, k, gate = (at_least_single(t) for t in (found.q, found.k, found.gate))
-            v = at_least_single(v) if self.floor is None else with_one(v, None)
+            v = at_least_single(v) if self.floor is None else with_one(v)
             v = v if found.weight is None else v * at_least_single(found.weight)[..., None]
             y, state = self.update(q, k, v, gate, state, self.chunk)
             if self.floor is None:

@@ -87,17 +87,26 @@ def nystrom(
     "Liu et al. 2018", arxiv="1801.10198", row="F4", formula="softmax(Q conv(K)ᵀ / √e) conv(V), in turn with own blocks",
 )  # fmt: skip
 def memory_compressed(
-    dim: int, heads: int, *, stride: int = 3, block: int = 256, layer: int = 1, causal: bool = False
+    dim: int, heads: int, *, stride: int | None = None, block: int | None = None, layer: int = 1, causal: bool = False
 ) -> Mixer:
     """A convolution makes one key and one value of `stride` tokens; layers with blocks of `block` tokens alternate with it.
 
-    layer   odd: compressed; even: each token sees its own block only
+    layer    odd: compressed; even: each token sees its own block only
+    stride   of odd layers, 3 unless given
+    block    of even layers, 256 unless given
     """
     check_heads(dim, heads)
     check_whole(0, layer=layer)
-    check_whole(1, stride=stride, block=block)
     if layer % 2 == 0:
+        if stride is not None:
+            raise ValueError(f"stride is for odd layers, which compress; layer {layer} sees blocks: give block")
+        block = 256 if block is None else block
+        check_whole(1, block=block)
         return MultiHead(dim, heads, SoftmaxAttention(Chunks(block)), causal=causal)
+    if block is not None:
+        raise ValueError(f"block is for even layers, which see blocks; layer {layer} compresses: give stride")
+    stride = 3 if stride is None else stride
+    check_whole(1, stride=stride)
     null = torch.zeros(2, heads, 1, dim // heads) if causal else None
     return MultiHead(dim, heads, Strided(Convolved(dim, heads, stride), null=null), causal=causal)
 

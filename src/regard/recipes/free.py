@@ -8,6 +8,7 @@ from regard.common import check_headless
 from regard.errors import check_choice, check_whole, nearest
 from regard.mixer import Mixer, check_heads
 from regard.mixers import AFT, AveragePool, DynamicConv, Fourier, GatedMLP, Synthesizer, TokenMLP, XCiT
+from regard.mixers.aft import KernelBias, PositionBias
 from regard.mixers.synthesizer import Dense, DotProduct, FactorisedDense, FactorisedRandom, Logits, Random
 from regard.registry import recipe
 
@@ -146,16 +147,29 @@ def amlp(
     "Zhai et al. 2021", arxiv="2105.14103", row="H6", formula="σ(q_i) ⊙ Σ_j exp(k_j + w_ij) v_j / Σ_j exp(k_j + w_ij)",
     small={"length": 32, "rank": 4},
 )  # fmt: skip
-def aft(dim: int, heads: int = 1, *, length: int | None, rank: int | None = None, causal: bool = False) -> Mixer:
-    """AFT: keys weigh values channel by channel, queries gate.  Each channel is a head of its own: `heads` must be 1.
+def aft(
+    dim: int, heads: int = 1, *, length: int | None, rank: int | None = None, window: int | None = None,
+    kernel: int | None = None, causal: bool = False,
+) -> Mixer:  # fmt: skip
+    """AFT: keys weigh values channel by channel, queries gate.  Each channel is a head of its own: but for AFT-conv, `heads`
+    must be 1.
 
     length   AFT-full: biases w for so many positions; None: AFT-simple, which has none
-    rank     AFT-full: w is the product of two tables of so many columns, 128 unless given
+    rank     of AFT-full: w is the product of two tables of so many columns, 128 unless given
+    window   AFT-local: w is zero where |i − j| >= window
+    kernel   AFT-conv: w depends on i − j alone, a kernel of so many tokens for each of the `heads`; needs no length
     """
+    if kernel is not None:
+        if (length, rank, window) != (None, None, None):
+            raise ValueError("with a kernel (AFT-conv) there is no table: length must be None, rank and window left out")
+        check_heads(dim, heads)
+        return AFT(dim, KernelBias(heads, kernel, causal=causal), causal=causal)
     check_headless("aft", heads)
-    if length is None and rank is not None:
-        raise ValueError("rank is for the biases of AFT-full; without a length there are none")
-    return AFT(dim, length, 128 if rank is None else rank, causal=causal)
+    if length is not None:
+        return AFT(dim, PositionBias(length, 128 if rank is None else rank, window), causal=causal)
+    if rank is not None or window is not None:
+        raise ValueError("rank and window are for the biases of AFT-full and AFT-local; without a length there are none")
+    return AFT(dim, causal=causal)
 
 
 @recipe("Yu et al. 2022", arxiv="2111.11418", row="H6", formula="mean of the neighbours − x")

@@ -80,11 +80,14 @@ def _in_turn(patterns: Sequence[Pattern], dim: int, heads: int) -> Pattern:
     return PerHead(tuple(islice(cycle(patterns), heads)))
 
 
-def _factorised(near: Pattern, far: Pattern, dim: int, heads: int, split: str, layer: int) -> Pattern:
+def _factorised(near: Pattern, far: Pattern, dim: int, heads: int, split: str, layer: int | None) -> Pattern:
     """Two patterns, merged into one, or alternating over heads or over layers, as in section 5.2 of Child et al."""
+    check_choice("split", split, ("merged", "heads", "layers"))
+    if layer is not None and split != "layers":
+        raise ValueError(f"layer is for split='layers'; with split={split!r} all layers are alike")
+    layer = 0 if layer is None else layer
     check_whole(0, layer=layer)
     kinds = {"merged": near | far, "heads": _in_turn((near, far), dim, heads), "layers": (near, far)[layer % 2]}
-    check_choice("split", split, kinds)
     return kinds[split]
 
 
@@ -93,7 +96,7 @@ def _factorised(near: Pattern, far: Pattern, dim: int, heads: int, split: str, l
     small={"stride": 4},
 )  # fmt: skip
 def sparse_strided(
-    dim: int, heads: int, *, stride: int = 128, split: str = "heads", layer: int = 0, causal: bool = False
+    dim: int, heads: int, *, stride: int = 128, split: str = "heads", layer: int | None = None, causal: bool = False
 ) -> Mixer:
     """Sparse Transformer, strided: the `stride` tokens before, and every `stride`-th token.
 
@@ -108,7 +111,14 @@ def sparse_strided(
     small={"stride": 5, "cells": 2},
 )  # fmt: skip
 def sparse_fixed(
-    dim: int, heads: int, *, stride: int = 128, cells: int = 8, split: str = "heads", layer: int = 0, causal: bool = False
+    dim: int,
+    heads: int,
+    *,
+    stride: int = 128,
+    cells: int = 8,
+    split: str = "heads",
+    layer: int | None = None,
+    causal: bool = False,
 ) -> Mixer:
     """Sparse Transformer, fixed: the token's own block of `stride`, and the last `cells` tokens of every block.
 

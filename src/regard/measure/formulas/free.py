@@ -8,7 +8,7 @@ from math import ceil, log2
 from regard.measure.formulas.mixers import linear
 from regard.measure.formulas.softmax import masked, over_pairs
 from regard.measure.work import Call, Work, formula, kept, one_sided, product, work
-from regard.mixers.aft import AFT
+from regard.mixers.aft import AFT, PositionBias
 from regard.mixers.average import Average
 from regard.mixers.dynamic_conv import DynamicConv, _Learned
 from regard.mixers.fourier import Fourier
@@ -80,20 +80,25 @@ def _xcit(module: XCiT, call: Call) -> Work:
 
 @formula(AFT)
 def _aft(module: AFT, call: Call) -> Work:
-    """exp(w) times keys and values: O(n² d) with a bias of positions, else sums alone, O(n d)."""
+    """exp(w) times keys and values, in chunks as long as the bias reaches: O(n chunk d); without one sums alone, O(n d)."""
     tokens = linear(call, module.q, module.k, module.v)
-    d, full = module.dim, 1 << max(0, call.n - 1).bit_length()
-    if module.bias is None:
-        steps = full.bit_length() if module.causal else 1
-        return (tokens + kept(6 * steps * call.rows * d)).holding(3 * call.b * d)
-    rank, state = module.bias.u.shape[1], 2 * call.rows * d
-    bias = product(1, call.n, rank, call.n, saved=2 * call.n * call.n)
+    d, size = module.dim, module.size(call.n)
+    chunks, steps, bias = ceil(call.n / size), size.bit_length(), module.bias
+    reach = 0 if bias is None else bias.reach
+    held = call.n if reach is None else min(call.n, reach)
+    tokens = tokens.holding(call.b * (held * (module.k.out_features + d) + 3 * d))
+    rows = call.b * chunks * size
+    if bias is None:
+        return tokens + kept(6 * (steps if module.causal else 1) * rows * d)
+    beside = 0 if chunks == 1 else 1 if module.causal else 2  # chunks whose keys it tells apart, besides a token's own
+    rank = bias.u.shape[1] if isinstance(bias, PositionBias) else 0
+    table = product(chunks * (1 + beside), size, rank, size, saved=2 * chunks * (1 + beside) * size * size)
+    others = 2 * product(call.b * chunks, size, size, beside * d, saved=beside * rows * d)
     if not module.causal:
-        return (tokens + bias + 2 * product(call.b, call.n, call.n, d, saved=call.rows * d)).holding(state)
-    pairs = call.b * full + call.b * full * (full - 1) // 2  # each with itself, then halves of all sizes
-    steps = full.bit_length()
-    merged = product(1, 2 * call.b * full * d * (steps - 1), 1, 1, saved=0)  # of two sums of each token, level by level
-    return (tokens + bias + merged + 2 * product(pairs, 1, 1, d, saved=3 * steps * call.b * full * d // 2)).holding(state)
+        return tokens + table + others + 2 * product(call.b * chunks, size, size, d, saved=rows * d)
+    pairs = rows + rows * (size - 1) // 2  # each with itself, then halves of all sizes
+    merged = product(1, 2 * rows * d * (steps - 1), 1, 1, saved=0)  # of two sums of each token, level by level
+    return tokens + table + others + merged + 2 * product(pairs, 1, 1, d, saved=3 * steps * rows * d // 2)
 
 
 @formula(Average)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
@@ -35,7 +36,14 @@ def sized(bh: int, n: int, r: int, f: int, chunk: int) -> Sizes:
 
 
 def _add(s: Sizes) -> Work:
-    """Inside a chunk by masked products, before it by the state: O(n (c + r) f)."""
+    """Inside a chunk by masked products, before it by the state: O(n (c + r) f).  Scores and states are computed again."""
+    again = 2 * s.bh * s.n * s.r * (s.c + s.f)
+    done = chunked(s)
+    return replace(done, backward=done.backward + again, again=again, saved=s.bh * s.n * (2 * s.r + s.f))
+
+
+def chunked(s: Sizes) -> Work:
+    """The products of a chunked update, where all is kept that they need."""
     chunks = s.bh * s.n // s.c
     inside = product(chunks, s.c, s.r, s.c) + product(chunks, s.c, s.c, s.f)
     before = product(chunks, s.r, s.c, s.f, saved=0) + product(chunks, s.c, s.r, s.f, saved=chunks * s.r * s.f)
@@ -45,7 +53,7 @@ def _add(s: Sizes) -> Work:
 def _decay(s: Sizes) -> Work:
     """As `add`, and the gates keep what they multiply."""
     chunks = s.bh * s.n // s.c
-    return _add(s) + kept(chunks * (2 * s.c * s.c + 2 * s.c * s.f + s.r * s.f))
+    return chunked(s) + kept(chunks * (2 * s.c * s.c + 2 * s.c * s.f + s.r * s.f))
 
 
 def _decay_each(s: Sizes) -> Work:
@@ -110,7 +118,7 @@ def _linear(module: LinearAttention, call: Call) -> Work:
     state = call.b * call.h * r * f
     if call.causal:
         level = isinstance(module.feature, Positive | Trigonometric)
-        update = UPDATES[decay if level else add](sized(bh, call.n, r, f, module.chunk))
+        update = UPDATES[decay if level else add](sized(bh, call.n, r, f if level else f - 1, module.chunk))
         return (features + update + divided).holding(state)
     sums = product(bh, r, call.m, f, saved=bh * call.m * (r + f))
     return features + sums + product(bh, call.n, r, f) + divided

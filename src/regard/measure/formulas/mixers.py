@@ -7,7 +7,7 @@ from math import ceil
 
 from torch import nn
 
-from regard.measure.formulas.linear import UPDATES, sized
+from regard.measure.formulas.linear import chunked, sized
 from regard.measure.formulas.softmax import additive, masked
 from regard.measure.work import Call, Work, formula, kept, product, together, work
 from regard.mixers.axial import AxialPasses
@@ -28,7 +28,6 @@ from regard.mixers.soft_cells import SoftCells
 from regard.mixers.spans import plan
 from regard.mixers.star import Star, _Node
 from regard.mixers.tree import Tree
-from regard.update import add
 
 PLANNED = 1 << 13  # tokens for which a tree is laid out to be counted; longer ones grow by what a level adds
 
@@ -112,7 +111,7 @@ def _past_luna(module: PastLuna, call: Call) -> Work:
     p, bh, e = len(module.p), call.b * module.heads, module.dim // module.heads
     tokens = linear(call, module.pack_k, module.q, module.k, module.v, module.out)
     packed = work(module.pack_q, Call(1, p, p)) + product(bh, call.n, e, p, saved=bh * call.n * p)
-    sums = UPDATES[add](sized(bh, call.n, e, p, CHUNK)) + UPDATES[add](sized(bh, call.n, p, e, CHUNK))
+    sums = chunked(sized(bh, call.n, e, p, CHUNK)) + chunked(sized(bh, call.n, p, e, CHUNK))
     return (tokens + packed + sums).holding(2 * bh * p * e)
 
 
