@@ -14,10 +14,12 @@ import torch
 from regard.compare import Plan, Row, Schedule, cells, rows_of, verdicts
 from regard.compare.baseline import constant
 from regard.compare.ledger import DONE, FAILED, REFUSED, Entry, Ledger
+from regard.compare.places import Job, Place
 from regard.compare.plan import count
 from regard.compare.verdict import told_apart
 from regard.models import Part, part
 from regard.tasks import task
+from regard.train.checkpoint import write_json
 from regard.train.run import task_of
 from regard.train.settings import Settings
 
@@ -131,16 +133,82 @@ def wait_for(ready, seconds=90):
     pytest.fail("it did not come")
 
 
+ENDLESS = Settings(steps=10**7, batch=4, evaluate=10**7, examples=8, save=10**7)
+
+
 def test_a_budget_is_kept(tmp_path):
-    """Fails if runs are not told their share of the time."""
-    settings = Settings(steps=10**7, batch=4, evaluate=10**7, examples=8, save=10**7)
-    planned = cells(plan("linear", lengths=(8,), settings=settings))
+    """Fails if runs are not told their share of the time, or what a process takes to start is not part of it."""
+    planned = cells(plan("linear", lengths=(8,), settings=ENDLESS))
     schedule = Schedule(tmp_path, budget=30)
     schedule.run(planned)
     results = [entry.result for entry in schedule.ledger.entries()]
     assert [r["stopped"] for r in results] == ["seconds", "seconds"]
     shares = [json.loads(p.read_text())["settings"]["seconds"] for p in tmp_path.glob("runs/*/spec.json")]
     assert all(1 <= share <= 15 for share in shares)
+    assert all(r["seconds"] < 15 for r in results) and len(results[0]["curve"]) > 3
+
+
+class Clock:
+    """A clock that only what sleeps and works moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class Pretend(Place):
+    """Runs that take what they were given and `late` seconds more, and leave a result."""
+
+    queues, threads = False, 1
+
+    def __init__(self, clock, late):
+        self.clock, self.late, self.given = clock, late, []
+
+    def start(self, folder, seconds):
+        self.given.append(seconds)
+        write_json(folder / "result.json", {"seconds": seconds})
+        job = type("Pretended", (Job,), {"over": lambda job: self.clock.now >= job.end, "kill": lambda job: job.stop()})()
+        job.end = self.clock.now + seconds + self.late
+        job.stop = lambda: setattr(job, "end", self.clock.now)
+        return job
+
+
+@pytest.mark.parametrize(("mixers", "jobs"), [(3, 1), (3, 2), (7, 2), (7, 3)])
+@pytest.mark.parametrize("late", [0.0, 1.0, 1e9])
+def test_all_have_the_same_time_and_together_no_more_than_the_budget(tmp_path, monkeypatch, mixers, jobs, late):
+    """Fails if runs that take longer than they should are not caught up with or ended, or the first have more than the last."""
+    clock = Clock()
+    monkeypatch.setattr("regard.compare.schedule.time", clock)
+    planned = cells(plan(*(part("local", window=w) for w in range(2, mixers + 1)), lengths=(8,)))
+    place = Pretend(clock, late)
+    Schedule(tmp_path, place=place, jobs=jobs, budget=180).run(planned)
+    assert len(place.given) == mixers and clock.now <= 1.1 * 180
+    if not late:
+        assert max(place.given) - min(place.given) < 1 and clock.now > 0.9 * 180
+
+
+def test_a_comparison_that_goes_on_gives_the_rest_the_same_time(tmp_path, monkeypatch):
+    """Fails if those that are run later have all of the budget to themselves."""
+    clock = Clock()
+    monkeypatch.setattr("regard.compare.schedule.time", clock)
+    planned = cells(plan("linear", "retnet", lengths=(8,)))
+    place = Pretend(clock, 0)
+    schedule = Schedule(tmp_path, place=place, budget=180)
+    schedule.ledger.add(planned[0].key, "", {})
+    schedule.ledger.finish(planned[0].key, {})
+    schedule.run(planned)
+    assert place.given == pytest.approx([60, 60], abs=1)
+
+
+def test_a_budget_that_is_too_small_is_refused(tmp_path):
+    """Fails if it is overrun instead."""
+    with pytest.raises(ValueError, match="9 s is too little for 2 runs, 1 at a time: 10 s are the least"):
+        Schedule(tmp_path, budget=9).run(cells(plan("linear", lengths=(8,))))
 
 
 def test_a_file_that_is_no_ledger_is_named(tmp_path):
@@ -168,6 +236,18 @@ def test_the_fastest_of_those_that_are_not_told_apart_is_recommended():
     assert found.take.mixer == "linear" and found.best.mixer == "vanilla"
     assert "take linear: 0.913 ± 0.015 accuracy, 3 × the training speed" in found.words
     assert "within noise of vanilla" in found.words and "local" not in found.words
+
+
+def test_nothing_is_recommended_where_nothing_was_learned():
+    """Fails if luck with a few examples passes for learning, or a task that was learned is thrown away."""
+    chance = Row("constant", "recall", 64, "accuracy", [0.5])
+    for score, examples, taken in ((0.52, 512, None), (0.52, 100_000, "vanilla"), (0.6, 512, "vanilla"), (0.4, 0, None)):
+        judged = Row("vanilla", "recall", 64, "accuracy", [score], speed=9.0, memory=1e6, examples=examples)
+        (found,) = verdicts([judged, chance])
+        assert (found.take and found.take.mixer) == taken
+        assert ("nothing was learned: vanilla, the best, has" in found.words) == (taken is None)
+    (found,) = verdicts([row("vanilla", [2.0], metric="bits"), Row("constant", "recall", 64, "bits", [1.9])])
+    assert found.take is None
 
 
 def test_bits_are_better_when_fewer():
