@@ -47,6 +47,13 @@ def test_what_does_not_fit_is_refused_before_training():
     assert found["vanilla"].spec is not None and not found["vanilla"].refusal
 
 
+def test_a_mixer_that_takes_no_mask_is_refused_where_lengths_differ():
+    """Fails if that is found out in the middle of a comparison."""
+    for each, refused in ((part("listops", length=32), True), (part("copy", length=9, causal=False), False)):
+        fnet = next(c for c in cells(plan("fnet", tasks=[each], seeds=2)) if c.mixer.name == "fnet")
+        assert ("listops differ in length, and fnet takes no mask" in fnet.refusal) == refused == (fnet.spec is None)
+
+
 def test_all_have_the_parameters_of_dense_softmax():
     """Fails if equal parameters are not nearly equal, or unequal ones are made so."""
     mixers = ("linear", "retnet", "gated_linear", "delta_rule", "synthesizer_random")
@@ -62,6 +69,19 @@ def test_keys_tell_runs_apart_and_nothing_else():
     one, two = (cells(plan(part("local", window=w), lengths=(8,)))[1] for w in (2, 3))
     again = cells(plan(part("local", window=2), lengths=(8,)))[1]
     assert one.key == again.key != two.key
+
+
+def test_own_data_go_by_the_name_of_their_file(tmp_path):
+    """Fails if a table is as wide as the path to the data, or two files of one name become one row."""
+    tasks = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.csv").write_text("text,label\n" + "".join(f"{'uv'[i % 2]}{i},{i % 2}\n" for i in range(60)))
+        tasks.append(part("classify", data=str(tmp_path / folder / "x.csv"), length=8))
+    found = cells(plan(tasks=tasks[:1]))
+    assert found[0].name == "vanilla · classify(data=x.csv) · 8 · seed 0"
+    with pytest.raises(ValueError, match=r"two tasks would both be called classify\(data=x.csv\)"):
+        cells(plan(tasks=tasks))
 
 
 @pytest.mark.parametrize(

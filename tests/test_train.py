@@ -120,7 +120,7 @@ def test_time_is_kept_whatever_a_step_takes(monkeypatch, step):
     assert result.stopped == "seconds" and result.steps >= 1
     assert clock.now <= 30 + step / 3 and clock.now > 30 - 2 * step - 6
     assert 16 <= result.examples <= 2048 and (result.examples < 512) == (step >= 1)
-    assert len(result.curve) >= min(8, result.steps)
+    assert len(result.curve) >= max(1, min(8, result.steps - 2))
     assert [row["step"] for row in result.curve] == sorted({row["step"] for row in result.curve})
 
 

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from regard.cli import started
 from regard.cli.reporting import PAGE, command, write_page
 from regard.cli.say import INTERRUPTED, console, fail, print_json, user_errors
 from regard.cli.words import part, parts, span, whole_numbers, with_data
@@ -88,9 +89,10 @@ def compare(
 
 
 def for_runs(budget: float, spent: float) -> float:
-    """What is left of a budget for the runs, when so much of it was spent on the plan."""
+    """What is left of a budget for the runs, when so much of it was spent on the plan.  The page takes about as long as the
+    command took to start: on a busy machine both take longer."""
     share, least = TELLING
-    return budget - spent - max(least, share * budget)
+    return budget - started.before() - spent - max(least, share * budget, started.before())
 
 
 def _run(schedule: Schedule, planned: list[Cell], *, quiet: bool) -> None:
@@ -136,11 +138,15 @@ def tell(rows: list[Row], found: list[Verdict], to: Console) -> None:
 def table(rows: list[Row], verdict: Verdict | None) -> Table:
     """The rows of one task and length, the best first."""
     made = Table(title=f"{rows[0].task}, {rows[0].length:,} tokens", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in headings(metric_of(rows)):
-        made.add_column(name, justify="left" if name in ("mechanism", "") else "right")
-    for row in ranked(rows):
+    order = ranked(rows)
+    lines = [cells_of(row, verdict) for row in order]
+    shown = [i for i in range(len(lines[0])) if any(line[i] for line in lines)]  # one seed has no spread
+    for name in (headings(metric_of(rows))[i] for i in shown):
+        words = name in ("mechanism", "")
+        made.add_column(name, justify="left" if words else "right", no_wrap=name == "mechanism", overflow="fold")
+    for row, line in zip(order, lines, strict=True):
         style = "bold green" if verdict is not None and row is verdict.take else "" if row.scores else "dim"
-        made.add_row(*cells_of(row, verdict), style=style)
+        made.add_row(*(line[i] for i in shown), style=style)
     return made
 
 

@@ -106,13 +106,13 @@ def verdicts(rows: Iterable[Row]) -> list[Verdict]:
 def _verdict(task: str, length: int, group: list[Row], constant: Row | None) -> Verdict:
     sign = 1 if group[0].metric == "accuracy" else -1
     best = max(group, key=lambda row: sign * row.score)
+    dense = next((row for row in group if row.mixer == label(DENSE)), None)
     if constant is not None and not learned(best, constant):
         words = f"For {task} at {length:,} tokens nothing was learned: {best.mixer}, the best, has {figure(best)}, and a "
         words += f"constant answer {figure(constant)}. Train for longer, or make the task easier."
-        return Verdict(task, length, None, best, None, [], words)
+        return Verdict(task, length, None, best, dense, [], words)
     alike = [row for row in group if not told_apart(row, best)]
     take = max(alike, key=lambda row: row.speed)
-    dense = next((row for row in group if row.mixer == label(DENSE)), None)
     return Verdict(task, length, take, best, dense, alike, _words(task, length, take, best, dense, alike))
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import regard
 from regard.compare import Row, Verdict, verdicts
 from regard.compare.ledger import DONE, FAILED, REFUSED, Entry
-from regard.compare.plan import label, lengthened
+from regard.compare.plan import label, lengthened, made
 from regard.compare.record import Record, all_rows, entries, read
 from regard.compare.words import as_json, places
 from regard.report.curves import Curve, curves
 from regard.report.maps import Drawn, Map, maps, patterns
-from regard.tasks import task
 from regard.train.checkpoint import read_json
 from regard.train.run import SPEC
 
@@ -57,8 +56,8 @@ def samples(record: Record) -> list[tuple[str, int, str]]:
     """The first test example of each task, at its shortest length."""
     found = []
     for part in record.plan.tasks:
-        made = min((task(p.name, **p.arguments) for p in lengthened(part, record.plan.lengths)), key=lambda t: t.length)
-        found.append((label(part), made.length, made.show(made.example("test", 0))))
+        short = min(map(made, lengthened(part, record.plan.lengths)), key=lambda task: task.length)
+        found.append((label(part), short.length, short.show(short.example("test", 0))))
     return found
 
 
