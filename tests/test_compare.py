@@ -227,7 +227,7 @@ def test_a_comparison_that_goes_on_gives_the_rest_the_same_time(tmp_path, monkey
 
 def test_a_budget_that_is_too_small_is_refused(tmp_path):
     """Fails if it is overrun instead."""
-    with pytest.raises(ValueError, match="9 s is too little for 2 runs, 1 at a time: 10 s are the least"):
+    with pytest.raises(ValueError, match="leaves 9 s for 2 runs, 1 at a time: 10 s are the least"):
         Schedule(tmp_path, budget=9).run(cells(plan("linear", lengths=(8,))))
 
 

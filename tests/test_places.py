@@ -120,6 +120,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
     assert "another process is at work" in schedule.ledger.entries()[0].why
     schedule.run([cell])
     assert schedule.ledger.entries()[0].status == DONE
+    assert CliRunner().invoke(app, ["runs", "delete", str(folder), "--yes"]).exit_code == 0 and not folder.exists()
 
 
 def test_what_kills_a_process_is_said(tmp_path):

@@ -92,7 +92,8 @@ def for_runs(budget: float, spent: float) -> float:
     """What is left of a budget for the runs, when so much of it was spent on the plan.  The page takes about as long as the
     command took to start: on a busy machine both take longer."""
     share, least = TELLING
-    return budget - started.before() - spent - max(least, share * budget, started.before())
+    before = started.before()
+    return budget - before - spent - max(least, share * budget, min(before, 4 * share * budget))
 
 
 def _run(schedule: Schedule, planned: list[Cell], *, quiet: bool) -> None:

@@ -23,6 +23,7 @@ from regard.models import Part
 
 LOG = "log.txt"  # what a process said
 STOP = "stop"  # a file that asks a run to save itself and end
+LOCK = "lock"  # one that is held while a process is at work in the folder
 MINUTES = 60  # of a job, where there is no budget
 
 
@@ -61,7 +62,7 @@ class Place(ABC):
 
 
 def command(folder: Path, threads: int) -> list[str]:
-    """What to call for a run, wherever; the shell tells it when it was called, which torch takes seconds to be loaded after."""
+    """What to call for a run, wherever.  The shell says when that was: to load torch takes seconds, and they count."""
     script = f'OMP_NUM_THREADS="$2" exec "$0" -m regard.compare.worker "$1" "$(date +%s)" > "$1/{LOG}" 2>&1'
     return ["sh", "-c", script, sys.executable, str(folder.absolute()), str(threads)]
 

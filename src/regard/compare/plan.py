@@ -154,9 +154,8 @@ def check_mask(spec: Spec, made: Task) -> None:
     """Where examples differ in length they are filled up, and a mixer has to be told so."""
     for mixer in outer_mixers(build(config_of(spec, made))):
         if (reason := mixer.can.reason("mask")) is not None:
-            raise Unsupported(
-                f"the examples of {spec.task.name} differ in length, and {spec.mixer.name} takes no mask: {reason}"
-            )
+            task, name = spec.task.name, spec.mixer.name
+            raise Unsupported(f"the examples of {task} differ in length, and {name} takes no mask: {reason}")
 
 
 def count(spec: Spec, made: Task) -> int:

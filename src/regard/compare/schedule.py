@@ -83,7 +83,7 @@ class Schedule:
         rounds = self._rounds(todo)
         if self.budget < LEAST * rounds:
             raise ValueError(
-                f"a budget of {self.budget:.0f} s is too little for {len(todo)} runs, {self.jobs} at a time: "
+                f"the budget leaves {max(self.budget, 0):.0f} s for {len(todo)} runs, {self.jobs} at a time: "
                 f"{LEAST * rounds:.0f} s are the least, and more is better"
             )
         return self.budget / rounds

@@ -15,11 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from regard.compare.ledger import INTERRUPTED
-from regard.compare.places import STOP
+from regard.compare.places import LOCK, STOP
 from regard.train.loop import Diverged, Interrupted, Progress
 from regard.train.run import execute, read_spec
-
-LOCK = "lock"  # held while a process is at work in the folder
 
 
 def main() -> int:
