@@ -11,6 +11,8 @@ import time
 import pytest
 import torch
 
+from regard.cli import started
+from regard.cli.comparing import for_runs
 from regard.compare import Plan, Row, Schedule, cells, rows_of, verdicts
 from regard.compare.baseline import constant
 from regard.compare.ledger import DONE, FAILED, REFUSED, Entry, Ledger
@@ -225,9 +227,17 @@ def test_a_comparison_that_goes_on_gives_the_rest_the_same_time(tmp_path, monkey
     assert place.given == pytest.approx([60, 60], abs=1)
 
 
+def test_a_budget_begins_when_the_command_is_typed(monkeypatch):
+    """Fails if what it takes to load torch comes on top, or a machine that is slow at it has no time left for the page."""
+    assert started.before() == 0 and 0 < started.age() < 1e5
+    assert for_runs(180, 5) == 180 - 5 - 9
+    monkeypatch.setattr(started, "_before", 20.0)
+    assert for_runs(180, 5) == 180 - 20 - 5 - 20
+
+
 def test_a_budget_that_is_too_small_is_refused(tmp_path):
     """Fails if it is overrun instead."""
-    with pytest.raises(ValueError, match="leaves 9 s for 2 runs, 1 at a time: 10 s are the least"):
+    with pytest.raises(ValueError, match="leaves 9 s for 2 runs, 1 at a time, and here each needs 5 s at least"):
         Schedule(tmp_path, budget=9).run(cells(plan("linear", lengths=(8,))))
 
 

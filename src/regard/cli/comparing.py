@@ -23,6 +23,7 @@ from regard.compare import Cell, Plan, Row, Schedule, Verdict, cells, verdicts
 from regard.compare.ledger import DONE
 from regard.compare.places import place_of
 from regard.compare.record import Record, all_rows, entries, keep
+from regard.compare.schedule import LEAST
 from regard.compare.words import COLUMNS, as_json, cells_of, headings, metric_of, places, ranked
 from regard.train.settings import Settings
 
@@ -70,7 +71,8 @@ def compare(
         )  # fmt: skip
         planned = cells(plan)
         allowed = None if budget is None else for_runs(span(budget), time.monotonic() - began)
-        schedule = Schedule(out, place=place_of(part(on), out, jobs), jobs=jobs, budget=allowed)
+        least = max(LEAST, started.before())  # where this process was slow to start, others will be
+        schedule = Schedule(out, place=place_of(part(on), out, jobs), jobs=jobs, budget=allowed, least=least)
         schedule.share(planned)
         record = Record(plan=plan, command=asked, keys=[cell.key for cell in planned])
         keep(out, record)

@@ -18,7 +18,7 @@ from regard.train.log import last
 from regard.train.run import RESULT, SPEC
 from regard.train.stopping import listening
 
-LEAST = 5.0  # seconds of a run, at least: its process must start, and train for a while
+LEAST = 5.0  # seconds of a run, at least, on a machine that has nothing else to do
 GRACE = 3.0  # seconds, and a twentieth of its time, after which a run that goes on is ended
 PATIENCE = 10.0  # seconds that a run has to save itself when all is stopped
 POLL = 0.1
@@ -42,14 +42,15 @@ class Schedule:
     jobs      runs at a time
     budget    seconds for all cells, those that are done too: each has the same share, whenever it is run.  None: each as long
               as its settings say
+    least     seconds that a run needs, or the budget is refused: its process must start, and train for a while
     watch     called with (cell, fraction) while a run is at work, and with (cell, None) once it has ended
     """
 
     def __init__(
-        self, root: Path, *, place: Place | None = None, jobs: int = 1, budget: float | None = None,
+        self, root: Path, *, place: Place | None = None, jobs: int = 1, budget: float | None = None, least: float = LEAST,
         watch: Callable[[Cell, float | None], None] = lambda cell, fraction: None,
     ) -> None:  # fmt: skip
-        self.root, self.jobs, self.budget, self.watch = root, jobs, budget, watch
+        self.root, self.jobs, self.budget, self.least, self.watch = root, jobs, budget, least, watch
         self.place = place or Local(root, jobs)
         self.ledger = Ledger(root / "ledger.sqlite")
 
@@ -81,10 +82,10 @@ class Schedule:
         if self.budget is None or not todo:
             return None
         rounds = self._rounds(todo)
-        if self.budget < LEAST * rounds:
+        if self.budget < self.least * rounds:
             raise ValueError(
-                f"the budget leaves {max(self.budget, 0):.0f} s for {len(todo)} runs, {self.jobs} at a time: "
-                f"{LEAST * rounds:.0f} s are the least, and more is better"
+                f"the budget leaves {max(self.budget, 0):.0f} s for {len(todo)} runs, {self.jobs} at a time, and here each "
+                f"needs {self.least:.0f} s at least, to start and to train: give more time, or fewer mixers, tasks or seeds"
             )
         return self.budget / rounds
 
