@@ -16,7 +16,7 @@ from regard.cli.comparing import for_runs
 from regard.compare import Plan, Row, Schedule, cells, rows_of, verdicts
 from regard.compare.baseline import constant
 from regard.compare.ledger import DONE, FAILED, REFUSED, Entry, Ledger
-from regard.compare.places import Job, Place
+from regard.compare.places import Job, Local, Place
 from regard.compare.plan import count
 from regard.compare.verdict import told_apart
 from regard.models import Part, part
@@ -161,13 +161,14 @@ ENDLESS = Settings(steps=10**7, batch=4, evaluate=10**7, examples=8, save=10**7)
 def test_a_budget_is_kept(tmp_path):
     """Fails if runs are not told their share of the time, or what a process takes to start is not part of it."""
     planned = cells(plan("linear", lengths=(8,), settings=ENDLESS))
-    schedule = Schedule(tmp_path, budget=30)
+    place = Local(tmp_path, 1)
+    place.queues = True  # a busy machine may take longer to start them than they are given: here they are not ended for it
+    schedule = Schedule(tmp_path, place=place, budget=14)
     schedule.run(planned)
     results = [entry.result for entry in schedule.ledger.entries()]
     assert [r["stopped"] for r in results] == ["seconds", "seconds"]
     shares = [json.loads(p.read_text())["settings"]["seconds"] for p in tmp_path.glob("runs/*/spec.json")]
-    assert all(1 <= share <= 15 for share in shares)
-    assert all(r["seconds"] < 15 for r in results) and len(results[0]["curve"]) > 3
+    assert shares == [7, 7] and all(r["seconds"] < 7 for r in results)
 
 
 class Clock:
