@@ -20,7 +20,6 @@ from regard.cli.reporting import PAGE, command, write_page
 from regard.cli.say import INTERRUPTED, console, fail, print_json, user_errors
 from regard.cli.words import part, parts, span, whole_numbers, with_data
 from regard.compare import Cell, Plan, Row, Schedule, Verdict, cells, verdicts
-from regard.compare.ledger import DONE
 from regard.compare.places import place_of
 from regard.compare.record import Record, all_rows, entries, keep
 from regard.compare.schedule import LEAST
@@ -102,18 +101,18 @@ def _run(schedule: Schedule, planned: list[Cell], *, quiet: bool) -> None:
     """All runs, with a bar on stderr; where there is no terminal, a line for each that ended."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     to = Console(stderr=True)
-    done = {entry.key for entry in schedule.ledger.entries() if entry.status == DONE}
-    todo = [cell for cell in planned if cell.spec is not None and cell.key not in done]
+    todo = schedule.waiting(planned)
     with Progress(*columns, console=to, transient=True, disable=quiet or not to.is_terminal) as bar:
         whole = bar.add_task("runs", total=len(todo))
-        parts: dict[str, float] = {}
+        begun: dict[str, float] = {}
+        ended: list[Cell] = []
 
         def watch(cell: Cell, fraction: float | None) -> None:
-            parts[cell.key] = 1.0 if fraction is None else fraction
-            bar.update(whole, completed=sum(parts.values()), description=cell.name)
+            begun[cell.key] = 1.0 if fraction is None else fraction
+            bar.update(whole, completed=sum(begun.values()), description=cell.name)
+            ended.extend([cell] if fraction is None else [])
             if fraction is None and not quiet and not to.is_terminal:
-                ended = sum(part == 1.0 for part in parts.values())
-                to.print(f"{ended} of {len(todo)}: {cell.name}", highlight=False)
+                to.print(f"{len(ended)} of {len(todo)}: {cell.name}", highlight=False)
 
         schedule.watch = watch
         try:

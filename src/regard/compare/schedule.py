@@ -60,8 +60,7 @@ class Schedule:
         for cell in cells:
             words = {"mixer": cell.mixer.model_dump(), "task": cell.task.model_dump(), "length": cell.length, "seed": cell.seed}
             self.ledger.add(cell.key, cell.name, words, refusal=cell.refusal)
-        done = {entry.key for entry in self.ledger.entries() if entry.status == DONE}
-        waiting = [cell for cell in cells if cell.spec is not None and cell.key not in done]
+        waiting = self.waiting(cells)
         end = time.monotonic() + (share or 0) * self._rounds(waiting)
         working: list[Running] = []
         with stopped_at_the_end(working), listening() as asked:
@@ -76,13 +75,18 @@ class Schedule:
                     working.remove(each)
                     self._ended(each)
 
+    def waiting(self, cells: list[Cell]) -> list[Cell]:
+        """Those that are neither refused nor done."""
+        done = {entry.key for entry in self.ledger.entries() if entry.status == DONE}
+        return [cell for cell in cells if cell.spec is not None and cell.key not in done]
+
     def share(self, cells: list[Cell]) -> float | None:
         """The seconds of each run, the same for all; too few of them are refused."""
         todo = [cell for cell in cells if cell.spec is not None]
         if self.budget is None or not todo:
             return None
         rounds = self._rounds(todo)
-        if self.budget < self.least * rounds:
+        if self.budget < self.least * rounds and self.waiting(cells):
             raise ValueError(
                 f"the budget leaves {max(self.budget, 0):.0f} s for {len(todo)} runs, {self.jobs} at a time, and here each "
                 f"needs {self.least:.0f} s at least, to start and to train: give more time, or fewer mixers, tasks or seeds"
