@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
+import subprocess
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.cli.curve import plot
+from regard.cli.words import part, whole_path
+from regard.compare import Schedule
 from regard.models.generate import generate
 from regard.tasks import task
 from regard.train import checkpoint
@@ -67,6 +71,34 @@ def labels(tmp_path_factory, rows):
     return folder
 
 
+def test_columns_of_parquet_have_options(tmp_path, monkeypatch):
+    """Fails if --data --text --label is not read, by train or by compare."""
+    arrow = pytest.importorskip("pyarrow", reason="the package pyarrow is not installed")
+    pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "my.parquet"
+    arrow.parquet.write_table(
+        arrow.Table.from_pylist([{"body": f"{'xy'[i % 2]} {i}", "topic": i % 2} for i in range(99)]), path
+    )
+    words = ("--data", path, "--text", "body", "--label", "topic")
+    run("train", *SMALL, "--task", "classify", *words, "--steps", 2, "--out", tmp_path / "run")
+    assert read_spec(tmp_path / "run").task.arguments == {"length": 32, "data": str(path), "text": "body", "label": "topic"}
+    said = refused("train", *SMALL, "--task", "classify", *words[:3], "bdy", *words[4:], "--out", tmp_path / "other")
+    assert f"row 1 of {path} has no column 'bdy': did you mean 'body'?" in said
+    monkeypatch.setattr(Schedule, "run", lambda self, cells: None)
+    plain = ("--lengths", 16, "--dim", 8, "--heads", 2, "--layers", 1, "--out", tmp_path / "both", "--json")
+    found = run("compare", "--mixers", "linear", "--tasks", "classify", *words, *plain)
+    assert json.loads(found.stdout)["rows"][-1]["mixer"] == "constant"
+    assert "takes no argument 'text'" in refused("compare", "--mixers", "linear", "--tasks", "parity", *words, *plain)
+
+
+def test_names_of_hugging_face_have_a_colon(tmp_path, monkeypatch):
+    """Fails if the colon of hf: is taken for that of an argument, or a folder is looked for from somewhere else."""
+    assert part("classify:data=hf:a/b#c:text=body").arguments == {"data": "hf:a/b#c", "text": "body"}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set").mkdir()
+    assert whole_path("hf:set") == f"hf:{tmp_path / 'set'}" and whole_path("hf:imdb") == "hf:imdb"
+
+
 @pytest.mark.parametrize(
     "command", [["train"], ["eval"], ["predict"], ["generate"], *(["runs", c] for c in ("list", "show", "compare", "delete"))]
 )
@@ -94,6 +126,17 @@ def test_progress_goes_to_stderr_with_loss_speed_and_time(tmp_path):
     """Fails if somebody who waits is told nothing."""
     shown = run("train", *LM, "--steps", 10, "--out", tmp_path / "x").stderr
     assert shown.count("\n") == 10 and all(word in shown for word in ("step 10/10", "loss ", "tokens/s", "s left"))
+
+
+def test_a_run_that_is_over_is_trained_for_longer(tmp_path):
+    """Fails if --resume --steps does nothing, or a number that is too small costs the result."""
+    words = (*LM, "--steps", 4, "--out", tmp_path / "x")
+    run("train", *words)
+    assert "has had 4 steps: to go on it needs more, not 4" in refused("train", "--resume", tmp_path / "x", "--steps", 4)
+    assert "leave --rate out" in refused("train", "--resume", tmp_path / "x", "--rate", "0.1")
+    assert json.loads(run("train", "--resume", tmp_path / "x", "--json").stdout)["steps"] == 4
+    assert json.loads(run("train", "--resume", tmp_path / "x", "--steps", 9, "--json").stdout)["steps"] == 9
+    assert read_spec(tmp_path / "x").settings.steps == 9
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -146,6 +189,37 @@ def test_a_disk_that_fills(tmp_path, monkeypatch):
     assert left == ["step-00000003"]
     checkpoint.load(tmp_path / "x" / "checkpoints" / "step-00000003")
     assert json.loads(run("train", *words).stdout)["steps"] == 10
+
+
+def test_a_small_disk(tmp_path):
+    """Fails on a disk that is really full: the last checkpoint must be whole, and the message say what to do."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=360k", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("a disk can only be mounted by root")
+    try:
+        words = (*LM, "--steps", 400, "--set", "save=1", "--out", disk / "x", "--json")
+        (disk / "other").write_bytes(bytes(200_000))
+        said = refused("train", *words)
+        assert "No space left on device" in said and "step-000" in said and f"--resume {disk / 'x'}" in said
+        last = checkpoint.newest(disk / "x" / "checkpoints")
+        assert last is not None and str(last) in said
+        (disk / "other").unlink()
+        go_on = run("train", "--resume", disk / "x", "--steps", int(last.name[5:]) + 1, "--json")
+        assert json.loads(go_on.stdout)["steps"] == int(last.name[5:]) + 1
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_under_a_comparison(tmp_path, monkeypatch):
+    """Fails if a ledger that cannot be written to is a traceback."""
+
+    def full(self, cells):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Schedule, "run", full)
+    said = refused("compare", "--mixers", "linear", "--tasks", "parity", "--lengths", 8, "--out", tmp_path / "x")
+    assert "database or disk is full; what was done is kept" in said
 
 
 def test_a_disk_that_fills_while_tensors_are_written(tmp_path, monkeypatch):
@@ -208,7 +282,7 @@ def test_bad_data_is_refused_in_one_line(tmp_path, rows):
 def test_another_run_in_the_folder_is_not_overwritten(speaks, tmp_path):
     """Fails if other words take over a folder, or options beside --resume are ignored."""
     assert "has a run with another mixer" in refused("train", *LM, "--steps", 10, "--out", speaks)
-    assert "leave --steps out" in refused("train", "--resume", speaks, "--steps", 20)
+    assert "leave --dim out" in refused("train", "--resume", speaks, "--dim", 20)
     assert "leave --set out" in refused("train", "--resume", speaks, "--set", "ema=0.9")
     assert "is no run" in refused("train", "--resume", tmp_path)
     (tmp_path / "file").write_text("")

@@ -152,13 +152,21 @@ def test_parquet(tmp_path):
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        with pytest.raises(ImportError, match="pip install pyarrow"):
+        with pytest.raises(ImportError, match=r"pip install 'regard\[text\]'"):
             read(path)
         pytest.skip("pyarrow is not installed: only the message was tested")
     with pytest.raises(ValueError, match="no whole Parquet file"):
         read(path)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
     assert read(path) == ROWS
+    whole = path.read_bytes()
+    for size in (0, 4, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="no whole Parquet file"):
+            read(path)
+    path.write_bytes(whole[:10] + b"?" * 60 + whole[70:])
+    with pytest.raises(ValueError, match="no whole Parquet file"):
+        read(path)
 
 
 class Features(dict):
@@ -177,14 +185,14 @@ def test_hugging_face_by_a_stand_in(monkeypatch):
     """Fails if splits, names of classes or missing labels are misread."""
     part = Split([{"text": "x", "label": 1}, {"text": "y", "label": -1}])
     found = {"train": part, "validation": Split(part[:1]), "unsupervised": part}
-    stand_in = types.SimpleNamespace(load_dataset=lambda name: found if name == "imdb" else part)
+    stand_in = types.SimpleNamespace(load_dataset=lambda name, *more: found if name == "imdb" else part)
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
     got = rows_of("hf:imdb")
     assert set(got) == {"train", "valid"}
     assert [row for _, row in got["train"]] == [{"text": "x", "label": "pos"}, {"text": "y", "label": None}]
     assert list(rows_of("hf:one")) == ["all"]
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r"pip install regard\[hf\]"):
+    with pytest.raises(ImportError, match=r"pip install 'regard\[hf\]'"):
         rows_of("hf:imdb")
 
 
@@ -193,6 +201,24 @@ def test_hugging_face_from_disk(tmp_path):
     datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
     datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "set"))
     assert read(f"hf:{tmp_path / 'set'}") == ROWS
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
+    train = datasets.Dataset.from_list([{"text": "x", "label": 1}, {"text": "y", "label": 0}], features=features)
+    datasets.DatasetDict({"train": train, "test": train.select([1])}).save_to_disk(str(tmp_path / "splits"))
+    got = rows_of(f"hf:{tmp_path / 'splits'}")
+    assert [row["label"] for _, row in got["train"]] == ["pos", "neg"] and set(got) == {"train", "test"}
+
+
+def test_hugging_face_from_a_folder_of_files(tmp_path, monkeypatch):
+    """Fails if a folder that `datasets` builds from files is not read, or what it says of a wrong one is a traceback."""
+    pytest.importorskip("datasets", reason="the package datasets is not installed")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "train.csv").write_text("body,topic\na b,one\nc d,two\n")
+    got = rows_of(f"hf:{tmp_path / 'files'}")
+    assert [row for _, row in got["train"]] == [{"body": "a b", "topic": "one"}, {"body": "c d", "topic": "two"}]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"hf:.*empty cannot be read: "):
+        rows_of(f"hf:{tmp_path / 'empty'}")
 
 
 # ---------------------------------------------------------------------------------------------- names and folders
@@ -290,7 +316,7 @@ TEXT = "naïve ⟨fill⟩ <unk> 日本\n\x00\n\n  end" * 3
 def codecs():
     found = [Bytes(), Characters.of([TEXT])]
     try:
-        return [*found, Pairs.of([TEXT] * 4, 300)]
+        return [*found, Pairs.of(lambda: [TEXT] * 4, 300)]
     except ImportError:
         return found
 
@@ -311,9 +337,22 @@ def test_byte_pairs_are_learned_alike_each_time():
     """Fails if the same text gives another vocabulary, so that a run could not be resumed."""
     pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     text = " ".join(f"word{i % 37} {i % 11}" for i in range(2000))
-    made = [Pairs.of([text[:5000], text[5000:]], 320) for _ in range(3)]
+    made = [Pairs.of(lambda: [text[:5000], text[5000:]], 320) for _ in range(3)]
     assert made[0].facts() == made[1].facts() == made[2].facts() and 258 < made[0].vocab <= 320
     assert len(made[0].encode(text)) < len(text) / 2
+
+
+def test_byte_pairs_are_learned_once(tmp_path, monkeypatch):
+    """Fails if the same texts are learned from again, or others are taken for them."""
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    learned, usual = [], Pairs._learned
+    monkeypatch.setattr(Pairs, "_learned", lambda *given: learned.append(given[2]) or usual(*given))
+    first = Pairs.of(lambda: ["aab aab", "b"], 259)
+    again = Pairs.of(lambda: ["aab aab", "b"], 259)
+    assert first.facts() == again.facts() and learned == [259]
+    Pairs.of(lambda: ["aab aabb"], 259), Pairs.of(lambda: ["aab aab", "b"], 260)
+    assert learned == [259, 259, 260] and len(list(tmp_path.iterdir())) == 3
 
 
 def test_unknown_characters_and_empty_texts():
@@ -327,9 +366,9 @@ def test_unknown_characters_and_empty_texts():
 def test_wrong_codecs():
     """Fails if nonsense is accepted."""
     with pytest.raises(ValueError, match="no level 'chars': did you mean 'char'"):
-        learned("chars", [])
+        learned("chars", list)
     with pytest.raises(ValueError, match="vocab is for level 'bpe'"):
-        learned("char", ["a"], 300)
+        learned("char", lambda: ["a"], 300)
     for facts in ({}, {"level": "char"}, {"level": "no"}, {"level": "char", "characters": "aa"}, {"level": []}):
         with pytest.raises(ValueError, match="make no codec"):
             restored(facts)

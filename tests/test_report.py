@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.cli.words import parts
-from regard.compare import Plan, Row, Schedule
+from regard.compare import Plan, Row, Schedule, verdicts
 from regard.compare.ledger import Ledger
 from regard.compare.record import Record, entries, keep, read
 from regard.models import Part, load
@@ -221,10 +221,18 @@ def test_doubts(comparison):
     """Fails if a recommendation hides that nothing was learned, that seeds are few, or that runs failed."""
     found = gather(comparison)
     said = " ".join(doubts(found, found.verdicts[0]))
-    assert "2 seeds" in said and "Some runs failed" in said and "Nothing was learned" not in said
-    low = [replace(r, scores=[0.99] if r.mixer == "constant" else r.scores, parameters=r.parameters or 100) for r in found.rows]
-    said = " ".join(doubts(replace(found, rows=low), found.verdicts[0]))
-    assert "Nothing was learned: a constant answer scores 0.99" in said and "from 100 to 900 parameters" in said
+    assert "2 seeds" in said and "Some runs failed" in said and "Time was short" not in said
+    rows = [replace(r, parameters=r.parameters or 100, examples=96 if r.mixer == "linear" else 512) for r in found.rows]
+    said = " ".join(doubts(replace(found, rows=rows), found.verdicts[0]))
+    assert "on 96 test examples, others on 512" in said and "from 100 to 900 parameters" in said
+
+
+def test_where_nothing_was_learned_nothing_is_taken(comparison):
+    """Fails if the page recommends what is no better than a constant answer."""
+    found = gather(comparison)
+    low = [replace(row, scores=[0.99]) if row.mixer == "constant" else row for row in found.rows]
+    html = page(replace(found, rows=low, verdicts=verdicts(low)))
+    assert "nothing was learned" in html and "nothing yet" in html and "take this" not in html
 
 
 # ---------------------------------------------------------------------------------------------- its parts

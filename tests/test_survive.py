@@ -226,7 +226,7 @@ def test_patience_counts_evaluations_since_the_best(monkeypatch):
     """Fails if it stops one evaluation too early or too late, or forgets the best when it goes on."""
     run = trainer(steps=50, evaluate=1, patience=3)
     values = iter([0.1, 0.5, 0.4, 0.5, 0.3, 0.9, 0.0])
-    monkeypatch.setattr(run, "score", lambda split: next(values))
+    monkeypatch.setattr(run, "score", lambda split, **limit: next(values))
     result = run.run()
     assert (result.stopped, result.steps, result.best) == ("patience", 5, 0.5)
 

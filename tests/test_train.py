@@ -93,6 +93,46 @@ def test_patience_and_time_stop_it():
     assert result.stopped == "seconds" and result.steps > 1
 
 
+class Slow:
+    """A clock that each batch moves: so much for training, a third of it for judging."""
+
+    def __init__(self, made, seconds):
+        self.now, usual = 0.0, made.batch
+
+        def batch(split, rows):
+            self.now += seconds if split == "train" else seconds / 3
+            return usual(split, rows)
+
+        made.batch = batch
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.mark.parametrize("step", [0.05, 1.0, 4.0, 11.0])
+def test_time_is_kept_whatever_a_step_takes(monkeypatch, step):
+    """Fails if the last evaluations come on top of the time, however many examples there are to judge, or steps go on to its
+    end and leave none for them."""
+    run = trainer(steps=10**6, seconds=30.0, evaluate=10**6, examples=4096, batch=16)
+    clock = Slow(run.task, step)
+    monkeypatch.setattr("regard.train.loop.time", clock)
+    result = run.run()
+    assert result.stopped == "seconds" and result.steps >= 1
+    assert clock.now <= 30 + step / 3 and clock.now > 30 - 2 * step - 6
+    assert 16 <= result.examples <= 2048 and (result.examples < 512) == (step >= 1)
+    assert len(result.curve) >= max(1, min(8, result.steps - 2))
+    assert [row["step"] for row in result.curve] == sorted({row["step"] for row in result.curve})
+
+
+def test_a_run_that_is_over_can_go_on_for_longer(tmp_path):
+    """Fails if more steps are not taken, or those that were are taken again."""
+    trainer(tmp_path, steps=6).run()
+    more = trainer(tmp_path, steps=12)
+    assert more.run().steps == 12
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "tokens" in row] == list(range(1, 13))
+
+
 def test_schedules():
     """Fails if the warm-up does not rise, the cosine does not end at zero, or 1/√step is not that."""
     cosine = Settings(warmup=10)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import regard
+from regard.cli import started
 from regard.cli.comparing import compare
 from regard.cli.costing import cost_command
 from regard.cli.demo import demo
@@ -58,4 +59,5 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Greek letters shows ? and goes on
+    started.note()
     app()

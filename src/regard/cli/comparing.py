@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv as comma
 import io
+import sqlite3
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,20 +15,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from regard.cli import started
 from regard.cli.reporting import PAGE, command, write_page
 from regard.cli.say import INTERRUPTED, console, fail, print_json, user_errors
-from regard.cli.words import parts, span, whole_numbers
+from regard.cli.words import part, parts, span, whole_numbers, with_data
 from regard.compare import Cell, Plan, Row, Schedule, Verdict, cells, verdicts
+from regard.compare.places import place_of
 from regard.compare.record import Record, all_rows, entries, keep
+from regard.compare.schedule import LEAST
 from regard.compare.words import COLUMNS, as_json, cells_of, headings, metric_of, places, ranked
 from regard.train.settings import Settings
 
 FOLDER = Path("runs/compare")
+KEPT = "what was done is kept: the same command goes on with it"
+TELLING = 0.05, 6.0  # of a budget, and seconds at least, that are kept for the table and the page
 
 
 def compare(
     mixers: Annotated[str, typer.Option(help="Names with commas between: vanilla,local:window=64,linear.")],
     tasks: Annotated[str, typer.Option(help="Names with commas between: recall:pairs=8,copy.")],
+    data: Annotated[str | None, typer.Option(help="File, folder or hf:name, for tasks on your own data.")] = None,
+    text: Annotated[str | None, typer.Option(help="The column of the text, where the data are rows.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the label [label].")] = None,
     lengths: Annotated[str, typer.Option(help="Lengths of the tasks: 128,512.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each that differ in the seed alone.")] = 1,
     budget: Annotated[str | None, typer.Option(help="Time for all: 3m. Without it each trains for --steps.")] = None,
@@ -39,6 +49,7 @@ def compare(
     position: Annotated[str, typer.Option(help="How tokens know where they stand.")] = "learned",
     equal: Annotated[bool, typer.Option(help="Give all the parameters of dense softmax.")] = True,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    on: Annotated[str, typer.Option(help="Where to run: local, slurm:partition=cpu:cores=4:memory=8, ray:cores=2.")] = "local",
     out: Annotated[Path, typer.Option(help="Folder of the comparison; the same again goes on where it stopped.")] = FOLDER,
     html: Annotated[Path | None, typer.Option(help="Where the page goes; OUT/report.html unless given.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
@@ -48,16 +59,20 @@ def compare(
 
     Example: regard compare --mixers local,linear --tasks recall:pairs=8 --lengths 128 --budget 3m
     """
-    asked = command(compare, locals())
+    asked, began = command(compare, locals()), time.monotonic()
     with user_errors():
         evaluations = max(1, steps // 10)
         plan = Plan(
-            tasks=parts(tasks), mixers=parts(mixers), lengths=whole_numbers(lengths), seeds=seeds, dim=dim, heads=heads,
+            tasks=[with_data(each, data, {"text": text, "label": label}) for each in parts(tasks)],
+            mixers=parts(mixers), lengths=whole_numbers(lengths), seeds=seeds, dim=dim, heads=heads,
             layers=layers, position=parts(position)[0], equal_parameters=equal,
             settings=Settings(steps=steps, batch=batch, rate=rate, evaluate=evaluations, save=evaluations),
         )  # fmt: skip
         planned = cells(plan)
-        schedule = Schedule(out, jobs=jobs, budget=None if budget is None else span(budget))
+        allowed = None if budget is None else for_runs(span(budget), time.monotonic() - began)
+        least = max(LEAST, started.before())  # where this process was slow to start, others will be
+        schedule = Schedule(out, place=place_of(part(on), out, jobs), jobs=jobs, budget=allowed, least=least)
+        schedule.share(planned)
         record = Record(plan=plan, command=asked, keys=[cell.key for cell in planned])
         keep(out, record)
     _run(schedule, planned, quiet=json or csv)
@@ -74,24 +89,42 @@ def compare(
     write_page(out, html or out / PAGE)
 
 
+def for_runs(budget: float, spent: float) -> float:
+    """What is left of a budget for the runs, when so much of it was spent on the plan.  The page takes about as long as the
+    command took to start: on a busy machine both take longer."""
+    share, least = TELLING
+    before = started.before()
+    return budget - before - spent - max(least, share * budget, min(before, 4 * share * budget))
+
+
 def _run(schedule: Schedule, planned: list[Cell], *, quiet: bool) -> None:
-    """All runs, with a bar on stderr."""
+    """All runs, with a bar on stderr; where there is no terminal, a line for each that ended."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
-        todo = [cell for cell in planned if cell.spec is not None]
+    to = Console(stderr=True)
+    todo = schedule.waiting(planned)
+    with Progress(*columns, console=to, transient=True, disable=quiet or not to.is_terminal) as bar:
         whole = bar.add_task("runs", total=len(todo))
-        ended: set[str] = set()
+        begun: dict[str, float] = {}
+        ended: list[Cell] = []
 
         def watch(cell: Cell, fraction: float | None) -> None:
-            ended.update({cell.key} if fraction is None else ())
-            bar.update(whole, completed=len(ended) + (fraction or 0), description=cell.name)
+            begun[cell.key] = 1.0 if fraction is None else fraction
+            bar.update(whole, completed=sum(begun.values()), description=cell.name)
+            ended.extend([cell] if fraction is None else [])
+            if fraction is None and not quiet and not to.is_terminal:
+                to.print(f"{len(ended)} of {len(todo)}: {cell.name}", highlight=False)
 
         schedule.watch = watch
         try:
             schedule.run(planned)
         except KeyboardInterrupt:
             bar.stop()
-            fail("stopped; what was done is kept: the same command goes on with it", INTERRUPTED)
+            fail(f"stopped; {KEPT}", INTERRUPTED)
+        except (OSError, sqlite3.Error) as error:  # a disk that is full, or gone
+            bar.stop()
+            fail(f"{error}; {KEPT}")
+        finally:
+            schedule.close()
 
 
 # ---------------------------------------------------------------------------------------------- what is shown
@@ -107,11 +140,15 @@ def tell(rows: list[Row], found: list[Verdict], to: Console) -> None:
 def table(rows: list[Row], verdict: Verdict | None) -> Table:
     """The rows of one task and length, the best first."""
     made = Table(title=f"{rows[0].task}, {rows[0].length:,} tokens", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in headings(metric_of(rows)):
-        made.add_column(name, justify="left" if name in ("mechanism", "") else "right")
-    for row in ranked(rows):
+    order = ranked(rows)
+    lines = [cells_of(row, verdict) for row in order]
+    shown = [i for i in range(len(lines[0])) if any(line[i] for line in lines)]  # one seed has no spread
+    for name in (headings(metric_of(rows))[i] for i in shown):
+        words = name in ("mechanism", "")
+        made.add_column(name, justify="left" if words else "right", no_wrap=name == "mechanism", overflow="fold")
+    for row, line in zip(order, lines, strict=True):
         style = "bold green" if verdict is not None and row is verdict.take else "" if row.scores else "dim"
-        made.add_row(*cells_of(row, verdict), style=style)
+        made.add_row(*(line[i] for i in shown), style=style)
     return made
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from regard.cli.curve import plot
 from regard.cli.say import console, print_json, user_errors
+from regard.compare.places import LOCK, LOG, STOP
 from regard.compare.plan import label
 from regard.train.checkpoint import Broken, read_json
 from regard.train.log import NAME as METRICS
@@ -19,7 +20,7 @@ from regard.train.loop import RUNNING
 from regard.train.run import MODEL, RESULT, SPEC, TASK, Spec, read_spec
 
 runs = typer.Typer(no_args_is_help=True, help="Look at runs: list, show, compare, delete.")
-OWN = {SPEC, TASK, METRICS, RUNNING, MODEL, RESULT, "log.txt"}  # what a run writes into its folder
+OWN = {SPEC, TASK, METRICS, RUNNING, MODEL, RESULT, LOG, LOCK, STOP}  # what a run writes into its folder
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON to stdout.")]

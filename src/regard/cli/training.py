@@ -14,14 +14,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from regard.cli.curve import plot
 from regard.cli.say import INTERRUPTED, console, fail, print_json, user_errors
-from regard.cli.words import keyed, part, span
+from regard.cli.words import keyed, part, span, with_data
 from regard.models import Part
-from regard.tasks.rows import HUGGING_FACE
-from regard.train.checkpoint import newest
+from regard.train.checkpoint import newest, read_json
 from regard.train.group import Lost, leading
 from regard.train.loop import RUNNING, Diverged, Interrupted
 from regard.train.loop import Progress as Seen
-from regard.train.run import SPEC, Spec, execute, read_spec, task_of
+from regard.train.run import RESULT, SPEC, Spec, execute, read_spec, task_of
 from regard.train.settings import settings
 from regard.train.using import evaluate, trained
 
@@ -33,6 +32,8 @@ def train(
     context: typer.Context,
     task: Annotated[str, typer.Option(help="Name and arguments: lm, classify:level=char, recall:pairs=8.")] = "",
     data: Annotated[str | None, typer.Option(help="File, folder or hf:name, for tasks on your own data.")] = None,
+    text: Annotated[str | None, typer.Option(help="The column of the text, where the data are rows.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the label [label].")] = None,
     mixer: Annotated[str, typer.Option(help="Name and arguments: local:window=64.")] = "vanilla",
     length: Annotated[int | None, typer.Option(min=1, help="Tokens of an example, at most.")] = None,
     dim: Annotated[int, typer.Option(min=1, help="Width of a token.")] = 64,
@@ -48,7 +49,9 @@ def train(
     set_: Annotated[list[str], typer.Option("--set", help="Any other setting: warmup=100, ema=0.999, schedule=rsqrt.")] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(min=0, help="Of the weights and the order of examples.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder of the run; the same words again go on where it stopped.")] = OUT,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder; --steps or --seconds: for longer.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The result as one JSON object to stdout.")] = False,
 ) -> None:
     """Train one model on one task, into a folder.  Ctrl-C keeps what was done.
@@ -57,16 +60,18 @@ def train(
     """
     with user_errors():
         if resume is not None:
-            refuse_others(context, {"resume", "json"})
-            spec, folder = read_spec(resume), resume
+            refuse_others(context, {"resume", "json", "steps", "seconds"})
+            more: dict[str, Any] = {"steps": steps} if given_in(context, "steps") else {}
+            more |= {} if seconds is None else {"seconds": span(seconds)}
+            spec, folder = extended(resume, more), resume
         else:
             often = max(1, steps // 10)
             given = {"steps": steps, "batch": batch, "rate": rate, "seed": seed, "evaluate": often, "save": often}
             given |= {} if seconds is None else {"seconds": span(seconds)}
             given |= keyed(set_, f"--set takes name=value, not {' '.join(set_)!r}")
             spec = Spec(
-                task=task_part(task, data, length), mixer=part(mixer), dim=dim, heads=heads, layers=layers, hidden=hidden,
-                position=part(position), dropout=dropout, settings=settings(given),
+                task=task_part(task, data, length, text=text, label=label), mixer=part(mixer), dim=dim, heads=heads,
+                layers=layers, hidden=hidden, position=part(position), dropout=dropout, settings=settings(given),
             )  # fmt: skip
             folder = checked_folder(out, spec)
     found = _run(spec, folder, quiet=json or not leading())
@@ -80,21 +85,35 @@ def train(
 
 def refuse_others(context: typer.Context, allowed: set[str]) -> None:
     """A resumed run has its words already."""
-    sources = {name: context.get_parameter_source(name) for name in context.params if name not in allowed}
-    extra = sorted(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
+    extra = sorted(name for name in context.params if name not in allowed and given_in(context, name))
     if extra:
         raise ValueError(f"--resume goes on with the words of the run: leave --{extra[0].strip('_')} out")
 
 
-def task_part(word: str, data: str | None, length: int | None) -> Part:
+def given_in(context: typer.Context, name: str) -> bool:
+    """Whether the user wrote this option."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def extended(folder: Path, more: dict[str, Any]) -> Spec:
+    """The words of a run, with more steps or seconds than it has had; then it is not over any more."""
+    spec = read_spec(folder)
+    if not more:
+        return spec
+    result = read_json(folder / RESULT) if (folder / RESULT).exists() else {}
+    for name, had in ((name, result.get(name, 0)) for name in more):
+        if more[name] <= had:
+            raise ValueError(f"the run in {folder} has had {had:.6g} {name}: to go on it needs more, not {more[name]:g}")
+    (folder / RESULT).unlink(missing_ok=True)  # the checkpoint of its end is there: nothing is lost if this ends here
+    return spec.model_copy(update={"settings": settings(spec.settings.model_dump() | more)})
+
+
+def task_part(word: str, data: str | None, length: int | None, **columns: str | None) -> Part:
     """The task with its data, whose path is made whole so that the run can be used from anywhere."""
     if not word:
         raise ValueError("say what to learn: --task lm, --task classify, --task recall:pairs=8; or --resume a run")
-    named = part(word)
-    more: dict[str, Any] = {} if length is None else {"length": length}
-    if data is not None:
-        more["data"] = data if data.startswith(HUGGING_FACE) else str(Path(data).expanduser().absolute())
-    return Part(name=named.name, arguments=named.arguments | more)
+    return with_data(part(word), data, {"length": length, **columns})
 
 
 def checked_folder(out: Path, spec: Spec) -> Path:

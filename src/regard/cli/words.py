@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from regard.cli.arguments import value
 from regard.models import Part
+from regard.tasks.rows import HUGGING_FACE
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -21,9 +23,24 @@ def parts(text: str) -> list[Part]:
 
 
 def part(word: str) -> Part:
-    """ "local:window=64:block=32" -> a name and its arguments."""
-    name, *settings = word.split(":")
+    """ "local:window=64:block=32" -> a name and its arguments; the colon of `data=hf:imdb` parts nothing."""
+    name, *settings = re.split(r"(?<!=hf):", word)
     return Part(name=name.strip(), arguments=keyed(settings, f"arguments are written name:key=value, not {word!r}"))
+
+
+def with_data(named: Part, data: str | None, more: dict[str, Any]) -> Part:
+    """A task with what options say of its data; None: nothing is said."""
+    given = {name: value for name, value in more.items() if value is not None}
+    given |= {} if data is None else {"data": whole_path(data)}
+    return Part(name=named.name, arguments=named.arguments | given)
+
+
+def whole_path(data: str) -> str:
+    """A path from the root; a name on the hub stays as it is."""
+    if not data.startswith(HUGGING_FACE):
+        return str(Path(data).expanduser().absolute())
+    folder = Path(data.removeprefix(HUGGING_FACE)).expanduser()
+    return f"{HUGGING_FACE}{folder.absolute()}" if folder.is_dir() else data
 
 
 def keyed(settings: Iterable[str], otherwise: str) -> dict[str, Any]:

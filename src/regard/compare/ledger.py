@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 DONE, FAILED, REFUSED, WAITING = "done", "failed", "refused", "waiting"
-STOPPED = 75  # the exit code of a run that was stopped and can go on
+INTERRUPTED = "interrupted"  # what a run says last that was stopped and can go on
 
 TABLE = """CREATE TABLE IF NOT EXISTS runs (
     key TEXT PRIMARY KEY, name TEXT NOT NULL, status TEXT NOT NULL, words TEXT NOT NULL, result TEXT, why TEXT

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
@@ -12,10 +14,12 @@ from pydantic import Field
 from regard.errors import Unsupported
 from regard.models import Part, build
 from regard.models.config import Closed, Depth, Size
-from regard.tasks import TASKS, Task
-from regard.train.run import Spec, config_of, task_of
+from regard.models.model import outer_mixers
+from regard.tasks import TASKS, Task, task
+from regard.train.run import Spec, config_of
 from regard.train.settings import Settings
 
+SEEN = 64  # examples, by which a task is judged to have some that differ in length
 DENSE = Part(name="vanilla")  # always among the rows: nothing says much without it
 CONSTANT = "constant"  # the row that learns nothing of the input
 
@@ -63,8 +67,9 @@ class Cell(NamedTuple):
 
 
 def label(part: Part) -> str:
-    """ "local", or "local(window=64)"."""
-    given = ", ".join(f"{name}={value}" for name, value in part.arguments.items() if name != "length")
+    """ "local", or "local(window=64)"; of the path to data, the last name."""
+    shown = ((name, Path(str(value)).name if name == "data" else value) for name, value in part.arguments.items())
+    given = ", ".join(f"{name}={value}" for name, value in shown if name != "length")
     return f"{part.name}({given})" if given else part.name
 
 
@@ -75,7 +80,11 @@ def cells(plan: Plan) -> list[Cell]:
     """
     mixers = [DENSE, *(m for m in plan.mixers if m != DENSE)]
     tasks = [sized for part in plan.tasks for sized in lengthened(part, plan.lengths)]
-    wide = {label_and_length(part): _Fitted(plan, part) for part in tasks}
+    named = {label_and_length(part): part for part in tasks}
+    for part in tasks:
+        if named[label_and_length(part)] != part:
+            raise ValueError(f"two tasks would both be called {label(part)}: compare them one after the other")
+    wide = {name: _Fitted(plan, part) for name, part in named.items()}
     return [wide[label_and_length(part)].cell(mixer, seed) for seed in range(plan.seeds) for part in tasks for mixer in mixers]
 
 
@@ -91,13 +100,26 @@ def label_and_length(part: Part) -> tuple[str, object]:
     return label(part), part.arguments.get("length")
 
 
+def made(part: Part) -> Task:
+    """The task of these words; a comparison asks for it several times, and its data may take long to read."""
+    return _made(part.model_dump_json())
+
+
+@lru_cache(16)
+def _made(words: str) -> Task:
+    part = Part.model_validate_json(words)
+    return task(part.name, **part.arguments)
+
+
 class _Fitted:
     """The cells of one task: dense softmax sets the number of parameters."""
 
     def __init__(self, plan: Plan, part: Part) -> None:
         self.plan, self.part = plan, part
-        self.task: Task = task_of(self._spec(DENSE, 0))
+        self.task = made(part)
         self.most = count(self._spec(DENSE, 0), self.task)
+        self.masked = self.task.batch("train", range(min(SEEN, self.task.size("train")))).mask is not None
+        self.known: dict[str, tuple[int | None, str]] = {}  # by mixer: the width of its feed-forward layers, or a refusal
 
     def _spec(self, mixer: Part, seed: int, hidden: int | None = None) -> Spec:
         p = self.plan
@@ -109,15 +131,31 @@ class _Fitted:
 
     def cell(self, mixer: Part, seed: int) -> Cell:
         """The run of a mixer on this task."""
-        spec = self._spec(mixer, seed)
+        name = mixer.model_dump_json()
+        if name not in self.known:
+            self.known[name] = self._fit(self._spec(mixer, seed))
+        hidden, refusal = self.known[name]
+        return Cell(mixer, self.part, self.task.length, seed, None if refusal else self._spec(mixer, seed, hidden), refusal)
+
+    def _fit(self, spec: Spec) -> tuple[int | None, str]:
+        """The same for all seeds."""
         try:
+            if self.masked:
+                check_mask(spec, self.task)
             if self.plan.equal_parameters:
-                spec = self._spec(mixer, seed, hidden_for(self.most, spec, self.task))
-            else:
-                count(spec, self.task)
+                return hidden_for(self.most, spec, self.task), ""
+            count(spec, self.task)
         except Unsupported as refusal:
-            return Cell(mixer, self.part, self.task.length, seed, None, str(refusal))
-        return Cell(mixer, self.part, self.task.length, seed, spec)
+            return None, str(refusal)
+        return None, ""
+
+
+def check_mask(spec: Spec, made: Task) -> None:
+    """Where examples differ in length they are filled up, and a mixer has to be told so."""
+    for mixer in outer_mixers(build(config_of(spec, made))):
+        if (reason := mixer.can.reason("mask")) is not None:
+            task, name = spec.task.name, spec.mixer.name
+            raise Unsupported(f"the examples of {task} differ in length, and {name} takes no mask: {reason}")
 
 
 def count(spec: Spec, made: Task) -> int:

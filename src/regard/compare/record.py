@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from regard.compare.baseline import constant
 from regard.compare.ledger import Entry, Ledger
-from regard.compare.plan import CONSTANT, Plan, label, lengthened
+from regard.compare.plan import CONSTANT, Plan, label, lengthened, made
 from regard.compare.verdict import Row, rows_of
 from regard.models.config import Closed
-from regard.tasks import task
+from regard.tasks import Task
 from regard.train.checkpoint import write_json
 
 PLAN, LEDGER = "plan.json", "ledger.sqlite"
@@ -63,5 +64,11 @@ def all_rows(plan: Plan, found: list[Entry]) -> list[Row]:
 
 def baselines(plan: Plan) -> list[Row]:
     """The row of a constant answer for each task."""
-    made = [(part, task(part.name, **part.arguments)) for p in plan.tasks for part in lengthened(p, plan.lengths)]
-    return [Row(CONSTANT, label(part), m.length, m.metric, [constant(m)]) for part, m in made]
+    found = [(part, made(part)) for p in plan.tasks for part in lengthened(p, plan.lengths)]
+    return [Row(CONSTANT, label(part), m.length, m.metric, [_constant(m)]) for part, m in found]
+
+
+@lru_cache(16)
+def _constant(made: Task) -> float:
+    """The table asks for it, and so does the page; to draw so many examples may take seconds."""
+    return constant(made)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
-from regard.compare.ledger import DONE, STOPPED, Ledger
+from regard.compare.ledger import DONE, INTERRUPTED, Ledger
+from regard.compare.places import LOG, STOP, Job, Local, Place
 from regard.compare.plan import Cell
 from regard.train.checkpoint import Broken, read_json, write_json
 from regard.train.log import NAME as METRICS
@@ -20,10 +18,9 @@ from regard.train.log import last
 from regard.train.run import RESULT, SPEC
 from regard.train.stopping import listening
 
-LOG = "log.txt"  # what a process said
-STARTUP = 4.0  # seconds before and after training, until the first run has shown them
-LEAST = 1.0  # seconds to train, at least
-PATIENCE = 30.0  # seconds beyond its time after which a run is stopped
+LEAST = 5.0  # seconds of a run, at least, on a machine that has nothing else to do
+GRACE = 3.0  # seconds, and a twentieth of its time, after which a run that goes on is ended
+PATIENCE = 10.0  # seconds that a run has to save itself when all is stopped
 POLL = 0.1
 
 
@@ -32,117 +29,138 @@ class Running(NamedTuple):
 
     cell: Cell
     folder: Path
-    process: subprocess.Popen[bytes]
-    log: IO[bytes]
+    job: Job
     began: float
-    seconds: float | None  # to train for
+    seconds: float | None  # for all of it
 
 
 class Schedule:
     """Runs cells that are not done yet.
 
     root      the folder of the comparison: ledger.sqlite, and runs/ with a folder for each
-    jobs      processes at a time; the cores are shared out among them
-    budget    seconds for all that is not done; None: each as long as its settings say
+    place     where runs are run; None: processes of this machine
+    jobs      runs at a time
+    budget    seconds for all cells, those that are done too: each has the same share, whenever it is run.  None: each as long
+              as its settings say
+    least     seconds that a run needs, or the budget is refused: its process must start, and train for a while
     watch     called with (cell, fraction) while a run is at work, and with (cell, None) once it has ended
     """
 
     def __init__(
-        self, root: Path, *, jobs: int = 1, budget: float | None = None,
+        self, root: Path, *, place: Place | None = None, jobs: int = 1, budget: float | None = None, least: float = LEAST,
         watch: Callable[[Cell, float | None], None] = lambda cell, fraction: None,
     ) -> None:  # fmt: skip
-        self.root, self.jobs, self.budget, self.watch = root, jobs, budget, watch
+        self.root, self.jobs, self.budget, self.least, self.watch = root, jobs, budget, least, watch
+        self.place = place or Local(root, jobs)
         self.ledger = Ledger(root / "ledger.sqlite")
-        self.startup = STARTUP
-        self.threads = max(1, (os.cpu_count() or 1) // jobs)
 
     def run(self, cells: list[Cell]) -> None:
         """Do what is not done; Ctrl-C and SIGTERM have the runs at work save themselves, and end in KeyboardInterrupt."""
+        share = self.share(cells)
         for cell in cells:
             words = {"mixer": cell.mixer.model_dump(), "task": cell.task.model_dump(), "length": cell.length, "seed": cell.seed}
             self.ledger.add(cell.key, cell.name, words, refusal=cell.refusal)
-        done = {entry.key for entry in self.ledger.entries() if entry.status == DONE}
-        waiting = [cell for cell in cells if cell.spec is not None and cell.key not in done]
-        self.end = None if self.budget is None else time.monotonic() + self.budget
+        waiting = self.waiting(cells)
+        end = time.monotonic() + (share or 0) * self._rounds(waiting)
         working: list[Running] = []
         with stopped_at_the_end(working), listening() as asked:
             while waiting or working:
                 if asked.to_stop:
                     raise KeyboardInterrupt
                 while waiting and len(working) < self.jobs:
-                    working.append(self._start(waiting.pop(0), 1 + len(waiting) + len(working)))
+                    working.append(self._start(waiting[0], self._now(share, end, self._rounds(waiting))))
+                    waiting.pop(0)
                 time.sleep(POLL)
                 for each in [w for w in working if not self._at_work(w)]:
                     working.remove(each)
                     self._ended(each)
 
-    def _start(self, cell: Cell, left: int) -> Running:
-        """A process for one cell, with its share of the time that is left."""
+    def waiting(self, cells: list[Cell]) -> list[Cell]:
+        """Those that are neither refused nor done."""
+        done = {entry.key for entry in self.ledger.entries() if entry.status == DONE}
+        return [cell for cell in cells if cell.spec is not None and cell.key not in done]
+
+    def share(self, cells: list[Cell]) -> float | None:
+        """The seconds of each run, the same for all; too few of them are refused."""
+        todo = [cell for cell in cells if cell.spec is not None]
+        if self.budget is None or not todo:
+            return None
+        rounds = self._rounds(todo)
+        if self.budget < self.least * rounds and self.waiting(cells):
+            raise ValueError(
+                f"the budget leaves {max(self.budget, 0):.0f} s for {len(todo)} runs, {self.jobs} at a time, and here each "
+                f"needs {self.least:.0f} s at least, to start and to train: give more time, or fewer mixers, tasks or seeds"
+            )
+        return self.budget / rounds
+
+    def _rounds(self, cells: list[Cell]) -> int:
+        """How many runs follow one another, when so many are still to begin."""
+        return math.ceil(len(cells) / self.jobs)
+
+    def _now(self, share: float | None, end: float, rounds: int) -> float | None:
+        """The seconds of a run that begins now: its share, or less where those before it took longer."""
+        if share is None or self.place.queues:
+            return share
+        return min(share, max(1.0, (end - time.monotonic()) / rounds))
+
+    def _start(self, cell: Cell, seconds: float | None) -> Running:
+        """A process for one cell."""
         assert cell.spec is not None
-        spec = cell.spec.model_copy(update={"threads": self.threads})
-        if self.end is not None:
-            share = max(LEAST, (self.end - time.monotonic()) * min(self.jobs, left) / left - self.startup)
-            spec = spec.model_copy(update={"settings": spec.settings.model_copy(update={"seconds": share})})
+        spec = cell.spec.model_copy(update={"threads": self.place.threads})
+        if seconds is not None:
+            spec = spec.model_copy(update={"settings": spec.settings.model_copy(update={"seconds": seconds})})
         folder = self.root / "runs" / cell.key
         folder.mkdir(parents=True, exist_ok=True)
-        if not resumable(folder):
-            write_json(folder / SPEC, spec.model_dump(mode="json"))
-        log = (folder / LOG).open("wb")
-        command = [sys.executable, "-m", "regard.compare.worker", str(folder)]
-        environment = os.environ | {"OMP_NUM_THREADS": str(self.threads)}
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-        return Running(cell, folder, process, log, time.monotonic(), spec.settings.seconds)
+        (folder / STOP).unlink(missing_ok=True)
+        write_json(folder / SPEC, spec.model_dump(mode="json"))
+        return Running(cell, folder, self.place.start(folder, seconds), time.monotonic(), seconds)
 
     def _at_work(self, run: Running) -> bool:
-        if run.process.poll() is not None:
+        if run.job.over():
             return False
-        spent = time.monotonic() - run.began
-        if run.seconds is not None and spent > 1.5 * run.seconds + self.startup + PATIENCE:
-            run.process.kill()
+        if run.seconds is not None and not self.place.queues and time.monotonic() - run.began > 1.05 * run.seconds + GRACE:
+            run.job.kill()
+            with (run.folder / LOG).open("a") as log:
+                log.write(f"\nit took longer than its {run.seconds:.0f} s: give more time, or make it smaller\n")
         row = last(run.folder / METRICS)
         steps = run.cell.spec.settings.steps if run.cell.spec else 1
         by_steps = row.get("step", 0) / steps
-        self.watch(run.cell, max(by_steps, row.get("seconds", 0) / run.seconds) if run.seconds else by_steps)
+        self.watch(run.cell, max(by_steps, min(1.0, row.get("seconds", 0) / run.seconds)) if run.seconds else by_steps)
         return True
 
     def _ended(self, run: Running) -> None:
         """Take down what came of it."""
-        run.log.close()
-        code = run.process.returncode
         try:
-            if code:
-                raise Broken(said(run.folder / LOG) or f"the process ended with code {code}")
-            result = read_json(run.folder / RESULT)
-            self.startup = max(0.5, 0.5 * self.startup + 0.5 * (time.monotonic() - run.began - result["seconds"]))
-            self.ledger.finish(run.cell.key, result)
+            if not (run.folder / RESULT).exists():
+                raise Broken(run.job.why() or said(run.folder / LOG) or "it ended without a word")
+            self.ledger.finish(run.cell.key, read_json(run.folder / RESULT))
         except Broken as error:
-            self.ledger.fail(run.cell.key, str(error) if code != STOPPED else "interrupted")
+            self.ledger.fail(run.cell.key, INTERRUPTED if str(error).startswith(INTERRUPTED) else str(error))
         self.watch(run.cell, None)
+
+    def close(self) -> None:
+        """Let everything go."""
+        self.ledger.close()
+        self.place.close()
 
 
 @contextmanager
 def stopped_at_the_end(working: list[Running]) -> Iterator[None]:
-    """Whatever happens inside, no process is left: each is asked to save itself, and then made to stop."""
+    """Whatever happens inside, no run is left: each is asked to save itself, and then made to stop."""
     try:
         yield
     finally:
         for run in working:
-            run.process.send_signal(signal.SIGINT)
+            (run.folder / STOP).touch()
+        end = time.monotonic() + PATIENCE
+        while any(not run.job.over() for run in working) and time.monotonic() < end:
+            time.sleep(POLL)
         for run in working:
-            try:
-                run.process.wait(10)
-            except subprocess.TimeoutExpired:
-                run.process.kill()
-                run.process.wait()
-            run.log.close()
-
-
-def resumable(folder: Path) -> bool:
-    """Whether a run was begun here: then it goes on with the words that it began with."""
-    return (folder / SPEC).exists() and any((folder / "checkpoints").glob("step-*"))
+            if not run.job.over():
+                run.job.kill()
 
 
 def said(path: Path) -> str:
     """The last line that a process wrote."""
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
     return lines[-1] if lines else ""

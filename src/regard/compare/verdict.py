@@ -21,6 +21,7 @@ class Row:
 
     score     the metric on the test split; `spread` its standard deviation over seeds, NaN for one seed
     speed     tokens trained on in a second; `memory` bytes at the peak; `parameters`
+    examples  of the test split that it was judged on, the fewest of its seeds; 0: not known
     why       the reason where there is no score
     """
 
@@ -34,6 +35,7 @@ class Row:
     parameters: int = 0
     steps: float = math.nan
     seconds: float = math.nan
+    examples: int = 0
     why: str = ""
 
     @property
@@ -54,11 +56,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to take for one task and length, and why."""
+    """What to take for one task and length, and why; nothing, where nothing was learned."""
 
     task: str
     length: int
-    take: Row
+    take: Row | None
     best: Row
     dense: Row | None
     alike: list[Row]  # not told apart from the best
@@ -84,26 +86,42 @@ def _row(mixer: str, task: str, length: int, group: list[Entry]) -> Row:
         mixer, task, length, done[0]["metric"], [r["test"] for r in done],
         speed=statistics.fmean(r["tokens"] / max(r["seconds"], 1e-9) for r in done), memory=max(r["memory"] for r in done),
         parameters=done[0]["parameters"], steps=statistics.fmean(r["steps"] for r in done),
-        seconds=statistics.fmean(r["seconds"] for r in done), why=f"{len(missing)} of its runs failed" if missing else "",
+        seconds=statistics.fmean(r["seconds"] for r in done), examples=min(r.get("examples", 0) for r in done),
+        why=f"{len(missing)} of its runs failed" if missing else "",
     )  # fmt: skip
 
 
 def verdicts(rows: Iterable[Row]) -> list[Verdict]:
     """A recommendation for each task and length that has at least one score."""
     groups: dict[tuple[str, int], list[Row]] = {}
+    constants: dict[tuple[str, int], Row] = {}
     for row in rows:
-        if row.scores and row.mixer != CONSTANT:
+        if row.mixer == CONSTANT:
+            constants[row.task, row.length] = row
+        elif row.scores:
             groups.setdefault((row.task, row.length), []).append(row)
-    return [_verdict(task, length, group) for (task, length), group in groups.items()]
+    return [_verdict(*place, group, constants.get(place)) for place, group in groups.items()]
 
 
-def _verdict(task: str, length: int, group: list[Row]) -> Verdict:
+def _verdict(task: str, length: int, group: list[Row], constant: Row | None) -> Verdict:
     sign = 1 if group[0].metric == "accuracy" else -1
     best = max(group, key=lambda row: sign * row.score)
+    dense = next((row for row in group if row.mixer == label(DENSE)), None)
+    if constant is not None and not learned(best, constant):
+        words = f"For {task} at {length:,} tokens nothing was learned: {best.mixer}, the best, has {figure(best)}, and a "
+        words += f"constant answer {figure(constant)}. Train for longer, or make the task easier."
+        return Verdict(task, length, None, best, dense, [], words)
     alike = [row for row in group if not told_apart(row, best)]
     take = max(alike, key=lambda row: row.speed)
-    dense = next((row for row in group if row.mixer == label(DENSE)), None)
     return Verdict(task, length, take, best, dense, alike, _words(task, length, take, best, dense, alike))
+
+
+def learned(best: Row, constant: Row) -> bool:
+    """Whether a score is better than that of a constant answer, by more than the luck of the examples it was judged on."""
+    if best.metric != "accuracy":
+        return best.score < constant.score
+    luck = math.sqrt(constant.score * (1 - constant.score) / best.examples) if best.examples else 0.0
+    return best.score > constant.score + SURE * luck
 
 
 def told_apart(a: Row, b: Row) -> bool:

@@ -1,16 +1,21 @@
-"""One run in a process of its own: `python -m regard.compare.worker FOLDER`, where FOLDER has a spec.json.
+"""One run in a process of its own: `python -m regard.compare.worker FOLDER BEGAN`, where FOLDER has a spec.json and BEGAN is
+when the process was called for, in seconds since 1970.
 
 So its peak memory is its own, and if it crashes the others go on.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from regard.compare.ledger import STOPPED
+from regard.compare.ledger import INTERRUPTED
+from regard.compare.places import LOCK, STOP
 from regard.train.loop import Diverged, Interrupted, Progress
 from regard.train.run import execute, read_spec
 
@@ -20,18 +25,31 @@ def main() -> int:
     folder, parent = Path(sys.argv[1]), os.getppid()
 
     def watch(progress: Progress) -> None:
-        if os.getppid() != parent:  # it was killed, and nobody waits for the result: save, and stop
+        # killed, the parent waits for no result: save, and stop
+        if os.getppid() != parent or (folder / STOP).exists():
             os.kill(os.getpid(), signal.SIGTERM)
 
     try:
-        execute(read_spec(folder), folder, watch)
+        with alone(folder):
+            execute(read_spec(folder), folder, watch, since=float(sys.argv[2]))
     except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        return STOPPED
-    except (Diverged, ValueError, TypeError, MemoryError, OSError) as error:
+        print(f"{INTERRUPTED}: {stop}", file=sys.stderr)
+        return 1
+    except (Diverged, ValueError, TypeError, MemoryError, OSError, ImportError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Inside, no other process works in the folder; one that does is left alone."""
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is at work in {folder}: wait for it, and run the same again") from None
+        yield
 
 
 if __name__ == "__main__":

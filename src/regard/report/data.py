@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import regard
 from regard.compare import Row, Verdict, verdicts
 from regard.compare.ledger import DONE, FAILED, REFUSED, Entry
-from regard.compare.plan import CONSTANT, label, lengthened
+from regard.compare.plan import label, lengthened, made
 from regard.compare.record import Record, all_rows, entries, read
 from regard.compare.words import as_json, places
 from regard.report.curves import Curve, curves
 from regard.report.maps import Drawn, Map, maps, patterns
-from regard.tasks import task
 from regard.train.checkpoint import read_json
 from regard.train.run import SPEC
 
@@ -58,8 +56,8 @@ def samples(record: Record) -> list[tuple[str, int, str]]:
     """The first test example of each task, at its shortest length."""
     found = []
     for part in record.plan.tasks:
-        made = min((task(p.name, **p.arguments) for p in lengthened(part, record.plan.lengths)), key=lambda t: t.length)
-        found.append((label(part), made.length, made.show(made.example("test", 0))))
+        short = min(map(made, lengthened(part, record.plan.lengths)), key=lambda task: task.length)
+        found.append((label(part), short.length, short.show(short.example("test", 0))))
     return found
 
 
@@ -83,12 +81,12 @@ def doubts(found: Comparison, verdict: Verdict) -> list[str]:
     """What speaks against taking a recommendation at its word."""
     rows = places(found.rows)[verdict.task, verdict.length]
     said = []
-    level = next((row.score for row in rows if row.mixer == CONSTANT), math.nan)
-    if not (verdict.best.score > level if verdict.best.metric == "accuracy" else verdict.best.score < level):
-        said.append(f"Nothing was learned: a constant answer scores {level:.3g} {verdict.best.metric}. Train for longer.")
-    seeds = len(verdict.take.scores)
+    seeds = len(verdict.best.scores)
     if 1 < seeds < FEW:
         said.append(f"{seeds} seeds give a rough idea of the noise only.")
+    judged = [row.examples for row in rows if row.examples]
+    if judged and max(judged) > min(judged):
+        said.append(f"Time was short: some were judged on {min(judged):,} test examples, others on {max(judged):,}.")
     sizes = [row.parameters for row in rows if row.parameters]
     if max(sizes) > (1 + APART) * min(sizes):
         said.append(f"The models are not of one size: from {min(sizes):,} to {max(sizes):,} parameters.")
@@ -106,7 +104,7 @@ def to_json(found: Comparison) -> dict[str, Any]:
         "plan": found.record.plan.model_dump(mode="json"),
         "rows": [as_json(row) for row in found.rows],
         "verdicts": [
-            {"task": v.task, "length": v.length, "take": v.take.mixer, "words": v.words, "doubts": doubts(found, v)}
+            {"task": v.task, "length": v.length, "take": v.take and v.take.mixer, "words": v.words, "doubts": doubts(found, v)}
             for v in found.verdicts
         ],
         "curves": [c._asdict() | {"points": [p._asdict() for p in c.points]} for c in found.curves],

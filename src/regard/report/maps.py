@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from regard.compare.ledger import DONE, Entry
-from regard.compare.plan import label
+from regard.compare.plan import label, made
 from regard.mixer import Mixer
 from regard.models import Part, build, load
 from regard.models.model import outer_mixers
 from regard.show import mixer_pictures
 from regard.show.build import pattern_of
 from regard.show.picture import Picture
-from regard.tasks import IGNORE, Task, task
-from regard.train.run import MODEL, Spec, config_of, read_spec, task_of
+from regard.tasks import IGNORE, Task
+from regard.train.run import MODEL, Spec, config_of, read_spec
 
 MOST = 2048  # tokens of which a map is made: it has as many rows and columns, for each head
 CELLS = 96  # to a side of a drawn map; more tokens share cells
@@ -72,9 +72,7 @@ def maps(root: Path, entries: Iterable[Entry]) -> list[Map]:
 def _map(root: Path, entry: Entry) -> Map:
     given = (_label(entry, "mixer"), _label(entry, "task"), int(entry.words["length"]))
     try:
-        part = Part(**entry.words["task"])
-        made = task(part.name, **part.arguments)
-        tokens, asked = _example(made)
+        tokens, asked = _example(made(Part(**entry.words["task"])))
         layers = looked(root / "runs" / entry.key / MODEL, tokens)
     except (ValueError, TypeError, OSError, RuntimeError) as error:  # a file that is gone, a task that has other tokens
         return Map(*given, [], [], [], str(error))
@@ -132,7 +130,7 @@ def fresh(spec: Spec) -> Mixer:
     """The mixer of the first layer, as it was before training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.settings.seed)
-        return outer_mixers(build(config_of(spec, task_of(spec))))[0]
+        return outer_mixers(build(config_of(spec, made(spec.task))))[0]
 
 
 def _drawn(name: str, mixer: Mixer, n: int) -> Drawn:

@@ -34,7 +34,8 @@ def recommendations(found: Comparison) -> Safe:
 def _recommended(found: Comparison, verdict: Verdict) -> Safe:
     against = doubts(found, verdict)
     items = tag("ul", *(tag("li", text) for text in against), class_="doubts") if against else ""
-    title = tag("h3", place(verdict.task, verdict.length), ": ", tag("span", verdict.take.mixer, class_="take"))
+    taken = "nothing yet" if verdict.take is None else tag("span", verdict.take.mixer, class_="take")
+    title = tag("h3", place(verdict.task, verdict.length), ": ", taken)
     return tag("article", title, tag("p", verdict.words), items, class_="verdict")
 
 

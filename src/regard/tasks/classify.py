@@ -68,7 +68,7 @@ class Classify(Task):
             raise ValueError("text, label, missing and encoding tell how to read data: give data too")
         rows = dict(built_in(seed)) if data is None else rows_of(data, encoding)
         self.source = Source(rows, text, label, drop=missing == "drop", seed=seed)
-        codec = learned(level, (row.text for row in self.source.walk("train")))
+        codec = learned(level, lambda: (row.text for row in self.source.walk("train")))
         reading = Reading(codec, length)
         first, labels = read(self.source, "train", reading, None)
         super().__init__(vocab=codec.vocab, classes=len(labels), length=length)

@@ -5,12 +5,14 @@ In all of them 0 fills up and stands for nothing, and 1 stands for an empty text
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from regard.cache import kept
 from regard.errors import check_whole, nearest
 
 EMPTY = 1
@@ -133,10 +135,17 @@ class Pairs(Codec):
         self.tokenizer = tokenizer
 
     @classmethod
-    def of(cls, texts: Iterable[str], vocab: int = MERGES) -> Pairs:
-        """Learned from the texts: 256 bytes, and merges until there are `vocab` kinds of tokens."""
+    def of(cls, texts: Callable[[], Iterable[str]], vocab: int = MERGES) -> Pairs:
+        """Learned from the texts: 256 bytes, and merges until there are `vocab` kinds of tokens.  What was learned from the
+        same texts before is taken from the cache."""
         check_whole(258, vocab=vocab)
         t = _tokenizers()
+        name = f"bpe-{digest(texts(), f'{vocab} {t.__version__}')}.json"
+        made = kept(name, lambda: cls._learned(t, texts(), vocab).to_str())
+        return cls(t.Tokenizer.from_str(made))
+
+    @staticmethod
+    def _learned(t: Any, texts: Iterable[str], vocab: int) -> Any:
         made = t.Tokenizer(t.models.BPE())
         made.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = t.decoders.ByteLevel()
@@ -144,7 +153,7 @@ class Pairs(Codec):
         made.train_from_iterator(
             texts, t.trainers.BpeTrainer(vocab_size=vocab - 2, initial_alphabet=sorted(alphabet), show_progress=False)
         )
-        return cls(made)
+        return made
 
     def encode(self, text: str) -> np.ndarray:
         """See `Codec`."""
@@ -164,6 +173,14 @@ class Pairs(Codec):
         return {"level": self.level, "tokenizer": self.tokenizer.to_str()}
 
 
+def digest(texts: Iterable[str], about: str) -> str:
+    """A name for texts, and for what is made of them."""
+    found = hashlib.sha256(about.encode())
+    for text in texts:
+        found.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+    return found.hexdigest()[:32]
+
+
 def codepoints(text: str) -> np.ndarray:
     """The numbers of the characters of a text in Unicode, (n)."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
@@ -180,15 +197,15 @@ def _tokenizers() -> Any:
 LEVELS = ("byte", "char", "bpe")
 
 
-def learned(level: str, texts: Iterable[str], vocab: int | None = None) -> Codec:
-    """The codec of a level, for these training texts; only byte pairs take a `vocab`."""
+def learned(level: str, texts: Callable[[], Iterable[str]], vocab: int | None = None) -> Codec:
+    """The codec of a level, for the training texts that each call walks through; only byte pairs take a `vocab`."""
     if level not in LEVELS:
         raise ValueError(f"no level {level!r}: {nearest(str(level), LEVELS)}")
     if vocab is not None and level != Pairs.level:
         raise ValueError(f"vocab is for level 'bpe': at level {level!r} the text decides it")
     if level == Bytes.level:
         return Bytes()
-    return Characters.of(texts) if level == Characters.level else Pairs.of(texts, MERGES if vocab is None else vocab)
+    return Characters.of(texts()) if level == Characters.level else Pairs.of(texts, MERGES if vocab is None else vocab)
 
 
 def restored(facts: dict[str, Any]) -> Codec:

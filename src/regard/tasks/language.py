@@ -52,7 +52,7 @@ class Language(Task):
         raw = level == Bytes.level and is_utf8(encoding)
         found = built_in(seed) if data is None else corpus(data, text=text, encoding=encoding, raw=raw)
         where = {split: f"{data or 'the sample'} ({split})" for split in SPLITS}
-        codec = learned(level, texts(found["train"], where["train"]), vocab)
+        codec = learned(level, lambda: texts(found["train"], where["train"]), vocab)
         super().__init__(vocab=codec.vocab, classes=codec.vocab, length=length)
         self.seed, self.reading, self.shift = seed, Reading(codec, length), int(isinstance(codec, Bytes))
         self.widths = torch.as_tensor(codec.widths())

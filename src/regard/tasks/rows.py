@@ -180,12 +180,12 @@ class Parquet(Rows):
             from pyarrow.lib import ArrowException
             from pyarrow.parquet import ParquetFile
         except ImportError:
-            raise ImportError(f"to read {self.path} the package pyarrow is needed: pip install pyarrow") from None
+            raise ImportError(f"to read {self.path} the package pyarrow is needed: pip install 'regard[text]'") from None
         try:
             rows = (row for batch in ParquetFile(self.path).iter_batches(1024) for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
                 yield f"row {number} of {self.path}", row
-        except ArrowException as error:
+        except (ArrowException, OSError) as error:  # a file that was cut off is told in either way
             raise ValueError(f"{self.path} is no whole Parquet file: {error}") from None
 
 
@@ -244,18 +244,29 @@ def reader(path: Path, encoding: str) -> Rows:
 
 
 def hugging_face(name: str) -> dict[str, Rows]:
-    """A data set by its name on the hub, or by the folder that `save_to_disk` wrote."""
+    """A data set by its name on the hub, `name#configuration` where it has several, or by its folder."""
     try:
         import datasets
     except ImportError:
-        raise ImportError(f"to read hf:{name} the package datasets is needed: pip install regard[hf]") from None
-    found = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
+        raise ImportError(f"to read hf:{name} the package datasets is needed: pip install 'regard[hf]'") from None
+    try:
+        found = loaded(datasets, name)
+    except Exception as error:  # it raises what pyarrow, the network, the disk and its own checks raise
+        raise ValueError(f"hf:{name} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         return {"all": HuggingFace(found, name)}
     known = {"train": "train", "validation": "valid", "valid": "valid", "dev": "valid", "test": "test"}
     if "train" not in found:
         raise ValueError(f"hf:{name} has no split 'train': there are {', '.join(found)}")
     return {known[key]: HuggingFace(part, f"{name}[{key}]") for key, part in found.items() if key in known}
+
+
+def loaded(datasets: Any, name: str) -> Any:
+    """What `datasets` makes of a name: a folder that `save_to_disk` wrote, another folder, or a name on the hub."""
+    if any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):
+        return datasets.load_from_disk(name)
+    bare, _, configuration = name.partition("#")
+    return datasets.load_dataset(bare, *([configuration] if configuration else []))
 
 
 def column(row: Row, name: str, place: str) -> Any:

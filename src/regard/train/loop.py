@@ -19,6 +19,7 @@ from regard.train.board import Board
 from regard.train.group import Group
 from regard.train.lesson import Lesson, moved, real_tokens
 from regard.train.log import Log
+from regard.train.pace import Pace
 from regard.train.parallel import placed
 from regard.train.sampler import indexes
 from regard.train.settings import Settings
@@ -48,7 +49,7 @@ class Progress(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a run came to: the best evaluation, what it cost, and the evaluations one by one."""
+    """What a run came to: the best evaluation, what it cost, and the evaluations one by one; `test` is over `examples`."""
 
     steps: int
     seconds: float
@@ -57,6 +58,7 @@ class Result(NamedTuple):
     loss: float
     best: float
     test: float
+    examples: int
     metric: str
     stopped: str  # "steps", "seconds" or "patience"
     curve: list[dict[str, float]]
@@ -83,7 +85,9 @@ class Trainer:
         self.lesson = Lesson(model, task, settings.precision)
         self.log = opened(folder, settings) if self.group.leads else Log(None)
         self.step, self.tokens, self.before = 0, 0, 0.0  # updates, tokens and seconds so far; seconds of earlier processes
+        self.began = time.monotonic()
         self.clock, self.saved = 0.0, (0, 0)  # the seconds that all processes know of; steps and evaluations in the checkpoint
+        self.pace, self.judged = Pace(settings.seconds), 0  # examples of the last evaluation
         self.curve: list[dict[str, float]] = []
         self.loss, self.rate = math.nan, settings.rate
 
@@ -109,7 +113,9 @@ class Trainer:
 
     def _agreed(self, asked: bool) -> bool:
         """Whether any process was asked to stop; and all look at the clock of the first."""
-        self.clock, wish = self.group.sum(self.seconds if self.group.leads else 0.0, float(asked))
+        now, pace = self.seconds, self.pace
+        told = (now, now - self.clock, pace.judging) if self.group.leads else (0.0, 0.0, 0.0)
+        self.clock, pace.step, pace.judging, wish = self.group.sum(*told, float(asked))
         return wish > 0
 
     def _over(self) -> str:
@@ -117,7 +123,7 @@ class Trainer:
         s = self.settings
         if self.step >= s.steps:
             return "steps"
-        if s.seconds is not None and self.clock >= s.seconds:
+        if self.step and self.pace.over(self.clock):
             return "seconds"
         return "patience" if s.patience is not None and self._since_best() >= s.patience else ""
 
@@ -160,21 +166,26 @@ class Trainer:
         self.log.write({"step": self.step, "loss": self.loss, "seconds": self.seconds, "tokens": self.tokens})
         if self.group.leads:
             self.watch(Progress(self.step, s.steps, self.fraction, self.loss, self.rate, self.seconds, self.tokens))
-        if self.step % s.evaluate == 0 or self.step == s.steps:
+        tenth = self.pace.passed(self.fraction)
+        if self.step % s.evaluate == 0 or self.step == s.steps or tenth:
             self._evaluate()
-        if self.folder is not None and self.step % s.save == 0:
+        if self.folder is not None and (self.step % s.save == 0 or tenth):
             self._save()
 
     # ------------------------------------------------------------------------------------------ evaluation
     def _evaluate(self) -> None:
-        value = self.score("valid")
+        began = self.seconds
+        value = self.score("valid", until=self.pace.limit(began, last=bool(self._over())))
+        most = min(self.task.size("valid"), self.settings.examples)
+        self.pace.judging = (self.seconds - began) * most / max(self.judged, 1)
         self.curve.append({"step": self.step, "seconds": self.seconds, "valid": value, "loss": self.loss})
         self.log.write({"step": self.step, "valid": value, "seconds": self.seconds})
 
     @torch.no_grad()
-    def score(self, split: str, examples: int | None = None) -> float:
-        """The metric over the first examples of a split, with the averaged weights if there are any."""
-        summed, count, group = 0.0, 0.0, self.group
+    def score(self, split: str, examples: int | None = None, *, until: float | None = None) -> float:
+        """The metric over the first examples of a split, with the averaged weights if there are any; over fewer of them, but
+        a batch at least, where all would not be done at the second `until` of the run."""
+        summed, count, group, began = 0.0, 0.0, self.group, self.seconds
         most = min(self.task.size(split), self.settings.examples if examples is None else examples)
         if not most:
             raise ValueError(f"there are no examples in the split {split!r}")
@@ -186,8 +197,15 @@ class Trainer:
                 batch = moved(self.task.batch(split, rows or [first]), self.device)
                 s, n = self.task.score(self.lesson.answer(batch), batch.target)
                 summed, count = (summed + s, count + n) if rows else (summed, count)
+                self.judged = min(first + self.settings.batch, most)
+                if until is not None and self._late(until, (self.seconds - began) * self.settings.batch / self.judged):
+                    break
         summed, count = group.sum(summed, count)
         return summed / max(count, 1)
+
+    def _late(self, until: float, more: float) -> bool:
+        """Whether so many seconds more are too many, by the clock of the first process."""
+        return self.group.sum(float(self.group.leads and self.seconds + more > until))[0] > 0
 
     def _since_best(self) -> int:
         """How many evaluations ago the best one was."""
@@ -198,10 +216,10 @@ class Trainer:
         return max(values) if self.task.larger_is_better else min(values)
 
     def _result(self, stopped: str) -> Result:
-        best, test = self._best([row["valid"] for row in self.curve]), self.score("test")
+        best, test = self._best([row["valid"] for row in self.curve]), self.score("test", until=self.settings.seconds)
         return Result(
-            self.step, self.seconds, self.tokens, self.place.parameters(), self.loss, best, test, self.task.metric, stopped,
-            self.curve,
+            self.step, self.seconds, self.tokens, self.place.parameters(), self.loss, best, test, self.judged,
+            self.task.metric, stopped, self.curve,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ time and state
@@ -213,9 +231,7 @@ class Trainer:
     @property
     def fraction(self) -> float:
         """How much of the training is over, from 0 to 1."""
-        s = self.settings
-        done = self.step / s.steps
-        return done if s.seconds is None else max(done, min(self.clock / s.seconds, 1.0))
+        return max(self.step / self.settings.steps, self.pace.fraction(self.clock))
 
     @property
     def device(self) -> torch.device:
@@ -247,6 +263,7 @@ class Trainer:
             self.before, self.tokens = facts["seconds"], facts["tokens"]
             self.clock, self.curve, self.loss = self.before, facts["curve"], facts["loss"]
             self.saved = (self.step, len(self.curve))
+            self.pace.passed(self.fraction)
         self.log.cut(self.step, [row["step"] for row in self.curve])
 
     def _newest(self) -> Path | None:

@@ -14,6 +14,7 @@ import os
 import platform
 import resource
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,6 +35,8 @@ from regard.train.parallel import Placement
 from regard.train.settings import Settings
 
 SPEC, RESULT, MODEL, TASK = "spec.json", "result.json", "model", "task.json"
+LEAST = 1.0  # seconds of training, at least
+WRITING = 0.5  # seconds that the model takes to write, and the process to end
 
 
 class Spec(Closed):
@@ -89,8 +92,12 @@ def task_of(spec: Spec) -> Task:
     return task(spec.task.name, **spec.task.arguments)
 
 
-def execute(spec: Spec, folder: Path, watch: Callable[[Progress], None] = lambda progress: None) -> dict[str, Any]:
+def execute(
+    spec: Spec, folder: Path, watch: Callable[[Progress], None] = lambda progress: None, *, since: float | None = None
+) -> dict[str, Any]:
     """Train, or go on where the folder stands; write the model and the result, and return the result.
+
+    since   the time (of `time.time()`) from which the seconds in the settings count; None: from the first step on
 
     Under `torchrun` all processes call it and train one model together; the first one writes, and calls `watch`.
     """
@@ -99,23 +106,31 @@ def execute(spec: Spec, folder: Path, watch: Callable[[Progress], None] = lambda
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     with joined():
-        return trained(spec, folder, watch)
+        return trained(spec, folder, watch, since)
 
 
-def trained(spec: Spec, folder: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
+def trained(spec: Spec, folder: Path, watch: Callable[[Progress], None], since: float | None) -> dict[str, Any]:
     """The same, when the processes know of each other."""
     group, made = Group(), task_of(spec)
     torch.manual_seed(spec.settings.seed)
     idle = peak_bytes()
     model = build(config_of(spec, made))
     group.first(lambda: prepare(folder, spec, made))
-    trainer = Trainer(model, made, spec.settings, folder=folder, watch=watch)
+    trainer = Trainer(model, made, lasting(spec.settings, since), folder=folder, watch=watch)
     result = trainer.run()
     with Average.swapped(trainer.average, model):
         whole = portable(model, trainer.place)
     found = {**result._asdict(), "memory": peak_bytes() - idle, "environment": environment() | {"processes": group.world}}
     group.first(lambda: finish(whole, found, folder))
     return found
+
+
+def lasting(settings: Settings, since: float | None) -> Settings:
+    """With the seconds that are left: to start a process and to read the data takes some of them."""
+    if settings.seconds is None or since is None:
+        return settings
+    left = settings.seconds - (time.time() - since) - WRITING
+    return settings.model_copy(update={"seconds": max(LEAST, left)})
 
 
 def prepare(folder: Path, spec: Spec, made: Task) -> None:

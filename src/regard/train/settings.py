@@ -33,8 +33,8 @@ class Settings(BaseModel):
     clip        the greatest norm of the gradient; None: any
     precision   "float32", or "bfloat16" for autocast
     ema         of the weights that are evaluated, such as 0.999; None: the weights themselves
-    seconds     stop after so long, with the schedule brought to its end by then; None: no limit
-    evaluate    every so many steps, on `examples` of the validation split
+    seconds     for all of the run, its evaluations too, with the schedule brought to its end by then; None: no limit
+    evaluate    every so many steps, on `examples` of the validation split; where `seconds` are given, a short one at each tenth
     patience    stop after so many evaluations without a better one; None: never
     save        a checkpoint every so many steps
     seed        of the weights, of the order of examples, and of dropout

@@ -14,7 +14,7 @@ from regard.train.average import Average
 from regard.train.parallel import Placement
 from regard.train.settings import Settings
 
-FREE = ("steps", "parallel", "tensorboard")  # settings that may change when a run goes on
+FREE = ("steps", "seconds", "parallel", "tensorboard")  # settings that may change when a run goes on
 APART = 1_000_003  # between the seeds of two processes
 
 
