@@ -21,6 +21,7 @@ from torch import Tensor
 from regard.attend import flex, reference, sdpa, sparse
 from regard.attend import fused as kernel
 from regard.attend.call import Call, make_call
+from regard.cache import folder
 from regard.layout import Layout, layout
 from regard.pattern import Band, Full, Pattern
 
@@ -120,9 +121,8 @@ def calibration() -> Costs:
 
 
 def _cache_file() -> Path:
-    root = os.environ.get("REGARD_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "regard")
     machine = f"{platform.machine()}-{os.cpu_count()}-torch{torch.__version__}-{torch.get_num_threads()}threads"
-    return Path(root) / f"costs2-{machine}.json"  # 2: what a unit of work is has changed once
+    return folder() / f"costs2-{machine}.json"  # 2: what a unit of work is has changed once
 
 
 def _read(path: Path) -> Costs | None:
