@@ -117,11 +117,11 @@ ALL = {**ENCODERS, **DECODERS, **PAIRS, **{name: entry[:3] for name, entry in OT
 
 
 def build(family: str, implementation: str = "eager", **changes: object):
-    """A model with weights by a seed; 64-bit, so that differences are errors and not rounding."""
+    """A model with weights by a seed."""
     import transformers
 
     kind, config, arguments = ALL[family]
     torch.manual_seed(0)
     made = getattr(transformers, config)(**{**arguments, **changes})
     model = getattr(transformers, kind)._from_config(made, attn_implementation=implementation)
-    return model.double().eval()
+    return model.eval()
