@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from typing import Any
 
-try:
-    import transformers.masking_utils
-except ImportError as error:
-    raise ImportError("regard.hub needs transformers, with its AttentionInterface: pip install 'regard[hf]'") from error
-
 from regard.hub.names import make
-from regard.hub.setting import ensure, install
+
+try:
+    from regard.hub.setting import ensure, install
+except ImportError as error:
+    if (error.name or "").partition(".")[0] != "transformers":
+        raise
+    raise ImportError("regard.hub needs transformers, 5 or newer: pip install 'regard[hf]'", name="transformers") from error
 
 __all__ = ["NAMES", "register"]
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from transformers.utils.output_capturing import _active_collector
 
 from regard.attend import attend
 from regard.attentions import SoftmaxAttention
@@ -88,9 +89,7 @@ def forward(
 
 def asked_for_maps(kwargs: dict[str, Any]) -> bool:
     """Whether the caller wants attention maps: some models say so to the layer, others only collect what it returns."""
-    from transformers.utils import output_capturing
-
-    collected = output_capturing._active_collector.get()
+    collected = _active_collector.get()  # type: ignore[no-untyped-call]
     return bool(kwargs.get("output_attentions")) or any("attentions" in name for name in collected or ())
 
 
@@ -122,9 +121,9 @@ def run(spec: Spec, inner: Attention, work: Work, rule: Rule | None, mask: Tenso
     if rule is None:
         assert mask is not None
         return _dense(spec, inner, work, mask)
-    if inner.length is not None and rule.q_at + work.q.shape[2] > inner.length:
-        end = rule.q_at + work.q.shape[2]
-        raise ValueError(f"{spec} was built for at most {inner.length} positions, and the sequence has {end}: give length={end}")
+    end = rule.q_at + work.q.shape[2]
+    if inner.length is not None and end > inner.length:
+        raise ValueError(f"{spec} was built for {inner.length} positions at most, and the sequence has {end}: say length={end}")
     work, rule = _trimmed(work, rule)
     if rule.first is None or shiftless(inner):
         return _at(spec, inner, work, rule)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import masking_utils as theirs
 
@@ -49,7 +50,7 @@ class Mask(Tensor):
     @staticmethod
     def __new__(cls, rule: Rule, shape: tuple[int, int, int, int], device: torch.device) -> Mask:
         """Takes no memory for its n × m."""
-        self = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)  # type: ignore[attr-defined]
+        self = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
         self.rule = rule
         return self
 
@@ -61,10 +62,10 @@ class Mask(Tensor):
         b, _, n, m = self.shape
         return self.rule.dense(n, m, self.device).expand(b, 1, n, m)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Any operation works on the dense mask."""
         spread = torch.utils._pytree.tree_map_only(Mask, Mask.dense, (args, kwargs or {}))
         return func(*spread[0], **spread[1])
@@ -81,10 +82,13 @@ def mask_function(
     """
     pattern = read(mask_function)
     if pattern is None or torch.compiler.is_compiling():
-        asked = {**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return theirs.sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device=device, **asked
-        )
+        kwargs |= {"q_offset": q_offset, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "device": device}
+        dense = theirs.sdpa_mask(
+            batch_size, q_length, kv_length, kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
+            **kwargs,
+        )  # fmt: skip
+        assert dense is not None  # since it may leave nothing out
+        return dense
     at, last = int(q_offset), max(int(q_offset) + q_length, kv_offset + kv_length)
     real, first = _padding(attention_mask, kv_length, kv_offset)
     rule = Rule(_simplest(pattern, last), _hides_future(pattern), real, first, at, kv_offset)
@@ -95,7 +99,7 @@ def _padding(mask: Tensor | None, m: int, k_at: int) -> tuple[Tensor | None, Ten
     """Which of the keys of a call are real, and where each example begins; None where there is nothing to say."""
     if mask is None:
         return None, None
-    whole = theirs.prepare_padding_mask(mask, m, k_at)
+    whole = F.pad(mask, (0, max(0, k_at + m - mask.shape[1])))
     real, first = whole[:, k_at : k_at + m], whole.int().argmax(1)
     return None if real.all() else real, first if first.any() else None
 

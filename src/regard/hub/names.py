@@ -138,7 +138,7 @@ def make(recipe: str, /, **arguments: Any) -> Spec:
 def try_out(spec: Spec) -> Attention:
     """A small one, so that what is wrong with a name shows before there is a model."""
     _check_kind(spec.recipe)
-    return spec.build(**TRIAL, causal=get(spec.recipe).forms()[0])  # type: ignore[arg-type]
+    return spec.build(**TRIAL, causal=get(spec.recipe).forms()[0])
 
 
 def why_not(mixer: Mixer) -> str | None:

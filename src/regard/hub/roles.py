@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
@@ -17,12 +18,12 @@ ELSEWHERE = re.compile(r"cross_?att|encoder_att|enc_?dec_?att|co_?attention", re
 CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask"}
 OTHER_MASKS = {"create_bidirectional_mask", "create_bidirectional_sliding_window_mask"}
 
-_cross: WeakSet[nn.Module] = WeakSet()
-_causal: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_cross: WeakSet[Any] = WeakSet()
+_causal: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 @lru_cache(4096)
-def _words(kind: type) -> frozenset[str]:
+def _words(kind: Any) -> frozenset[str]:
     """The names that the methods of a class use."""
     own = [f for base in kind.__mro__ if base not in nn.Module.__mro__ for f in vars(base).values() if inspect.isroutine(f)]
     codes = [getattr(inspect.unwrap(f), "__code__", None) for f in own if callable(f)]
@@ -30,9 +31,9 @@ def _words(kind: type) -> frozenset[str]:
 
 
 @lru_cache(4096)
-def asks(kind: type) -> bool:
+def asks(kind: Any) -> bool:
     """Whether modules of this class ask the interface for their attention."""
-    code = getattr(inspect.unwrap(kind.forward), "__code__", None)  # type: ignore[attr-defined]
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
@@ -52,8 +53,8 @@ def stubborn(model: nn.Module) -> list[nn.Module]:
         yield from found
         kind = type(module)
         projects = any(type(child).__name__ in ("Linear", "Conv1D", "Conv2d") for child in module.children())
-        mine = kind.__module__.split(".")[0] == own
-        if mine and projects and not found and "Attention" in kind.__name__ and not any(asks(type(x)) for x in module.modules()):
+        named = "Attention" in kind.__name__ and kind.__module__.split(".")[0] == own
+        if named and projects and not found and not layers(module):
             yield module
 
     return list(walk(model))
@@ -108,3 +109,11 @@ def is_among_causal(module: nn.Module) -> bool:
 def length_of(module: nn.Module) -> int | None:
     """The longest sequence that the configuration of a layer, or of a model, speaks of."""
     return getattr(getattr(module, "config", None), "max_position_embeddings", None)
+
+
+def has_window(module: nn.Module) -> bool:
+    """Whether a layer sees a window of its own; some tell it themselves, others leave it to the configuration."""
+    config = getattr(module, "config", None)
+    by_layer = getattr(config, "layer_types", None)
+    of_config = getattr(config, "sliding_window", None) if by_layer is None or "sliding_attention" in by_layer else None
+    return bool(getattr(module, "sliding_window", of_config))

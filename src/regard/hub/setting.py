@@ -95,7 +95,7 @@ def _why_not(inner: Attention, module: nn.Module, cross: bool) -> str | None:
         return "caps its scores, which {spec} cannot"
     if isinstance(getattr(module, "sinks", None), nn.Parameter):
         return "has learned sinks beside its keys, which {spec} cannot"
-    if getattr(module, "sliding_window", None) and not isinstance(inner, Cached):
+    if roles.has_window(module) and not isinstance(inner, Cached):
         return "sees a window of its own, and {spec} sees all keys or all before it"
     biased = hasattr(module, "has_relative_attention_bias")
     if biased and (not isinstance(inner, SoftmaxAttention) or inner.prior is not None):
@@ -159,7 +159,7 @@ def _flat(asked: Any) -> Iterator[Any]:
 def _configs(model: PreTrainedModel) -> list[Any]:
     """Every configuration in a model, its parts' too."""
     found: dict[int, Any] = {}
-    waiting = [sub.config for sub in _models(model)]
+    waiting: list[Any] = [sub.config for sub in _models(model)]
     while waiting:
         config = waiting.pop()
         if config is not None and id(config) not in found:
