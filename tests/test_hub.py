@@ -178,6 +178,38 @@ def test_padding_changes_nothing_in_an_encoder(name: str, side: str) -> None:
             torch.testing.assert_close(y[keep], model(row[keep][None]).last_hidden_state[0], **CLOSE)
 
 
+@pytest.mark.parametrize(
+    "name", ["vanilla", "linear", "performer?features=8", "top_k?k=3", "sinks?sinks=1&window=3&cross=linear"]
+)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_another_sequence_changes_nothing(name: str, side: str) -> None:
+    """BART: the padding is the encoder's, the queries are the decoder's; as many tokens on both sides, which hides mistakes."""
+    model = small.build("bart", f"regard:{name}")
+    hidden = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(4))
+    mask, ids = small.padding(side).bool(), small.ids(3, 12, seed=6)
+    with torch.no_grad():
+        found = model.model.decoder(ids, encoder_hidden_states=hidden, encoder_attention_mask=mask).last_hidden_state
+        for i, keep in enumerate(mask):
+            alone = model.model.decoder(ids[i : i + 1], encoder_hidden_states=hidden[i : i + 1, keep]).last_hidden_state
+            torch.testing.assert_close(found[i], alone[0], **CLOSE)
+
+
+def test_addends_are_those_of_the_dense_path() -> None:
+    """Long enough for tiles: the bias of a layer is looked up inside them."""
+    from regard import Band, attend
+    from regard.hub.functions import Given
+
+    make = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 300, 8, generator=make, dtype=torch.float64)
+    prior = Given(torch.randn(1, 2, 300, 300, generator=make, dtype=torch.float64), 7, 7)
+    mask = torch.arange(300) < torch.tensor([[300], [211]])
+    found = [
+        attend(q, k, v, pattern=Band(9, 4), prior=prior, mask=mask, q_at=7, k_at=7, backend=backend)
+        for backend in ("reference", "sparse")
+    ]
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_packed_examples_do_not_see_each_other() -> None:
     model, ids = small.build("llama", "regard:local?window=3"), small.ids(1, 12)
     places = torch.cat((torch.arange(5), torch.arange(7)))[None]

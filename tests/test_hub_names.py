@@ -116,6 +116,7 @@ def test_halves_of_a_model_may_differ() -> None:
         ("clip", "nystrom", "is causal"),
         ("llama", "bigbird?globals=2", "give globals=0"),
         ("bart", "local", "looks at another sequence.*cross=vanilla"),
+        ("bart", "global_tokens", "where the queries stand.*cross=vanilla"),
         ("whisper", "local", "looks at another sequence.*cross=vanilla"),
         ("t5", "linear", "adds a position bias"),
         ("mistral", "linear", "sees a window of its own"),

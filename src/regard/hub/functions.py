@@ -21,7 +21,7 @@ from regard.attentions.cached import Cached, Place
 from regard.common import blanked
 from regard.errors import Unsupported
 from regard.hub.masks import Rule, as_bool, meet, rule_of
-from regard.hub.names import Spec, shiftless
+from regard.hub.names import Spec, shiftless, why_not_cross
 from regard.hub.roles import is_causal as calls_itself_causal
 from regard.hub.roles import is_cross, length_of
 from regard.mixer import Attention, identity
@@ -48,6 +48,7 @@ class Work(NamedTuple):
     scale: float
     dropout: float
     bias: Tensor | None  # (b or 1, h, n, m), an addend to the scores
+    cross: bool  # whether the keys are those of another sequence
 
 
 class Given(Prior):
@@ -74,14 +75,16 @@ def forward(
             raise Unsupported(f"{spec}: {type(module).__name__} {reason}")
     n, m, width = query.shape[2], key.shape[2], query.shape[3]
     causal = calls_itself_causal(module) if is_causal is None else is_causal
+    rule = rule_of(attention_mask, n, m, causal=causal and not is_cross(module))
+    causal = causal if rule is None else rule.causal
     cross = is_cross(module) or (n != m and not causal)
-    rule = rule_of(attention_mask, n, m, causal=causal and not cross)
     spec = spec.for_cross if cross else spec
-    inner = attention_of(spec, module, query, causal=not cross and (causal if rule is None else rule.causal))
-    if cross and not inner.can.cross:
-        raise Unsupported(f"{spec} cannot look at another sequence: {inner.can.reason('cross')}")
+    inner = attention_of(spec, module, query, causal=causal and not cross)
+    reason = why_not_cross(inner) if cross else None
+    if reason is not None:
+        raise Unsupported(f"{spec} cannot look at another sequence: {reason}")
     scale = 1 / math.sqrt(width) if scaling is None else float(scaling)
-    work = Work(query, key, value, scale, dropout, position_bias)
+    work = Work(query, key, value, scale, dropout, position_bias, cross)
     out = run(spec, inner, work, rule, attention_mask)
     maps = _maps(spec, inner, work, rule, attention_mask) if asked_for_maps(kwargs) else None
     return out.transpose(1, 2).contiguous(), maps
@@ -142,21 +145,25 @@ def _trimmed(work: Work, rule: Rule) -> tuple[Work, Rule]:
 
 
 def _from_their_starts(spec: Spec, inner: Attention, work: Work, rule: Rule) -> Tensor:
-    """Examples that begin with padding, each counted from its first token: those that begin alike share a call."""
+    """Examples that begin with padding, each counted from its first token: those that begin alike share a call.
+
+    Where the keys are those of another sequence, so is the padding, and the queries stay where they are.
+    """
     assert rule.first is not None
     b, h, n, _ = work.q.shape
     out = work.v.new_zeros(b, h, n, work.v.shape[3])
     starts = rule.first.expand(b)
     for start in starts.unique().tolist():
         rows = (starts == start).nonzero()[:, 0]
-        i, j = max(0, start - rule.q_at), max(0, start - rule.k_at)
+        i, j = 0 if work.cross else max(0, start - rule.q_at), max(0, start - rule.k_at)
         if i >= n or j >= work.k.shape[2]:
             continue
         q, k, v = work.q[rows, :, i:], work.k[rows, :, j:], work.v[rows, :, j:]
         bias = None if work.bias is None else work.bias.expand(b, -1, -1, -1)[rows, :, i:, j:]
         real = None if rule.real is None else rule.real.expand(b, -1)[rows, j:]
         real = None if real is None or real.all() else real
-        moved = rule._replace(real=real, first=None, q_at=rule.q_at + i - start, k_at=rule.k_at + j - start)
+        q_at = rule.q_at if work.cross else rule.q_at + i - start
+        moved = rule._replace(real=real, first=None, q_at=q_at, k_at=rule.k_at + j - start)
         out[rows, :, i:] = _at(spec, inner, work._replace(q=q, k=k, v=v, bias=bias), moved)
     return out
 
@@ -172,30 +179,30 @@ def _at(spec: Spec, inner: Attention, work: Work, rule: Rule) -> Tensor:
         return attend(
             work.q, work.k, work.v, pattern=pattern, prior=prior, mask=real, scale=work.scale, q_at=rule.q_at, k_at=rule.k_at
         )
-    q, k, v = _alike(inner, work)
+    work = _alike(inner, work)
     if isinstance(inner, Cached):
-        return inner.over(q, k, v, Place(meet(inner.pattern, rule.pattern), rule.q_at, rule.k_at), mask=real)
-    return _whole(spec, inner, q, k, v, rule._replace(real=real))
+        place = Place(meet(inner.pattern, rule.pattern), rule.q_at, rule.k_at)
+        return inner.over(work.q, work.k, work.v, place, mask=real)
+    return _whole(spec, inner, work, rule._replace(real=real))
 
 
-def _alike(inner: Attention, work: Work) -> tuple[Tensor, Tensor, Tensor]:
+def _alike(inner: Attention, work: Work) -> Work:
     """Queries whose scores over √e are the layer's, and as many heads of keys and values where the attention needs them."""
     own = 1 / math.sqrt(work.q.shape[3])
     q = work.q if math.isclose(work.scale, own) else work.q * (work.scale / own)
-    share = q.shape[1] // work.k.shape[1]
-    if inner.shares or share == 1:
-        return q, work.k, work.v
-    return q, work.k.repeat_interleave(share, 1), work.v.repeat_interleave(share, 1)
+    share = 1 if inner.shares else q.shape[1] // work.k.shape[1]
+    k, v = (x if share == 1 else x.repeat_interleave(share, 1) for x in (work.k, work.v))
+    return work._replace(q=q, k=k, v=v)
 
 
-def _whole(spec: Spec, inner: Attention, q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
-    """Attentions that take a whole sequence.  The last queries of one are given as many blank ones in front of them."""
-    n, m = q.shape[2], k.shape[2]
+def _whole(spec: Spec, inner: Attention, work: Work, rule: Rule) -> Tensor:
+    """Attentions that take a whole sequence.  If there are only its last queries, blank ones are put in front of them."""
+    q, k, v, n, m = work.q, work.k, work.v, work.q.shape[2], work.k.shape[2]
     if rule.k_at or rule.pattern != (Causal() if rule.causal else Full()):
         raise Unsupported(f"{spec} sees all keys or all before it, and this layer sees a window: {rule.pattern!r}")
     if rule.real is not None:
         k, v = blanked(k, rule.real[:, None]), blanked(v, rule.real[:, None])
-    more = {"real": rule.real} if inner.asks_queries and rule.real is not None and n == m else {}
+    more = {"real": rule.real} if inner.asks_queries and rule.real is not None and n == m and not work.cross else {}
     if rule.causal and n == 1 and inner.can.cross:  # the last query sees all
         return inner.attend(q, k, v, mask=rule.real)[0]
     if rule.causal and n < m:

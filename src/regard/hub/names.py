@@ -20,6 +20,7 @@ from torch import nn
 from regard.attentions.cached import Cached
 from regard.errors import Unsupported, nearest
 from regard.mixer import Attention, Mixer, MultiHead
+from regard.pattern import Band, Full, Keys
 from regard.registry import create, get, list_recipes
 
 PREFIX = "regard:"
@@ -128,9 +129,9 @@ def make(recipe: str, /, **arguments: Any) -> Spec:
     spec = Spec(recipe, tuple(sorted(values.items())), cross)
     try_out(spec)
     if cross is not None:
-        inner = try_out(spec.for_cross)
-        if not inner.can.cross:
-            raise Unsupported(f"cross={cross}: {cross} cannot look at another sequence: {inner.can.reason('cross')}")
+        reason = why_not_cross(try_out(spec.for_cross))
+        if reason is not None:
+            raise Unsupported(f"cross={cross}: {cross} cannot look at another sequence: {reason}")
     return spec
 
 
@@ -173,6 +174,13 @@ def _learned(inner: Attention, heads: int, width: int) -> list[str]:
     return [name for name, x in trained.named_buffers() if name in before and not torch.equal(x, before[name])]
 
 
+def why_not_cross(inner: Attention) -> str | None:
+    """Why an attention cannot serve a layer that looks at another sequence; None: it can."""
+    if inner.can.cross and isinstance(inner, Cached) and not all(isinstance(x, Full | Keys) for x in inner.pattern.leaves()):
+        return "its pattern goes by where the queries stand, and that is not told for such layers"
+    return inner.can.reason("cross")
+
+
 def suitable() -> list[str]:
     """The recipes that can be attention functions, asked of each."""
     found = []
@@ -187,4 +195,4 @@ def suitable() -> list[str]:
 
 def shiftless(inner: Attention) -> bool:
     """Whether it matters where a sequence begins: windows and full attention do not care."""
-    return isinstance(inner, Cached) and all(type(leaf).__name__ in ("Full", "Band") for leaf in inner.pattern.leaves())
+    return isinstance(inner, Cached) and all(isinstance(leaf, Full | Band) for leaf in inner.pattern.leaves())

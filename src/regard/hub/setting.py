@@ -88,9 +88,10 @@ def _check_layer(spec: Spec, where: str, module: nn.Module) -> None:
 
 def _why_not(inner: Attention, module: nn.Module, cross: bool) -> str | None:
     """What a layer asks for that an attention cannot give."""
-    if cross and not inner.can.cross:
+    elsewhere = names.why_not_cross(inner) if cross else None
+    if elsewhere is not None:
         dense = "cross=vanilla in the name leaves such layers dense"
-        return f"looks at another sequence, and {{spec}} cannot: {inner.can.reason('cross')}; {dense}"
+        return f"looks at another sequence, and {{spec}} cannot: {elsewhere}; {dense}"
     if getattr(module, "attn_logit_softcapping", None):
         return "caps its scores, which {spec} cannot"
     if isinstance(getattr(module, "sinks", None), nn.Parameter):
