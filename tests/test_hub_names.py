@@ -106,6 +106,18 @@ def test_halves_of_a_model_may_differ() -> None:
     torch.testing.assert_close(model(**given).logits_per_text, expected, atol=3e-6, rtol=1e-5)
 
 
+def test_a_half_that_does_not_ask_is_refused() -> None:
+    """The text half of BLIP has an attention of its own; its pictures take the name."""
+    text = {**small.SMALL, "encoder_hidden_size": 32}
+    vision = {**small.SIDE, "image_size": 16, "patch_size": 8}
+    model = transformers.BlipModel(transformers.BlipConfig(text_config=text, vision_config=vision, projection_dim=16))
+    before = [config._attn_implementation for config in regard.hub.setting._configs(model)]
+    for asked in ("regard:vanilla", {"text_config": "regard:vanilla"}):
+        with pytest.raises(Unsupported, match=r"does not ask .*regard\.swap"):
+            model.set_attn_implementation(asked)
+        assert before == [config._attn_implementation for config in regard.hub.setting._configs(model)]
+
+
 # ---------------------------------------------------------------------------------------------- refused when set
 @pytest.mark.parametrize(
     ("family", "name", "reason"),

@@ -80,9 +80,9 @@ def forward(
     cross = is_cross(module) or (n != m and not causal)
     spec = spec.for_cross if cross else spec
     inner = attention_of(spec, module, query, causal=causal and not cross)
-    reason = why_not_cross(inner) if cross else None
-    if reason is not None:
-        raise Unsupported(f"{spec} cannot look at another sequence: {reason}")
+    refusal = why_not_cross(inner) if cross else None
+    if refusal is not None:
+        raise Unsupported(f"{spec} cannot look at another sequence: {refusal}")
     scale = 1 / math.sqrt(width) if scaling is None else float(scaling)
     work = Work(query, key, value, scale, dropout, position_bias, cross)
     out = run(spec, inner, work, rule, attention_mask)

@@ -30,8 +30,7 @@ def _words(kind: Any) -> frozenset[str]:
     return frozenset(name for code in codes if code is not None for name in code.co_names)
 
 
-@lru_cache(4096)
-def asks(kind: Any) -> bool:
+def asks(kind: type[nn.Module]) -> bool:
     """Whether modules of this class ask the interface for their attention."""
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names

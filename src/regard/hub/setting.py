@@ -137,16 +137,26 @@ def _set(original: Callable[..., None], model: PreTrainedModel, asked: str | dic
         return original(asked, *args, **kwargs)
     for name in ours:
         ensure(name)
-    if isinstance(asked, str) and not model._can_set_attn_implementation():
-        raise Unsupported(f"{asked}: {type(model).__name__} {NOT_ASKED}; {SWAP}")
     before = [(config, config._attn_implementation_internal) for config in _configs(model)]
     try:
         original(asked, *args, **kwargs)
+        _check_taken(asked, ours, model)
         check(model)
     except BaseException:
         for config, name in before:
             config._attn_implementation_internal = name
         raise
+
+
+def _check_taken(asked: str | dict[str, Any], ours: list[str], model: PreTrainedModel) -> None:
+    """Where a part of a model does not ask for its attention, transformers warns and goes on; we do not."""
+    for part in _models(model) if isinstance(asked, str) else ():
+        if part.config._attn_implementation != asked:
+            raise Unsupported(f"{asked}: {type(part).__name__} {NOT_ASKED}; {SWAP}")
+    taken = {config._attn_implementation for config in _configs(model)}
+    for name in ours:
+        if name not in taken:
+            raise Unsupported(f"{name}: the part of {type(model).__name__} that it is for {NOT_ASKED}; {SWAP}")
 
 
 def _flat(asked: Any) -> Iterator[Any]:
