@@ -1,0 +1,243 @@
+"""The attention function that transformers calls in every layer: heads in, heads out, by the recipe that a name asks for.
+
+query (b h n e), key and value (b g m e), where g divides h -> (b n h e), and the map (b h n m) where it was asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from transformers.utils.output_capturing import _active_collector
+
+from regard.attend import attend
+from regard.attentions import SoftmaxAttention
+from regard.attentions.cached import Cached, Place
+from regard.common import blanked
+from regard.errors import Unsupported
+from regard.hub.masks import Rule, as_bool, meet, rule_of
+from regard.hub.names import Spec, shiftless, why_not_cross
+from regard.hub.roles import is_causal as calls_itself_causal
+from regard.hub.roles import is_cross, length_of
+from regard.mixer import Attention, identity
+from regard.pattern import Causal, Full
+from regard.prior import Prior
+
+REFUSED = {
+    "softcap": "caps its scores, and that is not softmax attention of queries and keys",
+    "s_aux": "adds a learned sink to its scores",
+    "cu_seq_lens_q": "packs its examples into one row, by cu_seq_lens",
+    "block_indices": "brings its own choice of keys",
+    "cache": "keeps its keys in pages",
+}
+
+_built: WeakKeyDictionary[nn.Module, dict[Any, Attention]] = WeakKeyDictionary()
+
+
+class Work(NamedTuple):
+    """One call: heads q (b h n e), k (b g m e) and v (b g m f), and what the layer said beside them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    dropout: float
+    bias: Tensor | None  # (b or 1, h, n, m), an addend to the scores
+    cross: bool  # whether the keys are those of another sequence
+
+
+class Given(Prior):
+    """Addends that the layer computed, (b or 1, h, n, m), for queries from position `q_at` on and keys from `k_at` on."""
+
+    def __init__(self, bias: Tensor, q_at: int, k_at: int) -> None:
+        super().__init__()
+        self.bias, self.q_at, self.k_at = bias, q_at, k_at
+
+    def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """Look them up."""
+        return self.bias[:, :, q_pos - self.q_at, k_pos - self.k_at]
+
+
+@_disable_dynamo
+def forward(
+    spec: Spec, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
+    position_bias: Tensor | None = None, **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The attention of one layer; the signature is that of transformers."""
+    for name, reason in REFUSED.items():
+        if kwargs.get(name) is not None:
+            raise Unsupported(f"{spec}: {type(module).__name__} {reason}")
+    n, m, width = query.shape[2], key.shape[2], query.shape[3]
+    causal = calls_itself_causal(module) if is_causal is None else is_causal
+    rule = rule_of(attention_mask, n, m, causal=causal and not is_cross(module))
+    causal = causal if rule is None else rule.causal
+    cross = is_cross(module) or (n != m and not causal)
+    spec = spec.for_cross if cross else spec
+    inner = attention_of(spec, module, query, causal=causal and not cross)
+    refusal = why_not_cross(inner) if cross else None
+    if refusal is not None:
+        raise Unsupported(f"{spec} cannot look at another sequence: {refusal}")
+    scale = 1 / math.sqrt(width) if scaling is None else float(scaling)
+    work = Work(query, key, value, scale, dropout, position_bias, cross)
+    out = run(spec, inner, work, rule, attention_mask)
+    maps = _maps(spec, inner, work, rule, attention_mask) if asked_for_maps(kwargs) else None
+    return out.transpose(1, 2).contiguous(), maps
+
+
+def asked_for_maps(kwargs: dict[str, Any]) -> bool:
+    """Whether the caller wants attention maps: some models say so to the layer, others only collect what it returns."""
+    collected = _active_collector.get()  # type: ignore[no-untyped-call]
+    return bool(kwargs.get("output_attentions")) or any("attentions" in name for name in collected or ())
+
+
+def _maps(spec: Spec, inner: Attention, work: Work, rule: Rule | None, mask: Tensor | None) -> Tensor:
+    if not inner.can.maps:
+        raise Unsupported(f"{spec} has no attention map: {inner.can.reason('maps')}")
+    return run(spec, inner, work._replace(v=identity(work.k, work.v), dropout=0.0), rule, mask)
+
+
+def attention_of(spec: Spec, module: nn.Module, query: Tensor, *, causal: bool) -> Attention:
+    """The attention of a layer, built when it is first needed; in training where the layer is."""
+    heads, width = query.shape[1], query.shape[3]
+    known = _built.setdefault(module, {})
+    key = (spec, heads, width, causal, query.device)
+    if key not in known:
+        with torch.inference_mode(False):
+            built = spec.build(heads=heads, width=width, causal=causal, length=length_of(module))
+        known[key] = built.to(query.device)
+    return known[key].train(module.training)
+
+
+# ---------------------------------------------------------------------------------------------- one call
+def run(spec: Spec, inner: Attention, work: Work, rule: Rule | None, mask: Tensor | None) -> Tensor:
+    """(b h n f), by the rule of the call; by the dense mask (b 1 n m) where no rule says the same."""
+    if work.dropout and not isinstance(inner, SoftmaxAttention):
+        raise Unsupported(f"{spec} has no softmax weights to drop: set the attention dropout of the model to 0 for training")
+    if work.bias is not None and (not isinstance(inner, SoftmaxAttention) or inner.prior is not None):
+        raise Unsupported(f"{spec} cannot take the position bias that this layer adds to its scores")
+    if rule is None:
+        assert mask is not None
+        return _dense(spec, inner, work, mask)
+    end = rule.q_at + work.q.shape[2]
+    if inner.length is not None and end > inner.length:
+        raise ValueError(f"{spec} was built for {inner.length} positions at most, and the sequence has {end}: say length={end}")
+    work, rule = _trimmed(work, rule)
+    if rule.first is None or shiftless(inner):
+        return _at(spec, inner, work, rule)
+    return _from_their_starts(spec, inner, work, rule)
+
+
+def _trimmed(work: Work, rule: Rule) -> tuple[Work, Rule]:
+    """Without keys that lie in the future of all queries: a cache of fixed size has them."""
+    end = rule.q_at + work.q.shape[2] - rule.k_at
+    if not rule.causal or end >= work.k.shape[2]:
+        return work, rule
+    bias = None if work.bias is None else work.bias[..., :end]
+    real = None if rule.real is None else rule.real[:, :end]
+    work = work._replace(k=work.k[:, :, :end], v=work.v[:, :, :end], bias=bias)
+    return work, rule._replace(real=None if real is None or real.all() else real)
+
+
+def _from_their_starts(spec: Spec, inner: Attention, work: Work, rule: Rule) -> Tensor:
+    """Examples that begin with padding, each counted from its first token: those that begin alike share a call.
+
+    Where the keys are those of another sequence, so is the padding, and the queries stay where they are.
+    """
+    assert rule.first is not None
+    b, h, n, _ = work.q.shape
+    out = work.v.new_zeros(b, h, n, work.v.shape[3])
+    starts = rule.first.expand(b)
+    for start in starts.unique().tolist():
+        rows = (starts == start).nonzero()[:, 0]
+        i, j = 0 if work.cross else max(0, start - rule.q_at), max(0, start - rule.k_at)
+        if i >= n or j >= work.k.shape[2]:
+            continue
+        q, k, v = work.q[rows, :, i:], work.k[rows, :, j:], work.v[rows, :, j:]
+        bias = None if work.bias is None else work.bias.expand(b, -1, -1, -1)[rows, :, i:, j:]
+        real = None if rule.real is None else rule.real.expand(b, -1)[rows, j:]
+        real = None if real is None or real.all() else real
+        q_at = rule.q_at if work.cross else rule.q_at + i - start
+        moved = rule._replace(real=real, first=None, q_at=q_at, k_at=rule.k_at + j - start)
+        out[rows, :, i:] = _at(spec, inner, work._replace(q=q, k=k, v=v, bias=bias), moved)
+    return out
+
+
+def _at(spec: Spec, inner: Attention, work: Work, rule: Rule) -> Tensor:
+    real = None if rule.real is None else rule.real.expand(work.k.shape[0], -1)
+    if isinstance(inner, SoftmaxAttention):
+        pattern = meet(inner.pattern, rule.pattern)
+        if work.dropout:
+            keep = rule._replace(pattern=pattern, real=real).dense(work.q.shape[2], work.k.shape[2], work.q.device)
+            return _fused(work, keep, _addend(inner, work, rule))
+        prior = inner.prior if work.bias is None else Given(work.bias, rule.q_at, rule.k_at)
+        return attend(
+            work.q, work.k, work.v, pattern=pattern, prior=prior, mask=real, scale=work.scale, q_at=rule.q_at, k_at=rule.k_at
+        )
+    work = _alike(inner, work)
+    if isinstance(inner, Cached):
+        place = Place(meet(inner.pattern, rule.pattern), rule.q_at, rule.k_at)
+        return inner.over(work.q, work.k, work.v, place, mask=real)
+    return _whole(spec, inner, work, rule._replace(real=real))
+
+
+def _alike(inner: Attention, work: Work) -> Work:
+    """Queries whose scores over √e are the layer's, and as many heads of keys and values where the attention needs them."""
+    own = 1 / math.sqrt(work.q.shape[3])
+    q = work.q if math.isclose(work.scale, own) else work.q * (work.scale / own)
+    share = 1 if inner.shares else q.shape[1] // work.k.shape[1]
+    k, v = (x if share == 1 else x.repeat_interleave(share, 1) for x in (work.k, work.v))
+    return work._replace(q=q, k=k, v=v)
+
+
+def _whole(spec: Spec, inner: Attention, work: Work, rule: Rule) -> Tensor:
+    """Attentions that take a whole sequence.  If there are only its last queries, blank ones are put in front of them."""
+    q, k, v, n, m = work.q, work.k, work.v, work.q.shape[2], work.k.shape[2]
+    if rule.k_at or rule.pattern != (Causal() if rule.causal else Full()):
+        raise Unsupported(f"{spec} sees all keys or all before it, and this layer sees a window: {rule.pattern!r}")
+    if rule.real is not None:
+        k, v = blanked(k, rule.real[:, None]), blanked(v, rule.real[:, None])
+    more = {"real": rule.real} if inner.asks_queries and rule.real is not None and n == m and not work.cross else {}
+    if rule.causal and n == 1 and inner.can.cross:  # the last query sees all
+        return inner.attend(q, k, v, mask=rule.real)[0]
+    if rule.causal and n < m:
+        q = F.pad(q, (0, 0, m - n, 0))
+    return inner.attend(q, k, v, causal=rule.causal, mask=rule.real, **more)[0][:, :, -n:]
+
+
+def _dense(spec: Spec, inner: Attention, work: Work, mask: Tensor) -> Tensor:
+    """By a mask of four dimensions that no rule describes, such as that of packed examples."""
+    n, m = work.q.shape[2], work.k.shape[2]
+    if not isinstance(inner, SoftmaxAttention):
+        raise Unsupported(f"{spec} takes padding and causality, and this layer brings another mask, {tuple(mask.shape)}")
+    if inner.pattern == Full() and inner.prior is None:
+        return _fused(work, mask, work.bias)
+    if n != m or not shiftless(inner):
+        raise Unsupported(
+            f"{spec} goes by positions, and a mask of its own, {tuple(mask.shape)}, does not say where each token stands"
+        )
+    at = torch.arange(n, device=work.q.device)
+    keep = inner.pattern.allowed(at[:, None], at[None, :])  # (n m), or (h n m)
+    known = as_bool(mask)
+    met = mask.masked_fill(~keep, -torch.inf) if known is None else known & keep
+    return _fused(work, met, _addend(inner, work, Rule(Full(), False)))
+
+
+def _fused(work: Work, mask: Tensor, addend: Tensor | None) -> Tensor:
+    """Dense attention with dropout, and with an addend to the scores."""
+    k, v = (x.repeat_interleave(work.q.shape[1] // x.shape[1], 1) for x in (work.k, work.v))
+    if addend is not None:
+        mask = (torch.where(mask, addend, -torch.inf) if mask.dtype == torch.bool else mask + addend).to(work.q.dtype)
+    return F.scaled_dot_product_attention(work.q, k, v, mask, work.dropout, scale=work.scale)
+
+
+def _addend(inner: SoftmaxAttention, work: Work, rule: Rule) -> Tensor | None:
+    if inner.prior is None:
+        return work.bias
+    q, k = (torch.arange(x.shape[2], device=x.device) for x in (work.q, work.k))
+    return inner.prior((q + rule.q_at)[:, None], (k + rule.k_at)[None, :], work.q, work.k)
