@@ -47,9 +47,17 @@ def own_registry():
     registry._recipes.update(before)
 
 
+def optional(page: Path) -> set[str]:
+    """The packages of an extra that the code of a page imports."""
+    names = re.findall(r"^(?:import|from) (\w+)", "".join(code for code, _, _ in examples(page)), re.MULTILINE)
+    return set(names) & {"transformers", "datasets", "onnx", "onnxruntime", "altair", "matplotlib"}
+
+
 @pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda page: page.stem)
 def test_code_runs_and_prints_what_is_shown(page):
+    for package in optional(page):
+        pytest.importorskip(package)
     namespace = {"__name__": page.stem}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
