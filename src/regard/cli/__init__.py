@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import regard
+from regard.cli.benching import bench
 from regard.cli.comparing import compare
 from regard.cli.costing import cost_command
 from regard.cli.demo import demo
@@ -33,6 +34,7 @@ app.command("list")(list_command)
 app.command()(show)
 app.command()(gallery)
 app.command("cost")(cost_command)
+app.command()(bench)
 app.command()(demo)
 app.command()(tour)
 

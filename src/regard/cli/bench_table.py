@@ -1,0 +1,122 @@
+"""Tables of a measurement, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from regard.bench.cell import DENSE
+from regard.bench.machine import Peaks
+from regard.bench.run import DONE, Bench, Row
+from regard.bench.stats import Ratio
+
+HEADINGS = ("tokens", "name", "ms", "times faster", "", "seen", "of the model", "MB", "by formula")
+BESIDE = "ours ahead"
+
+
+def tell(found: Bench, to: Console) -> None:
+    """The machine, a table for each way, level and number of threads, and the lengths from which on it pays."""
+    for line in first_lines(found):
+        to.print(Text(line, "yellow" if line.startswith("flagged") else ""), soft_wrap=True)
+    for (way, level, threads), rows in tables(found.rows):
+        to.print()
+        to.print(table(f"{way}, {level}, {_many(threads, 'thread')}", rows))
+        for name, why in reasons(rows):
+            to.print(Text(f"  {name}: {why}", "dim"), soft_wrap=True)
+    to.print()
+    for line in (*crossing(found), *notes(found)):
+        to.print(line, soft_wrap=True)
+    if found.ended != DONE:
+        to.print(Text(f"not all was measured: {found.ended}", "yellow"))
+
+
+def first_lines(found: Bench) -> list[str]:
+    """What the machine can do, and whether it was quiet."""
+    plan = found.plan
+    sizes = f"{plan.batch} x {plan.heads} heads x {plan.width}, float32{', causal' if plan.causal else ''}"
+    flags = dict.fromkeys(flag for load in found.loads for flag in load.flags())
+    return [*map(peak_line, found.peaks), sizes, *(f"flagged: {flag}" for flag in flags)]
+
+
+def peak_line(top: Peaks) -> str:
+    """The two numbers that the model is made of."""
+    return f"{_many(top.threads, 'thread')}: products {top.gemm / 1e9:.0f} GFLOP/s, exponentials {top.exp / 1e9:.2f} G/s"
+
+
+def tables(rows: Sequence[Row]) -> list[tuple[tuple[str, str, int], list[Row]]]:
+    """Rows that stand in one table, the shortest first."""
+    keys = list(dict.fromkeys((row.cell.way, row.cell.level, row.threads) for row in rows))
+    return [(key, [row for row in rows if (row.cell.way, row.cell.level, row.threads) == key]) for key in keys]
+
+
+def table(title: str, rows: Sequence[Row]) -> Table:
+    """Those that were measured; the same dense row once a length."""
+    beside = any(row.of for row in rows)
+    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in (*HEADINGS, *((BESIDE,) if beside else ())):
+        made.add_column(heading, justify="left" if heading == "name" else "right", no_wrap=heading == "name")
+    for row in rows:
+        if row.seconds is not None:
+            made.add_row(*cells(row, beside), style="dim" if row.name == DENSE else "")
+    return made
+
+
+def cells(row: Row, beside: bool) -> list[str]:
+    """A row as text."""
+    faster, interval = _ratio(row.faster)
+    found = [
+        f"{row.cell.length:,}", row.name, _three(1e3 * (row.seconds or 0)), faster, interval,
+        "" if row.density is None else f"{row.density:.1%}", "" if row.reached is None else f"{row.reached:.0%}",
+        "" if row.memory is None else _three(row.memory / 1e6), "" if row.formula is None else _three(row.formula / 1e6),
+    ]  # fmt: skip
+    return found + ([" ".join(_ratio(row.ahead))] if beside else [])
+
+
+def reasons(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    """Why some were not measured, the lengths that share a reason together."""
+    missing = sorted(((row.name, row.why, row.cell.length) for row in rows if row.seconds is None and row.why), key=str)
+    found = []
+    for (name, why), same in groupby(missing, lambda each: each[:2]):
+        lengths = sorted({length for _, _, length in same})
+        found.append((f"{name}, {', '.join(f'{n:,}' for n in lengths)}", str(why)))
+    return found
+
+
+def crossing(found: Bench) -> list[str]:
+    """From which length on each is faster than dense SDPA, where more than one length was measured."""
+    lines = []
+    if len(found.plan.lengths) > 1:
+        for each in found.crossovers():
+            where = f"{each['name']}, {each['way']}, {each['level']}, {_many(each['threads'], 'thread')}"
+            first = each["faster_from"]
+            told = f"none up to {each['up_to']:,}" if first is None else f"from {first:,} on, up to {each['up_to']:,}"
+            lines.append(f"never slower than {DENSE}: {told}  ({where})")
+    return lines
+
+
+def notes(found: Bench) -> list[str]:
+    """What the peers that were measured cannot do."""
+    names = {row.name for row in found.rows if row.of}
+    if not names:
+        return []
+    from regard.bench.peers import PEERS
+
+    known = ((name, PEERS[name].cannot) for name in sorted(names) if name in PEERS)
+    return [f"{name}: {'; '.join(f'{word}: {why}' for word, why in cannot.items())}" for name, cannot in known if cannot]
+
+
+def _ratio(ratio: Ratio | None) -> tuple[str, str]:
+    return ("", "") if ratio is None else (_three(ratio.median), f"[{_three(ratio.low)}, {_three(ratio.high)}]")
+
+
+def _three(value: float) -> str:
+    """Three figures."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
