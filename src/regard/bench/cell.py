@@ -18,6 +18,7 @@ from regard.measure.cost import Cost, cost
 from regard.measure.pairs import pairs
 from regard.mixer import Mixer, MultiHead, merge, split
 from regard.models import Part
+from regard.pattern import Pattern
 from regard.registry import create, get
 from regard.show.build import fitted, heads_of, pattern_of
 from regard.state import State
@@ -165,9 +166,7 @@ class Dense(Contender):
             return Run(lambda: layer.step(x, k, v))
         if cell.level == "layer":
             return of_layer(Projected(cell), cell)
-        return of_heads(
-            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=cell.causal), cell, *[all_heads] * 3
-        )
+        return of_heads(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=cell.causal), cell, *[all_heads] * 3)
 
     def needs(self, cell: Cell) -> Needs:
         """See `Contender`."""
@@ -308,8 +307,8 @@ def _part(found: Cost, cell: Cell) -> Cost:
     return next((part for part in found.parts if part.name == "attend"), found)
 
 
-def _seen(pattern: object, n: int, cell: Cell) -> float:
-    return float(cell.batch * pairs(pattern, n, n, cell.heads)) if n else 0.0  # type: ignore[arg-type]
+def _seen(pattern: Pattern, n: int, cell: Cell) -> float:
+    return float(cell.batch * pairs(pattern, n, n, cell.heads)) if n else 0.0
 
 
 def _heads(mixer: Mixer, cell: Cell) -> int:

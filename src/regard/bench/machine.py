@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -65,10 +66,10 @@ def peaks(*, seconds: float = 0.15) -> Peaks:
     flops, exps = [], []
     for size in CUBES:
         x = torch.randn(size, size)
-        flops.append(2 * size**3 / min(in_turns({"": lambda x=x: x @ x}, seconds)[""]))
+        flops.append(2 * size**3 / min(in_turns({"": partial(torch.mm, x, x)}, seconds)[""]))
     for size in ROWS:
         x, out = -torch.rand(size), torch.empty(size)
-        exps.append(size / min(in_turns({"": lambda x=x, out=out: torch.exp(x, out=out)}, seconds / 3)[""]))
+        exps.append(size / min(in_turns({"": partial(torch.exp, x, out=out)}, seconds / 3)[""]))
     return Peaks(torch.get_num_threads(), max(flops), max(exps))
 
 
@@ -106,7 +107,7 @@ def load(*, seconds: float = 0.5) -> Load:
     """Look at the machine for so long."""
     x = torch.randn(256, 256)
     before, start = _busy(), time.perf_counter()
-    times = in_turns({"": lambda: x @ x}, seconds, most=10**6)[""]
+    times = in_turns({"": partial(torch.mm, x, x)}, seconds, most=10**6)[""]
     after, wall = _busy(), time.perf_counter() - start
     others = None
     if before is not None and after is not None:

@@ -183,7 +183,7 @@ def _compiled() -> Callable[..., Tensor]:
     return made
 
 
-def _flex(cell: Cell, *, part: Part) -> Run:
+def _flex(cell: Cell, part: Part) -> Run:
     pattern = pattern_of(mixer_of(part, cell))
     assert pattern is not None
     blocks = block_mask(pattern, cell.length, cell.length)
@@ -192,11 +192,16 @@ def _flex(cell: Cell, *, part: Part) -> Run:
 
 
 NO_BACKWARD = "FlexAttention has no backward pass on the CPU"
-for _recipe, _given in (("local", {"window": 128}), ("bigbird", {})):
-    peer(
-        f"FlexAttention, compiled: {_recipe}", "torch", _recipe, package="torch", level="kernel",
-        ours=lambda n, given=_given: given, training=NO_BACKWARD,
-    )(partial(_flex, part=Part(name=_recipe, arguments=_given)))  # fmt: skip
+
+
+@peer("FlexAttention window", "torch", "local", level="kernel", ours=lambda n: {"window": 128}, training=NO_BACKWARD)
+def _flex_window(cell: Cell) -> Run:
+    return _flex(cell, Part(name="local", arguments={"window": 128}))
+
+
+@peer("FlexAttention BigBird", "torch", "bigbird", level="kernel", training=NO_BACKWARD)
+def _flex_bigbird(cell: Cell) -> Run:
+    return _flex(cell, Part(name="bigbird"))
 
 
 @peer(

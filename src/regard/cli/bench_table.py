@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
@@ -11,10 +10,10 @@ from rich.text import Text
 
 from regard.bench.cell import DENSE
 from regard.bench.machine import Peaks
-from regard.bench.run import DONE, Bench, Row
+from regard.bench.plan import DONE, Bench, Row
 from regard.bench.stats import Ratio
 
-HEADINGS = ("tokens", "name", "ms", "times faster", "", "seen", "of the model", "MB", "by formula")
+HEADINGS = ("tokens", "name", "ms", "× dense", "", "seen", "of model", "MB", "formula")
 BESIDE = "ours ahead"
 
 
@@ -24,7 +23,8 @@ def tell(found: Bench, to: Console) -> None:
         to.print(Text(line, "yellow" if line.startswith("flagged") else ""), soft_wrap=True)
     for (way, level, threads), rows in tables(found.rows):
         to.print()
-        to.print(table(f"{way}, {level}, {_many(threads, 'thread')}", rows))
+        title = f"{way}, {level}, {_many(threads, 'thread')}"
+        to.print(table(title, rows) if any(row.seconds for row in rows) else f"{title}: nothing was measured")
         for name, why in reasons(rows):
             to.print(Text(f"  {name}: {why}", "dim"), soft_wrap=True)
     to.print()
@@ -58,7 +58,7 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     beside = any(row.of for row in rows)
     made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in (*HEADINGS, *((BESIDE,) if beside else ())):
-        made.add_column(heading, justify="left" if heading == "name" else "right", no_wrap=heading == "name")
+        made.add_column(heading, justify="left" if heading == "name" else "right", no_wrap=True)
     for row in rows:
         if row.seconds is not None:
             made.add_row(*cells(row, beside), style="dim" if row.name == DENSE else "")
@@ -77,25 +77,26 @@ def cells(row: Row, beside: bool) -> list[str]:
 
 
 def reasons(rows: Iterable[Row]) -> list[tuple[str, str]]:
-    """Why some were not measured, the lengths that share a reason together."""
-    missing = sorted(((row.name, row.why, row.cell.length) for row in rows if row.seconds is None and row.why), key=str)
-    found = []
-    for (name, why), same in groupby(missing, lambda each: each[:2]):
-        lengths = sorted({length for _, _, length in same})
-        found.append((f"{name}, {', '.join(f'{n:,}' for n in lengths)}", str(why)))
-    return found
+    """Why some were not measured; those with the same reason at the same lengths together."""
+    lengths: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        if row.why is not None and row.cell.length not in (known := lengths.setdefault((row.why, row.name), [])):
+            known.append(row.cell.length)
+    names: dict[tuple[str, str], list[str]] = {}
+    for (why, name), found in lengths.items():
+        names.setdefault((why, ", ".join(f"{n:,}" for n in found)), []).append(name)
+    return [(f"{', '.join(each)} at {where}", why) for (why, where), each in names.items()]
 
 
 def crossing(found: Bench) -> list[str]:
-    """From which length on each is faster than dense SDPA, where more than one length was measured."""
-    lines = []
-    if len(found.plan.lengths) > 1:
-        for each in found.crossovers():
-            where = f"{each['name']}, {each['way']}, {each['level']}, {_many(each['threads'], 'thread')}"
-            first = each["faster_from"]
-            told = f"none up to {each['up_to']:,}" if first is None else f"from {first:,} on, up to {each['up_to']:,}"
-            lines.append(f"never slower than {DENSE}: {told}  ({where})")
-    return lines
+    """From which length on each is never slower than dense SDPA, where several were measured: a line each, all threads."""
+    lines: dict[str, list[str]] = {}
+    for each in found.crossovers():
+        if each["several"]:
+            told = "never" if each["faster_from"] is None else f"from {each['faster_from']:,} on"
+            key = f"{each['name']}, {each['way']}, {each['level']}, up to {each['up_to']:,} tokens"
+            lines.setdefault(key, []).append(f"{told} with {_many(each['threads'], 'thread')}")
+    return [f"at least as fast as {DENSE}: {', '.join(told)}  ({key})" for key, told in lines.items()]
 
 
 def notes(found: Bench) -> list[str]:

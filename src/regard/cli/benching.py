@@ -12,7 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from regard.bench.cell import LEVELS, WAYS, Contender, Ours
 from regard.bench.machine import cores
-from regard.bench.run import LENGTHS, STOPPED, Bench, Plan, begin, run
+from regard.bench.plan import LENGTHS, STOPPED, Bench, Plan
+from regard.bench.schedule import begin, run
 from regard.cli.arguments import OPTIONS
 from regard.cli.bench_table import tell
 from regard.cli.say import INTERRUPTED, console, print_json, user_errors
