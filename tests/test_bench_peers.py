@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
-from regard.bench.cell import DENSE, Cell, Ours, ready
+from regard.attend.flex import block_mask
+from regard.bench.cell import DENSE, Cell, Ours, mixer_of, ready
 from regard.bench.peers import PEERS, Matched, OurProductKeys, Theirs, groups
 from regard.cli.words import part
 from regard.errors import Unsupported
+from regard.show.build import pattern_of
 
 LENGTH = {"transformers BigBird": 704, "transformers Longformer": 512}  # the shortest that they take
 COMPILED = [name for name in PEERS if name.startswith("FlexAttention")]
@@ -42,12 +45,6 @@ def test_runs_causal(name):
 
 def test_flex_is_our_pattern():
     """Fails if FlexAttention, here not compiled, is given another pattern than ours."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    from regard.attend.flex import block_mask
-    from regard.bench.cell import mixer_of
-    from regard.show.build import pattern_of
-
     cell = Cell("kernel", "forward", 300, heads=2, width=8)
     mixer = mixer_of(part("local:window=128"), cell)
     q, k, v = torch.randn(3, 1, 2, 300, 8).unbind(0)
@@ -77,7 +74,7 @@ def test_fast_transformers_is_our_linear_attention(causal):
     q, k, v = theirs.leaves
     want = theirs.call().transpose(1, 2)
     mixer = Matched("linear", "pytorch-fast-transformers linear, kernel").ours(cell)
-    inner = __import__("regard.bench.cell", fromlist=["mixer_of"]).mixer_of(mixer.part, cell).inner
+    inner = mixer_of(mixer.part, cell).inner
     got = inner.attend(*(t.transpose(1, 2) for t in (q, k, v)), causal=causal)[0]
     torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
 
