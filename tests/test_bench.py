@@ -35,7 +35,7 @@ def quiet(monkeypatch):
     """A machine that seems quiet, whose peaks are known, and no child processes: probes say that all is small and short."""
     monkeypatch.setattr(running, "load", lambda **_: QUIET)
     monkeypatch.setattr(running, "peaks", lambda: TOP)
-    monkeypatch.setattr(running, "warm", lambda: None)
+    monkeypatch.setattr(running, "warm", lambda modules: None)
     monkeypatch.setattr(running, "probe", lambda *_, **__: Probed(1000, 1e-4))
 
 

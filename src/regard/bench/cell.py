@@ -83,6 +83,8 @@ class Contender(ABC):
     label: str
     foreign: bool = False  # somebody else's code
     levels: Sequence[str] = tuple(LEVELS)  # that it has a place at
+    module: str | None = None  # what it imports beside Regard
+    compiles: bool = False  # its first call makes code, and says nothing of the others
 
     @abstractmethod
     def build(self, cell: Cell) -> Run:

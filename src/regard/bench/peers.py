@@ -25,8 +25,11 @@ from regard.models import Part
 from regard.show.build import pattern_of
 
 Build = Callable[[Cell], Run]
+FLEX = "torch.nn.attention.flex_attention"
+HUGGING_FACE = "transformers.models.{0}.modeling_{0}"
 STREAMS = "it has no state from which a stream could go on"
 LEAKS = "padded tokens are not left out in full"
+FILLED = "unless causal, what fills up the last window is attended to"
 NO_MASK = "it takes no padding mask"
 NOT_CAUSAL = "it has no causal form"
 
@@ -64,13 +67,13 @@ PEERS: dict[str, Peer] = {}
 
 
 def peer(
-    name: str, module: str, recipe: str, *, package: str | None = None, level: str = "layer",
+    name: str, module: str, recipe: str, *, level: str = "layer",
     ours: Callable[[int], Mapping[str, Any]] = lambda n: {}, **cannot: str,
 ) -> Callable[[Build], Build]:  # fmt: skip
     """Register the decorated function; see `Peer`."""
 
     def register(build: Build) -> Build:
-        PEERS[name] = Peer(name, build, module, package or name.split()[0], level, recipe, ours, cannot)
+        PEERS[name] = Peer(name, build, module, name.split()[0], level, recipe, ours, cannot)
         return build
 
     return register
@@ -87,6 +90,16 @@ class Theirs(Contender):
     def levels(self) -> tuple[str, ...]:  # type: ignore[override]
         """The one that its adapter is for."""
         return (PEERS[self.label].level,)
+
+    @property
+    def module(self) -> str:  # type: ignore[override]
+        """What its adapter imports."""
+        return PEERS[self.label].module
+
+    @property
+    def compiles(self) -> bool:  # type: ignore[override]
+        """Whether its first call makes code."""
+        return self.module == FLEX
 
     def build(self, cell: Cell) -> Run:
         """See `Contender`."""
@@ -162,14 +175,14 @@ class _Out(nn.Module):
 
 
 # ---------------------------------------------------------------------------------------------- sparse by position
-@peer("local-attention LocalMHA", "local_attention", "local", ours=lambda n: {"window": 128})
+@peer("local-attention LocalMHA", "local_attention", "local", ours=lambda n: {"window": 128}, note=FILLED)
 def _local(cell: Cell) -> Run:
     make = _part("local_attention", "LocalMHA")
     sizes = {"dim": cell.dim, "heads": cell.heads, "dim_head": cell.width, "causal": cell.causal}
     return of_layer(make(**sizes, window_size=128, exact_windowsize=True, use_rotary_pos_emb=False), cell)
 
 
-@peer("local-attention LocalAttention", "local_attention", "local", level="kernel", ours=lambda n: {"window": 128})
+@peer("local-attention LocalAttention", "local_attention", "local", level="kernel", ours=lambda n: {"window": 128}, note=FILLED)
 def _local_heads(cell: Cell) -> Run:
     make = _part("local_attention", "LocalAttention")
     inner = make(window_size=128, causal=cell.causal, exact_windowsize=True, use_rotary_pos_emb=False, autopad=True)
@@ -178,7 +191,7 @@ def _local_heads(cell: Cell) -> Run:
 
 @lru_cache(1)
 def _compiled() -> Callable[..., Tensor]:
-    flex = _part("torch.nn.attention.flex_attention", "flex_attention")
+    flex = _part(FLEX, "flex_attention")
     made: Callable[..., Tensor] = torch.compile(flex, dynamic=False)
     return made
 
@@ -194,22 +207,21 @@ def _flex(cell: Cell, part: Part) -> Run:
 NO_BACKWARD = "FlexAttention has no backward pass on the CPU"
 
 
-@peer("FlexAttention window", "torch", "local", level="kernel", ours=lambda n: {"window": 128}, training=NO_BACKWARD)
+@peer("FlexAttention window", FLEX, "local", level="kernel", ours=lambda n: {"window": 128}, training=NO_BACKWARD)
 def _flex_window(cell: Cell) -> Run:
     return _flex(cell, Part(name="local", arguments={"window": 128}))
 
 
-@peer("FlexAttention BigBird", "torch", "bigbird", level="kernel", training=NO_BACKWARD)
+@peer("FlexAttention BigBird", FLEX, "bigbird", level="kernel", training=NO_BACKWARD)
 def _flex_bigbird(cell: Cell) -> Run:
     return _flex(cell, Part(name="bigbird"))
 
 
 @peer(
-    "transformers Longformer", "transformers", "longformer", ours=lambda n: {"window": 256}, causal=NOT_CAUSAL,
-    note="lengths must be multiples of 512",
+    "transformers Longformer", HUGGING_FACE.format("longformer"), "longformer", ours=lambda n: {"window": 256},
+    causal=NOT_CAUSAL, note="lengths must be multiples of 512",
 )  # fmt: skip
 def _longformer(cell: Cell) -> Run:
-    module = "transformers.models.longformer.modeling_longformer"
     config = _part("transformers", "LongformerConfig")(
         hidden_size=cell.dim, num_attention_heads=cell.heads, num_hidden_layers=1, attention_window=[512],
         attention_probs_dropout_prob=0.0,
@@ -218,24 +230,24 @@ def _longformer(cell: Cell) -> Run:
         raise Unsupported(f"{cell.length:,} tokens are no multiple of its window of 512")
     none = torch.zeros(cell.batch, cell.length)
     given = {"is_index_masked": none < 0, "is_index_global_attn": none > 0, "is_global_attn": False}
-    inner = _part(module, "LongformerSelfAttention")(config, 0)
+    inner = _part(HUGGING_FACE.format("longformer"), "LongformerSelfAttention")(config, 0)
     return of_layer(_Out(inner, cell.dim, lambda inner, x: inner(x, none, **given)[0]), cell)
 
 
-@peer("transformers BigBird", "transformers", "bigbird", causal=NOT_CAUSAL)
+@peer("transformers BigBird", HUGGING_FACE.format("big_bird"), "bigbird", causal=NOT_CAUSAL)
 def _bigbird(cell: Cell) -> Run:
-    module, block = "transformers.models.big_bird.modeling_big_bird", 64
+    block = 64
     config = _part("transformers", "BigBirdConfig")(
         hidden_size=cell.dim, num_attention_heads=cell.heads, block_size=block, num_random_blocks=3,
         attention_probs_dropout_prob=0.0, max_position_embeddings=cell.length,
     )  # fmt: skip
-    if cell.length % block or cell.length < 11 * block:
-        raise Unsupported(f"{cell.length:,} tokens: it takes multiples of {block}, from {11 * block} on")
+    if cell.length % block or cell.length < 12 * block:  # with fewer, its model turns to dense attention
+        raise Unsupported(f"{cell.length:,} tokens: it takes multiples of {block}, from {12 * block} on")
     real = torch.ones(cell.batch, cell.length)
     cut = real.view(cell.batch, -1, block)
     near = torch.cat((cut[:, 1:-3], cut[:, 2:-2], cut[:, 3:-1]), 2)
     band = torch.einsum("blq,blk->blqk", cut[:, 2:-2], near)[:, None]  # made once for all layers, so not timed
-    inner = _part(module, "BigBirdBlockSparseAttention")(config, seed=0)
+    inner = _part(HUGGING_FACE.format("big_bird"), "BigBirdBlockSparseAttention")(config, seed=0)
     masks = (band, real[:, None, :, None], real[:, None, None, :], cut, cut)
     return of_layer(_Out(inner, cell.dim, lambda inner, x: inner(x, *masks)[0]), cell)
 
@@ -268,7 +280,8 @@ def _reformer(cell: Cell) -> Run:
 
 
 @peer(
-    "routing-transformer", "routing_transformer", "routing", mask=LEAKS, note="clusters are chosen by later tokens too",
+    "routing-transformer", "routing_transformer.routing_transformer", "routing", mask=LEAKS,
+    note="clusters are chosen by later tokens too",
     ours=lambda n: {"clusters": max(1, n // 128)},
 )  # fmt: skip
 def _routing(cell: Cell) -> Run:
@@ -297,7 +310,7 @@ def _performer(cell: Cell) -> Run:
     return of_layer(layer, cell)
 
 
-@peer("linear-attention-transformer", "linear_attention_transformer", "efficient")
+@peer("linear-attention-transformer", "linear_attention_transformer.linear_attention_transformer", "efficient")
 def _efficient(cell: Cell) -> Run:
     make = _part("linear_attention_transformer.linear_attention_transformer", "SelfAttention")
     return of_layer(make(cell.dim, heads=cell.heads, causal=cell.causal), cell)
@@ -326,11 +339,11 @@ def _linear(cell: Cell) -> Run:
 
 
 for _level in ("layer", "kernel"):
-    peer(f"pytorch-fast-transformers linear, {_level}", FAST, "linear", level=_level)(_linear)
+    peer(f"pytorch-fast-transformers linear, {_level}", f"{FAST}.builders", "linear", level=_level)(_linear)
 
 
 @peer(
-    "pytorch-fast-transformers clustered", FAST, "clustered", causal=NOT_CAUSAL,
+    "pytorch-fast-transformers clustered", f"{FAST}.builders", "clustered", causal=NOT_CAUSAL,
     ours=lambda n: {"clusters": 100, "bits": 63, "iterations": 10},
 )  # fmt: skip
 def _clustered(cell: Cell) -> Run:
@@ -338,7 +351,7 @@ def _clustered(cell: Cell) -> Run:
 
 
 @peer(
-    "pytorch-fast-transformers improved-clustered", FAST, "clustered_improved", causal=NOT_CAUSAL,
+    "pytorch-fast-transformers improved-clustered", f"{FAST}.builders", "clustered_improved", causal=NOT_CAUSAL,
     ours=lambda n: {"clusters": 100, "top": 32, "bits": 63, "iterations": 10},
 )  # fmt: skip
 def _improved(cell: Cell) -> Run:
@@ -367,32 +380,33 @@ def _memory_compressed(cell: Cell) -> Run:
 
 
 @peer(
-    "transformers Informer", "transformers", "prob_sparse", mask=NO_MASK, causal="later tokens choose which queries attend",
+    "transformers Informer", HUGGING_FACE.format("informer"), "prob_sparse", mask=NO_MASK,
+    causal="later tokens choose which queries attend",
     ours=lambda n: {"factor": 5},
 )  # fmt: skip
 def _informer(cell: Cell) -> Run:
-    make = _part("transformers.models.informer.modeling_informer", "InformerProbSparseAttention")
+    make = _part(HUGGING_FACE.format("informer"), "InformerProbSparseAttention")
     layer = make(cell.dim, cell.heads, sampling_factor=5)
     return of_layer(layer, cell, lambda x: layer(x)[0])
 
 
 # ---------------------------------------------------------------------------------------------- without attention, and memory
-@peer("transformers FNet", "transformers", "fnet", mask=NO_MASK, causal=NOT_CAUSAL)
+@peer("transformers FNet", HUGGING_FACE.format("fnet"), "fnet", mask=NO_MASK, causal=NOT_CAUSAL)
 def _fnet(cell: Cell) -> Run:
-    layer = _part("transformers.models.fnet.modeling_fnet", "FNetBasicFourierTransform")(
+    layer = _part(HUGGING_FACE.format("fnet"), "FNetBasicFourierTransform")(
         _part("transformers", "FNetConfig")(hidden_size=cell.dim)
     )
     return of_layer(layer, cell, lambda x: layer(x)[0])
 
 
-@peer("mlp-mixer-pytorch", "mlp_mixer_pytorch", "mlp_mixer", mask=NO_MASK, causal=NOT_CAUSAL)
+@peer("mlp-mixer-pytorch", "mlp_mixer_pytorch.mlp_mixer_pytorch", "mlp_mixer", mask=NO_MASK, causal=NOT_CAUSAL)
 def _mlp_mixer(cell: Cell) -> Run:
     make = _part("mlp_mixer_pytorch.mlp_mixer_pytorch", "FeedForward")
     hidden = mixer_of(Part(name="mlp_mixer"), cell, device="meta").up.out_features  # type: ignore[union-attr]
     return of_layer(make(cell.length, hidden, 0.0, partial(nn.Conv1d, kernel_size=1)), cell)
 
 
-@peer("g-mlp-pytorch", "g_mlp_pytorch", "gmlp", mask=NO_MASK)
+@peer("g-mlp-pytorch", "g_mlp_pytorch.g_mlp_pytorch", "gmlp", mask=NO_MASK)
 def _gmlp(cell: Cell) -> Run:
     hidden = mixer_of(Part(name="gmlp"), cell, device="meta").up.out_features  # type: ignore[union-attr]
     make = _part("g_mlp_pytorch.g_mlp_pytorch", "gMLPBlock")

@@ -9,7 +9,7 @@ import contextlib
 import multiprocessing
 import time
 from collections.abc import Sequence
-from functools import lru_cache
+from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
@@ -21,6 +21,7 @@ from regard.bench.cell import Cell, Contender, ready
 
 SMALL = 256  # tokens of the call that loads what is loaded only once
 STARTS = 30.0  # seconds that a process may take before it begins
+FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 EXCUSES = (ValueError, TypeError, ImportError, RuntimeError, AssertionError, MemoryError, LookupError, OSError)
 
 
@@ -37,8 +38,8 @@ class Refused(Exception):
 
 def probe(contender: Contender, cell: Cell, *, threads: int, limit: int, seconds: float) -> Probed:
     """Run it once, with at most `limit` bytes and for so many seconds; `Refused` where that is not enough, or it fails."""
-    context, (mine, theirs) = _context(), multiprocessing.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(theirs, contender, cell, threads, limit), daemon=True)
+    mine, theirs = multiprocessing.Pipe(duplex=False)
+    child = _context().Process(target=_child, args=(theirs, contender, cell, threads, limit), daemon=True)
     child.start()
     theirs.close()
     try:
@@ -57,8 +58,13 @@ def probe(contender: Contender, cell: Cell, *, threads: int, limit: int, seconds
     return Probed(*found)
 
 
-def warm() -> None:
-    """Start what starts processes: it takes some seconds, once."""
+def warm(modules: Sequence[str] = ()) -> None:
+    """Import these modules, here and in the server that forks processes: it takes some seconds, once."""
+    for name in modules:
+        with contextlib.suppress(ImportError):  # then a row will say so
+            import_module(name)
+    if FORKS:
+        multiprocessing.set_forkserver_preload(["__main__", __name__, *modules])
     child = _context().Process(target=_nothing, daemon=True)
     child.start()
     child.join()
@@ -68,14 +74,9 @@ def _nothing() -> None:
     """Not a lambda: another process looks it up by its name."""
 
 
-@lru_cache(1)
 def _context() -> ForkServerContext | SpawnContext:
     """Processes that begin with everything imported, and without the threads of this one."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "regard.bench.probe"])
-    return context
+    return multiprocessing.get_context("forkserver") if FORKS else multiprocessing.get_context("spawn")
 
 
 def _child(to: Connection, contender: Contender, cell: Cell, threads: int, limit: int) -> None:
@@ -86,6 +87,8 @@ def _child(to: Connection, contender: Contender, cell: Cell, threads: int, limit
         _limit(limit)
         before = resident("VmRSS")
         call = ready(contender, cell)
+        if contender.compiles:
+            call()
         begin = time.perf_counter()
         call()
         took, peak = time.perf_counter() - begin, resident("VmHWM")

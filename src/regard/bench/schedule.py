@@ -22,7 +22,8 @@ def begin(plan: Plan, *, anyway: bool = False) -> Bench:
     now = load()
     if now.against() and not anyway:
         raise ValueError(f"{'; '.join(now.against())}: wait, or measure --anyway, and the result will be flagged")
-    warm()  # so that it counts to no budget
+    modules = {each.module for group in plan.groups for each in group if each.module is not None}
+    warm(sorted(modules))  # so that it counts to no budget
     found = []
     for count in plan.threads:
         with threads(count):
@@ -50,6 +51,7 @@ class _Todo:
         self.end, self.over = clock() + bench.plan.budget, False
         self.limit = bench.plan.memory or int(SHARE * free_bytes())
         self.took: dict[tuple[str, str, str], tuple[int, float]] = {}  # the longest call so far: tokens and seconds
+        self.seen: dict[tuple[str, Cell], Probed] = {}  # dense attention stands in every group
 
     @property
     def left(self) -> float:
@@ -80,6 +82,8 @@ class _Todo:
 
     def probed(self, contender: Contender, cell: Cell) -> Probed:
         """Of one call, unless it is plain before that it is too long or too large."""
+        if (contender.label, cell) in self.seen:
+            return self.seen[contender.label, cell]
         key, needs = (contender.label, cell.level, cell.way), contender.needs(cell)
         n, took = self.took.get(key, (1, 0.0))
         self.afford(took * max(1.0, cell.length / n))  # no mechanism grows by less
@@ -91,7 +95,7 @@ class _Todo:
             if "a call takes more" in str(refusal):
                 self.took[key], self.over = (cell.length, self.left), True
             raise
-        self.took[key] = (cell.length, found.seconds)
+        self.took[key], self.seen[contender.label, cell] = (cell.length, found.seconds), found
         return found
 
     def afford(self, seconds: float) -> None:
