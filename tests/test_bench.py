@@ -365,7 +365,7 @@ def made_up():
 def test_page():
     """Fails if the page loads something, lets names be markup, or hides a flag or that it is not all."""
     text = page(made_up())
-    for word in ("flagged: other processes take 60%", running.SPENT, "&lt;b&gt;local&lt;/b&gt;", "1.28", "[1.16, 1.42]"):
+    for word in ("flagged before: other processes take 60%", running.SPENT, "&lt;b&gt;local&lt;/b&gt;", "1.28", "[1.16, 1.42]"):
         assert word in text
     assert "<b>local" not in text and "<i>heads" not in text
     assert "default-src &#x27;none&#x27;" in text and "<script src" not in text and "<link" not in text.split("<script")[0]
