@@ -34,7 +34,7 @@ TOP = Peaks(1, 1e11, 1e9)
 def quiet(monkeypatch):
     """A machine that seems quiet, whose peaks are known, and no child processes: probes say that all is small and short."""
     monkeypatch.setattr(running, "load", lambda **_: QUIET)
-    monkeypatch.setattr(running, "peaks", lambda: TOP)
+    monkeypatch.setattr(running, "peaks", lambda **_: TOP)
     monkeypatch.setattr(running, "warm", lambda modules: None)
     monkeypatch.setattr(running, "probe", lambda *_, **__: Probed(1000, 1e-4))
 
@@ -226,7 +226,7 @@ def budgeted(monkeypatch, seconds, *, budget, lengths=(128, 256, 512, 1024)):
         now[0] += seconds(cell.length)
         return Probed(1000, seconds(cell.length))
 
-    def turns(calls, *_):
+    def turns(calls, *_, **__):
         now[0] += (LEAST + 1) * len(calls) * seconds(at[0])
         return {name: [seconds(at[0])] * LEAST for name in calls}
 
@@ -272,7 +272,7 @@ def test_an_interrupt_keeps_what_there_is(monkeypatch, quiet):
     """Fails if Ctrl-C loses rows, or ends as if all were well."""
     turns, seen = running.in_turns, []
 
-    def stop(calls, seconds):
+    def stop(calls, seconds, **_):
         if seen:
             raise KeyboardInterrupt
         seen.append(1)
@@ -334,6 +334,8 @@ def test_table(quiet):
         (["local", "--levels", "kernels"], "did you mean 'kernel'"),
         (["local", "--threads", "9999"], "the cores of this machine"),
         (["local", "--budget", "soon"], "a span of time"),
+        (["local", "--clock", "sun"], "'wall', 'processor'"),
+        (["local", "--clock", "processor", "--threads", "1,2"], "threads must be 1"),
         (["local", "--heads", "0"], "heads must be"),
         (["local", "--page", "/nowhere/at/all.html"], "no folder"),
         (["--peers", "local:window=3"], "write local alone"),

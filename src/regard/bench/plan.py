@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -15,6 +16,7 @@ from regard.errors import check_choice, check_positive, check_whole
 LENGTHS = tuple(1 << power for power in range(7, 17))  # 128 ... 65,536
 LONGEST = 1 << 24
 SCHEMA = 1
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 DONE, SPENT, STOPPED = "done", "the budget was used up", "stopped by hand"
 
 
@@ -25,6 +27,7 @@ class Plan:
     groups    contenders that take turns, dense SDPA beside them; where there are peers, the first is ours
     threads   numbers of threads
     budget    seconds in all; `memory` bytes of one call, a share of what is free unless given
+    clock     "wall"; or "processor", seconds of the processor alone, for one thread on a machine that cannot be had quiet
     """
 
     groups: Sequence[Sequence[Contender]]
@@ -38,6 +41,7 @@ class Plan:
     causal: bool = False
     budget: float = 120.0
     memory: int | None = None
+    clock: str = "wall"
 
     def __post_init__(self) -> None:
         check_whole(1, batch=self.batch, heads=self.heads, width=self.width)
@@ -54,6 +58,9 @@ class Plan:
             check_whole(1, threads=count)
             if count > cores():
                 raise ValueError(f"threads may be at most {cores()}, the cores of this machine, not {count}")
+        check_choice("clock", self.clock, CLOCKS)
+        if self.clock != "wall" and tuple(self.threads) != (1,):
+            raise ValueError("the clock of the processor tells the time of one thread: threads must be 1")
         for name in ("groups", "lengths", "levels", "ways", "threads"):
             if not getattr(self, name):
                 raise ValueError(f"there is nothing to measure: {name} is empty")

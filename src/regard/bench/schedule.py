@@ -9,7 +9,7 @@ from statistics import median
 
 from regard.bench.cell import Cell, Contender, Dense, Needs, ready
 from regard.bench.machine import Peaks, free_bytes, load, peaks, threads
-from regard.bench.plan import DONE, SPENT, STOPPED, Bench, Plan, Row
+from regard.bench.plan import CLOCKS, DONE, SPENT, STOPPED, Bench, Plan, Row
 from regard.bench.probe import EXCUSES, Probed, Refused, probe, warm
 from regard.bench.stats import LEAST, in_turns, ratio
 
@@ -27,7 +27,7 @@ def begin(plan: Plan, *, anyway: bool = False) -> Bench:
     found = []
     for count in plan.threads:
         with threads(count):
-            found.append(peaks())
+            found.append(peaks(clock=CLOCKS[plan.clock]))
     return Bench(plan, found, [now])
 
 
@@ -122,7 +122,7 @@ class _Todo:
             except EXCUSES as error:
                 missing[name] = " ".join(str(error).split())
         order = {c.label: calls[c.label] for c in everyone if c.label in calls}
-        times = in_turns(order, min(LONG, seconds)) if order else {}
+        times = in_turns(order, min(LONG, seconds), clock=CLOCKS[self.plan.clock]) if order else {}
         self.bench.rows += [_row(c, everyone, cell, top, times, known.get(c.label), missing.get(c.label)) for c in everyone]
 
 

@@ -35,14 +35,14 @@ def in_turns(
 ) -> Times:
     """The seconds of each call, A B C A B C ..., after a round to warm up.
 
-    Rounds go on until `seconds` are over or there were `most`; there are always `least`.
+    Rounds go on until `seconds` of the wall are over or there were `most`; there are always `least`.
     """
     for call in calls.values():
         call()
     times: Times = {name: [] for name in calls}
-    start = clock()
+    start = time.perf_counter()
     for done in range(most):
-        if done >= least and clock() - start > seconds:
+        if done >= least and time.perf_counter() - start > seconds:
             break
         for name, call in calls.items():
             begin = clock()

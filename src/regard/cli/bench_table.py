@@ -38,6 +38,7 @@ def first_lines(found: Bench) -> list[str]:
     """What the machine can do, and whether it was quiet."""
     plan = found.plan
     sizes = f"{plan.batch} x {plan.heads} heads x {plan.width}, float32{', causal' if plan.causal else ''}"
+    sizes += "" if plan.clock == "wall" else f", seconds of the {plan.clock}"
     told = (("flagged before", found.loads[:1]), ("flagged after", found.loads[1:]))
     flags = [f"{when}: {'; '.join(load.flags())}" for when, loads in told for load in loads if load.flags()]
     return [*map(peak_line, found.peaks), sizes, *flags]

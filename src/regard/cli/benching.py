@@ -42,6 +42,7 @@ def bench(
     budget: Annotated[str, typer.Option(help="Time for all of it.")] = "2m",
     memory: Annotated[float | None, typer.Option(help="GB that a call may take; 80 % of what is free unless given.")] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Measure a busy machine too; the result is flagged.")] = False,
+    clock: Annotated[str, typer.Option(help="wall; or processor: for one thread, on a machine that is never quiet.")] = "wall",
     page: Annotated[Path | None, typer.Option(help="Write a page with plots to this HTML file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
 ) -> None:
@@ -53,7 +54,7 @@ def bench(
         plan = Plan(
             groups=_groups(names or [], peers), lengths=whole_numbers(lengths) or LENGTHS, ways=_words("way", ways, WAYS),
             levels=_words("level", levels, LEVELS), threads=_threads(threads), batch=batch, heads=heads, width=width,
-            causal=causal, budget=span(budget), memory=None if memory is None else int(memory * 1e9),
+            causal=causal, budget=span(budget), memory=None if memory is None else int(memory * 1e9), clock=clock,
         )  # fmt: skip
         if page is not None and not page.parent.is_dir():
             raise ValueError(f"there is no folder {page.parent} for the page")
