@@ -14,13 +14,14 @@ from regard.attend.choose import calibration
 from regard.bench import Bench, Cell, Dense, Ours, Plan, Row, begin, run
 from regard.bench import machine as machines
 from regard.bench import schedule as running
-from regard.bench.cell import DENSE, LEVELS, WAYS, Contender, Run, mixer_of, not_looking, ready
+from regard.bench.cell import DENSE, LEVELS, WAYS, Contender, Run, ready
+from regard.bench.contenders import mixer_of, not_looking
 from regard.bench.machine import Load, Peaks, cores, load, peaks, threads
 from regard.bench.page import page
 from regard.bench.probe import Probed, Refused, probe
 from regard.bench.stats import LEAST, Ratio, crossover, in_turns, ratio, spread
+from regard.bench.words import crossing, reasons, tables
 from regard.cli import app
-from regard.cli.bench_table import crossing, reasons, tables
 from regard.cli.words import part
 from regard.report import bundle
 from regard.state import bytes_held

@@ -5,7 +5,8 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from regard.attend.flex import block_mask
-from regard.bench.cell import DENSE, Cell, Ours, mixer_of, ready
+from regard.bench.cell import DENSE, Cell, ready
+from regard.bench.contenders import Ours, mixer_of
 from regard.bench.peers import PEERS, Matched, OurProductKeys, Theirs, groups
 from regard.cli.words import part
 from regard.errors import Unsupported

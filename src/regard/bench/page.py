@@ -8,7 +8,7 @@ from pathlib import Path
 from regard.bench.cell import DENSE, LEVELS, WAYS
 from regard.bench.machine import environment
 from regard.bench.plan import DONE, Bench, Row
-from regard.cli.bench_table import BESIDE, HEADINGS, cells, crossing, first_lines, notes, reasons, tables
+from regard.bench.words import BESIDE, HEADINGS, cells, crossing, first_lines, many, notes, reasons, tables
 from regard.report.bundle import MISSING, available
 from regard.report.charts import Chart, growth
 from regard.report.look import Look, legend, looks
@@ -65,7 +65,7 @@ def _pair(key: tuple[str, str, int], rows: Sequence[Row], look: dict[str, Look])
 
 def _title(key: tuple[str, str, int]) -> str:
     way, level, threads = key
-    return f"{way}, {level}, {threads} thread{'' if threads == 1 else 's'}"
+    return f"{way}, {level}, {many(threads, 'thread')}"
 
 
 def _table(key: tuple[str, str, int], rows: Sequence[Row]) -> Safe:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from regard.bench.cell import Cell, Contender, Dense, Needs, ready
+from regard.bench.cell import Cell, Contender, Needs, ready
+from regard.bench.contenders import Dense
 from regard.bench.machine import Peaks, free_bytes, load, peaks, threads
 from regard.bench.plan import CLOCKS, DONE, SPENT, STOPPED, Bench, Plan, Row
 from regard.bench.probe import EXCUSES, Probed, Refused, probe, warm

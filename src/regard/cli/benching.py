@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from regard.bench.cell import LEVELS, WAYS, Contender, Ours
+from regard.bench.cell import LEVELS, WAYS, Contender
+from regard.bench.contenders import Ours
 from regard.bench.machine import cores
 from regard.bench.plan import LENGTHS, STOPPED, Bench, Plan
 from regard.bench.schedule import begin, run

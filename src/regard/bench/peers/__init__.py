@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from regard.bench.cell import Cell, Contender, Needs, Ours, Run, of_layer
+from regard.bench.cell import Cell, Contender, Needs, Run, of_layer
+from regard.bench.contenders import Ours
 from regard.bench.peers import others, sparse
 from regard.bench.peers.registry import FLEX, PEERS, Peer
 from regard.errors import Unsupported, nearest

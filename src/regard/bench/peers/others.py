@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.bench.cell import Cell, Run, mixer_of, of_heads, of_layer
+from regard.bench.cell import Cell, Run, of_heads, of_layer
+from regard.bench.contenders import mixer_of
 from regard.bench.peers.registry import HUGGING_FACE, LEAKS, NO_MASK, NOT_CAUSAL, part_of, peer
 from regard.models import Part
 

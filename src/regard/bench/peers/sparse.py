@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.attend.flex import block_mask
-from regard.bench.cell import Cell, Run, mixer_of, of_heads, of_layer
+from regard.bench.cell import Cell, Run, of_heads, of_layer
+from regard.bench.contenders import mixer_of
 from regard.bench.peers.registry import FILLED, FLEX, HUGGING_FACE, LEAKS, NO_MASK, NOT_CAUSAL, Projecting, part_of, peer
 from regard.errors import Unsupported
 from regard.models import Part
