@@ -67,6 +67,7 @@ def peer(
 
 
 def part_of(name: str, attribute: str) -> Any:
+    """Imported only now."""
     return getattr(import_module(name), attribute)
 
 
