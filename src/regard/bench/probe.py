@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import time
 from collections.abc import Sequence
 from importlib import import_module
@@ -80,6 +81,7 @@ def _context() -> ForkServerContext | SpawnContext:
 
 
 def _child(to: Connection, contender: Contender, cell: Cell, threads: int, limit: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
     torch.set_num_threads(threads)
     try:
         with contextlib.suppress(*EXCUSES):  # it may not know so few tokens; then what it loads counts too
