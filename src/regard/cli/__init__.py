@@ -10,6 +10,7 @@ import typer
 
 import regard
 from regard.cli import started
+from regard.cli.benching import bench
 from regard.cli.comparing import compare
 from regard.cli.costing import cost_command
 from regard.cli.demo import demo
@@ -34,6 +35,7 @@ app.command("list")(list_command)
 app.command()(show)
 app.command()(gallery)
 app.command("cost")(cost_command)
+app.command()(bench)
 app.command()(demo)
 app.command()(tour)
 

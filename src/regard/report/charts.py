@@ -117,20 +117,20 @@ def learning(curves: Sequence[Curve], by: str, metric: str, look: dict[str, Look
     return _finished(alt.layer(*layers), f"validation {title} by {by}, a line for each mechanism")
 
 
-def growth(rows: Sequence[Row], cost: Cost, look: dict[str, Look]) -> Chart:
-    """Cost against length, both logarithmic: a straight line is a power, and its slope the exponent."""
+def growth(points: Sequence[tuple[str, int, float]], words: str, look: dict[str, Look]) -> Chart:
+    """Points (mechanism, length, cost), both axes logarithmic: a straight line is a power, and its slope the exponent."""
     alt = altair()
-    data = [{"mechanism": row.mixer, "length": row.length, "cost": cost.of(row)} for row in rows if cost.of(row) > 0]
-    lengths = sorted({row.length for row in rows})
-    costs = [cost.of(row) for row in rows if cost.of(row) > 0]
+    above = [point for point in points if point[2] > 0]
+    data = [dict(zip(("mechanism", "length", "cost"), point, strict=True)) for point in above]
+    lengths, costs = sorted({length for _, length, _ in points}), [cost for *_, cost in above]
     ticks = alt.Axis(values=lengths, format=",d", labelFlush=False)
     x = alt.X("length:Q", title="tokens", scale=_scale(axis(lengths, margin=0.08, log=True)), axis=ticks)
-    y = alt.Y("cost:Q", title=cost.words, scale=_scale(axis(costs, margin=0.08, log=True)), axis=alt.Axis(tickCount=4))
+    y = alt.Y("cost:Q", title=words, scale=_scale(axis(costs, margin=0.08, log=True)), axis=alt.Axis(tickCount=4))
     base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y)
-    tips = [alt.Tooltip("mechanism:N"), alt.Tooltip("length:Q"), alt.Tooltip("cost:Q", format=",.3g", title=cost.words)]
+    tips = [alt.Tooltip("mechanism:N"), alt.Tooltip("length:Q"), alt.Tooltip("cost:Q", format=",.3g", title=words)]
     line = base.mark_line(strokeWidth=1.8).encode(**_marks(look, shape=False))
     points = base.mark_point(filled=True, size=60, opacity=1).encode(**_marks(look, dash=False), tooltip=tips)
-    return _finished(alt.layer(line, points), f"{cost.words} against length, both logarithmic, a line for each mechanism")
+    return _finished(alt.layer(line, points), f"{words} against length, both logarithmic, a line for each mechanism")
 
 
 # ---------------------------------------------------------------------------------------------- what they share

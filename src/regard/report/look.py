@@ -27,9 +27,8 @@ class Look(NamedTuple):
     dash: tuple[int, ...]
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
+def looks(names: Iterable[str], dense: str = label(DENSE)) -> dict[str, Look]:
     """name -> look; colours come again with another dash and shape, so that no two are alike before 24 of them."""
-    dense = label(DENSE)
     found = {dense: Look(GREY, "circle", DASHES[0])}
     others = [name for name in dict.fromkeys(names) if name not in (dense, CONSTANT)]
     shapes = list(SHAPES)

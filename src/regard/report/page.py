@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -41,30 +42,34 @@ def write(found: Comparison, path: Path) -> int:
 
 def page(found: Comparison) -> str:
     """The whole of it, as HTML."""
-    drawn = available()
-    plots = Plots(found, drawn=drawn)
+    plots = Plots(found, drawn=available())
     parts = [
         recommendations(found), tables(found), plots.tradeoffs(), plots.learning(), plots.scaling(), patterns(found),
         maps(found), samples(found), configurations(found), environment(found), repeat(found),
     ]  # fmt: skip
-    scripts = [tag("script", Safe(text)) for text in (javascript(), _file("draw.js"))] if drawn else []
+    return document("Comparison of mixers", _top(found), parts)
+
+
+def document(title: str, top: Safe, parts: Sequence[Safe]) -> str:
+    """A page of parts, with all that its plots need where they can be drawn, and nothing from elsewhere."""
+    scripts = [tag("script", Safe(text)) for text in (javascript(), _file("draw.js"))] if available() else []
     main = tag("main", *parts)
     size = sum(map(len, (main, *scripts))) / 1e6
     foot = tag("footer", f"Regard {regard.__version__}. One file of about {size:.1f} MB that needs no network.")
     return join(
         Safe("<!doctype html>\n"),
-        tag("html", _head(), tag("body", _top(found), main, foot, *scripts), lang="en"),
+        tag("html", _head(title), tag("body", top, main, foot, *scripts), lang="en"),
     )
 
 
-def _head() -> Safe:
+def _head(title: str) -> Safe:
     return tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("title", "Comparison of mixers · Regard"),
+        tag("title", f"{title} · Regard"),
         tag("style", Safe(_file("style.css"))),
     )
 

@@ -62,14 +62,14 @@ class Plots:
         return self._section("scaling", "Growth with the length", note, pairs)
 
     def _growth(self, rows: list[Row], cost: Cost) -> Callable[[], Chart]:
-        return lambda: growth(rows, cost, self.look)
+        return lambda: growth([(row.mixer, row.length, cost.of(row)) for row in rows], cost.words, self.look)
 
     def _section(self, name: str, title: str, note: str, pairs: list[Pair]) -> Safe:
         if not pairs:
             return section(name, title, tag("p", "No run came to an end."))
         if not self.drawn:
             return section(name, title, tag("p", MISSING, class_="missing"))
-        return section(name, title, tag("p", note, class_="muted"), legend(self.look), *(_pair(*pair) for pair in pairs))
+        return section(name, title, tag("p", note, class_="muted"), legend(self.look), *(side_by_side(*pair) for pair in pairs))
 
 
 def _scored(rows: list[Row]) -> list[Row]:
@@ -82,7 +82,8 @@ def _above_zero(rows: list[Row]) -> list[Cost]:
     return [cost for cost in (TIME, MEMORY) if any(cost.of(row) > 0 for row in rows)]
 
 
-def _pair(title: str, charts: list[Callable[[], Chart]]) -> Safe:
+def side_by_side(title: str, charts: list[Callable[[], Chart]]) -> Safe:
+    """Plots, made one after the other, below a title."""
     figures: list[Inside] = [_figure(chart()) for chart in charts]
     return join(tag("h3", title), tag("div", *figures, class_="pair"))
 

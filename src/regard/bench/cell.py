@@ -1,0 +1,115 @@
+"""What is measured: a call of given sizes, and what a contender has to say for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+LEVELS = {"kernel": "the attention alone, on given queries, keys and values", "layer": "the whole mixer, with its projections"}
+WAYS = {
+    "forward": "without gradients",
+    "training": "forward and backward",
+    "decode": "one token after `length` others, from the state that they left",
+}
+DENSE = "dense SDPA"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The sizes of a call, float32.  A decoded token stands behind `length` others."""
+
+    level: str
+    way: str
+    length: int
+    batch: int = 1
+    heads: int = 8
+    width: int = 64
+    causal: bool = False
+
+    @property
+    def dim(self) -> int:
+        """The width of a token."""
+        return self.heads * self.width
+
+    @property
+    def past(self) -> bool:
+        """Whether no token sees later ones; a stream has none."""
+        return self.causal or self.way == "decode"
+
+
+class Run(NamedTuple):
+    """A call, and the tensors that get gradients from it."""
+
+    call: Callable[[], Tensor]
+    leaves: Sequence[Tensor] = ()
+
+
+class Needs(NamedTuple):
+    """What a call needs by formula: FLOPs of products, exponentials, bytes, and the share of pairs that are seen, if any are.
+
+    Bytes are parameters and what autograd keeps, and for training the gradients too; without gradients less may do.
+    """
+
+    flops: float
+    exps: float
+    bytes: float
+    density: float | None
+
+
+class Contender(ABC):
+    """Something that can run in a cell.  It is a value: another process builds the same from it."""
+
+    label: str
+    foreign: bool = False  # somebody else's code
+    levels: Sequence[str] = tuple(LEVELS)  # that it has a place at
+    module: str | None = None  # what it imports beside Regard
+    compiles: bool = False  # its first call makes code, and says nothing of the others
+
+    @abstractmethod
+    def build(self, cell: Cell) -> Run:
+        """What to run.  ValueError or Unsupported: it cannot, and why."""
+
+    def needs(self, cell: Cell) -> Needs | None:
+        """By formula; None: there is none."""
+        return None
+
+
+def ready(contender: Contender, cell: Cell) -> Callable[[], object]:
+    """The call to be timed, on inputs that are always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        run = contender.build(cell)
+    if cell.way != "training":
+        return torch.no_grad()(run.call)
+    back = torch.ones(run.call().shape)
+
+    def step() -> None:
+        for leaf in run.leaves:
+            leaf.grad = None
+        run.call().backward(back)
+
+    return step
+
+
+def tokens(cell: Cell, count: int | None = None) -> Tensor:
+    """x (b n d), normal numbers."""
+    n = cell.length if count is None else count
+    return torch.randn(cell.batch, n, cell.dim, requires_grad=cell.way == "training")
+
+
+def of_layer(module: nn.Module, cell: Cell, call: Callable[[Tensor], Tensor] | None = None) -> Run:
+    """A whole layer, on tokens; `call` unwraps what it gives, where it is no tensor."""
+    module.train(cell.way == "training")
+    x, apply = tokens(cell), module if call is None else call
+    return Run(lambda: apply(x), [x, *module.parameters()])
+
+
+def of_heads(call: Callable[..., Tensor], cell: Cell, *shapes: Sequence[int], more: Sequence[Tensor] = ()) -> Run:
+    """An attention, on normal numbers of these shapes; `more` are parameters that get gradients too."""
+    given = [torch.randn(*shape, requires_grad=cell.way == "training") for shape in shapes]
+    return Run(lambda: call(*given), [*given, *more])

@@ -1,0 +1,168 @@
+"""Who takes turns: dense attention in plain PyTorch, and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attentions.cached import Cached
+from regard.bench.cell import DENSE, Cell, Contender, Needs, Run, of_heads, of_layer, tokens
+from regard.bench.needs import needs
+from regard.errors import Unsupported
+from regard.mixer import Mixer, MultiHead, merge, split
+from regard.models import Part
+from regard.registry import create, get
+from regard.show.build import fitted, heads_of
+from regard.state import State
+
+CHUNK = 1024  # tokens of a prompt that are read at once
+
+
+# ---------------------------------------------------------------------------------------------- dense
+class Projected(nn.Module):
+    """W⁰ attend(W_q x, W_k x, W_v x): plain multi-head attention in plain PyTorch, the thing to beat."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        self.heads, self.causal = cell.heads, cell.causal
+        self.q, self.k, self.v, self.out = (nn.Linear(cell.dim, cell.dim, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (b n d) -> (b n d)."""
+        q, k, v = (split(part(x), self.heads) for part in (self.q, self.k, self.v))
+        return self.out(merge(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)))
+
+    def step(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The next token x (b 1 d), written behind the keys and values (b h m+1 e) so far."""
+        k[:, :, -1:], v[:, :, -1:] = split(self.k(x), self.heads), split(self.v(x), self.heads)
+        return self.out(merge(F.scaled_dot_product_attention(split(self.q(x), self.heads), k, v)))
+
+
+class Dense(Contender):
+    """PyTorch's fused attention over all pairs, causal where the cell is; its cache is there before, and large enough."""
+
+    label = DENSE
+
+    def build(self, cell: Cell) -> Run:
+        """See `Contender`."""
+        all_heads = (cell.batch, cell.heads, cell.length, cell.width)
+        if cell.way == "decode":
+            k, v = (torch.randn(cell.batch, cell.heads, cell.length + 1, cell.width) for _ in range(2))
+            if cell.level == "kernel":
+                one = (cell.batch, cell.heads, 1, cell.width)
+                return of_heads(lambda q: F.scaled_dot_product_attention(q, k, v), cell, one)
+            layer, x = Projected(cell), tokens(cell, 1)
+            return Run(lambda: layer.step(x, k, v))
+        if cell.level == "layer":
+            return of_layer(Projected(cell), cell)
+        return of_heads(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=cell.causal), cell, *[all_heads] * 3)
+
+    def needs(self, cell: Cell) -> Needs:
+        """See `Contender`."""
+        return needs(mixer_of(Part(name="vanilla"), cell, device="meta"), cell)
+
+
+# ---------------------------------------------------------------------------------------------- ours
+@dataclass(frozen=True)
+class Ours(Contender):
+    """A recipe, with arguments."""
+
+    part: Part
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        """As it is written: local:window=64."""
+        return ":".join([self.part.name, *(f"{name}={value}" for name, value in self.part.arguments.items())])
+
+    def build(self, cell: Cell) -> Run:
+        """See `Contender`."""
+        mixer = mixer_of(self.part, cell).train(cell.way == "training")
+        if mixer.length is not None and cell.length + (cell.way == "decode") > mixer.length:
+            raise ValueError(f"it was built for at most {mixer.length:,} tokens")
+        if cell.way == "decode":
+            return _decoding(mixer, cell)
+        if cell.level == "layer":
+            return of_layer(mixer, cell)
+        inner, shapes = _inside(mixer, cell, cell.length)
+        return of_heads(
+            lambda *given: inner.inner.attend(*_filled(given), causal=cell.past)[0], cell, *shapes,
+            more=list(inner.inner.parameters()),
+        )  # fmt: skip
+
+    def needs(self, cell: Cell) -> Needs | None:
+        """See `Contender`; None where the formula cannot be asked."""
+        try:
+            return needs(mixer_of(self.part, cell, device="meta"), cell)
+        except (ValueError, TypeError, NotImplementedError, RuntimeError):
+            return None  # built at random, by numbers that the meta device has not; or not causal, which `build` will say
+
+
+def mixer_of(part: Part, cell: Cell, *, device: str = "cpu") -> Mixer:
+    """Built for the cell; where it has to know the length, for one token more than a prompt has."""
+    recipe = get(part.name)
+    given = {"heads": heads_of(recipe, cell.heads), **part.arguments, "dim": cell.dim}
+    told = fitted(recipe, cell.length + (cell.way == "decode"), given)
+    default = bool(recipe.parameters["causal"].default)
+    with torch.device(device):
+        return create(recipe.name, **told, **({"causal": True} if cell.past or default else {}))
+
+
+def _inside(mixer: Mixer, cell: Cell, n: int) -> tuple[MultiHead, list[tuple[int, ...]]]:
+    """The heads, and the shapes of what they take: queries, keys unless they are made of these, values."""
+    if not isinstance(mixer, MultiHead):
+        raise Unsupported(f"{mixer.name} has no attention on given queries, keys and values: see the level layer")
+    groups = mixer.kv_heads if mixer.inner.shares else mixer.heads
+    e = cell.dim // mixer.heads
+    asked, read = (cell.batch, mixer.heads, n, e), (cell.batch, groups, n, e)
+    return mixer, [asked, read] if mixer.inner.keyless else [asked, read, read]
+
+
+def _filled(given: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Queries stand for keys where there are none."""
+    return (given[0], *given) if len(given) == 2 else given
+
+
+# ---------------------------------------------------------------------------------------------- the next token
+def _decoding(mixer: Mixer, cell: Cell) -> Run:
+    with torch.no_grad(), not_looking(mixer):
+        if cell.level == "layer":
+            state: State = None
+            for n in _chunks(cell.length):
+                _, state = mixer.stream(tokens(cell, n), state)
+            x, last = tokens(cell, 1), state
+            run = Run(lambda: mixer.stream(x, last)[0])
+        else:
+            inner, shapes = _inside(mixer, cell, 1)
+            if not mixer.can.stream:
+                raise Unsupported(f"{mixer.name} cannot run chunk by chunk: {mixer.can.reason('stream')}")
+            state = inner.inner.start()
+            for n in _chunks(cell.length):
+                given = [torch.randn(*shape[:2], n, shape[3]) for shape in shapes]
+                _, state = inner.inner.attend(*_filled(given), causal=True, state=state)
+            there = state
+            run = of_heads(lambda *one: inner.inner.attend(*_filled(one), causal=True, state=there)[0], cell, *shapes)
+    return run
+
+
+def _chunks(length: int) -> Iterator[int]:
+    yield from [CHUNK] * (length // CHUNK)
+    if length % CHUNK:
+        yield length % CHUNK
+
+
+@contextmanager
+def not_looking(mixer: Mixer) -> Iterator[None]:
+    """Inside, attention over a cache of keys keeps its cache and gives zeros: a long prompt is read in linear time."""
+    caches = [module for module in mixer.modules() if isinstance(module, Cached)]
+    for module in caches:
+        module.over = lambda q, k, v, *_, **__: q.new_zeros(*q.shape[:3], v.shape[3])  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module in caches:
+            del module.over

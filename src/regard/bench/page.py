@@ -1,0 +1,96 @@
+"""The page of a measurement: tables and log-log plots in one file that opens offline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from regard.bench.cell import DENSE, LEVELS, WAYS
+from regard.bench.machine import environment
+from regard.bench.plan import DONE, Bench, Row
+from regard.bench.words import BESIDE, HEADINGS, cells, crossing, first_lines, many, notes, reasons, tables
+from regard.report.bundle import MISSING, available
+from regard.report.charts import Chart, growth
+from regard.report.look import Look, legend, looks
+from regard.report.markup import Safe, join, tag
+from regard.report.page import document
+from regard.report.plots import side_by_side
+from regard.report.sections import section
+
+SEVERAL = 2  # lengths from which a line can be drawn
+Value = Callable[[Row], float | None]
+PLOTS: dict[str, Value] = {
+    "milliseconds": lambda row: None if row.seconds is None else 1e3 * row.seconds,
+    f"times faster than {DENSE}": lambda row: 1.0 if row.name == DENSE else None if row.faster is None else row.faster.median,
+}
+MEMORY: Value = lambda row: None if row.seconds is None or not row.memory else row.memory / 1e6  # noqa: E731
+
+
+def write(found: Bench, path: Path) -> int:
+    """Write the page; its size in bytes."""
+    content = page(found).encode()
+    path.write_bytes(content)
+    return len(content)
+
+
+def page(found: Bench) -> str:
+    """The whole of it, as HTML."""
+    words = "; ".join(first_lines(found)) + ("" if found.ended == DONE else f"; not all was measured: {found.ended}")
+    top = tag("header", tag("h1", "How fast it is here"), tag("p", words, class_="muted"))
+    parts = [_plots(found), *(_table(key, rows) for key, rows in tables(found.rows)), _lines(found), _where()]
+    return document("Benchmark of mixers", top, parts)
+
+
+def _plots(found: Bench) -> Safe:
+    if not available():
+        return section("plots", "Growth with the length", tag("p", MISSING, class_="missing"))
+    look = looks((row.name for row in found.rows if row.seconds is not None), DENSE)
+    figures = [_pair(key, rows, look) for key, rows in tables(found.rows)]
+    figures = [figure for figure in figures if figure]
+    if not figures:
+        return section("plots", "Growth with the length", tag("p", "No two lengths were measured: there is no line to draw."))
+    note = "Both axes are logarithmic. Memory is the peak of one call in a process of its own."
+    return section("plots", "Growth with the length", tag("p", note, class_="muted"), legend(look), *figures)
+
+
+def _pair(key: tuple[str, str, int], rows: Sequence[Row], look: dict[str, Look]) -> Safe:
+    """Time, ratio and memory side by side, where there are two lengths of them."""
+    charts: list[Callable[[], Chart]] = []
+    for words, value in {**PLOTS, "peak memory in MB": MEMORY}.items():
+        points = list(dict.fromkeys((row.name, row.cell.length, v) for row in rows if (v := value(row)) is not None))
+        if len({length for _, length, _ in points}) >= SEVERAL:
+            charts.append(lambda points=points, words=words: growth(points, words, look))  # type: ignore[misc]
+    return side_by_side(_title(key), charts) if charts else Safe("")
+
+
+def _title(key: tuple[str, str, int]) -> str:
+    way, level, threads = key
+    return f"{way}, {level}, {many(threads, 'thread')}"
+
+
+def _table(key: tuple[str, str, int], rows: Sequence[Row]) -> Safe:
+    beside = any(row.of for row in rows)
+    names = (*HEADINGS, *((BESIDE,) if beside else ()))
+    head = tag("tr", *(tag("th", name or tag("span", "interval", class_="hidden"), scope="col") for name in names))
+    body = (tag("tr", *_cells(row, beside)) for row in rows if row.seconds is not None)
+    whole = tag("table", tag("caption", _title(key)), tag("thead", head), tag("tbody", *body))
+    missing = [tag("li", f"{name}: {why}") for name, why in reasons(rows)]
+    about = tag("p", f"{key[0]}: {WAYS[key[0]]}. {key[1]}: {LEVELS[key[1]]}.", class_="muted")
+    name = "-".join(map(str, key))
+    listed = tag("ul", *missing, class_="doubts") if missing else ""
+    return section(name, _title(key), about, tag("div", whole, class_="scroll", tabindex=0), listed)
+
+
+def _cells(row: Row, beside: bool) -> list[Safe]:
+    first, name, *rest = cells(row, beside)
+    return [tag("td", first, class_="number"), tag("th", name, scope="row"), *(tag("td", c, class_="number") for c in rest)]
+
+
+def _lines(found: Bench) -> Safe:
+    items = [tag("li", line) for line in (*crossing(found), *notes(found))]
+    return section("crossovers", "From which length on", tag("ul", *items) if items else tag("p", "One length was measured."))
+
+
+def _where() -> Safe:
+    pairs = (join(tag("dt", key), tag("dd", str(value))) for key, value in environment().items())
+    return section("environment", "Environment", tag("dl", *pairs))

@@ -1,0 +1,141 @@
+"""Adapters: sparse by position, and sparse by content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from regard.attend.flex import block_mask
+from regard.bench.cell import Cell, Run, of_heads, of_layer
+from regard.bench.contenders import mixer_of
+from regard.bench.peers.registry import FILLED, FLEX, HUGGING_FACE, LEAKS, NO_MASK, NOT_CAUSAL, Projecting, part_of, peer
+from regard.errors import Unsupported
+from regard.models import Part
+from regard.show.build import pattern_of
+
+
+# ---------------------------------------------------------------------------------------------- sparse by position
+@peer("local-attention LocalMHA", "local_attention", "local", ours=lambda n: {"window": 128}, note=FILLED)
+def _local(cell: Cell) -> Run:
+    make = part_of("local_attention", "LocalMHA")
+    sizes = {"dim": cell.dim, "heads": cell.heads, "dim_head": cell.width, "causal": cell.causal}
+    return of_layer(make(**sizes, window_size=128, exact_windowsize=True, use_rotary_pos_emb=False), cell)
+
+
+@peer("local-attention LocalAttention", "local_attention", "local", level="kernel", ours=lambda n: {"window": 128}, note=FILLED)
+def _local_heads(cell: Cell) -> Run:
+    make = part_of("local_attention", "LocalAttention")
+    inner = make(window_size=128, causal=cell.causal, exact_windowsize=True, use_rotary_pos_emb=False, autopad=True)
+    return of_heads(inner, cell, *[(cell.batch, cell.heads, cell.length, cell.width)] * 3)
+
+
+@lru_cache(1)
+def _compiled() -> Callable[..., Tensor]:
+    flex = part_of(FLEX, "flex_attention")
+    made: Callable[..., Tensor] = torch.compile(flex, dynamic=False)
+    return made
+
+
+def _flex(cell: Cell, part: Part) -> Run:
+    pattern = pattern_of(mixer_of(part, cell))
+    assert pattern is not None
+    blocks = block_mask(pattern, cell.length, cell.length)
+    shapes = [(cell.batch, cell.heads, cell.length, cell.width)] * 3
+    return of_heads(lambda q, k, v: _compiled()(q, k, v, block_mask=blocks), cell, *shapes)
+
+
+NO_BACKWARD = "FlexAttention has no backward pass on the CPU"
+
+
+@peer("FlexAttention window", FLEX, "local", level="kernel", ours=lambda n: {"window": 128}, training=NO_BACKWARD)
+def _flex_window(cell: Cell) -> Run:
+    return _flex(cell, Part(name="local", arguments={"window": 128}))
+
+
+@peer("FlexAttention BigBird", FLEX, "bigbird", level="kernel", training=NO_BACKWARD)
+def _flex_bigbird(cell: Cell) -> Run:
+    return _flex(cell, Part(name="bigbird"))
+
+
+@peer(
+    "transformers Longformer", HUGGING_FACE.format("longformer"), "longformer", ours=lambda n: {"window": 256},
+    causal=NOT_CAUSAL, note="lengths must be multiples of 512",
+)  # fmt: skip
+def _longformer(cell: Cell) -> Run:
+    config = part_of("transformers", "LongformerConfig")(
+        hidden_size=cell.dim, num_attention_heads=cell.heads, num_hidden_layers=1, attention_window=[512],
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    if cell.length % 512:
+        raise Unsupported(f"{cell.length:,} tokens are no multiple of its window of 512")
+    none = torch.zeros(cell.batch, cell.length)
+    given = {"is_index_masked": none < 0, "is_index_global_attn": none > 0, "is_global_attn": False}
+    inner = part_of(HUGGING_FACE.format("longformer"), "LongformerSelfAttention")(config, 0)
+    return of_layer(Projecting(inner, cell.dim, lambda inner, x: inner(x, none, **given)[0]), cell)
+
+
+@peer("transformers BigBird", HUGGING_FACE.format("big_bird"), "bigbird", causal=NOT_CAUSAL)
+def _bigbird(cell: Cell) -> Run:
+    block = 64
+    config = part_of("transformers", "BigBirdConfig")(
+        hidden_size=cell.dim, num_attention_heads=cell.heads, block_size=block, num_random_blocks=3,
+        attention_probs_dropout_prob=0.0, max_position_embeddings=cell.length,
+    )  # fmt: skip
+    if cell.length % block or cell.length < 12 * block:  # with fewer, its model turns to dense attention
+        raise Unsupported(f"{cell.length:,} tokens: it takes multiples of {block}, from {12 * block} on")
+    real = torch.ones(cell.batch, cell.length)
+    cut = real.view(cell.batch, -1, block)
+    near = torch.cat((cut[:, 1:-3], cut[:, 2:-2], cut[:, 3:-1]), 2)
+    band = torch.einsum("blq,blk->blqk", cut[:, 2:-2], near)[:, None]  # made once for all layers, so not timed
+    inner = part_of(HUGGING_FACE.format("big_bird"), "BigBirdBlockSparseAttention")(config, seed=0)
+    masks = (band, real[:, None, :, None], real[:, None, None, :], cut, cut)
+    return of_layer(Projecting(inner, cell.dim, lambda inner, x: inner(x, *masks)[0]), cell)
+
+
+@peer(
+    "axial-attention", "axial_attention", "axial", mask=NO_MASK, causal=NOT_CAUSAL,
+    ours=lambda n: {"width": max(1, round(n**0.5)), "form": "two"},
+)  # fmt: skip
+def _axial(cell: Cell) -> Run:
+    side = max(1, round(cell.length**0.5))
+    if cell.length % side:
+        raise Unsupported(f"{cell.length:,} tokens are no whole rows of {side}")
+    layer = part_of("axial_attention", "AxialAttention")(
+        dim=cell.dim, heads=cell.heads, num_dimensions=2, sum_axial_out=False
+    )  # fmt: skip
+    return of_layer(layer, cell, lambda x: layer(x.unflatten(1, (-1, side))).flatten(1, 2))
+
+
+# ---------------------------------------------------------------------------------------------- sparse by content
+@peer(
+    "reformer-pytorch", "reformer_pytorch", "reformer", mask=LEAKS, note="hashes of later tokens show",
+    ours=lambda n: {"buckets": max(2, n // 64), "chunk": 64, "rounds": 4},
+)  # fmt: skip
+def _reformer(cell: Cell) -> Run:
+    layer = part_of("reformer_pytorch", "LSHSelfAttention")(
+        cell.dim, heads=cell.heads, bucket_size=64, n_hashes=4, causal=cell.causal, attend_across_buckets=False,
+        allow_duplicate_attention=False,
+    )  # fmt: skip
+    return of_layer(layer, cell)
+
+
+@peer(
+    "routing-transformer", "routing_transformer.routing_transformer", "routing", mask=LEAKS,
+    note="clusters are chosen by later tokens too",
+    ours=lambda n: {"clusters": max(1, n // 128)},
+)  # fmt: skip
+def _routing(cell: Cell) -> Run:
+    layer = part_of("routing_transformer.routing_transformer", "SelfAttention")(
+        cell.dim, 1, cell.length, cell.heads, 0, 128, causal=cell.causal, rel_pos_emb=False
+    )
+    layer.train()(torch.randn(1, cell.length, cell.dim))  # centroids begin with the first batch
+    return of_layer(layer, cell, lambda x: layer(x)[0])
+
+
+@peer("sinkhorn-transformer", "sinkhorn_transformer", "sinkhorn", mask=LEAKS, ours=lambda n: {"block": 64})
+def _sinkhorn(cell: Cell) -> Run:
+    make = part_of("sinkhorn_transformer", "SinkhornSelfAttention")
+    return of_layer(make(cell.dim, 64, cell.length, heads=cell.heads, causal=cell.causal), cell)

@@ -1,0 +1,146 @@
+"""The order of a measurement, until a budget of time or memory is used up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from regard.bench.cell import Cell, Contender, Needs, ready
+from regard.bench.contenders import Dense
+from regard.bench.machine import Peaks, free_bytes, load, peaks, threads
+from regard.bench.plan import CLOCKS, DONE, SPENT, STOPPED, Bench, Plan, Row
+from regard.bench.probe import EXCUSES, Probed, Refused, probe, warm
+from regard.bench.stats import LEAST, in_turns, ratio
+
+SHARE = 0.8  # of the memory that is free
+LONG = 3.0  # seconds of a cell, at most, once each was measured often enough
+
+
+def begin(plan: Plan, *, anyway: bool = False) -> Bench:
+    """Look at the machine; a busy one raises, unless it is to be measured anyway."""
+    now = load()
+    if now.against() and not anyway:
+        raise ValueError(f"{'; '.join(now.against())}: wait, or measure --anyway, and the result will be flagged")
+    modules = {each.module for group in plan.groups for each in group if each.module is not None}
+    warm(sorted(modules))  # so that it counts to no budget
+    found = []
+    for count in plan.threads:
+        with threads(count):
+            found.append(peaks(clock=CLOCKS[plan.clock]))
+    return Bench(plan, found, [now])
+
+
+Watch = Callable[[str, float], None]
+
+
+def run(bench: Bench, watch: Watch = lambda what, share: None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    """Fill `bench.rows`.  An interrupt leaves what there is; `watch` is told what is measured, and the share that is done."""
+    bench.ended = STOPPED
+    todo = _Todo(bench, watch, clock)
+    todo.all()
+    bench.loads.append(load(seconds=0.2))
+    bench.ended = SPENT if todo.over else DONE
+
+
+class _Todo:
+    """The order of things, and what is known of the time that each will take."""
+
+    def __init__(self, bench: Bench, watch: Watch, clock: Callable[[], float]) -> None:
+        self.bench, self.plan, self.watch, self.clock = bench, bench.plan, watch, clock
+        self.end, self.over = clock() + bench.plan.budget, False
+        self.limit = bench.plan.memory or int(SHARE * free_bytes())
+        self.took: dict[tuple[str, str, str], tuple[int, float]] = {}  # the longest call so far: tokens and seconds
+        self.seen: dict[tuple[str, Cell], Probed] = {}  # dense attention stands in every group
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget."""
+        return self.end - self.clock()
+
+    def all(self) -> None:
+        """Every cell, with every group, at every number of threads."""
+        pairs = [(cell, group) for cell in self.plan.cells() for group in self.plan.groups]
+        places = [(cell, group) for cell, group in pairs if all(cell.level in each.levels for each in group)]
+        for done, (cell, group) in enumerate(places):
+            self.watch(f"{cell.length:,} tokens, {cell.way}, {cell.level}: {group[0].label}", done / len(places))
+            self.cell(cell, group, self.left / (len(places) - done))
+
+    def cell(self, cell: Cell, group: Sequence[Contender], seconds: float) -> None:
+        """Probe all of a group, then let those that can take turns."""
+        known: dict[str, Probed] = {}
+        missing: dict[str, str] = {}
+        everyone = [Dense(), *(c for c in group if c.label != Dense().label)]
+        for contender in everyone:
+            try:
+                known[contender.label] = self.probed(contender, cell)
+            except Refused as refusal:
+                missing[contender.label] = str(refusal)
+        for count, top in zip(self.plan.threads, self.bench.peaks, strict=True):
+            with threads(count):
+                self.turns(cell, everyone, known, dict(missing), seconds / len(self.plan.threads), top)
+
+    def probed(self, contender: Contender, cell: Cell) -> Probed:
+        """Of one call, unless it is plain before that it is too long or too large."""
+        if (contender.label, cell) in self.seen:
+            return self.seen[contender.label, cell]
+        key, needs = (contender.label, cell.level, cell.way), contender.needs(cell)
+        n, took = self.took.get(key, (1, 0.0))
+        self.afford(took * max(1.0, cell.length / n))  # no mechanism grows by less
+        if needs is not None and needs.bytes > self.limit:
+            raise Refused(f"it needs {needs.bytes / 1e9:,.1f} GB by formula, and {self.limit / 1e9:,.1f} may be taken")
+        try:
+            found = probe(contender, cell, threads=max(self.plan.threads), limit=self.limit, seconds=self.left / (LEAST + 1))
+        except Refused as refusal:
+            if "a call takes more" in str(refusal):
+                self.took[key], self.over = (cell.length, self.left), True
+            raise
+        self.took[key], self.seen[contender.label, cell] = (cell.length, found.seconds), found
+        return found
+
+    def afford(self, seconds: float) -> None:
+        """A call of so many seconds must fit into what is left, as often as it takes to say something of it."""
+        if seconds * (LEAST + 1) > self.left or self.left <= 0:
+            self.over = True
+            few = f"{LEAST + 1} calls of {seconds:.2g} s or more do not fit into the {self.left:.0f} s left of the budget"
+            raise Refused(SPENT if self.left <= 0 else few)
+
+    def turns(
+        self, cell: Cell, everyone: Sequence[Contender], known: dict[str, Probed], missing: dict[str, str],
+        seconds: float, top: Peaks,
+    ) -> None:  # fmt: skip
+        """The slowest stay away where there is no time for all."""
+        calls: dict[str, Callable[[], object]] = {}
+        for contender in sorted((c for c in everyone if c.label in known), key=lambda c: known[c.label].seconds):
+            name = contender.label
+            try:
+                together = sum(known[other].seconds for other in (*calls, name))
+                self.afford(together * max(self.plan.threads) / top.threads)
+                calls[name] = ready(contender, cell)
+            except Refused as refusal:
+                missing[name] = str(refusal)
+            except EXCUSES as error:
+                missing[name] = " ".join(str(error).split())
+        order = {c.label: calls[c.label] for c in everyone if c.label in calls}
+        times = in_turns(order, min(LONG, seconds), clock=CLOCKS[self.plan.clock]) if order else {}
+        self.bench.rows += [_row(c, everyone, cell, top, times, known.get(c.label), missing.get(c.label)) for c in everyone]
+
+
+def _row(
+    contender: Contender, everyone: Sequence[Contender], cell: Cell, top: Peaks, times: dict[str, list[float]],
+    probed: Probed | None, why: str | None,
+) -> Row:  # fmt: skip
+    name, dense, ours = contender.label, everyone[0].label, everyone[1].label if contender.foreign else ""
+    needs: Needs | None = contender.needs(cell)
+    row = Row(
+        name, ours, cell, top.threads, why=why, memory=None if probed is None else probed.bytes,
+        density=None if needs is None else needs.density, formula=None if needs is None else needs.bytes,
+        model=None if needs is None else top.seconds(needs.flops, needs.exps),
+    )  # fmt: skip
+    mine = times.get(name)
+    if mine is None:
+        return row
+    faster = ratio(times[dense], mine) if dense in times and name != dense else None
+    ahead = ratio(mine, times[ours]) if ours in times else None
+    return replace(row, seconds=median(mine), best=min(mine), faster=faster, ahead=ahead)

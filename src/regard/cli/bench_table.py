@@ -1,0 +1,42 @@
+"""Tables of a measurement, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from regard.bench.cell import DENSE
+from regard.bench.plan import DONE, Bench, Row
+from regard.bench.words import BESIDE, HEADINGS, cells, crossing, first_lines, many, notes, reasons, tables
+
+
+def tell(found: Bench, to: Console) -> None:
+    """The machine, a table for each way, level and number of threads, and the lengths from which on it pays."""
+    for line in first_lines(found):
+        to.print(Text(line, "yellow" if line.startswith("flagged") else ""), soft_wrap=True)
+    for (way, level, threads), rows in tables(found.rows):
+        to.print()
+        title = f"{way}, {level}, {many(threads, 'thread')}"
+        to.print(table(title, rows) if any(row.seconds for row in rows) else f"{title}: nothing was measured")
+        for name, why in reasons(rows):
+            to.print(Text(f"  {name}: {why}", "dim"), soft_wrap=True)
+    to.print()
+    for line in (*crossing(found), *notes(found)):
+        to.print(line, soft_wrap=True)
+    if found.ended != DONE:
+        to.print(Text(f"not all was measured: {found.ended}", "yellow"))
+
+
+def table(title: str, rows: Sequence[Row]) -> Table:
+    """Those that were measured; the same dense row once a length."""
+    beside = any(row.of for row in rows)
+    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in (*HEADINGS, *((BESIDE,) if beside else ())):
+        made.add_column(heading, justify="left" if heading == "name" else "right", no_wrap=True)
+    for row in rows:
+        if row.seconds is not None:
+            made.add_row(*cells(row, beside), style="dim" if row.name == DENSE else "")
+    return made

@@ -1,0 +1,133 @@
+"""regard bench: how fast is it on this machine, beside dense attention and beside other people's code?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from regard.bench.cell import LEVELS, WAYS, Contender
+from regard.bench.contenders import Ours
+from regard.bench.machine import cores
+from regard.bench.plan import LENGTHS, STOPPED, Bench, Plan
+from regard.bench.schedule import begin, run
+from regard.cli.arguments import OPTIONS
+from regard.cli.bench_table import tell
+from regard.cli.say import INTERRUPTED, console, print_json, user_errors
+from regard.cli.words import parts, span, whole_numbers
+from regard.errors import nearest
+from regard.models import Part
+from regard.registry import get
+
+NAMES = ("vanilla", "local", "bigbird", "linear")
+ALL = "all"
+
+
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(help=f"Recipes: local:window=64 linear; {' '.join(NAMES)} unless named.")
+    ] = None,
+    lengths: Annotated[str, typer.Option(help="Lengths: 1024,4096; else 128 to 65,536.")] = "",
+    ways: Annotated[str, typer.Option(help=f"Of {', '.join(WAYS)}.")] = "forward,training",
+    levels: Annotated[str, typer.Option(help="kernel is the attention alone, layer the whole mixer.")] = "kernel,layer",
+    threads: Annotated[str, typer.Option(help="Numbers of threads.")] = f"1,{ALL}",
+    batch: Annotated[int, typer.Option(help="Examples.")] = 1,
+    heads: Annotated[int, typer.Option(help="Heads.")] = 8,
+    width: Annotated[int, typer.Option(help="Width of a head.")] = 64,
+    causal: Annotated[bool, typer.Option("--causal", help="Built causal, beside causal dense attention.")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Beside other packages that do the same.")] = False,
+    budget: Annotated[str, typer.Option(help="Time for all of it.")] = "2m",
+    memory: Annotated[float | None, typer.Option(help="GB that a call may take; 80 % of what is free unless given.")] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Measure a busy machine too; the result is flagged.")] = False,
+    clock: Annotated[str, typer.Option(help="wall; or processor: for one thread, on a machine that is never quiet.")] = "wall",
+    page: Annotated[Path | None, typer.Option(help="Write a page with plots to this HTML file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
+) -> None:
+    """Measure mechanisms in turns with dense attention: times, ratios with intervals, memory, and what the machine allows.
+
+    Example: regard bench bigbird local:window=64 --lengths 1024,4096 --ways forward,training --budget 1m
+    """
+    with user_errors():
+        plan = Plan(
+            groups=_groups(names or [], peers), lengths=whole_numbers(lengths) or LENGTHS, ways=_words("way", ways, WAYS),
+            levels=_words("level", levels, LEVELS), threads=_threads(threads), batch=batch, heads=heads, width=width,
+            causal=causal, budget=span(budget), memory=None if memory is None else int(memory * 1e9), clock=clock,
+        )  # fmt: skip
+        if page is not None and not page.parent.is_dir():
+            raise ValueError(f"there is no folder {page.parent} for the page")
+        found = begin(plan, anyway=anyway)
+    stopped = _run(found, quiet=json)
+    if json:
+        print_json(found.as_json())
+    else:
+        tell(found, console())
+    if page is not None:
+        _write(found, page)
+    if stopped:
+        raise typer.Exit(INTERRUPTED)
+
+
+# ---------------------------------------------------------------------------------------------- what is asked
+def _groups(names: Sequence[str], peers: bool) -> list[list[Contender]]:
+    asked = [part for word in names for part in parts(word)]
+    if peers:
+        from regard.bench.peers import groups
+
+        for part in asked:
+            if part.arguments:
+                raise ValueError(f"with --peers the sizes are those of the adapters: write {part.name} alone")
+        return groups([part.name for part in asked])
+    chosen = asked or [Part(name=name) for name in NAMES]
+    for part in chosen:
+        _check(part)
+    return [[Ours(part) for part in {str(part): part for part in chosen}.values()]]
+
+
+def _check(part: Part) -> None:
+    """Names and arguments that exist: a wrong one would else be a row that says so at every length."""
+    known = get(part.name).parameters
+    for name in part.arguments:
+        if name in ("dim", "heads", "causal"):
+            raise ValueError(f"{name!r} has an option of its own: {'--heads and --width' if name == 'dim' else f'--{name}'}")
+        if name not in known:
+            raise ValueError(f"{part.name} takes no argument {name!r}: {nearest(name, [k for k in known if k not in OPTIONS])}")
+
+
+def _words(what: str, text: str, known: Sequence[str] | dict[str, str]) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for word in found:
+        if word not in known:
+            raise ValueError(f"there is no {what} {word!r}: {nearest(word, known)}")
+    return found
+
+
+def _threads(text: str) -> tuple[int, ...]:
+    words = [str(cores()) if word.strip() == ALL else word for word in text.split(",")]
+    return tuple(dict.fromkeys(whole_numbers(",".join(words))))
+
+
+# ---------------------------------------------------------------------------------------------- what is done
+def _run(found: Bench, *, quiet: bool) -> bool:
+    """All of it, with a bar on stderr; whether it was stopped."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        whole = bar.add_task("measuring", total=1.0)
+        try:
+            run(found, lambda what, share: bar.update(whole, completed=share, description=what))
+        except KeyboardInterrupt:
+            bar.stop()
+            typer.echo(f"{STOPPED}: this is what there is so far", err=True)
+            return True
+    return False
+
+
+def _write(found: Bench, path: Path) -> None:
+    from regard.bench.page import write  # plots take a second to import, and not every measurement is drawn
+
+    with user_errors():
+        size = write(found, path)
+    typer.echo(f"wrote {path} ({size / 1e6:.1f} MB)", err=True)
