@@ -378,9 +378,9 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choosing, "measure", lambda: costs)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    choosing.calibration.cache_clear()
+    choosing._calibration.cache_clear()
     yield choosing._cache_file(), costs
-    choosing.calibration.cache_clear()
+    choosing._calibration.cache_clear()
 
 
 def test_what_was_measured_is_kept(cache, monkeypatch):
@@ -388,7 +388,7 @@ def test_what_was_measured_is_kept(cache, monkeypatch):
     path, costs = cache
     assert choosing.calibration() == costs and path.exists()
     monkeypatch.setattr(choosing, "measure", lambda: pytest.fail("measured again"))
-    choosing.calibration.cache_clear()
+    choosing._calibration.cache_clear()
     assert choosing.calibration() == costs
 
 
@@ -438,7 +438,7 @@ def test_a_cache_that_cannot_be_written(cache, tmp_path, monkeypatch):
     locked.mkdir()
     locked.chmod(stat.S_IRUSR | stat.S_IXUSR)
     monkeypatch.setenv("REGARD_CACHE", str(locked / "deep"))
-    choosing.calibration.cache_clear()
+    choosing._calibration.cache_clear()
     assert choosing.calibration() == costs
 
 

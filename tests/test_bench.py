@@ -1,5 +1,6 @@
 """regard bench: its statistics, its budget, what it refuses, and what it says; never an absolute time."""
 
+import importlib
 import json
 import math
 from dataclasses import replace
@@ -10,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from typer.testing import CliRunner
 
-from regard.attend.choose import calibration
 from regard.bench import Bench, Cell, Dense, Ours, Plan, Row, begin, run
 from regard.bench import machine as machines
 from regard.bench import schedule as running
@@ -127,12 +127,18 @@ def test_a_busy_machine_is_told_by_each_sign():
     assert past.flags() and not past.against()
 
 
-def test_threads_forget_what_auto_learned():
+def test_each_number_of_threads_has_its_own_costs(monkeypatch, tmp_path):
     """Fails if costs that were measured with one number of threads are used with another."""
-    before = calibration()
-    with threads(2 if torch.get_num_threads() == 1 else 1):
-        assert calibration.cache_info().currsize == 0
-    assert calibration() == before or calibration.cache_info().currsize == 1
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    choose = importlib.import_module("regard.attend.choose")  # `regard.attend.choose` is the function
+    monkeypatch.setattr(choose, "measure", lambda: choose.Costs(*[1e-5 * torch.get_num_threads()] * 4))
+    choose._calibration.cache_clear()
+    found = []
+    for count in (1, 2):
+        with threads(count):
+            found.append(choose.calibration().dense_call)
+    choose._calibration.cache_clear()
+    assert found == [1e-5, 2e-5]
 
 
 def test_refusal_of_load(monkeypatch, quiet):

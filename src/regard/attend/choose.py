@@ -71,7 +71,9 @@ def choose(call: Call) -> Choice:
     if refusal is not None:
         return Choice("sdpa", f"sparse cannot: {refusal}")
     heads, e = call.q.shape[0] * call.q.shape[1], call.q.shape[3]
-    return _by_cost(call.pattern.given(False, False), n, m, call.q_at, sparse._start(call), heads, e, call.grad())
+    return _by_cost(
+        call.pattern.given(False, False), n, m, call.q_at, sparse._start(call), heads, e, call.grad(), torch.get_num_threads()
+    )
 
 
 def _on_accelerator(call: Call) -> Choice:
@@ -82,7 +84,9 @@ def _on_accelerator(call: Call) -> Choice:
 
 
 @lru_cache(4096)
-def _by_cost(pattern: Pattern, n: int, m: int, q_at: int, k_at: int, heads: int, e: int, grad: bool) -> Choice:
+def _by_cost(
+    pattern: Pattern, n: int, m: int, q_at: int, k_at: int, heads: int, e: int, grad: bool, threads: int
+) -> Choice:  # fmt: skip
     costs = calibration()
     each = heads * (e + WIDTH / 4) / (1.25 * WIDTH)  # the products grow with the width, the exponentials do not
     passes = 1 + BACKWARD if grad else 1
@@ -109,13 +113,17 @@ def explain(pattern: Pattern, n: int, *, heads: int = 8, width: int = 64, grad: 
         return DENSE
     if n < SMALL:
         return FEW_TOKENS
-    return _by_cost(pattern.given(False, False), n, n, 0, 0, heads, width, grad)
+    return _by_cost(pattern.given(False, False), n, n, 0, 0, heads, width, grad, torch.get_num_threads())
 
 
 # ---------------------------------------------------------------------------------------------- calibration
-@lru_cache(1)
 def calibration() -> Costs:
-    """The costs of this machine: read from the cache, or measured."""
+    """The costs of this machine with as many threads as torch has now: read from the cache, or measured."""
+    return _calibration(torch.get_num_threads())
+
+
+@lru_cache(8)
+def _calibration(threads: int) -> Costs:
     path = _cache_file()
     return _read(path) or _measure_and_keep(path)
 

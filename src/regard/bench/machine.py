@@ -13,8 +13,6 @@ from pathlib import Path
 
 import torch
 
-from regard.attend import ready
-from regard.attend.choose import _by_cost, calibration
 from regard.bench.stats import in_turns, spread
 
 CUBES = (256, 512, 1024)
@@ -44,21 +42,13 @@ def cores() -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Inside, torch uses so many.  What `auto` learned with another number is forgotten, here and behind."""
+    """Inside, torch uses so many."""
     before = torch.get_num_threads()
-    _use(count)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        _use(before)
-
-
-def _use(count: int) -> None:
-    if count != torch.get_num_threads():
-        torch.set_num_threads(count)
-        calibration.cache_clear()
-        _by_cost.cache_clear()
-        ready._ready.clear()
+        torch.set_num_threads(before)
 
 
 def peaks(*, seconds: float = 0.15, clock: Callable[[], float] = time.perf_counter) -> Peaks:
