@@ -3,7 +3,6 @@
 from functools import partial
 
 import torch
-from torch import nn
 
 import regard
 from regard import Band, Block, Chunks, Global, LinearAttention, MultiHead, PerHead, RandomBlocks, SoftmaxAttention
@@ -19,7 +18,8 @@ BIG = Chunks(8, back=1, ahead=1) | Global(8) | RandomBlocks(8, 2, 30)
 
 
 def pattern(expression, *, prior=None, backend="auto", **more):
-    return MultiHead(DIM, HEADS, SoftmaxAttention(expression, prior, backend=backend), **more)
+    inner = SoftmaxAttention(expression, None if prior is None else prior(HEADS), backend=backend)
+    return MultiHead(DIM, HEADS, inner, **more)
 
 
 def recipe(name, **more):
@@ -44,8 +44,8 @@ BUILD = {
     "heads": partial(pattern, PerHead((Band(2, 2), Band(3, 3, 4) | Global(1)))),
     "shared-keys": partial(pattern, BIG, kv_heads=1),
     "rope": partial(pattern, Band(7, 7) | Global(2), turn=Rope()),
-    "alibi": partial(pattern, Global(3) | Chunks(4), prior=ALiBi(HEADS)),
-    "gaussian-sparse": partial(pattern, Band(8, 8), prior=Gaussian(HEADS, 3.0), backend="sparse"),
+    "alibi": partial(pattern, Global(3) | Chunks(4), prior=ALiBi),
+    "gaussian-sparse": partial(pattern, Band(8, 8), prior=partial(Gaussian, sigma=3.0), backend="sparse"),
     "embedded": embedded,
     "span": partial(recipe, "adaptive_span", longest=20, ramp=4),
     "talking": partial(recipe, "talking_heads"),

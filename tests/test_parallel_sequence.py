@@ -1,7 +1,7 @@
 """A sequence on two and on four real processes: what one process gives, forward and backward; and no byte more than needed."""
 
 from datetime import timedelta
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -16,7 +16,10 @@ from sequence_cases import BIG, DIM, FORMS, HEADS, built, outcome, padding, stac
 
 N = 37  # tokens: no number of processes divides them
 SIZES = (5, 0, 25, 7)  # of slices, by hand, for four processes
-SHORT = ("window", "dense-causal", "linear", "performer-causal", "retnet", "rope-causal")
+FOUR = (
+    "window", "dense-causal", "big-sparse", "shared-keys-causal", "alibi", "rope-causal", "linear", "performer",
+    "performer-causal", "efficient", "retnet",
+)  # fmt: skip
 COUNTED = {"window": Band(12, 12), "causal window": Band(12, 0), "bigbird": BIG, "dense": Full(), "causal": Causal()}
 LONG = 200
 pytestmark = pytest.mark.slow
@@ -45,15 +48,14 @@ def run(rank, world, path):
         parallel.add_gradients(module)
         found[name]["parameters"] = [p.grad for p in module.parameters()]
 
-    for name in FORMS:
-        spread = parallel.sequence(built(name))
+    for name in FORMS if world == 2 else FOUR:
+        spread = spread_again(name)
         case(name, spread)
         if spread.can.mask:
             case(f"{name}-mask", spread_again(name), mask=padding(N))
         if world == 4:
             case(f"{name}-sizes", spread_again(name), SIZES)
-    for name in SHORT:
-        case(f"{name}-short", spread_again(name), n=3)
+            case(f"{name}-short", spread_again(name), n=3)
     for causal in (False, True):
         case(f"stack-{causal}", stack(causal, parallel.sequence))
     if world == 2:
@@ -130,8 +132,10 @@ def same(got, want):
 def test_slices_are_the_whole(found, name):
     """Fails if a key that a query sees stays away, if positions begin anew in a slice, if a state is not passed on, or if the
     gradients of what was sent do not come back; with padding over several slices, and with slices of any size."""
+    if len(found) == 4 and name not in FOUR:
+        pytest.skip("two processes are enough for this one")
     cases = [key for key in found[0] if key in (name, f"{name}-mask", f"{name}-sizes", f"{name}-short")]
-    assert len(cases) >= 1 + (len(found) == 4)
+    assert len(cases) >= (3 if len(found) == 4 else 1)
     for case in cases:
         n = 3 if case.endswith("-short") else N
         mask = padding(N) if case.endswith("-mask") else None
@@ -174,7 +178,9 @@ def test_only_the_keys_that_are_seen_travel(found, name):
     """Fails if a byte more is sent than the keys that the dense mask names, with their values, or than their gradients."""
     world, mask = len(found), COUNTED[name].dense(LONG)
     cuts = [slice(a, b) for a, b in _cuts(world)]
-    needed = torch.tensor([[0 if r == s else int(mask[cuts[r], cuts[s]].any(0).sum()) for s in range(world)] for r in range(world)])
+    needed = torch.tensor(
+        [[0 if r == s else int(mask[cuts[r], cuts[s]].any(0).sum()) for s in range(world)] for r in range(world)]
+    )
     needed *= 2 * 2 * DIM * 4  # keys and values, of two examples, DIM numbers of four bytes
     for rank, part in enumerate(found):
         sent, got = int(needed[:, rank].sum()), int(needed[rank].sum())
@@ -183,12 +189,12 @@ def test_only_the_keys_that_are_seen_travel(found, name):
 
 def _cuts(world):
     ends = list(accumulate((len(part) for part in torch.arange(LONG).tensor_split(world)), initial=0))
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(pairwise(ends))
 
 
 PATTERNS = [
-    Band(3, 9), Band(4, 4, 7), Chunks(16, back=1), Global(5) | Band(2, 0), KeyPhase(8, 6), RandomBlocks(8, 2, 40), ~Band(60, 60),
-    BIG & Causal(), PerHead((Band(2, 2), KeyPhase(5, 3))),
+    Band(3, 9), Band(4, 4, 7), Chunks(16, back=1), Global(5) | Band(2, 0), KeyPhase(8, 6), RandomBlocks(8, 2, 40),
+    ~Band(60, 60), BIG & Causal(), PerHead((Band(2, 2), KeyPhase(5, 3))),
 ]  # fmt: skip
 
 
@@ -198,7 +204,7 @@ def test_which_keys_are_seen_is_exact(pattern, ends):
     """Fails if a key is missed or asked for in vain, if what one process gives is not what the other takes, or if the moved
     pattern allows other pairs, or calls a rectangle empty or full that is not."""
     mask = pattern.dense(ends[-1])
-    cuts = [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    cuts = [slice(a, b) for a, b in pairwise(ends)]
     plans = [plan(pattern, ends, rank, HEADS) for rank in range(len(cuts))]
     for r, mine in enumerate(cuts):
         for s, theirs in enumerate(cuts):
@@ -223,5 +229,3 @@ def test_without_processes_it_says_how_to_start_them():
     """Fails if a traceback of torch is all that one gets."""
     with pytest.raises(RuntimeError, match="torchrun"):
         parallel.sequence(built("window"))
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -65,8 +66,8 @@ class Plan:
         b, h, _, w = x.shape
         own = x.flatten(1, 2)
         sent = own.index_select(1, self.give.to(x.device)).transpose(0, 1)  # by process, then by example
-        sizes = ([number * b * w for number in side] for side in (self.sent, self.got))
-        got = exchange(sent.flatten(), *sizes, meeting.group).view(-1, b, w).transpose(0, 1)
+        give, take = ([number * b * w for number in side] for side in (self.sent, self.got))
+        got = exchange(sent.flatten(), give, take, meeting.group).view(-1, b, w).transpose(0, 1)
         rows = F.pad(torch.cat((own, got), 1), (0, 0, 0, 1))
         return rows.index_select(1, self.order.to(x.device)).unflatten(1, (h, -1))
 
@@ -80,7 +81,7 @@ class Plan:
 def plan(pattern: Pattern, ends: Ends, rank: int, heads: int) -> Plan:
     """For queries, keys and values that are cut at `ends`, with so many heads of keys; computed here, nobody is asked."""
     with torch.inference_mode(False):  # what is kept must serve training too
-        cuts = list(zip(ends[:-1], ends[1:], strict=True))
+        cuts = list(pairwise(ends))
         others = [r for r in range(len(cuts)) if r != rank]
         given = [_by_head(seen(pattern, cuts[r], cuts[rank]), heads) for r in others]
         taken = [_by_head(seen(pattern, cuts[rank], cuts[r]), heads) for r in others]

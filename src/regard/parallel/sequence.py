@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.attentions import EfficientAttention, LinearAttention
 from regard.attentions.cached import Cached
 from regard.attentions.disagreeing import Disagreeing
+from regard.common import blanked
 from regard.errors import Unsupported
 from regard.mixer import Can, Mixer, MultiHead, State
 from regard.mixers.positioned import Embedded
@@ -57,7 +58,13 @@ class SpreadSequence(Mixer):
         }
         if _by_relay(inner):
             refused["mask"] = NO_MASK
-        super().__init__(inner.dim, can=Can(**refused) & inner.can, causal=inner.causal, length=inner.length, name=inner.name)
+        super().__init__(
+            inner.dim,
+            can=Can(takes_marks=False, **refused) & inner.can,
+            causal=inner.causal,
+            length=inner.length,
+            name=inner.name,
+        )
         self.inner, self.group = inner, group
 
     def forward(
@@ -79,6 +86,7 @@ class SpreadSequence(Mixer):
 def way_of(mixer: Mixer) -> Way:
     """How a mixer runs on slices; raises `Unsupported`, with the reason, where there is no way."""
     if type(mixer) is Embedded:
+        way_of(mixer.inner)
         return _embedded
     if type(mixer) is MultiHead and isinstance(mixer.inner, Cached):
         return over_keys
@@ -95,7 +103,7 @@ def way_of(mixer: Mixer) -> Way:
 
 
 def _embedded(mixer: Embedded, x: Tensor, mask: Tensor | None, meeting: Meeting) -> Tensor:
-    return way_of(mixer.inner)(mixer.inner, mixer.embed(x, meeting.at), mask, meeting)
+    return way_of(mixer.inner)(mixer.inner, blanked(mixer.embed(x, meeting.at), mask), mask, meeting)
 
 
 def _by_relay(mixer: Mixer) -> bool:

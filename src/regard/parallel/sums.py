@@ -44,7 +44,7 @@ def _linear(
 
 
 def _own(phi: Tensor, v: Tensor, level: Tensor | None, mask: Tensor | None) -> Tensor:
-    """Σ phi(k) (v 1)ᵀ over the keys here, laid flat (b h r(f+1)); with levels, the highest beside it, which it is relative to."""
+    """Σ phi(k) (v 1)ᵀ over the keys here, laid flat (b h r(f+1)); with levels relative to the highest, which is beside it."""
     if level is None:
         return (phi.mT @ v).flatten(2)
     level = level if mask is None else level.masked_fill(~mask[:, None], -torch.inf)

@@ -142,4 +142,3 @@ def before(x: Tensor, meeting: Meeting) -> Tensor:
 def _passed(x: Tensor, to: Sequence[int], whence: Sequence[int], meeting: Meeting) -> Tensor:
     sent, got = ([x.numel() if r in side else 0 for r in range(meeting.world)] for side in (to, whence))
     return exchange(x.flatten().repeat(len(to)), sent, got, meeting.group).unflatten(0, (len(whence), *x.shape))
-
