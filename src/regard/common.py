@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -37,6 +40,12 @@ def check_stream_length(length: int | None, end: int) -> None:
 def at_least_single(x: Tensor) -> Tensor:
     """float16 and bfloat16 as float32: for exponentials, transforms and long sums."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def unmixed(x: Tensor) -> AbstractContextManager[Any]:
+    """Inside, autocast takes no precision away; a device that knows no autocast, such as "meta", has none to take."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def check_headless(name: str, heads: int) -> None:

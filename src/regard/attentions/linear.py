@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.common import at_least_single
+from regard.common import at_least_single, unmixed
 from regard.errors import check_whole
 from regard.feature import EluPlusOne, Feature
 from regard.mixer import Attention, Can, check_batch
@@ -46,7 +46,7 @@ class LinearAttention(Attention):
             return v.new_zeros(*q.shape[:3], v.shape[3]), state
         if self.training and state is None:
             self.feature.advance()
-        with torch.autocast(q.device.type, enabled=False):
+        with unmixed(q):
             at = 0 if state is None else state.next
             (phi_q, _), (phi_k, level) = self.feature(at_least_single(q), at, True), self.feature(at_least_single(k), at, False)
             if level is not None and mask is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attentions.linear import divide, with_one
-from regard.common import at_least_single
+from regard.common import at_least_single, unmixed
 from regard.errors import Unsupported, check_whole
 from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge, split
 from regard.update import Update
@@ -79,7 +79,7 @@ class Recurrence(Mixer):
         return y if order is None else _take(y, order.argsort(1)), None if state is None else Carried(past, heads)
 
     def _run(self, found: Read, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        with torch.autocast(v.device.type, enabled=False):
+        with unmixed(v):
             q, k, gate = (at_least_single(t) for t in (found.q, found.k, found.gate))
             v = at_least_single(v) if self.floor is None else with_one(v, None)
             v = v if found.weight is None else v * at_least_single(found.weight)[..., None]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.attentions import EfficientAttention, LinearAttention
 from regard.attentions.linear import Sums, divide, with_one
-from regard.common import at_least_single
+from regard.common import at_least_single, unmixed
 from regard.mixer import MultiHead, merge
 from regard.parallel.wire import Meeting, before, gather, reaching
 
@@ -17,7 +17,7 @@ def over_sums(mixer: MultiHead, x: Tensor, mask: Tensor | None, meeting: Meeting
     """x (b n d), mask (b n), both of the tokens here -> (b n d)."""
     inner = mixer.inner
     q, k, v = mixer.project(x, None, meeting.at)
-    with torch.autocast(x.device.type, enabled=False):
+    with unmixed(x):
         if isinstance(inner, EfficientAttention):
             y = _summaries(q, k, v, mask, meeting)
         else:
