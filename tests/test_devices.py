@@ -128,7 +128,7 @@ def nodes():
 
 
 def waits(node):
-    """Whether it may read a number of a tensor: a method such as .item(), int() of what is no constant, a condition on .any()."""
+    """Whether it may read a number of a tensor: a method such as .item(), int() of no constant, a condition on .any()."""
     if not isinstance(node, ast.Call):
         asked = (call.func for call in ast.walk(node.test) if isinstance(call, ast.Call))
         return any(isinstance(func, ast.Attribute) and func.attr in ("any", "all") for func in asked)
