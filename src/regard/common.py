@@ -51,8 +51,9 @@ def by_hand(function: type[Function], *given: Any) -> Any:
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """Autocast may not round what stands inside.  No context where none is needed: it costs as much as a small product."""
-    device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    device = x.device.type  # "meta" and others know no autocast
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def check_headless(name: str, heads: int) -> None:

@@ -34,25 +34,25 @@ def take(state: State, index: Tensor | Sequence[int]) -> State:
     count = examples(state)
     if count is not None and len(rows) and not (rows.min() >= 0 and rows.max() < count):
         raise ValueError(f"the state is of {count} examples, and index asks for {int(rows.min())} to {int(rows.max())}")
-    return _mapped(lambda t: t.index_select(0, rows.to(t.device, torch.long)), state)
+    return mapped(lambda t: t.index_select(0, rows.to(t.device, torch.long)), state)
 
 
 def detach(state: State) -> State:
     """The same state, cut from the graph: no gradient goes further back."""
-    return _mapped(Tensor.detach, state)
+    return mapped(Tensor.detach, state)
 
 
 def bytes_held(state: State) -> int:
     """The memory that a state keeps alive.  Parts that share it count once; a view holds all that it is a view of."""
-    leaves = list(_leaves(state))
-    storages = [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
-    arrays = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+    found = list(leaves(state))
+    storages = [leaf.untyped_storage() for leaf in found if isinstance(leaf, Tensor)]
+    arrays = sum(leaf.nbytes for leaf in found if isinstance(leaf, np.ndarray))
     return arrays + sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def examples(state: State) -> int | None:
     """How many examples a state is of; None: it holds no tensor yet."""
-    sizes = {leaf.shape[0] if leaf.dim() else None for leaf in _leaves(state) if isinstance(leaf, Tensor)}
+    sizes = {leaf.shape[0] if leaf.dim() else None for leaf in leaves(state) if isinstance(leaf, Tensor)}
     if len(sizes) > 1 or None in sizes:
         raise ValueError("every tensor of a state must have the examples as its first dimension, and these differ")
     return next(iter(sizes), None)
@@ -67,26 +67,27 @@ def check_state(state: State, start: State, count: int) -> None:
         raise ValueError(f"the stream began with {had} examples, and goes on with {count}: see regard.state.take")
 
 
-def _mapped(f: Callable[[Tensor], Tensor], state: State) -> State:
+def mapped(f: Callable[[Tensor], Tensor], state: State) -> State:
     """The state with `f` done to each of its tensors."""
     if isinstance(state, Tensor):
         return f(state)
     if isinstance(state, dict):
-        return {key: _mapped(f, part) for key, part in state.items()}
+        return {key: mapped(f, part) for key, part in state.items()}
     if isinstance(state, tuple | list):
-        parts = [_mapped(f, part) for part in state]
+        parts = [mapped(f, part) for part in state]
         return type(state)(*parts) if _is_named(state) else type(state)(parts)
     if isinstance(state, Leaf):
         return state
     raise TypeError(f"{RULE}, and not of {type(state).__name__}")
 
 
-def _leaves(state: State) -> Iterator[Leaf]:
+def leaves(state: State) -> Iterator[Leaf]:
+    """Its tensors, numbers and arrays, from left to right."""
     if isinstance(state, dict):
         state = list(state.values())
     if isinstance(state, tuple | list):
         for part in state:
-            yield from _leaves(part)
+            yield from leaves(part)
     elif isinstance(state, Leaf):
         yield state
     else:

@@ -24,6 +24,8 @@ def refuses(call: Call) -> str | None:
     """Why it cannot do this; None: it can."""
     if _version() < OLDEST:
         return f"it needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, and this is {torch.__version__}"
+    if call.q.device.type == "meta":
+        return "FlexAttention has no form without numbers"
     if call.q.device.type == "cpu" and call.grad():
         return "FlexAttention has no backward pass on the CPU"
     if call.prior is not None or call.marks is not None or isinstance(call.k_at, Tensor):

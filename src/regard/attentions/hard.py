@@ -52,7 +52,7 @@ class HardGaussian(Attention):
             v = v.masked_fill(~mask[:, None, :, None], 0)
         taps = self.taps.to(v)
         if causal:
-            taps = taps.masked_fill(torch.arange(2 * self.reach + 1) > self.reach, 0)
+            taps = taps.masked_fill(torch.arange(2 * self.reach + 1, device=v.device) > self.reach, 0)
         past = torch.cat((self._before(v, state), v), 2)
         return _slide(F.pad(past, (0, 0, 0, self.reach)), taps), None if state is None else Past(past[:, :, -self.reach :])
 

@@ -53,13 +53,12 @@ class NystromAttention(Attention):
         """n queries ask the key landmarks; what these hold was asked for by the query landmarks."""
         short_q, _ = segment_means(q, real, self.landmarks)
         short_k, held = segment_means(k, mask, self.landmarks)
-        total = torch.full((k.shape[0],), k.shape[2], device=k.device) if mask is None else mask.sum(1)
         one = torch.eye(short_k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
         between = self.inner.attend(short_q, short_k, one, mask=held)[0]
         asked = self.inner.attend(short_q, k, v, mask=mask)[0]
         values = pseudo_inverse(between, self.iterations) @ asked
-        exact = (total <= self.landmarks)[:, None, None, None]  # then each landmark is a token
-        if exact.any():
+        if mask is not None:  # where few tokens are left, each landmark is one of them
+            exact = (mask.sum(1) <= self.landmarks)[:, None, None, None]
             values = torch.where(exact, segment_means(v, mask, self.landmarks)[0], values)
         return self.inner.attend(q, short_k, values, mask=held)[0]
 

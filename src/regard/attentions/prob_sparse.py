@@ -54,7 +54,7 @@ class ProbSparse(Attention):
         """The queries that stand out most, (b h u), and which of them attend, (b 1 u 1): shorter examples have fewer."""
         measure = self.measure(q, k, keys).masked_fill(~queries[:, None], -torch.inf)
         wanted = self._count(queries)
-        found = measure.topk(int(wanted.max()), -1).indices
+        found = measure.topk(self._most(q.shape[2]), -1).indices
         return found, torch.arange(found.shape[-1], device=q.device)[None, None, :, None] < wanted[:, None, None, None]
 
     def measure(self, q: Tensor, k: Tensor, keys: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class ProbSparse(Attention):
         wanted = self._count(keys)
         order = real_first(keys)
         most, total = q.new_full(q.shape[:3], -torch.inf), q.new_zeros(q.shape[:3])
-        for draw in range(int(wanted.max())):
+        for draw in range(self._most(k.shape[2])):
             rank = (_uniform(self.seed, draw, q.shape[2]).to(q.device) * keys.sum(1, keepdim=True)).long()
             at = order.gather(1, rank)[:, None].expand(-1, q.shape[1], -1)
             score = (q * take(k, at)).sum(-1)
@@ -75,8 +75,12 @@ class ProbSparse(Attention):
     def _count(self, real: Tensor) -> Tensor:
         """factor ⌈ln r⌉, between 1 and the r real tokens, for each example."""
         total = real.sum(1).clamp(min=1)
-        logs = [self.factor * math.ceil(math.log(r)) for r in total.tolist()]
-        return torch.minimum(torch.tensor(logs, device=real.device).clamp(min=1), total)
+        wanted = self.factor * total.double().log().ceil().long()
+        return torch.minimum(wanted.clamp(min=1), total)
+
+    def _most(self, n: int) -> int:
+        """The same for n tokens: no example of that length has more."""
+        return min(max(self.factor * math.ceil(math.log(n)), 1), n)
 
 
 def _uniform(seed: int, draw: int, n: int) -> Tensor:

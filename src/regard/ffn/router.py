@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.common import at_least_single
+from regard.common import at_least_single, full_precision
 from regard.errors import check_whole
 
 
@@ -35,7 +35,7 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(b n d) -> (b n experts)."""
         x = at_least_single(x)
-        with torch.autocast(x.device.type, enabled=False):  # it would take the precision away again
+        with full_precision(x):  # it would take the precision away again
             if not self.training:
                 return F.linear(x, self.weight.to(x.dtype))
             make = torch.Generator().manual_seed(self.seed + 1_000_003 * int(self.drawn))

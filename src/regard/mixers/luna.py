@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.common import at_least_single
+from regard.common import at_least_single, full_precision
 from regard.errors import check_choice, check_whole
 from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads, check_tokens, merge, split
 
@@ -98,7 +98,7 @@ class PastLuna(Mixer):
         if scores is not None:
             check_batch(scores, k)
         p = at_least_single(split(self.pack_q(self.p)[None], self.heads))
-        with torch.autocast(x.device.type, enabled=False):  # long sums need their digits
+        with full_precision(x):  # long sums need their digits
             scale = 1 / math.sqrt(q.shape[-1])
             pack = c @ p.transpose(-1, -2) * scale
             pack = ACTIVATIONS[self.activation](pack)  # (b h n p)

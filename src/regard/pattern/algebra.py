@@ -254,10 +254,10 @@ class Full(Leaf):
     _relates = False
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
-        return torch.ones((), dtype=torch.bool)
+        return torch.ones((), dtype=torch.bool, device=q.device)
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
-        seen = torch.ones((), dtype=torch.bool)
+        seen = torch.ones((), dtype=torch.bool, device=q0.device)
         return seen, seen
 
 

@@ -168,7 +168,8 @@ class _MarkedLeaf(Leaf):
         raise ValueError(f"{self!r} is known only at run time: give `marks`, a (b n) bool tensor, to the call")
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
-        return torch.ones((), dtype=torch.bool), torch.zeros((), dtype=torch.bool)
+        some = torch.ones((), dtype=torch.bool, device=q0.device)
+        return some, ~some
 
 
 @dataclass(frozen=True, repr=False)

@@ -28,13 +28,13 @@ class _Table(Leaf):
         object.__setattr__(self, "_tables", tables)
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
-        table, _ = self._tables
+        table = self._tables[0].to(q.device)
         end = len(table) * self.size
         i, j = (at.clamp(0, end - 1) // self.size for at in (q, k))
         return table[i, j] & (q < end) & (k < end)
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
-        _, below = self._tables
+        below = self._tables[1].to(q0.device)
         i0, i1, j0, j1 = q0 // self.size, q1 // self.size + 1, k0 // self.size, k1 // self.size + 1
         a, b, c, d = (at.clamp(0, len(below) - 1) for at in (i0, i1, j0, j1))
         hits = below[b, d] - below[a, d] - below[b, c] + below[a, c]

@@ -1,0 +1,144 @@
+"""What goes from process to process: one exchange, which counts its bytes, and whose gradients go back the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup | None  # None: all processes
+
+
+@dataclass(eq=False)
+class Traffic:
+    """Bytes that this process sent to others and got from them; its own share, which stays here, is not among them."""
+
+    sent: int = 0
+    got: int = 0
+
+
+_open: list[Traffic] = []
+
+
+@contextmanager
+def counted() -> Iterator[Traffic]:
+    """Count the bytes that are exchanged inside: tokens, keys, states, and their gradients.
+
+    Beside them each call tells the others its sizes, 40 bytes to each.
+    """
+    traffic = Traffic()
+    _open.append(traffic)
+    try:
+        yield traffic
+    finally:
+        _open.remove(traffic)
+
+
+def count(sent: int, got: int) -> None:
+    """Add to whoever counts."""
+    for traffic in _open:
+        traffic.sent += sent
+        traffic.got += got
+
+
+class Meeting(NamedTuple):
+    """What all processes know of a call once they have met.
+
+    ends   where the slice of each process begins, and where the last ends: (world + 1)
+    """
+
+    group: Group
+    rank: int
+    world: int
+    ends: tuple[int, ...]
+    masked: bool  # whether any of them leaves tokens out
+    training: bool  # whether a backward pass may follow
+
+    @property
+    def at(self) -> int:
+        """The position of the first token here."""
+        return self.ends[self.rank]
+
+    @property
+    def length(self) -> int:
+        """Of the whole sequence."""
+        return self.ends[-1]
+
+
+def meet(x: Tensor, mask: Tensor | None, graph: bool, group: Group) -> Meeting:
+    """All processes tell what they bring, x (b n d); what does not fit together raises in all of them."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    mine = torch.tensor([x.shape[0], x.shape[1], mask is not None, graph, x.element_size()], device=x.device)
+    found = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(found, mine, group)
+    told = torch.stack(found).tolist()  # the one wait of a call: sizes decide what is sent
+    for i, name in ((0, "examples"), (4, "bytes in a number")):
+        if len({row[i] for row in told}) > 1:
+            raise ValueError(f"the processes disagree in the number of {name}: {[row[i] for row in told]}, by rank")
+    if len({row[3] for row in told}) > 1:
+        graphs = [rank for rank, row in enumerate(told) if row[3]]
+        raise ValueError(f"a backward pass needs all processes, and only {graphs} of {world} keep a graph for one")
+    ends = tuple(accumulate((row[1] for row in told), initial=0))
+    return Meeting(group, rank, world, ends, any(row[2] for row in told), bool(told[0][3]))
+
+
+def exchange(x: Tensor, sent: Sequence[int], got: Sequence[int], group: Group) -> Tensor:
+    """x: so many numbers for each process, in the order of their ranks -> what came from each of them; with gradients.
+
+    All processes must take part, also those that have nothing to send or to get; and so they must in the backward pass.
+    """
+    return _Exchange.apply(x, tuple(sent), tuple(got), group)  # type: ignore[no-untyped-call]
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sent: tuple[int, ...], got: tuple[int, ...], group: Group) -> Tensor:
+        ctx.back = got, sent, group
+        found = torch.empty(sum(got), dtype=x.dtype, device=x.device)
+        dist.all_to_all_single(found, x.contiguous(), list(got), list(sent), group)
+        count(x.nbytes, found.nbytes)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return exchange(grad, *ctx.back), None, None, None
+
+
+def reaching(y: Tensor, *received: Tensor) -> Tensor:
+    """y, as it is; but going back, what was received gets a gradient, if of zeros, even where y does not depend on it: the
+    processes that it came from wait for one."""
+    return _Reaching.apply(y, *received)  # type: ignore[no-untyped-call]
+
+
+class _Reaching(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *received: Tensor) -> Tensor:
+        ctx.count = len(received)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, *[None] * ctx.count
+
+
+def gather(x: Tensor, meeting: Meeting) -> list[Tensor]:
+    """The tensors of all processes, of one shape, by rank."""
+    others = [r for r in range(meeting.world) if r != meeting.rank]
+    got = _passed(x, others, others, meeting).unbind()
+    return [*got[: meeting.rank], x, *got[meeting.rank :]]
+
+
+def before(x: Tensor, meeting: Meeting) -> Tensor:
+    """The tensors of the processes before this one, of one shape: (rank ...)."""
+    return _passed(x, range(meeting.rank + 1, meeting.world), range(meeting.rank), meeting)
+
+
+def _passed(x: Tensor, to: Sequence[int], whence: Sequence[int], meeting: Meeting) -> Tensor:
+    sent, got = ([x.numel() if r in side else 0 for r in range(meeting.world)] for side in (to, whence))
+    return exchange(x.flatten().repeat(len(to)), sent, got, meeting.group).unflatten(0, (len(whence), *x.shape))

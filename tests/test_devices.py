@@ -1,0 +1,180 @@
+"""Nothing in a forward waits for a device, and nothing is made on another one than the tokens.
+
+There is no accelerator here.  Tensors on the meta device have shapes and no numbers: whatever reads a number back, or mixes
+devices, raises there.  What the meta device does not reach is read: every call that could wait stands in a list, with the
+reason, or is an error.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard import registry
+
+ROOT = Path(__file__).parents[1] / "src/regard"
+ROOMS = ("attend", "attentions", "cells", "ffn", "mixers", "pattern", "position", "route", "stack")
+FILES = (
+    "block", "common", "feature", "heads", "memory", "mixer", "norm", "notes", "prior", "query", "relative", "residual",
+    "update", "weigh",
+)  # fmt: skip
+
+WAITS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique", "is_nonzero", "equal", "allclose"}
+CASTS = {"bool", "int", "float"}
+MAKES = {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros"}
+
+HOST = "positions and plans live on the host, whatever the device of the tokens"
+CPU = "this executor refuses every other device"
+NUMBER = "a number of Python, no tensor"
+COUNTER = "a generator is seeded by how often it drew, while training only"
+
+WAITING = {
+    "attend/flex.py:_version": NUMBER,
+    "attend/fused.py:_put": CPU,
+    "attend/sdpa.py:sees_all": HOST,
+    "attend/sparse.py:_fused": CPU,
+    "attend/sparse.py:_marked": CPU,
+    "attentions/cached.py:_start": HOST,
+    "attentions/cached.py:_kept": HOST,
+    "attentions/hashed.py:Hashed._forget": "only a stream forgets: which keys nobody meets any more decides how many are kept",
+    "attentions/span.py:AdaptiveSpan.__init__": NUMBER,
+    "attentions/span.py:AdaptiveSpan.reaches": "the learned spans decide how many keys are computed: that is the mechanism",
+    "cells/show_attend.py:_choose": "a draw from weights that are all zero is an error, and must be said",
+    "feature.py:Random.advance": COUNTER,
+    "ffn/bank.py:SpreadBank.forward": "all processes must agree in a size before they exchange",
+    "ffn/dispatch.py:plan": "without a capacity the fullest expert decides the size of the buffers",
+    "ffn/router.py:Router.forward": COUNTER,
+    "mixers/spans.py:_each_once": HOST,
+    "mixers/spans.py:seen_nodes": HOST,
+    "norm.py:PowerNorm._train": "what it does depends on how many steps it has trained",
+    "norm.py:ScaleNorm.__init__": NUMBER,
+    "norm.py:check_share": NUMBER,
+    "notes.py:heard": NUMBER,
+    "pattern/algebra.py:Pattern.density": HOST,
+    "pattern/algebra.py:Pattern.keys_per_query": HOST,
+    "position/bias.py:XL.forward": "the farthest distance decides how many waves there are",
+    "position/turn.py:Turn.turned": NUMBER,
+    "prior.py:Gaussian.__init__": NUMBER,
+    "residual.py:LayerScale.__init__": NUMBER,
+    "route/kmeans.py:KMeans.__init__": NUMBER,
+    "route/lsh.py:by_rank": "the fullest row decides how many chunks there are; a bound would double the work",
+    "route/sort.py:BlockSort.__init__": NUMBER,
+    "route/sort.py:BlockSort._noise": COUNTER,
+    "stack/early_exit.py:EarlyExit.__init__": NUMBER,
+    "stack/early_exit.py:EarlyExit._examples": "once nobody needs another layer none is run: that is the mechanism",
+    "stack/early_exit.py:EarlyExit._tokens": "once nobody needs another layer none is run: that is the mechanism",
+    "stack/replay.py:Dice.same": "states of generators, which are on the host",
+    "stack/replay.py:Witness.result": "which buffers a call changed must be known before it is made again, while training only",
+    "stack/universal.py:Halting.__init__": NUMBER,
+    "stack/universal.py:Universal._as_asked": "once every token has halted no step is run: that is the mechanism",
+}
+
+SEEDED = "drawn on the host by a generator of its own, then moved: the same numbers on every device"
+BUILT = "when a mixer is built or its weights are taken over, not in a forward"
+MAKING = {
+    "attend/choose.py:_best": "measures the CPU",
+    "attend/fused.py:_Sparse.backward": CPU,
+    "attend/fused.py:_add": CPU,
+    "attend/fused.py:_additive": CPU,
+    "attend/fused.py:_backward_part": CPU,
+    "attend/fused.py:addends": CPU,
+    "attend/sdpa.py:sees_all": HOST,
+    "attend/sparse.py:_bias": CPU,
+    "attend/sparse.py:_by_head": CPU,
+    "attend/sparse.py:_picked": CPU,
+    "attend/sparse.py:expand": CPU,
+    "attentions/cached.py:_kept": HOST,
+    "attentions/persistent.py:_later": HOST,
+    "attentions/prob_sparse.py:_uniform": SEEDED,
+    "attentions/span.py:AdaptiveSpan.over": HOST,
+    "feature.py:normal_rows": SEEDED,
+    "feature.py:orthogonal_rows": SEEDED,
+    "ffn/router.py:Router._noised": SEEDED,
+    "mixers/collaborative.py:_common_factors": BUILT,
+    "mixers/conditional.py:TaskAttention.of": "the number of a task, which is moved where it is used",
+    "mixers/collaborative.py:_main_directions": BUILT,
+    "mixers/pool.py:_kernel": BUILT,
+    "mixers/positioned.py:_like": BUILT,
+    "mixers/spans.py:_tiled": HOST,
+    "mixers/spans.py:seen_nodes": HOST,
+    "notes.py:Notes.cost": "nothing was told: a zero that fits every device",
+    "pattern/algebra.py:Pattern.dense": HOST,
+    "pattern/algebra.py:tiled": HOST,
+    "pattern/grid.py:block_order": HOST,
+    "route/sort.py:BlockSort._noise": SEEDED,
+}  # fmt: skip
+
+NO_NUMBERS = {
+    ("reformer", True): "route/lsh.py:by_rank",
+    ("sinkhorn", "training"): "route/sort.py:BlockSort._noise",
+}
+
+
+def nodes():
+    """Every call and every condition in the rooms of a forward: the place "file:Class.function", and the node."""
+
+    def walk(node, scope, name):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            scope = [*scope, node.name]
+        if isinstance(node, ast.Call | ast.If | ast.IfExp | ast.While):
+            yield f"{name}:{'.'.join(scope)}", node
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, scope, name)
+
+    paths = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    for path in [*paths, *(ROOT / f"{name}.py" for name in FILES)]:
+        yield from walk(ast.parse(path.read_text(encoding="utf-8")), [], path.relative_to(ROOT).as_posix())
+
+
+def waits(node):
+    """Whether it may read a number of a tensor: a method such as .item(), int() of no constant, a condition on .any()."""
+    if not isinstance(node, ast.Call):
+        asked = (call.func for call in ast.walk(node.test) if isinstance(call, ast.Call))
+        return any(isinstance(func, ast.Attribute) and func.attr in ("any", "all") for func in asked)
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr in WAITS
+    simple = not node.args or isinstance(node.args[0], ast.Constant)
+    return isinstance(node.func, ast.Name) and node.func.id in CASTS and not simple
+
+
+def makes(node):
+    """Whether it makes a tensor and leaves open where."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or ast.unparse(node.func.value) != "torch":
+        return False
+    return node.func.attr in MAKES and not any(key.arg == "device" for key in node.keywords)
+
+
+@pytest.mark.parametrize(("asks", "listed"), [(waits, WAITING), (makes, MAKING)], ids=["waiting", "making"])
+def test_what_waits_or_leaves_the_device_open_is_listed(asks, listed):
+    """Fails if a forward begins to wait for the device, or to make tensors on another; or if the list is out of date."""
+    found = {place for place, node in nodes() if asks(node)}
+    if asks is makes:  # modules are built anywhere, and moved
+        found = {place for place in found if "__init__" not in place.split(":")[1]}
+    assert found - listed.keys() == set(), "give the device, do without the wait, or say why it must be"
+    assert listed.keys() - found == set(), "these are gone: take them off the list"
+
+
+FORMS = [(name, causal) for name in registry.list_recipes() for causal in registry.get(name).forms()]
+
+
+@pytest.mark.parametrize(("name", "causal"), FORMS, ids=[f"{name}{'-causal' * causal}" for name, causal in FORMS])
+@pytest.mark.parametrize("training", [False, True], ids=["used", "training"])
+def test_every_recipe_runs_on_the_meta_device(name, causal, training):
+    """Fails if a forward reads a number back, or makes a tensor where the tokens are not; with a mask and without."""
+    mixer = registry.get(name).example(causal=causal).to("meta").train(training)
+    for n in (19, 210):
+        n = n if mixer.length is None else min(n, mixer.length)
+        x, mask = torch.empty(2, n, mixer.dim, device="meta"), torch.empty(2, n, device="meta", dtype=torch.bool)
+        for given in ({}, {"mask": mask})[: 1 + mixer.can.mask]:
+            if (name, causal) in NO_NUMBERS or (training and (name, "training") in NO_NUMBERS):
+                with pytest.raises(RuntimeError, match="meta tensors"):
+                    mixer(x, **given)
+            else:
+                y = mixer(x, **given)
+                assert y.shape == x.shape and y.is_meta and y.dtype == x.dtype
+
+
+def test_what_has_no_meta_form_is_listed_as_waiting():
+    """Fails if a recipe is let off without a reason."""
+    assert set(NO_NUMBERS.values()) <= WAITING.keys()
