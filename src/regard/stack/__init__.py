@@ -11,12 +11,12 @@ from regard.stack.plain import Plain
 from regard.stack.reversible import Reversible
 from regard.stack.segments import Carried, Memory, Recent, Segments
 from regard.stack.shared import Shared
-from regard.stack.transparent import ByLayer, Telling, Transparency
+from regard.stack.transparent import ByLayer, Transparency
 from regard.stack.universal import Halting, Universal
 
 __all__ = [
     "AttentionReconstruction", "AutoEncoding", "ByLayer", "Carried", "Carry", "Compress", "Compressive", "Convolution",
     "EarlyExit", "Exited", "Feedback", "Feeding", "Funnel", "Halting", "Looking", "MaxPool", "MeanPool", "Memory", "Mixing",
-    "MostUsed", "Plain", "Recent", "Reconstruction", "Reversible", "Segments", "Shared", "Telling", "Transparency",
+    "MostUsed", "Plain", "Recent", "Reconstruction", "Reversible", "Segments", "Shared", "Transparency",
     "Universal", "halves",
 ]  # fmt: skip
