@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.cli.curve import plot
-from regard.models.generate import generate
+from regard.models import generate
 from regard.tasks import task
 from regard.train import checkpoint
 from regard.train.run import read_spec

@@ -8,8 +8,7 @@ from torch import nn
 
 import regard
 from regard import models
-from regard.models import Config, Language, Side, Tokens, build, load, part, save
-from regard.models.generate import generate
+from regard.models import Config, Language, Side, Tokens, build, generate, load, part, save
 from regard.models.stacks import STACKS
 from regard.registry import get
 from regard.residual import DeepNorm
