@@ -27,7 +27,7 @@ from regard.models.masking import mask_out
 from regard.models.model import Decoder, Encoder, Maps, Model, Pair, Seq2Seq, Step, Trunk
 from regard.models.save import load, save
 from regard.models.stopping import Stop
-from regard.models.weights import Row, Unmatched, WeightMap, adopt, plan
+from regard.models.weights import Misshapen, Row, Unmatched, WeightMap, adopt, plan
 
 __all__ = [
     "adopt", "bert", "build", "from_huggingface", "gpt", "load", "mask_out", "part", "plan", "save",
@@ -35,7 +35,7 @@ __all__ = [
     "IGNORE", "choice_loss", "next_token_loss", "number_loss",
     "Classify", "Config", "Language", "Masked", "Match", "Part", "Patches", "Pooled", "Regress", "Side", "Tag", "Tokens",
     "Vectors", "Decoder", "Encoder", "Maps", "Model", "Pair", "Seq2Seq", "Step", "Trunk",
-    "Row", "Unmatched", "WeightMap",
+    "Misshapen", "Row", "Unmatched", "WeightMap",
     "beam_search", "generate", "stream_tokens",
     "Beams", "Greedy", "MinP", "Piece", "Repetition", "Result", "Sample", "Stop", "Temperature", "TopK", "TopP",
 ]  # fmt: skip

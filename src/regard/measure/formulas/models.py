@@ -14,7 +14,7 @@ from regard.models.model import Decoder, Encoder, Seq2Seq, Trunk
 @formula(TokenEmbed)
 def _tokens(module: TokenEmbed, call: Call) -> Work:
     """Tables are looked up; positions and a norm behind them may cost more."""
-    more = [part for part in (module.position, module.norm) if part is not None]
+    more = [part for part in (module.position, module.norm, module.project) if part is not None]
     return sum((work(part, call) for part in more), work(module.tokens, call))
 
 

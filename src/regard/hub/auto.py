@@ -1,0 +1,50 @@
+"""Our models known to the Auto classes: importing this registers them.
+
+import regard.hub.auto
+model = AutoModelForCausalLM.from_pretrained(folder)
+"""
+
+from __future__ import annotations
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from regard.hub.cache import StreamCache
+from regard.hub.config import RegardConfig
+from regard.hub.mixin import HubModel
+from regard.hub.modeling import (
+    RegardForCausalLM,
+    RegardForConditionalGeneration,
+    RegardForMaskedLM,
+    RegardForSequenceClassification,
+    RegardForTokenClassification,
+    RegardModel,
+    wrapped,
+)
+
+__all__ = [
+    "HubModel", "RegardConfig", "RegardForCausalLM", "RegardForConditionalGeneration", "RegardForMaskedLM",
+    "RegardForSequenceClassification", "RegardForTokenClassification", "RegardModel", "StreamCache", "register", "wrapped",
+]  # fmt: skip
+
+
+def register() -> None:
+    """Tell the Auto classes; done on import, and doing it again changes nothing."""
+    AutoConfig.register("regard", RegardConfig, exist_ok=True)
+    for auto, kind in (
+        (AutoModel, RegardModel), (AutoModelForCausalLM, RegardForCausalLM), (AutoModelForMaskedLM, RegardForMaskedLM),
+        (AutoModelForSeq2SeqLM, RegardForConditionalGeneration),
+        (AutoModelForSequenceClassification, RegardForSequenceClassification),
+        (AutoModelForTokenClassification, RegardForTokenClassification),
+    ):  # fmt: skip
+        auto.register(RegardConfig, kind, exist_ok=True)
+
+
+register()
