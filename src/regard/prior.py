@@ -78,7 +78,7 @@ class Repeated(Prior):
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """See the module's docstring."""
         again = (k_pos < self.end) & (q_pos >= self.end) & (q_pos < self.last)
-        return (again * math.log(self.times)).to(q.dtype)[None]
+        return again.to(q.dtype)[None] * math.log(self.times)
 
 
 class Conditional(Prior):

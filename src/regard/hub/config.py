@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call, arg-type, attr-defined"
 """The configuration of our models in the layout of transformers: config.json, with all of ours under "model"."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from regard.models.config import Classify, Config, Regress, Tag
 from regard.models.save import said
 
 
-class RegardConfig(PreTrainedConfig):  # type: ignore[misc]
+class RegardConfig(PreTrainedConfig):
     """`RegardConfig.of(config)` of a `regard.models.Config`; `config.regard` is that again.
 
     model      the `Config` as JSON says it, with its head

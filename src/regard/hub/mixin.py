@@ -12,7 +12,7 @@ from regard.models import Config, Model, build
 from regard.models.save import parse
 
 
-class HubModel(nn.Module, PyTorchModelHubMixin, library_name="regard", tags=["regard"]):  # type: ignore[misc]
+class HubModel(nn.Module, PyTorchModelHubMixin, library_name="regard", tags=["regard"]):
     """Any model of ours, of any input and head: `HubModel.of(model)`.  It is called as the model is, which stands in `net`.
 
     model   the `Config` as JSON says it

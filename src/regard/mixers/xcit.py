@@ -124,11 +124,11 @@ class HalfXCiT(Mixer):
 
     def __init__(self, dim: int, half: CrossCovariance | LocalPatches, *, causal: bool = False) -> None:
         super().__init__(dim, can=Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS), causal=causal)
-        self.half = half
+        self.part = half
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        return self.half(x, mask), None
+        return self.part(x, mask), None
 
 
 class ClassAttention(nn.Module):

@@ -17,7 +17,7 @@ from regard.stack.universal import Halting, Universal
 
 __all__ = [
     "AttentionReconstruction", "AutoEncoding", "ByLayer", "Carried", "Carry", "ClassLast", "ClassLayer", "Compress",
-    "Compressive", "Convolution", "EarlyExit", "Exited", "Feedback", "Feeding", "Funnel", "Halting", "Looking", "MaxPool", "MeanPool", "Memory", "Mixing",
-    "MostUsed", "Plain", "Recent", "Reconstruction", "Reversible", "Segments", "Shared", "Transparency",
-    "Universal", "halves",
+    "Compressive", "Convolution", "EarlyExit", "Exited", "Feedback", "Feeding", "Funnel", "Halting", "Looking", "MaxPool",
+    "MeanPool", "Memory", "Mixing", "MostUsed", "Plain", "Recent", "Reconstruction", "Reversible", "Segments", "Shared",
+    "Transparency", "Universal", "halves",
 ]  # fmt: skip

@@ -3,10 +3,6 @@ positions begin, and in the names of their heads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from torch import Tensor
-
 from regard.errors import Unsupported
 from regard.models.config import Config, Head, Part, Tokens, part
 from regard.models.theirs.common import LAYER, Json, activation, require
@@ -15,7 +11,7 @@ from regard.models.weights import Change, Row, WeightMap, dense, norm, row, same
 DROPPED = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
-def encoder_rows(*mixing: Row, first: Callable[[Tensor], Tensor] = same, around: str = "attention.output") -> tuple[Row, ...]:
+def encoder_rows(*mixing: Row, first: Change = same, around: str = "attention.output") -> tuple[Row, ...]:
     """Embeddings and layers; `mixing` are the rows of the mixer.
 
     first    their table of positions -> ours
@@ -72,8 +68,9 @@ LM_DROPPED = (*DROPPED, "lm_head.decoder.bias")
 def encoder_config(their: Json, head: Head | None, mixer: Part | list[Part], **changes: object) -> Config:
     """The configuration that they all have, with this mixer; `changes` are keys of ours."""
     known = {
-        "kind": "encoder", "head": head, "dim": their["hidden_size"], "heads": their["num_attention_heads"],
+        "kind": "encoder", "head": head,
         "input": Tokens(vocab=their["vocab_size"], types=their.get("type_vocab_size", 2), norm=True),
+        "dim": their["hidden_size"], "heads": their["num_attention_heads"],
         "layers": their["num_hidden_layers"], "length": their["max_position_embeddings"],
         "mixer": mixer if isinstance(mixer, list) else [mixer], "residual": part("post"),
         "ffn": part("mlp", hidden=their["intermediate_size"], activation=activation(their.get("hidden_act", "gelu"))),

@@ -31,8 +31,11 @@ def gpt2_config(their: Json, head: Head | None) -> Config:
     return Config(
         kind="decoder", input=Tokens(vocab=their["vocab_size"]), head=head, dim=dim, heads=their["n_head"],
         layers=their["n_layer"], length=their["n_positions"], mixer=[part("vanilla", bias=True)],
-        ffn=part(
-            "mlp", hidden=their.get("n_inner") or 4 * dim, activation=activation(their.get("activation_function", "gelu_new"))
-        ),
+        ffn=[
+            part(
+                "mlp", hidden=their.get("n_inner") or 4 * dim,
+                activation=activation(their.get("activation_function", "gelu_new")),
+            )
+        ],
         norm=part("layer", eps=their.get("layer_norm_epsilon", 1e-5)), dropout=their.get("resid_pdrop", 0.1),
     )  # fmt: skip

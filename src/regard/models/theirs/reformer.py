@@ -27,11 +27,12 @@ def reformer_map(their: Json) -> WeightMap:
         ),
         *norm("encoder.layer_norm", "trunk.norm"),
         row("lm_head.decoder.weight", "head.words.weight"),
-        row("lm_head.bias", "head.words.bias"),
     ]
     for i in range(len(their["attn_layers"])):
         rows += layer_rows(f"encoder.layers.{i}", f"{HALF}.{2 * i}", f"{HALF}.{2 * i + 1}", their)
-    return WeightMap(prefix="reformer.", rows=tuple(rows), dropped=("lm_head.decoder.bias", "encoder.layers.*.mask_value_*"))
+    return WeightMap(
+        prefix="reformer.", rows=tuple(rows), dropped=("lm_head.bias", "lm_head.decoder.bias")
+    )  # which theirs never adds
 
 
 def layer_rows(theirs: str, mixing: str, feeding: str, their: Json) -> list[Row]:
@@ -78,7 +79,7 @@ def reformer_config(their: Json, head: Head | None) -> Config:
         kind="decoder" if causal else "encoder", input=Tokens(vocab=their["vocab_size"]), head=head, dim=dim, heads=heads,
         layers=len(their["attn_layers"]), length=prod(grid) if grid else their["max_position_embeddings"],
         mixer=[mixing(kind, their, causal) for kind in their["attn_layers"]], stack=part("reversible", beside=True),
-        ffn=part("mlp", hidden=their["feed_forward_size"], activation=activation(their.get("hidden_act", "relu"))),
+        ffn=[part("mlp", hidden=their["feed_forward_size"], activation=activation(their.get("hidden_act", "relu")))],
         norm=part("layer", eps=their.get("layer_norm_eps", 1e-12)), dropout=their.get("hidden_dropout_prob", 0.05),
     )  # fmt: skip
 

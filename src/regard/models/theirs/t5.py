@@ -84,7 +84,7 @@ def t5_config(their: Json, head: Head | None) -> Config:
     buckets, furthest = their.get("relative_attention_num_buckets", 32), their.get("relative_attention_max_distance", 128)
     return Config(
         kind="seq2seq", input=Tokens(vocab=their["vocab_size"]), head=head, dim=dim, heads=heads,
-        layers=their.get("num_decoder_layers") or layers, encoder=Side(layers=layers, mixer=[part("vanilla")]), ffn=ffn,
+        layers=their.get("num_decoder_layers") or layers, encoder=Side(layers=layers, mixer=[part("vanilla")]), ffn=[ffn],
         norm=part("rms", eps=their.get("layer_norm_epsilon", 1e-6)), dropout=their.get("dropout_rate", 0.1),
         position=part("t5", buckets=buckets, furthest=furthest),
     )  # fmt: skip

@@ -53,7 +53,7 @@ def mixer_config(tensors: Tensors, head: Head | None) -> Config:
     return Config(
         kind="encoder", input=Patches(height=side, width=side, patch=patch, channels=channels, cls=False), head=head, dim=dim,
         heads=1, layers=depth(tensors, "blocks"), mixer=[part("mlp_mixer", hidden=hidden)], position=part("none"),
-        ffn=part("mlp", hidden=tensors["blocks.0.mlp_channels.fc1.weight"].shape[0]), norm=part("layer", eps=1e-6),
+        ffn=[part("mlp", hidden=tensors["blocks.0.mlp_channels.fc1.weight"].shape[0])], norm=part("layer", eps=1e-6),
     )  # fmt: skip
 
 
@@ -82,8 +82,8 @@ def xcit_config(tensors: Tensors, head: Head | None, image: int = 224) -> Config
 
 
 def xcit_map(tensors: Tensors, image: int = 224) -> WeightMap:
-    """Three folds: their scale of each sub-layer goes into its last weights; their positions, a projection of waves, are computed
-    for the size of the image; and queries, keys and values, one tensor, become three."""
+    """Three folds: their scale of each sub-layer goes into its last weights; their positions, a projection of waves, are
+    computed for the size of the image; and queries, keys and values, one tensor, become three."""
     steps = sorted({int(name.split(".")[2]) for name in tensors if name.startswith("patch_embed.proj.")})
     rows: list[Row] = [
         row(
@@ -117,7 +117,7 @@ def batch_norm(theirs: str, ours: str) -> list[Row]:
 
 def xcit_rows(theirs: str, first: str, second: str) -> list[Row]:
     """One layer of theirs, in two of ours."""
-    mixer, local = f"{first}.mixer.half", f"{second}.mixer.half"
+    mixer, local = f"{first}.mixer.part", f"{second}.mixer.part"
     split = " ".join(f"{mixer}.{kind}.weight" for kind in "qkv"), " ".join(f"{mixer}.{kind}.bias" for kind in "qkv")
     return [
         *norm(f"{theirs}.norm1", f"{first}.around_mixer.norm"),

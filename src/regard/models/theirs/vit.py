@@ -50,6 +50,6 @@ def vit_config(their: Json, head: Head | None) -> Config:
         kind="encoder", head=head, dim=their["hidden_size"], heads=their["num_attention_heads"],
         input=Patches(height=height, width=width, patch=their["patch_size"], channels=their.get("num_channels", 3)),
         layers=their["num_hidden_layers"], mixer=[part("vanilla", bias=True)],
-        ffn=part("mlp", hidden=their["intermediate_size"], activation=activation(their.get("hidden_act", "gelu"))),
+        ffn=[part("mlp", hidden=their["intermediate_size"], activation=activation(their.get("hidden_act", "gelu")))],
         norm=part("layer", eps=their.get("layer_norm_eps", 1e-12)), dropout=their.get("hidden_dropout_prob", 0.0),
     )  # fmt: skip
