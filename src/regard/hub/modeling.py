@@ -316,8 +316,13 @@ class _Read(nn.Module):
         super().__init__()
         self.__dict__["model"] = model
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, return_dict: bool | None = None) -> Any:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, return_dict: bool | None = None,
+        output_attentions: bool | None = None, output_hidden_states: bool | None = None,
+    ) -> Any:  # fmt: skip
         """(b m) -> (b m d)."""
+        if output_attentions or output_hidden_states:
+            raise Unsupported("there are no maps and no states of single layers to give: model.net.attention has the maps")
         y, _ = self.__dict__["model"].net.encode(input_ids, real_mask(attention_mask, input_ids))
         return returned(BaseModelOutput(last_hidden_state=y), return_dict)
 

@@ -63,7 +63,7 @@ class Kit(NamedTuple):
         count = self.depth if count is None else count
         check_whole(1, blocks=count)
         if count % self.turns:
-            raise ValueError(f"the stack has {count} blocks, and {self.turns} mixers take turns: that must come out even")
+            raise ValueError(f"the stack has {count} blocks, and {self.turns} parts take turns: that must come out even")
         return [self.block(number) for number in range(count)]
 
 
