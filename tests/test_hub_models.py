@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 
 import regard
-from regard import Unsupported, models
+from regard import Can, Mixer, Unsupported, models, registry
 from regard.models import part
 
 hf = pytest.importorskip("transformers", minversion="5.0", reason="pip install 'regard[hf]'")
@@ -186,12 +186,40 @@ def test_an_encoder_decoder_generates(beams):
             assert row[1 : 1 + len(result.tokens)].tolist() == result.tokens
 
 
-def test_a_model_that_cannot_stream_generates_from_the_whole():
-    """Fails if it is asked for a state that it has not."""
-    model, (x, mask) = causal(part("synthesizer_random"), position="none"), left_padded()
-    if model.net.trunk.stack.can.stream:
-        pytest.skip("it streams")
-    model.generate(x, attention_mask=mask, max_new_tokens=3)
+class Still(Mixer):
+    """The mean of all tokens so far; it has no state."""
+
+    def __init__(self, dim, causal):
+        super().__init__(dim, can=Can(stream="it keeps nothing"), causal=causal)
+
+    def mix(self, x, memory, mask, state):
+        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None], None
+
+
+@pytest.fixture
+def still():
+    """A recipe that can be causal and cannot stream: there is none in the registry."""
+    registry.get("vanilla")
+    before = dict(registry._recipes)
+
+    @registry.recipe("nobody", row="Z1", formula="mean")
+    def still(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
+        """The mean so far."""
+        return Still(dim, causal)
+
+    yield "still"
+    registry._recipes.clear()
+    registry._recipes.update(before)
+
+
+def test_a_model_that_cannot_stream_generates_from_the_whole(still):
+    """Fails if it is asked for a state that it has not, or a cache is promised."""
+    model, (x, mask) = causal(still), left_padded()
+    found = model.generate(x, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    alone = model.generate(x[1:2, 4:], max_new_tokens=3, do_sample=False)
+    assert torch.equal(found[1, 9:], alone[0, 5:]) and not model.config.use_cache
+    with pytest.raises(Unsupported, match="cannot go on from a cache: it keeps nothing; give use_cache=False"):
+        model(x, use_cache=True)
 
 
 def test_refusals_in_generation():

@@ -6,6 +6,11 @@ model = AutoModelForCausalLM.from_pretrained(folder)
 
 from __future__ import annotations
 
+import transformers
+
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise ImportError(f"regard.hub.auto needs transformers 5, not {transformers.__version__}: pip install -U 'regard[hf]'")
+
 from transformers import (
     AutoConfig,
     AutoModel,
