@@ -1,8 +1,4 @@
-"""Our models known to the Auto classes: importing this registers them.
-
-import regard.hub.auto
-model = AutoModelForCausalLM.from_pretrained(folder)
-"""
+"""Our models known to the Auto classes: importing this registers them, and `from_pretrained` of those finds them."""
 
 from __future__ import annotations
 
@@ -25,23 +21,22 @@ from regard.hub.cache import StreamCache
 from regard.hub.config import RegardConfig
 from regard.hub.mixin import HubModel
 from regard.hub.modeling import (
-    RegardForCausalLM,
-    RegardForConditionalGeneration,
     RegardForMaskedLM,
     RegardForSequenceClassification,
     RegardForTokenClassification,
     RegardModel,
     wrapped,
 )
+from regard.hub.speaking import RegardForCausalLM, RegardForConditionalGeneration
 
 __all__ = [
     "HubModel", "RegardConfig", "RegardForCausalLM", "RegardForConditionalGeneration", "RegardForMaskedLM",
-    "RegardForSequenceClassification", "RegardForTokenClassification", "RegardModel", "StreamCache", "register", "wrapped",
+    "RegardForSequenceClassification", "RegardForTokenClassification", "RegardModel", "StreamCache", "wrapped",
 ]  # fmt: skip
 
 
-def register() -> None:
-    """Tell the Auto classes; done on import, and doing it again changes nothing."""
+def _register() -> None:
+    """Tell the Auto classes."""
     AutoConfig.register("regard", RegardConfig, exist_ok=True)
     for auto, kind in (
         (AutoModel, RegardModel), (AutoModelForCausalLM, RegardForCausalLM), (AutoModelForMaskedLM, RegardForMaskedLM),
@@ -52,4 +47,4 @@ def register() -> None:
         auto.register(RegardConfig, kind, exist_ok=True)
 
 
-register()
+_register()
