@@ -144,6 +144,20 @@ def test_greedy_with_prompts_of_different_lengths(mixer):
     assert len(set(found[:, 9:].flatten().tolist())) > 3, "it says the same all the time, which shows nothing"
 
 
+@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+def test_every_recipe_steps_as_it_reads(name):
+    """Fails if, with padding at the front, a recipe says something else from its cache than from the whole."""
+    small = {key: value for key, value in registry.get(name).small.items() if key not in ("patterns", "length")}
+    config = models.gpt(1, 16, 2, vocab=31, length=32, mixer=part(name, **small), dropout=0.0)
+    model, (x, mask) = auto.RegardForCausalLM(auto.RegardConfig.of(config)).double().eval(), left_padded()
+    after, longer = tokens(n=2), F.pad(mask, (0, 2), value=1)
+    whole = model(torch.cat((x, after), 1), attention_mask=longer).logits
+    first = model(x, attention_mask=mask, use_cache=True)
+    second = model(after, attention_mask=longer, past_key_values=first.past_key_values)
+    both = torch.cat((first.logits, second.logits), 1)
+    torch.testing.assert_close(both[longer.bool()], whole[longer.bool()])
+
+
 def test_greedy_is_our_own():
     """Fails if their `generate` and ours do not say the same."""
     model, (x, mask) = causal(), left_padded()
