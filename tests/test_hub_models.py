@@ -113,7 +113,7 @@ def test_buffers_that_no_file_holds_are_there(tmp_path):
     assert torch.equal(auto.RegardForMaskedLM.from_pretrained(tmp_path)(x).logits, model(x).logits)
 
 
-def test_our_own_models_are_wrapped():
+def test_our_own_models_are_wrapped(tmp_path):
     """Fails if a coat copies or changes a model of ours, or does not fit its head."""
     for config, kind in (
         (models.gpt(1, 8, 2, vocab=31, length=16), auto.RegardForCausalLM),
@@ -123,6 +123,10 @@ def test_our_own_models_are_wrapped():
         ours = models.build(config).eval()
         coat = auto.wrapped(ours, **IDS)
         assert type(coat) is kind and coat.net is ours and not coat.training
+        coat.save_pretrained(tmp_path)
+        again = kind.from_pretrained(tmp_path)
+        assert all(torch.equal(a, b) for a, b in zip(again.parameters(), ours.parameters(), strict=True))
+        assert coat.device.type == "cpu"
     with pytest.raises(Unsupported, match="no class for the head 'pooled'"):
         auto.wrapped(models.build(models.bert(1, 8, 2, vocab=31, head=models.Pooled())))
 
@@ -252,6 +256,8 @@ def test_refusals_in_generation():
         model(x, labels=x, use_cache=True)
     with pytest.raises(ValueError, match=r"attention_mask must be \(b n\)"):
         model(x, attention_mask=mask[:, None, None])
+    with pytest.raises(ValueError, match=r"over all tokens so far, \(3, 11\), not \(3, 2\)"):
+        model(x[:, :2], attention_mask=mask[:, :2], past_key_values=cache)
 
 
 def tokenizer():

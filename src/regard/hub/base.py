@@ -116,15 +116,14 @@ class RegardPreTrained(PreTrainedModel):
 
 
 # ---------------------------------------------------------------------------------------------- small parts
-def real_mask(mask: Tensor | None, ids: Tensor | None, *, some: bool = False) -> Tensor | None:
+def real_mask(mask: Tensor | None, ids: Tensor, *, some: bool = False) -> Tensor | None:
     """Their mask of ones and zeros as ours (b n); None where it leaves nothing out, or with `some` where it names nothing."""
     if mask is None:
         return None
     if mask.dim() != 2:
         raise ValueError(f"attention_mask must be (b n), not {tuple(mask.shape)}: mechanisms have no masks of pairs")
     found = mask.bool()
-    if ids is not None:
-        check_mask(found, (ids.shape[0], ids.shape[1]), "attention_mask")
+    check_mask(found, (ids.shape[0], ids.shape[1]), "attention_mask")
     return None if (not found.any() if some else found.all()) else found
 
 

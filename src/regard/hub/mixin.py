@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
@@ -28,11 +29,13 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="regard", tags=["re
         config = model if isinstance(model, Config) else model.config
         if config is None:
             raise ValueError("this model was built by hand: only one that `build` made of a configuration can be wrapped")
-        coat = cls(model=json.loads(config.model_dump_json()))
-        if isinstance(model, Model):
-            coat.net = model
-            coat.train(model.training)
-        return coat
+        said = json.loads(config.model_dump_json())
+        if isinstance(model, Config):
+            return cls(model=said)
+        with torch.device("meta"):  # its own weights would only take memory
+            coat = cls(model=said)
+        coat.net = model
+        return coat.train(model.training)
 
     def forward(self, *given: Any, **named: Any) -> Tensor:
         """See the model."""

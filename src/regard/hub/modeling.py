@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -115,7 +116,8 @@ def wrapped(model: Model, **more: Any) -> RegardPreTrained:
     if model.config is None:
         raise ValueError("this model was built by hand: only one that `build` made of a configuration can be wrapped")
     kind = class_for(model)
-    coat = kind(RegardConfig.of(model.config, **more))
+    with torch.device("meta"):  # its own weights would only take memory
+        coat = kind(RegardConfig.of(model.config, **more))
     coat.net = model
     coat._tied_weights_keys = second_names(coat)
     coat.all_tied_weights_keys = dict(coat._tied_weights_keys)

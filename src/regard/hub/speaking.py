@@ -56,11 +56,11 @@ class _Speaking(RegardPreTrained, GenerationMixin):
         if not self._side().stack.can.stream:
             reason = self._side().stack.can.reason("stream")
             raise Unsupported(f"this model cannot go on from a cache: {reason}; give use_cache=False")
-        now = None if mask is None or mask[:, -ids.shape[1] :].all() else mask[:, -ids.shape[1] :]
+        now = None if mask is None else latest(mask, ids, cache.seen)
         if cache.groups and now is not None:
             raise ValueError("there is padding among the tokens that a stream goes on with")
         fed = [(g.rows, ids[g.rows], g.state) for g in cache.groups] or [(*each, None) for each in by_length(ids, now)]
-        y = self._embed().tokens.weight.new_zeros(*ids.shape, self.config.regard.dim)
+        y = self._embed().tokens.weight.new_zeros(*ids.shape, self._side().stack.wide)
         cache.groups, cache.seen = [], cache.seen + ids.shape[1]
         for rows, tokens, state in fed:
             here = {name: None if t is None else t[rows] for name, t in context.items()}
@@ -88,11 +88,9 @@ class RegardForCausalLM(_Speaking):
         with noted() as notes:
             if cached:
                 self._no_types(token_type_ids)
-                mask = real_mask(attention_mask, None)
-                y, past_key_values = self._streamed(input_ids, mask, past_key_values)
+                y, past_key_values = self._streamed(input_ids, attention_mask, past_key_values)
             else:
-                mask = real_mask(attention_mask, input_ids)
-                y = self._aligned(input_ids, mask, token_type_ids)
+                y = self._aligned(input_ids, real_mask(attention_mask, input_ids), token_type_ids)
             logits = self.net.head(y[:, -logits_to_keep:] if logits_to_keep else y)
         loss = None
         if labels is not None:
@@ -100,7 +98,8 @@ class RegardForCausalLM(_Speaking):
                 raise ValueError(
                     "a loss needs the logits of all tokens: give labels without a cache and without logits_to_keep"
                 )
-            loss = choices(logits[:, :-1], after_real(labels, mask), num_items_in_batch) + told(notes, logits)
+            asked = after_real(labels, real_mask(attention_mask, input_ids))
+            loss = choices(logits[:, :-1], asked, num_items_in_batch) + told(notes, logits)
         return returned(CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values), return_dict)
 
     def _no_types(self, types: Tensor | None) -> None:
@@ -190,6 +189,14 @@ class RegardForConditionalGeneration(_Speaking):
             )
         shifted = F.pad(labels[:, :-1], (1, 0), value=start)
         return shifted.masked_fill(shifted == IGNORE, 0 if pad is None else pad)
+
+
+def latest(mask: Tensor, ids: Tensor, seen: int) -> Tensor | None:
+    """The mask of the tokens that are fed now, (b n), of one over all tokens so far; None where all are real."""
+    want = (ids.shape[0], seen + ids.shape[1])
+    if tuple(mask.shape) != want:
+        raise ValueError(f"attention_mask is over all tokens so far, {want}, not {tuple(mask.shape)}")
+    return real_mask(mask[:, seen:], ids)
 
 
 def after_real(labels: Tensor, mask: Tensor | None) -> Tensor:
