@@ -330,6 +330,7 @@ def test_what_parts_of_the_model_tell_is_in_the_loss():
     plain = F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten())
     assert notes.cost() > 0
     torch.testing.assert_close(model(x, labels=x).loss, plain + notes.cost())
+    torch.testing.assert_close(model(x, labels=x, num_items_in_batch=48).loss, (plain + notes.cost()) / 2)  # 24 of 48
 
 
 def fresh(module):

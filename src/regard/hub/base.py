@@ -19,8 +19,10 @@ from regard.hub.config import RegardConfig
 from regard.models import Seq2Seq, build
 from regard.models.config import Config, Head, Tokens
 from regard.models.embed import Embed, TokenEmbed
+from regard.models.heads import LanguageHead, MaskedHead
 from regard.models.loss import IGNORE
 from regard.models.save import own_tensors
+from regard.notes import Notes
 
 
 class RegardPreTrained(PreTrainedModel):
@@ -92,14 +94,19 @@ class RegardPreTrained(PreTrainedModel):
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The linear layer that gives logits over the vocabulary; None: there is none."""
-        head = getattr(self.net, "head", None)
-        words = getattr(head, "words", None)
-        return getattr(words, "words", words)
+        head = self._words()
+        return None if head is None else head.words
 
     def set_output_embeddings(self, value: nn.Module) -> None:
         """Another layer."""
-        head = self.net.head
-        (head if isinstance(head.words, nn.Linear) else head.words).words = value
+        head = self._words()
+        if head is None:
+            raise ValueError("this model gives no logits over a vocabulary")
+        head.words = value  # type: ignore[assignment]
+
+    def _words(self) -> LanguageHead | None:
+        head = self.net.head.words if isinstance(self.net.head, MaskedHead) else self.net.head
+        return head if isinstance(head, LanguageHead) else None
 
     # -------------------------------------------------------------------------------- what goes in
     def _types(self, types: Tensor | None) -> Tensor | None:
@@ -135,10 +142,10 @@ def choices(logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tenso
     return mean
 
 
-def told(notes: Any, like: Tensor) -> Tensor:
-    """The costs that parts of the model told, such as the balance of experts."""
-    cost: Tensor = notes.cost().to(like.device)
-    return cost
+def told(notes: Notes, labels: Tensor, count: Tensor | int | None) -> Tensor:
+    """The costs that parts of the model told, such as the balance of experts; with several batches to a step, their share."""
+    share = 1 if count is None else (labels != IGNORE).sum() / count
+    return notes.cost().to(labels.device) * share
 
 
 def returned(found: Any, return_dict: bool | None) -> Any:

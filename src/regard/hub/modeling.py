@@ -58,7 +58,9 @@ class _WithHead(RegardPreTrained):
         with noted() as notes:
             y = self._whole(input_ids, mask, token_type_ids, global_attention_mask)
             logits = self.net.head(y, mask)
-        loss = None if labels is None else self._loss(logits, labels, num_items_in_batch) + told(notes, logits)
+        loss = (
+            None if labels is None else self._loss(logits, labels, num_items_in_batch) + told(notes, labels, num_items_in_batch)
+        )
         return returned(self.output(loss=loss, logits=logits), return_dict)
 
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:

@@ -99,7 +99,7 @@ class RegardForCausalLM(_Speaking):
                     "a loss needs the logits of all tokens: give labels without a cache and without logits_to_keep"
                 )
             asked = after_real(labels, real_mask(attention_mask, input_ids))
-            loss = choices(logits[:, :-1], asked, num_items_in_batch) + told(notes, logits)
+            loss = choices(logits[:, :-1], asked, num_items_in_batch) + told(notes, asked, num_items_in_batch)
         return returned(CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values), return_dict)
 
     def _no_types(self, types: Tensor | None) -> None:
@@ -166,7 +166,7 @@ class RegardForConditionalGeneration(_Speaking):
                 target = real_mask(decoder_attention_mask, decoder_input_ids)
                 y, _ = self.net.decoder(decoder_input_ids, target, context=context, context_mask=mask)
             logits = self.net.head(y)
-        loss = None if labels is None else choices(logits, labels, num_items_in_batch) + told(notes, logits)
+        loss = None if labels is None else choices(logits, labels, num_items_in_batch) + told(notes, labels, num_items_in_batch)
         found = Seq2SeqLMOutput(loss=loss, logits=logits, past_key_values=past_key_values, encoder_last_hidden_state=context)
         return returned(found, return_dict)
 
