@@ -24,8 +24,7 @@ from torch import Tensor, nn
 import regard
 from regard.block import Block
 from regard.ffn import MLP
-from regard.models import Step
-from regard.models.generate import stream_tokens
+from regard.models import Step, stream_tokens
 from regard.stack import Plain
 from regard.state import State, bytes_held
 

@@ -18,7 +18,7 @@ from regard.cli import app
 from regard.cli.curve import plot
 from regard.cli.words import part, whole_path
 from regard.compare import Schedule
-from regard.models.generate import generate
+from regard.models import generate
 from regard.tasks import task
 from regard.train import checkpoint
 from regard.train.run import read_spec

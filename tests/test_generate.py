@@ -10,10 +10,9 @@ from torch import nn
 import regard
 from regard.block import Block
 from regard.ffn import MLP
-from regard.models import build, choosing, gpt, transformer
+from regard.models import build, choosing, generate, gpt, stream_tokens, transformer
 from regard.models.beam import Beams, beam_search
 from regard.models.choosing import Greedy, MinP, Repetition, Sample, Temperature, TopK, TopP
-from regard.models.generate import generate, stream_tokens
 from regard.models.stopping import Stop
 from regard.registry import get
 from regard.stack import Plain

@@ -8,8 +8,7 @@ from torch import nn
 
 import regard
 from regard import models
-from regard.models import Config, Language, Side, Tokens, build, load, part, save
-from regard.models.generate import generate
+from regard.models import Config, Language, Side, Tokens, build, generate, load, part, save
 from regard.models.stacks import STACKS
 from regard.registry import get
 from regard.residual import DeepNorm
@@ -21,7 +20,8 @@ ARGUMENTS = {
     "compressive": {"segment": 4, "recent": 4, "compressed": 3, "rate": 2}, "funnel": {"groups": [1, 2]},
 }  # fmt: skip
 MIXERS = {"universal": "vanilla", "carry": "realformer"}
-STREAMS = [name for name in STACKS if name != "funnel"]
+READERS = ("funnel", "class_last")  # those that are for encoders
+STREAMS = [name for name in STACKS if name not in READERS]
 
 
 def config(stack, kind="decoder", **more):
@@ -73,7 +73,7 @@ def test_encoders_leave_padding_out(name):
 @pytest.mark.parametrize("name", STACKS)
 def test_saved_is_loaded(name, tmp_path):
     """Fails if a stack is not in the files, or what its layers share comes back twice."""
-    kind = "encoder" if name == "funnel" else "decoder"
+    kind = "encoder" if name in READERS else "decoder"
     model = made(config(name, kind))
     save(model, tmp_path)
     again, x = load(tmp_path), tokens()
@@ -84,10 +84,11 @@ def test_saved_is_loaded(name, tmp_path):
 
 def test_the_words_reach_the_stack():
     """Fails if an argument of the configuration is lost on its way."""
-    found = {name: build(config(name, "encoder" if name == "funnel" else "decoder")).trunk.stack for name in STACKS}
+    found = {name: build(config(name, "encoder" if name in READERS else "decoder")).trunk.stack for name in STACKS}
     assert found["shared"].order == (0, 1, 0, 1) and found["universal"].steps == 4 and found["universal"].halting is not None
     assert isinstance(found["segments"], Segments) and [m.size for m in found["segments"].memories] == [4] * 4
     assert isinstance(found["compressive"].memories[0], Compressive) and found["compressive"].memories[0].compressed == 3
+    assert len(found["class_last"].layers) == 4 and len(found["class_last"].last) == 2
     assert [len(group) for group in found["funnel"].groups] == [1, 2] and len(found["funnel"].decoder) == 1
     assert isinstance(found["reversible"], Reversible) and len(found["reversible"].halves) == 8
     assert build(config("reversible")).trunk.norm is not None  # it ends in a bare sum
@@ -123,13 +124,13 @@ def test_both_sides_of_a_translator():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"stack": "recurrent"}, "no stack 'recurrent': there are: carry, compressive"),
+        ({"stack": "recurrent"}, "no stack 'recurrent': there are: carry, class_last, compressive"),
         ({"stack": part("segments", segmen=3)}, "the stack 'segments' takes no argument 'segmen': did you mean 'segment'"),
         ({"stack": "segments"}, "the stack 'segments' needs segment"),
         ({"stack": part("segments", segment=3)}, "say how many it keeps, as memory=128"),
-        ({"stack": part("shared", blocks=3)}, "the stack has 3 blocks, and 2 mixers take turns"),
+        ({"stack": part("shared", blocks=3)}, "the stack has 3 blocks, and 2 parts take turns"),
         ({"stack": part("shared", blocks=8)}, "depth must be a whole number >= 8, not 4"),
-        ({"stack": "universal"}, "the stack has 1 blocks, and 2 mixers take turns"),
+        ({"stack": "universal"}, "the stack has 1 blocks, and 2 parts take turns"),
         ({"stack": part("universal", weight=0.5), "mixer": "vanilla"}, "there is none: give halting=true"),
         ({"stack": "reversible", "residual": "post"}, "a reversible stack adds up by itself"),
         ({"stack": "carry"}, "vanilla hands on no scores"),

@@ -97,6 +97,79 @@ def test_a_hybrid_takes_turns():
 
 
 # ---------------------------------------------------------------------------------------------- oracles
+def test_feed_forward_layers_take_turns():
+    """Fails if the layers that a configuration lists do not come by turns, or an uneven list is taken."""
+    base = Config(kind="encoder", input=Tokens(vocab=9), dim=8, heads=2, layers=4, length=8)
+    model = build(base.but(ffn=["glu", None]))
+    kinds = [None if layer.ffn is None else type(layer.ffn).__name__ for layer in model.trunk.stack.layers]
+    assert kinds == ["GLU", None, "GLU", None]
+    assert base.but(ffn="mlp") == base and base.but(ffn=None).ffn == [None]
+    assert Config.model_validate_json(base.but(ffn=["glu", None]).model_dump_json()) == base.but(ffn=["glu", None])
+    with pytest.raises(ValueError, match="ffn names 3, and there are 4 layers"):
+        base.but(ffn=["mlp", None, "glu"])
+    with pytest.raises(ValueError, match="that must come out even"):
+        build(base.but(ffn=["mlp", "glu"], stack=part("shared", blocks=1)))
+
+
+def test_narrow_embeddings_are_made_wider(rand):
+    """Fails if narrow tables and the layer behind them are not W norm(x + p) + b, or a tie that cannot be is taken."""
+    config = Config(
+        kind="encoder", input=Tokens(vocab=9, width=6, norm=True), dim=8, heads=2, layers=1, length=8, head=Language(tie=False)
+    )
+    embed = build(config).double().trunk.embed
+    x = torch.tensor([[1, 4, 2]])
+    narrow = nn.functional.layer_norm(embed.tokens.weight[x] + embed.position.table[:3], (6,), embed.norm.gain, embed.norm.bias)
+    torch.testing.assert_close(embed(x)[0], narrow @ embed.project.weight.T + embed.project.bias)
+    with pytest.raises(ValueError, match=r"the table to share is \(9, 6\), and the head needs \(9, 8\)"):
+        build(config.but(head=Language()))
+
+
+def test_a_class_token_that_joins_late(rand):
+    """Fails if it does not come first, changes with the order of patches that have no places, or masks are taken."""
+    config = Config(
+        kind="encoder", input=Vectors(width=3), position="none", dim=8, heads=2, layers=2, stack=part("class_last", last=2),
+        head=models.Classify(classes=3),
+    )  # fmt: skip
+    model, x, order = build(config).double().eval(), rand(2, 7, 3), torch.randperm(7)
+    torch.testing.assert_close(model(x), model(x[:, order]))
+    y, _ = model.trunk(x)
+    assert y.shape == (2, 8, 8) and not torch.allclose(y[:, 0], y[:, 1])
+    torch.testing.assert_close(model(x), model.head.last(y[:, 0]))
+    with pytest.raises(regard.Unsupported, match="the mask would have to grow"):
+        model(x, torch.ones(2, 7, dtype=torch.bool))
+    with pytest.raises(regard.Unsupported, match="a class token joins behind the last layer"):
+        build(config.but(kind="decoder"))
+
+
+def test_two_streams_side_by_side(rand):
+    """Fails if a reversible stack that ends twice as wide is not both streams, or loses a gradient."""
+    config = Config(
+        kind="decoder", input=Tokens(vocab=9), dim=8, heads=2, layers=2, length=8, stack=part("reversible", beside=True),
+        head=Language(tie=False),
+    )  # fmt: skip
+    model, x = build(config).double(), torch.tensor([[1, 4, 2, 7]])
+    a = b = model.trunk.embed(x)[0]
+    for half in model.trunk.stack.halves:
+        a, b = b, a + half(b)
+    wanted = model.head(model.trunk.norm(torch.cat((a, b), -1)))
+    torch.testing.assert_close(model(x), wanted)
+    weight, table = rand(*wanted.shape), model.trunk.embed.tokens.weight
+    found, (right,) = torch.autograd.grad((model(x) * weight).sum(), table), torch.autograd.grad((wanted * weight).sum(), table)
+    torch.testing.assert_close(found[0], right)
+    torch.testing.assert_close(model.stream(x)[0], wanted)
+
+
+def test_convolutions_cut_patches(rand):
+    """Fails if the stem of convolutions gives other sizes than its patches, or takes a patch that it cannot make."""
+    given = Patches(height=16, width=24, patch=8, cls=False, stem="convolutions")
+    config = Config(kind="encoder", input=given, dim=8, heads=2, layers=1)
+    assert build(config)(torch.randn(2, 3, 16, 24)).shape == (2, 6, 8)
+    with pytest.raises(ValueError, match=r"make patches of 2, 4, 8, \.\.\., not of 6"):
+        Patches(height=12, width=12, patch=6, stem="convolutions")
+    with pytest.raises(ValueError, match="dim must be divisible by 4, not 6"):
+        build(config.but(dim=6))
+
+
 def test_a_map_is_what_the_layer_does():
     """Fails if the map of a layer is not that of the tokens which the layer really gets."""
     model, x = made(small("encoder", "vanilla", "vanilla", residual="post")), tokens()

@@ -42,7 +42,7 @@ class Layer(nn.Module, ABC):
 
     What `run` is given was checked by whoever was called from outside: there, left-out tokens were set to zero.
 
-    dim     the width d of a token
+    dim     the width d of a token; `wide`, that of what comes out, where a stack ends wider
     can     what it promises; `cross`: it looks at another sequence, and then must be given one
     causal  no token depends on later ones
     length  the longest sequence, None: any
@@ -50,7 +50,7 @@ class Layer(nn.Module, ABC):
 
     def __init__(self, dim: int, *, can: Can, causal: bool, length: int | None = None) -> None:
         super().__init__()
-        self.dim, self.can, self.causal, self.length = dim, can, causal, length
+        self.dim, self.wide, self.can, self.causal, self.length = dim, dim, can, causal, length
 
     @abstractmethod
     def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:

@@ -9,6 +9,7 @@ and returns what is added to the scores: (h ... s t), or (b h ... s t) where it 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -64,6 +65,20 @@ class Gaussian(Prior):
         wide = torch.promote_types(q.dtype, torch.float32)  # squares of distances leave float16 behind
         gap = (q_pos - k_pos).to(wide)
         return -(gap**2) / (2 * self.log_sigma.to(wide).exp().view(-1, *[1] * gap.dim()) ** 2)
+
+
+class Repeated(Prior):
+    """log times, for keys before `end` and queries from `end` to `last`: as if those keys stood there so many times."""
+
+    def __init__(self, end: int, times: int, last: int) -> None:
+        super().__init__()
+        check_whole(1, end=end, times=times, last=last)
+        self.end, self.times, self.last = end, times, last
+
+    def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """See the module's docstring."""
+        again = (k_pos < self.end) & (q_pos >= self.end) & (q_pos < self.last)
+        return again.to(q.dtype)[None] * math.log(self.times)
 
 
 class Conditional(Prior):

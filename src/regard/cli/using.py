@@ -13,8 +13,8 @@ import typer
 from regard.cli.say import print_json, user_errors
 from regard.models.beam import Beams, beam_search
 from regard.models.choosing import Choose, Greedy, Sample, Shape, Temperature, TopK, TopP
-from regard.models.generate import Result, stream_tokens
-from regard.models.generate import generate as go_on
+from regard.models.generation import Result, stream_tokens
+from regard.models.generation import generate as go_on
 from regard.models.stopping import Stop
 from regard.tasks.codec import Codec
 from regard.tasks.corpus import KINDS

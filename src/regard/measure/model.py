@@ -36,7 +36,7 @@ def plain(
         return Config(
             kind="decoder" if options.get("causal") else "encoder", input=Tokens(vocab=vocab), head=Language(tie=False),
             dim=dim, heads=options.get("heads", 1), layers=layers, mixer=[mixer], position=part("none"),
-            ffn=part("mlp") if hidden is None else part("mlp", hidden=hidden),
+            ffn=[part("mlp") if hidden is None else part("mlp", hidden=hidden)],
         )  # fmt: skip
     except ValidationError as error:
         raise ValueError(said(error)) from None

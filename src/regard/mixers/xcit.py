@@ -119,6 +119,18 @@ class XCiT(Mixer):
         return y + self.patches(self.before_patches(x + y), mask), None
 
 
+class HalfXCiT(Mixer):
+    """One of the two halves of XCiT, as a mixer of its own: `CrossCovariance` or `LocalPatches`."""
+
+    def __init__(self, dim: int, half: CrossCovariance | LocalPatches, *, causal: bool = False) -> None:
+        super().__init__(dim, can=Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS), causal=causal)
+        self.part = half
+
+    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """(b n d) -> (b n d)."""
+        return self.part(x, mask), None
+
+
 class ClassAttention(nn.Module):
     """The class token asks itself and all patches: class (b 1 d), tokens (b n d), mask (b n) -> (b 1 d).
 

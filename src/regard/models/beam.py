@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_whole
-from regard.models.generate import NEVER, Pace, Prompts, Result, check_logits, checked_prompts, device_of
+from regard.models.generation import NEVER, Pace, Prompts, Result, check_logits, checked_prompts, device_of
 from regard.models.model import Step
 from regard.models.stopping import Stop
 from regard.state import State

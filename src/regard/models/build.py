@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -37,13 +38,13 @@ def build(config: c.Config) -> Model:
 def build_encoder(config: c.Config) -> Encoder:
     """See `Encoder`."""
     trunk = Trunk(embed_of(config, config.input), *layers_of(config, own_side(config), "encoder"))
-    return Encoder(trunk, head_of(config, trunk.embed))
+    return Encoder(trunk, head_of(config, trunk))
 
 
 def build_pair(config: c.Config) -> Pair:
     """See `Pair`."""
     trunk = Trunk(embed_of(config, config.input), *layers_of(config, own_side(config), "encoder"))
-    head = head_of(config, trunk.embed)
+    head = head_of(config, trunk)
     if head is None:
         raise ValueError("a model of kind 'pair' has the head 'match'")
     return Pair(trunk, head)
@@ -52,7 +53,7 @@ def build_pair(config: c.Config) -> Pair:
 def build_decoder(config: c.Config) -> Decoder:
     """See `Decoder`."""
     trunk = Trunk(embed_of(config, config.input), *layers_of(config, own_side(config), "decoder"))
-    return Decoder(trunk, head_of(config, trunk.embed))
+    return Decoder(trunk, head_of(config, trunk))
 
 
 def build_seq2seq(config: c.Config) -> Seq2Seq:
@@ -61,7 +62,7 @@ def build_seq2seq(config: c.Config) -> Seq2Seq:
     target = source if config.target is None else embed_of(config, config.target)
     encoder = Trunk(source, *layers_of(config, config.encoder or own_side(config), "encoder"))
     decoder = Trunk(target, *layers_of(config, own_side(config), "decoder", cross=config.cross or c.part("vanilla")))
-    return Seq2Seq(encoder, decoder, head_of(config, target))
+    return Seq2Seq(encoder, decoder, head_of(config, decoder))
 
 
 KINDS: dict[str, Callable[[c.Config], Model]] = {
@@ -92,11 +93,14 @@ def layers_of(config: c.Config, side: c.Side, name: str, cross: c.Part | None = 
         with told_where(number, name):
             return halves(mixer, ffn, cross=look, norm=norm_of(config), dropout=config.dropout)
 
-    stack: Layer = find("stack", STACKS, side.stack, Kit(side.layers, len(side.mixer), block, half_steps))()
+    turns = math.lcm(len(side.mixer), len(config.ffn))
+    stack: Layer = find(
+        "stack", STACKS, side.stack, Kit(side.layers, turns, block, half_steps, norm_of(config), config.heads)
+    )()
     begin(config.residual, stack, scales)
     residuals = [part for part in stack.modules() if isinstance(part, Residual)]
     bare = not residuals or any(part.unfinished for part in residuals)
-    return stack, norm_of(config)(config.dim) if bare else None
+    return stack, norm_of(config)(stack.wide) if bare else None
 
 
 def sub_layers(
@@ -107,9 +111,9 @@ def sub_layers(
         part = side.mixer[number % len(side.mixer)]
         mixer = mixer_of(config, part, causal=name == "decoder", length=longest(config, name))
         if cross is None:
-            return mixer, ffn_of(config), None
+            return mixer, ffn_of(config, number), None
         look = mixer_of(config, cross, causal=False, length=longest(config, "encoder"), here=False)
-        return mixer, ffn_of(config), look
+        return mixer, ffn_of(config, number), look
 
 
 @contextmanager
@@ -166,9 +170,10 @@ def norm_of(config: c.Config) -> Callable[[int], Norm]:
     return partial(make, "norm", NORMS, config.norm)
 
 
-def ffn_of(config: c.Config) -> FeedForward | None:
-    """A fresh feed-forward layer, or None."""
-    return None if config.ffn is None else make("ffn", FFNS, config.ffn, config.dim)
+def ffn_of(config: c.Config, number: int) -> FeedForward | None:
+    """A fresh feed-forward layer for the layer of that number, or None."""
+    part = config.ffn[number % len(config.ffn)]
+    return None if part is None else make("ffn", FFNS, part, config.dim)
 
 
 def longest(config: c.Config, side: str) -> int | None:
@@ -184,21 +189,26 @@ def embed_of(config: c.Config, given: c.Tokens | c.Vectors | c.Patches) -> Embed
         rows, columns = given.grid
         place = make_position(config.position, dim=config.dim, length=rows * columns, rows=rows, columns=columns)
         return PatchEmbed(
-            given.grid, given.patch, config.dim, position=place, channels=given.channels, cls=given.cls, dropout=config.dropout
-        )
-    place = make_position(config.position, dim=config.dim, length=config.length, rows=None, columns=None)
+            given.grid, given.patch, config.dim, position=place, channels=given.channels, cls=given.cls, stem=given.stem,
+            dropout=config.dropout,
+        )  # fmt: skip
+    inside = given.width if isinstance(given, c.Tokens) and given.width is not None else config.dim
+    place = make_position(config.position, dim=inside, length=config.length, rows=None, columns=None)
     if isinstance(given, c.Vectors):
         return VectorEmbed(given.width, config.dim, position=place, dropout=config.dropout)
-    norm = norm_of(config)(config.dim) if given.norm else None
+    norm = norm_of(config)(inside) if given.norm else None
     return TokenEmbed(
-        given.vocab, config.dim, position=place, types=given.types, scale=given.scale, norm=norm, dropout=config.dropout
-    )
+        given.vocab, inside, position=place, types=given.types, scale=given.scale, norm=norm, dropout=config.dropout,
+        out=None if given.width is None else config.dim,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- heads
-def head_of(config: c.Config, embed: Embed) -> heads.Head | None:
-    """The head of a configuration, which may share the table of the embeddings."""
-    return None if config.head is None else HEADS[type(config.head)](config, config.head, embed)
+def head_of(config: c.Config, trunk: Trunk) -> heads.Head | None:
+    """The head of a configuration, as wide as what the trunk gives; it may share the table of the embeddings."""
+    if config.head is None:
+        return None
+    return HEADS[type(config.head)](config.model_copy(update={"dim": trunk.stack.wide}), config.head, trunk.embed)
 
 
 def words_of(config: c.Config, embed: Embed, *, tie: bool, bias: bool) -> heads.LanguageHead:

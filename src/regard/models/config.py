@@ -7,6 +7,7 @@ Config(kind="decoder", input={"kind": "tokens", "vocab": 256}, dim=64, heads=4, 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -76,10 +77,12 @@ class Tokens(Closed):
     types   how many kinds of tokens are told apart, as the two sentences of BERT; 0: none
     scale   embeddings times √d (Vaswani et al. 2017)
     norm    the model's norm stands behind the sum of the embeddings
+    width   of the tables, and a linear layer behind them gives the width of the model; None: that width at once, no such layer
     """
 
     kind: Literal["tokens"] = "tokens"
     vocab: Vocabulary
+    width: Size | None = None
     types: Annotated[int, Field(ge=0, le=1 << 16)] = 0
     scale: bool = False
     norm: bool = False
@@ -97,6 +100,7 @@ class Patches(Closed):
 
     patch   height and width of a patch; both must divide those of the image
     cls     a learned token stands before the patches
+    stem    what makes a token of a patch: "linear", or "convolutions" of stride 2, one after the other (XCiT)
     """
 
     kind: Literal["patches"] = "patches"
@@ -105,9 +109,12 @@ class Patches(Closed):
     patch: Size
     channels: Size = 3
     cls: bool = True
+    stem: Literal["linear", "convolutions"] = "linear"
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.stem == "convolutions" and (self.patch < 2 or self.patch & (self.patch - 1)):
+            raise ValueError(f"convolutions of stride 2 make patches of 2, 4, 8, ..., not of {self.patch}")
         if self.height % self.patch or self.width % self.patch:
             raise ValueError(f"patches of {self.patch} do not fill an image of {self.height} × {self.width}")
         return self
@@ -223,7 +230,7 @@ class Config(Closed):
     length     the longest sequence; for positions and mixers that need one, else None: any
     mixer      a recipe, or several: then one for each layer, or a few that are repeated
     stack      how the layers stand together, see `regard.models.stacks.STACKS`
-    ffn        None: layers only mix
+    ffn        a feed-forward layer, or several that take turns as mixers do; None: such a layer only mixes
     position   see `regard.models.parts.POSITIONS`
     dropout    of embeddings, and of what each sub-layer adds
     cross      the recipe that looks from a decoder at its encoder; `encoder` and `target` are for seq2seq too:
@@ -240,7 +247,7 @@ class Config(Closed):
     length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     mixer: list[Part] = [Part(name="vanilla")]
     stack: Part = Part(name="plain")
-    ffn: Part | None = Part(name="mlp")
+    ffn: list[Part | None] = [Part(name="mlp")]
     norm: Part = Part(name="layer")
     residual: Part = Part(name="pre")
     position: Part = Part(name="learned")
@@ -254,14 +261,21 @@ class Config(Closed):
     def _one(cls, given: Any) -> Any:
         return listed(given)
 
+    @field_validator("ffn", mode="before")
+    @classmethod
+    def _one_or_none(cls, given: Any) -> Any:
+        return [None] if given is None else listed(given)
+
     @model_validator(mode="after")
     def _sound(self) -> Self:
         check_head(self)
         check_sides(self)
         check_length(self)
         check_turns("mixer", self.mixer, self.layers)
+        check_turns("ffn", self.ffn, self.layers)
         if self.encoder is not None:
             check_turns("encoder.mixer", self.encoder.mixer, self.encoder.layers)
+            check_turns("ffn", self.ffn, self.encoder.layers)
         return self
 
     def but(self, **changes: Any) -> Config:
@@ -314,9 +328,7 @@ def check_length(config: Config) -> None:
         raise ValueError(f"length is {config.length}, and the image has {config.input.length} tokens: leave length out")
 
 
-def check_turns(name: str, mixers: list[Part], layers: int) -> None:
-    """Mixers take turns evenly."""
-    if not mixers or layers % len(mixers):
-        raise ValueError(
-            f"{name} names {len(mixers)}, and there are {layers} layers: one for each, or a few that repeat evenly"
-        )
+def check_turns(name: str, parts: Sequence[Part | None], layers: int) -> None:
+    """Parts take turns evenly."""
+    if not parts or layers % len(parts):
+        raise ValueError(f"{name} names {len(parts)}, and there are {layers} layers: one for each, or a few that repeat evenly")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +26,16 @@ class TokenEmbed(Embed):
     """Token numbers (b n) -> norm(tokens · √d or 1 + types + position), (b n d).
 
     position   (b n d), at -> (b n d)
+    out        a linear layer behind all that gives this width; None: there is none
     types      how many types of tokens; 0: none.  Where a call gives no types, all are of type 0, as in BERT
     """
 
     def __init__(
         self, vocab: int, dim: int, *, position: nn.Module, types: int = 0, scale: bool = False, norm: Norm | None = None,
-        dropout: float = 0.0,
+        dropout: float = 0.0, out: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.project = None if out is None else nn.Linear(dim, out)
         self.tokens, self.position, self.norm = nn.Embedding(vocab, dim), position, norm
         self.types = nn.Embedding(types, dim) if types else None
         self.scale, self.dropout = dim**0.5 if scale else 1.0, nn.Dropout(dropout)
@@ -44,7 +47,8 @@ class TokenEmbed(Embed):
         """See `Embed`."""
         y = self.tokens(numbers(x, mask, self.tokens.num_embeddings, "token")) * self.scale
         y = self.position(y + self._typed(x, mask, types), at)
-        return self.dropout(y if self.norm is None else self.norm(y, mask)), mask
+        y = y if self.norm is None else self.norm(y, mask)
+        return self.dropout(y if self.project is None else self.project(y)), mask
 
     def _typed(self, x: Tensor, mask: Tensor | None, types: Tensor | None) -> Tensor:
         if self.types is None:
@@ -84,15 +88,19 @@ class PatchEmbed(Embed):
     it is learned itself.
 
     grid   rows and columns of patches
+    stem   "convolutions": log₂ patch of them, 3 × 3 with stride 2, each with a batch norm, and gelu between them, which double
+           the width up to d (El-Nouby et al. 2021, arXiv 2106.09681)
     """
 
     def __init__(
         self, grid: tuple[int, int], patch: int, dim: int, *, position: nn.Module, channels: int = 3, cls: bool = True,
-        dropout: float = 0.0,
+        stem: str = "linear", dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.shape = (channels, grid[0] * patch, grid[1] * patch)
-        self.project, self.position = nn.Conv2d(channels, dim, patch, stride=patch), position
+        self.position = position
+        linear = stem == "linear"
+        self.project = nn.Conv2d(channels, dim, patch, stride=patch) if linear else convolutions(channels, dim, patch)
         self.cls = nn.Parameter(torch.randn(dim) * 0.02) if cls else None
         self.dropout = nn.Dropout(dropout)
 
@@ -109,6 +117,19 @@ class PatchEmbed(Embed):
             y = torch.cat((self.cls.to(y.dtype).expand(len(y), 1, -1), y), 1)
             mask = None if mask is None else torch.cat((mask.new_ones(len(mask), 1), mask), 1)
         return self.dropout(y), mask
+
+
+def convolutions(channels: int, dim: int, patch: int) -> nn.Sequential:
+    """An image (b c h w) -> (b d h/patch w/patch), halving it step by step."""
+    steps = patch.bit_length() - 1
+    if dim % (1 << (steps - 1)):
+        raise ValueError(f"{steps} convolutions double the width, so dim must be divisible by {1 << (steps - 1)}, not {dim}")
+    widths = [channels, *(dim >> (steps - 1 - step) for step in range(steps))]
+    found: list[nn.Module] = []
+    for step, (a, b) in enumerate(pairwise(widths)):
+        found += [nn.GELU()] * (step > 0)
+        found.append(nn.Sequential(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(b)))
+    return nn.Sequential(*found)
 
 
 def refuse_types(types: Tensor | None) -> None:

@@ -29,7 +29,7 @@ def gpt(
     `mixer=[part("vanilla", bias=True), part("sparse_strided")]`."""
     return Config(
         kind="decoder", input=Tokens(vocab=vocab), head=head, dim=dim, heads=heads, layers=layers, length=length,
-        mixer=listed(mixer), ffn=part("mlp", activation="gelu_tanh"), norm=part("layer", eps=1e-5), dropout=dropout,
+        mixer=listed(mixer), ffn=[part("mlp", activation="gelu_tanh")], norm=part("layer", eps=1e-5), dropout=dropout,
     )  # fmt: skip
 
 
@@ -56,6 +56,6 @@ def transformer(
     """
     return Config(
         kind="seq2seq", input=Tokens(vocab=vocab, scale=True), head=Language(), dim=dim, heads=heads, layers=layers,
-        length=length, mixer=listed(mixer), ffn=part("mlp", activation="relu"), residual=part("post"),
+        length=length, mixer=listed(mixer), ffn=[part("mlp", activation="relu")], residual=part("post"),
         position=part("sinusoid"), dropout=dropout,
     )  # fmt: skip

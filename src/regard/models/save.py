@@ -95,7 +95,9 @@ def load(folder: str | Path) -> Model:
         with torch.device("meta"):
             check_same(own_tensors(build(config)), shapes, str(path))
         model = build(config)
-        fill(model, {name: file.get_tensor(name) for name in shapes})
+        tensors = {name: file.get_tensor(name) for name in shapes}
+    check_numbers(tensors, str(path))
+    fill(model, tensors)
     return model.eval()
 
 
@@ -198,7 +200,14 @@ def check_same(mine: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
         raise ValueError(f"{where} does not fit the model: {'; '.join(wrong)}")
 
 
-def few(names: list[str]) -> str:
+def few(names: list[str], between: str = ", ") -> str:
     """At most five names, and how many more."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+    return between.join(names[:5]) + more
+
+
+def check_numbers(tensors: Mapping[str, Tensor], where: str) -> None:
+    """NaN and infinity in weights are worth a warning: whatever the model says may be NaN as well."""
+    broken = [name for name, t in tensors.items() if t.is_floating_point() and not t.is_meta and not bool(t.isfinite().all())]
+    if broken:
+        warnings.warn(f"{where}: NaN or infinite numbers stand in {few(broken)}", stacklevel=3)

@@ -9,10 +9,13 @@ from typing import NamedTuple
 
 from regard.block import Block, Layer
 from regard.errors import check_choice, check_whole
+from regard.residual import MakeNorm
 from regard.stack import (
     AttentionReconstruction,
     AutoEncoding,
     Carry,
+    ClassLast,
+    ClassLayer,
     Compress,
     Compressive,
     Convolution,
@@ -45,19 +48,22 @@ class Kit(NamedTuple):
     turns    how many mixers take turns
     block    number -> a block
     halves   number -> its sub-layers without residuals, for stacks that add up themselves
+    norm     width -> norm, and heads: for stacks that add layers of their own
     """
 
     depth: int
     turns: int
     block: Callable[[int], Block]
     halves: Callable[[int], Sequence[Layer]]
+    norm: MakeNorm
+    heads: int
 
     def blocks(self, count: int | None = None) -> list[Block]:
         """So many blocks, as many as the stack is deep unless given; none of the mixers may be left out."""
         count = self.depth if count is None else count
         check_whole(1, blocks=count)
         if count % self.turns:
-            raise ValueError(f"the stack has {count} blocks, and {self.turns} mixers take turns: that must come out even")
+            raise ValueError(f"the stack has {count} blocks, and {self.turns} parts take turns: that must come out even")
         return [self.block(number) for number in range(count)]
 
 
@@ -82,9 +88,9 @@ def universal(
     return Universal(block, kit.depth, halting=halt, signal=signal)
 
 
-def reversible(kit: Kit) -> Layer:
-    """Sub-layers whose activations are computed again."""
-    return Reversible([half for number in range(kit.depth) for half in kit.halves(number)])
+def reversible(kit: Kit, *, beside: bool = False) -> Layer:
+    """Sub-layers whose activations are computed again; `beside`: what comes out is twice as wide as what goes in."""
+    return Reversible([half for number in range(kit.depth) for half in kit.halves(number)], beside=beside)
 
 
 def segments(kit: Kit, *, segment: int, memory: int | None = None) -> Layer:
@@ -123,6 +129,15 @@ def funnel(kit: Kit, *, groups: list[int], stride: int = 2, cls: bool = False, a
     return Funnel(cut, list(blocks), stride=stride, cls=cls, ask_all=ask_all)
 
 
+def class_last(kit: Kit, *, last: int = 2, hidden: int | None = None, every: bool = True) -> Layer:
+    """A class token joins behind the last layer, and asks all others in `last` layers of its own."""
+    check_whole(1, last=last)
+    blocks = kit.blocks()
+    dim = blocks[0].dim
+    inside = 4 * dim if hidden is None else hidden
+    return ClassLast(blocks, [ClassLayer(dim, kit.heads, hidden=inside, norm=kit.norm, every=every) for _ in range(last)])
+
+
 def carry(kit: Kit) -> Layer:
     """The scores of each block go on to the next."""
     return Carry(kit.blocks())
@@ -131,4 +146,5 @@ def carry(kit: Kit) -> Layer:
 STACKS: Mapping[str, Callable[..., Layer]] = {
     "plain": plain, "shared": shared, "universal": universal, "reversible": reversible, "segments": segments,
     "compressive": compressive, "feedback": feedback, "funnel": funnel, "carry": carry,
+    "class_last": class_last,
 }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.models.save import few, own_tensors
+from regard.models.save import check_numbers, few, own_tensors
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 
@@ -86,11 +86,24 @@ class WeightMap:
         return theirs
 
 
+class Misshapen(NamedTuple):
+    """Their tensors, by name, that give another shape than ours has."""
+
+    theirs: str
+    shape: tuple[int, ...]
+    ours: str
+    expected: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.theirs} gives {self.shape} for {self.ours}, and the model expects {self.expected}"
+
+
 class Unmatched(NamedTuple):
-    """Their tensors that found no place, and ours that got nothing."""
+    """Their tensors that found no place, ours that got nothing, and pairs whose shapes differ."""
 
     theirs: list[str]
     ours: list[str]
+    misshapen: list[Misshapen]
 
 
 class Plan(NamedTuple):
@@ -109,8 +122,10 @@ def adopt(model: nn.Module, tensors: Mapping[str, Tensor], names: WeightMap, *, 
     left = [name for name in found.unmatched.theirs if not any(fnmatch(name, pattern) for pattern in leave)]
     wrong = [f"their {few(left)} found no place (`leave` names what may)"] if left else []
     wrong += [f"our {few(found.unmatched.ours)} got nothing"] if found.unmatched.ours else []
+    wrong += [few([str(pair) for pair in found.unmatched.misshapen], "; ")] if found.unmatched.misshapen else []
     if wrong:
         raise ValueError(f"the weights do not fit: {'; '.join(wrong)}")
+    check_numbers(found.tensors, "the weights")
     mine = model.state_dict(keep_vars=True)
     with torch.no_grad():
         for name, tensor in found.tensors.items():
@@ -118,21 +133,23 @@ def adopt(model: nn.Module, tensors: Mapping[str, Tensor], names: WeightMap, *, 
 
 
 def plan(model: nn.Module, tensors: Mapping[str, Tensor], names: WeightMap) -> Plan:
-    """What `adopt` would do, without doing it; only shapes that do not fit raise."""
+    """What `adopt` would do, without doing it: what goes where, and all that does not fit."""
     mine = model.state_dict(keep_vars=True)
     given = {names.name(name): tensor for name, tensor in tensors.items()}
     taken: dict[str, Tensor] = {}
     used: set[str] = set()
+    odd: list[Misshapen] = []
     for one in expanded(names.rows, mine):
         if all(name in given for name in one.theirs):
             used.update(one.theirs)
-            for name, tensor in changed(one, given).items():
-                check_fit(one, name, mine[name], tensor)
-                taken[name] = tensor
+            fits, others = fitting(one, given, mine)
+            taken.update(fits)
+            odd += others
     check_tied(mine, taken)
-    filled = {id(mine[name]) for name in taken}
+    met = {id(mine[name]) for name in (*taken, *(name for pair in odd for name in pair.ours.split(", ")))}
     theirs = [name for name in given if name not in used and not any(fnmatch(name, drop) for drop in names.dropped)]
-    return Plan(taken, Unmatched(theirs, [name for name, tensor in own_tensors(model).items() if id(tensor) not in filled]))
+    ours = [name for name, tensor in own_tensors(model).items() if id(tensor) not in met]
+    return Plan(taken, Unmatched(theirs, ours, odd))
 
 
 def expanded(rows: Iterable[Row], mine: Mapping[str, Tensor]) -> Iterable[Row]:
@@ -145,17 +162,18 @@ def expanded(rows: Iterable[Row], mine: Mapping[str, Tensor]) -> Iterable[Row]:
                 yield Row(theirs, ours, one.change)
 
 
-def changed(one: Row, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a row gives, by our names."""
-    made = one.change(*(given[name] for name in one.theirs))
-    return dict(zip(one.ours, made if isinstance(made, tuple) else (made,), strict=True))
-
-
-def check_fit(one: Row, name: str, mine: Tensor, tensor: Tensor) -> None:
-    """Shapes must be the same."""
-    if mine.shape != tensor.shape:
-        source = " and ".join(one.theirs)
-        raise ValueError(f"{source} gives {tuple(tensor.shape)} for {name}, and the model expects {tuple(mine.shape)}")
+def fitting(one: Row, given: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[Misshapen]]:
+    """What a row gives, by our names: what fits, and what has another shape."""
+    source = " and ".join(one.theirs)
+    try:
+        made = one.change(*(given[name] for name in one.theirs))
+    except (RuntimeError, IndexError, ValueError):  # tensors of such shapes cannot even be put together
+        shape = tuple(given[one.theirs[0]].shape)
+        return {}, [Misshapen(source, shape, ", ".join(one.ours), tuple(mine[one.ours[0]].shape))]
+    found = dict(zip(one.ours, made if isinstance(made, tuple) else (made,), strict=True))
+    wrong = {name: tensor for name, tensor in found.items() if tensor.shape != mine[name].shape}
+    odd = [Misshapen(source, tuple(t.shape), name, tuple(mine[name].shape)) for name, t in wrong.items()]
+    return {name: tensor for name, tensor in found.items() if name not in wrong}, odd
 
 
 def check_tied(mine: Mapping[str, Tensor], taken: Mapping[str, Tensor]) -> None:

@@ -72,15 +72,18 @@ def low_rank_band(dim: int, heads: int, *, rank: int = 8, window: int = 8, causa
     small={"landmarks": 6},
 )  # fmt: skip
 def nystrom(
-    dim: int, heads: int, *, landmarks: int = 64, iterations: int = 6, kernel: int | None = None, causal: bool = False
-) -> Mixer:
+    dim: int, heads: int, *, landmarks: int = 64, iterations: int = 6, kernel: int | None = None, bias: bool = False,
+    causal: bool = False,
+) -> Mixer:  # fmt: skip
     """Nyströmformer: the means of segments stand between queries and keys.
 
     landmarks    how many segments; no more tokens than that attend exactly
     iterations   of the pseudo-inverse
     kernel       width of a convolution over the values that is added, 33 in the paper; None: none
+    bias         whether the projections have one
     """
-    return MultiHead(dim, heads, NystromAttention(heads, landmarks, iterations=iterations, kernel=kernel), causal=causal)
+    attention = NystromAttention(heads, landmarks, iterations=iterations, kernel=kernel)
+    return MultiHead(dim, heads, attention, bias=bias, causal=causal)
 
 
 @recipe(

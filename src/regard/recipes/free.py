@@ -10,6 +10,7 @@ from regard.mixer import Mixer, check_heads
 from regard.mixers import AFT, AveragePool, DynamicConv, Fourier, GatedMLP, Synthesizer, TokenMLP, XCiT
 from regard.mixers.aft import KernelBias, PositionBias
 from regard.mixers.synthesizer import Dense, DotProduct, FactorisedDense, FactorisedRandom, Logits, Random
+from regard.mixers.xcit import CrossCovariance, HalfXCiT, LocalPatches
 from regard.registry import recipe
 
 
@@ -188,12 +189,17 @@ def average_pool(dim: int, heads: int = 1, *, window: int = 3, width: int | None
     "El-Nouby et al. 2021", arxiv="2106.09681", row="H5", formula="V softmax(K̂ᵀ Q̂ / τ), then 3 × 3 neighbours",
     small={"width": 5},
 )  # fmt: skip
-def xcit(dim: int, heads: int, *, width: int, norm: str = "example", causal: bool = False) -> Mixer:
+def xcit(dim: int, heads: int, *, width: int, norm: str = "example", only: str | None = None, causal: bool = False) -> Mixer:
     """XCiT: channels attend to channels over all tokens, then each token to its neighbours on a grid of `width` columns.
 
     norm   between the two convolutions: "batch", as in the paper, in training mixes examples; "example" does not
+    only   "covariance" or "patches": one of the two alone, and without the norm before it, for blocks that bring their own
     """
-    return XCiT(dim, heads, width, norm=norm, causal=causal)
+    if only is None:
+        return XCiT(dim, heads, width, norm=norm, causal=causal)
+    check_choice("only", only, ("covariance", "patches"))
+    part = CrossCovariance(dim, heads) if only == "covariance" else LocalPatches(dim, width, norm=norm)
+    return HalfXCiT(dim, part, causal=causal)
 
 
 @recipe(

@@ -20,7 +20,7 @@ from regard.weigh import TopK
 )  # fmt: skip
 def reformer(
     dim: int, heads: int, *, buckets: int = 64, chunk: int = 64, rounds: int = 4, same_bucket: bool = True, once: bool = True,
-    seed: int = 0, causal: bool = False,
+    scale: float | None = None, seed: int = 0, causal: bool = False,
 ) -> Mixer:  # fmt: skip
     """Reformer: tokens see those that fall into the same bucket of a hash, in one of several rounds.
 
@@ -30,10 +30,11 @@ def reformer(
     buckets      of a round, an even number; whatever the length
     same_bucket  False: tokens of other buckets in those chunks are seen too, as in most implementations
     once         False: a key that is met in several rounds counts so many times, as in most implementations
+    scale        of the scores, 1/√e unless given
     """
     check_heads(dim, heads)
     hashing = AngularHash(heads, dim // heads, buckets=buckets, rounds=rounds, seed=seed)
-    return MultiHead(dim, heads, Hashed(hashing, chunk=chunk, same_bucket=same_bucket, once=once), causal=causal)
+    return MultiHead(dim, heads, Hashed(hashing, chunk=chunk, same_bucket=same_bucket, once=once, scale=scale), causal=causal)
 
 
 @recipe(

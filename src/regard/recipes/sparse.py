@@ -18,12 +18,13 @@ from regard.attentions import SoftmaxAttention
 from regard.errors import Unsupported, check_choice, check_whole
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import GlobalLong, Longformer, Star, Tree
-from regard.pattern import Band, Chunks, Global, KeyPhase, Keys, Pattern, PerHead, RandomBlocks
+from regard.pattern import Band, BlockTable, Chunks, Global, KeyPhase, Keys, Pattern, PerHead, Queries, RandomBlocks
+from regard.prior import Prior, Repeated
 from regard.registry import recipe
 
 
-def _sparse(dim: int, heads: int, pattern: Pattern, causal: bool) -> Mixer:
-    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
+def _sparse(dim: int, heads: int, pattern: Pattern, causal: bool, *, prior: Prior | None = None, bias: bool = False) -> Mixer:
+    return MultiHead(dim, heads, SoftmaxAttention(pattern, prior), causal=causal, bias=bias)
 
 
 @recipe("Lin et al. 2021, a survey", arxiv="2106.04554", row="C1", formula="softmax over i < g or j < g", small={"tokens": 3})
@@ -203,12 +204,18 @@ def etc(
 )  # fmt: skip
 def bigbird(
     dim: int, heads: int, *, length: int, block: int = 64, window: int = 3, globals: int | None = None, random: int = 3,
-    seed: int = 0, causal: bool = False,
+    seed: int = 0, ends: bool = False, drawn: Sequence[Sequence[Sequence[int]]] | None = None, again: int = 0,
+    bias: bool = False, causal: bool = False,
 ) -> Mixer:  # fmt: skip
     """A window of `window` blocks, `globals` global blocks, and `random` random blocks for each block of queries.
 
     length    the longest sequence, rounded up to whole blocks
     globals   2 unless given; causal, there can be none: their queries would look at the future
+    ends      half of the global blocks are the last of `length`, as in Hugging Face; else all are the first
+    drawn     the random blocks, in place of those that `seed` draws: for each head, for each block of queries, block numbers
+    again     the first block counts so many times more for all but global queries: what Hugging Face does in evaluation, where
+              it draws no random blocks
+    bias      whether the projections have one
     """
     if causal and globals:
         raise Unsupported("global tokens look at the whole sequence, so the causal form has none: give globals=0")
@@ -217,9 +224,28 @@ def bigbird(
     check_whole(0, window=window, globals=globals)
     if window % 2 == 0:
         raise ValueError(f"window counts the block itself and as many on either side, so it is odd, not {window}")
+    check_whole(0, again=again)
     near = Chunks(block, back=window // 2, ahead=window // 2)
-    far = _random(length, block, random, seed, causal)
-    return _sparse(dim, heads, near | Global(globals * block) | far, causal)
+    far = _random(length, block, random, seed, causal) if drawn is None else _drawn(drawn, block, heads)
+    last = ceil(length / block) * block
+    prior = Repeated(block, again + 1, last - block * (globals // 2 if ends else 0)) if again else None
+    pattern = near | far | (_both_ends(globals, block, last) if ends else Global(globals * block))
+    return _sparse(dim, heads, pattern, causal, prior=prior, bias=bias)
+
+
+def _both_ends(globals: int, block: int, last: int) -> Pattern:
+    """As many global blocks at the end of `last` tokens as at the beginning."""
+    if globals % 2:
+        raise ValueError(f"globals are shared by both ends, so their number is even, not {globals}")
+    size = globals // 2 * block
+    return Global(size) | Queries(last - size, last) | Keys(last - size, last)
+
+
+def _drawn(rows: Sequence[Sequence[Sequence[int]]], block: int, heads: int) -> Pattern:
+    """A table of block numbers for each head."""
+    if len(rows) != heads:
+        raise ValueError(f"drawn has blocks for {len(rows)} heads, and there are {heads}")
+    return PerHead(tuple(BlockTable(block, tuple(tuple(row) for row in head)) for head in rows))
 
 
 @recipe(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import and_
 
+import torch
 from torch import Tensor, nn
 
 from regard.block import Given, Layer
@@ -27,6 +28,17 @@ class Plain(Layer):
     def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
         return in_turn(self.layers, x, given, state)
+
+    def every(
+        self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, context_mask: Tensor | None = None,
+        marks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """(layers+1 b n d): x itself, then what each layer made of it.  The arguments are those of `forward`."""
+        given = Given(mask, context, context_mask, marks)
+        found = [self.checked(x, given)]
+        for layer in self.layers:
+            found.append(layer.run(found[-1], given, None)[0])
+        return torch.stack(found)
 
 
 def in_turn(layers: Sequence[Layer], x: Tensor, given: Given, states: State) -> tuple[Tensor, State]:

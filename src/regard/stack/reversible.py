@@ -24,8 +24,10 @@ class Reversible(Layer):
     halves  f, g, f', g', ...: layers without residuals of their own, as `halves` makes them of a mixer and an ffn.  Each is
             one half step, (a, b) -> (b, a + f(b)), so there may be three for a layer of a decoder, as in Trax
 
-    Reformer gives both streams the input, as here.  At the end Hugging Face puts them side by side, twice as wide; Trax
-    does so in its language model too.  Here the result is their mean, so that the width stays.
+    beside  True: at the end both streams stand side by side, twice as wide, as in Hugging Face and in the language model of
+            Trax; False: the result is their mean, so that the width stays
+
+    Reformer gives both streams the input, as here.
 
     In training the forward pass keeps the last a and b only.  The backward pass goes from the last half step to the first:
     it computes f(b) again, with the same random numbers and buffers, subtracts it to get a, and takes the gradient.  So
@@ -34,9 +36,10 @@ class Reversible(Layer):
     pass.  A stream, and a call that needs no gradients, runs plainly.
     """
 
-    def __init__(self, halves: Sequence[Layer]) -> None:
+    def __init__(self, halves: Sequence[Layer], *, beside: bool = False) -> None:
         can, causal, length = shared_promises(halves)
         super().__init__(halves[0].dim, can=can, causal=causal, length=length)
+        self.beside, self.wide = beside, self.dim * (2 if beside else 1)
         self.halves: Sequence[Layer] = nn.ModuleList(halves)  # type: ignore[assignment]
 
     def start(self) -> State:
@@ -49,7 +52,7 @@ class Reversible(Layer):
             a, b = self._reversibly(x, given)
         else:
             a, b, state = self._plainly(x, given, state)
-        return (a + b) / 2, state
+        return torch.cat((a, b), -1) if self.beside else (a + b) / 2, state
 
     def _plainly(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, Tensor, State]:
         a, b, after = x, x, []

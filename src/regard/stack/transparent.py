@@ -11,35 +11,7 @@ from regard.block import NO_CONTEXT, Given, Layer
 from regard.common import blanked
 from regard.errors import Unsupported, check_whole
 from regard.mixer import State
-from regard.stack.plain import in_turn, shared_promises
-
-
-class Telling(Layer):
-    """A plain stack that can also give what stood after each of its layers, and before the first."""
-
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        can, causal, length = shared_promises(layers)
-        super().__init__(layers[0].dim, can=can, causal=causal, length=length)
-        self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
-
-    def start(self) -> State:
-        """The states of all layers before the first chunk."""
-        return tuple(layer.start() for layer in self.layers)
-
-    def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
-        """See `Layer`: what stands after the last."""
-        return in_turn(self.layers, x, given, state)
-
-    def every(
-        self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, context_mask: Tensor | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """(layers+1 b n d): x itself, then what each layer made of it.  The arguments are those of `forward`."""
-        given = Given(mask, context, context_mask, marks)
-        found = [self.checked(x, given)]
-        for layer in self.layers:
-            found.append(layer.run(found[-1], given, None)[0])
-        return torch.stack(found)
+from regard.stack.plain import shared_promises
 
 
 class Transparency(nn.Module):
@@ -57,7 +29,7 @@ class Transparency(nn.Module):
         self.logits, self.dropout = nn.Parameter(torch.zeros(encoder + 1, decoder)), nn.Dropout(dropout)
 
     def forward(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What `Telling.every` gave, (layers+1 b m d), and its mask (b m) -> (decoder layers b m d)."""
+        """What `Plain.every` gave, (layers+1 b m d), and its mask (b m) -> (decoder layers b m d)."""
         if outputs.dim() != 4 or len(outputs) != len(self.logits):
             raise ValueError(f"outputs must be ({len(self.logits)} b m d), not {tuple(outputs.shape)}")
         return torch.einsum("ij,ibmd->jbmd", self.dropout(self.logits).softmax(0), blanked(outputs, mask))

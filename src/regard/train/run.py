@@ -82,7 +82,7 @@ def config_of(spec: Spec, made: Task) -> Config:
     ffn = Part(name="mlp", arguments={} if spec.hidden is None else {"hidden": spec.hidden})
     return Config(
         kind=kind_of(made), input=Tokens(vocab=made.vocab), head=head_for(made),
-        dim=spec.dim, heads=spec.heads, layers=spec.layers, length=made.length, mixer=[spec.mixer], ffn=ffn,
+        dim=spec.dim, heads=spec.heads, layers=spec.layers, length=made.length, mixer=[spec.mixer], ffn=[ffn],
         position=spec.position, dropout=spec.dropout,
     )  # fmt: skip
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import nn
+
 from regard.measure.work import Call, Work, formula, kept, product, together, work
 from regard.models.embed import PatchEmbed, TokenEmbed, VectorEmbed
 from regard.models.heads import Asked, Head, LanguageHead, MaskedHead, Pool, PooledHead, Predict, Weighted
@@ -14,7 +16,7 @@ from regard.models.model import Decoder, Encoder, Seq2Seq, Trunk
 @formula(TokenEmbed)
 def _tokens(module: TokenEmbed, call: Call) -> Work:
     """Tables are looked up; positions and a norm behind them may cost more."""
-    more = [part for part in (module.position, module.norm) if part is not None]
+    more = [part for part in (module.position, module.norm, module.project) if part is not None]
     return sum((work(part, call) for part in more), work(module.tokens, call))
 
 
@@ -25,11 +27,14 @@ def _vectors(module: VectorEmbed, call: Call) -> Work:
 
 @formula(PatchEmbed)
 def _patches(module: PatchEmbed, call: Call) -> Work:
-    """A layer over the numbers of each patch: O(n patch² channels d)."""
-    patches, weight = call.n - (module.cls is not None), module.project.weight
-    inside = weight[0].numel()
-    cut = product(1, call.b * patches, inside, len(weight), saved=call.b * patches * inside)
-    return cut + work(module.position, call.of(patches))
+    """A layer over the numbers of each patch, O(n patch² channels d), or convolutions, each at a quarter of the places."""
+    patches = call.n - (module.cls is not None)
+    steps = [part for part in module.project.modules() if isinstance(part, nn.Conv2d)]
+    cut = work(module.position, call.of(patches))
+    for left, step in enumerate(reversed(steps)):
+        inside, places = step.weight[0].numel(), call.b * patches * 4**left
+        cut = cut + product(1, places, inside, len(step.weight), saved=places * inside)
+    return cut
 
 
 # ---------------------------------------------------------------------------------------------- what comes out

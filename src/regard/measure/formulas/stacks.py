@@ -33,7 +33,6 @@ from regard.stack import (
     Reversible,
     Segments,
     Shared,
-    Telling,
     Universal,
 )
 from regard.stack.look import Attending, attends
@@ -44,8 +43,8 @@ def in_turn(layers: Iterable[Layer], call: Call) -> Work:
     return together(**{f"layer {i}": work(layer, call) for i, layer in enumerate(layers)})
 
 
-@formula(Plain, Telling, ByLayer)
-def _plain(module: Plain | Telling | ByLayer, call: Call) -> Work:
+@formula(Plain, ByLayer)
+def _plain(module: Plain | ByLayer, call: Call) -> Work:
     return in_turn(module.layers, call)
 
 
