@@ -25,12 +25,14 @@ class Adapter(NamedTuple):
     call    as the old `forward`, with the `Swapped` in place of self
     suits   whether a module of that class is meant: not where it asks another sequence
     rest    names of sub-modules that go on working
+    passed  names of methods that the model calls on it, which still reach the old module
     """
 
     parts: Callable[[nn.Module, nn.Module], Parts]
     call: Callable[..., Any]
     suits: Callable[[nn.Module], bool] = lambda module: True
     rest: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
 
 
 def positions_of(module: Any) -> int | None:
@@ -196,7 +198,7 @@ def ready(x: Tensor, self: Swapped) -> Tensor:
 
 def padding(mask: Tensor) -> Tensor:
     """Theirs is True, or -inf, where a token is left out."""
-    return ~mask if mask.dtype is not mask.float().dtype else mask == 0
+    return mask == 0 if mask.is_floating_point() else ~mask
 
 
 # ---------------------------------------------------------------------------------------------- Regard
@@ -218,7 +220,7 @@ ADAPTERS: dict[str, Adapter] = {
         f"{name}SelfAttention": BERT
         for name in (
             "Bert", "Roberta", "XLMRoberta", "XLMRobertaXL", "RobertaPreLayerNorm", "Camembert", "Electra", "Ernie",
-            "BertGeneration", "Data2VecText", "LayoutLM", "Splinter",
+            "BertGeneration", "Data2VecText",
         )
     },
     "DistilBertSelfAttention": Adapter(distilbert_parts, bert_call),
@@ -226,7 +228,7 @@ ADAPTERS: dict[str, Adapter] = {
     "GPT2Attention": Adapter(gpt2_parts, gpt2_call, lambda module: not module.is_cross_attention),
     "T5Attention": Adapter(t5_parts, t5_call, lambda module: not module.is_decoder),
     "LongformerSelfAttention": Adapter(longformer_parts, longformer_call),
-    "BigBirdAttention": Adapter(bigbird_parts, bigbird_call, rest=("output",)),
+    "BigBirdAttention": Adapter(bigbird_parts, bigbird_call, rest=("output",), passed=("set_attention_type",)),
     "MultiheadAttention": Adapter(torch_parts, torch_call),
 }  # fmt: skip
 OWN = Adapter(own_parts, lambda self: None)  # ours are called as mixers are

@@ -137,8 +137,14 @@ def measured(
 
         drifted(report, sample, before, lambda one: states(model, paths(changes), one))
     if score is not None:
-        report.metric = (score.before, float(score.of(model)))
+        report.metric = (score.before, scored(score.of, model))
     return report
+
+
+def scored(metric: Callable[[nn.Module], float], model: nn.Module) -> float:
+    """The user's number, in evaluation."""
+    with evaluating(model), torch.no_grad():
+        return float(metric(model))
 
 
 def paths(changes: Sequence[Change]) -> list[str]:

@@ -14,7 +14,7 @@ from regard.mixer import Mixer
 from regard.models.config import Part
 from regard.models.model import Model
 from regard.swap.adapters import ADAPTERS, OWN, Adapter
-from regard.swap.drift import Change, Report, Score, measured
+from regard.swap.drift import Change, Report, Score, measured, scored
 from regard.swap.fit import Fitted, fitted
 from regard.swap.parts import Keeps, Parts, Swapped, SwappedMixer
 from regard.swap.sample import sample_of
@@ -66,7 +66,7 @@ def swap(
     made = {site.layer: prepared(site, first, wanted[site.layer], seed) for site in sites if site.layer in wanted}
     restored = [site for site in sites if isinstance(site.module, Keeps) and site.layer in wanted]
     put_back(model, restored)
-    score = None if metric is None else Score(metric, float(metric(model)))
+    score = None if metric is None else Score(metric, scored(metric, model))
     changes = [install(model, site, wanted[site.layer], made[site.layer]) for site in sites if site.layer in wanted]
     settle(model)
     try:
@@ -189,6 +189,8 @@ def install(model: nn.Module, site: Site, part: Part, made: Made) -> Change:
         new = Swapped(mixer, site.adapter.call, old, out)
         for name in site.adapter.rest:
             new.rest[name] = getattr(old, name)
+        for name in site.adapter.passed:
+            new.__dict__[name] = getattr(old, name)
         if isinstance(old, nn.MultiheadAttention):  # torch's layers look at these, and then take no fast path
             new.batch_first, new.embed_dim, new.num_heads = old.batch_first, old.embed_dim, old.num_heads
             new.in_proj_bias, new._qkv_same_embed_dim = None, False
