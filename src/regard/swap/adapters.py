@@ -72,13 +72,12 @@ def distilbert_parts(module: Any, first: Any) -> Parts:
 def vit_parts(module: Any, first: Any) -> Parts:
     """All four inside; patches are never left out."""
     q, k, v, out = map(weights_of, (module.q_proj, module.k_proj, module.v_proj, module.o_proj))
-    size = (side(module.config.image_size)[0] // side(module.config.patch_size)[0]) * (
-        side(module.config.image_size)[1] // side(module.config.patch_size)[1]
-    )
-    return Parts(q.weight.shape[1], module.num_attention_heads, q, k, v, out, length=size + 1, pads=False)
+    image, patch = both(module.config.image_size), both(module.config.patch_size)
+    length = (image[0] // patch[0]) * (image[1] // patch[1]) + 1  # and the token for the class
+    return Parts(q.weight.shape[1], module.num_attention_heads, q, k, v, out, length=length, pads=False)
 
 
-def side(size: Any) -> tuple[int, int]:
+def both(size: Any) -> tuple[int, int]:
     """Height and width."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
@@ -86,8 +85,8 @@ def side(size: Any) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------- GPT-2
 def gpt2_parts(module: Any, first: Any) -> Parts:
     """Queries, keys and values in one, (in out) as all its matrices."""
-    both = zip(module.c_attn.weight.T.chunk(3), module.c_attn.bias.chunk(3), strict=True)
-    q, k, v = (Weights(weight, bias) for weight, bias in both)
+    thirds = zip(module.c_attn.weight.T.chunk(3), module.c_attn.bias.chunk(3), strict=True)
+    q, k, v = (Weights(weight, bias) for weight, bias in thirds)
     out = Weights(module.c_proj.weight.T, module.c_proj.bias)
     return Parts(
         module.embed_dim, module.num_heads, q, k, v, out, causal=True, length=positions_of(module), scale=module.scaling
@@ -108,9 +107,9 @@ def t5_parts(module: Any, first: Any) -> Parts:
     """Scores are not scaled, and a number for each distance is added; the first layer has the table of all."""
     q, k, v, out = map(weights_of, (module.q, module.k, module.v, module.o))
     table = first.relative_attention_bias.weight
-    prior = T5(
-        module.n_heads, buckets=first.relative_attention_num_buckets, furthest=first.relative_attention_max_distance
-    ).to(table)
+    prior = T5(module.n_heads, buckets=first.relative_attention_num_buckets, furthest=first.relative_attention_max_distance).to(
+        table
+    )
     prior.table.data.copy_(table.detach().T)
     return Parts(module.d_model, module.n_heads, q, k, v, out, scale=1.0, prior=prior)
 
@@ -148,9 +147,8 @@ def bigbird_parts(module: Any, first: Any) -> Parts:
     """What BERT has, one level deeper: BigBird changes its inner module by itself where texts are short."""
     inner = module.self
     q, k, v = map(weights_of, (inner.query, inner.key, inner.value))
-    return Parts(
-        q.weight.shape[1], inner.num_attention_heads, q, k, v, causal=bool(module.config.is_decoder), length=positions_of(module)
-    )
+    causal, length = bool(module.config.is_decoder), positions_of(module)
+    return Parts(q.weight.shape[1], inner.num_attention_heads, q, k, v, causal=causal, length=length)
 
 
 def bigbird_call(
@@ -183,7 +181,7 @@ def torch_call(
         raise Unsupported("keys and values come from two sequences: a mixer asks one")
     x, memory = ready(query, self), None if key is query else ready(key, self)
     check_causal_mask(attn_mask, x.shape[1], causal=self.mixer.causal, told=is_causal)
-    mask = None if key_padding_mask is None else padding(key_padding_mask.unsqueeze(0) if query.dim() == 2 else key_padding_mask)
+    mask = None if key_padding_mask is None else padding(key_padding_mask).view(x.shape[0], -1)
     y = self.run(x, mask, memory=memory)
     y = y if self.batch_first or query.dim() == 2 else y.transpose(0, 1)
     return y.squeeze(0) if query.dim() == 2 else y, None
@@ -204,7 +202,9 @@ def padding(mask: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------- Regard
 def own_parts(module: Any, first: Any) -> Parts:
     """A MultiHead of ours."""
-    if not isinstance(module, MultiHead) or not all(isinstance(getattr(module, n, None), nn.Linear) for n in ("q", "k", "v", "out")):
+    if not isinstance(module, MultiHead) or not all(
+        isinstance(getattr(module, n, None), nn.Linear) for n in ("q", "k", "v", "out")
+    ):
         raise Unsupported(f"{module.name} has no queries, keys, values and last projection to take over: only a MultiHead has")
     q, k, v, out = map(weights_of, (module.q, module.k, module.v, module.out))
     inner: Any = module.inner

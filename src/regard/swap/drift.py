@@ -76,8 +76,8 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
         plain = asdict(self)
-        plain["changes"] = [{**c._asdict(), "mixer": {"name": c.mixer.name, "arguments": c.mixer.arguments}} for c in self.changes]
-        return json.loads(json.dumps(plain, default=repr))  # type: ignore[no-any-return]
+        plain["changes"] = [c._asdict() | {"mixer": dict(c.mixer)} for c in self.changes]
+        return json.loads(json.dumps(plain, default=repr))
 
     def table(self) -> Table:
         """For a terminal."""
@@ -192,11 +192,11 @@ def cosines(a: Tensor, b: Tensor, mask: Tensor | None) -> Tensor:
     return found[mask]
 
 
-def states(model: nn.Module, blocks: Sequence[str], one: Inputs, *, train: bool = False) -> States:
-    """Run the model, and look at what leaves the blocks."""
+def states(model: nn.Module, blocks: Sequence[str], one: Inputs, *, live: bool = False) -> States:
+    """Run the model, and look at what leaves the blocks; `live`: with gradients, in whatever mode it is in."""
     hidden: dict[str, Tensor] = {}
     with ExitStack() as stack:
-        if not train:
+        if not live:
             stack.enter_context(evaluating(model))
             stack.enter_context(torch.no_grad())
         for path in blocks:

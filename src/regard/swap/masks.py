@@ -22,9 +22,10 @@ def real_tokens(mask: Tensor | None, n: int, *, causal: bool) -> Tensor | None:
         return None
     if _last is not None and _last[0]() is mask and _last[1] == causal:
         return _last[2]
-    keep = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else mask > 0
-    found = keep if keep.dim() == 2 else _from_square(keep, n, causal)
-    found = None if found is None or bool(found.all()) else found
+    none = torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else 0  # addends, or zeros and ones
+    keep = mask if mask.dtype == torch.bool else mask > none
+    keys = keep if keep.dim() == 2 else _from_square(keep, n, causal)
+    found = None if bool(keys.all()) else keys
     _last = (ref(mask), causal, found)
     return found
 

@@ -71,7 +71,14 @@ def weights_of(layer: nn.Module) -> Weights:
 
 
 class Keeps(nn.Module):
-    """Stands in the place of a module, and keeps that one: outside the parameters and the state dict, but moved along."""
+    """Stands in the place of a module, and keeps that one: outside the parameters and the state dict, but moved along.
+
+    said   the name and the arguments of what stands here now
+    lost   whether the old one has no weights: then it is there for its shape alone
+    """
+
+    said: dict[str, Any]
+    lost: bool = False
 
     def keep(self, old: nn.Module) -> None:
         """Remember it; a tuple is not seen by nn.Module."""
@@ -84,7 +91,7 @@ class Keeps(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self.old._apply(fn, recurse)
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
 class Swapped(Keeps):
@@ -118,7 +125,7 @@ class Swapped(Keeps):
     def _next(self, x: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         """Their cache counts the tokens and carries the numbers of the examples, by which beams were reordered; the state of
         the mixer is kept beside it."""
-        layer = getattr(self.old, "layer_idx", None)
+        layer: int = getattr(self.old, "layer_idx", 0)
         seen = int(cache.get_seq_length(layer))
         if seen == 0:
             state: State = None
@@ -143,10 +150,10 @@ class Swapped(Keeps):
         return f"in place of {type(self.old).__name__}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "streams": None}  # type: ignore[misc]
+        return {**super().__getstate__(), "streams": None}  # type: ignore[no-untyped-call]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "streams": WeakKeyDictionary()})
+        super().__setstate__({**state, "streams": WeakKeyDictionary()})  # type: ignore[no-untyped-call]
 
 
 def rows_in(cache: Any, layer: int) -> Tensor:
@@ -154,7 +161,7 @@ def rows_in(cache: Any, layer: int) -> Tensor:
     return cache.layers[layer].keys[:, 0, -1, 0].long()
 
 
-def count(cache: Any, layer: int | None, rows: Tensor, n: int) -> None:
+def count(cache: Any, layer: int, rows: Tensor, n: int) -> None:
     """Tell their cache of n more tokens: what it keeps of each is the number of its example."""
     numbers = rows[:, None, None, None].expand(-1, 1, n, 1)
     cache.update(numbers, numbers, layer)

@@ -94,7 +94,7 @@ def encoded(model: nn.Module, texts: Sequence[str], tokenizer: Any, length: int 
 def inputs(model: nn.Module, tokens: Tensor, mask: Tensor | None) -> Inputs:
     """tokens (b n), or a tensor of another kind, and mask (b n), as the model takes them."""
     if hasattr(model, "main_input_name"):
-        named: dict[str, Any] = {model.main_input_name: tokens}
+        named: dict[str, Any] = {str(model.main_input_name): tokens}
         if mask is not None:
             named["attention_mask"] = mask.long()
         return Inputs((), named, mask)
@@ -143,5 +143,8 @@ def check_tensor(tensor: Tensor, limit: int | None) -> None:
 
 def moved(one: Inputs, device: torch.device) -> Inputs:
     """The same on the device of the model."""
-    put = lambda t: t.to(device) if isinstance(t, Tensor) else t  # noqa: E731
+
+    def put(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else value
+
     return Inputs(tuple(map(put, one.given)), {k: put(v) for k, v in one.named.items()}, put(one.mask))

@@ -81,7 +81,10 @@ def restore(model: nn.Module) -> nn.Module:
 
     Weights outside the swapped attentions that others have trained meanwhile stay as they are.
     """
-    put_back(model, [site for site in sites_of(model, must=False) if isinstance(site.module, Keeps)])
+    swapped = [site for site in sites_of(model, must=False) if isinstance(site.module, Keeps)]
+    if any(site.module.lost for site in swapped):
+        raise ValueError("the model was read from a folder that does not hold its old attentions: load the old model instead")
+    put_back(model, swapped)
     settle(model)
     before: dict[str, Tensor] = model.__dict__.pop(BEFORE, {})
     mine = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -184,16 +187,16 @@ def install(model: nn.Module, site: Site, part: Part, made: Made) -> Change:
     out = None if parts.out is None else parts.out.linear()
     if isinstance(old, Mixer):
         assert out is not None
-        new: nn.Module = SwappedMixer(mixer, old, out)
+        new: Keeps = SwappedMixer(mixer, old, out)
     else:
         new = Swapped(mixer, site.adapter.call, old, out)
-        for name in site.adapter.rest:
-            new.rest[name] = getattr(old, name)
+        new.rest.update({name: getattr(old, name) for name in site.adapter.rest})
         for name in site.adapter.passed:
             new.__dict__[name] = getattr(old, name)
         if isinstance(old, nn.MultiheadAttention):  # torch's layers look at these, and then take no fast path
-            new.batch_first, new.embed_dim, new.num_heads = old.batch_first, old.embed_dim, old.num_heads
-            new.in_proj_bias, new._qkv_same_embed_dim = None, False
+            told = {"in_proj_bias": None, "_qkv_same_embed_dim": False}
+            new.__dict__.update({name: getattr(old, name) for name in ("batch_first", "embed_dim", "num_heads")} | told)
+    new.said = {"name": part.name, "arguments": part.arguments}
     new.train(old.training)
     place(model, site.path, new)
     fresh = sum(p.numel() for p in mixer.parameters()) - sum(linear_size(mixer, name) for name in kept)
