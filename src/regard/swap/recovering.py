@@ -94,15 +94,7 @@ def recover(
     remember(model, blocks)
     teacher = restore(deepcopy(model)).requires_grad_(False).eval()
     plan = stages(model, teacher, new, blocks, objective, tokenizer)
-    settings: dict[str, Any] = {
-        "batch": batch,
-        "rate": rate,
-        "seed": seed,
-        "evaluate": 50,
-        "save": 50,
-        "examples": EACH,
-        "decay": 0.0,
-    }
+    settings: dict[str, Any] = {"batch": batch, "rate": rate, "seed": seed, "decay": 0.0, **OFTEN}
     before = None if objective == "masked" else compared(model, teacher, examples)
     curve: list[dict[str, Any]] = []
     done, spent = 0, 0.0
