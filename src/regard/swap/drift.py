@@ -7,18 +7,19 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from regard.block import Layer
 from regard.deep import evaluating
 from regard.models.config import Part
 from regard.swap.sample import Inputs
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 NUMBER = re.compile(r"^(.*\.)?\d+(?=\.|$)")
 
@@ -81,6 +82,8 @@ class Report:
 
     def table(self) -> Table:
         """For a terminal."""
+        from rich.table import Table  # not with `import regard`, which stays light
+
         made = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
         for name in ("layer", "was", "is", "kept", "new weights", "cosine", "worst"):
             made.add_column(name, justify="left" if name in ("was", "is", "kept") else "right")
@@ -104,6 +107,8 @@ class Report:
         return found
 
     def __str__(self) -> str:
+        from rich.console import Console
+
         console = Console(width=120, highlight=False)
         with console.capture() as text:
             console.print(self.table())

@@ -39,8 +39,8 @@ class Recovered:
     """What was won back, on examples that were not trained on.
 
     before, after   the drift from the old model; None for masked modelling
-    curve           evaluations in order: stage, step, seconds, and `near`, the cosine with the old model, or how many gaps were
-                    filled rightly
+    curve           evaluations in order: stage, step, seconds, and `near`: in "layers" the cosine of what the new layers give
+                    with what the old ones do, in "whole" that of what comes out, in "masked" how many gaps were filled rightly
     """
 
     before: Report | None
