@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -22,6 +21,7 @@ from regard.measure.count import PeakCounter
 from regard.models import Part
 from regard.registry import get
 from regard.swap import Report, open_model, original, save_swapped, swap
+from regard.swap.files import transformers
 from regard.swap.sample import inputs, limit_of
 from regard.tasks.corpus import KINDS
 from regard.tasks.files import existing, kind, text_of
@@ -65,8 +65,8 @@ def swap_command(
         only = None if layers is None else whole(layers)
         time = None if recover is None else span(recover)
         texts = texts_of(data, column)
-        for name in ("transformers", "transformers.modeling_utils"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        transformers().utils.logging.set_verbosity_error()
+        transformers().utils.logging.disable_progress_bar()
         found, tokenizer = open_model(model)
         if tokenizer is None:
             raise ValueError(f"there is no tokenizer with {model}: `regard.swap` in Python takes tensors")

@@ -21,7 +21,7 @@ from regard.swap.sample import Inputs
 if TYPE_CHECKING:
     from rich.table import Table
 
-NUMBER = re.compile(r"^(.*\.)?\d+(?=\.|$)")
+BLOCK = re.compile(r"^(?:.*?\bblock\.\d+|(?:.*\.)?\d+)(?=\.|$)")  # T5 numbers what is inside a block too
 
 
 class Change(NamedTuple):
@@ -159,9 +159,7 @@ def paths(changes: Sequence[Change]) -> list[str]:
 
 def block_of(path: str) -> str:
     """The layer that an attention stands in: "encoder.layer.3.attention.self" -> "encoder.layer.3"."""
-    found = NUMBER.match(path)
-    if path.startswith(("encoder.block", "decoder.block")) or ".block." in path:  # T5 numbers what is inside a block too
-        found = re.match(r"^(.*?block\.\d+)", path)
+    found = BLOCK.match(path)
     return found.group(0) if found else path.rpartition(".")[0]
 
 

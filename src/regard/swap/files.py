@@ -98,10 +98,13 @@ def save_swapped(model: nn.Module, folder: str | Path, tokenizer: Any = None) ->
     config.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    layers = {str(site.layer): site.module.said for site in swapped}
+    try:
+        said = json.dumps({"layers": {site.layer: site.module.said for site in swapped}}, indent=1)
+    except TypeError as error:
+        raise ValueError(f"the arguments of a mixer cannot be written as JSON: {error}") from None
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in own_tensors(model).items()}
     replace(folder / WEIGHTS, packed(weights, metadata={"format": "pt"}))
-    replace(folder / SWAPPED, json.dumps({"layers": layers}, indent=1).encode())
+    replace(folder / SWAPPED, said.encode())
 
 
 def load_swapped(folder: str | Path) -> nn.Module:

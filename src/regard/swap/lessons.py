@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.models.loss import IGNORE
 from regard.models.masking import mask_out
 from regard.swap.drift import States, pooled, states
-from regard.swap.sample import inputs
+from regard.swap.sample import inputs, padded
 from regard.tasks.base import Batch, Example, Task
 
 
@@ -49,9 +49,7 @@ class Examples(Task):
         target = torch.zeros(len(rows))
         if rows[0].is_floating_point():
             return Batch(torch.stack(rows), None, target)
-        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in rows], batch_first=True)
-        tokens = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=self.fill)
-        return Batch(tokens, None if bool(mask.all()) else mask, target)
+        return Batch(*padded(rows, self.fill), target)
 
     def loss(self, logits: Any, target: Tensor) -> Tensor:
         """The mean over the examples."""

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from regard.errors import Unsupported
 
-_last: tuple[ref[Tensor], bool, Tensor | None] | None = None  # layers of a model are given one mask, one after the other
+_last: tuple[ref[Tensor], tuple[int, bool], Tensor | None] | None = (
+    None  # layers of a model are given one mask, one after the other
+)
 
 
 def real_tokens(mask: Tensor | None, n: int, *, causal: bool) -> Tensor | None:
@@ -20,13 +22,16 @@ def real_tokens(mask: Tensor | None, n: int, *, causal: bool) -> Tensor | None:
     global _last
     if mask is None:
         return None
-    if _last is not None and _last[0]() is mask and _last[1] == causal:
+    key = (0 if mask.is_inference() else mask._version, causal)
+    if _last is not None and _last[0]() is mask and _last[1] == key:
         return _last[2]
+    if mask.dim() == 2 and mask.is_floating_point():
+        raise Unsupported("a mask (b n) of floats may mean addends or shares: give bools, True = a real token")
     none = torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else 0  # addends, or zeros and ones
     keep = mask if mask.dtype == torch.bool else mask > none
     keys = keep if keep.dim() == 2 else _from_square(keep, n, causal)
     found = None if bool(keys.all()) else keys
-    _last = (ref(mask), causal, found)
+    _last = (ref(mask), key, found)
     return found
 
 

@@ -136,7 +136,7 @@ class Swapped(Keeps):
             )
         else:
             state = take(self.streams[cache][0], rows_in(cache, layer))
-        rows = torch.arange(len(x), dtype=torch.float32, device=x.device)  # as they are numbered from now on
+        rows = torch.arange(1, len(x) + 1, dtype=torch.float32, device=x.device)  # as they are numbered from now on
         count(cache, layer, rows, x.shape[1])
         if seen == 0 and (not self.mixer.can.stream or (mask is not None and not mask.all())):
             self.streams.pop(cache, None)
@@ -158,7 +158,7 @@ class Swapped(Keeps):
 
 def rows_in(cache: Any, layer: int) -> Tensor:
     """Which example of the last call each row is now: beams move the rows of a cache."""
-    return cache.layers[layer].keys[:, 0, -1, 0].long()
+    return cache.layers[layer].keys[:, 0, -1, 0].long() - 1
 
 
 def count(cache: Any, layer: int, rows: Tensor, n: int) -> None:

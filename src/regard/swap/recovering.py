@@ -92,7 +92,7 @@ def recover(
     examples = examples_of(model, data, tokenizer, length)
     blocks = list(dict.fromkeys(map(block_of, new or [site.path for site in sites_of(model)])))
     remember(model, blocks)
-    teacher = restore(deepcopy(model)).requires_grad_(False).eval()
+    teacher = model if objective == "masked" else restore(deepcopy(model)).requires_grad_(False).eval()
     plan = stages(model, teacher, new, blocks, objective, tokenizer)
     settings: dict[str, Any] = {"batch": batch, "rate": rate, "seed": seed, "decay": 0.0, **OFTEN}
     before = None if objective == "masked" else compared(model, teacher, examples)

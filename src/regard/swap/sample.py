@@ -13,6 +13,7 @@ from regard.models.model import Model
 
 BATCH = 8  # texts at a time
 MOST = 1 << 22  # tokens of a sample: more are not measured in reasonable time, and nobody needs so many
+WIDE = 64  # numbers that count as one token, where a sample is of floats
 
 
 class Inputs(NamedTuple):
@@ -43,9 +44,9 @@ def sample_of(model: nn.Module, given: Any, tokenizer: Any = None, *, length: in
         for tensor in (*one.given, *one.named.values()):
             if isinstance(tensor, Tensor):
                 check_tensor(tensor, limit)
-        total += one.tokens.numel()
+        total += one.tokens.numel() // (WIDE if one.tokens.is_floating_point() else 1)
     if total > MOST:
-        raise ValueError(f"the sample has {total:,} numbers, and {MOST:,} are the most: some hundred texts are enough")
+        raise ValueError(f"the sample has some {total:,} tokens, and {MOST:,} are the most: some hundred texts are enough")
     return [moved(one, device) for one in found]
 
 
@@ -80,15 +81,17 @@ def encoded(model: nn.Module, texts: Sequence[str], tokenizer: Any, length: int 
     real_texts = [text for text in texts if text.strip()]
     if not real_texts:
         raise ValueError("the sample is empty: every text is blank")
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
     longest = length or limit_of(model)
     for first in range(0, len(real_texts), BATCH):
-        batch = tokenizer(
-            real_texts[first : first + BATCH], padding=True, truncation=longest is not None, max_length=longest,
-            return_tensors="pt",
-        )  # fmt: skip
-        yield inputs(model, batch["input_ids"], batch["attention_mask"].bool())
+        rows = tokenizer(real_texts[first : first + BATCH], truncation=longest is not None, max_length=longest)["input_ids"]
+        yield inputs(model, *padded([torch.tensor(row) for row in rows], tokenizer.pad_token_id or 0))
+
+
+def padded(rows: list[Tensor], fill: int) -> tuple[Tensor, Tensor | None]:
+    """Tokens (n) each -> tokens (b n), filled up at the end, and their mask, None where nothing was filled up."""
+    tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)
+    mask = nn.utils.rnn.pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in rows], batch_first=True)
+    return tokens, None if bool(mask.all()) else mask
 
 
 def inputs(model: nn.Module, tokens: Tensor, mask: Tensor | None) -> Inputs:

@@ -58,21 +58,23 @@ def swap(
     seed       of weights that are new
     """
     sites = sites_of(model)
+    check_whole_model(model, sites)
     wanted = chosen(mixer, layers, arguments, len(sites))
     if callable(report) and metric is None:
         report, metric = None, report
     given = None if report is None else sample_of(model, report, tokenizer)
     first = sites[0].old
     made = {site.layer: prepared(site, first, wanted[site.layer], seed) for site in sites if site.layer in wanted}
-    restored = [site for site in sites if isinstance(site.module, Keeps) and site.layer in wanted]
-    put_back(model, restored)
-    score = None if metric is None else Score(metric, scored(metric, model))
-    changes = [install(model, site, wanted[site.layer], made[site.layer]) for site in sites if site.layer in wanted]
-    settle(model)
     try:
+        with original(model):
+            score = None if metric is None else Score(metric, scored(metric, model))
+        changes = [install(model, site, wanted[site.layer], made[site.layer]) for site in sites if site.layer in wanted]
+        settle(model)
         return measured(model, changes, given, original, score)
     except BaseException:
-        restore(model)
+        for site in sites:
+            place(model, site.path, site.module)
+        settle(model)
         raise
 
 
@@ -82,8 +84,7 @@ def restore(model: nn.Module) -> nn.Module:
     Weights outside the swapped attentions that others have trained meanwhile stay as they are.
     """
     swapped = [site for site in sites_of(model, must=False) if isinstance(site.module, Keeps)]
-    if any(site.module.lost for site in swapped):
-        raise ValueError("the model was read from a folder that does not hold its old attentions: load the old model instead")
+    check_kept(swapped)
     put_back(model, swapped)
     settle(model)
     before: dict[str, Tensor] = model.__dict__.pop(BEFORE, {})
@@ -103,6 +104,19 @@ def original(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for site in swapped:
             place(model, site.path, site.module)
+
+
+def check_whole_model(model: nn.Module, sites: Sequence[Site]) -> None:
+    """What is to be swapped is the model as it was."""
+    check_kept(sites)
+    if model.__dict__.get(BEFORE):
+        raise ValueError("`recover` has trained this model: restore it first, then swap anew")
+
+
+def check_kept(sites: Sequence[Site]) -> None:
+    """The old attentions are there."""
+    if any(isinstance(site.module, Keeps) and site.module.lost for site in sites):
+        raise ValueError("the model was read from a folder that does not hold its old attentions: load the old model instead")
 
 
 # ---------------------------------------------------------------------------------------------- where
@@ -229,9 +243,11 @@ def settle(model: nn.Module) -> None:
         if isinstance(module, Swapped):
             module.partial = len(swapped) < len(sites)
     for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
-        inside = any(isinstance(m, Keeps) for m in encoder.modules())
-        usual = encoder.__dict__.setdefault(NESTED, encoder.use_nested_tensor)
-        encoder.use_nested_tensor = usual and not inside  # its layers would be given tensors that only torch's own know
+        if any(isinstance(m, Keeps) for m in encoder.modules()):  # they would be given tensors that only torch's own know
+            encoder.__dict__.setdefault(NESTED, encoder.use_nested_tensor)
+            encoder.use_nested_tensor = False
+        elif NESTED in encoder.__dict__:
+            encoder.use_nested_tensor = encoder.__dict__.pop(NESTED)
     if isinstance(model, Model):
         if swapped and model.config is not None:
             model.__dict__[BUILT], model.config = model.config, None
