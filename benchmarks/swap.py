@@ -69,7 +69,8 @@ def measured(old, new, pairs) -> dict:
     a, b = torch.tensor(pairs).T
     both = torch.stack([ranks((e[a] * e[b]).sum(-1)) for e in (old, new)])
     same = (old * new).sum(-1)
-    found = torch.stack([e[HELD : 2 * HELD] @ e[2 * HELD :].T for e in (old, new)]).argmax(-1)  # which summary belongs to a dialogue
+    # which summary belongs to a dialogue
+    found = torch.stack([e[HELD : 2 * HELD] @ e[2 * HELD :].T for e in (old, new)]).argmax(-1)
     right = (found == torch.arange(HELD)).double().mean(-1)
     return {
         "cosine": same.mean().item(), "worst": same.min().item(), "spearman": torch.corrcoef(both)[0, 1].item(),

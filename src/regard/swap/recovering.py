@@ -28,9 +28,10 @@ from regard.train.settings import Settings
 FIRST = 0.3  # the share of the time for layers one by one
 HELD = 0.1  # of the examples are not trained on
 MOST_HELD = 200
-OFTEN = {"evaluate": 50, "save": 50, "examples": 64}
+OFTEN = {"evaluate": 50, "save": 50, "examples": 64, "warmup": 20}
 EVER = 10**9  # steps, where time is the limit
 OBJECTIVES = ("match", "masked")
+EVERYTHING = ""  # the path of the model itself
 LEAST = 8  # examples
 
 
@@ -90,7 +91,7 @@ def recover(
     if not new and objective == "match":
         raise ValueError("nothing was swapped in this model, so there is nothing to win back")
     examples = examples_of(model, data, tokenizer, length)
-    blocks = list(dict.fromkeys(map(block_of, new or [site.path for site in sites_of(model)])))
+    blocks = [EVERYTHING] if objective == "masked" else list(dict.fromkeys(map(block_of, new)))
     remember(model, blocks)
     teacher = model if objective == "masked" else restore(deepcopy(model)).requires_grad_(False).eval()
     plan = stages(model, teacher, new, blocks, objective, tokenizer)
