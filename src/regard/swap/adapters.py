@@ -214,6 +214,15 @@ def own_parts(module: Any, first: Any) -> Parts:
     )  # fmt: skip
 
 
+def known(module: nn.Module) -> Adapter | None:
+    """How to swap a module, by its class or one that it inherits from."""
+    for kind in type(module).__mro__:
+        name = kind.__name__
+        if name in ADAPTERS and (name not in BUILT_IN or kind.__module__.partition(".")[0] in HOMES):
+            return ADAPTERS[name]
+    return None
+
+
 BERT = Adapter(bert_parts, bert_call)
 ADAPTERS: dict[str, Adapter] = {
     **{
@@ -231,4 +240,6 @@ ADAPTERS: dict[str, Adapter] = {
     "BigBirdAttention": Adapter(bigbird_parts, bigbird_call, rest=("output",), passed=("set_attention_type",)),
     "MultiheadAttention": Adapter(torch_parts, torch_call),
 }  # fmt: skip
+BUILT_IN = frozenset(ADAPTERS)
+HOMES = ("transformers", "torch")  # whose classes are meant by these names: others may be called alike
 OWN = Adapter(own_parts, lambda self: None)  # ours are called as mixers are

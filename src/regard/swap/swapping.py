@@ -13,7 +13,7 @@ from regard.errors import Unsupported
 from regard.mixer import Mixer
 from regard.models.config import Part
 from regard.models.model import Model
-from regard.swap.adapters import ADAPTERS, OWN, Adapter
+from regard.swap.adapters import ADAPTERS, OWN, Adapter, known
 from regard.swap.drift import Change, Report, Score, measured, scored
 from regard.swap.fit import Fitted, fitted
 from regard.swap.parts import Keeps, Parts, Swapped, SwappedMixer
@@ -141,7 +141,7 @@ def adapter_of(model: nn.Module, path: str, module: nn.Module) -> Adapter | None
         owner, _, name = path.rpartition(".")
         return OWN if name == "mixer" and isinstance(model.get_submodule(owner), Block) else None
     old = module.old if isinstance(module, Swapped) else module
-    how = next((ADAPTERS[kind.__name__] for kind in type(old).__mro__ if kind.__name__ in ADAPTERS), None)
+    how = known(old)
     return how if how is not None and how.suits(old) and not path.endswith("multihead_attn") else None
 
 
