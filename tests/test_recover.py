@@ -185,8 +185,8 @@ def test_longformers_way():
     """Fails if a longer, swapped model does not learn by filling gaps."""
     model = extend_positions(bert("BertForMaskedLM"), 40)
     swap(model, "local", window=4)
-    data = [torch.full((36,), int(i)) for i in torch.randint(1, 29, (60,))]  # what stands in a gap is easy to guess
-    found = regard.recover(model, data, objective="masked", tokenizer=Words(), steps=80, batch=8, rate=5e-3)
+    data = [torch.full((36,), int(i)) for i in torch.randint(1, 29, (120,))]  # what stands in a gap is easy to guess
+    found = regard.recover(model, data, objective="masked", tokenizer=Words(), steps=60, batch=16, rate=5e-3)
     assert found.before is None and found.curve[-1]["near"] > found.curve[0]["near"] + 0.2
 
 

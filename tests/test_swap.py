@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -505,6 +507,13 @@ def test_real_weights():
         drift = {n: swap(model, n, report=texts, tokenizer=tokenizer).output for n in ("bigbird", "nystrom", "performer")}
         assert 1.001 > drift["bigbird"] > drift["nystrom"] > drift["performer"] > 0.3
         assert torch.equal((restore(model), embedded(texts))[1], want)
+
+
+def test_importing_stays_light():
+    """Fails if `import regard` brings training, transformers or what draws tables."""
+    code = "import sys, regard; regard.swap; print({'transformers', 'rich', 'regard.train'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
 
 
 def test_models_without_a_known_attention():

@@ -27,7 +27,7 @@ from regard.train.settings import Settings
 
 FIRST = 0.3  # the share of the time for layers one by one
 HELD = 0.1  # of the examples are not trained on
-MOST_HELD = 200
+MOST_HELD = 100
 OFTEN = {"evaluate": 50, "save": 50, "examples": 64, "warmup": 20}
 EVER = 10**9  # steps, where time is the limit
 OBJECTIVES = ("match", "masked")
