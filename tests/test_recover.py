@@ -119,6 +119,9 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     assert rest.after.output == whole.after.output and rest.steps == 40
     for a, b in zip(model.parameters(), third.parameters(), strict=True):
         assert torch.equal(a, b)
+    swap(restore(third), "local")
+    with pytest.raises(ValueError, match="other layers"):
+        regard.recover(third, data, steps=40, batch=8, folder=tmp_path)
 
 
 def test_what_is_missed_does_not_see_padding():
@@ -135,7 +138,8 @@ def test_what_is_missed_does_not_see_padding():
     [
         ({"data": []}, "too few"), ({"data": "text"}, "in a list"), ({"data": ["text"] * 9}, "tokenizer"),
         ({"steps": None}, "how long"), ({"seconds": 3.0}, "how long"), ({"objective": "mask"}, "objective"),
-        ({"rate": 0}, "rate"), ({"length": 99}, "extend_positions"), ({"objective": "masked"}, "mask token"),
+        ({"rate": 0}, "rate"), ({"steps": 0}, "steps"), ({"steps": None, "seconds": -1.0}, "seconds"),
+        ({"length": 99}, "extend_positions"), ({"objective": "masked"}, "mask token"),
         ({"data": [torch.full((3, 16), float("nan"))] * 9}, "NaN"),
     ],
 )  # fmt: skip
@@ -145,6 +149,7 @@ def test_what_is_wrong_is_said(arguments, message):
     swap(model, "local")
     with pytest.raises((ValueError, TypeError), match=message):
         regard.recover(model, **{"data": texts(), "steps": 3, **arguments})
+    swap(model, "performer")  # nothing was trained, so that it may be swapped anew
     with pytest.raises(ValueError, match="nothing was swapped"):
         regard.recover(restore(model), texts(), steps=3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from regard.swap.lessons import Examples, Gaps, LayerByLayer, Lesson, Whole
 from regard.swap.parts import Keeps
 from regard.swap.sample import inputs, limit_of
 from regard.swap.swapping import BEFORE, restore, sites_of
+from regard.train.checkpoint import read_json, write_json
 from regard.train.loop import Trainer
 from regard.train.settings import Settings
 
@@ -31,6 +33,7 @@ MOST_HELD = 100
 OFTEN = {"evaluate": 50, "save": 50, "examples": 64, "warmup": 20}
 EVER = 10**9  # steps, where time is the limit
 OBJECTIVES = ("match", "masked")
+FACTS = "recovery.json"
 EVERYTHING = ""  # the path of the model itself
 LEAST = 8  # examples
 
@@ -85,18 +88,18 @@ def recover(
     check_choice("objective", objective, OBJECTIVES)
     check_whole(1, batch=batch)
     check_positive("rate", rate)
-    if (seconds is None) == (steps is None):
-        raise ValueError("say how long: either seconds or steps")
+    check_time(seconds, steps)
     new: dict[str, nn.Module] = {site.path: site.module for site in sites_of(model) if isinstance(site.module, Keeps)}
     if not new and objective == "match":
         raise ValueError("nothing was swapped in this model, so there is nothing to win back")
     examples = examples_of(model, data, tokenizer, length)
     blocks = [EVERYTHING] if objective == "masked" else list(dict.fromkeys(map(block_of, new)))
-    remember(model, blocks)
     teacher = model if objective == "masked" else restore(deepcopy(model)).requires_grad_(False).eval()
     plan = stages(model, teacher, new, blocks, objective, tokenizer)
     settings: dict[str, Any] = {"batch": batch, "rate": rate, "seed": seed, "decay": 0.0, **OFTEN}
+    check_folder(folder, {"objective": objective, "examples": len(examples.splits["train"]), "layers": standing(model)})
     before = None if objective == "masked" else compared(model, teacher, examples)
+    remember(model, blocks)
     curve: list[dict[str, Any]] = []
     done, spent = 0, 0.0
     with frozen(model, blocks), uncached(model, teacher), watched(watch) as told:
@@ -115,6 +118,35 @@ def recover(
             done, spent = done + found.steps, spent + found.seconds
     after = None if before is None else compared(model, teacher, examples)
     return Recovered(before, after, curve, done, spent)
+
+
+def check_time(seconds: float | None, steps: int | None) -> None:
+    """One of the two, and more than nothing."""
+    if (seconds is None) == (steps is None):
+        raise ValueError("say how long: either seconds or steps")
+    if seconds is not None:
+        check_positive("seconds", seconds)
+    if steps is not None:
+        check_whole(1, steps=steps)
+
+
+def standing(model: nn.Module) -> dict[str, Any]:
+    """What stands in which layer, as JSON says it."""
+    found = {site.layer: site.module.said for site in sites_of(model) if isinstance(site.module, Keeps)}
+    return json.loads(json.dumps(found, default=repr))
+
+
+def check_folder(folder: str | Path | None, facts: dict[str, Any]) -> None:
+    """A folder goes on with what it began with: the same mixers, the same number of texts."""
+    if folder is None:
+        return
+    path = Path(folder) / FACTS
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, facts)
+    elif (before := read_json(path)) != facts:
+        other = next(key for key in facts if not isinstance(before, dict) or before.get(key) != facts[key])
+        raise ValueError(f"{folder} holds a recovery with other {other}: take another folder, or remove it")
 
 
 def row_of(stage: str, each: dict[str, float], done: int, spent: float) -> dict[str, Any]:
