@@ -214,6 +214,8 @@ def test_padded_prompts_are_generated_without_a_cache():
     with pytest.raises(Unsupported, match="use_cache=False"):
         model.generate(**given, max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert torch.equal(model.generate(**given, max_new_tokens=4, do_sample=False, pad_token_id=0, use_cache=False), want)
+    with pytest.raises(Unsupported, match="fixed size"):
+        model.generate(given["input_ids"][:1], max_new_tokens=4, pad_token_id=0, cache_implementation="static")
 
 
 # ---------------------------------------------------------------------------------------------- torch and Regard

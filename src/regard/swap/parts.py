@@ -138,6 +138,8 @@ class Swapped(Keeps):
             state = take(self.streams[cache][0], rows_in(cache, layer))
         rows = torch.arange(1, len(x) + 1, dtype=torch.float32, device=x.device)  # as they are numbered from now on
         count(cache, layer, rows, x.shape[1])
+        if cache.layers[layer].keys.shape[-2] != seen + x.shape[1]:
+            raise Unsupported("only a cache that grows can carry a stream, not one of a fixed size: generate without it")
         if seen == 0 and (not self.mixer.can.stream or (mask is not None and not mask.all())):
             self.streams.pop(cache, None)
             return self.mixer(x, mask=mask)
