@@ -262,6 +262,21 @@ def test_models_of_our_own(position):
     assert torch.equal(restore(model)(x), want) and model.config == config
 
 
+def test_fewer_heads_of_keys_stay_fewer():
+    """Fails if a model that shares keys among heads gets as many of them as it has heads, or others."""
+    config = models.Config(
+        kind="encoder", input=models.Tokens(vocab=31), dim=16, heads=4, layers=2, length=40,
+        mixer=[models.part("vanilla", kv_heads=2)],
+    )  # fmt: skip
+    model, x = models.build(config).double().eval(), torch.randint(0, 31, (2, 9))
+    want = model(x)
+    for name, arguments in (("vanilla", {}), ("local", {"window": 9}), ("adaptive_span", {}), ("grouped_query", {"share": 2})):
+        swap(model, name, **arguments)
+        torch.testing.assert_close(model(x), want, rtol=0, atol=1e-10)
+    assert swap(model, "multi_query").changes[0].kept == ("q", "k", "v", "out")
+    assert swap(model, "low_rank", rank=2).changes[0].kept == ("v", "out")
+
+
 # ---------------------------------------------------------------------------------------------- what is new
 @pytest.mark.parametrize(
     ("name", "arguments"),

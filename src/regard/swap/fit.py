@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from regard import registry
-from regard.attentions import SoftmaxAttention
 from regard.attentions.nystrom import NystromAttention
 from regard.attentions.span import AdaptiveSpan
 from regard.errors import Unsupported
@@ -91,9 +90,10 @@ def take_over(mixer: Mixer, parts: Parts) -> tuple[str, ...]:
         given = dict(zip(NAMES, scaled(parts), strict=True))
         if parts.marked is not None and isinstance(mixer, Longformer) and home is mixer.everywhere:
             given = dict(zip(NAMES, parts.marked, strict=True))
-        for name, weights in given.items():
-            if put(home, name, weights, parts):
-                kept.append(name)
+        taken = {name for name in ("q", "v") if put(home, name, given[name], parts)}
+        if "q" in taken and put(home, "k", given["k"], parts):  # keys without the queries that they answer are worth nothing
+            taken.add("k")
+        kept.extend(taken)
         out = home.out
         if isinstance(out, nn.Linear) and out.in_features == out.out_features:
             home.out = nn.Identity()
@@ -114,16 +114,16 @@ def put(home: nn.Module, name: str, weights: Weights, parts: Parts) -> bool:
     mine = getattr(home, name, None)
     if not isinstance(mine, nn.Linear):
         return False
-    wide, width = weights.weight.shape[0], parts.q.weight.shape[0] // parts.heads
-    given = parts.kv_heads or parts.heads
-    if isinstance(home, MultiHead) and name != "q" and home.kv_heads == parts.heads and given < parts.heads:
-        home.kv_heads = given  # as few as the model has
-        setattr(home, name, weights.linear())
-        return True
-    if isinstance(home, MultiHead) and name != "q" and home.kv_heads < given and mine.out_features == home.kv_heads * width:
-        share = given // home.kv_heads
-        weights = Weights(*(None if t is None else grouped(t, given, share) for t in weights))  # type: ignore[arg-type]
-    elif mine.out_features != wide:
+    width, given = parts.q.weight.shape[0] // parts.heads, parts.kv_heads or parts.heads
+    own = mine.out_features // width
+    if name != "q" and isinstance(home, MultiHead) and mine.out_features in (parts.heads * width, home.kv_heads * width):
+        if own > given:
+            home.kv_heads = given  # as few as the model has
+        elif given % own:
+            return False
+        elif own < given:
+            weights = Weights(*(None if t is None else grouped(t, given, given // own) for t in weights))  # type: ignore[arg-type]
+    elif mine.out_features != weights.weight.shape[0]:
         return False
     setattr(home, name, weights.linear())
     return True
@@ -137,15 +137,7 @@ def grouped(tensor: Tensor, heads: int, share: int) -> Tensor:
 def with_positions(mixer: Mixer, parts: Parts) -> Mixer:
     """The model's own positions inside attention, put into the new one."""
     for scheme in (parts.turn, parts.prior):
-        if scheme is not None:
-            home = mixer.local if isinstance(mixer, Longformer) else mixer
-            if isinstance(mixer, Longformer):
-                raise Unsupported(f"the model adds {type(scheme).__name__} to its scores, and longformer takes none")
-            if isinstance(home, MultiHead) and isinstance(home.inner, SoftmaxAttention) and home.inner.scale == 1.0:
-                raise Unsupported("its scores are scaled in a way of their own, which the model's positions do not fit")
-            length = mixer.length
-            mixer = placed(home, scheme)
-            mixer.length = length if mixer.length is None else mixer.length
+        mixer = mixer if scheme is None else placed(mixer, scheme)
     return mixer
 
 
