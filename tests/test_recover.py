@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import regard
-from regard import Unsupported
+from regard import Unsupported, models
 from regard.swap import extend_positions, load_swapped, open_model, restore, save_swapped, swap
 from regard.swap.lessons import missed
 from regard.swap.sample import limit_of
@@ -220,6 +220,10 @@ def test_pickles_are_refused(tmp_path, monkeypatch):
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"pickle.*weights_only=True"):
         open_model(str(tmp_path))
+    config = models.Config(kind="encoder", input=models.Tokens(vocab=3), dim=4, heads=1, layers=1, length=4)
+    models.save(models.build(config), tmp_path / "ours")
+    with pytest.raises(ValueError, match="swapped in Python"):
+        open_model(str(tmp_path / "ours"))
     with pytest.raises(ValueError, match="is a file"):
         open_model(str(tmp_path / "config.json"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
