@@ -66,9 +66,7 @@ def check_files(folder: Path) -> None:
         raise ValueError(f"there is no {folder / CONFIG}: a model is a folder with {CONFIG} and {WEIGHTS}")
     if any(folder.glob("*.safetensors")):
         if '"model_type"' not in small_text(folder / CONFIG):
-            raise ValueError(
-                f"{folder} is no model of transformers: one of Regard is swapped in Python, with tensors"
-            )
+            raise ValueError(f"{folder} is no model of transformers: one of Regard is swapped in Python, with tensors")
         return
     pickles = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
     if pickles:
