@@ -10,6 +10,8 @@ In short:
 `regard.list()` names the recipes, and docs/ explains them.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from regard import models, stack, state, testing
 from regard.attend import attend, explain
 from regard.attentions import Compressed, EfficientAttention, LinearAttention, Prototype, Routed, SoftmaxAttention
@@ -45,11 +47,16 @@ from regard.pattern import (
 from regard.prior import ALiBi, Prior
 from regard.registry import create, recipe
 from regard.registry import list_recipes as list
+from regard.swap import restore, swap
+
+if TYPE_CHECKING:
+    from regard.swap import recover
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "attend", "create", "explain", "list", "models", "noted", "positioned", "recipe", "stack", "state", "tell", "testing",
+    "attend", "create", "explain", "list", "models", "noted", "positioned", "recipe", "recover", "restore", "stack",
+    "state", "swap", "tell", "testing",
     "Attention", "Block", "Can", "Layer", "Mixer", "MultiHead", "Notes", "Unsupported",
     "Compressed", "EfficientAttention", "LinearAttention", "Prototype", "Routed", "SoftmaxAttention",
     "Axial", "Band", "Blocks", "Blocks2D", "BlockTable", "Causal", "Chunks", "Full", "Global", "KeyPhase", "Keys", "Marked",
@@ -57,3 +64,12 @@ __all__ = [
     "block_order",
     "ALiBi", "Prior",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """`recover` trains, and brings what training needs only when it is asked for."""
+    if name == "recover":
+        from regard.swap.recovering import recover
+
+        return recover
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")

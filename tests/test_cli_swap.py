@@ -1,0 +1,109 @@
+"""regard swap: drift, speed and memory, winning back, and what is wrong in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from regard.cli import app
+from regard.cli.swapping import loose, mixer_of
+from regard.swap import load_swapped
+
+hf = pytest.importorskip("transformers")
+WORDS = [
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "dog", "cat", "sees", "hears", "old", "red", "big", "small",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny BERT with a tokenizer, in a folder."""
+    folder = tmp_path_factory.mktemp("model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = hf.BertConfig(
+            vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+            max_position_embeddings=64, pad_token_id=0,
+        )  # fmt: skip
+        hf.BertModel(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    hf.BertTokenizerFast(vocab={word: i for i, word in enumerate(WORDS)}).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "sample.txt"
+    path.write_text("\n".join(f"the {a} dog {v} a {b} cat" for a in WORDS[11:] for v in ("sees", "hears") for b in WORDS[9:12]))
+    return str(path)
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["swap", *words])
+
+
+def test_the_table(model, data):
+    """Fails if drift, speed or memory is not shown."""
+    found = run(model, "--mixer", "local", "--window", "2", "--data", data, "--lengths", "8,32")
+    assert found.exit_code == 0, found.output
+    for words in ("local window=2", "BertSelfAttention", "cosine of the embedding", "times as fast", "MB after"):
+        assert words in found.output
+
+
+def test_json_recovery_and_the_folder(model, data, tmp_path):
+    """Fails if the numbers, the curve or the new model are not given to machines."""
+    folder = tmp_path / "new"
+    words = [model, "--mixer", "linear", "--layers", "1", "--data", data, "--lengths", "16", "--recover", "2s", "--batch", "4"]
+    found = run(*words, "--out", str(folder), "--json")
+    assert found.exit_code == 0, found.output
+    said = json.loads(found.stdout)
+    assert [c["layer"] for c in said["drift"]["changes"]] == [1] and said["speed"][0]["length"] == 16
+    assert said["recovered"]["curve"][-1]["stage"] == "whole" and said["recovered"]["after"]["output"] <= 1.0001
+    again = load_swapped(folder)
+    with torch.no_grad():
+        assert again(torch.tensor([[2, 5, 7, 3]])).last_hidden_state.isfinite().all()
+    assert run(str(folder), "--mixer", "local", "--data", data).exit_code == 1  # its old attentions are not there
+
+
+def test_three_ways_to_write_an_option():
+    """Fails if they do not come to the same, or are not checked."""
+    for word, settings, extra in (("local:window=8", [], []), ("local", ["window=8"], []), ("local", [], ["--window", "8"])):
+        assert mixer_of(word, settings, extra).arguments == {"window": 8}
+    assert loose(["--a-b=3", "--c", "x"]) == ["a_b=3", "c=x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mixer", "locl"], "did you mean 'local'"), (["--mixer", "local", "--windw", "3"], "did you mean 'window'"),
+        (["--mixer", "local", "--window"], "--window needs a value"), (["--mixer", "local", "stray"], "what is 'stray'"),
+        (["--mixer", "fnet"], "cannot leave tokens out"), (["--mixer", "local", "--layers", "5"], "from 0 to 1"),
+        (["--mixer", "local", "--layers", "x"], "--layers"), (["--mixer", "local", "--recover", "soon"], "span of time"),
+        (["--mixer", "local", "--lengths", "99"], "positions for 64"), (["--mixer", "retnet"], "recurrence"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_line(model, data, words, message):
+    """Fails if a user's mistake is a traceback."""
+    found = run(model, *words, "--data", data)
+    assert found.exit_code == 1 and message in found.stderr and "Traceback" not in found.output
+
+
+def test_wrong_files(model, data, tmp_path):
+    """Fails if a missing file, a blank one, or no model is a traceback."""
+    (tmp_path / "blank.txt").write_text("\n \n")
+    for words, message in (
+        ([model, "--data", str(tmp_path / "none.txt")], "none.txt"),
+        ([model, "--data", str(tmp_path / "blank.txt")], "no text"),
+        ([str(tmp_path), "--data", data], "config.json"),
+    ):  # fmt: skip
+        found = run(words[0], "--mixer", "local", *words[1:])
+        assert found.exit_code == 1 and message in found.stderr and "Traceback" not in found.output
+
+
+def test_help_has_an_example():
+    """Fails if --help does not say how."""
+    found = run("--help")
+    assert found.exit_code == 0 and "regard swap" in found.output and "--recover" in found.output
