@@ -73,9 +73,10 @@ def row(name: str, length: int, layers: int, dim: int) -> dict[str, str | int]:
     config = sizes(name, length, layers, dim)
     model = build(config)
     counted = counted_step(model, inputs(config, length, BATCH), torch.optim.AdamW(model.parameters()))
-    predicted = step_memory(on_meta(config), length, batch=BATCH).peak
+    predicted = step_memory(on_meta(config), length, batch=BATCH)
     found = {
-        "predicted": predicted,
+        "predicted": predicted.peak,
+        "process": predicted.process,
         "counted": counted,
         "returned": grown(arguments, RETURNED),
         "measured": grown(arguments, {}),
@@ -103,18 +104,21 @@ def main() -> None:
         "predicted MB",
         "counted MB",
         "returned MB",
+        "predicted / returned",
+        "predicted process MB",
         "measured MB",
-        "of returned",
-        "of measured",
+        "predicted / measured",
     )
     print(f"| {' | '.join(titles)} |")
-    print("| --- " * 9 + "|")
+    print("| --- " * len(titles) + "|")
     for model in MODELS:
         found = row(*model)
-        sizes_ = [int(found[key]) for key in ("predicted", "counted", "returned", "measured")]
-        shares = [f"{sizes_[0] / sizes_[2]:.2f}", f"{sizes_[0] / sizes_[3]:.2f}"]
-        cells = [found["name"], found["layers"], found["length"], *(f"{each / 1e6:.0f}" for each in sizes_), *shares]
-        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+        mega = {key: f"{int(found[key]) / 1e6:.0f}" for key in ("predicted", "counted", "returned", "process", "measured")}
+        tensors, process = (
+            f"{int(found[a]) / int(found[b]):.2f}" for a, b in (("predicted", "returned"), ("process", "measured"))
+        )
+        cells = [mega["predicted"], mega["counted"], mega["returned"], tensors, mega["process"], mega["measured"], process]
+        print("| " + " | ".join(map(str, [found["name"], found["layers"], found["length"], *cells])) + " |", flush=True)
 
 
 if __name__ == "__main__":

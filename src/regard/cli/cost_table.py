@@ -83,6 +83,7 @@ def measured_table(found: Cost, memory: StepMemory, measured: Measured | None) -
         "FLOPs backward": found.backward,
         "activations kept, bytes": memory.saved,
         "peak memory with AdamW, bytes": memory.peak,
+        "the same of a whole process, about, bytes": memory.process,
     }
     real = () if measured is None else (measured.forward, measured.backward, measured.saved, measured.peak)
     for (name, number), beside in zip_longest(predicted.items(), real):

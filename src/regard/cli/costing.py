@@ -171,7 +171,7 @@ def _as_json(answer: Answer) -> dict[str, Any]:
     job, plans = answer.job, answer.plans
     return {
         "name": answer.name, "config": answer.config.model_dump(), "length": job.length, "batch": job.batch, "dtype": job.dtype,
-        "cost": answer.cost.as_json(), "step_memory": asdict(answer.memory),
+        "cost": answer.cost.as_json(), "step_memory": asdict(answer.memory) | {"process": answer.memory.process},
         "plans": [each if isinstance(each, str) else asdict(each) | {"seconds": each.seconds} for each in plans],
         "measured": None if answer.measured is None else asdict(answer.measured), "not_measured": answer.refusal,
     }  # fmt: skip
