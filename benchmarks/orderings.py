@@ -25,7 +25,7 @@ import torch
 
 from regard.models import Part, build, part
 from regard.tasks import Task, task
-from regard.train import Settings, Trainer
+from regard.train import Interrupted, Settings, Trainer
 from regard.train.run import Spec, config_of, environment
 
 RESULTS = Path(__file__).parent / "results"
@@ -67,7 +67,7 @@ def recall() -> Ordering:
     cases = []
     for pairs in PAIRS:
         probe = part("recall", length=4 * pairs, pairs=pairs, keys=32, values=32)
-        settings = {"steps": 600, "batch": 256 // pairs, "rate": 3e-3}  # as many questions in each step
+        settings = {"steps": 400, "batch": 256 // pairs, "rate": 3e-3}  # as many questions in each step
         for row, mixer in mixers.items():
             layers = {"mixer": [part("local", window=1), part(mixer)]}
             cases.append(Case(row, probe, {f"{pairs} pairs": probe}, layers, settings))
@@ -83,7 +83,7 @@ def copy() -> Ordering:
         "window + 8 global tokens": part("bigbird", globals=1, **blocks),
         "dense softmax": part("vanilla"),
     }
-    settings = {"steps": 600, "batch": 16, "rate": 3e-3}
+    settings = {"steps": 400, "batch": 16, "rate": 3e-3}
     cases = [Case(row, probe, {"accuracy": probe}, {"mixer": [mixer]}, settings) for row, mixer in mixers.items()]
     return Ordering("copy from afar", "accuracy", cases, "window + 8 global tokens", "window", ["accuracy"])
 
@@ -193,7 +193,10 @@ def main() -> None:
         if given.again:
             (RESULTS / f"orderings-{name}.json").unlink(missing_ok=True)
         ordering = ORDERINGS[name]()
-        tables[name] = ordering, fill(name, ordering, given.seeds)
+        try:
+            tables[name] = ordering, fill(name, ordering, given.seeds)
+        except Interrupted:
+            raise SystemExit("stopped: the same command goes on with the scores that are missing") from None
         tell(*tables[name])
     if given.plot is not None:
         draw(tables, given.plot)
