@@ -12,8 +12,10 @@ from torch import nn
 import regard
 from regard.block import Block
 from regard.ffn import MLP
+from regard.models import Part
 from regard.tasks import task
 from regard.train import Broken, Diverged, Interrupted, Settings, Trainer, checkpoint
+from regard.train.run import Spec, config_of
 from regard.train.sampler import indexes
 from regard.train.settings import settings
 
@@ -91,6 +93,12 @@ def test_patience_and_time_stop_it():
     assert trainer(steps=400, rate=1e-12, evaluate=1, patience=3).run().stopped == "patience"
     result = trainer(steps=10**6, seconds=0.5, evaluate=10**6).run()
     assert result.stopped == "seconds" and result.steps > 1
+
+
+@pytest.mark.parametrize(("position", "scaled"), [("sinusoid", True), ("learned", False), ("alibi", False)])
+def test_tokens_are_as_large_as_their_positions(position, scaled):
+    """Fails if embeddings of 0.02 are added to sines of 1, and so can hardly be told from each other."""
+    assert config_of(Spec(task=Part(name="parity"), position=Part(name=position)), task("parity")).input.scale == scaled
 
 
 def test_schedules():

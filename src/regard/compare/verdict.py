@@ -122,10 +122,15 @@ def _words(task: str, length: int, take: Row, best: Row, dense: Row | None, alik
     if dense is not None and take is not dense:
         memory = f" and {take.memory / dense.memory:.2g} × the memory" if dense.memory else ""  # 0: too little to be seen
         text += f", {take.speed / dense.speed:.2g} × the training speed{memory} of dense softmax ({figure(dense)})"
+    if take is not best:
+        text += f"; {best.mixer} has {figure(best)} at {best.speed / take.speed:.2g} × its speed"
     others = [row.mixer for row in alike if row is not take]
-    text += f"; within noise of {listed(others)}." if others else "; no other came near."
+    near = "within noise of" if len(take.scores) > 1 else "perhaps no better or worse than"
+    text += f"; {near} {listed(others)}." if others else "; no other came near."
     if len(take.scores) < 2:
-        text += " One seed only, so the noise is not known: --seeds 3 would tell."
+        text += (
+            f" One seed only: its noise is not known, and a gap of less than {GAP:.0%} was taken for it. --seeds 3 would tell."
+        )
     return text
 
 
