@@ -186,13 +186,16 @@ def draw(tables: dict[str, tuple[Ordering, Scores]], path: Path) -> None:
 def main() -> None:
     """Train, print and draw."""
     read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    read.add_argument("tables", nargs="*", choices=[*ORDERINGS, []], default=list(ORDERINGS))
+    read.add_argument("tables", nargs="*", help=f"of {', '.join(ORDERINGS)}; all unless given")
     read.add_argument("--seeds", type=int, default=3)
     read.add_argument("--again", action="store_true")
     read.add_argument("--plot", type=Path)
     given = read.parse_args()
-    tables = {}
     for name in given.tables:
+        if name not in ORDERINGS:
+            read.error(f"no table {name!r}: there are {', '.join(ORDERINGS)}")
+    tables = {}
+    for name in given.tables or ORDERINGS:
         if given.again:
             (RESULTS / f"orderings-{name}.json").unlink(missing_ok=True)
         ordering = ORDERINGS[name]()
