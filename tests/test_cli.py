@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli import app
+from regard.cli.words import keyed
 from regard.mixer import PROMISES
 
 NAMES = regard.list()
@@ -32,6 +33,12 @@ def refused(*arguments, code=1):
 def _plain(monkeypatch):
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("false", False), ("true", True), ("null", None), ("False", False), ("x", "x")])
+def test_words_for_yes_and_no(text, meant):
+    """Fails if causal=false is a text, which would count as true."""
+    assert keyed([f"causal={text}"], "") == {"causal": meant}
 
 
 def test_version():

@@ -39,6 +39,8 @@ def test_copy():
     tokens, target = task("copy", length=20, gap=5).example("train", 3)
     assert tokens[12] == ASK and (tokens[7:12] == BLANK).all() and (target[:12] == IGNORE).all()
     assert torch.equal(target[12:], tokens[:7])
+    tokens, target = task("copy", length=20, gap=5, lead=4).example("train", 3)
+    assert (tokens[:4] == BLANK).all() and torch.equal(target[14:], tokens[4:9]) and tokens[14] == ASK and len(tokens) == 19
 
 
 def test_selective_copy():
@@ -103,6 +105,7 @@ def test_loss_and_score_count_what_is_there():
     [
         ("recal", {}, "did you mean 'recall'"), ("copy", {"lenght": 3}, "did you mean 'length'"),
         ("copy", {"length": 2}, "length must be"), ("copy", {"length": 9, "gap": 9}, "no room"),
+        ("copy", {"length": 9, "gap": 3, "lead": 4}, "a lead of 4"), ("copy", {"causal": "no"}, "causal must be"),
         ("recall", {"length": 8, "pairs": 3}, "at least 12"), ("recall", {"pairs": 9, "keys": 4}, "as many keys"),
         ("selective_copy", {"length": 4, "count": 3}, "at least 6"), ("dyck", {"depth": 0}, "depth must be"),
         ("parity", {"seed": -1}, "seed must be"),

@@ -12,8 +12,10 @@ from torch import nn
 import regard
 from regard.block import Block
 from regard.ffn import MLP
+from regard.models import Part
 from regard.tasks import task
 from regard.train import Broken, Diverged, Interrupted, Settings, Trainer, checkpoint
+from regard.train.run import Spec, config_of
 from regard.train.sampler import indexes
 from regard.train.settings import settings
 
@@ -131,6 +133,12 @@ def test_a_run_that_is_over_can_go_on_for_longer(tmp_path):
     assert more.run().steps == 12
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "tokens" in row] == list(range(1, 13))
+
+
+@pytest.mark.parametrize(("position", "scaled"), [("sinusoid", True), ("learned", False), ("alibi", False)])
+def test_tokens_are_as_large_as_their_positions(position, scaled):
+    """Fails if embeddings of 0.02 are added to sines of 1, and so can hardly be told from each other."""
+    assert config_of(Spec(task=Part(name="parity"), position=Part(name=position)), task("parity")).input.scale == scaled
 
 
 def test_schedules():

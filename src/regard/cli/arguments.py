@@ -14,6 +14,7 @@ from regard.registry import Recipe
 
 OPTIONS = ("dim", "heads", "length", "causal")  # have an option of their own
 HINTS_OF_PATTERNS = "Pattern"
+WORDS = {"true": True, "false": False, "null": None}  # as text each of them would count as true
 
 
 def parse(recipe: Recipe, settings: Sequence[str]) -> dict[str, Any]:
@@ -39,7 +40,9 @@ def _check_name(recipe: Recipe, name: str) -> None:
 
 
 def value(text: str) -> Any:
-    """A Python literal; what is none is text."""
+    """A Python literal, or true, false or null as in JSON; what is none of these is text."""
+    if text in WORDS:
+        return WORDS[text]
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

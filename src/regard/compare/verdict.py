@@ -140,11 +140,23 @@ def _words(task: str, length: int, take: Row, best: Row, dense: Row | None, alik
     if dense is not None and take is not dense:
         memory = f" and {take.memory / dense.memory:.2g} × the memory" if dense.memory else ""  # 0: too little to be seen
         text += f", {take.speed / dense.speed:.2g} × the training speed{memory} of dense softmax ({figure(dense)})"
-    others = [row.mixer for row in alike if row is not take]
-    text += f"; within noise of {listed(others)}." if others else "; no other came near."
+    others = [_beside(row, best) for row in alike if row is not take]
+    text += f"; {_near(take, best)} {listed(others)}." if others else "; no other came near."
     if len(take.scores) < 2:
-        text += " One seed only, so the noise is not known: --seeds 3 would tell."
+        text += f" One seed only: the noise is not known, and a gap below {GAP:.0%} was taken for it; --seeds 3 would tell."
     return text
+
+
+def _beside(row: Row, best: Row) -> str:
+    """A row that was not taken; that it has the best score is not kept quiet."""
+    return f"{row.mixer} ({figure(row)}, the best score)" if row is best else row.mixer
+
+
+def _near(take: Row, best: Row) -> str:
+    """How the row that is taken stands to those beside it."""
+    if len(take.scores) > 1:
+        return "within noise of"
+    return "perhaps no better than" if take is best else "perhaps no worse than"
 
 
 def figure(row: Row) -> str:

@@ -61,7 +61,7 @@ def pareto(rows: Sequence[Row], cost: Cost, look: dict[str, Look]) -> Chart:
     tips = [alt.Tooltip(f"{name}:N") for name in ("mechanism", "score", "cost")]
     points = base.mark_point(filled=True, size=90, opacity=1).encode(**_marks(look, dash=False), tooltip=tips)
     layers = [line.encode(x=x, y=y), base.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q", **_marks(look, shape=False))]
-    layers += [base.mark_rule(opacity=0.35, strokeWidth=0.8).encode(y2="label:Q"), points]
+    layers += [base.mark_rule(opacity=0.6, strokeWidth=0.8).encode(y2="label:Q"), points]
     for side, align, dx in ((True, "right", -GAP), (False, "left", GAP)):
         names = base.transform_filter(f"datum.left === {str(side).lower()}")
         layers += _names(names.encode(y="label:Q"), align=align, dx=dx, limit=LIMIT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 290, 240  # of the smallest plot, a phone's, in pixels: what fits there fits everywhere
@@ -67,14 +67,22 @@ def placed(points: Sequence[tuple[float, float, str]]) -> list[Label]:
     taken = [_mark(x, y) for x, y, _ in points]
     found = []
     for x, y, name in points:
-        left = x > 0.5
-        heights = (y + sign * step * 0.5 * LINE / HEIGHT for step in range(STEPS) for sign in (1, -1))
-        inside = [h for h in heights if 0.02 < h < 0.98]
-        free = (h for h in inside if not any(_name(x, h, name, left).meets(box) for box in taken if box != _mark(x, y)))
-        height = next(free, y)
-        taken.append(_name(x, height, name, left))
-        found.append(Label(left, height))
+        others = [box for box in taken if box != _mark(x, y)]
+        free = (at for at in _places(x, y, name) if not any(_name(x, at.share, name, at.left).meets(box) for box in others))
+        at = next(free, Label(x > 0.5, y))
+        taken.append(_name(x, at.share, name, at.left))
+        found.append(at)
     return found
+
+
+def _places(x: float, y: float, name: str) -> Iterator[Label]:
+    """Where a name may go, the nearest first: towards the middle of the plot, or to the other side where it fits there."""
+    heights = (y + sign * step * 0.5 * LINE / HEIGHT for step in range(STEPS) for sign in (1, -1))
+    sides = [x > 0.5]
+    outer = _name(x, y, name, not sides[0])
+    if outer.left > 0 and outer.right < WIDTH:
+        sides.append(not sides[0])
+    return (Label(left, height) for height in heights if 0.02 < height < 0.98 for left in sides)
 
 
 def _mark(x: float, y: float) -> Box:

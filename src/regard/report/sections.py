@@ -48,6 +48,8 @@ def tables(found: Comparison) -> Safe:
         "Scores are means over seeds on the test split, ± the standard deviation. Memory is the peak of the training process "
     )
     note += "beyond what it had before the model was made. “constant” says the same whatever the input."
+    if any(row.metric == "bits" for row in found.rows):
+        note += " Bits are what it takes to foretell one character or byte of the text: less is better."
     return section("table", "All results", tag("p", note, class_="muted"), *made)
 
 

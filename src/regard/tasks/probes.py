@@ -49,24 +49,30 @@ class Copy(Probe):
     arXiv 1410.5401).  The distance to look back is (length − 1) / 2 + 1.
 
     gap     blanks more between the symbols and the sign: how far apart they stand
+    lead    blanks before the symbols, as for global tokens that are to hold none of them
     causal  False: tokens may look at later ones, for mechanisms that need both sides
     """
 
-    def __init__(self, length: int = 64, *, symbols: int = 16, gap: int = 0, causal: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, length: int = 64, *, symbols: int = 16, gap: int = 0, lead: int = 0, causal: bool = True, seed: int = 0
+    ) -> None:
         check_whole(3, length=length)
         check_whole(1, symbols=symbols)
-        check_whole(0, gap=gap)
-        if gap > length - 3:
-            raise ValueError(f"a gap of {gap} leaves no room for symbols in {length} tokens")
+        check_whole(0, gap=gap, lead=lead)
+        if not isinstance(causal, bool):
+            raise ValueError(f"causal must be True or False, not {causal!r}")
+        if gap + lead > length - 3:
+            around = f"a gap of {gap}" + f" and a lead of {lead}" * bool(lead)
+            raise ValueError(f"{around} leaves no room for symbols in {length} tokens")
         super().__init__(vocab=FIRST + symbols, classes=FIRST + symbols, length=length, seed=seed)
-        self.symbols, self.gap, self.count = symbols, gap, (length - gap - 1) // 2
+        self.symbols, self.gap, self.lead, self.count = symbols, gap, lead, (length - gap - lead - 1) // 2
         self.causal = causal
 
     def draw(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """See `Probe`."""
         data = random.integers(FIRST, FIRST + self.symbols, self.count)
-        tokens = np.concatenate((data, [BLANK] * self.gap, [ASK], [BLANK] * (self.count - 1)))
-        target = np.concatenate(([IGNORE] * (self.count + self.gap), data))
+        tokens = np.concatenate(([BLANK] * self.lead, data, [BLANK] * self.gap, [ASK], [BLANK] * (self.count - 1)))
+        target = np.concatenate(([IGNORE] * (self.lead + self.count + self.gap), data))
         return tokens, target
 
 

@@ -37,6 +37,7 @@ from regard.train.settings import Settings
 SPEC, RESULT, MODEL, TASK = "spec.json", "result.json", "model", "task.json"
 LEAST = 1.0  # seconds of training, at least
 WRITING = 0.5  # seconds that the model takes to write, and the process to end
+LOUD = {"sinusoid", "sinusoid_2d"}  # positions as large as 1: small embeddings would drown in them
 
 
 class Spec(Closed):
@@ -81,7 +82,7 @@ def config_of(spec: Spec, made: Task) -> Config:
     """The model that a task wants, around the mixer."""
     ffn = Part(name="mlp", arguments={} if spec.hidden is None else {"hidden": spec.hidden})
     return Config(
-        kind=kind_of(made), input=Tokens(vocab=made.vocab), head=head_for(made),
+        kind=kind_of(made), input=Tokens(vocab=made.vocab, scale=spec.position.name in LOUD), head=head_for(made),
         dim=spec.dim, heads=spec.heads, layers=spec.layers, length=made.length, mixer=[spec.mixer], ffn=[ffn],
         position=spec.position, dropout=spec.dropout,
     )  # fmt: skip

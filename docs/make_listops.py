@@ -1,0 +1,98 @@
+"""Draws docs/images/listops.png: an expression as a tree, and what is drawn with the settings of Long Range Arena.
+
+Prints the numbers that docs/tasks.md has.  All is read back from the tokens, not from the generator.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from statistics import fmean, median
+
+import matplotlib
+
+from regard.tasks import task
+from regard.tasks.listops import CLOSED, OPEN, WORDS
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COUNT, LENGTH = 600, 2000
+PATH = Path(__file__).parent / "images" / "listops.png"
+BLUE = "#0072b2"
+Tree = tuple[str, list["Tree"]]
+
+
+def tree(tokens: list[int]) -> Tree:
+    """The words of a list and, in their order, of its arguments."""
+    whole: Tree = ("", [])
+    open_lists = [whole]
+    for token in tokens:
+        if token == CLOSED:
+            open_lists.pop()
+            continue
+        node: Tree = (WORDS[token].strip("["), [])
+        open_lists[-1][1].append(node)
+        if OPEN <= token < CLOSED:
+            open_lists.append(node)
+    return whole[1][0]
+
+
+def depth(node: Tree) -> int:
+    return 1 + max((depth(child) for child in node[1]), default=0)
+
+
+def arguments(node: Tree) -> list[int]:
+    """How many each list has."""
+    return [len(node[1])] * bool(node[1]) + [count for child in node[1] for count in arguments(child)]
+
+
+def draw(axis: plt.Axes, node: Tree, left: float, level: int) -> tuple[float, float]:
+    """A node above its arguments, from `left` on; where it stands, and where it ends."""
+    words, children = node
+    right, places = left, []
+    for child in children:
+        place, right = draw(axis, child, right, level + 1)
+        places.append(place)
+    at = fmean(places) if places else left
+    for place in places:
+        axis.plot([at, place], [-level, -level - 1], color="#999999", linewidth=0.8, zorder=1)
+    axis.text(at, -level, words, ha="center", va="center", fontsize=8, color=BLUE if children else "black",
+              bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"})  # fmt: skip
+    return at, max(right, left + 1)
+
+
+def bars(axis: plt.Axes, values: list[int], title: str) -> None:
+    counts = Counter(values)
+    axis.bar(list(counts), [100 * count / len(values) for count in counts.values()], color=BLUE)
+    axis.set(title=title, ylabel="%", xticks=sorted(counts))
+
+
+def main() -> None:
+    small, large = task("listops", length=40), task("listops", length=LENGTH)
+    examples = [large.example("train", index) for index in range(COUNT)]
+    sizes, labels = [len(example.tokens) for example in examples], [int(example.target) for example in examples]
+    trees = [tree(example.tokens.tolist()) for example in examples]
+    depths, counts = [depth(each) for each in trees], [count for each in trees for count in arguments(each)]
+    print(f"tokens {min(sizes)} to {max(sizes)}, mean {fmean(sizes):.0f}, median {median(sizes):.0f}")
+    print("levels", dict(sorted(Counter(depths).items())), "arguments", dict(sorted(Counter(counts).items())))
+    print("classes", dict(sorted(Counter(labels).items())))
+
+    figure = plt.figure(figsize=(12, 5.6), layout="constrained")
+    top, below = figure.subfigures(2, 1, height_ratios=(1, 1.1))
+    first = small.example("train", 0)
+    axis = top.subplots()
+    draw(axis, tree(first.tokens.tolist()), 0, 0)
+    axis.set_title(f"{small.show(first)}", fontsize=9)
+    axis.set_axis_off()
+    lengths, levels, lists, classes = below.subplots(1, 4)
+    lengths.hist(sizes, bins=range(500, LENGTH + 1, 125), color=BLUE)
+    lengths.set(title=f"tokens of {COUNT} examples", ylabel="examples")
+    bars(levels, depths, "levels of the tree")
+    bars(lists, counts, "arguments of a list")
+    bars(classes, labels, "class")
+    figure.savefig(PATH, dpi=80)
+
+
+if __name__ == "__main__":
+    main()
