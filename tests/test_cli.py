@@ -111,7 +111,7 @@ def test_show_small_example_and_json(name):
 def test_show_bigbird_says_all_that_matters():
     shown = " ".join(run("show", "bigbird", "--length", "2048").stdout.split())
     for word in (
-        "https://arxiv.org/abs/2007.14062", "Chunks(64, 1, 1) | Queries(0, 128)", "1,048,576", "may be built causal",
+        "https://arxiv.org/abs/2007.14062", "Chunks(64, 1, 1) | RandomBlocks(64, 3, 32)", "1,048,576", "may be built causal",
         "2,048 at most", "## window", "== global queries", "|| global keys", "oo random blocks",
     ):  # fmt: skip
         assert word in shown, word

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from regard.common import softmax_over
 from regard.errors import check_whole
 
+ROUNDING = 32  # times the last digit: scores this near are equal
+
 
 class Weigh(nn.Module, ABC):
     """See the module's docstring."""
@@ -44,5 +46,7 @@ class TopK(Weigh):
         if self.k >= scores.shape[-1]:
             return self.softmax(scores, keep)
         seen = scores.detach().masked_fill(~keep, -torch.inf)
-        least = seen.topk(self.k, -1).values[..., -1:]
+        best = seen.topk(self.k, -1).values
+        size = torch.maximum(best[..., :1].abs(), best[..., -1:].abs())
+        least = best[..., -1:] - ROUNDING * torch.finfo(seen.dtype).eps * size  # equal tokens must not part by their last digit
         return self.softmax(scores, keep & (seen >= least))

@@ -57,8 +57,9 @@ class NystromAttention(Attention):
         between = self.inner.attend(short_q, short_k, one, mask=held)[0]
         asked = self.inner.attend(short_q, k, v, mask=mask)[0]
         values = pseudo_inverse(between, self.iterations) @ asked
-        if mask is not None:  # where few tokens are left, each landmark is one of them
-            exact = (mask.sum(1) <= self.landmarks)[:, None, None, None]
+        if mask is not None or k.shape[2] <= self.landmarks:  # where tokens are few, each landmark is one of them
+            total = torch.full((k.shape[0],), k.shape[2], device=k.device) if mask is None else mask.sum(1)
+            exact = (total <= self.landmarks)[:, None, None, None]
             values = torch.where(exact, segment_means(v, mask, self.landmarks)[0], values)
         return self.inner.attend(q, short_k, values, mask=held)[0]
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from regard.layout.work import CALL, Run, weight
+from regard.layout.work import CALL, Run
 
 TALL = 256  # queries: no call is made taller than that
 
@@ -19,11 +19,11 @@ def taller(runs: tuple[Run, ...], backward: bool) -> tuple[Run, ...]:
         if run.count > 1 and run.step == run.s <= TALL // 2:
             rest = tuple(other for other in runs if other is not run)
             runs = min(_choices(run, rest, backward), key=lambda choice: _cost(choice, backward))
-    return runs
+    return tuple(sorted(runs, key=lambda run: not run.fresh))  # what merges comes after what begins
 
 
 def _cost(runs: tuple[Run, ...], backward: bool) -> float:
-    return sum(CALL + run.count * run.s * run.t * weight(run.s, backward) for run in runs)
+    return sum(CALL + run.work(backward) for run in runs)
 
 
 def _choices(run: Run, rest: tuple[Run, ...], backward: bool) -> Iterator[tuple[Run, ...]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 # Costs beside that of one score in a tall call, for one head of width 64:
 GATHER, MERGE, FOLD, CALL = 35, 25, 30, 4000
+MASKED = 1.1  # a score to which a mask is added
 SHORT = 192  # PyTorch's kernel takes fewer queries than this 32 at a time, and more 64 or 256 at a time,
 STEEP = 1.75  # and on several threads its products of 32 rows leave the fast path of the library below it
 
@@ -34,6 +35,11 @@ class Run:
     mask: Tensor | None  # (s t), added to the scores: 0 or -inf; None: all are seen
     blind: bool = False  # some of the queries see nothing here
     fresh: bool = False  # no run before it has touched these queries
+
+    def work(self, backward: bool) -> float:
+        """What its scores cost."""
+        each = weight(self.s, backward) * (1 if self.mask is None else MASKED)
+        return self.count * self.s * self.t * each
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class Part:
 
     def work(self, backward: bool) -> float:
         """In units of one forward score.  The backward pass costs 2.5 of them and adds up the keys' gradients."""
-        scores = sum(r.count * r.s * r.t * weight(r.s, backward) for r in self.runs)
+        scores = sum(run.work(backward) for run in self.runs)
         scores += sum(g.k.numel() for g in self.groups) * self.size**2 * weight(self.size, backward)
         gathered = sum((g.q.numel() + 2 * g.k.numel()) * self.size for g in self.groups)
         merged = sum(r.count * r.s for r in self.runs if not r.fresh) + sum(g.q.numel() * self.size for g in self.groups)

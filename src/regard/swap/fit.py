@@ -64,7 +64,7 @@ def made(parts: Parts, part: Part, layer: int, seed: int) -> Mixer:
         raise ValueError(f"causal is told by the model, and it is {parts.causal} here")
     if "length" in known and parts.length is not None:
         arguments.setdefault("length", parts.length)
-    if "layer" in known:
+    if "layer" in known and (known["layer"].default is not None or arguments.get("split") == "layers"):
         arguments.setdefault("layer", layer)
     inner = parts.q.weight.shape[0]  # as wide as all heads together, which need not be the width of a token
     with torch.random.fork_rng(devices=[]):

@@ -5,6 +5,7 @@ RANK, WORLD_SIZE and LOCAL_RANK are read from the environment.  They talk throug
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,7 +97,9 @@ def joined(patience: float = PATIENCE) -> Iterator[None]:
     try:
         with noticing():
             yield
+        dist.barrier()  # who leaves while others are still at it may bring them down
     finally:
+        gc.collect()  # what still holds the group, such as a model that is split, must be gone before it
         dist.destroy_process_group()
 
 
