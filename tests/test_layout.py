@@ -24,6 +24,7 @@ from regard.pattern import (
     Queries,
     RandomBlocks,
 )
+from strategies import coverage
 
 LONG = 65_536
 
@@ -284,3 +285,22 @@ def test_many_alternatives_are_not_multiplied_out():
     for i in range(12):
         pattern = pattern & (Band(3 * i, 5, 2) | Keys(i, i + 9) | Chunks(4 + i) | Queries(i, 2 * i))
     assert layout(pattern, 100, 100).scores() >= pattern.keys_per_query(100).sum()
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("pattern", [Band(128, 128), Band(100, 0), Band(64, 64) | Global(5), Chunks(64, 1, 1)], ids=repr)
+@pytest.mark.usefixtures("two_threads")
+def test_on_several_threads_calls_are_tall(pattern, backward):
+    """Fails if most queries of a window are in calls that the kernel takes 32 at a time, or a pair is lost in joining them."""
+    work = layout(pattern, 1500, 1500, backward=backward)
+    tall = sum(run.count * run.s for part in work.parts for run in part.runs if run.fresh and run.s >= 192)
+    assert tall > 0.8 * 1500
+    assert torch.equal(coverage(work, 1500, 1500), pattern.dense(1500, 1500).long())
