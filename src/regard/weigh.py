@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from regard.common import softmax_over
 from regard.errors import check_whole
 
-ROUNDING = 32  # times the last digit: scores this near are equal
+# Scores this near, beside the largest, are equal; in half precision neighbours would be taken for equal.
+ROUNDING = {torch.float64: 2.0**-47, torch.float32: 2.0**-18}
 
 
 class Weigh(nn.Module, ABC):
@@ -47,6 +48,7 @@ class TopK(Weigh):
             return self.softmax(scores, keep)
         seen = scores.detach().masked_fill(~keep, -torch.inf)
         best = seen.topk(self.k, -1).values
-        size = torch.maximum(best[..., :1].abs(), best[..., -1:].abs())
-        least = best[..., -1:] - ROUNDING * torch.finfo(seen.dtype).eps * size  # equal tokens must not part by their last digit
+        least = best[..., -1:]
+        if seen.dtype in ROUNDING:  # equal tokens must not part by their last digit
+            least = least - ROUNDING[seen.dtype] * torch.maximum(best[..., :1].abs(), least.abs())
         return self.softmax(scores, keep & (seen >= least))
