@@ -32,12 +32,14 @@ TELLING = 0.05, 6.0  # of a budget, and seconds at least, that are kept for the 
 
 
 def compare(
-    mixers: Annotated[str, typer.Option(help="Names with commas between: vanilla,local:window=64,linear.")],
-    tasks: Annotated[str, typer.Option(help="Names with commas between: recall:pairs=8,copy.")],
+    mixers: Annotated[
+        str, typer.Option("--mixers", "--mixer", help="Names with commas between: vanilla,local:window=64,linear.")
+    ],
+    tasks: Annotated[str, typer.Option("--tasks", "--task", help="With commas between: recall:pairs=8,copy.")],
     data: Annotated[str | None, typer.Option(help="File, folder or hf:name, for tasks on your own data.")] = None,
     text: Annotated[str | None, typer.Option(help="The column of the text, where the data are rows.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label [label].")] = None,
-    lengths: Annotated[str, typer.Option(help="Lengths of the tasks: 128,512.")] = "",
+    lengths: Annotated[str, typer.Option("--lengths", "--length", help="Lengths of the tasks: 128,512.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each that differ in the seed alone.")] = 1,
     budget: Annotated[str | None, typer.Option(help="Time for all: 3m. Without it each trains for --steps.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Updates of each run, at most.")] = 1000,
