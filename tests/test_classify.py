@@ -117,12 +117,22 @@ def test_missing_labels_are_refused_by_line_or_dropped(tmp_path):
     assert path
 
 
+def test_lines_that_lack_a_column_are_dropped_and_a_wrong_name_is_not(tmp_path):
+    """Fails if missing="drop" is of no use for JSON that leaves fields out, or hides a column that is not there."""
+    rows = some(100)
+    path = write(tmp_path / "x.jsonl", [{"body": "x"}, *rows, {"body": "y"}])
+    made = task("classify", data=path, text="body", label="topic", missing="drop")
+    assert sum(made.size(split) for split in ("train", "valid", "test")) == 100
+    with pytest.raises(ValueError, match="has no column 'topik': did you mean 'topic'"):
+        task("classify", data=write(tmp_path / "y.jsonl", rows), text="body", label="topik", missing="drop")
+
+
 def test_a_label_that_training_lacks_is_named(tmp_path):
     """Fails if a label that no model could say is counted in silence."""
     write(tmp_path / "train.jsonl", some(50))
     write(tmp_path / "valid.jsonl", some(5))
     write(tmp_path / "test.jsonl", [*some(5), {"body": "x", "topic": "c"}])
-    with pytest.raises(ValueError, match=r"line 6 of .*test.jsonl has the label 'c', which no training row has"):
+    with pytest.raises(ValueError, match=r"line 6 of .*test.jsonl has the label 'c', which no training row has: there are"):
         task("classify", data=str(tmp_path), text="body", label="topic")
 
 

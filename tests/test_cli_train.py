@@ -211,6 +211,14 @@ def test_a_small_disk(tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
+def test_where_results_go_is_asked_before_training(tmp_path):
+    """Fails if a comparison trains for hours and then cannot write its page, or leaves one of two outputs out."""
+    words = ("compare", "--mixers", "linear", "--tasks", "parity", "--lengths", 8, "--out", tmp_path / "x")
+    assert "is a folder" in refused(*words, "--html", tmp_path)
+    assert "give one of them" in refused(*words, "--json", "--csv")
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_disk_that_fills_under_a_comparison(tmp_path, monkeypatch):
     """Fails if a ledger that cannot be written to is a traceback."""
 

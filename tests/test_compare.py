@@ -4,9 +4,11 @@ import json
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -254,6 +256,27 @@ def test_a_file_that_is_no_ledger_is_named(tmp_path):
     with pytest.raises(ValueError, match="is not a ledger"):
         Ledger(path)
     assert path.read_bytes().startswith(b"not a database")
+
+
+def test_a_ledger_that_is_torn_inside_is_named(tmp_path):
+    """Fails if only the first page is looked at, and the table ends in a traceback."""
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path)
+    ledger.add("a", "a", {})
+    ledger.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + b"x" * (len(whole) - 4096))
+    with pytest.raises(ValueError, match="is not a ledger"):
+        Ledger(path)
+
+
+def test_a_database_of_another_program_is_named(tmp_path):
+    """Fails if a table of the same name ends in a traceback."""
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("CREATE TABLE runs (a TEXT)")
+    with pytest.raises(ValueError, match="is not a ledger: no such column: key"):
+        Ledger(path)
 
 
 # ---------------------------------------------------------------------------------------------- the verdict

@@ -89,6 +89,7 @@ def test_a_text_with_many_separators_does_not_win():
     ("name", "content", "words"),
     [
         ("x.csv", "a,b\n1,2\n3\n4,5\n" + "6,7\n" * 20, "line 3 of .* has 1 fields, and the header has 2"),
+        ("x.csv", "a,b,a\n1,2,3\n", "x.csv has more than one column 'a': give each"),
         ("x.csv", "", "is empty"),
         ("x.jsonl", '{"a": 1}\n{"a": \n', "line 2 of .* is no JSON"),
         ("x.jsonl", '{"a": 1}\n[1]\n', "line 2 of .* must be an object, not list"),

@@ -38,7 +38,7 @@ def compare(
     tasks: Annotated[str, typer.Option("--tasks", "--task", help="With commas between: recall:pairs=8,copy.")],
     data: Annotated[str | None, typer.Option(help="File, folder or hf:name, for tasks on your own data.")] = None,
     text: Annotated[str | None, typer.Option(help="The column of the text, where the data are rows.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of the label [label].")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the label; label unless given.")] = None,
     lengths: Annotated[str, typer.Option("--lengths", "--length", help="Lengths of the tasks: 128,512.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each that differ in the seed alone.")] = 1,
     budget: Annotated[str | None, typer.Option(help="Time for all: 3m. Without it each trains for --steps.")] = None,
@@ -63,6 +63,10 @@ def compare(
     """
     asked, began = command(compare, locals()), time.monotonic()
     with user_errors():
+        if json and csv:
+            raise ValueError("--json and --csv both go to stdout: give one of them")
+        if html is not None and html.is_dir():
+            raise ValueError(f"--html {html} is a folder: give the name of a file")
         evaluations = max(1, steps // 10)
         plan = Plan(
             tasks=[with_data(each, data, {"text": text, "label": label}) for each in parts(tasks)],

@@ -33,7 +33,7 @@ def train(
     task: Annotated[str, typer.Option(help="Name and arguments: lm, classify:level=char, recall:pairs=8.")] = "",
     data: Annotated[str | None, typer.Option(help="File, folder or hf:name, for tasks on your own data.")] = None,
     text: Annotated[str | None, typer.Option(help="The column of the text, where the data are rows.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of the label [label].")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the label; label unless given.")] = None,
     mixer: Annotated[str, typer.Option(help="Name and arguments: local:window=64.")] = "vanilla",
     length: Annotated[int | None, typer.Option(min=1, help="Tokens of an example, at most.")] = None,
     dim: Annotated[int, typer.Option(min=1, help="Width of a token.")] = 64,
@@ -201,7 +201,7 @@ def tell(folder: Path, found: dict[str, Any], to: Console) -> None:
 def eval_command(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that is over.")],
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    examples: Annotated[int | None, typer.Option(min=1, help="The first so many [all].")] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="The first so many; all unless given.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Examples at a time.")] = 32,
     json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
 ) -> None:

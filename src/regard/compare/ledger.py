@@ -35,7 +35,8 @@ class Ledger:
             self.file = sqlite3.connect(path, isolation_level=None)
             self.file.execute("PRAGMA journal_mode=WAL")
             self.file.execute(TABLE)
-        except sqlite3.DatabaseError as error:
+            self.entries()  # where a later page is torn, or the table is another's, it shows only here
+        except (sqlite3.DatabaseError, ValueError) as error:
             raise ValueError(f"{path} is not a ledger: {error}") from None
 
     def add(self, key: str, name: str, words: dict[str, Any], *, refusal: str = "") -> None:

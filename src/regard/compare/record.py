@@ -44,7 +44,8 @@ def read(folder: Path) -> Record:
         raise ValueError(f"{folder} is no comparison: it has no {PLAN}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"{folder / PLAN}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ValueError(f"{folder / PLAN}: {where}: {first['msg']}") from None
 
 
 def entries(folder: Path, record: Record) -> list[Entry]:

@@ -103,16 +103,24 @@ class Source:
     def walk(self, split: str) -> Iterator[Labelled]:
         """All of a split; where rows lack something they are dropped, or refused at the end, when all of them are known."""
         lacking: list[str] = []
-        count = 0
+        count = found = 0
+        without: tuple[str, Row] | None = None  # the first row that lacks a whole column, as lines of JSON may
         for number, (place, row) in enumerate(self.rows.get(split) or self.rows.get("train") or self.rows["all"]):
             if self.split_of(number, split) != split:
+                continue
+            if self.drop and not {self.text, self.label} <= row.keys():
+                without = without or (place, row)
                 continue
             text, label = column(row, self.text, place), column(row, self.label, place)
             if is_missing(text) or is_missing(label):
                 count += 1
                 lacking += [place] if len(lacking) < FEW else []
             else:
+                found += 1
                 yield Labelled(place, worded(text, self.text, place), worded(label, self.label, place))
+        if without and not found:  # then it is a wrong name
+            place, row = without
+            column(row, self.text, place), column(row, self.label, place)
         if count and not self.drop:
             more = f" and {count - FEW} more" if count > FEW else ""
             where = f"{', '.join(lacking)}{more}"
@@ -159,8 +167,8 @@ class Names:
         if self.labels is None:
             self.known.setdefault(row.label, len(self.known))
         elif row.label not in self.known:
-            hint = nearest(row.label, self.labels) if len(self.labels) < 50 else ""
-            raise ValueError(f"{row.place} has the label {row.label!r}, which no training row has {hint}".rstrip())
+            hint = f": {nearest(row.label, self.labels)}" if len(self.labels) < 50 else ""
+            raise ValueError(f"{row.place} has the label {row.label!r}, which no training row has{hint}")
         self.numbers.append(self.known[row.label])
 
     def finish(self) -> tuple[np.ndarray, list[str]]:

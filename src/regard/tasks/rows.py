@@ -53,6 +53,8 @@ class Csv(Rows):
             header = next(reader, None)
             if not header:
                 raise ValueError(f"{self.path} is empty: a line with the names of the columns is expected")
+            if twice := [name for name in dict.fromkeys(header) if name and header.count(name) > 1]:
+                raise ValueError(f"{self.path} has more than one column {twice[0]!r}: give each a name of its own")
             for row in reader:
                 place = f"line {reader.line_num} of {self.path}"
                 if row and len(row) != len(header):

@@ -171,7 +171,8 @@ def read_spec(folder: Path) -> Spec:
         raise ValueError(f"{folder} is no run: it has no {SPEC}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"{folder / SPEC}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ValueError(f"{folder / SPEC}: {where}: {first['msg']}") from None
 
 
 def peak_bytes() -> int:
