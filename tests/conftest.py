@@ -61,3 +61,11 @@ def rand():
         return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
 
     return draw
+
+
+@pytest.fixture
+def seeded():
+    """The same random numbers for each test, and as before for what comes after it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

@@ -23,11 +23,7 @@ hf = pytest.importorskip("transformers")
 ROBERTA = {**SMALL, "max_position_embeddings": 18, "pad_token_id": 0, "type_vocab_size": 1}
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 # ---------------------------------------------------------------------------------------------- like BERT

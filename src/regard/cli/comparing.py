@@ -32,9 +32,7 @@ TELLING = 0.05, 6.0  # of a budget, and seconds at least, that are kept for the 
 
 
 def compare(
-    mixers: Annotated[
-        str, typer.Option("--mixers", "--mixer", help="Names with commas between: vanilla,local:window=64,linear.")
-    ],
+    mixers: Annotated[str, typer.Option("--mixers", "--mixer", help="With commas between: vanilla,local:window=64.")],
     tasks: Annotated[str, typer.Option("--tasks", "--task", help="With commas between: recall:pairs=8,copy.")],
     data: Annotated[str | None, typer.Option(help="File, folder or hf:name, for tasks on your own data.")] = None,
     text: Annotated[str | None, typer.Option(help="The column of the text, where the data are rows.")] = None,
@@ -63,10 +61,7 @@ def compare(
     """
     asked, began = command(compare, locals()), time.monotonic()
     with user_errors():
-        if json and csv:
-            raise ValueError("--json and --csv both go to stdout: give one of them")
-        if html is not None and html.is_dir():
-            raise ValueError(f"--html {html} is a folder: give the name of a file")
+        check_outputs(json, csv, html)
         evaluations = max(1, steps // 10)
         plan = Plan(
             tasks=[with_data(each, data, {"text": text, "label": label}) for each in parts(tasks)],
@@ -93,6 +88,14 @@ def compare(
     else:
         tell(rows, found, console())
     write_page(out, html or out / PAGE)
+
+
+def check_outputs(json: bool, csv: bool, html: Path | None) -> None:
+    """What would fail after all training is refused before it."""
+    if json and csv:
+        raise ValueError("--json and --csv both go to stdout: give one of them")
+    if html is not None and html.is_dir():
+        raise ValueError(f"--html {html} is a folder: give the name of a file")
 
 
 def for_runs(budget: float, spent: float) -> float:

@@ -70,9 +70,7 @@ def forward(
     position_bias: Tensor | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The attention of one layer; the signature is that of transformers."""
-    for name, reason in REFUSED.items():
-        if kwargs.get(name) is not None:
-            raise Unsupported(f"{spec}: {type(module).__name__} {reason}")
+    check_known(spec, module, kwargs)
     n, m, width = query.shape[2], key.shape[2], query.shape[3]
     causal = calls_itself_causal(module) if is_causal is None else is_causal
     rule = rule_of(attention_mask, n, m, causal=causal and not is_cross(module))
@@ -88,6 +86,13 @@ def forward(
     out = run(spec, inner, work, rule, attention_mask)
     maps = _maps(spec, inner, work, rule, attention_mask) if asked_for_maps(kwargs) else None
     return out.transpose(1, 2).contiguous(), maps
+
+
+def check_known(spec: Spec, module: nn.Module, kwargs: dict[str, Any]) -> None:
+    """What a layer says that no attention function here knows of is refused, not left out."""
+    for name, reason in REFUSED.items():
+        if kwargs.get(name) is not None:
+            raise Unsupported(f"{spec}: {type(module).__name__} {reason}")
 
 
 def asked_for_maps(kwargs: dict[str, Any]) -> bool:
