@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
@@ -29,17 +28,17 @@ def attend(
     marks     (b n), True = a token that `Marked` in the pattern means
     scale     of the scores, 1/sqrt(e) unless given, or what a prior of several terms asks for
     q_at      the position of the first query; `k_at` that of the first key, or all of them, (m)
-    backend   "auto" picks by measured cost; "reference", "sdpa", "sparse" or "flex" runs there, or raises `Unsupported`
+    backend   "auto" picks by measured cost; "reference", "sdpa", "sparse", "compiled" or "flex" runs there, or raises `Unsupported`
 
     A query that sees nothing gives zero.
     """
     compiling = torch.compiler.is_compiling()
     bare = prior is None and mask is None and marks is None and backend == "auto" and not compiling
     if bare and (again := ready.get(q, k, v, pattern, scale, q_at, k_at)) is not None:
-        return F.scaled_dot_product_attention(q, k, v, *again, scale=scale)
+        return again(q, k, v)
     call = make_call(q, k, v, pattern=pattern, prior=prior, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
-    if bare and call.q.numel() and call.k.numel() and choose(call).backend == "sdpa":
-        ready.put(call, pattern, scale)
+    if bare and call.q.numel() and call.k.numel():
+        ready.put(call, choose(call).backend, pattern, scale)
     return _run_apart(call, backend) if compiling else _run(call, backend)
 
 

@@ -1,7 +1,7 @@
 """Which executor runs a call: by what the call needs, and by what each would cost on this machine.
 
-The costs are two numbers each for the dense and for the sparse executor, seconds for a call and seconds for a score,
-measured once (about a fifth of a second) and kept in a small JSON file for the next process.
+The costs are two numbers for each executor, seconds for a call and seconds for a score, measured once (about a third of a
+second) and kept in a small JSON file for the next process.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from regard.attend import flex, reference, sdpa, sparse
-from regard.attend import fused as kernel
+from regard.attend import compiled, flex, fused, native, reference, sdpa, sparse
 from regard.attend.call import Call, make_call
 from regard.cache import folder
 from regard.layout import Layout, layout
+from regard.layout.tiles import tiles
 from regard.pattern import Band, Full, Pattern
 
-BACKENDS = {"reference": reference, "sdpa": sdpa, "sparse": sparse, "flex": flex}
-SMALL = 192  # with fewer queries than this a layout does not pay
-MARGIN = 0.85  # sparse must promise at least this much of the dense time
+BACKENDS = {"reference": reference, "sdpa": sdpa, "sparse": sparse, "compiled": compiled, "flex": flex}
+SMALL = {"sparse": 192, "compiled": 64}  # with fewer queries than this a layout does not pay
+MARGIN = {"sparse": 0.85, "compiled": 1.08}  # what each must promise of the dense time, to which a mask adds a tenth
 BACKWARD = 2.5  # scores of a backward pass, beside one of the forward pass
 WIDTH = 64  # of a head, when measuring
 LEAST_CALL, MOST_CALL = 5e-6, 3e-4  # seconds: what seems outside was measured on a busy machine
@@ -42,11 +42,16 @@ class Costs:
     dense_score: float
     sparse_call: float
     sparse_score: float
+    compiled_call: float | None = None  # where there is no compiled kernel
+    compiled_score: float | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What would run, and why; seconds as estimated, None where an executor cannot do it or was not considered."""
+    """What would run, and why; seconds as estimated, None where an executor cannot do it or was not considered.
+
+    `sparse` is for computing the tiles that hold a seen pair only, by the compiled kernel where there is one.
+    """
 
     backend: str
     reason: str
@@ -55,7 +60,7 @@ class Choice:
 
 
 DENSE = Choice("sdpa", "the pattern is dense: nothing to leave out")
-FEW_TOKENS = Choice("sdpa", f"fewer than {SMALL} queries or keys: one fused dense call is the fastest")
+FEW_TOKENS = Choice("sdpa", "few queries or keys: one fused dense call is the fastest")
 
 
 def choose(call: Call) -> Choice:
@@ -63,16 +68,19 @@ def choose(call: Call) -> Choice:
     if call.q.device.type != "cpu":
         return _on_accelerator(call)
     n, m = call.q.shape[2], call.k.shape[2]
-    if n < SMALL or m < SMALL:
+    if min(n, m) < min(SMALL.values()):
         return FEW_TOKENS
     if sdpa.plainly_causal(call) or call.pattern == Full():
         return DENSE
     refusal = sparse.refuses(call)
     if refusal is not None:
         return Choice("sdpa", f"sparse cannot: {refusal}")
+    way = "sparse" if compiled.refuses(call) else "compiled"
+    if min(n, m) < SMALL[way]:
+        return FEW_TOKENS
     heads, e = call.q.shape[0] * call.q.shape[1], call.q.shape[3]
     return _by_cost(
-        call.pattern.given(False, False), n, m, call.q_at, sparse._start(call), heads, e, call.grad(), torch.get_num_threads()
+        way, call.pattern.given(False, False), n, m, call.q_at, sparse._start(call), heads, e, call.grad(), torch.get_num_threads()
     )
 
 
@@ -85,7 +93,7 @@ def _on_accelerator(call: Call) -> Choice:
 
 @lru_cache(4096)
 def _by_cost(
-    pattern: Pattern, n: int, m: int, q_at: int, k_at: int, heads: int, e: int, grad: bool, threads: int
+    way: str, pattern: Pattern, n: int, m: int, q_at: int, k_at: int, heads: int, e: int, grad: bool, threads: int
 ) -> Choice:  # fmt: skip
     costs = calibration()
     each = heads * (e + WIDTH / 4) / (1.25 * WIDTH)  # the products grow with the width, the exponentials do not
@@ -93,16 +101,26 @@ def _by_cost(
     dense = costs.dense_call * passes + costs.dense_score * each * n * m * passes
     patterns = pattern.parts if pattern.heads else (pattern,)
     seen = sum(p.density(min(n, 2048), min(m, 2048)) for p in set(patterns)) / len(set(patterns))
-    if seen > MARGIN and n <= 2048:
+    if seen >= min(MARGIN[way], 1) and n <= 2048:
         return Choice("sdpa", f"{seen:.0%} of all pairs are seen", dense)
+    estimate = _compiled if way == "compiled" else _sparse
+    total = sum(estimate(costs, p, n, m, q_at, k_at, each / len(patterns), grad) for p in patterns)
+    name = way if total < MARGIN[way] * dense else "sdpa"
+    return Choice(name, f"about {total * 1e3:.3g} ms {way}, {dense * 1e3:.3g} ms dense", dense, total)
+
+
+def _compiled(costs: Costs, p: Pattern, n: int, m: int, q_at: int, k_at: int, each: float, grad: bool) -> float:
+    assert costs.compiled_call is not None and costs.compiled_score is not None
+    scores = sum(part.scores() for part in tiles(p, n, m, q_at=q_at, k_at=k_at))
+    return (costs.compiled_call + costs.compiled_score * each * scores) * (1 + BACKWARD if grad else 1)
+
+
+def _sparse(costs: Costs, p: Pattern, n: int, m: int, q_at: int, k_at: int, each: float, grad: bool) -> float:
     total = 0.0
-    for p in patterns:
-        for backward in (False, True) if grad else (False,):
-            work = layout(p, n, m, q_at=q_at, k_at=k_at, backward=backward)
-            total += costs.sparse_score * each / len(patterns) * work.work(backward)
-            total += costs.sparse_call * work.calls() / len(patterns) * len(set(patterns))
-    name = "sparse" if total < MARGIN * dense else "sdpa"
-    return Choice(name, f"about {total * 1e3:.3g} ms sparse, {dense * 1e3:.3g} ms dense", dense, total)
+    for backward in (False, True) if grad else (False,):
+        work = layout(p, n, m, q_at=q_at, k_at=k_at, backward=backward)
+        total += costs.sparse_score * each * work.work(backward) + costs.sparse_call * work.calls()
+    return total
 
 
 def explain(pattern: Pattern, n: int, *, heads: int = 8, width: int = 64, grad: bool = False) -> Choice:
@@ -111,9 +129,10 @@ def explain(pattern: Pattern, n: int, *, heads: int = 8, width: int = 64, grad: 
     call = make_call(x, x, x, pattern=pattern, prior=None, mask=None, marks=None, scale=None, q_at=0, k_at=0)
     if pattern == Full() or sdpa.plainly_causal(call):
         return DENSE
-    if n < SMALL:
+    way = "compiled" if native.library() else "sparse"
+    if n < SMALL[way]:
         return FEW_TOKENS
-    return _by_cost(pattern.given(False, False), n, n, 0, 0, heads, width, grad, torch.get_num_threads())
+    return _by_cost(way, pattern.given(False, False), n, n, 0, 0, heads, width, grad, torch.get_num_threads())
 
 
 # ---------------------------------------------------------------------------------------------- calibration
@@ -130,7 +149,8 @@ def _calibration(threads: int) -> Costs:
 
 def _cache_file() -> Path:
     machine = f"{platform.machine()}-{os.cpu_count()}-torch{torch.__version__}-{torch.get_num_threads()}threads"
-    return folder() / f"costs2-{machine}.json"  # 2: what a unit of work is has changed once
+    kernel = "compiled" if native.library() else "plain"
+    return folder() / f"costs3-{kernel}-{machine}.json"  # 3: what is measured has changed twice
 
 
 def _read(path: Path) -> Costs | None:
@@ -139,8 +159,9 @@ def _read(path: Path) -> Costs | None:
         costs = Costs(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    values = asdict(costs).values()
-    return costs if all(isinstance(x, float) and 0 < x < 1 for x in values) else None
+    values = [x for x in asdict(costs).values() if x is not None]
+    complete = len(values) == (6 if native.library() else 4)
+    return costs if complete and all(isinstance(x, float) and 0 < x < 1 for x in values) else None
 
 
 def _measure_and_keep(path: Path) -> Costs:
@@ -158,37 +179,45 @@ def _measure_and_keep(path: Path) -> Costs:
 def measure() -> Costs:
     """Time a small and a large call of each executor, in turn, and take the best of each."""
     heads, small, large = 4, 32, 1024
-    window = Band(32, 32)
-    work, once = layout(window, large, large, size=32), layout(window, small, small, size=32)
+    work, once = (layout(Band(32, 32), n, n, size=32) for n in (large, small))
     dense = torch.nn.functional.scaled_dot_product_attention
     calls: dict[tuple[str, int], Callable[[Tensor], Tensor]] = {
         ("dense", small): lambda x: dense(x, x, x), ("dense", large): lambda x: dense(x, x, x),
         ("sparse", small): partial(_run, once), ("sparse", large): partial(_run, work),
     }  # fmt: skip
+    if native.library():
+        calls |= {("compiled", n): lambda x: compiled.run(_whole(x)) for n in (small, large)}
     best = _best(calls, heads)
     score = best["dense", large] / large**2 / heads
-    dense_call, sparse_call = (
-        min(max(best[name, small] - score * heads * small**2, LEAST_CALL), MOST_CALL) for name in ("dense", "sparse")
-    )
-    each = (best["sparse", large] - sparse_call * work.calls()) / work.work(False) / heads
-    return Costs(dense_call, score, sparse_call, min(max(each, score), MOST_RATIO * score))
+    each = {name: min(max(best[name, small] - score * heads * small**2, LEAST_CALL), MOST_CALL) for name, _ in calls}
+    sparse_score = (best["sparse", large] - each["sparse"] * work.calls()) / work.work(False) / heads
+    costs = Costs(each["dense"], score, each["sparse"], min(max(sparse_score, score), MOST_RATIO * score))
+    if "compiled" not in each:
+        return costs
+    ours = (best["compiled", large] - each["compiled"]) / large**2 / heads
+    return replace(costs, compiled_call=each["compiled"], compiled_score=min(max(ours, score / 2), MOST_RATIO * score))
 
 
 def _run(work: Layout, q: Tensor) -> Tensor:
-    return kernel.attend(q[0], q[0], q[0], work, work, scale=0.125)
+    return fused.attend(q[0], q[0], q[0], work, work, scale=0.125)
+
+
+def _whole(x: Tensor) -> Call:
+    return Call(x, x, x, Full(), None, None, None, 0.125, 0, 0)
 
 
 def _best(
-    calls: dict[tuple[str, int], Callable[[Tensor], Tensor]], heads: int, rounds: int = 10
+    calls: dict[tuple[str, int], Callable[[Tensor], Tensor]], heads: int, rounds: int = 6, at_once: int = 3
 ) -> dict[tuple[str, int], float]:
-    """The shortest time of each call, by turns."""
+    """The shortest time of each call, by turns of a few each: the first of them finds the caches cold and the threads asleep."""
     make = torch.Generator().manual_seed(0)
     inputs = {key: torch.randn(1, heads, key[1], WIDTH, generator=make) for key in calls}
     best = dict.fromkeys(calls, float("inf"))
     with torch.no_grad():
         for _ in range(rounds):
             for key, call in calls.items():
-                start = time.perf_counter()
-                call(inputs[key])
-                best[key] = min(best[key], time.perf_counter() - start)
+                for _ in range(at_once):
+                    start = time.perf_counter()
+                    call(inputs[key])
+                    best[key] = min(best[key], time.perf_counter() - start)
     return best

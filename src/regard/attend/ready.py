@@ -1,29 +1,34 @@
-"""Dense calls that were checked before: what to hand to PyTorch for tensors of the same kind.
+"""Calls that were checked before: what to run for tensors of the same kind.
 
 A fused call on 64 tokens takes less than a tenth of a millisecond, and checking what was given a good part of that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attend import sdpa
+from regard.attend import compiled, sdpa
 from regard.attend.call import Call
 from regard.pattern import Pattern
 
-MOST = 256  # kinds of calls that are remembered
-LARGEST = 1 << 20  # bytes of a mask that is: of longer calls the checks are no part worth saving
+Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-_ready: dict[tuple[Any, ...], tuple[Tensor | None, float, bool]] = {}
+MOST = 256  # kinds of calls that are remembered
+LARGEST = 1 << 20  # bytes of a mask or of tiles that are: of longer calls the checks are no part worth saving
+
+_ready: dict[tuple[Any, ...], Run] = {}
 
 
 def get(
     q: Tensor, k: Tensor, v: Tensor, pattern: object, scale: float | None, q_at: int, k_at: int | Tensor
-) -> tuple[Tensor | None, float, bool] | None:
-    """Mask, dropout and is_causal of a call that was seen before; None: it must be checked."""
+) -> Run | None:
+    """What to run for a call that was seen before; None: it must be checked."""
     try:
         if q_at == 0 and type(k_at) is int and k_at == 0:
             return _ready.get(_key(q, k, v, pattern, scale))
@@ -32,19 +37,35 @@ def get(
     return None
 
 
-def put(call: Call, pattern: Pattern, scale: float | None) -> None:
-    """Remember a call that passed all checks and needs nothing done before or after the fused one."""
+def put(call: Call, backend: str, pattern: Pattern, scale: float | None) -> None:
+    """Remember a call that passed all checks and needs nothing done before or after."""
     q, k, v = call.q, call.k, call.v
     straight = q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
     if not straight or call.q_at or not isinstance(call.k_at, int) or call.k_at:
         return
-    causal = sdpa.plainly_causal(call)
-    mask = None if causal else sdpa.mask_of(call)
-    if mask is not None and (type(mask) is not Tensor or mask.nbytes > LARGEST):
+    run = {"sdpa": _dense, "compiled": _compiled}.get(backend, lambda call: None)(call)
+    if run is None:
         return
     if len(_ready) >= MOST:
         _ready.clear()
-    _ready[_key(q, k, v, pattern, scale)] = (mask, 0.0, causal)
+    _ready[_key(q, k, v, pattern, scale)] = run
+
+
+def _dense(call: Call) -> Run | None:
+    causal = sdpa.plainly_causal(call)
+    mask = None if causal else sdpa.mask_of(call)
+    if mask is not None and (type(mask) is not Tensor or mask.nbytes > LARGEST):
+        return None
+    return partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=call.scale)
+
+
+def _compiled(call: Call) -> Run | None:
+    if call.pattern.heads:
+        return None
+    work = compiled.work_of(call)
+    if sum(part.nbytes() for part in work) > LARGEST:
+        return None
+    return partial(compiled.over, work=work, scale=call.scale)
 
 
 def _key(q: Tensor, k: Tensor, v: Tensor, pattern: object, scale: float | None) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 
@@ -14,8 +13,9 @@ from regard.attend import groups
 from regard.attend.call import Call
 from regard.attend.fused import attend as fused
 from regard.attend.groups import Indexed
+from regard.attend.pieces import Picked, added, by_head, grows
 from regard.layout import Layout, Part, Run, layout
-from regard.pattern import Not, Pattern
+from regard.pattern import Pattern
 
 
 def refuses(call: Call) -> str | None:
@@ -26,22 +26,15 @@ def refuses(call: Call) -> str | None:
         return "the keys do not stand in a row"
     if call.prior is not None and (call.marks is not None or call.pattern.heads):
         return "a prior together with marks, or with a pattern for each head, is not laid out"
-    if call.marks is not None and not _grows(call.pattern):
+    if call.marks is not None and not grows(call.pattern):
         return "marks under ~ take pairs away, and only added ones are laid out"
     return None
-
-
-def _grows(pattern: Pattern) -> bool:
-    """Whether marking a token can only add pairs."""
-    if isinstance(pattern, Not):
-        return not pattern.marked
-    return all(_grows(part) for part in pattern.parts)
 
 
 def run(call: Call) -> Tensor:
     """Attention over the layout of the pattern."""
     if call.pattern.heads:
-        return _by_head(call)
+        return by_head(call, run)
     if call.prior is not None and not _regular(call):
         work = layout(call.pattern, call.q.shape[2], call.k.shape[2], q_at=call.q_at, k_at=_start(call))
         indexed = (group for part in work.parts for group in expand(part))
@@ -58,22 +51,6 @@ def _regular(call: Call) -> bool:
     if call.prior is None or not call.prior.relative:
         return False
     return all(part.q_order is None and part.k_order is None for work in _layouts(call, call.pattern) for part in work.parts)
-
-
-def _by_head(call: Call) -> Tensor:
-    """Heads with the same pattern share a call."""
-    alike: dict[Pattern, list[int]] = defaultdict(list)
-    for head, pattern in enumerate(call.pattern.parts):
-        alike[pattern].append(head)
-    parts = [(heads, run(call.with_heads(_slice(heads), pattern))) for pattern, heads in alike.items()]
-    order = torch.tensor([head for heads, _ in parts for head in heads])
-    return torch.cat([part for _, part in parts], 1)[:, torch.argsort(order)]
-
-
-def _slice(heads: list[int]) -> slice | list[int]:
-    """A slice is a view; a list is a copy."""
-    regular = heads == list(range(heads[0], heads[-1] + 1))
-    return slice(heads[0], heads[-1] + 1) if regular else heads
 
 
 def _fused(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -113,20 +90,15 @@ def _layouts(call: Call, pattern: Pattern) -> tuple[Layout, Layout]:
 
 
 def _marked(call: Call, marks: Tensor) -> tuple[Layout, Layout]:
-    """The pattern without marks, then what the marks add: marked keys for the other queries, all for the marked ones."""
-    at = marks.nonzero()[:, 0]
-    plain = call.pattern.given(False, False)
-    q, k = (x.unsqueeze(1 - i) for i, x in enumerate(call.positions()))
-    for_others = (call.pattern.given(False, True) & ~plain).allowed(q, k[:, at]) & ~marks[:, None]
-    both, query = (call.pattern.given(True, key).allowed(q[at], k) for key in (True, False))
-    for_marked = torch.where(marks, both, query) & ~plain.allowed(q[at], k)
-    more = _picked(for_others, None, at), _picked(for_marked, at, None)
-    forward, backward = (Layout((*work.parts, *more)) for work in _layouts(call, plain))
+    """The pattern without marks, then what the marks add."""
+    more = [_part(picked) for picked in added(call, marks)]
+    forward, backward = (Layout((*work.parts, *more)) for work in _layouts(call, call.pattern.given(False, False)))
     return forward, backward
 
 
-def _picked(keep: Tensor, q_order: Tensor | None, k_order: Tensor | None) -> Part:
-    """One call of some queries, or all, on some keys, or all; keep (n m)."""
+def _part(picked: Picked) -> Part:
+    """One call for all of it."""
+    keep, q_order, k_order = picked
     n, m = keep.shape
     run = Run(1, 0, 0, n, 0, m, torch.zeros(n, m).masked_fill_(~keep, -torch.inf), blind=True)
     return Part(n, m, n, (run,), (), torch.empty(0), q_order, k_order)

@@ -151,7 +151,7 @@ def _runs(choice: Choice) -> str:
     if choice.dense is None or choice.sparse is None:
         return f"{choice.backend}: {choice.reason}"
     sparse, dense = (_milliseconds(seconds) for seconds in (choice.sparse, choice.dense))
-    return f"{choice.backend}, estimated for one example: {sparse} sparse, {dense} dense"
+    return f"{choice.backend}, estimated for one example: {sparse} by tiles, {dense} dense"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -68,7 +68,7 @@ def _sizes(n: int, m: int) -> tuple[int, ...]:
 def _part(
     term: Pattern, lattice: Lattice, q_order: Tensor, k_order: Tensor, size: int, q_at: int, k_at: int, backward: bool
 ) -> Part:  # fmt: skip
-    q, k = _in_tiles(q_order, size, q_at), _in_tiles(k_order, size, k_at)
+    q, k = in_tiles(q_order, size, q_at), in_tiles(k_order, size, k_at)
     ids, masks = number_tiles(term, q, k, *table_on(lattice, term, q, k))
     n, m = len(q_order), len(k_order)
     found, groups = Finder(ids.numpy(), masks.numpy(), size, n, m).find()
@@ -77,7 +77,7 @@ def _part(
     return Part(n, m, size, runs, groups, masks, q_order if reordered else None, None if lattice is None else k_order)
 
 
-def _in_tiles(order: Tensor, size: int, at: int) -> Tensor:
+def in_tiles(order: Tensor, size: int, at: int) -> Tensor:
     slots = tiled(len(order), size)
     return torch.where(slots < 0, -1, order[slots] + at) if len(order) else slots
 

@@ -140,7 +140,7 @@ def link(recipe: Recipe) -> str | None:
 
 def _milliseconds(choice: Choice) -> float | None:
     """The estimate for the executor that was chosen."""
-    seconds = choice.sparse if choice.backend == "sparse" else choice.dense
+    seconds = choice.dense if choice.backend == "sdpa" else choice.sparse
     return None if seconds is None else seconds * 1e3
 
 

@@ -1,0 +1,144 @@
+"""The tiles that hold a seen pair, by a kernel of our own: see `native/attention.cpp`.
+
+PyTorch's fused call wants regular work, and is slow where it has few queries; this takes any list of tiles, forward and
+backward, in one call.  Nothing of size (n m) is kept: only q, k, v, out and the log-sum-exp of each query.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from struct import Struct
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.attend import native
+from regard.attend.call import Call
+from regard.attend.pieces import added, by_head, grows
+from regard.errors import Unsupported
+from regard.layout.tiles import Tiles, Work, picked, tiles
+
+NAMES = {torch.float32: "float", torch.float64: "double"}
+WHOLE = 16  # widths are filled up to a multiple: a whole number of vectors on every machine
+
+
+_PART = Struct("2q2Pq4P")  # the structures of the kernel, field by field
+_CALL = Struct("5qd" + 5 * "P3q" + "PqP")
+_GRADS = Struct(4 * "P3q")
+
+
+def refuses(call: Call) -> str | None:
+    """Why it cannot do this; None: it can."""
+    if call.q.device.type != "cpu":
+        return f"it runs on the CPU, not on {call.q.device.type}"
+    if call.q.dtype not in NAMES:
+        return f"it computes in float32 or float64, not in {call.q.dtype}"
+    if isinstance(call.k_at, Tensor):
+        return "the keys do not stand in a row"
+    if call.prior is not None:
+        return "it knows no priors"
+    if call.marks is not None and not grows(call.pattern):
+        return "marks under ~ take pairs away, and only added ones are laid out"
+    if native.library() is None:
+        return native.missing()
+    return None
+
+
+def run(call: Call) -> Tensor:
+    """Attention over the tiles of the pattern."""
+    if call.pattern.heads:
+        return by_head(call, run)
+    work = work_of(call)
+    if call.marks is None:
+        return over(call.q, call.k, call.v, work, call.scale, call.mask)
+    examples = []
+    for i, marks in enumerate(call.marks):
+        q, k, v, mask = (None if x is None else x[i : i + 1] for x in (call.q, call.k, call.v, call.mask))
+        more = [picked(*one) for one in added(call, marks)]
+        examples.append(over(q, k, v, Work((*work, *more)), call.scale, mask))
+    return torch.cat(examples)
+
+
+def work_of(call: Call) -> Work:
+    """The tiles of the pattern, without what marks add."""
+    assert isinstance(call.k_at, int)
+    plain = call.pattern if call.marks is None else call.pattern.given(False, False)
+    return tiles(plain, call.q.shape[2], call.k.shape[2], q_at=call.q_at, k_at=call.k_at)
+
+
+def over(q: Tensor, k: Tensor, v: Tensor, work: Work, scale: float, mask: Tensor | None = None) -> Tensor:
+    """Attention over these tiles: q (b h n e), k (b h m e), v (b h m f) -> (b h n f); mask (b m)."""
+    f = v.shape[3]
+    wide = -(-max(q.shape[3], f) // WHOLE) * WHOLE
+    q, k, v = (_dense(x, wide) for x in (q, k, v))
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        out: Tensor = _Compiled.apply(q, k, v, work, scale, mask)  # type: ignore[no-untyped-call]
+    else:
+        out, _ = _forward(q, k, v, work, scale, mask)
+    return out[..., :f] if f < wide else out
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, work: Work, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The result, and the log-sum-exp of each query."""
+    b, h, n, e = q.shape
+    out = q.new_empty(b, n, h, e).transpose(1, 2)  # as the projection after it wants it
+    lse = q.new_empty(b, h, n, 1)
+    mask = None if mask is None else mask.contiguous()
+    _function("forward", q.dtype)(_call(q, k, v, out, lse, work, scale, mask))
+    return out, lse
+
+
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, work, scale, mask):  # type: ignore[no-untyped-def]
+        out, lse = _forward(q, k, v, work, scale, mask)
+        ctx.save_for_backward(q, k, v, out, lse, mask)
+        ctx.work, ctx.scale = work, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        if torch.is_grad_enabled():  # create_graph=True: it has no derivative, and must not pretend to
+            raise Unsupported("the compiled executor has no second derivative: use backend='reference'")
+        q, k, v, out, lse, mask = ctx.saved_tensors
+        mask = None if mask is None else mask.contiguous()
+        grad = _dense(grad, q.shape[3])
+        ours = [torch.zeros_like(x) for x in (q, k, v)]
+        grads = _GRADS.pack(*_rows(grad, *ours))
+        _function("backward", q.dtype)(_call(q, k, v, out, lse, ctx.work, ctx.scale, mask), grads)
+        return *ours, None, None, None
+
+
+def _function(name: str, dtype: torch.dtype):  # type: ignore[no-untyped-def]
+    return getattr(native.library(), f"{name}_{NAMES[dtype]}")
+
+
+def _call(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, work: Work, scale: float, mask: Tensor | None
+) -> bytes:
+    """What the kernel reads: addresses, so the tensors must outlive it."""
+    b, h, _, e = q.shape
+    if work.made is None:
+        work.made = ctypes.create_string_buffer(b"".join(map(_part, work)))
+    real = 0 if mask is None else mask.data_ptr()
+    parts = ctypes.addressof(work.made)
+    return _CALL.pack(b, h, k.shape[2], e, torch.get_num_threads(), scale, *_rows(q, k, v, out, lse), real, len(work), parts)
+
+
+def _part(part: Tiles) -> bytes:
+    orders = (0 if x is None else x.data_ptr() for x in (part.q_order, part.k_order))
+    tables = (x.data_ptr() for x in (part.first, part.column, part.mask, part.masks))
+    return _PART.pack(part.n, part.m, *orders, len(part.first) - 1, *tables)
+
+
+def _rows(*tensors: Tensor) -> list[int]:
+    """Of each, where it is and its strides but the last."""
+    return [x for tensor in tensors for x in (tensor.data_ptr(), *tensor.stride()[:3])]
+
+
+def _dense(x: Tensor, width: int) -> Tensor:
+    """The kernel reads rows without gaps, and whole vectors of them."""
+    if x.shape[3] < width:
+        return F.pad(x, (0, width - x.shape[3]))
+    return x if x.stride(3) == 1 else x.contiguous()

@@ -1,0 +1,365 @@
+// Softmax attention over the tiles of a layout, forward and backward.
+//
+// A tile is 64 queries by 64 keys.  Its scores are kept transposed, a row of 64 queries for each key: then keys and values are
+// read as they stand in memory, and the softmax runs down vectors, without a reduction inside of one.  Queries come in strips
+// of two vectors, and of each tile a strip computes only the keys from the first to the last that one of its queries sees.
+#include "product.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+constexpr int SIDE = 64;
+template <class T> constexpr T SLACK = T(8);  // exp of it is far from overflow
+
+struct Rows {  // a tensor (batch heads length width) whose last axis is dense; strides in numbers
+    char* data;
+    long batch, head, row;
+};
+
+struct Part {  // the tiles of one order of the tokens
+    long n, m;
+    const long *q_order, *k_order;  // nullptr: as they come
+    long rows;
+    const long* first;         // (rows + 1): where the tiles of each row begin in the next two
+    const int *column, *mask;  // mask 1: every pair is seen
+    const uint64_t* masks;     // (masks 64): for each key of a tile, one bit a query
+};
+
+struct Call {
+    long batch, heads, keys, width, threads;
+    double scale;
+    Rows q, k, v, out, lse;
+    const uint8_t* real;  // (batch keys): whether a key is a token; nullptr: all are
+    long parts;
+    const Part* part;
+};
+
+struct Grads {
+    Rows out, q, k, v;
+};
+
+namespace {
+
+template <class T> T* head_of(const Rows& x, long b, long h) { return reinterpret_cast<T*>(x.data) + b * x.batch + h * x.head; }
+
+template <class T> struct Strip {
+    static constexpr int queries = VECTORS * Lanes<T>::N, count = SIDE / queries;
+    // Where a row begins for the queries from `lane` on, in strips of so many rows.
+    static long at(long lane, long row, long rows) { return lane / queries * rows * queries + row * queries + lane % queries; }
+};
+
+template <class T> struct Buffer {  // starts at a cache line
+    std::unique_ptr<T[]> held;
+    T* data;
+    explicit Buffer(long size) : held(new T[size + 64 / sizeof(T)]) {
+        data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(held.get()) + 63) & ~uintptr_t(63));
+    }
+};
+
+// The tokens of one row or column of tiles: 64, or fewer at the end.
+struct Tokens {
+    const long* order;
+    long start, count;
+
+    Tokens(const long* all, long tile, long n) : order(all), start(tile * SIDE), count(std::min<long>(SIDE, n - start)) {}
+    long operator[](long i) const { return order ? order[start + i] : start + i; }
+
+    // Their rows of x, as they stand where they stand in a row, else copied together; `stride` is from one to the next.
+    template <class T> const T* rows(const T* x, long row, long width, T* space, long& stride) const {
+        stride = order ? width : row;
+        if (!order) return x + start * row;
+        for (long i = 0; i < count; i++) std::copy_n(x + order[start + i] * row, width, space + i * width);
+        return space;
+    }
+    // Strips (strips width queries) of x * scale, with zeros past the end.
+    template <class T> void strips(const T* x, long row, long width, T scale, T* to) const {
+        constexpr int N = Lanes<T>::N;
+        for (long lane = 0; lane < SIDE; lane += N)
+            for (long j = 0; j < width; j += N) {
+                Vector<T> own[N];
+                for (int i = 0; i < N; i++) own[i] = lane + i < count ? load(x + (*this)[lane + i] * row + j) * all(scale) : all(T(0));
+                transpose<T>(own);
+                for (int i = 0; i < N; i++) store(to + Strip<T>::at(lane, j + i, width), own[i]);
+            }
+    }
+    // x = the strips, each query times its scale
+    template <class T> void put(const T* from, const T* scale, T* x, long row, long width) const {
+        constexpr int N = Lanes<T>::N;
+        for (long lane = 0; lane < count; lane += N)
+            for (long j = 0; j < width; j += N) {
+                Vector<T> own[N];
+                for (int i = 0; i < N; i++) own[i] = load(from + Strip<T>::at(lane, j + i, width)) * load(scale + lane);
+                transpose<T>(own);
+                for (int i = 0; i < N && lane + i < count; i++) store(x + (*this)[lane + i] * row + j, own[i]);
+            }
+    }
+};
+
+// Which pairs of a tile are seen: for each key a bit a query, and for each strip the keys lo..hi-1.
+template <class T> struct Seen {
+    using Word = typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type;
+    bool full;
+    uint64_t bits[SIDE];
+    int lo[Strip<T>::count], hi[Strip<T>::count];
+
+    // Whether there are any.
+    bool find(const Part& part, int mask, const Tokens& keys, const uint8_t* real) {
+        full = mask == 1 && !real;
+        for (long i = 0; i < keys.count && !full; i++) {
+            const uint64_t own = mask == 1 ? ~uint64_t(0) : part.masks[long(mask) * SIDE + i];
+            bits[i] = real && !real[keys[i]] ? 0 : own;
+        }
+        bool some = false;
+        for (int g = 0; g < Strip<T>::count; g++) {
+            const uint64_t mine = (~uint64_t(0) >> (SIDE - Strip<T>::queries)) << (g * Strip<T>::queries);
+            lo[g] = 0, hi[g] = int(keys.count);
+            while (!full && lo[g] < hi[g] && !(bits[lo[g]] & mine)) lo[g]++;
+            while (!full && lo[g] < hi[g] && !(bits[hi[g] - 1] & mine)) hi[g]--;
+            some |= lo[g] < hi[g];
+        }
+        return some;
+    }
+    // Scores of key i with the queries from `lane` on, -inf where they are not seen.
+    Vector<T> operator()(Vector<T> scores, int i, int lane) const {
+        if (full) return scores;
+        Integers<T> one{};
+        for (int j = 0; j < Lanes<T>::N; j++) one[j] = Word(1) << j;
+        const auto mine = (Word(bits[i] >> lane) - Integers<T>{}) & one;
+        return mine != 0 ? scores : all(-std::numeric_limits<T>::infinity());
+    }
+};
+
+template <class T> T dot(const T* x, const T* y, long size) {
+    Vector<T> sum = all(T(0));
+    for (long i = 0; i < size; i += Lanes<T>::N) sum += load(x + i) * load(y + i);
+    T total = 0;
+    for (int i = 0; i < Lanes<T>::N; i++) total += sum[i];
+    return total;
+}
+
+// ------------------------------------------------------------------------------------------ forward
+// Scores to weights, in place, for one strip.  `most` and `sum` go on from tile to tile; `most` follows the largest score only
+// where that has grown by more than SLACK, for then what there is of `out` must fade.
+template <class T> void weigh(const Seen<T>& seen, int g, T* s, T* out, long width, T* most, T* sum) {
+    constexpr int N = Lanes<T>::N, queries = Strip<T>::queries;
+    const Vector<T> nothing = all(-std::numeric_limits<T>::infinity());
+    for (int lane = 0; lane < queries; lane += N) {
+        const Vector<T> before = load(most + lane);
+        Vector<T> top = nothing;
+        for (int i = seen.lo[g]; i < seen.hi[g]; i++) {
+            const Vector<T> x = seen(load(s + i * queries + lane), i, g * queries + lane);
+            if (!seen.full) store(s + i * queries + lane, x);
+            top = x > top ? x : top;
+        }
+        const auto grown = top > before + all(SLACK<T>);
+        bool some = false;
+        for (int i = 0; i < N; i++) some |= grown[i] != 0;
+        if (some) {
+            top = grown ? top : before;
+            const Vector<T> fade = before == nothing ? all(T(0)) : exp_of<T>(before - top);
+            for (long j = 0; j < width; j++) store(out + j * queries + lane, load(out + j * queries + lane) * fade);
+            store(sum + lane, load(sum + lane) * fade);
+            store(most + lane, top);
+        }
+        top = load(most + lane);
+        const Vector<T> safe = top == nothing ? all(T(0)) : top;
+        Vector<T> total = load(sum + lane);
+        for (int i = seen.lo[g]; i < seen.hi[g]; i++) {
+            const Vector<T> p = exp_of<T>(load(s + i * queries + lane) - safe);
+            store(s + i * queries + lane, p);
+            total += p;
+        }
+        store(sum + lane, total);
+    }
+}
+
+template <class T> void forward_row(const Call& call, const Part& part, long b, long h, long row, bool fresh, T* space) {
+    const T infinity = std::numeric_limits<T>::infinity();
+    const long width = call.width, block = width * SIDE, strip = Strip<T>::queries;
+    T *q = space, *out = q + block, *k_space = out + block, *v_space = k_space + block, *scores = v_space + block;
+    T *most = scores + SIDE * strip, *sum = most + SIDE, *share = sum + SIDE;
+    T *result = head_of<T>(call.out, b, h), *lse = head_of<T>(call.lse, b, h);
+    const Tokens queries(part.q_order, row, part.n);
+    queries.strips<T>(head_of<T>(call.q, b, h), call.q.row, width, T(call.scale), q);
+    std::fill_n(most, SIDE, -infinity);
+    std::fill_n(sum, SIDE, T(0));
+    if (fresh) {
+        std::fill_n(out, block, T(0));
+    } else {
+        queries.strips<T>(result, call.out.row, width, T(1), out);
+        for (long i = 0; i < queries.count; i++) most[i] = lse[queries[i]], sum[i] = most[i] > -infinity;
+    }
+    Seen<T> seen;
+    for (long i = part.first[row]; i < part.first[row + 1]; i++) {
+        const Tokens keys(part.k_order, part.column[i], part.m);
+        if (!seen.find(part, part.mask[i], keys, call.real ? call.real + b * call.keys : nullptr)) continue;
+        long k_row, v_row;
+        const T* k = keys.rows<T>(head_of<T>(call.k, b, h), call.k.row, width, k_space, k_row);
+        const T* v = keys.rows<T>(head_of<T>(call.v, b, h), call.v.row, width, v_space, v_row);
+        for (int g = 0; g < Strip<T>::count; g++) {
+            const long lo = seen.lo[g], some = seen.hi[g] - lo;
+            if (some <= 0) continue;
+            T *s = scores + lo * strip, *own = out + g * width * strip;
+            product<T, false>(k + lo * k_row, k_row, 1, q + g * width * strip, strip, s, strip, some, strip, width);
+            weigh<T>(seen, g, scores, own, width, most + g * strip, sum + g * strip);
+            product<T, true>(v + lo * v_row, 1, v_row, s, strip, own, strip, width, strip, some);
+        }
+    }
+    for (long i = 0; i < SIDE; i++) share[i] = sum[i] != 0 ? 1 / sum[i] : 0;
+    for (long i = 0; i < queries.count; i++) lse[queries[i]] = sum[i] != 0 ? most[i] + std::log(sum[i]) : -infinity;
+    queries.put<T>(out, share, result, call.out.row, width);
+}
+
+template <class T> void forward(const Call& call) {
+    for (long p = 0; p < call.parts; p++) {
+        const Part& part = call.part[p];
+#pragma omp parallel num_threads(int(call.threads))
+        {
+            Buffer<T> space((4 * call.width + SIDE + 3) * SIDE);
+#pragma omp for schedule(dynamic, 2)
+            for (long i = 0; i < call.batch * call.heads * part.rows; i++) {
+                const long x = i / part.rows;
+                forward_row<T>(call, part, x / call.heads, x % call.heads, i % part.rows, p == 0, space.data);
+            }
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------ backward
+// Rows from `start` on of the gradients of keys or values, in the order of the part.
+template <class T> struct Sums {
+    T *k, *v;
+    long start, k_row, v_row;
+};
+
+// Scores (in `s`) to weights, and dP (in `ds`) to dS = P (dP - rowsum(dout out)), in place, for one strip.
+template <class T> void weigh_back(const Seen<T>& seen, int g, T* s, T* ds, const T* lse, const T* shift, T scale) {
+    constexpr int queries = Strip<T>::queries;
+    for (int lane = 0; lane < queries; lane += Lanes<T>::N) {
+        const Vector<T> norm = load(lse + lane), less = load(shift + lane);
+        for (int i = seen.lo[g]; i < seen.hi[g]; i++) {
+            const long at = i * queries + lane;
+            const Vector<T> p = exp_of<T>(seen(load(s + at), i, g * queries + lane) - norm);
+            store(s + at, p);
+            store(ds + at, p * (load(ds + at) - less) * all(scale));
+        }
+    }
+}
+
+template <class T>
+void backward_row(const Call& call, const Grads& grads, const Part& part, long b, long h, long row, bool fresh, const Sums<T>& sums, T* space) {
+    const T infinity = std::numeric_limits<T>::infinity();
+    const long width = call.width, block = width * SIDE, strip = Strip<T>::queries;
+    T *q = space, *dout = q + block, *dq = dout + block, *q_space = dq + block, *dout_space = q_space + block;
+    T *k_space = dout_space + block, *v_space = k_space + block, *scores = v_space + block, *dscores = scores + SIDE * strip;
+    T *lse = dscores + SIDE * strip, *shift = lse + SIDE, *ones = shift + SIDE;
+    const Tokens queries(part.q_order, row, part.n);
+    const T *all_q = head_of<T>(call.q, b, h), *all_dout = head_of<T>(grads.out, b, h), *all_out = head_of<T>(call.out, b, h);
+    T* all_dq = head_of<T>(grads.q, b, h);
+    long q_row, dout_row, k_row, v_row;
+    queries.strips<T>(all_q, call.q.row, width, T(call.scale), q);
+    queries.strips<T>(all_dout, grads.out.row, width, T(1), dout);
+    if (fresh) std::fill_n(dq, block, T(0));
+    else queries.strips<T>(all_dq, grads.q.row, width, T(1), dq);
+    const T* plain_q = queries.rows<T>(all_q, call.q.row, width, q_space, q_row);
+    const T* plain_dout = queries.rows<T>(all_dout, grads.out.row, width, dout_space, dout_row);
+    std::fill_n(lse, SIDE, infinity);
+    std::fill_n(shift, SIDE, T(0));
+    std::fill_n(ones, SIDE, T(1));
+    for (long i = 0; i < queries.count; i++) {
+        const T own = head_of<T>(call.lse, b, h)[queries[i]];
+        lse[i] = own == -infinity ? infinity : own;  // a query that sees nothing has no weight anywhere
+        shift[i] = dot(all_out + queries[i] * call.out.row, plain_dout + i * dout_row, width);
+    }
+    Seen<T> seen;
+    for (long i = part.first[row]; i < part.first[row + 1]; i++) {
+        const Tokens keys(part.k_order, part.column[i], part.m);
+        if (!seen.find(part, part.mask[i], keys, call.real ? call.real + b * call.keys : nullptr)) continue;
+        const T* k = keys.rows<T>(head_of<T>(call.k, b, h), call.k.row, width, k_space, k_row);
+        const T* v = keys.rows<T>(head_of<T>(call.v, b, h), call.v.row, width, v_space, v_row);
+        T *dk = sums.k + (keys.start - sums.start) * sums.k_row, *dv = sums.v + (keys.start - sums.start) * sums.v_row;
+        for (int g = 0; g < Strip<T>::count; g++) {
+            const long lo = seen.lo[g], some = seen.hi[g] - lo, lane = g * strip, depth = std::min(strip, queries.count - lane);
+            if (some <= 0 || depth <= 0) continue;
+            T *s = scores + lo * strip, *ds = dscores + lo * strip;
+            product<T, false>(k + lo * k_row, k_row, 1, q + lane * width, strip, s, strip, some, strip, width);
+            product<T, false>(v + lo * v_row, v_row, 1, dout + lane * width, strip, ds, strip, some, strip, width);
+            weigh_back<T>(seen, g, scores, dscores, lse + lane, shift + lane, T(call.scale));
+            product<T, true>(k + lo * k_row, 1, k_row, ds, strip, dq + lane * width, strip, width, strip, some);
+            product<T, true>(s, strip, 1, plain_dout + lane * dout_row, dout_row, dv + lo * sums.v_row, sums.v_row, some, width, depth);
+            product<T, true>(ds, strip, 1, plain_q + lane * q_row, q_row, dk + lo * sums.k_row, sums.k_row, some, width, depth);
+        }
+    }
+    queries.put<T>(dq, ones, all_dq, grads.q.row, width);
+}
+
+// Rows of tiles, cut into pieces of about equal work.
+std::vector<long> pieces(const Part& part, long count) {
+    std::vector<long> cuts(count + 1, part.rows);
+    for (long i = 0; i < count; i++) cuts[i] = std::lower_bound(part.first, part.first + part.rows, part.first[part.rows] * i / count) - part.first;
+    cuts[0] = 0;
+    return cuts;
+}
+
+// The keys that a piece touches, from the first to the last.
+std::pair<long, long> reach(const Part& part, long from, long to) {
+    if (part.first[from] == part.first[to]) return {0, 0};
+    const auto ends = std::minmax_element(part.column + part.first[from], part.column + part.first[to]);
+    return {*ends.first * SIDE, std::min<long>((*ends.second + 1) * SIDE, part.m)};
+}
+
+template <class T> void add_rows(const Part& part, const std::pair<long, long>& keys, const T* from, T* to, long row, long width) {
+    for (long i = keys.first; i < keys.second; i++) {
+        T* own = to + (part.k_order ? part.k_order[i] : i) * row;
+        for (long j = 0; j < width; j++) own[j] += from[(i - keys.first) * width + j];
+    }
+}
+
+// Parallel over heads; where there are too few of them, also over pieces of the queries, each with sums of its own for the
+// keys that it touches, which are added up afterwards.
+template <class T> void backward(const Call& call, const Grads& grads) {
+    const long heads = call.batch * call.heads, width = call.width;
+    const long each = heads >= 4 * call.threads ? 1 : call.threads / std::gcd(heads, call.threads);
+    for (long p = 0; p < call.parts; p++) {
+        const Part& part = call.part[p];
+        const bool direct = each == 1 && !part.k_order;
+        const std::vector<long> cuts = pieces(part, each);
+        std::vector<std::unique_ptr<T[]>> own(direct ? 0 : heads * each);
+#pragma omp parallel num_threads(int(call.threads))
+        {
+            Buffer<T> space((7 * width + 2 * SIDE + 3) * SIDE);
+#pragma omp for schedule(dynamic, 1)
+            for (long i = 0; i < heads * each; i++) {
+                const long x = i / each, b = x / call.heads, h = x % call.heads, from = cuts[i % each], to = cuts[i % each + 1];
+                const auto keys = reach(part, from, to);
+                const long size = (keys.second - keys.first) * width;
+                Sums<T> sums{head_of<T>(grads.k, b, h), head_of<T>(grads.v, b, h), 0, grads.k.row, grads.v.row};
+                if (!direct) {
+                    own[i].reset(new T[2 * size]());
+                    sums = {own[i].get(), own[i].get() + size, keys.first, width, width};
+                }
+                for (long row = from; row < to; row++) backward_row<T>(call, grads, part, b, h, row, p == 0, sums, space.data);
+            }
+#pragma omp for schedule(dynamic, 1)
+            for (long x = 0; x < (direct ? 0 : heads); x++)
+                for (long piece = 0; piece < each; piece++) {
+                    const auto keys = reach(part, cuts[piece], cuts[piece + 1]);
+                    const T* mine = own[x * each + piece].get();
+                    add_rows<T>(part, keys, mine, head_of<T>(grads.k, x / call.heads, x % call.heads), grads.k.row, width);
+                    add_rows<T>(part, keys, mine + (keys.second - keys.first) * width, head_of<T>(grads.v, x / call.heads, x % call.heads), grads.v.row, width);
+                }
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+void forward_float(const Call* call) { forward<float>(*call); }
+void forward_double(const Call* call) { forward<double>(*call); }
+void backward_float(const Call* call, const Grads* grads) { backward<float>(*call, *grads); }
+void backward_double(const Call* call, const Grads* grads) { backward<double>(*call, *grads); }
+}

@@ -1,0 +1,108 @@
+// Vectors of the machine, the one product from which all others are made, and exp.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64, ROWS = 8;
+#elif defined(__AVX__)
+constexpr int BYTES = 32, ROWS = 4;
+#else
+constexpr int BYTES = 16, ROWS = 4;
+#endif
+constexpr int VECTORS = 2;  // ROWS x VECTORS sums fit into the registers
+
+template <class T> struct Lanes;
+template <> struct Lanes<float> {
+    typedef float V __attribute__((vector_size(BYTES)));
+    typedef float Unaligned __attribute__((vector_size(BYTES), aligned(4), may_alias));
+    typedef int32_t I __attribute__((vector_size(BYTES)));
+    static constexpr int N = BYTES / 4;
+};
+template <> struct Lanes<double> {
+    typedef double V __attribute__((vector_size(BYTES)));
+    typedef double Unaligned __attribute__((vector_size(BYTES), aligned(8), may_alias));
+    typedef int64_t I __attribute__((vector_size(BYTES)));
+    static constexpr int N = BYTES / 8;
+};
+template <class T> using Vector = typename Lanes<T>::V;
+template <class T> using Integers = typename Lanes<T>::I;
+
+template <class T> inline Vector<T> load(const T* at) { return *reinterpret_cast<const typename Lanes<T>::Unaligned*>(at); }
+template <class T> inline void store(T* at, Vector<T> x) { *reinterpret_cast<typename Lanes<T>::Unaligned*>(at) = x; }
+template <class T> inline Vector<T> all(T x) { return x - Vector<T>{}; }
+
+// c[r, :] = (MORE ? c[r, :] : 0) + sum_t a[r * a_row + t * a_step] * b[t, :]  for R rows and C vectors
+template <class T, bool MORE, int R, int C>
+inline void block(const T* a, long a_row, long a_step, const T* b, long b_row, T* c, long c_row, long depth) {
+    constexpr int N = Lanes<T>::N;
+    Vector<T> sum[R][C];
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < C; i++) sum[r][i] = MORE ? load(c + r * c_row + i * N) : all(T(0));
+    for (long t = 0; t < depth; t++) {
+        Vector<T> x[C];
+        for (int i = 0; i < C; i++) x[i] = load(b + t * b_row + i * N);
+        for (int r = 0; r < R; r++) {
+            const Vector<T> y = all(a[r * a_row + t * a_step]);
+            for (int i = 0; i < C; i++) sum[r][i] += y * x[i];
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < C; i++) store(c + r * c_row + i * N, sum[r][i]);
+}
+
+template <class T, bool MORE, int R, int C>
+inline void blocks(const T* a, long a_row, long a_step, const T* b, long b_row, T* c, long c_row, long rows, long depth) {
+    long r = 0;
+    for (; r + R <= rows; r += R) block<T, MORE, R, C>(a + r * a_row, a_row, a_step, b, b_row, c + r * c_row, c_row, depth);
+    if constexpr (R > 1)
+        if (r < rows) blocks<T, MORE, R / 2, C>(a + r * a_row, a_row, a_step, b, b_row, c + r * c_row, c_row, rows - r, depth);
+}
+
+// The same for any number of rows; columns come in whole vectors.
+template <class T, bool MORE>
+inline void product(const T* a, long a_row, long a_step, const T* b, long b_row, T* c, long c_row, long rows, long cols, long depth) {
+    constexpr int N = Lanes<T>::N;
+    long i = 0;
+    for (; i + VECTORS * N <= cols; i += VECTORS * N)
+        blocks<T, MORE, ROWS, VECTORS>(a, a_row, a_step, b + i, b_row, c + i, c_row, rows, depth);
+    for (; i < cols; i += N) blocks<T, MORE, ROWS, 1>(a, a_row, a_step, b + i, b_row, c + i, c_row, rows, depth);
+}
+
+// N vectors of N numbers, transposed in place: blocks of half the size change places, then those inside of them.
+template <class T, int HALF = Lanes<T>::N / 2> inline void transpose(Vector<T>* x) {
+    constexpr int N = Lanes<T>::N;
+    Integers<T> low{}, high{};
+    for (int i = 0; i < N; i++) low[i] = i & HALF ? i - HALF + N : i, high[i] = i & HALF ? i + N : i + HALF;
+    for (int i = 0; i < N; i++) {
+        if (i & HALF) continue;
+        const Vector<T> a = x[i], b = x[i + HALF];
+        x[i] = __builtin_shuffle(a, b, low);
+        x[i + HALF] = __builtin_shuffle(a, b, high);
+    }
+    if constexpr (HALF > 1) transpose<T, HALF / 2>(x);
+}
+
+// exp(x) for x <= 0; zero where the result would be subnormal.  x = k ln 2 + r, and a Taylor series for r, |r| <= ln 2 / 2.
+template <class T> inline Vector<T> exp_of(Vector<T> x) {
+    constexpr bool single = sizeof(T) == 4;
+    constexpr int bits = single ? 23 : 52, degree = single ? 7 : 13;
+    const T least = single ? T(-87.3) : T(-708.3), round = single ? T(12582912.0) : T(6755399441055744.0);
+    const T high = single ? T(0.693145751953125) : T(0.6931471803691238), low = single ? T(1.4286068203094172e-6) : T(1.9082149292705877e-10);
+    const auto small = x < all(least);
+    x = small ? all(least) : x;
+    const Vector<T> shifted = x * all(T(1.4426950408889634)) + all(round);
+    const Vector<T> k = shifted - all(round);
+    const Vector<T> r = x - k * all(high) - k * all(low);
+    T each = 1;
+    for (int i = 2; i <= degree; i++) each /= i;
+    Vector<T> y = all(each);
+    for (int i = degree; i >= 1; i--) y = y * r + all(each *= i);
+    Integers<T> exponent, value;
+    std::memcpy(&exponent, &shifted, sizeof exponent);
+    std::memcpy(&value, &y, sizeof value);
+    value += exponent << bits;
+    std::memcpy(&y, &value, sizeof y);
+    return small ? all(T(0)) : y;
+}

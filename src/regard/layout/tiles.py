@@ -1,0 +1,105 @@
+"""From a pattern to a list of tiles, 64 queries by 64 keys: the work as the compiled kernel wants it."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.layout import in_tiles, number_tiles
+from regard.layout.lattice import Lattice, lattices, orders, table_on
+from regard.layout.work import Cache
+from regard.pattern import Blocks2D, Pattern
+
+SIDE = 64
+TURN = 20  # scores that cost as much as it does to bring one query into the order of the kernel, and its result back
+COARSE = 16  # tiles that are looked at together first, so that a table of all tiles is never made
+
+_tiles = Cache(256 << 20)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of one order of the tokens that hold a seen pair, row by row."""
+
+    n: int
+    m: int
+    first: Tensor  # (rows + 1) int64: where the tiles of each row begin
+    column: Tensor  # int32, one for each tile
+    mask: Tensor  # int32, one for each tile; 1: all is seen
+    masks: Tensor  # (masks 64) int64: for each key, one bit a query
+    q_order: Tensor | None = None
+    k_order: Tensor | None = None
+
+    def scores(self) -> float:
+        """About how many are computed, and what else there is to do as so many: of a tile that is not full a part is left out."""
+        bits = np.unpackbits(self.masks.numpy().view(np.uint8), axis=1).sum(1)
+        each = torch.from_numpy(bits.astype(np.float64) + SIDE * SIDE) / 2
+        return each[self.mask.long()].sum().item() + TURN * self.n
+
+    def nbytes(self) -> int:
+        tensors = (self.first, self.column, self.mask, self.masks, self.q_order, self.k_order)
+        return sum(x.nbytes for x in tensors if x is not None)
+
+
+class Work(tuple[Tiles, ...]):
+    """All tiles of a pattern: every seen pair stands in exactly one."""
+
+    made: ctypes.Array[ctypes.c_char] | None = None  # what the kernel is given, made once
+
+
+def tiles(pattern: Pattern, n: int, m: int, *, q_at: int = 0, k_at: int = 0) -> Work:
+    """The work of `pattern` on queries q_at..q_at+n-1 and keys k_at..k_at+m-1, for all heads alike; cached by value."""
+    key = (pattern, n, m, q_at, k_at)
+    found = _tiles.get(key)
+    if found is None:
+        with torch.inference_mode(False):  # what is kept must serve training too
+            found = Work(_tiles_of(term, lattice, n, m, q_at, k_at) for lattice, term in lattices(pattern))
+        _tiles.put(key, found, sum(part.nbytes() for part in found) + 1024)
+    assert isinstance(found, Work)
+    return found
+
+
+def _tiles_of(term: Pattern, lattice: Lattice, n: int, m: int, q_at: int, k_at: int) -> Tiles:
+    q_order, k_order = orders(lattice, n, m, q_at, k_at)
+    q, k = in_tiles(q_order, SIDE, q_at), in_tiles(k_order, SIDE, k_at)
+    coarse_q, coarse_k = in_tiles(q_order, SIDE * COARSE, q_at), in_tiles(k_order, SIDE * COARSE, k_at)
+    near, _ = table_on(lattice, term, coarse_q, coarse_k)
+    known: dict[bytes, int] = {}
+    counts, columns, numbers = [], [], []
+    for rows, seen in zip(q.split(COARSE), near, strict=True):
+        at = seen.repeat_interleave(COARSE)[: len(k)].nonzero()[:, 0]
+        ids, masks = number_tiles(term, rows, k[at], *table_on(lattice, term, rows, k[at]))
+        words = _words(masks)
+        renumber = torch.tensor([known.setdefault(word.numpy().tobytes(), len(known)) for word in words], dtype=torch.int32)
+        counts.append((ids > 0).sum(1))
+        columns.append(at.int().expand(len(rows), -1)[ids > 0])
+        numbers.append(renumber[ids[ids > 0].long()])
+    first = torch.cat([torch.zeros(1, dtype=torch.long), *counts]).cumsum(0)
+    masks = torch.frombuffer(bytearray(b"".join(known)), dtype=torch.int64).view(-1, SIDE)
+    reordered = isinstance(lattice, int | Blocks2D)
+    return Tiles(
+        len(q_order), len(k_order), first, torch.cat(columns), torch.cat(numbers), masks,
+        q_order if reordered else None, None if lattice is None else k_order,
+    )  # fmt: skip
+
+
+def picked(keep: Tensor, q_order: Tensor | None, k_order: Tensor | None) -> Tiles:
+    """All tiles of keep (n m), which says who of these queries sees whom of these keys."""
+    n, m = keep.shape
+    rows, cols = -(-n // SIDE), -(-m // SIDE)
+    whole = F.pad(keep, (0, cols * SIDE - m, 0, rows * SIDE - n))
+    masks = whole.unflatten(0, (rows, SIDE)).unflatten(2, (cols, SIDE)).transpose(1, 2).flatten(0, 1)
+    masks = torch.cat([masks.new_zeros(1, SIDE, SIDE), masks.new_ones(1, SIDE, SIDE), masks])
+    first, column = torch.arange(rows + 1) * cols, torch.arange(cols, dtype=torch.int32).repeat(rows)
+    return Tiles(n, m, first, column, torch.arange(2, len(masks), dtype=torch.int32), _words(masks), q_order, k_order)
+
+
+def _words(masks: Tensor) -> Tensor:
+    """Masks (u queries keys) as (u keys): one bit a query."""
+    packed = np.packbits(masks.numpy().transpose(0, 2, 1), axis=2, bitorder="little")
+    return torch.from_numpy(packed.view(np.int64)[:, :, 0])
