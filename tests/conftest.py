@@ -1,4 +1,4 @@
-"""What all tests share: a cache of their own, one thread, and a way to force the sparse executor."""
+"""What all tests share: a cache of their own, one thread, and a way to force the executors that compute tiles only."""
 
 import importlib
 import os
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 attend = importlib.import_module("regard.attend")  # the module: `regard.attend` is the function of that name
-sparse = importlib.import_module("regard.attend.sparse")
+native = importlib.import_module("regard.attend.native")
 
 
 def pytest_configure(config):
@@ -19,12 +19,13 @@ def pytest_configure(config):
 
 
 @contextmanager
-def sparse_wherever_possible():
-    """Inside, "auto" picks sparse for every call that it does not refuse; yields the list of what was picked."""
+def wherever_possible(backend):
+    """Inside, "auto" picks it for every call that it does not refuse; yields the list of what was picked."""
     usual, picked = attend.choose, []
 
     def choose(call):
-        choice = attend.Choice("sparse", "forced by the test") if sparse.refuses(call) is None else usual(call)
+        able = attend.BACKENDS[backend].refuses(call) is None
+        choice = attend.Choice(backend, "forced by the test") if able else usual(call)
         picked.append(choice.backend)
         return choice
 
@@ -38,17 +39,19 @@ def sparse_wherever_possible():
 
 @pytest.fixture
 def forced():
-    """The context manager `sparse_wherever_possible`."""
-    return sparse_wherever_possible
+    """The context manager `wherever_possible`."""
+    return wherever_possible
 
 
-@pytest.fixture(params=["auto", "sparse"])
+@pytest.fixture(params=["auto", "sparse", "compiled"])
 def executor(request):
-    """The test runs twice: with the executor that `auto` picks, and on sparse wherever possible."""
+    """The test runs three times: with the executor that `auto` picks, and on sparse and compiled wherever possible."""
     if request.param == "auto":
         yield None
+    elif request.param == "compiled" and native.library() is None:
+        pytest.skip(native.missing())
     else:
-        with sparse_wherever_possible() as picked:
+        with wherever_possible(request.param) as picked:
             yield picked
 
 

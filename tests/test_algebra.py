@@ -1,4 +1,4 @@
-"""Random expressions: blocks are sound, the fused executor equals a dense softmax, and the laws of the algebra hold."""
+"""Random expressions: blocks are sound, what computes tiles equals a dense softmax, and the laws of the algebra hold."""
 
 import sys
 
@@ -8,8 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import regard.pattern
+from regard.attend import compiled, native
 from regard.attend.fused import attend as fused
 from regard.layout import layout
+from regard.layout.tiles import tiles as tiles_of
 from regard.pattern import (
     FAR,
     And,
@@ -105,15 +107,19 @@ def test_fused_equals_dense(pattern, n, m, q_at, k_at, size, size_back, padded, 
 
     inputs = [x.requires_grad_() for x in (q, k, v)]
     want = naive(*inputs, keep, 0.5)
-    got = fused(*inputs, forward, backward, scale=0.5, bias=bias)
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
     want_grads = torch.autograd.grad(want, inputs, grad)
-    got_grads = torch.autograd.grad(got, inputs, grad)
-    for mine, theirs in zip(got_grads, want_grads, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
     blind, unseen = ~keep.any(1), ~keep.any(0)
-    assert not got[:, blind].any() and not got_grads[0][:, blind].any()
-    assert not got_grads[1][:, unseen].any() and not got_grads[2][:, unseen].any()
+    mask = real[None] if padded else None
+    ways = [fused(*inputs, forward, backward, scale=0.5, bias=bias)]
+    if native.library():
+        ways.append(compiled.over(*(x[None] for x in inputs), tiles_of(pattern, n, m, **at), 0.5, mask)[0])
+    for got in ways:
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+        got_grads = torch.autograd.grad(got, inputs, grad)
+        for mine, theirs in zip(got_grads, want_grads, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+        assert not got[:, blind].any() and not got_grads[0][:, blind].any()
+        assert not got_grads[1][:, unseen].any() and not got_grads[2][:, unseen].any()
 
 
 @pytest.mark.parametrize("at_once", [1, 1000])

@@ -33,8 +33,10 @@ from regard.prior import Gaussian
 
 attending = importlib.import_module("regard.attend")
 choosing = importlib.import_module("regard.attend.choose")
+native = importlib.import_module("regard.attend.native")
 flex = importlib.import_module("regard.attend.flex")
 
+TILES = ["sparse", *(["compiled"] if native.library() else [])]  # what computes only the tiles that hold a seen pair
 PATTERNS = {
     "full": Full(),
     "causal": Causal(),
@@ -85,7 +87,7 @@ def test_executors_agree(name, masked, rand):
         keep = keep & mask[:, None, None]
     want = naive(*inputs, keep)
     want_grads = gradients(want, inputs)
-    for backend in ("reference", "sdpa", "sparse", "auto"):
+    for backend in ("reference", "sdpa", *TILES, "auto"):
         got = regard.attend(*inputs, pattern=pattern, mask=mask, backend=backend)
         same([got, *gradients(got, inputs)], [want, *want_grads])
     with torch.no_grad():
@@ -93,7 +95,7 @@ def test_executors_agree(name, masked, rand):
     same([got], [want.float()], 1e-5)
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "flex"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "flex"])
 def test_a_query_that_sees_nothing_gives_zero(backend, rand):
     """Fails if it gives NaN, or the mean of everything."""
     q, k, v = qkv(rand, dtype=torch.float32)
@@ -106,7 +108,7 @@ def test_a_query_that_sees_nothing_gives_zero(backend, rand):
         assert not regard.attend(q, k, v, pattern=Keys(5, 9) & Causal(), backend=backend)[:, :, :5].any()
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES])
 def test_a_blind_query_has_no_gradient(backend, rand):
     """Fails if NaN comes back from a row of nothing."""
     inputs = [x.requires_grad_() for x in qkv(rand)]
@@ -116,7 +118,7 @@ def test_a_blind_query_has_no_gradient(backend, rand):
     assert not dq[:, :, :5].any() and not dk[:, :, 9:].any() and not dv[:, :, 9:].any()
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "auto"])
 def test_scale_and_widths(backend, rand):
     """Fails if the scale is not the one given, or values must be as wide as queries."""
     for e, f in ((8, 8), (8, 3), (3, 8)):
@@ -128,7 +130,7 @@ def test_scale_and_widths(backend, rand):
             same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "auto"])
 @pytest.mark.parametrize("kv", [1, 2])
 def test_fewer_heads_of_keys(backend, kv, rand):
     """Fails if neighbouring query heads do not share a key head, or its gradient is not their sum."""
@@ -139,7 +141,7 @@ def test_fewer_heads_of_keys(backend, kv, rand):
     same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "auto"])
 @pytest.mark.parametrize(
     ("q_at", "k_at", "n", "m"), [(100, 0, 210, 310), (7, 30, 250, 200), (0, 50, 200, 300), (300, 290, 1, 11)]
 )
@@ -167,7 +169,7 @@ def test_scattered_keys(rand):
         regard.attend(*inputs, pattern=pattern, q_at=90, k_at=at, backend="sparse")
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "auto"])
 @pytest.mark.parametrize(
     "pattern", [Band(6, 6) | Marked(), Band(6, 6) | MarkedKeys(), MarkedQueries(), Causal() & Marked()], ids=repr
 )
@@ -191,7 +193,7 @@ def test_marks(backend, pattern, rand):
 def test_no_marks_are_marks_of_nothing(rand):
     """Fails if a pattern with marks needs them."""
     q, k, v = qkv(rand)
-    for backend in ("reference", "sdpa", "sparse"):
+    for backend in ("reference", "sdpa", *TILES):
         same([regard.attend(q, k, v, pattern=Band(6, 6) | Marked(), backend=backend)], [naive(q, k, v, Band(6, 6).dense(N))])
 
 
@@ -268,7 +270,7 @@ def test_types(dtype, atol, backend, rand):
         same([got.double(), *(g.double() for g in grads)], [want, *gradients(want, exact)], atol * 4)
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "auto"])
 def test_requires_grad_on_some(backend, rand):
     """Fails if a gradient is lost, or made up, where only some inputs want one."""
     for wanted in (0, 1, 2):
@@ -282,7 +284,7 @@ def test_requires_grad_on_some(backend, rand):
         assert [x.grad is not None for x in inputs] == [i == wanted for i in range(3)]
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "auto"])
 def test_any_strides(backend, rand):
     """Fails if memory must lie in one piece."""
     base = rand(N, 3, 2, 8, 4)  # n, three of them, b, e, h: nothing lies as the kernels like it
@@ -309,7 +311,7 @@ def test_inputs_are_left_alone(rand):
     """Fails if a call writes into what it was given."""
     q, k, v = qkv(rand)
     copies, mask = [x.clone() for x in (q, k, v)], torch.arange(N).expand(2, N) < 100
-    for backend in ("reference", "sdpa", "sparse", "auto"):
+    for backend in ("reference", "sdpa", *TILES, "auto"):
         regard.attend(q, k, v, pattern=Band(9, 9), mask=mask, backend=backend)
     assert all(torch.equal(x, y) for x, y in zip((q, k, v), copies, strict=True))
 
@@ -326,8 +328,9 @@ def test_a_named_backend_never_falls_back(rand):
         regard.attend(q, k, v, prior=ALiBi(4).double(), backend="flex")
     with pytest.raises(Unsupported, match=r"'sparse'.*prior together with marks"):
         regard.attend(q, k, v, pattern=Band(1, 1) | Marked(), prior=ALiBi(4).double(), marks=marks, backend="sparse")
-    with pytest.raises(Unsupported, match=r"'sparse'.*marks under ~"):
-        regard.attend(q, k, v, pattern=Band(1, 1) | ~MarkedKeys(), marks=marks, backend="sparse")
+    for backend in TILES:
+        with pytest.raises(Unsupported, match=rf"'{backend}'.*marks under ~"):
+            regard.attend(q, k, v, pattern=Band(1, 1) | ~MarkedKeys(), marks=marks, backend=backend)
 
 
 def test_what_sparse_refuses_auto_does_otherwise(rand):
@@ -343,7 +346,7 @@ def test_a_wrong_name_is_told_the_nearest(rand):
     q, k, v = qkv(rand, 4)
     with pytest.raises(ValueError, match=r"'sparce'.*did you mean 'sparse'"):
         regard.attend(q, k, v, backend="sparce")
-    with pytest.raises(ValueError, match=r"there are: auto, flex, reference, sdpa, sparse"):
+    with pytest.raises(ValueError, match=r"there are: auto, compiled, flex, reference, sdpa, sparse"):
         regard.attend(q, k, v, backend="cuda!")
 
 
@@ -353,11 +356,11 @@ def test_the_choice_gives_its_reason():
     assert (choosing.explain(Full(), 4096).backend, choosing.explain(Causal(), 4096).backend) == ("sdpa", "sdpa")
     assert "dense" in choosing.explain(Full(), 4096).reason
     small = choosing.explain(Band(4, 4), 50)
-    assert small.backend == "sdpa" and "fewer than" in small.reason
-    nearly_all = choosing.explain(Band(1000, 1000), 1024)
+    assert small.backend == "sdpa" and "few queries" in small.reason
+    nearly_all = choosing.explain(Band(1023, 1023), 1024)
     assert nearly_all.backend == "sdpa" and "%" in nearly_all.reason
     far = choosing.explain(Band(64, 64), 16384)
-    assert far.backend == "sparse" and far.sparse < far.dense and "ms sparse" in far.reason
+    assert far.backend == TILES[-1] and far.sparse < far.dense and f"ms {TILES[-1]}" in far.reason
     assert choosing.explain(Band(64, 64), 16384, grad=True).dense > far.dense
 
 
@@ -366,7 +369,9 @@ def test_the_choice_for_a_call(rand):
     q, k, v = qkv(rand, 400)
     common = {"prior": None, "mask": None, "marks": None, "scale": None, "q_at": 0, "k_at": 0}
     call = attending.call.make_call(q, k, v, pattern=Band(4, 4), **common)
-    assert attending.choose(call) == choosing._by_cost(Band(4, 4), 400, 400, 0, 0, 8, 8, False, torch.get_num_threads())
+    assert attending.choose(call) == choosing._by_cost(
+        TILES[-1], Band(4, 4), 400, 400, 0, 0, 8, 8, False, torch.get_num_threads()
+    )
     scattered = attending.call.make_call(q, k, v, pattern=Band(4, 4), **{**common, "k_at": torch.arange(400)})
     assert attending.choose(scattered).reason == "sparse cannot: the keys do not stand in a row"
 
@@ -374,7 +379,7 @@ def test_the_choice_for_a_call(rand):
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """An empty cache directory; what was measured before is forgotten, and measuring takes no time."""
-    costs = choosing.Costs(1e-5, 1e-9, 2e-5, 1.5e-9)
+    costs = choosing.Costs(1e-5, 1e-9, 2e-5, 1.5e-9, *([3e-5, 1.2e-9] if native.library() else []))
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choosing, "measure", lambda: costs)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
@@ -393,6 +398,7 @@ def test_what_was_measured_is_kept(cache, monkeypatch):
 
 
 GOOD = {"dense_call": 1e-5, "dense_score": 1e-9, "sparse_call": 1e-5, "sparse_score": 1e-9}
+GOOD |= {"compiled_call": 1e-5, "compiled_score": 1e-9} if native.library() else {}
 HOSTILE = {
     "empty": "",
     "cut short": json.dumps(GOOD)[:-20],
@@ -505,7 +511,7 @@ def test_block_mask_with_padding_and_offsets(rand):
 
 # ---------------------------------------------------------------------------------------------- memory
 def kept_bytes(n, **more):
-    """What autograd keeps for the backward pass of one sparse call."""
+    """What autograd keeps for the backward pass of one call."""
     q, k, v = (torch.zeros(1, 2, n, 16, requires_grad=True) for _ in range(3))
     seen, total = set(), 0
 
@@ -518,24 +524,25 @@ def kept_bytes(n, **more):
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        out = regard.attend(q, k, v, backend="sparse", **more)
+        out = regard.attend(q, k, v, **more)
     assert out.grad_fn is not None
     return total
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_sparse_keeps_nothing_quadratic(masked):
+@pytest.mark.parametrize("backend", TILES)
+def test_nothing_quadratic_is_kept(backend, masked):
     """Fails if the backward pass needs something of the size of the scores."""
     sizes = []
     for n in (2048, 4096):
         mask = {"mask": torch.arange(n)[None] < n - 100} if masked else {}
-        sizes.append(kept_bytes(n, pattern=Band(64, 64), **mask))
+        sizes.append(kept_bytes(n, pattern=Band(64, 64), backend=backend, **mask))
     assert sizes[0] < sizes[1] <= 2.2 * sizes[0]
     assert sizes[1] < 4096 * 4096 * 2 * 4 / 40  # the weights of both heads
     assert sizes[1] <= 4096 * 2 * 4 * (16 * 4 + 1) + 8 * 4096  # q, k, v, out, a number a query, and the mask
 
 
-@pytest.mark.parametrize("backend", ["auto", "sdpa", "sparse"])
+@pytest.mark.parametrize("backend", ["auto", "sdpa", *TILES])
 def test_evaluating_first_does_not_stop_training(backend, rand):
     """Fails if what is kept from a call in inference mode cannot be used where gradients are needed."""
     pattern = regard.Band(7, 9) | regard.RandomBlocks(10, 1, 31, seed=77)
@@ -547,11 +554,12 @@ def test_evaluating_first_does_not_stop_training(backend, rand):
     assert leaf.grad.isfinite().all()
 
 
-def test_second_derivatives_are_refused_by_sparse(rand):
+@pytest.mark.parametrize("backend", TILES)
+def test_second_derivatives_are_refused(backend, rand):
     """Fails if a gradient penalty vanishes without a word."""
     leaf = rand(1, 2, 40, 8).requires_grad_()
     q = leaf * 1.0
-    y = regard.attend(q, q, q, pattern=regard.Band(3, 3), backend="sparse")
+    y = regard.attend(q, q, q, pattern=regard.Band(3, 3), backend=backend)
     with pytest.raises(Unsupported, match="second derivative"):
         torch.autograd.grad(y.sum(), leaf, create_graph=True)
 

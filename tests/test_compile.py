@@ -48,7 +48,7 @@ def test_compiled_on_the_sparse_executor(forced, rand):
     torch.manual_seed(0)
     mixer = regard.create("bigbird", dim=8, heads=2, length=300, block=16)
     x = rand(1, 300, 8).float().requires_grad_()
-    with forced() as picked:
+    with forced("sparse") as picked:
         (want,) = torch.autograd.grad(mixer(x).square().sum(), x)
         (got,) = torch.autograd.grad(torch.compile(mixer, backend="aot_eager")(x).square().sum(), x)
     assert set(picked) == {"sparse"}

@@ -81,16 +81,18 @@ def run(f, leaves, weight, x, inputs):
 def compare(forced, mixer, oracle, x, rows=None, **inputs):
     """Outputs and the gradients of x, memory and every parameter agree; `rows` (b n) tells which outputs count.
 
-    Once with the executor that is picked, and once on sparse; returns what ran there.
+    With the executor that is picked, then on sparse and on compiled; returns what ran on sparse.
     """
     weight = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(9))
     weight = weight if rows is None else weight * rows[..., None]
     leaves = [t.requires_grad_() for t in (x, inputs.get("memory"), *mixer.parameters()) if t is not None]
     want = run(oracle, leaves, weight, x, inputs)
     plain = run(mixer, leaves, weight, x, inputs)
-    with forced() as picked:
+    with forced("sparse") as picked:
         sparse = run(mixer, leaves, weight, x, inputs)
-    for name, results in (("auto", plain), ("sparse", sparse)):
+    with forced("compiled"):
+        compiled = run(mixer, leaves, weight, x, inputs)
+    for name, results in (("auto", plain), ("sparse", sparse), ("compiled", compiled)):
         for got, expected in zip(results, want, strict=True):
             torch.testing.assert_close(got, expected, rtol=0, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
     return picked

@@ -28,7 +28,7 @@ def attend(
     marks     (b n), True = a token that `Marked` in the pattern means
     scale     of the scores, 1/sqrt(e) unless given, or what a prior of several terms asks for
     q_at      the position of the first query; `k_at` that of the first key, or all of them, (m)
-    backend   "auto" picks by measured cost; "reference", "sdpa", "sparse", "compiled" or "flex" runs there, or raises `Unsupported`
+    backend   "auto" picks by measured cost; a name of `BACKENDS` runs there, or raises `Unsupported`
 
     A query that sees nothing gives zero.
     """

@@ -80,7 +80,16 @@ def choose(call: Call) -> Choice:
         return FEW_TOKENS
     heads, e = call.q.shape[0] * call.q.shape[1], call.q.shape[3]
     return _by_cost(
-        way, call.pattern.given(False, False), n, m, call.q_at, sparse._start(call), heads, e, call.grad(), torch.get_num_threads()
+        way,
+        call.pattern.given(False, False),
+        n,
+        m,
+        call.q_at,
+        sparse._start(call),
+        heads,
+        e,
+        call.grad(),
+        torch.get_num_threads(),
     )
 
 

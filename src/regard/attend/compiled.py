@@ -114,9 +114,7 @@ def _function(name: str, dtype: torch.dtype):  # type: ignore[no-untyped-def]
     return getattr(native.library(), f"{name}_{NAMES[dtype]}")
 
 
-def _call(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, work: Work, scale: float, mask: Tensor | None
-) -> bytes:
+def _call(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, work: Work, scale: float, mask: Tensor | None) -> bytes:
     """What the kernel reads: addresses, so the tensors must outlive it."""
     b, h, _, e = q.shape
     if work.made is None:

@@ -25,9 +25,7 @@ LARGEST = 1 << 20  # bytes of a mask or of tiles that are: of longer calls the c
 _ready: dict[tuple[Any, ...], Run] = {}
 
 
-def get(
-    q: Tensor, k: Tensor, v: Tensor, pattern: object, scale: float | None, q_at: int, k_at: int | Tensor
-) -> Run | None:
+def get(q: Tensor, k: Tensor, v: Tensor, pattern: object, scale: float | None, q_at: int, k_at: int | Tensor) -> Run | None:
     """What to run for a call that was seen before; None: it must be checked."""
     try:
         if q_at == 0 and type(k_at) is int and k_at == 0:

@@ -58,13 +58,17 @@ def tiles(pattern: Pattern, n: int, m: int, *, q_at: int = 0, k_at: int = 0) -> 
     found = _tiles.get(key)
     if found is None:
         with torch.inference_mode(False):  # what is kept must serve training too
-            found = Work(_tiles_of(term, lattice, n, m, q_at, k_at) for lattice, term in lattices(pattern))
+            found = _work(pattern, n, m, q_at, k_at)
         _tiles.put(key, found, sum(part.nbytes() for part in found) + 1024)
     assert isinstance(found, Work)
     return found
 
 
-def _tiles_of(term: Pattern, lattice: Lattice, n: int, m: int, q_at: int, k_at: int) -> Tiles:
+def _work(pattern: Pattern, n: int, m: int, q_at: int, k_at: int) -> Work:
+    return Work(_part(term, lattice, n, m, q_at, k_at) for lattice, term in lattices(pattern))
+
+
+def _part(term: Pattern, lattice: Lattice, n: int, m: int, q_at: int, k_at: int) -> Tiles:
     q_order, k_order = orders(lattice, n, m, q_at, k_at)
     q, k = in_tiles(q_order, SIDE, q_at), in_tiles(k_order, SIDE, k_at)
     coarse_q, coarse_k = in_tiles(q_order, SIDE * COARSE, q_at), in_tiles(k_order, SIDE * COARSE, k_at)

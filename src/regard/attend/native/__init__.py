@@ -21,6 +21,7 @@ import torch
 
 from regard.cache import folder
 
+HERE = Path(__file__).parent
 SOURCES = ("attention.cpp", "product.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 SECONDS = 120  # a build that takes longer is given up
@@ -50,29 +51,49 @@ def _load() -> ctypes.CDLL | str:
     if compiler is None:
         return "no C++ compiler was found: install g++, or name one in CXX"
     try:
-        return ctypes.CDLL(str(_built(compiler)))
+        path = _path(compiler)
+        return _opened(path) or _build(compiler, path)
     except subprocess.CalledProcessError as error:
-        return f"{compiler} could not build it: {error.stderr.strip().splitlines()[-1:]}"
+        return f"{compiler} could not build it: {error.stderr.strip()[-500:]}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it could not be built or loaded: {error}"
 
 
-def _built(compiler: str) -> Path:
-    """The library for this source, compiler and processor; built where it is not in the cache."""
-    here = Path(__file__).parent
-    made_of = [(here / name).read_bytes() for name in SOURCES]
+def _path(compiler: str) -> Path:
+    """Where the library for this source, compiler and processor is kept."""
+    made_of = [(HERE / name).read_bytes() for name in SOURCES]
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
-    key = hashlib.sha256(b"\0".join([*made_of, version, _processor().encode(), " ".join(FLAGS).encode()])).hexdigest()[:16]
-    path = folder() / f"kernel-{key}.so"
-    if path.exists():
-        return path
+    whole = b"\0".join([*made_of, version, _processor().encode(), " ".join(FLAGS).encode()])
+    return folder() / f"kernel-{hashlib.sha256(whole).hexdigest()[:16]}.so"
+
+
+def _opened(path: Path) -> ctypes.CDLL | None:
+    """The library, if it is there and whole: loading a part of one would end the process."""
+    try:
+        whole = _sum_of(path).read_text() == _digest(path)
+        return ctypes.CDLL(str(path)) if whole else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _build(compiler: str, path: Path) -> ctypes.CDLL:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as place:
         partial = Path(place) / path.name
-        command = [compiler, *FLAGS, str(here / SOURCES[0]), "-o", str(partial), *_runtime()]
+        command = [compiler, *FLAGS, str(HERE / SOURCES[0]), "-o", str(partial), *_runtime()]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS)
-        partial.replace(path)  # at once: another process never loads half of it
-    return path
+        _sum_of(partial).write_text(_digest(partial))
+        for file in (partial, _sum_of(partial)):
+            file.replace(path.parent / file.name)  # at once: another process never loads half of it
+    return ctypes.CDLL(str(path))
+
+
+def _sum_of(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _processor() -> str:

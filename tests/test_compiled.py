@@ -1,0 +1,204 @@
+"""The compiled kernel: what it computes at its edges, how it is built, and what happens where it cannot be."""
+
+import importlib
+
+import pytest
+import torch
+
+import regard
+from regard.layout import tiles as tiling
+from regard.layout.tiles import tiles
+from regard.pattern import Band, Blocks2D, Causal, Chunks, Full, Global, Keys, RandomBlocks
+
+native = importlib.import_module("regard.attend.native")
+
+needs_kernel = pytest.mark.skipif(native.library() is None, reason=native.missing())
+BIG = Chunks(64, 1, 1) | Global(64) | RandomBlocks(64, 3, 1024)
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads, and puts it back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+# ---------------------------------------------------------------------------------------------- what it computes
+@needs_kernel
+@pytest.mark.parametrize("many", [2, 3, 4])
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("pattern", [Band(9, 30), Band(5, 5, 7) | Keys(0, 3), Global(2) | Band(3, 3)], ids=repr)
+def test_threads_change_nothing(pattern, heads, many, rand, threads):
+    """Fails if heads that are fewer than the threads, or pieces of a sequence, lose or double a share of a gradient."""
+    inputs = [rand(1, heads, 500, 16).requires_grad_() for _ in range(3)]
+    weight = rand(1, heads, 500, 16)
+    results = []
+    for backend, count in (("reference", 1), ("compiled", 1), ("compiled", many)):
+        threads(count)
+        out = regard.attend(*inputs, pattern=pattern, backend=backend)
+        results.append([out, *torch.autograd.grad(out, inputs, weight)])
+    for got in results[1:]:
+        for x, want in zip(got, results[0], strict=True):
+            torch.testing.assert_close(x, want, rtol=0, atol=1e-12)
+
+
+@needs_kernel
+def test_it_gives_the_same_bits_each_time(rand, threads):
+    """Fails if the order of sums depends on which thread comes first."""
+    threads(2)
+    inputs = [rand(2, 3, 400, 32, dtype=torch.float32).requires_grad_() for _ in range(3)]
+
+    def once():
+        out = regard.attend(*inputs, pattern=Band(40, 40) | Keys(0, 9), backend="compiled")
+        return [out, *torch.autograd.grad(out.square().sum(), inputs)]
+
+    first = once()
+    assert all(torch.equal(x, y) for _ in range(5) for x, y in zip(once(), first, strict=True))
+
+
+@needs_kernel
+@pytest.mark.parametrize("size", [1e-3, 1.0, 30.0, 1e4])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 3e-6), (torch.float64, 1e-13)])
+def test_scores_of_any_size(size, dtype, atol, rand):
+    """Fails if the exponential is rough, or large scores overflow, above all where they grow from tile to tile."""
+    q, k, v = rand(1, 2, 300, 16), rand(1, 2, 300, 16), rand(1, 2, 300, 16)
+    k = k * torch.linspace(0, size, 300, dtype=torch.float64)[:, None]
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    want = regard.attend(q.double(), k.double(), v.double(), backend="reference")
+    got = regard.attend(q, k, v, pattern=Full(), backend="compiled")
+    rough = 1 if dtype == torch.float64 else max(1.0, size)  # the scores themselves have seven figures
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=atol * rough)
+
+
+@needs_kernel
+def test_what_is_not_a_number_spreads_as_far_as_it_is_seen(rand):
+    """Fails if NaN is swallowed where it is seen, or goes further than the tiles that hold it."""
+    q, k, v = (rand(1, 1, 400, 16) for _ in range(3))
+    k[0, 0, 100] = v[0, 0, 100] = torch.nan
+    out = regard.attend(q, k, v, pattern=Band(10, 10), backend="compiled")[0, 0]
+    assert out[90:111].isnan().all() and out[192:].isfinite().all() and out[:32].isfinite().all()
+
+
+@needs_kernel
+def test_what_it_refuses(rand):
+    """Fails if it pretends to do what it cannot."""
+    q = rand(1, 2, 50, 8)
+    with pytest.raises(regard.Unsupported, match="float32 or float64, not in torch.bfloat16"):
+        regard.attend(q.bfloat16(), q.bfloat16(), q.bfloat16(), backend="compiled")
+    with pytest.raises(regard.Unsupported, match="no priors"):
+        regard.attend(q, q, q, prior=regard.ALiBi(2).double(), backend="compiled")
+    with pytest.raises(regard.Unsupported, match="in a row"):
+        regard.attend(q, q, q, k_at=torch.arange(50), backend="compiled")
+
+
+# ---------------------------------------------------------------------------------------------- tiles
+def covered(work, n, m):
+    """How often each pair (n m) is computed."""
+    counts = torch.zeros(n, m, dtype=torch.long)
+    for part in work:
+        bits = (part.masks[part.mask.long()][:, :, None] >> torch.arange(64)) & 1  # tiles, keys, queries
+        rows = torch.repeat_interleave(torch.arange(len(part.first) - 1), part.first.diff())
+        for row, column, mask in zip(rows.tolist(), part.column.tolist(), bits.mT, strict=True):
+            q, k = torch.arange(row * 64, min(row * 64 + 64, part.n)), torch.arange(column * 64, min(column * 64 + 64, part.m))
+            assert not mask[len(q) :].any() and not mask[:, len(k) :].any()
+            q, k = (x if order is None else order[x] for x, order in ((q, part.q_order), (k, part.k_order)))
+            counts[q[:, None], k] += mask[: len(q), : len(k)]
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("pattern", "n", "m"),
+    [
+        (Full(), 130, 70), (Causal(), 200, 200), (Band(9, 2), 1, 1), (Band(70, 3), 1100, 1030), (Band(3, 3, 5) | Keys(0, 9), 300, 310),
+        (Blocks2D(24, 4, 4, 2, 3, 3, 2), 500, 500), (Chunks(64, 1, 1) | RandomBlocks(64, 2, 20), 1200, 1200), (Keys(5, 9) & ~Causal(), 99, 99),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_every_seen_pair_stands_in_one_tile(pattern, n, m):
+    """Fails if a tile is missing, doubled, or masked wrongly, at the end of the sequence above all."""
+    assert torch.equal(covered(tiles(pattern, n, m), n, m), pattern.dense(n, m).long())
+
+
+def test_no_table_of_all_tiles_is_made(monkeypatch):
+    """Fails if a million tokens would ask for (n / 64) x (n / 64) entries; a window looks at tiles in proportion to n."""
+    asked = []
+    usual = tiling.table_on
+    monkeypatch.setattr(tiling, "table_on", lambda *args: asked.append(args[2].shape[0] * args[3].shape[0]) or usual(*args))
+    for n in (1 << 15, 1 << 16):
+        asked.append(0)
+        tiling._part(Band(128, 128), None, n, n, 0, 0)
+    half, whole = sum(asked[: asked[1:].index(0) + 1]), sum(asked[asked[1:].index(0) + 1 :])
+    assert whole < 2.5 * half + (1 << 12) and max(asked) <= (1 << 16) // 64 * 64
+
+
+def test_many_tokens_take_little():
+    """Fails if the list of tiles grows faster than what is seen."""
+    for pattern, most in ((Band(128, 128), 1 << 20), (BIG, 4 << 20), (Band(64, 64, 128), 8 << 20)):
+        assert sum(part.nbytes() for part in tiling._work(pattern, 1 << 16, 1 << 16, 0, 0)) < most
+
+
+# ---------------------------------------------------------------------------------------------- building
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """load(NAME=value): the kernel as a process with an empty cache and these variables would find it, or why it would not."""
+
+    def again(**environment):
+        for name, value in {"REGARD_CACHE": str(tmp_path / "cache"), **environment}.items():
+            monkeypatch.setenv(name, value)
+        return native._load.__wrapped__()
+
+    return again
+
+
+def test_it_can_be_turned_off(load):
+    """Fails if somebody who wants no compiler is given one."""
+    assert load(REGARD_COMPILED="0") == "REGARD_COMPILED=0 is set"
+
+
+def test_without_a_compiler_somebody_is_told_what_to_install(load, tmp_path):
+    """Fails if a machine without a compiler stops the library, or hears nothing."""
+    assert load(PATH=str(tmp_path)) == "no C++ compiler was found: install g++, or name one in CXX"
+
+
+def test_without_a_kernel_all_else_works(monkeypatch, rand):
+    """Fails if the library needs it."""
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(native, "missing", lambda: "there is none")
+    q, pattern = rand(1, 2, 300, 16), Band(9, 11)
+    want = regard.attend(q, q, q, pattern=pattern, backend="reference")
+    torch.testing.assert_close(regard.attend(q, q, q, pattern=pattern), want)
+    assert regard.explain(Band(9, 12), 4096).backend == "sparse"
+    with pytest.raises(regard.Unsupported, match="there is none"):
+        regard.attend(q, q, q, pattern=pattern, backend="compiled")
+
+
+def test_a_compiler_that_fails_is_no_disaster(load, tmp_path):
+    """Fails if an error of the compiler becomes ours, or leaves something behind."""
+    fake = tmp_path / "fake++"
+    fake.write_text("#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'cannot do that' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    assert load(CXX=str(fake)) == f"{fake} could not build it: cannot do that"
+    assert not list((tmp_path / "cache").iterdir())
+
+
+@needs_kernel
+def test_a_spoilt_library_is_built_again(load, tmp_path):
+    """Fails if a file that was cut short in the cache ends the process, which loading it would do."""
+    assert load().forward_float
+    (built,) = (tmp_path / "cache").glob("kernel-*.so")
+    built.write_bytes(built.read_bytes()[:1000])
+    assert native._opened(built) is None and load().forward_float
+    assert built.stat().st_size > 1000
+
+
+@needs_kernel
+def test_a_cache_that_cannot_be_written(load, tmp_path):
+    """Fails if a file where the folder should be stops the library."""
+    (tmp_path / "cache").write_text("I am a file")
+    assert "could not be built or loaded" in load()
+
+
+def test_the_sources_are_part_of_the_package():
+    """Fails if somebody who installs the package has no kernel to build."""
+    assert all((native.HERE / name).exists() for name in native.SOURCES)
