@@ -369,9 +369,8 @@ def test_the_choice_for_a_call(rand):
     q, k, v = qkv(rand, 400)
     common = {"prior": None, "mask": None, "marks": None, "scale": None, "q_at": 0, "k_at": 0}
     call = attending.call.make_call(q, k, v, pattern=Band(4, 4), **common)
-    assert attending.choose(call) == choosing._by_cost(
-        TILES[-1], Band(4, 4), 400, 400, 0, 0, 8, 8, False, torch.get_num_threads()
-    )
+    threads = torch.get_num_threads()
+    assert attending.choose(call) == choosing._by_cost(TILES[-1], Band(4, 4), 400, 400, 0, 0, 8, 8, False, threads)
     scattered = attending.call.make_call(q, k, v, pattern=Band(4, 4), **{**common, "k_at": torch.arange(400)})
     assert attending.choose(scattered).reason == "sparse cannot: the keys do not stand in a row"
 

@@ -84,7 +84,7 @@ def test_what_is_not_a_number_spreads_as_far_as_it_is_seen(rand):
 def test_what_it_refuses(rand):
     """Fails if it pretends to do what it cannot."""
     q = rand(1, 2, 50, 8)
-    with pytest.raises(regard.Unsupported, match="float32 or float64, not in torch.bfloat16"):
+    with pytest.raises(regard.Unsupported, match="float32 or float64, not in"):
         regard.attend(q.bfloat16(), q.bfloat16(), q.bfloat16(), backend="compiled")
     with pytest.raises(regard.Unsupported, match="no priors"):
         regard.attend(q, q, q, prior=regard.ALiBi(2).double(), backend="compiled")
@@ -110,8 +110,9 @@ def covered(work, n, m):
 @pytest.mark.parametrize(
     ("pattern", "n", "m"),
     [
-        (Full(), 130, 70), (Causal(), 200, 200), (Band(9, 2), 1, 1), (Band(70, 3), 1100, 1030), (Band(3, 3, 5) | Keys(0, 9), 300, 310),
-        (Blocks2D(24, 4, 4, 2, 3, 3, 2), 500, 500), (Chunks(64, 1, 1) | RandomBlocks(64, 2, 20), 1200, 1200), (Keys(5, 9) & ~Causal(), 99, 99),
+        (Full(), 130, 70), (Causal(), 200, 200), (Band(9, 2), 1, 1), (Band(70, 3), 1100, 1030),
+        (Band(3, 3, 5) | Keys(0, 9), 300, 310), (Blocks2D(24, 4, 4, 2, 3, 3, 2), 500, 500),
+        (Chunks(64, 1, 1) | RandomBlocks(64, 2, 20), 1200, 1200), (Keys(5, 9) & ~Causal(), 99, 99),
     ],
     ids=repr,
 )  # fmt: skip
@@ -187,7 +188,9 @@ def test_a_spoilt_library_is_built_again(load, tmp_path):
     """Fails if a file that was cut short in the cache ends the process, which loading it would do."""
     assert load().forward_float
     (built,) = (tmp_path / "cache").glob("kernel-*.so")
-    built.write_bytes(built.read_bytes()[:1000])
+    whole = built.read_bytes()
+    built.unlink()  # this process has it in use
+    built.write_bytes(whole[:1000])
     assert native._opened(built) is None and load().forward_float
     assert built.stat().st_size > 1000
 

@@ -78,19 +78,8 @@ def choose(call: Call) -> Choice:
     way = "sparse" if compiled.refuses(call) else "compiled"
     if min(n, m) < SMALL[way]:
         return FEW_TOKENS
-    heads, e = call.q.shape[0] * call.q.shape[1], call.q.shape[3]
-    return _by_cost(
-        way,
-        call.pattern.given(False, False),
-        n,
-        m,
-        call.q_at,
-        sparse._start(call),
-        heads,
-        e,
-        call.grad(),
-        torch.get_num_threads(),
-    )
+    plain, heads, e = call.pattern.given(False, False), call.q.shape[0] * call.q.shape[1], call.q.shape[3]
+    return _by_cost(way, plain, n, m, call.q_at, sparse._start(call), heads, e, call.grad(), torch.get_num_threads())
 
 
 def _on_accelerator(call: Call) -> Choice:
@@ -119,7 +108,8 @@ def _by_cost(
 
 
 def _compiled(costs: Costs, p: Pattern, n: int, m: int, q_at: int, k_at: int, each: float, grad: bool) -> float:
-    assert costs.compiled_call is not None and costs.compiled_score is not None
+    assert costs.compiled_call is not None
+    assert costs.compiled_score is not None
     scores = sum(part.scores() for part in tiles(p, n, m, q_at=q_at, k_at=k_at))
     return (costs.compiled_call + costs.compiled_score * each * scores) * (1 + BACKWARD if grad else 1)
 
@@ -218,7 +208,7 @@ def _whole(x: Tensor) -> Call:
 def _best(
     calls: dict[tuple[str, int], Callable[[Tensor], Tensor]], heads: int, rounds: int = 6, at_once: int = 3
 ) -> dict[tuple[str, int], float]:
-    """The shortest time of each call, by turns of a few each: the first of them finds the caches cold and the threads asleep."""
+    """The shortest time of each call, by turns of a few: the first of them finds caches cold and threads asleep."""
     make = torch.Generator().manual_seed(0)
     inputs = {key: torch.randn(1, heads, key[1], WIDTH, generator=make) for key in calls}
     best = dict.fromkeys(calls, float("inf"))

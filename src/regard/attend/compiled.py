@@ -54,7 +54,8 @@ def run(call: Call) -> Tensor:
         return over(call.q, call.k, call.v, work, call.scale, call.mask)
     examples = []
     for i, marks in enumerate(call.marks):
-        q, k, v, mask = (None if x is None else x[i : i + 1] for x in (call.q, call.k, call.v, call.mask))
+        q, k, v = (x[i : i + 1] for x in (call.q, call.k, call.v))
+        mask = None if call.mask is None else call.mask[i : i + 1]
         more = [picked(*one) for one in added(call, marks)]
         examples.append(over(q, k, v, Work((*work, *more)), call.scale, mask))
     return torch.cat(examples)

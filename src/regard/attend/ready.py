@@ -41,7 +41,8 @@ def put(call: Call, backend: str, pattern: Pattern, scale: float | None) -> None
     straight = q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
     if not straight or call.q_at or not isinstance(call.k_at, int) or call.k_at:
         return
-    run = {"sdpa": _dense, "compiled": _compiled}.get(backend, lambda call: None)(call)
+    ways: dict[str, Callable[[Call], Run | None]] = {"sdpa": _dense, "compiled": _compiled}
+    run = ways[backend](call) if backend in ways else None
     if run is None:
         return
     if len(_ready) >= MOST:

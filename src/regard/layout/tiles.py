@@ -36,7 +36,7 @@ class Tiles:
     k_order: Tensor | None = None
 
     def scores(self) -> float:
-        """About how many are computed, and what else there is to do as so many: of a tile that is not full a part is left out."""
+        """About how many are computed, with what else there is to do: of a tile that is not full, a part is left out."""
         bits = np.unpackbits(self.masks.numpy().view(np.uint8), axis=1).sum(1)
         each = torch.from_numpy(bits.astype(np.float64) + SIDE * SIDE) / 2
         return each[self.mask.long()].sum().item() + TURN * self.n
