@@ -9,7 +9,7 @@ import pytest
 import torch
 
 attend = importlib.import_module("regard.attend")  # the module: `regard.attend` is the function of that name
-native = importlib.import_module("regard.attend.native")
+native = importlib.import_module("regard.native")
 
 
 def pytest_configure(config):

@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import regard.pattern
-from regard.attend import compiled, native
+from regard import native
+from regard.attend import compiled
 from regard.attend.fused import attend as fused
 from regard.layout import layout
 from regard.layout.tiles import tiles as tiles_of

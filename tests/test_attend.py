@@ -33,7 +33,7 @@ from regard.prior import Gaussian
 
 attending = importlib.import_module("regard.attend")
 choosing = importlib.import_module("regard.attend.choose")
-native = importlib.import_module("regard.attend.native")
+native = importlib.import_module("regard.native")
 flex = importlib.import_module("regard.attend.flex")
 
 TILES = ["sparse", *(["compiled"] if native.library() else [])]  # what computes only the tiles that hold a seen pair

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import regard
+from regard import running
 from regard.layout import tiles as tiling
 from regard.layout.tiles import tiles
 from regard.pattern import Band, Blocks2D, Causal, Chunks, Full, Global, Keys, RandomBlocks
 
-native = importlib.import_module("regard.attend.native")
+native = importlib.import_module("regard.native")
 
 needs_kernel = pytest.mark.skipif(native.library() is None, reason=native.missing())
 BIG = Chunks(64, 1, 1) | Global(64) | RandomBlocks(64, 3, 1024)
@@ -90,6 +91,48 @@ def test_what_it_refuses(rand):
         regard.attend(q, q, q, prior=regard.ALiBi(2).double(), backend="compiled")
     with pytest.raises(regard.Unsupported, match="in a row"):
         regard.attend(q, q, q, k_at=torch.arange(50), backend="compiled")
+
+
+# ---------------------------------------------------------------------------------------------- causal linear attention
+@needs_kernel
+@pytest.mark.parametrize("many", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("b", "h", "n", "r", "f"),
+    [(1, 1, 64, 16, 16), (2, 3, 200, 16, 32), (1, 1, 333, 20, 24), (1, 2, 130, 64, 64), (1, 5, 65, 3, 7), (1, 1, 1000, 130, 8)],
+)
+def test_running_sums(b, h, n, r, f, many, rand, threads):
+    """Fails if a chunk, a piece of the sequence or the state before it is lost or doubled, forward or backward."""
+    threads(many)
+    q, k, v, state = inputs = [rand(b, h, *shape).requires_grad_() for shape in ((n, r), (n, r), (n, f), (r, f + 1))]
+    values = torch.cat((v, torch.ones_like(v[..., :1])), -1)
+    sums = (q @ k.mT).tril() @ values + q @ state
+    want = sums[..., :-1], sums[..., -1:], state + k.mT @ values
+    got = running.add_counted(*inputs, 64)
+    weights = [rand(*x.shape) for x in want]
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-9)
+    grads = [torch.autograd.grad(sum((x * w).sum() for x, w in zip(out, weights, strict=True)), inputs) for out in (got, want)]
+    for x, y in zip(*grads, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-8)
+
+
+@needs_kernel
+def test_running_sums_by_products_are_the_same(rand, monkeypatch):
+    """Fails if what runs without the kernel, or under torch.func, is something else."""
+    q, k, v, state = rand(2, 2, 150, 5), rand(2, 2, 150, 5), rand(2, 2, 150, 9), rand(2, 2, 5, 10)
+    got = running.add_counted(q, k, v, state, 32)
+    mapped = torch.func.vmap(lambda *x: running.add_counted(*(t[None] for t in x), 32))(q, k, v, state)
+    monkeypatch.setattr(native, "library", lambda: None)
+    for x, y, z in zip(got, running.add_counted(q, k, v, state, 32), mapped, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
+        torch.testing.assert_close(z[:, 0], y, rtol=0, atol=1e-10)
+
+
+@needs_kernel
+def test_running_sums_have_a_second_derivative(rand):
+    """Fails if a gradient penalty on causal linear attention vanishes, or is refused."""
+    inputs = [rand(1, 1, 66, 2).requires_grad_() for _ in range(3)]
+    assert torch.autograd.gradgradcheck(lambda q, k, v: running.add_counted(q, k, v, None, 64)[:2], inputs)
 
 
 # ---------------------------------------------------------------------------------------------- tiles

@@ -17,14 +17,13 @@ what is kept for the backward pass n / chunk states.  No factor above 1 is ever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.common import by_hand
+from regard.running import add_counted, in_a_row, in_chunks
 
 Update = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", int], tuple[Tensor, Tensor]]
 
@@ -39,91 +38,28 @@ def add(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | No
     return out, state[..., :-1]
 
 
-def add_counted(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What `add` gives (b h n f), Σ_j q_i·k_j beside it (b h n 1), and the state Σ k (v 1)ᵀ (b h r f+1).
-
-    A 1 beside each value would do the same, but makes rows of odd length, which are slower than a sum of their own.
-    """
-    n = q.shape[2]
-    parts = _chunks([t.contiguous() for t in (q, k, v)], min(chunk, n))  # else each product copies them anew
-    state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3] + 1) if state is None else state
-    out, count, *after = by_hand(_AddCounted, *parts, state[..., :-1], state[..., -1:])
-    return _whole(out, n), _whole(count, n), torch.cat(after, -1)
-
-
-class _AddCounted(torch.autograd.Function):
-    """q and k (b h c t r), v (b h c t f) in c chunks of t tokens, S (b h r f), z (b h r 1) -> out, count, and S and z after.
-
-    By hand, since it needs nothing for its backward pass but what it is given: scores and states are computed again.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        scores = (q @ k.mT).tril_()
-        (before, s), (below, z) = _running(k.mT @ v, s), _running(k.sum(3)[..., None], z)
-        return _plus_(scores @ v, q, before), scores.sum(-1, keepdim=True) + q @ below, s, z
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, out: Tensor, count: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        """Given those of out, count, S and z.  Those of a state are of all later chunks, and are summed up from behind."""
-        q, k, v, first, least = ctx.saved_tensors
-        scores = (q @ k.mT).tril_()
-        before, below = _running(k.mT @ v, first)[0], _running(k.sum(3)[..., None], least)[0]
-        (after, ds), (above, dz) = _running(q.mT @ out, s, back=True), _running(q.mT @ count, z, back=True)
-        dscores = (out @ v.mT).add_(count).tril_()
-        dq = _plus_(out @ before.mT, dscores, k).addcmul_(count, below.mT)
-        dk = _plus_(v @ after.mT, dscores.mT, q).add_(above.mT)
-        dv = _plus_(scores.mT @ out, k, after)
-        return dq, dk, dv, ds, dz
-
-
-def _running(each: Tensor, first: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
-    """first + Σ each (b h c ...), over the chunks before each one, or with `back` over those after it; and over all.
-
-    In a loop and in place: over chunks of this size `cumsum` takes ten times as long.
-    """
-    now, chunks = first, range(each.shape[2])
-    for i in reversed(chunks) if back else chunks:
-        part = each[:, :, i]
-        now, before = now + part, now
-        part.copy_(before)
-    return each, now
-
-
-def _plus_(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """x + a @ b, (b h c ...), in place."""
-    x.flatten(0, 2).baddbmm_(a.flatten(0, 2), b.flatten(0, 2))
-    return x
-
-
 def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """g S + k vᵀ, with one g for a token and head: retention, and the gate of random feature attention."""
     assert gate is not None
-    n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate.clamp(min=LEAST)[..., None]), min(chunk, q.shape[2]))
+    n, (q, k, v, gate) = q.shape[2], in_chunks((q, k, v, gate.clamp(min=LEAST)[..., None]), min(chunk, q.shape[2]))
     past = gate.cumsum(3)  # (b h chunks c 1): how much has gone by the end of each token
     last = past[..., -1:, :]
     within = (past - past.transpose(-1, -2)).tril_().exp()  # above the diagonal it could overflow, and is cut off below
     before, state = _carried(k.transpose(-1, -2) @ (v * (last - past).exp()), last.exp(), state)
     out = (q @ k.transpose(-1, -2) * within).tril_() @ v + past.exp() * (q @ before)
-    return _whole(out, n), state
+    return in_a_row(out, n), state
 
 
 def decay_each(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """diag(g) S + k vᵀ: gated linear attention."""
     assert gate is not None
     size = 1 << (min(chunk, q.shape[2]) - 1).bit_length()  # halves are halved again
-    n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate.clamp(min=LEAST)), size)
+    n, (q, k, v, gate) = q.shape[2], in_chunks((q, k, v, gate.clamp(min=LEAST)), size)
     past = gate.cumsum(3)
     last = past[..., -1:, :]
     before, state = _carried((k * (last - past).exp()).transpose(-1, -2) @ v, last.exp().transpose(-1, -2), state)
     out = (q * past.exp()) @ before + _halves(q, k, v, past)
-    return _whole(out, n), state
+    return in_a_row(out, n), state
 
 
 def _halves(q: Tensor, k: Tensor, v: Tensor, past: Tensor) -> Tensor:
@@ -156,14 +92,14 @@ def delta(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | 
     The rows that token i writes are u_i − w_iᵀ S_before, where (I + tril(β K Kᵀ, −1)) (U W) = β (V K).
     """
     assert gate is not None
-    n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate[..., None]), min(chunk, q.shape[2]))
+    n, (q, k, v, gate) = q.shape[2], in_chunks((q, k, v, gate[..., None]), min(chunk, q.shape[2]))
     keys, width = k.transpose(-1, -2), v.shape[-1]
     mixed = (k * gate @ keys).tril_(-1)
     written = torch.linalg.solve_triangular(mixed, torch.cat((v, k), -1) * gate, upper=False, unitriangular=True)
     u, w = written[..., :width], written[..., width:]
     inside = (q @ keys).tril_()
     before, state = _carried(keys @ u, torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) - keys @ w, state, product=True)
-    return _whole(inside @ u + (q - inside @ w) @ before, n), state
+    return in_a_row(inside @ u + (q - inside @ w) @ before, n), state
 
 
 def _carried(each: Tensor, keep: Tensor, state: Tensor | None, *, product: bool = False) -> tuple[Tensor, Tensor]:
@@ -177,14 +113,3 @@ def _carried(each: Tensor, keep: Tensor, state: Tensor | None, *, product: bool 
         states.append(now)
         now = new + (factor @ now if product else factor * now)
     return torch.stack(states, 2), now
-
-
-def _chunks(parts: Sequence[Tensor], size: int) -> list[Tensor]:
-    """(b h n r) -> (b h n/size size r), filled up with zeros, which write nothing and take nothing away."""
-    fill = -parts[0].shape[2] % size
-    return [(F.pad(x, (0, 0, 0, fill)) if fill else x).unflatten(2, (-1, size)) for x in parts]
-
-
-def _whole(x: Tensor, n: int) -> Tensor:
-    """The chunks in a row again, without what they were filled up with."""
-    return x.flatten(2, 3)[:, :, :n]

@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.attend import compiled, flex, fused, native, reference, sdpa, sparse
+from regard import native
+from regard.attend import compiled, flex, fused, reference, sdpa, sparse
 from regard.attend.call import Call, make_call
 from regard.cache import folder
 from regard.layout import Layout, layout

@@ -10,18 +10,13 @@ import ctypes
 from struct import Struct
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attend import native
+from regard import native
 from regard.attend.call import Call
 from regard.attend.pieces import added, by_head, grows
 from regard.errors import Unsupported
 from regard.layout.tiles import Tiles, Work, picked, tiles
-
-NAMES = {torch.float32: "float", torch.float64: "double"}
-WHOLE = 16  # widths are filled up to a multiple: a whole number of vectors on every machine
-
 
 _PART = Struct("2q2Pq4P")  # the structures of the kernel, field by field
 _CALL = Struct("5qd" + 5 * "P3q" + "PqP")
@@ -32,7 +27,7 @@ def refuses(call: Call) -> str | None:
     """Why it cannot do this; None: it can."""
     if call.q.device.type != "cpu":
         return f"it runs on the CPU, not on {call.q.device.type}"
-    if call.q.dtype not in NAMES:
+    if call.q.dtype not in native.NAMES:
         return f"it computes in float32 or float64, not in {call.q.dtype}"
     if isinstance(call.k_at, Tensor):
         return "the keys do not stand in a row"
@@ -40,8 +35,8 @@ def refuses(call: Call) -> str | None:
         return "it knows no priors"
     if call.marks is not None and not grows(call.pattern):
         return "marks under ~ take pairs away, and only added ones are laid out"
-    if native.library() is None:
-        return native.missing()
+    if not native.serves(call.q):
+        return native.missing() or "these are no plain tensors: it cannot be traced or transformed"
     return None
 
 
@@ -71,8 +66,8 @@ def work_of(call: Call) -> Work:
 def over(q: Tensor, k: Tensor, v: Tensor, work: Work, scale: float, mask: Tensor | None = None) -> Tensor:
     """Attention over these tiles: q (b h n e), k (b h m e), v (b h m f) -> (b h n f); mask (b m)."""
     f = v.shape[3]
-    wide = -(-max(q.shape[3], f) // WHOLE) * WHOLE
-    q, k, v = (_dense(x, wide) for x in (q, k, v))
+    wide = native.whole(max(q.shape[3], f))
+    q, k, v = (native.dense(x, wide) for x in (q, k, v))
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out: Tensor = _Compiled.apply(q, k, v, work, scale, mask)  # type: ignore[no-untyped-call]
     else:
@@ -86,7 +81,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, work: Work, scale: float, mask: Te
     out = q.new_empty(b, n, h, e).transpose(1, 2)  # as the projection after it wants it
     lse = q.new_empty(b, h, n, 1)
     mask = None if mask is None else mask.contiguous()
-    _function("forward", q.dtype)(_call(q, k, v, out, lse, work, scale, mask))
+    native.run("forward", q.dtype, _call(q, k, v, out, lse, work, scale, mask))
     return out, lse
 
 
@@ -104,15 +99,11 @@ class _Compiled(torch.autograd.Function):
             raise Unsupported("the compiled executor has no second derivative: use backend='reference'")
         q, k, v, out, lse, mask = ctx.saved_tensors
         mask = None if mask is None else mask.contiguous()
-        grad = _dense(grad, q.shape[3])
+        grad = native.dense(grad, q.shape[3])
         ours = [torch.zeros_like(x) for x in (q, k, v)]
-        grads = _GRADS.pack(*_rows(grad, *ours))
-        _function("backward", q.dtype)(_call(q, k, v, out, lse, ctx.work, ctx.scale, mask), grads)
+        grads = _GRADS.pack(*native.rows(grad, *ours))
+        native.run("backward", q.dtype, _call(q, k, v, out, lse, ctx.work, ctx.scale, mask), grads)
         return *ours, None, None, None
-
-
-def _function(name: str, dtype: torch.dtype):  # type: ignore[no-untyped-def]
-    return getattr(native.library(), f"{name}_{NAMES[dtype]}")
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, work: Work, scale: float, mask: Tensor | None) -> bytes:
@@ -122,22 +113,12 @@ def _call(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, work: Work,
         work.made = ctypes.create_string_buffer(b"".join(map(_part, work)))
     real = 0 if mask is None else mask.data_ptr()
     parts = ctypes.addressof(work.made)
-    return _CALL.pack(b, h, k.shape[2], e, torch.get_num_threads(), scale, *_rows(q, k, v, out, lse), real, len(work), parts)
+    return _CALL.pack(
+        b, h, k.shape[2], e, torch.get_num_threads(), scale, *native.rows(q, k, v, out, lse), real, len(work), parts
+    )
 
 
 def _part(part: Tiles) -> bytes:
     orders = (0 if x is None else x.data_ptr() for x in (part.q_order, part.k_order))
     tables = (x.data_ptr() for x in (part.first, part.column, part.mask, part.masks))
     return _PART.pack(part.n, part.m, *orders, len(part.first) - 1, *tables)
-
-
-def _rows(*tensors: Tensor) -> list[int]:
-    """Of each, where it is and its strides but the last."""
-    return [x for tensor in tensors for x in (tensor.data_ptr(), *tensor.stride()[:3])]
-
-
-def _dense(x: Tensor, width: int) -> Tensor:
-    """The kernel reads rows without gaps, and whole vectors of them."""
-    if x.shape[3] < width:
-        return F.pad(x, (0, width - x.shape[3]))
-    return x if x.stride(3) == 1 else x.contiguous()

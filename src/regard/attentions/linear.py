@@ -12,7 +12,8 @@ from regard.common import at_least_single, by_hand, full_precision
 from regard.errors import check_whole
 from regard.feature import EluPlusOne, Feature
 from regard.mixer import Attention, Can, check_batch
-from regard.update import add_counted, decay
+from regard.running import add_counted
+from regard.update import decay
 
 
 class Sums(NamedTuple):

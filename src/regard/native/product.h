@@ -33,6 +33,18 @@ template <class T> inline Vector<T> load(const T* at) { return *reinterpret_cast
 template <class T> inline void store(T* at, Vector<T> x) { *reinterpret_cast<typename Lanes<T>::Unaligned*>(at) = x; }
 template <class T> inline Vector<T> all(T x) { return x - Vector<T>{}; }
 
+template <class T> inline T sum_of(Vector<T> x) {
+    T total = 0;
+    for (int i = 0; i < Lanes<T>::N; i++) total += x[i];
+    return total;
+}
+
+template <class T> inline T dot(const T* x, const T* y, long size) {
+    Vector<T> sum = all(T(0));
+    for (long i = 0; i < size; i += Lanes<T>::N) sum += load(x + i) * load(y + i);
+    return sum_of<T>(sum);
+}
+
 // c[r, :] = (MORE ? c[r, :] : 0) + sum_t a[r * a_row + t * a_step] * b[t, :]  for R rows and C vectors
 template <class T, bool MORE, int R, int C>
 inline void block(const T* a, long a_row, long a_step, const T* b, long b_row, T* c, long c_row, long depth) {

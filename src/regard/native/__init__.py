@@ -1,6 +1,6 @@
-"""The compiled kernel: built once on this machine by its C++ compiler, kept in the cache, and loaded.
+"""Compiled kernels: built once on this machine by its C++ compiler, kept in the cache, and loaded.
 
-It is a plain shared library, without a line of PyTorch in it, so it is built in seconds and called through ctypes.  Where there
+They are a plain shared library, without a line of PyTorch in it, built in seconds and called through ctypes.  Where there
 is no compiler, or `REGARD_COMPILED=0` is set, `library` gives None and everything runs without it.
 """
 
@@ -18,12 +18,19 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack as _transforms  # of torch.func
+from torch.nn import Parameter
 
 from regard.cache import folder
 
 HERE = Path(__file__).parent
-SOURCES = ("attention.cpp", "product.h")
+SOURCES = ("attention.cpp", "linear.cpp")
+HEADERS = ("product.h", "rows.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+NAMES = {torch.float32: "float", torch.float64: "double"}
+WHOLE = 16  # widths are filled up to a multiple: a whole number of vectors on every machine
 SECONDS = 120  # a build that takes longer is given up
 
 
@@ -41,13 +48,41 @@ def missing() -> str:
     return found if isinstance(found, str) else ""
 
 
+def serves(x: Tensor) -> bool:
+    """Whether the kernel can read it: numbers that are there, on a CPU, and not a stand-in for some."""
+    plain = type(x) in (Tensor, Parameter) and x.device.type == "cpu" and x.dtype in NAMES
+    return plain and not torch.compiler.is_compiling() and _transforms() is None and library() is not None
+
+
+def run(name: str, dtype: torch.dtype, *structures: bytes) -> None:
+    """Call a function of the kernel for this type; the structures hold addresses, so their tensors must be alive."""
+    getattr(library(), f"{name}_{NAMES[dtype]}")(*structures)
+
+
+def rows(*tensors: Tensor) -> list[int]:
+    """Of each tensor (b h n e), where it is and its strides but the last, as the kernel's `Rows`."""
+    return [x for tensor in tensors for x in (tensor.data_ptr(), *tensor.stride()[:3])]
+
+
+def whole(width: int) -> int:
+    """The width that the kernel takes instead."""
+    return -(-width // WHOLE) * WHOLE
+
+
+def dense(x: Tensor, width: int) -> Tensor:
+    """x (b h n e) with rows without gaps, filled up with zeros to this width."""
+    if x.shape[3] < width:
+        return F.pad(x, (0, width - x.shape[3]))
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
 @lru_cache(1)
 def _load() -> ctypes.CDLL | str:
     if os.environ.get("REGARD_COMPILED") == "0":
         return "REGARD_COMPILED=0 is set"
     if sys.platform != "linux":
         return f"it is built on Linux only, not on {sys.platform}"
-    compiler = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++")
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
     if compiler is None:
         return "no C++ compiler was found: install g++, or name one in CXX"
     try:
@@ -61,7 +96,7 @@ def _load() -> ctypes.CDLL | str:
 
 def _path(compiler: str) -> Path:
     """Where the library for this source, compiler and processor is kept."""
-    made_of = [(HERE / name).read_bytes() for name in SOURCES]
+    made_of = [(HERE / name).read_bytes() for name in (*SOURCES, *HEADERS)]
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
     whole = b"\0".join([*made_of, version, _processor().encode(), " ".join(FLAGS).encode()])
     return folder() / f"kernel-{hashlib.sha256(whole).hexdigest()[:16]}.so"
@@ -80,7 +115,7 @@ def _build(compiler: str, path: Path) -> ctypes.CDLL:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as place:
         partial = Path(place) / path.name
-        command = [compiler, *FLAGS, str(HERE / SOURCES[0]), "-o", str(partial), *_runtime()]
+        command = [compiler, *FLAGS, *(str(HERE / name) for name in SOURCES), "-o", str(partial), *_runtime()]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS)
         _sum_of(partial).write_text(_digest(partial))
         for file in (partial, _sum_of(partial)):

@@ -3,21 +3,15 @@
 // A tile is 64 queries by 64 keys.  Its scores are kept transposed, a row of 64 queries for each key: then keys and values are
 // read as they stand in memory, and the softmax runs down vectors, without a reduction inside of one.  Queries come in strips
 // of two vectors, and of each tile a strip computes only the keys from the first to the last that one of its queries sees.
-#include "product.h"
+#include "rows.h"
 
-#include <algorithm>
 #include <cmath>
-#include <memory>
 #include <numeric>
 #include <vector>
 
-constexpr int SIDE = 64;
 template <class T> constexpr T SLACK = T(8);  // exp of it is far from overflow
 
-struct Rows {  // a tensor (batch heads length width) whose last axis is dense; strides in numbers
-    char* data;
-    long batch, head, row;
-};
+namespace {
 
 struct Part {  // the tiles of one order of the tokens
     long n, m;
@@ -41,63 +35,6 @@ struct Grads {
     Rows out, q, k, v;
 };
 
-namespace {
-
-template <class T> T* head_of(const Rows& x, long b, long h) { return reinterpret_cast<T*>(x.data) + b * x.batch + h * x.head; }
-
-template <class T> struct Strip {
-    static constexpr int queries = VECTORS * Lanes<T>::N, count = SIDE / queries;
-    // Where a row begins for the queries from `lane` on, in strips of so many rows.
-    static long at(long lane, long row, long rows) { return lane / queries * rows * queries + row * queries + lane % queries; }
-};
-
-template <class T> struct Buffer {  // starts at a cache line
-    std::unique_ptr<T[]> held;
-    T* data;
-    explicit Buffer(long size) : held(new T[size + 64 / sizeof(T)]) {
-        data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(held.get()) + 63) & ~uintptr_t(63));
-    }
-};
-
-// The tokens of one row or column of tiles: 64, or fewer at the end.
-struct Tokens {
-    const long* order;
-    long start, count;
-
-    Tokens(const long* all, long tile, long n) : order(all), start(tile * SIDE), count(std::min<long>(SIDE, n - start)) {}
-    long operator[](long i) const { return order ? order[start + i] : start + i; }
-
-    // Their rows of x, as they stand where they stand in a row, else copied together; `stride` is from one to the next.
-    template <class T> const T* rows(const T* x, long row, long width, T* space, long& stride) const {
-        stride = order ? width : row;
-        if (!order) return x + start * row;
-        for (long i = 0; i < count; i++) std::copy_n(x + order[start + i] * row, width, space + i * width);
-        return space;
-    }
-    // Strips (strips width queries) of x * scale, with zeros past the end.
-    template <class T> void strips(const T* x, long row, long width, T scale, T* to) const {
-        constexpr int N = Lanes<T>::N;
-        for (long lane = 0; lane < SIDE; lane += N)
-            for (long j = 0; j < width; j += N) {
-                Vector<T> own[N];
-                for (int i = 0; i < N; i++) own[i] = lane + i < count ? load(x + (*this)[lane + i] * row + j) * all(scale) : all(T(0));
-                transpose<T>(own);
-                for (int i = 0; i < N; i++) store(to + Strip<T>::at(lane, j + i, width), own[i]);
-            }
-    }
-    // x = the strips, each query times its scale
-    template <class T> void put(const T* from, const T* scale, T* x, long row, long width) const {
-        constexpr int N = Lanes<T>::N;
-        for (long lane = 0; lane < count; lane += N)
-            for (long j = 0; j < width; j += N) {
-                Vector<T> own[N];
-                for (int i = 0; i < N; i++) own[i] = load(from + Strip<T>::at(lane, j + i, width)) * load(scale + lane);
-                transpose<T>(own);
-                for (int i = 0; i < N && lane + i < count; i++) store(x + (*this)[lane + i] * row + j, own[i]);
-            }
-    }
-};
-
 // Which pairs of a tile are seen: for each key a bit a query, and for each strip the keys lo..hi-1.
 template <class T> struct Seen {
     using Word = typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type;
@@ -114,7 +51,7 @@ template <class T> struct Seen {
         }
         bool some = false;
         for (int g = 0; g < Strip<T>::count; g++) {
-            const uint64_t mine = (~uint64_t(0) >> (SIDE - Strip<T>::queries)) << (g * Strip<T>::queries);
+            const uint64_t mine = (~uint64_t(0) >> (SIDE - Strip<T>::tokens)) << (g * Strip<T>::tokens);
             lo[g] = 0, hi[g] = int(keys.count);
             while (!full && lo[g] < hi[g] && !(bits[lo[g]] & mine)) lo[g]++;
             while (!full && lo[g] < hi[g] && !(bits[hi[g] - 1] & mine)) hi[g]--;
@@ -132,19 +69,11 @@ template <class T> struct Seen {
     }
 };
 
-template <class T> T dot(const T* x, const T* y, long size) {
-    Vector<T> sum = all(T(0));
-    for (long i = 0; i < size; i += Lanes<T>::N) sum += load(x + i) * load(y + i);
-    T total = 0;
-    for (int i = 0; i < Lanes<T>::N; i++) total += sum[i];
-    return total;
-}
-
 // ------------------------------------------------------------------------------------------ forward
 // Scores to weights, in place, for one strip.  `most` and `sum` go on from tile to tile; `most` follows the largest score only
 // where that has grown by more than SLACK, for then what there is of `out` must fade.
 template <class T> void weigh(const Seen<T>& seen, int g, T* s, T* out, long width, T* most, T* sum) {
-    constexpr int N = Lanes<T>::N, queries = Strip<T>::queries;
+    constexpr int N = Lanes<T>::N, queries = Strip<T>::tokens;
     const Vector<T> nothing = all(-std::numeric_limits<T>::infinity());
     for (int lane = 0; lane < queries; lane += N) {
         const Vector<T> before = load(most + lane);
@@ -178,7 +107,7 @@ template <class T> void weigh(const Seen<T>& seen, int g, T* s, T* out, long wid
 
 template <class T> void forward_row(const Call& call, const Part& part, long b, long h, long row, bool fresh, T* space) {
     const T infinity = std::numeric_limits<T>::infinity();
-    const long width = call.width, block = width * SIDE, strip = Strip<T>::queries;
+    const long width = call.width, block = width * SIDE, strip = Strip<T>::tokens;
     T *q = space, *out = q + block, *k_space = out + block, *v_space = k_space + block, *scores = v_space + block;
     T *most = scores + SIDE * strip, *sum = most + SIDE, *share = sum + SIDE;
     T *result = head_of<T>(call.out, b, h), *lse = head_of<T>(call.lse, b, h);
@@ -237,7 +166,7 @@ template <class T> struct Sums {
 
 // Scores (in `s`) to weights, and dP (in `ds`) to dS = P (dP - rowsum(dout out)), in place, for one strip.
 template <class T> void weigh_back(const Seen<T>& seen, int g, T* s, T* ds, const T* lse, const T* shift, T scale) {
-    constexpr int queries = Strip<T>::queries;
+    constexpr int queries = Strip<T>::tokens;
     for (int lane = 0; lane < queries; lane += Lanes<T>::N) {
         const Vector<T> norm = load(lse + lane), less = load(shift + lane);
         for (int i = seen.lo[g]; i < seen.hi[g]; i++) {
@@ -252,7 +181,7 @@ template <class T> void weigh_back(const Seen<T>& seen, int g, T* s, T* ds, cons
 template <class T>
 void backward_row(const Call& call, const Grads& grads, const Part& part, long b, long h, long row, bool fresh, const Sums<T>& sums, T* space) {
     const T infinity = std::numeric_limits<T>::infinity();
-    const long width = call.width, block = width * SIDE, strip = Strip<T>::queries;
+    const long width = call.width, block = width * SIDE, strip = Strip<T>::tokens;
     T *q = space, *dout = q + block, *dq = dout + block, *q_space = dq + block, *dout_space = q_space + block;
     T *k_space = dout_space + block, *v_space = k_space + block, *scores = v_space + block, *dscores = scores + SIDE * strip;
     T *lse = dscores + SIDE * strip, *shift = lse + SIDE, *ones = shift + SIDE;

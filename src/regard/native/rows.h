@@ -1,0 +1,69 @@
+// Tokens by the 64, as rows in memory and as strips: a row for each number of a token, and in it two vectors of tokens.
+#pragma once
+#include "product.h"
+
+#include <algorithm>
+#include <memory>
+
+constexpr int SIDE = 64;
+
+struct Rows {  // a tensor (batch heads length width) whose last axis is dense; strides in numbers
+    char* data;
+    long batch, head, row;
+};
+
+template <class T> T* head_of(const Rows& x, long b, long h) { return reinterpret_cast<T*>(x.data) + b * x.batch + h * x.head; }
+
+template <class T> struct Strip {
+    static constexpr int tokens = VECTORS * Lanes<T>::N, count = SIDE / tokens;
+    // Where a row begins for the tokens from `lane` on, in strips of so many rows.
+    static long at(long lane, long row, long rows) { return lane / tokens * rows * tokens + row * tokens + lane % tokens; }
+};
+
+template <class T> struct Buffer {  // starts at a cache line
+    std::unique_ptr<T[]> held;
+    T* data;
+    explicit Buffer(long size) : held(new T[size + 64 / sizeof(T)]) {
+        data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(held.get()) + 63) & ~uintptr_t(63));
+    }
+};
+
+// 64 tokens, or fewer at the end; `order` nullptr: as they come.
+struct Tokens {
+    const long* order;
+    long start, count;
+
+    Tokens(const long* all, long tile, long n) : order(all), start(tile * SIDE), count(std::min<long>(SIDE, n - start)) {}
+    long operator[](long i) const { return order ? order[start + i] : start + i; }
+
+    // Their rows of x, as they stand where they stand in a row, else copied together; `stride` is from one to the next.
+    template <class T> const T* rows(const T* x, long row, long width, T* space, long& stride) const {
+        stride = order ? width : row;
+        if (!order) return x + start * row;
+        for (long i = 0; i < count; i++) std::copy_n(x + order[start + i] * row, width, space + i * width);
+        return space;
+    }
+    // Strips (strips width tokens) of x * scale, with zeros past the end.
+    template <class T> void strips(const T* x, long row, long width, T scale, T* to) const {
+        constexpr int N = Lanes<T>::N;
+        for (long lane = 0; lane < SIDE; lane += N)
+            for (long j = 0; j < width; j += N) {
+                Vector<T> own[N];
+                for (int i = 0; i < N; i++) own[i] = lane + i < count ? load(x + (*this)[lane + i] * row + j) * all(scale) : all(T(0));
+                transpose<T>(own);
+                for (int i = 0; i < N; i++) store(to + Strip<T>::at(lane, j + i, width), own[i]);
+            }
+    }
+    // x = the strips, each token times its scale
+    template <class T> void put(const T* from, const T* scale, T* x, long row, long width) const {
+        constexpr int N = Lanes<T>::N;
+        for (long lane = 0; lane < count; lane += N)
+            for (long j = 0; j < width; j += N) {
+                Vector<T> own[N];
+                for (int i = 0; i < N; i++) own[i] = load(from + Strip<T>::at(lane, j + i, width)) * load(scale + lane);
+                transpose<T>(own);
+                for (int i = 0; i < N && lane + i < count; i++) store(x + (*this)[lane + i] * row + j, own[i]);
+            }
+    }
+};
+

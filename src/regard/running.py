@@ -1,0 +1,153 @@
+"""Sums that run along the sequence, Σ_{j <= i} k_j v_jᵀ, and what queries find in them: causal linear attention.
+
+On a CPU by a kernel of our own, `native/linear.cpp`, which keeps the state of a head in the cache; elsewhere by products of
+chunks.  Those are of 64 by 64 numbers, which the libraries below PyTorch are slow at, and each goes through memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard import native
+from regard.common import by_hand
+
+LEAST = 64  # tokens: for fewer, such as the next one of a stream, a product does
+
+_CALL = Struct("6q" + 9 * "P3q")  # the structures of the kernel, field by field
+_GRADS = Struct(9 * "P3q")
+
+
+def add_counted(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_{j <= i} (q_i·k_j) v_j (b h n f), Σ_{j <= i} q_i·k_j beside it (b h n 1), and the state Σ k (v 1)ᵀ (b h r f+1).
+
+    A 1 beside each value would do the same, but makes rows of odd length, which are slower than a sum of their own.
+    """
+    state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3] + 1) if state is None else state
+    by_kernel = q.shape[2] >= LEAST and q.numel() > 0 and v.numel() > 0 and native.serves(q)
+    out, count, *after = (_by_kernel if by_kernel else _by_products)(q, k, v, state[..., :-1], state[..., -1:], chunk)
+    return out, count, torch.cat(after, -1)
+
+
+def _by_products(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, chunk: int) -> tuple[Tensor, ...]:
+    n = q.shape[2]
+    parts = in_chunks([t.contiguous() for t in (q, k, v)], min(chunk, n))  # else each product copies them anew
+    out, count, s, z = by_hand(_AddCounted, *parts, s, z)
+    return in_a_row(out, n), in_a_row(count, n), s, z
+
+
+def _by_kernel(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, chunk: int) -> tuple[Tensor, ...]:
+    r, f = q.shape[3], v.shape[3]
+    rank, width = native.whole(r), native.whole(f)
+    q, k, v = native.dense(q, rank), native.dense(k, rank), native.dense(v, width)
+    s, z = F.pad(s, (0, width - f, 0, rank - r)).contiguous(), F.pad(z.mT, (0, rank - r)).contiguous()
+    out, count, s, z = by_hand(_Kernel, q, k, v, s, z)
+    return out[..., :f], count, s[..., :r, :f], z[..., :r].mT
+
+
+class _AddCounted(torch.autograd.Function):
+    """q and k (b h c t r), v (b h c t f) in c chunks of t tokens, S (b h r f), z (b h r 1) -> out, count, and S and z after.
+
+    By hand, since it needs nothing for its backward pass but what it is given: scores and states are computed again.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        scores = (q @ k.mT).tril_()
+        (before, s), (below, z) = _running(k.mT @ v, s), _running(k.sum(3)[..., None], z)
+        return _plus_(scores @ v, q, before), scores.sum(-1, keepdim=True) + q @ below, s, z
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, out: Tensor, count: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        """Given those of out, count, S and z.  Those of a state are of all later chunks, and are summed up from behind."""
+        q, k, v, first, least = ctx.saved_tensors
+        scores = (q @ k.mT).tril_()
+        before, below = _running(k.mT @ v, first)[0], _running(k.sum(3)[..., None], least)[0]
+        (after, ds), (above, dz) = _running(q.mT @ out, s, back=True), _running(q.mT @ count, z, back=True)
+        dscores = (out @ v.mT).add_(count).tril_()
+        dq = _plus_(out @ before.mT, dscores, k).addcmul_(count, below.mT)
+        dk = _plus_(v @ after.mT, dscores.mT, q).add_(above.mT)
+        dv = _plus_(scores.mT @ out, k, after)
+        return dq, dk, dv, ds, dz
+
+
+def _running(each: Tensor, first: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
+    """first + Σ each (b h c ...), over the chunks before each one, or with `back` over those after it; and over all.
+
+    In a loop and in place: over chunks of this size `cumsum` takes ten times as long.
+    """
+    now, chunks = first, range(each.shape[2])
+    for i in reversed(chunks) if back else chunks:
+        part = each[:, :, i]
+        now, before = now + part, now
+        part.copy_(before)
+    return each, now
+
+
+def _plus_(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """x + a @ b, (b h c ...), in place."""
+    x.flatten(0, 2).baddbmm_(a.flatten(0, 2), b.flatten(0, 2))
+    return x
+
+
+class _Kernel(torch.autograd.Function):
+    """q and k (b h n r), v (b h n f), S (b h r f), z (b h 1 r) -> out (b h n f), count (b h n 1), and S and z after."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        out, count = torch.empty_like(v), q.new_empty(*q.shape[:3], 1)
+        results = out, count, torch.empty_like(s), torch.empty_like(z)
+        native.run("linear_forward", q.dtype, _call(q, k, v, s, z, results))
+        return results
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: the products have a second derivative
+            return _graph_of(ctx.saved_tensors, given)
+        q, k, v, s, z = ctx.saved_tensors
+        given = tuple(x.contiguous() for x in given)
+        asked = tuple(torch.empty_like(x) for x in (q, k, v, s, z))
+        spare = v, given[1], torch.empty_like(s), torch.empty_like(z)  # the states after the last token, once more
+        native.run("linear_backward", q.dtype, _call(q, k, v, s, z, spare), _GRADS.pack(*native.rows(*given, *asked)))
+        return asked
+
+
+def _graph_of(inputs: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The gradients of the kernel's inputs as something that has gradients itself."""
+    q, k, v, s, z = inputs
+    out, count, s, z = _by_products(q, k, v, s, z.mT, LEAST)
+    wanted = [x for x in inputs if x.requires_grad]
+    found = iter(torch.autograd.grad((out, count, s, z.mT), wanted, given, create_graph=True))
+    return tuple(next(found) if x.requires_grad else torch.zeros_like(x) for x in inputs)
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, results: tuple[Tensor, Tensor, Tensor, Tensor]) -> bytes:
+    out, count, after, total = results
+    rows = native.rows(q, k, v, out, count, s, z, after, total)
+    return _CALL.pack(*q.shape[:3], q.shape[3], v.shape[3], torch.get_num_threads(), *rows)
+
+
+def in_chunks(parts: Sequence[Tensor], size: int) -> list[Tensor]:
+    """(b h n r) -> (b h n/size size r), filled up with zeros, which write nothing and take nothing away."""
+    fill = -parts[0].shape[2] % size
+    return [(F.pad(x, (0, 0, 0, fill)) if fill else x).unflatten(2, (-1, size)) for x in parts]
+
+
+def in_a_row(x: Tensor, n: int) -> Tensor:
+    """The chunks in a row again, without what they were filled up with."""
+    return x.flatten(2, 3)[:, :, :n]
