@@ -106,6 +106,38 @@ def test_halves_of_a_model_may_differ() -> None:
     torch.testing.assert_close(model(**given).logits_per_text, expected, atol=3e-6, rtol=1e-5)
 
 
+def test_a_part_that_is_not_there_is_named() -> None:
+    for family, key, message in (("clip", "text_cfg", "did you mean 'text_config'"), ("bert", "text_config", "it has none")):
+        model = small.build(family)
+        with pytest.raises(ValueError, match=f"has no part '{key}': {message}"):
+            model.set_attn_implementation({key: "regard:vanilla"})
+        assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", regard.hub.NAMES)
+def test_a_saved_model_is_loaded_with_every_name(name: str, tmp_path_factory) -> None:
+    """From_pretrained builds models without weights and in their own precision: fails if a mechanism is built so too."""
+    folder = tmp_path_factory.getbasetemp() / "bert"
+    if not folder.exists():
+        small.build("bert").save_pretrained(folder)
+    kind = transformers.AutoModel
+    model = kind.from_pretrained(folder, attn_implementation=name, dtype=torch.bfloat16).eval()
+    assert model.config._attn_implementation == name
+    assert model(small.ids()).last_hidden_state.isfinite().all()
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    """Fails if a name that is set, or a first call, moves the dice: a seed would then mean something else than with sdpa."""
+    weights = [small.build("llama", name).lm_head.weight for name in ("sdpa", "regard:performer?seed=5&features=9")]
+    assert torch.equal(*weights)
+    model, before = small.build("llama"), torch.get_rng_state()
+    model.set_attn_implementation("regard:performer?seed=6&features=7")
+    model(small.ids())
+    assert torch.equal(torch.get_rng_state(), before)
+    code = "import torch; a = torch.get_rng_state(); import regard.hub; assert torch.equal(a, torch.get_rng_state())"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_half_that_does_not_ask_is_refused() -> None:
     """The text half of BLIP has an attention of its own; its pictures take the name."""
     text = {**small.SMALL, "encoder_hidden_size": 32}

@@ -9,6 +9,8 @@ One argument is not the recipe's: `cross`, the recipe for layers that look at an
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,18 +64,28 @@ class Spec:
             if length is None and asked.default is asked.empty:
                 raise ValueError(f"{self} must know the longest sequence, and the model does not say: give length=...")
             given["length"] = length
-        mixer = create(self.recipe, dim=heads * width, heads=heads, causal=causal, **given)
-        refusal = why_not(mixer)
+        with aside():
+            mixer = create(self.recipe, dim=heads * width, heads=heads, causal=causal, **given)
+            refusal = why_not(mixer)
         if refusal is not None:
             raise Unsupported(f"{self} is not for an attention function: {refusal}; {SWAP}")
         assert isinstance(mixer, MultiHead)
         return mixer.inner
 
 
+@contextmanager
+def aside() -> Iterator[None]:
+    """Inside, what is built is real, also while a model is built without its weights, and the global generator is left alone:
+    projections are drawn only to be thrown away."""
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        yield
+
+
 @lru_cache(1024)
 def _check_kind(recipe: str) -> None:
     """Refuse a recipe that is no function of queries, keys and values, whatever its arguments."""
-    refusal = why_not(get(recipe).example(16))
+    with aside():
+        refusal = why_not(get(recipe).example(16))
     if refusal is not None:
         raise Unsupported(f"{PREFIX}{recipe} is not for an attention function: {refusal}; {SWAP}")
 
@@ -139,7 +151,9 @@ def make(recipe: str, /, **arguments: Any) -> Spec:
 def try_out(spec: Spec) -> Attention:
     """A small one, so that what is wrong with a name shows before there is a model."""
     _check_kind(spec.recipe)
-    return spec.build(**TRIAL, causal=get(spec.recipe).forms()[0])
+    with aside():
+        causal = get(spec.recipe).forms()[0]
+    return spec.build(**TRIAL, causal=causal)
 
 
 def why_not(mixer: Mixer) -> str | None:
