@@ -88,25 +88,24 @@ def tokenizer_of(where: str) -> Any:
 # ---------------------------------------------------------------------------------------------- swapped models
 def save_swapped(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
     """Write a swapped model of transformers: its configuration, its weights, and what stands in which layer."""
-    from safetensors.torch import save as packed
-
-    config: Any = getattr(model, "config", None)
     swapped = [site for site in sites_of(model) if isinstance(site.module, Swapped)]
-    if not swapped or not hasattr(config, "save_pretrained"):
+    if not swapped or not hasattr(model, "save_pretrained"):
         raise ValueError("only a model of transformers that was swapped can be written in this way")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder)
+    save: Any = model.save_pretrained
+    save(folder)  # a swap has taught it to write the layers too
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def write_layers(model: nn.Module, folder: str | Path) -> None:
+    """What stands in which layer."""
+    swapped = [site for site in sites_of(model) if isinstance(site.module, Keeps)]
     try:
         said = json.dumps({"layers": {site.layer: site.module.said for site in swapped}}, indent=1)
     except TypeError as error:
         raise ValueError(f"the arguments of a mixer cannot be written as JSON: {error}") from None
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in own_tensors(model).items()}
-    replace(folder / WEIGHTS, packed(weights, metadata={"format": "pt"}))
-    replace(folder / SWAPPED, said.encode())
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    replace(Path(folder) / SWAPPED, said.encode())
 
 
 def load_swapped(folder: str | Path) -> nn.Module:
