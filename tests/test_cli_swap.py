@@ -82,6 +82,9 @@ def test_three_ways_to_write_an_option():
         (["--mixer", "local", "--window"], "--window needs a value"), (["--mixer", "local", "stray"], "what is 'stray'"),
         (["--mixer", "fnet"], "cannot leave tokens out"), (["--mixer", "local", "--layers", "5"], "from 0 to 1"),
         (["--mixer", "local", "--layers", "x"], "--layers"), (["--mixer", "local", "--recover", "soon"], "span of time"),
+        (["--mixer", "local:window=3", "--window", "4"], "window is given twice"),
+        (["--mixer", "local", "--window", "3", "--set", "window=4"], "window is given twice"),
+        (["--mixer", "local", "--out", "/dev/null/x"], "/dev/null/x"),
         (["--mixer", "local", "--lengths", "99"], "positions for 64"), (["--mixer", "retnet"], "recurrence"),
     ],
 )  # fmt: skip

@@ -39,7 +39,8 @@ def texts(count=60):
 
 @torch.no_grad()
 def out(model, tokens):
-    given = model(tokens)
+    more = {"decoder_input_ids": tokens} if isinstance(model, hf.T5ForConditionalGeneration) else {}
+    given = model(tokens, **more)
     return given.last_hidden_state if hasattr(given, "last_hidden_state") else given.logits
 
 
@@ -66,7 +67,7 @@ def test_it_wins_back_and_restore_still_undoes_it_all():
     assert torch.equal(out(restore(again), x), want)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bigbird", "torch", "masked", "classes"])
+@pytest.mark.parametrize("kind", ["gpt2", "bigbird", "torch", "masked", "classes", "t5"])
 def test_other_models_learn(kind):
     """Fails if a head, a cache, or torch's own layers stand in the way."""
     data = texts(100)
@@ -74,6 +75,9 @@ def test_other_models_learn(kind):
         model = shaken(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)), torch.float32)
     elif kind == "bigbird":
         model = shaken(hf.BigBirdModel(hf.BigBirdConfig(**SMALL, attention_type="original_full")), torch.float32)
+    elif kind == "t5":
+        config = hf.T5Config(vocab_size=31, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
+        model = shaken(hf.T5ForConditionalGeneration(config), torch.float32)
     elif kind == "torch":
         model = shaken(nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2), torch.float32)
         data = list(torch.randn(100, 7, 16))
@@ -81,7 +85,7 @@ def test_other_models_learn(kind):
         model = bert("BertForMaskedLM" if kind == "masked" else "BertForSequenceClassification")
     x = data[0][None]
     want = model(x) if kind == "torch" else out(model, x)
-    swap(model, "linear")
+    swap(model, "linear") if kind != "t5" else swap(model, "local", window=1)
     found = regard.recover(model, data, steps=50, batch=8, rate=2e-3)
     assert sum(found.after.cosine.values()) > sum(found.before.cosine.values())
     restore(model)
@@ -111,6 +115,13 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     swap(restore(third), "local")
     with pytest.raises(ValueError, match="other layers"):
         regard.recover(third, data, steps=40, batch=8, folder=tmp_path)
+    swap(third, "linear")
+    with pytest.raises(ValueError, match="other texts"):
+        regard.recover(third, [*data[1:], data[0]], steps=40, batch=8, folder=tmp_path)
+    other = bert()
+    swap(other, "linear")
+    with pytest.raises(ValueError, match="other weights"):
+        regard.recover(other, data, steps=40, batch=8, folder=tmp_path)
 
 
 def test_what_is_missed_does_not_see_padding():

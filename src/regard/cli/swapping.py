@@ -70,6 +70,8 @@ def swap_command(
         found, tokenizer = open_model(model)
         if tokenizer is None:
             raise ValueError(f"there is no tokenizer with {model}: `regard.swap` in Python takes tensors")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)  # what cannot be written is said now, and not when all is done
         report = swap(found, wanted, only, spread(texts, SAMPLE), tokenizer=tokenizer)
         speeds = timed(found, lengths_of(found, lengths), quiet=json)
         won = None if time is None else recovered(found, texts, tokenizer, time, out, batch, quiet=json)
@@ -89,9 +91,13 @@ def swap_command(
 def mixer_of(word: str, settings: Sequence[str], extra: Sequence[str]) -> Part:
     """The mixer and its arguments, from all three ways of writing them; each is checked against the recipe."""
     found = part(word)
-    recipe = get(found.name)
-    given = {**parse(recipe, [f"{k}={v!r}" for k, v in found.arguments.items()]), **parse(recipe, [*settings, *loose(extra)])}
-    return Part.model_construct(name=found.name, arguments=given)
+    recipe, written = get(found.name), [f"{k}={v!r}" for k, v in found.arguments.items()]
+    given = [*written, *settings, *loose(extra)]
+    names = [one.partition("=")[0] for one in given]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is given twice: {' and '.join(one for one in given if one.startswith(f'{twice}='))}")
+    return Part.model_construct(name=found.name, arguments=parse(recipe, given))
 
 
 def loose(extra: Sequence[str]) -> list[str]:
