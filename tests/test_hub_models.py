@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import regard
 from hub_models import shaken
@@ -422,3 +423,34 @@ def test_vision_and_sets_go_to_the_hub(config, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors"}
     again = auto.HubModel.from_pretrained(tmp_path).eval()
     assert torch.equal(again(x), model(x)) and again.net.config == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("net.head.last.bias"), "Missing.*net.head.last.bias"),
+        (lambda tensors: tensors.update(odd=torch.zeros(2)), "Unexpected.*odd"),
+        (lambda tensors: tensors.update({"net.head.last.bias": torch.zeros(9)}), r"net.head.last.bias.*\[9\]"),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_fit_are_refused(change, message, tmp_path):
+    """Fails if the mixin's own way, which lets missing and unknown weights be, is ours."""
+    auto.HubModel.of(models.vit(1, 8, 2, image=32, patch=8, head=models.Classify(classes=3))).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        auto.HubModel.from_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="not Linear"):
+        auto.HubModel.of(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["HubModel", "AutoModelForCausalLM"])
+def test_pickles_are_refused(kind, tmp_path):
+    """Fails if one is opened, or the way to convert it is not said."""
+    model = causal() if kind != "HubModel" else auto.HubModel.of(causal().net)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"is a pickle.*save_file"):
+        getattr(auto if kind == "HubModel" else hf, kind).from_pretrained(tmp_path)

@@ -98,6 +98,9 @@ def from_huggingface(
         if their is None:
             raise ValueError("tensors alone do not tell what model they are of: give `their`, the contents of config.json")
     else:
+        if not Path(source).exists():
+            fetch = f"huggingface_hub.snapshot_download({str(source)!r})"
+            raise FileNotFoundError(f"there is no folder {source}: for a model on the hub, give what {fetch} returns")
         their = read_json(Path(source) / CONFIG) if their is None else their
         tensors = read_tensors(Path(source))
     config, names = translate(their, head, tensors)
