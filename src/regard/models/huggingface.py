@@ -126,7 +126,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 def refuse_pickle(folder: Path) -> None:
     """A pickle may run any code when it is opened, so none is."""
     pickles = [folder] if folder.is_file() else sorted(path for kind in PICKLES for path in folder.glob(kind))
-    if pickles and not (folder / WEIGHTS).is_file():
+    if pickles and not any(folder.glob("*.safetensors")):
         raise ValueError(
             f"{pickles[0]} is a pickle, which may run code when it is opened, and is not read.  If you trust it, convert it: "
             "`tensors = torch.load(path, weights_only=True)`, then `safetensors.torch.save_file("

@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from regard.models.config import Part
+from regard.models.huggingface import refuse_pickle
 from regard.models.save import few, fill, opened, own_tensors, replace, small_text
 from regard.swap.parts import Keeps, Swapped
 from regard.swap.swapping import sites_of, swap
 
 CONFIG, WEIGHTS, SWAPPED = "config.json", "model.safetensors", "swap.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def transformers() -> Any:
@@ -64,17 +64,14 @@ def check_files(folder: Path) -> None:
     """There is a configuration, and weights that cannot run code."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"there is no {folder / CONFIG}: a model is a folder with {CONFIG} and {WEIGHTS}")
-    if any(folder.glob("*.safetensors")):
-        if '"model_type"' not in small_text(folder / CONFIG):
-            raise ValueError(f"{folder} is no model of transformers: one of Regard is swapped in Python, with tensors")
-        return
-    pickles = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
-    if pickles:
+    refuse_pickle(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(f"there is no {WEIGHTS} in {folder}")
+    if '"model_type"' not in small_text(folder / CONFIG):
         raise ValueError(
-            f"{folder} holds {few(pickles)} only, a pickle, which can run code when it is read. Convert it once, where you "
-            f"trust it: safetensors.torch.save_file(torch.load({pickles[0]!r}, weights_only=True), {WEIGHTS!r})"
+            f"{folder} is no model of transformers: one of Regard is swapped in Python, with tensors; or give the "
+            "folder of its run, which knows how it reads texts"
         )
-    raise ValueError(f"there is no {WEIGHTS} in {folder}")
 
 
 def tokenizer_of(where: str) -> Any:
