@@ -226,6 +226,27 @@ def test_capped_scores_and_learned_sinks_are_refused() -> None:
         transformers.GptOssModel._from_config(sinks, attn_implementation="regard:vanilla")
 
 
+def test_chunks_of_a_model() -> None:
+    """Llama 4 sees chunks: plain attention and windows keep to them, others are refused when they are set."""
+    config = transformers.Llama4TextConfig(
+        **small.GROUPED,
+        head_dim=8,
+        attention_chunk_size=4,
+        num_local_experts=2,
+        intermediate_size_mlp=48,
+        no_rope_layers=[1, 0],
+    )
+    model = transformers.Llama4ForCausalLM._from_config(config, attn_implementation="eager").eval()
+    given = {"input_ids": small.ids(), "attention_mask": small.padding("left"), "pad_token_id": 0, "do_sample": False}
+    expected = model.generate(**given, max_new_tokens=5)
+    for name in ("sinks", "linear", "bigbird"):
+        with pytest.raises(Unsupported, match="sees chunks of its own"):
+            model.set_attn_implementation(f"regard:{name}")
+    for name in ("vanilla", "local?window=40"):
+        model.set_attn_implementation(f"regard:{name}")
+        assert torch.equal(model.generate(**given, max_new_tokens=5), expected)
+
+
 def test_more_tokens_than_a_mechanism_was_built_for() -> None:
     model = small.build("bert", "regard:bigbird?block=4&length=8")
     model(small.ids(1, 8))

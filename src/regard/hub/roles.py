@@ -117,3 +117,8 @@ def has_window(module: nn.Module) -> bool:
     by_layer = getattr(config, "layer_types", None)
     of_config = getattr(config, "sliding_window", None) if by_layer is None or "sliding_attention" in by_layer else None
     return bool(getattr(module, "sliding_window", of_config))
+
+
+def has_chunks(module: nn.Module) -> bool:
+    """Whether a layer may see chunks of its own, as in Llama 4."""
+    return "chunked_attention" in (getattr(getattr(module, "config", None), "layer_types", None) or ())

@@ -101,6 +101,8 @@ def _why_not(inner: Attention, module: nn.Module, cross: bool) -> str | None:
         return "has learned sinks beside its keys, which {spec} cannot"
     if roles.has_window(module) and not isinstance(inner, Cached):
         return "sees a window of its own, and {spec} sees all keys or all before it"
+    if roles.has_chunks(module) and not (isinstance(inner, SoftmaxAttention) and names.shiftless(inner)):
+        return "sees chunks of its own, and {spec} goes by positions, or sees all keys before it"
     biased = hasattr(module, "has_relative_attention_bias")
     if biased and (not isinstance(inner, SoftmaxAttention) or inner.prior is not None):
         return "adds a position bias to its scores, and {spec} has none to add to"
