@@ -213,6 +213,10 @@ def test_a_swapped_model_in_a_folder(tmp_path, save):
         load_swapped(tmp_path)
     with pytest.raises(ValueError, match="that was swapped"):
         save_swapped(restore(model), tmp_path)
+    whole = bert("BertForMaskedLM")
+    swap(whole, "local", window=2)
+    whole.bert.save_pretrained(tmp_path / "part")
+    assert (tmp_path / "part" / "swap.json").exists()
     model.save_pretrained(tmp_path / "plain")  # as ever
     assert not (tmp_path / "plain" / "swap.json").exists()
 

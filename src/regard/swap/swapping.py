@@ -253,11 +253,10 @@ def settle(model: nn.Module) -> None:
             encoder.use_nested_tensor = False
         elif NESTED in encoder.__dict__:
             encoder.use_nested_tensor = encoder.__dict__.pop(NESTED)
-    if hasattr(type(model), "save_pretrained"):
-        if swapped:
-            model.__dict__["save_pretrained"] = partial(save_pretrained, model)
-        else:
-            model.__dict__.pop("save_pretrained", None)
+    for part in (m for m in model.modules() if hasattr(type(m), "save_pretrained")):
+        part.__dict__.pop("save_pretrained", None)
+        if any(isinstance(m, Keeps) for m in part.modules()):
+            part.__dict__["save_pretrained"] = partial(save_pretrained, part)
     if isinstance(model, Model):
         if swapped and model.config is not None:
             model.__dict__[BUILT], model.config = model.config, None
