@@ -184,6 +184,20 @@ def test_an_encoder_that_became_a_decoder() -> None:
     small.build("bert", "regard:nystrom")
 
 
+def test_a_decoder_that_became_an_encoder() -> None:
+    """EmbeddingGemma: what looks both ways is taken, and agrees with what transformers makes of its masks."""
+    kinds = {"layer_types": ["full_attention"] * 2, "use_bidirectional_attention": True}
+    config = transformers.Gemma3TextConfig(**small.GROUPED, head_dim=8, **kinds)
+    model = transformers.Gemma3TextModel._from_config(config, attn_implementation="eager").eval()
+    given, real = {"input_ids": small.ids(), "attention_mask": small.padding("right")}, small.padding("right").bool()
+    with torch.no_grad():
+        expected = model(**given).last_hidden_state
+        model.set_attn_implementation("regard:vanilla")
+        torch.testing.assert_close(model(**given).last_hidden_state[real], expected[real], atol=3e-6, rtol=1e-5)
+        model.set_attn_implementation("regard:nystrom?landmarks=64")
+        torch.testing.assert_close(model(**given).last_hidden_state[real], expected[real], atol=1e-3, rtol=1e-3)
+
+
 TINY = small.SMALL
 OWN = {
     "longformer": ("Longformer", {**TINY, "attention_window": 4, "max_position_embeddings": 64, "pad_token_id": 1}),

@@ -67,7 +67,8 @@ def note(model: nn.Module) -> None:
         if told is True or ELSEWHERE.search(path) or _decodes_without_past(module):
             role = CROSS
         else:
-            role = CAUSAL if bool(getattr(module, "is_causal", False)) or _among_causal(parents) else WHOLE
+            looks_back = bool(getattr(module, "is_causal", False)) or (_among_causal(parents) and not _both_ways(module))
+            role = CAUSAL if looks_back else WHOLE
         setattr(module, ROLE, role)
 
 
@@ -88,6 +89,11 @@ def _among_causal(parents: list[type]) -> bool:
         if words & (CAUSAL_MASKS | OTHER_MASKS):
             return not words & OTHER_MASKS
     return False
+
+
+def _both_ways(module: nn.Module) -> bool:
+    """Whether the configuration makes an encoder of what is a decoder by its code, as EmbeddingGemma."""
+    return getattr(getattr(module, "config", None), "use_bidirectional_attention", None) in (True, "all")
 
 
 def is_cross(module: nn.Module) -> bool:
