@@ -169,7 +169,7 @@ def why_not(mixer: Mixer) -> str | None:
         return f"it has parameters of its own ({', '.join(own)}), and a function has no place for them"
     learned = _learned(mixer.inner, mixer.heads, mixer.dim // mixer.heads)
     if learned:
-        return f"it learns while training ({', '.join(learned)}), and a function has no place for that"
+        return f"it changes while training ({', '.join(learned)}), and a function has no place for that"
     return None
 
 
@@ -179,13 +179,13 @@ def _plain(layer: nn.Module, dim: int) -> bool:
 
 def _learned(inner: Attention, heads: int, width: int) -> list[str]:
     """The buffers that one call in training changes: they would have to be saved with the model."""
-    before = {name: x for name, x in inner.named_buffers() if x.is_floating_point()}
+    before = dict(inner.named_buffers())
     if not before:
         return []
     x = torch.randn(1, heads, 8, width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         (trained := deepcopy(inner)).train().attend(x, x, x)
-    return [name for name, x in trained.named_buffers() if name in before and not torch.equal(x, before[name])]
+    return [name for name, x in trained.named_buffers() if not torch.equal(x, before[name])]
 
 
 def why_not_cross(inner: Attention) -> str | None:
