@@ -19,6 +19,14 @@ T5 = {
 SIDE = {**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "projection_dim": 16}
 
 
+def shaken(model, dtype: torch.dtype = torch.float64, size: float = 0.3):
+    """A model whose every weight matters: in fresh ones biases are zero and gains one, and maps are nearly flat."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(size * torch.randn(p.shape) if p.dim() > 1 else p + 0.1 * torch.randn(p.shape))
+    return model.to(dtype).eval()
+
+
 def ids(b: int = 3, n: int = 12, seed: int = 0) -> torch.Tensor:
     """Token numbers (b n), none of them special."""
     return torch.randint(3, 60, (b, n), generator=torch.Generator().manual_seed(seed))

@@ -82,6 +82,9 @@ def test_three_ways_to_write_an_option():
         (["--mixer", "local", "--window"], "--window needs a value"), (["--mixer", "local", "stray"], "what is 'stray'"),
         (["--mixer", "fnet"], "cannot leave tokens out"), (["--mixer", "local", "--layers", "5"], "from 0 to 1"),
         (["--mixer", "local", "--layers", "x"], "--layers"), (["--mixer", "local", "--recover", "soon"], "span of time"),
+        (["--mixer", "local:window=3", "--window", "4"], "window is given twice"),
+        (["--mixer", "local", "--window", "3", "--set", "window=4"], "window is given twice"),
+        (["--mixer", "local", "--out", "/dev/null/x"], "/dev/null/x"),
         (["--mixer", "local", "--lengths", "99"], "positions for 64"), (["--mixer", "retnet"], "recurrence"),
     ],
 )  # fmt: skip
@@ -101,6 +104,24 @@ def test_wrong_files(model, data, tmp_path):
     ):  # fmt: skip
         found = run(words[0], "--mixer", "local", *words[1:])
         assert found.exit_code == 1 and message in found.stderr and "Traceback" not in found.output
+
+
+def test_a_run_of_our_own(data, tmp_path):
+    """Fails if a model that `regard train` made is not swapped by its folder, or its logits are taken for tokens."""
+    made = {"--task": "lm", "--data": data, "--length": "16", "--dim": "16", "--steps": "2", "--out": str(tmp_path / "run")}
+    done = CliRunner().invoke(app, ["train", *(word for pair in made.items() for word in pair)])
+    assert done.exit_code == 0, done.output
+    words = [str(tmp_path / "run"), "--mixer", "linear", "--data", data]
+    found = run(*words, "--recover", "1s", "--json")
+    assert found.exit_code == 0, found.output
+    said = json.loads(found.stdout)
+    assert said["drift"]["kind"] == "logits" and said["recovered"]["after"]["kind"] == "logits"
+    assert [each["length"] for each in said["speed"]] == [16]
+    for more, message in ((["--out", str(tmp_path / "new")], "is a run"), (["--lengths", "99"], "positions for 16")):
+        found = run(*words, *more)
+        assert found.exit_code == 1 and message in found.stderr and not (tmp_path / "new").exists()
+    found = run(str(tmp_path / "run" / "model"), "--mixer", "linear", "--data", data)
+    assert found.exit_code == 1 and "the folder of its run" in found.stderr
 
 
 def test_help_has_an_example():

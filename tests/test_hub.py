@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -245,6 +247,15 @@ def test_position_bias_and_another_sequence() -> None:
     assert (wide - dense).abs().max() > 1e-3
 
 
+def test_a_copy_knows_which_layers_look_elsewhere() -> None:
+    """GPT-2's say so by their name alone; as many tokens on both sides, so that the shapes do not tell."""
+    model = small.build("gpt2", "regard:local?window=2&cross=vanilla", add_cross_attention=True)
+    hidden = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(4))
+    given = {"input_ids": small.ids(), "encoder_hidden_states": hidden}
+    with torch.no_grad():
+        assert torch.equal(copy.deepcopy(model)(**given).logits, model(**given).logits)
+
+
 def test_windows_of_the_model_and_of_the_name_are_both_kept() -> None:
     """Mistral sees five tokens; a window of two is narrower, and one of nine changes nothing."""
     model, ids = small.build("mistral"), small.ids(2, 14)
@@ -302,6 +313,10 @@ def test_maps_are_made_only_when_asked_for() -> None:
     i = torch.arange(12)
     outside = (i[None, :] > i[:, None]) | (i[None, :] < i[:, None] - 2)
     assert maps[:, :, outside].abs().max() == 0 and torch.allclose(maps.sum(-1), torch.ones(()))
+    cache = DynamicCache(config=model.config)
+    model(small.ids()[:, :11], past_key_values=cache)
+    last = model(small.ids()[:, 11:], past_key_values=cache, output_attentions=True).attentions[0]
+    torch.testing.assert_close(last, maps[:, :, 11:], **CLOSE)  # all keys of the cache, also those that left the window
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

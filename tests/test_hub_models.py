@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import regard
+from hub_models import shaken
 from regard import Can, Mixer, Unsupported, models, registry
 from regard.models import part
 
@@ -22,27 +24,19 @@ IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
-def shaken(model):
-    """Every weight matters, so that a model says different things at different places."""
-    with torch.no_grad():
-        for p in model.parameters():
-            p.copy_(torch.randn(p.shape) if p.dim() > 1 else p + 0.1 * torch.randn(p.shape))
-    return model.eval()
-
-
 def causal(mixer="vanilla", **changes):
     config = models.gpt(2, 16, 2, vocab=31, length=64, mixer=mixer, dropout=0.0).but(**changes)
-    return shaken(auto.RegardForCausalLM(auto.RegardConfig.of(config, **IDS)))
+    return shaken(auto.RegardForCausalLM(auto.RegardConfig.of(config, **IDS)), torch.float32, 1.0)
 
 
 def translating(**changes):
     config = models.transformer(2, 16, 2, vocab=31, dropout=0.0).but(**changes)
-    return shaken(auto.RegardForConditionalGeneration(auto.RegardConfig.of(config, **IDS)))
+    return shaken(auto.RegardForConditionalGeneration(auto.RegardConfig.of(config, **IDS)), torch.float32, 1.0)
 
 
 def encoding(kind, **more):
     config = models.bert(2, 16, 2, vocab=31, length=64, dropout=0.0, head=None)
-    return shaken(kind(auto.RegardConfig.of(config, **IDS, **more)))
+    return shaken(kind(auto.RegardConfig.of(config, **IDS, **more)), torch.float32, 1.0)
 
 
 def tokens(b=3, n=9):
@@ -104,7 +98,7 @@ def test_another_head_on_the_same_trunk(tmp_path):
 def test_buffers_that_no_file_holds_are_there(tmp_path):
     """Fails if loading leaves a computed buffer empty: transformers builds models without memory, ours must not be."""
     config = models.bert(1, 16, 2, vocab=31, length=64, mixer="average_pool", head=models.Masked())
-    model, x = shaken(auto.RegardForMaskedLM(auto.RegardConfig.of(config))), tokens()
+    model, x = shaken(auto.RegardForMaskedLM(auto.RegardConfig.of(config)), torch.float32, 1.0), tokens()
     model.save_pretrained(tmp_path)
     assert torch.equal(auto.RegardForMaskedLM.from_pretrained(tmp_path)(x).logits, model(x).logits)
 
@@ -378,7 +372,7 @@ def test_the_vocabulary_grows_and_shrinks(make, tmp_path):
 def test_marks_and_types_are_heard():
     """Fails if global_attention_mask or token_type_ids are taken and forgotten."""
     config = models.bert(1, 16, 2, vocab=31, length=64, mixer=part("longformer", window=1), dropout=0.0)
-    model, x = shaken(auto.RegardForMaskedLM(auto.RegardConfig.of(config))), tokens()
+    model, x = shaken(auto.RegardForMaskedLM(auto.RegardConfig.of(config)), torch.float32, 1.0), tokens()
     marks, types = torch.zeros_like(x), torch.ones_like(x)
     marks[:, 0] = 1
     plain = model(x).logits
@@ -429,3 +423,34 @@ def test_vision_and_sets_go_to_the_hub(config, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors"}
     again = auto.HubModel.from_pretrained(tmp_path).eval()
     assert torch.equal(again(x), model(x)) and again.net.config == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("net.head.last.bias"), "Missing.*net.head.last.bias"),
+        (lambda tensors: tensors.update(odd=torch.zeros(2)), "Unexpected.*odd"),
+        (lambda tensors: tensors.update({"net.head.last.bias": torch.zeros(9)}), r"net.head.last.bias.*\[9\]"),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_fit_are_refused(change, message, tmp_path):
+    """Fails if the mixin's own way, which lets missing and unknown weights be, is ours."""
+    auto.HubModel.of(models.vit(1, 8, 2, image=32, patch=8, head=models.Classify(classes=3))).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        auto.HubModel.from_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="not Linear"):
+        auto.HubModel.of(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["HubModel", "AutoModelForCausalLM"])
+def test_pickles_are_refused(kind, tmp_path):
+    """Fails if one is opened, or the way to convert it is not said."""
+    model = causal() if kind != "HubModel" else auto.HubModel.of(causal().net)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"is a pickle.*save_file"):
+        getattr(auto if kind == "HubModel" else hf, kind).from_pretrained(tmp_path)

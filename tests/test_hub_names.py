@@ -60,7 +60,8 @@ def test_plain_names_are_those_that_can() -> None:
         ("linformer?length=64", r"parameters of its own .memory.e, memory.f.*regard.swap"),
         ("fnet", "works on the tokens themselves.*regard.swap"),
         ("reformer", "keys of the queries.*regard.swap"),
-        ("routing", "learns while training .route.centroids.*regard.swap"),
+        ("routing", "changes while training .route.centroids.*regard.swap"),
+        ("performer?redraw=2", "changes while training .feature.calls.*regard.swap"),
         ("grouped_query", "projects tokens in a way of its own.*regard.swap"),
         ("per_head?patterns=3", "patterns"),
     ],
@@ -104,6 +105,38 @@ def test_halves_of_a_model_may_differ() -> None:
     model.set_attn_implementation({"text_config": "regard:local?window=40", "vision_config": "regard:vanilla"})
     assert model.config.vision_config._attn_implementation == "regard:vanilla"
     torch.testing.assert_close(model(**given).logits_per_text, expected, atol=3e-6, rtol=1e-5)
+
+
+def test_a_part_that_is_not_there_is_named() -> None:
+    for family, key, message in (("clip", "text_cfg", "did you mean 'text_config'"), ("bert", "text_config", "it has none")):
+        model = small.build(family)
+        with pytest.raises(ValueError, match=f"has no part '{key}': {message}"):
+            model.set_attn_implementation({key: "regard:vanilla"})
+        assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", regard.hub.NAMES)
+def test_a_saved_model_is_loaded_with_every_name(name: str, tmp_path_factory) -> None:
+    """From_pretrained builds models without weights and in their own precision: fails if a mechanism is built so too."""
+    folder = tmp_path_factory.getbasetemp() / "bert"
+    if not folder.exists():
+        small.build("bert").save_pretrained(folder)
+    kind = transformers.AutoModel
+    model = kind.from_pretrained(folder, attn_implementation=name, dtype=torch.bfloat16).eval()
+    assert model.config._attn_implementation == name
+    assert model(small.ids()).last_hidden_state.isfinite().all()
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    """Fails if a name that is set, or a first call, moves the dice: a seed would then mean something else than with sdpa."""
+    weights = [small.build("llama", name).lm_head.weight for name in ("sdpa", "regard:performer?seed=5&features=9")]
+    assert torch.equal(*weights)
+    model, before = small.build("llama"), torch.get_rng_state()
+    model.set_attn_implementation("regard:performer?seed=6&features=7")
+    model(small.ids())
+    assert torch.equal(torch.get_rng_state(), before)
+    code = "import torch; a = torch.get_rng_state(); import regard.hub; assert torch.equal(a, torch.get_rng_state())"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_half_that_does_not_ask_is_refused() -> None:
@@ -152,6 +185,20 @@ def test_an_encoder_that_became_a_decoder() -> None:
     small.build("bert", "regard:nystrom")
 
 
+def test_a_decoder_that_became_an_encoder() -> None:
+    """EmbeddingGemma: what looks both ways is taken, and agrees with what transformers makes of its masks."""
+    kinds = {"layer_types": ["full_attention"] * 2, "use_bidirectional_attention": True}
+    config = transformers.Gemma3TextConfig(**small.GROUPED, head_dim=8, **kinds)
+    model = transformers.Gemma3TextModel._from_config(config, attn_implementation="eager").eval()
+    given, real = {"input_ids": small.ids(), "attention_mask": small.padding("right")}, small.padding("right").bool()
+    with torch.no_grad():
+        expected = model(**given).last_hidden_state
+        model.set_attn_implementation("regard:vanilla")
+        torch.testing.assert_close(model(**given).last_hidden_state[real], expected[real], atol=3e-6, rtol=1e-5)
+        model.set_attn_implementation("regard:nystrom?landmarks=64")
+        torch.testing.assert_close(model(**given).last_hidden_state[real], expected[real], atol=1e-3, rtol=1e-3)
+
+
 TINY = small.SMALL
 OWN = {
     "longformer": ("Longformer", {**TINY, "attention_window": 4, "max_position_embeddings": 64, "pad_token_id": 1}),
@@ -192,6 +239,27 @@ def test_capped_scores_and_learned_sinks_are_refused() -> None:
     sinks = transformers.GptOssConfig(**{**small.GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8})
     with pytest.raises(Unsupported, match="learned sinks"):
         transformers.GptOssModel._from_config(sinks, attn_implementation="regard:vanilla")
+
+
+def test_chunks_of_a_model() -> None:
+    """Llama 4 sees chunks: plain attention and windows keep to them, others are refused when they are set."""
+    config = transformers.Llama4TextConfig(
+        **small.GROUPED,
+        head_dim=8,
+        attention_chunk_size=4,
+        num_local_experts=2,
+        intermediate_size_mlp=48,
+        no_rope_layers=[1, 0],
+    )
+    model = transformers.Llama4ForCausalLM._from_config(config, attn_implementation="eager").eval()
+    given = {"input_ids": small.ids(), "attention_mask": small.padding("left"), "pad_token_id": 0, "do_sample": False}
+    expected = model.generate(**given, max_new_tokens=5)
+    for name in ("sinks", "linear", "bigbird"):
+        with pytest.raises(Unsupported, match="sees chunks of its own"):
+            model.set_attn_implementation(f"regard:{name}")
+    for name in ("vanilla", "local?window=40"):
+        model.set_attn_implementation(f"regard:{name}")
+        assert torch.equal(model.generate(**given, max_new_tokens=5), expected)
 
 
 def test_more_tokens_than_a_mechanism_was_built_for() -> None:

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
+from hub_models import shaken
 from regard import Unsupported, models
 from regard.models.theirs import timm
-from test_weights import SMALL, alike, padded, pair, shaken, tokens
+from test_weights import SMALL, alike, padded, pair, tokens
 
 hf = pytest.importorskip("transformers")
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import regard
+from hub_models import shaken
 from regard import Unsupported, models
 from regard.swap import extend_positions, load_swapped, open_model, restore, save_swapped, swap
 from regard.swap.lessons import missed
@@ -27,16 +28,8 @@ GPT2 = {"vocab_size": 31, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions"
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
-def shaken(model):
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.dim() > 1:
-                p.copy_(torch.randn(p.shape) * 0.3)
-    return model.eval()
-
-
 def bert(kind="BertModel"):
-    return shaken(getattr(hf, kind)(hf.BertConfig(**SMALL)))
+    return shaken(getattr(hf, kind)(hf.BertConfig(**SMALL)), torch.float32)
 
 
 def texts(count=60):
@@ -46,7 +39,8 @@ def texts(count=60):
 
 @torch.no_grad()
 def out(model, tokens):
-    given = model(tokens)
+    more = {"decoder_input_ids": tokens} if isinstance(model, hf.T5ForConditionalGeneration) else {}
+    given = model(tokens, **more)
     return given.last_hidden_state if hasattr(given, "last_hidden_state") else given.logits
 
 
@@ -56,11 +50,11 @@ def test_it_wins_back_and_restore_still_undoes_it_all():
     model, x = bert(), torch.randint(1, 31, (2, 9))
     want, flags = out(model, x), [p.requires_grad for p in model.parameters()]
     swap(model, "linear")
-    found = regard.recover(model, texts(), steps=60, batch=8, rate=3e-3)
+    found = regard.recover(model, texts(), steps=120, batch=8, rate=3e-3)
     assert found.after.output > found.before.output + 0.3 * (1 - found.before.output)
     assert all(found.after.cosine[layer] > was for layer, was in found.before.cosine.items())
     stages = [row["stage"] for row in found.curve]
-    assert stages == sorted(stages) and set(stages) == {"layers", "whole"} and found.steps == 60
+    assert stages == sorted(stages) and set(stages) == {"layers", "whole"} and found.steps == 120
     assert found.curve[-1]["near"] == pytest.approx(found.after.output, abs=1e-4)
     assert "before" in str(found) and found.as_dict()["curve"] == found.curve
     with pytest.raises(ValueError, match="restore it first"):
@@ -73,22 +67,25 @@ def test_it_wins_back_and_restore_still_undoes_it_all():
     assert torch.equal(out(restore(again), x), want)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bigbird", "torch", "masked", "classes"])
+@pytest.mark.parametrize("kind", ["gpt2", "bigbird", "torch", "masked", "classes", "t5"])
 def test_other_models_learn(kind):
     """Fails if a head, a cache, or torch's own layers stand in the way."""
     data = texts(100)
     if kind == "gpt2":
-        model = shaken(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)))
+        model = shaken(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)), torch.float32)
     elif kind == "bigbird":
-        model = shaken(hf.BigBirdModel(hf.BigBirdConfig(**SMALL, attention_type="original_full")))
+        model = shaken(hf.BigBirdModel(hf.BigBirdConfig(**SMALL, attention_type="original_full")), torch.float32)
+    elif kind == "t5":
+        config = hf.T5Config(vocab_size=31, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
+        model = shaken(hf.T5ForConditionalGeneration(config), torch.float32)
     elif kind == "torch":
-        model = shaken(nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2))
+        model = shaken(nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2), torch.float32)
         data = list(torch.randn(100, 7, 16))
     else:
         model = bert("BertForMaskedLM" if kind == "masked" else "BertForSequenceClassification")
     x = data[0][None]
     want = model(x) if kind == "torch" else out(model, x)
-    swap(model, "linear")
+    swap(model, "linear") if kind != "t5" else swap(model, "local", window=1)
     found = regard.recover(model, data, steps=50, batch=8, rate=2e-3)
     assert sum(found.after.cosine.values()) > sum(found.before.cosine.values())
     restore(model)
@@ -118,6 +115,13 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     swap(restore(third), "local")
     with pytest.raises(ValueError, match="other layers"):
         regard.recover(third, data, steps=40, batch=8, folder=tmp_path)
+    swap(third, "linear")
+    with pytest.raises(ValueError, match="other texts"):
+        regard.recover(third, [*data[1:], data[0]], steps=40, batch=8, folder=tmp_path)
+    other = bert()
+    swap(other, "linear")
+    with pytest.raises(ValueError, match="other weights"):
+        regard.recover(other, data, steps=40, batch=8, folder=tmp_path)
 
 
 def test_what_is_missed_does_not_see_padding():
@@ -167,7 +171,7 @@ def test_positions_are_copied(kind):
         "DistilBertModel": lambda: hf.DistilBertConfig(vocab_size=31, dim=16, n_layers=2, n_heads=2, hidden_dim=24,
                                                        max_position_embeddings=24),
     }[kind]()  # fmt: skip
-    model, x = shaken(getattr(hf, kind)(config)), torch.randint(2, 30, (2, 24))
+    model, x = shaken(getattr(hf, kind)(config), torch.float32), torch.randint(2, 30, (2, 24))
     want = out(model, x)
     assert limit_of(model) == 24
     extend_positions(model, 60)
@@ -187,25 +191,50 @@ def test_longformers_way():
     model = extend_positions(bert("BertForMaskedLM"), 40)
     swap(model, "local", window=4)
     data = [torch.full((36,), int(i)) for i in torch.randint(1, 29, (120,))]  # what stands in a gap is easy to guess
-    found = regard.recover(model, data, objective="masked", tokenizer=Words(), steps=60, batch=16, rate=5e-3)
+    found = regard.recover(model, data, objective="masked", tokenizer=Words(), steps=90, batch=16, rate=5e-3)
     assert found.before is None and found.curve[-1]["near"] > found.curve[0]["near"] + 0.2
 
 
 # ---------------------------------------------------------------------------------------------- files
-def test_a_swapped_model_in_a_folder(tmp_path):
+@pytest.mark.parametrize("save", [save_swapped, lambda model, folder: model.save_pretrained(folder)])
+def test_a_swapped_model_in_a_folder(tmp_path, save):
     """Fails if what is read back is another model, or pretends that it could be restored."""
     model, x = bert(), torch.randint(1, 31, (2, 9))
     swap(model, layers={0: "linformer", 1: regard.models.part("local", window=2)})
-    save_swapped(model, tmp_path)
+    save(model, tmp_path)
     again = load_swapped(tmp_path)
     assert torch.equal(out(again, x), out(model, x))
     with pytest.raises(ValueError, match="does not hold its old attentions"):
         restore(again)
+    save(again, tmp_path / "again")
+    assert torch.equal(out(load_swapped(tmp_path / "again"), x), out(model, x))
     (tmp_path / "swap.json").write_text("{}")
     with pytest.raises(ValueError, match="does not say"):
         load_swapped(tmp_path)
     with pytest.raises(ValueError, match="that was swapped"):
-        save_swapped(bert(), tmp_path)
+        save_swapped(restore(model), tmp_path)
+    whole = bert("BertForMaskedLM")
+    swap(whole, "local", window=2)
+    whole.bert.save_pretrained(tmp_path / "part")
+    assert (tmp_path / "part" / "swap.json").exists()
+    model.save_pretrained(tmp_path / "plain")  # as ever
+    assert not (tmp_path / "plain" / "swap.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "GPT2LMHeadModel", "T5ForConditionalGeneration", "ViTModel"])
+def test_shared_and_renamed_weights_in_a_folder(kind, tmp_path):
+    """Fails if tied weights, or those that transformers writes under other names, are lost."""
+    images = {k: v for k, v in SMALL.items() if k not in ("vocab_size", "max_position_embeddings", "pad_token_id")}
+    config = {
+        "BertForMaskedLM": lambda: hf.BertConfig(**SMALL), "GPT2LMHeadModel": lambda: hf.GPT2Config(**GPT2),
+        "T5ForConditionalGeneration": lambda: hf.T5Config(vocab_size=31, d_model=16, d_kv=8, num_layers=2, num_heads=2),
+        "ViTModel": lambda: hf.ViTConfig(**images, image_size=8, patch_size=2),
+    }[kind]()  # fmt: skip
+    model = shaken(getattr(hf, kind)(config), torch.float32)
+    swap(model, "local", window=2)
+    save_swapped(model, tmp_path)
+    again = load_swapped(tmp_path).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
 
 
 def test_pickles_are_refused(tmp_path, monkeypatch):

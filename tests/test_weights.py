@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from hub_models import shaken
 from regard import Unsupported, models
 from regard.models import huggingface
 from regard.models.weights import WeightMap, row, thirds
@@ -25,14 +26,6 @@ T5 = {
 
 
 pytestmark = pytest.mark.usefixtures("seeded")
-
-
-def shaken(peer):
-    """A peer in float64 whose every weight matters: biases are zero and gains one in fresh ones."""
-    with torch.no_grad():
-        for p in peer.parameters():
-            p.copy_(torch.randn(p.shape) * 0.3)
-    return peer.double().eval()
 
 
 def pair(peer, head=None, leave=()):

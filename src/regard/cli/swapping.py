@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -23,9 +23,12 @@ from regard.registry import get
 from regard.swap import Report, open_model, original, save_swapped, swap
 from regard.swap.files import transformers
 from regard.swap.sample import inputs, limit_of
+from regard.tasks.base import as_tokens
 from regard.tasks.corpus import KINDS
 from regard.tasks.files import existing, kind, text_of
 from regard.tasks.rows import HUGGING_FACE, column, rows_of
+from regard.train.run import SPEC
+from regard.train.using import trained
 
 SAMPLE = 64  # texts that the drift is measured on
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -42,7 +45,7 @@ class Speed(NamedTuple):
 
 def swap_command(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A folder, a name on the hub, or a package that carries a model.")],
+    model: Annotated[str, typer.Argument(help="A folder, a run of regard train, a name on the hub, or a package.")],
     mixer: Annotated[str, typer.Option(help="What goes in: local, or local:window=256; its options may stand alone too.")],
     data: Annotated[str, typer.Option(help="Texts: a file with one a line, or rows with --column.")],
     column: Annotated[str, typer.Option(help="The column of the text, where data are rows.")] = "text",
@@ -65,14 +68,13 @@ def swap_command(
         only = None if layers is None else whole(layers)
         time = None if recover is None else span(recover)
         texts = texts_of(data, column)
-        transformers().utils.logging.set_verbosity_error()
-        transformers().utils.logging.disable_progress_bar()
-        found, tokenizer = open_model(model)
-        if tokenizer is None:
-            raise ValueError(f"there is no tokenizer with {model}: `regard.swap` in Python takes tensors")
-        report = swap(found, wanted, only, spread(texts, SAMPLE), tokenizer=tokenizer)
-        speeds = timed(found, lengths_of(found, lengths), quiet=json)
-        won = None if time is None else recovered(found, texts, tokenizer, time, out, batch, quiet=json)
+        found, tokenizer, data_of = reader(model)
+        if out is not None:
+            check_written(model, tokenizer, out)
+        at = lengths_of(found, lengths)
+        report = swap(found, wanted, only, sample_of(texts, data_of), tokenizer=tokenizer)
+        speeds = timed(found, at, quiet=json)
+        won = None if time is None else recovered(found, list(map(data_of, texts)), tokenizer, time, out, batch, quiet=json)
         if out is not None:
             save_swapped(found, out, tokenizer)
     if json:
@@ -89,9 +91,13 @@ def swap_command(
 def mixer_of(word: str, settings: Sequence[str], extra: Sequence[str]) -> Part:
     """The mixer and its arguments, from all three ways of writing them; each is checked against the recipe."""
     found = part(word)
-    recipe = get(found.name)
-    given = {**parse(recipe, [f"{k}={v!r}" for k, v in found.arguments.items()]), **parse(recipe, [*settings, *loose(extra)])}
-    return Part.model_construct(name=found.name, arguments=given)
+    recipe, written = get(found.name), [f"{k}={v!r}" for k, v in found.arguments.items()]
+    given = [*written, *settings, *loose(extra)]
+    names = [one.partition("=")[0] for one in given]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is given twice: {' and '.join(one for one in given if one.startswith(f'{twice}='))}")
+    return Part.model_construct(name=found.name, arguments=parse(recipe, given))
 
 
 def loose(extra: Sequence[str]) -> list[str]:
@@ -116,6 +122,35 @@ def whole(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise ValueError(f"--layers takes numbers with commas between them, not {text!r}") from None
+
+
+def reader(name: str) -> tuple[nn.Module, Any, Callable[[str], Any]]:
+    """A model, its tokenizer, and what a text is given to it as; a run of ours has no tokenizer, and takes tensors."""
+    if (Path(name) / SPEC).is_file():
+        run = trained(Path(name))
+        if run.reading is None:
+            raise ValueError(f"the run in {name} reads no texts: `regard.swap` in Python takes tensors")
+        encode = run.reading.encode
+        return run.model, None, lambda text: as_tokens(encode(text))
+    transformers().utils.logging.set_verbosity_error()
+    transformers().utils.logging.disable_progress_bar()
+    model, tokenizer = open_model(name)
+    if tokenizer is None:
+        raise ValueError(f"there is no tokenizer with {name}: `regard.swap` in Python takes tensors")
+    return model, tokenizer, str
+
+
+def check_written(model: str, tokenizer: Any, out: Path) -> None:
+    """What cannot be written is said now, and not when all is done."""
+    if tokenizer is None:
+        raise ValueError(f"--out writes models of transformers, and {model} is a run: `regard train` makes one with any mixer")
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def sample_of(texts: list[str], data_of: Callable[[str], Any]) -> list[Any]:
+    """What the drift is measured on: texts, or tokens (1 n) each."""
+    found = map(data_of, spread(texts, SAMPLE))
+    return [one if isinstance(one, str) else one[None] for one in found]
 
 
 def texts_of(data: str, name: str) -> list[str]:
@@ -145,7 +180,7 @@ def lengths_of(model: nn.Module, given: str | None) -> list[int]:
         if limit is not None and max(wanted) > limit:
             raise ValueError(f"the model has positions for {limit} tokens, so --lengths cannot be {max(wanted)}")
         return wanted
-    return [n for n in LENGTHS if limit is None or n <= limit]
+    return list(LENGTHS) if limit is None else [n for n in LENGTHS if n <= limit] or [limit]
 
 
 # ---------------------------------------------------------------------------------------------- what is measured
@@ -179,7 +214,7 @@ def cost(model: nn.Module, tokens: torch.Tensor) -> tuple[float, int]:
 
 
 def recovered(
-    model: nn.Module, texts: list[str], tokenizer: Any, time: float, out: Path | None, batch: int, *, quiet: bool
+    model: nn.Module, texts: list[Any], tokenizer: Any, time: float, out: Path | None, batch: int, *, quiet: bool
 ) -> Any:
     """Train, with a bar; Ctrl-C keeps what was done where there is a folder."""
     from regard.swap import recover

@@ -6,6 +6,7 @@ Each is a thin coat around a model that `regard.models.build` made, which stands
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -20,6 +21,7 @@ from regard.models import Seq2Seq, build
 from regard.models.config import Config, Head, Tokens
 from regard.models.embed import Embed, TokenEmbed
 from regard.models.heads import LanguageHead, MaskedHead
+from regard.models.huggingface import refuse_pickle
 from regard.models.loss import IGNORE
 from regard.models.save import own_tensors
 from regard.notes import Notes
@@ -56,6 +58,13 @@ class RegardPreTrained(PreTrainedModel):
         raise NotImplementedError
 
     # -------------------------------------------------------------------------------- how it is made
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *given: Any, **named: Any) -> Any:
+        """Theirs, from safetensors only: a pickle is refused, with the way to convert it."""
+        if pretrained_model_name_or_path is not None and Path(pretrained_model_name_or_path).is_dir():
+            refuse_pickle(Path(pretrained_model_name_or_path))
+        return super().from_pretrained(pretrained_model_name_or_path, *given, **{"use_safetensors": True, **named})
+
     def _init_weights(self, module: nn.Module) -> None:
         """Nothing: every part of ours draws its own weights when it is made."""
 

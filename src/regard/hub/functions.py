@@ -6,8 +6,8 @@ query (b h n e), key and value (b g m e), where g divides h -> (b n h e), and th
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from regard.hub.names import Spec, shiftless, why_not_cross
 from regard.hub.roles import is_causal as calls_itself_causal
 from regard.hub.roles import is_cross, length_of
 from regard.mixer import Attention, identity
-from regard.pattern import Causal, Full
+from regard.pattern import Band, Causal, Full
 from regard.prior import Prior
 
 REFUSED = {
@@ -35,8 +35,6 @@ REFUSED = {
     "block_indices": "brings its own choice of keys",
     "cache": "keeps its keys in pages",
 }
-
-_built: WeakKeyDictionary[nn.Module, dict[Any, Attention]] = WeakKeyDictionary()
 
 
 class Work(NamedTuple):
@@ -49,6 +47,14 @@ class Work(NamedTuple):
     dropout: float
     bias: Tensor | None  # (b or 1, h, n, m), an addend to the scores
     cross: bool  # whether the keys are those of another sequence
+
+
+class Asked(NamedTuple):
+    """Who may look at whom in a call (None: only its dense mask says), and what kind of attention that takes."""
+
+    rule: Rule | None
+    causal: bool
+    cross: bool
 
 
 class Given(Prior):
@@ -71,21 +77,24 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The attention of one layer; the signature is that of transformers."""
     check_known(spec, module, kwargs)
-    n, m, width = query.shape[2], key.shape[2], query.shape[3]
-    causal = calls_itself_causal(module) if is_causal is None else is_causal
-    rule = rule_of(attention_mask, n, m, causal=causal and not is_cross(module))
-    causal = causal if rule is None else rule.causal
-    cross = is_cross(module) or (n != m and not causal)
-    spec = spec.for_cross if cross else spec
-    inner = attention_of(spec, module, query, causal=causal and not cross)
-    refusal = why_not_cross(inner) if cross else None
-    if refusal is not None:
-        raise Unsupported(f"{spec} cannot look at another sequence: {refusal}")
-    scale = 1 / math.sqrt(width) if scaling is None else float(scaling)
-    work = Work(query, key, value, scale, dropout, position_bias, cross)
-    out = run(spec, inner, work, rule, attention_mask)
-    maps = _maps(spec, inner, work, rule, attention_mask) if asked_for_maps(kwargs) else None
+    asked = asked_of(module, attention_mask, query.shape[2], key.shape[2], is_causal)
+    spec = spec.for_cross if asked.cross else spec
+    inner = attention_of(spec, module, query, asked)
+    scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
+    work = Work(query, key, value, scale, dropout, position_bias, asked.cross)
+    out = run(spec, inner, work, asked.rule, attention_mask)
+    maps = _maps(spec, inner, work, asked.rule, attention_mask) if asked_for_maps(kwargs) else None
     return out.transpose(1, 2).contiguous(), maps
+
+
+def asked_of(module: nn.Module, mask: Tensor | None, n: int, m: int, told: bool | None) -> Asked:
+    """What a layer asks for, of n queries and m keys: by its mask, by what it calls itself, and by what the call says of it."""
+    elsewhere = is_cross(module)
+    causal = calls_itself_causal(module) if told is None else told
+    rule = rule_of(mask, n, m, causal=causal and not elsewhere)
+    causal = causal if rule is None else rule.causal
+    cross = elsewhere or (n != m and not causal)
+    return Asked(rule, causal and not cross, cross)
 
 
 def check_known(spec: Spec, module: nn.Module, kwargs: dict[str, Any]) -> None:
@@ -107,16 +116,20 @@ def _maps(spec: Spec, inner: Attention, work: Work, rule: Rule | None, mask: Ten
     return run(spec, inner, work._replace(v=identity(work.k, work.v), dropout=0.0), rule, mask)
 
 
-def attention_of(spec: Spec, module: nn.Module, query: Tensor, *, causal: bool) -> Attention:
-    """The attention of a layer, built when it is first needed; in training where the layer is."""
-    heads, width = query.shape[1], query.shape[3]
-    known = _built.setdefault(module, {})
-    key = (spec, heads, width, causal, query.device)
-    if key not in known:
-        with torch.inference_mode(False):
-            built = spec.build(heads=heads, width=width, causal=causal, length=length_of(module))
-        known[key] = built.to(query.device)
-    return known[key].train(module.training)
+def attention_of(spec: Spec, module: nn.Module, query: Tensor, asked: Asked) -> Attention:
+    """The attention of a layer, in training where the layer is.  It has no state, so layers that are alike share it."""
+    _, heads, _, width = query.shape
+    inner = _built(spec, heads, width, asked.causal, length_of(module), query.device).train(module.training)
+    refusal = why_not_cross(inner) if asked.cross else None
+    if refusal is not None:
+        raise Unsupported(f"{spec} cannot look at another sequence: {refusal}")
+    return inner
+
+
+@lru_cache(64)
+def _built(spec: Spec, heads: int, width: int, causal: bool, length: int | None, device: torch.device) -> Attention:
+    with torch.inference_mode(False):
+        return spec.build(heads=heads, width=width, causal=causal, length=length).to(device)
 
 
 # ---------------------------------------------------------------------------------------------- one call
@@ -132,21 +145,26 @@ def run(spec: Spec, inner: Attention, work: Work, rule: Rule | None, mask: Tenso
     end = rule.q_at + work.q.shape[2]
     if inner.length is not None and end > inner.length:
         raise ValueError(f"{spec} was built for {inner.length} positions at most, and the sequence has {end}: say length={end}")
-    work, rule = _trimmed(work, rule)
+    work, rule = _trimmed(inner, work, rule)
     if rule.first is None or shiftless(inner):
         return _at(spec, inner, work, rule)
     return _from_their_starts(spec, inner, work, rule)
 
 
-def _trimmed(work: Work, rule: Rule) -> tuple[Work, Rule]:
-    """Without keys that lie in the future of all queries: a cache of fixed size has them."""
-    end = rule.q_at + work.q.shape[2] - rule.k_at
-    if not rule.causal or end >= work.k.shape[2]:
+def _trimmed(inner: Attention, work: Work, rule: Rule) -> tuple[Work, Rule]:
+    """Without keys that no query of the call sees: those in the future of all, which a cache of fixed size has, and those that
+    a window has left behind."""
+    m = work.k.shape[2]
+    to = min(m, rule.q_at + work.q.shape[2] - rule.k_at) if rule.causal else m
+    seen = meet(inner.pattern, rule.pattern) if isinstance(inner, Cached) else rule.pattern
+    behind = seen.left if isinstance(seen, Band) and seen.step == 1 and not work.cross else None
+    at = 0 if behind is None else max(0, rule.q_at - behind - rule.k_at)
+    if (at, to) == (0, m):
         return work, rule
-    bias = None if work.bias is None else work.bias[..., :end]
-    real = None if rule.real is None else rule.real[:, :end]
-    work = work._replace(k=work.k[:, :, :end], v=work.v[:, :, :end], bias=bias)
-    return work, rule._replace(real=None if real is None or real.all() else real)
+    bias = None if work.bias is None else work.bias[..., at:to]
+    real = None if rule.real is None else rule.real[:, at:to]
+    work = work._replace(k=work.k[:, :, at:to], v=work.v[:, :, at:to], bias=bias)
+    return work, rule._replace(real=None if real is None or real.all() else real, k_at=rule.k_at + at)
 
 
 def _from_their_starts(spec: Spec, inner: Attention, work: Work, rule: Rule) -> Tensor:

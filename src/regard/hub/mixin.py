@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from regard.models import Config, Model, build
+from regard.models.huggingface import refuse_pickle
 from regard.models.save import parse
 
 
@@ -26,6 +28,8 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="regard", tags=["re
     @classmethod
     def of(cls, model: Model | Config) -> HubModel:
         """A model of ours with its weights (the same tensors, not copies), or a fresh one of a configuration."""
+        if not isinstance(model, Model | Config):
+            raise TypeError(f"a model of Regard, or a Config, is expected, not {type(model).__name__}")
         config = model if isinstance(model, Config) else model.config
         if config is None:
             raise ValueError("this model was built by hand: only one that `build` made of a configuration can be wrapped")
@@ -36,6 +40,23 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="regard", tags=["re
             coat = cls(model=said)
         coat.net = model
         return coat.train(model.training)
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, strict: bool = True, **named: Any) -> HubModel:
+        """Theirs, but strict unless told otherwise: it would leave missing and unknown weights without a word."""
+        if Path(model_id).is_dir():
+            refuse_pickle(Path(model_id))
+        try:
+            found: HubModel = super()._from_pretrained(model_id=model_id, strict=strict, **named)
+        except RuntimeError as error:
+            raise ValueError(f"the weights in {model_id} do not fit their config.json: {error}") from None
+        return found
+
+    @classmethod
+    def _load_as_pickle(cls, model: Any, model_file: str, *given: Any) -> NoReturn:
+        """Refused."""
+        refuse_pickle(Path(model_file))
+        raise AssertionError(model_file)
 
     def forward(self, *given: Any, **named: Any) -> Tensor:
         """See the model."""

@@ -9,6 +9,8 @@ One argument is not the recipe's: `cross`, the recipe for layers that look at an
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,18 +64,28 @@ class Spec:
             if length is None and asked.default is asked.empty:
                 raise ValueError(f"{self} must know the longest sequence, and the model does not say: give length=...")
             given["length"] = length
-        mixer = create(self.recipe, dim=heads * width, heads=heads, causal=causal, **given)
-        refusal = why_not(mixer)
+        with aside():
+            mixer = create(self.recipe, dim=heads * width, heads=heads, causal=causal, **given)
+            refusal = why_not(mixer)
         if refusal is not None:
             raise Unsupported(f"{self} is not for an attention function: {refusal}; {SWAP}")
         assert isinstance(mixer, MultiHead)
         return mixer.inner
 
 
+@contextmanager
+def aside() -> Iterator[None]:
+    """Inside, what is built is real, also while a model is built without its weights, and the global generator is left alone:
+    projections are drawn only to be thrown away."""
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        yield
+
+
 @lru_cache(1024)
 def _check_kind(recipe: str) -> None:
     """Refuse a recipe that is no function of queries, keys and values, whatever its arguments."""
-    refusal = why_not(get(recipe).example(16))
+    with aside():
+        refusal = why_not(get(recipe).example(16))
     if refusal is not None:
         raise Unsupported(f"{PREFIX}{recipe} is not for an attention function: {refusal}; {SWAP}")
 
@@ -139,7 +151,9 @@ def make(recipe: str, /, **arguments: Any) -> Spec:
 def try_out(spec: Spec) -> Attention:
     """A small one, so that what is wrong with a name shows before there is a model."""
     _check_kind(spec.recipe)
-    return spec.build(**TRIAL, causal=get(spec.recipe).forms()[0])
+    with aside():
+        causal = get(spec.recipe).forms()[0]
+    return spec.build(**TRIAL, causal=causal)
 
 
 def why_not(mixer: Mixer) -> str | None:
@@ -155,7 +169,7 @@ def why_not(mixer: Mixer) -> str | None:
         return f"it has parameters of its own ({', '.join(own)}), and a function has no place for them"
     learned = _learned(mixer.inner, mixer.heads, mixer.dim // mixer.heads)
     if learned:
-        return f"it learns while training ({', '.join(learned)}), and a function has no place for that"
+        return f"it changes while training ({', '.join(learned)}), and a function has no place for that"
     return None
 
 
@@ -165,13 +179,13 @@ def _plain(layer: nn.Module, dim: int) -> bool:
 
 def _learned(inner: Attention, heads: int, width: int) -> list[str]:
     """The buffers that one call in training changes: they would have to be saved with the model."""
-    before = {name: x for name, x in inner.named_buffers() if x.is_floating_point()}
+    before = dict(inner.named_buffers())
     if not before:
         return []
     x = torch.randn(1, heads, 8, width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         (trained := deepcopy(inner)).train().attend(x, x, x)
-    return [name for name, x in trained.named_buffers() if name in before and not torch.equal(x, before[name])]
+    return [name for name, x in trained.named_buffers() if not torch.equal(x, before[name])]
 
 
 def why_not_cross(inner: Attention) -> str | None:

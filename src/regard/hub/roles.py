@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
 
@@ -18,8 +17,8 @@ ELSEWHERE = re.compile(r"cross_?att|encoder_att|enc_?dec_?att|co_?attention", re
 CAUSAL_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask"}
 OTHER_MASKS = {"create_bidirectional_mask", "create_bidirectional_sliding_window_mask"}
 
-_cross: WeakSet[Any] = WeakSet()
-_causal: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+ROLE = "_regard_role"  # on the module itself, so that a copy of a model knows it too
+CROSS, CAUSAL, WHOLE = "cross", "causal", "whole"
 
 
 @lru_cache(4096)
@@ -66,9 +65,11 @@ def note(model: nn.Module) -> None:
         path = ".".join((name.split(".")[-1], *(kind.__name__ for kind in parents[-2:]), type(module).__name__))
         told = getattr(module, "is_cross_attention", None)
         if told is True or ELSEWHERE.search(path) or _decodes_without_past(module):
-            _cross.add(module)
+            role = CROSS
         else:
-            _causal[module] = bool(getattr(module, "is_causal", False)) or _among_causal(parents)
+            looks_back = bool(getattr(module, "is_causal", False)) or (_among_causal(parents) and not _both_ways(module))
+            role = CAUSAL if looks_back else WHOLE
+        setattr(module, ROLE, role)
 
 
 def _prefixes(name: str) -> list[str]:
@@ -90,19 +91,25 @@ def _among_causal(parents: list[type]) -> bool:
     return False
 
 
+def _both_ways(module: nn.Module) -> bool:
+    """Whether the configuration makes an encoder of what is a decoder by its code, as EmbeddingGemma."""
+    return getattr(getattr(module, "config", None), "use_bidirectional_attention", None) in (True, "all")
+
+
 def is_cross(module: nn.Module) -> bool:
     """Whether a layer looks at another sequence."""
-    return module in _cross or (module not in _causal and _decodes_without_past(module))
+    role = getattr(module, ROLE, None)
+    return _decodes_without_past(module) if role is None else role == CROSS
 
 
 def is_causal(module: nn.Module) -> bool:
     """Whether a layer calls itself causal."""
-    return module not in _cross and bool(getattr(module, "is_causal", False))
+    return getattr(module, ROLE, None) != CROSS and bool(getattr(module, "is_causal", False))
 
 
 def is_among_causal(module: nn.Module) -> bool:
     """Whether a layer is causal by itself or by where it stands."""
-    return _causal.get(module, False)
+    return getattr(module, ROLE, None) == CAUSAL
 
 
 def length_of(module: nn.Module) -> int | None:
@@ -116,3 +123,8 @@ def has_window(module: nn.Module) -> bool:
     by_layer = getattr(config, "layer_types", None)
     of_config = getattr(config, "sliding_window", None) if by_layer is None or "sliding_attention" in by_layer else None
     return bool(getattr(module, "sliding_window", of_config))
+
+
+def has_chunks(module: nn.Module) -> bool:
+    """Whether a layer may see chunks of its own, as in Llama 4."""
+    return "chunked_attention" in (getattr(getattr(module, "config", None), "layer_types", None) or ())

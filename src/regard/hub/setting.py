@@ -19,14 +19,17 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from regard.attentions import SoftmaxAttention
 from regard.attentions.cached import Cached
-from regard.errors import Unsupported
+from regard.errors import Unsupported, nearest
 from regard.hub import names, roles
 from regard.hub.functions import forward
 from regard.hub.masks import mask_function
-from regard.hub.names import PREFIX, SWAP, Spec
+from regard.hub.names import PREFIX, Spec
 from regard.mixer import Attention
 
-NOT_ASKED = "does not ask transformers' AttentionInterface for its attention, so no name can change it"
+NOT_ASKED = (
+    "does not ask transformers' AttentionInterface for its attention, so no name can change it; "
+    "regard.swap is for such models, where it knows their attention"
+)
 
 
 def ensure(name: str) -> Spec:
@@ -53,7 +56,7 @@ def check(model: PreTrainedModel) -> None:
         left = roles.stubborn(sub)
         kind = type(left[0]) if left else type(sub)
         if left or not roles.layers(sub):
-            raise Unsupported(f"{sub.config._attn_implementation}: {kind.__name__} {NOT_ASKED}; {SWAP}")
+            raise Unsupported(f"{sub.config._attn_implementation}: {kind.__name__} {NOT_ASKED}")
     for name, module in roles.layers(model):
         implementation = _implementation(module, model)
         if is_ours(implementation):
@@ -98,6 +101,8 @@ def _why_not(inner: Attention, module: nn.Module, cross: bool) -> str | None:
         return "has learned sinks beside its keys, which {spec} cannot"
     if roles.has_window(module) and not isinstance(inner, Cached):
         return "sees a window of its own, and {spec} sees all keys or all before it"
+    if roles.has_chunks(module) and not (isinstance(inner, SoftmaxAttention) and names.shiftless(inner)):
+        return "sees chunks of its own, and {spec} goes by positions, or sees all keys before it"
     biased = hasattr(module, "has_relative_attention_bias")
     if biased and (not isinstance(inner, SoftmaxAttention) or inner.prior is not None):
         return "adds a position bias to its scores, and {spec} has none to add to"
@@ -135,6 +140,7 @@ def _set(original: Callable[..., None], model: PreTrainedModel, asked: str | dic
     ours = [name for name in _flat(asked) if is_ours(name)]
     if not ours:
         return original(asked, *args, **kwargs)
+    _check_parts(asked, model)
     for name in ours:
         ensure(name)
     before = [(config, config._attn_implementation_internal) for config in _configs(model)]
@@ -148,15 +154,24 @@ def _set(original: Callable[..., None], model: PreTrainedModel, asked: str | dic
         raise
 
 
+def _check_parts(asked: str | dict[str, Any], model: PreTrainedModel) -> None:
+    """The parts that a dict names exist; "" is the model itself."""
+    for key in asked if isinstance(asked, dict) else ():
+        if key and key not in model.config.sub_configs:
+            parts = list(model.config.sub_configs)
+            hint = nearest(key, parts) if parts else "it has none: give the name alone"
+            raise ValueError(f"{type(model).__name__} has no part {key!r}: {hint}")
+
+
 def _check_taken(asked: str | dict[str, Any], ours: list[str], model: PreTrainedModel) -> None:
     """Where a part of a model does not ask for its attention, transformers warns and goes on; we do not."""
     for part in _models(model) if isinstance(asked, str) else ():
         if part.config._attn_implementation != asked:
-            raise Unsupported(f"{asked}: {type(part).__name__} {NOT_ASKED}; {SWAP}")
+            raise Unsupported(f"{asked}: {type(part).__name__} {NOT_ASKED}")
     taken = {config._attn_implementation for config in _configs(model)}
     for name in ours:
         if name not in taken:
-            raise Unsupported(f"{name}: the part of {type(model).__name__} that it is for {NOT_ASKED}; {SWAP}")
+            raise Unsupported(f"{name}: the part of {type(model).__name__} that it is for {NOT_ASKED}")
 
 
 def _flat(asked: Any) -> Iterator[Any]:

@@ -151,10 +151,7 @@ class RegardForConditionalGeneration(_Speaking):
         return_dict: bool | None = None, num_items_in_batch: Tensor | int | None = None,
     ) -> Any:  # fmt: skip
         """attention_mask is over the source; a label of -100 does not count."""
-        if decoder_input_ids is None:
-            if labels is None:
-                raise ValueError("give decoder_input_ids, or labels to make them of")
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        decoder_input_ids = self._target(decoder_input_ids, labels)
         with noted() as notes:
             context, mask = self._context(input_ids, attention_mask, encoder_outputs)
             if past_key_values is not None or use_cache:
@@ -169,6 +166,14 @@ class RegardForConditionalGeneration(_Speaking):
         loss = None if labels is None else choices(logits, labels, num_items_in_batch) + told(notes, labels, num_items_in_batch)
         found = Seq2SeqLMOutput(loss=loss, logits=logits, past_key_values=past_key_values, encoder_last_hidden_state=context)
         return returned(found, return_dict)
+
+    def _target(self, ids: Tensor | None, labels: Tensor | None) -> Tensor:
+        """What the decoder reads."""
+        if ids is not None:
+            return ids
+        if labels is None:
+            raise ValueError("give decoder_input_ids, or labels to make them of")
+        return self.prepare_decoder_input_ids_from_labels(labels)
 
     def _context(self, ids: Tensor | None, mask: Tensor | None, read: Any) -> tuple[Tensor, Tensor | None]:
         """What was read of the source (b m d), and its mask."""

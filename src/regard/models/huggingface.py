@@ -98,6 +98,9 @@ def from_huggingface(
         if their is None:
             raise ValueError("tensors alone do not tell what model they are of: give `their`, the contents of config.json")
     else:
+        if not Path(source).exists():
+            fetch = f"huggingface_hub.snapshot_download({str(source)!r})"
+            raise FileNotFoundError(f"there is no folder {source}: for a model on the hub, give what {fetch} returns")
         their = read_json(Path(source) / CONFIG) if their is None else their
         tensors = read_tensors(Path(source))
     config, names = translate(their, head, tensors)
@@ -123,7 +126,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 def refuse_pickle(folder: Path) -> None:
     """A pickle may run any code when it is opened, so none is."""
     pickles = [folder] if folder.is_file() else sorted(path for kind in PICKLES for path in folder.glob(kind))
-    if pickles and not (folder / WEIGHTS).is_file():
+    if pickles and not any(folder.glob("*.safetensors")):
         raise ValueError(
             f"{pickles[0]} is a pickle, which may run code when it is opened, and is not read.  If you trust it, convert it: "
             "`tensors = torch.load(path, weights_only=True)`, then `safetensors.torch.save_file("

@@ -53,7 +53,7 @@ def bert_parts(module: Any, first: Any) -> Parts:
 def bert_call(
     self: Swapped, hidden_states: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **_: Any
 ) -> tuple[Tensor, None]:
-    """-> the heads side by side, and no map."""
+    """-> the heads side by side; maps are gathered by `run`."""
     mask = real_tokens(attention_mask, hidden_states.shape[1], causal=self.mixer.causal)
     return self.run(hidden_states, mask, cache=own_cache(past_key_values)), None
 
@@ -96,7 +96,7 @@ def gpt2_parts(module: Any, first: Any) -> Parts:
 def gpt2_call(
     self: Swapped, hidden_states: Tensor, past_key_values: Any = None, attention_mask: Tensor | None = None, **_: Any
 ) -> tuple[Tensor, None]:
-    """-> what is added to the stream, with its dropout, and no map."""
+    """-> what is added to the stream, with its dropout; maps are gathered by `run`."""
     mask = real_tokens(attention_mask, hidden_states.shape[1], causal=True)
     y = self.run(hidden_states, mask, cache=own_cache(past_key_values))
     return F.dropout(y, self.old.resid_dropout.p, self.training), None  # type: ignore[union-attr, arg-type]
@@ -118,7 +118,7 @@ def t5_call(
     self: Swapped, hidden_states: Tensor, mask: Tensor | None = None, key_value_states: Any = None,
     position_bias: Tensor | None = None, past_key_values: Any = None, **_: Any,
 ) -> tuple[Tensor, Tensor | None, None]:  # fmt: skip
-    """-> what is added to the stream, the numbers of distances for layers that were left as they were, and no map."""
+    """-> what is added to the stream, and the numbers of distances for layers that were left as they were."""
     n, old = hidden_states.shape[1], self.old
     y = self.run(hidden_states, real_tokens(mask, n, causal=False))
     if self.partial and position_bias is None and old.has_relative_attention_bias:
@@ -139,6 +139,8 @@ def longformer_call(
     is_index_global_attn: Tensor | None = None, is_global_attn: bool | None = None, output_attentions: bool = False,
 ) -> tuple[Tensor]:  # fmt: skip
     """Tokens with global attention are marked, for mixers that know such."""
+    if output_attentions:
+        raise Unsupported("Longformer's maps are as wide as its own window, so that a swapped layer has none of that form")
     mask = None if is_index_masked is None or not bool(is_index_masked.any()) else ~is_index_masked
     return (self.run(hidden_states, mask, marks=is_index_global_attn if is_global_attn else None),)
 
@@ -175,16 +177,19 @@ def torch_parts(module: Any, first: Any) -> Parts:
 def torch_call(
     self: Swapped, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
     attn_mask: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
-) -> tuple[Tensor, None]:  # fmt: skip
-    """-> the tokens, in the order of dimensions that they came in, and no map."""
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """-> the tokens, in the order of dimensions that they came in, and the map (b n m), or (b h n m), where it is asked for."""
     if key is not value:
         raise Unsupported("keys and values come from two sequences: a mixer asks one")
     x, memory = ready(query, self), None if key is query else ready(key, self)
     check_causal_mask(attn_mask, x.shape[1], causal=self.mixer.causal, told=is_causal)
     mask = None if key_padding_mask is None else padding(key_padding_mask).view(x.shape[0], -1)
     y = self.run(x, mask, memory=memory)
-    y = y if self.batch_first or query.dim() == 2 else y.transpose(0, 1)
-    return y.squeeze(0) if query.dim() == 2 else y, None
+    maps = self.mixer.attention(x, memory, mask=mask) if need_weights and self.mixer.can.maps else None
+    maps = maps.mean(1) if maps is not None and average_attn_weights else maps
+    if query.dim() == 2:
+        return y.squeeze(0), None if maps is None else maps.squeeze(0)
+    return y if self.batch_first else y.transpose(0, 1), maps
 
 
 def ready(x: Tensor, self: Swapped) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard.block import Layer
 from regard.deep import evaluating
 from regard.models.config import Part
+from regard.models.model import Model
 from regard.swap.sample import Inputs
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def states(model: nn.Module, blocks: Sequence[str], one: Inputs, *, live: bool =
             stack.enter_context(torch.no_grad())
         for path in blocks:
             stack.enter_context(watching(model.get_submodule(path), hidden, path))
-        out, name = result(one.call(model), one.mask)
+        out, name = result(one.call(model), one.mask, speaks=isinstance(model, Model) and model.head is not None)
     return States(hidden, out, name)
 
 
@@ -236,9 +237,9 @@ def watching(block: nn.Module, into: dict[str, Tensor], name: str) -> Iterator[N
         handle.remove()
 
 
-def result(given: Any, mask: Tensor | None) -> tuple[Tensor, str]:
-    """What came out: logits (... classes), or the mean over real tokens (b d)."""
-    logits = getattr(given, "logits", None)
+def result(given: Any, mask: Tensor | None, *, speaks: bool = False) -> tuple[Tensor, str]:
+    """What came out: logits (... classes), which ours give as they are, or the mean over real tokens (b d)."""
+    logits = given if speaks else getattr(given, "logits", None)
     if logits is not None:
         return (logits if mask is None or logits.dim() != 3 else logits[mask]), "logits"
     y = getattr(given, "last_hidden_state", given)

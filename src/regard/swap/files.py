@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from regard.models.config import Part
+from regard.models.huggingface import refuse_pickle
 from regard.models.save import few, fill, opened, own_tensors, replace, small_text
 from regard.swap.parts import Keeps, Swapped
 from regard.swap.swapping import sites_of, swap
 
 CONFIG, WEIGHTS, SWAPPED = "config.json", "model.safetensors", "swap.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def transformers() -> Any:
@@ -64,17 +64,14 @@ def check_files(folder: Path) -> None:
     """There is a configuration, and weights that cannot run code."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"there is no {folder / CONFIG}: a model is a folder with {CONFIG} and {WEIGHTS}")
-    if any(folder.glob("*.safetensors")):
-        if '"model_type"' not in small_text(folder / CONFIG):
-            raise ValueError(f"{folder} is no model of transformers: one of Regard is swapped in Python, with tensors")
-        return
-    pickles = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
-    if pickles:
+    refuse_pickle(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(f"there is no {WEIGHTS} in {folder}")
+    if '"model_type"' not in small_text(folder / CONFIG):
         raise ValueError(
-            f"{folder} holds {few(pickles)} only, a pickle, which can run code when it is read. Convert it once, where you "
-            f"trust it: safetensors.torch.save_file(torch.load({pickles[0]!r}, weights_only=True), {WEIGHTS!r})"
+            f"{folder} is no model of transformers: one of Regard is swapped in Python, with tensors; or give the "
+            "folder of its run, which knows how it reads texts"
         )
-    raise ValueError(f"there is no {WEIGHTS} in {folder}")
 
 
 def tokenizer_of(where: str) -> Any:
@@ -88,25 +85,24 @@ def tokenizer_of(where: str) -> Any:
 # ---------------------------------------------------------------------------------------------- swapped models
 def save_swapped(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
     """Write a swapped model of transformers: its configuration, its weights, and what stands in which layer."""
-    from safetensors.torch import save as packed
-
-    config: Any = getattr(model, "config", None)
     swapped = [site for site in sites_of(model) if isinstance(site.module, Swapped)]
-    if not swapped or not hasattr(config, "save_pretrained"):
+    if not swapped or not hasattr(model, "save_pretrained"):
         raise ValueError("only a model of transformers that was swapped can be written in this way")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder)
+    save: Any = model.save_pretrained
+    save(folder)  # a swap has taught it to write the layers too
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def write_layers(model: nn.Module, folder: str | Path) -> None:
+    """What stands in which layer."""
+    swapped = [site for site in sites_of(model) if isinstance(site.module, Keeps)]
     try:
         said = json.dumps({"layers": {site.layer: site.module.said for site in swapped}}, indent=1)
     except TypeError as error:
         raise ValueError(f"the arguments of a mixer cannot be written as JSON: {error}") from None
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in own_tensors(model).items()}
-    replace(folder / WEIGHTS, packed(weights, metadata={"format": "pt"}))
-    replace(folder / SWAPPED, said.encode())
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    replace(Path(folder) / SWAPPED, said.encode())
 
 
 def load_swapped(folder: str | Path) -> nn.Module:

@@ -31,6 +31,10 @@ class Examples(Task):
         super().__init__(vocab=1, classes=1, length=1)
         self.splits, self.fill = {"train": train, "valid": valid, "test": valid}, fill
 
+    def all(self) -> list[Tensor]:
+        """Those to train on, then those held out."""
+        return [*self.splits["train"], *self.splits["valid"]]
+
     def size(self, split: str) -> int:
         """See `Task`."""
         return len(self.splits[split])

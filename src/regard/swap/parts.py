@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -14,6 +15,8 @@ from regard.mixer import Mixer, State
 from regard.position.turn import Turn
 from regard.prior import Prior
 from regard.state import take
+
+GATHERS = "_output_capturing_hooks_installed"
 
 
 class Weights(NamedTuple):
@@ -119,13 +122,18 @@ class Swapped(Keeps):
         self, x: Tensor, mask: Tensor | None, *, marks: Tensor | None = None, memory: Tensor | None = None, cache: Any = None
     ) -> Tensor:
         """x (b n d), mask (b n) -> (b n d); with a cache of transformers, the next tokens of a stream."""
+        maps = gathered()
+        if maps is not None:
+            if cache is not None and cache.get_seq_length(layer_of(self.old)):
+                raise Unsupported("a stream has no maps of what went before: ask for attentions with use_cache=False")
+            maps.append(self.mixer.attention(x, memory, mask=mask, marks=marks))
         y = self.mixer(x, memory, mask=mask, marks=marks) if cache is None else self._next(x, mask, cache)
         return self.out(y)
 
     def _next(self, x: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         """Their cache counts the tokens and carries the numbers of the examples, by which beams were reordered; the state of
         the mixer is kept beside it."""
-        layer: int = getattr(self.old, "layer_idx", 0)
+        layer = layer_of(self.old)
         seen = int(cache.get_seq_length(layer))
         if seen == 0:
             state: State = None
@@ -156,6 +164,32 @@ class Swapped(Keeps):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "streams": WeakKeyDictionary()})  # type: ignore[no-untyped-call]
+
+
+def gathered() -> list[Tensor] | None:
+    """Where transformers gathers the maps of the call that is under way; None: nobody asked for them.
+
+    It finds them by the class of a module, so that a layer of another class has to bring its own.
+    """
+    theirs = sys.modules.get("transformers.utils.output_capturing")
+    found = None if theirs is None else theirs._active_collector.get()
+    return None if found is None else found.get("attentions")
+
+
+def prepare_to_gather(model: nn.Module) -> None:
+    """Let transformers find the layers whose maps it gathers while they are all there: it looks for them only once."""
+    theirs, models = (sys.modules.get(f"transformers.{name}") for name in ("utils.output_capturing", "modeling_utils"))
+    if theirs is None or models is None:
+        return
+    for part in model.modules():
+        inner = [each for each in part.modules() if isinstance(each, models.PreTrainedModel)]
+        if isinstance(part, models.PreTrainedModel) and not any(getattr(each, GATHERS, False) for each in inner):
+            theirs.maybe_install_capturing_hooks(part)  # and in all models inside, which a second time would gather twice
+
+
+def layer_of(old: nn.Module) -> int:
+    """Its number in a cache."""
+    return getattr(old, "layer_idx", None) or 0
 
 
 def rows_in(cache: Any, layer: int) -> Tensor:

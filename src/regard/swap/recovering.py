@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -97,7 +98,12 @@ def recover(
     teacher = model if objective == "masked" else restore(deepcopy(model)).requires_grad_(False).eval()
     plan = stages(model, teacher, new, blocks, objective, tokenizer)
     settings: dict[str, Any] = {"batch": batch, "rate": rate, "seed": seed, "decay": 0.0, **OFTEN}
-    check_folder(folder, {"objective": objective, "examples": len(examples.splits["train"]), "layers": standing(model)})
+    facts = {
+        "objective": objective,
+        "layers": standing(model),
+        "texts": digest([*examples.splits["train"], *examples.splits["valid"]]),
+    }
+    check_folder(folder, facts if objective == "masked" else {**facts, "weights": digest(teacher.state_dict().values())})
     before = None if objective == "masked" else compared(model, teacher, examples)
     remember(model, blocks)
     curve: list[dict[str, Any]] = []
@@ -136,8 +142,18 @@ def standing(model: nn.Module) -> dict[str, Any]:
     return json.loads(json.dumps(found, default=repr))
 
 
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A number for all that tensors hold, by which others are told from them."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous()
+        found.update(f"{tuple(plain.shape)} {plain.dtype}".encode())
+        found.update(plain.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
 def check_folder(folder: str | Path | None, facts: dict[str, Any]) -> None:
-    """A folder goes on with what it began with: the same mixers, the same number of texts."""
+    """A folder goes on with what it began with: the same mixers, the same texts, the same weights to win back."""
     if folder is None:
         return
     path = Path(folder) / FACTS

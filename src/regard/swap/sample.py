@@ -67,7 +67,7 @@ def _batches(model: nn.Module, given: Any, tokenizer: Any, length: int | None) -
         if isinstance(one, Mapping):
             yield Inputs((), dict(one), real(one.get("attention_mask")))
         elif isinstance(one, Tensor):
-            yield Inputs((one,), {}, None)
+            yield inputs(model, one, None)
         else:
             raise TypeError(f"a sample is texts, tensors, or dicts of what the model takes, not a list of {type(one).__name__}")
 
@@ -100,6 +100,8 @@ def inputs(model: nn.Module, tokens: Tensor, mask: Tensor | None) -> Inputs:
         named: dict[str, Any] = {str(model.main_input_name): tokens}
         if mask is not None:
             named["attention_mask"] = mask.long()
+        if getattr(model.config, "is_encoder_decoder", False):
+            named["decoder_input_ids"] = tokens  # what is compared needs no target: the decoder reads the same text
         return Inputs((), named, mask)
     if isinstance(model, Model):
         return Inputs((tokens,), {} if mask is None else {"mask": mask}, mask)

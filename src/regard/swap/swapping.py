@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from regard.models.model import Model
 from regard.swap.adapters import ADAPTERS, OWN, Adapter, known
 from regard.swap.drift import Change, Report, Score, measured, scored
 from regard.swap.fit import Fitted, fitted
-from regard.swap.parts import Keeps, Parts, Swapped, SwappedMixer
+from regard.swap.parts import Keeps, Parts, Swapped, SwappedMixer, prepare_to_gather
 from regard.swap.sample import sample_of
 
 BEFORE = "before_recovery"  # what `recover` changed outside the mixers, by name: `restore` puts it back
@@ -47,8 +48,7 @@ def swap(
     """Put a mixer in the place of the model's attentions, in place, and say how far its results drift.
 
     Queries, keys, values and the last projection are those of the model; what the mixer has beside them begins so as to disturb
-    least.  What does not fit raises, and the model is as it was.  `restore` undoes it.  Maps of attention are no longer given
-    back, and dropout inside the attention is left out.
+    least.  What does not fit raises, and the model is as it was.  `restore` undoes it.  Dropout inside attention is left out.
 
     mixer      the name of a recipe, or a `Part`; `arguments` are those of the recipe: swap(model, "local", window=256)
     layers     None: all; numbers, a slice or a range; or layer -> name or `Part`, beside which `mixer` is left out
@@ -65,6 +65,7 @@ def swap(
     given = None if report is None else sample_of(model, report, tokenizer)
     first = sites[0].old
     made = {site.layer: prepared(site, first, wanted[site.layer], seed) for site in sites if site.layer in wanted}
+    prepare_to_gather(model)
     try:
         with original(model):
             score = None if metric is None else Score(metric, scored(metric, model))
@@ -160,6 +161,8 @@ def chosen(mixer: str | Part | None, layers: Layers, arguments: Mapping[str, Any
         return {number(layer, count): Part.model_validate(each) for layer, each in layers.items()}
     if mixer is None:
         raise ValueError("which mixer? give a name, such as 'local', or layers as {0: 'local', ...}")
+    if not isinstance(mixer, str | Part):
+        raise TypeError(f"mixer is the name of a recipe, such as 'local', or a Part, not {type(mixer).__name__}")
     given = mixer if isinstance(mixer, Part) else Part(name=mixer)
     whole = Part.model_construct(name=given.name, arguments={**given.arguments, **arguments})
     if layers is None or isinstance(layers, slice):
@@ -230,9 +233,11 @@ def put_back(model: nn.Module, sites: Sequence[Site]) -> None:
 
 
 def place(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Set the module at a path."""
-    owner, _, name = path.rpartition(".")
-    setattr(model.get_submodule(owner), name, module)
+    """Set the module at a path, and wherever else the one that stands there does: layers may share an attention."""
+    old = model.get_submodule(path)
+    for owner in list(model.modules()):
+        for name in [name for name, child in owner._modules.items() if child is old]:
+            setattr(owner, name, module)
 
 
 def settle(model: nn.Module) -> None:
@@ -248,8 +253,21 @@ def settle(model: nn.Module) -> None:
             encoder.use_nested_tensor = False
         elif NESTED in encoder.__dict__:
             encoder.use_nested_tensor = encoder.__dict__.pop(NESTED)
+    for part in (m for m in model.modules() if hasattr(type(m), "save_pretrained")):
+        part.__dict__.pop("save_pretrained", None)
+        if any(isinstance(m, Keeps) for m in part.modules()):
+            part.__dict__["save_pretrained"] = partial(save_pretrained, part)
     if isinstance(model, Model):
         if swapped and model.config is not None:
             model.__dict__[BUILT], model.config = model.config, None
         elif not swapped and BUILT in model.__dict__:
             model.config = model.__dict__.pop(BUILT)
+
+
+def save_pretrained(model: Any, folder: Any, *given: Any, **named: Any) -> None:
+    """Theirs, and beside its files what stands in which layer, without which the weights would find no place."""
+    from regard.swap.files import write_layers
+
+    write_layers(model, folder)
+    named.setdefault("save_original_format", False)  # names as they are here, for no other model has such
+    type(model).save_pretrained(model, folder, *given, **named)
