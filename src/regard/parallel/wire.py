@@ -17,10 +17,14 @@ Group = dist.ProcessGroup | None  # None: all processes
 
 @dataclass(eq=False)
 class Traffic:
-    """Bytes that this process sent to others and got from them; its own share, which stays here, is not among them."""
+    """Bytes that this process sent to others and got from them; its own share, which stays here, is not among them.
+
+    largest   the most that came at once
+    """
 
     sent: int = 0
     got: int = 0
+    largest: int = 0
 
 
 _open: list[Traffic] = []
@@ -45,6 +49,7 @@ def count(sent: int, got: int) -> None:
     for traffic in _open:
         traffic.sent += sent
         traffic.got += got
+        traffic.largest = max(traffic.largest, got)
 
 
 class Meeting(NamedTuple):
@@ -108,6 +113,31 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return exchange(grad, *ctx.back), None, None, None
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is under way: rows that go to one process, and others that come from one."""
+
+    sent: Tensor  # kept until it has arrived
+    got: Tensor
+    works: Sequence[Any]
+
+    def wait(self) -> Tensor:
+        """What came."""
+        for work in self.works:
+            work.wait()
+        return self.got
+
+
+def post(sent: Tensor, to: int, got: Tensor, whence: int, meeting: Meeting, tag: int) -> Message:
+    """Send to one process and get from one, both by their rank in the group; nothing travels where there is nothing."""
+    sent = sent.contiguous()
+    ways = [(dist.isend, sent, to), (dist.irecv, got, whence)]
+    name = range(meeting.world) if meeting.group is None else dist.get_process_group_ranks(meeting.group)
+    asked = [dist.P2POp(way, x, name[other], meeting.group, tag) for way, x, other in ways if x.numel()]
+    count(sent.nbytes, got.nbytes)
+    return Message(sent, got, dist.batch_isend_irecv(asked) if asked else [])
 
 
 def reaching(y: Tensor, *received: Tensor) -> Tensor:
