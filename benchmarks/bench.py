@@ -90,21 +90,13 @@ def results(folder: Path) -> dict[str, Result]:
 
 
 # ---------------------------------------------------------------------------------------------- tables
-def tables(found: dict[str, Result]) -> str:
+def tables(found: dict[str, Result], *, small: bool = False) -> str:
     """What was aimed at and what came of it, then all results, as Markdown."""
     lines = ["### Aims", "", *aims.table(found), ""]
     for name, result in found.items():
-        lines += [
-            f"### {name}",
-            "",
-            f"`regard bench {CALLS[name]}`",
-            "",
-            about(result),
-            "",
-            *rows(result),
-            *missing(result),
-            "",
-        ]
+        call = shrunk(CALLS[name]) if small else CALLS[name]
+        lines += [f"### {name}", "", f"`regard bench {call}`", "", about(result), ""]
+        lines += [*rows(result), *missing(result), ""]
     return "\n".join(lines)
 
 
@@ -136,8 +128,8 @@ def rows(result: Result) -> list[str]:
     for row in measured:
         cells = [
             f"{row['length']:,}", row["way"], row["level"], str(row["threads"]), f"`{row['name']}`",
-            three(1e3 * row["seconds"]), interval(row["faster"]), percent(row["density"], 1), plain(row["efficiency"]), percent(row["reached"]),
-            million(row["memory"]), million(row["formula"]), interval(row["ahead"]),
+            three(1e3 * row["seconds"]), interval(row["faster"]), percent(row["density"], 1), plain(row["efficiency"]),
+            percent(row["reached"]), million(row["memory"]), million(row["formula"]), interval(row["ahead"]),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells[:width])} |")
     return lines
@@ -189,9 +181,8 @@ def main(words: Sequence[str] | None = None) -> None:
     folder = Path(tempfile.mkdtemp(prefix="bench-")) if options.small else RESULTS
     if options.list:
         there = results(RESULTS)
-        print(
-            "\n".join(f"{'measured' if name in there else '-':9} {name:20} regard bench {call}" for name, call in CALLS.items())
-        )
+        for name, call in CALLS.items():
+            print(f"{'measured' if name in there else '-':9} {name:20} regard bench {call}")
         return
     names = [] if options.tables else options.names or list(CALLS)
     for name in [name for name in names if not (options.missing and name in results(folder))]:
@@ -199,7 +190,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if not options.small:
             write(results(RESULTS))  # after each, so that an interrupt loses nothing
     if options.small:
-        print(tables(results(folder)))
+        print(tables(results(folder), small=True))
         print(f"written to {folder}", file=sys.stderr)
     elif options.tables:
         write(results(RESULTS))

@@ -69,8 +69,10 @@ class Flex(Contender):
 
 @lru_cache(1)
 def _compiled() -> Callable[..., Tensor]:
+    from torch._inductor import config
     from torch.nn.attention.flex_attention import flex_attention
 
+    config.compile_threads = 1  # no processes beside this one, which would outlive a probe
     torch._dynamo.config.recompile_limit = CODES  # beyond it FlexAttention would run uncompiled, and say nothing
     made: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     return made

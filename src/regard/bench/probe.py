@@ -95,7 +95,8 @@ def _child(to: Connection, contender: Contender, cell: Cell, threads: int, limit
         begin = time.perf_counter()
         call()
         took, peak = time.perf_counter() - begin, resident("VmHWM")
-        to.send((None if peak is None or before is None else max(0, peak - before), took))
+        told = None if peak is None or before is None or contender.compiles else max(0, peak - before)
+        to.send((told, took))  # the compiler's own memory would drown that of what it made
     except EXCUSES as error:
         to.send(_reason(error, limit))
     finally:
