@@ -56,12 +56,21 @@ class Piece:
 
     def placed(self, rows: Tensor) -> Tensor:
         """rows (b s w), as they were sent -> (b h m w); zero where no query of that head looks."""
-        all_rows = rows.new_zeros(rows.shape[0], self.heads * len(self.at), rows.shape[2])
-        return all_rows.index_copy(1, self.where.to(rows.device), rows).unflatten(1, (self.heads, len(self.at)))
+        if not self.whole:
+            rows = rows.new_zeros(rows.shape[0], self.heads * len(self.at), rows.shape[2]).index_copy_(
+                1, self.where.to(rows.device), rows
+            )
+        return rows.unflatten(1, (self.heads, len(self.at)))
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether every head sees each of the keys: then rows are in place as they come."""
+        return len(self.where) == self.heads * len(self.at)
 
     def taken(self, x: Tensor) -> Tensor:
         """The other way: x (b h m w) -> (b s w)."""
-        return x.flatten(1, 2).index_select(1, self.where.to(x.device))
+        rows = x.flatten(1, 2)
+        return rows if self.whole else rows.index_select(1, self.where.to(x.device))
 
 
 @dataclass(frozen=True)

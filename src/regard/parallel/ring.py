@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.attend.fused import _backward_part, _forward_part, _ordered, _Total
+from regard.attend.fused import _accumulator, _backward_part, _forward_part, _ordered, _Total
 from regard.attentions import SoftmaxAttention
 from regard.attentions.cached import Cached, Place
 from regard.errors import Unsupported
@@ -61,20 +62,23 @@ class _Trip:
     def steps(self, k: Tensor, v: Tensor) -> Iterator[_Step]:
         """The own keys, then those of the others, one after the other; each is dropped before the next but one is asked for."""
         rank, world = self.meeting.rank, self.meeting.world
-        coming = self._ask(1, k, v) if world > 1 else None
+        own = torch.cat((k, v), -1).flatten(1, 2) if world > 1 else k
+        coming = self._ask(1, own) if world > 1 else None
         yield _Step(rank, rank, k, v)
         for i in range(1, world):
             assert coming is not None
             whence, rows = (rank - i) % world, coming.wait()
-            coming = self._ask(i + 1, k, v) if i + 1 < world else None
+            coming = self._ask(i + 1, own) if i + 1 < world else None
             held = self.work.pieces[whence].placed(rows)
             del rows
             yield _Step(whence, (rank + i) % world, *held.split((k.shape[3], v.shape[3]), -1))
+            del held
 
-    def _ask(self, i: int, k: Tensor, v: Tensor) -> Message:
+    def _ask(self, i: int, own: Tensor) -> Message:
+        """own (b h'n 2e), keys beside values, of which some or all go to the process i after this one."""
         to, whence = (self.meeting.rank + i) % self.meeting.world, (self.meeting.rank - i) % self.meeting.world
-        rows = torch.cat([x.flatten(1, 2).index_select(1, self.work.give[to]) for x in (k, v)], -1)
-        empty = rows.new_empty(rows.shape[0], self.work.got[whence], rows.shape[2])
+        rows = own if self.work.sent[to] == own.shape[1] else own.index_select(1, self.work.give[to])
+        empty = own.new_empty(own.shape[0], self.work.got[whence], own.shape[2])
         return post(rows, to, empty, whence, self.meeting, 2 * i)
 
     def home(self, i: int, step: _Step, dk: Tensor, dv: Tensor) -> Message:
@@ -91,7 +95,7 @@ class _Ring(torch.autograd.Function):
         for step in trip.steps(k, v):
             for share in shares:
                 share.look(step, trip)
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=shares[0].total.lse.dtype if shares else q.dtype)
+        out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=_accumulator(q.dtype))
         for share in shares:
             share.write(out, share.total.out)
             share.write(lse, share.total.lse)
@@ -107,19 +111,18 @@ class _Ring(torch.autograd.Function):
         trip: _Trip = ctx.trip
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a query that sees nothing has no weight anywhere
         shares = _shares(q, trip)
-        dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
+        dk, dv = (x.new_zeros(x.shape) for x in (k, v))
         late: tuple[int, Message] | None = None
         for i, step in enumerate(trip.steps(k, v)):
-            found = step.k.new_zeros(step.k.shape), step.v.new_zeros(step.v.shape)
+            found = (dk, dv) if i == 0 else (step.k.new_zeros(step.k.shape), step.v.new_zeros(step.v.shape))
             for share in shares:
                 share.back(step, trip, (grad, out, lse), *found)
-            if i == 0:
-                dk += found[0]
-                dv += found[1]
-                continue
-            _arrived(late, trip.work, dk, dv)
-            late = step.to, trip.home(i, step, *found)
+            if i:
+                _arrived(late, trip.work, dk, dv)
+                late = step.to, trip.home(i, step, *found)
+            del found, step
         _arrived(late, trip.work, dk, dv)
+        dq = q.new_empty(q.shape)
         for share in shares:
             share.write(dq, share.dq)
         return dq, dk, dv, None
@@ -142,7 +145,16 @@ class _Share:
     def __init__(self, q: Tensor, examples: slice, heads: list[int], head: int) -> None:
         self.examples, self.heads, self.head = examples, heads, head
         self.all_heads, self.q = q.shape[1], self.read(q)
-        self.total, self.dq = _Total(self.q), torch.zeros(0)
+
+    @cached_property
+    def total(self) -> _Total:
+        """What was seen so far."""
+        return _Total(self.q)
+
+    @cached_property
+    def dq(self) -> Tensor:
+        """The gradients of q so far, wide enough to be added up."""
+        return torch.zeros(self.q.shape, dtype=_accumulator(self.q.dtype))
 
     def read(self, x: Tensor) -> Tensor:
         """x (b h ...) -> (x ...), the part of this share."""
@@ -165,17 +177,18 @@ class _Share:
 
     def back(self, step: _Step, trip: _Trip, given: tuple[Tensor, Tensor, Tensor], dk: Tensor, dv: Tensor) -> None:
         """Add the gradients of a piece to dk and dv (b h' m e), and to those of q; given grad, out and lse of all."""
-        if not len(self.dq):
-            self.dq = torch.zeros(self.q.shape, dtype=self.total.out.dtype)
         if not self.q.shape[1] or not step.k.shape[2]:
             return
         k, v = (self.read(self._every(x)) for x in (step.k, step.v))
         grad, out, lse = map(self.read, given)
-        grads = [self.dq, torch.zeros(k.shape, dtype=self.dq.dtype), torch.zeros(v.shape, dtype=self.dq.dtype)]
+        every = len(self.heads) == dk.shape[1] and len(grad) == dk.shape[0] * dk.shape[1]
+        alone = every and dk.dtype == self.dq.dtype  # then nothing has to be added up afterwards
+        grads = [self.dq, *(x.flatten(0, 1) if alone else torch.zeros(k.shape, dtype=self.dq.dtype) for x in (dk, dv))]
         for part in self._layout(step, trip, backward=True).parts:
             _backward_part(grads, part, (grad, self.q, k, v, out, lse), trip.scale, self._bias(step, trip), (), ())
-        shared = self.all_heads // dk.shape[1]  # heads of queries that share one of keys
-        at = torch.tensor(self.heads) // shared
+        if alone:
+            return
+        at = torch.tensor(self.heads) // (self.all_heads // dk.shape[1])  # neighbours share a head of keys
         for total, found in zip((dk, dv), grads[1:], strict=True):
             total[self.examples].index_add_(1, at, found.unflatten(0, (-1, len(self.heads))).to(total.dtype))
 
