@@ -12,6 +12,8 @@ from regard.bench.cell import DENSE
 from regard.bench.plan import DONE, Bench, Row
 from regard.bench.words import BESIDE, HEADINGS, cells, crossing, first_lines, many, notes, reasons, tables
 
+WIDEST = 1000  # characters of a line
+
 
 def tell(found: Bench, to: Console) -> None:
     """The machine, a table for each way, level and number of threads, and the lengths from which on it pays."""
@@ -23,7 +25,7 @@ def tell(found: Bench, to: Console) -> None:
         if any(row.seconds for row in rows):
             made = table(title, rows)
             if not to.is_terminal:  # a file has no edge at which numbers would have to be cut
-                to.width = max(to.width, to.measure(made).maximum)
+                to.width = max(to.width, to.measure(made, options=to.options.update(max_width=WIDEST)).maximum)
             to.print(made)
         else:
             to.print(f"{title}: nothing was measured")
