@@ -233,6 +233,7 @@ def test_flex_is_held_against_ours_and_says_what_it_cannot(quiet, monkeypatch):
             assert (word if row["level"] == "layer" or row["way"] == "training" else "block mask") in row["why"]
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_flex_is_the_same_attention(monkeypatch):
     """Fails if its block mask, here not compiled, is that of another pattern than ours."""
     monkeypatch.setattr("regard.bench.flex._compiled", lambda: flex_attention)

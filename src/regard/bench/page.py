@@ -77,7 +77,7 @@ def _title(key: tuple[str, str, int]) -> str:
 def _table(key: tuple[str, str, int], rows: Sequence[Row]) -> Safe:
     beside = any(row.of for row in rows)
     names = (*HEADINGS, *((BESIDE,) if beside else ()))
-    head = tag("tr", *(tag("th", name or tag("span", "interval", class_="hidden"), scope="col") for name in names))
+    head = tag("tr", *map(_heading, names))
     body = [tag("tr", *_cells(row, beside)) for row in rows if row.seconds is not None]
     whole = tag("table", tag("caption", _title(key)), tag("thead", head), tag("tbody", *body))
     shown = tag("div", whole, class_="scroll", tabindex=0) if body else tag("p", "Nothing was measured.")
@@ -86,6 +86,11 @@ def _table(key: tuple[str, str, int], rows: Sequence[Row]) -> Safe:
     name = "-".join(map(str, key))
     listed = tag("ul", *missing, class_="doubts") if missing else ""
     return section(name, _title(key), about, shown, listed)
+
+
+def _heading(name: str) -> Safe:
+    words = name or tag("span", "interval", class_="hidden")
+    return tag("th", words, scope="col", class_="name" if name == "name" else "number")
 
 
 def _cells(row: Row, beside: bool) -> list[Safe]:
