@@ -1,137 +1,141 @@
 """The measurements of docs/bench.md: each one call of `regard bench` of at most three minutes, on a quiet machine.
 
-    python benchmarks/bench.py                  all of them, one after the other
-    python benchmarks/bench.py aims decode      some of them
-    python benchmarks/bench.py --tables         write the tables of docs/bench.md from the results that there are
-    python benchmarks/bench.py aims --anyway    although the machine is busy; the results and the tables are flagged
+    python benchmarks/bench.py                          all of them, one after the other: some forty minutes
+    python benchmarks/bench.py window-training decode   some of them
+    python benchmarks/bench.py --list                   what there is, and what is measured already
+    python benchmarks/bench.py --missing                those that have no result yet
+    python benchmarks/bench.py --tables                 write the tables of docs/bench.md from the results that there are
+    python benchmarks/bench.py decode --anyway          although the machine is busy; the results and the tables are flagged
+    python benchmarks/bench.py decode --try             tiny sizes, to see that it runs; written to a folder that is named
 
-Results go to benchmarks/results/bench-NAME.json.
+Results go to benchmarks/results/bench-NAME.json.  What was aimed at stands in benchmarks/aims.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import median
+
+import aims
+from aims import Result, three
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parents[1] / "docs" / "bench.md"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
-CALLS = {
-    "aims": "vanilla local:window=128 bigbird linear --lengths 4096,16384 --levels kernel --threads all --budget 140s",
-    "one-head": "local:window=128 --lengths 4096,16384 --ways training --levels kernel --threads all --heads 1 --budget 60s",
-    "longformer": "longformer bigbird --lengths 16384 --ways training --levels layer --threads all --budget 140s",
-    "causal": "linear --causal --lengths 4096 --levels kernel --threads 1,all --budget 60s",
-    "crossover": "vanilla local bigbird linear performer linformer:rank=64 nystrom --lengths 128,256,512,1024,2048,4096,8192 "
-    "--levels kernel --threads all --budget 150s",
-    "decode": "vanilla local:window=128 linear --ways decode --lengths 512,4096,16384,65536 --threads 1 --budget 60s",
-    "peers-1024": "--peers --lengths 1024 --threads 1 --budget 150s",
-    "peers-forward": "--peers --lengths 4096 --ways forward --threads 1 --budget 150s",
-    "peers-training": "--peers --lengths 4096 --ways training --threads 1 --budget 150s",
-    "peers-causal": "--peers linear performer local reformer sinkhorn memory_compressed gmlp --causal --lengths 4096 "
-    "--ways training --threads 1 --budget 150s",
-}
-Row = dict
 INTERRUPTED = 130
 
+DOUBLING = "64,128,256,512,1024,2048,4096,8192"
+PATTERNS = "vanilla local:window=128 bigbird dilated:window=64 sinks:window=128 block_local"
+KERNEL = "--levels kernel --threads all"
+LAYER = "--levels layer --threads all"
+CALLS = {
+    "dense-forward": f"vanilla --ways forward --threads all --lengths {DOUBLING},16384 --budget 150s",
+    "dense-training": f"vanilla --ways training --threads all --lengths {DOUBLING} --rounds 3 --budget 170s",
+    "window-forward": f"local:window=128 --flex --ways forward {KERNEL} --lengths 4096,16384 --budget 120s",
+    "window-training": f"local:window=128 --ways training {KERNEL} --lengths 4096,16384 --rounds 3 --budget 170s",
+    "window-one-head": f"local:window=128 --heads 1 --ways training {KERNEL} --lengths 4096,16384 --budget 120s",
+    "bigbird-training": f"--peers bigbird --ways training {LAYER} --lengths 16384 --rounds 3 --budget 170s",
+    "longformer-training": f"--peers longformer --ways training {LAYER} --lengths 16384 --rounds 3 --budget 170s",
+    "causal-linear": "--peers linear --causal --ways training --threads all --lengths 4096 --budget 90s",
+    "auto-forward": f"{PATTERNS} --ways forward {KERNEL} --lengths {DOUBLING},16384 --budget 170s",
+    "auto-training": f"{PATTERNS} --ways training {KERNEL} --lengths {DOUBLING} --rounds 3 --budget 170s",
+    "auto-causal": f"{PATTERNS} --causal --ways forward {KERNEL} --lengths {DOUBLING},16384 --budget 170s",
+    "decode": "vanilla local:window=128 linear --ways decode --threads 1 --lengths 512,4096,16384,65536 --budget 120s",
+    "million": "local:window=128 linear --ways training --levels layer --threads all --causal --heads 4 --width 32 "
+    "--lengths 1000000 --rounds 0 --budget 175s",
+    "peers-1024": "--peers --lengths 1024 --threads 1 --budget 170s",
+    "peers-forward": "--peers --lengths 4096 --ways forward --threads 1 --budget 170s",
+    "peers-training": "--peers --lengths 4096 --ways training --threads 1 --rounds 3 --budget 175s",
+    "peers-causal": "--peers linear performer local reformer sinkhorn memory_compressed gmlp efficient vanilla --causal "
+    "--lengths 4096 --ways training --threads 1 --rounds 3 --budget 170s",
+    "crossover": f"vanilla local bigbird linear performer linformer:rank=64 nystrom {KERNEL} --lengths {DOUBLING} "
+    "--budget 170s",
+}
 
-def measure(name: str, anyway: bool) -> None:
-    """One call; what it has when it is interrupted is kept too."""
-    words = ["bench", *shlex.split(CALLS[name]), "--json", *(["--anyway"] if anyway else [])]
-    done = subprocess.run([sys.executable, "-m", "regard.cli", *words], stdout=subprocess.PIPE, text=True)
-    if done.returncode not in (0, INTERRUPTED):
+
+# ---------------------------------------------------------------------------------------------- measuring
+def measure(name: str, folder: Path, *, anyway: bool, small: bool) -> None:
+    """One call; what it has when it is interrupted is kept too, and ends the others."""
+    words = shlex.split(shrunk(CALLS[name]) if small else CALLS[name])
+    command = [sys.executable, "-m", "regard.cli", "bench", *words, "--json", *(["--anyway"] if anyway or small else [])]
+    print(f"{name}: regard bench {shlex.join(words)}", file=sys.stderr)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode in (0, INTERRUPTED) and done.stdout:
+        (folder / f"bench-{name}.json").write_text(done.stdout)
+    if done.returncode:
         sys.exit(done.returncode)
-    (RESULTS / f"bench-{name}.json").write_text(done.stdout)
+
+
+def shrunk(call: str) -> str:
+    """The same call with lengths a sixteenth as long (a few thousand of a million), one thread, and 40 seconds for it."""
+    lengths = re.search(r"--lengths (\S+)", call)
+    assert lengths is not None
+    short = sorted({min(4096, max(64, int(n) // 16)) for n in lengths[1].split(",")})
+    short = [max(n, 1024) for n in short] if "16384" in lengths[1] and "--peers" in call else short  # peers have a least length
+    call = call.replace(lengths[0], f"--lengths {','.join(map(str, sorted(set(short))))}")
+    return re.sub(r"--budget \S+", "--budget 40s", call.replace("--threads all", "--threads 1"))
+
+
+def results(folder: Path) -> dict[str, Result]:
+    """Those that there are, by name."""
+    paths = {name: folder / f"bench-{name}.json" for name in CALLS}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
 # ---------------------------------------------------------------------------------------------- tables
-def tables() -> str:
-    """All results that there are, as Markdown."""
-    found = []
-    for name, call in CALLS.items():
-        path = RESULTS / f"bench-{name}.json"
-        if path.exists():
-            result = json.loads(path.read_text())
-            found += [f"### {name}", "", f"`regard bench {call}`", "", about(result), "", *rows(result), *missing(result), ""]
-    return "\n".join(found)
+def tables(found: dict[str, Result], *, small: bool = False) -> str:
+    """What was aimed at and what came of it, then all results, as Markdown."""
+    lines = ["### Aims", "", *aims.table(found), ""]
+    for name, result in found.items():
+        call = shrunk(CALLS[name]) if small else CALLS[name]
+        lines += [f"### {name}", "", f"`regard bench {call}`", "", about(result), ""]
+        lines += [*rows(result), *missing(result), ""]
+    return "\n".join(lines)
 
 
-def about(result: dict) -> str:
+def about(result: Result) -> str:
     """The machine in a sentence, and what speaks against the numbers."""
     where = result["environment"]
     peaks = ", ".join(
         f"{p['gemm'] / 1e9:.0f} GFLOP/s and {p['exp'] / 1e9:.1f} G exp/s with {p['threads']} thread{'s' * (p['threads'] > 1)}"
         for p in result["peaks"]
     )
-    flags = [flag for load in result["load"] for flag in load["flags"]]
-    doubt = f" **Flagged: {'; '.join(flags)}.**" if flags else ""
+    doubt = f" **Flagged: {'; '.join(aims.flags(result))}.**" if aims.flags(result) else ""
     left = "" if result["ended"] == "done" else f" Not all was measured: {result['ended']}."
     return f"{where['machine']}, torch {where['torch']}: {peaks}.{doubt}{left}"
 
 
-def rows(result: dict) -> list[str]:
-    """A line for each row that was measured; of peers, those alone, and ours in one of their columns."""
+HEADINGS = (
+    "tokens", "way", "level", "threads", "name", "ms", "times faster", "seen", "efficiency", "of model", "MB", "formula",
+    "ours ahead",
+)  # fmt: skip
+
+
+def rows(result: Result) -> list[str]:
+    """A line for each row that was measured."""
     measured = [row for row in result["rows"] if row["seconds"] is not None]
-    if any(row["of"] for row in measured):
-        return beside(measured)
-    heads = (
-        "tokens",
-        "way",
-        "level",
-        "threads",
-        "name",
-        "ms",
-        "times faster",
-        "seen",
-        "efficiency",
-        "of model",
-        "MB",
-        "formula",
-    )
-    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    if not measured:
+        return ["Nothing was measured."]
+    width = len(HEADINGS) - (not any(row["of"] for row in measured))
+    lines = [f"| {' | '.join(HEADINGS[:width])} |", "| --- " * width + "|"]
     for row in measured:
         cells = [
-            f"{row['length']:,}", row["way"], row["level"], row["threads"], f"`{row['name']}`", three(1e3 * row["seconds"]),
-            interval(row["faster"]), percent(row["density"], 1), plain(row["efficiency"]), percent(row["reached"]),
-            million(row["memory"]), million(row["formula"]),
+            f"{row['length']:,}", row["way"], row["level"], str(row["threads"]), f"`{row['name']}`",
+            three(1e3 * row["seconds"]), interval(row["faster"]), percent(row["density"], 1), plain(row["efficiency"]),
+            percent(row["reached"]), million(row["memory"]), million(row["formula"]), interval(row["ahead"]),
         ]  # fmt: skip
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        lines.append(f"| {' | '.join(cells[:width])} |")
     return lines
 
 
-def beside(measured: list[Row]) -> list[str]:
-    """Peers, and how far ours is ahead."""
-    lines = ["| tokens | way | peer | ours | theirs ms | ours ms | ours ahead | dense ms |", "| --- " * 8 + "|"]
-    place = ("length", "way", "level", "threads")
-    ahead = []
-    at = 0
-    for number, row in enumerate(measured):
-        if row["name"] == "dense SDPA":
-            at = number  # a group begins with it
-        if not row["of"]:
-            continue
-        group = {each["name"]: each for each in measured[at:number] if all(each[key] == row[key] for key in place)}
-        ours, dense = (three(1e3 * group[name]["seconds"]) if name in group else "" for name in (row["of"], "dense SDPA"))
-        ahead += [row["ahead"]["median"]] if row["ahead"] else []
-        cells = [
-            f"{row['length']:,}", row["way"], row["name"], f"`{row['of']}`, {row['level']}", three(1e3 * row["seconds"]),
-            ours, interval(row["ahead"]), dense,
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    slower = sum(x < 1 for x in ahead)
-    return (
-        [*lines, "", f"Median of {len(ahead)}: ours {three(median(ahead))} times as fast; slower than {slower}."]
-        if ahead
-        else lines
-    )
-
-
-def missing(result: dict) -> Iterable[str]:
+def missing(result: Result) -> Iterable[str]:
     """Reasons, once each."""
     reasons = dict.fromkeys((row["name"], row["why"]) for row in result["rows"] if row["why"] is not None)
     return ["", *(f"- {name}: {why}" for name, why in reasons)] if reasons else []
@@ -139,10 +143,6 @@ def missing(result: dict) -> Iterable[str]:
 
 def interval(ratio: dict | None) -> str:
     return "" if ratio is None else f"{three(ratio['median'])} [{three(ratio['low'])}, {three(ratio['high'])}]"
-
-
-def three(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def plain(value: float | None) -> str:
@@ -157,26 +157,43 @@ def million(value: float | None) -> str:
     return "" if value is None else three(value / 1e6)
 
 
-def write() -> None:
+def write(found: dict[str, Result]) -> None:
     """Put the tables between the marks of the document."""
     text = DOCUMENT.read_text()
     before, rest = text.split(BEGIN)
-    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{tables()}\n{END}{rest.split(END)[1]}")
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{tables(found)}\n{END}{rest.split(END)[1]}")
 
 
-def main() -> None:
+# ---------------------------------------------------------------------------------------------- the command
+def main(words: Sequence[str] | None = None) -> None:
     """Measure, and write the tables."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("names", nargs="*", help=f"of {', '.join(CALLS)}")
-    asked.add_argument("--tables", action="store_true", help="measure nothing")
+    asked.add_argument("--list", action="store_true", help="measure nothing, and say what there is")
+    asked.add_argument("--missing", action="store_true", help="those that have no result yet")
+    asked.add_argument("--tables", action="store_true", help="measure nothing, and write the tables")
     asked.add_argument("--anyway", action="store_true", help="on a busy machine too")
-    options = asked.parse_args()
+    asked.add_argument("--try", dest="small", action="store_true", help="tiny sizes; no result and no table is changed")
+    options = asked.parse_args(words)
     unknown = set(options.names) - set(CALLS)
     if unknown:
         asked.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(CALLS)}")
-    for name in [] if options.tables else options.names or CALLS:
-        measure(name, options.anyway)
-    write()
+    folder = Path(tempfile.mkdtemp(prefix="bench-")) if options.small else RESULTS
+    if options.list:
+        there = results(RESULTS)
+        for name, call in CALLS.items():
+            print(f"{'measured' if name in there else '-':9} {name:20} regard bench {call}")
+        return
+    names = [] if options.tables else options.names or list(CALLS)
+    for name in [name for name in names if not (options.missing and name in results(folder))]:
+        measure(name, folder, anyway=options.anyway, small=options.small)
+        if not options.small:
+            write(results(RESULTS))  # after each, so that an interrupt loses nothing
+    if options.small:
+        print(tables(results(folder), small=True))
+        print(f"written to {folder}", file=sys.stderr)
+    elif options.tables:
+        write(results(RESULTS))
 
 
 if __name__ == "__main__":

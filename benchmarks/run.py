@@ -29,6 +29,10 @@ import regard
 from regard.attend import explain
 from regard.attend.flex import block_mask
 from regard.attentions import AdaptiveSpan
+from regard.bench import stats
+from regard.bench.machine import peaks
+from regard.bench.probe import resident
+from regard.bench.stats import Times, in_turns
 from regard.pattern import Band, Chunks, Global, Pattern, RandomBlocks
 from regard.registry import get
 
@@ -42,36 +46,19 @@ def bigbird(n: int) -> Pattern:
 
 
 # ---------------------------------------------------------------------------------------------- measuring
-def interleaved(calls: dict[str, Callable[[], object]], seconds: float = 4.0, least: int = 5) -> dict[str, list[float]]:
+def interleaved(calls: dict[str, Callable[[], object]], seconds: float = 4.0, least: int = 5) -> Times:
     """The times of each call, taken in turn, after a round to warm up."""
-    for call in calls.values():
-        call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(times.values()))) < least:
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    return times
+    return in_turns(calls, seconds, least=least, most=10**6)
 
 
-def ratio(times: dict[str, list[float]], slow: str, fast: str) -> float:
+def ratio(times: Times, slow: str, fast: str) -> float:
     """How many times faster: the median over neighbours in time."""
-    return statistics.median(a / b for a, b in zip(times[slow], times[fast], strict=True))
-
-
-def gemm() -> float:
-    """The practical peak: GFLOP/s of a 1024-cube matrix product."""
-    a = torch.randn(1024, 1024)
-    times = interleaved({"gemm": lambda: a @ a}, seconds=0.5)["gemm"]
-    return 2 * 1024**3 / min(times) / 1e9
+    return stats.ratio(times[slow], times[fast]).median
 
 
 def peak_megabytes() -> float:
     """The most memory that this process has held (Linux); `ru_maxrss` would count the parent's as well."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+    return (resident("VmHWM") or 0) / 2**20
 
 
 def heads(n: int, grad: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -323,8 +310,8 @@ def crossing(name: str, causal: bool, **given: int) -> Row:
         ratios[n] = ratio(interleaved(calls, seconds=0.15, least=2), "softmax", "this")
         if n >= 1024 and ratios[n] * LENGTHS[-1] / n < 0.9:
             break
-    slower = [n for n in LENGTHS if ratios.get(n, 0) < 1]
-    first = LENGTHS[0] if not slower else next((n for n in LENGTHS if n > slower[-1]), None)
+    left_out = [(n, 0.0) for n in LENGTHS if n not in ratios]
+    first = stats.crossover([*ratios.items(), *left_out])
     print(f"  {name}{' causal' if causal else ''} {given or ''}: faster from {first}", file=sys.stderr)
     return {"recipe": name, "causal": causal, **given, "faster from": first, "times faster": ratios}
 
@@ -428,7 +415,12 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     for name in options.tables:
         file = RESULTS / f"{name}-{options.threads}.json"
-        about = {"threads": options.threads, "gemm GFLOP/s": gemm(), "load": os.getloadavg()[0], "torch": torch.__version__}
+        about = {
+            "threads": options.threads,
+            "gemm GFLOP/s": peaks().gemm / 1e9,
+            "load": os.getloadavg()[0],
+            "torch": torch.__version__,
+        }
         rows = crossover(options.families) if name == "crossover" else TABLES[name]()
         kept = others(file, options.families) if name == "crossover" else []
         file.write_text(json.dumps({"about": about, "rows": kept + rows}, indent=1) + "\n")

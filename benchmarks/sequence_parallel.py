@@ -2,9 +2,12 @@
 
     python benchmarks/sequence_parallel.py
     python benchmarks/sequence_parallel.py --tokens 8192 --processes 2 --json
+    python benchmarks/sequence_parallel.py --memory --tokens 16384 --processes 4
 
 Bytes are those of one mixer and one example in float32, forward, over all processes; those of the backward pass are asserted to
-be as many.  "must" is counted from the dense mask, or from the size of the sums.  No time is measured.
+be as many, and for keys, which go round once more, twice as many.  "must" is counted from the dense mask, or from the size of
+the sums.  With --memory: the growth of the resident peak of a process, forward and backward, beside that of one which holds all
+the keys that it sees at once.  No time is measured.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import regard
 from regard import parallel
 from regard.attentions.cached import Cached
 from regard.mixer import Mixer, MultiHead
+from regard.parallel import ring
 
 DIM, HEADS = 256, 4
 KINDS = {
@@ -69,10 +73,45 @@ def process(rank: int, world: int, tokens: int, path: str) -> None:
             y = mixer(parallel.mine(x))
         with parallel.counted() as back:
             y.sum().backward()
-        assert (ahead.sent, ahead.got) == (back.got, back.sent)
+        again = isinstance(getattr(mixer.inner, "inner", None), Cached)  # keys are not kept, and sent again
+        assert (back.sent, back.got) == ((ahead.sent + ahead.got,) * 2 if again else (ahead.got, ahead.sent))
         found[kind] = ahead.sent, ahead.got
     Path(path, str(rank)).write_text(json.dumps(found))
     dist.destroy_process_group()
+
+
+def resident(what: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most so far."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what))
+
+
+def remembered(rank: int, world: int, tokens: int, kind: str, at_once: bool, path: str) -> None:
+    """Leave the bytes that forward and backward took at the peak."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}/meet", rank=rank, world_size=world)
+    if at_once:
+        ring.goes_round = lambda *_: False
+    for n in (64 * world, tokens):  # the first loads what is loaded once
+        mixer = parallel.sequence(made(kind, n))
+        x = parallel.mine(torch.randn(1, n, DIM, generator=torch.Generator().manual_seed(0))).clone()
+        before = resident("VmRSS")
+        mixer(x).sum().backward()
+    Path(path, str(rank)).write_text(str(resident("VmHWM") - before))
+    dist.destroy_process_group()
+
+
+def memory(tokens: int, world: int) -> list[dict[str, str | int]]:
+    """The most that any process took, in a ring and with all keys at once."""
+    found = []
+    for kind in ("dense", "window 128", "BigBird"):
+        peaks = []
+        for at_once in (False, True):
+            with tempfile.TemporaryDirectory() as folder:
+                mp.spawn(remembered, (world, tokens, kind, at_once, folder), nprocs=world)  # type: ignore[no-untyped-call]
+                peaks.append(max(int(Path(folder, str(rank)).read_text()) for rank in range(world)))
+        found.append({"mixer": kind, "tokens": tokens, "processes": world, "ring": peaks[0], "at once": peaks[1]})
+    return found
 
 
 def rows(tokens: int, world: int) -> list[dict[str, str | int]]:
@@ -94,11 +133,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--memory", action="store_true", help="the peak of a process, and not the bytes that travel")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     chosen = parser.parse_args()
-    found = [row for world in chosen.processes for row in rows(chosen.tokens, world)]
+    measured = memory if chosen.memory else rows
+    found = [row for world in chosen.processes for row in measured(chosen.tokens, world)]
     if chosen.json:
         print(json.dumps(found, indent=1))
+        return
+    if chosen.memory:
+        print("| mixer | processes | tokens | MB, in a ring | MB, all at once |")
+        print("| --- | --- | --- | --- | --- |")
+        for row in found:
+            peaks = (f"{int(row[key]) / 1e6:.0f}" for key in ("ring", "at once"))
+            print(f"| {row['mixer']} | {row['processes']} | {row['tokens']:,} | {' | '.join(peaks)} |")
         return
     print("| mixer | processes | bytes sent by all | must travel | of dense | most that one process gets |")
     print("| --- | --- | --- | --- | --- | --- |")

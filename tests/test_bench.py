@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import flex_attention
 from typer.testing import CliRunner
 
 from regard.bench import Bench, Cell, Dense, Ours, Plan, Row, begin, run
@@ -16,6 +17,7 @@ from regard.bench import machine as machines
 from regard.bench import schedule as running
 from regard.bench.cell import DENSE, LEVELS, WAYS, Contender, Run, ready
 from regard.bench.contenders import mixer_of, not_looking
+from regard.bench.flex import Flex
 from regard.bench.machine import Load, Peaks, cores, load, peaks, threads
 from regard.bench.page import page
 from regard.bench.probe import Probed, Refused, probe
@@ -214,6 +216,43 @@ def test_probe_measures_memory_and_keeps_limits():
         probe(Ours(part("linformer:length=64:rank=8")), cell, threads=1, limit=10**9, seconds=60)
 
 
+def test_flex_is_held_against_ours_and_says_what_it_cannot(quiet, monkeypatch):
+    """Fails if FlexAttention runs where it cannot, is held against another recipe than its own, or says no reason."""
+    monkeypatch.setattr("regard.bench.flex._compiled", lambda: lambda q, k, v, block_mask: q)
+    names = ("local:window=8", "per_head", "linear", "fnet")
+    found = bench(*names, "--flex", "--json", lengths="32", levels="kernel,layer", **SMALL)
+    assert found.exit_code == 0, found.output
+    rows = [row for row in json.loads(found.stdout)["rows"] if row["name"].startswith("FlexAttention")]
+    assert len(rows) == 4 * 2 * 2
+    for row in rows:
+        assert row["name"] == f"FlexAttention {row['of']}"
+        if (row["level"], row["way"]) == ("kernel", "forward") and row["of"] in names[:2]:
+            assert row["seconds"] > 0 and row["ahead"]["pairs"] > 1
+        else:
+            word = {"layer": "see the level kernel", "kernel": "no backward pass"}[row["level"]]
+            assert (word if row["level"] == "layer" or row["way"] == "training" else "block mask") in row["why"]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_is_the_same_attention(monkeypatch):
+    """Fails if its block mask, here not compiled, is that of another pattern than ours."""
+    monkeypatch.setattr("regard.bench.flex._compiled", lambda: flex_attention)
+    cell = Cell("kernel", "forward", 200, heads=2, width=8, causal=True)
+    outs = []
+    for contender in (Ours(part("local:window=16")), Flex(part("local:window=16"))):
+        torch.manual_seed(0)
+        outs.append(contender.build(cell).call())
+    torch.testing.assert_close(*outs, rtol=0, atol=1e-5)
+
+
+def test_no_rounds_measure_memory_alone(quiet):
+    """Fails if calls take turns although none were asked for, or a ratio is told of two that did not."""
+    found = bench("local", "--json", lengths="32", levels="kernel", ways="training", rounds=0, **SMALL)
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.stdout)["rows"]
+    assert [(row["seconds"], row["memory"], row["faster"]) for row in rows] == [(1e-4, 1000, None)] * 2
+
+
 # ---------------------------------------------------------------------------------------------- the budget
 class Slow(Contender):
     """Takes as long as it says, on a clock of its own."""
@@ -328,12 +367,27 @@ def test_table(quiet):
         assert word in found.output
 
 
+def test_a_file_has_room_for_every_number(quiet, monkeypatch):
+    """Fails if a long name cuts the numbers beside it."""
+    monkeypatch.setattr("regard.bench.flex._compiled", lambda: lambda q, k, v, block_mask: q)
+    found = bench("sinks:window=1000:sinks=40", "--flex", lengths="32", ways="forward", levels="kernel", **SMALL)
+    assert found.exit_code == 0 and "FlexAttention sinks:window=1000:sinks=40" in found.output and "…" not in found.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["locl"], "did you mean 'local'"),
         (["local:windw=3"], "did you mean 'window'"),
         (["local:heads=3"], "--heads"),
+        (["local:window=-3"], "left must be a whole number"),
+        (["linformer:rank=many", "--lengths", "64,128"], "rank"),
+        (["local", "--threads", "0"], "threads are at least 1"),
+        (["local", "--memory", "0"], "memory must be a finite number above 0"),
+        (["local", "--memory", "nan"], "memory must be a finite number above 0"),
+        (["local", "--rounds", "-1"], "rounds must be a whole number >= 0"),
+        (["local", "--page", "/"], "is a folder"),
+        (["local", "--peers", "--flex"], "one of them"),
         (["local", "--lengths", "0"], "at least 1"),
         (["local", "--lengths", "999999999"], "at most 16,777,216"),
         (["local", "--lengths", "many"], "whole numbers"),
@@ -378,6 +432,15 @@ def test_page():
         assert word in text
     assert "<b>local" not in text and "<i>heads" not in text
     assert "default-src &#x27;none&#x27;" in text and "<script src" not in text and "<link" not in text.split("<script")[0]
+
+
+def test_a_page_of_nothing_says_so():
+    """Fails if dense attention is drawn although it was not measured, or an empty table stands there."""
+    found = made_up()
+    found.rows = [replace(row, seconds=None, best=None, faster=None, why="the budget was used up") for row in found.rows]
+    text = page(found)
+    assert "Nothing was measured." in text and "<tbody" not in text
+    assert '<script type="application/json">' not in text and "No two lengths were measured" in text
 
 
 @pytest.mark.skipif(not bundle.available(), reason="plots need the extra plot (altair and vl-convert-python)")

@@ -68,6 +68,7 @@ def run(rank, world, path):
                 case(f"recipe-{name}", spread, n=19)
         found["group"] = in_a_group(rank)
     found["errors"] = errors(rank)
+    found["alone"] = alone(rank)
     found["bytes"] = {name: traffic(pattern) for name, pattern in COUNTED.items()}
     torch.save(found, f"{path}/{rank}")
     dist.destroy_process_group()
@@ -101,15 +102,33 @@ def errors(rank):
     return said
 
 
+def alone(rank):
+    """What was raised where one process alone is given something wrong; and that all go on after that."""
+    spread, said, (x, weight) = spread_again("window"), [], tokens(6)
+    one = rank == 1
+    for call in (
+        lambda: spread(x[..., :4] if one else x),
+        lambda: spread(x, mask=torch.ones(1, 6, dtype=torch.bool) if one else None),
+        lambda: spread(x, marks=torch.ones(2, 6, dtype=torch.bool) if one else None),
+        lambda: spread_again("dense" if one else "window")(x),
+        lambda: spread_again("window").to(torch.half if one else torch.bfloat16)(x.to(torch.half if one else torch.bfloat16)),
+    ):
+        with pytest.raises((ValueError, RuntimeError, regard.Unsupported)) as caught:
+            call()
+        said.append(str(caught.value))
+    outcome(spread, x, weight)
+    return said
+
+
 def traffic(pattern):
-    """Bytes sent and got, forward and backward, in float32."""
+    """Bytes sent and got, forward and backward, in float32; and the most that came at once."""
     mixer = parallel.sequence(regard.MultiHead(DIM, HEADS, regard.SoftmaxAttention(pattern)))
     x = parallel.mine(tokens(LONG)[0].float()).requires_grad_()
     with parallel.counted() as ahead:
         y = mixer(x)
     with parallel.counted() as back:
         y.sum().backward()
-    return ahead.sent, ahead.got, back.sent, back.got
+    return ahead.sent, ahead.got, back.sent, back.got, ahead.largest, back.largest
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -173,9 +192,22 @@ def test_what_does_not_fit_raises_in_all_processes(found):
         assert word in text
 
 
+def test_what_one_process_refuses_ends_the_others_too(found):
+    """Fails if the others wait for a process that was given something wrong, or are not told which one it was."""
+    for text, word in zip(
+        found[1]["alone"], ("width 8", "shape (2, 6)", "mark", "built otherwise", "the type of"), strict=True
+    ):
+        assert word in text
+    for rank, part in enumerate(found):
+        if rank != 1:
+            assert all("[1] refused" in text for text in part["alone"][:3])
+            assert part["alone"][3:] == found[1]["alone"][3:]
+
+
 @pytest.mark.parametrize("name", COUNTED)
 def test_only_the_keys_that_are_seen_travel(found, name):
-    """Fails if a byte more is sent than the keys that the dense mask names, with their values, or than their gradients."""
+    """Fails if a byte more is sent than the keys that the dense mask names, with their values: once going on; going back
+    once more, and their gradients."""
     world, mask = len(found), COUNTED[name].dense(LONG)
     cuts = [slice(a, b) for a, b in _cuts(world)]
     needed = torch.tensor(
@@ -184,7 +216,21 @@ def test_only_the_keys_that_are_seen_travel(found, name):
     needed *= 2 * 2 * DIM * 4  # keys and values, of two examples, DIM numbers of four bytes
     for rank, part in enumerate(found):
         sent, got = int(needed[:, rank].sum()), int(needed[rank].sum())
-        assert part["bytes"][name] == (sent, got, got, sent)
+        assert part["bytes"][name][:4] == (sent, got, sent + got, sent + got)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_keys_come_from_one_process_at_a_time(found, name):
+    """Fails if more is held at once than the keys of one other process, or the gradients for one."""
+    world, mask = len(found), COUNTED[name].dense(LONG)
+    cuts = [slice(a, b) for a, b in _cuts(world)]
+    for rank, part in enumerate(found):
+        others = [r for r in range(world) if r != rank]
+        keys, given = (
+            max(int(mask[cuts[a], cuts[b]].any(0).sum()) for a, b in pairs)
+            for pairs in ([(rank, r) for r in others], [(r, rank) for r in others])
+        )
+        assert part["bytes"][name][4:] == tuple(2 * 2 * DIM * 4 * n for n in (keys, max(keys, given)))
 
 
 def _cuts(world):

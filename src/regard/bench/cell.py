@@ -69,6 +69,7 @@ class Contender(ABC):
     levels: Sequence[str] = tuple(LEVELS)  # that it has a place at
     module: str | None = None  # what it imports beside Regard
     compiles: bool = False  # its first call makes code, and says nothing of the others
+    of: str = ""  # somebody else's code: the label of ours that it is held against, the first of the group unless said
 
     @abstractmethod
     def build(self, cell: Cell) -> Run:
@@ -86,7 +87,8 @@ def ready(contender: Contender, cell: Cell) -> Callable[[], object]:
         run = contender.build(cell)
     if cell.way != "training":
         return torch.no_grad()(run.call)
-    back = torch.ones(run.call().shape)
+    with torch.no_grad():
+        back = torch.ones(run.call().shape)
 
     def step() -> None:
         for leaf in run.leaves:

@@ -62,9 +62,9 @@ class Dense(Contender):
             return of_layer(Projected(cell), cell)
         return of_heads(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=cell.causal), cell, *[all_heads] * 3)
 
-    def needs(self, cell: Cell) -> Needs:
+    def needs(self, cell: Cell) -> Needs | None:
         """See `Contender`."""
-        return needs(mixer_of(Part(name="vanilla"), cell, device="meta"), cell)
+        return Ours(Part(name="vanilla")).needs(cell)
 
 
 # ---------------------------------------------------------------------------------------------- ours

@@ -21,9 +21,15 @@ SEVERAL = 2  # lengths from which a line can be drawn
 Value = Callable[[Row], float | None]
 PLOTS: dict[str, Value] = {
     "milliseconds": lambda row: None if row.seconds is None else 1e3 * row.seconds,
-    f"times faster than {DENSE}": lambda row: 1.0 if row.name == DENSE else None if row.faster is None else row.faster.median,
+    f"times faster than {DENSE}": lambda row: _faster(row),
 }
 MEMORY: Value = lambda row: None if row.seconds is None or not row.memory else row.memory / 1e6  # noqa: E731
+
+
+def _faster(row: Row) -> float | None:
+    if row.name == DENSE:
+        return None if row.seconds is None else 1.0
+    return None if row.faster is None else row.faster.median
 
 
 def write(found: Bench, path: Path) -> int:
@@ -71,14 +77,20 @@ def _title(key: tuple[str, str, int]) -> str:
 def _table(key: tuple[str, str, int], rows: Sequence[Row]) -> Safe:
     beside = any(row.of for row in rows)
     names = (*HEADINGS, *((BESIDE,) if beside else ()))
-    head = tag("tr", *(tag("th", name or tag("span", "interval", class_="hidden"), scope="col") for name in names))
-    body = (tag("tr", *_cells(row, beside)) for row in rows if row.seconds is not None)
+    head = tag("tr", *map(_heading, names))
+    body = [tag("tr", *_cells(row, beside)) for row in rows if row.seconds is not None]
     whole = tag("table", tag("caption", _title(key)), tag("thead", head), tag("tbody", *body))
+    shown = tag("div", whole, class_="scroll", tabindex=0) if body else tag("p", "Nothing was measured.")
     missing = [tag("li", f"{name}: {why}") for name, why in reasons(rows)]
     about = tag("p", f"{key[0]}: {WAYS[key[0]]}. {key[1]}: {LEVELS[key[1]]}.", class_="muted")
     name = "-".join(map(str, key))
     listed = tag("ul", *missing, class_="doubts") if missing else ""
-    return section(name, _title(key), about, tag("div", whole, class_="scroll", tabindex=0), listed)
+    return section(name, _title(key), about, shown, listed)
+
+
+def _heading(name: str) -> Safe:
+    words = name or tag("span", "interval", class_="hidden")
+    return tag("th", words, scope="col", class_="name" if name == "name" else "number")
 
 
 def _cells(row: Row, beside: bool) -> list[Safe]:
@@ -88,7 +100,8 @@ def _cells(row: Row, beside: bool) -> list[Safe]:
 
 def _lines(found: Bench) -> Safe:
     items = [tag("li", line) for line in (*crossing(found), *notes(found))]
-    return section("crossovers", "From which length on", tag("ul", *items) if items else tag("p", "One length was measured."))
+    none = "No two lengths were measured beside dense attention."
+    return section("crossovers", "From which length on", tag("ul", *items) if items else tag("p", none))
 
 
 def _where() -> Safe:

@@ -10,7 +10,7 @@ from typing import Any
 
 from regard.bench.cell import LEVELS, WAYS, Cell, Contender
 from regard.bench.machine import Load, Peaks, cores, environment
-from regard.bench.stats import Ratio, crossover
+from regard.bench.stats import LEAST, Ratio, crossover
 from regard.errors import check_choice, check_positive, check_whole
 
 LENGTHS = tuple(1 << power for power in range(7, 17))  # 128 ... 65,536
@@ -27,6 +27,7 @@ class Plan:
     groups    contenders that take turns, dense SDPA beside them; where there are peers, the first is ours
     threads   numbers of threads
     budget    seconds in all; `memory` bytes of one call, a share of what is free unless given
+    rounds    at least so many pairs; 0: nothing takes turns, each is called once in a process of its own, for its memory
     clock     "wall"; or "processor", seconds of the processor alone, for one thread on a machine that cannot be had quiet
     """
 
@@ -41,11 +42,15 @@ class Plan:
     causal: bool = False
     budget: float = 120.0
     memory: int | None = None
+    rounds: int = LEAST
     clock: str = "wall"
 
     def __post_init__(self) -> None:
         check_whole(1, batch=self.batch, heads=self.heads, width=self.width)
         check_positive("budget", self.budget)
+        check_whole(0, rounds=self.rounds)
+        if self.memory is not None:
+            check_positive("memory", self.memory)
         for length in self.lengths:
             check_whole(1, length=length)
             if length > LONGEST:
@@ -75,7 +80,7 @@ class Plan:
 class Row:
     """One contender in one cell.
 
-    seconds     the median; `best` the least
+    seconds     the median, or those of the one call where there were no rounds; `best` the least
     faster      how many times faster than dense SDPA in the same rounds
     ahead       of a peer: how many times faster ours is
     model       seconds that the formula gives at the peaks of this machine; `reached` the share of that speed

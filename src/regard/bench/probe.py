@@ -22,6 +22,7 @@ from regard.bench.cell import Cell, Contender, ready
 
 SMALL = 256  # tokens of the call that loads what is loaded only once
 STARTS = 30.0  # seconds that a process may take before it begins
+COMPILES = 180.0  # and one that compiles its code first
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 EXCUSES = (ValueError, TypeError, ImportError, RuntimeError, AssertionError, MemoryError, LookupError, OSError)
 
@@ -44,7 +45,7 @@ def probe(contender: Contender, cell: Cell, *, threads: int, limit: int, seconds
     child.start()
     theirs.close()
     try:
-        if not mine.poll(seconds + STARTS):
+        if not mine.poll(seconds + (COMPILES if contender.compiles else STARTS)):
             raise Refused(f"a call takes more than {seconds:.0f} s")
         found = mine.recv()
     except EOFError:
@@ -94,7 +95,8 @@ def _child(to: Connection, contender: Contender, cell: Cell, threads: int, limit
         begin = time.perf_counter()
         call()
         took, peak = time.perf_counter() - begin, resident("VmHWM")
-        to.send((None if peak is None or before is None else max(0, peak - before), took))
+        told = None if peak is None or before is None or contender.compiles else max(0, peak - before)
+        to.send((told, took))  # the compiler's own memory would drown that of what it made
     except EXCUSES as error:
         to.send(_reason(error, limit))
     finally:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from regard.bench.cell import Cell, Contender, Needs, ready
+from regard.bench.cell import DENSE, Cell, Contender, Needs, ready
 from regard.bench.contenders import Dense
 from regard.bench.machine import Peaks, free_bytes, load, peaks, threads
 from regard.bench.plan import CLOCKS, DONE, SPENT, STOPPED, Bench, Plan, Row
 from regard.bench.probe import EXCUSES, Probed, Refused, probe, warm
-from regard.bench.stats import LEAST, in_turns, ratio
+from regard.bench.stats import Times, in_turns, ratio
+from regard.bench.words import many
 
 SHARE = 0.8  # of the memory that is free
 LONG = 3.0  # seconds of a cell, at most, once each was measured often enough
@@ -53,6 +54,7 @@ class _Todo:
         self.limit = bench.plan.memory or int(SHARE * free_bytes())
         self.took: dict[tuple[str, str, str], tuple[int, float]] = {}  # the longest call so far: tokens and seconds
         self.seen: dict[tuple[str, Cell], Probed] = {}  # dense attention stands in every group
+        self.known: dict[tuple[str, Cell], Needs | None] = {}  # to count the pairs of a million tokens takes a while
 
     @property
     def left(self) -> float:
@@ -77,6 +79,10 @@ class _Todo:
                 known[contender.label] = self.probed(contender, cell)
             except Refused as refusal:
                 missing[contender.label] = str(refusal)
+        if not self.plan.rounds:
+            top = max(self.bench.peaks, key=lambda top: top.threads)  # that of the probe
+            self.rows(cell, everyone, {name: [found.seconds] for name, found in known.items()}, known, missing, top)
+            return
         for count, top in zip(self.plan.threads, self.bench.peaks, strict=True):
             with threads(count):
                 self.turns(cell, everyone, known, dict(missing), seconds / len(self.plan.threads), top)
@@ -85,25 +91,41 @@ class _Todo:
         """Of one call, unless it is plain before that it is too long or too large."""
         if (contender.label, cell) in self.seen:
             return self.seen[contender.label, cell]
-        key, needs = (contender.label, cell.level, cell.way), contender.needs(cell)
-        n, took = self.took.get(key, (1, 0.0))
-        self.afford(took * max(1.0, cell.length / n))  # no mechanism grows by less
+        key, needs = (contender.label, cell.level, cell.way), self.needs(contender, cell)
         if needs is not None and needs.bytes > self.limit:
             raise Refused(f"it needs {needs.bytes / 1e9:,.1f} GB by formula, and {self.limit / 1e9:,.1f} may be taken")
+        n, took = self.took.get(key, (1, 0.0))
+        least = 0.0 if needs is None else min(top.seconds(needs.flops, needs.exps) for top in self.bench.peaks)
+        self.afford(max(least, took * max(1.0, cell.length / n)))  # no mechanism grows by less
+        begin = self.clock()
         try:
-            found = probe(contender, cell, threads=max(self.plan.threads), limit=self.limit, seconds=self.left / (LEAST + 1))
+            found = probe(contender, cell, threads=max(self.plan.threads), limit=self.limit, seconds=self.left / self.calls)
         except Refused as refusal:
             if "a call takes more" in str(refusal):
                 self.took[key], self.over = (cell.length, self.left), True
             raise
+        if contender.compiles:  # that counts to no budget
+            self.end += self.clock() - begin - found.seconds
         self.took[key], self.seen[contender.label, cell] = (cell.length, found.seconds), found
         return found
 
+    @property
+    def calls(self) -> int:
+        """How often each is called at least: a round to warm up comes first."""
+        return self.plan.rounds + 1
+
+    def needs(self, contender: Contender, cell: Cell) -> Needs | None:
+        """By formula, asked once."""
+        if (contender.label, cell) not in self.known:
+            self.known[contender.label, cell] = contender.needs(cell)
+        return self.known[contender.label, cell]
+
     def afford(self, seconds: float) -> None:
         """A call of so many seconds must fit into what is left, as often as it takes to say something of it."""
-        if seconds * (LEAST + 1) > self.left or self.left <= 0:
+        if seconds * self.calls > self.left or self.left <= 0:
             self.over = True
-            few = f"{LEAST + 1} calls of {seconds:.2g} s or more do not fit into the {self.left:.0f} s left of the budget"
+            each = f"{many(self.calls, 'call')} of {seconds:.2g} s or more"
+            few = f"{each} {'does' if self.calls == 1 else 'do'} not fit into the {self.left:.0f} s left of the budget"
             raise Refused(SPENT if self.left <= 0 else few)
 
     def turns(
@@ -123,24 +145,31 @@ class _Todo:
             except EXCUSES as error:
                 missing[name] = " ".join(str(error).split())
         order = {c.label: calls[c.label] for c in everyone if c.label in calls}
-        times = in_turns(order, min(LONG, seconds), clock=CLOCKS[self.plan.clock]) if order else {}
-        self.bench.rows += [_row(c, everyone, cell, top, times, known.get(c.label), missing.get(c.label)) for c in everyone]
+        clock = CLOCKS[self.plan.clock]
+        times = in_turns(order, min(LONG, seconds), least=self.plan.rounds, clock=clock) if order else {}
+        self.rows(cell, everyone, times, known, missing, top)
+
+    def rows(
+        self, cell: Cell, everyone: Sequence[Contender], times: Times, known: dict[str, Probed], missing: dict[str, str],
+        top: Peaks,
+    ) -> None:  # fmt: skip
+        """One for each."""
+        for each in everyone:
+            ours = (each.of or everyone[1].label) if each.foreign else ""
+            row = Row(each.label, ours, cell, top.threads, why=missing.get(each.label))
+            self.bench.rows.append(_told(row, self.needs(each, cell), top, times, known.get(each.label)))
 
 
-def _row(
-    contender: Contender, everyone: Sequence[Contender], cell: Cell, top: Peaks, times: dict[str, list[float]],
-    probed: Probed | None, why: str | None,
-) -> Row:  # fmt: skip
-    name, dense, ours = contender.label, everyone[0].label, everyone[1].label if contender.foreign else ""
-    needs: Needs | None = contender.needs(cell)
-    row = Row(
-        name, ours, cell, top.threads, why=why, memory=None if probed is None else probed.bytes,
-        density=None if needs is None else needs.density, formula=None if needs is None else needs.bytes,
-        model=None if needs is None else top.seconds(needs.flops, needs.exps),
-    )  # fmt: skip
-    mine = times.get(name)
+def _told(row: Row, needs: Needs | None, top: Peaks, times: Times, probed: Probed | None) -> Row:
+    """The row with what the formula says, what the probe found, and the times."""
+    if needs is not None:
+        model = top.seconds(needs.flops, needs.exps)
+        row = replace(row, density=needs.density, formula=needs.bytes, model=model)
+    row = replace(row, memory=None if probed is None else probed.bytes)
+    mine = times.get(row.name)
     if mine is None:
         return row
-    faster = ratio(times[dense], mine) if dense in times and name != dense else None
-    ahead = ratio(mine, times[ours]) if ours in times else None
+    paired = len(mine) > 1
+    faster = ratio(times[DENSE], mine) if paired and DENSE in times and row.name != DENSE else None
+    ahead = ratio(mine, times[row.of]) if paired and row.of in times else None
     return replace(row, seconds=median(mine), best=min(mine), faster=faster, ahead=ahead)

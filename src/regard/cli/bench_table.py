@@ -12,6 +12,8 @@ from regard.bench.cell import DENSE
 from regard.bench.plan import DONE, Bench, Row
 from regard.bench.words import BESIDE, HEADINGS, cells, crossing, first_lines, many, notes, reasons, tables
 
+WIDEST = 1000  # characters of a line
+
 
 def tell(found: Bench, to: Console) -> None:
     """The machine, a table for each way, level and number of threads, and the lengths from which on it pays."""
@@ -20,7 +22,13 @@ def tell(found: Bench, to: Console) -> None:
     for (way, level, threads), rows in tables(found.rows):
         to.print()
         title = f"{way}, {level}, {many(threads, 'thread')}"
-        to.print(table(title, rows) if any(row.seconds for row in rows) else f"{title}: nothing was measured")
+        if any(row.seconds for row in rows):
+            made = table(title, rows)
+            if not to.is_terminal:  # a file has no edge at which numbers would have to be cut
+                to.width = max(to.width, to.measure(made, options=to.options.update(max_width=WIDEST)).maximum)
+            to.print(made)
+        else:
+            to.print(f"{title}: nothing was measured")
         for name, why in reasons(rows):
             to.print(Text(f"  {name}: {why}", "dim"), soft_wrap=True)
     to.print()
@@ -35,7 +43,8 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     beside = any(row.of for row in rows)
     made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in (*HEADINGS, *((BESIDE,) if beside else ())):
-        made.add_column(heading, justify="left" if heading == "name" else "right", no_wrap=True)
+        named = heading == "name"  # the one that may fold
+        made.add_column(heading, justify="left" if named else "right", no_wrap=not named, overflow="fold")
     for row in rows:
         if row.seconds is not None:
             made.add_row(*cells(row, beside), style="dim" if row.name == DENSE else "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,16 +12,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from regard.bench.cell import LEVELS, WAYS, Contender
-from regard.bench.contenders import Ours
+from regard.bench.cell import LEVELS, WAYS, Cell, Contender
+from regard.bench.contenders import Ours, mixer_of
+from regard.bench.flex import Flex
 from regard.bench.machine import cores
 from regard.bench.plan import LENGTHS, STOPPED, Bench, Plan
 from regard.bench.schedule import begin, run
+from regard.bench.stats import LEAST
 from regard.cli.arguments import OPTIONS
 from regard.cli.bench_table import tell
 from regard.cli.say import INTERRUPTED, console, print_json, user_errors
 from regard.cli.words import parts, span, whole_numbers
-from regard.errors import nearest
+from regard.errors import Unsupported, check_positive, nearest
 from regard.models import Part
 from regard.registry import get
 
@@ -40,7 +44,9 @@ def bench(
     width: Annotated[int, typer.Option(help="Width of a head.")] = 64,
     causal: Annotated[bool, typer.Option("--causal", help="Built causal, beside causal dense attention.")] = False,
     peers: Annotated[bool, typer.Option("--peers", help="Beside other packages that do the same.")] = False,
+    flex: Annotated[bool, typer.Option("--flex", help="Beside compiled FlexAttention, for patterns: forward, kernel.")] = False,
     budget: Annotated[str, typer.Option(help="Time for all of it.")] = "2m",
+    rounds: Annotated[int, typer.Option(help="At least so many pairs; 0: one call each, for its memory.")] = LEAST,
     memory: Annotated[float | None, typer.Option(help="GB that a call may take; 80 % of what is free unless given.")] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Measure a busy machine too; the result is flagged.")] = False,
     clock: Annotated[str, typer.Option(help="wall; or processor: for one thread, on a machine that is never quiet.")] = "wall",
@@ -53,12 +59,12 @@ def bench(
     """
     with user_errors():
         plan = Plan(
-            groups=_groups(names or [], peers), lengths=whole_numbers(lengths) or LENGTHS, ways=_words("way", ways, WAYS),
+            groups=_groups(names or [], peers, flex), lengths=whole_numbers(lengths) or LENGTHS, ways=_words("way", ways, WAYS),
             levels=_words("level", levels, LEVELS), threads=_threads(threads), batch=batch, heads=heads, width=width,
-            causal=causal, budget=span(budget), memory=None if memory is None else int(memory * 1e9), clock=clock,
+            causal=causal, budget=span(budget), memory=_bytes(memory), rounds=rounds, clock=clock,
         )  # fmt: skip
-        if page is not None and not page.parent.is_dir():
-            raise ValueError(f"there is no folder {page.parent} for the page")
+        _check_values(plan)
+        _check_page(page)
         found = begin(plan, anyway=anyway)
     stopped = _run(found, quiet=json)
     if json:
@@ -72,8 +78,10 @@ def bench(
 
 
 # ---------------------------------------------------------------------------------------------- what is asked
-def _groups(names: Sequence[str], peers: bool) -> list[list[Contender]]:
+def _groups(names: Sequence[str], peers: bool, flex: bool) -> list[list[Contender]]:
     asked = [part for word in names for part in parts(word)]
+    if peers and flex:
+        raise ValueError("--flex goes beside recipes, and --peers has packages of its own: ask for one of them")
     if peers:
         from regard.bench.peers import groups
 
@@ -84,7 +92,8 @@ def _groups(names: Sequence[str], peers: bool) -> list[list[Contender]]:
     chosen = asked or [Part(name=name) for name in NAMES]
     for part in chosen:
         _check(part)
-    return [[Ours(part) for part in {str(part): part for part in chosen}.values()]]
+    once = {str(part): part for part in chosen}.values()
+    return [[*map(Ours, once), *(map(Flex, once) if flex else ())]]
 
 
 def _check(part: Part) -> None:
@@ -97,6 +106,49 @@ def _check(part: Part) -> None:
             raise ValueError(f"{part.name} takes no argument {name!r}: {nearest(name, [k for k in known if k not in OPTIONS])}")
 
 
+def _check_values(plan: Plan) -> None:
+    """Values of arguments that are wrong at every length, as window=-3 is, are told before anything is measured."""
+    ends = {min(plan.lengths), max(plan.lengths)}
+    cells = [replace(cell, level="layer") for cell in plan.cells() if cell.length in ends and cell.way == plan.ways[0]]
+    for ours in (each for group in plan.groups for each in group if isinstance(each, Ours)):
+        wrong = [_refusal(ours, cell) for cell in cells]
+        if wrong[0] is not None and None not in wrong:
+            raise ValueError(wrong[0])
+
+
+def _refusal(ours: Ours, cell: Cell) -> str | None:
+    """What is wrong with its arguments; None: nothing, or what a row will say."""
+    try:
+        mixer_of(ours.part, cell, device="meta")
+    except Unsupported:
+        return None
+    except (ValueError, TypeError) as error:
+        return str(error)
+    except (NotImplementedError, RuntimeError):  # made of numbers that the meta device has not
+        return None
+    return None
+
+
+def _check_page(page: Path | None) -> None:
+    """Whether the page can be written, before it takes minutes to fill it."""
+    if page is None:
+        return
+    if not page.parent.is_dir():
+        raise ValueError(f"there is no folder {page.parent} for the page")
+    if page.is_dir():
+        raise ValueError(f"{page} is a folder, and the page is one file: {page / 'bench.html'}")
+    if not os.access(page if page.exists() else page.parent, os.W_OK):
+        raise ValueError(f"{page} cannot be written")
+
+
+def _bytes(memory: float | None) -> int | None:
+    """GB -> bytes."""
+    if memory is None:
+        return None
+    check_positive("memory", memory)
+    return max(1, int(memory * 1e9))
+
+
 def _words(what: str, text: str, known: Sequence[str] | dict[str, str]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     for word in found:
@@ -107,7 +159,7 @@ def _words(what: str, text: str, known: Sequence[str] | dict[str, str]) -> tuple
 
 def _threads(text: str) -> tuple[int, ...]:
     words = [str(cores()) if word.strip() == ALL else word for word in text.split(",")]
-    return tuple(dict.fromkeys(whole_numbers(",".join(words))))
+    return tuple(dict.fromkeys(whole_numbers(",".join(words), "threads")))
 
 
 # ---------------------------------------------------------------------------------------------- what is done

@@ -54,14 +54,14 @@ def keyed(settings: Iterable[str], otherwise: str) -> dict[str, Any]:
     return found
 
 
-def whole_numbers(text: str) -> tuple[int, ...]:
+def whole_numbers(text: str, what: str = "lengths") -> tuple[int, ...]:
     """ "256,1024" -> (256, 1024)."""
     try:
         found = tuple(int(word) for word in text.split(",") if word.strip())
     except ValueError:
         raise ValueError(f"whole numbers with commas between them are expected, not {text!r}") from None
     if any(number < 1 for number in found):
-        raise ValueError(f"lengths are at least 1, not {text!r}")
+        raise ValueError(f"{what} are at least 1, not {text!r}")
     return found
 
 

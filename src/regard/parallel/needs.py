@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from regard.attentions.cached import Place
 from regard.parallel.wire import Meeting, exchange
 from regard.pattern import Block, Leaf, Pattern, PerHead, tile_table, tiled
 
@@ -44,51 +43,99 @@ def _tiles(first: int, end: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What this process gives to the others, what it takes from them, and where that then stands.
+class Piece:
+    """The keys of one process that are held here: all of the own ones; of others those that some head sees.
 
-    give    (s) which of its own rows (h n), laid flat, are sent: for each process in turn
-    sent    how many of them each process gets; `got` how many come from each
-    order   (h m) in which row among (own, got, nothing) each held key is found
-    at      (m) the positions of the keys that are held here, ascending: the own ones, and all that some head sees
+    at      (m) their positions, ascending
+    where   (s) at which of (h m), laid flat, stands each row that is sent: a head gets no key that it does not see
+    """
+
+    heads: int
+    at: Tensor
+    where: Tensor
+
+    def placed(self, rows: Tensor) -> Tensor:
+        """rows (b s w), as they were sent -> (b h m w); zero where no query of that head looks."""
+        if not self.whole:
+            rows = rows.new_zeros(rows.shape[0], self.heads * len(self.at), rows.shape[2]).index_copy_(
+                1, self.where.to(rows.device), rows
+            )
+        return rows.unflatten(1, (self.heads, len(self.at)))
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether every head sees each of the keys: then rows are in place as they come."""
+        return len(self.where) == self.heads * len(self.at)
+
+    def taken(self, x: Tensor) -> Tensor:
+        """The other way: x (b h m w) -> (b s w)."""
+        rows = x.flatten(1, 2)
+        return rows if self.whole else rows.index_select(1, self.where.to(x.device))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What this process gives to the others, what it takes from them, and where that then stands; all by rank.
+
+    give     (s) which of the own rows (h n), laid flat, are sent to each process; none to itself
+    pieces   what is held of the keys of each
     """
 
     pattern: Pattern
     first: int  # the position of the first query
-    give: Tensor
-    sent: tuple[int, ...]
-    got: tuple[int, ...]
-    order: Tensor
-    at: Tensor
-
-    def bring(self, x: Tensor, meeting: Meeting) -> Tensor:
-        """x (b h n w), of the own tokens -> (b h m w), of all that are held; zero where no query of that head looks."""
-        b, h, _, w = x.shape
-        own = x.flatten(1, 2)
-        sent = own.index_select(1, self.give.to(x.device)).transpose(0, 1)  # by process, then by example
-        give, take = ([number * b * w for number in side] for side in (self.sent, self.got))
-        got = exchange(sent.flatten(), give, take, meeting.group).view(-1, b, w).transpose(0, 1)
-        rows = F.pad(torch.cat((own, got), 1), (0, 0, 0, 1))
-        return rows.index_select(1, self.order.to(x.device)).unflatten(1, (h, -1))
+    rank: int
+    give: tuple[Tensor, ...]
+    pieces: tuple[Piece, ...]
 
     @cached_property
-    def moved(self) -> Pattern:
-        """The pattern for queries from 0 on, and the held keys as if they stood in a row."""
-        return picked(self.pattern, self.first, self.at)
+    def sent(self) -> tuple[int, ...]:
+        """How many rows each process gets."""
+        return tuple(map(len, self.give))
+
+    @cached_property
+    def got(self) -> tuple[int, ...]:
+        """How many come from each."""
+        return tuple(0 if r == self.rank else len(piece.where) for r, piece in enumerate(self.pieces))
+
+    @cached_property
+    def at(self) -> Tensor:
+        """(m) the positions of all keys that are held here, ascending."""
+        return torch.cat([piece.at for piece in self.pieces])
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Where queries and keys stand when one piece alone is looked at."""
+        return tuple(placed(self.pattern, self.first, piece.at) for piece in self.pieces)
+
+    @cached_property
+    def place(self) -> Place:
+        """Where they stand when all that is held is looked at."""
+        return placed(self.pattern, self.first, self.at)
+
+    def bring(self, x: Tensor, meeting: Meeting) -> Tensor:
+        """x (b h n w), of the own tokens -> (b h m w), of all that are held."""
+        b, _, _, w = x.shape
+        give = torch.cat(self.give).to(x.device)
+        sent = x.flatten(1, 2).index_select(1, give).transpose(0, 1)  # by process, then by example
+        give_counts, take_counts = ([number * b * w for number in side] for side in (self.sent, self.got))
+        got = exchange(sent.flatten(), give_counts, take_counts, meeting.group).view(-1, b, w).transpose(0, 1)
+        parts = zip(self.pieces, got.split(self.got, 1), strict=True)
+        return torch.cat([x if r == self.rank else piece.placed(rows) for r, (piece, rows) in enumerate(parts)], 2)
 
 
 @lru_cache(PLANS)
 def plan(pattern: Pattern, ends: Ends, rank: int, heads: int) -> Plan:
     """For queries, keys and values that are cut at `ends`, with so many heads of keys; computed here, nobody is asked."""
     with torch.inference_mode(False):  # what is kept must serve training too
-        cuts = list(pairwise(ends))
-        others = [r for r in range(len(cuts)) if r != rank]
-        given = [_by_head(seen(pattern, cuts[r], cuts[rank]), heads) for r in others]
-        taken = [_by_head(seen(pattern, cuts[rank], cuts[r]), heads) for r in others]
-        sent, got = ([int(table.sum()) for table in side] for side in (given, taken))
-        give = torch.cat([table.flatten().nonzero()[:, 0] for table in given]) if others else torch.empty(0, dtype=torch.long)
-        order, at = _held(taken, cuts, rank, heads)
-    return Plan(pattern, ends[rank], give, _with_none(sent, rank), _with_none(got, rank), order, at)
+        mine, give, pieces = (ends[rank], ends[rank + 1]), [], []
+        for other, cut in enumerate(pairwise(ends)):
+            own = other == rank
+            given = torch.zeros(heads, mine[1] - mine[0]) if own else _by_head(seen(pattern, cut, mine), heads)
+            taken = torch.ones(heads, mine[1] - mine[0], dtype=torch.bool) if own else _by_head(seen(pattern, mine, cut), heads)
+            some = torch.ones_like(taken[0]) if own else taken.any(0)
+            give.append(given.flatten().nonzero()[:, 0])
+            pieces.append(Piece(heads, torch.arange(*cut)[some], taken[:, some].flatten().nonzero()[:, 0]))
+    return Plan(pattern, ends[rank], rank, tuple(give), tuple(pieces))
 
 
 def _by_head(table: Tensor, heads: int) -> Tensor:
@@ -98,33 +145,17 @@ def _by_head(table: Tensor, heads: int) -> Tensor:
     return table.unflatten(0, (heads, -1)).any(1)
 
 
-def _with_none(numbers: Sequence[int], rank: int) -> tuple[int, ...]:
-    """With a 0 for this process itself."""
-    return *numbers[:rank], 0, *numbers[rank:]
-
-
-def _held(taken: list[Tensor], cuts: list[tuple[int, int]], rank: int, heads: int) -> tuple[Tensor, Tensor]:
-    """See `Plan`: order and at."""
-    n, came = cuts[rank][1] - cuts[rank][0], sum(int(table.sum()) for table in taken)
-    nothing, next_row = heads * n + came, heads * n
-    orders, places = [], []
-    for r, (first, end) in enumerate(cuts):
-        if r == rank:
-            orders.append(torch.arange(heads * n).view(heads, n))
-            places.append(torch.arange(first, end))
-            continue
-        table = taken[r - (r > rank)]
-        rows = torch.full(table.shape, nothing)
-        count = int(table.sum())
-        rows[table] = torch.arange(next_row, next_row + count)
-        next_row += count
-        some = table.any(0)
-        orders.append(rows[:, some])
-        places.append(torch.arange(first, end)[some])
-    return torch.cat(orders, 1).flatten(), torch.cat(places)
-
-
 # ---------------------------------------------------------------------------------------------- keys with gaps between them
+def placed(pattern: Pattern, q_at: int, at: Tensor) -> Place:
+    """Where queries from q_at on and keys at the positions `at` (m) stand.
+
+    Keys with gaps between them would keep the sparse executor away: there the pattern is moved, and the keys stand in a row.
+    """
+    if not len(at) or int(at[-1] - at[0]) == len(at) - 1:
+        return Place(pattern, q_at, int(at[0]) if len(at) else 0)
+    return Place(picked(pattern, q_at, at))
+
+
 def picked(pattern: Pattern, q_at: int, at: Tensor) -> Pattern:
     """The pattern as it looks where query 0 stands at q_at, and the keys at the positions `at` (m), ascending."""
     if pattern.heads:

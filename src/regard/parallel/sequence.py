@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +22,9 @@ from regard.mixers.positioned import Embedded
 from regard.parallel.keys import over_keys
 from regard.parallel.relay import by_relay
 from regard.parallel.sums import over_sums
-from regard.parallel.wire import Group, Meeting, meet
+from regard.parallel.wire import Brought, Group, Meeting, meet
+
+KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Way = Callable[[Any, Tensor, Tensor | None, Meeting], Tensor]
 
@@ -66,18 +71,31 @@ class SpreadSequence(Mixer):
             name=inner.name,
         )
         self.inner, self.group = inner, group
+        self.build = zlib.crc32(re.sub(r" at 0x\w+", "", repr(inner)).encode())
 
     def forward(
         self, x: Tensor, memory: Tensor | None = None, *, mask: Tensor | None = None, marks: Tensor | None = None
     ) -> Tensor:
         """See `Mixer`.  A process without tokens takes part too, for the others wait for it."""
-        x, memory = self._checked(x, memory, mask, marks)
+        try:
+            x, memory = self._checked(x, memory, mask, marks)
+        except (ValueError, TypeError):
+            self._absent()
+            raise
         return self.mix(x, memory, mask, None)[0]
+
+    def _absent(self) -> None:
+        """Tell the others not to wait."""
+        device = next((p.device for p in self.parameters()), torch.device("cpu"))
+        with contextlib.suppress(RuntimeError):  # it says what is known here
+            meet(Brought(), device, self.group)
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """Meet, and go the way of this mixer."""
         learns = x.requires_grad or any(p.requires_grad for p in self.inner.parameters())
-        meeting = meet(x, mask, learns and torch.is_grad_enabled(), self.group)
+        graph, kind = learns and torch.is_grad_enabled(), KINDS.index(x.dtype) if x.dtype in KINDS else -1
+        brought = Brought(False, x.shape[0], x.shape[1], mask is not None, graph, kind, self.build)
+        meeting = meet(brought, x.device, self.group)
         if self.length is not None and meeting.length > self.length:
             raise ValueError(f"all processes hold {meeting.length} tokens, and this was built for at most {self.length}")
         return self.way(self.inner, x, mask, meeting), None

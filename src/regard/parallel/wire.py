@@ -17,10 +17,14 @@ Group = dist.ProcessGroup | None  # None: all processes
 
 @dataclass(eq=False)
 class Traffic:
-    """Bytes that this process sent to others and got from them; its own share, which stays here, is not among them."""
+    """Bytes that this process sent to others and got from them; its own share, which stays here, is not among them.
+
+    largest   the most that came at once
+    """
 
     sent: int = 0
     got: int = 0
+    largest: int = 0
 
 
 _open: list[Traffic] = []
@@ -30,7 +34,7 @@ _open: list[Traffic] = []
 def counted() -> Iterator[Traffic]:
     """Count the bytes that are exchanged inside: tokens, keys, states, and their gradients.
 
-    Beside them each call tells the others its sizes, 40 bytes to each.
+    Beside them each call tells the others its sizes, 56 bytes to each.
     """
     traffic = Traffic()
     _open.append(traffic)
@@ -45,6 +49,7 @@ def count(sent: int, got: int) -> None:
     for traffic in _open:
         traffic.sent += sent
         traffic.got += got
+        traffic.largest = max(traffic.largest, got)
 
 
 class Meeting(NamedTuple):
@@ -71,21 +76,40 @@ class Meeting(NamedTuple):
         return self.ends[-1]
 
 
-def meet(x: Tensor, mask: Tensor | None, graph: bool, group: Group) -> Meeting:
-    """All processes tell what they bring, x (b n d); what does not fit together raises in all of them."""
+class Brought(NamedTuple):
+    """What a process tells the others before a call; they compare it, and all raise where it does not fit together."""
+
+    failed: int = 1  # whether it was given something that it refused, and will not come
+    examples: int = 0
+    tokens: int = 0
+    masked: int = 0
+    graph: int = 0
+    kind: int = 0
+    build: int = 0
+
+
+ALIKE = {"examples": "the number of examples", "kind": "the type of the tokens", "build": "the mixer: it was built otherwise"}
+
+
+def meet(brought: Brought, device: torch.device, group: Group) -> Meeting:
+    """All processes tell what they bring; what does not fit together raises in all of them."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    mine = torch.tensor([x.shape[0], x.shape[1], mask is not None, graph, x.element_size()], device=x.device)
+    mine = torch.tensor(brought, device=device)
     found = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(found, mine, group)
-    told = torch.stack(found).tolist()  # the one wait of a call: sizes decide what is sent
-    for i, name in ((0, "examples"), (4, "bytes in a number")):
-        if len({row[i] for row in told}) > 1:
-            raise ValueError(f"the processes disagree in the number of {name}: {[row[i] for row in told]}, by rank")
-    if len({row[3] for row in told}) > 1:
-        graphs = [rank for rank, row in enumerate(told) if row[3]]
+    told = [Brought(*row) for row in torch.stack(found).tolist()]  # the one wait of a call: sizes decide what is sent
+    failed = [rank for rank, each in enumerate(told) if each.failed]
+    if failed:
+        raise RuntimeError(f"of {world} processes {failed} refused what they were given, and say why: nothing was computed")
+    for name, words in ALIKE.items():
+        values = [getattr(each, name) for each in told]
+        if len(set(values)) > 1:
+            raise ValueError(f"the processes disagree in {words}: {values}, by rank")
+    if len({each.graph for each in told}) > 1:
+        graphs = [rank for rank, each in enumerate(told) if each.graph]
         raise ValueError(f"a backward pass needs all processes, and only {graphs} of {world} keep a graph for one")
-    ends = tuple(accumulate((row[1] for row in told), initial=0))
-    return Meeting(group, rank, world, ends, any(row[2] for row in told), bool(told[0][3]))
+    ends = tuple(accumulate((each.tokens for each in told), initial=0))
+    return Meeting(group, rank, world, ends, any(each.masked for each in told), bool(told[0].graph))
 
 
 def exchange(x: Tensor, sent: Sequence[int], got: Sequence[int], group: Group) -> Tensor:
@@ -108,6 +132,31 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return exchange(grad, *ctx.back), None, None, None
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is under way: rows that go to one process, and others that come from one."""
+
+    sent: Tensor  # kept until it has arrived
+    got: Tensor
+    works: Sequence[Any]
+
+    def wait(self) -> Tensor:
+        """What came."""
+        for work in self.works:
+            work.wait()
+        return self.got
+
+
+def post(sent: Tensor, to: int, got: Tensor, whence: int, meeting: Meeting, tag: int) -> Message:
+    """Send to one process and get from one, both by their rank in the group; nothing travels where there is nothing."""
+    sent = sent.contiguous()
+    ways = [(dist.isend, sent, to), (dist.irecv, got, whence)]
+    name = range(meeting.world) if meeting.group is None else dist.get_process_group_ranks(meeting.group)
+    asked = [dist.P2POp(way, x, name[other], meeting.group, tag) for way, x, other in ways if x.numel()]
+    count(sent.nbytes, got.nbytes)
+    return Message(sent, got, dist.batch_isend_irecv(asked) if asked else [])
 
 
 def reaching(y: Tensor, *received: Tensor) -> Tensor:

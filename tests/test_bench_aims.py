@@ -1,0 +1,134 @@
+"""The aims of benchmarks/bench.py: each is judged by its numbers, and what was not measured is never met."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from regard.cli import app
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """benchmarks/bench.py, which imports its neighbour."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        spec = importlib.util.spec_from_file_location("bench_of_aims", FOLDER / "bench.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(FOLDER))
+    return module
+
+
+def row(name, length, *, faster=None, ahead=None, of="", **more):
+    told = {
+        "level": "kernel",
+        "way": "training",
+        "causal": False,
+        "threads": 2,
+        "seconds": 1.0,
+        "memory": 10**9,
+        "density": 0.1,
+    }
+    told |= {"efficiency": None, "reached": None, "formula": None, "why": None, **more}
+    ratios = {
+        k: None if v is None else {"median": v, "low": v, "high": v, "pairs": 5}
+        for k, v in (("faster", faster), ("ahead", ahead))
+    }
+    return {"name": name, "length": length, "of": of, **told, **ratios}
+
+
+def result(*rows, flags=()):
+    peaks = [{"threads": 2, "gemm": 1e11, "exp": 1e9}]
+    return {
+        "rows": rows,
+        "load": [{"flags": list(flags)}],
+        "environment": {"machine": "m", "torch": "t"},
+        "peaks": peaks,
+        "ended": "done",
+    }
+
+
+def verdicts(bench, **found):
+    lines = bench.aims.table({name.replace("_", "-"): each for name, each in found.items()})[2:]
+    return {line.split(" | ")[0].strip("| "): line for line in lines}
+
+
+WINDOW, LINEAR = "local:window=128", "linear"
+
+
+def test_nothing_measured_is_nothing_met(bench):
+    """Fails if an aim is met, or missed, without a number."""
+    assert all("not measured" in line for line in verdicts(bench).values())
+    empty = {name: result() for name in bench.CALLS}
+    assert all("not measured" in line for line in bench.aims.table(empty)[2:])
+
+
+@pytest.mark.parametrize(("long", "word"), [(40.0, "| met |"), (34.0, "**missed**"), (None, "not measured")])
+def test_a_window_is_judged_at_both_lengths(bench, long, word):
+    """Fails if one length is enough, or a ratio below the aim is."""
+    rows = [row(WINDOW, 4096, faster=12.0), *([] if long is None else [row(WINDOW, 16384, faster=long)])]
+    line = verdicts(bench, window_training=result(*rows))["window 128, forward + backward"]
+    assert word in line and "12 × at 4,096" in line
+
+
+@pytest.mark.parametrize(("ratio", "word"), [(1.04, "| met |"), (0.94, "**missed**"), (1.06, "**missed**")])
+def test_dense_is_judged_by_what_is_furthest_off(bench, ratio, word):
+    """Fails if a mean hides one length, or if to be faster is taken for the same."""
+    found = {
+        "dense_forward": result(row("vanilla", 64, faster=1.0), row("vanilla", 128, faster=ratio)),
+        "dense_training": result(),
+    }
+    assert word in verdicts(bench, **found)["dense / SDPA, all n"]
+
+
+def test_peers_are_judged_by_the_best_of_each(bench):
+    """Fails if a slow peer stands for a fast one of the same recipe, or one that is ahead of us is not named."""
+    rows = [row("a", 4096, of="local", ahead=9.0), row("b", 4096, of="local", ahead=3.0), row("c", 4096, of="fnet", ahead=2.5)]
+    empty = {name: result() for name in ("peers_1024", "peers_forward", "peers_causal")}
+    what = "every mechanism against its best running peer"
+    assert "median 2.75" in (line := verdicts(bench, **empty, peers_training=result(*rows))[what]) and "| met |" in line
+    rows.append(row("d", 4096, of="fnet", ahead=0.8))
+    line = verdicts(bench, **empty, peers_training=result(*rows))[what]
+    assert "**missed**" in line and "fnet training 4,096: 0.8" in line
+
+
+def test_decoding_and_a_million(bench):
+    """Fails if a step that grows is called constant, if one level is enough, or if 24 GiB are not the limit."""
+    steps = [row(name, n, level=level, way="decode", faster=n / 1000, seconds=s)
+             for name in (WINDOW, LINEAR) for level in ("kernel", "layer") for n, s in ((512, 1.0), (65536, 1.05))]  # fmt: skip
+    found = verdicts(bench, decode=result(*steps), million=result(row(WINDOW, 10**6), row(LINEAR, 10**6, memory=25 << 30)))
+    assert "| met |" in found["decode step, window or linear, at 65,536"]
+    assert "| met |" in found["the same, over the step at 512, whole layer"]
+    assert "**missed**" in found["1,000,000 tokens, forward + backward, causal, 4 heads × 32"]
+    steps[-1]["seconds"] = 2.0
+    assert "**missed**" in verdicts(bench, decode=result(*steps))["the same, over the step at 512, whole layer"]
+
+
+def test_a_busy_machine_shows(bench):
+    """Fails if a number of a busy machine stands in a table without a word."""
+    found = {"window-one-head": result(row(WINDOW, 4096, faster=12.0), flags=["others take 50%"])}
+    text = bench.tables(found)
+    assert "12 × at 4,096 (flagged)" in text and "**Flagged: others take 50%.**" in text
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_every_call_is_understood(bench, small, monkeypatch):
+    """Fails if a call has a word that `regard bench` does not know, or takes more than three minutes."""
+    plans = []
+
+    def begin(plan, **_):
+        plans.append(plan)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("regard.cli.benching.begin", begin)
+    for name, call in bench.CALLS.items():
+        found = CliRunner().invoke(app, ["bench", *(bench.shrunk(call) if small else call).split()])
+        assert "enough" in found.stderr, (name, found.stderr)
+    assert len(plans) == len(bench.CALLS) and all(plan.budget <= 180 for plan in plans)
+    assert {need for aim in bench.aims.AIMS for need in aim.needs} <= bench.CALLS.keys()
