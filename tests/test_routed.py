@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.multiprocessing import spawn
-from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard import MultiHead, Unsupported

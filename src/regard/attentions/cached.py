@@ -102,11 +102,12 @@ def _grown(state: Cache, k: Tensor, v: Tensor) -> Cache:
 
 def _seen(cache: Cache, pattern: Pattern, first: int) -> tuple[Tensor, Tensor, Place]:
     """Keys and values for the queries from `first` on.  One that sees all from some key on is given these, and no mask."""
-    assert cache.k is not None and cache.v is not None
+    assert cache.k is not None
+    assert cache.v is not None
     since = pattern.since(first) if first == cache.next - 1 else None
     if since is None:
         return cache.k, cache.v, Place(pattern, first, _start(cache.at))
-    skip = int(np.searchsorted(cache.at, since))
+    skip = np.searchsorted(cache.at, since)
     return cache.k[:, :, skip:], cache.v[:, :, skip:], Place(Full(), first, _start(cache.at[skip:]))
 
 
@@ -122,7 +123,8 @@ def _kept(cache: Cache, pattern: Pattern) -> Cache:
     """The cache without the keys that no later query may see: the pattern knows."""
     if len(cache.at) < cache.check:
         return cache
-    assert cache.k is not None and cache.v is not None
+    assert cache.k is not None
+    assert cache.v is not None
     places = torch.from_numpy(cache.at)
     some, _ = pattern.given(False, False).block(torch.tensor(cache.next), torch.tensor(FAR), places, places)
     keep = (some.any(0) if pattern.heads else some).nonzero()[:, 0]
