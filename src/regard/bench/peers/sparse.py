@@ -137,7 +137,7 @@ def _routing(cell: Cell) -> Run:
 
 @peer(
     "sinkhorn-transformer", "sinkhorn_transformer", "sinkhorn", mask=LEAKS, ours=lambda n: {"block": 64},
-    note="it does less: the values of sorted blocks are their keys; causal, it takes one block and sorts none",
+    note="it does less: sorted blocks give their keys for values; causal, one block is taken, and none are sorted",
 )  # fmt: skip
 def _sinkhorn(cell: Cell) -> Run:
     make = part_of("sinkhorn_transformer", "SinkhornSelfAttention")
