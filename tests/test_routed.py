@@ -391,3 +391,15 @@ def test_products_grow_as_promised(name, arguments, most):
         counts.append(counter.total)
     assert counts[0] > 0
     assert counts[1] < most * counts[0]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_whole_blocks_are_what_a_mask_of_all_gives(causal, rand):
+    """Fails if the fused way of whole blocks, outputs or gradients, is another than that with shares."""
+    mixer, given, found = build("sinkhorn", length=24, block=4, causal=causal).eval(), rand(2, 24, 8), []
+    for mask in (None, torch.ones(2, 24, dtype=torch.bool)):
+        x = given.clone().requires_grad_()
+        y = mixer(x, mask=mask)
+        found.append((y, *torch.autograd.grad(y.square().sum(), [x, *mixer.parameters()])))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
