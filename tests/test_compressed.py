@@ -1,6 +1,7 @@
 """Family F: what the generic tests cannot see."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from oracles.sets import luna_past
 from regard import MultiHead, Unsupported
-from regard.attentions import ProbSparse, Strided, softmax, strided
+from regard.attentions import ProbSparse, Strided, prob_sparse, softmax, strided
 from regard.attentions.nystrom import pseudo_inverse, segment_means
 from regard.memory import Mean
 from regard.mixers import MAB, PMA
@@ -503,3 +504,18 @@ def test_a_mask_over_memory_says_nothing_about_queries(rand):
         x, memory, mask = rand(2, 23, 8), rand(2, 23, 8), torch.arange(23).expand(2, 23) < 20
         torch.testing.assert_close(mixer(x, memory, mask=mask), mixer(x, memory[:, :20]))
         assert isinstance(mixer, MultiHead) is (name != "funnel")
+
+
+@pytest.mark.parametrize("dense", [0, 10**6])
+def test_drawn_keys_are_scored_alike_in_both_ways(dense, monkeypatch, rand):
+    """Fails if the scores of drawn keys depend on whether all keys are scored, or an example counts keys that it has not."""
+    monkeypatch.setattr(prob_sparse, "DENSE", dense)
+    q, k = rand(2, 3, 300, 4), rand(2, 3, 300, 4)
+    keys = torch.arange(300) < torch.tensor([[300], [40]])
+    measure, attention = ProbSparse(factor=2), []
+    for i, real in enumerate((300, 40)):
+        draws = 2 * math.ceil(math.log(real))
+        at = torch.stack([(prob_sparse._uniform(0, d, 300) * real).long() for d in range(draws)], 1)
+        scores = torch.einsum("hne,hnue->hnu", q[i], k[i][:, at]) / 2
+        attention.append(scores.amax(-1) - scores.mean(-1))
+    torch.testing.assert_close(measure.measure(q, k, keys), torch.stack(attention), rtol=0, atol=1e-12)

@@ -49,6 +49,19 @@ def by_hand(function: type[Function], *given: Any) -> Any:
     return function.apply(*given) if asked else function.forward(*given)
 
 
+def over_tokens(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """weight (n m), x (b m c), bias (n) -> weight x + bias, (b n c): one product, where `@` turns x and the result round."""
+    b, m, c = x.shape
+    flat = x.transpose(0, 1).reshape(m, b * c)
+    y = weight @ flat if bias is None else torch.addmm(bias[:, None], weight, flat)
+    return y.view(-1, b, c).transpose(0, 1)
+
+
+def cut(x: Tensor, axis: int, first: int, end: int) -> Tensor:
+    """Places `first` to `end` - 1 along an axis.  All of them is x itself: a cut costs a copy in the backward pass."""
+    return x if (first, end) == (0, x.shape[axis]) else x.narrow(axis, first, end - first)
+
+
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """Autocast may not round what stands inside.  No context where none is needed: it costs as much as a small product."""
     device = x.device.type  # "meta" and others know no autocast

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.common import cut, over_tokens
 from regard.errors import check_whole
 from regard.mixer import Can
 
@@ -49,8 +50,13 @@ class Projected(Memory):
         """(b h m e) -> (b h rank e), with no mask left: everything is in every row."""
         if mask is not None:
             k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
-        m = k.shape[2]
-        return self.e[..., :m] @ k, self.f[..., :m] @ v, None
+        return self._shorter(self.e, k), self._shorter(self.f, v), None
+
+    def _shorter(self, weight: Tensor, x: Tensor) -> Tensor:
+        weight = cut(weight, 2, 0, x.shape[2])
+        if self.share == "none":
+            return weight @ x
+        return over_tokens(weight.squeeze(0), x.transpose(1, 2).flatten(2)).unflatten(2, (x.shape[1], -1)).transpose(1, 2)
 
 
 class Blocks(Memory):

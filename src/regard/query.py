@@ -83,8 +83,10 @@ class Clusters(Query):
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """x (b h p f), index (b h n) -> (b h n f): row by row."""
-    return x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[-1]))
+    """x (b h p f), index (b h n) -> (b h n f): row by row, where `gather` goes number by number."""
+    b, h, p, f = x.shape
+    first = torch.arange(0, b * h * p, p, device=x.device) if p else index.new_zeros(b * h)
+    return x.reshape(-1, f).index_select(0, (index + first.view(b, h, 1)).flatten()).view(*index.shape, f)
 
 
 def real_first(real: Tensor) -> Tensor:

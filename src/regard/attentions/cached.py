@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.attentions.rows import Room, append
 from regard.mixer import Attention, Can, check_batch
-from regard.pattern import FAR, Causal, Pattern
+from regard.pattern import FAR, Causal, Full, Pattern
 
 SLACK = 64  # keys are evicted once so many could be
 
@@ -27,6 +28,7 @@ class Cache(NamedTuple):
     at: NDArray[np.int64]  # (m), ascending; the same for all examples, so no tensor
     next: int  # the position of the next token
     check: int  # look for keys to evict once there are so many
+    room: Room | None = None  # behind k and v, for the next keys: see `rows`
 
 
 class Place(NamedTuple):
@@ -61,13 +63,8 @@ class Cached(Attention):
         pattern = self.past if causal else self.pattern
         if state is None:
             return self.over(q, k, v, Place(pattern), mask=mask, marks=marks), None
-        if state.k is not None and state.v is not None:
-            check_batch(state.k, k)
-            k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
-        end = state.next + q.shape[2]
-        at = np.concatenate((state.at, np.arange(state.next, end)))
-        out = self.over(q, k, v, Place(pattern, state.next, _start(at)))
-        return out, _kept(k, v, at, end, state.check, pattern)
+        now = _grown(state, k, v)
+        return self.over(q, *_seen(now, pattern, state.next)), _kept(now, pattern)
 
     def start(self) -> Cache:
         """An empty cache."""
@@ -93,6 +90,27 @@ def can_over(pattern: Pattern, *, relates: bool = False) -> Can:
     return Can(takes_marks=pattern.marked, **refused)
 
 
+def _grown(state: Cache, k: Tensor, v: Tensor) -> Cache:
+    """The cache with the next keys and values in it."""
+    end = state.next + k.shape[2]
+    if state.k is None or state.v is None:
+        return Cache(k, v, np.arange(state.next, end), end, state.check)
+    check_batch(state.k, k)
+    (k, v), at, room = append((state.k, state.v), (k, v), state.at, end, state.room)
+    return Cache(k, v, at, end, state.check, room)
+
+
+def _seen(cache: Cache, pattern: Pattern, first: int) -> tuple[Tensor, Tensor, Place]:
+    """Keys and values for the queries from `first` on.  One that sees all from some key on is given these, and no mask."""
+    assert cache.k is not None
+    assert cache.v is not None
+    since = pattern.since(first) if first == cache.next - 1 else None
+    if since is None:
+        return cache.k, cache.v, Place(pattern, first, _start(cache.at))
+    skip = np.searchsorted(cache.at, since)
+    return cache.k[:, :, skip:], cache.v[:, :, skip:], Place(Full(), first, _start(cache.at[skip:]))
+
+
 def _start(at: NDArray[np.int64]) -> int | Tensor:
     """Keys that stand in a row are told by their first position; where there are none, by any."""
     if not len(at):
@@ -101,11 +119,16 @@ def _start(at: NDArray[np.int64]) -> int | Tensor:
     return first if last - first == len(at) - 1 else torch.from_numpy(at)
 
 
-def _kept(k: Tensor, v: Tensor, at: NDArray[np.int64], end: int, check: int, pattern: Pattern) -> Cache:
-    """The cache without the keys that no query from `end` on may see: the pattern knows."""
-    if len(at) < check:
-        return Cache(k, v, at, end, check)
-    places = torch.from_numpy(at)
-    some, _ = pattern.given(False, False).block(torch.tensor(end), torch.tensor(FAR), places, places)
+def _kept(cache: Cache, pattern: Pattern) -> Cache:
+    """The cache without the keys that no later query may see: the pattern knows."""
+    if len(cache.at) < cache.check:
+        return cache
+    assert cache.k is not None
+    assert cache.v is not None
+    places = torch.from_numpy(cache.at)
+    some, _ = pattern.given(False, False).block(torch.tensor(cache.next), torch.tensor(FAR), places, places)
     keep = (some.any(0) if pattern.heads else some).nonzero()[:, 0]
-    return Cache(k[:, :, keep], v[:, :, keep], at[keep.numpy()], end, max(2 * len(keep), len(keep) + SLACK))
+    check = max(2 * len(keep), len(keep) + SLACK)
+    if len(keep) == len(cache.at):
+        return cache._replace(check=check)
+    return Cache(cache.k[:, :, keep], cache.v[:, :, keep], cache.at[keep.numpy()], cache.next, check)

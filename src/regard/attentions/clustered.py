@@ -11,6 +11,8 @@ from regard.errors import check_whole
 from regard.mixer import Attention, State
 from regard.query import Clusters, take
 
+TILE = 16  # queries of one cluster that ask its keys together
+
 
 class ImprovedClustered(Attention):
     """Vyas et al. 2020, arXiv 2007.04825, section 3.3.  With A the attention of the centroids, T the `top` keys with most
@@ -33,18 +35,35 @@ class ImprovedClustered(Attention):
         """See `Attention.attend`; real (b n) says which queries count."""
         scale = 1 / math.sqrt(q.shape[-1])
         keep = k.new_ones(k.shape[0], 1, 1, k.shape[2], dtype=torch.bool) if mask is None else mask[:, None, None]
-        v = v.masked_fill(~keep.transpose(-1, -2), 0)
+        v = v if mask is None else v.masked_fill(~mask[:, None, :, None], 0)
         index = self.clusters.assign(q, real)
         shared = _softmax(self.clusters.means(q, index, real) @ k.transpose(-1, -2) * scale, keep)  # (b h clusters m)
         top = shared.topk(min(self.top, k.shape[2]), -1).indices
         mass = shared.gather(-1, top).sum(-1, keepdim=True)
         rest = shared.scatter(-1, top, 0) @ v
-        mine = take(top, index).flatten(2)  # (b h n*top)
-        shape = (q.shape[2], top.shape[3])
-        near_k, near_v = (take(x, mine).unflatten(2, shape) for x in (k, v))
-        seen = keep[:, 0].expand(-1, q.shape[1], -1).gather(2, mine).unflatten(2, shape)
-        own = _softmax((near_k @ q[..., None])[..., 0] * scale, seen)
-        return take(mass, index) * (own[..., None, :] @ near_v)[..., 0, :] + take(rest, index), None
+        slot, owner = _tiles(index, self.clusters.clusters)
+        tiles = q.new_zeros(*q.shape[:2], owner.shape[2] * TILE, q.shape[3]).scatter(2, slot[..., None].expand_as(q), q)
+        near = take(top, owner)  # (b h tiles top): the keys of each tile
+        near_k, near_v = (take(x, near.flatten(2)).unflatten(2, near.shape[2:]) for x in (k, v))
+        seen = keep[:, 0].expand(-1, q.shape[1], -1).gather(2, near.flatten(2)).view(near.shape)[..., None, :]
+        own = _softmax(tiles.unflatten(2, (-1, TILE)) @ near_k.mT * scale, seen) @ near_v
+        return take(mass, index) * take(own.flatten(2, 3), slot) + take(rest, index), None
+
+
+def _tiles(index: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+    """The queries of each cluster in tiles of their own: index (b h n) -> the slot of each query (b h n), and the cluster of
+    each tile (b h tiles).  There are as many tiles as could be needed, whatever the clusters: the last ones may be empty."""
+    n = index.shape[2]
+    count = torch.zeros(*index.shape[:2], clusters, dtype=torch.long, device=index.device)
+    count.scatter_add_(2, index, torch.ones_like(index))
+    order = index.argsort(dim=2, stable=True)
+    place = torch.empty_like(order).scatter_(2, order, torch.arange(n, device=index.device).expand_as(order))
+    needed = (count + TILE - 1) // TILE
+    behind, before = needed.cumsum(2), count.cumsum(2) - count
+    slot = place + ((behind - needed) * TILE - before).gather(2, index)
+    numbers = torch.arange(n // TILE + min(clusters, n), device=index.device)
+    owner = torch.searchsorted(behind, numbers.expand(*index.shape[:2], -1).contiguous(), right=True)
+    return slot, owner.clamp(max=clusters - 1)
 
 
 def _softmax(scores: Tensor, keep: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +70,8 @@ class LinearAttention(Attention):
             check_batch(state.kv, q)
         end = state.next + q.shape[2]
         if level is None:
-            top, bottom, kv = add_counted(q, k, v, state.kv, self.chunk)
+            add = _add_one if q.shape[2] == 1 else partial(add_counted, chunk=self.chunk)
+            top, bottom, kv = add(q, k, v, state.kv)
             return top, bottom, Sums(kv, None, end)
         highest = _highest(level.detach(), state.level)  # so far, and never of what comes: it shows in the last digit
         before = highest[..., :1] if state.level is None else state.level[..., None]
@@ -155,6 +157,14 @@ def _of_all(q: Tensor, k: Tensor, v: Tensor, level: Tensor | None) -> tuple[Tens
     most = level.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(level.dtype).min)
     weight = (level - most).exp()[..., None]  # the factors of the keys, but for the greatest, which cancels
     return q @ (k.mT @ (v * weight)), q @ (k.mT @ weight)
+
+
+def _add_one(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What `add_counted` gives, for one token: a stream waits for it, and there is no chunk to be made."""
+    kv = k.mT * with_one(v)
+    kv = kv if state is None else kv + state
+    out = q @ kv
+    return out[..., :-1], out[..., -1:], kv
 
 
 def _highest(level: Tensor, before: Tensor | None) -> Tensor:

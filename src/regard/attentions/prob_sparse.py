@@ -12,6 +12,8 @@ from regard.errors import check_whole
 from regard.mixer import Attention, Can, State
 from regard.query import real_first, take
 
+ROWS = 256  # queries that are measured at once
+DENSE = 64  # where there are at most so many keys for each that is drawn, one product with all of them is faster
 AHEAD = "which queries attend is decided among all of them, the later ones too"
 
 
@@ -41,7 +43,7 @@ class ProbSparse(Attention):
             return v.new_zeros(b, h, n, v.shape[3]), None
         keys = torch.ones(b, k.shape[2], dtype=torch.bool, device=q.device) if mask is None else mask
         queries = torch.ones(b, n, dtype=torch.bool, device=q.device) if real is None else real
-        v = v.masked_fill(~keys[:, None, :, None], 0)
+        v = v if mask is None else v.masked_fill(~mask[:, None, :, None], 0)
         mean = v.sum(2, keepdim=True) / keys.sum(1).clamp(min=1)[:, None, None, None]
         found, counts = self.select(q, k, keys, queries)
         y = self.inner.attend(take(q, found), k, v, mask=mask)[0]
@@ -61,16 +63,14 @@ class ProbSparse(Attention):
         """M of each query, (b h n)."""
         exact = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
         q, k = q.to(exact) / math.sqrt(q.shape[-1]), k.to(exact)
-        wanted = self._count(keys)
-        order = real_first(keys)
-        most, total = q.new_full(q.shape[:3], -torch.inf), q.new_zeros(q.shape[:3])
-        for draw in range(self._most(k.shape[2])):
-            rank = (_uniform(self.seed, draw, q.shape[2]).to(q.device) * keys.sum(1, keepdim=True)).long()
-            at = order.gather(1, rank)[:, None].expand(-1, q.shape[1], -1)
-            score = (q * take(k, at)).sum(-1)
-            counts = (draw < wanted)[:, None, None]
-            most, total = torch.where(counts, torch.maximum(most, score), most), total + score * counts
-        return most - total / wanted[:, None, None]
+        wanted, draws = self._count(keys)[:, None, None, None], self._most(k.shape[2])
+        drawn = torch.stack([_uniform(self.seed, draw, q.shape[2]) for draw in range(draws)], 1).to(q.device)
+        rank = (drawn * keys.sum(1)[:, None, None]).long()
+        at = real_first(keys).gather(1, rank.flatten(1)).view(rank.shape)  # (b n draws)
+        beyond = torch.arange(draws, device=q.device) >= wanted
+        parts = zip(q.split(ROWS, 2), at.split(ROWS, 1), strict=True)
+        scores = _all_of if k.shape[2] <= DENSE * draws else _each_of
+        return torch.cat([_measured(scores(some, k, mine), beyond, wanted[..., 0]) for some, mine in parts], 2)
 
     def _count(self, real: Tensor) -> Tensor:
         """factor ⌈ln r⌉, between 1 and the r real tokens, for each example."""
@@ -81,6 +81,24 @@ class ProbSparse(Attention):
     def _most(self, n: int) -> int:
         """The same for n tokens: no example of that length has more."""
         return min(max(self.factor * math.ceil(math.log(n)), 1), n)
+
+
+def _all_of(q: Tensor, k: Tensor, at: Tensor) -> Tensor:
+    """q (b h n e), k (b h m e), at (b n u) -> the scores (b h n u) with keys `at`, out of those with all keys."""
+    return (q @ k.mT).gather(3, at[:, None].expand(-1, q.shape[1], -1, -1))
+
+
+def _each_of(q: Tensor, k: Tensor, at: Tensor) -> Tensor:
+    """The same, of these keys alone: they are the same for all heads, so that a row of all of them is fetched at once."""
+    rows = k.transpose(1, 2)
+    drawn = torch.stack([mine[some] for mine, some in zip(rows, at, strict=True)])  # (b n u h e)
+    return torch.einsum("bhne,bnuhe->bhnu", q, drawn)
+
+
+def _measured(scores: Tensor, beyond: Tensor, wanted: Tensor) -> Tensor:
+    """Greatest less mean of scores (b h n u), without those beyond the draws that are wanted."""
+    most = scores.masked_fill(beyond, -torch.inf).amax(-1)
+    return most - scores.masked_fill(beyond, 0).sum(-1) / wanted
 
 
 def _uniform(seed: int, draw: int, n: int) -> Tensor:

@@ -10,6 +10,8 @@ from regard.mixer import Can
 from regard.pattern import Full, Pattern
 from regard.prior import Prior
 
+_FULL = Full()
+
 
 class SoftmaxAttention(Cached):
     """softmax(q kᵀ scale + prior) v, over the pairs that the pattern allows; exact, by whichever executor is fastest.
@@ -38,6 +40,8 @@ class SoftmaxAttention(Cached):
         self, q: Tensor, k: Tensor, v: Tensor, place: Place, *, mask: Tensor | None = None, marks: Tensor | None = None
     ) -> Tensor:
         """See `Cached.over`."""
+        if self.prior is None and place.pattern == _FULL:  # positions say nothing then
+            place = Place(_FULL)
         return attend(
             q, k, v, pattern=place.pattern, prior=self.prior, mask=mask, marks=marks, scale=self.scale,
             q_at=place.q_at, k_at=place.k_at, backend=self.backend,

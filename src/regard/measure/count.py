@@ -1,7 +1,8 @@
 """Counting what a real run does: FLOPs of products and transforms, and numbers that autograd keeps.
 
 torch's own counter knows neither the fused attention of the CPU nor the Fourier transform, nor products that are written
-element by element and then summed.  A multiply-add is two FLOPs; a transform of N numbers is 5 N log₂ N.
+element by element and then summed.  A multiply-add is two FLOPs; a transform of N numbers is 5 N log₂ N, and half as much
+where they are real and half the result is asked for.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ def _transform(x: Tensor, dims: list[int], *rest: Any, **more: Any) -> float:
     return 5 * x.numel() * log2(size) if size > 1 else 0.0
 
 
+def _real_transform(x: Tensor, dims: list[int], norm: int, half: bool, **more: Any) -> float:
+    """Half of that where half the result is asked for: of real numbers it tells the other half."""
+    return _transform(x, dims) / (2 if half else 1)
+
+
 def _triangular(a: Tensor, b: Tensor, *rest: Any, **more: Any) -> float:
     """Half of a product (n n) (n m)."""
     return a.shape[-1] * b.numel()
@@ -82,7 +88,7 @@ KNOWN: dict[Any, Flops] = {
     aten._embedding_bag_per_sample_weights_backward: _bag_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _flash,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_backward,
-    aten._fft_c2c: _transform, aten._fft_r2c: _transform, aten._fft_c2r: _transform,
+    aten._fft_c2c: _transform, aten._fft_r2c: _real_transform, aten._fft_c2r: _transform,
     aten.convolution_backward: _convolved_backward,
     aten.linalg_solve_triangular: _triangular, aten.mv: _matrix_vector, aten.dot: _matrix_vector,
     aten.baddbmm_: _products_added,

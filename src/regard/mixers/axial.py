@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from regard.attend import attend
 from regard.attentions import SoftmaxAttention
 from regard.mixer import Can, Mixer, MultiHead, State, check_batch
 from regard.pattern import Band, Chunks
@@ -47,8 +49,7 @@ class AxialPasses(Mixer):
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         if self.inner is None:
-            y, _ = self.rows.mix(x, None, mask, None)
-            return self.columns.mix(y, None, mask, None)
+            return self._both(x, mask), None
         row, above, columns, inner = state or _Passed(None, None, None, None)
         if row is not None:
             check_batch(row, x)
@@ -63,12 +64,34 @@ class AxialPasses(Mixer):
         last = down[:, -self.width :] if down.shape[1] >= self.width else None
         return y, _Passed(rest, last, columns, inner)
 
+    def _both(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Along the rows, and then along the columns; an unfinished row is filled up with cells that are left out."""
+        n, fill = x.shape[1], -x.shape[1] % self.width
+        if fill:
+            mask = F.pad(x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask, (0, fill))
+            x = F.pad(x, (0, 0, 0, fill))
+        y = self._pass(self.rows, x, mask, down=False)
+        return self._pass(self.columns, y, mask, down=True)[:, :n]
+
+    def _pass(self, heads: MultiHead, x: Tensor, mask: Tensor | None, *, down: bool) -> Tensor:
+        """Attention in each row, or down each column, of whole rows: every line is an example of its own, and dense."""
+        q, k, v = (_lines(t, self.width, down) for t in heads.project(x, None))
+        real = None if mask is None else _lines(mask[:, None, :, None], self.width, down)[:, 0, :, 0]
+        y = attend(q, k, v, mask=real).unflatten(0, (x.shape[0], -1)).transpose(2, 3)  # (b lines cells h e)
+        return heads.out((y.transpose(1, 2) if down else y).flatten(1, 2).flatten(2))
+
     def _passed_on(self, cells: Tensor, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """What the cells of finished rows hand to the cells below them; left-out cells hand on nothing."""
         done = cells[:, : cells.shape[1] // self.width * self.width]
         if not done.numel():
             return done, state
         real = None if mask is None else mask[:, : done.shape[1]]
-        y, _ = self.rows.mix(done, None, real, None)
+        y = self._pass(self.rows, done, real, down=False)
         u, state = self.columns.mix(y, None, real, state)
         return u if real is None else u.masked_fill(~real[..., None], 0), state
+
+
+def _lines(x: Tensor, width: int, down: bool) -> Tensor:
+    """(b h n e) of whole rows -> (b·lines h cells e), by rows or by columns."""
+    cells = x.unflatten(2, (-1, width))
+    return (cells.transpose(2, 3) if down else cells).transpose(1, 2).flatten(0, 1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from regard.common import at_least_single
+from regard.common import at_least_single, by_hand
 from regard.mixer import Can, Mixer, State
 
 WHOLE = "the Fourier transform runs over the whole sequence"
@@ -21,4 +23,24 @@ class Fourier(Mixer):
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d), real."""
-        return torch.fft.fft2(at_least_single(x)).real.to(x.dtype), None
+        return by_hand(_Transform, at_least_single(x)).to(x.dtype), None
+
+
+class _Transform(torch.autograd.Function):
+    """Re F_n F_d x, of which half is enough: Y_kj of real x is the conjugate of Y_-k,-j.  It is its own backward pass, for
+    cos(2π (ik/n + jl/d)) is the same from either side."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        half = torch.fft.rfft2(x).real
+        return torch.cat((half, half[..., 1 : (x.shape[-1] + 1) // 2].flip(-2, -1).roll(1, -2)), -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return by_hand(_Transform, grad)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.common import check_stream_length
+from regard.common import check_stream_length, cut, over_tokens
 from regard.errors import check_whole
 from regard.mixer import Can, Mixer, State, check_batch
 
@@ -91,5 +91,5 @@ class GatedMLP(Mixer):
     def _spatial(self, gates: Tensor, n: int) -> Tensor:
         """W z + b, for the last n of m positions: (b m c) -> (b n c)."""
         m = gates.shape[1]
-        weight = self.weight[m - n : m, :m]
-        return (weight.tril(m - n) if self.causal else weight) @ gates + self.bias[m - n : m, None]
+        weight = cut(cut(self.weight, 0, m - n, m), 1, 0, m)
+        return over_tokens(weight.tril(m - n) if self.causal else weight, gates, cut(self.bias, 0, m - n, m))

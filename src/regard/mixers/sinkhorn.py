@@ -90,6 +90,9 @@ class Sinkhorn(Mixer):
         real = q.new_ones(q.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask
         here, k, v = _blocks(real, self.block, 1), _blocks(k, self.block, 2), _blocks(v, self.block, 2)
         order = self.sort(summaries, here.any(-1))
+        whole = mask is None and not start and not n % self.block and self.cut is None
+        if whole and order.dtype == q.dtype:
+            return self._attend_whole(_blocks(q, self.block, 2), k, v, order)
         if self.cut is not None:
             k, v, share = (x.flatten(2, 3)[:, :, None] for x in _sorted(order[:, :, : self.cut], k, v, here))
             return _softmax(q[:, :, None], k, v, share[..., None, :])[:, :, 0]
@@ -101,6 +104,17 @@ class Sinkhorn(Mixer):
         q = _blocks(F.pad(q, (0, 0, start - first * self.block, 0)), self.block, 2)
         out = _softmax(q, torch.cat((far_k, k[:, :, first:]), 3), torch.cat((far_v, v[:, :, first:]), 3), share)
         return out.flatten(2, 3)[:, :, start - first * self.block :][:, :, :n]
+
+    def _attend_whole(self, q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> Tensor:
+        """Of whole blocks (b h s t e) of which every token is there, so that no slot counts by a share: fused attention."""
+        far_k, far_v = (_moved(order, x) for x in (k, v))
+        k, v = torch.cat((far_k, k), 3).flatten(1, 2), torch.cat((far_v, v), 3).flatten(1, 2)
+        seen = None
+        if self.causal:  # the first block has none to be sorted, and each looks back in itself
+            seen = torch.ones(*q.shape[1:4], 2 * self.block, dtype=torch.bool, device=q.device).tril_(self.block)
+            seen[:, 0, :, : self.block] = False
+            seen = seen.flatten(0, 1)
+        return F.scaled_dot_product_attention(q.flatten(1, 2), k, v, seen).flatten(1, 2).unflatten(1, (self.heads, -1))
 
 
 def _blocks(x: Tensor, size: int, axis: int) -> Tensor:
@@ -116,8 +130,13 @@ def _sorted(order: Tensor, k: Tensor, v: Tensor, here: Tensor) -> tuple[Tensor, 
     all_of_it = order.sum(-1, keepdim=True)
     share = torch.where(mass > 0, mass / torch.where(mass > 0, all_of_it, 1), 0)
     each = torch.where(mass > 0, 1 / torch.where(mass > 0, share, 1), 0)[..., None]
-    k, v = (torch.einsum("bhrs,bhste->bhrte", order, (x * here[:, None, ..., None]).to(order)) * each for x in (k, v))
+    k, v = (_moved(order, (x * here[:, None, ..., None]).to(order)) * each for x in (k, v))
     return k, v, share
+
+
+def _moved(order: Tensor, x: Tensor) -> Tensor:
+    """order (b h r s), blocks x (b h s t e) -> mixtures of blocks (b h r t e)."""
+    return torch.einsum("bhrs,bhste->bhrte", order, x)
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, share: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.common import cut, over_tokens
 from regard.errors import check_whole
 from regard.mixer import Can, Mixer, State
 
@@ -25,7 +26,7 @@ class TokenMLP(Mixer):
         self.up, self.down = nn.Linear(length, hidden), nn.Linear(hidden, length)
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
-        """(b n d) -> (b n d); a shorter sequence is filled up with zeros and cut again."""
+        """(b n d) -> (b n d); a shorter sequence is one filled up with zeros, and its end is cut off."""
         n = x.shape[1]
-        tokens = F.pad(x, (0, 0, 0, self.up.in_features - n)).transpose(1, 2)
-        return self.down(F.gelu(self.up(tokens))).transpose(1, 2)[:, :n], None
+        hidden = F.gelu(over_tokens(cut(self.up.weight, 1, 0, n), x, self.up.bias))
+        return over_tokens(cut(self.down.weight, 0, 0, n), hidden, cut(self.down.bias, 0, 0, n)), None

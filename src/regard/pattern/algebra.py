@@ -76,6 +76,10 @@ class Pattern(ABC):
         shape = torch.broadcast_shapes(*(p.shape for p in positions))
         return (self.heads, *shape) if self.heads else tuple(shape)
 
+    def since(self, q: int) -> int | None:
+        """The first key that query q sees, where it sees all from there to itself; None: where that is not so, or not known."""
+        return None
+
     def dense(self, n: int, m: int | None = None) -> Tensor:
         """The whole mask, (n m), or (h n m) for `PerHead`.  Quadratic: for small sizes and for oracles."""
         q, k = torch.arange(n)[:, None], torch.arange(n if m is None else m)[None, :]
@@ -191,6 +195,11 @@ class And(_Junction):
         """Elementwise."""
         return a & b
 
+    def since(self, q: int) -> int | None:
+        """See `Pattern`: the latest of the parts."""
+        firsts = [part.since(q) for part in self.parts]
+        return None if None in firsts else max(firsts)  # type: ignore[type-var]
+
 
 @dataclass(frozen=True, repr=False)
 class Not(Pattern):
@@ -252,6 +261,10 @@ class Full(Leaf):
     """Every query sees every key."""
 
     _relates = False
+
+    def since(self, q: int) -> int | None:
+        """See `Pattern`."""
+        return 0
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
         return torch.ones((), dtype=torch.bool, device=q.device)

@@ -24,6 +24,10 @@ class Band(Leaf):
     def _reach(self) -> tuple[int, int]:
         return tuple(FAR if side is None else min(side * self.step, FAR) for side in (self.left, self.right))  # type: ignore[return-value]
 
+    def since(self, q: int) -> int | None:
+        """See `Pattern`."""
+        return max(0, q - self._reach()[0]) if self.step == 1 else None
+
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
         left, right = self._reach()
         gap = q - k
@@ -105,6 +109,10 @@ class Chunks(Leaf):
 
     def __post_init__(self) -> None:
         self._check(size=1, back=0, ahead=0)
+
+    def since(self, q: int) -> int | None:
+        """See `Pattern`."""
+        return max(0, (q // self.size - self.back) * self.size)
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
         gap = q // self.size - k // self.size

@@ -24,17 +24,17 @@ from regard.pattern import Causal, Full
 
 @formula(Fourier)
 def _fourier(module: Fourier, call: Call) -> Work:
-    """A transform over n d numbers: 5 n d log₂(n d), and the same once more backward.  Nothing is kept."""
+    """Half a transform over n d numbers: 5/2 n d log₂(n d), and the same once more backward.  Nothing is kept."""
     numbers = call.n * module.dim
-    flops = round(call.b * 5 * numbers * log2(max(2, numbers)))
+    flops = round(call.b * 2.5 * numbers * log2(max(2, numbers)))
     return Work(flops, flops)
 
 
 @formula(TokenMLP)
 def _token_mlp(module: TokenMLP, call: Call) -> Work:
-    """A network over positions: O(n hidden d).  A shorter sequence is filled up."""
-    rows, length, hidden = call.b * module.dim, module.up.in_features, module.up.out_features
-    up, down = product(1, rows, length, hidden, saved=rows * length), product(1, rows, hidden, length, saved=2 * rows * hidden)
+    """A network over positions: O(n hidden d)."""
+    rows, n, hidden = call.b * module.dim, call.n, module.up.out_features
+    up, down = product(1, rows, n, hidden, saved=rows * n), product(1, rows, hidden, n, saved=2 * rows * hidden)
     return up + down
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import ceil, exp, log, sqrt
 
 from regard.attentions import Compressed, Hashed, ImprovedClustered, NystromAttention, ProbSparse, Prototype, Routed, Strided
+from regard.attentions.clustered import TILE
+from regard.attentions.prob_sparse import DENSE
 from regard.measure.formulas.softmax import over_pairs, short
 from regard.measure.work import Call, Work, blind, formula, kept, product, work
 from regard.memory import Convolved, Mean, Projected
@@ -92,16 +94,18 @@ def _improved(module: ImprovedClustered, call: Call) -> Work:
     """Clusters ask, and each query asks the `top` keys anew: O((clusters + top) n d)."""
     clusters, top = module.clusters.clusters, min(module.top, call.m)
     shared = product(call.bh, clusters, call.e, call.m) + product(call.bh, clusters, call.m, call.f)
-    own = product(call.bh * call.n, 1, call.e, top) + product(call.bh * call.n, 1, top, call.f)
+    tiles = call.bh * (call.n // TILE + min(clusters, call.n))  # of queries of one cluster, the last of each not full
+    own = product(tiles, TILE, call.e, top) + product(tiles, TILE, top, call.f)
     return _assigned(module.clusters, call) + shared + own + kept(3 * call.bh * call.n * top)
 
 
 @formula(ProbSparse)
 def _prob_sparse(module: ProbSparse, call: Call) -> Work:
-    """factor ⌈ln n⌉ keys are drawn for each query, and as many queries attend: O(n ln n d)."""
+    """factor ⌈ln n⌉ keys are drawn for each query, and as many queries attend: O(n ln n d).  Of few keys all are scored."""
     drawn, asking = (min(max(1, module.factor * ceil(log(r))), r) for r in (call.m, call.n))
     indices = 2 * call.bh * asking * (call.e + 2 * call.f)
-    return blind(2 * call.bh * call.n * drawn * call.e) + short(call, asking, call.m) + kept(indices)
+    scored = call.m if call.m <= DENSE * drawn else drawn
+    return blind(2 * call.bh * call.n * scored * call.e) + short(call, asking, call.m) + kept(indices)
 
 
 def grouped(call: Call, groups: int, s: int, t: int) -> Work:
