@@ -11,7 +11,8 @@ from regard import LinearAttention, MultiHead, Unsupported
 from regard.attentions.linear import divide
 from regard.feature import Cosine, EluPlusOne, Positive, RandomFourier, Rectified, Trigonometric, orthogonal_rows
 from regard.mixers import Recurrence
-from regard.update import add, add_counted, decay, decay_each, delta
+from regard.running import add_counted
+from regard.update import add, decay, decay_each, delta
 
 ATTENTIONS = {"linear": {}, "performer": {"features": 20}, "rfa": {"features": 20}, "cosformer": {"length": 6000}}
 RECURRENT = {"rfa_gated": {"features": 20}, "retnet": {}, "gated_linear": {}, "delta_rule": {}}

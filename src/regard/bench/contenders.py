@@ -129,24 +129,31 @@ def _filled(given: Sequence[Tensor]) -> Sequence[Tensor]:
 
 # ---------------------------------------------------------------------------------------------- the next token
 def _decoding(mixer: Mixer, cell: Cell) -> Run:
-    with torch.no_grad(), not_looking(mixer):
+    """Each call is the next token: a state that is used twice would be copied.  One that was built for no more tokens is."""
+    if cell.level == "kernel" and not mixer.can.stream:
+        raise Unsupported(f"{mixer.name} cannot run chunk by chunk: {mixer.can.reason('stream')}")
+    state: State = None
+    shapes: list[tuple[int, ...]] = [(cell.batch, 1, cell.dim)]
+    if cell.level == "kernel":
+        inner, shapes = _inside(mixer, cell, 1)
+        state = inner.inner.start()
+
+    def step(given: list[Tensor], before: State) -> tuple[Tensor, State]:
         if cell.level == "layer":
-            state: State = None
-            for n in _chunks(cell.length):
-                _, state = mixer.stream(tokens(cell, n), state)
-            x, last = tokens(cell, 1), state
-            run = Run(lambda: mixer.stream(x, last)[0])
-        else:
-            inner, shapes = _inside(mixer, cell, 1)
-            if not mixer.can.stream:
-                raise Unsupported(f"{mixer.name} cannot run chunk by chunk: {mixer.can.reason('stream')}")
-            state = inner.inner.start()
-            for n in _chunks(cell.length):
-                given = [torch.randn(*shape[:2], n, shape[3]) for shape in shapes]
-                _, state = inner.inner.attend(*_filled(given), causal=True, state=state)
-            there = state
-            run = of_heads(lambda *one: inner.inner.attend(*_filled(one), causal=True, state=there)[0], cell, *shapes)
-    return run
+            return mixer.stream(*given, before)
+        return inner.inner.attend(*_filled(given), causal=True, state=before)
+
+    def one() -> Tensor:
+        nonlocal state
+        out, after = step(given, state)
+        state = after if mixer.length is None else state
+        return out
+
+    with torch.no_grad(), not_looking(mixer):
+        for n in _chunks(cell.length):
+            _, state = step([torch.randn(*shape[:-2], n, shape[-1]) for shape in shapes], state)
+    given = [torch.randn(*shape) for shape in shapes]
+    return Run(one)
 
 
 def _chunks(length: int) -> Iterator[int]:
