@@ -140,7 +140,7 @@ def _decoding(mixer: Mixer, cell: Cell) -> Run:
 
     def step(given: list[Tensor], before: State) -> tuple[Tensor, State]:
         if cell.level == "layer":
-            return mixer.stream(*given, before)
+            return mixer.stream(given[0], before)
         return inner.inner.attend(*_filled(given), causal=True, state=before)
 
     def one() -> Tensor:

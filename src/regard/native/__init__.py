@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack as _transforms  # of torch.func
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode as _mode
 
 from regard.cache import folder
 
@@ -49,9 +50,10 @@ def missing() -> str:
 
 
 def serves(x: Tensor) -> bool:
-    """Whether the kernel can read it: numbers that are there, on a CPU, and not a stand-in for some."""
+    """Whether the kernel can read it: numbers that are there, on a CPU, with nobody who wants to see each operation."""
     plain = type(x) in (Tensor, Parameter) and x.device.type == "cpu" and x.dtype in NAMES
-    return plain and not torch.compiler.is_compiling() and _transforms() is None and library() is not None
+    watched = torch.compiler.is_compiling() or _transforms() is not None or _mode() is not None
+    return plain and not watched and library() is not None
 
 
 def run(name: str, dtype: torch.dtype, *structures: bytes) -> None:
