@@ -41,7 +41,8 @@ class Persistent(Cached):
         check_whole(1, heads=heads, width=width, count=count)
         if inner.heads not in (None, heads):
             raise ValueError(f"the attention inside was made for {inner.heads} heads, not for {heads}")
-        self.inner, self.pattern, self.heads, self.count = inner, inner.pattern, heads, count
+        self.inner, self.heads, self.count = inner, heads, count
+        self.pattern, self.past = inner.pattern, inner.past
         self.length, self.can = inner.length, Can(maps=NO_MAP) & inner.can
         self.keys = nn.Parameter(torch.randn(heads, count, width) * width**-0.5)
         self.values = nn.Parameter(torch.randn(heads, count, width) * count**-0.5)

@@ -13,7 +13,7 @@ from regard.attentions.cached import RELATES, Cached, Place
 from regard.errors import check_positive, check_whole
 from regard.mixer import Can
 from regard.notes import tell
-from regard.pattern import Band, PerHead
+from regard.pattern import Band, Causal, Pattern, PerHead
 from regard.prior import Prior
 
 STEP = 32  # reaches are rounded up to multiples of this, so that heads share calls and layouts
@@ -55,6 +55,11 @@ class AdaptiveSpan(Cached):
     def pattern(self) -> PerHead:  # type: ignore[override]
         """A band for each head."""
         return PerHead(tuple(Band(reach, reach) for reach in self.reaches()))
+
+    @property
+    def past(self) -> Pattern:  # type: ignore[override]
+        """The same, where causal."""
+        return self.pattern & Causal()
 
     def over(
         self, q: Tensor, k: Tensor, v: Tensor, place: Place, *, mask: Tensor | None = None, marks: Tensor | None = None
