@@ -25,6 +25,7 @@ PROMISES = {
     "length": "any length; else at most the length it was built for",
     "maps": "has an attention map: it is linear in its values",
     "marks": "tokens may be marked at run time",
+    "export": "its forward is one graph for any batch and length",
 }
 
 
@@ -56,6 +57,7 @@ class Can:
     length = property(lambda self: "length" not in self.refused)
     maps = property(lambda self: "maps" not in self.refused)
     marks = property(lambda self: "marks" not in self.refused)
+    export = property(lambda self: "export" not in self.refused)
 
     def __and__(self, other: Can) -> Can:
         return Can(takes_marks=True, **{**other.refused, **self.refused})
