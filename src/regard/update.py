@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.common import by_hand
+from regard.common import by_hand, chunk_of
 
 Update = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", int], tuple[Tensor, Tensor]]
 
@@ -45,7 +45,7 @@ def add_counted(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, chunk: in
     A 1 beside each value would do the same, but makes rows of odd length, which are slower than a sum of their own.
     """
     n = q.shape[2]
-    parts = _chunks([t.contiguous() for t in (q, k, v)], min(chunk, n))  # else each product copies them anew
+    parts = _chunks([t.contiguous() for t in (q, k, v)], chunk_of(chunk, n))  # else each product copies them anew
     state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3] + 1) if state is None else state
     out, count, *after = by_hand(_AddCounted, *parts, state[..., :-1], state[..., -1:])
     return _whole(out, n), _whole(count, n), torch.cat(after, -1)
@@ -105,7 +105,7 @@ def _plus_(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """g S + k vᵀ, with one g for a token and head: retention, and the gate of random feature attention."""
     assert gate is not None
-    n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate.clamp(min=LEAST)[..., None]), min(chunk, q.shape[2]))
+    n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate.clamp(min=LEAST)[..., None]), chunk_of(chunk, q.shape[2]))
     past = gate.cumsum(3)  # (b h chunks c 1): how much has gone by the end of each token
     last = past[..., -1:, :]
     within = (past - past.transpose(-1, -2)).tril_().exp()  # above the diagonal it could overflow, and is cut off below
@@ -117,6 +117,8 @@ def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | 
 def decay_each(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """diag(g) S + k vᵀ: gated linear attention."""
     assert gate is not None
+    if torch.compiler.is_exporting():
+        return _each_at_once(q, k, v, gate, state)
     size = 1 << (min(chunk, q.shape[2]) - 1).bit_length()  # halves are halved again
     n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate.clamp(min=LEAST)), size)
     past = gate.cumsum(3)
@@ -124,6 +126,15 @@ def decay_each(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tens
     before, state = _carried((k * (last - past).exp()).transpose(-1, -2) @ v, last.exp().transpose(-1, -2), state)
     out = (q * past.exp()) @ before + _halves(q, k, v, past)
     return _whole(out, n), state
+
+
+def _each_at_once(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`decay_each` for a length that is not known: without halves, so that all n × n × r factors are formed."""
+    assert state is None, "a graph for any length takes a whole sequence"
+    past = gate.clamp(min=LEAST).cumsum(2)
+    factors = (past[:, :, :, None] - past[:, :, None]).clamp(max=0.0).exp()
+    scores = torch.einsum("bhir,bhjr,bhijr->bhij", q, k, factors).tril()
+    return scores @ v, (k * (past[:, :, -1:] - past).exp()).mT @ v
 
 
 def _halves(q: Tensor, k: Tensor, v: Tensor, past: Tensor) -> Tensor:
@@ -156,7 +167,7 @@ def delta(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | 
     The rows that token i writes are u_i − w_iᵀ S_before, where (I + tril(β K Kᵀ, −1)) (U W) = β (V K).
     """
     assert gate is not None
-    n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate[..., None]), min(chunk, q.shape[2]))
+    n, (q, k, v, gate) = q.shape[2], _chunks((q, k, v, gate[..., None]), chunk_of(chunk, q.shape[2]))
     keys, width = k.transpose(-1, -2), v.shape[-1]
     mixed = (k * gate @ keys).tril_(-1)
     written = torch.linalg.solve_triangular(mixed, torch.cat((v, k), -1) * gate, upper=False, unitriangular=True)
@@ -181,6 +192,8 @@ def _carried(each: Tensor, keep: Tensor, state: Tensor | None, *, product: bool 
 
 def _chunks(parts: Sequence[Tensor], size: int) -> list[Tensor]:
     """(b h n r) -> (b h n/size size r), filled up with zeros, which write nothing and take nothing away."""
+    if torch.compiler.is_exporting():
+        return [x[:, :, None] for x in parts]
     fill = -parts[0].shape[2] % size
     return [(F.pad(x, (0, 0, 0, fill)) if fill else x).unflatten(2, (-1, size)) for x in parts]
 

@@ -68,9 +68,7 @@ _number._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, marks: Tensor | None, number: int, scale: float, q_at: int, k_at: int
 ) -> Tensor:
-    call = make_call(
-        q, k, v, pattern=_patterns[number], prior=None, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at
-    )
+    call = make_call(q, k, v, pattern=_patterns[number], prior=None, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
     return BACKENDS[choose(call).backend].run(call).contiguous()
 
 

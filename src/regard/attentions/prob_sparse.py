@@ -13,6 +13,7 @@ from regard.mixer import Attention, Can, State
 from regard.query import real_first, take
 
 AHEAD = "which queries attend is decided among all of them, the later ones too"
+DRAWN = "it draws about ln n keys on the host, and a graph for any length knows no n"
 
 
 class ProbSparse(Attention):
@@ -22,7 +23,7 @@ class ProbSparse(Attention):
     With r real keys `factor` ⌈ln r⌉ are drawn, with replacement; with r real queries so many attend, at least one.
     """
 
-    can = Can(causal=AHEAD, stream=AHEAD)
+    can = Can(causal=AHEAD, stream=AHEAD, export=DRAWN)
     asks_queries = True
 
     def __init__(self, *, factor: int = 5, seed: int = 0) -> None:

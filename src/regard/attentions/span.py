@@ -45,7 +45,9 @@ class AdaptiveSpan(Cached):
 
     def reaches(self) -> list[int]:
         """How many tokens back (and ahead, where not causal) each head computes: all with a weight, rounded up."""
-        if self.share.is_meta:  # it has no numbers: what it began with
+        if torch.compiler.is_exporting():  # a graph has no numbers yet: as far as any may reach
+            exact = [float(self.longest + self.ramp)] * self.share.shape[0]
+        elif self.share.is_meta:  # it has no numbers: what it began with
             exact = [self.begun * self.longest + self.ramp] * len(self.share)
         else:
             exact = (self.spans().detach() + self.ramp).tolist()

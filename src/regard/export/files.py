@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
 from regard.errors import Unsupported, check_positive
-from regard.export.tracing import Check, compare, quiet, trace
+from regard.export.tracing import Check, Run, Traced, check_can, compare, quiet, trace
 from regard.models.save import replace
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -52,14 +51,10 @@ def onnx(
     check_positive("within", within)
     runtime = needed()
     _check_kind(module)
+    check_can(module, "onnx", "be written as ONNX")
     found = trace(module, mask=mask, memory=memory, length=length)
-    content = _translated(found.program, tuple(found.inputs.axes))
-    session = _session(runtime, content)
-
-    def run(given: Mapping[str, Tensor]) -> Tensor:
-        return torch.from_numpy(session.run([OUTPUT], {name: x.cpu().numpy() for name, x in given.items()})[0])
-
-    checks = compare(module, found, run, within)
+    content = translated(found)
+    checks = compare(module, found, runner(runtime, content), within)
     replace(path, content)
     return Exported(path, len(content), tuple(found.inputs.axes), (found.least, found.most), checks)
 
@@ -96,24 +91,32 @@ def _check_kind(module: nn.Module) -> None:
         raise Unsupported(f"the parameters take {size / 2**30:.1f} GiB, and an ONNX file holds less than 2")
 
 
-def _translated(program: ExportedProgram, names: tuple[str, ...]) -> bytes:
+def translated(found: Traced) -> bytes:
+    """The graph as the content of an ONNX file."""
+    names = list(found.inputs.axes)
     with quiet(), torch.no_grad():
         try:
-            found = torch.onnx.export(
-                program, (), dynamo=True, verbose=False, input_names=list(names), output_names=[OUTPUT], external_data=False
+            written = torch.onnx.export(
+                found.program, (), dynamo=True, verbose=False, input_names=names, output_names=[OUTPUT], external_data=False
             )
-            assert found is not None
-            return found.model_proto.SerializeToString()
+            assert written is not None
+            return written.model_proto.SerializeToString()
         except Exception as error:  # an operator that ONNX has no word for
             lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
             raise Unsupported(f"ONNX cannot say it: {lines[0] if lines else type(error).__name__}") from None
 
 
-def _session(runtime: Any, content: bytes) -> Any:
+def runner(runtime: Any, content: bytes) -> Run:
+    """The file, run by onnxruntime: tensors by name -> the output."""
     options = runtime.SessionOptions()
-    options.log_severity_level = 3  # errors only
+    options.log_severity_level = 4  # what fails is raised as well
     options.intra_op_num_threads = torch.get_num_threads()
     try:
-        return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise Unsupported(f"onnxruntime cannot run it: {str(error).splitlines()[0]}") from None
+
+    def run(given: Mapping[str, Tensor]) -> Tensor:
+        return torch.from_numpy(session.run([OUTPUT], {name: x.cpu().numpy() for name, x in given.items()})[0])
+
+    return run

@@ -72,17 +72,17 @@ def _of_mixer(mixer: Mixer, mask: bool, memory: bool) -> Inputs:
         b, n = sizes
         m = n + 3 if memory else n
         m = m if mixer.length is None else min(m, mixer.length)
-        found = {"x": torch.randn(b, n, mixer.dim, **here)}
+        found = {"x": torch.randn(b, n, mixer.dim, dtype=here.dtype, device=here.device)}
         if memory:
-            found["memory"] = torch.randn(b, m, mixer.dim, **here)
-        return found | ({"mask": ragged(b, m, here["device"])} if mask else {})
+            found["memory"] = torch.randn(b, m, mixer.dim, dtype=here.dtype, device=here.device)
+        return found | ({"mask": ragged(b, m, here.device)} if mask else {})
 
     names = ["x"] + ["memory"] * memory + ["mask"] * mask
     return Inputs(make, dict.fromkeys(names, (0, 1)), mixer.length)
 
 
 def _of_one(model: Model, embed: Embed, longest: int | None, mask: bool) -> Inputs:
-    device = _like(model)["device"]
+    device = _like(model).device
     if isinstance(embed, PatchEmbed):
         if mask:
             raise Unsupported("the patches of an image are all there: export without a mask")
@@ -122,21 +122,21 @@ def _tokens(embed: Embed, sizes: Sizes, model: nn.Module) -> Tensor:
     """As the embedding takes them."""
     here = _like(model)
     if isinstance(embed, TokenEmbed):
-        return torch.randint(embed.tokens.num_embeddings, tuple(sizes), device=here["device"])
+        return torch.randint(embed.tokens.num_embeddings, tuple(sizes), device=here.device)
     if isinstance(embed, VectorEmbed):
-        return torch.randn(*sizes, embed.project.in_features, **here)
+        return torch.randn(*sizes, embed.project.in_features, dtype=here.dtype, device=here.device)
     if isinstance(embed, PatchEmbed):
-        return torch.randn(sizes.batch, *embed.shape, **here)
+        return torch.randn(sizes.batch, *embed.shape, dtype=here.dtype, device=here.device)
     raise Unsupported(f"{type(embed).__name__} is no embedding whose input is known")
 
 
-def ragged(b: int, n: int, device: object) -> Tensor:
+def ragged(b: int, n: int, device: torch.device) -> Tensor:
     """A mask (b n): whole, with holes and cut short, and nothing at all, in turn."""
     at = torch.arange(n)
     rows = (at >= 0, (at % 5 != 3) & (at < max(1, n - n // 3)), at < 0)
-    return torch.stack([rows[i % 3] for i in range(b)]).to(device)  # type: ignore[call-overload]
+    return torch.stack([rows[i % 3] for i in range(b)]).to(device)
 
 
-def _like(module: nn.Module) -> dict[str, object]:
-    first = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
-    return {"dtype": first.dtype, "device": first.device}
+def _like(module: nn.Module) -> Tensor:
+    """A tensor of the kind that it computes in."""
+    return next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from regard.block import Layer
 from regard.errors import Unsupported, check_positive, check_whole
 from regard.export.inputs import TRACED, Inputs, Sizes, inputs
 from regard.mixer import Mixer
-from regard.models.model import Model, outer_mixers
 
 Run = Callable[[Mapping[str, Tensor]], Tensor]
 HOME = Path(__file__).parents[1]
@@ -64,11 +64,11 @@ def program(
 def trace(module: nn.Module, *, mask: bool, memory: bool, length: int | None) -> Traced:
     """The graph, not yet compared with anything."""
     wanted = inputs(module, mask=mask, memory=memory)
-    _check_can(module)
+    check_can(module, "export", "be exported")
     _check_numbers(module)
     at = Sizes(2, _traced_length(length, wanted.longest))
     example = wanted.of(at)
-    dims = {name: {axis: Dim.DYNAMIC for axis in axes} for name, axes in wanted.axes.items()}
+    dims = {name: dict.fromkeys(axes, Dim.DYNAMIC) for name, axes in wanted.axes.items()}
     with evaluating(module), torch.no_grad(), quiet():
         try:
             found = torch.export.export(module, (), example, dynamic_shapes=dims, strict=False)
@@ -116,21 +116,11 @@ def other_sizes(found: Traced) -> list[Sizes]:
 
 
 # ---------------------------------------------------------------------------------------------- what may be asked
-def _check_can(module: nn.Module) -> None:
-    parts = [module, *outer_mixers(module)] if isinstance(module, Mixer) else [module, *_layers(module)]
-    for part in parts:
-        can = getattr(part, "can", None)
-        if can is not None and not can.export:
-            raise Unsupported(f"{_name(part)} cannot be exported: {can.reason('export')}")
-
-
-def _layers(module: nn.Module) -> list[nn.Module]:
-    """The layers and mixers of a model, the innermost first: they know the reason best."""
-    return [part for part in reversed(list(module.modules())) if isinstance(part, Mixer) or "Layer" in _kinds(part)]
-
-
-def _kinds(part: nn.Module) -> set[str]:
-    return {kind.__name__ for kind in type(part).__mro__}
+def check_can(module: nn.Module, promise: str, what: str) -> None:
+    """The part that refuses, with its reason: of a model, the innermost, for it knows best."""
+    for part in reversed(list(module.modules())):
+        if isinstance(part, Mixer | Layer) and part.can.reason(promise) is not None:
+            raise Unsupported(f"{_name(part)} cannot {what}: {part.can.reason(promise)}")
 
 
 def _check_numbers(module: nn.Module) -> None:
