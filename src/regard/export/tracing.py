@@ -48,7 +48,8 @@ def program(
 
     mask     it takes a padding mask (b n), True = a real token; over `memory` where that is given
     memory   it takes another sequence (b m d), of any length m: mixers only
-    length   of the example that is traced; 24 tokens unless given, or what the module is for
+    length   of the example that is traced: 211 tokens unless given, or a prime that the module takes.  Only where a mechanism
+             does something else for long sequences (more than one block, a window that does not reach over all) does it matter
     within   how far it may be from eager at other sizes, beside the largest number; else RuntimeError
 
     Attention over a pattern becomes dense: its mask is computed from the positions, for whatever length comes.  What cannot
@@ -130,7 +131,7 @@ def _check_numbers(module: nn.Module) -> None:
 
 def _traced_length(length: int | None, longest: int | None) -> int:
     if length is None:
-        return TRACED if longest is None else min(TRACED, longest)
+        return next(n for n in TRACED if longest is None or n <= longest)
     check_whole(2, length=length)
     if longest is not None and length > longest:
         raise ValueError(f"length is {length}, and this was built for at most {longest}")
