@@ -5,7 +5,7 @@
 
 The small form of each recipe, causal and not, with a padding mask where it takes one, in float32.  Differences are the
 largest over five batches and lengths that were not traced, beside the largest number of the output; onnxruntime runs ONNX.
-Graph breaks are counted at 210 tokens, where sparse executors are tried, without gradients and with them.
+Graph breaks are counted at 210 tokens, where sparse executors are tried, without gradients.
 Results go to benchmarks/results/export.json, row by row, and the table into docs/export.md.
 """
 
@@ -75,8 +75,7 @@ def row(name: str, causal: bool) -> dict[str, Any]:
         found = exported(mixer)
     except (Unsupported, RuntimeError) as error:
         found = {"lengths": None, "export": f"FAILED: {error}", "onnx": None}
-    counts = {"used": breaks(mixer, LONG), "training": breaks(mixer, LONG, grad=True)}
-    return {"recipe": name, "causal": causal, **found, "breaks": counts}
+    return {"recipe": name, "causal": causal, **found, "breaks": breaks(mixer, LONG)}
 
 
 # ---------------------------------------------------------------------------------------------- the table
@@ -95,12 +94,11 @@ def lengths(found: list[int | None] | None) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """A line for each form of each recipe."""
-    head = ("recipe", "form", "lengths", "torch.export", "ONNX", "breaks", "in training")
+    head = ("recipe", "form", "lengths", "torch.export", "ONNX", "graph breaks")
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
     for each in rows:
         form = "causal" if each["causal"] else "all"
-        counts = (str(each["breaks"][at]) for at in ("used", "training"))
-        cells = (f"`{each['recipe']}`", form, lengths(each["lengths"]), cell(each["export"]), cell(each["onnx"]), *counts)
+        cells = (f"`{each['recipe']}`", form, lengths(each["lengths"]), cell(each["export"]), cell(each["onnx"]), str(each["breaks"]))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

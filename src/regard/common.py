@@ -54,6 +54,13 @@ def running_max(x: Tensor) -> Tensor:
     return x.cummax(-1).values
 
 
+def first(x: Tensor, n: int, dim: int) -> Tensor:
+    """The first n of x along a dimension."""
+    if torch.compiler.is_exporting():  # a slice is a graph of its own where it takes all
+        return x.index_select(dim, torch.arange(n, device=x.device))
+    return x.narrow(dim, 0, n)
+
+
 def check_stream_length(length: int | None, end: int) -> None:
     """A stream may not grow longer than what was built."""
     if length is not None and end > length:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.common import first
 from regard.errors import check_whole
 from regard.mixer import Can
 
@@ -50,7 +51,7 @@ class Projected(Memory):
         if mask is not None:
             k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
         m = k.shape[2]
-        return self.e[..., :m] @ k, self.f[..., :m] @ v, None
+        return first(self.e, m, -1) @ k, first(self.f, m, -1) @ v, None
 
 
 class Blocks(Memory):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.errors import Unsupported
 from regard.mixer import Mixer
 from regard.models.embed import Embed, PatchEmbed, TokenEmbed, VectorEmbed
-from regard.models.model import Model, OneSided, Pair, Seq2Seq
+from regard.models.model import Model, OneSided, Pair, Seq2Seq, Trunk
 
 TRACED = (211, 127, 61, 31, 23, 19, 13, 11, 7, 5, 3, 2, 1)  # tokens of the example that is traced: primes fill no block
 SEED = 0
@@ -29,7 +29,7 @@ class Inputs(NamedTuple):
 
     make      sizes -> tensors by name, the same each time
     axes      which axes of each input may change: the first is the batch
-    longest   the most tokens it takes, None: any number
+    longest   the most tokens it takes, None: any number; an image counts as one, for its size is fixed
     """
 
     make: Callable[[Sizes], dict[str, Tensor]]
@@ -54,7 +54,7 @@ def inputs(module: nn.Module, *, mask: bool, memory: bool) -> Inputs:
     if isinstance(module, Seq2Seq):
         return _of_two(module, mask)
     if isinstance(module, OneSided):
-        return _of_one(module, module.trunk.embed, module.trunk.stack.length, mask)
+        return _of_one(module, module.trunk.embed, mask)
     if isinstance(module, Pair):
         return _of_pair(module, mask)
     raise Unsupported(f"{type(module).__name__} is no model whose inputs are known")
@@ -81,17 +81,23 @@ def _of_mixer(mixer: Mixer, mask: bool, memory: bool) -> Inputs:
     return Inputs(make, dict.fromkeys(names, (0, 1)), mixer.length)
 
 
-def _of_one(model: Model, embed: Embed, longest: int | None, mask: bool) -> Inputs:
+def _longest(model: Model, *trunks: Trunk) -> int | None:
+    """What the layers take, and the positions that there are."""
+    limits = [trunk.stack.length for trunk in trunks] + [None if model.config is None else model.config.length]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _of_one(model: OneSided, embed: Embed, mask: bool) -> Inputs:
     device = _like(model).device
     if isinstance(embed, PatchEmbed):
         if mask:
             raise Unsupported("the patches of an image are all there: export without a mask")
-        return Inputs(lambda sizes: {"x": _tokens(embed, sizes, model)}, {"x": (0,)}, None)
+        return Inputs(lambda sizes: {"x": _tokens(embed, sizes, model)}, {"x": (0,)}, 1)
 
     def make(sizes: Sizes) -> dict[str, Tensor]:
         return {"x": _tokens(embed, sizes, model)} | ({"mask": ragged(*sizes, device)} if mask else {})
 
-    return Inputs(make, dict.fromkeys(["x"] + ["mask"] * mask, (0, 1)), longest)
+    return Inputs(make, dict.fromkeys(["x"] + ["mask"] * mask, (0, 1)), _longest(model, model.trunk))
 
 
 def _of_pair(model: Pair, mask: bool) -> Inputs:
@@ -101,12 +107,11 @@ def _of_pair(model: Pair, mask: bool) -> Inputs:
         found |= {"mask": ragged(*both, found["x"].device)} if mask else {}
         return {name: tensor.unflatten(0, (-1, 2)) for name, tensor in found.items()}
 
-    return Inputs(make, dict.fromkeys(["x"] + ["mask"] * mask, (0, 2)), model.trunk.stack.length)
+    return Inputs(make, dict.fromkeys(["x"] + ["mask"] * mask, (0, 2)), _longest(model, model.trunk))
 
 
 def _of_two(model: Seq2Seq, mask: bool) -> Inputs:
-    limits = [trunk.stack.length for trunk in (model.encoder, model.decoder) if trunk.stack.length is not None]
-    longest = min(limits, default=None)
+    longest = _longest(model, model.encoder, model.decoder)
 
     def make(sizes: Sizes) -> dict[str, Tensor]:
         source = Sizes(sizes.batch, sizes.length + 3 if longest is None else min(sizes.length + 3, longest))
