@@ -7,18 +7,19 @@ is compiled is dense where dense is what would run, and else one opaque operator
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import regard.pattern
 from regard.attend import sdpa
 from regard.attend.call import Call, make_call
 from regard.attend.choose import BACKENDS, SMALL, choose
 from regard.pattern import Causal, Full, Pattern
 
 _DENSE = (Full(), Causal())
-_patterns: list[Pattern] = []  # by number: an operator takes numbers and tensors only
-_numbers: dict[Pattern, int] = {}
 
 
 def is_dense(call: Call) -> bool:
@@ -27,8 +28,8 @@ def is_dense(call: Call) -> bool:
 
 
 def is_opaque(call: Call) -> bool:
-    """Whether the operator can run it: it has no backward pass, and takes no prior."""
-    return not call.grad() and call.prior is None and isinstance(call.k_at, int)
+    """Whether the operator can run it: it has no backward pass, takes no prior, and must be told the pattern in words."""
+    return not call.grad() and call.prior is None and call.pattern.text is not None and isinstance(call.k_at, int)
 
 
 def dense(call: Call) -> Tensor:
@@ -50,30 +51,35 @@ def dense(call: Call) -> Tensor:
 def opaque(call: Call) -> Tensor:
     """The whole call as one operator of the graph."""
     assert isinstance(call.k_at, int)
-    number = _number(call.pattern)
-    return _attend(call.q, call.k, call.v, call.mask, call.marks, number, call.scale, call.q_at, call.k_at)
+    assert call.pattern.text is not None
+    return _attend(call.q, call.k, call.v, call.mask, call.marks, call.pattern.text, call.scale, call.q_at, call.k_at)
 
 
-def _number(pattern: Pattern) -> int:
-    if pattern not in _numbers:
-        _numbers[pattern] = len(_patterns)
-        _patterns.append(pattern)
-    return _numbers[pattern]
+def spell(pattern: Pattern) -> None:
+    """Write a pattern down beside itself, before any graph is recorded: an operator takes words and tensors only.
+
+    What a pattern prints builds it again, if all its leaves are ours.
+    """
+    if all(type(leaf).__module__.startswith(regard.pattern.__name__) for leaf in pattern.leaves()):
+        object.__setattr__(pattern, "text", repr(pattern))
 
 
-_number._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result, which loads the compiler
+@lru_cache(4096)
+def _spelled(text: str) -> Pattern:
+    found: Pattern = eval(text, dict(vars(regard.pattern)))
+    return found
 
 
 @torch.library.custom_op("regard::attend", mutates_args=())
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, marks: Tensor | None, number: int, scale: float, q_at: int, k_at: int
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, marks: Tensor | None, text: str, scale: float, q_at: int, k_at: int
 ) -> Tensor:
-    call = make_call(q, k, v, pattern=_patterns[number], prior=None, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
+    call = make_call(q, k, v, pattern=_spelled(text), prior=None, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
     return BACKENDS[choose(call).backend].run(call).contiguous()
 
 
 @_attend.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, marks: Tensor | None, number: int, scale: float, q_at: int, k_at: int
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, marks: Tensor | None, text: str, scale: float, q_at: int, k_at: int
 ) -> Tensor:
     return q.new_empty((*q.shape[:3], v.shape[3]))

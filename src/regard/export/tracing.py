@@ -77,7 +77,7 @@ def trace(module: nn.Module, *, mask: bool, memory: bool, length: int | None) ->
             raise
         except Exception as error:  # whatever it is, it is about tracing: the same call was run in eager before
             raise Unsupported(f"{_name(module)} cannot be exported: {_first_line(error)}{_where(error)}") from None
-    least, most = _lengths(found, example, wanted)
+        least, most = _lengths(found, wanted)
     return Traced(found, wanted, at, least, most)
 
 
@@ -138,8 +138,8 @@ def _traced_length(length: int | None, longest: int | None) -> int:
     return length
 
 
-def _lengths(found: ExportedProgram, example: Mapping[str, Tensor], wanted: Inputs) -> tuple[int, int | None]:
-    """The range that the graph is for, as the tracer found it.  It calls 2 what may as well be 1."""
+def _lengths(found: ExportedProgram, wanted: Inputs) -> tuple[int, int | None]:
+    """The range that the graph is for, as the tracer found it.  It says 2 where 1 mostly runs as well."""
     for node in found.graph.nodes:
         for name, axes in wanted.axes.items():
             if node.op == "placeholder" and node.name == name and len(axes) > 1:
@@ -148,8 +148,17 @@ def _lengths(found: ExportedProgram, example: Mapping[str, Tensor], wanted: Inpu
                 if bounds is None:
                     continue
                 least, most = int(bounds.lower), None if "oo" in str(bounds.upper) else int(bounds.upper)
-                return 1 if least <= 2 else least, wanted.longest if most is None else most
+                least = 1 if least <= 2 and _runs(found, wanted.of(Sizes(1, 1))) else least
+                return least, wanted.longest if most is None else most
     return 1, wanted.longest
+
+
+def _runs(found: ExportedProgram, given: Mapping[str, Tensor]) -> bool:
+    try:
+        found.module()(**given)
+    except Exception:  # whatever it says, it is for longer ones only
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------------------------------- around torch

@@ -13,6 +13,7 @@ from regard.common import running_max
 from regard.errors import check_whole
 from regard.mixer import Can, Mixer, State, check_heads
 from regard.notes import tell
+from regard.pattern import FAR
 
 HUB = "the relay reads every token"
 
@@ -82,10 +83,10 @@ def _ring(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     real = at if mask is None else torch.where(mask, at, -1)
     before = F.pad(running_max(real), (1, 0), value=-1)[:, :-1]
     before = torch.where(before < 0, real.amax(1, keepdim=True), before)
-    real = at if mask is None else torch.where(mask, at, n)
-    behind = F.pad(-running_max(-real.flip(1)).flip(1), (0, 1), value=n)[:, 1:]
-    behind = torch.where(behind == n, real.amin(1, keepdim=True), behind)
-    return before.clamp(min=0), behind.clamp(max=n - 1)  # where no token is there at all
+    real = at if mask is None else torch.where(mask, at, FAR)
+    behind = F.pad(-running_max(-real.flip(1)).flip(1), (0, 1), value=FAR)[:, 1:]
+    behind = torch.where(behind == FAR, real.amin(1, keepdim=True), behind)
+    return before.clamp(min=0), torch.minimum(behind, at[:, -1:])  # where no token is there at all
 
 
 def _around(h: Tensor, x: Tensor, s: Tensor, ring: tuple[Tensor, Tensor], f: nn.Module) -> Tensor:

@@ -25,6 +25,7 @@ class Pattern(ABC):
 
     parts: tuple[Pattern, ...] = ()  # what an operator combines
     heads: int | None = None  # how many heads it tells apart (None: all alike)
+    text: str | None = None  # what it prints, where that was written down for an operator; see `regard.attend.traced`
 
     # of a leaf:
     _relates: bool = True
