@@ -19,12 +19,12 @@ from regard.attend.call import Call, make_call
 from regard.attend.choose import BACKENDS, SMALL, choose
 from regard.pattern import Causal, Full, Pattern
 
-_DENSE = (Full(), Causal())
+_FULL, _CAUSAL = Full(), Causal()
 
 
 def is_dense(call: Call) -> bool:
     """Whether dense attention is what would run, as far as that can be told without a layout."""
-    return call.pattern in _DENSE or call.q.shape[2] < SMALL or call.k.shape[2] < SMALL
+    return call.pattern == _FULL or call.pattern == _CAUSAL or call.q.shape[2] < SMALL or call.k.shape[2] < SMALL
 
 
 def is_opaque(call: Call) -> bool:
@@ -37,15 +37,17 @@ def dense(call: Call) -> Tensor:
 
     A query that sees nothing gives zero here as well: what a softmax over nothing is, runtimes do not agree upon.
     """
-    causal = bool(sdpa.plainly_causal(call))  # of sizes that are not known yet it is a question to the graph
-    keep = None if causal or (call.pattern == _DENSE[0] and call.mask is None) else call.keep()
-    mask = keep
+    if call.prior is None and call.mask is None and call.pattern == _FULL:
+        return F.scaled_dot_product_attention(call.q, call.k, call.v, scale=call.scale)
+    if sdpa.plainly_causal(call):
+        return F.scaled_dot_product_attention(call.q, call.k, call.v, is_causal=True, scale=call.scale)
+    mask = keep = call.keep()
     if call.prior is not None:
         q, k = call.positions()
-        mask = call.prior(q[:, None], k[None, :], call.q, call.k).to(call.q.dtype)
-        mask = mask if keep is None else torch.where(keep, mask, -torch.inf)
-    y = F.scaled_dot_product_attention(call.q, call.k, call.v, mask, 0.0, causal, scale=call.scale)
-    return y if keep is None else y.masked_fill(~keep.any(-1, keepdim=True), 0)
+        mask = torch.where(keep, call.prior(q[:, None], k[None, :], call.q, call.k), -torch.inf).to(call.q.dtype)
+        keep = mask > -torch.inf  # a prior may hide what the pattern shows
+    y = F.scaled_dot_product_attention(call.q, call.k, call.v, mask, scale=call.scale)
+    return y.masked_fill(~keep.any(-1, keepdim=True), 0)
 
 
 def opaque(call: Call) -> Tensor:
