@@ -62,7 +62,9 @@ def spell(pattern: Pattern) -> None:
 
     What a pattern prints builds it again, if all its leaves are ours.
     """
-    if all(type(leaf).__module__.startswith(regard.pattern.__name__) for leaf in pattern.leaves()):
+    if not torch.compiler.is_compiling() and all(
+        type(leaf).__module__.startswith(regard.pattern.__name__) for leaf in pattern.leaves()
+    ):
         object.__setattr__(pattern, "text", repr(pattern))
 
 
