@@ -21,4 +21,16 @@ class Fourier(Mixer):
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d), real."""
-        return torch.fft.fft2(at_least_single(x)).real.to(x.dtype), None
+        x, kind = at_least_single(x), x.dtype
+        if torch.compiler.is_exporting():  # as products: the transforms of other runtimes lose digits
+            (rows, cols), (up, down) = _waves(x, 1), _waves(x, 2)
+            return (rows @ x @ up - cols @ x @ down).to(kind), None
+        return torch.fft.fft2(x).real.to(kind), None
+
+
+def _waves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2π i j / size along a dimension of x, (size size) each."""
+    size = x.shape[dim]
+    at = torch.arange(size, device=x.device)
+    angle = (at[:, None] * at % (at[-1:] + 1)).double() / size * (2 * torch.pi)
+    return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
