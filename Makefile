@@ -28,8 +28,8 @@ lint: $(READY)  ## check style and formatting with ruff
 type: $(READY)  ## check types with mypy
 	$(BIN)/mypy
 
-bench: $(READY)  ## measure speed and memory beside dense softmax
-	$(BIN)/python benchmarks/run.py
+bench: $(READY)  ## measure every row of docs/bench.md, in some 40 minutes
+	$(BIN)/python benchmarks/bench.py
 
 clean:  ## remove the environment, caches and build output
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

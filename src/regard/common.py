@@ -32,6 +32,28 @@ def kept(n: int, m: int, *, causal: bool, mask: Tensor | None, device: torch.dev
     return real if past is None else real & past
 
 
+def chunk_of(size: int, n: int) -> int:
+    """How many of n tokens to take at once: `size` at most.  In a graph for any length all, for it has no loop over chunks."""
+    return n if torch.compiler.is_exporting() else min(size, n)
+
+
+def stable_order(x: Tensor) -> Tensor:
+    """Where to take from so that whole numbers x (... n) >= 0 are sorted, equal ones as they stood."""
+    if torch.compiler.is_exporting():  # no two are equal then: ONNX has no stable sort
+        n = x.shape[-1]
+        return (x.long() * n + torch.arange(n, device=x.device)).argsort(-1)
+    return x.argsort(dim=-1, stable=True)
+
+
+def running_max(x: Tensor) -> Tensor:
+    """The largest of x (... n) up to each place."""
+    if torch.compiler.is_exporting():  # each against all: ONNX has no such sum
+        n = x.shape[-1]
+        later = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1)
+        return torch.where(later, x.amin(-1, keepdim=True)[..., None], x[..., None, :]).amax(-1)
+    return x.cummax(-1).values
+
+
 def check_stream_length(length: int | None, end: int) -> None:
     """A stream may not grow longer than what was built."""
     if length is not None and end > length:
@@ -59,6 +81,8 @@ def over_tokens(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor
 
 def cut(x: Tensor, axis: int, first: int, end: int) -> Tensor:
     """Places `first` to `end` - 1 along an axis.  All of them is x itself: a cut costs a copy in the backward pass."""
+    if torch.compiler.is_exporting():  # a slice is a graph of its own where it takes all
+        return x.index_select(axis, torch.arange(first, end, device=x.device))
     return x if (first, end) == (0, x.shape[axis]) else x.narrow(axis, first, end - first)
 
 

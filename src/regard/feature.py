@@ -58,7 +58,7 @@ class _EluPlusOne(torch.autograd.Function):
     def forward(x: Tensor, query: bool) -> Tensor:
         if query:
             x = x - x.amax(-1, keepdim=True).clamp_(max=0)
-        return x.clamp(LOWEST, 0).exp_().add_(x.relu())
+        return x.clamp(LOWEST, 0.0).exp_().add_(x.relu())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:

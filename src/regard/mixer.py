@@ -25,6 +25,8 @@ PROMISES = {
     "length": "any length; else at most the length it was built for",
     "maps": "has an attention map: it is linear in its values",
     "marks": "tokens may be marked at run time",
+    "export": "its forward is one graph for any batch and length",
+    "onnx": "that graph can be written as an ONNX file",
 }
 
 
@@ -43,6 +45,8 @@ class Can:
         unknown = set(refused) - set(PROMISES)
         if unknown:
             raise ValueError(f"no such promise: {sorted(unknown)}; there are {list(PROMISES)}")
+        if "export" in refused:  # without a graph there is nothing to write
+            refused = {"onnx": refused["export"], **refused}
         self.refused = dict(refused) if takes_marks else {"marks": NO_MARKS, **refused}
 
     def reason(self, promise: str) -> str | None:
@@ -56,6 +60,8 @@ class Can:
     length = property(lambda self: "length" not in self.refused)
     maps = property(lambda self: "maps" not in self.refused)
     marks = property(lambda self: "marks" not in self.refused)
+    export = property(lambda self: "export" not in self.refused)
+    onnx = property(lambda self: "onnx" not in self.refused)
 
     def __and__(self, other: Can) -> Can:
         return Can(takes_marks=True, **{**other.refused, **self.refused})

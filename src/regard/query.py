@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from regard.common import stable_order
 from regard.errors import check_whole
 from regard.mixer import Can
 
@@ -91,4 +92,4 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 def real_first(real: Tensor) -> Tensor:
     """real (b n) -> the numbers of the real tokens in order, and then those of the others, (b n)."""
-    return (~real).to(torch.uint8).argsort(dim=1, stable=True)
+    return stable_order((~real).to(torch.uint8))

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import native
-from regard.common import by_hand
+from regard.common import by_hand, chunk_of
 
 LEAST = 64  # tokens: for fewer, such as the next one of a stream, a product does
 
@@ -36,7 +36,7 @@ def add_counted(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, chunk: in
 
 def _by_products(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, chunk: int) -> tuple[Tensor, ...]:
     n = q.shape[2]
-    parts = in_chunks([t.contiguous() for t in (q, k, v)], min(chunk, n))  # else each product copies them anew
+    parts = in_chunks([t.contiguous() for t in (q, k, v)], chunk_of(chunk, n))  # else each product copies them anew
     out, count, s, z = by_hand(_AddCounted, *parts, s, z)
     return in_a_row(out, n), in_a_row(count, n), s, z
 
@@ -144,6 +144,8 @@ def _call(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, results: tuple[
 
 def in_chunks(parts: Sequence[Tensor], size: int) -> list[Tensor]:
     """(b h n r) -> (b h n/size size r), filled up with zeros, which write nothing and take nothing away."""
+    if torch.compiler.is_exporting():
+        return [x[:, :, None] for x in parts]
     fill = -parts[0].shape[2] % size
     return [(F.pad(x, (0, 0, 0, fill)) if fill else x).unflatten(2, (-1, size)) for x in parts]
 

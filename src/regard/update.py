@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.common import chunk_of
 from regard.running import add_counted, in_a_row, in_chunks
 
 Update = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "Tensor | None", int], tuple[Tensor, Tensor]]
@@ -41,7 +42,7 @@ def add(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | No
 def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """g S + k vᵀ, with one g for a token and head: retention, and the gate of random feature attention."""
     assert gate is not None
-    n, (q, k, v, gate) = q.shape[2], in_chunks((q, k, v, gate.clamp(min=LEAST)[..., None]), min(chunk, q.shape[2]))
+    n, (q, k, v, gate) = q.shape[2], in_chunks((q, k, v, gate.clamp(min=LEAST)[..., None]), chunk_of(chunk, q.shape[2]))
     past = gate.cumsum(3)  # (b h chunks c 1): how much has gone by the end of each token
     last = past[..., -1:, :]
     within = (past - past.transpose(-1, -2)).tril_().exp()  # above the diagonal it could overflow, and is cut off below
@@ -53,6 +54,8 @@ def decay(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | 
 def decay_each(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
     """diag(g) S + k vᵀ: gated linear attention."""
     assert gate is not None
+    if torch.compiler.is_exporting():
+        return _each_at_once(q, k, v, gate, state)
     size = 1 << (min(chunk, q.shape[2]) - 1).bit_length()  # halves are halved again
     n, (q, k, v, gate) = q.shape[2], in_chunks((q, k, v, gate.clamp(min=LEAST)), size)
     past = gate.cumsum(3)
@@ -60,6 +63,15 @@ def decay_each(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tens
     before, state = _carried((k * (last - past).exp()).transpose(-1, -2) @ v, last.exp().transpose(-1, -2), state)
     out = (q * past.exp()) @ before + _halves(q, k, v, past)
     return in_a_row(out, n), state
+
+
+def _each_at_once(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`decay_each` for a length that is not known: without halves, so that all n × n × r factors are formed."""
+    assert state is None, "a graph for any length takes a whole sequence"
+    past = gate.clamp(min=LEAST).cumsum(2)
+    factors = (past[:, :, :, None] - past[:, :, None]).clamp(max=0.0).exp()
+    scores = torch.einsum("bhir,bhjr,bhijr->bhij", q, k, factors).tril()
+    return scores @ v, (k * (past[:, :, -1:] - past).exp()).mT @ v
 
 
 def _halves(q: Tensor, k: Tensor, v: Tensor, past: Tensor) -> Tensor:
@@ -92,7 +104,7 @@ def delta(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, state: Tensor | 
     The rows that token i writes are u_i − w_iᵀ S_before, where (I + tril(β K Kᵀ, −1)) (U W) = β (V K).
     """
     assert gate is not None
-    n, (q, k, v, gate) = q.shape[2], in_chunks((q, k, v, gate[..., None]), min(chunk, q.shape[2]))
+    n, (q, k, v, gate) = q.shape[2], in_chunks((q, k, v, gate[..., None]), chunk_of(chunk, q.shape[2]))
     keys, width = k.transpose(-1, -2), v.shape[-1]
     mixed = (k * gate @ keys).tril_(-1)
     written = torch.linalg.solve_triangular(mixed, torch.cat((v, k), -1) * gate, upper=False, unitriangular=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from regard.attend import ready
+from regard.attend import ready, traced
 from regard.attend.call import Call, check_mask, make_call
 from regard.attend.choose import BACKENDS, Choice, choose, explain
 from regard.errors import Unsupported, nearest
@@ -39,7 +39,20 @@ def attend(
     call = make_call(q, k, v, pattern=pattern, prior=prior, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
     if bare and call.q.numel() and call.k.numel():
         ready.put(call, choose(call).backend, pattern, scale)
-    return _run_apart(call, backend) if compiling else _run(call, backend)
+    return _traced(call, backend) if compiling else _run(call, backend)
+
+
+def _traced(call: Call, backend: str) -> Tensor:
+    """As a part of a graph, where that is possible."""
+    if torch.compiler.is_exporting():
+        if backend not in ("auto", "sdpa", "reference"):
+            raise Unsupported(f"backend {backend!r} cannot be exported: it is planned for one length, and a graph has any")
+        return traced.dense(_with_all_heads(call))
+    if backend == "auto" and traced.is_dense(call):
+        return traced.dense(_with_all_heads(call))
+    if backend == "auto" and traced.is_opaque(call):
+        return traced.opaque(_with_all_heads(call))
+    return _run_apart(call, backend)
 
 
 def _run(call: Call, backend: str) -> Tensor:
@@ -56,8 +69,8 @@ def _run(call: Call, backend: str) -> Tensor:
     return BACKENDS[backend].run(call)
 
 
-# Which executor runs depends on sizes and on this machine: not a matter for a compiled graph.  `torch.compiler.disable` would
-# do the same, but loads the compiler at once, which takes longer than all else that is imported here.
+# A graph break.  `torch.compiler.disable` would do the same, but loads the compiler at once, which takes longer than all else
+# that is imported here.
 _run_apart = _disable_dynamo(_run)
 
 

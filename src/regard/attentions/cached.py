@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from regard.attentions.rows import Room, append
 from regard.mixer import Attention, Can, check_batch
-from regard.pattern import FAR, Causal, Full, Pattern
+from regard.pattern import FAR, Full, Pattern
 
 SLACK = 64  # keys are evicted once so many could be
 
@@ -43,11 +42,7 @@ class Cached(Attention):
     """A subclass writes `over`, once; `pattern` tells who may look at whom, and so which keys a stream keeps."""
 
     pattern: Pattern
-
-    @property
-    def past(self) -> Pattern:
-        """The pattern where causal."""
-        return _past(self.pattern)
+    past: Pattern  # the pattern where causal: made beside it, for a graph that is compiled makes none
 
     @abstractmethod
     def over(
@@ -73,11 +68,6 @@ class Cached(Attention):
     def extra_repr(self) -> str:
         """Shown by print."""
         return repr(self.pattern)
-
-
-@lru_cache(4096)
-def _past(pattern: Pattern) -> Pattern:
-    return pattern & Causal()
 
 
 def can_over(pattern: Pattern, *, relates: bool = False) -> Can:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.common import at_least_single, by_hand, full_precision
+from regard.common import at_least_single, by_hand, full_precision, running_max
 from regard.errors import check_whole
 from regard.feature import EluPlusOne, Feature
 from regard.mixer import Attention, Can, check_batch
@@ -170,5 +170,5 @@ def _add_one(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Ten
 def _highest(level: Tensor, before: Tensor | None) -> Tensor:
     """The highest level up to each token; 0 where there was none, for there the sums are zero."""
     first = level if before is None else torch.cat((before[..., None], level), -1)
-    highest = first.cummax(-1).values[..., first.shape[-1] - level.shape[-1] :]
+    highest = running_max(first)[..., first.shape[-1] - level.shape[-1] :]
     return highest.masked_fill(highest == -torch.inf, 0)

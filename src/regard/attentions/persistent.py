@@ -41,7 +41,8 @@ class Persistent(Cached):
         check_whole(1, heads=heads, width=width, count=count)
         if inner.heads not in (None, heads):
             raise ValueError(f"the attention inside was made for {inner.heads} heads, not for {heads}")
-        self.inner, self.pattern, self.heads, self.count = inner, inner.pattern, heads, count
+        self.inner, self.heads, self.count = inner, heads, count
+        self.pattern, self.past = inner.pattern, inner.past
         self.length, self.can = inner.length, Can(maps=NO_MAP) & inner.can
         self.keys = nn.Parameter(torch.randn(heads, count, width) * width**-0.5)
         self.values = nn.Parameter(torch.randn(heads, count, width) * count**-0.5)
@@ -52,7 +53,7 @@ class Persistent(Cached):
         """See `Cached.over`; marks are refused before."""
         key, value = self.keys * self.keys.shape[-1] ** 0.5, self.values * self.count**0.5
         m, prior = k.shape[2], None if self.inner.prior is None else Later(self.inner.prior, self.count)
-        k, v = (torch.cat((new.to(t).expand(len(t), -1, -1, -1), t), 2) for new, t in ((key, k), (value, v)))
+        k, v = (torch.cat((new.to(t).expand(t.shape[0], -1, -1, -1), t), 2) for new, t in ((key, k), (value, v)))
         return attend(
             q, k, v, pattern=later(place.pattern, self.count), prior=prior, scale=self.inner.scale,
             mask=None if mask is None else F.pad(mask, (self.count, 0), value=True),

@@ -15,6 +15,7 @@ from regard.query import real_first, take
 ROWS = 256  # queries that are measured at once
 DENSE = 64  # where there are at most so many keys for each that is drawn, one product with all of them is faster
 AHEAD = "which queries attend is decided among all of them, the later ones too"
+DRAWN = "it draws about ln n keys on the host, and a graph for any length knows no n"
 
 
 class ProbSparse(Attention):
@@ -24,7 +25,7 @@ class ProbSparse(Attention):
     With r real keys `factor` ⌈ln r⌉ are drawn, with replacement; with r real queries so many attend, at least one.
     """
 
-    can = Can(causal=AHEAD, stream=AHEAD)
+    can = Can(causal=AHEAD, stream=AHEAD, export=DRAWN)
     asks_queries = True
 
     def __init__(self, *, factor: int = 5, seed: int = 0) -> None:

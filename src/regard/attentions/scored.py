@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.attend.call import make_call
 from regard.attentions.cached import Cached, Place, can_over
-from regard.pattern import Full, Pattern
+from regard.pattern import Causal, Full, Pattern
 from regard.weigh import Softmax, Weigh
 
 
@@ -24,7 +24,8 @@ class ScoredAttention(Cached):
         after: nn.Module | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.pattern, self.length, self.heads = pattern, pattern.limit, pattern.heads
+        self.pattern, self.past = pattern, pattern & Causal()
+        self.length, self.heads = pattern.limit, pattern.heads
         self.weigh = Softmax() if weigh is None else weigh
         self.before, self.after = (nn.Identity() if mix is None else mix for mix in (before, after))
         self.can = can_over(pattern)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.attend import attend, check_backend
+from regard.attend.traced import spell
 from regard.attentions.cached import Cached, Place, can_over
 from regard.mixer import Can
-from regard.pattern import Full, Pattern
+from regard.pattern import Causal, Full, Pattern
 from regard.prior import Prior
 
 _FULL = Full()
@@ -27,7 +28,10 @@ class SoftmaxAttention(Cached):
     ) -> None:
         super().__init__()
         check_backend(backend)
-        self.pattern, self.prior, self.scale, self.backend = pattern, prior, scale, backend
+        self.pattern, self.past = pattern, pattern & Causal()
+        for each in (self.pattern, self.past):
+            spell(each)
+        self.prior, self.scale, self.backend = prior, scale, backend
         self.length, self.heads = pattern.limit, pattern.heads or (None if prior is None else prior.heads)
         self.can = can_over(pattern, relates=prior is not None)
         if prior is not None and prior.length is not None:

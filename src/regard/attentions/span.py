@@ -13,7 +13,7 @@ from regard.attentions.cached import RELATES, Cached, Place
 from regard.errors import check_positive, check_whole
 from regard.mixer import Can
 from regard.notes import tell
-from regard.pattern import Band, PerHead
+from regard.pattern import Band, Causal, Pattern, PerHead
 from regard.prior import Prior
 
 STEP = 32  # reaches are rounded up to multiples of this, so that heads share calls and layouts
@@ -45,7 +45,9 @@ class AdaptiveSpan(Cached):
 
     def reaches(self) -> list[int]:
         """How many tokens back (and ahead, where not causal) each head computes: all with a weight, rounded up."""
-        if self.share.is_meta:  # it has no numbers: what it began with
+        if torch.compiler.is_exporting():  # a graph has no numbers yet: as far as any may reach
+            exact = [float(self.longest + self.ramp)] * self.share.shape[0]
+        elif self.share.is_meta:  # it has no numbers: what it began with
             exact = [self.begun * self.longest + self.ramp] * len(self.share)
         else:
             exact = (self.spans().detach() + self.ramp).tolist()
@@ -55,6 +57,11 @@ class AdaptiveSpan(Cached):
     def pattern(self) -> PerHead:  # type: ignore[override]
         """A band for each head."""
         return PerHead(tuple(Band(reach, reach) for reach in self.reaches()))
+
+    @property
+    def past(self) -> Pattern:  # type: ignore[override]
+        """The same, where causal."""
+        return self.pattern & Causal()
 
     def over(
         self, q: Tensor, k: Tensor, v: Tensor, place: Place, *, mask: Tensor | None = None, marks: Tensor | None = None

@@ -36,7 +36,7 @@ class WindowShape(nn.Module):
 
 def window_weights(alpha: Tensor, beta: Tensor, kappa: Tensor, positions: Tensor) -> Tensor:
     """φ(u) = Σ_k α_k exp(−β_k (κ_k − u)²): three of (... K), positions (m) -> (... m), bell by bell."""
-    total = kappa.new_zeros(*kappa.shape[:-1], len(positions))
+    total = kappa.new_zeros(*kappa.shape[:-1], positions.shape[0])
     for a, b, k in zip(alpha.unbind(-1), beta.unbind(-1), kappa.unbind(-1), strict=True):
         total = total + a[..., None] * torch.exp(-b[..., None] * (k[..., None] - positions).square())
     return total

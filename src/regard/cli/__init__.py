@@ -14,6 +14,7 @@ from regard.cli.benching import bench
 from regard.cli.comparing import compare
 from regard.cli.costing import cost_command
 from regard.cli.demo import demo
+from regard.cli.exporting import export_command
 from regard.cli.family import gallery
 from regard.cli.listing import list_command
 from regard.cli.reporting import report
@@ -33,6 +34,7 @@ app.command()(predict)
 app.command()(generate)
 app.add_typer(runs, name="runs")
 app.command("swap", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(swap_command)
+app.command("export")(export_command)
 app.command("list")(list_command)
 app.command()(show)
 app.command()(gallery)

@@ -129,7 +129,7 @@ class AFT(Mixer):
         k = k.mT.expand(-1, -1, self.dim // self.heads, -1)[..., None, :]  # (b h e 1 n)
         w = None if self.bias is None else at_least_single(self.bias(at, at))[:, None]
         scores = (k.expand(*k.shape[:3], x.shape[1], -1) if w is None else k + w).flatten(1, 2)
-        keep = kept(len(at), len(at), causal=self.causal, mask=mask, device=x.device)
+        keep = kept(at.shape[0], at.shape[0], causal=self.causal, mask=mask, device=x.device)
         return self.q(x).sigmoid().mT[..., None] * softmax_over(scores, keep).to(x.dtype)
 
     def _keys(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -163,6 +163,8 @@ class AFT(Mixer):
         In chunks as long as the bias reaches.  It tells apart the keys of a query's own chunk and of the chunks beside it; all
         others weigh the same for the whole chunk.
         """
+        if torch.compiler.is_exporting():
+            return self._at_once(k, v)
         n, size = k.shape[2], self.size(k.shape[2])
         k, v = _chunks(k, size, -torch.inf), _chunks(v, size, 0)
         i = at + torch.arange(k.shape[2] * size, device=k.device).view(-1, size)
@@ -178,6 +180,15 @@ class AFT(Mixer):
             after = _before(k.flip(2), v.flip(2), None if w is None else w.flip(1))
             sums = _merge(sums, Sums(*(t.flip(2) for t in after)))
         return Sums(*(t.expand(*t.shape[:3], size, -1).flatten(2, 3)[:, :, :n] for t in sums))
+
+    def _at_once(self, k: Tensor, v: Tensor) -> Sums:
+        """For a length that is not known: one chunk, without halves.  Causal, a later key may be the peak, so in double."""
+        i = torch.arange(k.shape[2], device=k.device)
+        w = None if self.bias is None else at_least_single(self.bias(i, i))
+        if not self.causal:
+            return Sums(*(t.expand(-1, -1, k.shape[2], -1) for t in _sums(k, v, w)))
+        w = torch.zeros(k.shape[2], k.shape[2], device=k.device) if w is None else w
+        return _sums(k.double(), v.double(), w.double().masked_fill(i > i[:, None], -torch.inf))
 
     def size(self, n: int) -> int:
         """Of a chunk, of n tokens; a power of two where it is halved again and again."""

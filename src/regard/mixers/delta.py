@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.common import at_least_single
 from regard.errors import check_whole
-from regard.mixer import State, merge, split
+from regard.mixer import Can, State, merge, split
 from regard.mixers.recurrence import Read, Recurrence
 from regard.update import delta
 
@@ -24,6 +24,7 @@ class DeltaRule(Recurrence):
 
     def __init__(self, dim: int, heads: int, *, convolution: int = 4, causal: bool = True, chunk: int = 64) -> None:
         super().__init__(dim, heads, delta, causal=causal, chunk=chunk)
+        self.can = self.can & Can(onnx="ONNX has no triangular solve, by which the tokens of a chunk read what others wrote")
         check_whole(0, convolution=convolution)
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.rate = nn.Linear(dim, heads, bias=False)

@@ -23,7 +23,11 @@ class Fourier(Mixer):
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d), real."""
-        return by_hand(_Transform, at_least_single(x)).to(x.dtype), None
+        x, kind = at_least_single(x), x.dtype
+        if torch.compiler.is_exporting():  # as products: the transforms of other runtimes lose digits
+            (rows, cols), (up, down) = _waves(x, 1), _waves(x, 2)
+            return (rows @ x @ up - cols @ x @ down).to(kind), None
+        return by_hand(_Transform, x).to(kind), None
 
 
 class _Transform(torch.autograd.Function):
@@ -44,3 +48,11 @@ class _Transform(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return by_hand(_Transform, grad)
+
+
+def _waves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2π i j / size along a dimension of x, (size size) each."""
+    size = x.shape[dim]
+    at = torch.arange(size, device=x.device)
+    angle = (at[:, None] * at % (at[-1:] + 1)).double() / size * (2 * torch.pi)
+    return angle.cos().to(x.dtype), angle.sin().to(x.dtype)

@@ -80,7 +80,7 @@ def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
 
 def _placed(bank: FilterBank, state: Tensor, n: int, width: int, mask: Tensor | None) -> Filters:
     """Filters for n tokens; an image ends with the row of its last real token."""
-    height = -(-n // width)
+    height = (n + width - 1) // width
     if mask is None:
         return bank(state, height, width)
     last = (mask * torch.arange(1, n + 1, device=mask.device)).amax(1).clamp(min=1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attentions.linear import divide, with_one
-from regard.common import at_least_single, full_precision
+from regard.common import at_least_single, full_precision, stable_order
 from regard.errors import Unsupported, check_whole
 from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge, split
 from regard.update import Update
@@ -106,7 +106,7 @@ class Recurrence(Mixer):
 
 def _order(mask: Tensor) -> Tensor:
     """Where to take tokens from so that those left out come last: (b n)."""
-    return (~mask).int().argsort(dim=1, stable=True)
+    return stable_order((~mask).int())
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:

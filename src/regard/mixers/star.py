@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.common import running_max
 from regard.errors import check_whole
 from regard.mixer import Can, Mixer, State, check_heads
 from regard.notes import tell
+from regard.pattern import FAR
 
 HUB = "the relay reads every token"
 
@@ -79,18 +81,18 @@ def _ring(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     b, n, _ = x.shape
     at = torch.arange(n, device=x.device).expand(b, n)
     real = at if mask is None else torch.where(mask, at, -1)
-    before = F.pad(real.cummax(1).values, (1, 0), value=-1)[:, :-1]
+    before = F.pad(running_max(real), (1, 0), value=-1)[:, :-1]
     before = torch.where(before < 0, real.amax(1, keepdim=True), before)
-    real = at if mask is None else torch.where(mask, at, n)
-    behind = F.pad(real.flip(1).cummin(1).values.flip(1), (0, 1), value=n)[:, 1:]
-    behind = torch.where(behind == n, real.amin(1, keepdim=True), behind)
-    return before.clamp(min=0), behind.clamp(max=n - 1)  # where no token is there at all
+    real = at if mask is None else torch.where(mask, at, FAR)
+    behind = F.pad(-running_max(-real.flip(1)).flip(1), (0, 1), value=FAR)[:, 1:]
+    behind = torch.where(behind == FAR, real.amin(1, keepdim=True), behind)
+    return before.clamp(min=0), torch.minimum(behind, at[:, -1:])  # where no token is there at all
 
 
 def _around(h: Tensor, x: Tensor, s: Tensor, ring: tuple[Tensor, Tensor], f: nn.Module) -> Tensor:
     """(b n 5 d): f of what each satellite looks at."""
     h, x, s = f(h), f(x), f(s)
-    example = torch.arange(len(h), device=h.device)[:, None]
+    example = torch.arange(h.shape[0], device=h.device)[:, None]
     before, behind = (h[example, at] for at in ring)
     return torch.stack((before, h, behind, x, s.expand_as(h)), 2)
 

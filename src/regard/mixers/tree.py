@@ -13,6 +13,7 @@ from regard.mixer import Can, Mixer, State, check_batch, check_heads
 from regard.mixers.spans import Plan, plan
 
 SPREAD = 0.02  # of the labels before training
+LEVELS = "its tree has as many levels as the length has binary digits, and a graph has a fixed number"
 
 
 class _Level(NamedTuple):
@@ -40,7 +41,8 @@ class Tree(Mixer):
     def __init__(self, dim: int, heads: int, *, near: int = 4, clip: int = 10, causal: bool = False) -> None:
         check_heads(dim, heads)
         check_whole(1, near=near, clip=clip)
-        can = Can(cross="the tree is of one sequence", maps="a span passes on what it has made of its tokens")
+        passes = "a span passes on what it has made of its tokens"
+        can = Can(cross="the tree is of one sequence", maps=passes, export=LEVELS)
         super().__init__(dim, can=can, causal=causal)
         self.heads, self.near, self.clip = heads, near, clip
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))

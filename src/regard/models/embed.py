@@ -114,8 +114,8 @@ class PatchEmbed(Embed):
         y = self.position(self.project(x).flatten(2).transpose(1, 2), at)
         check_mask(mask, (y.shape[0], y.shape[1]), "mask")
         if self.cls is not None:
-            y = torch.cat((self.cls.to(y.dtype).expand(len(y), 1, -1), y), 1)
-            mask = None if mask is None else torch.cat((mask.new_ones(len(mask), 1), mask), 1)
+            y = torch.cat((self.cls.to(y.dtype).expand(y.shape[0], 1, -1), y), 1)
+            mask = None if mask is None else torch.cat((mask.new_ones(mask.shape[0], 1), mask), 1)
         return self.dropout(y), mask
 
 

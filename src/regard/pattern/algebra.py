@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property, partial, reduce
+from functools import partial, reduce
 from typing import ClassVar
 
 import torch
@@ -25,26 +25,30 @@ class Pattern(ABC):
 
     parts: tuple[Pattern, ...] = ()  # what an operator combines
     heads: int | None = None  # how many heads it tells apart (None: all alike)
+    text: str | None = None  # what it prints, where that was written down for an operator; see `regard.attend.traced`
 
     # of a leaf:
     _relates: bool = True
     _limit: int | None = None
     _marks: str | None = None  # which side's marks it asks about: "queries" or "keys"
 
-    @cached_property
+    # No `cached_property`: it holds a lock, and a graph that is compiled cannot.
+    @property
     def relates(self) -> bool:
         """Whether it compares query positions with key positions: then x and memory must be one sequence."""
-        return any(leaf._relates for leaf in self.leaves())
+        return any(part.relates for part in self.parts) if self.parts else self._relates
 
-    @cached_property
+    @property
     def marked(self) -> bool:
         """Whether it needs `marks`, which are known only at run time."""
-        return any(leaf._marks for leaf in self.leaves())
+        return any(part.marked for part in self.parts) if self.parts else self._marks is not None
 
-    @cached_property
+    @property
     def limit(self) -> int | None:
         """How many positions it describes; None: any number."""
-        return min((leaf._limit for leaf in self.leaves() if leaf._limit is not None), default=None)
+        limits = [part.limit for part in self.parts] if self.parts else [self._limit]
+        known = [limit for limit in limits if limit is not None]
+        return min(known) if known else None
 
     def leaves(self) -> Iterator[Pattern]:
         """The leaves of the expression, from left to right."""
@@ -276,7 +280,7 @@ class Full(Leaf):
 
 def Nothing() -> Pattern:
     """No query sees any key."""
-    return ~Full()
+    return Not((Full(),))
 
 
 @dataclass(frozen=True, repr=False)

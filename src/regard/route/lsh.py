@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attend.groups import Indexed
+from regard.common import stable_order
 from regard.errors import check_whole
 
 STRIDE = 1 << 32  # between the codes of two buckets of a stream: more chunks than a bucket can have
@@ -64,7 +65,9 @@ def by_rank(bucket: Tensor, mask: Tensor | None, *, buckets: int, chunk: int) ->
     needs = (size + chunk - 1) // chunk
     at = (needs.cumsum(-1) - needs).gather(-1, bucket) * chunk + rank
     token = torch.arange(bucket.shape[-1], device=bucket.device).expand_as(bucket)
-    places = bucket.new_full((*bucket.shape[:3], int(needs.sum(-1).max()) * chunk), -1).scatter_(-1, at, token)
+    bound = bucket.shape[-1] // chunk + buckets + 1  # for a graph, which reads no numbers: up to twice the work
+    most = bound if torch.compiler.is_compiling() else int(needs.sum(-1).max())
+    places = bucket.new_full((*bucket.shape[:3], most * chunk), -1).scatter_(-1, at, token)
     return Places(places.unflatten(-1, (-1, chunk)), _code(bucket, rank // chunk, buckets))
 
 
@@ -72,7 +75,7 @@ def _sorted(bucket: Tensor, mask: Tensor | None, buckets: int) -> tuple[Tensor, 
     """The buckets, with one more for left-out tokens, after all others; the order; the place of each token in it."""
     if mask is not None:
         bucket = bucket.masked_fill(~mask[:, None, None], buckets)
-    order = bucket.argsort(dim=-1, stable=True)
+    order = stable_order(bucket)
     place = torch.empty_like(order).scatter_(-1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order))
     return bucket, order, place
 

@@ -57,7 +57,7 @@ class ClassLast(Layer):
     def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
         """See `Layer`; one token more comes out."""
         x, _ = in_turn(self.layers, x, given, None)
-        x = torch.cat((self.token.to(x.dtype).expand(len(x), 1, -1), x), 1)
+        x = torch.cat((self.token.to(x.dtype).expand(x.shape[0], 1, -1), x), 1)
         for layer in self.last:
             x = layer(x)
         return x, None

@@ -1,0 +1,79 @@
+"""torch.compile: how often it breaks the forward of each recipe, counted, and compared with what is written down.
+
+In tests/graph_breaks.json stand the recipes that break, how often, and why; all others have one graph.  At 210 tokens, with
+padding, without gradients: from 192 tokens on sparse executors are tried.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo as dynamo
+
+import regard
+from regard import Band, Causal, Global, MultiHead, SoftmaxAttention
+from regard.export.inputs import ragged
+from regard.export.tracing import quiet
+from regard.registry import get, list_recipes
+
+LISTED = json.loads((Path(__file__).parent / "graph_breaks.json").read_text())
+LONG = 210
+
+
+def breaks(mixer, *, grad=False, n=LONG):
+    n = n if mixer.length is None else min(n, mixer.length)
+    x = torch.randn(2, n, mixer.dim, requires_grad=grad)
+    given = {"mask": ragged(2, n, x.device)} if mixer.can.mask else {}
+    dynamo.reset()
+    with quiet(), torch.set_grad_enabled(grad):
+        return dynamo.explain(mixer)(x, **given).graph_break_count
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_as_many_as_are_listed(name):
+    """Fails if a forward breaks where it did not, or no longer does: then take it off the list."""
+    mixer = get(name).example(causal=get(name).forms()[-1]).eval()
+    assert breaks(mixer) == LISTED.get(name, {"breaks": 0})["breaks"]
+
+
+def test_every_break_has_a_reason():
+    """Fails if a recipe is let off without one."""
+    assert set(LISTED) <= set(list_recipes())
+    assert all(entry["breaks"] > 0 and len(entry["why"]) > 20 for entry in LISTED.values())
+
+
+def test_training_has_one_graph_where_attention_is_dense():
+    """Fails if dense attention is no part of the graph; that of a sparse pattern has a backward pass of its own, outside."""
+    assert breaks(get("vanilla").example(causal=True), grad=True) == 0
+    assert breaks(get("local").example(), grad=True, n=40) == 0
+    assert breaks(get("local").example(), grad=True) > 0
+
+
+@pytest.mark.parametrize("pattern", [Band(3, 3), Band(5, 0) | Global(2), Band(2, 2, 3) & Causal()])
+def test_the_operator_gives_what_eager_gives(pattern, rand):
+    """Fails if the pattern that reaches the operator is another one, for lengths that were not compiled as well."""
+    mixer = MultiHead(8, 2, SoftmaxAttention(pattern), causal=True).double().eval()
+    dynamo.reset()
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for n in (LONG, 260):
+            x, mask = rand(2, n, 8), ragged(2, n, torch.device("cpu"))
+            torch.testing.assert_close(compiled(x, mask=mask), mixer(x, mask=mask))
+
+
+def test_patterns_of_others_stay_outside_the_graph(rand):
+    """Fails if a pattern that cannot be written down in words is handed to the operator."""
+
+    class Even(Band):
+        def _allowed(self, q, k):
+            return super()._allowed(q, k) & (k % 2 == 0)
+
+    inner = SoftmaxAttention(Even(3, 3))
+    assert inner.pattern.text is None
+    assert SoftmaxAttention(Band(3, 3)).pattern.text == "Band(3, 3)"
+    x = rand(1, 2, LONG, 4)
+    dynamo.reset()
+    with torch.no_grad(), quiet():
+        compiled = torch.compile(lambda t: regard.attend(t, t, t, pattern=Even(3, 3)), backend="eager")
+        torch.testing.assert_close(compiled(x), regard.attend(x, x, x, pattern=Even(3, 3)))
