@@ -30,8 +30,8 @@ COPIED = 4  # a result counts so many times, for it is read again at once
 
 Addend = Callable[[Tensor, Tensor], Tensor]
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def attend(
@@ -143,9 +143,9 @@ def _forward_part(
         for piece in _split(run, q.shape[0] * run.s * max(COPIED * q.shape[-1], 0 if bias is None else run.t)):
             mask = _with(_run_mask(piece, bias, q.dtype), more, i, q)
             views = _window(q, piece, "q"), _window(k, piece, "k"), _window(v, piece, "k")
-            out, lse = _flash(*views, attn_mask=mask, scale=scale)
+            out, lse = flash(*views, attn_mask=mask, scale=scale)
             if piece.blind or bias is not None or more:
-                lse = _blinded(lse, mask)
+                lse = blinded(lse, mask)
             _merge(_window(total.out, piece, "q"), _window(total.lse, piece, "q"), out, lse, piece.fresh)
     for i, group in enumerate(part.groups, len(part.runs)):
         _forward_group(total, part, group, q, k, v, scale, bias, more[i : i + 1])
@@ -158,8 +158,8 @@ def _forward_group(
     for g, rows in _split_group(group, q.shape[0] * part.size * q.shape[-1]):
         mask = _with(_group_mask(part, g, bias, q.dtype), [x[:, rows] for x in more], 0, q)
         views = _take(q, g.q[:, None], part.size), _take(k, g.k, part.size), _take(v, g.k, part.size)
-        new, new_lse = _flash(*views, attn_mask=mask, scale=scale)
-        new_lse = _blinded(new_lse, mask)
+        new, new_lse = flash(*views, attn_mask=mask, scale=scale)
+        new_lse = blinded(new_lse, mask)
         out, lse = _take(total.out, g.q[:, None], part.size), _take(total.lse[..., None], g.q[:, None], part.size)[..., 0]
         _merge(out, lse, new, new_lse, g.fresh)
         _put(total.out, g.q, out)
@@ -220,7 +220,7 @@ def _backward_call(
     """The shares of dq, dk and dv; that of the addend is added to `ours`, (h s t) or (h g s t), where it is wanted."""
     grad, q, out, lse = at_q
     k, v = at_k
-    dq, dk, dv = _flash_backward(grad.contiguous(), q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale)
+    dq, dk, dv = flash_backward(grad.contiguous(), q, k, v, out, lse, 0.0, False, attn_mask=mask, scale=scale)
     if ours is not None and mask is not None:
         weights = (q @ k.transpose(-1, -2) * scale + mask - lse.to(q.dtype)[..., None]).exp()
         ds = weights * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True))
@@ -291,7 +291,7 @@ def _additive(keep: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(keep.shape, dtype=dtype).masked_fill_(~keep, -torch.inf)
 
 
-def _blinded(lse: Tensor, mask: Tensor | None) -> Tensor:
+def blinded(lse: Tensor, mask: Tensor | None) -> Tensor:
     """The fused kernel gives a row that sees nothing a log-sum-exp of 0: make it -inf."""
     if mask is None:
         return lse

@@ -50,10 +50,14 @@ def missing() -> str:
 
 
 def serves(x: Tensor) -> bool:
-    """Whether the kernel can read it: numbers that are there, on a CPU, with nobody who wants to see each operation."""
-    plain = type(x) in (Tensor, Parameter) and x.device.type == "cpu" and x.dtype in NAMES
+    """Whether the kernel can be used for it."""
+    return x.dtype in NAMES and plain(x) and library() is not None
+
+
+def plain(x: Tensor) -> bool:
+    """Numbers that are there, on a CPU, with nobody who wants to see each operation."""
     watched = torch.compiler.is_compiling() or _transforms() is not None or _mode() is not None
-    return plain and not watched and library() is not None
+    return type(x) in (Tensor, Parameter) and x.device.type == "cpu" and not watched
 
 
 def run(name: str, dtype: torch.dtype, *structures: bytes) -> None:
