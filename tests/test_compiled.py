@@ -1,12 +1,15 @@
 """The compiled kernel: what it computes at its edges, how it is built, and what happens where it cannot be."""
 
+import copy
 import importlib
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import regard
 from regard import running
+from regard.attend import compiled
 from regard.layout import tiles as tiling
 from regard.layout.tiles import tiles
 from regard.pattern import Band, Blocks2D, Causal, Chunks, Full, Global, Keys, RandomBlocks
@@ -93,6 +96,84 @@ def test_what_it_refuses(rand):
         regard.attend(q, q, q, k_at=torch.arange(50), backend="compiled")
 
 
+@needs_kernel
+@pytest.mark.parametrize("width", [16, 40])
+def test_heads_as_the_fastest_axis(width, rand):
+    """Fails if rows are read as dense where they are not: filling them up keeps the order of the axes."""
+    x = rand(2, 100, width, 4).permute(0, 3, 1, 2).requires_grad_()
+    results = [regard.attend(x, x, x, pattern=Band(9, 9), backend=name) for name in ("reference", "compiled")]
+    results += [torch.autograd.grad(y.square().sum(), x)[0] for y in results]
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-11)
+    torch.testing.assert_close(results[3], results[2], rtol=0, atol=1e-11)
+    whole, linear = x.detach().contiguous(), regard.LinearAttention()
+    torch.testing.assert_close(linear.attend(x, x, x, causal=True)[0], linear.attend(whole, whole, whole, causal=True)[0])
+
+
+@needs_kernel
+def test_overlapping_rows_have_their_gradient(rand):
+    """Fails if room for a gradient is laid out as its tensor is, whose rows have gaps."""
+    line = rand(64 + 96)
+    leaf = line.as_strided((1, 1, 64, 96), (0, 0, 1, 1)).requires_grad_()
+    q = rand(1, 1, 64, 96)
+    one, other = (regard.attend(q, leaf, q, pattern=Band(9, 9), backend=name) for name in ("reference", "compiled"))
+    want, got = (torch.autograd.grad(y.square().sum(), leaf)[0] for y in (one, other))
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-11)
+
+
+@needs_kernel
+def test_a_remembered_call_is_looked_at_again_where_it_must(rand):
+    """Fails if a call that was remembered reads numbers that are not there: that ends the process."""
+    x = rand(1, 2, 300, 16)
+    regard.attend(x, x, x, pattern=Band(9, 9))
+    want = regard.attend(x, x, x, pattern=Band(9, 9), backend="reference")
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(x)
+        assert regard.attend(fake, fake, fake, pattern=Band(9, 9)).shape == x.shape
+    mapped = torch.func.vmap(lambda y: regard.attend(y, y, y, pattern=Band(9, 9)))(x[None])
+    torch.testing.assert_close(mapped[0], want)
+    for backend in ("auto", "compiled"):
+        with pytest.raises((RuntimeError, ValueError, regard.Unsupported)):
+            regard.attend(x, x.to("meta"), x.to("meta"), pattern=Band(9, 9), backend=backend)
+
+
+@needs_kernel
+def test_a_forward_gradient_is_not_lost(rand):
+    """Fails if forward-mode differentiation comes out of the kernel as if nothing depended on anything."""
+    x, step = rand(1, 1, 100, 16), rand(1, 1, 100, 16)
+    for run in (
+        lambda y: regard.attend(y, y, y, pattern=Full()),
+        lambda y: regard.LinearAttention().attend(y, y, y, causal=True)[0],
+    ):
+        try:
+            _, slope = torch.func.jvp(run, (x,), (step,))
+        except (RuntimeError, NotImplementedError):  # said, and not silent
+            continue
+        near = (run(x + 1e-6 * step) - run(x - 1e-6 * step)) / 2e-6
+        torch.testing.assert_close(slope, near, rtol=1e-4, atol=1e-6)
+    with torch.autograd.forward_ad.dual_level():
+        assert not native.plain(x)
+
+
+@needs_kernel
+def test_numbers_that_are_none_stay_so():
+    """Fails if a NaN with a payload becomes a small number."""
+    x = torch.ones(1, 1, 64, 16)
+    k = x.clone()
+    k.view(torch.int32)[0, 0, 3] = 0x7FC00001
+    assert regard.attend(x, k, x, backend="compiled").isnan().all()
+
+
+@needs_kernel
+def test_work_may_be_copied(rand):
+    """Fails if a copy of a list of tiles keeps the addresses of the first."""
+    work = tiles(Band(5, 6), 150, 150)
+    q = rand(1, 1, 150, 16)
+    want = compiled.over(q, q, q, work, 0.25)
+    again = copy.deepcopy(work)
+    assert again.made is None
+    torch.testing.assert_close(compiled.over(q, q, q, again, 0.25), want, rtol=0, atol=0)
+
+
 # ---------------------------------------------------------------------------------------------- causal linear attention
 @needs_kernel
 @pytest.mark.parametrize("many", [1, 2, 3])
@@ -126,6 +207,30 @@ def test_running_sums_by_products_are_the_same(rand, monkeypatch):
     for x, y, z in zip(got, running.add_counted(q, k, v, state, 32), mapped, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
         torch.testing.assert_close(z[:, 0], y, rtol=0, atol=1e-10)
+
+
+@needs_kernel
+def test_running_sums_of_what_does_not_fit(rand):
+    """Fails if other heads, tokens or types are read past their end; what broadcasts does so with the kernel too."""
+    q = rand(2, 2, 128, 16)
+    for k, v in ((q, q[:, :, :100]), (q[:, :, :100], q), (q, q.float()), (q[..., :8], q)):
+        with pytest.raises((RuntimeError, ValueError)):
+            running.add_counted(q, k, v, None, 64)
+    state = rand(1, 2, 16, 17)
+    out, *_ = running.add_counted(q, q, q, state, 64)
+    torch.testing.assert_close(out, running.add_counted(q, q, q, state.expand(2, -1, -1, -1), 64)[0])
+
+
+@needs_kernel
+def test_a_graph_of_shared_inputs_counts_them_once(rand):
+    """Fails if create_graph=True gives another gradient where keys are values, or are made of them."""
+    x = rand(1, 1, 80, 16).requires_grad_()
+    for given in ((x, x, x), (x, 2 * x, x)):
+        grads = [
+            torch.autograd.grad(running.add_counted(*given, None, 64)[0].square().sum(), x, create_graph=c, retain_graph=True)
+            for c in (False, True)
+        ]
+        torch.testing.assert_close(grads[1][0], grads[0][0])
 
 
 @needs_kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,13 @@ def kept(name: str, make: Callable[[], str]) -> str:
 
 def folder() -> Path:
     """Where the cache is."""
-    return Path(os.environ.get("REGARD_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard")
+    given = os.environ.get("REGARD_CACHE")
+    if given:
+        return Path(given)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
+    except RuntimeError:  # somebody without a home
+        return Path(tempfile.gettempdir()) / f"regard-{os.getuid()}"
 
 
 def _keep(path: Path, text: str) -> str:

@@ -29,7 +29,8 @@ def add_counted(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, chunk: in
     A 1 beside each value would do the same, but makes rows of odd length, which are slower than a sum of their own.
     """
     state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3] + 1) if state is None else state
-    by_kernel = q.shape[2] >= LEAST and q.numel() > 0 and v.numel() > 0 and native.serves(q)
+    alike = q.shape == k.shape and q.shape[:3] == v.shape[:3] and state.shape == (*q.shape[:2], q.shape[3], v.shape[3] + 1)
+    by_kernel = alike and q.shape[2] >= LEAST and q.numel() > 0 and v.numel() > 0 and native.serves(q, k, v, state)
     out, count, *after = (_by_kernel if by_kernel else _by_products)(q, k, v, state[..., :-1], state[..., -1:], chunk)
     return out, count, torch.cat(after, -1)
 
@@ -106,7 +107,7 @@ class _Kernel(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        out, count = torch.empty_like(v), q.new_empty(*q.shape[:3], 1)
+        out, count = native.empty_like(v), q.new_empty(*q.shape[:3], 1)
         results = out, count, torch.empty_like(s), torch.empty_like(z)
         native.run("linear_forward", q.dtype, _call(q, k, v, s, z, results))
         return results
@@ -121,7 +122,7 @@ class _Kernel(torch.autograd.Function):
             return _graph_of(ctx.saved_tensors, given)
         q, k, v, s, z = ctx.saved_tensors
         given = tuple(x.contiguous() for x in given)
-        asked = tuple(torch.empty_like(x) for x in (q, k, v, s, z))
+        asked = tuple(native.empty_like(x) for x in (q, k, v, s, z))
         spare = v, given[1], torch.empty_like(s), torch.empty_like(z)  # the states after the last token, once more
         native.run("linear_backward", q.dtype, _call(q, k, v, s, z, spare), _GRADS.pack(*native.rows(*given, *asked)))
         return asked
@@ -129,6 +130,7 @@ class _Kernel(torch.autograd.Function):
 
 def _graph_of(inputs: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The gradients of the kernel's inputs as something that has gradients itself."""
+    inputs = tuple(x.view_as(x) for x in inputs)  # one of them may be made of another, or be it
     q, k, v, s, z = inputs
     out, count, s, z = _by_products(q, k, v, s, z.mT, LEAST)
     wanted = [x for x in inputs if x.requires_grad]

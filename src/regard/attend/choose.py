@@ -68,6 +68,8 @@ def choose(call: Call) -> Choice:
     """The executor for a call with backend="auto"."""
     if call.q.device.type != "cpu":
         return _on_accelerator(call)
+    if native.transformed() or type(call.q) not in native.TYPES:
+        return Choice("sdpa", "these are stand-ins or inside a transform: only dense calls go through")
     n, m = call.q.shape[2], call.k.shape[2]
     if min(n, m) < min(SMALL.values()):
         return FEW_TOKENS

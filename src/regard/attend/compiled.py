@@ -35,7 +35,7 @@ def refuses(call: Call) -> str | None:
         return "it knows no priors"
     if call.marks is not None and not grows(call.pattern):
         return "marks under ~ take pairs away, and only added ones are laid out"
-    if not native.serves(call.q):
+    if not native.serves(call.q, call.k, call.v):
         return native.missing() or "these are no plain tensors: it cannot be traced or transformed"
     return None
 
@@ -65,6 +65,7 @@ def work_of(call: Call) -> Work:
 
 def over(q: Tensor, k: Tensor, v: Tensor, work: Work, scale: float, mask: Tensor | None = None) -> Tensor:
     """Attention over these tiles: q (b h n e), k (b h m e), v (b h m f) -> (b h n f); mask (b m)."""
+    assert work, "a call without a part computes nothing"
     f = v.shape[3]
     wide = native.whole(max(q.shape[3], f))
     q, k, v = (native.dense(x, wide) for x in (q, k, v))
@@ -100,7 +101,7 @@ class _Compiled(torch.autograd.Function):
         q, k, v, out, lse, mask = ctx.saved_tensors
         mask = None if mask is None else mask.contiguous()
         grad = native.dense(grad, q.shape[3])
-        ours = [torch.zeros_like(x) for x in (q, k, v)]
+        ours = [native.empty_like(x).zero_() for x in (q, k, v)]
         grads = _GRADS.pack(*native.rows(grad, *ours))
         native.run("backward", q.dtype, _call(q, k, v, out, lse, ctx.work, ctx.scale, mask), grads)
         return *ours, None, None, None
@@ -109,10 +110,9 @@ class _Compiled(torch.autograd.Function):
 def _call(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, work: Work, scale: float, mask: Tensor | None) -> bytes:
     """What the kernel reads: addresses, so the tensors must outlive it."""
     b, h, _, e = q.shape
-    if work.made is None:
-        work.made = ctypes.create_string_buffer(b"".join(map(_part, work)))
+    made = work.made or work.__dict__.setdefault("made", ctypes.create_string_buffer(b"".join(map(_part, work))))
     real = 0 if mask is None else mask.data_ptr()
-    parts = ctypes.addressof(work.made)
+    parts = ctypes.addressof(made)
     return _CALL.pack(
         b, h, k.shape[2], e, torch.get_num_threads(), scale, *native.rows(q, k, v, out, lse), real, len(work), parts
     )

@@ -46,7 +46,7 @@ def attend_seen(
     prior: Prior | None = None, q_at: int = 0, k_at: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What `attend` gives, and (b h n): whether the query saw any key."""
-    if prior is None and k.shape[2] and q.numel() and v.numel() and plain(q):
+    if prior is None and k.shape[2] and q.numel() and v.numel() and plain(q, k, v):
         width = v.shape[-1]
         out, lse = by_hand(_Fused, *_one_width(q, k, v), scale, *_settled(q, groups, mask))
         return out[..., :width], lse > -torch.inf
@@ -129,6 +129,7 @@ class _Fused(torch.autograd.Function):
 def _graph_of(inputs: tuple[Tensor, ...], groups: Sequence[Any], scale: float, grad: Tensor) -> tuple[Tensor, ...]:
     """The gradients of q, k and v as something that has gradients itself."""
     seen = (Indexed(at, to, None if x is None else (x == 0).view(*at.shape, -1)) for at, to, x in _threes(groups))
+    inputs = tuple(x.view_as(x) for x in inputs)  # one of them may be made of another, or be it
     q, k, v = inputs
     out, _ = _in_the_open(q, k, v, seen, scale=scale)
     wanted = [x for x in inputs if x.requires_grad]

@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard import native
 from regard.attend import compiled, sdpa
 from regard.attend.call import Call
 from regard.pattern import Pattern
 
-Run = Callable[[Tensor, Tensor, Tensor], Tensor]
+Run = partial[Tensor]
 
 MOST = 256  # kinds of calls that are remembered
 LARGEST = 1 << 20  # bytes of a mask or of tiles that are: of longer calls the checks are no part worth saving
@@ -29,7 +30,8 @@ def get(q: Tensor, k: Tensor, v: Tensor, pattern: object, scale: float | None, q
     """What to run for a call that was seen before; None: it must be checked."""
     try:
         if q_at == 0 and type(k_at) is int and k_at == 0:
-            return _ready.get(_key(q, k, v, pattern, scale))
+            found = _ready.get(_key(q, k, v, pattern, scale))
+            return None if found is None or (found.func is compiled.over and not native.plain(q, k, v)) else found
     except (AttributeError, TypeError):  # something is not what it should be: the checks will say what
         pass
     return None

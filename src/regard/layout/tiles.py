@@ -49,7 +49,10 @@ class Tiles:
 class Work(tuple[Tiles, ...]):
     """All tiles of a pattern: every seen pair stands in exactly one."""
 
-    made: ctypes.Array[ctypes.c_char] | None = None  # what the kernel is given, made once
+    made: ctypes.Array[ctypes.c_char] | None = None  # what the kernel is given, made once: it holds addresses
+
+    def __reduce__(self) -> tuple[type[Work], tuple[tuple[Tiles, ...]]]:
+        return Work, (tuple(self),)
 
 
 def tiles(pattern: Pattern, n: int, m: int, *, q_at: int = 0, k_at: int = 0) -> Work:

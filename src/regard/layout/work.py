@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -118,18 +119,20 @@ class Cache:
     """The least recently used values go first once their bytes exceed `limit`."""
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.used = limit, 0
+        self.limit, self.used, self.lock = limit, 0, Lock()
         self.entries: OrderedDict[Hashable, tuple[object, int]] = OrderedDict()
 
     def get(self, key: Hashable) -> object | None:
-        if key not in self.entries:
-            return None
-        self.entries.move_to_end(key)
-        return self.entries[key][0]
+        with self.lock:
+            if key not in self.entries:
+                return None
+            self.entries.move_to_end(key)
+            return self.entries[key][0]
 
     def put(self, key: Hashable, value: object, nbytes: int) -> None:
-        self.used -= self.entries.pop(key, (None, 0))[1]
-        self.entries[key] = value, nbytes
-        self.used += nbytes
-        while self.used > self.limit and len(self.entries) > 1:
-            self.used -= self.entries.popitem(last=False)[1][1]
+        with self.lock:
+            self.used -= self.entries.pop(key, (None, 0))[1]
+            self.entries[key] = value, nbytes
+            self.used += nbytes
+            while self.used > self.limit and len(self.entries) > 1:
+                self.used -= self.entries.popitem(last=False)[1][1]

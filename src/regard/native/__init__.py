@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _get_tracing_state as _tracing  # of torch.jit
 from torch._C._functorch import peek_interpreter_stack as _transforms  # of torch.func
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode as _mode
 
@@ -31,6 +34,7 @@ SOURCES = ("attention.cpp", "linear.cpp")
 HEADERS = ("product.h", "rows.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 NAMES = {torch.float32: "float", torch.float64: "double"}
+TYPES = (Tensor, Parameter)
 WHOLE = 16  # widths are filled up to a multiple: a whole number of vectors on every machine
 SECONDS = 120  # a build that takes longer is given up
 
@@ -49,15 +53,21 @@ def missing() -> str:
     return found if isinstance(found, str) else ""
 
 
-def serves(x: Tensor) -> bool:
-    """Whether the kernel can be used for it."""
-    return x.dtype in NAMES and plain(x) and library() is not None
+def serves(*tensors: Tensor) -> bool:
+    """Whether the kernel can be used for them."""
+    kind = tensors[0].dtype
+    return kind in NAMES and all(x.dtype == kind for x in tensors) and plain(*tensors) and library() is not None
 
 
-def plain(x: Tensor) -> bool:
+def plain(*tensors: Tensor) -> bool:
     """Numbers that are there, on a CPU, with nobody who wants to see each operation."""
-    watched = torch.compiler.is_compiling() or _transforms() is not None or _mode() is not None
-    return type(x) in (Tensor, Parameter) and x.device.type == "cpu" and not watched
+    watched = torch.compiler.is_compiling() or transformed() or _mode() is not None or _tracing() is not None
+    return not watched and all(type(x) in TYPES and x.device.type == "cpu" and not x.is_neg() for x in tensors)
+
+
+def transformed() -> bool:
+    """Inside of torch.func, or of forward-mode differentiation."""
+    return _transforms() is not None or forward_ad._current_level >= 0
 
 
 def run(name: str, dtype: torch.dtype, *structures: bytes) -> None:
@@ -66,7 +76,8 @@ def run(name: str, dtype: torch.dtype, *structures: bytes) -> None:
 
 
 def rows(*tensors: Tensor) -> list[int]:
-    """Of each tensor (b h n e), where it is and its strides but the last, as the kernel's `Rows`."""
+    """Of each tensor (b h n e), where it is and its strides but the last, which is 1, as the kernel's `Rows`."""
+    assert all(x.stride(3) == 1 or x.shape[3] == 1 for x in tensors)
     return [x for tensor in tensors for x in (tensor.data_ptr(), *tensor.stride()[:3])]
 
 
@@ -77,9 +88,14 @@ def whole(width: int) -> int:
 
 def dense(x: Tensor, width: int) -> Tensor:
     """x (b h n e) with rows without gaps, filled up with zeros to this width."""
-    if x.shape[3] < width:
-        return F.pad(x, (0, width - x.shape[3]))
-    return x if x.stride(3) == 1 else x.contiguous()
+    x = F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x
+    return x if x.stride(3) == 1 else x.contiguous()  # padding keeps the order of the axes, whichever it is
+
+
+def empty_like(x: Tensor) -> Tensor:
+    """Room for as much as x, in the same order of axes where the last is dense there."""
+    room = torch.empty_like(x)
+    return room if room.stride(3) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @lru_cache(1)
@@ -88,40 +104,40 @@ def _load() -> ctypes.CDLL | str:
         return "REGARD_COMPILED=0 is set"
     if sys.platform != "linux":
         return f"it is built on Linux only, not on {sys.platform}"
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    if shutil.which(compiler[0]) is None:
         return "no C++ compiler was found: install g++, or name one in CXX"
     try:
         path = _path(compiler)
         return _opened(path) or _build(compiler, path)
     except subprocess.CalledProcessError as error:
-        return f"{compiler} could not build it: {error.stderr.strip()[-500:]}"
+        return f"{' '.join(compiler)} could not build it: {error.stderr.strip()[-500:]}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it could not be built or loaded: {error}"
 
 
-def _path(compiler: str) -> Path:
+def _path(compiler: list[str]) -> Path:
     """Where the library for this source, compiler and processor is kept."""
     made_of = [(HERE / name).read_bytes() for name in (*SOURCES, *HEADERS)]
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
-    whole = b"\0".join([*made_of, version, _processor().encode(), " ".join(FLAGS).encode()])
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
+    whole = b"\0".join([*made_of, version, _processor().encode(), " ".join([*FLAGS, *_runtime()]).encode()])
     return folder() / f"kernel-{hashlib.sha256(whole).hexdigest()[:16]}.so"
 
 
 def _opened(path: Path) -> ctypes.CDLL | None:
-    """The library, if it is there and whole: loading a part of one would end the process."""
+    """The library, if it is there, whole and ours: loading a part of one would end the process."""
     try:
-        whole = _sum_of(path).read_text() == _digest(path)
+        whole = _sum_of(path).read_text() == _digest(path) and path.stat().st_uid in (0, os.getuid())
         return ctypes.CDLL(str(path)) if whole else None
     except (OSError, UnicodeDecodeError):
         return None
 
 
-def _build(compiler: str, path: Path) -> ctypes.CDLL:
+def _build(compiler: list[str], path: Path) -> ctypes.CDLL:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as place:
         partial = Path(place) / path.name
-        command = [compiler, *FLAGS, *(str(HERE / name) for name in SOURCES), "-o", str(partial), *_runtime()]
+        command = [*compiler, *FLAGS, *(str(HERE / name) for name in SOURCES), "-o", str(partial), *_runtime()]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS)
         _sum_of(partial).write_text(_digest(partial))
         for file in (partial, _sum_of(partial)):

@@ -6,7 +6,6 @@
 #include "rows.h"
 
 #include <cmath>
-#include <numeric>
 #include <vector>
 
 template <class T> constexpr T SLACK = T(8);  // exp of it is far from overflow
@@ -251,7 +250,7 @@ template <class T> void add_rows(const Part& part, const std::pair<long, long>& 
 // keys that it touches, which are added up afterwards.
 template <class T> void backward(const Call& call, const Grads& grads) {
     const long heads = call.batch * call.heads, width = call.width;
-    const long each = heads >= 4 * call.threads ? 1 : call.threads / std::gcd(heads, call.threads);
+    const long each = pieces_of(heads, call.threads);
     for (long p = 0; p < call.parts; p++) {
         const Part& part = call.part[p];
         const bool direct = each == 1 && !part.k_order;

@@ -7,7 +7,6 @@
 // taken first.
 #include "rows.h"
 
-#include <numeric>
 #include <vector>
 
 namespace {
@@ -155,7 +154,7 @@ void key_chunk(const Linear& x, const LinearGrads& grads, long b, long h, const 
 template <class T, bool BACK, class Add, class Chunk>
 void sweep(const Linear& x, const Rows& start, const Rows& beside, const Rows& end, const Rows& end_beside, Add add, Chunk chunk) {
     const long heads = x.batch * x.heads, chunks = (x.n + SIDE - 1) / SIDE;
-    const long wanted = heads >= 4 * x.threads ? 1 : x.threads / std::gcd(heads, x.threads), each = std::min(wanted, chunks);
+    const long each = std::min(pieces_of(heads, x.threads), chunks);
     const long size = x.rank * x.width + x.rank;
     std::vector<T> sums(heads * each * size, T(0));
     const auto state_of = [&](long i) { return State<T>{&sums[i * size], &sums[i * size + x.rank * x.width], x.rank, x.width}; };

@@ -96,7 +96,7 @@ template <class T, int HALF = Lanes<T>::N / 2> inline void transpose(Vector<T>* 
     if constexpr (HALF > 1) transpose<T, HALF / 2>(x);
 }
 
-// exp(x) for x <= 0; zero where the result would be subnormal.  x = k ln 2 + r, and a Taylor series for r, |r| <= ln 2 / 2.
+// exp(x) for x up to 80; zero where the result would be subnormal.  x = k ln 2 + r, and a Taylor series for r, |r| <= ln 2 / 2.
 template <class T> inline Vector<T> exp_of(Vector<T> x) {
     constexpr bool single = sizeof(T) == 4;
     constexpr int bits = single ? 23 : 52, degree = single ? 7 : 13;
@@ -116,5 +116,5 @@ template <class T> inline Vector<T> exp_of(Vector<T> x) {
     std::memcpy(&value, &y, sizeof value);
     value += exponent << bits;
     std::memcpy(&y, &value, sizeof y);
-    return small ? all(T(0)) : y;
+    return small ? all(T(0)) : y + (x - x);  // what is not a number stays none
 }

@@ -20,6 +20,11 @@ template <class T> struct Strip {
     static long at(long lane, long row, long rows) { return lane / tokens * rows * tokens + row * tokens + lane % tokens; }
 };
 
+// In how many pieces each head is cut, so that all threads have work: none where the heads go round.
+inline long pieces_of(long heads, long threads) {
+    return heads % threads == 0 || heads >= 4 * threads ? 1 : std::min(threads, (4 * threads + heads - 1) / heads);
+}
+
 template <class T> struct Buffer {  // starts at a cache line
     std::unique_ptr<T[]> held;
     T* data;
