@@ -76,7 +76,7 @@ def over_tokens(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor
     b, m, c = x.shape
     flat = x.transpose(0, 1).reshape(m, b * c)
     y = weight @ flat if bias is None else torch.addmm(bias[:, None], weight, flat)
-    return y.view(-1, b, c).transpose(0, 1)
+    return y.view(weight.shape[0], b, c).transpose(0, 1)
 
 
 def cut(x: Tensor, axis: int, first: int, end: int) -> Tensor:

@@ -87,7 +87,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     """x (b h p f), index (b h n) -> (b h n f): row by row, where `gather` goes number by number."""
     b, h, p, f = x.shape
     first = torch.arange(0, b * h * p, p, device=x.device) if p else index.new_zeros(b * h)
-    return x.reshape(-1, f).index_select(0, (index + first.view(b, h, 1)).flatten()).view(*index.shape, f)
+    return x.reshape(b * h * p, f).index_select(0, (index + first.view(b, h, 1)).flatten()).view(*index.shape, f)
 
 
 def real_first(real: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def add_counted(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, chunk: in
     """
     state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3] + 1) if state is None else state
     alike = q.shape == k.shape and q.shape[:3] == v.shape[:3] and state.shape == (*q.shape[:2], q.shape[3], v.shape[3] + 1)
-    by_kernel = alike and q.shape[2] >= LEAST and q.numel() > 0 and v.numel() > 0 and native.serves(q, k, v, state)
+    by_kernel = native.serves(q, k, v, state) and alike and q.shape[2] >= LEAST and q.numel() > 0 and v.numel() > 0
     out, count, *after = (_by_kernel if by_kernel else _by_products)(q, k, v, state[..., :-1], state[..., -1:], chunk)
     return out, count, torch.cat(after, -1)
 

@@ -108,10 +108,11 @@ def _prob_sparse(module: ProbSparse, call: Call) -> Work:
     return blind(2 * call.bh * call.n * scored * call.e) + short(call, asking, call.m) + kept(indices)
 
 
-def grouped(call: Call, groups: int, s: int, t: int) -> Work:
-    """Attention of s queries to t keys in each of so many groups.  What was gathered is kept, and so are the scores."""
-    pairs = product(call.bh * groups, s, call.e, t) + product(call.bh * groups, s, t, call.f)
-    return pairs + kept(call.bh * groups * s * (2 * call.f + t))
+def grouped(call: Call, groups: int, s: int, t: int, *, masked: bool) -> Work:
+    """Attention of s queries to t keys in each of so many groups.  No scores are kept, but who they are, and what hides pairs."""
+    pairs = product(call.bh * groups, s, call.e, t, saved=0) + product(call.bh * groups, s, t, call.f, saved=0)
+    numbers = 2 * (s + t) + (s * t if masked else 0)
+    return pairs + kept(call.bh * groups * numbers + call.bh * (call.n + call.m) * (call.e + call.f))
 
 
 @formula(Routed)
@@ -121,7 +122,7 @@ def _routed(module: Routed, call: Call) -> Work:
     clusters, shared = module.route.clusters, module.route.shared
     passes = (1 if shared else 2) * (2 if module.training else 1)  # centroids follow the tokens while training
     size = ceil(call.n / clusters)
-    return blind(2 * call.bh * clusters * call.n * call.e * passes) + grouped(call, clusters, size, size)
+    return blind(2 * call.bh * clusters * call.n * call.e * passes) + grouped(call, clusters, size, size, masked=call.causal)
 
 
 def _chunks_in_buckets(n: int, buckets: int, chunk: int) -> int:
@@ -147,4 +148,4 @@ def _hashed(module: Hashed, call: Call) -> Work:
     hashing = blind(call.bh * rounds * call.n * call.e * buckets)
     chunks = _chunks_in_buckets(call.n, buckets, chunk) if call.causal else ceil(call.n / chunk)
     state = call.b * call.h * (call.e + call.f) * min(call.n, 2 * chunk * buckets * rounds)
-    return (hashing + grouped(call, rounds * chunks, chunk, 2 * chunk)).holding(state)
+    return (hashing + grouped(call, rounds * chunks, chunk, 2 * chunk, masked=True)).holding(state)
