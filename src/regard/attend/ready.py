@@ -5,6 +5,7 @@ A fused call on 64 tokens takes less than a tenth of a millisecond, and checking
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +19,12 @@ from regard.attend import compiled, sdpa
 from regard.attend.call import Call
 from regard.pattern import Pattern
 
-Run = partial[Tensor]
+Run = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class _Tiles(partial[Tensor]):
+    """By the kernel, which must be asked each time whether it may."""
+
 
 MOST = 256  # kinds of calls that are remembered
 LARGEST = 1 << 20  # bytes of a mask or of tiles that are: of longer calls the checks are no part worth saving
@@ -31,7 +37,7 @@ def get(q: Tensor, k: Tensor, v: Tensor, pattern: object, scale: float | None, q
     try:
         if q_at == 0 and type(k_at) is int and k_at == 0:
             found = _ready.get(_key(q, k, v, pattern, scale))
-            return None if found is None or (found.func is compiled.over and not native.plain(q, k, v)) else found
+            return None if type(found) is _Tiles and not native.plain(q, k, v) else found
     except (AttributeError, TypeError):  # something is not what it should be: the checks will say what
         pass
     return None
@@ -57,6 +63,8 @@ def _dense(call: Call) -> Run | None:
     mask = None if causal else sdpa.mask_of(call)
     if mask is not None and (type(mask) is not Tensor or mask.nbytes > LARGEST):
         return None
+    if mask is None and not causal and call.scale == 1 / math.sqrt(call.q.shape[3]):
+        return F.scaled_dot_product_attention  # as it is: arguments that it does not need take as long as looking it up
     return partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=call.scale)
 
 
@@ -66,7 +74,7 @@ def _compiled(call: Call) -> Run | None:
     work = compiled.work_of(call)
     if sum(part.nbytes() for part in work) > LARGEST:
         return None
-    return partial(compiled.over, work=work, scale=call.scale)
+    return _Tiles(compiled.over, work=work, scale=call.scale)
 
 
 def _key(q: Tensor, k: Tensor, v: Tensor, pattern: object, scale: float | None) -> tuple[Any, ...]:

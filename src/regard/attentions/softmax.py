@@ -44,7 +44,8 @@ class SoftmaxAttention(Cached):
         self, q: Tensor, k: Tensor, v: Tensor, place: Place, *, mask: Tensor | None = None, marks: Tensor | None = None
     ) -> Tensor:
         """See `Cached.over`."""
-        if self.prior is None and place.pattern == _FULL:  # positions say nothing then
+        elsewhere = type(place.k_at) is not int or place.k_at or place.q_at
+        if elsewhere and self.prior is None and place.pattern == _FULL:  # positions say nothing then
             place = Place(_FULL)
         return attend(
             q, k, v, pattern=place.pattern, prior=self.prior, mask=mask, marks=marks, scale=self.scale,

@@ -89,10 +89,10 @@ class Ours(Contender):
         if cell.level == "layer":
             return of_layer(mixer, cell)
         inner, shapes = _inside(mixer, cell, cell.length)
-        return of_heads(
-            lambda *given: inner.inner.attend(*_filled(given), causal=cell.past)[0], cell, *shapes,
-            more=list(inner.inner.parameters()),
-        )  # fmt: skip
+        attend, past, parameters = inner.inner.attend, cell.past, list(inner.inner.parameters())
+        if len(shapes) == 2:
+            return of_heads(lambda q, v: attend(q, q, v, causal=past)[0], cell, *shapes, more=parameters)
+        return of_heads(lambda q, k, v: attend(q, k, v, causal=past)[0], cell, *shapes, more=parameters)
 
     def needs(self, cell: Cell) -> Needs | None:
         """See `Contender`; None where the formula cannot be asked."""

@@ -109,7 +109,7 @@ def _prob_sparse(module: ProbSparse, call: Call) -> Work:
 
 
 def grouped(call: Call, groups: int, s: int, t: int, *, masked: bool) -> Work:
-    """Attention of s queries to t keys in each of so many groups.  No scores are kept, but who they are, and what hides pairs."""
+    """Attention of s queries to t keys in each of so many groups.  Kept are who they are and what hides pairs, not scores."""
     pairs = product(call.bh * groups, s, call.e, t, saved=0) + product(call.bh * groups, s, t, call.f, saved=0)
     numbers = 2 * (s + t) + (s * t if masked else 0)
     return pairs + kept(call.bh * groups * numbers + call.bh * (call.n + call.m) * (call.e + call.f))
