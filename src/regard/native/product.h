@@ -18,12 +18,14 @@ template <> struct Lanes<float> {
     typedef float V __attribute__((vector_size(BYTES)));
     typedef float Unaligned __attribute__((vector_size(BYTES), aligned(4), may_alias));
     typedef int32_t I __attribute__((vector_size(BYTES)));
+    typedef int32_t Word;
     static constexpr int N = BYTES / 4;
 };
 template <> struct Lanes<double> {
     typedef double V __attribute__((vector_size(BYTES)));
     typedef double Unaligned __attribute__((vector_size(BYTES), aligned(8), may_alias));
     typedef int64_t I __attribute__((vector_size(BYTES)));
+    typedef int64_t Word;
     static constexpr int N = BYTES / 8;
 };
 template <class T> using Vector = typename Lanes<T>::V;
@@ -102,6 +104,7 @@ template <class T> inline Vector<T> exp_of(Vector<T> x) {
     constexpr int bits = single ? 23 : 52, degree = single ? 7 : 13;
     const T least = single ? T(-87.3) : T(-708.3), round = single ? T(12582912.0) : T(6755399441055744.0);
     const T high = single ? T(0.693145751953125) : T(0.6931471803691238), low = single ? T(1.4286068203094172e-6) : T(1.9082149292705877e-10);
+    const typename Lanes<T>::Word one = single ? 127 << 23 : static_cast<typename Lanes<T>::Word>(int64_t(1023) << 52);
     const auto small = x < all(least);
     x = small ? all(least) : x;
     const Vector<T> shifted = x * all(T(1.4426950408889634)) + all(round);
@@ -111,10 +114,10 @@ template <class T> inline Vector<T> exp_of(Vector<T> x) {
     for (int i = 2; i <= degree; i++) each /= i;
     Vector<T> y = all(each);
     for (int i = degree; i >= 1; i--) y = y * r + all(each *= i);
-    Integers<T> exponent, value;
+    Integers<T> exponent;
     std::memcpy(&exponent, &shifted, sizeof exponent);
-    std::memcpy(&value, &y, sizeof value);
-    value += exponent << bits;
-    std::memcpy(&y, &value, sizeof y);
-    return small ? all(T(0)) : y + (x - x);  // what is not a number stays none
+    exponent = (exponent << bits) + one;
+    Vector<T> power;
+    std::memcpy(&power, &exponent, sizeof power);
+    return small ? all(T(0)) : y * power;  // a product, so that what is not a number stays none
 }
