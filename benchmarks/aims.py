@@ -207,7 +207,7 @@ def _place(row: Row) -> str:
 
 # ---------------------------------------------------------------------------------------------- the aims
 HUGGING = ("bigbird-training", "longformer-training")
-PEERS = ("peers-1024", "peers-forward", "peers-training", "peers-causal")
+PEERS = ("peers-1024", "peers-forward", "peers-training", "peers-sparse", "peers-causal")
 AUTO = ("auto-forward", "auto-training", "auto-causal")
 AIMS = (
     Aim("dense / SDPA, all n", "1.00 ± 0.05", ("dense-forward", "dense-training"), same),

@@ -52,7 +52,10 @@ CALLS = {
     "--lengths 1000000 --rounds 0 --budget 175s",
     "peers-1024": "--peers --lengths 1024 --threads 1 --budget 170s",
     "peers-forward": "--peers --lengths 4096 --ways forward --threads 1 --budget 170s",
-    "peers-training": "--peers --lengths 4096 --ways training --threads 1 --rounds 3 --budget 175s",
+    "peers-training": "--peers linear performer efficient clustered clustered_improved linformer nystrom memory_compressed "
+    "prob_sparse fnet mlp_mixer gmlp --lengths 4096 --ways training --threads 1 --rounds 3 --budget 175s",
+    "peers-sparse": "--peers product_keys local longformer bigbird axial reformer routing sinkhorn "
+    "--lengths 4096 --ways training --threads 1 --rounds 3 --budget 175s",
     "peers-causal": "--peers linear performer local reformer sinkhorn memory_compressed gmlp efficient vanilla --causal "
     "--lengths 4096 --ways training --threads 1 --rounds 3 --budget 170s",
     "crossover": f"vanilla local bigbird linear performer linformer:rank=64 nystrom {KERNEL} --lengths {DOUBLING} "

@@ -457,7 +457,7 @@ def test_a_busy_machine_is_not_remembered(cache, monkeypatch):
 def test_measuring_gives_sensible_numbers():
     """Fails if the calibration itself is broken."""
     costs = choosing.measure()
-    assert all(0 < x < 1 for x in vars(costs).values())
+    assert all(0 < x < 1 for x in vars(costs).values() if x is not None)
 
 
 # ---------------------------------------------------------------------------------------------- block masks

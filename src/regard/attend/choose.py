@@ -23,7 +23,7 @@ from regard.attend import compiled, flex, fused, reference, sdpa, sparse
 from regard.attend.call import Call, make_call
 from regard.cache import folder
 from regard.layout import Layout, layout
-from regard.layout.tiles import tiles
+from regard.layout.tiles import TURN, tiles
 from regard.pattern import Band, Full, Pattern
 
 BACKENDS = {"reference": reference, "sdpa": sdpa, "sparse": sparse, "compiled": compiled, "flex": flex}
@@ -99,7 +99,7 @@ def _by_cost(
     costs = calibration()
     each = heads * (e + WIDTH / 4) / (1.25 * WIDTH)  # the products grow with the width, the exponentials do not
     passes = 1 + BACKWARD if grad else 1
-    dense = costs.dense_call * passes + costs.dense_score * each * n * m * passes
+    dense = costs.dense_call * passes + costs.dense_score * each * n * (m + TURN) * passes
     patterns = pattern.parts if pattern.heads else (pattern,)
     seen = sum(p.density(min(n, 2048), min(m, 2048)) for p in set(patterns)) / len(set(patterns))
     if seen >= min(MARGIN[way], 1) and n <= 2048:
@@ -152,7 +152,7 @@ def _calibration(threads: int) -> Costs:
 def _cache_file() -> Path:
     machine = f"{platform.machine()}-{os.cpu_count()}-torch{torch.__version__}-{torch.get_num_threads()}threads"
     kernel = "compiled" if native.library() else "plain"
-    return folder() / f"costs3-{kernel}-{machine}.json"  # 3: what is measured has changed twice
+    return folder() / f"costs4-{kernel}-{machine}.json"  # 4: what is measured has changed
 
 
 def _read(path: Path) -> Costs | None:
@@ -190,14 +190,18 @@ def measure() -> Costs:
     if native.library():
         calls |= {("compiled", n): lambda x: compiled.run(_whole(x)) for n in (small, large)}
     best = _best(calls, heads)
-    score = best["dense", large] / large**2 / heads
-    each = {name: min(max(best[name, small] - score * heads * small**2, LEAST_CALL), MOST_CALL) for name, _ in calls}
+    score = best["dense", large] / large / (large + TURN) / heads
+    first = score * heads * small * (small + TURN)
+    each = {name: min(max(best[name, small] - first, LEAST_CALL), MOST_CALL) for name, _ in calls}
     sparse_score = (best["sparse", large] - each["sparse"] * work.calls()) / work.work(False) / heads
     costs = Costs(each["dense"], score, each["sparse"], min(max(sparse_score, score), MOST_RATIO * score))
     if "compiled" not in each:
         return costs
-    ours = (best["compiled", large] - each["compiled"]) / large**2 / heads
-    return replace(costs, compiled_call=each["compiled"], compiled_score=min(max(ours, score / 2), MOST_RATIO * score))
+    few, many = (heads * sum(part.scores() for part in tiles(Full(), n, n)) for n in (small, large))
+    ours = (best["compiled", large] - best["compiled", small]) / (many - few)
+    ours = min(max(ours, score / 2), MOST_RATIO * score)
+    start = min(max(best["compiled", small] - ours * few, LEAST_CALL), MOST_CALL)
+    return replace(costs, compiled_call=start, compiled_score=ours)
 
 
 def _run(work: Layout, q: Tensor) -> Tensor:

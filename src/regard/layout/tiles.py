@@ -16,7 +16,7 @@ from regard.layout.work import Cache
 from regard.pattern import Blocks2D, Pattern
 
 SIDE = 64
-TURN = 20  # scores that cost as much as it does to bring one query into the order of the kernel, and its result back
+TURN = 20  # scores that cost as much as what is done once for a query, here and in the dense kernel
 COARSE = 16  # tiles that are looked at together first, so that a table of all tiles is never made
 
 _tiles = Cache(256 << 20)
