@@ -43,9 +43,11 @@ def table(found: dict[str, Result]) -> list[str]:
     lines = ["| what | aim | measured | |", "| --- | --- | --- | --- |"]
     for aim in AIMS:
         there = [found[name] for name in aim.needs if name in found]
-        answer = aim.judge(*there) if len(there) == len(aim.needs) else Found("", None)
+        answer = aim.judge(*there) if there else Found("", None)
         doubt = " (flagged)" if any(map(flags, there)) else ""
-        lines.append(f"| {aim.what} | {aim.aim} | {answer.words or '-'}{doubt} | {VERDICTS[answer.met]} |")
+        left = ", ".join(name for name in aim.needs if name not in found) if there else ""
+        verdict = f"{VERDICTS[answer.met]}; without {left}" if left else VERDICTS[answer.met]
+        lines.append(f"| {aim.what} | {aim.aim} | {answer.words or '-'}{doubt} | {verdict} |")
     return lines
 
 

@@ -71,7 +71,9 @@ def measure(name: str, folder: Path, *, anyway: bool, small: bool) -> None:
     print(f"{name}: regard bench {shlex.join(words)}", file=sys.stderr)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode in (0, INTERRUPTED) and done.stdout:
-        (folder / f"bench-{name}.json").write_text(done.stdout)
+        half = folder / f"bench-{name}.json.half"
+        half.write_text(done.stdout)
+        half.replace(folder / f"bench-{name}.json")  # at once: a result that is there is whole
     if done.returncode:
         sys.exit(done.returncode)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -66,7 +68,8 @@ def bench(
         _check_values(plan)
         _check_page(page)
         found = begin(plan, anyway=anyway)
-    stopped = _run(found, quiet=json)
+    with redirect_stdout(sys.stderr):  # packages that are imported may have something to say
+        stopped = _run(found, quiet=json)
     if json:
         print_json(found.as_json())
     else:
