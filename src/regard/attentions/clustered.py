@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from regard.common import stable_order
 from regard.errors import check_whole
 from regard.mixer import Attention, State
 from regard.query import Clusters, take
@@ -56,13 +57,13 @@ def _tiles(index: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
     n = index.shape[2]
     count = torch.zeros(*index.shape[:2], clusters, dtype=torch.long, device=index.device)
     count.scatter_add_(2, index, torch.ones_like(index))
-    order = index.argsort(dim=2, stable=True)
+    order = stable_order(index)
     place = torch.empty_like(order).scatter_(2, order, torch.arange(n, device=index.device).expand_as(order))
     needed = (count + TILE - 1) // TILE
     behind, before = needed.cumsum(2), count.cumsum(2) - count
     slot = place + ((behind - needed) * TILE - before).gather(2, index)
     numbers = torch.arange(n // TILE + min(clusters, n), device=index.device)
-    owner = torch.searchsorted(behind, numbers.expand(*index.shape[:2], -1).contiguous(), right=True)
+    owner = (behind[..., None, :] <= numbers[:, None]).sum(-1)
     return slot, owner.clamp(max=clusters - 1)
 
 
