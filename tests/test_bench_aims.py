@@ -90,7 +90,7 @@ def test_dense_is_judged_by_what_is_furthest_off(bench, ratio, word):
 def test_peers_are_judged_by_the_best_of_each(bench):
     """Fails if a slow peer stands for a fast one of the same recipe, or one that is ahead of us is not named."""
     rows = [row("a", 4096, of="local", ahead=9.0), row("b", 4096, of="local", ahead=3.0), row("c", 4096, of="fnet", ahead=2.5)]
-    empty = {name: result() for name in ("peers_1024", "peers_forward", "peers_causal")}
+    empty = {name: result() for name in ("peers_1024", "peers_forward", "peers_sparse", "peers_causal")}
     what = "every mechanism against its best running peer"
     assert "median 2.75" in (line := verdicts(bench, **empty, peers_training=result(*rows))[what]) and "| met |" in line
     rows.append(row("d", 4096, of="fnet", ahead=0.8))
