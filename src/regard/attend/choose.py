@@ -27,7 +27,7 @@ from regard.layout.tiles import TURN, tiles
 from regard.pattern import Band, Full, Pattern
 
 BACKENDS = {"reference": reference, "sdpa": sdpa, "sparse": sparse, "compiled": compiled, "flex": flex}
-SMALL = {"sparse": 192, "compiled": 64}  # with fewer queries than this a layout does not pay
+SMALL = {"sparse": 192, "compiled": 96}  # with fewer queries than this a layout does not pay
 MARGIN = {"sparse": 0.85, "compiled": 1.08}  # what each must promise of the dense time, to which a mask adds a tenth
 BACKWARD = 2.5  # scores of a backward pass, beside one of the forward pass
 WIDTH = 64  # of a head, when measuring
