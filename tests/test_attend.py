@@ -353,15 +353,33 @@ def test_a_wrong_name_is_told_the_nearest(rand):
 # ---------------------------------------------------------------------------------------------- the choice
 def test_the_choice_gives_its_reason():
     """Fails if `auto` cannot say why."""
-    assert (choosing.explain(Full(), 4096).backend, choosing.explain(Causal(), 4096).backend) == ("sdpa", "sdpa")
-    assert "dense" in choosing.explain(Full(), 4096).reason
-    small = choosing.explain(Band(4, 4), 50)
+    for pattern in (Full(), Causal()):
+        assert choosing.explain(pattern, 1 << 17) == choosing.DENSE  # a list of all tiles would be too long
+    small = choosing.explain(Band(4, 4), 40)
     assert small.backend == "sdpa" and "few queries" in small.reason
-    nearly_all = choosing.explain(Band(1023, 1023), 1024)
-    assert nearly_all.backend == "sdpa" and "%" in nearly_all.reason
     far = choosing.explain(Band(64, 64), 16384)
     assert far.backend == TILES[-1] and far.sparse < far.dense and f"ms {TILES[-1]}" in far.reason
     assert choosing.explain(Band(64, 64), 16384, grad=True).dense > far.dense
+
+
+def test_dense_patterns_run_where_they_are_faster(monkeypatch):
+    """Fails if what was measured of dense calls, PyTorch's and ours, does not decide between them."""
+    with_kernel = len(TILES) > 1
+    for ours, want in ((0.9e-9, "compiled"), (1.1e-9, "sdpa")):
+        costs = choosing.Costs(1e-5, 1e-9, 1e-4, 1e-9, 1e-5, ours)
+        monkeypatch.setattr(choosing, "calibration", lambda costs=costs: costs)
+        choosing._by_cost.cache_clear()
+        assert choosing.explain(Full(), 4096).backend == (want if with_kernel else "sdpa")
+        assert choosing.explain(Causal(), 512).backend == ("compiled" if with_kernel else "sdpa")  # PyTorch leaves nothing out
+    choosing._by_cost.cache_clear()
+
+
+def test_without_a_kernel_what_is_nearly_dense_is_dense(monkeypatch):
+    """Fails if runs of blocks are made of a pattern that sees nearly all."""
+    monkeypatch.setattr(choosing.native, "library", lambda: None)
+    nearly_all = choosing.explain(Band(1023, 1022), 1024)
+    assert nearly_all.backend == "sdpa" and "%" in nearly_all.reason
+    assert choosing.explain(Full(), 4096) == choosing.explain(Causal(), 4096) == choosing.DENSE
 
 
 def test_the_choice_for_a_call(rand):
@@ -370,7 +388,7 @@ def test_the_choice_for_a_call(rand):
     common = {"prior": None, "mask": None, "marks": None, "scale": None, "q_at": 0, "k_at": 0}
     call = attending.call.make_call(q, k, v, pattern=Band(4, 4), **common)
     threads = torch.get_num_threads()
-    assert attending.choose(call) == choosing._by_cost(TILES[-1], Band(4, 4), 400, 400, 0, 0, 8, 8, False, threads)
+    assert attending.choose(call) == choosing._by_cost(TILES[-1], Band(4, 4), 400, 400, 0, 0, 8, 8, False, False, threads)
     scattered = attending.call.make_call(q, k, v, pattern=Band(4, 4), **{**common, "k_at": torch.arange(400)})
     assert attending.choose(scattered).reason == "sparse cannot: the keys do not stand in a row"
 

@@ -110,6 +110,35 @@ def test_heads_as_the_fastest_axis(width, rand):
 
 
 @needs_kernel
+@pytest.mark.parametrize(
+    "pattern", [Band(100, 90) | Keys(0, 70), Band(9, 9, 7), BIG, Full()], ids=["near", "spaced", "big", "full"]
+)
+def test_rows_with_gaps(pattern, rand):
+    """Fails if rows of keys that were copied together serve another tile, head or example: there are more tiles than places."""
+    inputs = [rand(2, 1000, 3, 16).transpose(1, 2).requires_grad_() for _ in range(3)]
+    results = [regard.attend(*inputs, pattern=pattern, backend=name) for name in ("reference", "compiled")]
+    grads = [torch.autograd.grad(y.square().sum(), inputs) for y in results]
+    with torch.no_grad():  # without a sum to be kept for a backward pass
+        results.append(regard.attend(*inputs, pattern=pattern, backend="compiled"))
+    for y in results[1:]:
+        torch.testing.assert_close(y, results[0], rtol=0, atol=1e-12)
+    for got, want in zip(*reversed(grads), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-11)
+
+
+@needs_kernel
+def test_large_pages_change_nothing(rand, monkeypatch):
+    """Fails if what is asked of the system for a large result reaches past it, or loses what stands there."""
+    inputs = [rand(1, 2, 9000, 64).requires_grad_() for _ in range(3)]
+    wishes = []
+    for least in (1 << 60, 1 << 20):
+        monkeypatch.setattr(native, "LARGE", least)
+        out = regard.attend(*inputs, pattern=Band(9, 9), backend="compiled")
+        wishes.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    assert all(torch.equal(x, y) for x, y in zip(*wishes, strict=True))
+
+
+@needs_kernel
 def test_overlapping_rows_have_their_gradient(rand):
     """Fails if room for a gradient is laid out as its tensor is, whose rows have gaps."""
     line = rand(64 + 96)
@@ -240,6 +269,71 @@ def test_running_sums_have_a_second_derivative(rand):
     assert torch.autograd.gradgradcheck(lambda q, k, v: running.add_counted(q, k, v, None, 64)[:2], inputs)
 
 
+# ---------------------------------------------------------------------------------------------- linear attention over all keys
+@needs_kernel
+@pytest.mark.parametrize("many", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("b", "h", "n", "m", "r", "f"),
+    [(1, 1, 64, 64, 16, 16), (2, 3, 130, 70, 20, 24), (1, 2, 300, 1000, 64, 64), (1, 8, 65, 64, 3, 7), (1, 1, 200, 90, 130, 8)],
+)
+def test_sums_over_all_keys(b, h, n, m, r, f, many, rand, threads):
+    """Fails if a chunk or a piece is lost or doubled, forward or backward, in the layout of a head or of a layer."""
+    threads(many)
+    for turned in (False, True):
+        sizes = [(n, r), (m, r), (m, f)]
+        q, k, v = inputs = [
+            (rand(b, t, h, w).transpose(1, 2) if turned else rand(b, h, t, w)).requires_grad_() for t, w in sizes
+        ]
+        got, scores = running.all_counted(q, k, v), q @ k.mT
+        want = scores @ v, scores.sum(-1, keepdim=True)
+        weights = [rand(*x.shape) for x in want]
+        for x, y in zip(got, want, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-9)
+        grads = [
+            torch.autograd.grad(sum((x * w).sum() for x, w in zip(out, weights, strict=True)), inputs) for out in (got, want)
+        ]
+        for x, y in zip(*grads, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-9)
+
+
+@needs_kernel
+def test_sums_over_all_keys_elsewhere(rand, monkeypatch):
+    """Fails if what does not fit is read past its end, or what runs without the kernel, or mapped, is another thing."""
+    q, k, v = rand(2, 2, 100, 16), rand(2, 2, 80, 16), rand(2, 2, 80, 8)
+    for other in (v[:, :, :70], v.float(), v[:, :1].expand(-1, 3, -1, -1)):
+        with pytest.raises((RuntimeError, ValueError)):
+            running.all_counted(q, k, other)
+    got = running.all_counted(q, k, v)
+    mapped = torch.func.vmap(lambda *x: running.all_counted(*(t[None] for t in x)))(q, k, v)
+    monkeypatch.setattr(native, "library", lambda: None)
+    for x, y, z in zip(got, running.all_counted(q, k, v), mapped, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
+        torch.testing.assert_close(z[:, 0], y, rtol=0, atol=1e-10)
+
+
+@needs_kernel
+def test_sums_over_all_keys_have_a_second_derivative(rand):
+    """Fails if a gradient penalty on linear attention vanishes, or is refused."""
+    inputs = [rand(1, 1, 64, 2).requires_grad_() for _ in range(3)]
+    assert torch.autograd.gradgradcheck(running.all_counted, inputs)
+
+
+@needs_kernel
+@pytest.mark.parametrize("query", [False, True])
+@pytest.mark.parametrize("size", [0.1, 3.0, 300.0])
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 3e-7), (torch.float64, 1e-15)])
+def test_elu_in_one_pass(query, size, dtype, rtol, rand, monkeypatch):
+    """Fails if the kernel and PyTorch compute another elu(x) + 1: past whole vectors, far below zero, or backward."""
+    x = (rand(2, 300, 4, 37) * size - size / 2).to(dtype).transpose(1, 2).requires_grad_()
+    weight, found = rand(2, 4, 300, 37).to(dtype), []
+    for library in (native.library, lambda: None):
+        monkeypatch.setattr(native, "library", library)
+        y, _ = regard.feature.EluPlusOne()(x, 0, query)
+        found.append((y, torch.autograd.grad(y, x, weight)[0]))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=rtol, atol=1e-36)
+
+
 # ---------------------------------------------------------------------------------------------- tiles
 def covered(work, n, m):
     """How often each pair (n m) is computed."""
@@ -247,9 +341,9 @@ def covered(work, n, m):
     for part in work:
         bits = (part.masks[part.mask.long()][:, :, None] >> torch.arange(64)) & 1  # tiles, keys, queries
         rows = torch.repeat_interleave(torch.arange(len(part.first) - 1), part.first.diff())
-        for row, column, mask in zip(rows.tolist(), part.column.tolist(), bits.mT, strict=True):
+        for row, column, mask, number in zip(rows.tolist(), part.column.tolist(), bits.mT, part.mask.tolist(), strict=True):
             q, k = torch.arange(row * 64, min(row * 64 + 64, part.n)), torch.arange(column * 64, min(column * 64 + 64, part.m))
-            assert not mask[len(q) :].any() and not mask[:, len(k) :].any()
+            assert number == 1 or not (mask[len(q) :].any() or mask[:, len(k) :].any())
             q, k = (x if order is None else order[x] for x, order in ((q, part.q_order), (k, part.k_order)))
             counts[q[:, None], k] += mask[: len(q), : len(k)]
     return counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -69,6 +70,17 @@ def by_hand(function: type[Function], *given: Any) -> Any:
     """A function with a backward pass of its own; without what autograd costs where no gradient is asked for."""
     asked = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
     return function.apply(*given) if asked else function.forward(*given)
+
+
+def graph_of(formula: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[Tensor, ...], given: Any) -> tuple[Tensor, ...]:
+    """The gradients of inputs, given those of what the formula makes of them, as something that has gradients itself.
+
+    For create_graph=True, where a function `by_hand` is asked for the derivative of its backward pass, which it has not.
+    """
+    inputs = tuple(x.view_as(x) for x in inputs)  # one of them may be made of another, or be it
+    wanted = [x for x in inputs if x.requires_grad]
+    found = iter(torch.autograd.grad(formula(*inputs), wanted, given, create_graph=True))
+    return tuple(next(found) if x.requires_grad else torch.zeros_like(x) for x in inputs)
 
 
 def over_tokens(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sums that run along the sequence, Σ_{j <= i} k_j v_jᵀ, and what queries find in them: causal linear attention.
+"""Sums along the sequence, Σ k_j v_jᵀ over j <= i or over all, and what queries find in them: linear attention.
 
 On a CPU by a kernel of our own, `native/linear.cpp`, which keeps the state of a head in the cache; elsewhere by products of
 chunks.  Those are of 64 by 64 numbers, which the libraries below PyTorch are slow at, and each goes through memory.
@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import native
-from regard.common import by_hand, chunk_of
+from regard.common import by_hand, chunk_of, graph_of
 
 LEAST = 64  # tokens: for fewer, such as the next one of a stream, a product does
 
-_CALL = Struct("6q" + 9 * "P3q")  # the structures of the kernel, field by field
+_CALL = Struct("7q" + 9 * "P3q")  # the structures of the kernel, field by field
 _GRADS = Struct(9 * "P3q")
 
 
@@ -33,6 +33,20 @@ def add_counted(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, chunk: in
     by_kernel = native.serves(q, k, v, state) and alike and q.shape[2] >= LEAST and q.numel() > 0 and v.numel() > 0
     out, count, *after = (_by_kernel if by_kernel else _by_products)(q, k, v, state[..., :-1], state[..., -1:], chunk)
     return out, count, torch.cat(after, -1)
+
+
+def all_counted(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_j (q_i·k_j) v_j (b h n f) and Σ_j q_i·k_j (b h n 1), over all keys: q (b h n r), k (b h m r), v (b h m f)."""
+    alike = q.shape[:2] == k.shape[:2] and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3]
+    if not (alike and native.serves(q, k, v) and min(q.shape[2], k.shape[2]) >= LEAST and q.numel() and v.numel()):
+        return _all_by_products(q, k, v)
+    f, rank = v.shape[3], native.whole(q.shape[3])
+    out, count, *_ = by_hand(_AllKernel, native.dense(q, rank), native.dense(k, rank), native.dense(v, native.whole(f)))
+    return out[..., :f], count
+
+
+def _all_by_products(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return q @ (k.mT @ v), q @ k.sum(2)[..., None]
 
 
 def _by_products(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, chunk: int) -> tuple[Tensor, ...]:
@@ -49,6 +63,12 @@ def _by_kernel(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, chunk: int
     s, z = F.pad(s, (0, width - f, 0, rank - r)).contiguous(), F.pad(z.mT, (0, rank - r)).contiguous()
     out, count, s, z = by_hand(_Kernel, q, k, v, s, z)
     return out[..., :f], count, s[..., :r, :f], z[..., :r].mT
+
+
+def _in_chunks_of_64(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    """What `_Kernel` computes, with z as it takes and gives it."""
+    *found, z = _by_products(q, k, v, s, z.mT, LEAST)
+    return *found, z.mT
 
 
 class _AddCounted(torch.autograd.Function):
@@ -119,7 +139,7 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
         if torch.is_grad_enabled():  # create_graph=True: the products have a second derivative
-            return _graph_of(ctx.saved_tensors, given)
+            return graph_of(_in_chunks_of_64, ctx.saved_tensors, given)
         q, k, v, s, z = ctx.saved_tensors
         given = tuple(x.contiguous() for x in given)
         asked = tuple(native.empty_like(x) for x in (q, k, v, s, z))
@@ -128,20 +148,38 @@ class _Kernel(torch.autograd.Function):
         return asked
 
 
-def _graph_of(inputs: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The gradients of the kernel's inputs as something that has gradients itself."""
-    inputs = tuple(x.view_as(x) for x in inputs)  # one of them may be made of another, or be it
-    q, k, v, s, z = inputs
-    out, count, s, z = _by_products(q, k, v, s, z.mT, LEAST)
-    wanted = [x for x in inputs if x.requires_grad]
-    found = iter(torch.autograd.grad((out, count, s, z.mT), wanted, given, create_graph=True))
-    return tuple(next(found) if x.requires_grad else torch.zeros_like(x) for x in inputs)
+class _AllKernel(torch.autograd.Function):
+    """q (b h n r), k (b h m r), v (b h m f) -> out (b h n f), count (b h n 1), and Σ k vᵀ and Σ k, which have no gradient."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        b, h, n, r = q.shape
+        out = native.large(v.new_empty(b, n, h, v.shape[3])).transpose(1, 2)  # as the projection after it wants it
+        results = out, q.new_empty(b, h, n, 1), q.new_empty(b, h, r, v.shape[3]), q.new_empty(b, h, 1, r)
+        native.run("linear_all_forward", q.dtype, _call(q, k, v, *results[2:], results))
+        return results
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.save_for_backward(*inputs, *output[2:])
+
+    @staticmethod
+    def backward(ctx: Any, out: Tensor, count: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, s, z = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return graph_of(_all_by_products, (q, k, v), (out, count))
+        out, count = native.dense(out, v.shape[3]), count.contiguous()
+        asked = [native.empty_like(x) for x in (q, k, v, s, z)]
+        call = _call(q, k, v, s, z, (out, count, s, z))
+        native.run("linear_all_backward", q.dtype, call, _GRADS.pack(*native.rows(out, count, s, z, *asked)))
+        return tuple(asked[:3])
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, results: tuple[Tensor, Tensor, Tensor, Tensor]) -> bytes:
     out, count, after, total = results
     rows = native.rows(q, k, v, out, count, s, z, after, total)
-    return _CALL.pack(*q.shape[:3], q.shape[3], v.shape[3], torch.get_num_threads(), *rows)
+    return _CALL.pack(*q.shape[:3], k.shape[2], q.shape[3], v.shape[3], torch.get_num_threads(), *rows)
 
 
 def in_chunks(parts: Sequence[Tensor], size: int) -> list[Tensor]:

@@ -23,12 +23,15 @@ from regard.attend import compiled, flex, fused, reference, sdpa, sparse
 from regard.attend.call import Call, make_call
 from regard.cache import folder
 from regard.layout import Layout, layout
-from regard.layout.tiles import TURN, tiles
+from regard.layout.tiles import SIDE, TURN, tiles
 from regard.pattern import Band, Full, Pattern
 
 BACKENDS = {"reference": reference, "sdpa": sdpa, "sparse": sparse, "compiled": compiled, "flex": flex}
-SMALL = {"sparse": 192, "compiled": 96}  # with fewer queries than this a layout does not pay
-MARGIN = {"sparse": 0.85, "compiled": 1.08}  # what each must promise of the dense time, to which a mask adds a tenth
+LEAST = {"sparse": (192, 192), "compiled": (48, 64)}  # queries or keys from which on each pays, without and with gradients
+MARGIN = {"sparse": 0.8, "compiled": 1.0}  # what each must promise of the dense time
+MASKED = 1.08  # the dense time with a mask, beside that without
+KEYS = 512  # that PyTorch's kernel takes at once: of later ones, whole lots of them are left out
+MOST_TILES = 1 << 20  # of a dense pattern: a list of more is not worth its memory
 BACKWARD = 2.5  # scores of a backward pass, beside one of the forward pass
 WIDTH = 64  # of a head, when measuring
 LEAST_CALL, MOST_CALL = 5e-6, 3e-4  # seconds: what seems outside was measured on a busy machine
@@ -70,19 +73,23 @@ def choose(call: Call) -> Choice:
         return _on_accelerator(call)
     if native.transformed() or type(call.q) not in native.TYPES:
         return Choice("sdpa", "these are stand-ins or inside a transform: only dense calls go through")
-    n, m = call.q.shape[2], call.k.shape[2]
-    if min(n, m) < min(SMALL.values()):
+    n, m, grad = call.q.shape[2], call.k.shape[2], call.grad()
+    causal = sdpa.plainly_causal(call)
+    way = "sparse" if _is_whole(call.pattern, causal, n, m) or compiled.refuses(call) else "compiled"
+    if min(n, m) < LEAST[way][grad]:
         return FEW_TOKENS
-    if sdpa.plainly_causal(call) or call.pattern == Full():
+    if way == "sparse" and (causal or call.pattern == Full()):
         return DENSE
-    refusal = sparse.refuses(call)
+    refusal = sparse.refuses(call) if way == "sparse" else None
     if refusal is not None:
         return Choice("sdpa", f"sparse cannot: {refusal}")
-    way = "sparse" if compiled.refuses(call) else "compiled"
-    if min(n, m) < SMALL[way]:
-        return FEW_TOKENS
     plain, heads, e = call.pattern.given(False, False), call.q.shape[0] * call.q.shape[1], call.q.shape[3]
-    return _by_cost(way, plain, n, m, call.q_at, sparse._start(call), heads, e, call.grad(), torch.get_num_threads())
+    return _by_cost(way, plain, n, m, call.q_at, sparse._start(call), heads, e, grad, causal, torch.get_num_threads())
+
+
+def _is_whole(pattern: Pattern, causal: bool, n: int, m: int) -> bool:
+    """Whether it would have too many tiles: a dense pattern, and very many tokens."""
+    return (causal or pattern == Full()) and n * m > MOST_TILES * SIDE * SIDE
 
 
 def _on_accelerator(call: Call) -> Choice:
@@ -94,15 +101,15 @@ def _on_accelerator(call: Call) -> Choice:
 
 @lru_cache(4096)
 def _by_cost(
-    way: str, pattern: Pattern, n: int, m: int, q_at: int, k_at: int, heads: int, e: int, grad: bool, threads: int
+    way: str, pattern: Pattern, n: int, m: int, q_at: int, k_at: int, heads: int, e: int, grad: bool, causal: bool, threads: int
 ) -> Choice:  # fmt: skip
     costs = calibration()
     each = heads * (e + WIDTH / 4) / (1.25 * WIDTH)  # the products grow with the width, the exponentials do not
-    passes = 1 + BACKWARD if grad else 1
-    dense = costs.dense_call * passes + costs.dense_score * each * n * (m + TURN) * passes
     patterns = pattern.parts if pattern.heads else (pattern,)
+    share = min(1, (1 + KEYS / m) / 2) if causal else 1 if pattern == Full() else MASKED
+    dense = (costs.dense_call + costs.dense_score * each * n * (m + TURN) * share) * (1 + BACKWARD if grad else 1)
     seen = sum(p.density(min(n, 2048), min(m, 2048)) for p in set(patterns)) / len(set(patterns))
-    if seen >= min(MARGIN[way], 1) and n <= 2048:
+    if way == "sparse" and seen >= MARGIN[way] and n <= 2048:
         return Choice("sdpa", f"{seen:.0%} of all pairs are seen", dense)
     estimate = _compiled if way == "compiled" else _sparse
     total = sum(estimate(costs, p, n, m, q_at, k_at, each / len(patterns), grad) for p in patterns)
@@ -129,12 +136,13 @@ def explain(pattern: Pattern, n: int, *, heads: int = 8, width: int = 64, grad: 
     """What `auto` would do for n tokens, without running it."""
     x = torch.empty(1, heads, n, width, device="meta", requires_grad=grad)
     call = make_call(x, x, x, pattern=pattern, prior=None, mask=None, marks=None, scale=None, q_at=0, k_at=0)
-    if pattern == Full() or sdpa.plainly_causal(call):
-        return DENSE
-    way = "compiled" if native.library() else "sparse"
-    if n < SMALL[way]:
+    causal = sdpa.plainly_causal(call)
+    way = "compiled" if native.library() and not _is_whole(pattern, causal, n, n) else "sparse"
+    if n < LEAST[way][grad]:
         return FEW_TOKENS
-    return _by_cost(way, pattern.given(False, False), n, n, 0, 0, heads, width, grad, torch.get_num_threads())
+    if way == "sparse" and (causal or pattern == Full()):
+        return DENSE
+    return _by_cost(way, pattern.given(False, False), n, n, 0, 0, heads, width, grad, causal, torch.get_num_threads())
 
 
 # ---------------------------------------------------------------------------------------------- calibration
@@ -152,7 +160,7 @@ def _calibration(threads: int) -> Costs:
 def _cache_file() -> Path:
     machine = f"{platform.machine()}-{os.cpu_count()}-torch{torch.__version__}-{torch.get_num_threads()}threads"
     kernel = "compiled" if native.library() else "plain"
-    return folder() / f"costs4-{kernel}-{machine}.json"  # 4: what is measured has changed
+    return folder() / f"costs5-{kernel}-{machine}.json"  # 5: what is measured has changed
 
 
 def _read(path: Path) -> Costs | None:

@@ -21,6 +21,7 @@ from regard.layout.tiles import Tiles, Work, picked, tiles
 _PART = Struct("2q2Pq4P")  # the structures of the kernel, field by field
 _CALL = Struct("5qd" + 5 * "P3q" + "PqP")
 _GRADS = Struct(4 * "P3q")
+NOWHERE = (0, 0, 0, 0)  # instead of the rows of a tensor
 
 
 def refuses(call: Call) -> str | None:
@@ -68,28 +69,30 @@ def over(q: Tensor, k: Tensor, v: Tensor, work: Work, scale: float, mask: Tensor
     assert work, "a call without a part computes nothing"
     f = v.shape[3]
     wide = native.whole(max(q.shape[3], f))
-    q, k, v = (native.dense(x, wide) for x in (q, k, v))
+    if not (q.shape[3] == f == wide and q.stride(3) == k.stride(3) == v.stride(3) == 1):
+        q, k, v = (native.dense(x, wide) for x in (q, k, v))
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out: Tensor = _Compiled.apply(q, k, v, work, scale, mask)  # type: ignore[no-untyped-call]
     else:
-        out, _ = _forward(q, k, v, work, scale, mask)
+        lse = q.new_empty(*q.shape[:3], 1) if len(work) > 1 else None
+        out = _forward(q, k, v, lse, work, scale, mask)
     return out[..., :f] if f < wide else out
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, work: Work, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The result, and the log-sum-exp of each query."""
+def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor | None, work: Work, scale: float, mask: Tensor | None) -> Tensor:
+    """The result; the log-sum-exp of each query goes to `lse`, where a backward pass or a second part needs it."""
     b, h, n, e = q.shape
-    out = q.new_empty(b, n, h, e).transpose(1, 2)  # as the projection after it wants it
-    lse = q.new_empty(b, h, n, 1)
+    out = native.large(q.new_empty_strided((b, h, n, e), (n * h * e, e, h * e, 1)))  # as the projection after it wants it
     mask = None if mask is None else mask.contiguous()
     native.run("forward", q.dtype, _call(q, k, v, out, lse, work, scale, mask))
-    return out, lse
+    return out
 
 
 class _Compiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, work, scale, mask):  # type: ignore[no-untyped-def]
-        out, lse = _forward(q, k, v, work, scale, mask)
+        lse = q.new_empty(*q.shape[:3], 1)
+        out = _forward(q, k, v, lse, work, scale, mask)
         ctx.save_for_backward(q, k, v, out, lse, mask)
         ctx.work, ctx.scale = work, scale
         return out
@@ -101,20 +104,22 @@ class _Compiled(torch.autograd.Function):
         q, k, v, out, lse, mask = ctx.saved_tensors
         mask = None if mask is None else mask.contiguous()
         grad = native.dense(grad, q.shape[3])
-        ours = [native.empty_like(x).zero_() for x in (q, k, v)]
+        ours = [native.empty_like(q), native.empty_like(k).zero_(), native.empty_like(v).zero_()]  # keys are added to
         grads = _GRADS.pack(*native.rows(grad, *ours))
         native.run("backward", q.dtype, _call(q, k, v, out, lse, ctx.work, ctx.scale, mask), grads)
         return *ours, None, None, None
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, work: Work, scale: float, mask: Tensor | None) -> bytes:
+def _call(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, work: Work, scale: float, mask: Tensor | None
+) -> bytes:
     """What the kernel reads: addresses, so the tensors must outlive it."""
     b, h, _, e = q.shape
     made = work.made or work.__dict__.setdefault("made", ctypes.create_string_buffer(b"".join(map(_part, work))))
     real = 0 if mask is None else mask.data_ptr()
-    parts = ctypes.addressof(made)
+    parts, norm = ctypes.addressof(made), NOWHERE if lse is None else native.rows(lse)
     return _CALL.pack(
-        b, h, k.shape[2], e, torch.get_num_threads(), scale, *native.rows(q, k, v, out, lse), real, len(work), parts
+        b, h, k.shape[2], e, torch.get_num_threads(), scale, *native.rows(q, k, v, out), *norm, real, len(work), parts
     )
 
 

@@ -7,6 +7,7 @@ operation, in plain differentiable PyTorch, whose memory grows with the scores i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attend.fused import blinded, flash, flash_backward
-from regard.common import by_hand
+from regard.common import by_hand, graph_of
 from regard.native import plain
 from regard.prior import Prior
 
@@ -110,7 +111,9 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *groups = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: the fused backward has no derivative
-            return *_graph_of((q, k, v), groups, ctx.scale, grad), None, *[None] * len(groups)
+            seen = [Indexed(at, to, None if x is None else (x == 0).view(*at.shape, -1)) for at, to, x in _threes(groups)]
+            plainly = partial(_in_the_open, groups=seen, scale=ctx.scale)
+            return *graph_of(lambda *x: plainly(*x)[0], (q, k, v), grad), None, *[None] * len(groups)
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a query that sees nothing has no weight anywhere
         total = [torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v)]
         for at_q, at_k, addend in _threes(groups):
@@ -124,17 +127,6 @@ class _Fused(torch.autograd.Function):
             for sum_, share, index in zip(total, shares, (q_at, k_at, k_at), strict=True):
                 _add(sum_, index, share)
         return *(x.to(q.dtype) for x in total), None, *[None] * len(groups)
-
-
-def _graph_of(inputs: tuple[Tensor, ...], groups: Sequence[Any], scale: float, grad: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of q, k and v as something that has gradients itself."""
-    seen = (Indexed(at, to, None if x is None else (x == 0).view(*at.shape, -1)) for at, to, x in _threes(groups))
-    inputs = tuple(x.view_as(x) for x in inputs)  # one of them may be made of another, or be it
-    q, k, v = inputs
-    out, _ = _in_the_open(q, k, v, seen, scale=scale)
-    wanted = [x for x in inputs if x.requires_grad]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return tuple(next(found) if x.requires_grad else torch.zeros_like(x) for x in inputs)
 
 
 def _threes(groups: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 import regard.pattern
 from regard.attend import sdpa
 from regard.attend.call import Call, make_call
-from regard.attend.choose import BACKENDS, SMALL, choose
+from regard.attend.choose import BACKENDS, LEAST, choose
 from regard.pattern import Causal, Full, Pattern
 
 _FULL, _CAUSAL = Full(), Causal()
@@ -24,7 +24,7 @@ _FULL, _CAUSAL = Full(), Causal()
 
 def is_dense(call: Call) -> bool:
     """Whether dense attention is what would run, as far as that can be told without a layout."""
-    return call.pattern == _FULL or call.pattern == _CAUSAL or min(call.q.shape[2], call.k.shape[2]) < SMALL["sparse"]
+    return call.pattern == _FULL or call.pattern == _CAUSAL or min(call.q.shape[2], call.k.shape[2]) < min(LEAST["sparse"])
 
 
 def is_opaque(call: Call) -> bool:

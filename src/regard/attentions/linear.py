@@ -13,7 +13,7 @@ from regard.common import at_least_single, by_hand, full_precision, running_max
 from regard.errors import check_whole
 from regard.feature import EluPlusOne, Feature
 from regard.mixer import Attention, Can, check_batch
-from regard.running import add_counted
+from regard.running import add_counted, all_counted
 from regard.update import decay
 
 
@@ -153,7 +153,7 @@ def _kept(k: Tensor, v: Tensor, level: Tensor | None, mask: Tensor) -> tuple[Ten
 def _of_all(q: Tensor, k: Tensor, v: Tensor, level: Tensor | None) -> tuple[Tensor, Tensor]:
     """Over all keys, phi(q)ᵀ Σ phi(k) vᵀ (b h n f) and phi(q)ᵀ Σ phi(k) (b h n 1)."""
     if level is None:
-        return q @ (k.mT @ v), q @ k.sum(2)[..., None]
+        return all_counted(q, k, v)
     most = level.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(level.dtype).min)
     weight = (level - most).exp()[..., None]  # the factors of the keys, but for the greatest, which cancels
     return q @ (k.mT @ (v * weight)), q @ (k.mT @ weight)

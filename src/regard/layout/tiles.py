@@ -13,10 +13,11 @@ from torch import Tensor
 from regard.layout import in_tiles, number_tiles
 from regard.layout.lattice import Lattice, lattices, orders, table_on
 from regard.layout.work import Cache
-from regard.pattern import Blocks2D, Pattern
+from regard.pattern import Blocks2D, Full, Pattern
 
 SIDE = 64
 TURN = 20  # scores that cost as much as what is done once for a query, here and in the dense kernel
+STRIP = 32  # queries that are computed together, at most
 COARSE = 16  # tiles that are looked at together first, so that a table of all tiles is never made
 
 _tiles = Cache(256 << 20)
@@ -37,13 +38,20 @@ class Tiles:
 
     def scores(self) -> float:
         """About how many are computed, with what else there is to do: of a tile that is not full, a part is left out."""
-        bits = np.unpackbits(self.masks.numpy().view(np.uint8), axis=1).sum(1)
-        each = torch.from_numpy(bits.astype(np.float64) + SIDE * SIDE) / 2
-        return each[self.mask.long()].sum().item() + TURN * self.n
+        bits = torch.from_numpy(np.unpackbits(self.masks.numpy().view(np.uint8), axis=1).sum(1).astype(np.int64))
+        queries, keys = _sizes(self.n, STRIP).repeat_interleave(self.first.diff()), _sizes(self.m, 1)[self.column.long()]
+        area = queries * keys
+        return (torch.minimum(bits[self.mask.long()], area) + area).sum().item() / 2 + TURN * self.n
 
     def nbytes(self) -> int:
         tensors = (self.first, self.column, self.mask, self.masks, self.q_order, self.k_order)
         return sum(x.nbytes for x in tensors if x is not None)
+
+
+def _sizes(n: int, step: int) -> Tensor:
+    """Of each tile, its tokens: they are computed by the `step`."""
+    last = (n - 1) % SIDE + 1
+    return torch.tensor([SIDE] * ((n - 1) // SIDE) + [-(-last // step) * step])
 
 
 class Work(tuple[Tiles, ...]):
@@ -68,7 +76,17 @@ def tiles(pattern: Pattern, n: int, m: int, *, q_at: int = 0, k_at: int = 0) -> 
 
 
 def _work(pattern: Pattern, n: int, m: int, q_at: int, k_at: int) -> Work:
+    if pattern == Full():
+        return Work((_whole(n, m),))
     return Work(_part(term, lattice, n, m, q_at, k_at) for lattice, term in lattices(pattern))
+
+
+def _whole(n: int, m: int) -> Tiles:
+    """Everything is seen."""
+    rows, cols = -(-n // SIDE), -(-m // SIDE)
+    first, column = torch.arange(rows + 1) * cols, torch.arange(cols, dtype=torch.int32).repeat(rows)
+    masks = torch.tensor([[0], [-1]]).repeat(1, SIDE)
+    return Tiles(n, m, first, column, torch.ones(rows * cols, dtype=torch.int32), masks)
 
 
 def _part(term: Pattern, lattice: Lattice, n: int, m: int, q_at: int, k_at: int) -> Tiles:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.attend import attend
 from regard.errors import check_whole
 from regard.mixer import Can, Mixer, State, check_batch, check_heads, identity, merge, split
 from regard.route.sort import BlockSort
@@ -108,13 +109,13 @@ class Sinkhorn(Mixer):
     def _attend_whole(self, q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> Tensor:
         """Of whole blocks (b h s t e) of which every token is there, so that no slot counts by a share: fused attention."""
         far_k, far_v = (_moved(order, x) for x in (k, v))
-        k, v = torch.cat((far_k, k), 3).flatten(1, 2), torch.cat((far_v, v), 3).flatten(1, 2)
-        seen = None
-        if self.causal:  # the first block has none to be sorted, and each looks back in itself
-            seen = torch.ones(*q.shape[1:4], 2 * self.block, dtype=torch.bool, device=q.device).tril_(self.block)
-            seen[:, 0, :, : self.block] = False
-            seen = seen.flatten(0, 1)
-        return F.scaled_dot_product_attention(q.flatten(1, 2), k, v, seen).flatten(1, 2).unflatten(1, (self.heads, -1))
+        q, k, v = q.flatten(1, 2), torch.cat((far_k, k), 3).flatten(1, 2), torch.cat((far_v, v), 3).flatten(1, 2)
+        if not self.causal:
+            return attend(q, k, v).flatten(1, 2).unflatten(1, (self.heads, -1))
+        # the first block has none to be sorted, and each looks back in itself
+        seen = torch.ones(self.heads, q.shape[1] // self.heads, self.block, 2 * self.block, dtype=torch.bool, device=q.device)
+        seen.tril_(self.block)[:, 0, :, : self.block] = False
+        return F.scaled_dot_product_attention(q, k, v, seen.flatten(0, 1)).flatten(1, 2).unflatten(1, (self.heads, -1))
 
 
 def _blocks(x: Tensor, size: int, axis: int) -> Tensor:

@@ -30,13 +30,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode as _mode
 from regard.cache import folder
 
 HERE = Path(__file__).parent
-SOURCES = ("attention.cpp", "linear.cpp")
+SOURCES = ("attention.cpp", "linear.cpp", "elu.cpp", "pages.cpp")
 HEADERS = ("product.h", "rows.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 NAMES = {torch.float32: "float", torch.float64: "double"}
 TYPES = (Tensor, Parameter)
 WHOLE = 16  # widths are filled up to a multiple: a whole number of vectors on every machine
 SECONDS = 120  # a build that takes longer is given up
+LARGE = 32 << 20  # bytes: as much as this comes from the system anew each time, and is never used again
 
 
 @lru_cache(1)
@@ -61,8 +62,12 @@ def serves(*tensors: Tensor) -> bool:
 
 def plain(*tensors: Tensor) -> bool:
     """Numbers that are there, on a CPU, with nobody who wants to see each operation."""
-    watched = torch.compiler.is_compiling() or transformed() or _mode() is not None or _tracing() is not None
-    return not watched and all(type(x) in TYPES and x.device.type == "cpu" and not x.is_neg() for x in tensors)
+    if torch.compiler.is_compiling() or transformed() or _mode() is not None or _tracing() is not None:
+        return False
+    for x in tensors:  # noqa: SIM110 (`all` takes a microsecond more, of the fifty of a small call)
+        if type(x) not in TYPES or not x.is_cpu or x.is_neg():
+            return False
+    return True
 
 
 def transformed() -> bool:
@@ -77,8 +82,12 @@ def run(name: str, dtype: torch.dtype, *structures: bytes) -> None:
 
 def rows(*tensors: Tensor) -> list[int]:
     """Of each tensor (b h n e), where it is and its strides but the last, which is 1, as the kernel's `Rows`."""
-    assert all(x.stride(3) == 1 or x.shape[3] == 1 for x in tensors)
-    return [x for tensor in tensors for x in (tensor.data_ptr(), *tensor.stride()[:3])]
+    found: list[int] = []
+    for x in tensors:
+        batch, head, row, last = x.stride()
+        assert last == 1 or x.shape[3] == 1
+        found += (x.data_ptr(), batch, head, row)
+    return found
 
 
 def whole(width: int) -> int:
@@ -95,7 +104,16 @@ def dense(x: Tensor, width: int) -> Tensor:
 def empty_like(x: Tensor) -> Tensor:
     """Room for as much as x, in the same order of axes where the last is dense there."""
     room = torch.empty_like(x)
-    return room if room.stride(3) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+    return large(room if room.stride(3) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format))
+
+
+def large(x: Tensor) -> Tensor:
+    """x itself, new and not yet written, with large pages behind it where it is large."""
+    if x.nbytes >= LARGE:
+        lib = library()
+        assert lib is not None
+        lib.large_pages(ctypes.c_void_p(x.data_ptr()), ctypes.c_long(x.nbytes))
+    return x
 
 
 @lru_cache(1)

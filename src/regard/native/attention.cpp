@@ -24,7 +24,7 @@ struct Part {  // the tiles of one order of the tokens
 struct Call {
     long batch, heads, keys, width, threads;
     double scale;
-    Rows q, k, v, out, lse;
+    Rows q, k, v, out, lse;  // lse nowhere: one part, and no backward pass
     const uint8_t* real;  // (batch keys): whether a key is a token; nullptr: all are
     long parts;
     const Part* part;
@@ -36,7 +36,7 @@ struct Grads {
 
 // Which pairs of a tile are seen: for each key a bit a query, and for each strip the keys lo..hi-1.
 template <class T> struct Seen {
-    using Word = typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type;
+    using Word = typename Lanes<T>::Word;
     bool full;
     uint64_t bits[SIDE];
     int lo[Strip<T>::count], hi[Strip<T>::count];
@@ -74,71 +74,83 @@ template <class T> struct Seen {
 template <class T> void weigh(const Seen<T>& seen, int g, T* s, T* out, long width, T* most, T* sum) {
     constexpr int N = Lanes<T>::N, queries = Strip<T>::tokens;
     const Vector<T> nothing = all(-std::numeric_limits<T>::infinity());
-    for (int lane = 0; lane < queries; lane += N) {
-        const Vector<T> before = load(most + lane);
-        Vector<T> top = nothing;
-        for (int i = seen.lo[g]; i < seen.hi[g]; i++) {
-            const Vector<T> x = seen(load(s + i * queries + lane), i, g * queries + lane);
-            if (!seen.full) store(s + i * queries + lane, x);
-            top = x > top ? x : top;
+    Vector<T> top[VECTORS], safe[VECTORS], total[VECTORS];
+    for (int l = 0; l < VECTORS; l++) top[l] = nothing;
+    for (int i = seen.lo[g]; i < seen.hi[g]; i++)
+        for (int l = 0; l < VECTORS; l++) {
+            const Vector<T> x = seen(load(s + i * queries + l * N), i, g * queries + l * N);
+            if (!seen.full) store(s + i * queries + l * N, x);
+            top[l] = x > top[l] ? x : top[l];
         }
-        const auto grown = top > before + all(SLACK<T>);
+    for (int l = 0; l < VECTORS; l++) {
+        const int lane = l * N;
+        const Vector<T> before = load(most + lane);
+        const auto grown = top[l] > before + all(SLACK<T>);
         bool some = false;
         for (int i = 0; i < N; i++) some |= grown[i] != 0;
         if (some) {
-            top = grown ? top : before;
-            const Vector<T> fade = before == nothing ? all(T(0)) : exp_of<T>(before - top);
+            const Vector<T> now = grown ? top[l] : before;
+            const Vector<T> fade = before == nothing ? all(T(0)) : exp_of<T>(before - now);
             for (long j = 0; j < width; j++) store(out + j * queries + lane, load(out + j * queries + lane) * fade);
             store(sum + lane, load(sum + lane) * fade);
-            store(most + lane, top);
+            store(most + lane, now);
         }
-        top = load(most + lane);
-        const Vector<T> safe = top == nothing ? all(T(0)) : top;
-        Vector<T> total = load(sum + lane);
-        for (int i = seen.lo[g]; i < seen.hi[g]; i++) {
-            const Vector<T> p = exp_of<T>(load(s + i * queries + lane) - safe);
-            store(s + i * queries + lane, p);
-            total += p;
-        }
-        store(sum + lane, total);
+        const Vector<T> now = load(most + lane);
+        safe[l] = now == nothing ? all(T(0)) : now;
+        total[l] = load(sum + lane);
     }
+    for (int i = seen.lo[g]; i < seen.hi[g]; i++)
+        for (int l = 0; l < VECTORS; l++) {
+            const Vector<T> p = exp_of<T>(load(s + i * queries + l * N) - safe[l]);
+            store(s + i * queries + l * N, p);
+            total[l] += p;
+        }
+    for (int l = 0; l < VECTORS; l++) store(sum + l * N, total[l]);
 }
 
-template <class T> void forward_row(const Call& call, const Part& part, long b, long h, long row, bool fresh, T* space) {
+template <class T> struct Forward {  // what a thread needs
+    Buffer<T> held;
+    T *q, *out, *scores, *most, *sum;
+    Near<T> k, v;
+
+    explicit Forward(long w)
+        : held(2 * w * SIDE + SIDE * Strip<T>::tokens + 2 * SIDE + 2 * Near<T>::size(w)), q(held.data), out(q + w * SIDE),
+          scores(out + w * SIDE), most(scores + SIDE * Strip<T>::tokens), sum(most + SIDE), k(sum + SIDE), v(k.space + Near<T>::size(w)) {}
+};
+
+template <class T> void forward_row(const Call& call, const Part& part, long b, long h, long row, bool fresh, Forward<T>& at) {
     const T infinity = std::numeric_limits<T>::infinity();
-    const long width = call.width, block = width * SIDE, strip = Strip<T>::tokens;
-    T *q = space, *out = q + block, *k_space = out + block, *v_space = k_space + block, *scores = v_space + block;
-    T *most = scores + SIDE * strip, *sum = most + SIDE, *share = sum + SIDE;
-    T *result = head_of<T>(call.out, b, h), *lse = head_of<T>(call.lse, b, h);
+    const long width = call.width, strip = Strip<T>::tokens;
+    const T *all_q = head_of<T>(call.q, b, h), *all_k = head_of<T>(call.k, b, h), *all_v = head_of<T>(call.v, b, h);
+    T *result = head_of<T>(call.out, b, h), *lse = call.lse.data ? head_of<T>(call.lse, b, h) : nullptr;
     const Tokens queries(part.q_order, row, part.n);
-    queries.strips<T>(head_of<T>(call.q, b, h), call.q.row, width, T(call.scale), q);
-    std::fill_n(most, SIDE, -infinity);
-    std::fill_n(sum, SIDE, T(0));
+    queries.strips<T>(all_q, call.q.row, width, T(call.scale), at.q);
+    if (row + 1 < part.rows) Tokens(part.q_order, row + 1, part.n).expect<T>(all_q, call.q.row, width);
+    std::fill_n(at.most, SIDE, -infinity);
+    std::fill_n(at.sum, SIDE, T(0));
     if (fresh) {
-        std::fill_n(out, block, T(0));
+        std::fill_n(at.out, width * SIDE, T(0));
     } else {
-        queries.strips<T>(result, call.out.row, width, T(1), out);
-        for (long i = 0; i < queries.count; i++) most[i] = lse[queries[i]], sum[i] = most[i] > -infinity;
+        queries.strips<T>(result, call.out.row, width, T(1), at.out);
+        for (long i = 0; i < queries.count; i++) at.most[i] = lse[queries[i]], at.sum[i] = at.most[i] > -infinity;
     }
     Seen<T> seen;
     for (long i = part.first[row]; i < part.first[row + 1]; i++) {
         const Tokens keys(part.k_order, part.column[i], part.m);
         if (!seen.find(part, part.mask[i], keys, call.real ? call.real + b * call.keys : nullptr)) continue;
-        long k_row, v_row;
-        const T* k = keys.rows<T>(head_of<T>(call.k, b, h), call.k.row, width, k_space, k_row);
-        const T* v = keys.rows<T>(head_of<T>(call.v, b, h), call.v.row, width, v_space, v_row);
-        for (int g = 0; g < Strip<T>::count; g++) {
+        const T *k = at.k(keys, all_k, call.k.row, width), *v = at.v(keys, all_v, call.v.row, width);
+        for (int g = 0; g * strip < queries.count; g++) {
             const long lo = seen.lo[g], some = seen.hi[g] - lo;
             if (some <= 0) continue;
-            T *s = scores + lo * strip, *own = out + g * width * strip;
-            product<T, false>(k + lo * k_row, k_row, 1, q + g * width * strip, strip, s, strip, some, strip, width);
-            weigh<T>(seen, g, scores, own, width, most + g * strip, sum + g * strip);
-            product<T, true>(v + lo * v_row, 1, v_row, s, strip, own, strip, width, strip, some);
+            T *s = at.scores + lo * strip, *own = at.out + g * width * strip;
+            product<T, false>(k + lo * width, width, 1, at.q + g * width * strip, strip, s, strip, some, strip, width);
+            weigh<T>(seen, g, at.scores, own, width, at.most + g * strip, at.sum + g * strip);
+            product<T, true>(v + lo * width, 1, width, s, strip, own, strip, width, strip, some);
         }
     }
-    for (long i = 0; i < SIDE; i++) share[i] = sum[i] != 0 ? 1 / sum[i] : 0;
-    for (long i = 0; i < queries.count; i++) lse[queries[i]] = sum[i] != 0 ? most[i] + std::log(sum[i]) : -infinity;
-    queries.put<T>(out, share, result, call.out.row, width);
+    for (long i = 0; i < queries.count && lse; i++) lse[queries[i]] = at.sum[i] != 0 ? at.most[i] + std::log(at.sum[i]) : -infinity;
+    for (long i = 0; i < SIDE; i++) at.sum[i] = at.sum[i] != 0 ? 1 / at.sum[i] : 0;
+    queries.put<T>(at.out, at.sum, result, call.out.row, width);
 }
 
 template <class T> void forward(const Call& call) {
@@ -146,11 +158,11 @@ template <class T> void forward(const Call& call) {
         const Part& part = call.part[p];
 #pragma omp parallel num_threads(int(call.threads))
         {
-            Buffer<T> space((4 * call.width + SIDE + 3) * SIDE);
+            Forward<T> space(call.width);
 #pragma omp for schedule(dynamic, 2)
             for (long i = 0; i < call.batch * call.heads * part.rows; i++) {
                 const long x = i / part.rows;
-                forward_row<T>(call, part, x / call.heads, x % call.heads, i % part.rows, p == 0, space.data);
+                forward_row<T>(call, part, x / call.heads, x % call.heads, i % part.rows, p == 0, space);
             }
         }
     }
@@ -177,51 +189,59 @@ template <class T> void weigh_back(const Seen<T>& seen, int g, T* s, T* ds, cons
     }
 }
 
+template <class T> struct Backward {  // what a thread needs
+    Buffer<T> held;
+    T *q, *dout, *dq, *plain_q, *plain_dout, *scores, *dscores, *lse, *shift, *ones;
+    Near<T> k, v;
+
+    explicit Backward(long w)
+        : held(5 * w * SIDE + 2 * SIDE * Strip<T>::tokens + 3 * SIDE + 2 * Near<T>::size(w)), q(held.data), dout(q + w * SIDE), dq(dout + w * SIDE),
+          plain_q(dq + w * SIDE), plain_dout(plain_q + w * SIDE), scores(plain_dout + w * SIDE), dscores(scores + SIDE * Strip<T>::tokens),
+          lse(dscores + SIDE * Strip<T>::tokens), shift(lse + SIDE), ones(shift + SIDE), k(ones + SIDE), v(k.space + Near<T>::size(w)) {
+        std::fill_n(ones, SIDE, T(1));
+    }
+};
+
 template <class T>
-void backward_row(const Call& call, const Grads& grads, const Part& part, long b, long h, long row, bool fresh, const Sums<T>& sums, T* space) {
+void backward_row(const Call& call, const Grads& grads, const Part& part, long b, long h, long row, bool fresh, const Sums<T>& sums, Backward<T>& at) {
     const T infinity = std::numeric_limits<T>::infinity();
-    const long width = call.width, block = width * SIDE, strip = Strip<T>::tokens;
-    T *q = space, *dout = q + block, *dq = dout + block, *q_space = dq + block, *dout_space = q_space + block;
-    T *k_space = dout_space + block, *v_space = k_space + block, *scores = v_space + block, *dscores = scores + SIDE * strip;
-    T *lse = dscores + SIDE * strip, *shift = lse + SIDE, *ones = shift + SIDE;
+    const long width = call.width, strip = Strip<T>::tokens;
     const Tokens queries(part.q_order, row, part.n);
-    const T *all_q = head_of<T>(call.q, b, h), *all_dout = head_of<T>(grads.out, b, h), *all_out = head_of<T>(call.out, b, h);
+    const T *all_q = head_of<T>(call.q, b, h), *all_k = head_of<T>(call.k, b, h), *all_v = head_of<T>(call.v, b, h);
+    const T *all_dout = head_of<T>(grads.out, b, h), *all_out = head_of<T>(call.out, b, h);
     T* all_dq = head_of<T>(grads.q, b, h);
-    long q_row, dout_row, k_row, v_row;
-    queries.strips<T>(all_q, call.q.row, width, T(call.scale), q);
-    queries.strips<T>(all_dout, grads.out.row, width, T(1), dout);
-    if (fresh) std::fill_n(dq, block, T(0));
-    else queries.strips<T>(all_dq, grads.q.row, width, T(1), dq);
-    const T* plain_q = queries.rows<T>(all_q, call.q.row, width, q_space, q_row);
-    const T* plain_dout = queries.rows<T>(all_dout, grads.out.row, width, dout_space, dout_row);
-    std::fill_n(lse, SIDE, infinity);
-    std::fill_n(shift, SIDE, T(0));
-    std::fill_n(ones, SIDE, T(1));
+    queries.strips<T>(all_q, call.q.row, width, T(call.scale), at.q);
+    queries.strips<T>(all_dout, grads.out.row, width, T(1), at.dout);
+    if (fresh) std::fill_n(at.dq, width * SIDE, T(0));
+    else queries.strips<T>(all_dq, grads.q.row, width, T(1), at.dq);
+    const T* plain_q = queries.rows<T>(all_q, call.q.row, width, at.plain_q);
+    const T* plain_dout = queries.rows<T>(all_dout, grads.out.row, width, at.plain_dout);
+    std::fill_n(at.lse, SIDE, infinity);
+    std::fill_n(at.shift, SIDE, T(0));
     for (long i = 0; i < queries.count; i++) {
         const T own = head_of<T>(call.lse, b, h)[queries[i]];
-        lse[i] = own == -infinity ? infinity : own;  // a query that sees nothing has no weight anywhere
-        shift[i] = dot(all_out + queries[i] * call.out.row, plain_dout + i * dout_row, width);
+        at.lse[i] = own == -infinity ? infinity : own;  // a query that sees nothing has no weight anywhere
+        at.shift[i] = dot(all_out + queries[i] * call.out.row, plain_dout + i * width, width);
     }
     Seen<T> seen;
     for (long i = part.first[row]; i < part.first[row + 1]; i++) {
         const Tokens keys(part.k_order, part.column[i], part.m);
         if (!seen.find(part, part.mask[i], keys, call.real ? call.real + b * call.keys : nullptr)) continue;
-        const T* k = keys.rows<T>(head_of<T>(call.k, b, h), call.k.row, width, k_space, k_row);
-        const T* v = keys.rows<T>(head_of<T>(call.v, b, h), call.v.row, width, v_space, v_row);
+        const T *k = at.k(keys, all_k, call.k.row, width), *v = at.v(keys, all_v, call.v.row, width);
         T *dk = sums.k + (keys.start - sums.start) * sums.k_row, *dv = sums.v + (keys.start - sums.start) * sums.v_row;
-        for (int g = 0; g < Strip<T>::count; g++) {
+        for (int g = 0; g * strip < queries.count; g++) {
             const long lo = seen.lo[g], some = seen.hi[g] - lo, lane = g * strip, depth = std::min(strip, queries.count - lane);
-            if (some <= 0 || depth <= 0) continue;
-            T *s = scores + lo * strip, *ds = dscores + lo * strip;
-            product<T, false>(k + lo * k_row, k_row, 1, q + lane * width, strip, s, strip, some, strip, width);
-            product<T, false>(v + lo * v_row, v_row, 1, dout + lane * width, strip, ds, strip, some, strip, width);
-            weigh_back<T>(seen, g, scores, dscores, lse + lane, shift + lane, T(call.scale));
-            product<T, true>(k + lo * k_row, 1, k_row, ds, strip, dq + lane * width, strip, width, strip, some);
-            product<T, true>(s, strip, 1, plain_dout + lane * dout_row, dout_row, dv + lo * sums.v_row, sums.v_row, some, width, depth);
-            product<T, true>(ds, strip, 1, plain_q + lane * q_row, q_row, dk + lo * sums.k_row, sums.k_row, some, width, depth);
+            if (some <= 0) continue;
+            T *s = at.scores + lo * strip, *ds = at.dscores + lo * strip;
+            product<T, false>(k + lo * width, width, 1, at.q + lane * width, strip, s, strip, some, strip, width);
+            product<T, false>(v + lo * width, width, 1, at.dout + lane * width, strip, ds, strip, some, strip, width);
+            weigh_back<T>(seen, g, at.scores, at.dscores, at.lse + lane, at.shift + lane, T(call.scale));
+            product<T, true>(k + lo * width, 1, width, ds, strip, at.dq + lane * width, strip, width, strip, some);
+            product<T, true>(s, strip, 1, plain_dout + lane * width, width, dv + lo * sums.v_row, sums.v_row, some, width, depth);
+            product<T, true>(ds, strip, 1, plain_q + lane * width, width, dk + lo * sums.k_row, sums.k_row, some, width, depth);
         }
     }
-    queries.put<T>(dq, ones, all_dq, grads.q.row, width);
+    queries.put<T>(at.dq, at.ones, all_dq, grads.q.row, width);
 }
 
 // Rows of tiles, cut into pieces of about equal work.
@@ -258,7 +278,7 @@ template <class T> void backward(const Call& call, const Grads& grads) {
         std::vector<std::unique_ptr<T[]>> own(direct ? 0 : heads * each);
 #pragma omp parallel num_threads(int(call.threads))
         {
-            Buffer<T> space((7 * width + 2 * SIDE + 3) * SIDE);
+            Backward<T> space(width);
 #pragma omp for schedule(dynamic, 1)
             for (long i = 0; i < heads * each; i++) {
                 const long x = i / each, b = x / call.heads, h = x % call.heads, from = cuts[i % each], to = cuts[i % each + 1];
@@ -269,7 +289,7 @@ template <class T> void backward(const Call& call, const Grads& grads) {
                     own[i].reset(new T[2 * size]());
                     sums = {own[i].get(), own[i].get() + size, keys.first, width, width};
                 }
-                for (long row = from; row < to; row++) backward_row<T>(call, grads, part, b, h, row, p == 0, sums, space.data);
+                for (long row = from; row < to; row++) backward_row<T>(call, grads, part, b, h, row, p == 0, sums, space);
             }
 #pragma omp for schedule(dynamic, 1)
             for (long x = 0; x < (direct ? 0 : heads); x++)

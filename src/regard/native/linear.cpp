@@ -1,7 +1,7 @@
-// Causal linear attention, forward and backward: out_i = S_i q_i and count_i = z_i q_i, where S_i and z_i are the sums of k v and
-// of k up to token i.
+// Linear attention, forward and backward: out_i = S q_i and count_i = z q_i, where S and z are the sums of k v and of k over all
+// keys or, where causal, over those up to token i.
 //
-// 64 tokens at a time meet by products, cut along the diagonal into strips; what was before them they get from the state, which
+// Causal: 64 tokens at a time meet by products, cut along the diagonal into strips; what was before them they get from the state, which
 // stays in the cache.  The backward pass goes through twice: forward for dq, with the states, and back for dk and dv, with the
 // sums of what comes after.  Parallel over heads, and where they are too few also over pieces of the sequence, whose sums are
 // taken first.
@@ -12,8 +12,8 @@
 namespace {
 
 struct Linear {  // widths are whole vectors
-    long batch, heads, n, rank, width, threads;
-    Rows q, k, v, out, count;      // (b h n .); count (b h n 1)
+    long batch, heads, n, keys, rank, width, threads;
+    Rows q, k, v, out, count;       // (b h n .); count (b h n 1)
     Rows state, sum, after, total;  // S and z before the first token, and after the last: (b h rank width), (b h 1 rank)
 };
 
@@ -220,6 +220,81 @@ template <class T> void backward(const Linear& x, const LinearGrads& grads) {
     sweep<T, true>(x, grads.state, grads.sum, grads.before, grads.least, add_back, keys);
 }
 
+// ------------------------------------------------------------------------------------------ over all keys
+// Calls piece(head, part, from, to, space) for chunks from..to-1 of n tokens, of every head, with room for so many numbers.
+template <class T, class Piece> void by_pieces(const Linear& x, long n, long room, Piece piece) {
+    const long heads = x.batch * x.heads, chunks = (n + SIDE - 1) / SIDE, each = std::min(pieces_of(heads, x.threads), chunks);
+#pragma omp parallel num_threads(int(x.threads))
+    {
+        Buffer<T> space(room);
+#pragma omp for schedule(dynamic, 1)
+        for (long i = 0; i < heads * each; i++) piece(i / each, i % each, chunks * (i % each) / each, chunks * (i % each + 1) / each, space.data);
+    }
+}
+
+// Σ a b and Σ a c over n tokens, for c a number a token, or 1; to (b h rank width) and (b h 1 rank)
+template <class T> void sum_up(const Linear& x, long n, const Rows& a, const Rows& b, const Rows* c, const Rows& to, const Rows& beside) {
+    const long heads = x.batch * x.heads, each = pieces_of(heads, x.threads), size = x.rank * x.width + x.rank;
+    std::vector<T> sums(heads * each * size, T(0));
+    const auto state_of = [&](long i) { return State<T>{&sums[i * size], &sums[i * size + x.rank * x.width], x.rank, x.width}; };
+    by_pieces<T>(x, n, 1, [&](long head, long part, long from, long end, T*) {
+        for (long i = from; i < end; i++) {
+            const Tokens tokens(nullptr, i, n);
+            const View<T> own(a, head / x.heads, head % x.heads, tokens), other(b, head / x.heads, head % x.heads, tokens);
+            const T* count = c ? View<T>(*c, head / x.heads, head % x.heads, tokens).data : nullptr;
+            state_of(head * each + part).add(own.data, own.row, other.data, other.row, count, c ? c->row : 0, tokens.count);
+        }
+    });
+    for (long head = 0; head < heads; head++) {
+        for (long p = 1; p < each; p++) state_of(head * each).add(state_of(head * each + p));
+        state_of(head * each).write(to, beside, head / x.heads, head % x.heads);
+    }
+}
+
+template <class T> void forward_all(const Linear& x) {
+    sum_up<T>(x, x.keys, x.k, x.v, nullptr, x.after, x.total);
+    by_pieces<T>(x, x.n, 1, [&](long head, long, long from, long end, T*) {
+        const long b = head / x.heads, h = head % x.heads;
+        for (long i = from; i < end; i++) {
+            const Tokens tokens(nullptr, i, x.n);
+            const View<T> q(x.q, b, h, tokens);
+            T *out = head_of<T>(x.out, b, h) + tokens.start * x.out.row, *count = head_of<T>(x.count, b, h) + tokens.start * x.count.row;
+            product<T, false>(q.data, q.row, 1, head_of<T>(x.after, b, h), x.width, out, x.out.row, tokens.count, x.width, x.rank);
+            for (long t = 0; t < tokens.count; t++) count[t * x.count.row] = dot(q.data + t * q.row, head_of<T>(x.total, b, h), x.rank);
+        }
+    });
+}
+
+// With S and z in x.state and x.sum: dq = dout Sᵀ + dcount z; and with G = Σ q dout and g = Σ q dcount, which go to grads.before
+// and grads.least, dk = v Gᵀ + g and dv = k G.
+template <class T> void backward_all(const Linear& x, const LinearGrads& grads) {
+    const long size = x.rank * x.width;
+    sum_up<T>(x, x.n, x.q, grads.out, &grads.count, grads.before, grads.least);
+    by_pieces<T>(x, x.n, size, [&](long head, long, long from, long end, T* turned) {
+        const long b = head / x.heads, h = head % x.heads;
+        State<T>{head_of<T>(x.state, b, h), nullptr, x.rank, x.width}.turned(turned);
+        for (long i = from; i < end; i++) {
+            const Tokens tokens(nullptr, i, x.n);
+            const View<T> dout(grads.out, b, h, tokens), dcount(grads.count, b, h, tokens);
+            T* dq = head_of<T>(grads.q, b, h) + tokens.start * grads.q.row;
+            product<T, false>(dout.data, dout.row, 1, turned, x.rank, dq, grads.q.row, tokens.count, x.rank, x.width);
+            product<T, true>(dcount.data, dcount.row, 1, head_of<T>(x.sum, b, h), x.rank, dq, grads.q.row, tokens.count, x.rank, 1);
+        }
+    });
+    by_pieces<T>(x, x.keys, size, [&](long head, long, long from, long end, T* turned) {
+        const long b = head / x.heads, h = head % x.heads;
+        State<T>{head_of<T>(grads.before, b, h), nullptr, x.rank, x.width}.turned(turned);
+        for (long i = from; i < end; i++) {
+            const Tokens tokens(nullptr, i, x.keys);
+            const View<T> k(x.k, b, h, tokens), v(x.v, b, h, tokens);
+            T *dk = head_of<T>(grads.k, b, h) + tokens.start * grads.k.row, *dv = head_of<T>(grads.v, b, h) + tokens.start * grads.v.row;
+            for (long t = 0; t < tokens.count; t++) std::copy_n(head_of<T>(grads.least, b, h), x.rank, dk + t * grads.k.row);
+            product<T, true>(v.data, v.row, 1, turned, x.rank, dk, grads.k.row, tokens.count, x.rank, x.width);
+            product<T, false>(k.data, k.row, 1, head_of<T>(grads.before, b, h), x.width, dv, grads.v.row, tokens.count, x.width, x.rank);
+        }
+    });
+}
+
 }  // namespace
 
 extern "C" {
@@ -227,4 +302,8 @@ void linear_forward_float(const Linear* x) { forward<float>(*x); }
 void linear_forward_double(const Linear* x) { forward<double>(*x); }
 void linear_backward_float(const Linear* x, const LinearGrads* grads) { backward<float>(*x, *grads); }
 void linear_backward_double(const Linear* x, const LinearGrads* grads) { backward<double>(*x, *grads); }
+void linear_all_forward_float(const Linear* x) { forward_all<float>(*x); }
+void linear_all_forward_double(const Linear* x) { forward_all<double>(*x); }
+void linear_all_backward_float(const Linear* x, const LinearGrads* grads) { backward_all<float>(*x, *grads); }
+void linear_all_backward_double(const Linear* x, const LinearGrads* grads) { backward_all<double>(*x, *grads); }
 }

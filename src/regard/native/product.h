@@ -47,22 +47,30 @@ template <class T> inline T dot(const T* x, const T* y, long size) {
     return sum_of<T>(sum);
 }
 
-// c[r, :] = (MORE ? c[r, :] : 0) + sum_t a[r * a_row + t * a_step] * b[t, :]  for R rows and C vectors
+// c[r, :] = (MORE ? c[r, :] : 0) + sum_t a[r * a_row + t * a_step] * b[t, :]  for R rows and C vectors.  Unless told to unroll
+// them, the compiler keeps the sums in memory around the loop over t.
 template <class T, bool MORE, int R, int C>
 inline void block(const T* a, long a_row, long a_step, const T* b, long b_row, T* c, long c_row, long depth) {
     constexpr int N = Lanes<T>::N;
     Vector<T> sum[R][C];
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
         for (int i = 0; i < C; i++) sum[r][i] = MORE ? load(c + r * c_row + i * N) : all(T(0));
     for (long t = 0; t < depth; t++) {
         Vector<T> x[C];
+#pragma GCC unroll 4
         for (int i = 0; i < C; i++) x[i] = load(b + t * b_row + i * N);
+#pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             const Vector<T> y = all(a[r * a_row + t * a_step]);
+#pragma GCC unroll 4
             for (int i = 0; i < C; i++) sum[r][i] += y * x[i];
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
         for (int i = 0; i < C; i++) store(c + r * c_row + i * N, sum[r][i]);
 }
 

@@ -41,12 +41,19 @@ struct Tokens {
     Tokens(const long* all, long tile, long n) : order(all), start(tile * SIDE), count(std::min<long>(SIDE, n - start)) {}
     long operator[](long i) const { return order ? order[start + i] : start + i; }
 
-    // Their rows of x, as they stand where they stand in a row, else copied together; `stride` is from one to the next.
-    template <class T> const T* rows(const T* x, long row, long width, T* space, long& stride) const {
-        stride = order ? width : row;
-        if (!order) return x + start * row;
-        for (long i = 0; i < count; i++) std::copy_n(x + order[start + i] * row, width, space + i * width);
+    // Whether their rows stand in memory one after the other, without gaps.
+    bool dense(long row, long width) const { return !order && row == width; }
+
+    // Their rows of x without gaps, where they stand, or else copied to `space`.
+    template <class T> const T* rows(const T* x, long row, long width, T* space) const {
+        if (dense(row, width)) return x + start * row;
+        for (long i = 0; i < count; i++) std::copy_n(x + (*this)[i] * row, width, space + i * width);
         return space;
+    }
+    // Have their rows of x brought nearer, for a use to come.
+    template <class T> void expect(const T* x, long row, long width) const {
+        for (long i = 0; i < count; i++)
+            for (long j = 0; j < width; j += 64 / long(sizeof(T))) __builtin_prefetch(x + (*this)[i] * row + j, 0, 2);
     }
     // Strips (strips width tokens) of x * scale, with zeros past the end.
     template <class T> void strips(const T* x, long row, long width, T scale, T* to) const {
@@ -72,3 +79,23 @@ struct Tokens {
     }
 };
 
+
+// Rows without gaps of the tokens that were asked for last: neighbouring rows of tiles look at nearly the same keys, and rows
+// with gaps may share so few places in the caches of the processor that they drive each other out.
+template <class T> struct Near {
+    static constexpr long slots = 8;
+    T* space;
+    const T* from[slots] = {};
+    long start[slots] = {};
+
+    explicit Near(T* at) : space(at) {}
+    static long size(long width) { return slots * SIDE * width; }
+    const T* operator()(const Tokens& tokens, const T* x, long row, long width) {
+        if (tokens.dense(row, width)) return tokens.rows(x, row, width, space);
+        const long slot = tokens.start / SIDE % slots;
+        T* at = space + slot * SIDE * width;
+        if (from[slot] == x && start[slot] == tokens.start) return at;
+        from[slot] = x, start[slot] = tokens.start;
+        return tokens.rows(x, row, width, at);
+    }
+};
