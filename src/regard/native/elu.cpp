@@ -25,13 +25,20 @@ template <class T, class Row> void for_rows(const Elements& e, Row row) {
     }
 }
 
+template <class T> T most(const T* x, long width) {
+    Vector<T> top = all(-std::numeric_limits<T>::infinity());
+    long i = 0;
+    for (; i + Lanes<T>::N <= width; i += Lanes<T>::N) top = load(x + i) > top ? load(x + i) : top;
+    T most = most_of<T>(top);
+    for (; i < width; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
 template <class T> void forward(const Elements& e) {
     constexpr int N = Lanes<T>::N;
     const long whole = e.width / N * N;
     for_rows<T>(e, [&](const T* x, const T*, T* out) {
-        T most = e.raise ? x[0] : T(0);
-        for (long i = 1; i < e.width && e.raise; i++) most = x[i] > most ? x[i] : most;
-        const T less = most < 0 ? most : T(0);
+        const T less = e.raise ? std::min(most<T>(x, e.width), T(0)) : T(0);
         for (long i = 0; i < whole; i += N) {
             const Vector<T> own = load(x + i) - all(less), below = own < all(T(LOWEST)) ? all(T(LOWEST)) : own;
             store(out + i, exp_of<T>(below > all(T(0)) ? all(T(0)) : below) + (own > all(T(0)) ? own : all(T(0))));

@@ -35,10 +35,22 @@ template <class T> inline Vector<T> load(const T* at) { return *reinterpret_cast
 template <class T> inline void store(T* at, Vector<T> x) { *reinterpret_cast<typename Lanes<T>::Unaligned*>(at) = x; }
 template <class T> inline Vector<T> all(T x) { return x - Vector<T>{}; }
 
-template <class T> inline T sum_of(Vector<T> x) {
-    T total = 0;
-    for (int i = 0; i < Lanes<T>::N; i++) total += x[i];
-    return total;
+// The numbers of a vector, moved so that each stands where the one `by` places off stood.
+template <class T, int BY> inline Vector<T> crossed(Vector<T> x) {
+    Integers<T> from{};
+    for (int i = 0; i < Lanes<T>::N; i++) from[i] = i ^ BY;
+    return __builtin_shuffle(x, from);
+}
+template <class T, int HALF = Lanes<T>::N / 2> inline T sum_of(Vector<T> x) {
+    x += crossed<T, HALF>(x);
+    if constexpr (HALF > 1) return sum_of<T, HALF / 2>(x);
+    else return x[0];
+}
+template <class T, int HALF = Lanes<T>::N / 2> inline T most_of(Vector<T> x) {
+    const Vector<T> y = crossed<T, HALF>(x);
+    x = y > x ? y : x;
+    if constexpr (HALF > 1) return most_of<T, HALF / 2>(x);
+    else return x[0];
 }
 
 template <class T> inline T dot(const T* x, const T* y, long size) {
