@@ -366,7 +366,7 @@ def test_dense_patterns_run_where_they_are_faster(monkeypatch):
     """Fails if what was measured of dense calls, PyTorch's and ours, does not decide between them."""
     with_kernel = len(TILES) > 1
     for ours, want in ((0.9e-9, "compiled"), (1.1e-9, "sdpa")):
-        costs = choosing.Costs(1e-5, 1e-9, 1e-4, 1e-9, 1e-5, ours)
+        costs = choosing.Costs(1e-5, 1e-9, 1e-9, 1e-9, 1e-4, 1e-9, 1e-5, ours)
         monkeypatch.setattr(choosing, "calibration", lambda costs=costs: costs)
         choosing._by_cost.cache_clear()
         assert choosing.explain(Full(), 4096).backend == (want if with_kernel else "sdpa")
@@ -396,7 +396,7 @@ def test_the_choice_for_a_call(rand):
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """An empty cache directory; what was measured before is forgotten, and measuring takes no time."""
-    costs = choosing.Costs(1e-5, 1e-9, 2e-5, 1.5e-9, *([3e-5, 1.2e-9] if native.library() else []))
+    costs = choosing.Costs(1e-5, 2e-9, 1.5e-9, 1e-9, 2e-5, 1.5e-9, *([3e-5, 1.2e-9] if native.library() else []))
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choosing, "measure", lambda: costs)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
@@ -414,7 +414,14 @@ def test_what_was_measured_is_kept(cache, monkeypatch):
     assert choosing.calibration() == costs
 
 
-GOOD = {"dense_call": 1e-5, "dense_score": 1e-9, "sparse_call": 1e-5, "sparse_score": 1e-9}
+GOOD = {
+    "dense_call": 1e-5,
+    "dense_short": 1e-9,
+    "dense_middle": 1e-9,
+    "dense_score": 1e-9,
+    "sparse_call": 1e-5,
+    "sparse_score": 1e-9,
+}
 GOOD |= {"compiled_call": 1e-5, "compiled_score": 1e-9} if native.library() else {}
 HOSTILE = {
     "empty": "",

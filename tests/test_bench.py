@@ -133,7 +133,7 @@ def test_each_number_of_threads_has_its_own_costs(monkeypatch, tmp_path):
     """Fails if costs that were measured with one number of threads are used with another."""
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
     choose = importlib.import_module("regard.attend.choose")  # `regard.attend.choose` is the function
-    monkeypatch.setattr(choose, "measure", lambda: choose.Costs(*[1e-5 * torch.get_num_threads()] * 4))
+    monkeypatch.setattr(choose, "measure", lambda: choose.Costs(*[1e-5 * torch.get_num_threads()] * 6))
     choose._calibration.cache_clear()
     found = []
     for count in (1, 2):

@@ -1,7 +1,7 @@
 """Which executor runs a call: by what the call needs, and by what each would cost on this machine.
 
-The costs are two numbers for each executor, seconds for a call and seconds for a score, measured once (about a third of a
-second) and kept in a small JSON file for the next process.
+The costs are seconds for a call and seconds for a score of each executor, measured once (about a third of a second) and kept
+in a small JSON file for the next process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ MASKED = 1.08  # the dense time with a mask, beside that without
 KEYS = 512  # that PyTorch's kernel takes at once: of later ones, whole lots of them are left out
 MOST_TILES = 1 << 20  # of a dense pattern: a list of more is not worth its memory
 BACKWARD = 2.5  # scores of a backward pass, beside one of the forward pass
+CALLS = 8  # what surrounds a forward and a backward pass, beside a call without gradients
 WIDTH = 64  # of a head, when measuring
+DENSE_SAME, SAME = 32, 16  # of the width that a score costs as much as, whatever the width: exponentials, above all
+WIDE = 1.25  # a score of the kernel for heads wider than 64
+FILLED, FILL = 2.2, 40  # heads that must be filled up to a whole width: its call, and scores that each token costs more
+MIDDLE, LONG = 192, 768  # queries from which on PyTorch's kernel takes more of them at once
 LEAST_CALL, MOST_CALL = 5e-6, 3e-4  # seconds: what seems outside was measured on a busy machine
 MOST_RATIO = 2.5  # and so was a sparse score that seems to cost more than this many dense ones
 
@@ -43,6 +48,8 @@ class Costs:
     """Seconds on this machine, for one head of width 64."""
 
     dense_call: float
+    dense_short: float  # a score, where there are fewer than `MIDDLE` queries
+    dense_middle: float  # fewer than `LONG`
     dense_score: float
     sparse_call: float
     sparse_score: float
@@ -104,28 +111,37 @@ def _by_cost(
     way: str, pattern: Pattern, n: int, m: int, q_at: int, k_at: int, heads: int, e: int, grad: bool, causal: bool, threads: int
 ) -> Choice:  # fmt: skip
     costs = calibration()
-    each = heads * (e + WIDTH / 4) / (1.25 * WIDTH)  # the products grow with the width, the exponentials do not
     patterns = pattern.parts if pattern.heads else (pattern,)
     share = min(1, (1 + KEYS / m) / 2) if causal else 1 if pattern == Full() else MASKED
-    dense = (costs.dense_call + costs.dense_score * each * n * (m + TURN) * share) * (1 + BACKWARD if grad else 1)
+    dense = _dense(costs, n, m, heads, e, grad, share)
     seen = sum(p.density(min(n, 2048), min(m, 2048)) for p in set(patterns)) / len(set(patterns))
     if way == "sparse" and seen >= MARGIN[way] and n <= 2048:
         return Choice("sdpa", f"{seen:.0%} of all pairs are seen", dense)
     estimate = _compiled if way == "compiled" else _sparse
-    total = sum(estimate(costs, p, n, m, q_at, k_at, each / len(patterns), grad) for p in patterns)
+    total = sum(estimate(costs, p, n, m, q_at, k_at, heads / len(patterns), e, grad) for p in patterns)
     name = way if total < MARGIN[way] * dense else "sdpa"
     return Choice(name, f"about {total * 1e3:.3g} ms {way}, {dense * 1e3:.3g} ms dense", dense, total)
 
 
-def _compiled(costs: Costs, p: Pattern, n: int, m: int, q_at: int, k_at: int, each: float, grad: bool) -> float:
+def _dense(costs: Costs, n: int, m: int, heads: float, e: int, grad: bool, share: float) -> float:
+    score = costs.dense_short if n < MIDDLE else costs.dense_middle if n < LONG else costs.dense_score
+    work = score * heads * (e + DENSE_SAME) / (WIDTH + DENSE_SAME) * n * (m + TURN) * share
+    return costs.dense_call * (CALLS if grad else 1) + work * (1 + BACKWARD if grad else 1)
+
+
+def _compiled(costs: Costs, p: Pattern, n: int, m: int, q_at: int, k_at: int, heads: float, e: int, grad: bool) -> float:
     assert costs.compiled_call is not None
     assert costs.compiled_score is not None
     scores = sum(part.scores() for part in tiles(p, n, m, q_at=q_at, k_at=k_at))
-    return (costs.compiled_call + costs.compiled_score * each * scores) * (1 + BACKWARD if grad else 1)
+    width = native.whole(e)
+    scores += FILL * (n + 2 * m) if e < width else 0
+    work = costs.compiled_score * heads * scores * (width + SAME) / (WIDTH + SAME) * (WIDE if e > WIDTH else 1)
+    call = costs.compiled_call * (FILLED if e < width else 1)
+    return call * (CALLS if grad else 1) + work * (1 + BACKWARD if grad else 1)
 
 
-def _sparse(costs: Costs, p: Pattern, n: int, m: int, q_at: int, k_at: int, each: float, grad: bool) -> float:
-    total = 0.0
+def _sparse(costs: Costs, p: Pattern, n: int, m: int, q_at: int, k_at: int, heads: float, e: int, grad: bool) -> float:
+    total, each = 0.0, heads * (e + SAME) / (WIDTH + SAME)
     for backward in (False, True) if grad else (False,):
         work = layout(p, n, m, q_at=q_at, k_at=k_at, backward=backward)
         total += costs.sparse_score * each * work.work(backward) + costs.sparse_call * work.calls()
@@ -160,7 +176,7 @@ def _calibration(threads: int) -> Costs:
 def _cache_file() -> Path:
     machine = f"{platform.machine()}-{os.cpu_count()}-torch{torch.__version__}-{torch.get_num_threads()}threads"
     kernel = "compiled" if native.library() else "plain"
-    return folder() / f"costs5-{kernel}-{machine}.json"  # 5: what is measured has changed
+    return folder() / f"costs6-{kernel}-{machine}.json"  # 6: what is measured has changed
 
 
 def _read(path: Path) -> Costs | None:
@@ -170,7 +186,7 @@ def _read(path: Path) -> Costs | None:
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     values = [x for x in asdict(costs).values() if x is not None]
-    complete = len(values) == (6 if native.library() else 4)
+    complete = len(values) == (8 if native.library() else 6)
     return costs if complete and all(isinstance(x, float) and 0 < x < 1 for x in values) else None
 
 
@@ -187,29 +203,31 @@ def _measure_and_keep(path: Path) -> Costs:
 
 
 def measure() -> Costs:
-    """Time a small and a large call of each executor, in turn, and take the best of each."""
-    heads, small, large = 4, 32, 1024
-    work, once = (layout(Band(32, 32), n, n, size=32) for n in (large, small))
-    dense = torch.nn.functional.scaled_dot_product_attention
+    """Time small and large calls of each executor, in turn, and take the best of each."""
+    heads, few, large = 4, 32, 1024
+    work, once = (layout(Band(32, 32), n, n, size=32) for n in (large, few))
     calls: dict[tuple[str, int], Callable[[Tensor], Tensor]] = {
-        ("dense", small): lambda x: dense(x, x, x), ("dense", large): lambda x: dense(x, x, x),
-        ("sparse", small): partial(_run, once), ("sparse", large): partial(_run, work),
+        ("dense", n): lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x) for n in (1, 128, 512, large)
     }  # fmt: skip
+    calls |= {("sparse", few): partial(_run, once), ("sparse", large): partial(_run, work)}
     if native.library():
-        calls |= {("compiled", n): lambda x: compiled.run(_whole(x)) for n in (small, large)}
+        calls |= {("compiled", n): lambda x: compiled.run(_whole(x)) for n in (1, large)}
     best = _best(calls, heads)
-    score = best["dense", large] / large / (large + TURN) / heads
-    first = score * heads * small * (small + TURN)
-    each = {name: min(max(best[name, small] - first, LEAST_CALL), MOST_CALL) for name, _ in calls}
-    sparse_score = (best["sparse", large] - each["sparse"] * work.calls()) / work.work(False) / heads
-    costs = Costs(each["dense"], score, each["sparse"], min(max(sparse_score, score), MOST_RATIO * score))
-    if "compiled" not in each:
+    call = _clamped(best["dense", 1])
+    short, middle, score = ((best["dense", n] - call) / n / (n + TURN) / heads for n in (128, 512, large))
+    short, middle = (min(max(x, score), MOST_RATIO * score) for x in (short, middle))
+    sparse_call = _clamped(best["sparse", few] - score * heads * few * (few + TURN))
+    sparse_score = (best["sparse", large] - sparse_call * work.calls()) / work.work(False) / heads
+    costs = Costs(call, short, middle, score, sparse_call, min(max(sparse_score, score), MOST_RATIO * score))
+    if not native.library():
         return costs
-    few, many = (heads * sum(part.scores() for part in tiles(Full(), n, n)) for n in (small, large))
-    ours = (best["compiled", large] - best["compiled", small]) / (many - few)
-    ours = min(max(ours, score / 2), MOST_RATIO * score)
-    start = min(max(best["compiled", small] - ours * few, LEAST_CALL), MOST_CALL)
-    return replace(costs, compiled_call=start, compiled_score=ours)
+    start = _clamped(best["compiled", 1])
+    ours = (best["compiled", large] - start) / heads / sum(part.scores() for part in tiles(Full(), large, large))
+    return replace(costs, compiled_call=start, compiled_score=min(max(ours, score / 2), MOST_RATIO * score))
+
+
+def _clamped(seconds: float) -> float:
+    return min(max(seconds, LEAST_CALL), MOST_CALL)
 
 
 def _run(work: Layout, q: Tensor) -> Tensor:
