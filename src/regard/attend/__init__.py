@@ -37,8 +37,10 @@ def attend(
     if bare and (again := ready.get(q, k, v, pattern, scale, q_at, k_at)) is not None:
         return again(q, k, v)
     call = make_call(q, k, v, pattern=pattern, prior=prior, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
-    if bare and call.q.numel() and call.k.numel():
-        ready.put(call, choose(call).backend, pattern, scale)
+    if bare and call.q.numel() and call.v.numel():
+        backend = choose(call).backend
+        ready.put(call, backend, pattern, scale)
+        return BACKENDS[backend].run(_with_all_heads(call))
     return _traced(call, backend) if compiling else _run(call, backend)
 
 

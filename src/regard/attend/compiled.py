@@ -22,6 +22,7 @@ _PART = Struct("2q2Pq4P")  # the structures of the kernel, field by field
 _CALL = Struct("5qd" + 5 * "P3q" + "PqP")
 _GRADS = Struct(4 * "P3q")
 NOWHERE = (0, 0, 0, 0)  # instead of the rows of a tensor
+OFTEN = 12  # times that a key is looked at, from which on a copy of all without gaps pays
 
 
 def refuses(call: Call) -> str | None:
@@ -71,6 +72,8 @@ def over(q: Tensor, k: Tensor, v: Tensor, work: Work, scale: float, mask: Tensor
     wide = native.whole(max(q.shape[3], f))
     if not (q.shape[3] == f == wide and q.stride(3) == k.stride(3) == v.stride(3) == 1):
         q, k, v = (native.dense(x, wide) for x in (q, k, v))
+    if work.asked > OFTEN:
+        k, v = k.contiguous(), v.contiguous()
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out: Tensor = _Compiled.apply(q, k, v, work, scale, mask)  # type: ignore[no-untyped-call]
     else:

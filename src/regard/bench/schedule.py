@@ -12,11 +12,12 @@ from regard.bench.contenders import Dense
 from regard.bench.machine import Peaks, free_bytes, load, peaks, threads
 from regard.bench.plan import CLOCKS, DONE, SPENT, STOPPED, Bench, Plan, Row
 from regard.bench.probe import EXCUSES, Probed, Refused, probe, warm
-from regard.bench.stats import Times, in_turns, ratio
+from regard.bench.stats import MOST, Times, in_turns, ratio
 from regard.bench.words import many
 
 SHARE = 0.8  # of the memory that is free
 LONG = 3.0  # seconds of a cell, at most, once each was measured often enough
+STEPS = 16  # tokens of a turn of decoding: they follow each other, and find in the cache what the one before left there
 
 
 def begin(plan: Plan, *, anyway: bool = False) -> Bench:
@@ -96,10 +97,11 @@ class _Todo:
             raise Refused(f"it needs {needs.bytes / 1e9:,.1f} GB by formula, and {self.limit / 1e9:,.1f} may be taken")
         n, took = self.took.get(key, (1, 0.0))
         least = 0.0 if needs is None else min(top.seconds(needs.flops, needs.exps) for top in self.bench.peaks)
-        self.afford(max(least, took * max(1.0, cell.length / n)))  # no mechanism grows by less
+        self.afford(max(least, took * max(1.0, cell.length / n)), self.calls(cell))  # no mechanism grows by less
         begin = self.clock()
         try:
-            found = probe(contender, cell, threads=max(self.plan.threads), limit=self.limit, seconds=self.left / self.calls)
+            seconds = self.left / self.calls(cell)
+            found = probe(contender, cell, threads=max(self.plan.threads), limit=self.limit, seconds=seconds)
         except Refused as refusal:
             if "a call takes more" in str(refusal):
                 self.took[key], self.over = (cell.length, self.left), True
@@ -109,10 +111,9 @@ class _Todo:
         self.took[key], self.seen[contender.label, cell] = (cell.length, found.seconds), found
         return found
 
-    @property
-    def calls(self) -> int:
+    def calls(self, cell: Cell) -> int:
         """How often each is called at least: a round to warm up comes first."""
-        return self.plan.rounds + 1
+        return self.plan.rounds * _at_once(cell) + 1
 
     def needs(self, contender: Contender, cell: Cell) -> Needs | None:
         """By formula, asked once."""
@@ -120,12 +121,12 @@ class _Todo:
             self.known[contender.label, cell] = contender.needs(cell)
         return self.known[contender.label, cell]
 
-    def afford(self, seconds: float) -> None:
+    def afford(self, seconds: float, calls: int) -> None:
         """A call of so many seconds must fit into what is left, as often as it takes to say something of it."""
-        if seconds * self.calls > self.left or self.left <= 0:
+        if seconds * calls > self.left or self.left <= 0:
             self.over = True
-            each = f"{many(self.calls, 'call')} of {seconds:.2g} s or more"
-            few = f"{each} {'does' if self.calls == 1 else 'do'} not fit into the {self.left:.0f} s left of the budget"
+            each = f"{many(calls, 'call')} of {seconds:.2g} s or more"
+            few = f"{each} {'does' if calls == 1 else 'do'} not fit into the {self.left:.0f} s left of the budget"
             raise Refused(SPENT if self.left <= 0 else few)
 
     def turns(
@@ -138,15 +139,16 @@ class _Todo:
             name = contender.label
             try:
                 together = sum(known[other].seconds for other in (*calls, name))
-                self.afford(together * max(self.plan.threads) / top.threads)
+                self.afford(together * max(self.plan.threads) / top.threads, self.calls(cell))
                 calls[name] = ready(contender, cell)
             except Refused as refusal:
                 missing[name] = str(refusal)
             except EXCUSES as error:
                 missing[name] = " ".join(str(error).split())
         order = {c.label: calls[c.label] for c in everyone if c.label in calls}
-        clock = CLOCKS[self.plan.clock]
-        times = in_turns(order, min(LONG, seconds), least=self.plan.rounds, clock=clock) if order else {}
+        steps, clock = _at_once(cell), CLOCKS[self.plan.clock]
+        least, most = self.plan.rounds, max(self.plan.rounds, MOST // steps)  # a cache must not grow beyond what it is for
+        times = in_turns(order, min(LONG, seconds), least=least, most=most, at_once=steps, clock=clock) if order else {}
         self.rows(cell, everyone, times, known, missing, top)
 
     def rows(
@@ -158,6 +160,10 @@ class _Todo:
             ours = (each.of or everyone[1].label) if each.foreign else ""
             row = Row(each.label, ours, cell, top.threads, why=missing.get(each.label))
             self.bench.rows.append(_told(row, self.needs(each, cell), top, times, known.get(each.label)))
+
+
+def _at_once(cell: Cell) -> int:
+    return STEPS if cell.way == "decode" else 1
 
 
 def _told(row: Row, needs: Needs | None, top: Peaks, times: Times, probed: Probed | None) -> Row:

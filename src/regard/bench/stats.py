@@ -31,11 +31,13 @@ def in_turns(
     *,
     least: int = LEAST,
     most: int = MOST,
+    at_once: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Times:
     """The seconds of each call, A B C A B C ..., after a round to warm up.
 
-    Rounds go on until `seconds` of the wall are over or there were `most`; there are always `least`.
+    Rounds go on until `seconds` of the wall are over or there were `most`; there are always `least`.  A turn is `at_once`
+    calls, and its time that of one of them.
     """
     for call in calls.values():
         call()
@@ -46,8 +48,9 @@ def in_turns(
             break
         for name, call in calls.items():
             begin = clock()
-            call()
-            times[name].append(clock() - begin)
+            for _ in range(at_once):
+                call()
+            times[name].append((clock() - begin) / at_once)
     return times
 
 

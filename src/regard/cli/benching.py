@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -67,8 +67,9 @@ def bench(
         )  # fmt: skip
         _check_values(plan)
         _check_page(page)
-        found = begin(plan, anyway=anyway)
-    with redirect_stdout(sys.stderr):  # packages that are imported may have something to say
+        with _output_aside():
+            found = begin(plan, anyway=anyway)
+    with _output_aside():
         stopped = _run(found, quiet=json)
     if json:
         print_json(found.as_json())
@@ -166,6 +167,20 @@ def _threads(text: str) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------------------------------------- what is done
+@contextmanager
+def _output_aside() -> Iterator[None]:
+    """Packages that are imported, here or in a process of ours, may have something to say: it goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def _run(found: Bench, *, quiet: bool) -> bool:
     """All of it, with a bar on stderr; whether it was stopped."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())

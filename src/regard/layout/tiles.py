@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -58,6 +59,11 @@ class Work(tuple[Tiles, ...]):
     """All tiles of a pattern: every seen pair stands in exactly one."""
 
     made: ctypes.Array[ctypes.c_char] | None = None  # what the kernel is given, made once: it holds addresses
+
+    @cached_property
+    def asked(self) -> float:
+        """How often a tile of keys is looked at, on average."""
+        return sum(len(part.column) / (-(-part.m // SIDE)) for part in self)
 
     def __reduce__(self) -> tuple[type[Work], tuple[tuple[Tiles, ...]]]:
         return Work, (tuple(self),)
