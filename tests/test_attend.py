@@ -588,6 +588,25 @@ def test_second_derivatives_are_refused(backend, rand):
         torch.autograd.grad(y.sum(), leaf, create_graph=True)
 
 
+@pytest.mark.parametrize("backend", TILES)
+def test_batches_of_gradients_are_refused(backend, rand):
+    """Fails if what a kernel cannot take is a message about storage."""
+    q = rand(1, 2, 40, 8).requires_grad_()
+    y = regard.attend(q, q, q, pattern=regard.Band(3, 3), backend=backend)
+    with pytest.raises(Unsupported, match="one gradient at a time"):
+        torch.autograd.grad(y, q, rand(3, *y.shape), is_grads_batched=True)
+
+
+@pytest.mark.parametrize("n", [20, 300])
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "sparse", "reference"])
+def test_the_type_under_autocast(backend, n, rand):
+    """Fails if it depends on the executor, or on how many tokens there are."""
+    q = rand(1, 2, n, 8, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert regard.attend(q, q, q, pattern=regard.Band(3, 3), backend=backend).dtype == torch.bfloat16
+        assert regard.attend(*[q.double()] * 3, pattern=regard.Band(3, 3), backend=backend).dtype == torch.float64
+
+
 @pytest.mark.parametrize(
     "pattern", [Band(5, 5), Band(40, 0), Band(9, 9) | Global(3), Chunks(16, 1, 1) | RandomBlocks(16, 2, 13)]
 )

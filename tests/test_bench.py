@@ -3,6 +3,8 @@
 import importlib
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -79,6 +81,22 @@ def test_turns_are_taken_in_turn_after_a_warm_up():
     order.clear()
     in_turns(calls, 1e9, most=7)
     assert len(order) == 2 * 8
+    order.clear()
+    ticks = iter(range(1000))
+    times = in_turns(calls, 0.0, least=2, at_once=4, clock=lambda: float(next(ticks)))
+    assert order == list("ab" + 2 * "aaaabbbb") and times == {"a": [0.25] * 2, "b": [0.25] * 2}
+
+
+def test_what_others_print_stays_out_of_json(monkeypatch, quiet, capfd):
+    """Fails if a package that talks while it is imported, here or in a process of ours, breaks the JSON."""
+    talk = "import os; os.write(1, b'hello from C'); print('hello from Python')"
+    monkeypatch.setattr(running, "warm", lambda modules: (exec(talk), subprocess.run([sys.executable, "-c", talk], check=True)))
+    app(
+        ["bench", "local", "--json", *["--lengths", "32", "--ways", "forward", "--levels", "kernel", "--threads", "1"]],
+        standalone_mode=False,
+    )
+    out, err = capfd.readouterr()
+    assert json.loads(out)["rows"] and err.count("hello from") == 4
 
 
 def test_crossover():
@@ -285,6 +303,16 @@ def budgeted(monkeypatch, seconds, *, budget, lengths=(128, 256, 512, 1024)):
     monkeypatch.setattr(running._Todo, "cell", lambda self, c, *a: (at.__setitem__(0, c.length), cell(self, c, *a))[1])
     run(found, clock=lambda: now[0])
     return found, now[0]
+
+
+def test_decoding_takes_several_steps_a_turn(monkeypatch, quiet):
+    """Fails if each token finds the cache as another mechanism left it, or if a stream grows without bound."""
+    asked = []
+    real = running.in_turns
+    monkeypatch.setattr(running, "in_turns", lambda *a, **k: asked.append(k) or real(*a, **k))
+    for way, steps in (("decode", running.STEPS), ("forward", 1)):
+        run(begin(Plan([[Ours(part("linear"))]], lengths=[32], levels=["kernel"], ways=[way], threads=[1], budget=60)))
+        assert asked[-1]["at_once"] == steps and asked[-1]["most"] * steps <= running.MOST
 
 
 def test_budget_stops(monkeypatch, quiet):

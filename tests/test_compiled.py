@@ -10,8 +10,9 @@ from torch._subclasses import FakeTensorMode
 import regard
 from regard import running
 from regard.attend import compiled
+from regard.attend.compiled import OFTEN
 from regard.layout import tiles as tiling
-from regard.layout.tiles import tiles
+from regard.layout.tiles import SIDE, tiles
 from regard.pattern import Band, Blocks2D, Causal, Chunks, Full, Global, Keys, RandomBlocks
 
 native = importlib.import_module("regard.native")
@@ -45,6 +46,19 @@ def test_threads_change_nothing(pattern, heads, many, rand, threads):
     for got in results[1:]:
         for x, want in zip(got, results[0], strict=True):
             torch.testing.assert_close(x, want, rtol=0, atol=1e-12)
+
+
+@needs_kernel
+def test_keys_that_are_looked_at_often_are_copied_once(monkeypatch, rand):
+    """Fails if a long dense call reads keys with gaps again and again, or a window copies what it reads a few times."""
+    seen = []
+    real = native.run
+    monkeypatch.setattr(native, "run", lambda name, dtype, *made: seen.append(made[0]) or real(name, dtype, *made))
+    x = rand(1, 2048, 2, 16).transpose(1, 2)
+    for pattern, gaps in ((Full(), False), (Band(50, 50), True)):
+        regard.attend(x, x, x, pattern=pattern, backend="compiled")
+        q, k, v = (compiled._CALL.unpack(seen[-1])[6:][4 * i : 4 * i + 4] for i in range(3))
+        assert q[3] == 32 and {k[3], v[3]} == {32 if gaps else 16}
 
 
 @needs_kernel
@@ -110,12 +124,13 @@ def test_heads_as_the_fastest_axis(width, rand):
 
 
 @needs_kernel
+@pytest.mark.parametrize("n", [SIDE * OFTEN - 3, SIDE * (OFTEN + 4) - 3], ids=["where they stand", "copied"])
 @pytest.mark.parametrize(
     "pattern", [Band(100, 90) | Keys(0, 70), Band(9, 9, 7), BIG, Full()], ids=["near", "spaced", "big", "full"]
 )
-def test_rows_with_gaps(pattern, rand):
+def test_rows_with_gaps(pattern, n, rand):
     """Fails if rows of keys that were copied together serve another tile, head or example: there are more tiles than places."""
-    inputs = [rand(2, 1000, 3, 16).transpose(1, 2).requires_grad_() for _ in range(3)]
+    inputs = [rand(2, n, 3, 16).transpose(1, 2).requires_grad_() for _ in range(3)]
     results = [regard.attend(*inputs, pattern=pattern, backend=name) for name in ("reference", "compiled")]
     grads = [torch.autograd.grad(y.square().sum(), inputs) for y in results]
     with torch.no_grad():  # without a sum to be kept for a backward pass

@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import Function
+
+from regard.errors import Unsupported
 
 
 def softmax_over(scores: Tensor, keep: Tensor | None) -> Tensor:
@@ -75,12 +78,28 @@ def by_hand(function: type[Function], *given: Any) -> Any:
 def graph_of(formula: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[Tensor, ...], given: Any) -> tuple[Tensor, ...]:
     """The gradients of inputs, given those of what the formula makes of them, as something that has gradients itself.
 
-    For create_graph=True, where a function `by_hand` is asked for the derivative of its backward pass, which it has not.
+    For create_graph=True, where a function `by_hand` is asked for the derivative of its backward pass, which it has not, and
+    for many gradients at once.
     """
-    inputs = tuple(x.view_as(x) for x in inputs)  # one of them may be made of another, or be it
-    wanted = [x for x in inputs if x.requires_grad]
-    found = iter(torch.autograd.grad(formula(*inputs), wanted, given, create_graph=True))
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs = tuple(x.view_as(x) for x in inputs)  # one of them may be made of another, or be it
+        wanted = [x for x in inputs if x.requires_grad]
+        found = iter(torch.autograd.grad(formula(*inputs), wanted, given, create_graph=again))
     return tuple(next(found) if x.requires_grad else torch.zeros_like(x) for x in inputs)
+
+
+def is_batched(*gradients: Tensor) -> bool:
+    """Whether they are many at once (`is_grads_batched`, `vectorize`), which a kernel cannot take."""
+    return any(map(is_legacy_batchedtensor, gradients))
+
+
+def check_gradient(executor: str, gradient: Tensor) -> None:
+    """What a backward pass by hand cannot do, it must not pretend to."""
+    if torch.is_grad_enabled():  # create_graph=True
+        raise Unsupported(f"the {executor} executor has no second derivative: use backend='reference'")
+    if is_batched(gradient):
+        raise Unsupported(f"the {executor} executor takes one gradient at a time, not a batch of them: use backend='reference'")
 
 
 def over_tokens(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:

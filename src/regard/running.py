@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import native
-from regard.common import by_hand, chunk_of, graph_of
+from regard.common import by_hand, chunk_of, graph_of, is_batched
+from regard.errors import Unsupported
 
 LEAST = 64  # tokens: for fewer, such as the next one of a stream, a product does
 
@@ -138,6 +139,8 @@ class _Kernel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
+        if is_batched(*given):
+            raise Unsupported("causal linear attention takes one gradient at a time, not a batch of them")
         if torch.is_grad_enabled():  # create_graph=True: the products have a second derivative
             return graph_of(_in_chunks_of_64, ctx.saved_tensors, given)
         q, k, v, s, z = ctx.saved_tensors
@@ -167,7 +170,7 @@ class _AllKernel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, out: Tensor, count: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         q, k, v, s, z = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_batched(out, count):
             return graph_of(_all_by_products, (q, k, v), (out, count))
         out, count = native.dense(out, v.shape[3]), count.contiguous()
         asked = [native.empty_like(x) for x in (q, k, v, s, z)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
@@ -30,8 +32,10 @@ def attend(
     q_at      the position of the first query; `k_at` that of the first key, or all of them, (m)
     backend   "auto" picks by measured cost; a name of `BACKENDS` runs there, or raises `Unsupported`
 
-    A query that sees nothing gives zero.
+    A query that sees nothing gives zero.  Under autocast it computes in the type of that, as PyTorch's own call does.
     """
+    if torch._C._is_any_autocast_enabled():
+        q, k, v = _autocast(q, k, v)
     compiling = torch.compiler.is_compiling()
     bare = prior is None and mask is None and marks is None and backend == "auto" and not compiling
     if bare and (again := ready.get(q, k, v, pattern, scale, q_at, k_at)) is not None:
@@ -42,6 +46,13 @@ def attend(
         ready.put(call, backend, pattern, scale)
         return BACKENDS[backend].run(_with_all_heads(call))
     return _traced(call, backend) if compiling else _run(call, backend)
+
+
+def _autocast(*heads: Tensor) -> Sequence[Tensor]:
+    """In the type that autocast asks for; PyTorch leaves float64 alone, and so do we."""
+    device = heads[0].device.type
+    kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+    return [x.to(kind) if x.dtype == torch.float32 else x for x in heads]
 
 
 def _traced(call: Call, backend: str) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard import native
 from regard.attend.call import Call
 from regard.attend.pieces import added, by_head, grows
-from regard.errors import Unsupported
+from regard.common import check_gradient
 from regard.layout.tiles import Tiles, Work, picked, tiles
 
 _PART = Struct("2q2Pq4P")  # the structures of the kernel, field by field
@@ -102,8 +102,7 @@ class _Compiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        if torch.is_grad_enabled():  # create_graph=True: it has no derivative, and must not pretend to
-            raise Unsupported("the compiled executor has no second derivative: use backend='reference'")
+        check_gradient("compiled", grad)
         q, k, v, out, lse, mask = ctx.saved_tensors
         mask = None if mask is None else mask.contiguous()
         grad = native.dense(grad, q.shape[3])

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.errors import Unsupported
+from regard.common import check_gradient
 from regard.layout import Group, Layout, Part, Run
 
 AT_ONCE = 1 << 22  # numbers in a temporary: calls with more are split, so that it stays in the cache
@@ -83,8 +83,7 @@ class _Sparse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        if torch.is_grad_enabled():  # create_graph=True: the fused backward has no derivative, and must not pretend to
-            raise Unsupported("the sparse executor has no second derivative: use backend='reference'")
+        check_gradient("sparse", grad)
         q, k, v, out, lse, bias, *more = ctx.saved_tensors
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a query that sees nothing has no weight anywhere
         wide = _accumulator(q.dtype)

@@ -37,6 +37,11 @@ class Cell:
         return self.heads * self.width
 
     @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of queries, keys and values: (b h n e)."""
+        return self.batch, self.heads, self.length, self.width
+
+    @property
     def past(self) -> bool:
         """Whether no token sees later ones; a stream has none."""
         return self.causal or self.way == "decode"

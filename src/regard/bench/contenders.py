@@ -50,7 +50,6 @@ class Dense(Contender):
 
     def build(self, cell: Cell) -> Run:
         """See `Contender`."""
-        all_heads = (cell.batch, cell.heads, cell.length, cell.width)
         if cell.way == "decode":
             k, v = (torch.randn(cell.batch, cell.heads, cell.length + 1, cell.width) for _ in range(2))
             if cell.level == "kernel":
@@ -60,7 +59,7 @@ class Dense(Contender):
             return Run(lambda: layer.step(x, k, v))
         if cell.level == "layer":
             return of_layer(Projected(cell), cell)
-        return of_heads(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=cell.causal), cell, *[all_heads] * 3)
+        return of_heads(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=cell.causal), cell, *[cell.shape] * 3)
 
     def needs(self, cell: Cell) -> Needs | None:
         """See `Contender`."""

@@ -27,10 +27,26 @@ def _performer(cell: Cell) -> Run:
     return of_layer(layer, cell)
 
 
-@peer("linear-attention-transformer", "linear_attention_transformer.linear_attention_transformer", "efficient")
+@peer(
+    "performer-pytorch FastAttention", "performer_pytorch", "performer", level="kernel", mask=NO_MASK,
+    note="the greatest of later keys shows", ours=lambda n: {"features": 256},
+)  # fmt: skip
+def _performer_heads(cell: Cell) -> Run:
+    inner = part_of("performer_pytorch", "FastAttention")(cell.width, nb_features=256, causal=cell.causal)
+    return of_heads(inner, cell, *[cell.shape] * 3)
+
+
+EFFICIENT = "linear_attention_transformer.linear_attention_transformer"
+
+
+@peer("linear-attention-transformer", EFFICIENT, "efficient")
 def _efficient(cell: Cell) -> Run:
-    make = part_of("linear_attention_transformer.linear_attention_transformer", "SelfAttention")
-    return of_layer(make(cell.dim, heads=cell.heads, causal=cell.causal), cell)
+    return of_layer(part_of(EFFICIENT, "SelfAttention")(cell.dim, heads=cell.heads, causal=cell.causal), cell)
+
+
+@peer("linear-attention-transformer linear_attn", EFFICIENT, "efficient", level="kernel")
+def _efficient_heads(cell: Cell) -> Run:
+    return of_heads(part_of(EFFICIENT, "causal_linear_attn" if cell.causal else "linear_attn"), cell, *[cell.shape] * 3)
 
 
 FAST = "fast_transformers"
@@ -48,35 +64,44 @@ def _fast(cell: Cell, *, kind: str, **given: Any) -> Run:
     if cell.level == "layer":
         layer = part_of(f"{FAST}.attention.attention_layer", "AttentionLayer")(inner, cell.dim, cell.heads)
         return of_layer(layer, cell, lambda x: layer(x, x, x, seen, real, real))
-    return of_heads(lambda q, k, v: inner(q, k, v, seen, real, real), cell, *[(cell.batch, n, cell.heads, cell.width)] * 3)
+    b, h, n, e = cell.shape
+    return of_heads(lambda q, k, v: inner(q, k, v, seen, real, real), cell, *[(b, n, h, e)] * 3)
 
 
 def _linear(cell: Cell) -> Run:
     return _fast(cell, kind="causal-linear" if cell.causal else "linear")
 
 
-for _level in ("layer", "kernel"):
-    peer(f"pytorch-fast-transformers linear, {_level}", f"{FAST}.builders", "linear", level=_level)(_linear)
-
-
-@peer(
-    "pytorch-fast-transformers clustered", f"{FAST}.builders", "clustered", causal=NOT_CAUSAL,
-    ours=lambda n: {"clusters": 100, "bits": 63, "iterations": 10},
-)  # fmt: skip
 def _clustered(cell: Cell) -> Run:
     return _fast(cell, kind="clustered", clusters=100, bits=63, iterations=10)
 
 
-@peer(
-    "pytorch-fast-transformers improved-clustered", f"{FAST}.builders", "clustered_improved", causal=NOT_CAUSAL,
-    ours=lambda n: {"clusters": 100, "top": 32, "bits": 63, "iterations": 10},
-)  # fmt: skip
 def _improved(cell: Cell) -> Run:
     return _fast(cell, kind="improved-clustered", clusters=100, bits=63, iterations=10, topk=32)
 
 
+CLUSTERS = {"clusters": 100, "bits": 63, "iterations": 10}
+for _level in ("layer", "kernel"):
+    _add = partial(peer, module=f"{FAST}.builders", level=_level)
+    _add(f"pytorch-fast-transformers linear, {_level}", recipe="linear")(_linear)
+    _add(
+        f"pytorch-fast-transformers clustered, {_level}", recipe="clustered", causal=NOT_CAUSAL, ours=lambda n: CLUSTERS
+    )(_clustered)  # fmt: skip
+    _add(
+        f"pytorch-fast-transformers improved-clustered, {_level}", recipe="clustered_improved", causal=NOT_CAUSAL,
+        ours=lambda n: {**CLUSTERS, "top": 32},
+    )(_improved)  # fmt: skip
+
+
 # ---------------------------------------------------------------------------------------------- compressed
-@peer("linformer", "linformer", "linformer", mask=NO_MASK, causal=NOT_CAUSAL, ours=lambda n: {"rank": min(256, n)})
+@peer(
+    "linformer LinformerSelfAttention",
+    "linformer",
+    "linformer",
+    mask=NO_MASK,
+    causal=NOT_CAUSAL,
+    ours=lambda n: {"rank": min(256, n)},
+)
 def _linformer(cell: Cell) -> Run:
     make = part_of("linformer", "LinformerSelfAttention")
     return of_layer(make(cell.dim, cell.length, k=min(256, cell.length), heads=cell.heads), cell)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ def _local(cell: Cell) -> Run:
 def _local_heads(cell: Cell) -> Run:
     make = part_of("local_attention", "LocalAttention")
     inner = make(window_size=128, causal=cell.causal, exact_windowsize=True, use_rotary_pos_emb=False, autopad=True)
-    return of_heads(inner, cell, *[(cell.batch, cell.heads, cell.length, cell.width)] * 3)
+    return of_heads(inner, cell, *[cell.shape] * 3)
 
 
 @lru_cache(1)
@@ -43,8 +43,7 @@ def _flex(cell: Cell, part: Part) -> Run:
     pattern = pattern_of(mixer_of(part, cell))
     assert pattern is not None
     blocks = block_mask(pattern, cell.length, cell.length)
-    shapes = [(cell.batch, cell.heads, cell.length, cell.width)] * 3
-    return of_heads(lambda q, k, v: _compiled()(q, k, v, block_mask=blocks), cell, *shapes)
+    return of_heads(lambda q, k, v: _compiled()(q, k, v, block_mask=blocks), cell, *[cell.shape] * 3)
 
 
 NO_BACKWARD = "FlexAttention has no backward pass on the CPU"
@@ -110,29 +109,47 @@ def _axial(cell: Cell) -> Run:
 
 
 # ---------------------------------------------------------------------------------------------- sparse by content
-@peer(
-    "reformer-pytorch", "reformer_pytorch", "reformer", mask=LEAKS, note="hashes of later tokens show",
+HASHED = {"bucket_size": 64, "n_hashes": 4, "attend_across_buckets": False, "allow_duplicate_attention": False}
+_hashed = partial(
+    peer, module="reformer_pytorch", recipe="reformer", note="hashes of later tokens show",
     ours=lambda n: {"buckets": max(2, n // 64), "chunk": 64, "rounds": 4},
 )  # fmt: skip
+
+
+@_hashed("reformer-pytorch", mask=LEAKS)
 def _reformer(cell: Cell) -> Run:
-    layer = part_of("reformer_pytorch", "LSHSelfAttention")(
-        cell.dim, heads=cell.heads, bucket_size=64, n_hashes=4, causal=cell.causal, attend_across_buckets=False,
-        allow_duplicate_attention=False,
-    )  # fmt: skip
-    return of_layer(layer, cell)
+    make = part_of("reformer_pytorch", "LSHSelfAttention")
+    return of_layer(make(cell.dim, heads=cell.heads, causal=cell.causal, **HASHED), cell)
 
 
-@peer(
-    "routing-transformer", "routing_transformer.routing_transformer", "routing", mask=LEAKS,
-    note="clusters are chosen by later tokens too",
+@_hashed("reformer-pytorch LSHAttention", level="kernel", mask=LEAKS)
+def _reformer_heads(cell: Cell) -> Run:
+    inner = part_of("reformer_pytorch", "LSHAttention")(causal=cell.causal, **HASHED)
+    return of_heads(lambda q, v: inner(q.flatten(0, 1), v.flatten(0, 1))[0].view_as(v), cell, *[cell.shape] * 2)
+
+
+ROUTING = "routing_transformer.routing_transformer"
+_routed = partial(
+    peer, module=ROUTING, recipe="routing", mask=LEAKS, note="clusters are chosen by later tokens too",
     ours=lambda n: {"clusters": max(1, n // 128)},
 )  # fmt: skip
+
+
+@_routed("routing-transformer")
 def _routing(cell: Cell) -> Run:
-    layer = part_of("routing_transformer.routing_transformer", "SelfAttention")(
-        cell.dim, 1, cell.length, cell.heads, 0, 128, causal=cell.causal, rel_pos_emb=False
-    )
+    make = part_of(ROUTING, "SelfAttention")
+    layer = make(cell.dim, 1, cell.length, cell.heads, 0, 128, causal=cell.causal, rel_pos_emb=False)
     layer.train()(torch.randn(1, cell.length, cell.dim))  # centroids begin with the first batch
     return of_layer(layer, cell, lambda x: layer(x)[0])
+
+
+@_routed("routing-transformer KmeansAttention", level="kernel")
+def _routing_heads(cell: Cell) -> Run:
+    clusters = max(1, cell.length // 128)
+    inner = part_of(ROUTING, "KmeansAttention")(clusters, 128, cell.heads, cell.width, causal=cell.causal)
+    inner.train()(*torch.randn(3, *cell.shape))
+    inner.train(cell.way == "training")
+    return of_heads(lambda q, k, v: inner(q, k, v)[0], cell, *[cell.shape] * 3, more=list(inner.parameters()))
 
 
 @peer(
