@@ -72,7 +72,7 @@ def over(q: Tensor, k: Tensor, v: Tensor, work: Work, scale: float, mask: Tensor
     wide = native.whole(max(q.shape[3], f))
     if not (q.shape[3] == f == wide and q.stride(3) == k.stride(3) == v.stride(3) == 1):
         q, k, v = (native.dense(x, wide) for x in (q, k, v))
-    if work.asked > OFTEN:
+    if work.keys > OFTEN * k.shape[2]:
         k, v = k.contiguous(), v.contiguous()
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out: Tensor = _Compiled.apply(q, k, v, work, scale, mask)  # type: ignore[no-untyped-call]

@@ -61,9 +61,9 @@ class Work(tuple[Tiles, ...]):
     made: ctypes.Array[ctypes.c_char] | None = None  # what the kernel is given, made once: it holds addresses
 
     @cached_property
-    def asked(self) -> float:
-        """How often a tile of keys is looked at, on average."""
-        return sum(len(part.column) / (-(-part.m // SIDE)) for part in self)
+    def keys(self) -> int:
+        """How many are looked at, each as often as a row of tiles does."""
+        return SIDE * sum(len(part.column) for part in self)
 
     def __reduce__(self) -> tuple[type[Work], tuple[tuple[Tiles, ...]]]:
         return Work, (tuple(self),)

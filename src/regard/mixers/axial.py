@@ -48,8 +48,11 @@ class AxialPasses(Mixer):
 
     def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        if self.inner is None:
-            return self._both(x, mask), None
+        return self._past(x, mask, state) if self.causal else (self._both(x, mask), None)
+
+    def _past(self, x: Tensor, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+        """Down the columns to each whole row, from there to the row below it, and along that."""
+        assert self.inner is not None
         row, above, columns, inner = state or _Passed(None, None, None, None)
         if row is not None:
             check_batch(row, x)
