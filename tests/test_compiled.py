@@ -8,7 +8,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import regard
-from regard import running
+from regard import query, running
 from regard.attend import compiled
 from regard.attend.compiled import OFTEN
 from regard.layout import tiles as tiling
@@ -59,6 +59,22 @@ def test_keys_that_are_looked_at_often_are_copied_once(monkeypatch, rand):
         regard.attend(x, x, x, pattern=pattern, backend="compiled")
         q, k, v = (compiled._CALL.unpack(seen[-1])[6:][4 * i : 4 * i + 4] for i in range(3))
         assert q[3] == 32 and {k[3], v[3]} == {32 if gaps else 16}
+
+
+@needs_kernel
+@pytest.mark.parametrize("seed", range(40))
+def test_clusters_by_bits_are_those_by_products(seed, threads):
+    """Fails if a tie goes elsewhere, a token without a vote has one, a word of bits is lost, or a piece of the tokens."""
+    make = torch.Generator().manual_seed(seed)
+    b, h, n, bits, clusters = (int(torch.randint(1, most, (), generator=make)) for most in (4, 4, 300, 140, 30))
+    sides = torch.randn(b, h, n, bits, generator=make, dtype=(torch.float32, torch.float64)[seed % 2])
+    sides = sides.round() if seed % 5 == 0 else sides
+    sides[0, 0, 0] = torch.nan if seed % 7 == 0 else 0.0
+    real = None if seed % 3 else torch.rand(b, n, generator=make) < 0.7
+    first = torch.randint(n, (b, h, clusters), generator=make)
+    threads(1 + seed % 3)
+    got, want = (way(sides, real, first, seed % 6) for way in (query._by_kernel, query._by_products))
+    assert torch.equal(got, want)
 
 
 @needs_kernel

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from struct import Struct
 
 import torch
 from torch import Tensor, nn
 
+from regard import native
 from regard.common import stable_order
 from regard.errors import check_whole
 from regard.mixer import Can
 
 Back = Callable[[Tensor], Tensor]
+
+_CLUSTERS = Struct("7q4P")  # the structure of the kernel, field by field
 
 
 class Query(nn.Module, ABC):
@@ -60,14 +64,8 @@ class Clusters(Query):
         if q.shape[2] == 0:
             return torch.zeros(q.shape[:3], dtype=torch.long, device=q.device)
         exact = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
-        bits = torch.where(q.to(exact) @ self.planes.to(exact).T >= 0, 1.0, -1.0).to(exact)
-        count = bits if real is None else bits * real[:, None, :, None]
-        centres = take(bits, self._first(q, real))
-        for _ in range(self.iterations):
-            nearest = (bits @ centres.transpose(-1, -2)).argmax(-1)
-            votes = torch.zeros_like(centres).scatter_add(2, nearest[..., None].expand_as(bits), count)
-            centres = torch.where(votes == 0, centres, votes.sign())
-        return (bits @ centres.transpose(-1, -2)).argmax(-1)
+        sides, first = q.to(exact) @ self.planes.to(exact).T, self._first(q, real)
+        return (_by_kernel if native.serves(sides) else _by_products)(sides, real, first, self.iterations)
 
     def _first(self, q: Tensor, real: Tensor | None) -> Tensor:
         """Where the first centres stand, (b h clusters): every r/clusters-th of the r real queries."""
@@ -81,6 +79,30 @@ class Clusters(Query):
         shape = (*q.shape[:2], self.clusters)
         total = q.new_zeros(*shape, q.shape[-1]).scatter_add(2, index[..., None].expand_as(q), q * weight[..., None])
         return total / q.new_zeros(shape).scatter_add(2, index, weight).clamp(min=1)[..., None]
+
+
+def _by_kernel(sides: Tensor, real: Tensor | None, first: Tensor, iterations: int) -> Tensor:
+    """Lloyd's algorithm on the signs of `sides` (b h n bits), from the tokens `first` (b h clusters): (b h n)."""
+    sides, first = sides.contiguous(), first.contiguous()
+    real = None if real is None else real.contiguous()
+    nearest = torch.empty(sides.shape[:3], dtype=torch.long)
+    given = (sides.data_ptr(), 0 if real is None else real.data_ptr(), first.data_ptr(), nearest.data_ptr())
+    native.run(
+        "cluster", sides.dtype, _CLUSTERS.pack(*sides.shape, first.shape[2], iterations, torch.get_num_threads(), *given)
+    )
+    return nearest
+
+
+def _by_products(sides: Tensor, real: Tensor | None, first: Tensor, iterations: int) -> Tensor:
+    """The same, for any device: +1 and -1 for the two sides, whose product counts the bits that agree."""
+    bits = torch.where(sides >= 0, 1.0, -1.0).to(sides.dtype)
+    count = bits if real is None else bits * real[:, None, :, None]
+    centres = take(bits, first)
+    for _ in range(iterations):
+        nearest = (bits @ centres.transpose(-1, -2)).argmax(-1)
+        votes = torch.zeros_like(centres).scatter_add(2, nearest[..., None].expand_as(bits), count)
+        centres = torch.where(votes == 0, centres, votes.sign())
+    return (bits @ centres.transpose(-1, -2)).argmax(-1)
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:

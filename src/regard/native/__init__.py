@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode as _mode
 from regard.cache import folder
 
 HERE = Path(__file__).parent
-SOURCES = ("attention.cpp", "linear.cpp", "elu.cpp", "pages.cpp")
+SOURCES = ("attention.cpp", "linear.cpp", "elu.cpp", "lloyd.cpp", "pages.cpp")
 HEADERS = ("product.h", "rows.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 NAMES = {torch.float32: "float", torch.float64: "double"}
