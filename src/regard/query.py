@@ -87,9 +87,8 @@ def _by_kernel(sides: Tensor, real: Tensor | None, first: Tensor, iterations: in
     real = None if real is None else real.contiguous()
     nearest = torch.empty(sides.shape[:3], dtype=torch.long)
     given = (sides.data_ptr(), 0 if real is None else real.data_ptr(), first.data_ptr(), nearest.data_ptr())
-    native.run(
-        "cluster", sides.dtype, _CLUSTERS.pack(*sides.shape, first.shape[2], iterations, torch.get_num_threads(), *given)
-    )
+    sizes = (*sides.shape, first.shape[2], iterations, torch.get_num_threads())
+    native.run("cluster", sides.dtype, _CLUSTERS.pack(*sizes, *given))
     return nearest
 
 

@@ -164,11 +164,11 @@ def explain(pattern: Pattern, n: int, *, heads: int = 8, width: int = 64, grad: 
 # ---------------------------------------------------------------------------------------------- calibration
 def calibration() -> Costs:
     """The costs of this machine with as many threads as torch has now: read from the cache, or measured."""
-    return _calibration(torch.get_num_threads())
+    return _calibration(torch.get_num_threads(), native.library() is not None)
 
 
 @lru_cache(8)
-def _calibration(threads: int) -> Costs:
+def _calibration(threads: int, kernel: bool) -> Costs:
     path = _cache_file()
     return _read(path) or _measure_and_keep(path)
 
