@@ -35,6 +35,7 @@ DOUBLING = "64,128,256,512,1024,2048,4096,8192"
 PATTERNS = "vanilla local:window=128 bigbird dilated:window=64 sinks:window=128 block_local"
 KERNEL = "--levels kernel --threads all"
 LAYER = "--levels layer --threads all"
+ONE = "--levels layer --threads 1"
 CALLS = {
     "dense-forward": f"vanilla --ways forward --threads all --lengths {DOUBLING},16384 --budget 150s",
     "dense-training": f"vanilla --ways training --threads all --lengths {DOUBLING} --rounds 3 --budget 170s",
@@ -50,14 +51,16 @@ CALLS = {
     "decode": "vanilla local:window=128 linear --ways decode --threads 1 --lengths 512,4096,16384,65536 --budget 120s",
     "million": "local:window=128 linear --ways training --levels layer --threads all --causal --heads 4 --width 32 "
     "--lengths 1000000 --rounds 0 --budget 175s",
-    "peers-1024": "--peers --lengths 1024 --threads 1 --budget 170s",
-    "peers-forward": "--peers --lengths 4096 --ways forward --threads 1 --budget 170s",
-    "peers-training": "--peers linear performer efficient clustered clustered_improved linformer nystrom memory_compressed "
-    "prob_sparse fnet mlp_mixer gmlp --lengths 4096 --ways training --threads 1 --rounds 3 --budget 175s",
-    "peers-sparse": "--peers product_keys local longformer bigbird axial reformer routing sinkhorn "
-    "--lengths 4096 --ways training --threads 1 --rounds 3 --budget 175s",
+    "peers-1024": f"--peers {ONE} --lengths 1024 --rounds 3 --budget 175s",
+    "peers-forward": f"--peers {ONE} --lengths 4096 --ways forward --rounds 3 --budget 175s",
+    "peers-training": f"--peers linear performer efficient clustered clustered_improved linformer nystrom memory_compressed "
+    f"prob_sparse fnet mlp_mixer gmlp {ONE} --lengths 4096 --ways training --rounds 3 --budget 175s",
+    "peers-sparse": f"--peers product_keys local longformer bigbird axial reformer routing sinkhorn vanilla {ONE} "
+    "--lengths 4096 --ways training --rounds 3 --budget 175s",
+    "peers-kernels": "--peers linear performer efficient clustered clustered_improved local bigbird reformer routing "
+    "--levels kernel --threads 1 --lengths 1024,4096 --rounds 3 --budget 175s",
     "peers-causal": "--peers linear performer local reformer sinkhorn memory_compressed gmlp efficient vanilla --causal "
-    "--lengths 4096 --ways training --threads 1 --rounds 3 --budget 170s",
+    "--lengths 4096 --ways training --threads 1 --rounds 3 --budget 175s",
     "crossover": f"vanilla local bigbird linear performer linformer:rank=64 nystrom {KERNEL} --lengths {DOUBLING} "
     "--budget 170s",
 }
