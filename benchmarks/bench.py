@@ -3,7 +3,7 @@
     python benchmarks/bench.py                          all of them, one after the other: some forty minutes
     python benchmarks/bench.py window-training decode   some of them
     python benchmarks/bench.py --list                   what there is, and what is measured already
-    python benchmarks/bench.py --missing                those that have no result yet
+    python benchmarks/bench.py --missing                those that have no whole result yet
     python benchmarks/bench.py --tables                 write the tables of docs/bench.md from the results that there are
     python benchmarks/bench.py decode --anyway          although the machine is busy; the results and the tables are flagged
     python benchmarks/bench.py decode --try             tiny sizes, to see that it runs; written to a folder that is named
@@ -68,17 +68,33 @@ CALLS = {
 
 # ---------------------------------------------------------------------------------------------- measuring
 def measure(name: str, folder: Path, *, anyway: bool, small: bool) -> None:
-    """One call; what it has when it is interrupted is kept too, and ends the others."""
+    """One call.  What it has when it is interrupted is kept where there is no whole result yet, and ends the others."""
     words = shlex.split(shrunk(CALLS[name]) if small else CALLS[name])
     command = [sys.executable, "-m", "regard.cli", "bench", *words, "--json", *(["--anyway"] if anyway or small else [])]
     print(f"{name}: regard bench {shlex.join(words)}", file=sys.stderr)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode in (0, INTERRUPTED) and done.stdout:
-        half = folder / f"bench-{name}.json.half"
-        half.write_text(done.stdout)
-        half.replace(folder / f"bench-{name}.json")  # at once: a result that is there is whole
-    if done.returncode:
-        sys.exit(done.returncode)
+    path = folder / f"bench-{name}.json"
+    half = path.with_suffix(".json.half")
+    with half.open("w") as file, subprocess.Popen(command, stdout=file) as child:
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:  # the child was told too, and writes what it has
+            code = child.wait() or INTERRUPTED
+    found, before = read(half), read(path)
+    if found is None or (not aims.whole(found) and before is not None):
+        half.unlink()
+    else:
+        half.replace(path)  # at once: a result that is there can be read
+    if code:
+        sys.exit(code)
+
+
+def read(path: Path) -> Result | None:
+    """A result; None where there is none that can be read."""
+    try:
+        found: Result = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found
 
 
 def shrunk(call: str) -> str:
@@ -93,8 +109,8 @@ def shrunk(call: str) -> str:
 
 def results(folder: Path) -> dict[str, Result]:
     """Those that there are, by name."""
-    paths = {name: folder / f"bench-{name}.json" for name in CALLS}
-    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+    found = {name: read(folder / f"bench-{name}.json") for name in CALLS}
+    return {name: result for name, result in found.items() if result is not None}
 
 
 # ---------------------------------------------------------------------------------------------- tables
@@ -178,7 +194,7 @@ def main(words: Sequence[str] | None = None) -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("names", nargs="*", help=f"of {', '.join(CALLS)}")
     asked.add_argument("--list", action="store_true", help="measure nothing, and say what there is")
-    asked.add_argument("--missing", action="store_true", help="those that have no result yet")
+    asked.add_argument("--missing", action="store_true", help="those that have no whole result yet")
     asked.add_argument("--tables", action="store_true", help="measure nothing, and write the tables")
     asked.add_argument("--anyway", action="store_true", help="on a busy machine too")
     asked.add_argument("--try", dest="small", action="store_true", help="tiny sizes; no result and no table is changed")
@@ -190,10 +206,12 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.list:
         there = results(RESULTS)
         for name, call in CALLS.items():
-            print(f"{'measured' if name in there else '-':9} {name:20} regard bench {call}")
+            state = "-" if name not in there else "measured" if aims.whole(there[name]) else "in part"
+            print(f"{state:9} {name:20} regard bench {call}")
         return
     names = [] if options.tables else options.names or list(CALLS)
-    for name in [name for name in names if not (options.missing and name in results(folder))]:
+    there = {name for name, result in results(folder).items() if aims.whole(result)} if options.missing else set()
+    for name in [name for name in names if name not in there]:
         measure(name, folder, anyway=options.anyway, small=options.small)
         if not options.small:
             write(results(RESULTS))  # after each, so that an interrupt loses nothing

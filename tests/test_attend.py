@@ -597,6 +597,44 @@ def test_batches_of_gradients_are_refused(backend, rand):
         torch.autograd.grad(y, q, rand(3, *y.shape), is_grads_batched=True)
 
 
+@pytest.mark.parametrize("backend", ["auto", "sdpa", *TILES])
+@pytest.mark.parametrize("scale", [0, -1.0])
+@pytest.mark.parametrize("n", [5, 300])
+def test_scales_that_are_not_positive(backend, scale, n, rand):
+    """Fails if what is hidden before it is scaled comes back as zero times infinity."""
+    q, k, v = (rand(1, 2, n, 4) for _ in range(3))
+    want = regard.attend(q, k, v, pattern=regard.Causal(), scale=scale, backend="reference")
+    got = regard.attend(q, k, v, pattern=regard.Causal(), scale=scale, backend=backend)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), "1"])
+def test_scales_that_are_none(scale, rand):
+    """Fails if a scale that is no number gives numbers."""
+    with pytest.raises(TypeError, match="finite number"):
+        regard.attend(*[rand(1, 1, 3, 4)] * 3, scale=scale)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference", *TILES])
+def test_a_query_that_is_no_number_shows(backend, rand):
+    """Fails if an executor, above all the one that others are held to, makes zeros of NaN; or if it reaches other queries."""
+    q, k, v = (rand(1, 1, 200, 8) for _ in range(3))
+    q[:, :, 7] = torch.nan
+    y = regard.attend(q, k, v, pattern=Band(3, 3), backend=backend)
+    assert y[:, :, 7].isnan().all() and y[:, :, [*range(7), *range(8, 200)]].isfinite().all()
+
+
+@pytest.mark.parametrize("n", [20, 100])
+def test_a_mask_beside_a_pattern_that_was_seen_before(n, rand):
+    """Fails if what is remembered of a pattern brings the mask of another call with it."""
+    q = rand(2, 2, n, 8)
+    for seed in range(3):
+        mask = torch.rand(2, n, generator=torch.Generator().manual_seed(seed)) < 0.6
+        for pattern in (Band(3, 3), Full(), regard.Causal()):
+            got, want = (regard.attend(q, q, q, pattern=pattern, mask=mask, backend=name) for name in ("sdpa", "reference"))
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("n", [20, 300])
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "sparse", "reference"])
 def test_the_type_under_autocast(backend, n, rand):
@@ -605,6 +643,8 @@ def test_the_type_under_autocast(backend, n, rand):
     with torch.autocast("cpu", torch.bfloat16):
         assert regard.attend(q, q, q, pattern=regard.Band(3, 3), backend=backend).dtype == torch.bfloat16
         assert regard.attend(*[q.double()] * 3, pattern=regard.Band(3, 3), backend=backend).dtype == torch.float64
+        assert regard.attend(q, q.half(), q, pattern=regard.Band(3, 3), backend=backend).dtype == torch.bfloat16
+    assert regard.attend(*[q.half()] * 3, pattern=regard.Band(3, 3), backend=backend).dtype == torch.float16
 
 
 @pytest.mark.parametrize(

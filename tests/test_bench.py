@@ -315,6 +315,27 @@ def test_decoding_takes_several_steps_a_turn(monkeypatch, quiet):
         assert asked[-1]["at_once"] == steps and asked[-1]["most"] * steps <= running.MOST
 
 
+@pytest.mark.parametrize(("way", "tensors"), [("forward", 4), ("training", 7)])
+@pytest.mark.parametrize("n", [64, 128, 256, 1024])
+def test_memory_of_short_calls(way, tensors, n):
+    """Fails if a call takes from what a smaller one left, and so seems to take less than its inputs and results."""
+    found = probe(Dense(), Cell("kernel", way, n), threads=1, limit=10**9, seconds=60)
+    assert found.bytes is None or found.bytes >= 0.9 * tensors * 4 * 8 * 64 * n
+
+
+def test_peers_at_a_level_that_they_do_not_have(quiet):
+    """Fails if nothing is measured and nothing is said."""
+    found = bench("--peers", "fnet", "--levels", "kernel", lengths=32)
+    assert found.exit_code and "fnet has peers at the level layer, not at kernel" in found.stderr
+
+
+def test_what_peers_cannot_do_is_in_the_json(quiet):
+    """Fails if only the table says it."""
+    pytest.importorskip("transformers")
+    found = bench("--peers", "fnet", "--json", lengths=32, levels="layer", ways="forward", threads=1)
+    assert any("takes no padding mask" in note for note in json.loads(found.stdout)["notes"])
+
+
 def test_budget_stops(monkeypatch, quiet):
     """Fails if more time is taken than was given, if what does not fit is tried, or if it is not said."""
     found, took = budgeted(monkeypatch, lambda n: (n / 128) ** 2 * 0.1, budget=10)
@@ -371,7 +392,7 @@ def test_json(quiet):
     found = bench("local:window=8", "linformer:length=40:rank=4", "--json", lengths="32,64", ways="forward", **SMALL)
     assert found.exit_code == 0, found.output
     value = json.loads(found.stdout)
-    assert set(value) == {"schema", "environment", "ended", "plan", "peaks", "load", "rows", "crossovers"}
+    assert set(value) == {"schema", "environment", "ended", "plan", "peaks", "load", "rows", "crossovers", "notes"}
     assert value["schema"] == 1 and value["ended"] == running.DONE
     assert value["peaks"] == [{"threads": 1, "gemm": 1e11, "exp": 1e9}]
     assert all(set(row) == KEYS for row in value["rows"])

@@ -1,7 +1,10 @@
 """The aims of benchmarks/bench.py: each is judged by its numbers, and what was not measured is never met."""
 
 import importlib.util
+import json
+import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,41 @@ def test_nothing_measured_is_nothing_met(bench):
     assert all("not measured" in line for line in verdicts(bench).values())
     empty = {name: result() for name in bench.CALLS}
     assert all("not measured" in line for line in bench.aims.table(empty)[2:])
+
+
+def test_what_is_not_whole_is_never_met(bench):
+    """Fails if an aim is met by the part of a result that there was time for, or if one of two results breaks the table."""
+    good = {
+        "dense_forward": result(row("vanilla", 64, faster=1.0)), "dense_training": result(row("vanilla", 64, faster=1.0)),
+        "auto_forward": result(row("vanilla", 64, faster=1.0)), "auto_training": result(), "auto_causal": result(),
+        "causal_linear": result(row("p", 4096, of=LINEAR, ahead=3.0)), "longformer_training": result(),
+    }  # fmt: skip
+    what = ("dense / SDPA, all n", "`auto` against dense SDPA", "the same, against the best peer")
+    assert all("| met |" in verdicts(bench, **good)[each] for each in what)
+    for each in good.values():
+        each["ended"] = "stopped by hand"
+    assert all("| not measured; without all of" in verdicts(bench, **good)[each] for each in what)
+    bad = result(row("vanilla", 64, faster=0.5))
+    assert "**missed**" in verdicts(bench, dense_forward=bad)["dense / SDPA, all n"]
+    one = result(row(WINDOW, 512, level="layer"), row(WINDOW, 65536, level="layer"))
+    assert "not measured" in verdicts(bench, decode=one)["the same, over the step at 512, whole layer"]
+    assert "not measured" in verdicts(bench, window_forward=result(row(WINDOW, 4096)))["the same, efficiency"]
+
+
+def test_a_result_that_cannot_be_read_is_none(bench, tmp_path, monkeypatch):
+    """Fails if a torn file ends all tables, if half a result takes the place of a whole one, or counts as one."""
+    (tmp_path / "bench-decode.json").write_text("hello {")
+    assert bench.results(tmp_path) == {}
+    whole, half = json.dumps(result()), json.dumps(result() | {"ended": "stopped by hand"})
+    path, real, told = tmp_path / "bench-decode.json", subprocess.Popen, []
+    monkeypatch.setattr(bench.subprocess, "Popen", lambda _, stdout: real([sys.executable, "-c", told[-1]], stdout=stdout))
+    runs = [("", half, 130, half), (whole, half, 130, whole), (half, whole, 0, whole), (whole, "", 1, whole)]
+    for before, printed, code, after in runs:
+        path.write_text(before)
+        told.append(f"import sys; sys.stdout.write({printed!r}); sys.exit({code})")
+        with pytest.raises(SystemExit) if code else nullcontext():
+            bench.measure("decode", tmp_path, anyway=True, small=True)
+        assert path.read_text() == after and [*tmp_path.iterdir()] == [path]
 
 
 @pytest.mark.parametrize(("long", "word"), [(40.0, "| met |"), (34.0, "**missed**"), (None, "not measured")])

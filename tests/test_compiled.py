@@ -2,6 +2,8 @@
 
 import copy
 import importlib
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -420,9 +422,28 @@ def load(tmp_path, monkeypatch):
     def again(**environment):
         for name, value in {"REGARD_CACHE": str(tmp_path / "cache"), **environment}.items():
             monkeypatch.setenv(name, value)
-        return native._load.__wrapped__()
+        return native._found.__wrapped__()
 
     return again
+
+
+@needs_kernel
+def test_threads_that_come_first_build_it_once(monkeypatch):
+    """Fails if each thread of a process runs a compiler of its own."""
+    built = []
+    monkeypatch.setattr(native, "_build", lambda *_: built.append(1) or time.sleep(0.2) or "built")
+    monkeypatch.setattr(native, "_opened", lambda path: None)
+    native._found.cache_clear()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert [*pool.map(lambda _: native._load(), range(4))] == ["built"] * 4 and built == [1]
+    finally:
+        native._found.cache_clear()
+
+
+def test_another_compiler_builds_another(load):
+    """Fails if the options of CXX do not count."""
+    assert native._path(["g++"]) != native._path(["g++", "-O0"])
 
 
 def test_it_can_be_turned_off(load):

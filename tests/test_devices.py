@@ -36,7 +36,7 @@ WAITING = {
     "attend/sparse.py:_fused": CPU,
     "attend/groups.py:_settled": CPU,
     "attend/pieces.py:added": CPU,
-    "attend/sdpa.py:_additive": "asked of masks on the host only",
+    "attend/sdpa.py:_seen": "asked of masks on the host only",
     "attentions/cached.py:_start": HOST,
     "attentions/cached.py:_kept": HOST,
     "attentions/hashed.py:Hashed._forget": "only a stream forgets: which keys nobody meets any more decides how many are kept",
@@ -107,6 +107,7 @@ MAKING = {
     "pattern/algebra.py:Pattern.dense": HOST,
     "pattern/algebra.py:tiled": HOST,
     "pattern/grid.py:block_order": HOST,
+    "query.py:_by_kernel": CPU,
     "route/sort.py:BlockSort._noise": SEEDED,
 }  # fmt: skip
 

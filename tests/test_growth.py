@@ -9,6 +9,10 @@ from torch.profiler import ProfilerActivity, profile
 
 import regard
 from regard import native
+from regard.bench.cell import Cell
+from regard.bench.contenders import Ours
+from regard.bench.probe import probe, resident
+from regard.cli.words import part
 from regard.pattern import Band, Chunks, Global, RandomBlocks
 
 HEADS, WIDTH = 2, 32
@@ -82,6 +86,20 @@ def test_allocations_are_few_and_grow_with_the_length(name):
     found = [allocated(CALLS[name], n) for n in LENGTHS]
     assert max(count for count, _ in found) <= min(count for count, _ in found) + 2
     assert 0.8 < exponent(LENGTHS, [size for _, size in found]) < 1.1
+
+
+@pytest.mark.skipif(resident("VmHWM") is None, reason="the system does not tell how much a process has taken")
+@pytest.mark.parametrize("name", ["local:window=64", "bigbird", "linear", "linear causal"])
+def test_memory_of_a_process_grows_with_the_length(name):
+    """Fails if a kernel, whose own memory no profiler sees, takes some that grows with the square."""
+    causal, sizes = name.endswith(" causal"), (4096, 16384)
+    ours = Ours(part(name.split()[0]))
+    held = []
+    for n in sizes:
+        cell = Cell("kernel", "training", n, heads=HEADS, width=WIDTH, causal=causal)
+        held.append(probe(ours, cell, threads=1, limit=4 << 30, seconds=120).bytes)
+    assert held[0] >= 7 * 4 * HEADS * sizes[0] * WIDTH  # three inputs, the result and three gradients, at least
+    assert exponent(sizes, held) < 1.3
 
 
 @needs_kernel

@@ -24,6 +24,9 @@ def test_can_says_why_not():
     assert not can.cross and not can.mask and can.causal and can.stream and can.length and can.maps
     assert can.reason("cross") == "no map of the other" and can.reason("stream") is None
     assert not Can().marks and Can(takes_marks=True).marks
+    for reason in (None, True, ""):
+        with pytest.raises(ValueError, match="says why"):
+            Can(cross=reason)
 
 
 def test_both_can_what_both_can():

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import regard
+from regard import native
 from regard.attend import ready
 
 PATTERNS = [regard.Full(), regard.Causal(), regard.Band(3, 1), regard.Marked() | regard.Band(2, 0)]
@@ -47,6 +49,19 @@ def test_what_differs_is_looked_at_again(rand):
     shared = q[:, :1]
     expected = regard.attend(q, shared, shared, pattern=band, backend="reference")
     torch.testing.assert_close(regard.attend(q, shared, shared, pattern=band), expected)
+
+
+@pytest.mark.skipif(native.library() is None, reason=native.missing())
+@pytest.mark.parametrize("pattern", [regard.Full(), regard.Causal(), regard.Band(8, 8)], ids=repr)
+def test_a_choice_inside_of_a_transform_is_not_remembered(pattern):
+    """Fails if plain calls afterwards go the slow way that a transform, or who counts each operation, had to take."""
+    q = torch.randn(1, 2, 500, 16)
+    torch.func.vmap(lambda x: regard.attend(x, q, q, pattern=pattern))(q[None])
+    with FlopCounterMode(display=False):
+        regard.attend(q, q, q, pattern=pattern)
+    assert not ready._ready
+    regard.attend(q, q, q, pattern=pattern)
+    assert [type(found) for found in ready._ready.values()] == [ready._Tiles]
 
 
 def test_errors_are_as_before(rand):

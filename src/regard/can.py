@@ -28,6 +28,9 @@ class Can:
         unknown = set(refused) - set(PROMISES)
         if unknown:
             raise ValueError(f"no such promise: {sorted(unknown)}; there are {list(PROMISES)}")
+        for promise, reason in refused.items():
+            if not isinstance(reason, str) or not reason:
+                raise ValueError(f"a refusal says why, in words: {promise}={reason!r} does not")
         if "export" in refused:  # without a graph there is nothing to write
             refused = {"onnx": refused["export"], **refused}
         self.refused = dict(refused) if takes_marks else {"marks": NO_MARKS, **refused}

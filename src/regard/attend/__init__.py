@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
+from regard import native
 from regard.attend import ready, traced
-from regard.attend.call import Call, check_mask, make_call
+from regard.attend.call import FLOATS, Call, check_mask, make_call
 from regard.attend.choose import BACKENDS, Choice, choose, explain
 from regard.errors import Unsupported, nearest
 from regard.pattern import Full, Pattern
@@ -43,16 +44,19 @@ def attend(
     call = make_call(q, k, v, pattern=pattern, prior=prior, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
     if bare and call.q.numel() and call.v.numel():
         backend = choose(call).backend
-        ready.put(call, backend, pattern, scale)
+        if native.plain(q, k, v):  # inside of a transform another is chosen than outside
+            ready.put(call, backend, pattern, scale)
         return BACKENDS[backend].run(_with_all_heads(call))
     return _traced(call, backend) if compiling else _run(call, backend)
 
 
 def _autocast(*heads: Tensor) -> Sequence[Tensor]:
-    """In the type that autocast asks for; PyTorch leaves float64 alone, and so do we."""
-    device = heads[0].device.type
-    kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-    return [x.to(kind) if x.dtype == torch.float32 else x for x in heads]
+    """In the type that autocast asks for; PyTorch leaves float64 alone, and so do we.  What is no tensor is told of later."""
+    device = heads[0].device.type if isinstance(heads[0], Tensor) else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return heads
+    kind = torch.get_autocast_dtype(device)
+    return [x.to(kind) if isinstance(x, Tensor) and x.dtype in FLOATS[:3] else x for x in heads]
 
 
 def _traced(call: Call, backend: str) -> Tensor:

@@ -120,8 +120,8 @@ def _check_marks(marks: Tensor, b: int, n: int, m: int, pattern: Pattern) -> Non
 def _check_options(prior: Prior | None, scale: float | None, q_at: int, k_at: int | Tensor, m: int) -> None:
     if prior is not None and not isinstance(prior, Prior):
         raise TypeError(f"prior must be a Prior such as ALiBi(8), not {type(prior).__name__}")
-    if scale is not None and not isinstance(scale, int | float):
-        raise TypeError(f"scale must be a number, not {scale!r}")
+    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
+        raise TypeError(f"scale must be a finite number, not {scale!r}")
     if not isinstance(k_at, Tensor):
         check_whole(0, q_at=q_at, k_at=k_at)
         return

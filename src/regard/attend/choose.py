@@ -22,6 +22,7 @@ from regard import native
 from regard.attend import compiled, flex, fused, reference, sdpa, sparse
 from regard.attend.call import Call, make_call
 from regard.cache import folder
+from regard.errors import check_whole
 from regard.layout import Layout, layout
 from regard.layout.tiles import SIDE, TURN, tiles
 from regard.pattern import Band, Full, Pattern
@@ -150,6 +151,7 @@ def _sparse(costs: Costs, p: Pattern, n: int, m: int, q_at: int, k_at: int, head
 
 def explain(pattern: Pattern, n: int, *, heads: int = 8, width: int = 64, grad: bool = False) -> Choice:
     """What `auto` would do for n tokens, without running it."""
+    check_whole(1, n=n, heads=heads, width=width)
     x = torch.empty(1, heads, n, width, device="meta", requires_grad=grad)
     call = make_call(x, x, x, pattern=pattern, prior=None, mask=None, marks=None, scale=None, q_at=0, k_at=0)
     causal = sdpa.plainly_causal(call)

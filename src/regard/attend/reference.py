@@ -20,6 +20,6 @@ def run(call: Call) -> Tensor:
         q, k = call.positions()
         scores = scores + call.prior(q[:, None], k[None, :], call.q, call.k)
     scores = scores.masked_fill(~call.keep().expand(scores.shape), -torch.inf)
-    seen = (scores > -torch.inf).any(-1, keepdim=True)
+    seen = (scores != -torch.inf).any(-1, keepdim=True)  # what is not a number is seen, and shows
     scores = scores.masked_fill(~seen, 0)
     return (torch.softmax(scores, -1) * seen) @ call.v

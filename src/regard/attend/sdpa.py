@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,6 +46,7 @@ def _one_width(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 def plainly_causal(call: Call) -> bool:
     """Whether the call is what `is_causal` means: nothing beside it, and queries that start with the keys."""
     alone = call.mask is None and call.marks is None and call.prior is None and call.pattern == _CAUSAL
+    alone = alone and call.scale > 0  # PyTorch hides later keys before it scales: zero times infinity would be left
     return alone and isinstance(call.k_at, int) and call.k_at == call.q_at and call.q.shape[2] == call.k.shape[2]
 
 
@@ -64,25 +67,39 @@ def mask_of(call: Call) -> Tensor | None:
         return torch.where(call.keep(), addend, -torch.inf).to(call.q.dtype)
     if call.pattern == _FULL and call.mask is None:
         return None
-    if call.mask is not None and sees_all(call):
-        return call.mask[:, None, None, :]
-    if call.mask is not None or call.marks is not None or not isinstance(call.k_at, int) or call.q_at:
+    if call.marks is not None or not isinstance(call.k_at, int) or call.q_at:
         return call.keep()
-    key = (call.pattern, call.q.shape[2], call.k.shape[2], call.k_at, call.q.dtype, call.q.device)
+    if call.mask is None:
+        return _remembered(_additive, call)
+    keep, real = _remembered(_seen, call._replace(mask=None)), call.mask[:, None, None, :]
+    return real if keep is None else keep & real
+
+
+def _remembered(make: Callable[[Call], Tensor | None], call: Call) -> Tensor | None:
+    """What is made of the pattern of a call alone."""
+    key = (make, call.pattern, call.q.shape[2], call.k.shape[2], call.k_at, call.q.dtype, call.q.device)
     found = _masks.get(key)
     if found is None:
         with torch.inference_mode(False):  # what is kept must serve training too
-            found = (_additive(call),)
+            found = (make(call),)
         if type(found[0]) in (Tensor, type(None)):  # a stand-in that only has a shape is of no use to others
             _masks.put(key, found, 0 if found[0] is None else found[0].nbytes)
     assert isinstance(found, tuple)
     return found[0]
 
 
-def _additive(call: Call) -> Tensor | None:
+def _seen(call: Call) -> Tensor | None:
+    """Who sees whom; None: everybody sees all."""
     if sees_all(call):
         return None
     keep = call.keep()
     if keep.device.type == "cpu" and type(keep) is Tensor and keep.all():  # blocks cannot always tell
+        return None
+    return keep
+
+
+def _additive(call: Call) -> Tensor | None:
+    keep = _seen(call)
+    if keep is None:
         return None
     return torch.zeros(keep.shape, dtype=call.q.dtype, device=keep.device).masked_fill_(~keep, -torch.inf)

@@ -6,6 +6,8 @@ What goes wrong there, be it too little memory or a crash, is a reason in a row 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import multiprocessing
 import signal
 import time
@@ -88,6 +90,7 @@ def _child(to: Connection, contender: Contender, cell: Cell, threads: int, limit
         with contextlib.suppress(*EXCUSES):  # it may not know so few tokens; then what it loads counts too
             ready(contender, _smaller(cell))()
         _limit(limit)
+        _settle()
         before = resident("VmRSS")
         call = ready(contender, cell)
         if contender.compiles:
@@ -101,6 +104,14 @@ def _child(to: Connection, contender: Contender, cell: Cell, threads: int, limit
         to.send(_reason(error, limit))
     finally:
         to.close()
+
+
+def _settle() -> None:
+    """Give freed memory back, and forget the peak so far: else the call would take from what a smaller one has left."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # other systems have neither
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _smaller(cell: Cell) -> Cell:

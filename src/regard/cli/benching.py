@@ -21,6 +21,7 @@ from regard.bench.machine import cores
 from regard.bench.plan import LENGTHS, STOPPED, Bench, Plan
 from regard.bench.schedule import begin, run
 from regard.bench.stats import LEAST
+from regard.bench.words import notes
 from regard.cli.arguments import OPTIONS
 from regard.cli.bench_table import tell
 from regard.cli.say import INTERRUPTED, console, print_json, user_errors
@@ -65,18 +66,21 @@ def bench(
             levels=_words("level", levels, LEVELS), threads=_threads(threads), batch=batch, heads=heads, width=width,
             causal=causal, budget=span(budget), memory=_bytes(memory), rounds=rounds, clock=clock,
         )  # fmt: skip
+        if names:
+            _check_levels(plan)
         _check_values(plan)
         _check_page(page)
         with _output_aside():
             found = begin(plan, anyway=anyway)
     with _output_aside():
         stopped = _run(found, quiet=json)
-    if json:
-        print_json(found.as_json())
-    else:
-        tell(found, console())
-    if page is not None:
+    if page is not None:  # first: the reader of a pipe may be gone by now
         _write(found, page)
+    with user_errors():
+        if json:
+            print_json(found.as_json() | {"notes": notes(found)})
+        else:
+            tell(found, console())
     if stopped:
         raise typer.Exit(INTERRUPTED)
 
@@ -108,6 +112,16 @@ def _check(part: Part) -> None:
             raise ValueError(f"{name!r} has an option of its own: {'--heads and --width' if name == 'dim' else f'--{name}'}")
         if name not in known:
             raise ValueError(f"{part.name} takes no argument {name!r}: {nearest(name, [k for k in known if k not in OPTIONS])}")
+
+
+def _check_levels(plan: Plan) -> None:
+    """Peers are adapters for one level each: what has none at those that were asked for would be left out without a word."""
+    known: dict[str, list[str]] = {}
+    for group in plan.groups:
+        known.setdefault(group[0].label, []).extend(level for level in LEVELS if all(level in each.levels for each in group))
+    for name, levels in known.items():
+        if not set(levels) & set(plan.levels):
+            raise ValueError(f"{name} has peers at the level {', '.join(levels)}, not at {', '.join(plan.levels)}")
 
 
 def _check_values(plan: Plan) -> None:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,8 @@ TYPES = (Tensor, Parameter)
 WHOLE = 16  # widths are filled up to a multiple: a whole number of vectors on every machine
 SECONDS = 120  # a build that takes longer is given up
 LARGE = 32 << 20  # bytes: as much as this comes from the system anew each time, and is never used again
+
+_one_at_a_time = Lock()
 
 
 @lru_cache(1)
@@ -116,8 +119,13 @@ def large(x: Tensor) -> Tensor:
     return x
 
 
-@lru_cache(1)
 def _load() -> ctypes.CDLL | str:
+    with _one_at_a_time:  # the other threads wait, and find it built
+        return _found()
+
+
+@lru_cache(1)
+def _found() -> ctypes.CDLL | str:
     if os.environ.get("REGARD_COMPILED") == "0":
         return "REGARD_COMPILED=0 is set"
     if sys.platform != "linux":
@@ -138,7 +146,7 @@ def _path(compiler: list[str]) -> Path:
     """Where the library for this source, compiler and processor is kept."""
     made_of = [(HERE / name).read_bytes() for name in (*SOURCES, *HEADERS)]
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
-    whole = b"\0".join([*made_of, version, _processor().encode(), " ".join([*FLAGS, *_runtime()]).encode()])
+    whole = b"\0".join([*made_of, version, _processor().encode(), " ".join([*compiler, *FLAGS, *_runtime()]).encode()])
     return folder() / f"kernel-{hashlib.sha256(whole).hexdigest()[:16]}.so"
 
 

@@ -86,6 +86,7 @@ class Pattern(ABC):
 
     def dense(self, n: int, m: int | None = None) -> Tensor:
         """The whole mask, (n m), or (h n m) for `PerHead`.  Quadratic: for small sizes and for oracles."""
+        check_whole(0, n=n, m=n if m is None else m)
         q, k = torch.arange(n)[:, None], torch.arange(n if m is None else m)[None, :]
         return self.allowed(q, k)
 

@@ -84,7 +84,7 @@ class OurProductKeys(Contender):
         """See `Contender`."""
         if cell.way == "decode":
             raise Unsupported("it works token by token, and has no state")
-        return of_layer(ProductKeys(cell.dim, 128, heads=4, top=32, width=256, normalise=False), cell)
+        return of_layer(ProductKeys(cell.dim, 128, heads=4, top=32, width=256), cell)
 
 
 def groups(names: Sequence[str] = ()) -> list[list[Contender]]:

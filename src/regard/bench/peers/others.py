@@ -155,7 +155,7 @@ def _gmlp(cell: Cell) -> Run:
     return of_layer(make(dim=cell.dim, dim_ff=hidden, seq_len=cell.length, causal=cell.causal), cell)
 
 
-@peer("product-key-memory", "product_key_memory", "product_keys")
+@peer("product-key-memory", "product_key_memory", "product_keys", note="queries are normalised by token, ours by batch")
 def _product_keys(cell: Cell) -> Run:
     make = part_of("product_key_memory", "PKM")
     return of_layer(make(cell.dim, heads=4, num_keys=128, topk=32, dim_head=128), cell)
