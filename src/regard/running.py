@@ -18,7 +18,7 @@ from regard import native
 from regard.common import by_hand, chunk_of, graph_of, is_batched
 from regard.errors import Unsupported
 
-LEAST = 64  # tokens: for fewer, such as the next one of a stream, a product does
+LEAST = 64  # tokens: for fewer, where all keys count, products do
 
 _CALL = Struct("7q" + 9 * "P3q")  # the structures of the kernel, field by field
 _GRADS = Struct(9 * "P3q")
@@ -31,7 +31,7 @@ def add_counted(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, chunk: in
     """
     state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3] + 1) if state is None else state
     alike = q.shape == k.shape and q.shape[:3] == v.shape[:3] and state.shape == (*q.shape[:2], q.shape[3], v.shape[3] + 1)
-    by_kernel = native.serves(q, k, v, state) and alike and q.shape[2] >= LEAST and q.numel() > 0 and v.numel() > 0
+    by_kernel = native.serves(q, k, v, state) and alike and q.numel() > 0 and v.numel() > 0
     out, count, *after = (_by_kernel if by_kernel else _by_products)(q, k, v, state[..., :-1], state[..., -1:], chunk)
     return out, count, torch.cat(after, -1)
 
@@ -68,7 +68,7 @@ def _by_kernel(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, chunk: int
 
 def _in_chunks_of_64(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     """What `_Kernel` computes, with z as it takes and gives it."""
-    *found, z = _by_products(q, k, v, s, z.mT, LEAST)
+    *found, z = _by_products(q, k, v, s, z.mT, 64)
     return *found, z.mT
 
 
