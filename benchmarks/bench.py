@@ -15,16 +15,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import aims
 from aims import Result, three
+
+from regard.bench.machine import MOST_LOAD, cores
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parents[1] / "docs" / "bench.md"
@@ -86,6 +90,14 @@ def measure(name: str, folder: Path, *, anyway: bool, small: bool) -> None:
         half.replace(path)  # at once: a result that is there can be read
     if code:
         sys.exit(code)
+
+
+def rest(seconds: int = 60) -> None:
+    """Wait until the load average of the last call is over, so that it is not taken for somebody else's."""
+    for _ in range(seconds):
+        if os.getloadavg()[0] <= MOST_LOAD * cores():
+            return
+        time.sleep(1)
 
 
 def read(path: Path) -> Result | None:
@@ -212,6 +224,8 @@ def main(words: Sequence[str] | None = None) -> None:
     names = [] if options.tables else options.names or list(CALLS)
     there = {name for name, result in results(folder).items() if aims.whole(result)} if options.missing else set()
     for name in [name for name in names if name not in there]:
+        if not (options.anyway or options.small):
+            rest()
         measure(name, folder, anyway=options.anyway, small=options.small)
         if not options.small:
             write(results(RESULTS))  # after each, so that an interrupt loses nothing
