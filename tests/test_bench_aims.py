@@ -84,6 +84,11 @@ def test_what_is_not_whole_is_never_met(bench):
     for each in good.values():
         each["ended"] = "stopped by hand"
     assert all("| not measured; without all of" in verdicts(bench, **good)[each] for each in what)
+    rest = [row(WINDOW, 10**6), row(LINEAR, 10**6), row("dense SDPA", 10**6, seconds=None)]
+    million = result(*rest) | {"ended": "the budget was used up"}
+    line = "1,000,000 tokens, forward + backward, causal, 4 heads × 32"
+    assert "| met |" in verdicts(bench, million=million)[line]
+    assert "not measured" in verdicts(bench, million=million | {"rows": rest[::2]})[line]
     bad = result(row("vanilla", 64, faster=0.5))
     assert "**missed**" in verdicts(bench, dense_forward=bad)["dense / SDPA, all n"]
     one = result(row(WINDOW, 512, level="layer"), row(WINDOW, 65536, level="layer"))
