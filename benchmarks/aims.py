@@ -144,12 +144,15 @@ def bigbird_and_longformer(bigbird: Result, longformer: Result, key: str, least:
 
 
 def best_linear_peer(result: Result) -> Found:
-    """The peer that comes closest, at either level."""
-    rows = [row for row in picked([result], length=4096) if row["ahead"]]
-    if not rows:
-        return Found("", None)
-    best = min(rows, key=lambda row: row["ahead"]["median"])
-    return Found(f"{three(best['ahead']['median'])} × {best['name']}", best["ahead"]["median"] >= 2)
+    """The peer that comes closest, attention against attention, as `causal_linear` is judged; whole layers are told too."""
+    words, ratios = [], {}
+    for level in ("kernel", "layer"):
+        rows = [row for row in picked([result], length=4096, level=level) if row["ahead"]]
+        if rows:
+            best = min(rows, key=lambda row: row["ahead"]["median"])
+            ratios[level] = best["ahead"]["median"]
+            words.append(f"{three(ratios[level])} × {best['name']}")
+    return Found("; ".join(words), ratios["kernel"] >= 2 if "kernel" in ratios else None)
 
 
 def causal_linear(result: Result) -> Found:
