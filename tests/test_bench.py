@@ -82,6 +82,9 @@ def test_turns_are_taken_in_turn_after_a_warm_up():
     in_turns(calls, 1e9, most=7)
     assert len(order) == 2 * 8
     order.clear()
+    in_turns({**calls, "c": lambda: order.append("c")}, 0.0, least=4)
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab" + "abc"
+    order.clear()
     ticks = iter(range(1000))
     times = in_turns(calls, 0.0, least=2, at_once=4, clock=lambda: float(next(ticks)))
     assert order == list("ab" + 2 * "aaaabbbb") and times == {"a": [0.25] * 2, "b": [0.25] * 2}

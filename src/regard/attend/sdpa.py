@@ -67,11 +67,12 @@ def mask_of(call: Call) -> Tensor | None:
         return torch.where(call.keep(), addend, -torch.inf).to(call.q.dtype)
     if call.pattern == _FULL and call.mask is None:
         return None
-    if call.marks is not None or not isinstance(call.k_at, int) or call.q_at:
+    if call.marks is not None or not isinstance(call.k_at, int):
         return call.keep()
     if call.mask is None:
-        return _remembered(_additive, call)
-    keep, real = _remembered(_seen, call._replace(mask=None)), call.mask[:, None, None, :]
+        return call.keep() if call.q_at else _remembered(_additive, call)
+    plain, real = call._replace(mask=None), call.mask[:, None, None, :]
+    keep = _seen(plain) if call.q_at else _remembered(_seen, plain)
     return real if keep is None else keep & real
 
 

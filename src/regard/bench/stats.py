@@ -34,7 +34,7 @@ def in_turns(
     at_once: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Times:
-    """The seconds of each call, A B C A B C ..., after a round to warm up.
+    """The seconds of each call, A B C B C A C A B ..., after a round to warm up: nobody always comes after the same.
 
     Rounds go on until `seconds` of the wall are over or there were `most`; there are always `least`.  A turn is `at_once`
     calls, and its time that of one of them.
@@ -42,15 +42,18 @@ def in_turns(
     for call in calls.values():
         call()
     times: Times = {name: [] for name in calls}
+    order = [*calls.items()]
     start = time.perf_counter()
     for done in range(most):
         if done >= least and time.perf_counter() - start > seconds:
             break
-        for name, call in calls.items():
+        for name, call in order:
             begin = clock()
             for _ in range(at_once):
                 call()
             times[name].append((clock() - begin) / at_once)
+        if len(order) > 2:  # two would each come after themselves then
+            order.append(order.pop(0))
     return times
 
 

@@ -95,13 +95,9 @@ for _level in ("layer", "kernel"):
 
 # ---------------------------------------------------------------------------------------------- compressed
 @peer(
-    "linformer LinformerSelfAttention",
-    "linformer",
-    "linformer",
-    mask=NO_MASK,
-    causal=NOT_CAUSAL,
+    "linformer LinformerSelfAttention", "linformer", "linformer", mask=NO_MASK, causal=NOT_CAUSAL,
     ours=lambda n: {"rank": min(256, n)},
-)
+)  # fmt: skip
 def _linformer(cell: Cell) -> Run:
     make = part_of("linformer", "LinformerSelfAttention")
     return of_layer(make(cell.dim, cell.length, k=min(256, cell.length), heads=cell.heads), cell)
