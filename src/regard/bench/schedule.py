@@ -17,7 +17,7 @@ from regard.bench.words import many
 
 SHARE = 0.8  # of the memory that is free
 LONG = 3.0  # seconds of a cell, at most, once each was measured often enough
-STEPS = 16  # tokens of a turn of decoding: they follow each other, and find in the cache what the one before left there
+STEPS = 32  # tokens of a turn of decoding: they follow each other, and find in the cache what the one before left there
 
 
 def begin(plan: Plan, *, anyway: bool = False) -> Bench:
