@@ -228,7 +228,7 @@ def _place(row: Row) -> str:
 
 # ---------------------------------------------------------------------------------------------- the aims
 HUGGING = ("bigbird-training", "longformer-training")
-PEERS = ("peers-1024", "peers-forward", "peers-training", "peers-sparse", "peers-causal", "peers-kernels")
+PEERS = ("peers-1024", "peers-forward", "peers-training", "peers-sparse", "peers-causal", "peers-heads", "peers-heads-training")
 AUTO = ("auto-forward", "auto-training", "auto-causal")
 AIMS = (
     Aim("dense / SDPA, all n", "1.00 ± 0.05, or faster", ("dense-forward", "dense-training"), same),

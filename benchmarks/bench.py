@@ -40,6 +40,7 @@ PATTERNS = "vanilla local:window=128 bigbird dilated:window=64 sinks:window=128 
 KERNEL = "--levels kernel --threads all"
 LAYER = "--levels layer --threads all"
 ONE = "--levels layer --threads 1"
+HEADS = "linear performer efficient clustered clustered_improved local reformer routing bigbird --levels kernel --threads 1"
 CALLS = {
     "dense-forward": f"vanilla --ways forward --threads all --lengths {DOUBLING},16384 --budget 150s",
     "dense-training": f"vanilla --ways training --threads all --lengths {DOUBLING} --rounds 3 --budget 170s",
@@ -61,8 +62,8 @@ CALLS = {
     f"prob_sparse fnet mlp_mixer gmlp {ONE} --lengths 4096 --ways training --rounds 3 --budget 175s",
     "peers-sparse": f"--peers product_keys local longformer bigbird axial reformer routing sinkhorn vanilla {ONE} "
     "--lengths 4096 --ways training --rounds 3 --budget 175s",
-    "peers-kernels": "--peers linear performer efficient clustered clustered_improved local bigbird reformer routing "
-    "--levels kernel --threads 1 --lengths 1024,4096 --rounds 3 --budget 175s",
+    "peers-heads": f"--peers {HEADS} --lengths 1024,4096 --ways forward --rounds 3 --budget 175s",
+    "peers-heads-training": f"--peers {HEADS} --lengths 4096 --ways training --rounds 3 --budget 175s",
     "peers-causal": "--peers linear performer local reformer sinkhorn memory_compressed gmlp efficient vanilla --causal "
     "--lengths 4096 --ways training --threads 1 --rounds 3 --budget 175s",
     "crossover": f"vanilla local bigbird linear performer linformer:rank=64 nystrom {KERNEL} --lengths {DOUBLING} "
