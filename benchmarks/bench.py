@@ -56,7 +56,7 @@ CALLS = {
     "decode": "vanilla local:window=128 linear --ways decode --threads 1 --lengths 512,4096,16384,65536 --budget 120s",
     "million": "local:window=128 linear --ways training --levels layer --threads all --causal --heads 4 --width 32 "
     "--lengths 1000000 --rounds 0 --budget 175s",
-    "peers-1024": f"--peers {ONE} --lengths 1024 --rounds 3 --budget 175s",
+    "peers-1024": f"--peers {ONE} --lengths 1024 --ways forward --rounds 3 --budget 175s",
     "peers-forward": f"--peers {ONE} --lengths 4096 --ways forward --rounds 3 --budget 175s",
     "peers-training": f"--peers linear performer efficient clustered clustered_improved linformer nystrom memory_compressed "
     f"prob_sparse fnet mlp_mixer gmlp {ONE} --lengths 4096 --ways training --rounds 3 --budget 175s",
@@ -64,8 +64,8 @@ CALLS = {
     "--lengths 4096 --ways training --rounds 3 --budget 175s",
     "peers-heads": f"--peers {HEADS} --lengths 1024,4096 --ways forward --rounds 3 --budget 175s",
     "peers-heads-training": f"--peers {HEADS} --lengths 4096 --ways training --rounds 3 --budget 175s",
-    "peers-causal": "--peers linear performer local reformer sinkhorn memory_compressed gmlp efficient vanilla --causal "
-    "--lengths 4096 --ways training --threads 1 --rounds 3 --budget 175s",
+    "peers-causal": f"--peers linear local memory_compressed gmlp vanilla sinkhorn --causal {ONE} "
+    "--lengths 4096 --ways training --rounds 3 --budget 175s",
     "crossover": f"vanilla local bigbird linear performer linformer:rank=64 nystrom {KERNEL} --lengths {DOUBLING} "
     "--budget 170s",
 }
