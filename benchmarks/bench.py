@@ -59,9 +59,9 @@ CALLS = {
     "peers-1024": f"--peers {ONE} --lengths 1024 --ways forward --rounds 3 --budget 175s",
     "peers-forward": f"--peers {ONE} --lengths 4096 --ways forward --rounds 3 --budget 175s",
     "peers-training": f"--peers linear performer efficient clustered clustered_improved linformer nystrom memory_compressed "
-    f"prob_sparse fnet mlp_mixer gmlp {ONE} --lengths 4096 --ways training --rounds 3 --budget 175s",
+    f"prob_sparse fnet mlp_mixer gmlp {ONE} --lengths 2048 --ways training --rounds 3 --budget 175s",
     "peers-sparse": f"--peers product_keys local longformer bigbird axial reformer routing sinkhorn vanilla {ONE} "
-    "--lengths 4096 --ways training --rounds 3 --budget 175s",
+    "--lengths 2048 --ways training --rounds 3 --budget 175s",
     "peers-heads": f"--peers {HEADS} --lengths 1024,4096 --ways forward --rounds 3 --budget 175s",
     "peers-heads-training": f"--peers {HEADS} --lengths 4096 --ways training --rounds 3 --budget 175s",
     "peers-causal": f"--peers linear local memory_compressed gmlp vanilla sinkhorn --causal {ONE} "
