@@ -43,11 +43,16 @@ def attend(
         return again(q, k, v)
     call = make_call(q, k, v, pattern=pattern, prior=prior, mask=mask, marks=marks, scale=scale, q_at=q_at, k_at=k_at)
     if bare and call.q.numel() and call.v.numel():
-        backend = choose(call).backend
-        if native.plain(q, k, v):  # inside of a transform another is chosen than outside
-            ready.put(call, backend, pattern, scale)
-        return BACKENDS[backend].run(_with_all_heads(call))
+        return _first(call, pattern, scale)
     return _traced(call, backend) if compiling else _run(call, backend)
+
+
+def _first(call: Call, pattern: Pattern, scale: float | None) -> Tensor:
+    """A call of a kind that was not seen before: the choice is remembered."""
+    backend = choose(call).backend
+    if native.plain(call.q, call.k, call.v):  # inside of a transform another is chosen than outside
+        ready.put(call, backend, pattern, scale)
+    return BACKENDS[backend].run(_with_all_heads(call))
 
 
 def _autocast(*heads: Tensor) -> Sequence[Tensor]:
