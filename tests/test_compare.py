@@ -217,6 +217,19 @@ def test_all_have_the_same_time_and_together_no_more_than_the_budget(tmp_path, m
         assert max(place.given) - min(place.given) < 1 and clock.now > 0.9 * 180
 
 
+def test_the_kernel_is_built_before_the_first_run(tmp_path, monkeypatch):
+    """Fails if the first runs wait for a compiler in the time that they have for training."""
+    clock = Clock()
+    monkeypatch.setattr("regard.compare.schedule.time", clock)
+    monkeypatch.setattr("regard.compare.schedule.native.library", lambda: clock.sleep(100))
+    planned, place = cells(plan("linear", lengths=(8,))), Pretend(clock, 0)
+    schedule = Schedule(tmp_path, place=place, budget=60)
+    schedule.run(planned)
+    assert place.given == [30, 30] and clock.now >= 160
+    schedule.run(planned)
+    assert clock.now < 170  # nothing is left to run: nothing is built
+
+
 def test_a_comparison_that_goes_on_gives_the_rest_the_same_time(tmp_path, monkeypatch):
     """Fails if those that are run later have all of the budget to themselves."""
     clock = Clock()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from regard import native
 from regard.compare.ledger import DONE, INTERRUPTED, Ledger
 from regard.compare.places import LOG, STOP, Job, Local, Place
 from regard.compare.plan import Cell
@@ -61,6 +62,8 @@ class Schedule:
             words = {"mixer": cell.mixer.model_dump(), "task": cell.task.model_dump(), "length": cell.length, "seed": cell.seed}
             self.ledger.add(cell.key, cell.name, words, refusal=cell.refusal)
         waiting = self.waiting(cells)
+        if waiting:
+            native.library()  # built now, once: else the first runs would wait for a compiler, and seem slow
         end = time.monotonic() + (share or 0) * self._rounds(waiting)
         working: list[Running] = []
         with stopped_at_the_end(working), listening() as asked:
