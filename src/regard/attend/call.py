@@ -99,6 +99,8 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, i
             raise ValueError(f"{name} must be a tensor of shape (b h n e), not {shape}")
     if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"q, k and v must be of one floating type, not {q.dtype}, {k.dtype} and {v.dtype}")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v must be on one device, not on {q.device}, {k.device} and {v.device}")
     (b, h, n, e), (kb, kh, km, ke), (vb, vh, vm, _) = q.shape, k.shape, v.shape
     if (kb, kh, km) != (vb, vh, vm):
         raise ValueError(f"k and v must agree in (b h m), not {(kb, kh, km)} and {(vb, vh, vm)}")

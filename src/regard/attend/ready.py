@@ -80,4 +80,5 @@ def _compiled(call: Call) -> Run | None:
 def _key(q: Tensor, k: Tensor, v: Tensor, pattern: object, scale: float | None) -> tuple[Any, ...]:
     """All that a choice depends on; whether there will be a backward pass is part of it."""
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, pattern, scale, grad, torch.get_num_threads()
+    places = q.device, k.device, v.device
+    return q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, places, pattern, scale, grad, torch.get_num_threads()
