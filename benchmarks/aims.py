@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from regard.bench.cell import DENSE
+from regard.bench.plan import DONE, SPENT
+
 Result = dict[str, Any]
 Row = dict[str, Any]
-DENSE = "dense SDPA"
-SPENT = "the budget was used up"
 WINDOW, LINEAR = "local:window=128", "linear"
 SAME, WORST = 0.05, 1 / 1.05  # of the time of dense SDPA
 CONSTANT = 0.10  # that a step may differ from that of a short cache
@@ -59,7 +60,7 @@ NOTHING: Result = {"rows": [], "load": [], "ended": "not begun"}
 def whole(result: Result) -> bool:
     """Whether all was measured that was asked for; but for dense attention, where that would take hours."""
     left = [row for row in result["rows"] if row["seconds"] is None and row["name"] != DENSE]
-    return result["ended"] == "done" or (result["ended"] == SPENT and bool(result["rows"]) and not left)
+    return result["ended"] == DONE or (result["ended"] == SPENT and bool(result["rows"]) and not left)
 
 
 VERDICTS = {True: "met", False: "**missed**", None: "not measured"}
