@@ -32,7 +32,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Aim:
-    """One line.  `needs` are the names of the results that `judge` is given."""
+    """One line.  `estimate_call` are the names of the results that `judge` is given."""
 
     what: str
     aim: str
@@ -49,8 +49,14 @@ def table(found: dict[str, Result]) -> list[str]:
         doubt = " (flagged)" if any(map(flags, there)) else ""
         left = [name for name in aim.needs if name not in found or not whole(found[name])]
         met = None if answer.met and left else answer.met
-        verdict = f"{VERDICTS[met]}; without all of {', '.join(left)}" if left and answer.words else VERDICTS[met]
-        lines.append(f"| {aim.what} | {aim.aim} | {answer.words or '-'}{doubt if answer.words else ''} | {verdict} |")
+        verdict = (
+            f"{VERDICTS[met]}; without all of {', '.join(left)}"
+            if left and answer.words
+            else VERDICTS[met]
+        )
+        lines.append(
+            f"| {aim.what} | {aim.aim} | {answer.words or '-'}{doubt if answer.words else ''} | {verdict} |"
+        )
     return lines
 
 
@@ -60,7 +66,9 @@ NOTHING: Result = {"rows": [], "load": [], "ended": "not begun"}
 def whole(result: Result) -> bool:
     """Whether all was measured that was asked for; but for dense attention, where that would take hours."""
     left = [row for row in result["rows"] if row["seconds"] is None and row["name"] != DENSE]
-    return result["ended"] == DONE or (result["ended"] == SPENT and bool(result["rows"]) and not left)
+    return result["ended"] == DONE or (
+        result["ended"] == SPENT and bool(result["rows"]) and not left
+    )
 
 
 VERDICTS = {True: "met", False: "**missed**", None: "not measured"}
@@ -81,7 +89,9 @@ def picked(results: Iterable[Result], **wanted: object) -> Iterator[Row]:
     """Rows that were measured, and are as wanted."""
     for result in results:
         for row in result["rows"]:
-            if row["seconds"] is not None and all(row[key] == value for key, value in wanted.items()):
+            if row["seconds"] is not None and all(
+                row[key] == value for key, value in wanted.items()
+            ):
                 yield row
 
 
@@ -95,7 +105,9 @@ def _each(values: dict[int, float], least: dict[int, float], unit: str = "") -> 
     """The value at each length must be so large.  Sizes that were not measured leave the aim open."""
     words = ", ".join(f"{three(values[n])}{unit} at {n:,}" for n in sorted(values))
     short = any(values[n] < most for n, most in least.items() if n in values)
-    return Found(words, False if short else True if values and least.keys() <= values.keys() else None)
+    return Found(
+        words, False if short else True if values and least.keys() <= values.keys() else None
+    )
 
 
 def _all(*found: Found) -> Found:
@@ -128,7 +140,11 @@ def never_slower(*results: Result) -> Found:
 
 def efficiency(result: Result) -> Found:
     """Density times speed-up: what a score costs, beside one of the dense kernel."""
-    found = {row["length"]: row["efficiency"] for row in picked([result], name=WINDOW) if row["efficiency"] is not None}
+    found = {
+        row["length"]: row["efficiency"]
+        for row in picked([result], name=WINDOW)
+        if row["efficiency"] is not None
+    }
     return _each(found, {4096: 0.7, 16384: 0.7})
 
 
@@ -178,11 +194,17 @@ def peers(*results: Result) -> Found:
         return Found("", None)
     ratios = {key: row["ahead"]["median"] for key, row in best.items()}
     middle, least = median(ratios.values()), min(ratios.values())
-    words = [f"{len(best)} pairs of {len({key[0] for key in best})} mechanisms: median {three(middle)} ×"]
+    words = [
+        f"{len(best)} pairs of {len({key[0] for key in best})} mechanisms: median {three(middle)} ×"
+    ]
     for level, name in (("kernel", "attention alone"), ("layer", "whole layers")):
         mine = [ratio for key, ratio in ratios.items() if key[1] == level]
         words += [f"{name} {three(median(mine))} × ({len(mine)})"] if mine else []
-    slower = sorted(f"{key[0]} {key[2]} {key[3]:,}: {three(ratio)}" for key, ratio in ratios.items() if ratio < 1 - SAME)
+    slower = sorted(
+        f"{key[0]} {key[2]} {key[3]:,}: {three(ratio)}"
+        for key, ratio in ratios.items()
+        if ratio < 1 - SAME
+    )
     words += [f"slower: {', '.join(slower)}" if slower else f"least {three(least)} ×"]
     return Found("; ".join(words), not slower and middle >= 2)
 
@@ -213,7 +235,11 @@ def constant(result: Result) -> Found:
 def fits(result: Result) -> Found:
     """Bytes at the peak of a process of its own."""
     held = {row["name"]: row for row in picked([result], length=1_000_000) if row["memory"]}
-    words = [f"{name} {held[name]['memory'] / GIB:.1f} GiB in {held[name]['seconds']:.0f} s" for name in held if name != DENSE]
+    words = [
+        f"{name} {held[name]['memory'] / GIB:.1f} GiB in {held[name]['seconds']:.0f} s"
+        for name in held
+        if name != DENSE
+    ]
     fit = all(held[name]["memory"] < 24 * GIB for name in held)
     return Found(", ".join(words), (fit or False) if {WINDOW, LINEAR} <= held.keys() else None)
 
@@ -229,27 +255,85 @@ def _place(row: Row) -> str:
 
 # ---------------------------------------------------------------------------------------------- the aims
 HUGGING = ("bigbird-training", "longformer-training")
-PEERS = ("peers-1024", "peers-forward", "peers-training", "peers-sparse", "peers-causal", "peers-heads", "peers-heads-training")
+PEERS = (
+    "peers-1024",
+    "peers-forward",
+    "peers-training",
+    "peers-sparse",
+    "peers-causal",
+    "peers-heads",
+    "peers-heads-training",
+)
 AUTO = ("auto-forward", "auto-training", "auto-causal")
 AIMS = (
     Aim("dense / SDPA, all n", "1.00 ± 0.05, or faster", ("dense-forward", "dense-training"), same),
-    Aim("window 128, forward, against dense SDPA", "≥ 8 × at 4,096, ≥ 30 × at 16,384", ("window-forward",),
-        lambda r: at_least(r, "faster", {4096: 8, 16384: 30}, name=WINDOW)),
-    Aim("the same, against compiled FlexAttention", "≥ 1.75 ×", ("window-forward",),
-        lambda r: at_least(r, "ahead", {4096: 1.75, 16384: 1.75}, of=WINDOW)),
+    Aim(
+        "window 128, forward, against dense SDPA",
+        "≥ 8 × at 4,096, ≥ 30 × at 16,384",
+        ("window-forward",),
+        lambda r: at_least(r, "faster", {4096: 8, 16384: 30}, name=WINDOW),
+    ),
+    Aim(
+        "the same, against compiled FlexAttention",
+        "≥ 1.75 ×",
+        ("window-forward",),
+        lambda r: at_least(r, "ahead", {4096: 1.75, 16384: 1.75}, of=WINDOW),
+    ),
     Aim("the same, efficiency", "≥ 0.7", ("window-forward",), efficiency),
-    Aim("window 128, forward + backward", "≥ 10 × at 4,096, ≥ 35 × at 16,384", ("window-training",),
-        lambda r: at_least(r, "faster", {4096: 10, 16384: 35}, name=WINDOW)),
-    Aim("the same, batch 1 × 1 head", "≥ 10 × at 4,096, ≥ 35 × at 16,384", ("window-one-head",),
-        lambda r: at_least(r, "faster", {4096: 10, 16384: 35}, name=WINDOW)),
-    Aim("BigBird, Longformer, forward + backward, 16,384, against dense SDPA", "≥ 8 ×", HUGGING,
-        lambda a, b: bigbird_and_longformer(a, b, "faster", 8)),
-    Aim("the same, against Hugging Face's layers", "≥ 3 ×", HUGGING, lambda a, b: bigbird_and_longformer(a, b, "ahead", 3)),
-    Aim("causal linear, forward + backward, 4,096, against causal SDPA", "≥ 6 ×", ("causal-linear",), causal_linear),
+    Aim(
+        "window 128, forward + backward",
+        "≥ 10 × at 4,096, ≥ 35 × at 16,384",
+        ("window-training",),
+        lambda r: at_least(r, "faster", {4096: 10, 16384: 35}, name=WINDOW),
+    ),
+    Aim(
+        "the same, batch 1 × 1 head",
+        "≥ 10 × at 4,096, ≥ 35 × at 16,384",
+        ("window-one-head",),
+        lambda r: at_least(r, "faster", {4096: 10, 16384: 35}, name=WINDOW),
+    ),
+    Aim(
+        "BigBird, Longformer, forward + backward, 16,384, against dense SDPA",
+        "≥ 8 ×",
+        HUGGING,
+        lambda a, b: bigbird_and_longformer(a, b, "faster", 8),
+    ),
+    Aim(
+        "the same, against Hugging Face's layers",
+        "≥ 3 ×",
+        HUGGING,
+        lambda a, b: bigbird_and_longformer(a, b, "ahead", 3),
+    ),
+    Aim(
+        "causal linear, forward + backward, 4,096, against causal SDPA",
+        "≥ 6 ×",
+        ("causal-linear",),
+        causal_linear,
+    ),
     Aim("the same, against the best peer", "≥ 2 ×", ("causal-linear",), best_linear_peer),
-    Aim("every mechanism against its best running peer", f"never slower, by more than {SAME:.0%}; median ≥ 2 ×", PEERS, peers),
+    Aim(
+        "every mechanism against its best running peer",
+        f"never slower, by more than {SAME:.0%}; median ≥ 2 ×",
+        PEERS,
+        peers,
+    ),
     Aim("`auto` against dense SDPA", "never > 5 % slower at any n", AUTO, never_slower),
-    Aim("decode step, window or linear, at 65,536", "≥ 50 × dense with cache", ("decode",), far_ahead),
-    Aim("the same, over the step at 512, whole layer", f"constant: ≤ {1 + CONSTANT:.2f}", ("decode",), constant),
-    Aim("1,000,000 tokens, forward + backward, causal, 4 heads × 32", "fits 24 GiB", ("million",), fits),
-)  # fmt: skip
+    Aim(
+        "decode step, window or linear, at 65,536",
+        "≥ 50 × dense with cache",
+        ("decode",),
+        far_ahead,
+    ),
+    Aim(
+        "the same, over the step at 512, whole layer",
+        f"constant: ≤ {1 + CONSTANT:.2f}",
+        ("decode",),
+        constant,
+    ),
+    Aim(
+        "1,000,000 tokens, forward + backward, causal, 4 heads × 32",
+        "fits 24 GiB",
+        ("million",),
+        fits,
+    ),
+)

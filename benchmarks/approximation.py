@@ -28,11 +28,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from regard import Attention, Band, Compressed, LinearAttention, Prototype, SoftmaxAttention
-from regard.attentions import Hashed, ImprovedClustered, NystromAttention
-from regard.feature import Positive, RandomFourier, Rectified, Trigonometric
-from regard.memory import Projected
-from regard.query import Clusters
+from regard import (
+    Attention,
+    Band,
+    CompressedAttention,
+    LinearAttention,
+    PrototypeAttention,
+    SoftmaxAttention,
+)
+from regard.attentions import ImprovedClusteredAttention, LSHAttention, NystromAttention
+from regard.compression import LengthProjection
+from regard.feature import (
+    PositiveFeatures,
+    RandomFourierFeatures,
+    ReluFeatures,
+    TrigonometricFeatures,
+)
+from regard.query_prototypes import QueryClusters
 from regard.route import AngularHash
 
 ROOT = Path(__file__).parents[1]
@@ -67,38 +79,55 @@ class Estimate(NamedTuple):
 
 def pooled(rank: int) -> Attention:
     """Linformer whose E and F are not learned but take means of neighbours."""
-    memory = Projected(TOKENS, rank, HEADS, share="kv")
+    memory = LengthProjection(TOKENS, rank, HEADS, share="kv")
     segments = torch.arange(TOKENS) * rank // TOKENS
     means = (segments == torch.arange(rank)[:, None]).double()
     memory.e.data = (means / means.sum(1, keepdim=True))[None]
-    return Compressed(memory, SoftmaxAttention())
+    return CompressedAttention(memory, SoftmaxAttention())
 
 
 ESTIMATES = {
-    "FAVOR+": Estimate(lambda m, seed: LinearAttention(Positive(WIDTH, m, seed=seed))),
-    "FAVOR+, independent rows": Estimate(lambda m, seed: LinearAttention(Positive(WIDTH, m, orthogonal=False, seed=seed))),
-    "sin and cos": Estimate(lambda m, seed: LinearAttention(Trigonometric(WIDTH, m, seed=seed))),
-    "RFA": Estimate(lambda m, seed: LinearAttention(RandomFourier(WIDTH, m, HEADS, seed=seed)), cosine_softmax),
+    "FAVOR+": Estimate(lambda m, seed: LinearAttention(PositiveFeatures(WIDTH, m, seed=seed))),
+    "FAVOR+, independent rows": Estimate(
+        lambda m, seed: LinearAttention(PositiveFeatures(WIDTH, m, orthogonal=False, seed=seed))
+    ),
+    "sin and cos": Estimate(
+        lambda m, seed: LinearAttention(TrigonometricFeatures(WIDTH, m, seed=seed))
+    ),
+    "RFA": Estimate(
+        lambda m, seed: LinearAttention(RandomFourierFeatures(WIDTH, m, HEADS, seed=seed)),
+        cosine_softmax,
+    ),
     "Nyström": Estimate(lambda m, seed: NystromAttention(HEADS, m), sizes=(4, 16, 64, 128)),
     "Linformer, means": Estimate(lambda m, seed: pooled(m), sizes=(4, 16, 64, 128)),
-    "clustered": Estimate(lambda m, seed: Prototype(Clusters(WIDTH, m, seed=seed), SoftmaxAttention()), sizes=(4, 16, 64, 128)),
+    "clustered": Estimate(
+        lambda m, seed: PrototypeAttention(QueryClusters(WIDTH, m, seed=seed), SoftmaxAttention()),
+        sizes=(4, 16, 64, 128),
+    ),
     "clustered, improved": Estimate(
-        lambda m, seed: ImprovedClustered(Clusters(WIDTH, m, seed=seed), 32), sizes=(4, 16, 64, 128)
+        lambda m, seed: ImprovedClusteredAttention(QueryClusters(WIDTH, m, seed=seed), 32),
+        sizes=(4, 16, 64, 128),
     ),
     "LSH, rounds": Estimate(
-        lambda m, seed: Hashed(AngularHash(HEADS, WIDTH, buckets=16, rounds=m, seed=seed), chunk=32),
+        lambda m, seed: LSHAttention(
+            AngularHash(HEADS, WIDTH, buckets=16, rounds=m, seed=seed), chunk=32
+        ),
         shared_softmax,
         sizes=(1, 2, 4, 8, 16),
         shared=True,
     ),
-    "relu (another kernel)": Estimate(lambda m, seed: LinearAttention(Rectified(WIDTH, m, seed=seed))),
+    "relu (another kernel)": Estimate(
+        lambda m, seed: LinearAttention(ReluFeatures(WIDTH, m, seed=seed))
+    ),
 }
 
 
 def inputs(kind: str, seed: int) -> Heads:
     """Heads of one of `KINDS`."""
     make = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(1, HEADS, TOKENS, WIDTH, dtype=torch.float64, generator=make) for _ in range(3))
+    q, k, v = (
+        torch.randn(1, HEADS, TOKENS, WIDTH, dtype=torch.float64, generator=make) for _ in range(3)
+    )
     if kind == "early":
         q, k = q / 3**0.5, k / 3**0.5
     if kind == "peaked":
@@ -125,7 +154,11 @@ def measure(estimate: Estimate, kind: str) -> tuple[dict[int, float], float]:
         want, keys = estimate.exact(q, k, v), q if estimate.shared else k
         plain.append(error(v.mean(2, keepdim=True).expand_as(want), want))
         for size, found in errors.items():
-            found.append(error(estimate.attention(size, 100 + seed).double().eval().attend(q, keys, v)[0], want))
+            found.append(
+                error(
+                    estimate.attention(size, 100 + seed).double().eval().attend(q, keys, v)[0], want
+                )
+            )
     return {size: mean_error(found) for size, found in errors.items()}, mean_error(plain)
 
 
@@ -139,8 +172,15 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
     for axis, kind in zip(axes, KINDS, strict=True):
         for number, row in enumerate(row for row in rows if row["inputs"] == kind):
             errors = row["error"]
-            line = axis.plot(list(errors), list(errors.values()), marker="os^dvPX*<>"[number % 10], label=row["name"])  # type: ignore[attr-defined,call-overload]
-            axis.axhline(row["error of the mean"], color=line[0].get_color(), linewidth=0.7, linestyle=":")
+            line = axis.plot(
+                list(errors),
+                list(errors.values()),
+                marker="os^dvPX*<>"[number % 10],
+                label=row["name"],
+            )  # type: ignore[attr-defined,call-overload]
+            axis.axhline(
+                row["error of the mean"], color=line[0].get_color(), linewidth=0.7, linestyle=":"
+            )
         axis.set(
             xscale="log",
             yscale="log",
@@ -151,7 +191,11 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("error beside what is estimated")
     axes[-1].legend(
-        fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1), title="dotted: the mean of all values", title_fontsize=8
+        fontsize=8,
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1),
+        title="dotted: the mean of all values",
+        title_fontsize=8,
     )
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -159,7 +203,9 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
 
 def main() -> None:
     """Print the table, and write it."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     rows: list[dict[str, object]] = []
     for kind in KINDS:
         sizes = sorted({size for estimate in ESTIMATES.values() for size in estimate.sizes})
@@ -169,8 +215,16 @@ def main() -> None:
             rows.append({"name": name, "inputs": kind, "error": errors, "error of the mean": plain})
             cells = (f"{errors[size]:9.2g}" if size in errors else " " * 9 for size in sizes)
             print(f"{name:26}" + "".join(cells) + f"{plain:9.2g}")
-    head = {"heads": HEADS, "tokens": TOKENS, "width": WIDTH, "seeds": SEEDS, "torch": torch.__version__}
-    (ROOT / "benchmarks/results/approximation.json").write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+    head = {
+        "heads": HEADS,
+        "tokens": TOKENS,
+        "width": WIDTH,
+        "seeds": SEEDS,
+        "torch": torch.__version__,
+    }
+    (ROOT / "benchmarks/results/approximation.json").write_text(
+        json.dumps({**head, "rows": rows}, indent=1) + "\n"
+    )
     try:
         draw(rows, ROOT / "docs/images/approximation.png")
     except ImportError:

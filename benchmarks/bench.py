@@ -75,7 +75,15 @@ CALLS = {
 def measure(name: str, folder: Path, *, anyway: bool, small: bool) -> None:
     """One call.  What it has when it is interrupted is kept where there is no whole result yet, and ends the others."""
     words = shlex.split(shrunk(CALLS[name]) if small else CALLS[name])
-    command = [sys.executable, "-m", "regard.cli", "bench", *words, "--json", *(["--anyway"] if anyway or small else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "regard.cli",
+        "bench",
+        *words,
+        "--json",
+        *(["--anyway"] if anyway or small else []),
+    ]
     print(f"{name}: regard bench {shlex.join(words)}", file=sys.stderr)
     path = folder / f"bench-{name}.json"
     half = path.with_suffix(".json.half")
@@ -115,7 +123,9 @@ def shrunk(call: str) -> str:
     lengths = re.search(r"--lengths (\S+)", call)
     assert lengths is not None
     short = sorted({min(4096, max(64, int(n) // 16)) for n in lengths[1].split(",")})
-    short = [max(n, 1024) for n in short] if "16384" in lengths[1] and "--peers" in call else short  # peers have a least length
+    short = (
+        [max(n, 1024) for n in short] if "16384" in lengths[1] and "--peers" in call else short
+    )  # peers have a least length
     call = call.replace(lengths[0], f"--lengths {','.join(map(str, sorted(set(short))))}")
     return re.sub(r"--budget \S+", "--budget 40s", call.replace("--threads all", "--threads 1"))
 
@@ -150,9 +160,20 @@ def about(result: Result) -> str:
 
 
 HEADINGS = (
-    "tokens", "way", "level", "threads", "name", "ms", "times faster", "seen", "efficiency", "of model", "MB", "formula",
+    "tokens",
+    "way",
+    "level",
+    "threads",
+    "name",
+    "ms",
+    "times faster",
+    "seen",
+    "efficiency",
+    "of model",
+    "MB",
+    "formula",
     "ours ahead",
-)  # fmt: skip
+)
 
 
 def rows(result: Result) -> list[str]:
@@ -164,22 +185,38 @@ def rows(result: Result) -> list[str]:
     lines = [f"| {' | '.join(HEADINGS[:width])} |", "| --- " * width + "|"]
     for row in measured:
         cells = [
-            f"{row['length']:,}", row["way"], row["level"], str(row["threads"]), f"`{row['name']}`",
-            three(1e3 * row["seconds"]), interval(row["faster"]), percent(row["density"], 1), plain(row["efficiency"]),
-            percent(row["reached"]), million(row["memory"]), million(row["formula"]), interval(row["ahead"]),
-        ]  # fmt: skip
+            f"{row['length']:,}",
+            row["way"],
+            row["level"],
+            str(row["threads"]),
+            f"`{row['name']}`",
+            three(1e3 * row["seconds"]),
+            interval(row["faster"]),
+            percent(row["density"], 1),
+            plain(row["efficiency"]),
+            percent(row["reached"]),
+            million(row["memory"]),
+            million(row["formula"]),
+            interval(row["ahead"]),
+        ]
         lines.append(f"| {' | '.join(cells[:width])} |")
     return lines
 
 
 def missing(result: Result) -> Iterable[str]:
     """Reasons, once each."""
-    reasons = dict.fromkeys((row["name"], row["why"]) for row in result["rows"] if row["why"] is not None)
+    reasons = dict.fromkeys(
+        (row["name"], row["why"]) for row in result["rows"] if row["why"] is not None
+    )
     return ["", *(f"- {name}: {why}" for name, why in reasons)] if reasons else []
 
 
 def interval(ratio: dict | None) -> str:
-    return "" if ratio is None else f"{three(ratio['median'])} [{three(ratio['low'])}, {three(ratio['high'])}]"
+    return (
+        ""
+        if ratio is None
+        else f"{three(ratio['median'])} [{three(ratio['low'])}, {three(ratio['high'])}]"
+    )
 
 
 def plain(value: float | None) -> str:
@@ -204,13 +241,22 @@ def write(found: dict[str, Result]) -> None:
 # ---------------------------------------------------------------------------------------------- the command
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, and write the tables."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("names", nargs="*", help=f"of {', '.join(CALLS)}")
     asked.add_argument("--list", action="store_true", help="measure nothing, and say what there is")
     asked.add_argument("--missing", action="store_true", help="those that have no whole result yet")
-    asked.add_argument("--tables", action="store_true", help="measure nothing, and write the tables")
+    asked.add_argument(
+        "--tables", action="store_true", help="measure nothing, and write the tables"
+    )
     asked.add_argument("--anyway", action="store_true", help="on a busy machine too")
-    asked.add_argument("--try", dest="small", action="store_true", help="tiny sizes; no result and no table is changed")
+    asked.add_argument(
+        "--try",
+        dest="small",
+        action="store_true",
+        help="tiny sizes; no result and no table is changed",
+    )
     options = asked.parse_args(words)
     unknown = set(options.names) - set(CALLS)
     if unknown:
@@ -219,11 +265,17 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.list:
         there = results(RESULTS)
         for name, call in CALLS.items():
-            state = "-" if name not in there else "measured" if aims.whole(there[name]) else "in part"
+            state = (
+                "-" if name not in there else "measured" if aims.whole(there[name]) else "in part"
+            )
             print(f"{state:9} {name:20} regard bench {call}")
         return
     names = [] if options.tables else options.names or list(CALLS)
-    there = {name for name, result in results(folder).items() if aims.whole(result)} if options.missing else set()
+    there = (
+        {name for name, result in results(folder).items() if aims.whole(result)}
+        if options.missing
+        else set()
+    )
     for name in [name for name in names if name not in there]:
         if not (options.anyway or options.small):
             rest()

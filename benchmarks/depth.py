@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 import regard
 from regard.block import Block
-from regard.deep import deepnorm_init, profile
+from regard.deep_init import admin_init, deepnorm_init
 from regard.ffn import MLP
 from regard.norm import LayerNorm, NoNorm
-from regard.residual import RESIDUALS, alone, residual_named
-from regard.stack import Plain
+from regard.residual import RESIDUALS, deepnorm_scales, get_residual
+from regard.stack import SequentialStack
 
 RESULT = Path(__file__).parent / "results" / "depth.json"
 LAYERS, DIM, HEADS, CHARACTERS, LENGTH, BATCH, NOISE = 24, 32, 4, 16, 16, 8, 0.1
@@ -56,12 +56,17 @@ class Language(nn.Module):
 
     def __init__(self, name: str, layers: int) -> None:
         super().__init__()
-        make = residual_named(name, layers)
-        self.embed, self.place = nn.Embedding(CHARACTERS, DIM), nn.Parameter(0.5 * torch.randn(LENGTH, DIM))
-        self.stack = Plain([Block(attention(), MLP(DIM, 2 * DIM), residual=make) for _ in range(layers)])
-        self.norm = LayerNorm(DIM) if RESIDUALS[name].unfinished else NoNorm(DIM)
+        make = get_residual(name, layers)
+        self.embed, self.place = (
+            nn.Embedding(CHARACTERS, DIM),
+            nn.Parameter(0.5 * torch.randn(LENGTH, DIM)),
+        )
+        self.stack = SequentialStack(
+            [Block(attention(), MLP(DIM, 2 * DIM), residual=make) for _ in range(layers)]
+        )
+        self.norm = LayerNorm(DIM) if RESIDUALS[name].needs_final_norm else NoNorm(DIM)
         self.head = nn.Linear(DIM, CHARACTERS)
-        deepnorm_init(self.stack, alone(layers).beta if name == "deepnorm" else 1.0)
+        deepnorm_init(self.stack, deepnorm_scales(layers).beta if name == "deepnorm" else 1.0)
 
     def forward(self, characters: Tensor) -> Tensor:
         return self.head(self.norm(self.stack(self.embed(characters) + self.place)))
@@ -76,7 +81,7 @@ def train(name: str, *, rate: float, steps: int, seed: int, layers: int = LAYERS
     torch.manual_seed(seed)
     model, batches, losses = Language(name, layers), text(steps, seed), []
     if name == "admin":
-        profile(model, batches[0, :, :-1])
+        admin_init(model, batches[0, :, :-1])
     adam = torch.optim.Adam(model.parameters(), lr=rate)
     for batch in batches:
         loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
@@ -98,17 +103,31 @@ def row(name: str) -> dict[str, list[float]]:
 
 def main() -> None:
     """Print the rows, and keep them beside those of earlier runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default=",".join(RESIDUALS), help="names, with commas between")
     names = parser.parse_args().only.split(",")
     torch.set_num_threads(1)
-    print(f"loss after {STEPS} steps of {LAYERS} layers: median of {SEEDS} seeds (worst), by learning rate")
+    print(
+        f"loss after {STEPS} steps of {LAYERS} layers: median of {SEEDS} seeds (worst), by learning rate"
+    )
     print(f"{'':12}" + "".join(f"{rate:>16g}" for rate in RATES))
     for name in names:
         found = row(name)
-        print(f"{name:12}" + "".join(f"{statistics.median(v):9.2f} ({max(v):.2f})" for v in found.values()), flush=True)
+        print(
+            f"{name:12}"
+            + "".join(f"{statistics.median(v):9.2f} ({max(v):.2f})" for v in found.values()),
+            flush=True,
+        )
         rows = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else {}
-        report = {"layers": LAYERS, "dim": DIM, "steps": STEPS, "seeds": SEEDS, "rows": rows | {name: found}}
+        report = {
+            "layers": LAYERS,
+            "dim": DIM,
+            "steps": STEPS,
+            "seeds": SEEDS,
+            "rows": rows | {name: found},
+        }
         RESULT.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -29,16 +29,28 @@ from torch import Tensor, nn
 
 import regard
 from regard.block import Block
-from regard.deep import deepnorm_init, profile
+from regard.deep_init import admin_init, deepnorm_init
 from regard.ffn import MLP
-from regard.measure.probe import amplification, first_step, gradient_norms, random_moves
+from regard.measure.probe import adam_first_step, amplification, gradient_norms, random_perturbation
 from regard.norm import LayerNorm, NoNorm
-from regard.residual import RESIDUALS, alone, residual_named
-from regard.stack import Plain
+from regard.residual import RESIDUALS, deepnorm_scales, get_residual
+from regard.stack import SequentialStack
 
 ROOT = Path(__file__).parents[1]
-SCHEMES = {"post": "post-norm", "pre": "pre-norm", "admin": "Admin", "deepnorm": "DeepNorm", "rezero": "ReZero"}
-COLOURS = {"post": "#d64933", "pre": "#2e6ed8", "admin": "#22a06b", "deepnorm": "#9a58c4", "rezero": "#f49d37"}
+SCHEMES = {
+    "post": "post-norm",
+    "pre": "pre-norm",
+    "admin": "Admin",
+    "deepnorm": "DeepNorm",
+    "rezero": "ReZero",
+}
+COLOURS = {
+    "post": "#d64933",
+    "pre": "#2e6ed8",
+    "admin": "#22a06b",
+    "deepnorm": "#9a58c4",
+    "rezero": "#f49d37",
+}
 DEPTHS, SEEDS, LOOKED_AT = (6, 12, 24, 48), 5, 24
 DIM, HEADS, TOKENS, BATCH, CLASSES, SIZE = 64, 4, 32, 4, 16, 1e-3
 RESULT = ROOT / "benchmarks" / "results" / "difficulty.json"
@@ -48,20 +60,25 @@ Found = dict[str, dict[str, list[dict]]]  # by scheme and depth: what each seed 
 def stack(name: str, layers: int, seed: int, x: Tensor) -> nn.Module:
     """Ready for its first step."""
     torch.manual_seed(seed)
-    make = residual_named(name, layers)
+    make = get_residual(name, layers)
     mixers = [regard.create("vanilla", dim=DIM, heads=HEADS, causal=True) for _ in range(layers)]
-    end = LayerNorm(DIM) if RESIDUALS[name].unfinished else NoNorm(DIM)
-    model = nn.Sequential(Plain([Block(mixer, MLP(DIM), residual=make) for mixer in mixers]), end)
-    deepnorm_init(model, alone(layers).beta if name == "deepnorm" else 1.0)
+    end = LayerNorm(DIM) if RESIDUALS[name].needs_final_norm else NoNorm(DIM)
+    model = nn.Sequential(
+        SequentialStack([Block(mixer, MLP(DIM), residual=make) for mixer in mixers]), end
+    )
+    deepnorm_init(model, deepnorm_scales(layers).beta if name == "deepnorm" else 1.0)
     if name == "admin":
-        profile(model, x)
+        admin_init(model, x)
     return model
 
 
 def probe(name: str, layers: int, seed: int) -> dict[str, float | list[float]]:
     """Both amplifications, and the gradient of each layer."""
     draw = torch.Generator().manual_seed(seed)
-    x, read = torch.randn(BATCH, TOKENS, DIM, generator=draw), torch.randn(DIM, CLASSES, generator=draw) / DIM**0.5
+    x, read = (
+        torch.randn(BATCH, TOKENS, DIM, generator=draw),
+        torch.randn(DIM, CLASSES, generator=draw) / DIM**0.5,
+    )
     targets = torch.randint(CLASSES, (BATCH * TOKENS,), generator=draw)
     model = stack(name, layers, seed, x)
     loss = F.cross_entropy((model(x) @ read).flatten(0, 1), targets)
@@ -69,8 +86,8 @@ def probe(name: str, layers: int, seed: int) -> dict[str, float | list[float]]:
     for gradient in gradient_norms(model, loss):
         by_layer[gradient.layer] += gradient.norm**2
     return {
-        "random": short(amplification(model, random_moves(model, SIZE, seed=seed), x)),
-        "step": short(amplification(model, first_step(model, loss, SIZE), x)),
+        "random": short(amplification(model, random_perturbation(model, SIZE, seed=seed), x)),
+        "step": short(amplification(model, adam_first_step(model, loss, SIZE), x)),
         "gradients": [short(math.sqrt(square)) for square in by_layer],
     }
 
@@ -98,13 +115,20 @@ def show(found: Found) -> None:
             print(f"  {SCHEMES[name]:10}" + "".join(f"{value:12.2g}" for value in middle))
     print(f"gradient of the first layer, of the last = 1, of {LOOKED_AT}")
     for name, rows in found.items():
-        print(f"  {SCHEMES[name]:10}" + "".join(f"{median(each):12.3g}" for each in relative(rows)[:1]))
+        print(
+            f"  {SCHEMES[name]:10}"
+            + "".join(f"{median(each):12.3g}" for each in relative(rows)[:1])
+        )
 
 
 def relative(rows: dict[str, list[dict]]) -> list[list[float]]:
     """By layer, of each seed: the gradient, of the last layer = 1; nothing where there is none."""
     runs = [run["gradients"] for run in rows[str(LOOKED_AT)]]
-    return [[run[i] / run[-1] for run in runs] for i in range(LOOKED_AT)] if all(run[-1] for run in runs) else []
+    return (
+        [[run[i] / run[-1] for run in runs] for i in range(LOOKED_AT)]
+        if all(run[-1] for run in runs)
+        else []
+    )
 
 
 def draw(found: Found, path: Path) -> None:
@@ -117,13 +141,28 @@ def draw(found: Found, path: Path) -> None:
     figure, panels = plt.subplots(1, 3, figsize=(15, 5), layout="constrained")
     for name, rows in found.items():
         for panel, kind in zip(panels, ("random", "step"), strict=False):
-            band(panel, DEPTHS, [[run[kind] for run in rows[str(layers)]] for layers in DEPTHS], name, "o")
+            band(
+                panel,
+                DEPTHS,
+                [[run[kind] for run in rows[str(layers)]] for layers in DEPTHS],
+                name,
+                "o",
+            )
         by_layer = relative(rows)
         band(panels[2], range(1, len(by_layer) + 1), by_layer, name, "")
     guide(panels[0], found, "random")
-    titles = ("Random moves of all weights, σ = 0.001", "Adam's first step, rate 0.001", f"Gradients within {LOOKED_AT} layers")
+    titles = (
+        "Random moves of all weights, σ = 0.001",
+        "Adam's first step, rate 0.001",
+        f"Gradients within {LOOKED_AT} layers",
+    )
     for panel, title in zip(panels, titles, strict=True):
-        panel.set(title=title, yscale="log", xlabel="layers of the stack", ylabel="mean squared change of an output")
+        panel.set(
+            title=title,
+            yscale="log",
+            xlabel="layers of the stack",
+            ylabel="mean squared change of an output",
+        )
         panel.grid(True, which="major", alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
     for panel in panels[:2]:
@@ -136,7 +175,14 @@ def draw(found: Found, path: Path) -> None:
     panels[2].set_yticks([0.5, 1, 2, 3], ["0.5", "1", "2", "3"])
     panels[2].minorticks_off()
     panels[1].axhline(2, color="#777777", linewidth=0.8)
-    panels[1].text(DEPTHS[-1], 2.3, "2: outputs that have nothing in common", ha="right", fontsize=8.5, color="#555555")
+    panels[1].text(
+        DEPTHS[-1],
+        2.3,
+        "2: outputs that have nothing in common",
+        ha="right",
+        fontsize=8.5,
+        color="#555555",
+    )
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
     figure.savefig(path, dpi=110)
@@ -145,7 +191,13 @@ def draw(found: Found, path: Path) -> None:
 def band(panel, at, values: list[list[float]], name: str, marker: str) -> None:
     """The median of each place, and all seeds around it."""
     low, high = ([pick(each) for each in values] for pick in (min, max))
-    panel.plot(at, [median(each) for each in values], color=COLOURS[name], marker=marker, label=SCHEMES[name])
+    panel.plot(
+        at,
+        [median(each) for each in values],
+        color=COLOURS[name],
+        marker=marker,
+        label=SCHEMES[name],
+    )
     panel.fill_between(at, low, high, color=COLOURS[name], alpha=0.13, linewidth=0)
 
 
@@ -158,11 +210,20 @@ def guide(panel, found: Found, kind: str) -> None:
 
 def main() -> None:
     """Measure and keep, or read what was kept; print and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draw", action="store_true", help="measure nothing")
     torch.set_num_threads(1)
     if not parser.parse_args().draw:
-        report = {"dim": DIM, "tokens": TOKENS, "batch": BATCH, "seeds": SEEDS, "size": SIZE, "rows": measure()}
+        report = {
+            "dim": DIM,
+            "tokens": TOKENS,
+            "batch": BATCH,
+            "seeds": SEEDS,
+            "size": SIZE,
+            "rows": measure(),
+        }
         RESULT.write_text(json.dumps(report) + "\n")
     found = json.loads(RESULT.read_text())["rows"]
     show(found)

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from regard import registry
 from regard.errors import Unsupported
-from regard.export.files import needed, runner, translated
-from regard.export.inputs import ragged
-from regard.export.tracing import compare, quiet, trace
+from regard.export.inputs import ragged_mask
+from regard.export.onnx_file import import_onnxruntime, onnx_bytes, onnx_runner
+from regard.export.tracing import compare, suppress_output, trace
 from regard.mixer import Mixer
 
 ROOT = Path(__file__).parents[1]
@@ -38,22 +38,28 @@ WITHIN = 1e-4
 def example(name: str, causal: bool) -> Mixer:
     """The small form, with the same parameters each time."""
     torch.manual_seed(0)
-    mixer = registry.get(name).example(causal=causal).eval()
+    mixer = registry.get_recipe(name).example(causal=causal).eval()
     mixer.name = name
     return mixer
 
 
 def exported(mixer: Mixer) -> dict[str, Any]:
     """The differences, or why there are none."""
-    row: dict[str, Any] = {"lengths": None, "export": mixer.can.reason("export"), "onnx": mixer.can.reason("onnx")}
+    row: dict[str, Any] = {
+        "lengths": None,
+        "export": mixer.can.reason("export"),
+        "onnx": mixer.can.reason("onnx"),
+    }
     if row["export"] is not None:
         return row
-    found = trace(mixer, mask=mixer.can.mask, memory=False, length=None)
+    found = trace(mixer, mask=mixer.can.mask, context=False, length=None)
     graph = found.program.module(check_guards=False)
     row["lengths"] = [found.least, found.most]
-    row["export"] = max(check.difference for check in compare(mixer, found, lambda given: graph(**given), WITHIN))
+    row["export"] = max(
+        check.difference for check in compare(mixer, found, lambda given: graph(**given), WITHIN)
+    )
     if row["onnx"] is None:
-        checks = compare(mixer, found, runner(needed(), translated(found)), WITHIN)
+        checks = compare(mixer, found, onnx_runner(import_onnxruntime(), onnx_bytes(found)), WITHIN)
         row["onnx"] = max(check.difference for check in checks)
     return row
 
@@ -62,9 +68,9 @@ def breaks(mixer: Mixer, n: int, *, grad: bool = False) -> int:
     """Graph breaks in one forward."""
     n = n if mixer.length is None else min(n, mixer.length)
     x = torch.randn(2, n, mixer.dim, requires_grad=grad)
-    given: dict[str, Tensor] = {"mask": ragged(2, n, x.device)} if mixer.can.mask else {}
+    given: dict[str, Tensor] = {"mask": ragged_mask(2, n, x.device)} if mixer.can.mask else {}
     dynamo.reset()
-    with quiet(), torch.set_grad_enabled(grad):
+    with suppress_output(), torch.set_grad_enabled(grad):
         return int(dynamo.explain(mixer)(x, **given).graph_break_count)
 
 
@@ -119,11 +125,21 @@ def put(text: str, rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure what is missing, and write both files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipes", nargs="*", help="measure these anew")
     asked = parser.parse_args().recipes
-    wanted = [(name, causal) for name in registry.list_recipes() for causal in registry.get(name).forms()]
-    known = {(r["recipe"], r["causal"]): r for r in json.loads(RESULTS.read_text())["rows"]} if RESULTS.exists() else {}
+    wanted = [
+        (name, causal)
+        for name in registry.list_recipes()
+        for causal in registry.get_recipe(name).causal_options()
+    ]
+    known = (
+        {(r["recipe"], r["causal"]): r for r in json.loads(RESULTS.read_text())["rows"]}
+        if RESULTS.exists()
+        else {}
+    )
     todo = [key for key in wanted if key[0] in asked or (not asked and key not in known)]
     began = time.monotonic()
     for done, key in enumerate(todo):
@@ -131,7 +147,10 @@ def main() -> None:
         rows = [known[each] for each in wanted if each in known]
         RESULTS.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
         left = (time.monotonic() - began) / (done + 1) * (len(todo) - done - 1)
-        print(f"{done + 1}/{len(todo)}, {left / 60:.0f} min left: {json.dumps(known[key])}", flush=True)
+        print(
+            f"{done + 1}/{len(todo)}, {left / 60:.0f} min left: {json.dumps(known[key])}",
+            flush=True,
+        )
     rows = [known[each] for each in wanted if each in known]
     if PAGE.exists():
         PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 import regard
 from regard.block import Block
 from regard.ffn import MLP
-from regard.models import Step, stream_tokens
-from regard.stack import Plain
-from regard.state import State, bytes_held
+from regard.models import DecodingStep, stream_tokens
+from regard.stack import SequentialStack
+from regard.state import State, state_bytes
 
 RESULT = Path(__file__).parent / "results" / "generation.json"
 LAYERS, WIDTH, HEADS, VOCAB = 4, 256, 4, 256
@@ -40,8 +40,11 @@ class Bytes(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        mixers = [regard.create(name, dim=WIDTH, heads=HEADS, causal=True, **MECHANISMS[name]) for _ in range(LAYERS)]
-        self.layers = Plain([Block(mixer, MLP(WIDTH)) for mixer in mixers])
+        mixers = [
+            regard.create(name, dim=WIDTH, heads=HEADS, causal=True, **MECHANISMS[name])
+            for _ in range(LAYERS)
+        ]
+        self.layers = SequentialStack([Block(mixer, MLP(WIDTH)) for mixer in mixers])
         self.embed, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
         self.held: State = None
 
@@ -56,10 +59,10 @@ class Bytes(nn.Module):
         return self.head(self.layers(self.embed(self.held))[:, -1:]), self.held
 
 
-def timed(step: Step, prompt: list[int], new: int) -> tuple[float, float, list[int]]:
+def timed(step: DecodingStep, prompt: list[int], new: int) -> tuple[float, float, list[int]]:
     """Seconds for the prompt, new tokens per second after it, and the tokens."""
     begin = time.perf_counter()
-    pieces = stream_tokens(step, [prompt], max_new=new)
+    pieces = stream_tokens(step, [prompt], max_new_tokens=new)
     tokens = [next(pieces).token]
     first = time.perf_counter()
     tokens += [piece.token for piece in pieces]
@@ -70,13 +73,13 @@ def measure(name: str, length: int, times: int) -> dict:
     """One mechanism at one length of the prompt."""
     model = Bytes(name).eval()
     prompt = torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(1)).tolist()
-    steps: dict[str, Step] = {"state": model.with_state, "whole": model.whole}
+    steps: dict[str, DecodingStep] = {"state": model.with_state, "whole": model.whole}
     found: dict[str, list] = {way: [] for way in steps}
     row: dict = {"mechanism": name, **MECHANISMS[name], "prompt": length}
     for _ in range(times):
         for way, step in steps.items():
             found[way].append(timed(step, prompt, NEW[way]))
-            row[f"{way}, MB held"] = bytes_held(model.held) / 1e6
+            row[f"{way}, MB held"] = state_bytes(model.held) / 1e6
     for way, runs in found.items():
         row[f"{way}, prompt s"] = statistics.median(run[0] for run in runs)
         row[f"{way}, tokens per s"] = statistics.median(run[1] for run in runs)
@@ -88,25 +91,40 @@ def measure(name: str, length: int, times: int) -> dict:
 def main() -> None:
     """Measure, write and show."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked.add_argument("--prompts", type=int, nargs="+", default=[512, 4096], help="lengths of the prompt")
+    asked.add_argument(
+        "--prompts", type=int, nargs="+", default=[512, 4096], help="lengths of the prompt"
+    )
     asked.add_argument("--times", type=int, default=3, help="turns")
     options = asked.parse_args()
     torch.set_num_threads(1)
-    rows = [measure(name, length, options.times) for length in options.prompts for name in MECHANISMS]
+    rows = [
+        measure(name, length, options.times) for length in options.prompts for name in MECHANISMS
+    ]
     report = {
-        "threads": 1, "layers": LAYERS, "width": WIDTH, "heads": HEADS, "vocabulary": VOCAB, "new tokens": NEW,
-        "times": options.times, "load of the machine": os.getloadavg()[0], "rows": rows,
-    }  # fmt: skip
+        "threads": 1,
+        "layers": LAYERS,
+        "width": WIDTH,
+        "heads": HEADS,
+        "vocabulary": VOCAB,
+        "new tokens": NEW,
+        "times": options.times,
+        "load of the machine": os.getloadavg()[0],
+        "rows": rows,
+    }
     RESULT.write_text(json.dumps(report, indent=2) + "\n")
     show(rows)
 
 
 def show(rows: list[dict]) -> None:
     """A line for each mechanism and length."""
-    print(f"{'':10} {'prompt':>6} {'tokens/s: state':>16} {'whole':>8} {'times':>7} {'MB held':>9} {'same':>5}")
+    print(
+        f"{'':10} {'prompt':>6} {'tokens/s: state':>16} {'whole':>8} {'times':>7} {'MB held':>9} {'same':>5}"
+    )
     for row in rows:
         speeds = f"{row['state, tokens per s']:16.1f} {row['whole, tokens per s']:8.2f} {row['times as fast']:7.1f}"
-        print(f"{row['mechanism']:10} {row['prompt']:6} {speeds} {row['state, MB held']:9.2f} {row['same tokens']!s:>5}")
+        print(
+            f"{row['mechanism']:10} {row['prompt']:6} {speeds} {row['state, MB held']:9.2f} {row['same tokens']!s:>5}"
+        )
 
 
 if __name__ == "__main__":

@@ -18,27 +18,39 @@ from pathlib import Path
 
 import torch
 
-from regard.measure.memory import counted_step, step_memory
-from regard.measure.model import inputs, loss, on_meta, plain
-from regard.models import Config, build
-from regard.registry import get
-from regard.show.build import fitted, heads_of
+from regard.measure.memory import count_step_bytes, step_memory
+from regard.measure.model import build_on_meta, example_batch, simple_config, training_loss
+from regard.models import ModelConfig, build
+from regard.registry import get_recipe
+from regard.show.build import default_heads, fill_length_arguments
 
 MODELS = [
-    ("vanilla", 1024, 4, 256), ("vanilla", 4096, 2, 256), ("local", 2048, 4, 256), ("local", 4096, 2, 256),
-    ("linear", 2048, 4, 256), ("linformer", 2048, 4, 256), ("fnet", 2048, 4, 256), ("performer", 2048, 2, 256),
+    ("vanilla", 1024, 4, 256),
+    ("vanilla", 4096, 2, 256),
+    ("local", 2048, 4, 256),
+    ("local", 4096, 2, 256),
+    ("linear", 2048, 4, 256),
+    ("linformer", 2048, 4, 256),
+    ("fnet", 2048, 4, 256),
+    ("performer", 2048, 2, 256),
     ("talking_heads", 512, 4, 256),
-]  # fmt: skip
+]
 VOCAB, BATCH = 2000, 2
 # glibc gives a freed block back at once while blocks of this size are mapped by themselves; left alone, it raises the limit to
 # 32 MB, and freed blocks stay in its heap
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
-def sizes(name: str, length: int, layers: int, dim: int) -> Config:
+def sizes(name: str, length: int, layers: int, dim: int) -> ModelConfig:
     """The model, with four heads where it has any."""
-    recipe = get(name)
-    return plain(recipe, fitted(recipe, length, {"heads": heads_of(recipe, 4)}), dim=dim, layers=layers, vocab=VOCAB)
+    recipe = get_recipe(name)
+    return simple_config(
+        recipe,
+        fill_length_arguments(recipe, length, {"heads": default_heads(recipe, 4)}),
+        dim=dim,
+        layers=layers,
+        vocab_size=VOCAB,
+    )
 
 
 def resident(peak: bool) -> int:
@@ -51,11 +63,11 @@ def resident(peak: bool) -> int:
 def train(name: str, length: int, layers: int, dim: int) -> None:
     """Two steps."""
     config = sizes(name, length, layers, dim)
-    model, given = build(config), inputs(config, length, BATCH)
+    model, given = build(config), example_batch(config, length, BATCH)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
         optimizer.zero_grad(set_to_none=True)
-        loss(model, given).backward()
+        training_loss(model, given).backward()
         optimizer.step()
 
 
@@ -72,8 +84,10 @@ def row(name: str, length: int, layers: int, dim: int) -> dict[str, str | int]:
     arguments = [sys.executable, __file__, "--child", json.dumps([name, length, layers, dim])]
     config = sizes(name, length, layers, dim)
     model = build(config)
-    counted = counted_step(model, inputs(config, length, BATCH), torch.optim.AdamW(model.parameters()))
-    predicted = step_memory(on_meta(config), length, batch=BATCH)
+    counted = count_step_bytes(
+        model, example_batch(config, length, BATCH), torch.optim.AdamW(model.parameters())
+    )
+    predicted = step_memory(build_on_meta(config), length, batch=BATCH)
     found = {
         "predicted": predicted.peak,
         "process": predicted.process,
@@ -86,7 +100,9 @@ def row(name: str, length: int, layers: int, dim: int) -> dict[str, str | int]:
 
 def grown(arguments: list[str], more: dict[str, str]) -> int:
     """Bytes that a child process took, with more variables in its environment."""
-    done = subprocess.run(arguments, check=True, capture_output=True, text=True, env={**os.environ, **more})
+    done = subprocess.run(
+        arguments, check=True, capture_output=True, text=True, env={**os.environ, **more}
+    )
     return int(done.stdout)
 
 
@@ -113,12 +129,29 @@ def main() -> None:
     print("| --- " * len(titles) + "|")
     for model in MODELS:
         found = row(*model)
-        mega = {key: f"{int(found[key]) / 1e6:.0f}" for key in ("predicted", "counted", "returned", "process", "measured")}
+        mega = {
+            key: f"{int(found[key]) / 1e6:.0f}"
+            for key in ("predicted", "counted", "returned", "process", "measured")
+        }
         tensors, process = (
-            f"{int(found[a]) / int(found[b]):.2f}" for a, b in (("predicted", "returned"), ("process", "measured"))
+            f"{int(found[a]) / int(found[b]):.2f}"
+            for a, b in (("predicted", "returned"), ("process", "measured"))
         )
-        cells = [mega["predicted"], mega["counted"], mega["returned"], tensors, mega["process"], mega["measured"], process]
-        print("| " + " | ".join(map(str, [found["name"], found["layers"], found["length"], *cells])) + " |", flush=True)
+        cells = [
+            mega["predicted"],
+            mega["counted"],
+            mega["returned"],
+            tensors,
+            mega["process"],
+            mega["measured"],
+            process,
+        ]
+        print(
+            "| "
+            + " | ".join(map(str, [found["name"], found["layers"], found["length"], *cells]))
+            + " |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

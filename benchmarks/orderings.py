@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.models import Part, build, part
-from regard.models.config import Tokens
-from regard.tasks import Task, task
-from regard.train import Interrupted, Settings, Trainer
-from regard.train.run import Spec, config_of, environment
+from regard.models import ModuleSpec, build, module_spec
+from regard.models.config import TokenInput
+from regard.tasks import Task, create_task
+from regard.train import Interrupted, Trainer, TrainSettings
+from regard.train.run import RunSpec, environment, model_config
 
 RESULTS = Path(__file__).parent / "results"
 Scores = dict[str, dict[str, list[float]]]  # row, column: a score for each seed
@@ -42,8 +42,8 @@ class Case(NamedTuple):
     """
 
     row: str
-    task: Part
-    asked: dict[str, Part]
+    task: ModuleSpec
+    asked: dict[str, ModuleSpec]
     model: dict[str, Any]
     settings: dict[str, Any]
 
@@ -67,56 +67,81 @@ def recall() -> Ordering:
     mixers = {"softmax": "vanilla", "linear": "linear"}
     cases = []
     for pairs in PAIRS:
-        probe = part("recall", length=4 * pairs, pairs=pairs, keys=32, values=32)
+        probe = module_spec("recall", length=4 * pairs, pairs=pairs, keys=32, values=32)
         settings = {"steps": 400, "batch": 32, "rate": 3e-3}
         for row, mixer in mixers.items():
-            layers = {"mixer": [part("local", window=1), part(mixer)]}
+            layers = {"mixer": [module_spec("local", window=1), module_spec(mixer)]}
             cases.append(Case(row, probe, {f"{pairs} pairs": probe}, layers, settings))
-    return Ordering("associative recall", "accuracy", cases, "softmax", "linear", [f"{PAIRS[-1]} pairs"])
+    return Ordering(
+        "associative recall", "accuracy", cases, "softmax", "linear", [f"{PAIRS[-1]} pairs"]
+    )
 
 
 def copy() -> Ordering:
     """One symbol of eight, 42 tokens away; two layers of the window reach 14.  The global tokens do not hold it."""
-    probe = part("copy", length=48, lead=4, gap=41, symbols=8, causal=False)
+    probe = module_spec("copy", length=48, lead=4, gap=41, symbols=8, causal=False)
     blocks = {"block": 4, "window": 3, "random": 0}
     mixers = {
-        "window": part("bigbird", globals=0, **blocks),
-        "window + 4 global tokens": part("bigbird", globals=1, **blocks),
-        "dense softmax": part("vanilla"),
+        "window": module_spec("bigbird", globals=0, **blocks),
+        "window + 4 global tokens": module_spec("bigbird", globals=1, **blocks),
+        "dense softmax": module_spec("vanilla"),
     }
     settings = {"steps": 400, "batch": 16, "rate": 3e-3}
-    cases = [Case(row, probe, {"accuracy": probe}, {"mixer": [mixer]}, settings) for row, mixer in mixers.items()]
-    return Ordering("copy from afar", "accuracy", cases, "window + 4 global tokens", "window", ["accuracy"])
+    cases = [
+        Case(row, probe, {"accuracy": probe}, {"mixer": [mixer]}, settings)
+        for row, mixer in mixers.items()
+    ]
+    return Ordering(
+        "copy from afar", "accuracy", cases, "window + 4 global tokens", "window", ["accuracy"]
+    )
 
 
 def extrapolate() -> Ordering:
     """The built-in language; windows lie side by side, so that a longer one has seen more and should score better."""
-    asked = {f"at {length}": part("lm", length=length) for length in (64, 128, 256, 512)}
+    asked = {f"at {length}": module_spec("lm", length=length) for length in (64, 128, 256, 512)}
     settings = {"steps": 400, "batch": 16, "rate": 3e-3}
-    loud = Tokens(vocab=made(asked["at 64"]).vocab, scale=True)  # as the sinusoid's paper has them: else it drowns the tokens
-    models = {name: {"position": part(name), "input": loud} for name in ("sinusoid", "alibi")}
+    loud = TokenInput(
+        vocab_size=made(asked["at 64"]).vocab_size, scale=True
+    )  # as the sinusoid's paper has them: else it drowns the tokens
+    models = {
+        name: {"position": module_spec(name), "input": loud} for name in ("sinusoid", "alibi")
+    }
     cases = [Case(row, asked["at 64"], asked, model, settings) for row, model in models.items()]
-    return Ordering("train short, ask long", "bits for each character", cases, "alibi", "sinusoid", list(asked)[1:])
+    return Ordering(
+        "train short, ask long",
+        "bits for each character",
+        cases,
+        "alibi",
+        "sinusoid",
+        list(asked)[1:],
+    )
 
 
 PAIRS = (8, 16)
-ORDERINGS: dict[str, Callable[[], Ordering]] = {"recall": recall, "copy": copy, "extrapolate": extrapolate}
+ORDERINGS: dict[str, Callable[[], Ordering]] = {
+    "recall": recall,
+    "copy": copy,
+    "extrapolate": extrapolate,
+}
 
 
 # ---------------------------------------------------------------------------------------------- training
-def made(words: Part) -> Task:
-    return task(words.name, **words.arguments)
+def made(words: ModuleSpec) -> Task:
+    return create_task(words.name, **words.arguments)
 
 
 def scored(case: Case, seed: int) -> dict[str, float]:
     """Train once; the test score in each column."""
     learned = made(case.task)
     torch.manual_seed(seed)
-    model = build(config_of(Spec(task=case.task), learned).but(**case.model))
+    model = build(model_config(RunSpec(task=case.task), learned).replace(**case.model))
     steps = case.settings["steps"]
-    settings = Settings(**case.settings, seed=seed, evaluate=steps)
+    settings = TrainSettings(**case.settings, seed=seed, evaluate=steps)
     Trainer(model, learned, settings).run()
-    return {column: Trainer(model, made(words), settings).score("test") for column, words in case.asked.items()}
+    return {
+        column: Trainer(model, made(words), settings).score("test")
+        for column, words in case.asked.items()
+    }
 
 
 def fill(name: str, ordering: Ordering, seeds: int) -> Scores:
@@ -132,14 +157,22 @@ def fill(name: str, ordering: Ordering, seeds: int) -> Scores:
             for column, score in found.items():
                 scores.setdefault(case.row, {}).setdefault(column, []).append(score)
             words = ", ".join(f"{column} {score:.3f}" for column, score in found.items())
-            print(f"  {case.row}, seed {seed}: {words}, {time.monotonic() - began:.0f} s", file=sys.stderr)
+            print(
+                f"  {case.row}, seed {seed}: {words}, {time.monotonic() - began:.0f} s",
+                file=sys.stderr,
+            )
             keep(path, ordering, scores)
     return scores
 
 
 def keep(path: Path, ordering: Ordering, scores: Scores) -> None:
-    cases = [{"row": c.row, "task": c.task.model_dump(), "settings": c.settings} for c in ordering.cases]
-    path.write_text(json.dumps({"scores": scores, "cases": cases, "environment": environment()}, indent=1) + "\n")
+    cases = [
+        {"row": c.row, "task": c.task.model_dump(), "settings": c.settings} for c in ordering.cases
+    ]
+    path.write_text(
+        json.dumps({"scores": scores, "cases": cases, "environment": environment()}, indent=1)
+        + "\n"
+    )
 
 
 # ---------------------------------------------------------------------------------------------- telling
@@ -157,8 +190,13 @@ def tell(ordering: Ordering, scores: Scores) -> None:
         print(f"  {row:<24}" + "".join(f"{cell:>18}" for cell in cells))
     for column in ordering.where:
         one, other = scores[ordering.better][column], scores[ordering.worse][column]
-        gap, noise = abs(statistics.fmean(one) - statistics.fmean(other)), 2 * max(spread(one), spread(other))
-        print(f"  {ordering.better} before {ordering.worse}, {column}: by {gap:.3f}; two standard deviations are {noise:.3f}")
+        gap, noise = (
+            abs(statistics.fmean(one) - statistics.fmean(other)),
+            2 * max(spread(one), spread(other)),
+        )
+        print(
+            f"  {ordering.better} before {ordering.worse}, {column}: by {gap:.3f}; two standard deviations are {noise:.3f}"
+        )
 
 
 def draw(tables: dict[str, tuple[Ordering, Scores]], path: Path) -> None:
@@ -168,13 +206,21 @@ def draw(tables: dict[str, tuple[Ordering, Scores]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, panels = plt.subplots(1, len(tables), figsize=(4 * len(tables), 3.4), squeeze=False, layout="constrained")
+    figure, panels = plt.subplots(
+        1, len(tables), figsize=(4 * len(tables), 3.4), squeeze=False, layout="constrained"
+    )
     for panel, (ordering, scores) in zip(panels[0], tables.values(), strict=True):
-        for (row, found), colour in zip(scores.items(), ("#0072b2", "#d55e00", "#888888"), strict=False):
+        for (row, found), colour in zip(
+            scores.items(), ("#0072b2", "#d55e00", "#888888"), strict=False
+        ):
             places = list(found) if len(found) > 1 else [row]
-            panel.plot(places, [statistics.fmean(v) for v in found.values()], color=colour, label=row)
+            panel.plot(
+                places, [statistics.fmean(v) for v in found.values()], color=colour, label=row
+            )
             for place, values in zip(places, found.values(), strict=True):
-                panel.plot([place] * len(values), values, "o", color=colour, alpha=0.6, markersize=5)
+                panel.plot(
+                    [place] * len(values), values, "o", color=colour, alpha=0.6, markersize=5
+                )
         panel.set(title=ordering.about, ylabel=ordering.metric, ylim=(0, None))
         panel.tick_params(axis="x", labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
@@ -185,7 +231,9 @@ def draw(tables: dict[str, tuple[Ordering, Scores]], path: Path) -> None:
 
 def main() -> None:
     """Train, print and draw."""
-    read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    read = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     read.add_argument("tables", nargs="*", help=f"of {', '.join(ORDERINGS)}; all unless given")
     read.add_argument("--seeds", type=int, default=3)
     read.add_argument("--again", action="store_true")
@@ -202,7 +250,9 @@ def main() -> None:
         try:
             tables[name] = ordering, fill(name, ordering, given.seeds)
         except Interrupted:
-            raise SystemExit("stopped: the same command goes on with the scores that are missing") from None
+            raise SystemExit(
+                "stopped: the same command goes on with the scores that are missing"
+            ) from None
         tell(*tables[name])
     if given.plot is not None:
         draw(tables, given.plot)

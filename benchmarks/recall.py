@@ -25,22 +25,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attentions import Hashed, Routed
+from regard.attentions import LSHAttention, RoutedAttention
 from regard.mixers import Sinkhorn
 from regard.route import AngularHash, BlockSort, KMeans
 
 RESULT = Path(__file__).parent / "results" / "recall.json"
 WIDTH, TOP, CHUNK, TOPICS, SPREAD = 64, 32, 64, 16, 0.6
 FOUND_AT, TIMED_AT, HEADS = 2048, (512, 2048, 8192), 2
-Attend = Callable[[Tensor, Tensor], Tensor]  # heads (b h n e) that are queries and keys, and values: (b h n f)
+Attend = Callable[
+    [Tensor, Tensor], Tensor
+]  # heads (b h n e) that are queries and keys, and values: (b h n f)
 
 
 def tokens(n: int, order: str, seed: int = 0, heads: int = 1) -> Tensor:
     """(1 h n e): tokens around topics, the same topics for every seed."""
-    topics = F.normalize(torch.randn(TOPICS, WIDTH, generator=torch.Generator().manual_seed(99)), dim=-1)
+    topics = F.normalize(
+        torch.randn(TOPICS, WIDTH, generator=torch.Generator().manual_seed(99)), dim=-1
+    )
     draw = torch.Generator().manual_seed(seed)
     run = 1 if order == "shuffled" else CHUNK
-    topic = torch.randint(TOPICS, (heads, math.ceil(n / run)), generator=draw).repeat_interleave(run, 1)[:, :n]
+    topic = torch.randint(TOPICS, (heads, math.ceil(n / run)), generator=draw).repeat_interleave(
+        run, 1
+    )[:, :n]
     noise = SPREAD * F.normalize(torch.randn(heads, n, WIDTH, generator=draw), dim=-1)
     return 8 * F.normalize(topics[topic] + noise, dim=-1)[None]
 
@@ -53,13 +59,17 @@ def truth(x: Tensor) -> Tensor:
 def recall(weights: Tensor, x: Tensor) -> float:
     """Of a map (n n)."""
     weights = weights.clone().fill_diagonal_(0)
-    found = torch.zeros_like(weights, dtype=torch.bool).scatter(1, weights.topk(TOP, -1).indices, True) & (weights > 0)
+    found = torch.zeros_like(weights, dtype=torch.bool).scatter(
+        1, weights.topk(TOP, -1).indices, True
+    ) & (weights > 0)
     return found.gather(1, truth(x)).double().mean().item()
 
 
 # ---------------------------------------------------------------------------------------------- the mechanisms
 def hashed(n: int, heads: int, rounds: int) -> Attend:
-    attention = Hashed(AngularHash(heads, WIDTH, buckets=max(2, 2 * n // CHUNK), rounds=rounds), chunk=CHUNK)
+    attention = LSHAttention(
+        AngularHash(heads, WIDTH, buckets=max(2, 2 * n // CHUNK), rounds=rounds), chunk=CHUNK
+    )
     return lambda x, v: attention.attend(x, x, v)[0]
 
 
@@ -69,7 +79,7 @@ def routed(n: int, heads: int, clusters: int) -> Attend:
     for seed in range(1, 41):
         x = F.layer_norm(tokens(1024, "shuffled", seed, heads), (WIDTH,))
         route(x, x, None)
-    attention = Routed(route.eval(), level=True)
+    attention = RoutedAttention(route.eval(), level=True)
     return lambda x, v: attention.attend(x, x, v)[0]
 
 
@@ -119,12 +129,17 @@ def beside_dense(call: Attend, n: int, times: int = 3) -> dict[str, float]:
     """The medians of the call and of dense SDPA, taken in turn after a round to warm up, and of their ratios."""
     x, taken = tokens(n, "shuffled", heads=HEADS), {"ms": [], "dense ms": []}
     for _ in range(times + 1):
-        for name, f in (("ms", lambda: call(x, x)), ("dense ms", lambda: F.scaled_dot_product_attention(x, x, x))):
+        for name, f in (
+            ("ms", lambda: call(x, x)),
+            ("dense ms", lambda: F.scaled_dot_product_attention(x, x, x)),
+        ):
             start = time.process_time()  # of one thread: other work on the machine counts less
             f()
             taken[name].append(1e3 * (time.process_time() - start))
     ratios = [a / b for a, b in zip(taken["ms"][1:], taken["dense ms"][1:], strict=True)]
-    return {name: statistics.median(each[1:]) for name, each in taken.items()} | {"of dense": statistics.median(ratios)}
+    return {name: statistics.median(each[1:]) for name, each in taken.items()} | {
+        "of dense": statistics.median(ratios)
+    }
 
 
 def main() -> None:
@@ -145,7 +160,12 @@ def main() -> None:
         for row, (call, keys) in zip(rows, timed.values(), strict=True):
             with torch.no_grad():
                 row[f"at {n}"] = {"keys": keys, **beside_dense(call, n)}
-    report: dict[str, object] = {"threads": torch.get_num_threads(), "heads": HEADS, "width": WIDTH, "tokens": FOUND_AT}
+    report: dict[str, object] = {
+        "threads": torch.get_num_threads(),
+        "heads": HEADS,
+        "width": WIDTH,
+        "tokens": FOUND_AT,
+    }
     report |= {"load of the machine": os.getloadavg()[0], "rows": rows}
     RESULT.write_text(json.dumps(report, indent=2) + "\n")
     show(rows)
@@ -153,11 +173,20 @@ def main() -> None:
 
 def show(rows: list[dict]) -> None:
     """A line for each mechanism."""
-    print(f"{'':24} {'keys':>5} {'recall: shuffled (window)':>27} {'runs (window)':>15}   ms, times dense, at {TIMED_AT}")
+    print(
+        f"{'':24} {'keys':>5} {'recall: shuffled (window)':>27} {'runs (window)':>15}   ms, times dense, at {TIMED_AT}"
+    )
     for row in rows:
-        found = [f"{row[f'recall, {order}']:.2f} ({row[f'window, {order}']:.2f})" for order in ("shuffled", "runs")]
-        times = [f"{row[f'at {n}']['ms']:5.0f} ({row[f'at {n}']['of dense']:.2f})" for n in TIMED_AT]
-        print(f"{row['mechanism']:24} {row['keys']:5} {found[0]:>27} {found[1]:>15}   {'   '.join(times)}")
+        found = [
+            f"{row[f'recall, {order}']:.2f} ({row[f'window, {order}']:.2f})"
+            for order in ("shuffled", "runs")
+        ]
+        times = [
+            f"{row[f'at {n}']['ms']:5.0f} ({row[f'at {n}']['of dense']:.2f})" for n in TIMED_AT
+        ]
+        print(
+            f"{row['mechanism']:24} {row['keys']:5} {found[0]:>27} {found[1]:>15}   {'   '.join(times)}"
+        )
 
 
 if __name__ == "__main__":

@@ -31,14 +31,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import regard
-from regard.block import Block, Given
+from regard.block import Block, LayerInputs
 from regard.ffn import MLP
-from regard.stack import Plain, Reversible, halves
+from regard.stack import ReversibleStack, SequentialStack, build_sublayers
 
 RESULTS = Path(__file__).parent / "results"
 WIDTH, HEADS, TOKENS, EXAMPLES = 128, 4, 512, 4
 DEPTHS = (4, 16, 64)
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # glibc: give back what is freed, or its holes are counted
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": "65536"
+}  # glibc: give back what is freed, or its holes are counted
 Row = dict[str, object]
 Run = Callable[[Tensor], Tensor]
 
@@ -48,7 +50,7 @@ def mixer() -> regard.Mixer:
 
 
 def plain(depth: int) -> tuple[nn.Module, Run]:
-    stack = Plain([Block(mixer(), MLP(WIDTH)) for _ in range(depth)])
+    stack = SequentialStack([Block(mixer(), MLP(WIDTH)) for _ in range(depth)])
     return stack, stack
 
 
@@ -64,7 +66,9 @@ def checkpointed(depth: int) -> tuple[nn.Module, Run]:
 
 
 def reversible(depth: int) -> tuple[nn.Module, Run]:
-    stack = Reversible([half for _ in range(depth) for half in halves(mixer(), MLP(WIDTH))])
+    stack = ReversibleStack(
+        [half for _ in range(depth) for half in build_sublayers(mixer(), MLP(WIDTH))]
+    )
     return stack, stack
 
 
@@ -89,7 +93,13 @@ def measure(case: str, depth: int) -> Row:
     before, start = held("VmRSS"), time.process_time()
     run(x).square().mean().backward()
     seconds, most = time.process_time() - start, held("VmHWM") - before - parameters
-    return {"case": case, "layers": depth, "MB": most, "seconds": seconds, "parameters MB": parameters}
+    return {
+        "case": case,
+        "layers": depth,
+        "MB": most,
+        "seconds": seconds,
+        "parameters MB": parameters,
+    }
 
 
 def errors(depth: int, dtype: torch.dtype) -> Row:
@@ -98,24 +108,34 @@ def errors(depth: int, dtype: torch.dtype) -> Row:
     stack, _ = reversible(depth)
     x = torch.randn(2, 64, WIDTH, dtype=torch.float64)
 
-    def gradients(dtype: torch.dtype, run: Callable[[Reversible, Tensor], Tensor]) -> Tensor:
+    def gradients(dtype: torch.dtype, run: Callable[[ReversibleStack, Tensor], Tensor]) -> Tensor:
         own = copy.deepcopy(stack).to(dtype)
         run(own, x.to(dtype)).square().mean().backward()
         return torch.cat([p.grad.flatten().double() for p in own.parameters()])
 
-    def graph(own: Reversible, x: Tensor) -> Tensor:
-        a, b, _ = own._plainly(x, Given(), None)
+    def graph(own: ReversibleStack, x: Tensor) -> Tensor:
+        a, b, _ = own._plainly(x, LayerInputs(), None)
         return (a + b) / 2
 
     exact = gradients(torch.float64, graph)
-    found = {name: gradients(dtype, run) for name, run in (("reversible", lambda s, x: s(x)), ("plain graph", graph))}
+    found = {
+        name: gradients(dtype, run)
+        for name, run in (("reversible", lambda s, x: s(x)), ("plain graph", graph))
+    }
     off = {name: ((g - exact).norm() / exact.norm()).item() for name, g in found.items()}
     return {"layers": depth, "precision": str(dtype).removeprefix("torch."), **off}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", nargs=2, metavar=("NAME", "LAYERS"), help="measure one, in this process, and print it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--case",
+        nargs=2,
+        metavar=("NAME", "LAYERS"),
+        help="measure one, in this process, and print it",
+    )
     options = parser.parse_args()
     if options.case:
         print(json.dumps(measure(options.case[0], int(options.case[1]))))
@@ -124,10 +144,22 @@ def main() -> None:
     for depth in DEPTHS:
         for case in CASES:
             command = [sys.executable, __file__, "--case", case, str(depth)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | MALLOC)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, env=os.environ | MALLOC
+            )
             memory.append(json.loads(done.stdout.splitlines()[-1]))
-            print({key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in memory[-1].items()}, flush=True)
-    exactness = [errors(depth, dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16) for depth in DEPTHS]
+            print(
+                {
+                    key: float(f"{v:.3g}") if isinstance(v, float) else v
+                    for key, v in memory[-1].items()
+                },
+                flush=True,
+            )
+    exactness = [
+        errors(depth, dtype)
+        for dtype in (torch.float64, torch.float32, torch.bfloat16)
+        for depth in DEPTHS
+    ]
     print(*exactness, sep="\n")
     about = {"width": WIDTH, "heads": HEADS, "tokens": TOKENS, "examples": EXAMPLES, "threads": 1}
     about |= {"load": os.getloadavg()[0], "torch": torch.__version__}

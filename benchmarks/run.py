@@ -26,15 +26,15 @@ import torch
 import torch.nn.functional as F
 
 import regard
-from regard.attend import explain
-from regard.attend.flex import block_mask
-from regard.attentions import AdaptiveSpan
+from regard.attentions import AdaptiveSpanAttention
+from regard.backends import explain
+from regard.backends.flex import block_mask
 from regard.bench import stats
-from regard.bench.machine import peaks
-from regard.bench.probe import resident
-from regard.bench.stats import Times, in_turns
+from regard.bench.machine import measure_peaks
+from regard.bench.probe import process_memory
+from regard.bench.stats import Times, time_interleaved
 from regard.pattern import Band, Chunks, Global, Pattern, RandomBlocks
-from regard.registry import get
+from regard.registry import get_recipe
 
 RESULTS = Path(__file__).parent / "results"
 HEADS, WIDTH = 8, 64
@@ -46,33 +46,43 @@ def bigbird(n: int) -> Pattern:
 
 
 # ---------------------------------------------------------------------------------------------- measuring
-def interleaved(calls: dict[str, Callable[[], object]], seconds: float = 4.0, least: int = 5) -> Times:
+def interleaved(
+    calls: dict[str, Callable[[], object]], seconds: float = 4.0, least: int = 5
+) -> Times:
     """The times of each call, taken in turn, after a round to warm up."""
-    return in_turns(calls, seconds, least=least, most=10**6)
+    return time_interleaved(calls, seconds, least=least, most=10**6)
 
 
 def ratio(times: Times, slow: str, fast: str) -> float:
     """How many times faster: the median over neighbours in time."""
-    return stats.ratio(times[slow], times[fast]).median
+    return stats.paired_ratio(times[slow], times[fast]).median
 
 
 def peak_megabytes() -> float:
     """The most memory that this process has held (Linux); `ru_maxrss` would count the parent's as well."""
-    return (resident("VmHWM") or 0) / 2**20
+    return (process_memory("VmHWM") or 0) / 2**20
 
 
 def heads(n: int, grad: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     make = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(1, HEADS, n, WIDTH, generator=make).requires_grad_(grad) for _ in range(3))  # type: ignore[return-value]
+    return tuple(
+        torch.randn(1, HEADS, n, WIDTH, generator=make).requires_grad_(grad) for _ in range(3)
+    )  # type: ignore[return-value]
 
 
 def in_child(code: str) -> Row:
     """Run code that prints one JSON object in a fresh process, so that its peak memory is its own."""
     path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
-    head = f"import json, time, torch; import run; torch.set_num_threads({torch.get_num_threads()})\n"
+    head = (
+        f"import json, time, torch; import run; torch.set_num_threads({torch.get_num_threads()})\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", head + code], env=env, capture_output=True, text=True, check=True
+        [sys.executable, "-W", "ignore", "-c", head + code],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -87,18 +97,27 @@ def window() -> list[Row]:
         q, k, v = heads(n)
         blocks = block_mask(pattern, n, n)
         with torch.no_grad():
-            times = interleaved({
-                "sdpa": lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v),
-                "sparse": lambda q=q, k=k, v=v: regard.attend(q, k, v, pattern=pattern, backend="sparse"),
-                "flex": lambda q=q, k=k, v=v, blocks=blocks: flex(q, k, v, block_mask=blocks),
-            }, seconds=8)  # fmt: skip
-        rows.append({
-            "n": n, "density": pattern.density(n), "ms": milliseconds(times),
-            "times faster than SDPA": ratio(times, "sdpa", "sparse"),
-            "times faster than Flex": ratio(times, "flex", "sparse"),
-            "efficiency": pattern.density(n) * ratio(times, "sdpa", "sparse"),
-            "efficiency of Flex": pattern.density(n) * ratio(times, "sdpa", "flex"),
-        })  # fmt: skip
+            times = interleaved(
+                {
+                    "sdpa": lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v),
+                    "sparse": lambda q=q, k=k, v=v: regard.attend(
+                        q, k, v, pattern=pattern, backend="sparse"
+                    ),
+                    "flex": lambda q=q, k=k, v=v, blocks=blocks: flex(q, k, v, block_mask=blocks),
+                },
+                seconds=8,
+            )
+        rows.append(
+            {
+                "n": n,
+                "density": pattern.density(n),
+                "ms": milliseconds(times),
+                "times faster than SDPA": ratio(times, "sdpa", "sparse"),
+                "times faster than Flex": ratio(times, "flex", "sparse"),
+                "efficiency": pattern.density(n) * ratio(times, "sdpa", "sparse"),
+                "efficiency of Flex": pattern.density(n) * ratio(times, "sdpa", "flex"),
+            }
+        )
     return rows
 
 
@@ -132,7 +151,14 @@ before = run.peak_megabytes()
 print(json.dumps({{"megabytes": run.peak_megabytes() - before}}))
 """
             memory[name] = in_child(code)["megabytes"]
-        rows.append({"n": n, "ms": milliseconds(times), "times faster": ratio(times, "sdpa", "sparse"), "peak MB": memory})
+        rows.append(
+            {
+                "n": n,
+                "ms": milliseconds(times),
+                "times faster": ratio(times, "sdpa", "sparse"),
+                "peak MB": memory,
+            }
+        )
     return rows
 
 
@@ -140,16 +166,33 @@ def auto() -> list[Row]:
     """`auto` beside dense SDPA without a mask, from 64 to 16,384 tokens: what it picked, and whether it was slower."""
     rows = []
     for n in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384):
-        for name, pattern in (("window", Band(128, 128)), ("bigbird", bigbird(n)), ("causal", regard.Causal())):
+        for name, pattern in (
+            ("window", Band(128, 128)),
+            ("bigbird", bigbird(n)),
+            ("causal", regard.Causal()),
+        ):
             q, k, v = heads(n)
             causal = name == "causal"
             with torch.no_grad():
-                times = interleaved({
-                    "sdpa": lambda q=q, k=k, v=v, c=causal: F.scaled_dot_product_attention(q, k, v, is_causal=c),
-                    "auto": lambda q=q, k=k, v=v, p=pattern: regard.attend(q, k, v, pattern=p),
-                }, seconds=1, least=3)  # fmt: skip
+                times = interleaved(
+                    {
+                        "sdpa": lambda q=q, k=k, v=v, c=causal: F.scaled_dot_product_attention(
+                            q, k, v, is_causal=c
+                        ),
+                        "auto": lambda q=q, k=k, v=v, p=pattern: regard.attend(q, k, v, pattern=p),
+                    },
+                    seconds=1,
+                    least=3,
+                )
             picked = explain(pattern, n, heads=HEADS, width=WIDTH).backend
-            rows.append({"n": n, "pattern": name, "picked": picked, "times faster": ratio(times, "sdpa", "auto")})
+            rows.append(
+                {
+                    "n": n,
+                    "pattern": name,
+                    "picked": picked,
+                    "times faster": ratio(times, "sdpa", "auto"),
+                }
+            )
     return rows
 
 
@@ -183,7 +226,9 @@ def layouts() -> list[Row]:
     given = {"length": 65536, "width": 256, "stride": 256, "window": 128}
     for name in regard.list("C"):
         arguments = {
-            key: value for key, value in given.items() if key in get(name).parameters and (name, key) != ("bigbird", "window")
+            key: value
+            for key, value in given.items()
+            if key in get_recipe(name).parameters and (name, key) != ("bigbird", "window")
         }
         code = f"""
 from regard.layout import layout
@@ -210,19 +255,35 @@ def linear() -> list[Row]:
         for n in (128, 256, 512, 1024, 4096):
             q, k, v = heads(n, grad=True)
             calls = {
-                "sdpa": lambda q=q, k=k, v=v, causal=causal: F.scaled_dot_product_attention(q, k, v, is_causal=causal),
-                "linear": lambda q=q, k=k, v=v, causal=causal: attention.attend(q, k, v, causal=causal)[0],
+                "sdpa": lambda q=q, k=k, v=v, causal=causal: F.scaled_dot_product_attention(
+                    q, k, v, is_causal=causal
+                ),
+                "linear": lambda q=q, k=k, v=v, causal=causal: attention.attend(
+                    q, k, v, causal=causal
+                )[0],
                 **fast_transformers(n, causal),
-            }  # fmt: skip
+            }
             with torch.no_grad():
                 forward = interleaved(calls, seconds=2)
-            both = interleaved({name: lambda call=call: call().sum().backward() for name, call in calls.items()}, seconds=2)
+            both = interleaved(
+                {name: lambda call=call: call().sum().backward() for name, call in calls.items()},
+                seconds=2,
+            )
             rivals = [name for name in calls if name != "linear"]
-            rows.append({
-                "causal": causal, "n": n, "forward ms": milliseconds(forward), "training ms": milliseconds(both),
-                "times faster forward": {name: ratio(forward, name, "linear") for name in rivals},
-                "times faster in training": {name: ratio(both, name, "linear") for name in rivals},
-            })  # fmt: skip
+            rows.append(
+                {
+                    "causal": causal,
+                    "n": n,
+                    "forward ms": milliseconds(forward),
+                    "training ms": milliseconds(both),
+                    "times faster forward": {
+                        name: ratio(forward, name, "linear") for name in rivals
+                    },
+                    "times faster in training": {
+                        name: ratio(both, name, "linear") for name in rivals
+                    },
+                }
+            )
     return rows
 
 
@@ -234,7 +295,10 @@ def fast_transformers(n: int, causal: bool) -> dict[str, Callable[[], torch.Tens
     except ImportError:
         return {}
     q, k, v = (t.detach().transpose(1, 2).contiguous().requires_grad_() for t in heads(n))
-    attention, length = (CausalLinearAttention if causal else LinearAttention)(WIDTH), LengthMask(torch.tensor([n]))
+    attention, length = (
+        (CausalLinearAttention if causal else LinearAttention)(WIDTH),
+        LengthMask(torch.tensor([n])),
+    )
     seen = TriangularCausalMask(n) if causal else FullMask(n)
     return {"fast-transformers": lambda: attention(q, k, v, seen, length, length)}
 
@@ -244,14 +308,23 @@ def spans() -> list[Row]:
     rows, n = [], 4096
     q, k, v = heads(n)
     for share in (1.0, 0.5, 0.25, 0.1, 0.02):
-        attention = AdaptiveSpan(HEADS, longest=1024, ramp=32, start=share, penalty=0.0)
+        attention = AdaptiveSpanAttention(HEADS, longest=1024, ramp=32, start=share, penalty=0.0)
         with torch.no_grad():
-            times = interleaved({
-                "sdpa": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-                "span": lambda a=attention: a.attend(q, k, v, causal=True),
-            }, seconds=3)  # fmt: skip
-        rows.append({"span": 1024 * share, "keys computed": attention.reaches()[0] + 1, "ms": milliseconds(times),
-                     "times faster": ratio(times, "sdpa", "span")})  # fmt: skip
+            times = interleaved(
+                {
+                    "sdpa": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+                    "span": lambda a=attention: a.attend(q, k, v, causal=True),
+                },
+                seconds=3,
+            )
+        rows.append(
+            {
+                "span": 1024 * share,
+                "keys computed": attention.reaches()[0] + 1,
+                "ms": milliseconds(times),
+                "times faster": ratio(times, "sdpa", "span"),
+            }
+        )
     return rows
 
 
@@ -268,9 +341,15 @@ def crossover(families: str = FAMILIES) -> list[Row]:
     The plain form of each, where there is one; the linearised and the window causal too.
     """
     both = {*regard.list("E"), "local"}
-    names = [name for name in regard.list() if get(name).family in families]
-    forms = [(name, causal) for name in names for causal in (False, True) if buildable(name, causal)]
-    return [crossing(name, causal) for name, causal in forms if not causal or name in both or (name, False) not in forms]
+    names = [name for name in regard.list() if get_recipe(name).family in families]
+    forms = [
+        (name, causal) for name in names for causal in (False, True) if buildable(name, causal)
+    ]
+    return [
+        crossing(name, causal)
+        for name, causal in forms
+        if not causal or name in both or (name, False) not in forms
+    ]
 
 
 def buildable(name: str, causal: bool) -> bool:
@@ -284,17 +363,22 @@ def aims() -> list[Row]:
     """The crossover lengths that were aimed at, with the sizes they were aimed at: linear 256, causal 512, Linformer 400,
     Performer with 256 features 1,000, Nyström with 64 landmarks 1,500."""
     return [
-        crossing("linear", False), crossing("linear", True), crossing("linformer", False, rank=64),
-        crossing("linformer", False, rank=256), crossing("performer", False, features=256),
+        crossing("linear", False),
+        crossing("linear", True),
+        crossing("linformer", False, rank=64),
+        crossing("linformer", False, rank=256),
+        crossing("performer", False, features=256),
         crossing("nystrom", False, landmarks=64),
-    ]  # fmt: skip
+    ]
 
 
 def built(name: str, n: int, causal: bool, **given: int) -> regard.Mixer:
-    parameters = get(name).parameters
+    parameters = get_recipe(name).parameters
     fitting = {"length": n, "width": max(1, round(n**0.5)), "heads": HEADS}
     default = {key: p.default for key, p in parameters.items() if p.default is not p.empty}
-    given |= {key: value for key, value in fitting.items() if key in parameters and key not in default}
+    given |= {
+        key: value for key, value in fitting.items() if key in parameters and key not in default
+    }
     return regard.create(name, dim=HEADS * WIDTH, causal=causal, **given).eval()
 
 
@@ -306,17 +390,25 @@ def crossing(name: str, causal: bool, **given: int) -> Row:
     """
     ratios: dict[int, float] = {}
     for n in (n for n in LENGTHS if n >= given.get("rank", 0)):  # no rank above the length
-        calls = dict(zip(("softmax", "this"), rivals(built(name, n, causal, **given), n, causal), strict=True))
+        calls = dict(
+            zip(
+                ("softmax", "this"), rivals(built(name, n, causal, **given), n, causal), strict=True
+            )
+        )
         ratios[n] = ratio(interleaved(calls, seconds=0.15, least=2), "softmax", "this")
         if n >= 1024 and ratios[n] * LENGTHS[-1] / n < 0.9:
             break
     left_out = [(n, 0.0) for n in LENGTHS if n not in ratios]
     first = stats.crossover([*ratios.items(), *left_out])
-    print(f"  {name}{' causal' if causal else ''} {given or ''}: faster from {first}", file=sys.stderr)
+    print(
+        f"  {name}{' causal' if causal else ''} {given or ''}: faster from {first}", file=sys.stderr
+    )
     return {"recipe": name, "causal": causal, **given, "faster from": first, "times faster": ratios}
 
 
-def rivals(mixer: regard.Mixer, n: int, causal: bool) -> tuple[Callable[[], object], Callable[[], object]]:
+def rivals(
+    mixer: regard.Mixer, n: int, causal: bool
+) -> tuple[Callable[[], object], Callable[[], object]]:
     """Softmax attention and this one, on the same inputs."""
     if isinstance(mixer, regard.MultiHead):
         inner = mixer.inner
@@ -327,7 +419,10 @@ def rivals(mixer: regard.Mixer, n: int, causal: bool) -> tuple[Callable[[], obje
             torch.no_grad()(lambda: F.scaled_dot_product_attention(*plain, is_causal=causal)),
             torch.no_grad()(lambda: inner.attend(q, k, v, causal=causal)),
         )
-    x, vanilla = torch.randn(1, n, mixer.dim), regard.create("vanilla", dim=HEADS * WIDTH, heads=HEADS, causal=causal)
+    x, vanilla = (
+        torch.randn(1, n, mixer.dim),
+        regard.create("vanilla", dim=HEADS * WIDTH, heads=HEADS, causal=causal),
+    )
     return torch.no_grad()(lambda: vanilla(x)), torch.no_grad()(lambda: mixer(x))
 
 
@@ -335,31 +430,53 @@ def streaming() -> list[Row]:
     """The next token of a stream after 100 tokens and after 100,000, 4 heads x 32, for all whose state does not grow."""
     rows = []
     for name in regard.list(can=["stream"]):
-        parameters = get(name).parameters
-        if "length" in parameters and parameters["length"].default is parameters["length"].empty and name != "aft":
+        parameters = get_recipe(name).parameters
+        if (
+            "length" in parameters
+            and parameters["length"].default is parameters["length"].empty
+            and name != "aft"
+        ):
             continue  # it ends before that
         start, mixer = time.perf_counter(), small(name)
         with torch.no_grad():
             half, whole = (numbers(streamed(mixer, length)) for length in (3000, 6000))
             if 1.5 * half < whole:
                 continue  # its state grows with the stream
-            early, late, token = streamed(mixer, 100), streamed(mixer, 100_000), torch.randn(1, 1, mixer.dim)
-            times = interleaved({
-                "after 100": lambda m=mixer, s=early, t=token: m.stream(t, s),
-                "after 100,000": lambda m=mixer, s=late, t=token: m.stream(t, s),
-            }, seconds=0.5)  # fmt: skip
+            early, late, token = (
+                streamed(mixer, 100),
+                streamed(mixer, 100_000),
+                torch.randn(1, 1, mixer.dim),
+            )
+            times = interleaved(
+                {
+                    "after 100": lambda m=mixer, s=early, t=token: m.stream(t, s),
+                    "after 100,000": lambda m=mixer, s=late, t=token: m.stream(t, s),
+                },
+                seconds=0.5,
+            )
         micro = {key: 1e6 * statistics.median(t) for key, t in times.items()}
-        print(f"  {name}: {rounded(micro)}, in {time.perf_counter() - start:.0f} s", file=sys.stderr)
-        rows.append({"recipe": name, "numbers kept": [numbers(early), numbers(late)], "microseconds": micro,
-                     "ratio": ratio(times, "after 100,000", "after 100")})  # fmt: skip
+        print(
+            f"  {name}: {rounded(micro)}, in {time.perf_counter() - start:.0f} s", file=sys.stderr
+        )
+        rows.append(
+            {
+                "recipe": name,
+                "numbers kept": [numbers(early), numbers(late)],
+                "microseconds": micro,
+                "ratio": ratio(times, "after 100,000", "after 100"),
+            }
+        )
     return rows
 
 
 def small(name: str) -> regard.Mixer:
     """Causal, of 4 heads x 32; where there is a form without a longest sequence, that one."""
-    parameters = get(name).parameters
-    given = {key: value for key, value in {"width": 64, "heads": 4, "length": None}.items()
-             if key in parameters and parameters[key].default is parameters[key].empty}  # fmt: skip
+    parameters = get_recipe(name).parameters
+    given = {
+        key: value
+        for key, value in {"width": 64, "heads": 4, "length": None}.items()
+        if key in parameters and parameters[key].default is parameters[key].empty
+    }
     return regard.create(name, dim=128, causal=True, **given).eval()
 
 
@@ -395,17 +512,30 @@ print(json.dumps({{"seconds": time.perf_counter() - start, "peak MB": run.peak_m
 
 
 TABLES = {
-    "window": window, "training": training, "auto": auto, "blocks": blocks, "layouts": layouts, "spans": spans,
-    "linear": linear, "aims": aims, "crossover": crossover, "streaming": streaming, "million": million,
-}  # fmt: skip
+    "window": window,
+    "training": training,
+    "auto": auto,
+    "blocks": blocks,
+    "layouts": layouts,
+    "spans": spans,
+    "linear": linear,
+    "aims": aims,
+    "crossover": crossover,
+    "streaming": streaming,
+    "million": million,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="*", default=list(TABLES), help=f"of {', '.join(TABLES)}")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
-        "--families", default=FAMILIES, help="crossover: of these alone; the others in its file stay as they are"
+        "--families",
+        default=FAMILIES,
+        help="crossover: of these alone; the others in its file stay as they are",
     )
     options = parser.parse_args()
     unknown = set(options.tables) - set(TABLES)
@@ -417,7 +547,7 @@ def main() -> None:
         file = RESULTS / f"{name}-{options.threads}.json"
         about = {
             "threads": options.threads,
-            "gemm GFLOP/s": peaks().gemm / 1e9,
+            "gemm GFLOP/s": measure_peaks().gemm / 1e9,
             "load": os.getloadavg()[0],
             "torch": torch.__version__,
         }
@@ -432,7 +562,11 @@ def main() -> None:
 def others(file: Path, families: str) -> list[Row]:
     """The rows of other families that were measured before."""
     rows = json.loads(file.read_text())["rows"] if file.exists() else []
-    return [row for row in rows if row["recipe"] in regard.list() and get(row["recipe"]).family not in families]
+    return [
+        row
+        for row in rows
+        if row["recipe"] in regard.list() and get_recipe(row["recipe"]).family not in families
+    ]
 
 
 def rounded(x: object) -> object:

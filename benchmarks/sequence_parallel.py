@@ -23,7 +23,7 @@ import torch.multiprocessing as mp
 
 import regard
 from regard import parallel
-from regard.attentions.cached import Cached
+from regard.attentions.kv_cache import KVCacheAttention
 from regard.mixer import Mixer, MultiHead
 from regard.parallel import ring
 
@@ -44,20 +44,26 @@ def made(kind: str, tokens: int) -> Mixer:
     """The mixer, alike in every process."""
     name, more = KINDS[kind]
     torch.manual_seed(0)
-    return regard.create(name, dim=DIM, heads=HEADS, **more, **({"length": tokens} if name == "bigbird" else {}))
+    return regard.create(
+        name, dim=DIM, heads=HEADS, **more, **({"length": tokens} if name == "bigbird" else {})
+    )
 
 
 def must(kind: str, tokens: int, world: int) -> int:
     """Bytes that cannot stay at home."""
     mixer = made(kind, tokens)
     assert isinstance(mixer, MultiHead)
-    if not isinstance(mixer.inner, Cached):
+    if not isinstance(mixer.inner, KVCacheAttention):
         width = DIM // HEADS
         pairs = world * (world - 1) // (2 if mixer.causal else 1)
         return pairs * HEADS * width * (width + 1) * 4
     mask = (mixer.inner.past if mixer.causal else mixer.inner.pattern).dense(tokens)
-    cuts = [slice(int(part[0]), int(part[-1]) + 1) for part in torch.arange(tokens).tensor_split(world)]
-    keys = sum(int(mask[mine, theirs].any(0).sum()) for mine in cuts for theirs in cuts if mine != theirs)
+    cuts = [
+        slice(int(part[0]), int(part[-1]) + 1) for part in torch.arange(tokens).tensor_split(world)
+    ]
+    keys = sum(
+        int(mask[mine, theirs].any(0).sum()) for mine in cuts for theirs in cuts if mine != theirs
+    )
     return keys * 2 * DIM * 4
 
 
@@ -68,13 +74,17 @@ def process(rank: int, world: int, tokens: int, path: str) -> None:
     x = torch.randn(1, tokens, DIM, generator=torch.Generator().manual_seed(0))
     found = {}
     for kind in KINDS:
-        mixer = parallel.sequence(made(kind, tokens))
-        with parallel.counted() as ahead:
-            y = mixer(parallel.mine(x))
-        with parallel.counted() as back:
+        mixer = parallel.sequence_parallel(made(kind, tokens))
+        with parallel.count_traffic() as ahead:
+            y = mixer(parallel.local_slice(x))
+        with parallel.count_traffic() as back:
             y.sum().backward()
-        again = isinstance(getattr(mixer.inner, "inner", None), Cached)  # keys are not kept, and sent again
-        assert (back.sent, back.got) == ((ahead.sent + ahead.got,) * 2 if again else (ahead.got, ahead.sent))
+        again = isinstance(
+            getattr(mixer.inner, "inner", None), KVCacheAttention
+        )  # keys are not kept, and sent again
+        assert (back.sent, back.got) == (
+            (ahead.sent + ahead.got,) * 2 if again else (ahead.got, ahead.sent)
+        )
         found[kind] = ahead.sent, ahead.got
     Path(path, str(rank)).write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -93,8 +103,10 @@ def remembered(rank: int, world: int, tokens: int, kind: str, at_once: bool, pat
     if at_once:
         ring.goes_round = lambda *_: False
     for n in (64 * world, tokens):  # the first loads what is loaded once
-        mixer = parallel.sequence(made(kind, n))
-        x = parallel.mine(torch.randn(1, n, DIM, generator=torch.Generator().manual_seed(0))).clone()
+        mixer = parallel.sequence_parallel(made(kind, n))
+        x = parallel.local_slice(
+            torch.randn(1, n, DIM, generator=torch.Generator().manual_seed(0))
+        ).clone()
         before = resident("VmRSS")
         mixer(x).sum().backward()
     Path(path, str(rank)).write_text(str(resident("VmHWM") - before))
@@ -110,7 +122,15 @@ def memory(tokens: int, world: int) -> list[dict[str, str | int]]:
             with tempfile.TemporaryDirectory() as folder:
                 mp.spawn(remembered, (world, tokens, kind, at_once, folder), nprocs=world)  # type: ignore[no-untyped-call]
                 peaks.append(max(int(Path(folder, str(rank)).read_text()) for rank in range(world)))
-        found.append({"mixer": kind, "tokens": tokens, "processes": world, "ring": peaks[0], "at once": peaks[1]})
+        found.append(
+            {
+                "mixer": kind,
+                "tokens": tokens,
+                "processes": world,
+                "ring": peaks[0],
+                "at once": peaks[1],
+            }
+        )
     return found
 
 
@@ -121,19 +141,27 @@ def rows(tokens: int, world: int) -> list[dict[str, str | int]]:
         told = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(world)]
     return [
         {
-            "mixer": kind, "tokens": tokens, "processes": world, "sent": sum(part[kind][0] for part in told),
-            "must": must(kind, tokens, world), "most": max(part[kind][1] for part in told),
+            "mixer": kind,
+            "tokens": tokens,
+            "processes": world,
+            "sent": sum(part[kind][0] for part in told),
+            "must": must(kind, tokens, world),
+            "most": max(part[kind][1] for part in told),
         }
         for kind in KINDS
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:
     """Print a row for each mixer and number of processes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--memory", action="store_true", help="the peak of a process, and not the bytes that travel")
+    parser.add_argument(
+        "--memory", action="store_true", help="the peak of a process, and not the bytes that travel"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     chosen = parser.parse_args()
     measured = memory if chosen.memory else rows
@@ -146,13 +174,20 @@ def main() -> None:
         print("| --- | --- | --- | --- | --- |")
         for row in found:
             peaks = (f"{int(row[key]) / 1e6:.0f}" for key in ("ring", "at once"))
-            print(f"| {row['mixer']} | {row['processes']} | {row['tokens']:,} | {' | '.join(peaks)} |")
+            print(
+                f"| {row['mixer']} | {row['processes']} | {row['tokens']:,} | {' | '.join(peaks)} |"
+            )
         return
-    print("| mixer | processes | bytes sent by all | must travel | of dense | most that one process gets |")
+    print(
+        "| mixer | processes | bytes sent by all | must travel | of dense | most that one process gets |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     for row in found:
         dense = next(r["sent"] for r in found if r["processes"] == row["processes"])
-        cells = [f"{row[key]:,}" for key in ("sent", "must")] + [f"{int(row['sent']) / int(dense):.2%}", f"{row['most']:,}"]
+        cells = [f"{row[key]:,}" for key in ("sent", "must")] + [
+            f"{int(row['sent']) / int(dense):.2%}",
+            f"{row['most']:,}",
+        ]
         print(f"| {row['mixer']} | {row['processes']} | {' | '.join(cells)} |")
 
 

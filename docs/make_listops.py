@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 import matplotlib
 
-from regard.tasks import task
+from regard.tasks import create_task
 from regard.tasks.listops import CLOSED, OPEN, WORDS
 
 matplotlib.use("Agg")
@@ -44,7 +44,9 @@ def depth(node: Tree) -> int:
 
 def arguments(node: Tree) -> list[int]:
     """How many each list has."""
-    return [len(node[1])] * bool(node[1]) + [count for child in node[1] for count in arguments(child)]
+    return [len(node[1])] * bool(node[1]) + [
+        count for child in node[1] for count in arguments(child)
+    ]
 
 
 def draw(axis: plt.Axes, node: Tree, left: float, level: int) -> tuple[float, float]:
@@ -57,8 +59,16 @@ def draw(axis: plt.Axes, node: Tree, left: float, level: int) -> tuple[float, fl
     at = fmean(places) if places else left
     for place in places:
         axis.plot([at, place], [-level, -level - 1], color="#999999", linewidth=0.8, zorder=1)
-    axis.text(at, -level, words, ha="center", va="center", fontsize=8, color=BLUE if children else "black",
-              bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"})  # fmt: skip
+    axis.text(
+        at,
+        -level,
+        words,
+        ha="center",
+        va="center",
+        fontsize=8,
+        color=BLUE if children else "black",
+        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"},
+    )
     return at, max(right, left + 1)
 
 
@@ -69,13 +79,26 @@ def bars(axis: plt.Axes, values: list[int], title: str) -> None:
 
 
 def main() -> None:
-    small, large = task("listops", length=40), task("listops", length=LENGTH)
+    small, large = create_task("listops", length=40), create_task("listops", length=LENGTH)
     examples = [large.example("train", index) for index in range(COUNT)]
-    sizes, labels = [len(example.tokens) for example in examples], [int(example.target) for example in examples]
+    sizes, labels = (
+        [len(example.tokens) for example in examples],
+        [int(example.target) for example in examples],
+    )
     trees = [tree(example.tokens.tolist()) for example in examples]
-    depths, counts = [depth(each) for each in trees], [count for each in trees for count in arguments(each)]
-    print(f"tokens {min(sizes)} to {max(sizes)}, mean {fmean(sizes):.0f}, median {median(sizes):.0f}")
-    print("levels", dict(sorted(Counter(depths).items())), "arguments", dict(sorted(Counter(counts).items())))
+    depths, counts = (
+        [depth(each) for each in trees],
+        [count for each in trees for count in arguments(each)],
+    )
+    print(
+        f"tokens {min(sizes)} to {max(sizes)}, mean {fmean(sizes):.0f}, median {median(sizes):.0f}"
+    )
+    print(
+        "levels",
+        dict(sorted(Counter(depths).items())),
+        "arguments",
+        dict(sorted(Counter(counts).items())),
+    )
     print("classes", dict(sorted(Counter(labels).items())))
 
     figure = plt.figure(figsize=(12, 5.6), layout="constrained")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import matplotlib
 
-from regard.tasks import task
+from regard.tasks import create_task
 from regard.tasks.pixels import as_image
 
 matplotlib.use("Agg")
@@ -19,7 +19,7 @@ PATH = Path(__file__).parent / "images" / "pathfinder.png"
 def main() -> None:
     figure, axes = plt.subplots(len(CONTOURS), 2 * EACH, figsize=(12, 6.4), layout="constrained")
     for row, contour in zip(axes, CONTOURS, strict=True):
-        made = task("pathfinder", contour=contour)
+        made = create_task("pathfinder", contour=contour)
         examples = [made.example("train", index) for index in range(40)]
         for label in (0, 1):
             mine = [example for example in examples if int(example.target) == label][:EACH]

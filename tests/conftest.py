@@ -8,7 +8,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-attend = importlib.import_module("regard.attend")  # the module: `regard.attend` is the function of that name
+attend = importlib.import_module(
+    "regard.backends"
+)  # the module: `regard.backends` is the function of that name
 native = importlib.import_module("regard.native")
 
 
@@ -30,7 +32,10 @@ def wherever_possible(backend):
         return choice
 
     attend.choose = choose
-    known, attend.ready._ready = attend.ready._ready, {}  # calls that were settled before would not be asked about again
+    known, attend.ready._ready = (
+        attend.ready._ready,
+        {},
+    )  # calls that were settled before would not be asked about again
     try:
         yield picked
     finally:
@@ -43,12 +48,12 @@ def forced():
     return wherever_possible
 
 
-@pytest.fixture(params=["auto", "sparse", "compiled"])
+@pytest.fixture(params=["auto", "sparse", "cpp"])
 def executor(request):
     """The test runs three times: with the executor that `auto` picks, and on sparse and compiled wherever possible."""
     if request.param == "auto":
         yield None
-    elif request.param == "compiled" and native.library() is None:
+    elif request.param == "cpp" and native.library() is None:
         pytest.skip(native.missing())
     else:
         with wherever_possible(request.param) as picked:

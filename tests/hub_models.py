@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import torch
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60}
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 60,
+}
 CALM = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GROUPED = {**SMALL, **ENDS, "num_key_value_heads": 2, "max_position_embeddings": 64}
 SEQ2SEQ = {
-    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 60, "dropout": 0.0, "decoder_start_token_id": 2, **ENDS,
-}  # fmt: skip
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "vocab_size": 60,
+    "dropout": 0.0,
+    "decoder_start_token_id": 2,
+    **ENDS,
+}
 T5 = {
-    "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 60,
-    "dropout_rate": 0.0, "decoder_start_token_id": 0,
-}  # fmt: skip
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 60,
+    "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
+}
 SIDE = {**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "projection_dim": 16}
 
 
@@ -45,22 +67,52 @@ def pixels(size: int = 16) -> torch.Tensor:
 ENCODERS = {
     "bert": ("BertModel", "BertConfig", {**SMALL, **CALM, "max_position_embeddings": 64}),
     "roberta": ("RobertaModel", "RobertaConfig", {**SMALL, **CALM, "max_position_embeddings": 80}),
-    "electra": ("ElectraModel", "ElectraConfig", {**SMALL, **CALM, "embedding_size": 16, "max_position_embeddings": 64}),
+    "electra": (
+        "ElectraModel",
+        "ElectraConfig",
+        {**SMALL, **CALM, "embedding_size": 16, "max_position_embeddings": 64},
+    ),
     "esm": (
-        "EsmModel", "EsmConfig",
-        {**SMALL, **CALM, "max_position_embeddings": 64, "pad_token_id": 1, "mask_token_id": 2, "token_dropout": False},
+        "EsmModel",
+        "EsmConfig",
+        {
+            **SMALL,
+            **CALM,
+            "max_position_embeddings": 64,
+            "pad_token_id": 1,
+            "mask_token_id": 2,
+            "token_dropout": False,
+        },
     ),
     "modernbert": (
-        "ModernBertModel", "ModernBertConfig",
-        {**SMALL, **ENDS, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 6, "global_attn_every_n_layers": 2,
-         "max_position_embeddings": 64},
+        "ModernBertModel",
+        "ModernBertConfig",
+        {
+            **SMALL,
+            **ENDS,
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+            "local_attention": 6,
+            "global_attn_every_n_layers": 2,
+            "max_position_embeddings": 64,
+        },
     ),
-}  # fmt: skip
+}
 DECODERS = {
     "gpt2": (
-        "GPT2LMHeadModel", "GPT2Config",
-        {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": 64, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
-         "resid_pdrop": 0.0, **ENDS},
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "vocab_size": 60,
+            "n_positions": 64,
+            "attn_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+            **ENDS,
+        },
     ),
     "llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
     "mistral": ("MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 5}),
@@ -68,22 +120,45 @@ DECODERS = {
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**GROUPED, "head_dim": 16}),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", {**GROUPED, "head_dim": 8}),
     "opt": (
-        "OPTForCausalLM", "OPTConfig",
-        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "vocab_size": 60, "dropout": 0.0,
-         "word_embed_proj_dim": 32, "max_position_embeddings": 64, **ENDS},
+        "OPTForCausalLM",
+        "OPTConfig",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "ffn_dim": 48,
+            "vocab_size": 60,
+            "dropout": 0.0,
+            "word_embed_proj_dim": 32,
+            "max_position_embeddings": 64,
+            **ENDS,
+        },
     ),
     "neox": (
-        "GPTNeoXForCausalLM", "GPTNeoXConfig", {**SMALL, **ENDS, "max_position_embeddings": 64, "hidden_dropout": 0.0}
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        {**SMALL, **ENDS, "max_position_embeddings": 64, "hidden_dropout": 0.0},
     ),
-}  # fmt: skip
+}
 PAIRS = {
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
-    "bart": ("BartForConditionalGeneration", "BartConfig", {**SEQ2SEQ, "max_position_embeddings": 64}),
-    "switch": (
-        "SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig",
-        {**T5, "num_experts": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "router_jitter_noise": 0.0},
+    "bart": (
+        "BartForConditionalGeneration",
+        "BartConfig",
+        {**SEQ2SEQ, "max_position_embeddings": 64},
     ),
-}  # fmt: skip
+    "switch": (
+        "SwitchTransformersForConditionalGeneration",
+        "SwitchTransformersConfig",
+        {
+            **T5,
+            "num_experts": 2,
+            "num_sparse_encoder_layers": 1,
+            "num_sparse_decoder_layers": 1,
+            "router_jitter_noise": 0.0,
+        },
+    ),
+}
 
 
 def clip_inputs(side: str) -> dict[str, torch.Tensor]:
@@ -96,21 +171,40 @@ def whisper_inputs() -> dict[str, torch.Tensor]:
 
 
 OTHERS = {
-    "vit": ("ViTModel", "ViTConfig", {**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "image_size": 16,
-                                      "patch_size": 4}, lambda side: {"pixel_values": pixels()}),
+    "vit": (
+        "ViTModel",
+        "ViTConfig",
+        {
+            **{k: v for k, v in SMALL.items() if k != "vocab_size"},
+            "image_size": 16,
+            "patch_size": 4,
+        },
+        lambda side: {"pixel_values": pixels()},
+    ),
     "clip": (
-        "CLIPModel", "CLIPConfig",
-        {"text_config": {**SIDE, "vocab_size": 60, "max_position_embeddings": 64, **ENDS},
-         "vision_config": {**SIDE, "image_size": 16, "patch_size": 8}, "projection_dim": 16},
+        "CLIPModel",
+        "CLIPConfig",
+        {
+            "text_config": {**SIDE, "vocab_size": 60, "max_position_embeddings": 64, **ENDS},
+            "vision_config": {**SIDE, "image_size": 16, "patch_size": 8},
+            "projection_dim": 16,
+        },
         clip_inputs,
     ),
     "whisper": (
-        "WhisperForConditionalGeneration", "WhisperConfig",
-        {**SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 24, "suppress_tokens": None,
-         "begin_suppress_tokens": None},
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        {
+            **SEQ2SEQ,
+            "num_mel_bins": 8,
+            "max_source_positions": 20,
+            "max_target_positions": 24,
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+        },
         lambda side: whisper_inputs(),
     ),
-}  # fmt: skip
+}
 
 
 def inputs(family: str, side: str) -> dict[str, torch.Tensor]:

@@ -10,7 +10,9 @@ import torch
 
 def under(p, prefix):
     """The parameters below a prefix."""
-    return {name.removeprefix(prefix + "."): t for name, t in p.items() if name.startswith(prefix + ".")}
+    return {
+        name.removeprefix(prefix + "."): t for name, t in p.items() if name.startswith(prefix + ".")
+    }
 
 
 def linear(p, name, x):
@@ -37,7 +39,9 @@ def attention(p, x, seen, heads, *, causal=False, mask=None, before=None):
             row = (k[:, at] @ q[i, at]) / math.sqrt(e)
             row = row if before is None else row + before[h, i]
             scores = scores.index_put((torch.tensor(h), torch.tensor(i)), row)
-            keep = [j for j in range(len(seen)) if (not causal or j <= i) and (mask is None or mask[j])]
+            keep = [
+                j for j in range(len(seen)) if (not causal or j <= i) and (mask is None or mask[j])
+            ]
             weights = (row[keep] - row[keep].max()).exp()
             parts.append(weights @ v[keep][:, at] / weights.sum())
         rows.append(torch.cat(parts))

@@ -17,10 +17,14 @@ def agree(ours, theirs, x, pairs, *, rows=None, atol=1e-9, nan_gradients=False):
 
     nan_gradients   the peer's gradients are NaN in places, which are left out; ours must be finite all the same
     """
-    mine, others = (results(f, x, [pair[i] for pair in pairs], rows) for i, f in enumerate((ours, theirs)))
+    mine, others = (
+        results(f, x, [pair[i] for pair in pairs], rows) for i, f in enumerate((ours, theirs))
+    )
     assert all(t.isfinite().all() for t in mine) and others[0].isfinite().all()
     if nan_gradients:
-        others = [torch.where(want.isnan(), got, want) for got, want in zip(mine, others, strict=True)]
+        others = [
+            torch.where(want.isnan(), got, want) for got, want in zip(mine, others, strict=True)
+        ]
     for got, want in zip(mine, others, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=atol)
     return max((a - b).abs().max().item() for a, b in zip(mine, others, strict=True))

@@ -12,5 +12,7 @@ def real(*names):
     """The folder of the data sets; the test is skipped where one of them is absent."""
     missing = [name for name in names if not (ROOT / name).is_dir()]
     if missing:
-        pytest.skip(f"there is no {ROOT / missing[0]}: set REGARD_DATA to the folder of the data sets")
+        pytest.skip(
+            f"there is no {ROOT / missing[0]}: set REGARD_DATA to the folder of the data sets"
+        )
     return ROOT

@@ -7,14 +7,14 @@ import torch
 import regard
 from regard.block import Block
 from regard.ffn import MLP
-from regard.registry import get
+from regard.registry import get_recipe
 
 
 def block(name="vanilla", *, causal=False, cross=False, seed=0, **more):
     """A small block around any mixer."""
     torch.manual_seed(seed)
     ask = {"cross": regard.create("vanilla", dim=8, heads=2)} if cross else {}
-    return Block(get(name).example(8, causal=causal), MLP(8), **ask, **more)
+    return Block(get_recipe(name).example(8, causal=causal), MLP(8), **ask, **more)
 
 
 def chunks(stack, x, sizes, **more):
@@ -38,7 +38,9 @@ def same_gradients(found, wanted, tensors, *, atol=1e-10):
     assert any(w is not None and w.abs().max() > 0 for w in want)
     for g, w, t in zip(got, want, tensors, strict=True):
         none = torch.zeros_like(t)
-        torch.testing.assert_close(none if g is None else g, none if w is None else w, atol=atol, rtol=1e-9)
+        torch.testing.assert_close(
+            none if g is None else g, none if w is None else w, atol=atol, rtol=1e-9
+        )
 
 
 def twin(module):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from regard.layout import Layout, Part
+from regard.layout import Layout, LayoutPart
 from regard.pattern import (
     And,
     Axial,
@@ -33,7 +33,9 @@ from regard.pattern import (
     RandomBlocks,
 )
 
-SEARCH = int(os.environ.get("REGARD_SEARCH", "0"))  # 0: the same examples each time; x: x times as many, new ones
+SEARCH = int(
+    os.environ.get("REGARD_SEARCH", "0")
+)  # 0: the same examples each time; x: x times as many, new ones
 
 
 def examples(count: int) -> settings:
@@ -52,10 +54,14 @@ few = st.integers(0, 3)
 reach = st.none() | st.integers(0, 20)
 step = st.integers(2, 9) | st.sampled_from([17, 64, 300, 1 << 20])  # 300 and more: beyond the end
 size = st.integers(1, 12) | st.sampled_from([16, 24, 32, 64, 128, 500])
-width = st.integers(1, 24) | st.sampled_from([32, 40, 300])  # images from 17 columns on are laid out by patches
+width = st.integers(1, 24) | st.sampled_from(
+    [32, 40, 300]
+)  # images from 17 columns on are laid out by patches
 cell = st.integers(1, 5) | st.sampled_from([8, 16, 20])
 plan = st.integers(1, 9).flatmap(
-    lambda rows: st.lists(st.lists(st.integers(0, rows - 1), max_size=3), min_size=rows, max_size=rows)
+    lambda rows: st.lists(
+        st.lists(st.integers(0, rows - 1), max_size=3), min_size=rows, max_size=rows
+    )
 )
 cuts = cell.flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size - 1)))
 span = st.tuples(st.integers(0, 150), st.integers(0, 40)).map(lambda at: (at[0], at[0] + at[1]))
@@ -70,8 +76,15 @@ leaves: st.SearchStrategy[Pattern] = st.one_of(
     size.flatmap(lambda period: st.builds(KeyPhase, st.just(period), st.integers(0, period - 1))),
     st.builds(RandomBlocks, size, few, st.integers(1, 24), few, st.booleans()),
     st.builds(Blocks2D, width, cell, cell, few, few, few, few),
-    st.builds(lambda w, rows, cols: Blocks2D(w, rows[0], cols[0], cut_rows=rows[1], cut_cols=cols[1]), width, cuts, cuts),
-    st.builds(Blocks2D, width, cell, cell, few, few, few, few, st.just(0), st.just(0), st.just(True)),
+    st.builds(
+        lambda w, rows, cols: Blocks2D(w, rows[0], cols[0], cut_rows=rows[1], cut_cols=cols[1]),
+        width,
+        cuts,
+        cuts,
+    ),
+    st.builds(
+        Blocks2D, width, cell, cell, few, few, few, few, st.just(0), st.just(0), st.just(True)
+    ),
     st.builds(Near2D, width, few, few),
     st.builds(Neighbourhood, cell, width, cell, cell, st.booleans()),
     st.builds(Neighbourhood, st.just(1), st.integers(1, 200), st.just(1), size, st.booleans()),
@@ -89,7 +102,9 @@ def _deeper(inner: st.SearchStrategy[Pattern]) -> st.SearchStrategy[Pattern]:
     return joined | st.builds(operator.invert, inner)
 
 
-patterns = st.recursive(leaves, _deeper, max_leaves=6) | st.recursive(leaves, _deeper, max_leaves=12)  # all heads alike
+patterns = st.recursive(leaves, _deeper, max_leaves=6) | st.recursive(
+    leaves, _deeper, max_leaves=12
+)  # all heads alike
 heads = st.tuples(patterns, patterns).map(PerHead)
 headed = heads | st.builds(operator.or_, heads, heads) | st.builds(operator.and_, leaves, heads)
 any_patterns = patterns | patterns | headed
@@ -107,7 +122,11 @@ def _generated(p: Blocks2D, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     cells = []
     for top in range(0, at.max() // p.width + p.rows + 1, p.rows):
         for first in range(0, p.width, p.cols):
-            cells += [(y, x) for y in range(top, top + p.rows) for x in range(first, min(first + p.cols, p.width))]
+            cells += [
+                (y, x)
+                for y in range(top, top + p.rows)
+                for x in range(first, min(first + p.cols, p.width))
+            ]
     return tuple(np.array(cells).T[:, at])
 
 
@@ -116,7 +135,9 @@ def _blocks(p: Blocks2D, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     (y, x), (v, u) = (_generated(p, at) if p.by_block else np.divmod(at, p.width) for at in (q, k))
     top, first = y - (y + p.cut_rows) % p.rows, x - (x + p.cut_cols) % p.cols
     bottom, last = top + p.rows - 1, first + p.cols - 1
-    return (top - v <= p.up) & (v - bottom <= p.down) & (first - u <= p.left) & (u - last <= p.right)
+    return (
+        (top - v <= p.up) & (v - bottom <= p.down) & (first - u <= p.left) & (u - last <= p.right)
+    )
 
 
 def _neighbours(p: Neighbourhood, q: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -156,7 +177,9 @@ RULES = {
     KeyPhase: lambda p, q, k: np.isin(k % p.period, np.arange(p.start, p.period)),
     RandomBlocks: _drawn,
     BlockTable: _planned,
-    Blocks: lambda p, q, k: (k >= q - q % p.size - p.before) & (k < q - q % p.size + p.size + p.after),
+    Blocks: lambda p, q, k: (
+        (k >= q - q % p.size - p.before) & (k < q - q % p.size + p.size + p.after)
+    ),
     Neighbourhood: _neighbours,
     Blocks2D: _blocks,
     Or: lambda p, q, k: np.any([_rule(part, q, k) for part in p.parts], 0),
@@ -170,9 +193,11 @@ def _rule(pattern: Pattern, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     return RULES[type(pattern)](pattern, q, k)
 
 
-def truth(pattern: Pattern, n: int, m: int, q_at: int = 0, k_at: int = 0) -> torch.Tensor:
+def truth(pattern: Pattern, n: int, m: int, q_start: int = 0, k_positions: int = 0) -> torch.Tensor:
     """The mask (n m) of queries q_at.. and keys k_at.., or (h n m), by the rules above."""
-    q, k = np.broadcast_arrays(np.arange(q_at, q_at + n)[:, None], np.arange(k_at, k_at + m))
+    q, k = np.broadcast_arrays(
+        np.arange(q_start, q_start + n)[:, None], np.arange(k_positions, k_positions + m)
+    )
     return torch.from_numpy(_rule(pattern, q, k))
 
 
@@ -190,13 +215,18 @@ def coverage(layout: Layout, n: int, m: int) -> torch.Tensor:
     return count
 
 
-def _calls(part: Part):
+def _calls(part: LayoutPart):
     """(query slots, key slots, what is kept) of each call."""
     for run in part.runs:
         keep = torch.ones(run.s, run.t, dtype=torch.bool) if run.mask is None else run.mask == 0
         for i in range(run.count):
-            q, k = run.q0 + i * run.step + torch.arange(run.s), run.k0 + i * run.step + torch.arange(run.t)
-            assert 0 <= q[0] <= q[-1] < part.n and 0 <= k[0] <= k[-1] < part.m, f"{run} leaves the sequence"
+            q, k = (
+                run.q0 + i * run.step + torch.arange(run.s),
+                run.k0 + i * run.step + torch.arange(run.t),
+            )
+            assert 0 <= q[0] <= q[-1] < part.n and 0 <= k[0] <= k[-1] < part.m, (
+                f"{run} leaves the sequence"
+            )
             assert run.blind or keep.any(1).all(), f"{run} hides that some queries see nothing"
             yield q, k, keep
     slots = torch.arange(part.size)

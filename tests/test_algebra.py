@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 import regard.pattern
 from regard import native
-from regard.attend import compiled
-from regard.attend.fused import attend as fused
-from regard.layout import layout
-from regard.layout.tiles import tiles as tiles_of
+from regard.backends import cpp
+from regard.backends.tiled_flash import attend_layout as fused
+from regard.layout import build_layout
+from regard.layout.tiles import build_tiles as tiles_of
 from regard.pattern import (
-    FAR,
+    MAX_POSITION,
     And,
     Band,
     Blocks,
@@ -32,10 +32,14 @@ from regard.pattern import (
 )
 from strategies import any_patterns, coverage, examples, headed, patterns, truth
 
-lengths = st.integers(1, 8) | st.integers(9, 64) | st.integers(65, 150) | st.sampled_from([128, 256, 260])
+lengths = (
+    st.integers(1, 8) | st.integers(9, 64) | st.integers(65, 150) | st.sampled_from([128, 256, 260])
+)
 starts = st.just(0) | st.integers(0, 100)
 tiles = st.sampled_from([None, 3, 8, 8, 16, 32, 64, 128])
-short_tile = Band(0, 0) & ~KeyPhase(8, 4)  # at 44 tokens the last tile has the others' mask, but fewer queries
+short_tile = Band(0, 0) & ~KeyPhase(
+    8, 4
+)  # at 44 tokens the last tile has the others' mask, but fewer queries
 
 
 # ---------------------------------------------------------------------------------------------- meaning
@@ -48,14 +52,18 @@ def test_dense_is_what_the_rules_say(pattern, n, m):
 
 @examples(600)
 @given(any_patterns, lengths, lengths, st.integers(1, 40), st.integers(1, 40), starts, starts)
-def test_blocks_are_sound(pattern, n, m, rows, cols, q_at, k_at):
+def test_blocks_are_sound(pattern, n, m, rows, cols, q_start, k_positions):
     """Fails if a block that is called empty holds a seen pair, or one that is called full an unseen one."""
     q0, k0 = torch.arange(0, n, rows), torch.arange(0, m, cols)
     q1, k1 = (q0 + rows).clamp(max=n) - 1, (k0 + cols).clamp(max=m) - 1
-    some, every = pattern.block(q_at + q0[:, None], q_at + q1[:, None], k_at + k0, k_at + k1)
-    seen = truth(pattern, n, m, q_at, k_at)
+    some, every = pattern.block(
+        q_start + q0[:, None], q_start + q1[:, None], k_positions + k0, k_positions + k1
+    )
+    seen = truth(pattern, n, m, q_start, k_positions)
     assert some.shape == every.shape == (*seen.shape[:-2], len(q0), len(k0))
-    some, every = (x[..., torch.arange(n) // rows, :][..., torch.arange(m) // cols] for x in (some, every))
+    some, every = (
+        x[..., torch.arange(n) // rows, :][..., torch.arange(m) // cols] for x in (some, every)
+    )
     assert not (seen & ~some).any() and not (every & ~seen).any()
 
 
@@ -72,10 +80,12 @@ def test_counts_equal_the_dense_ones(pattern, n, m):
 @examples(300)
 @given(patterns, lengths, lengths, starts, starts, tiles, st.booleans())
 @example(short_tile, 44, 44, 0, 0, 8, False)
-def test_every_seen_pair_is_computed_once(pattern, n, m, q_at, k_at, size, backward):
+def test_every_seen_pair_is_computed_once(pattern, n, m, q_start, k_positions, size, backward):
     """Fails if a layout drops a pair, computes it twice, adds one that is not seen, or leaves the sequence."""
-    work = layout(pattern, n, m, q_at=q_at, k_at=k_at, size=size, backward=backward)
-    seen = truth(pattern, n, m, q_at, k_at)
+    work = build_layout(
+        pattern, n, m, q_start=q_start, k_positions=k_positions, size=size, backward=backward
+    )
+    seen = truth(pattern, n, m, q_start, k_positions)
     assert torch.equal(coverage(work, n, m), seen.long())
     assert work.scores() >= seen.sum()
 
@@ -93,18 +103,27 @@ def naive(q, k, v, keep, scale):
 @examples(250)
 @given(patterns, lengths, lengths, starts, starts, tiles, tiles, st.booleans(), st.integers(0, 99))
 @example(short_tile, 44, 44, 0, 0, 8, 8, False, 0)
-def test_fused_equals_dense(pattern, n, m, q_at, k_at, size, size_back, padded, seed):
+def test_fused_equals_dense(pattern, n, m, q_start, k_positions, size, size_back, padded, seed):
     """Fails if outputs or gradients differ by 1e-10, or if a query that sees nothing gives or gets anything."""
     rng = torch.Generator().manual_seed(seed)
     q, k, v, grad = (torch.randn(2, x, 4, dtype=torch.float64, generator=rng) for x in (n, m, m, n))
     if seed % 2:  # as projections leave them: views, with the heads of a token side by side
         q, k, v = (
-            torch.randn(x + 2, 2, 9, dtype=torch.float64, generator=rng)[1:-1, :, 3:7].transpose(0, 1) for x in (n, m, m)
+            torch.randn(x + 2, 2, 9, dtype=torch.float64, generator=rng)[1:-1, :, 3:7].transpose(
+                0, 1
+            )
+            for x in (n, m, m)
         )
     real = torch.rand(m, generator=rng) < 0.7 if padded else torch.ones(m, dtype=torch.bool)
     bias = torch.zeros(m, dtype=torch.float64).masked_fill(~real, -torch.inf) if padded else None
-    keep, at = truth(pattern, n, m, q_at, k_at) & real, {"q_at": q_at, "k_at": k_at}
-    forward, backward = layout(pattern, n, m, size=size, **at), layout(pattern, n, m, size=size_back, backward=True, **at)
+    keep, at = (
+        truth(pattern, n, m, q_start, k_positions) & real,
+        {"q_start": q_start, "k_positions": k_positions},
+    )
+    forward, backward = (
+        build_layout(pattern, n, m, size=size, **at),
+        build_layout(pattern, n, m, size=size_back, backward=True, **at),
+    )
 
     inputs = [x.requires_grad_() for x in (q, k, v)]
     want = naive(*inputs, keep, 0.5)
@@ -113,7 +132,11 @@ def test_fused_equals_dense(pattern, n, m, q_at, k_at, size, size_back, padded, 
     mask = real[None] if padded else None
     ways = [fused(*inputs, forward, backward, scale=0.5, bias=bias)]
     if native.library():
-        ways.append(compiled.over(*(x[None] for x in inputs), tiles_of(pattern, n, m, **at), 0.5, mask)[0])
+        ways.append(
+            cpp.attend_tiles(*(x[None] for x in inputs), tiles_of(pattern, n, m, **at), 0.5, mask)[
+                0
+            ]
+        )
     for got in ways:
         torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
         got_grads = torch.autograd.grad(got, inputs, grad)
@@ -125,20 +148,37 @@ def test_fused_equals_dense(pattern, n, m, q_at, k_at, size, size_back, padded, 
 
 @pytest.mark.parametrize("at_once", [1, 1000])
 @pytest.mark.parametrize(
-    "pattern", [Band(9, 9) | Keys(0, 3), Band(None, 2, 3), RandomBlocks(8, 2, 20), Blocks2D(20, 4, 4, 1, 1, 1, 1)], ids=repr
+    "pattern",
+    [
+        Band(9, 9) | Keys(0, 3),
+        Band(None, 2, 3),
+        RandomBlocks(8, 2, 20),
+        Blocks2D(20, 4, 4, 1, 1, 1, 1),
+    ],
+    ids=repr,
 )
 def test_pieces_equal_the_whole(pattern, at_once, monkeypatch):
     """Fails if calls that are split to stay in the cache compute something else."""
     monkeypatch.setattr(sys.modules[fused.__module__], "AT_ONCE", at_once)
     n, rng = 150, torch.Generator().manual_seed(0)
-    inputs = [torch.randn(2, n, 4, dtype=torch.float64, generator=rng).requires_grad_() for _ in range(3)]
+    inputs = [
+        torch.randn(2, n, 4, dtype=torch.float64, generator=rng).requires_grad_() for _ in range(3)
+    ]
     real = torch.arange(n) % 7 > 0
     bias = torch.zeros(n, dtype=torch.float64).masked_fill(~real, -torch.inf)
     for mask, keep in ((None, truth(pattern, n, n)), (bias, truth(pattern, n, n) & real)):
         want = naive(*inputs, keep, 0.5)
-        got = fused(*inputs, layout(pattern, n, n, size=8), layout(pattern, n, n, size=16), scale=0.5, bias=mask)
+        got = fused(
+            *inputs,
+            build_layout(pattern, n, n, size=8),
+            build_layout(pattern, n, n, size=16),
+            scale=0.5,
+            bias=mask,
+        )
         torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
-        got_grads, want_grads = (torch.autograd.grad(x.sum(), inputs) for x in (got, want))  # a gradient without strides
+        got_grads, want_grads = (
+            torch.autograd.grad(x.sum(), inputs) for x in (got, want)
+        )  # a gradient without strides
         for mine, theirs in zip(got_grads, want_grads, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
 
@@ -147,7 +187,7 @@ def test_pieces_equal_the_whole(pattern, at_once, monkeypatch):
 def kept(pattern, now):
     """Which of the keys 0..now-1 some query from `now` on may still see."""
     at = torch.arange(now)
-    return pattern.block(torch.tensor(now), torch.tensor(FAR), at, at)[0]
+    return pattern.block(torch.tensor(now), torch.tensor(MAX_POSITION), at, at)[0]
 
 
 @examples(300)
@@ -155,7 +195,7 @@ def kept(pattern, now):
 def test_what_is_evicted_is_never_wanted(pattern, now):
     """Fails if a key is let go that a later query sees."""
     pattern = pattern & Causal()
-    wanted = truth(pattern, 200, now, q_at=now).any(0)
+    wanted = truth(pattern, 200, now, q_start=now).any(0)
     assert not (wanted & ~kept(pattern, now)).any()
 
 
@@ -168,8 +208,14 @@ def test_what_is_evicted_is_never_wanted(pattern, now):
         (Chunks(8, back=1) & Causal(), 12),  # now = 100 stands in chunk 12, which looks back to 88
         (Blocks(8, 5) & Causal(), 9),  # block 12 begins at 96, and looks back to 91
         (Neighbourhood(1, 200, 1, 8, past=True) & Causal(), 7),
-        (Neighbourhood(20, 10, 3, 3, past=True) & Causal(), 20),  # now stands at the start of row 10, which looks up to row 8
-        (Blocks2D(10, 2, 5, up=1, by_block=True) & Causal(), 10),  # the first of a band of blocks: one row of the band above
+        (
+            Neighbourhood(20, 10, 3, 3, past=True) & Causal(),
+            20,
+        ),  # now stands at the start of row 10, which looks up to row 8
+        (
+            Blocks2D(10, 2, 5, up=1, by_block=True) & Causal(),
+            10,
+        ),  # the first of a band of blocks: one row of the band above
         (Causal(), 100),
         (Nothing(), 0),
     ],
@@ -182,7 +228,9 @@ def test_how_many_keys_are_kept(pattern, count):
 
 # ---------------------------------------------------------------------------------------------- laws
 def alike(a, b):
-    return torch.equal(truth(a, 40, 50), truth(b, 40, 50)) and torch.equal(a.dense(40, 50), b.dense(40, 50))
+    return torch.equal(truth(a, 40, 50), truth(b, 40, 50)) and torch.equal(
+        a.dense(40, 50), b.dense(40, 50)
+    )
 
 
 @examples(120)

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import regard
 from regard import ALiBi, Prior, Unsupported
-from regard.attend import groups
+from regard.backends import token_groups
 from regard.pattern import (
     Axial,
     Band,
@@ -20,23 +20,26 @@ from regard.pattern import (
     Chunks,
     Full,
     Global,
+    GlobalMask,
+    GlobalMaskKeys,
+    GlobalMaskQueries,
     KeyPhase,
     Keys,
-    Marked,
-    MarkedKeys,
-    MarkedQueries,
     Nothing,
     PerHead,
     RandomBlocks,
 )
 from regard.prior import Gaussian
 
-attending = importlib.import_module("regard.attend")
-choosing = importlib.import_module("regard.attend.choose")
+attending = importlib.import_module("regard.backends")
+choosing = importlib.import_module("regard.backends.choose")
 native = importlib.import_module("regard.native")
-flex = importlib.import_module("regard.attend.flex")
+flex = importlib.import_module("regard.backends.flex")
 
-TILES = ["sparse", *(["compiled"] if native.library() else [])]  # what computes only the tiles that hold a seen pair
+TILES = [
+    "sparse",
+    *(["cpp"] if native.library() else []),
+]  # what computes only the tiles that hold a seen pair
 PATTERNS = {
     "full": Full(),
     "causal": Causal(),
@@ -62,11 +65,17 @@ def naive(q, k, v, keep, scale=None, addend=0.0):
 
 def qkv(rand, n=N, m=None, b=2, h=4, e=8, f=None, kv=None, dtype=torch.float64):
     m, f, kv = n if m is None else m, f or e, kv or h
-    return rand(b, h, n, e, dtype=dtype), rand(b, kv, m, e, dtype=dtype), rand(b, kv, m, f, dtype=dtype)
+    return (
+        rand(b, h, n, e, dtype=dtype),
+        rand(b, kv, m, e, dtype=dtype),
+        rand(b, kv, m, f, dtype=dtype),
+    )
 
 
 def gradients(out, inputs):
-    weight = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).to(out.dtype)
+    weight = torch.randn(
+        out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+    ).to(out.dtype)
     return torch.autograd.grad((out * weight).sum(), inputs)
 
 
@@ -91,7 +100,9 @@ def test_executors_agree(name, masked, rand):
         got = regard.attend(*inputs, pattern=pattern, mask=mask, backend=backend)
         same([got, *gradients(got, inputs)], [want, *want_grads])
     with torch.no_grad():
-        got = regard.attend(*(x.float() for x in inputs), pattern=pattern, mask=mask, backend="flex")
+        got = regard.attend(
+            *(x.float() for x in inputs), pattern=pattern, mask=mask, backend="flex"
+        )
     same([got], [want.float()], 1e-5)
 
 
@@ -105,7 +116,9 @@ def test_a_query_that_sees_nothing_gives_zero(backend, rand):
         assert not regard.attend(q, k, v, pattern=Nothing(), backend=backend).any()
         out = regard.attend(q, k, v, pattern=Band(3, 3), mask=mask, backend=backend)
         assert out[0].all() and not out[1].any()
-        assert not regard.attend(q, k, v, pattern=Keys(5, 9) & Causal(), backend=backend)[:, :, :5].any()
+        assert not regard.attend(q, k, v, pattern=Keys(5, 9) & Causal(), backend=backend)[
+            :, :, :5
+        ].any()
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES])
@@ -136,22 +149,30 @@ def test_fewer_heads_of_keys(backend, kv, rand):
     """Fails if neighbouring query heads do not share a key head, or its gradient is not their sum."""
     inputs = [x.requires_grad_() for x in qkv(rand, kv=kv)]
     q, k, v = inputs
-    want = naive(q, k.repeat_interleave(4 // kv, 1), v.repeat_interleave(4 // kv, 1), Band(9, 9).dense(N))
+    want = naive(
+        q, k.repeat_interleave(4 // kv, 1), v.repeat_interleave(4 // kv, 1), Band(9, 9).dense(N)
+    )
     got = regard.attend(*inputs, pattern=Band(9, 9), backend=backend)
     same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "auto"])
 @pytest.mark.parametrize(
-    ("q_at", "k_at", "n", "m"), [(100, 0, 210, 310), (7, 30, 250, 200), (0, 50, 200, 300), (300, 290, 1, 11)]
+    ("q_start", "k_positions", "n", "m"),
+    [(100, 0, 210, 310), (7, 30, 250, 200), (0, 50, 200, 300), (300, 290, 1, 11)],
 )
-def test_offsets(backend, q_at, k_at, n, m, rand):
+def test_offsets(backend, q_start, k_positions, n, m, rand):
     """Fails if positions do not start where they are said to."""
     inputs = [x.requires_grad_() for x in qkv(rand, n, m)]
     for pattern in (Band(20, 5), Causal(), Band(9, 9, 4) | Keys(0, 60), Chunks(32, 1)):
-        q, k = torch.arange(q_at, q_at + n)[:, None], torch.arange(k_at, k_at + m)
+        q, k = (
+            torch.arange(q_start, q_start + n)[:, None],
+            torch.arange(k_positions, k_positions + m),
+        )
         want = naive(*inputs, pattern.allowed(q, k))
-        got = regard.attend(*inputs, pattern=pattern, q_at=q_at, k_at=k_at, backend=backend)
+        got = regard.attend(
+            *inputs, pattern=pattern, q_start=q_start, k_positions=k_positions, backend=backend
+        )
         same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
 
 
@@ -163,30 +184,47 @@ def test_scattered_keys(rand):
     want = naive(*inputs, pattern.allowed(torch.arange(90, 130)[:, None], at))
     want = [want, *gradients(want, inputs)]
     for backend in ("reference", "sdpa", "auto"):
-        got = regard.attend(*inputs, pattern=pattern, q_at=90, k_at=at, backend=backend)
+        got = regard.attend(*inputs, pattern=pattern, q_start=90, k_positions=at, backend=backend)
         same([got, *gradients(got, inputs)], want)
     with pytest.raises(Unsupported, match="row"):
-        regard.attend(*inputs, pattern=pattern, q_at=90, k_at=at, backend="sparse")
+        regard.attend(*inputs, pattern=pattern, q_start=90, k_positions=at, backend="sparse")
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "auto"])
 @pytest.mark.parametrize(
-    "pattern", [Band(6, 6) | Marked(), Band(6, 6) | MarkedKeys(), MarkedQueries(), Causal() & Marked()], ids=repr
+    "pattern",
+    [
+        Band(6, 6) | GlobalMask(),
+        Band(6, 6) | GlobalMaskKeys(),
+        GlobalMaskQueries(),
+        Causal() & GlobalMask(),
+    ],
+    ids=repr,
 )
 def test_marks(backend, pattern, rand):
     """Fails if marked tokens are not those that each example marked."""
     inputs = [x.requires_grad_() for x in qkv(rand)]
-    marks = torch.zeros(2, N, dtype=torch.bool)
-    marks[0, ::50] = marks[1, 7] = True
+    global_attention_mask = torch.zeros(2, N, dtype=torch.bool)
+    global_attention_mask[0, ::50] = global_attention_mask[1, 7] = True
     keep = torch.zeros(2, N, N, dtype=torch.bool)
     for a in (False, True):
         for b in (False, True):
             case = pattern.given(a, b).dense(N)
-            keep |= case & (marks == a)[:, :, None] & (marks == b)[:, None, :]
+            keep |= (
+                case
+                & (global_attention_mask == a)[:, :, None]
+                & (global_attention_mask == b)[:, None, :]
+            )
     for mask in (None, torch.arange(N).expand(2, N) % 7 != 3):
         kept = keep[:, None] if mask is None else keep[:, None] & mask[:, None, None]
         want = naive(*inputs, kept)
-        got = regard.attend(*inputs, pattern=pattern, marks=marks, mask=mask, backend=backend)
+        got = regard.attend(
+            *inputs,
+            pattern=pattern,
+            global_attention_mask=global_attention_mask,
+            mask=mask,
+            backend=backend,
+        )
         same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
 
 
@@ -194,7 +232,10 @@ def test_no_marks_are_marks_of_nothing(rand):
     """Fails if a pattern with marks needs them."""
     q, k, v = qkv(rand)
     for backend in ("reference", "sdpa", *TILES):
-        same([regard.attend(q, k, v, pattern=Band(6, 6) | Marked(), backend=backend)], [naive(q, k, v, Band(6, 6).dense(N))])
+        same(
+            [regard.attend(q, k, v, pattern=Band(6, 6) | GlobalMask(), backend=backend)],
+            [naive(q, k, v, Band(6, 6).dense(N))],
+        )
 
 
 # ---------------------------------------------------------------------------------------------- priors
@@ -212,7 +253,9 @@ class Learned(Prior):
 
 
 @pytest.mark.parametrize(
-    "pattern", [Full(), Causal(), Band(9, 9) | Global(3), Band(7, 7, 5), Chunks(30) | KeyPhase(30, 27)], ids=repr
+    "pattern",
+    [Full(), Causal(), Band(9, 9) | Global(3), Band(7, 7, 5), Chunks(30) | KeyPhase(30, 27)],
+    ids=repr,
 )
 def test_priors(pattern, rand):
     """Fails if an addend to the scores is misplaced, or its parameters get no gradient, on any executor."""
@@ -222,7 +265,10 @@ def test_priors(pattern, rand):
     gap = (at[:, None] - at).abs()
     slopes = torch.tensor([2.0 ** (-8 * i / 4) for i in range(1, 5)], dtype=torch.float64)
     own = learned.own * inputs[0][..., :1] * (at % 3)
-    cases = ((ALiBi(4).double(), -gap * slopes[:, None, None]), (learned, -gap * learned.slope[:, None, None] + own))
+    cases = (
+        (ALiBi(4).double(), -gap * slopes[:, None, None]),
+        (learned, -gap * learned.slope[:, None, None] + own),
+    )
     for prior, addend in cases:
         leaves = [*inputs, *prior.parameters()]
         want = naive(*inputs, pattern.dense(N) & mask[:, None, None], addend=addend)
@@ -247,15 +293,33 @@ def test_priors_follow_positions(rand):
     """Fails if a prior counts from zero where the sequence goes on."""
     q, k, v = qkv(rand, 200, 260)
     prior = ALiBi(4).double()
-    want = regard.attend(q, k, v, pattern=Band(40, 0), prior=prior, q_at=60, backend="reference")
+    want = regard.attend(q, k, v, pattern=Band(40, 0), prior=prior, q_start=60, backend="reference")
     for backend in ("sdpa", "sparse"):
-        same([regard.attend(q, k, v, pattern=Band(40, 0), prior=prior, q_at=60, backend=backend)], [want])
-        same([regard.attend(q, k, v, pattern=Band(40, 0), prior=prior, q_at=160, k_at=100, backend=backend)], [want])
+        same(
+            [regard.attend(q, k, v, pattern=Band(40, 0), prior=prior, q_start=60, backend=backend)],
+            [want],
+        )
+        same(
+            [
+                regard.attend(
+                    q,
+                    k,
+                    v,
+                    pattern=Band(40, 0),
+                    prior=prior,
+                    q_start=160,
+                    k_positions=100,
+                    backend=backend,
+                )
+            ],
+            [want],
+        )
 
 
 # ---------------------------------------------------------------------------------------------- types and layouts
 @pytest.mark.parametrize(
-    ("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 0.05), (torch.float16, 0.01)]
+    ("dtype", "atol"),
+    [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 0.05), (torch.float16, 0.01)],
 )
 @pytest.mark.parametrize("backend", ["sdpa", "sparse", "auto"])
 def test_types(dtype, atol, backend, rand):
@@ -267,7 +331,9 @@ def test_types(dtype, atol, backend, rand):
         got = regard.attend(*low, pattern=pattern, backend=backend)
         grads = gradients(got, low)
         assert got.dtype == dtype and all(g.dtype == dtype for g in grads)
-        same([got.double(), *(g.double() for g in grads)], [want, *gradients(want, exact)], atol * 4)
+        same(
+            [got.double(), *(g.double() for g in grads)], [want, *gradients(want, exact)], atol * 4
+        )
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "auto"])
@@ -303,7 +369,9 @@ def test_any_strides(backend, rand):
         leaves = [x.detach().requires_grad_() for x in inputs]
         want = naive(*leaves, Band(9, 9).dense(N))
         got = regard.attend(*leaves, pattern=Band(9, 9), backend=backend)
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            got, want, rtol=0, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+        )
         same(gradients(got, leaves), gradients(want, leaves))
 
 
@@ -320,25 +388,58 @@ def test_inputs_are_left_alone(rand):
 def test_a_named_backend_never_falls_back(rand):
     """Fails if something else runs than what was named."""
     q, k, v = qkv(rand)
-    marks = torch.zeros(2, N, dtype=torch.bool)
+    global_attention_mask = torch.zeros(2, N, dtype=torch.bool)
     with pytest.raises(Unsupported, match=r"'flex'.*no backward pass on the CPU"):
         regard.attend(q.requires_grad_(), k, v, backend="flex")
     q = q.detach()
     with pytest.raises(Unsupported, match=r"'flex'.*priors"):
         regard.attend(q, k, v, prior=ALiBi(4).double(), backend="flex")
     with pytest.raises(Unsupported, match=r"'sparse'.*prior together with marks"):
-        regard.attend(q, k, v, pattern=Band(1, 1) | Marked(), prior=ALiBi(4).double(), marks=marks, backend="sparse")
+        regard.attend(
+            q,
+            k,
+            v,
+            pattern=Band(1, 1) | GlobalMask(),
+            prior=ALiBi(4).double(),
+            global_attention_mask=global_attention_mask,
+            backend="sparse",
+        )
     for backend in TILES:
         with pytest.raises(Unsupported, match=rf"'{backend}'.*marks under ~"):
-            regard.attend(q, k, v, pattern=Band(1, 1) | ~MarkedKeys(), marks=marks, backend=backend)
+            regard.attend(
+                q,
+                k,
+                v,
+                pattern=Band(1, 1) | ~GlobalMaskKeys(),
+                global_attention_mask=global_attention_mask,
+                backend=backend,
+            )
 
 
 def test_what_sparse_refuses_auto_does_otherwise(rand):
     """Fails if a call that one executor cannot do is done by nobody."""
     q, k, v = qkv(rand)
-    marks = torch.arange(N).expand(2, N) % 50 == 0
-    want = regard.attend(q, k, v, pattern=Band(1, 1) | ~MarkedKeys(), marks=marks, backend="reference")
-    same([regard.attend(q, k, v, pattern=Band(1, 1) | ~MarkedKeys(), marks=marks)], [want])
+    global_attention_mask = torch.arange(N).expand(2, N) % 50 == 0
+    want = regard.attend(
+        q,
+        k,
+        v,
+        pattern=Band(1, 1) | ~GlobalMaskKeys(),
+        global_attention_mask=global_attention_mask,
+        backend="reference",
+    )
+    same(
+        [
+            regard.attend(
+                q,
+                k,
+                v,
+                pattern=Band(1, 1) | ~GlobalMaskKeys(),
+                global_attention_mask=global_attention_mask,
+            )
+        ],
+        [want],
+    )
 
 
 def test_a_wrong_name_is_told_the_nearest(rand):
@@ -346,7 +447,9 @@ def test_a_wrong_name_is_told_the_nearest(rand):
     q, k, v = qkv(rand, 4)
     with pytest.raises(ValueError, match=r"'sparce'.*did you mean 'sparse'"):
         regard.attend(q, k, v, backend="sparce")
-    with pytest.raises(ValueError, match=r"there are: auto, compiled, flex, reference, sdpa, sparse"):
+    with pytest.raises(
+        ValueError, match=r"there are: auto, compiled, flex, reference, sdpa, sparse"
+    ):
         regard.attend(q, k, v, backend="cuda!")
 
 
@@ -354,7 +457,9 @@ def test_a_wrong_name_is_told_the_nearest(rand):
 def test_the_choice_gives_its_reason():
     """Fails if `auto` cannot say why."""
     for pattern in (Full(), Causal()):
-        assert choosing.explain(pattern, 1 << 17) == choosing.DENSE  # a list of all tiles would be too long
+        assert (
+            choosing.explain(pattern, 1 << 17) == choosing.DENSE
+        )  # a list of all tiles would be too long
     small = choosing.explain(Band(4, 4), 40)
     assert small.backend == "sdpa" and "few queries" in small.reason
     far = choosing.explain(Band(64, 64), 16384)
@@ -365,12 +470,14 @@ def test_the_choice_gives_its_reason():
 def test_dense_patterns_run_where_they_are_faster(monkeypatch):
     """Fails if what was measured of dense calls, PyTorch's and ours, does not decide between them."""
     with_kernel = len(TILES) > 1
-    for ours, want in ((0.9e-9, "compiled"), (1.1e-9, "sdpa")):
+    for ours, want in ((0.9e-9, "cpp"), (1.1e-9, "sdpa")):
         costs = choosing.Costs(1e-5, 1e-9, 1e-9, 1e-9, 1e-4, 1e-9, 1e-5, ours)
         monkeypatch.setattr(choosing, "calibration", lambda costs=costs: costs)
         choosing._by_cost.cache_clear()
         assert choosing.explain(Full(), 4096).backend == (want if with_kernel else "sdpa")
-        assert choosing.explain(Causal(), 512).backend == ("compiled" if with_kernel else "sdpa")  # PyTorch leaves nothing out
+        assert choosing.explain(Causal(), 512).backend == (
+            "cpp" if with_kernel else "sdpa"
+        )  # PyTorch leaves nothing out
     choosing._by_cost.cache_clear()
 
 
@@ -385,18 +492,31 @@ def test_without_a_kernel_what_is_nearly_dense_is_dense(monkeypatch):
 def test_the_choice_for_a_call(rand):
     """Fails if what runs is not what is explained, or a refusal is not passed on."""
     q, k, v = qkv(rand, 400)
-    common = {"prior": None, "mask": None, "marks": None, "scale": None, "q_at": 0, "k_at": 0}
+    common = {
+        "prior": None,
+        "mask": None,
+        "global_attention_mask": None,
+        "scale": None,
+        "q_start": 0,
+        "k_positions": 0,
+    }
     call = attending.call.make_call(q, k, v, pattern=Band(4, 4), **common)
     threads = torch.get_num_threads()
-    assert attending.choose(call) == choosing._by_cost(TILES[-1], Band(4, 4), 400, 400, 0, 0, 8, 8, False, False, threads)
-    scattered = attending.call.make_call(q, k, v, pattern=Band(4, 4), **{**common, "k_at": torch.arange(400)})
+    assert attending.choose(call) == choosing._by_cost(
+        TILES[-1], Band(4, 4), 400, 400, 0, 0, 8, 8, False, False, threads
+    )
+    scattered = attending.call.make_call(
+        q, k, v, pattern=Band(4, 4), **{**common, "k_positions": torch.arange(400)}
+    )
     assert attending.choose(scattered).reason == "sparse cannot: the keys do not stand in a row"
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """An empty cache directory; what was measured before is forgotten, and measuring takes no time."""
-    costs = choosing.Costs(1e-5, 2e-9, 1.5e-9, 1e-9, 2e-5, 1.5e-9, *([3e-5, 1.2e-9] if native.library() else []))
+    costs = choosing.Costs(
+        1e-5, 2e-9, 1.5e-9, 1e-9, 2e-5, 1.5e-9, *([3e-5, 1.2e-9] if native.library() else [])
+    )
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choosing, "measure", lambda: costs)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
@@ -422,7 +542,7 @@ GOOD = {
     "sparse_call": 1e-5,
     "sparse_score": 1e-9,
 }
-GOOD |= {"compiled_call": 1e-5, "compiled_score": 1e-9} if native.library() else {}
+GOOD |= {"cpp_call": 1e-5, "cpp_score": 1e-9} if native.library() else {}
 HOSTILE = {
     "empty": "",
     "cut short": json.dumps(GOOD)[:-20],
@@ -512,7 +632,11 @@ def test_block_mask_is_that_of_torch(name, n, m):
 
     want = create_block_mask(looked_up, None, pattern.heads, n, m, device="cpu")
     got = flex.block_mask(pattern, n, m)
-    assert got.shape == want.shape and got.seq_lengths == want.seq_lengths and got.BLOCK_SIZE == want.BLOCK_SIZE
+    assert (
+        got.shape == want.shape
+        and got.seq_lengths == want.seq_lengths
+        and got.BLOCK_SIZE == want.BLOCK_SIZE
+    )
     assert torch.equal(got.to_dense().bool(), want.to_dense().bool())
     assert torch.equal(got.kv_num_blocks, want.kv_num_blocks)
     assert torch.equal(got.full_kv_num_blocks, want.full_kv_num_blocks)
@@ -528,8 +652,11 @@ def test_block_mask_with_padding_and_offsets(rand):
     """Fails if FlexAttention sees padding, or counts positions from elsewhere."""
     q, k, v = qkv(rand, 300, 420, dtype=torch.float32)
     mask = torch.stack((torch.arange(420) < 350, torch.arange(420) % 4 != 0))
-    keep = Band(60, 0).allowed(torch.arange(120, 420)[:, None], torch.arange(420)) & mask[:, None, None]
-    got = regard.attend(q, k, v, pattern=Band(60, 0), mask=mask, q_at=120, backend="flex")
+    keep = (
+        Band(60, 0).allowed(torch.arange(120, 420)[:, None], torch.arange(420))
+        & mask[:, None, None]
+    )
+    got = regard.attend(q, k, v, pattern=Band(60, 0), mask=mask, q_start=120, backend="flex")
     same([got], [naive(q.double(), k.double(), v.double(), keep).float()], 1e-5)
 
 
@@ -563,7 +690,9 @@ def test_nothing_quadratic_is_kept(backend, masked):
         sizes.append(kept_bytes(n, pattern=Band(64, 64), backend=backend, **mask))
     assert sizes[0] < sizes[1] <= 2.2 * sizes[0]
     assert sizes[1] < 4096 * 4096 * 2 * 4 / 40  # the weights of both heads
-    assert sizes[1] <= 4096 * 2 * 4 * (16 * 4 + 1) + 8 * 4096  # q, k, v, out, a number a query, and the mask
+    assert (
+        sizes[1] <= 4096 * 2 * 4 * (16 * 4 + 1) + 8 * 4096
+    )  # q, k, v, out, a number a query, and the mask
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", *TILES])
@@ -631,7 +760,10 @@ def test_a_mask_beside_a_pattern_that_was_seen_before(n, rand):
     for seed in range(3):
         mask = torch.rand(2, n, generator=torch.Generator().manual_seed(seed)) < 0.6
         for pattern in (Band(3, 3), Full(), regard.Causal()):
-            got, want = (regard.attend(q, q, q, pattern=pattern, mask=mask, backend=name) for name in ("sdpa", "reference"))
+            got, want = (
+                regard.attend(q, q, q, pattern=pattern, mask=mask, backend=name)
+                for name in ("sdpa", "reference")
+            )
             torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
@@ -641,14 +773,27 @@ def test_the_type_under_autocast(backend, n, rand):
     """Fails if it depends on the executor, or on how many tokens there are."""
     q = rand(1, 2, n, 8, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        assert regard.attend(q, q, q, pattern=regard.Band(3, 3), backend=backend).dtype == torch.bfloat16
-        assert regard.attend(*[q.double()] * 3, pattern=regard.Band(3, 3), backend=backend).dtype == torch.float64
-        assert regard.attend(q, q.half(), q, pattern=regard.Band(3, 3), backend=backend).dtype == torch.bfloat16
-    assert regard.attend(*[q.half()] * 3, pattern=regard.Band(3, 3), backend=backend).dtype == torch.float16
+        assert (
+            regard.attend(q, q, q, pattern=regard.Band(3, 3), backend=backend).dtype
+            == torch.bfloat16
+        )
+        assert (
+            regard.attend(*[q.double()] * 3, pattern=regard.Band(3, 3), backend=backend).dtype
+            == torch.float64
+        )
+        assert (
+            regard.attend(q, q.half(), q, pattern=regard.Band(3, 3), backend=backend).dtype
+            == torch.bfloat16
+        )
+    assert (
+        regard.attend(*[q.half()] * 3, pattern=regard.Band(3, 3), backend=backend).dtype
+        == torch.float16
+    )
 
 
 @pytest.mark.parametrize(
-    "pattern", [Band(5, 5), Band(40, 0), Band(9, 9) | Global(3), Chunks(16, 1, 1) | RandomBlocks(16, 2, 13)]
+    "pattern",
+    [Band(5, 5), Band(40, 0), Band(9, 9) | Global(3), Chunks(16, 1, 1) | RandomBlocks(16, 2, 13)],
 )
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("at", [0, 17])
@@ -657,12 +802,28 @@ def test_a_prior_by_distance_runs_fused_with_its_gradient(pattern, masked, at, r
     n = 200
     q, k, v = (rand(2, 4, n, 8).requires_grad_() for _ in range(3))
     prior = Gaussian(4, 7.0).double()
-    mask = (torch.arange(n) < torch.tensor([[n], [150]])) & (torch.arange(n) % 11 != 4) if masked else None
-    at = 0 if pattern.limit else at
+    mask = (
+        (torch.arange(n) < torch.tensor([[n], [150]])) & (torch.arange(n) % 11 != 4)
+        if masked
+        else None
+    )
+    at = 0 if pattern.length else at
     results = []
     for backend in ("reference", "sparse"):
-        y = regard.attend(q, k, v, pattern=pattern, prior=prior, mask=mask, backend=backend, q_at=at, k_at=at)
-        results.append((y, *torch.autograd.grad((y * torch.sin(y)).sum(), (q, k, v, prior.log_sigma))))
+        y = regard.attend(
+            q,
+            k,
+            v,
+            pattern=pattern,
+            prior=prior,
+            mask=mask,
+            backend=backend,
+            q_start=at,
+            k_positions=at,
+        )
+        results.append(
+            (y, *torch.autograd.grad((y * torch.sin(y)).sum(), (q, k, v, prior.log_sigma)))
+        )
     for want, got in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
 
@@ -670,8 +831,8 @@ def test_a_prior_by_distance_runs_fused_with_its_gradient(pattern, masked, at, r
 def test_a_prior_by_distance_needs_no_groups(monkeypatch, rand):
     """Fails if a relative prior over a band takes the slow way; one that reads tokens, or a stepped band, must take it."""
     taken = []
-    real = groups.attend
-    monkeypatch.setattr(groups, "attend", lambda *a, **k: taken.append(1) or real(*a, **k))
+    real = token_groups.attend
+    monkeypatch.setattr(token_groups, "attend", lambda *a, **k: taken.append(1) or real(*a, **k))
     x = rand(1, 4, 100, 8)
     regard.attend(x, x, x, pattern=Band(5, 5), prior=ALiBi(4).double(), backend="sparse")
     assert not taken

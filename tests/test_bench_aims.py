@@ -75,10 +75,14 @@ def test_nothing_measured_is_nothing_met(bench):
 def test_what_is_not_whole_is_never_met(bench):
     """Fails if an aim is met by the part of a result that there was time for, or if one of two results breaks the table."""
     good = {
-        "dense_forward": result(row("vanilla", 64, faster=1.0)), "dense_training": result(row("vanilla", 64, faster=1.0)),
-        "auto_forward": result(row("vanilla", 64, faster=1.0)), "auto_training": result(), "auto_causal": result(),
-        "causal_linear": result(row("p", 4096, of=LINEAR, ahead=3.0)), "longformer_training": result(),
-    }  # fmt: skip
+        "dense_forward": result(row("vanilla", 64, faster=1.0)),
+        "dense_training": result(row("vanilla", 64, faster=1.0)),
+        "auto_forward": result(row("vanilla", 64, faster=1.0)),
+        "auto_training": result(),
+        "auto_causal": result(),
+        "causal_linear": result(row("p", 4096, of=LINEAR, ahead=3.0)),
+        "longformer_training": result(),
+    }
     what = ("dense / SDPA, all n", "`auto` against dense SDPA", "the same, against the best peer")
     assert all("| met |" in verdicts(bench, **good)[each] for each in what)
     for each in good.values():
@@ -92,8 +96,13 @@ def test_what_is_not_whole_is_never_met(bench):
     bad = result(row("vanilla", 64, faster=0.5))
     assert "**missed**" in verdicts(bench, dense_forward=bad)["dense / SDPA, all n"]
     one = result(row(WINDOW, 512, level="layer"), row(WINDOW, 65536, level="layer"))
-    assert "not measured" in verdicts(bench, decode=one)["the same, over the step at 512, whole layer"]
-    assert "not measured" in verdicts(bench, window_forward=result(row(WINDOW, 4096)))["the same, efficiency"]
+    assert (
+        "not measured" in verdicts(bench, decode=one)["the same, over the step at 512, whole layer"]
+    )
+    assert (
+        "not measured"
+        in verdicts(bench, window_forward=result(row(WINDOW, 4096)))["the same, efficiency"]
+    )
 
 
 def test_a_result_that_cannot_be_read_is_none(bench, tmp_path, monkeypatch):
@@ -102,8 +111,17 @@ def test_a_result_that_cannot_be_read_is_none(bench, tmp_path, monkeypatch):
     assert bench.results(tmp_path) == {}
     whole, half = json.dumps(result()), json.dumps(result() | {"ended": "stopped by hand"})
     path, real, told = tmp_path / "bench-decode.json", subprocess.Popen, []
-    monkeypatch.setattr(bench.subprocess, "Popen", lambda _, stdout: real([sys.executable, "-c", told[-1]], stdout=stdout))
-    runs = [("", half, 130, half), (whole, half, 130, whole), (half, whole, 0, whole), (whole, "", 1, whole)]
+    monkeypatch.setattr(
+        bench.subprocess,
+        "Popen",
+        lambda _, stdout: real([sys.executable, "-c", told[-1]], stdout=stdout),
+    )
+    runs = [
+        ("", half, 130, half),
+        (whole, half, 130, whole),
+        (half, whole, 0, whole),
+        (whole, "", 1, whole),
+    ]
     for before, printed, code, after in runs:
         path.write_text(before)
         told.append(f"import sys; sys.stdout.write({printed!r}); sys.exit({code})")
@@ -112,15 +130,22 @@ def test_a_result_that_cannot_be_read_is_none(bench, tmp_path, monkeypatch):
         assert path.read_text() == after and [*tmp_path.iterdir()] == [path]
 
 
-@pytest.mark.parametrize(("long", "word"), [(40.0, "| met |"), (34.0, "**missed**"), (None, "not measured")])
+@pytest.mark.parametrize(
+    ("long", "word"), [(40.0, "| met |"), (34.0, "**missed**"), (None, "not measured")]
+)
 def test_a_window_is_judged_at_both_lengths(bench, long, word):
     """Fails if one length is enough, or a ratio below the aim is."""
-    rows = [row(WINDOW, 4096, faster=12.0), *([] if long is None else [row(WINDOW, 16384, faster=long)])]
+    rows = [
+        row(WINDOW, 4096, faster=12.0),
+        *([] if long is None else [row(WINDOW, 16384, faster=long)]),
+    ]
     line = verdicts(bench, window_training=result(*rows))["window 128, forward + backward"]
     assert word in line and "12 × at 4,096" in line
 
 
-@pytest.mark.parametrize(("ratio", "word"), [(0.96, "| met |"), (0.94, "**missed**"), (1.6, "| met |")])
+@pytest.mark.parametrize(
+    ("ratio", "word"), [(0.96, "| met |"), (0.94, "**missed**"), (1.6, "| met |")]
+)
 def test_dense_is_judged_by_what_is_slowest(bench, ratio, word):
     """Fails if a mean hides one length, or if to be faster is a fault."""
     found = {
@@ -132,11 +157,24 @@ def test_dense_is_judged_by_what_is_slowest(bench, ratio, word):
 
 def test_peers_are_judged_by_the_best_of_each(bench):
     """Fails if a slow peer stands for a fast one of the same recipe, or one that is ahead of us is not named."""
-    rows = [row("a", 4096, of="local", ahead=9.0), row("b", 4096, of="local", ahead=3.0), row("c", 4096, of="fnet", ahead=2.5)]
-    empty = {name.replace("-", "_"): result() for name in bench.aims.PEERS if name != "peers-training"}
+    rows = [
+        row("a", 4096, of="local", ahead=9.0),
+        row("b", 4096, of="local", ahead=3.0),
+        row("c", 4096, of="fnet", ahead=2.5),
+    ]
+    empty = {
+        name.replace("-", "_"): result() for name in bench.aims.PEERS if name != "peers-training"
+    }
     what = "every mechanism against its best running peer"
-    assert "median 2.75" in (line := verdicts(bench, **empty, peers_training=result(*rows))[what]) and "| met |" in line
-    assert "attention alone 2.75 × (2)" in line and "whole layers" not in line and "least 2.5 ×" in line
+    assert (
+        "median 2.75" in (line := verdicts(bench, **empty, peers_training=result(*rows))[what])
+        and "| met |" in line
+    )
+    assert (
+        "attention alone 2.75 × (2)" in line
+        and "whole layers" not in line
+        and "least 2.5 ×" in line
+    )
     rows.append(row("d", 4096, of="fnet", ahead=0.8))
     line = verdicts(bench, **empty, peers_training=result(*rows))[what]
     assert "**missed**" in line and "fnet training 4,096: 0.8" in line
@@ -144,14 +182,25 @@ def test_peers_are_judged_by_the_best_of_each(bench):
 
 def test_decoding_and_a_million(bench):
     """Fails if a step that grows is called constant, if one level is enough, or if 24 GiB are not the limit."""
-    steps = [row(name, n, level=level, way="decode", faster=n / 1000, seconds=s)
-             for name in (WINDOW, LINEAR) for level in ("kernel", "layer") for n, s in ((512, 1.0), (65536, 1.05))]  # fmt: skip
-    found = verdicts(bench, decode=result(*steps), million=result(row(WINDOW, 10**6), row(LINEAR, 10**6, memory=25 << 30)))
+    steps = [
+        row(name, n, level=level, way="decode", faster=n / 1000, seconds=s)
+        for name in (WINDOW, LINEAR)
+        for level in ("kernel", "layer")
+        for n, s in ((512, 1.0), (65536, 1.05))
+    ]
+    found = verdicts(
+        bench,
+        decode=result(*steps),
+        million=result(row(WINDOW, 10**6), row(LINEAR, 10**6, memory=25 << 30)),
+    )
     assert "| met |" in found["decode step, window or linear, at 65,536"]
     assert "| met |" in found["the same, over the step at 512, whole layer"]
     assert "**missed**" in found["1,000,000 tokens, forward + backward, causal, 4 heads × 32"]
     steps[-1]["seconds"] = 2.0
-    assert "**missed**" in verdicts(bench, decode=result(*steps))["the same, over the step at 512, whole layer"]
+    assert (
+        "**missed**"
+        in verdicts(bench, decode=result(*steps))["the same, over the step at 512, whole layer"]
+    )
 
 
 def test_a_busy_machine_shows(bench):
@@ -170,7 +219,7 @@ def test_every_call_is_understood(bench, small, monkeypatch):
         plans.append(plan)
         raise ValueError("enough")
 
-    monkeypatch.setattr("regard.cli.benching.begin", begin)
+    monkeypatch.setattr("regard.cli.benching.start_bench", begin)
     for name, call in bench.CALLS.items():
         found = CliRunner().invoke(app, ["bench", *(bench.shrunk(call) if small else call).split()])
         assert "enough" in found.stderr, (name, found.stderr)

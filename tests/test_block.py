@@ -6,15 +6,24 @@ import torch
 import regard
 from regard.block import Block
 from regard.ffn import MLP
-from regard.registry import get
-from regard.residual import RESIDUALS, PostNorm, PreNorm, residual_named
-from regard.stack import Plain
+from regard.registry import get_recipe
+from regard.residual import RESIDUALS, PostNorm, PreNorm, get_residual
+from regard.stack import SequentialStack
 
 
 def stack(*names, causal=False, cross=False, **block):
     torch.manual_seed(0)
     ask = {"cross": regard.create("vanilla", dim=8, heads=2)} if cross else {}
-    return Plain([Block(get(name).example(8, causal=causal), MLP(8), **ask, **block) for name in names]).double().eval()
+    return (
+        SequentialStack(
+            [
+                Block(get_recipe(name).example(8, causal=causal), MLP(8), **ask, **block)
+                for name in names
+            ]
+        )
+        .double()
+        .eval()
+    )
 
 
 @pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
@@ -31,7 +40,7 @@ def test_every_mixer_streams_through_a_stack(name, rand):
 @pytest.mark.parametrize("name", regard.list(can=["mask"]))
 def test_padding_goes_through_a_stack(name, rand):
     """Fails if a left-out token, even NaN, reaches one that is real."""
-    layers, x = stack(name, name, causal=get(name).forms()[0]), rand(2, 20, 8)
+    layers, x = stack(name, name, causal=get_recipe(name).causal_options()[0]), rand(2, 20, 8)
     mask = torch.arange(20).expand(2, 20) < 17
     other = x.masked_fill(~mask[..., None], torch.nan)
     torch.testing.assert_close(layers(other, mask=mask)[:, :17], layers(x, mask=mask)[:, :17])
@@ -41,7 +50,11 @@ def test_padding_goes_through_a_stack(name, rand):
 def test_a_decoder_streams_with_its_context(residual, rand):
     """Fails if a chunk sees the context otherwise than the whole does, or its mask is ignored."""
     layers = stack("local", "linear", causal=True, cross=True, residual=residual)
-    x, context, mask = rand(2, 9, 8), rand(2, 5, 8), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    x, context, mask = (
+        rand(2, 9, 8),
+        rand(2, 5, 8),
+        torch.tensor([[True] * 5, [True] * 3 + [False] * 2]),
+    )
     whole = layers(x, context, context_mask=mask)
     first, state = layers.stream(x[:, :4], context=context, context_mask=mask)
     rest, _ = layers.stream(x[:, 4:], state, context=context, context_mask=mask)
@@ -53,7 +66,7 @@ def test_a_decoder_streams_with_its_context(residual, rand):
 @pytest.mark.parametrize("name", RESIDUALS)
 def test_padding_reaches_no_gradient(name, cross, rand):
     """Fails if NaN in a left-out token reaches the gradient of a weight or of a token."""
-    layers = stack("vanilla", "vanilla", cross=cross, residual=residual_named(name, 2))
+    layers = stack("vanilla", "vanilla", cross=cross, residual=get_residual(name, 2))
     x, mask = rand(2, 5, 8), torch.arange(5).expand(2, 5) < 3
     other = x.masked_fill(~mask[..., None], torch.nan).requires_grad_()
     layers(other, *([rand(2, 4, 8)] if cross else []), mask=mask)[mask].square().sum().backward()
@@ -68,19 +81,25 @@ def test_tokens_that_do_not_fit_are_said():
             call(torch.zeros(2, 3, 9).double())
         with pytest.raises(ValueError, match=r"shape \(b n 8\), not \(3, 8\)"):
             call(x[0])
-        with pytest.raises(TypeError, match=r"x is of torch.float32, and the layer of torch.float64"):
+        with pytest.raises(
+            TypeError, match=r"x is of torch.float32, and the layer of torch.float64"
+        ):
             call(x.float())
     with pytest.raises(ValueError, match=r"mask must have shape \(2, 3\)"):
         layers(x, mask=torch.ones(2, 4, dtype=torch.bool))
     with pytest.raises(TypeError, match="mask must be a bool tensor"):
         layers(x, mask=torch.ones(2, 3))
     with pytest.raises(regard.Unsupported, match="Plain takes no marks"):
-        layers(x, marks=torch.ones(2, 3, dtype=torch.bool))
+        layers(x, global_attention_mask=torch.ones(2, 3, dtype=torch.bool))
 
 
 def test_what_does_not_fit_is_said():
     """Fails if a stack accepts what one of its layers cannot do."""
-    plain, looking, x = stack("vanilla"), stack("vanilla", causal=True, cross=True), torch.zeros(1, 3, 8).double()
+    plain, looking, x = (
+        stack("vanilla"),
+        stack("vanilla", causal=True, cross=True),
+        torch.zeros(1, 3, 8).double(),
+    )
     with pytest.raises(regard.Unsupported, match="no layer of it looks"):
         plain(x, x)
     with pytest.raises(ValueError, match="give it as context"):
@@ -94,7 +113,7 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(ValueError, match="ffn is 4 wide, and the mixer 8"):
         Block(regard.create("vanilla", dim=8, heads=2), MLP(4))
     with pytest.raises(ValueError, match="at least one layer"):
-        Plain([])
+        SequentialStack([])
     with pytest.raises(ValueError, match="one width"):
-        Plain([stack("vanilla"), Block(regard.create("vanilla", dim=4, heads=2))])
+        SequentialStack([stack("vanilla"), Block(regard.create("vanilla", dim=4, heads=2))])
     assert "mask" not in repr(stack("vanilla", "fnet").can)

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli import app
-from regard.cli.words import keyed
-from regard.mixer import PROMISES
+from regard.cli.parsing import parse_key_values
+from regard.mixer import CAPABILITIES
 
 NAMES = regard.list()
 
@@ -25,7 +25,11 @@ def run(*arguments, code=0, **environment):
 def refused(*arguments, code=1):
     """One line on stderr, nothing on stdout."""
     result = run(*arguments, code=code)
-    assert result.stdout == "" and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert (
+        result.stdout == ""
+        and result.stderr.startswith("error: ")
+        and result.stderr.count("\n") == 1
+    )
     return result.stderr
 
 
@@ -35,17 +39,22 @@ def _plain(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(("text", "meant"), [("false", False), ("true", True), ("null", None), ("False", False), ("x", "x")])
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("false", False), ("true", True), ("null", None), ("False", False), ("x", "x")],
+)
 def test_words_for_yes_and_no(text, meant):
     """Fails if causal=false is a text, which would count as true."""
-    assert keyed([f"causal={text}"], "") == {"causal": meant}
+    assert parse_key_values([f"causal={text}"], "") == {"causal": meant}
 
 
 def test_version():
     assert run("--version").stdout == f"regard {regard.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["list"], ["show"], ["gallery"], ["demo"], ["tour"], ["compare"], ["cost"]])
+@pytest.mark.parametrize(
+    "command", [[], ["list"], ["show"], ["gallery"], ["demo"], ["tour"], ["compare"], ["cost"]]
+)
 def test_help_has_an_example(command):
     assert "Example: regard" in run(*command, "--help").stdout
 
@@ -55,12 +64,21 @@ def test_list_json_has_every_recipe_with_its_promises():
     found = json.loads(run("list", "--json").stdout)
     assert [entry["name"] for entry in found] == NAMES
     for entry in found:
-        assert set(entry["can"]) == set(PROMISES) and all(isinstance(x, bool) for x in entry["can"].values())
+        assert set(entry["can"]) == set(CAPABILITIES) and all(
+            isinstance(x, bool) for x in entry["can"].values()
+        )
         assert entry["family"] == entry["row"][0] and entry["paper"] and entry["formula"]
         assert entry["url"] is None or entry["url"].endswith(entry["arxiv"])
     by_name = {entry["name"]: entry["can"] for entry in found}
-    assert by_name["local"]["causal"] and not by_name["linformer"]["causal"] and by_name["bigbird"]["causal"]
-    assert by_name["longformer"]["marks"] and not by_name["local"]["marks"]
+    assert (
+        by_name["local"]["causal"]
+        and not by_name["linformer"]["causal"]
+        and by_name["bigbird"]["causal"]
+    )
+    assert (
+        by_name["longformer"]["global_attention_mask"]
+        and not by_name["local"]["global_attention_mask"]
+    )
     assert not by_name["fnet"]["maps"] and by_name["linear"]["maps"]
 
 
@@ -68,7 +86,9 @@ def test_list_filters():
     family = [e["name"] for e in json.loads(run("list", "--family", "c", "--json").stdout)]
     assert family == regard.list("C") and 0 < len(family) < len(NAMES)
     able = json.loads(run("list", "--can", "causal, stream", "--json").stdout)
-    assert 0 < len(able) < len(NAMES) and all(e["can"]["causal"] and e["can"]["stream"] for e in able)
+    assert 0 < len(able) < len(NAMES) and all(
+        e["can"]["causal"] and e["can"]["stream"] for e in able
+    )
     assert "linformer" not in {e["name"] for e in able}
     assert json.loads(run("list", "--family", "H", "--can", "cross", "--json").stdout) == []
 
@@ -77,7 +97,12 @@ def test_list_table_groups_by_family_and_ticks():
     shown = run("list").stdout
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
     assert set(NAMES) <= set(lines)
-    assert shown.index("sparse by position") < shown.index("bigbird") < shown.index("without attention") < shown.index("fnet")
+    assert (
+        shown.index("sparse by position")
+        < shown.index("bigbird")
+        < shown.index("without attention")
+        < shown.index("fnet")
+    )
     assert lines["local"].count("✓") == 7 and lines["fnet"].count("✓") == 3
 
 
@@ -95,7 +120,7 @@ def test_show_every_recipe(name, length):
     assert shown.startswith(name)
     for word in ("promises", "parameters", "pattern", "tokens, rows are queries"):
         assert word in shown
-    for promise in PROMISES:
+    for promise in CAPABILITIES:
         assert f"✓ {promise}" in shown or f"✗ {promise}" in shown
 
 
@@ -111,37 +136,77 @@ def test_show_small_example_and_json(name):
 def test_show_bigbird_says_all_that_matters():
     shown = " ".join(run("show", "bigbird", "--length", "2048").stdout.split())
     for word in (
-        "https://arxiv.org/abs/2007.14062", "Chunks(64, 1, 1) | RandomBlocks(64, 3, 32)", "1,048,576", "may be built causal",
-        "2,048 at most", "## window", "== global queries", "|| global keys", "oo random blocks",
-    ):  # fmt: skip
+        "https://arxiv.org/abs/2007.14062",
+        "Chunks(64, 1, 1) | RandomBlocks(64, 3, 32)",
+        "1,048,576",
+        "may be built causal",
+        "2,048 at most",
+        "## window",
+        "== global queries",
+        "|| global keys",
+        "oo random blocks",
+    ):
         assert word in shown, word
     assert (
-        "forward" in shown and "with backward" in shown and any(f"{name}, " in shown for name in ("compiled", "sparse", "sdpa"))
+        "forward" in shown
+        and "with backward" in shown
+        and any(f"{name}, " in shown for name in ("cpp", "sparse", "sdpa"))
     )
 
 
 def test_show_numbers():
-    found = json.loads(run("show", "local", "--length", "100", "--set", "window=3", "--json").stdout)
+    found = json.loads(
+        run("show", "local", "--length", "100", "--set", "window=3", "--json").stdout
+    )
     assert found["keys_per_query"] == {"mean": pytest.approx(6.88), "max": 7, "exact": True}
     assert found["density"] == pytest.approx(0.0688)
     assert found["pattern"] == "Band(3, 3)" and found["arguments"]["window"] == 3
-    assert found["parameters"] == 4 * 512 * 512 and found["forward"]["backend"] in ("sdpa", "compiled")
+    assert found["parameters"] == 4 * 512 * 512 and found["forward"]["backend"] in ("sdpa", "cpp")
     large = json.loads(run("show", "mlp_mixer", "--length", "100000", "--json").stdout)
     assert large["parameters"] == 2 * 100_000 * 50_000 + 150_000
 
 
 def test_show_causal_and_settings():
-    shown = run("show", "sparse_strided", "--causal", "--length", "40", "--set", "split=merged", "--set", "stride=7").stdout
+    shown = run(
+        "show",
+        "sparse_strided",
+        "--causal",
+        "--length",
+        "40",
+        "--set",
+        "split=merged",
+        "--set",
+        "stride=7",
+    ).stdout
     assert "(Band(7, 7) | Band(None, None, 7)) & Causal()" in shown and "every 7th token" in shown
-    assert json.loads(run("show", "axial", "--length", "90", "--json").stdout)["arguments"]["width"] == 9
-    steps = run("show", "longformer", "--heads", "2", "--length", "32", "--set", "steps=1,3", "--set", "window=2").stdout
+    assert (
+        json.loads(run("show", "axial", "--length", "90", "--json").stdout)["arguments"]["width"]
+        == 9
+    )
+    steps = run(
+        "show",
+        "longformer",
+        "--heads",
+        "2",
+        "--length",
+        "32",
+        "--set",
+        "steps=1,3",
+        "--set",
+        "window=2",
+    ).stdout
     assert "head 1" in steps and "head 2" in steps and "window with gaps" in steps
 
 
 def test_show_draws_without_colour_or_with():
     colourless = run("show", "bigbird", NO_COLOR="1", FORCE_COLOR="1").stdout
     assert "####" in colourless and "▀" not in colourless
-    assert "▀" in run("show", "bigbird", FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm-256color").stdout
+    assert (
+        "▀"
+        in run(
+            "show", "bigbird", FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm-256color"
+        ).stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +284,9 @@ def test_gallery(tmp_path):
 # ---------------------------------------------------------------------------------------------- tour
 def test_tour():
     shown = run("tour").stdout
-    assert "oo random blocks" in shown and "dense softmax (torch SDPA)" in shown and "threads" in shown
+    assert (
+        "oo random blocks" in shown and "dense softmax (torch SDPA)" in shown and "threads" in shown
+    )
     assert "Unsupported: " in shown and "mixes all positions" in shown
     difference = float(shown.split("largest difference ")[1].split()[0])
     most = int(shown.split("never more than ")[1].split()[0])

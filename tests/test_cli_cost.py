@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.measure.cost import cost
-from regard.measure.model import on_meta, plain
-from regard.registry import get
+from regard.measure.model import build_on_meta, simple_config
+from regard.registry import get_recipe
 
-SMALL = ["--dim", "32", "--heads", "2", "--layers", "2", "--vocab", "50", "--length", "64"]
+SMALL = ["--dim", "32", "--heads", "2", "--layers", "2", "--vocab-size", "50", "--length", "64"]
 
 
 def run(*arguments):
@@ -22,7 +22,15 @@ def test_table():
     """Fails if a part is not shown, or layers that are alike are shown one by one."""
     found = run("vanilla", "--causal", *SMALL)
     assert found.exit_code == 0, found.output
-    for word in ("embedding", "layer 0 .. 1, each", "mixer: MultiHead", "ffn: MLP", "head", "total", "peak memory"):
+    for word in (
+        "embedding",
+        "layer 0 .. 1, each",
+        "mixer: MultiHead",
+        "ffn: MLP",
+        "head",
+        "total",
+        "peak memory",
+    ):
         assert word in found.output
     assert "layer 1" not in found.output.replace("layer 0 .. 1", "")
 
@@ -31,7 +39,14 @@ def test_json_says_what_the_function_says():
     """Fails if the numbers on the command line are others than those of `cost`."""
     found = run("linear", *SMALL, "--batch", 3, "--dtype", "bfloat16", "--json")
     value = json.loads(found.stdout)
-    direct = cost(on_meta(plain(get("linear"), {"heads": 2}, dim=32, layers=2, vocab=50)), 64, batch=3, width=2)
+    direct = cost(
+        build_on_meta(
+            simple_config(get_recipe("linear"), {"heads": 2}, dim=32, layers=2, vocab_size=50)
+        ),
+        64,
+        batch=3,
+        width=2,
+    )
     assert value["cost"] == json.loads(json.dumps(direct.as_json()))
     assert value["measured"] is None and value["plans"] == []
 
@@ -54,20 +69,44 @@ def test_what_does_not_fit_is_not_run():
 
 def test_plan():
     """Fails if a plan lacks its ways, its bytes or its days."""
-    found = run("vanilla", "--causal", *SMALL, "--dtype", "bfloat16", "--plan", "h100", "--tokens", 10**9)
+    found = run(
+        "vanilla", "--causal", *SMALL, "--dtype", "bfloat16", "--plan", "h100", "--tokens", 10**9
+    )
     assert found.exit_code == 0, found.output
-    for word in ("devices", "1 x 1 x 1", "a device: activations", "a step: products", "tokens a second", "layers again"):
+    for word in (
+        "devices",
+        "1 x 1 x 1",
+        "a device: activations",
+        "a step: products",
+        "tokens a second",
+        "layers again",
+    ):
         assert word in found.output
-    value = json.loads(run("vanilla", *SMALL, "--dtype", "bfloat16", "--plan", "h100", "--tokens", 10**9, "--json").stdout)
+    value = json.loads(
+        run(
+            "vanilla", *SMALL, "--dtype", "bfloat16", "--plan", "h100", "--tokens", 10**9, "--json"
+        ).stdout
+    )
     kept, _, recomputed = value["plans"]
-    assert kept["days"] > 0 and recomputed["recompute"] == "layers" and kept["seconds"] >= kept["compute"]
+    assert (
+        kept["days"] > 0
+        and recomputed["recompute"] == "layers"
+        and kept["seconds"] >= kept["compute"]
+    )
 
 
 LARGE = {
-    "kind": "decoder", "input": {"kind": "tokens", "vocab": 128256}, "head": {"kind": "language", "tie": False}, "dim": 8192,
-    "heads": 64, "layers": 80, "mixer": {"name": "grouped_query", "arguments": {"share": 8}}, "position": "rope",
-    "ffn": {"name": "swiglu", "arguments": {"hidden": 28672}}, "norm": "rms",
-}  # fmt: skip
+    "kind": "decoder",
+    "input": {"kind": "tokens", "vocab_size": 128256},
+    "head": {"kind": "language", "tie_weights": False},
+    "dim": 8192,
+    "heads": 64,
+    "layers": 80,
+    "mixer": {"name": "grouped_query", "arguments": {"share": 8}},
+    "position": "rope",
+    "ffn": {"name": "swiglu", "arguments": {"hidden": 28672}},
+    "norm": "rms",
+}
 
 
 def test_config_of_seventy_billion_at_a_million_tokens(tmp_path):
@@ -82,7 +121,10 @@ def test_config_of_seventy_billion_at_a_million_tokens(tmp_path):
     each = 2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672
     assert value["parameters"] == 80 * (each + 2 * 8192) + 8192 + 2 * 128256 * 8192
     tokens = 10**6
-    assert value["forward"] == 2 * tokens * (80 * each + 128256 * 8192) + 80 * 4 * (tokens * (tokens + 1) // 2) * 8192
+    assert (
+        value["forward"]
+        == 2 * tokens * (80 * each + 128256 * 8192) + 80 * 4 * (tokens * (tokens + 1) // 2) * 8192
+    )
     assert value["per_token"] == 80 * 2 * 1024 * 2
 
 
@@ -90,7 +132,11 @@ def test_config_of_experts(tmp_path):
     """Fails if a token is said to use all experts, or the plan leaves them all on one device."""
     path = tmp_path / "config.json"
     experts = {"name": "top_k", "arguments": {"experts": 8}}
-    path.write_text(json.dumps({**LARGE, "dim": 512, "heads": 8, "layers": 2, "mixer": "vanilla", "ffn": experts}))
+    path.write_text(
+        json.dumps(
+            {**LARGE, "dim": 512, "heads": 8, "layers": 2, "mixer": "vanilla", "ffn": experts}
+        )
+    )
     plan = ["--plan", "L4", "--batch", 64, "--accumulate", 2]
     found = run("--config", tmp_path, "--length", 8192, "--dtype", "bfloat16", *plan)
     assert found.exit_code == 0, found.output
@@ -100,7 +146,10 @@ def test_config_of_experts(tmp_path):
 
 def test_own_accelerators(tmp_path):
     """Fails if a table of one's own is not used, or a wrong one is taken."""
-    path, good = tmp_path / "mine.json", {"flops": {"bfloat16": 1e15}, "bandwidth": 1e12, "memory": 10**11, "link": 1e11}
+    path, good = (
+        tmp_path / "mine.json",
+        {"flops": {"bfloat16": 1e15}, "bandwidth": 1e12, "memory": 10**11, "link": 1e11},
+    )
     path.write_text(json.dumps({"mine": good}))
     arguments = [*SMALL, "--dtype", "bfloat16", "--accelerators", path]
     assert run("vanilla", *arguments, "--plan", "mine").exit_code == 0
@@ -116,7 +165,16 @@ def test_own_accelerators(tmp_path):
 
 def test_a_million_tokens():
     """Fails if recipes of each kind cannot be asked about at a million tokens."""
-    for name in ("vanilla", "longformer", "linear", "linformer", "reformer", "bp_transformer", "gmlp", "fnet"):
+    for name in (
+        "vanilla",
+        "longformer",
+        "linear",
+        "linformer",
+        "reformer",
+        "bp_transformer",
+        "gmlp",
+        "fnet",
+    ):
         found = run(name, "--length", 1_000_000, "--layers", 2, "--json")
         assert found.exit_code == 0, f"{name}: {found.output}"
 
@@ -129,9 +187,12 @@ def test_a_million_tokens():
         (["vanilla", "--length", "99999999999"], "--length must be between 1 and"),
         (["vanilla", "--dim", "0"], "--dim must be between 1 and"),
         (["vanilla", "--layers", "-1"], "layers: Input should be greater than or equal to 1"),
-        (["vanilla", "--vocab", "0"], "vocab: Input should be greater than or equal to 1"),
+        (["vanilla", "--vocab-size", "0"], "vocab: Input should be greater than or equal to 1"),
         (["vanilla", "--hidden", "0"], "hidden must be a whole number >= 1"),
-        (["vanilla", "--dim", "99999999999", "--heads", "1"], "dim: Input should be less than or equal to"),
+        (
+            ["vanilla", "--dim", "99999999999", "--heads", "1"],
+            "dim: Input should be less than or equal to",
+        ),
         (["vanilla", "--heads", "7"], "dim must be divisible by heads"),
         (["vanilla", "--dtype", "int8"], "--dtype must be one of float32"),
         (["vanilla", "--plan", "H10"], "no accelerator 'H10': did you mean 'H100'?"),
@@ -147,7 +208,10 @@ def test_a_million_tokens():
         (["--config", "nowhere.json"], "there is no nowhere.json"),
         (["vanilla", "--config", "nowhere.json"], "leave vanilla out"),
         (["vanilla", "--accumulate", "2"], "--accumulate is for --plan"),
-        (["vanilla", "--plan", "H100", "--accelerators", "nowhere.json"], "nowhere.json cannot be read"),
+        (
+            ["vanilla", "--plan", "H100", "--accelerators", "nowhere.json"],
+            "nowhere.json cannot be read",
+        ),
     ],
 )
 def test_refusals(arguments, message):

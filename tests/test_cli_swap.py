@@ -9,13 +9,27 @@ import torch
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.cli.swapping import loose, mixer_of
-from regard.swap import load_swapped
+from regard.cli.swap import parse_extra_options, parse_mixer
+from regard.hf import load_swapped
 
 hf = pytest.importorskip("transformers")
 WORDS = [
-    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "dog", "cat", "sees", "hears", "old", "red", "big", "small",
-]  # fmt: skip
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "a",
+    "dog",
+    "cat",
+    "sees",
+    "hears",
+    "old",
+    "red",
+    "big",
+    "small",
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,19 +39,33 @@ def model(tmp_path_factory):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = hf.BertConfig(
-            vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-            max_position_embeddings=64, pad_token_id=0,
-        )  # fmt: skip
+            vocab_size=len(WORDS),
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=24,
+            max_position_embeddings=64,
+            pad_token_id=0,
+        )
         hf.BertModel(config).save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(WORDS))
-    hf.BertTokenizerFast(vocab={word: i for i, word in enumerate(WORDS)}).save_pretrained(folder)
+    hf.BertTokenizerFast(vocab_size={word: i for i, word in enumerate(WORDS)}).save_pretrained(
+        folder
+    )
     return str(folder)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "sample.txt"
-    path.write_text("\n".join(f"the {a} dog {v} a {b} cat" for a in WORDS[11:] for v in ("sees", "hears") for b in WORDS[9:12]))
+    path.write_text(
+        "\n".join(
+            f"the {a} dog {v} a {b} cat"
+            for a in WORDS[11:]
+            for v in ("sees", "hears")
+            for b in WORDS[9:12]
+        )
+    )
     return str(path)
 
 
@@ -49,45 +77,81 @@ def test_the_table(model, data):
     """Fails if drift, speed or memory is not shown."""
     found = run(model, "--mixer", "local", "--window", "2", "--data", data, "--lengths", "8,32")
     assert found.exit_code == 0, found.output
-    for words in ("local window=2", "BertSelfAttention", "cosine of the embedding", "times as fast", "MB after"):
+    for words in (
+        "local window=2",
+        "BertSelfAttention",
+        "cosine of the embedding",
+        "times as fast",
+        "MB after",
+    ):
         assert words in found.output
 
 
 def test_json_recovery_and_the_folder(model, data, tmp_path):
     """Fails if the numbers, the curve or the new model are not given to machines."""
     folder = tmp_path / "new"
-    words = [model, "--mixer", "linear", "--layers", "1", "--data", data, "--lengths", "16", "--recover", "2s", "--batch", "4"]
+    words = [
+        model,
+        "--mixer",
+        "linear",
+        "--layers",
+        "1",
+        "--data",
+        data,
+        "--lengths",
+        "16",
+        "--recover",
+        "2s",
+        "--batch",
+        "4",
+    ]
     found = run(*words, "--out", str(folder), "--json")
     assert found.exit_code == 0, found.output
     said = json.loads(found.stdout)
-    assert [c["layer"] for c in said["drift"]["changes"]] == [1] and said["speed"][0]["length"] == 16
-    assert said["recovered"]["curve"][-1]["stage"] == "whole" and said["recovered"]["after"]["output"] <= 1.0001
+    assert [c["layer"] for c in said["drift"]["changes"]] == [1] and said["speed"][0][
+        "length"
+    ] == 16
+    assert (
+        said["recovered"]["curve"][-1]["stage"] == "whole"
+        and said["recovered"]["after"]["output"] <= 1.0001
+    )
     again = load_swapped(folder)
     with torch.no_grad():
         assert again(torch.tensor([[2, 5, 7, 3]])).last_hidden_state.isfinite().all()
-    assert run(str(folder), "--mixer", "local", "--data", data).exit_code == 1  # its old attentions are not there
+    assert (
+        run(str(folder), "--mixer", "local", "--data", data).exit_code == 1
+    )  # its old attentions are not there
 
 
 def test_three_ways_to_write_an_option():
     """Fails if they do not come to the same, or are not checked."""
-    for word, settings, extra in (("local:window=8", [], []), ("local", ["window=8"], []), ("local", [], ["--window", "8"])):
-        assert mixer_of(word, settings, extra).arguments == {"window": 8}
-    assert loose(["--a-b=3", "--c", "x"]) == ["a_b=3", "c=x"]
+    for word, settings, extra in (
+        ("local:window=8", [], []),
+        ("local", ["window=8"], []),
+        ("local", [], ["--window", "8"]),
+    ):
+        assert parse_mixer(word, settings, extra).arguments == {"window": 8}
+    assert parse_extra_options(["--a-b=3", "--c", "x"]) == ["a_b=3", "c=x"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--mixer", "locl"], "did you mean 'local'"), (["--mixer", "local", "--windw", "3"], "did you mean 'window'"),
-        (["--mixer", "local", "--window"], "--window needs a value"), (["--mixer", "local", "stray"], "what is 'stray'"),
-        (["--mixer", "fnet"], "cannot leave tokens out"), (["--mixer", "local", "--layers", "5"], "from 0 to 1"),
-        (["--mixer", "local", "--layers", "x"], "--layers"), (["--mixer", "local", "--recover", "soon"], "span of time"),
+        (["--mixer", "locl"], "did you mean 'local'"),
+        (["--mixer", "local", "--windw", "3"], "did you mean 'window'"),
+        (["--mixer", "local", "--window"], "--window needs a value"),
+        (["--mixer", "local", "stray"], "what is 'stray'"),
+        (["--mixer", "fnet"], "cannot leave tokens out"),
+        (["--mixer", "local", "--layers", "5"], "from 0 to 1"),
+        (["--mixer", "local", "--layers", "x"], "--layers"),
+        (["--mixer", "local", "--recover", "soon"], "span of time"),
         (["--mixer", "local:window=3", "--window", "4"], "window is given twice"),
         (["--mixer", "local", "--window", "3", "--set", "window=4"], "window is given twice"),
         (["--mixer", "local", "--out", "/dev/null/x"], "/dev/null/x"),
-        (["--mixer", "local", "--lengths", "99"], "positions for 64"), (["--mixer", "retnet"], "recurrence"),
+        (["--mixer", "local", "--lengths", "99"], "positions for 64"),
+        (["--mixer", "retnet"], "recurrence"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_in_one_line(model, data, words, message):
     """Fails if a user's mistake is a traceback."""
     found = run(model, *words, "--data", data)
@@ -101,14 +165,21 @@ def test_wrong_files(model, data, tmp_path):
         ([model, "--data", str(tmp_path / "none.txt")], "none.txt"),
         ([model, "--data", str(tmp_path / "blank.txt")], "no text"),
         ([str(tmp_path), "--data", data], "config.json"),
-    ):  # fmt: skip
+    ):
         found = run(words[0], "--mixer", "local", *words[1:])
         assert found.exit_code == 1 and message in found.stderr and "Traceback" not in found.output
 
 
 def test_a_run_of_our_own(data, tmp_path):
     """Fails if a model that `regard train` made is not swapped by its folder, or its logits are taken for tokens."""
-    made = {"--task": "lm", "--data": data, "--length": "16", "--dim": "16", "--steps": "2", "--out": str(tmp_path / "run")}
+    made = {
+        "--task": "lm",
+        "--data": data,
+        "--length": "16",
+        "--dim": "16",
+        "--steps": "2",
+        "--out": str(tmp_path / "run"),
+    }
     done = CliRunner().invoke(app, ["train", *(word for pair in made.items() for word in pair)])
     assert done.exit_code == 0, done.output
     words = [str(tmp_path / "run"), "--mixer", "linear", "--data", data]
@@ -117,7 +188,10 @@ def test_a_run_of_our_own(data, tmp_path):
     said = json.loads(found.stdout)
     assert said["drift"]["kind"] == "logits" and said["recovered"]["after"]["kind"] == "logits"
     assert [each["length"] for each in said["speed"]] == [16]
-    for more, message in ((["--out", str(tmp_path / "new")], "is a run"), (["--lengths", "99"], "positions for 16")):
+    for more, message in (
+        (["--out", str(tmp_path / "new")], "is a run"),
+        (["--lengths", "99"], "positions for 16"),
+    ):
         found = run(*words, *more)
         assert found.exit_code == 1 and message in found.stderr and not (tmp_path / "new").exists()
     found = run(str(tmp_path / "run" / "model"), "--mixer", "linear", "--data", data)

@@ -15,17 +15,45 @@ import torch
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.cli.curve import plot
-from regard.cli.words import part, whole_path
+from regard.cli.parsing import absolute_path, parse_spec
+from regard.cli.text_plot import plot_text
 from regard.compare import Schedule
 from regard.models import generate
-from regard.tasks import task
+from regard.tasks import create_task
 from regard.train import checkpoint
+from regard.train.inference import MetricAccumulator, evaluate, generation_step, load_run, predict
 from regard.train.run import read_spec
-from regard.train.using import Tally, evaluate, predict, speaker, trained
 
-LM = ("--task", "lm", "--length", "24", "--dim", "16", "--heads", "2", "--layers", "1", "--batch", "4", "--set", "examples=8")
-SMALL = ("--length", "32", "--dim", "16", "--heads", "2", "--layers", "1", "--batch", "4", "--set", "examples=8")
+LM = (
+    "--task",
+    "lm",
+    "--length",
+    "24",
+    "--dim",
+    "16",
+    "--heads",
+    "2",
+    "--layers",
+    "1",
+    "--batch",
+    "4",
+    "--set",
+    "examples=8",
+)
+SMALL = (
+    "--length",
+    "32",
+    "--dim",
+    "16",
+    "--heads",
+    "2",
+    "--layers",
+    "1",
+    "--batch",
+    "4",
+    "--set",
+    "examples=8",
+)
 
 
 def run(*arguments, code=0, **more):
@@ -39,7 +67,11 @@ def run(*arguments, code=0, **more):
 def refused(*arguments, code=1):
     """One line on stderr, nothing on stdout."""
     result = run(*arguments, code=code)
-    assert result.stdout == "" and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1, result.output
+    assert (
+        result.stdout == ""
+        and result.stderr.startswith("error: ")
+        and result.stderr.count("\n") == 1
+    ), result.output
     return result.stderr
 
 
@@ -66,7 +98,17 @@ def rows(tmp_path_factory):
 def labels(tmp_path_factory, rows):
     """A run of fifty steps on it."""
     folder = tmp_path_factory.mktemp("runs") / "classify"
-    words = ("classify:text=body:label=topic", "--data", rows, "--rate", "0.01", "--steps", 50, "--set", "warmup=5")
+    words = (
+        "classify:text=body:label=topic",
+        "--data",
+        rows,
+        "--rate",
+        "0.01",
+        "--steps",
+        50,
+        "--set",
+        "warmup=5",
+    )
     run("train", *SMALL, "--task", *words, "--out", folder)
     return folder
 
@@ -77,30 +119,75 @@ def test_columns_of_parquet_have_options(tmp_path, monkeypatch):
     pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "my.parquet"
     arrow.parquet.write_table(
-        arrow.Table.from_pylist([{"body": f"{'xy'[i % 2]} {i}", "topic": i % 2} for i in range(99)]), path
+        arrow.Table.from_pylist(
+            [{"body": f"{'xy'[i % 2]} {i}", "topic": i % 2} for i in range(99)]
+        ),
+        path,
     )
     words = ("--data", path, "--text", "body", "--label", "topic")
     run("train", *SMALL, "--task", "classify", *words, "--steps", 2, "--out", tmp_path / "run")
-    assert read_spec(tmp_path / "run").task.arguments == {"length": 32, "data": str(path), "text": "body", "label": "topic"}
-    said = refused("train", *SMALL, "--task", "classify", *words[:3], "bdy", *words[4:], "--out", tmp_path / "other")
+    assert read_spec(tmp_path / "run").task.arguments == {
+        "length": 32,
+        "data": str(path),
+        "text": "body",
+        "label": "topic",
+    }
+    said = refused(
+        "train",
+        *SMALL,
+        "--task",
+        "classify",
+        *words[:3],
+        "bdy",
+        *words[4:],
+        "--out",
+        tmp_path / "other",
+    )
     assert f"row 1 of {path} has no column 'bdy': did you mean 'body'?" in said
     monkeypatch.setattr(Schedule, "run", lambda self, cells: None)
-    plain = ("--lengths", 16, "--dim", 8, "--heads", 2, "--layers", 1, "--out", tmp_path / "both", "--json")
+    plain = (
+        "--lengths",
+        16,
+        "--dim",
+        8,
+        "--heads",
+        2,
+        "--layers",
+        1,
+        "--out",
+        tmp_path / "both",
+        "--json",
+    )
     found = run("compare", "--mixers", "linear", "--tasks", "classify", *words, *plain)
     assert json.loads(found.stdout)["rows"][-1]["mixer"] == "constant"
-    assert "takes no argument 'text'" in refused("compare", "--mixers", "linear", "--tasks", "parity", *words, *plain)
+    assert "takes no argument 'text'" in refused(
+        "compare", "--mixers", "linear", "--tasks", "parity", *words, *plain
+    )
 
 
 def test_names_of_hugging_face_have_a_colon(tmp_path, monkeypatch):
     """Fails if the colon of hf: is taken for that of an argument, or a folder is looked for from somewhere else."""
-    assert part("classify:data=hf:a/b#c:text=body").arguments == {"data": "hf:a/b#c", "text": "body"}
+    assert parse_spec("classify:data=hf:a/b#c:text=body").arguments == {
+        "data": "hf:a/b#c",
+        "text": "body",
+    }
     monkeypatch.chdir(tmp_path)
     (tmp_path / "set").mkdir()
-    assert whole_path("hf:set") == f"hf:{tmp_path / 'set'}" and whole_path("hf:imdb") == "hf:imdb"
+    assert (
+        absolute_path("hf:set") == f"hf:{tmp_path / 'set'}"
+        and absolute_path("hf:imdb") == "hf:imdb"
+    )
 
 
 @pytest.mark.parametrize(
-    "command", [["train"], ["eval"], ["predict"], ["generate"], *(["runs", c] for c in ("list", "show", "compare", "delete"))]
+    "command",
+    [
+        ["train"],
+        ["eval"],
+        ["predict"],
+        ["generate"],
+        *(["runs", c] for c in ("list", "show", "compare", "delete")),
+    ],
 )
 def test_help_has_an_example_and_json(command):
     """Fails if a command does not say how it is used."""
@@ -111,31 +198,58 @@ def test_help_has_an_example_and_json(command):
 # ---------------------------------------------------------------------------------------------- train
 def test_train_writes_a_run_and_says_what_came_of_it(tmp_path):
     """Fails if options do not reach the run, progress is on stdout, or the same words again train again."""
-    words = (*LM, "--mixer", "local:window=8", "--steps", 10, "--set", "ema=0.9", "--seed", 3, "--out", tmp_path / "x")
+    words = (
+        *LM,
+        "--mixer",
+        "local:window=8",
+        "--steps",
+        10,
+        "--set",
+        "ema=0.9",
+        "--seed",
+        3,
+        "--out",
+        tmp_path / "x",
+    )
     found = run("train", *words, "--json")
     result = json.loads(found.stdout)
     spec = read_spec(tmp_path / "x")
     assert result["steps"] == 10 and result["metric"] == "bits" and found.stderr == ""
-    assert (spec.mixer.arguments, spec.settings.ema, spec.settings.seed, spec.dim) == ({"window": 8}, 0.9, 3, 16)
+    assert (spec.mixer.arguments, spec.settings.ema, spec.settings.seed, spec.dim) == (
+        {"window": 8},
+        0.9,
+        3,
+        16,
+    )
     again = run("train", *words)
     assert "kept in" in again.stdout and "10 steps" in again.stdout
-    assert json.loads(run("train", "--resume", tmp_path / "x", "--json").stdout)["test"] == result["test"]
+    assert (
+        json.loads(run("train", "--resume", tmp_path / "x", "--json").stdout)["test"]
+        == result["test"]
+    )
 
 
 def test_progress_goes_to_stderr_with_loss_speed_and_time(tmp_path):
     """Fails if somebody who waits is told nothing."""
     shown = run("train", *LM, "--steps", 10, "--out", tmp_path / "x").stderr
-    assert shown.count("\n") == 10 and all(word in shown for word in ("step 10/10", "loss ", "tokens/s", "s left"))
+    assert shown.count("\n") == 10 and all(
+        word in shown for word in ("step 10/10", "loss ", "tokens/s", "s left")
+    )
 
 
 def test_a_run_that_is_over_is_trained_for_longer(tmp_path):
     """Fails if --resume --steps does nothing, or a number that is too small costs the result."""
     words = (*LM, "--steps", 4, "--out", tmp_path / "x")
     run("train", *words)
-    assert "has had 4 steps: to go on it needs more, not 4" in refused("train", "--resume", tmp_path / "x", "--steps", 4)
+    assert "has had 4 steps: to go on it needs more, not 4" in refused(
+        "train", "--resume", tmp_path / "x", "--steps", 4
+    )
     assert "leave --rate out" in refused("train", "--resume", tmp_path / "x", "--rate", "0.1")
     assert json.loads(run("train", "--resume", tmp_path / "x", "--json").stdout)["steps"] == 4
-    assert json.loads(run("train", "--resume", tmp_path / "x", "--steps", 9, "--json").stdout)["steps"] == 9
+    assert (
+        json.loads(run("train", "--resume", tmp_path / "x", "--steps", 9, "--json").stdout)["steps"]
+        == 9
+    )
     assert read_spec(tmp_path / "x").settings.steps == 9
 
 
@@ -167,8 +281,10 @@ def test_ctrl_c_before_the_first_step(tmp_path, monkeypatch):
     def stopping(spec):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("regard.train.run.task_of", stopping)
-    assert "nothing to keep yet" in refused("train", *LM, "--out", tmp_path / "x", "--json", code=130)
+    monkeypatch.setattr("regard.train.run.build_task", stopping)
+    assert "nothing to keep yet" in refused(
+        "train", *LM, "--out", tmp_path / "x", "--json", code=130
+    )
 
 
 def test_a_disk_that_fills(tmp_path, monkeypatch):
@@ -195,14 +311,20 @@ def test_a_small_disk(tmp_path):
     """Fails on a disk that is really full: the last checkpoint must be whole, and the message say what to do."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=360k", "none", str(disk)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=360k", "none", str(disk)], capture_output=True
+    ).returncode:
         pytest.skip("a disk can only be mounted by root")
     try:
         words = (*LM, "--steps", 400, "--set", "save=1", "--out", disk / "x", "--json")
         (disk / "other").write_bytes(bytes(200_000))
         said = refused("train", *words)
-        assert "No space left on device" in said and "step-000" in said and f"--resume {disk / 'x'}" in said
-        last = checkpoint.newest(disk / "x" / "checkpoints")
+        assert (
+            "No space left on device" in said
+            and "step-000" in said
+            and f"--resume {disk / 'x'}" in said
+        )
+        last = checkpoint.latest_checkpoint(disk / "x" / "checkpoints")
         assert last is not None and str(last) in said
         (disk / "other").unlink()
         go_on = run("train", "--resume", disk / "x", "--steps", int(last.name[5:]) + 1, "--json")
@@ -213,7 +335,17 @@ def test_a_small_disk(tmp_path):
 
 def test_where_results_go_is_asked_before_training(tmp_path):
     """Fails if a comparison trains for hours and then cannot write its page, or leaves one of two outputs out."""
-    words = ("compare", "--mixers", "linear", "--tasks", "parity", "--lengths", 8, "--out", tmp_path / "x")
+    words = (
+        "compare",
+        "--mixers",
+        "linear",
+        "--tasks",
+        "parity",
+        "--lengths",
+        8,
+        "--out",
+        tmp_path / "x",
+    )
     assert "is a folder" in refused(*words, "--html", tmp_path)
     assert "give one of them" in refused(*words, "--json", "--csv")
     assert not (tmp_path / "x").exists()
@@ -226,7 +358,17 @@ def test_a_disk_that_fills_under_a_comparison(tmp_path, monkeypatch):
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(Schedule, "run", full)
-    said = refused("compare", "--mixers", "linear", "--tasks", "parity", "--lengths", 8, "--out", tmp_path / "x")
+    said = refused(
+        "compare",
+        "--mixers",
+        "linear",
+        "--tasks",
+        "parity",
+        "--lengths",
+        8,
+        "--out",
+        tmp_path / "x",
+    )
     assert "database or disk is full; what was done is kept" in said
 
 
@@ -239,7 +381,10 @@ def test_a_disk_that_fills_while_tensors_are_written(tmp_path, monkeypatch):
         raise checkpoint.SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(checkpoint.Unwritten, match=r"step 2 could not be written: .*No space left.*the last one is .*00001"):
+    with pytest.raises(
+        checkpoint.CheckpointWriteError,
+        match=r"step 2 could not be written: .*No space left.*the last one is .*00001",
+    ):
         checkpoint.save(tmp_path, 2, tensors, {})
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
 
@@ -272,17 +417,39 @@ def test_what_does_not_fit_is_refused_before_any_training(tmp_path, words, said)
 def test_bad_data_is_refused_in_one_line(tmp_path, rows):
     """Fails if empty, torn or wrongly encoded files, missing labels or columns end in anything but a line of words."""
     files = {
-        "empty.csv": b"", "torn.csv": b"body,topic\n" + b"x,a\n" * 9 + b"y\n", "coded.csv": b"body,topic\nx,\xe9\n",
+        "empty.csv": b"",
+        "torn.csv": b"body,topic\n" + b"x,a\n" * 9 + b"y\n",
+        "coded.csv": b"body,topic\nx,\xe9\n",
         "lacking.csv": b"body,topic\n" + b"x,a\n" * 50 + b"z,\n" * 50,
-    }  # fmt: skip
+    }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    said = {"empty.csv": "is empty", "torn.csv": "has 1 fields, and the header has 2", "coded.csv": "offset 13, in line 2",
-            "lacking.csv": "missing='drop'"}  # fmt: skip
+    said = {
+        "empty.csv": "is empty",
+        "torn.csv": "has 1 fields, and the header has 2",
+        "coded.csv": "offset 13, in line 2",
+        "lacking.csv": "missing='drop'",
+    }
     for name, words in said.items():
-        given = ("train", "--task", "classify:text=body:label=topic", "--data", tmp_path / name, "--out", tmp_path / "x")
+        given = (
+            "train",
+            "--task",
+            "classify:text=body:label=topic",
+            "--data",
+            tmp_path / name,
+            "--out",
+            tmp_path / "x",
+        )
         assert words in refused(*given)
-    given = ("train", "--task", "classify:text=bdy:label=topic", "--data", rows, "--out", tmp_path / "x")
+    given = (
+        "train",
+        "--task",
+        "classify:text=bdy:label=topic",
+        "--data",
+        rows,
+        "--out",
+        tmp_path / "x",
+    )
     assert "did you mean 'body'" in refused(*given)
     assert not (tmp_path / "x").exists()
 
@@ -311,7 +478,7 @@ def test_data_that_changed_are_not_resumed(tmp_path):
 def test_eval_measures_a_whole_split(speaks):
     """Fails if the metric is not that of the model over all windows, counted by hand."""
     found = json.loads(run("eval", speaks, "--split", "valid", "--batch", 7, "--json").stdout)
-    made, model = task("lm", length=24), trained(speaks).model
+    made, model = create_task("lm", length=24), load_run(speaks).model
     bits = 0.0
     for index in range(made.size("valid")):
         tokens, target = made.example("valid", index)
@@ -325,9 +492,9 @@ def test_eval_measures_a_whole_split(speaks):
 
 def test_macro_f1():
     """Fails if it is not the mean of F1 over the classes that were said or meant."""
-    made = task("classify")
+    made = create_task("classify")
     made.classes = 4
-    tally = Tally(made)
+    tally = MetricAccumulator(made)
     meant, said = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 1, 1, 0])
     tally.add(torch.nn.functional.one_hot(said, 4).float(), meant)
     found = tally.found()
@@ -342,8 +509,15 @@ def test_eval_refusals(speaks, tmp_path):
     assert "is no run" in refused("eval", tmp_path)
     shutil.copytree(speaks, tmp_path / "half")
     shutil.rmtree(tmp_path / "half" / "model")
-    assert f"is not over: regard train --resume {tmp_path / 'half'}" in refused("eval", tmp_path / "half")
-    assert evaluate(trained(speaks).model, task("lm", length=24), "train", examples=3)["examples"] == 3
+    assert f"is not over: regard train --resume {tmp_path / 'half'}" in refused(
+        "eval", tmp_path / "half"
+    )
+    assert (
+        evaluate(load_run(speaks).model, create_task("lm", length=24), "train", examples=3)[
+            "examples"
+        ]
+        == 3
+    )
 
 
 # ---------------------------------------------------------------------------------------------- predict
@@ -354,7 +528,11 @@ def test_predict_labels_texts_without_the_data(labels, tmp_path):
     spec = json.loads((moved / "spec.json").read_text())
     spec["task"]["arguments"]["data"] = "/nowhere.csv"
     (moved / "spec.json").write_text(json.dumps(spec))
-    found = json.loads(run("predict", moved, "--text", "xxxxx 7", "--text", "yyyyy 8", "--text", "", "--json").stdout)
+    found = json.loads(
+        run(
+            "predict", moved, "--text", "xxxxx 7", "--text", "yyyyy 8", "--text", "", "--json"
+        ).stdout
+    )
     assert [one["label"] for one in found][:2] == ["a", "b"] and len(found) == 3
     for one in found:
         assert sum(one["probabilities"].values()) == pytest.approx(1) and one["probability"] == max(
@@ -366,20 +544,29 @@ def test_predict_labels_texts_without_the_data(labels, tmp_path):
 def test_predict_a_file_in_batches(labels, rows, tmp_path):
     """Fails if rows are lost, out of order, or depend on their batch."""
     given = list(csv.DictReader(rows.open()))
-    shown = list(csv.DictReader(io.StringIO(run("predict", labels, "--data", rows, "--batch", 7, "--csv").stdout)))
+    shown = list(
+        csv.DictReader(
+            io.StringIO(run("predict", labels, "--data", rows, "--batch", 7, "--csv").stdout)
+        )
+    )
     assert [one["text"] for one in shown] == [row["body"] for row in given]
     assert sum(one["label"] == row["topic"] for one, row in zip(shown, given, strict=True)) > 110
-    alone = next(predict(trained(labels), [given[0]["body"]]))
+    alone = next(predict(load_run(labels), [given[0]["body"]]))
     assert float(shown[0]["probability"]) == pytest.approx(alone.probability, rel=1e-5)
     (tmp_path / "lines.txt").write_text("xxxxx\nyyyyy\n")
-    assert len(json.loads(run("predict", labels, "--data", tmp_path / "lines.txt", "--json").stdout)) == 2
+    assert (
+        len(json.loads(run("predict", labels, "--data", tmp_path / "lines.txt", "--json").stdout))
+        == 2
+    )
 
 
 def test_predict_refusals(labels, speaks, rows):
     """Fails if what cannot be predicted is."""
     assert "either --text or --data" in refused("predict", labels)
     assert "either --text or --data" in refused("predict", labels, "--text", "x", "--data", rows)
-    assert "--column names a column" in refused("predict", labels, "--text", "x", "--column", "body")
+    assert "--column names a column" in refused(
+        "predict", labels, "--text", "x", "--column", "body"
+    )
     assert "did you mean 'body'" in refused("predict", labels, "--data", rows, "--column", "bdy")
     assert "gives no labels" in refused("predict", speaks, "--text", "x")
 
@@ -387,7 +574,20 @@ def test_predict_refusals(labels, speaks, rows):
 # ---------------------------------------------------------------------------------------------- generate
 def test_generate_is_the_same_streamed_or_whole_and_by_its_seed(speaks):
     """Fails if the stream differs from the whole, a seed does nothing, or a text longer than the model's window ends."""
-    words = ("generate", speaks, "--prompt", "the ", "--length", 60, "--temperature", "0.9", "--top-k", 10, "--top-p", "0.95")
+    words = (
+        "generate",
+        speaks,
+        "--prompt",
+        "the ",
+        "--length",
+        60,
+        "--temperature",
+        "0.9",
+        "--top-k",
+        10,
+        "--top-p",
+        "0.95",
+    )
     found = json.loads(run(*words, "--seed", 1, "--json").stdout)
     assert run(*words, "--seed", 1).stdout == "the " + found["text"] + "\n"
     assert len(found["tokens"]) == len(found["text"]) == 60 and found["why"] == "length"
@@ -396,10 +596,10 @@ def test_generate_is_the_same_streamed_or_whole_and_by_its_seed(speaks):
 
 def test_a_speaker_reads_half_again_when_its_window_is_full(speaks):
     """Fails if the next token is not what the model says after the tokens that it still sees."""
-    ready = trained(speaks)
-    step, codec = speaker(ready), ready.reading.codec
+    ready = load_run(speaks)
+    step, codec = generation_step(ready), ready.processor.codec
     prompt = codec.encode("the dog sees the ").tolist()
-    new = generate(step, [prompt], max_new=40)[0].tokens
+    new = generate(step, [prompt], max_new_tokens=40)[0].tokens
     whole, seen = prompt + new, len(prompt)
     for at in range(len(prompt), len(whole)):
         logits = ready.model(torch.tensor([whole[at - seen : at]]))[0, -1]
@@ -407,17 +607,28 @@ def test_a_speaker_reads_half_again_when_its_window_is_full(speaks):
         assert int(logits.argmax()) == whole[at]
         seen = seen + 1 if seen < 24 else 12
     long = codec.encode("the dog sees the cat and more of it all")
-    assert len(generate(step, [(long[:30]).tolist()], max_new=3)[0].tokens) == 3
+    assert len(generate(step, [(long[:30]).tolist()], max_new_tokens=3)[0].tokens) == 3
 
 
 def test_generate_with_beams_stops_and_the_best(speaks):
     """Fails if a stop is not heard, beams do not search, or temperature 0 is not the best token each time."""
-    stopped = json.loads(run("generate", speaks, "--prompt", "the ", "--stop", "e", "--json").stdout)
+    stopped = json.loads(
+        run("generate", speaks, "--prompt", "the ", "--stop", "e", "--json").stdout
+    )
     assert "e" not in stopped["text"] and stopped["why"] == "string"
-    best = json.loads(run("generate", speaks, "--prompt", "the ", "--length", 8, "--temperature", 0, "--json").stdout)
-    wide = json.loads(run("generate", speaks, "--prompt", "the ", "--length", 8, "--beams", 4, "--json").stdout)
+    best = json.loads(
+        run(
+            "generate", speaks, "--prompt", "the ", "--length", 8, "--temperature", 0, "--json"
+        ).stdout
+    )
+    wide = json.loads(
+        run("generate", speaks, "--prompt", "the ", "--length", 8, "--beams", 4, "--json").stdout
+    )
     assert sum(wide["logp"]) >= sum(best["logp"]) - 1e-6
-    assert run("generate", speaks, "--prompt", "the ", "--length", 8, "--beams", 4).stdout == f"the {wide['text']}\n"
+    assert (
+        run("generate", speaks, "--prompt", "the ", "--length", 8, "--beams", 4).stdout
+        == f"the {wide['text']}\n"
+    )
 
 
 def test_generate_refusals(speaks, labels):
@@ -448,8 +659,16 @@ def test_runs_list_show_and_compare(speaks, labels, tmp_path):
     assert "not over yet" in run("runs", "show", tmp_path / "half").stdout
     assert len(json.loads(run("runs", "show", tmp_path / "one", "--json").stdout)["curve"]) == 10
     beside = run("runs", "compare", tmp_path / "one", tmp_path / "two").stdout
-    assert "mixer.name" in beside and "bits" in beside and "accuracy" in beside and "dropout" not in beside
-    assert len(json.loads(run("runs", "compare", tmp_path / "one", tmp_path / "two", "--json").stdout)) == 2
+    assert (
+        "mixer.name" in beside
+        and "bits" in beside
+        and "accuracy" in beside
+        and "dropout" not in beside
+    )
+    assert (
+        len(json.loads(run("runs", "compare", tmp_path / "one", tmp_path / "two", "--json").stdout))
+        == 2
+    )
     assert "at least two" in refused("runs", "compare", tmp_path / "one")
     assert "there is no folder" in refused("runs", "list", tmp_path / "none")
 
@@ -471,8 +690,13 @@ def test_runs_delete_only_what_a_run_wrote(speaks, tmp_path):
 
 def test_a_curve():
     """Fails if a curve does not rise where its values do, or few, equal or no values break it."""
-    lines = plot([1, 2, 3], [0.0, 0.5, 1.0], "up", width=3, height=2).splitlines()
+    lines = plot_text([1, 2, 3], [0.0, 0.5, 1.0], "up", width=3, height=2).splitlines()
     assert lines == ["up", "1 │ ▁█", "0 │▁██", "  └───", "   1 3"]
-    assert len({len(line) for line in plot(range(500), list(range(500)), "x").splitlines()[1:7]}) == 1
-    assert "1" in plot([1], [2.0], "x") and plot([], [], "x").endswith("no values yet")
-    assert "█" in plot([1, 2], [3.0, 3.0], "x") and plot([1], [float("nan")], "x").endswith("no values yet")
+    assert (
+        len({len(line) for line in plot_text(range(500), list(range(500)), "x").splitlines()[1:7]})
+        == 1
+    )
+    assert "1" in plot_text([1], [2.0], "x") and plot_text([], [], "x").endswith("no values yet")
+    assert "█" in plot_text([1, 2], [3.0, 3.0], "x") and plot_text(
+        [1], [float("nan")], "x"
+    ).endswith("no values yet")

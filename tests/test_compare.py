@@ -13,31 +13,47 @@ from contextlib import closing
 import pytest
 import torch
 
-from regard.cli import started
-from regard.cli.comparing import for_runs
-from regard.compare import Plan, Row, Schedule, cells, rows_of, verdicts
-from regard.compare.baseline import constant
-from regard.compare.ledger import DONE, FAILED, REFUSED, Entry, Ledger
-from regard.compare.places import Job, Local, Place
-from regard.compare.plan import count
-from regard.compare.verdict import told_apart
-from regard.models import Part, part
-from regard.tasks import task
+from regard.cli import startup
+from regard.cli.comparing import training_budget
+from regard.compare import (
+    ComparisonPlan,
+    ResultRow,
+    Schedule,
+    compute_verdicts,
+    plan_runs,
+    summarize_runs,
+)
+from regard.compare.baseline import constant_baseline_score
+from regard.compare.executors import Executor, LocalExecutor, RunHandle
+from regard.compare.ledger import DONE, FAILED, REFUSED, Ledger, LedgerEntry
+from regard.compare.plan import count_parameters
+from regard.compare.verdict import scores_differ
+from regard.models import ModuleSpec, module_spec
+from regard.tasks import create_task
 from regard.train.checkpoint import write_json
-from regard.train.run import task_of
-from regard.train.settings import Settings
+from regard.train.run import build_task
+from regard.train.settings import TrainSettings
 
-TINY = {"dim": 8, "heads": 2, "layers": 1, "settings": Settings(steps=3, batch=4, evaluate=3, examples=8, save=3)}
+TINY = {
+    "dim": 8,
+    "heads": 2,
+    "layers": 1,
+    "settings": TrainSettings(steps=3, batch=4, evaluate=3, examples=8, save=3),
+}
 
 
-def plan(*mixers, tasks=(part("parity"),), **more):
-    return Plan(tasks=list(tasks), mixers=[part(m) if isinstance(m, str) else m for m in mixers], **TINY | more)
+def plan(*mixers, tasks=(module_spec("parity"),), **more):
+    return ComparisonPlan(
+        tasks=list(tasks),
+        mixers=[module_spec(m) if isinstance(m, str) else m for m in mixers],
+        **TINY | more,
+    )
 
 
 # ---------------------------------------------------------------------------------------------- the plan
 def test_dense_softmax_is_always_among_the_rows():
     """Fails if a comparison leaves it out, or has it twice; seeds come first."""
-    found = cells(plan("linear", "vanilla", lengths=(8, 16), seeds=2))
+    found = plan_runs(plan("linear", "vanilla", lengths=(8, 16), seeds=2))
     assert [(c.mixer.name, c.length, c.seed) for c in found] == [
         (name, n, seed) for seed in (0, 1) for n in (8, 16) for name in ("vanilla", "linear")
     ]
@@ -46,32 +62,41 @@ def test_dense_softmax_is_always_among_the_rows():
 
 def test_what_does_not_fit_is_refused_before_training():
     """Fails if a mixer that cannot be causal is trained on a causal task, or the reason is lost."""
-    found = {cell.mixer.name: cell for cell in cells(plan("fnet", lengths=(8,)))}
+    found = {cell.mixer.name: cell for cell in plan_runs(plan("fnet", lengths=(8,)))}
     assert found["fnet"].spec is None and "cannot be causal" in found["fnet"].refusal
     assert found["vanilla"].spec is not None and not found["vanilla"].refusal
 
 
 def test_a_mixer_that_takes_no_mask_is_refused_where_lengths_differ():
     """Fails if that is found out in the middle of a comparison."""
-    for each, refused in ((part("listops", length=32), True), (part("copy", length=9, causal=False), False)):
-        fnet = next(c for c in cells(plan("fnet", tasks=[each], seeds=2)) if c.mixer.name == "fnet")
-        assert ("listops differ in length, and fnet takes no mask" in fnet.refusal) == refused == (fnet.spec is None)
+    for each, refused in (
+        (module_spec("listops", length=32), True),
+        (module_spec("copy", length=9, causal=False), False),
+    ):
+        fnet = next(
+            c for c in plan_runs(plan("fnet", tasks=[each], seeds=2)) if c.mixer.name == "fnet"
+        )
+        assert (
+            ("listops differ in length, and fnet takes no mask" in fnet.refusal)
+            == refused
+            == (fnet.spec is None)
+        )
 
 
 def test_all_have_the_parameters_of_dense_softmax():
     """Fails if equal parameters are not nearly equal, or unequal ones are made so."""
     mixers = ("linear", "retnet", "gated_linear", "delta_rule", "synthesizer_random")
     for equal in (True, False):
-        found = cells(plan(*mixers, lengths=(32,), dim=32, equal_parameters=equal))
-        counts = [count(cell.spec, task_of(cell.spec)) for cell in found]
+        found = plan_runs(plan(*mixers, lengths=(32,), dim=32, match_params=equal))
+        counts = [count_parameters(cell.spec, build_task(cell.spec)) for cell in found]
         near = max(abs(n - counts[0]) / counts[0] for n in counts)
         assert (near < 0.01) == equal
 
 
 def test_keys_tell_runs_apart_and_nothing_else():
     """Fails if another budget makes another run, or another argument the same."""
-    one, two = (cells(plan(part("local", window=w), lengths=(8,)))[1] for w in (2, 3))
-    again = cells(plan(part("local", window=2), lengths=(8,)))[1]
+    one, two = (plan_runs(plan(module_spec("local", window=w), lengths=(8,)))[1] for w in (2, 3))
+    again = plan_runs(plan(module_spec("local", window=2), lengths=(8,)))[1]
     assert one.key == again.key != two.key
 
 
@@ -80,49 +105,64 @@ def test_own_data_go_by_the_name_of_their_file(tmp_path):
     tasks = []
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "x.csv").write_text("text,label\n" + "".join(f"{'uv'[i % 2]}{i},{i % 2}\n" for i in range(60)))
-        tasks.append(part("classify", data=str(tmp_path / folder / "x.csv"), length=8))
-    found = cells(plan(tasks=tasks[:1]))
+        (tmp_path / folder / "x.csv").write_text(
+            "text,label\n" + "".join(f"{'uv'[i % 2]}{i},{i % 2}\n" for i in range(60))
+        )
+        tasks.append(module_spec("classify", data=str(tmp_path / folder / "x.csv"), length=8))
+    found = plan_runs(plan(tasks=tasks[:1]))
     assert found[0].name == "vanilla · classify(data=x.csv) · 8 · seed 0"
     with pytest.raises(ValueError, match=r"two tasks would both be called classify\(data=x.csv\)"):
-        cells(plan(tasks=tasks))
+        plan_runs(plan(tasks=tasks))
 
 
 @pytest.mark.parametrize(
-    ("mixer", "words"), [("linaer", "did you mean 'linear'"), (part("local", windw=3), "did you mean 'window'")]
+    ("mixer", "words"),
+    [("linaer", "did you mean 'linear'"), (module_spec("local", windw=3), "did you mean 'window'")],
 )
 def test_wrong_names_stop_it(mixer, words):
     """Fails if a typing error becomes a row that is refused."""
     with pytest.raises((ValueError, TypeError), match=words):
-        cells(plan(mixer, lengths=(8,)))
+        plan_runs(plan(mixer, lengths=(8,)))
 
 
 # ---------------------------------------------------------------------------------------------- the runs
 def test_a_comparison_runs_once(tmp_path):
     """Fails if a run is not in a process of its own, a refusal has no row, or what is done is done again."""
-    planned = cells(plan("linear", "fnet", lengths=(8,)))
+    planned = plan_runs(plan("linear", "fnet", lengths=(8,)))
     ended = []
-    schedule = Schedule(tmp_path, jobs=2, watch=lambda cell, fraction: ended.append(cell.key) if fraction is None else None)
+    schedule = Schedule(
+        tmp_path,
+        jobs=2,
+        watch=lambda cell, fraction: ended.append(cell.key) if fraction is None else None,
+    )
     schedule.run(planned)
     entries = schedule.ledger.entries()
     assert [e.status for e in entries] == [DONE, DONE, REFUSED] and len(ended) == 2
-    assert all(e.result["steps"] == 3 and e.result["environment"]["threads"] == 1 for e in entries[:2])
+    assert all(
+        e.result["steps"] == 3 and e.result["environment"]["threads"] == 1 for e in entries[:2]
+    )
     schedule.ledger.close()
     again = Schedule(tmp_path, watch=lambda cell, fraction: pytest.fail("it ran again"))
     again.run(planned)
-    assert [row.mixer for row in rows_of(again.ledger.entries())] == ["vanilla", "linear", "fnet"]
+    assert [row.mixer for row in summarize_runs(again.ledger.entries())] == [
+        "vanilla",
+        "linear",
+        "fnet",
+    ]
 
 
 def test_a_crash_is_one_red_row(tmp_path, monkeypatch):
     """Fails if one run that ends badly takes the others with it, or its reason is lost."""
-    planned = cells(plan("linear", lengths=(8,)))
-    broken = planned[0]._replace(spec=planned[0].spec.model_copy(update={"task": part("parity", length=8, seed=-1)}))
+    planned = plan_runs(plan("linear", lengths=(8,)))
+    broken = planned[0]._replace(
+        spec=planned[0].spec.model_copy(update={"task": module_spec("parity", length=8, seed=-1)})
+    )
     schedule = Schedule(tmp_path, jobs=2)
     schedule.run([broken, planned[1]])
     by_name = {e.words["mixer"]["name"]: e for e in schedule.ledger.entries()}
     assert by_name["vanilla"].status == FAILED and "seed must be" in by_name["vanilla"].why
     assert by_name["linear"].status == DONE
-    row = next(row for row in rows_of(schedule.ledger.entries()) if row.mixer == "vanilla")
+    row = next(row for row in summarize_runs(schedule.ledger.entries()) if row.mixer == "vanilla")
     assert math.isnan(row.score) and "seed must be" in row.why
 
 
@@ -136,7 +176,9 @@ def test_an_interrupted_comparison_goes_on(tmp_path, how, request):
         "p = Plan(tasks=[part('parity')], mixers=[], lengths=(8,), dim=8, heads=2, layers=1, settings=s);"
         f"Schedule(Path({str(tmp_path)!r})).run(cells(p))"
     )
-    child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True
+    )
     request.addfinalizer(child.kill)
     metrics = wait_for(lambda: next(iter(tmp_path.glob("runs/*/metrics.jsonl")), None))
     wait_for(lambda: metrics.stat().st_size > 200)
@@ -157,19 +199,21 @@ def wait_for(ready, seconds=90):
     pytest.fail("it did not come")
 
 
-ENDLESS = Settings(steps=10**7, batch=4, evaluate=10**7, examples=8, save=10**7)
+ENDLESS = TrainSettings(steps=10**7, batch=4, evaluate=10**7, examples=8, save=10**7)
 
 
 def test_a_budget_is_kept(tmp_path):
     """Fails if runs are not told their share of the time, or what a process takes to start is not part of it."""
-    planned = cells(plan("linear", lengths=(8,), settings=ENDLESS))
-    place = Local(tmp_path, 1)
-    place.queues = True  # a busy machine may take longer to start them than they are given: here they are not ended for it
+    planned = plan_runs(plan("linear", lengths=(8,), settings=ENDLESS))
+    place = LocalExecutor(tmp_path, 1)
+    place.has_queue = True  # a busy machine may take longer to start them than they are given: here they are not ended for it
     schedule = Schedule(tmp_path, place=place, budget=14)
     schedule.run(planned)
     results = [entry.result for entry in schedule.ledger.entries()]
     assert [r["stopped"] for r in results] == ["seconds", "seconds"]
-    shares = [json.loads(p.read_text())["settings"]["seconds"] for p in tmp_path.glob("runs/*/spec.json")]
+    shares = [
+        json.loads(p.read_text())["settings"]["seconds"] for p in tmp_path.glob("runs/*/spec.json")
+    ]
     assert shares == [7, 7] and all(r["seconds"] < 7 for r in results)
 
 
@@ -186,10 +230,10 @@ class Clock:
         self.now += seconds
 
 
-class Pretend(Place):
+class Pretend(Executor):
     """Runs that take what they were given and `late` seconds more, and leave a result."""
 
-    queues, threads = False, 1
+    has_queue, threads = False, 1
 
     def __init__(self, clock, late):
         self.clock, self.late, self.given = clock, late, []
@@ -197,7 +241,11 @@ class Pretend(Place):
     def start(self, folder, seconds):
         self.given.append(seconds)
         write_json(folder / "result.json", {"seconds": seconds})
-        job = type("Pretended", (Job,), {"over": lambda job: self.clock.now >= job.end, "kill": lambda job: job.stop()})()
+        job = type(
+            "Pretended",
+            (RunHandle,),
+            {"over": lambda job: self.clock.now >= job.end, "kill": lambda job: job.stop()},
+        )()
         job.end = self.clock.now + seconds + self.late
         job.stop = lambda: setattr(job, "end", self.clock.now)
         return job
@@ -205,11 +253,15 @@ class Pretend(Place):
 
 @pytest.mark.parametrize(("mixers", "jobs"), [(3, 1), (3, 2), (7, 2), (7, 3)])
 @pytest.mark.parametrize("late", [0.0, 1.0, 1e9])
-def test_all_have_the_same_time_and_together_no_more_than_the_budget(tmp_path, monkeypatch, mixers, jobs, late):
+def test_all_have_the_same_time_and_together_no_more_than_the_budget(
+    tmp_path, monkeypatch, mixers, jobs, late
+):
     """Fails if runs that take longer than they should are not caught up with or ended, or the first have more than the last."""
     clock = Clock()
     monkeypatch.setattr("regard.compare.schedule.time", clock)
-    planned = cells(plan(*(part("local", window=w) for w in range(2, mixers + 1)), lengths=(8,)))
+    planned = plan_runs(
+        plan(*(module_spec("local", window=w) for w in range(2, mixers + 1)), lengths=(8,))
+    )
     place = Pretend(clock, late)
     Schedule(tmp_path, place=place, jobs=jobs, budget=180).run(planned)
     assert len(place.given) == mixers and clock.now <= 1.1 * 180
@@ -222,7 +274,7 @@ def test_the_kernel_is_built_before_the_first_run(tmp_path, monkeypatch):
     clock = Clock()
     monkeypatch.setattr("regard.compare.schedule.time", clock)
     monkeypatch.setattr("regard.compare.schedule.native.library", lambda: clock.sleep(100))
-    planned, place = cells(plan("linear", lengths=(8,))), Pretend(clock, 0)
+    planned, place = plan_runs(plan("linear", lengths=(8,))), Pretend(clock, 0)
     schedule = Schedule(tmp_path, place=place, budget=60)
     schedule.run(planned)
     assert place.given == pytest.approx([30, 30], abs=1) and clock.now >= 155
@@ -234,7 +286,7 @@ def test_a_comparison_that_goes_on_gives_the_rest_the_same_time(tmp_path, monkey
     """Fails if those that are run later have all of the budget to themselves."""
     clock = Clock()
     monkeypatch.setattr("regard.compare.schedule.time", clock)
-    planned = cells(plan("linear", "retnet", lengths=(8,)))
+    planned = plan_runs(plan("linear", "retnet", lengths=(8,)))
     place = Pretend(clock, 0)
     schedule = Schedule(tmp_path, place=place, budget=180)
     schedule.ledger.add(planned[0].key, "", {})
@@ -245,16 +297,18 @@ def test_a_comparison_that_goes_on_gives_the_rest_the_same_time(tmp_path, monkey
 
 def test_a_budget_begins_when_the_command_is_typed(monkeypatch):
     """Fails if what it takes to load torch comes on top, or a machine that is slow at it has no time left for the page."""
-    assert started.before() == 0 and 0 < started.age() < 1e5
-    assert for_runs(180, 5) == 180 - 5 - 9
-    monkeypatch.setattr(started, "_before", 20.0)
-    assert for_runs(180, 5) == 180 - 20 - 5 - 20
+    assert startup.startup_seconds() == 0 and 0 < startup.process_age() < 1e5
+    assert training_budget(180, 5) == 180 - 5 - 9
+    monkeypatch.setattr(startup, "_before", 20.0)
+    assert training_budget(180, 5) == 180 - 20 - 5 - 20
 
 
 def test_a_budget_that_is_too_small_is_refused(tmp_path):
     """Fails if it is overrun instead."""
-    planned, schedule = cells(plan("linear", lengths=(8,))), Schedule(tmp_path, budget=9)
-    with pytest.raises(ValueError, match="leaves 9 s for 2 runs, 1 at a time, and here each needs 5 s at least"):
+    planned, schedule = plan_runs(plan("linear", lengths=(8,))), Schedule(tmp_path, budget=9)
+    with pytest.raises(
+        ValueError, match="leaves 9 s for 2 runs, 1 at a time, and here each needs 5 s at least"
+    ):
         schedule.run(planned)
     for cell in planned:  # but where all is done, there is nothing to give time to
         schedule.ledger.add(cell.key, cell.name, {})
@@ -294,17 +348,19 @@ def test_a_database_of_another_program_is_named(tmp_path):
 
 # ---------------------------------------------------------------------------------------------- the verdict
 def row(name, scores, *, speed=100.0, memory=1e6, metric="accuracy"):
-    return Row(name, "recall", 64, metric, scores, speed=speed, memory=memory, parameters=10)
+    return ResultRow(name, "recall", 64, metric, scores, speed=speed, memory=memory, parameters=10)
 
 
 def test_the_fastest_of_those_that_are_not_told_apart_is_recommended():
     """Fails if noise decides, or the doubt is not said."""
     rows = [
-        row("vanilla", [0.90, 0.94, 0.92]), row("linear", [0.91, 0.93, 0.90], speed=300.0),
+        row("vanilla", [0.90, 0.94, 0.92]),
+        row("linear", [0.91, 0.93, 0.90], speed=300.0),
         row("local", [0.2, 0.21, 0.2], speed=900.0),
-        Row("constant", "recall", 64, "accuracy", [0.1]), Row("fnet", "recall", 64, why="cannot be causal"),
-    ]  # fmt: skip
-    (found,) = verdicts(rows)
+        ResultRow("constant", "recall", 64, "accuracy", [0.1]),
+        ResultRow("fnet", "recall", 64, why="cannot be causal"),
+    ]
+    (found,) = compute_verdicts(rows)
     assert found.take.mixer == "linear" and found.best.mixer == "vanilla"
     assert "take linear: 0.913 ± 0.015 accuracy, 3 × the training speed" in found.words
     assert "within noise of vanilla" in found.words and "local" not in found.words
@@ -312,46 +368,77 @@ def test_the_fastest_of_those_that_are_not_told_apart_is_recommended():
 
 def test_nothing_is_recommended_where_nothing_was_learned():
     """Fails if luck with a few examples passes for learning, or a task that was learned is thrown away."""
-    chance = Row("constant", "recall", 64, "accuracy", [0.5])
-    for score, examples, taken in ((0.52, 512, None), (0.52, 100_000, "vanilla"), (0.6, 512, "vanilla"), (0.4, 0, None)):
-        judged = Row("vanilla", "recall", 64, "accuracy", [score], speed=9.0, memory=1e6, examples=examples)
-        (found,) = verdicts([judged, chance])
+    chance = ResultRow("constant", "recall", 64, "accuracy", [0.5])
+    for score, examples, taken in (
+        (0.52, 512, None),
+        (0.52, 100_000, "vanilla"),
+        (0.6, 512, "vanilla"),
+        (0.4, 0, None),
+    ):
+        judged = ResultRow(
+            "vanilla", "recall", 64, "accuracy", [score], speed=9.0, memory=1e6, examples=examples
+        )
+        (found,) = compute_verdicts([judged, chance])
         assert (found.take and found.take.mixer) == taken
         assert ("nothing was learned: vanilla, the best, has" in found.words) == (taken is None)
-    (found,) = verdicts([row("vanilla", [2.0], metric="bits"), Row("constant", "recall", 64, "bits", [1.9])])
+    (found,) = compute_verdicts(
+        [row("vanilla", [2.0], metric="bits"), ResultRow("constant", "recall", 64, "bits", [1.9])]
+    )
     assert found.take is None
 
 
 def test_bits_are_better_when_fewer():
     """Fails if the largest number of bits wins."""
-    (found,) = verdicts([row("vanilla", [2.0, 2.01], metric="bits"), row("linear", [3.0, 3.01], speed=500.0, metric="bits")])
+    (found,) = compute_verdicts(
+        [
+            row("vanilla", [2.0, 2.01], metric="bits"),
+            row("linear", [3.0, 3.01], speed=500.0, metric="bits"),
+        ]
+    )
     assert found.take.mixer == "vanilla" and "no other came near" in found.words
 
 
 def test_one_seed_is_not_trusted():
     """Fails if a small gap between single runs is taken for a difference."""
-    (found,) = verdicts([row("vanilla", [0.95]), row("linear", [0.90], speed=200.0), row("local", [0.1], speed=999.0)])
-    assert found.take.mixer == "linear" and "One seed only" in found.words and "within noise" not in found.words
+    (found,) = compute_verdicts(
+        [
+            row("vanilla", [0.95]),
+            row("linear", [0.90], speed=200.0),
+            row("local", [0.1], speed=999.0),
+        ]
+    )
+    assert (
+        found.take.mixer == "linear"
+        and "One seed only" in found.words
+        and "within noise" not in found.words
+    )
     assert "perhaps no worse than vanilla (0.95 accuracy, the best score)" in found.words
-    assert told_apart(row("a", [0.95]), row("b", [0.1])) and not told_apart(row("a", [0.95]), row("b", [0.9]))
+    assert scores_differ(row("a", [0.95]), row("b", [0.1])) and not scores_differ(
+        row("a", [0.95]), row("b", [0.9])
+    )
 
 
 def test_the_constant_answer():
     """Fails if the baseline looks at the input, or counts what has no target."""
-    assert constant(task("parity", length=64)) == pytest.approx(0.5, abs=0.03)
-    made = task("recall", length=64)
-    assert constant(made) < 3 / made.values
+    assert constant_baseline_score(create_task("parity", length=64)) == pytest.approx(0.5, abs=0.03)
+    made = create_task("recall", length=64)
+    assert constant_baseline_score(made) < 3 / made.values
     made.metric = "bits"
-    assert constant(made) == pytest.approx(math.log2(made.values), abs=0.2)
+    assert constant_baseline_score(made) == pytest.approx(math.log2(made.values), abs=0.2)
     assert torch.is_tensor(made.example("test", 0).target)
 
 
 def test_labels_have_their_arguments():
     """Fails if two forms of one mixer have the same name in a table."""
-    found = rows_of(failed(part("local", window=width)) for width in (2, 3))
+    found = summarize_runs(failed(module_spec("local", window=width)) for width in (2, 3))
     assert [r.mixer for r in found] == ["local(window=2)", "local(window=3)"]
 
 
 def failed(mixer):
-    words = {"mixer": mixer.model_dump(), "task": Part(name="copy").model_dump(), "length": 8, "seed": 0}
-    return Entry(repr(mixer), mixer.name, FAILED, words, None, "gone")
+    words = {
+        "mixer": mixer.model_dump(),
+        "task": ModuleSpec(name="copy").model_dump(),
+        "length": 8,
+        "seed": 0,
+    }
+    return LedgerEntry(repr(mixer), mixer.name, FAILED, words, None, "gone")

@@ -11,13 +11,19 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from oracles.sets import luna_past
 from regard import MultiHead, Unsupported
-from regard.attentions import ProbSparse, Strided, prob_sparse, softmax, strided
+from regard.attentions import (
+    BlockCompressedAttention,
+    ProbSparseAttention,
+    block_compressed,
+    prob_sparse,
+    softmax,
+)
 from regard.attentions.nystrom import pseudo_inverse, segment_means
-from regard.memory import Mean
+from regard.compression import MeanCompression
 from regard.mixers import MAB, PMA
-from regard.pattern import Spaced
-from regard.query import Clusters
-from regard.registry import get
+from regard.pattern import StridedKeyBand
+from regard.query_prototypes import QueryClusters
+from regard.registry import get_recipe
 from regard.testing import check_mixer
 
 FAMILY = regard.list("F")
@@ -47,7 +53,7 @@ def like_vanilla(mixer, causal=False):
 @pytest.mark.parametrize("masked", ["some", "all"])
 def test_gradients_under_masks_are_finite(name, masked, rand):
     """Fails if leaving tokens out, or an example that has none, gives NaN on the way back."""
-    mixer = get(name).example().double()
+    mixer = get_recipe(name).example().double()
     mask = torch.arange(23)[None] < torch.tensor([[23], [4 if masked == "some" else 0]])
     x = rand(2, 23, 8).requires_grad_()
     mixer(x, mask=mask).sum().backward()
@@ -58,7 +64,7 @@ def test_gradients_under_masks_are_finite(name, masked, rand):
 @pytest.mark.parametrize("name", FAMILY)
 def test_an_example_without_tokens_does_not_touch_another(name, rand):
     """Fails if the padding of one example changes how another is computed: fewer landmarks, clusters or samples."""
-    mixer = get(name).example().double()
+    mixer = get_recipe(name).example().double()
     x, mask = rand(3, 23, 8), torch.arange(23)[None] < torch.tensor([[23], [9], [0]])
     together = mixer(x, mask=mask)
     torch.testing.assert_close(together[0], mixer(x[:1])[0])
@@ -68,7 +74,7 @@ def test_an_example_without_tokens_does_not_touch_another(name, rand):
 @pytest.mark.parametrize("name", FAMILY)
 def test_no_generator_is_touched(name, rand):
     """Fails if a forward pass draws from the global generator, or two passes differ."""
-    mixer, x = get(name).example().double(), rand(2, 23, 8)
+    mixer, x = get_recipe(name).example().double(), rand(2, 23, 8)
     before = torch.get_rng_state()
     assert torch.equal(mixer(x), mixer(x))
     assert torch.equal(torch.get_rng_state(), before)
@@ -78,8 +84,8 @@ def test_no_generator_is_touched(name, rand):
 def test_autocast(name):
     """Fails if learned vectors of one type meet projections of another, in the whole or in a stream."""
     x = torch.randn(2, 23, 8)
-    for causal in (False, True) if get(name).can().causal else (False,):
-        mixer = get(name).example(causal=causal)
+    for causal in (False, True) if get_recipe(name).can().causal else (False,):
+        mixer = get_recipe(name).example(causal=causal)
         want = mixer(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             got, state = mixer(x), None
@@ -91,15 +97,21 @@ def test_autocast(name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("linformer", "mixes all positions"), ("nystrom", "of the future"), ("clustered", "many positions"),
-        ("clustered_improved", "many positions"), ("prob_sparse", "the later ones too"), ("funnel", "come later"),
-        ("sab", "no order"), ("isab", "no order"), ("perceiver", "read all tokens"),
+        ("linformer", "mixes all positions"),
+        ("nystrom", "of the future"),
+        ("clustered", "many positions"),
+        ("clustered_improved", "many positions"),
+        ("prob_sparse", "the later ones too"),
+        ("funnel", "come later"),
+        ("sab", "no order"),
+        ("isab", "no order"),
+        ("perceiver", "read all tokens"),
     ],
-)  # fmt: skip
+)
 def test_there_is_no_causal_form_and_why(name, words):
     """Fails if a form that would see the future can be built, or is refused without its reason."""
     with pytest.raises(Unsupported, match=words):
-        regard.create(name, dim=8, heads=2, **get(name).small, causal=True)
+        regard.create(name, dim=8, heads=2, **get_recipe(name).small, causal=True)
 
 
 @pytest.mark.parametrize(
@@ -137,16 +149,21 @@ def test_there_is_no_causal_form_and_why(name, words):
 def test_bad_arguments_are_named(name, arguments, words):
     """Fails if nonsense is accepted, or the message does not name it."""
     for causal in (False, True):
-        if causal and not get(name).can().causal:
+        if causal and not get_recipe(name).can().causal:
             continue
         with pytest.raises(ValueError, match=words):
             regard.create(name, **{"dim": 8, "heads": 2, **arguments}, causal=causal)
 
 
 LINEAR = {
-    "linformer": {"length": 2048, "rank": 32}, "nystrom": {"landmarks": 32}, "clustered": {"clusters": 20},
-    "clustered_improved": {"clusters": 20, "top": 8}, "isab": {}, "luna": {"packed": 16}, "perceiver": {"latents": 16},
-}  # fmt: skip
+    "linformer": {"length": 2048, "rank": 32},
+    "nystrom": {"landmarks": 32},
+    "clustered": {"clusters": 20},
+    "clustered_improved": {"clusters": 20, "top": 8},
+    "isab": {},
+    "luna": {"packed": 16},
+    "perceiver": {"latents": 16},
+}
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -175,18 +192,21 @@ def test_layers_share_a_projection(rand):
     """Fails if sharing over layers copies, counts or trains the projection twice."""
     first = build("linformer", length=12, rank=3, share="kv")
     second = build("linformer", length=12, projection=first)
-    assert second.inner.memory is first.inner.memory
+    assert second.inner.compression is first.inner.compression
     stack = nn.Sequential(first, second)
     assert sum(p.numel() for p in stack.parameters()) == 8 * 8 * 8 + 3 * 12
     stack(rand(2, 12, 8)).sum().backward()
-    assert first.inner.memory.e.grad is not None
+    assert first.inner.compression.e.grad is not None
 
 
 def test_a_shared_projection_cannot_be_chosen_again():
     """Fails if an argument beside a shared projection is ignored."""
     first = build("linformer", length=12, rank=3, share="none")
     build("linformer", length=12, rank=3, share="none", projection=first)
-    for arguments, words in (({"rank": 4}, "rank must be 3"), ({"share": "kv"}, "share must be 'none'")):
+    for arguments, words in (
+        ({"rank": 4}, "rank must be 3"),
+        ({"share": "kv"}, "share must be 'none'"),
+    ):
         with pytest.raises(ValueError, match=words):
             build("linformer", length=12, projection=first, **arguments)
     with pytest.raises(ValueError, match="length must be 12"):
@@ -265,8 +285,10 @@ def test_the_convolution_needs_one_sequence(rand):
 # ---------------------------------------------------------------------------------------------- blocks
 def test_spaced_blocks_are_sound():
     """Fails if a rectangle is called empty or full, and is not."""
-    for step, first, left, right in itertools.product((1, 3), (-1, 0, 2), (None, 0, 4), (None, 0, 3)):
-        pattern = Spaced(step, first, left, right)
+    for step, first, left, right in itertools.product(
+        (1, 3), (-1, 0, 2), (None, 0, 4), (None, 0, 3)
+    ):
+        pattern = StridedKeyBand(step, first, left, right)
         dense = pattern.dense(12, 6)
         for q0, k0 in itertools.product(range(0, 12, 2), range(0, 6)):
             for q1, k1 in itertools.product(range(q0, 12, 3), range(k0, 6)):
@@ -274,7 +296,7 @@ def test_spaced_blocks_are_sound():
                 part = dense[q0 : q1 + 1, k0 : k1 + 1]
                 assert bool(some) >= bool(part.any()) and bool(every) <= bool(part.all())
     with pytest.raises(ValueError, match="first must be"):
-        Spaced(2, -2)
+        StridedKeyBand(2, -2)
 
 
 def test_nothing_leaks_inside_a_stride(rand):
@@ -286,7 +308,9 @@ def test_nothing_leaks_inside_a_stride(rand):
         other = x.clone()
         other[:, at:] = 5 * rand(1, 12 - at, 8)
         assert torch.equal(mixer(other)[:, :at], y[:, :at])
-    first = mixer.out(mixer.inner.null[1].flatten())  # before the first whole block there is the null value alone
+    first = mixer.out(
+        mixer.inner.null[1].flatten()
+    )  # before the first whole block there is the null value alone
     torch.testing.assert_close(y[0, :2], first.expand(2, -1))
     assert not torch.allclose(y[0, 2], first)
 
@@ -294,12 +318,12 @@ def test_nothing_leaks_inside_a_stride(rand):
 @pytest.mark.parametrize("name", ["memory_compressed", "pooling"])
 def test_the_rest_of_a_stream_is_bounded(name, rand):
     """Fails if a stream keeps tokens that are in blocks already, or pooled keys beyond its reach."""
-    mixer = build(name, causal=True, **get(name).small)
+    mixer = build(name, causal=True, **get_recipe(name).small)
     state = None
     for i, size in enumerate([1, 2, 5, 1, 1, 40, 7, 3, 30]):
         _, state = mixer.stream(rand(2, size, 8), state)
         past = state if name == "memory_compressed" else state[1]
-        assert isinstance(past, strided.Past), i
+        assert isinstance(past, block_compressed.BlockCompressedState), i
         assert past.rest_k.shape[2] < 3
         blocks = past.next // 3 + 1 if name == "memory_compressed" else 5
         assert past.k.shape[2] <= blocks
@@ -308,11 +332,17 @@ def test_the_rest_of_a_stream_is_bounded(name, rand):
 
 
 def test_blocks_by_themselves(rand):
-    """Fails if `Strided` of means breaks a promise, maps included, or a null key stands beside a window."""
-    result = check_mixer(lambda causal: MultiHead(8, 2, Strided(Mean(4, 3)), causal=causal))
-    assert {check for check, outcome in result.items() if outcome == "refused"} == {"marks"}
+    """Fails if `BlockCompressedAttention` of means breaks a promise, maps included, or a null key stands beside a window."""
+    result = check_mixer(
+        lambda causal: MultiHead(
+            8, 2, BlockCompressedAttention(MeanCompression(4, 3)), causal=causal
+        )
+    )
+    assert {check for check, outcome in result.items() if outcome == "refused"} == {
+        "global_attention_mask"
+    }
     with pytest.raises(ValueError, match="none beside a window"):
-        Strided(Mean(4, 3), window=5, null=torch.zeros(2, 2, 1, 4))
+        BlockCompressedAttention(MeanCompression(4, 3), window=5, null=torch.zeros(2, 2, 1, 4))
 
 
 def test_layers_alternate(rand):
@@ -343,7 +373,12 @@ def test_the_improved_form_is_nearer(rand):
     torch.manual_seed(1)
     rough = build("clustered", clusters=4)
     better = build("clustered_improved", clusters=4, top=8)
-    better.load_state_dict({name.replace("query.planes", "clusters.planes"): t for name, t in rough.state_dict().items()})
+    better.load_state_dict(
+        {
+            name.replace("query.planes", "clusters.planes"): t
+            for name, t in rough.state_dict().items()
+        }
+    )
     x = 3 * rand(2, 40, 8)
     exact = like_vanilla(rough)(x)
     assert (better(x) - exact).norm() < (rough(x) - exact).norm()
@@ -353,10 +388,10 @@ def test_alike_queries_share_a_cluster(rand):
     """Fails if clusters are not by likeness, or depend on anything but the seed."""
     centres = rand(1, 1, 3, 6)
     q = centres.repeat_interleave(5, 2) * (1 + rand(1, 1, 15, 1).abs())
-    found = Clusters(6, 3, seed=2).assign(q, None)[0, 0].view(3, 5)
+    found = QueryClusters(6, 3, seed=2).assign(q, None)[0, 0].view(3, 5)
     assert (found == found[:, :1]).all() and len(found[:, 0].unique()) == 3
-    assert torch.equal(Clusters(6, 3, seed=2).planes, Clusters(6, 3, seed=2).planes)
-    assert not torch.equal(Clusters(6, 3, seed=2).planes, Clusters(6, 3, seed=3).planes)
+    assert torch.equal(QueryClusters(6, 3, seed=2).planes, QueryClusters(6, 3, seed=2).planes)
+    assert not torch.equal(QueryClusters(6, 3, seed=2).planes, QueryClusters(6, 3, seed=3).planes)
 
 
 # ---------------------------------------------------------------------------------------------- prob-sparse
@@ -382,9 +417,9 @@ def test_a_query_that_stands_out_is_found(rand):
     q, k = 0.01 * rand(1, 1, 60, 4), rand(1, 1, 60, 4)
     q[0, 0, 33] *= 1000
     everyone = torch.ones(1, 60, dtype=torch.bool)
-    assert ProbSparse().measure(q, k, everyone)[0, 0].argmax() == 33
-    other = ProbSparse(seed=1).measure(q, k, everyone)
-    assert not torch.equal(other, ProbSparse().measure(q, k, everyone))
+    assert ProbSparseAttention().measure(q, k, everyone)[0, 0].argmax() == 33
+    other = ProbSparseAttention(seed=1).measure(q, k, everyone)
+    assert not torch.equal(other, ProbSparseAttention().measure(q, k, everyone))
 
 
 # ---------------------------------------------------------------------------------------------- funnel
@@ -415,7 +450,7 @@ def test_pooled_goes_on_and_comes_back(rand):
 @pytest.mark.parametrize("masked", [False, True])
 def test_order_does_not_matter(name, masked, rand):
     """Fails if elements in another order do not give the same results in that order."""
-    mixer, x = get(name).example().double(), rand(2, 13, 8)
+    mixer, x = get_recipe(name).example().double(), rand(2, 13, 8)
     mask = torch.arange(13)[None] < torch.tensor([[13], [6]]) if masked else None
     order = torch.randperm(13)
     moved = mixer(x[:, order], mask=None if mask is None else mask[:, order])
@@ -470,7 +505,9 @@ def test_luna_hands_its_packed_sequence_on(rand):
 def test_luna_with_elu(rand):
     """Fails if the other activation of the paper is another, or is accepted where there is none."""
     mixer, x = build("luna", packed=3, activation="elu", causal=True), rand(2, 9, 8)
-    want = luna_past(dict(mixer.named_parameters()), x, 2, None, lambda t: torch.where(t > 0, t + 1, t.exp()))
+    want = luna_past(
+        dict(mixer.named_parameters()), x, 2, None, lambda t: torch.where(t > 0, t + 1, t.exp())
+    )
     torch.testing.assert_close(mixer(x), want)
     with pytest.raises(ValueError, match="only the causal form has an activation"):
         build("luna", activation="elu")
@@ -492,7 +529,7 @@ def test_luna_streams_with_a_fixed_state(rand):
 def test_perceiver_shows_its_latents(rand):
     """Fails if the encoding is not what the tokens read."""
     mixer, x = build("perceiver", latents=5), rand(2, 9, 8)
-    z = mixer.encoded(x)
+    z = mixer.encode(x)
     assert z.shape == (2, 5, 8)
     torch.testing.assert_close(mixer.write(x, z), mixer(x))
 
@@ -500,22 +537,24 @@ def test_perceiver_shows_its_latents(rand):
 def test_a_mask_over_memory_says_nothing_about_queries(rand):
     """Fails if a mask of the same length as x, but over another sequence, leaves queries out."""
     for name in ("nystrom", "clustered", "clustered_improved", "prob_sparse", "funnel"):
-        mixer = get(name).example().double()
-        x, memory, mask = rand(2, 23, 8), rand(2, 23, 8), torch.arange(23).expand(2, 23) < 20
-        torch.testing.assert_close(mixer(x, memory, mask=mask), mixer(x, memory[:, :20]))
+        mixer = get_recipe(name).example().double()
+        x, compression, mask = rand(2, 23, 8), rand(2, 23, 8), torch.arange(23).expand(2, 23) < 20
+        torch.testing.assert_close(mixer(x, compression, mask=mask), mixer(x, compression[:, :20]))
         assert isinstance(mixer, MultiHead) is (name != "funnel")
 
 
 @pytest.mark.parametrize("dense", [0, 10**6])
 def test_drawn_keys_are_scored_alike_in_both_ways(dense, monkeypatch, rand):
     """Fails if the scores of drawn keys depend on whether all keys are scored, or an example counts keys that it has not."""
-    monkeypatch.setattr(prob_sparse, "DENSE", dense)
+    monkeypatch.setattr(prob_sparse, "MAX_KEYS_PER_SAMPLE", dense)
     q, k = rand(2, 3, 300, 4), rand(2, 3, 300, 4)
     keys = torch.arange(300) < torch.tensor([[300], [40]])
-    measure, attention = ProbSparse(factor=2), []
+    measure, attention = ProbSparseAttention(factor=2), []
     for i, real in enumerate((300, 40)):
         draws = 2 * math.ceil(math.log(real))
         at = torch.stack([(prob_sparse._uniform(0, d, 300) * real).long() for d in range(draws)], 1)
         scores = torch.einsum("hne,hnue->hnu", q[i], k[i][:, at]) / 2
         attention.append(scores.amax(-1) - scores.mean(-1))
-    torch.testing.assert_close(measure.measure(q, k, keys), torch.stack(attention), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        measure.measure(q, k, keys), torch.stack(attention), rtol=0, atol=1e-12
+    )

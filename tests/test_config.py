@@ -9,109 +9,190 @@ from pydantic import ValidationError
 
 import regard
 from regard import models
-from regard.models import Config, Patches, Tokens, Vectors, build, part
-from regard.models.parts import make_position
+from regard.models import ModelConfig, PatchInput, TokenInput, VectorInput, build, module_spec
+from regard.models.components import build_position
 
-USUAL = {"input": {"kind": "tokens", "vocab": 11}, "dim": 8, "heads": 2, "layers": 2, "length": 16}
+USUAL = {
+    "input": {"kind": "tokens", "vocab_size": 11},
+    "dim": 8,
+    "heads": 2,
+    "layers": 2,
+    "length": 16,
+}
 
 
 def config(kind="encoder", **more):
-    return Config(kind=kind, **{**USUAL, **more})
+    return ModelConfig(kind=kind, **{**USUAL, **more})
 
 
 ALL = {
     "bert": models.bert(2, 8, 2),
-    "gpt": models.gpt(2, 8, 2, mixer=["vanilla", part("sparse_strided", stride=4)]),
-    "vit": models.vit(2, 8, 2, image=8, patch=4, head=models.Classify(classes=3, pooling="attention")),
-    "transformer": models.transformer(2, 8, 2),
-    "vectors": config(input=Vectors(width=3), head={"kind": "regress", "pooling": "each"}, ffn=None, dropout=0.25),
-    "captions": config(
-        "seq2seq", input=Patches(height=4, width=4, patch=2), target={"vocab": 7}, head={"kind": "language", "tie": False},
-        encoder={"layers": 1, "mixer": "fnet"}, cross=part("linear"),
+    "gpt": models.gpt(2, 8, 2, mixer=["vanilla", module_spec("sparse_strided", stride=4)]),
+    "vit": models.vit(
+        2,
+        8,
+        2,
+        image=8,
+        patch=4,
+        head=models.SequenceClassificationHeadConfig(classes=3, pooling="attention"),
     ),
-}  # fmt: skip
+    "transformer": models.transformer(2, 8, 2),
+    "vectors": config(
+        input=VectorInput(width=3),
+        head={"kind": "regress", "pooling": "each"},
+        ffn=None,
+        dropout=0.25,
+    ),
+    "captions": config(
+        "seq2seq",
+        input=PatchInput(height=4, width=4, patch=2),
+        target={"vocab_size": 7},
+        head={"kind": "language", "tie_weights": False},
+        encoder={"layers": 1, "mixer": "fnet"},
+        cross=module_spec("linear"),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_json_round_trip(name):
     """Fails if a configuration comes back from JSON as another one, or builds another model."""
     text = ALL[name].model_dump_json()
-    again = Config.model_validate_json(text)
+    again = ModelConfig.model_validate_json(text)
     assert again == ALL[name] and again.model_dump_json() == text
-    assert Config(**json.loads(text)) == again
+    assert ModelConfig(**json.loads(text)) == again
     shapes = [{n: t.shape for n, t in build(c).state_dict().items()} for c in (again, ALL[name])]
     assert shapes[0] == shapes[1]
 
 
 def test_short_forms_are_the_long_ones():
     """Fails if a name alone is not the part without arguments."""
-    assert config(mixer="fnet") == config(mixer=[{"name": "fnet", "arguments": {}}]) == config(mixer=["fnet"])
-    assert config(norm="layer").norm == part("layer")
-    assert config(input=Tokens(vocab=11)) == config()
-    assert part("longformer", steps=(1, 2)).arguments == {"steps": [1, 2]}  # as JSON says it
+    assert (
+        config(mixer="fnet")
+        == config(mixer=[{"name": "fnet", "arguments": {}}])
+        == config(mixer=["fnet"])
+    )
+    assert config(norm="layer").norm == module_spec("layer")
+    assert config(input=TokenInput(vocab_size=11)) == config()
+    assert module_spec("longformer", steps=(1, 2)).arguments == {"steps": [1, 2]}  # as JSON says it
 
 
 def test_lists_reach_a_recipe_as_tuples():
     """Fails if what JSON can only say as a list is refused by a recipe that wants a tuple."""
-    model = build(config(mixer=part("longformer", window=2, steps=(1, 3))))
-    assert model.trunk.stack.layers[0].mixer.name == "longformer"
+    model = build(config(mixer=module_spec("longformer", window=2, steps=(1, 3))))
+    assert model.backbone.stack.layers[0].mixer.name == "longformer"
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"dims": 8}, "Config has no 'dims': did you mean 'dim'"),
-        ({"input": {"kind": "tokens", "vocab": 11, "type": 2}}, "Tokens has no 'type': did you mean 'types'"),
-        ({"head": {"kind": "classify", "clases": 2}}, "Classify has no 'clases': did you mean 'classes'"),
-        ({"mixer": {"name": "fnet", "argument": {}}}, "Part has no 'argument': did you mean 'arguments'"),
+        (
+            {"input": {"kind": "tokens", "vocab_size": 11, "type": 2}},
+            "Tokens has no 'type': did you mean 'types'",
+        ),
+        (
+            {"head": {"kind": "classify", "clases": 2}},
+            "Classify has no 'clases': did you mean 'classes'",
+        ),
+        (
+            {"mixer": {"name": "fnet", "argument": {}}},
+            "Part has no 'argument': did you mean 'arguments'",
+        ),
         ({"kind": "encodr"}, "'encoder', 'decoder', 'seq2seq' or 'pair'"),
         ({"input": {"kind": "words"}}, "'tokens', 'vectors', 'patches'"),
-        ({"dim": 8.5}, "dim"), ({"dim": "8"}, "valid integer"), ({"layers": 0}, "greater than or equal to 1"),
-        ({"dropout": 1.0}, "less than 1"), ({"dim": 1 << 40}, "less than or equal to 1048576"),
-        ({"mixer": ["fnet"] * 3}, "mixer names 3, and there are 2 layers"), ({"mixer": []}, "mixer names 0"),
-        ({"mixer": part("fnet"), "encoder": {"layers": 1, "mixer": "fnet"}}, "encoder is for seq2seq"),
+        ({"dim": 8.5}, "dim"),
+        ({"dim": "8"}, "valid integer"),
+        ({"layers": 0}, "greater than or equal to 1"),
+        ({"dropout": 1.0}, "less than 1"),
+        ({"dim": 1 << 40}, "less than or equal to 1048576"),
+        ({"mixer": ["fnet"] * 3}, "mixer names 3, and there are 2 layers"),
+        ({"mixer": []}, "mixer names 0"),
+        (
+            {"mixer": module_spec("fnet"), "encoder": {"layers": 1, "mixer": "fnet"}},
+            "encoder is for seq2seq",
+        ),
         ({"cross": "vanilla"}, "cross is for seq2seq, and this is a model of kind 'encoder'"),
-        ({"input": Vectors(width=3), "head": {"kind": "language"}}, "speaks a vocabulary, and vectors have none"),
-        ({"kind": "decoder", "head": {"kind": "masked"}}, "fills gaps from both sides, and a decoder sees one"),
-        ({"kind": "seq2seq", "head": {"kind": "tag", "classes": 2}}, "its head is 'language' or null, not 'tag'"),
-        ({"kind": "seq2seq", "input": Vectors(width=3)}, "its input are vectors: give target"),
-        ({"kind": "seq2seq", "encoder": {"layers": 3, "mixer": ["fnet", "fnet"]}}, "encoder.mixer names 2"),
-        ({"input": Patches(height=4, width=4, patch=2)}, "length is 16, and the image has 5 tokens"),
-        ({"kind": "decoder", "length": None, "input": Patches(height=4, width=4, patch=2)}, "give cls=false"),
+        (
+            {"input": VectorInput(width=3), "head": {"kind": "language"}},
+            "speaks a vocabulary, and vectors have none",
+        ),
+        (
+            {"kind": "decoder", "head": {"kind": "masked"}},
+            "fills gaps from both sides, and a decoder sees one",
+        ),
+        (
+            {"kind": "seq2seq", "head": {"kind": "tag", "classes": 2}},
+            "its head is 'language' or null, not 'tag'",
+        ),
+        ({"kind": "seq2seq", "input": VectorInput(width=3)}, "its input are vectors: give target"),
+        (
+            {"kind": "seq2seq", "encoder": {"layers": 3, "mixer": ["fnet", "fnet"]}},
+            "encoder.mixer names 2",
+        ),
+        (
+            {"input": PatchInput(height=4, width=4, patch=2)},
+            "length is 16, and the image has 5 tokens",
+        ),
+        (
+            {"kind": "decoder", "length": None, "input": PatchInput(height=4, width=4, patch=2)},
+            "give cls=false",
+        ),
         ({"mixer": {"name": "local", "arguments": {"window": float("inf")}}}, "what JSON can say"),
-        ({"ffn": {"name": "mlp", "arguments": {"hidden": 10**30}}}, "10000000000000000000… is larger than 2\\^53"),
+        (
+            {"ffn": {"name": "mlp", "arguments": {"hidden": 10**30}}},
+            "10000000000000000000… is larger than 2\\^53",
+        ),
         ({"ffn": {"name": "mlp", "arguments": {"hidden": [[-(10**5000)]]}}}, "what JSON can say"),
-        ({"mixer": {"name": "per_head", "arguments": {"patterns": [regard.Full()]}}}, "what JSON can say"),
+        (
+            {"mixer": {"name": "per_head", "arguments": {"patterns": [regard.Full()]}}},
+            "what JSON can say",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(wrong, message):
     """Fails if a wrong key or value is taken, or the message does not help."""
     with pytest.raises(ValidationError, match=message):
-        Config(**{"kind": "encoder", **USUAL, **wrong})
+        ModelConfig(**{"kind": "encoder", **USUAL, **wrong})
 
 
 def test_changes_are_checked():
     """Fails if a changed copy skips the checks, or a copy that pydantic did not check is built."""
-    assert config().but(mixer="fnet", dim=16) == config(mixer="fnet", dim=16) and config().but() == config()
+    assert (
+        config().replace(mixer="fnet", dim=16) == config(mixer="fnet", dim=16)
+        and config().replace() == config()
+    )
     with pytest.raises(ValidationError, match="has no 'mixr': did you mean 'mixer'"):
-        config().but(mixr="fnet")
+        config().replace(mixr="fnet")
     with pytest.raises(ValidationError, match="mixer names 3"):
-        build(config().model_copy(update={"mixer": [part("fnet")] * 3}))
+        build(config().model_copy(update={"mixer": [module_spec("fnet")] * 3}))
 
 
 def test_patches_fill_the_image():
     """Fails if a rest of an image is cut off in silence."""
     with pytest.raises(ValidationError, match="patches of 3 do not fill an image of 4 × 6"):
-        Patches(height=4, width=6, patch=3)
+        PatchInput(height=4, width=6, patch=3)
 
 
 @pytest.mark.parametrize(
     ("kind", "more", "message"),
     [
-        ("decoder", {"mixer": ["vanilla", "fnet"]}, "layer 1 of the decoder: fnet: .* cannot be causal"),
+        (
+            "decoder",
+            {"mixer": ["vanilla", "fnet"]},
+            "layer 1 of the decoder: fnet: .* cannot be causal",
+        ),
         ("encoder", {"mixer": "retnet"}, "layer 0 of the encoder: retnet"),
-        ("seq2seq", {"cross": part("fnet")}, "layer 0 of the decoder: fnet cannot look at the context"),
-        ("seq2seq", {"mixer": "linformer"}, "layer 0 of the decoder: linformer: .* cannot be causal"),
+        (
+            "seq2seq",
+            {"cross": module_spec("fnet")},
+            "layer 0 of the decoder: fnet cannot look at the context",
+        ),
+        (
+            "seq2seq",
+            {"mixer": "linformer"},
+            "layer 0 of the decoder: linformer: .* cannot be causal",
+        ),
     ],
 )
 def test_a_mixer_that_does_not_fit_is_refused_when_built(kind, more, message):
@@ -124,25 +205,52 @@ def test_a_mixer_that_does_not_fit_is_refused_when_built(kind, more, message):
     ("more", "message"),
     [
         ({"mixer": "vanila"}, "no recipe 'vanila': did you mean 'vanilla'"),
-        ({"mixer": part("local", windw=3)}, "local takes no argument 'windw': did you mean 'window'"),
-        ({"mixer": part("local", dim=3)}, "local: dim is told by the model"),
-        ({"mixer": part("fnet", heads=4)}, "has no heads"),
-        ({"mixer": "linformer", "length": None, "position": "none"}, "linformer is built for a longest sequence"),
+        (
+            {"mixer": module_spec("local", windw=3)},
+            "local takes no argument 'windw': did you mean 'window'",
+        ),
+        ({"mixer": module_spec("local", dim=3)}, "local: dim is told by the model"),
+        ({"mixer": module_spec("fnet", heads=4)}, "has no heads"),
+        (
+            {"mixer": "linformer", "length": None, "position": "none"},
+            "linformer is built for a longest sequence",
+        ),
         ({"norm": "layr"}, "no norm 'layr': did you mean 'layer'"),
-        ({"norm": part("layer", epz=1.0)}, "the norm 'layer' takes no argument 'epz': did you mean 'eps'"),
-        ({"residual": part("pre", norm="layer")}, "the residual 'pre' takes no argument 'norm'"),
-        ({"ffn": part("mlp", activation="gellu")}, "no activation 'gellu': did you mean 'gelu'"),
-        ({"ffn": part("mpl")}, "no ffn 'mpl'"),
-        ({"ffn": part("mlp", activation=[1])}, "the ffn 'mlp' cannot be made of its arguments: "),
+        (
+            {"norm": module_spec("layer", epz=1.0)},
+            "the norm 'layer' takes no argument 'epz': did you mean 'eps'",
+        ),
+        (
+            {"residual": module_spec("pre", norm="layer")},
+            "the residual 'pre' takes no argument 'norm'",
+        ),
+        (
+            {"ffn": module_spec("mlp", activation="gellu")},
+            "no activation 'gellu': did you mean 'gelu'",
+        ),
+        ({"ffn": module_spec("mpl")}, "no ffn 'mpl'"),
+        (
+            {"ffn": module_spec("mlp", activation=[1])},
+            "the ffn 'mlp' cannot be made of its arguments: ",
+        ),
         ({"ffn": "switch"}, "the ffn 'switch' needs experts"),
         ({"position": "sinusoids"}, "no position 'sinusoids': did you mean 'sinusoid'"),
-        ({"position": part("none", base=3)}, "the position 'none' takes no argument 'base'"),
-        ({"position": "learned", "length": None}, "positions of kind 'learned' need length: give the configuration one"),
+        ({"position": module_spec("none", base=3)}, "the position 'none' takes no argument 'base'"),
+        (
+            {"position": "learned", "length": None},
+            "positions of kind 'learned' need length: give the configuration one",
+        ),
         ({"position": "complex"}, "'complex' takes the place of the token embeddings"),
-        ({"position": part("rope", bse=3)}, "^rope takes no argument 'bse': did you mean 'base'"),
+        (
+            {"position": module_spec("rope", bse=3)},
+            "^rope takes no argument 'bse': did you mean 'base'",
+        ),
         ({"position": "rope_2d"}, "rope_2d needs columns"),
         ({"position": "sinusoid_2d"}, "'sinusoid_2d' need columns: they are for images"),
-        ({"head": {"kind": "classify", "classes": 2, "pooling": "men"}}, "no pooling 'men': did you mean 'mean'"),
+        (
+            {"head": {"kind": "classify", "classes": 2, "pooling": "men"}},
+            "no pooling 'men': did you mean 'mean'",
+        ),
         ({"heads": 3}, "dim must be divisible by heads"),
     ],
 )
@@ -154,33 +262,52 @@ def test_wrong_words_are_said_when_built(more, message):
 
 def test_recipes_are_told_what_they_need():
     """Fails if heads or a length are not handed on, or a recipe without heads is given some."""
-    mixers = [part("linformer", rank=3), part("fnet"), part("vanilla", heads=4), part("linformer", rank=3, length=20)]
-    layers = build(config(mixer=mixers, layers=4)).trunk.stack.layers
+    mixers = [
+        module_spec("linformer", rank=3),
+        module_spec("fnet"),
+        module_spec("vanilla", heads=4),
+        module_spec("linformer", rank=3, length=20),
+    ]
+    layers = build(config(mixer=mixers, layers=4)).backbone.stack.layers
     assert [layer.mixer.length for layer in layers] == [16, None, None, 20]
     assert layers[0].mixer.heads == 2 and layers[2].mixer.heads == 4
-    image = build(config(input=Patches(height=4, width=4, patch=2), length=None, mixer=part("linformer", rank=3)))
-    assert image.trunk.stack.length == 5
+    image = build(
+        config(
+            input=PatchInput(height=4, width=4, patch=2),
+            length=None,
+            mixer=module_spec("linformer", rank=3),
+        )
+    )
+    assert image.backbone.stack.length == 5
 
 
 def test_turns_of_images_are_told_the_grid(rand):
     """Fails if positions within mixers do not know how many columns an image has."""
-    image = Patches(height=4, width=6, patch=2, cls=False)
+    image = PatchInput(height=4, width=6, patch=2, cls=False)
     told = config(input=image, length=None, position="rope_2d", dim=16)
-    given = told.but(position=part("rope_2d", columns=3))
+    given = told.replace(position=module_spec("rope_2d", columns=3))
     models_ = [build(c).double() for c in (told, given)]
     models_[1].load_state_dict(models_[0].state_dict())
     x = rand(1, 3, 4, 6)
     assert (models_[0](x) == models_[1](x)).all()
     with pytest.raises(TypeError, match="rope_2d needs columns"):
-        build(told.but(input=Patches(height=4, width=6, patch=2)))
+        build(told.replace(input=PatchInput(height=4, width=6, patch=2)))
 
 
 def test_the_last_norm_stands_where_a_sum_is_left():
     """Fails if a stack of pre-norm layers ends without a norm, or one of post-norm layers with one."""
-    assert build(config(residual="pre")).trunk.norm is not None and build(config(residual="post")).trunk.norm is None
+    assert (
+        build(config(residual="pre")).backbone.norm is not None
+        and build(config(residual="post")).backbone.norm is None
+    )
 
 
 def test_positions_are_told_the_sizes_they_take():
     """Fails if an argument of the configuration does not reach a position."""
-    assert make_position(part("sinusoid", base=100.0), dim=8, length=None).base == 100.0
-    assert make_position(part("sinusoid_2d", columns=3), dim=8, length=None, columns=None).columns == 3
+    assert build_position(module_spec("sinusoid", base=100.0), dim=8, length=None).base == 100.0
+    assert (
+        build_position(
+            module_spec("sinusoid_2d", columns=3), dim=8, length=None, columns=None
+        ).columns
+        == 3
+    )

@@ -2,59 +2,91 @@
 
 from functools import partial
 
+import exact
 import pytest
 import torch
 from torch import nn
 
-import exact
 import regard
 from regard.block import Block
-from regard.ffn import KINDS, MLP
+from regard.ffn import FEED_FORWARDS, MLP
 from regard.measure.cost import cost
 from regard.measure.count import FlopCounter, count
 from regard.measure.formulas.stacks import held_before
-from regard.measure.model import inputs
-from regard.models import Config, build
+from regard.measure.model import example_batch
+from regard.models import ModelConfig, build
 from regard.models.heads import POOLINGS
 from regard.norm import NORMS
 from regard.residual import RESIDUALS
 from regard.stack import (
-    Carry,
-    Compressive,
-    EarlyExit,
-    Feedback,
-    Funnel,
+    CompressiveMemory,
+    EarlyExitStack,
+    FeedbackStack,
+    FunnelStack,
     Halting,
-    Recent,
-    Reversible,
-    Segments,
-    Shared,
-    Universal,
-    halves,
+    HiddenStateMemory,
+    RealFormerStack,
+    ReversibleStack,
+    SegmentStack,
+    SharedStack,
+    UniversalStack,
+    build_sublayers,
 )
 
 N, DIM = 70, 64
 BASE = {
-    "kind": "encoder", "input": {"kind": "tokens", "vocab": 100}, "dim": DIM, "heads": 4, "layers": 2, "length": N,
-    "mixer": "vanilla", "head": {"kind": "language"},
-}  # fmt: skip
+    "kind": "encoder",
+    "input": {"kind": "tokens", "vocab_size": 100},
+    "dim": DIM,
+    "heads": 4,
+    "layers": 2,
+    "length": N,
+    "mixer": "vanilla",
+    "head": {"kind": "language"},
+}
 SIZED = {
-    "switch": {"experts": 4, "capacity": 0.5}, "top_k": {"experts": 4, "capacity": 0.5, "noisy": True},
+    "switch": {"experts": 4, "capacity": 0.5},
+    "top_k": {"experts": 4, "capacity": 0.5, "noisy": True},
     "product_keys": {"keys": 16, "top": 4},
-}  # fmt: skip
+}
 IMAGE = {"kind": "patches", "height": 32, "width": 32, "patch": 4}
-PLACES = ("none", "sinusoid", "learned", "fourier", "rope", "alibi", "distance", "t5", "shaw", "xl", "tupe")
+PLACES = (
+    "none",
+    "sinusoid",
+    "learned",
+    "fourier",
+    "rope",
+    "alibi",
+    "distance",
+    "t5",
+    "shaw",
+    "xl",
+    "tupe",
+)
 CASES = [
-    *({"ffn": {"name": name, "arguments": SIZED.get(name, {})}} for name in KINDS), {"ffn": None},
-    *({"norm": name} for name in NORMS), *({"residual": name} for name in RESIDUALS), *({"position": name} for name in PLACES),
-    *({"head": {"kind": "pooled", "pooling": name}} for name in POOLINGS), {"head": None}, {"head": {"kind": "masked"}},
-    {"head": {"kind": "classify", "classes": 5, "hidden": True}}, {"head": {"kind": "tag", "classes": 7}},
-    {"head": {"kind": "regress", "pooling": "each"}}, {"input": {"kind": "vectors", "width": 9}, "head": None},
+    *({"ffn": {"name": name, "arguments": SIZED.get(name, {})}} for name in FEED_FORWARDS),
+    {"ffn": None},
+    *({"norm": name} for name in NORMS),
+    *({"residual": name} for name in RESIDUALS),
+    *({"position": name} for name in PLACES),
+    *({"head": {"kind": "pooled", "pooling": name}} for name in POOLINGS),
+    {"head": None},
+    {"head": {"kind": "masked"}},
+    {"head": {"kind": "classify", "classes": 5, "hidden": True}},
+    {"head": {"kind": "tag", "classes": 7}},
+    {"head": {"kind": "regress", "pooling": "each"}},
+    {"input": {"kind": "vectors", "width": 9}, "head": None},
     {"input": IMAGE, "length": None, "head": {"kind": "classify", "classes": 5}},
-    {"input": {**IMAGE, "cls": False}, "length": None, "position": "fourier_2d", "head": {"kind": "pooled"}},
-    {"kind": "seq2seq"}, {"kind": "seq2seq", "encoder": {"layers": 1, "mixer": "fnet"}, "target": {"vocab": 50}},
+    {
+        "input": {**IMAGE, "cls": False},
+        "length": None,
+        "position": "fourier_2d",
+        "head": {"kind": "pooled"},
+    },
+    {"kind": "seq2seq"},
+    {"kind": "seq2seq", "encoder": {"layers": 1, "mixer": "fnet"}, "target": {"vocab_size": 50}},
     {"kind": "decoder", "mixer": ["linear", "local"]},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("change", CASES, ids=str)
@@ -63,11 +95,11 @@ def test_configuration_agrees_with_counted_run(change, monkeypatch):
     6 % backward, where scores may be made again."""
     exact.install(monkeypatch)
     torch.manual_seed(0)
-    config = Config(**{**BASE, **change})
+    config = ModelConfig(**{**BASE, **change})
     length = config.input.length if config.input.kind == "patches" else N
     model = build(config)
     with FlopCounter() as ahead:
-        y = model(*inputs(config, length, 2))
+        y = model(*example_batch(config, length, 2))
     with FlopCounter() as back:
         y.square().mean().backward()
     found = cost(model, length, batch=2)
@@ -78,10 +110,18 @@ def test_configuration_agrees_with_counted_run(change, monkeypatch):
 
 def test_parameters_that_a_token_uses():
     """Fails if experts that are not asked, or slots that are not read, count as used."""
-    config = Config(**{**BASE, "layers": 1, "ffn": {"name": "top_k", "arguments": {"experts": 8, "hidden": 10}}})
+    config = ModelConfig(
+        **{**BASE, "layers": 1, "ffn": {"name": "top_k", "arguments": {"experts": 8, "hidden": 10}}}
+    )
     found = cost(build(config), N)
     assert found.parameters - found.active == 6 * 2 * 10 * DIM
-    memory = Config(**{**BASE, "layers": 1, "ffn": {"name": "product_keys", "arguments": {"keys": 16, "top": 4, "heads": 2}}})
+    memory = ModelConfig(
+        **{
+            **BASE,
+            "layers": 1,
+            "ffn": {"name": "product_keys", "arguments": {"keys": 16, "top": 4, "heads": 2}},
+        }
+    )
     found = cost(build(memory), N)
     assert found.parameters - found.active == (16 * 16 - 8) * DIM
 
@@ -89,12 +129,12 @@ def test_parameters_that_a_token_uses():
 def test_longer_than_its_positions():
     """Fails if a model is said to cost something at a length that its embeddings do not know."""
     with pytest.raises(ValueError, match="built for at most 70 tokens, and the length is 71"):
-        cost(build(Config(**BASE)), N + 1)
+        cost(build(ModelConfig(**BASE)), N + 1)
 
 
 def test_state_of_an_encoder_decoder():
     """Fails if a stream does not keep what was read, or keeps something of the encoder."""
-    model = build(Config(**{**BASE, "kind": "seq2seq"}))
+    model = build(ModelConfig(**{**BASE, "kind": "seq2seq"}))
     found = cost(model, 50, context=30, batch=2)
     assert found.state == 4 * 2 * (30 * DIM + 2 * 2 * 50 * DIM)
     assert found.per_token == 4 * 2 * 2 * 2 * DIM
@@ -110,22 +150,26 @@ def heads():
 
 
 both = partial(block, causal=False)
-squeeze = partial(Compressive, recent=16, compressed=8, rate=4)
+squeeze = partial(CompressiveMemory, recent=16, compressed=8, rate=4)
 STACKS = {
-    "shared": lambda: Shared([block(), block("linear")], 5),
-    "universal": lambda: Universal(block(), 4),
-    "halting": lambda: Universal(block(), 3, halting=Halting(32, bias=-9.0)),  # so that nothing halts early
-    "reversible": lambda: Reversible([*halves(block().mixer, MLP(32)), *halves(block().mixer, MLP(32))]),
-    "early exit": lambda: EarlyExit([block(), block()], heads(), threshold=0.5),
-    "segments": lambda: Segments([block(), block()], segment=16, memory=24),
-    "segments, own state": lambda: Segments([block(), block("linear")], segment=16, memory=16),
-    "segments, window": lambda: Segments([block("local", window=8)], segment=16, memory=16),
-    "compressive": lambda: Segments([block(), block()], segment=16, memory=squeeze),
-    "feedback": lambda: Feedback([block(), block()]),
-    "feedback, span": lambda: Feedback([block(), block()], span=20, shared=False),
-    "funnel": lambda: Funnel([[both()], [both(), both()]], [both()]),
-    "funnel, alone": lambda: Funnel([[both()], [both()]], cls=True, ask_all=False),
-    "carry": lambda: Carry([block("realformer"), block("realformer")]),
+    "shared": lambda: SharedStack([block(), block("linear")], 5),
+    "universal": lambda: UniversalStack(block(), 4),
+    "halting": lambda: UniversalStack(
+        block(), 3, halting=Halting(32, bias=-9.0)
+    ),  # so that nothing halts early
+    "reversible": lambda: ReversibleStack(
+        [*build_sublayers(block().mixer, MLP(32)), *build_sublayers(block().mixer, MLP(32))]
+    ),
+    "early exit": lambda: EarlyExitStack([block(), block()], heads(), threshold=0.5),
+    "segments": lambda: SegmentStack([block(), block()], segment=16, memory=24),
+    "segments, own state": lambda: SegmentStack([block(), block("linear")], segment=16, memory=16),
+    "segments, window": lambda: SegmentStack([block("local", window=8)], segment=16, memory=16),
+    "compressive": lambda: SegmentStack([block(), block()], segment=16, memory=squeeze),
+    "feedback": lambda: FeedbackStack([block(), block()]),
+    "feedback, span": lambda: FeedbackStack([block(), block()], span=20, shared=False),
+    "funnel": lambda: FunnelStack([[both()], [both(), both()]], [both()]),
+    "funnel, alone": lambda: FunnelStack([[both()], [both()]], cls=True, ask_all=False),
+    "carry": lambda: RealFormerStack([block("realformer"), block("realformer")]),
 }
 
 
@@ -143,11 +187,14 @@ def test_stack_agrees_with_counted_run(name, monkeypatch):
 
 def test_reversible_keeps_the_same_at_any_depth():
     """Fails if activations of a reversible stack are said to grow with its layers."""
-    deep = [cost(Reversible(halves(block().mixer, MLP(32)) * layers), N).saved for layers in (1, 8)]
+    deep = [
+        cost(ReversibleStack(build_sublayers(block().mixer, MLP(32)) * layers), N).saved
+        for layers in (1, 8)
+    ]
     assert deep[0] == deep[1] == 4 * 2 * N * 32
 
 
 def test_what_memories_hold():
     """Fails if the states that a memory holds are counted otherwise than they are kept."""
-    assert held_before(Recent(24), 16, 4) == [0, 16, 24, 24]
+    assert held_before(HiddenStateMemory(24), 16, 4) == [0, 16, 24, 24]
     assert held_before(squeeze(32), 16, 5) == [0, 16, 20, 24, 24]

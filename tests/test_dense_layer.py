@@ -5,9 +5,19 @@ import torch
 
 import regard
 from regard import registry
-from regard.mixers import positioned
+from regard.mixers import with_position
 
-DEPENDS = ["vanilla", "local", "multi_query", "linear", "linformer", "nystrom", "performer", "talking_heads", "reformer"]
+DEPENDS = [
+    "vanilla",
+    "local",
+    "multi_query",
+    "linear",
+    "linformer",
+    "nystrom",
+    "performer",
+    "talking_heads",
+    "reformer",
+]
 FIXED = ["hard_gaussian"]
 
 
@@ -15,7 +25,9 @@ def weights(mixer, x):
     """W(x), (n d n d) as a matrix: W[i a, j b] = Σ_h A_h[i, j] Σ_e W⁰[a, h e] W_v[h e, b], for one example x (1 n d)."""
     maps = mixer.attention(x)[0]
     heads, n, d = len(maps), x.shape[1], x.shape[2]
-    values = mixer.v.weight.unflatten(0, (mixer.kv_heads, -1)).repeat_interleave(heads // mixer.kv_heads, 0)
+    values = mixer.v.weight.unflatten(0, (mixer.kv_heads, -1)).repeat_interleave(
+        heads // mixer.kv_heads, 0
+    )
     merged = mixer.out.weight.unflatten(1, (heads, -1))
     rows = torch.zeros(n * d, n * d, dtype=x.dtype)
     for i in range(n):
@@ -27,7 +39,7 @@ def weights(mixer, x):
 
 def mixer_of(name, causal=False):
     torch.manual_seed(0)
-    return registry.get(name).example(8, causal=causal).double().eval()
+    return registry.get_recipe(name).example(8, causal=causal).double().eval()
 
 
 @pytest.mark.parametrize("name", DEPENDS + FIXED)
@@ -44,7 +56,9 @@ def test_the_same_matrix_is_wrong_for_another_input(name, rand):
     frozen = weights(mixer, x)
     assert ((frozen @ other.flatten()).view(1, 7, 8) - mixer(other)).abs().max() > 1e-3
     jacobian = torch.autograd.functional.jacobian(mixer, x).view(56, 56)
-    assert (jacobian - frozen).abs().max() > 1e-3, "a derivative that is W would mean that W is constant"
+    assert (jacobian - frozen).abs().max() > 1e-3, (
+        "a derivative that is W would mean that W is constant"
+    )
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -61,14 +75,19 @@ def test_causal_weights_are_triangular_by_blocks_and_local_ones_banded(rand):
     x = rand(1, 7, 8)
     blocks = weights(mixer_of("vanilla", causal=True), x).view(7, 8, 7, 8).abs().amax((1, 3))
     assert (blocks.triu(1) == 0).all() and (blocks.tril() > 0).sum() == 28
-    banded = weights(regard.create("local", dim=8, heads=2, window=1).double(), x).view(7, 8, 7, 8).abs().amax((1, 3))
+    banded = (
+        weights(regard.create("local", dim=8, heads=2, window=1).double(), x)
+        .view(7, 8, 7, 8)
+        .abs()
+        .amax((1, 3))
+    )
     assert torch.equal(banded > 0, (torch.arange(7)[:, None] - torch.arange(7)).abs() <= 1)
 
 
 @pytest.mark.parametrize("scheme", ["rope", "alibi", "xl"])
 def test_positions_change_the_matrix_and_not_the_rule(scheme, rand):
     """Fails if the map of a mixer with positions is not the one that its output comes from."""
-    mixer, x = positioned(mixer_of("vanilla"), scheme), rand(1, 7, 8)
+    mixer, x = with_position(mixer_of("vanilla"), scheme), rand(1, 7, 8)
     torch.testing.assert_close((weights(mixer, x) @ x.flatten()).view(1, 7, 8), mixer(x))
 
 

@@ -16,13 +16,49 @@ from regard import registry
 ROOT = Path(__file__).parents[1] / "src/regard"
 ROOMS = ("attend", "attentions", "cells", "ffn", "mixers", "pattern", "position", "route", "stack")
 FILES = (
-    "block", "common", "feature", "heads", "memory", "mixer", "norm", "notes", "prior", "query", "relative", "residual",
-    "update", "weigh",
-)  # fmt: skip
+    "block",
+    "common",
+    "feature",
+    "head_mixing",
+    "compression",
+    "mixer",
+    "norm",
+    "auxiliary",
+    "prior",
+    "query_prototypes",
+    "position/relative",
+    "residual",
+    "update",
+    "score_weights",
+)
 
-WAITS = {"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique", "is_nonzero", "equal", "allclose"}
+WAITS = {
+    "item",
+    "tolist",
+    "cpu",
+    "numpy",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "is_nonzero",
+    "equal",
+    "allclose",
+}
 CASTS = {"bool", "int", "float"}
-MAKES = {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros"}
+MAKES = {
+    "arange",
+    "empty",
+    "eye",
+    "full",
+    "linspace",
+    "ones",
+    "rand",
+    "randint",
+    "randn",
+    "randperm",
+    "tensor",
+    "zeros",
+}
 
 HOST = "positions and plans live on the host, whatever the device of the tokens"
 CPU = "this executor refuses every other device"
@@ -109,7 +145,7 @@ MAKING = {
     "pattern/grid.py:block_order": HOST,
     "query.py:_by_kernel": CPU,
     "route/sort.py:BlockSort._noise": SEEDED,
-}  # fmt: skip
+}
 
 NO_NUMBERS = {
     ("reformer", True): "route/lsh.py:by_rank",
@@ -130,14 +166,18 @@ def nodes():
 
     paths = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
     for path in [*paths, *(ROOT / f"{name}.py" for name in FILES)]:
-        yield from walk(ast.parse(path.read_text(encoding="utf-8")), [], path.relative_to(ROOT).as_posix())
+        yield from walk(
+            ast.parse(path.read_text(encoding="utf-8")), [], path.relative_to(ROOT).as_posix()
+        )
 
 
 def waits(node):
     """Whether it may read a number of a tensor: a method such as .item(), int() of no constant, a condition on .any()."""
     if not isinstance(node, ast.Call):
         asked = (call.func for call in ast.walk(node.test) if isinstance(call, ast.Call))
-        return any(isinstance(func, ast.Attribute) and func.attr in ("any", "all") for func in asked)
+        return any(
+            isinstance(func, ast.Attribute) and func.attr in ("any", "all") for func in asked
+        )
     if isinstance(node.func, ast.Attribute):
         return node.func.attr in WAITS
     simple = not node.args or isinstance(node.args[0], ast.Constant)
@@ -146,32 +186,49 @@ def waits(node):
 
 def makes(node):
     """Whether it makes a tensor and leaves open where."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or ast.unparse(node.func.value) != "torch":
+    if (
+        not isinstance(node, ast.Call)
+        or not isinstance(node.func, ast.Attribute)
+        or ast.unparse(node.func.value) != "torch"
+    ):
         return False
     return node.func.attr in MAKES and not any(key.arg == "device" for key in node.keywords)
 
 
-@pytest.mark.parametrize(("asks", "listed"), [(waits, WAITING), (makes, MAKING)], ids=["waiting", "making"])
+@pytest.mark.parametrize(
+    ("asks", "listed"), [(waits, WAITING), (makes, MAKING)], ids=["waiting", "making"]
+)
 def test_what_waits_or_leaves_the_device_open_is_listed(asks, listed):
     """Fails if a forward begins to wait for the device, or to make tensors on another; or if the list is out of date."""
     found = {place for place, node in nodes() if asks(node)}
     if asks is makes:  # modules are built anywhere, and moved
         found = {place for place in found if "__init__" not in place.split(":")[1]}
-    assert found - listed.keys() == set(), "give the device, do without the wait, or say why it must be"
+    assert found - listed.keys() == set(), (
+        "give the device, do without the wait, or say why it must be"
+    )
     assert listed.keys() - found == set(), "these are gone: take them off the list"
 
 
-FORMS = [(name, causal) for name in registry.list_recipes() for causal in registry.get(name).forms()]
+FORMS = [
+    (name, causal)
+    for name in registry.list_recipes()
+    for causal in registry.get_recipe(name).causal_options()
+]
 
 
-@pytest.mark.parametrize(("name", "causal"), FORMS, ids=[f"{name}{'-causal' * causal}" for name, causal in FORMS])
+@pytest.mark.parametrize(
+    ("name", "causal"), FORMS, ids=[f"{name}{'-causal' * causal}" for name, causal in FORMS]
+)
 @pytest.mark.parametrize("training", [False, True], ids=["used", "training"])
 def test_every_recipe_runs_on_the_meta_device(name, causal, training):
     """Fails if a forward reads a number back, or makes a tensor where the tokens are not; with a mask and without."""
-    mixer = registry.get(name).example(causal=causal).to("meta").train(training)
+    mixer = registry.get_recipe(name).example(causal=causal).to("meta").train(training)
     for n in (19, 210):
         n = n if mixer.length is None else min(n, mixer.length)
-        x, mask = torch.empty(2, n, mixer.dim, device="meta"), torch.empty(2, n, device="meta", dtype=torch.bool)
+        x, mask = (
+            torch.empty(2, n, mixer.dim, device="meta"),
+            torch.empty(2, n, device="meta", dtype=torch.bool),
+        )
         for given in ({}, {"mask": mask})[: 1 + mixer.can.mask]:
             if (name, causal) in NO_NUMBERS or (training and (name, "training") in NO_NUMBERS):
                 with pytest.raises(RuntimeError, match="meta tensors"):

@@ -31,7 +31,11 @@ def examples(page: Path) -> list[tuple[str, int, str | None]]:
     blocks = list(BLOCK.finditer(source))
     for block, after in zip(blocks, [*blocks[1:], None], strict=False):
         if block[1] == "python":
-            printed = after is not None and after[1] == "text" and not source[block.end() : after.start()].strip()
+            printed = (
+                after is not None
+                and after[1] == "text"
+                and not source[block.end() : after.start()].strip()
+            )
             line = source.count("\n", 0, block.start()) + 1
             found.append((block[2], line, after[2] if printed and after is not None else None))
     return found
@@ -40,7 +44,7 @@ def examples(page: Path) -> list[tuple[str, int, str | None]]:
 @pytest.fixture
 def own_registry():
     """Recipes that a document adds are gone after it."""
-    registry.get("vanilla")  # load them first
+    registry.get_recipe("vanilla")  # load them first
     before = dict(registry._recipes)
     yield
     registry._recipes.clear()
@@ -49,7 +53,9 @@ def own_registry():
 
 def optional(page: Path) -> set[str]:
     """The packages of an extra that the code of a page imports."""
-    names = re.findall(r"^(?:import|from) (\w+)", "".join(code for code, _, _ in examples(page)), re.MULTILINE)
+    names = re.findall(
+        r"^(?:import|from) (\w+)", "".join(code for code, _, _ in examples(page)), re.MULTILINE
+    )
     return set(names) & {"transformers", "datasets", "onnx", "onnxruntime", "altair", "matplotlib"}
 
 
@@ -64,9 +70,13 @@ def test_code_runs_and_prints_what_is_shown(page):
         for code, line, shown in examples(page):
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
-                exec(compile("\n" * line + code, str(page), "exec"), namespace)  # so that errors name the line of the page
+                exec(
+                    compile("\n" * line + code, str(page), "exec"), namespace
+                )  # so that errors name the line of the page
             if shown is not None:
-                assert [x.rstrip() for x in out.getvalue().splitlines()] == shown.splitlines(), f"{page.name}, line {line}"
+                assert [x.rstrip() for x in out.getvalue().splitlines()] == shown.splitlines(), (
+                    f"{page.name}, line {line}"
+                )
 
 
 def test_the_pages_with_code_were_found():
@@ -78,13 +88,17 @@ def test_readme_table_is_generated():
     make_table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(make_table)
     readme = text(ROOT / "README.md")
-    assert make_table.put(readme) == readme, "the table is out of date: run `.venv/bin/python docs/make_table.py`"
+    assert make_table.put(readme) == readme, (
+        "the table is out of date: run `.venv/bin/python docs/make_table.py`"
+    )
 
 
 @pytest.mark.parametrize("name", regard.list())
 def test_every_recipe_has_a_place_in_a_family_page(name):
-    heading = re.compile(rf"^## {name} \({registry.get(name).row}\)$", re.MULTILINE)
-    assert any(heading.search(text(page)) for page in PAGES[1:]), f"no page has a section '## {name} (...)'"
+    heading = re.compile(rf"^## {name} \({registry.get_recipe(name).row}\)$", re.MULTILINE)
+    assert any(heading.search(text(page)) for page in PAGES[1:]), (
+        f"no page has a section '## {name} (...)'"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

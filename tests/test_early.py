@@ -23,7 +23,7 @@ from regard.cells import (
     Writer,
     doubly_stochastic,
 )
-from regard.cells.draw import read, write
+from regard.cells.draw import read_patch, write_patch
 
 
 def built(kind, *arguments, **more):
@@ -33,11 +33,16 @@ def built(kind, *arguments, **more):
 
 def same(got, want, leaves):
     """Two lists of outputs, and the gradients of all leaves, agree."""
-    weights = [torch.randn(t.shape, dtype=t.dtype, generator=torch.Generator().manual_seed(i)) for i, t in enumerate(want)]
+    weights = [
+        torch.randn(t.shape, dtype=t.dtype, generator=torch.Generator().manual_seed(i))
+        for i, t in enumerate(want)
+    ]
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
     sums = (sum((t * w).sum() for t, w in zip(side, weights, strict=True)) for side in (got, want))
-    for a, b in zip(*(torch.autograd.grad(s, leaves, allow_unused=True) for s in sums), strict=True):
+    for a, b in zip(
+        *(torch.autograd.grad(s, leaves, allow_unused=True) for s in sums), strict=True
+    ):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
@@ -84,7 +89,9 @@ def test_the_encoder_reads_from_both_ends(rand):
         want.append(torch.cat(halves, -1))
     got = encoder(x, mask=mask) * mask[..., None]
     same([got], [torch.stack(want)], [x, *encoder.parameters()])
-    torch.testing.assert_close(encoder(x[1:, :4], mask=mask[1:, :4]), encoder(x[1:], mask=mask[1:])[:, :4])
+    torch.testing.assert_close(
+        encoder(x[1:, :4], mask=mask[1:, :4]), encoder(x[1:], mask=mask[1:])[:, :4]
+    )
     assert encoder(x[:, :0]).shape == (2, 0, 8)
 
 
@@ -99,14 +106,21 @@ def test_the_decoder_looks_before_each_step(masked, rand):
         seen = [j for j in range(7) if mask is None or mask[a, j]]
         s = torch.tanh(p["first.weight"] @ notes[a, 0, 3:] + p["first.bias"])
         for y in words[a]:
-            q, k = p["look.query.weight"] @ s, notes[a] @ p["look.key.weight"].T + p["look.key.bias"]
+            q, k = (
+                p["look.query.weight"] @ s,
+                notes[a] @ p["look.key.weight"].T + p["look.key.bias"],
+            )
             c = look(p["look.v"], q, k, notes[a], seen)
             want[2].append(look(p["look.v"], q, k, torch.eye(7, dtype=torch.float64), seen))
             s = unit_step(p, y, s, c, prefix="unit.")
             want[0].append(s)
             want[1].append(c)
     got = decoder(words, notes, mask=mask)
-    same(list(got), [torch.stack(t).view(2, 4, -1) for t in want], [words, notes, *decoder.parameters()])
+    same(
+        list(got),
+        [torch.stack(t).view(2, 4, -1) for t in want],
+        [words, notes, *decoder.parameters()],
+    )
     torch.testing.assert_close(got.weights.sum(-1), torch.ones(2, 4, dtype=torch.float64))
 
 
@@ -136,8 +150,8 @@ def test_additive_scores_in_parts(causal, rand, monkeypatch):
     mixer = regard.create("bahdanau", dim=8, heads=2, causal=causal).double()
     x = rand(2, 30, 8).requires_grad_()
     leaves, results = [x, *mixer.parameters()], []
-    for most in (additive.MOST, 7 * 2 * 30 * 8):
-        monkeypatch.setattr(additive, "MOST", most)
+    for most in (additive.MAX_ELEMENTS, 7 * 2 * 30 * 8):
+        monkeypatch.setattr(additive, "MAX_ELEMENTS", most)
         y = mixer(x)
         results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
     for got, want in zip(*results, strict=True):
@@ -146,7 +160,7 @@ def test_additive_scores_in_parts(causal, rand, monkeypatch):
 
 def test_training_keeps_no_tanh_of_all_pairs(rand, monkeypatch):
     """Fails if the backward pass holds e numbers for each pair."""
-    monkeypatch.setattr(additive, "MOST", 64 * 16 * 4)
+    monkeypatch.setattr(additive, "MAX_ELEMENTS", 64 * 16 * 4)
     sizes, q = [], rand(1, 1, 64, 16).requires_grad_()
 
     def note(tensor):
@@ -161,7 +175,11 @@ def test_training_keeps_no_tanh_of_all_pairs(rand, monkeypatch):
 # ---------------------------------------------------------------------------------------------- Graves
 def test_the_window_step_by_step(rand):
     """Fails if a step is not the paper's, or κ moves backwards."""
-    cell, states, text = built(WindowCell, 3, 2), rand(5, 2, 3).requires_grad_(), rand(2, 7, 4).requires_grad_()
+    cell, states, text = (
+        built(WindowCell, 3, 2),
+        rand(5, 2, 3).requires_grad_(),
+        rand(2, 7, 4).requires_grad_(),
+    )
     mask = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])
     p, kappa = dict(cell.named_parameters()), cell.start(text)
     windows, phis, before = [], [], kappa
@@ -178,7 +196,8 @@ def test_the_window_step_by_step(rand):
             raw = p["shape.shape.weight"] @ h + p["shape.shape.bias"]
             k = [k[i] + raw[4 + i].exp() for i in range(2)]
             phi = [
-                sum(raw[i].exp() * torch.exp(-raw[2 + i].exp() * (k[i] - u) ** 2) for i in range(2)) * mask[a, u - 1]
+                sum(raw[i].exp() * torch.exp(-raw[2 + i].exp() * (k[i] - u) ** 2) for i in range(2))
+                * mask[a, u - 1]
                 for u in range(1, 8)
             ]
             want_phi.append(torch.stack(phi))
@@ -207,7 +226,8 @@ def test_the_mixer_is_the_cell_run_over_all_tokens(rand):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("crossed", [False, True])
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("graves_window", {}), ("show_attend", {}), ("draw_read", {"width": 4, "patch": 3})]
+    ("name", "arguments"),
+    [("graves_window", {}), ("show_attend", {}), ("draw_read", {"width": 4, "patch": 3})],
 )
 def test_maps_are_true(name, arguments, crossed, masked, rand):
     """Fails if the map, times what is looked at, is not the output."""
@@ -218,7 +238,9 @@ def test_maps_are_true(name, arguments, crossed, masked, rand):
     looked = inputs[-1]
     mask = {"mask": torch.arange(looked.shape[1]).expand(2, -1) % 5 != 3} if masked else {}
     kept = looked * mask["mask"][..., None] if masked else looked
-    torch.testing.assert_close(mixer.attention(*inputs, **mask)[:, 0] @ kept, mixer(*inputs, **mask))
+    torch.testing.assert_close(
+        mixer.attention(*inputs, **mask)[:, 0] @ kept, mixer(*inputs, **mask)
+    )
 
 
 # ---------------------------------------------------------------------------------------------- DRAW
@@ -227,7 +249,11 @@ def test_filters_sum_to_one(rand):
     bank = built(FilterBank, 6, 3)
     for scale in (1, 30):
         found = bank(scale * rand(4, 6), 9, 12)
-        assert found.rows.shape == (4, 3, 9) and found.columns.shape == (4, 3, 12) and (found.intensity > 0).all()
+        assert (
+            found.rows.shape == (4, 3, 9)
+            and found.columns.shape == (4, 3, 12)
+            and (found.intensity > 0).all()
+        )
         for part in (found.rows, found.columns):
             torch.testing.assert_close(part.sum(-1), torch.ones(4, 3, dtype=torch.float64))
 
@@ -246,17 +272,22 @@ def test_reading_and_writing_all_pixels_is_the_identity(rand):
     bank, image = built(FilterBank, 6, 8), rand(2, 3, 8, 8)
     narrow(bank, log_intensity=0.7)
     filters = bank(rand(2, 6), 8, 8)
-    patch = read(image, filters)
+    patch = read_patch(image, filters)
     torch.testing.assert_close(patch, image * torch.tensor(0.7, dtype=torch.float64).exp())
-    torch.testing.assert_close(write(patch, filters), image)
+    torch.testing.assert_close(write_patch(patch, filters), image)
 
 
 def test_where_a_glimpse_looks(rand):
     """Fails if g̃ = 0 is not the middle, g̃ = ±1/2 not a quarter, or x and y are confused."""
-    bank, image = built(FilterBank, 6, 1), torch.arange(15 * 7, dtype=torch.float64).view(1, 1, 15, 7)
+    bank, image = (
+        built(FilterBank, 6, 1),
+        torch.arange(15 * 7, dtype=torch.float64).view(1, 1, 15, 7),
+    )
     for x, y, row, column in ((0.0, 0.0, 7, 3), (-0.5, 0.0, 7, 1), (0.0, 0.5, 11, 3)):
         narrow(bank, x=x, y=y)
-        torch.testing.assert_close(read(image, bank(rand(1, 6), 15, 7))[0, 0, 0, 0], image[0, 0, row, column])
+        torch.testing.assert_close(
+            read_patch(image, bank(rand(1, 6), 15, 7))[0, 0, 0, 0], image[0, 0, row, column]
+        )
 
 
 def test_reader_and_writer(rand):
@@ -268,19 +299,31 @@ def test_reader_and_writer(rand):
     for a in range(2):
         rows, columns, gamma = naive_filters(p, state[a], 5, 7, 3)
         cells = [
-            gamma * sum(rows[i, y] * columns[j, x] * image[a, c, y, x] for y in range(5) for x in range(7))
-            for c in range(2) for i in range(3) for j in range(3)
-        ]  # fmt: skip
+            gamma
+            * sum(
+                rows[i, y] * columns[j, x] * image[a, c, y, x] for y in range(5) for x in range(7)
+            )
+            for c in range(2)
+            for i in range(3)
+            for j in range(3)
+        ]
         patches.append(torch.stack(cells).view(2, 3, 3))
         rows, columns, gamma = naive_filters(q, state[a], 5, 7, 2)
         drawn = (q["draw.weight"] @ state[a] + q["draw.bias"]).view(2, 2, 2)
         cells = [
-            sum(rows[i, y] * columns[j, x] * drawn[c, i, j] for i in range(2) for j in range(2)) / gamma
-            for c in range(2) for y in range(5) for x in range(7)
-        ]  # fmt: skip
+            sum(rows[i, y] * columns[j, x] * drawn[c, i, j] for i in range(2) for j in range(2))
+            / gamma
+            for c in range(2)
+            for y in range(5)
+            for x in range(7)
+        ]
         canvases.append(torch.stack(cells).view(2, 5, 7))
     got = [reader(image, state)[0], writer(state, 5, 7)[0]]
-    same(got, [torch.stack(patches), torch.stack(canvases)], [image, state, *reader.parameters(), *writer.parameters()])
+    same(
+        got,
+        [torch.stack(patches), torch.stack(canvases)],
+        [image, state, *reader.parameters(), *writer.parameters()],
+    )
 
 
 def test_padding_does_not_make_an_image_taller(rand):
@@ -309,12 +352,21 @@ def test_a_caption_step(rand):
         q, k = p["look.query.weight"] @ h, cells[a] @ p["look.key.weight"].T + p["look.key.bias"]
         alpha = look(p["look.v"], q, k, torch.eye(7, dtype=torch.float64), real)
         z = torch.sigmoid(p["gate.weight"][0] @ h + p["gate.bias"][0]) * (alpha @ cells[a])
-        raw = p["cell.weight_ih"] @ torch.cat((word[a], z)) + p["cell.weight_hh"] @ h + p["cell.bias_ih"] + p["cell.bias_hh"]
+        raw = (
+            p["cell.weight_ih"] @ torch.cat((word[a], z))
+            + p["cell.weight_hh"] @ h
+            + p["cell.bias_ih"]
+            + p["cell.bias_hh"]
+        )
         i, f, g, o = raw.view(4, 4)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         for part, value in zip(want, (torch.sigmoid(o) * torch.tanh(c), c, z, alpha), strict=True):
             part.append(value)
-    same([after.h, after.c, seen.context, seen.weights], [torch.stack(t) for t in want], [word, cells, *cell.parameters()])
+    same(
+        [after.h, after.c, seen.context, seen.weights],
+        [torch.stack(t) for t in want],
+        [word, cells, *cell.parameters()],
+    )
     logits = out.out(word + out.h(after.h) + out.z(seen.context))
     torch.testing.assert_close(out(word, after.h, seen.context), logits)
 
@@ -322,10 +374,19 @@ def test_a_caption_step(rand):
 def test_hard_attention_looks_at_one_cell(rand):
     """Fails if the context is not one cell, or the choice does not follow the weights, the mask and the seed."""
     cell = built(CaptionCell, 3, 4, 5, hard=True)
-    word, cells, mask = rand(4000, 3) * 0, rand(1, 3, 5).expand(4000, 3, 5), torch.tensor([True, False, True]).expand(4000, 3)
+    word, cells, mask = (
+        rand(4000, 3) * 0,
+        rand(1, 3, 5).expand(4000, 3, 5),
+        torch.tensor([True, False, True]).expand(4000, 3),
+    )
     memory = cell.start(cells, mask=mask)
-    runs = [cell.step(word, memory, cells, mask=mask, generator=torch.Generator().manual_seed(s))[1] for s in (0, 0, 1)]
-    assert torch.equal(runs[0].chosen, runs[1].chosen) and not torch.equal(runs[0].chosen, runs[2].chosen)
+    runs = [
+        cell.step(word, memory, cells, mask=mask, generator=torch.Generator().manual_seed(s))[1]
+        for s in (0, 0, 1)
+    ]
+    assert torch.equal(runs[0].chosen, runs[1].chosen) and not torch.equal(
+        runs[0].chosen, runs[2].chosen
+    )
     gate = torch.sigmoid(cell.gate(memory.h))
     torch.testing.assert_close(runs[0].context, gate * cells[torch.arange(4000), runs[0].chosen])
     often = torch.bincount(runs[0].chosen, minlength=3) / 4000
@@ -350,7 +411,9 @@ def test_reinforce_is_the_gradient_of_the_bound(baseline, rand):
     draws = 40_000
     scores, rewards = rand(2, 3).requires_grad_(), rand(3, 3).requires_grad_()
     alpha = scores.softmax(-1)
-    chosen = torch.multinomial(alpha.detach(), draws, replacement=True, generator=torch.Generator().manual_seed(0)).T
+    chosen = torch.multinomial(
+        alpha.detach(), draws, replacement=True, generator=torch.Generator().manual_seed(0)
+    ).T
     loss = Reinforce().double().eval()
     loss.baseline.fill_(baseline)
     value = loss(rewards[chosen[:, 0], chosen[:, 1]], alpha.expand(draws, 2, 3), chosen)
@@ -368,7 +431,10 @@ def test_a_baseline_lowers_the_variance(rand):
         loss = Reinforce().double().eval()
         loss.baseline.fill_(baseline)
         grads = [
-            torch.autograd.grad(loss(rewards[[s]], alpha, torch.tensor([[s]])), scores, retain_graph=True)[0] for s in range(3)
+            torch.autograd.grad(
+                loss(rewards[[s]], alpha, torch.tensor([[s]])), scores, retain_graph=True
+            )[0]
+            for s in range(3)
         ]
         spread.append(torch.stack(grads).var(0).sum())
     assert spread[1] < 0.2 * spread[0]
@@ -377,10 +443,15 @@ def test_a_baseline_lowers_the_variance(rand):
 def test_the_baseline_moves_and_the_entropy_counts(rand):
     """Fails if the moving average is not 0.9 and 0.1, moves in eval mode, or entropy is not rewarded."""
     loss, weights = Reinforce(entropy=0.5).double(), rand(2, 3, 4).softmax(-1).requires_grad_()
-    likelihood, chosen = torch.tensor([-2.0, -4.0], dtype=torch.float64), torch.zeros(2, 3, dtype=torch.long)
+    likelihood, chosen = (
+        torch.tensor([-2.0, -4.0], dtype=torch.float64),
+        torch.zeros(2, 3, dtype=torch.long),
+    )
     value = loss(likelihood, weights, chosen)
     entropy = -(weights * weights.log()).sum((1, 2))
-    torch.testing.assert_close(value, -(likelihood + likelihood * weights[..., 0].log().sum(1) + 0.5 * entropy).mean())
+    torch.testing.assert_close(
+        value, -(likelihood + likelihood * weights[..., 0].log().sum(1) + 0.5 * entropy).mean()
+    )
     torch.testing.assert_close(loss.baseline, torch.tensor(-0.3, dtype=torch.float64))
     loss(likelihood, weights, chosen)
     torch.testing.assert_close(loss.baseline, torch.tensor(-0.57, dtype=torch.float64))
@@ -403,16 +474,16 @@ def test_show_attend_tells_its_cost(rand):
     mixer = regard.create("show_attend", dim=8, penalty=0.5).double()
     x, memory = rand(2, 6, 8), rand(2, 9, 8)
     mask = (torch.arange(9) < 5).expand(2, 9)
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         mixer(x, memory, mask=mask)
         mixer(x, memory[:, :5])
     alpha = mixer.attention(x, memory[:, :5])[:, 0] / torch.sigmoid(mixer.gate(x))
     for told in notes.all("doubly stochastic"):
         torch.testing.assert_close(told, 0.5 * (1 - alpha.sum(1)).square().sum(-1).mean())
-    notes.cost().backward()
+    notes.loss().backward()
     assert mixer.score.grad.abs().max() > 0
     own = (torch.arange(6) < 4).expand(2, 6)
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         mixer(x, mask=own)
         mixer(x[:, :4])
         regard.create("show_attend", dim=8, penalty=0.0)(x.float())
@@ -456,7 +527,13 @@ def test_hard_attention_without_a_cell_says_so():
     cell, cells = CaptionCell(4, 5, 6, hard=True), torch.randn(2, 7, 6)
     mask = torch.zeros(2, 7, dtype=torch.bool)
     with pytest.raises(ValueError, match="all are left out"):
-        cell.step(torch.randn(2, 4), cell.start(cells, mask=mask), cells, mask=mask, generator=torch.Generator())
+        cell.step(
+            torch.randn(2, 4),
+            cell.start(cells, mask=mask),
+            cells,
+            mask=mask,
+            generator=torch.Generator(),
+        )
 
 
 def test_large_states_of_a_window_have_gradients():

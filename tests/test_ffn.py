@@ -7,9 +7,17 @@ import torch
 
 import regard
 from regard.block import Block
-from regard.ffn import ACTIVATIONS, GLU, KINDS, MLP, FeedForward, activation, make
-from regard.registry import get
-from regard.stack import Plain
+from regard.ffn import (
+    ACTIVATIONS,
+    FEED_FORWARDS,
+    GLU,
+    MLP,
+    FeedForward,
+    build_feed_forward,
+    get_activation,
+)
+from regard.registry import get_recipe
+from regard.stack import SequentialStack
 
 FORMULAS = {
     "relu": lambda x: max(x, 0.0),
@@ -22,7 +30,13 @@ FORMULAS = {
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
     "identity": lambda x: x,
 }
-GATES = {"glu": "sigmoid", "reglu": "relu", "geglu": "gelu", "swiglu": "silu", "bilinear": "identity"}
+GATES = {
+    "glu": "sigmoid",
+    "reglu": "relu",
+    "geglu": "gelu",
+    "swiglu": "silu",
+    "bilinear": "identity",
+}
 
 
 def count(module):
@@ -32,7 +46,10 @@ def count(module):
 def affine(layer, token):
     """W x + b, number by number."""
     bias = [0.0] * len(layer.weight) if layer.bias is None else layer.bias.tolist()
-    return [sum(w * t for w, t in zip(row, token, strict=True)) + b for row, b in zip(layer.weight.tolist(), bias, strict=True)]
+    return [
+        sum(w * t for w, t in zip(row, token, strict=True)) + b
+        for row, b in zip(layer.weight.tolist(), bias, strict=True)
+    ]
 
 
 class Fixed(torch.nn.Module):
@@ -40,7 +57,10 @@ class Fixed(torch.nn.Module):
 
     def __init__(self, layer):
         super().__init__()
-        self.weight, self.bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+        self.weight, self.bias = (
+            layer.weight.detach(),
+            None if layer.bias is None else layer.bias.detach(),
+        )
 
 
 # ---------------------------------------------------------------------------------------------- activations
@@ -49,13 +69,13 @@ def test_activation(name, rand):
     """Fails if an activation is not what its name says."""
     x = rand(50) * 2
     want = torch.tensor([FORMULAS[name](value) for value in x.tolist()], dtype=torch.float64)
-    torch.testing.assert_close(activation(name)(x), want)
+    torch.testing.assert_close(get_activation(name)(x), want)
 
 
 def test_exact_and_approximate_gelu_differ(rand):
     """Fails if both names mean one function."""
     x = rand(50)
-    assert not torch.allclose(activation("gelu")(x), activation("gelu_tanh")(x), atol=1e-6)
+    assert not torch.allclose(get_activation("gelu")(x), get_activation("gelu_tanh")(x), atol=1e-6)
 
 
 def test_an_activation_may_be_a_function(rand):
@@ -76,7 +96,10 @@ def test_mlp(name, bias, rand):
     torch.manual_seed(0)
     layer, x = MLP(4, 7, activation=name, bias=bias).double(), rand(2, 3, 4)
     up, down = Fixed(layer.up), Fixed(layer.down)
-    want = [[affine(down, [FORMULAS[name](u) for u in affine(up, token)]) for token in row] for row in x.tolist()]
+    want = [
+        [affine(down, [FORMULAS[name](u) for u in affine(up, token)]) for token in row]
+        for row in x.tolist()
+    ]
     torch.testing.assert_close(layer(x), torch.tensor(want, dtype=torch.float64))
 
 
@@ -85,11 +108,18 @@ def test_mlp(name, bias, rand):
 def test_glu(kind, bias, rand):
     """Fails if the layer is not W₂ (σ(W x) ⊙ V x) with the gate of its name, token by token."""
     torch.manual_seed(0)
-    layer, x = make(kind, 4, hidden=5, bias=bias).double(), rand(2, 3, 4)
-    gate, up, down, bend = Fixed(layer.gate), Fixed(layer.up), Fixed(layer.down), FORMULAS[GATES[kind]]
+    layer, x = build_feed_forward(kind, 4, hidden=5, bias=bias).double(), rand(2, 3, 4)
+    gate, up, down, bend = (
+        Fixed(layer.gate),
+        Fixed(layer.up),
+        Fixed(layer.down),
+        FORMULAS[GATES[kind]],
+    )
 
     def one(token):
-        return affine(down, [bend(g) * u for g, u in zip(affine(gate, token), affine(up, token), strict=True)])
+        return affine(
+            down, [bend(g) * u for g, u in zip(affine(gate, token), affine(up, token), strict=True)]
+        )
 
     want = torch.tensor([[one(token) for token in row] for row in x.tolist()], dtype=torch.float64)
     torch.testing.assert_close(layer(x), want)
@@ -99,7 +129,7 @@ def test_gradients_by_differences(rand):
     """Fails if a layer's gradient is not the slope of its output."""
     torch.manual_seed(0)
     for kind in ("mlp", *GATES):
-        layer = make(kind, 3, hidden=4, activation="gelu_tanh").double()
+        layer = build_feed_forward(kind, 3, hidden=4, activation="gelu_tanh").double()
         assert torch.autograd.gradcheck(layer, (rand(1, 2, 3).requires_grad_(),))
 
 
@@ -112,13 +142,17 @@ def test_a_gated_layer_has_the_parameters_of_a_plain_one(dim):
     assert abs(count(MLP(dim)) - count(GLU(dim, bias=True))) <= 3 * dim
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEED_FORWARDS)
 def test_every_kind_by_its_name(kind, rand):
     """Fails if a kind cannot be built from plain values, changes the shape, is not finite for one token or none, or reads
     what the mask leaves out."""
-    more = {"switch": {"experts": 3}, "top_k": {"experts": 3}, "product_keys": {"keys": 4, "top": 2}}
+    more = {
+        "switch": {"experts": 3},
+        "top_k": {"experts": 3},
+        "product_keys": {"keys": 4, "top": 2},
+    }
     torch.manual_seed(0)
-    layer = make(kind, 6, **more.get(kind, {})).double().eval()
+    layer = build_feed_forward(kind, 6, **more.get(kind, {})).double().eval()
     assert isinstance(layer, FeedForward)
     for n in (0, 1, 7):
         y = layer(rand(2, n, 6))
@@ -131,8 +165,8 @@ def test_every_kind_by_its_name(kind, rand):
 def test_the_table_of_parameters():
     """Fails if a row of the table in docs/feed-forward.md has another number of parameters than the layer."""
     with torch.device("meta"):
-        experts = [make(kind, 512, experts=16) for kind in ("switch", "top_k")]
-        memory = make("product_keys", 512, keys=512, normalise=False)
+        experts = [build_feed_forward(kind, 512, experts=16) for kind in ("switch", "top_k")]
+        memory = build_feed_forward("product_keys", 512, keys=512, normalise=False)
         attention = [regard.create(name, dim=512, heads=8) for name in ("all_attention", "vanilla")]
     assert count(MLP(512, bias=False)) == 2 * 512 * 2048
     assert [count(layer) for layer in experts] == 2 * [2 * 512 * 2048 * 16 + 512 * 16]
@@ -143,9 +177,9 @@ def test_the_table_of_parameters():
 def test_wrong_input_is_answered():
     """Fails if a name or a width that makes no sense is taken."""
     with pytest.raises(ValueError, match="no feed-forward layer 'swigluu': did you mean 'swiglu'"):
-        make("swigluu", 8)
+        build_feed_forward("swigluu", 8)
     with pytest.raises(TypeError, match="hiden"):
-        make("geglu", 8, hiden=3)
+        build_feed_forward("geglu", 8, hiden=3)
     with pytest.raises(ValueError, match="hidden must be a whole number >= 1, not 0"):
         GLU(8, 0)
     with pytest.raises(ValueError, match="dim must be"):
@@ -156,10 +190,16 @@ def test_wrong_input_is_answered():
 def decoder(ffn):
     torch.manual_seed(0)
     ask = regard.create("vanilla", dim=12, heads=2)
-    return Plain([
-        Block(get("vanilla").example(12, causal=True), ffn and MLP(12), cross=ask),
-        Block(get("local").example(12, causal=True), ffn and MLP(12), cross=ask),
-    ]).double().eval()  # fmt: skip
+    return (
+        SequentialStack(
+            [
+                Block(get_recipe("vanilla").example(12, causal=True), ffn and MLP(12), cross=ask),
+                Block(get_recipe("local").example(12, causal=True), ffn and MLP(12), cross=ask),
+            ]
+        )
+        .double()
+        .eval()
+    )
 
 
 def test_a_decoder_without_feed_forward_layers(rand):
@@ -174,5 +214,8 @@ def test_a_decoder_without_feed_forward_layers(rand):
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), whole)
     whole.square().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in without.parameters())
+    assert all(
+        p.grad is not None and p.grad.isfinite().all() and p.grad.any()
+        for p in without.parameters()
+    )
     assert not torch.allclose(whole, without(x, context + 1))

@@ -13,15 +13,34 @@ import numpy as np
 import pytest
 
 from regard.tasks import files, rows
-from regard.tasks.codec import Bytes, Characters, Pairs, Reading, learned, reading_of, restored
-from regard.tasks.files import Store, by_split, decoded, existing, mapped, split_of, text_of
-from regard.tasks.rows import SAMPLE, column, dialect_of, is_missing, lines_of, rows_of
+from regard.tasks.files import (
+    ArrayBuilder,
+    decode_chunks,
+    existing_path,
+    files_by_split,
+    load_bytes,
+    open_text,
+    split_from_name,
+)
+from regard.tasks.rows import SAMPLE, detect_dialect, get_column, is_missing, read_lines, read_rows
+from regard.tasks.tokenizers import (
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    TextProcessor,
+    processor_from_dict,
+    tokenizer_from_dict,
+    train_tokenizer,
+)
 
-ROWS = [{"body": 'say "no", or; yes', "topic": "a"}, {"body": "two\nlines\tand ünïcode", "topic": "b"}]
+ROWS = [
+    {"body": 'say "no", or; yes', "topic": "a"},
+    {"body": "two\nlines\tand ünïcode", "topic": "b"},
+]
 
 
 def read(path, **given):
-    return [row for _, row in rows_of(path, **given)["all"]]
+    return [row for _, row in read_rows(path, **given)["all"]]
 
 
 def put(path, content):
@@ -69,26 +88,37 @@ def test_a_file_beyond_the_sample_is_read_like_the_csv_module_reads_it(tmp_path)
     """Fails if a line is lost, doubled or joined where the sample for the dialect ends, wherever that falls."""
     drawn = random.Random(0)
     for ends, more in (("\n", 0), ("\r\n", 0), ("\r\n", 1), ("\r\n", 2)):
-        found = [{"body": "x" * drawn.randrange(40) + drawn.choice(["", "\n", ends]) + "y", "topic": "a"} for _ in range(4000)]
+        found = [
+            {"body": "x" * drawn.randrange(40) + drawn.choice(["", "\n", ends]) + "y", "topic": "a"}
+            for _ in range(4000)
+        ]
         text = as_csv([{"body": "z" * (100 + more), "topic": "b"}, *found], lineterminator=ends)
         assert len(text) > SAMPLE
         assert read(put(tmp_path / "x.csv", text))[1:] == found
     for cut in range(12):
         text = "a,b\r\nc,d\r\ne"
-        assert "".join(lines_of(text[:cut], io.StringIO(text[cut:], newline=""))) == text
-        assert [x for x in lines_of(text[:cut], io.StringIO(text[cut:], newline="")) if x] == ["a,b\r\n", "c,d\r\n", "e"]
+        assert "".join(read_lines(text[:cut], io.StringIO(text[cut:], newline=""))) == text
+        assert [x for x in read_lines(text[:cut], io.StringIO(text[cut:], newline="")) if x] == [
+            "a,b\r\n",
+            "c,d\r\n",
+            "e",
+        ]
 
 
 def test_a_text_with_many_separators_does_not_win():
     """Fails if commas inside of texts make a file with semicolons one with commas."""
     sample = "body;topic\n" + "a, b, c;x\n" * 3 + "a, b;y\n" * 5
-    assert dialect_of(sample).delimiter == ";"
+    assert detect_dialect(sample).delimiter == ";"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("x.csv", "a,b\n1,2\n3\n4,5\n" + "6,7\n" * 20, "line 3 of .* has 1 fields, and the header has 2"),
+        (
+            "x.csv",
+            "a,b\n1,2\n3\n4,5\n" + "6,7\n" * 20,
+            "line 3 of .* has 1 fields, and the header has 2",
+        ),
         ("x.csv", "a,b,a\n1,2,3\n", "x.csv has more than one column 'a': give each"),
         ("x.csv", "", "is empty"),
         ("x.jsonl", '{"a": 1}\n{"a": \n', "line 2 of .* is no JSON"),
@@ -128,15 +158,19 @@ def test_a_line_without_end_is_not_read_into_memory(tmp_path, monkeypatch):
 def test_columns_and_missing_values():
     """Fails if a column is guessed, or nothing is taken for something."""
     with pytest.raises(ValueError, match=r"line 2 has no column 'bdy': did you mean 'body'"):
-        column(ROWS[0], "bdy", "line 2")
-    assert all(map(is_missing, (None, "", float("nan")))) and not any(map(is_missing, (0, " ", False, "nan")))
+        get_column(ROWS[0], "bdy", "line 2")
+    assert all(map(is_missing, (None, "", float("nan")))) and not any(
+        map(is_missing, (0, " ", False, "nan"))
+    )
 
 
 @pytest.mark.parametrize("name", ["x.csv.gz", "x.jsonl.xz"])
 def test_packed_files_that_were_cut_off(tmp_path, name):
     """Fails if half a file is taken for all of it."""
     found = [{"a": i, "b": i * i} for i in range(1000)]
-    path = put(tmp_path / name, as_csv(found) if "csv" in name else "\n".join(map(json.dumps, found)))
+    path = put(
+        tmp_path / name, as_csv(found) if "csv" in name else "\n".join(map(json.dumps, found))
+    )
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(ValueError, match=f"is no whole .{name[-2:]} file"):
         read(path)
@@ -186,15 +220,20 @@ def test_hugging_face_by_a_stand_in(monkeypatch):
     """Fails if splits, names of classes or missing labels are misread."""
     part = Split([{"text": "x", "label": 1}, {"text": "y", "label": -1}])
     found = {"train": part, "validation": Split(part[:1]), "unsupervised": part}
-    stand_in = types.SimpleNamespace(load_dataset=lambda name, *more: found if name == "imdb" else part)
+    stand_in = types.SimpleNamespace(
+        load_dataset=lambda name, *more: found if name == "imdb" else part
+    )
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
-    got = rows_of("hf:imdb")
+    got = read_rows("hf:imdb")
     assert set(got) == {"train", "valid"}
-    assert [row for _, row in got["train"]] == [{"text": "x", "label": "pos"}, {"text": "y", "label": None}]
-    assert list(rows_of("hf:one")) == ["all"]
+    assert [row for _, row in got["train"]] == [
+        {"text": "x", "label": "pos"},
+        {"text": "y", "label": None},
+    ]
+    assert list(read_rows("hf:one")) == ["all"]
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r"pip install 'regard\[hf\]'"):
-        rows_of("hf:imdb")
+        read_rows("hf:imdb")
 
 
 def test_hugging_face_from_disk(tmp_path):
@@ -202,11 +241,20 @@ def test_hugging_face_from_disk(tmp_path):
     datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
     datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "set"))
     assert read(f"hf:{tmp_path / 'set'}") == ROWS
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
-    train = datasets.Dataset.from_list([{"text": "x", "label": 1}, {"text": "y", "label": 0}], features=features)
-    datasets.DatasetDict({"train": train, "test": train.select([1])}).save_to_disk(str(tmp_path / "splits"))
-    got = rows_of(f"hf:{tmp_path / 'splits'}")
-    assert [row["label"] for _, row in got["train"]] == ["pos", "neg"] and set(got) == {"train", "test"}
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])}
+    )
+    train = datasets.Dataset.from_list(
+        [{"text": "x", "label": 1}, {"text": "y", "label": 0}], features=features
+    )
+    datasets.DatasetDict({"train": train, "test": train.select([1])}).save_to_disk(
+        str(tmp_path / "splits")
+    )
+    got = read_rows(f"hf:{tmp_path / 'splits'}")
+    assert [row["label"] for _, row in got["train"]] == ["pos", "neg"] and set(got) == {
+        "train",
+        "test",
+    }
 
 
 def test_hugging_face_from_a_folder_of_files(tmp_path, monkeypatch):
@@ -215,36 +263,47 @@ def test_hugging_face_from_a_folder_of_files(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "train.csv").write_text("body,topic\na b,one\nc d,two\n")
-    got = rows_of(f"hf:{tmp_path / 'files'}")
-    assert [row for _, row in got["train"]] == [{"body": "a b", "topic": "one"}, {"body": "c d", "topic": "two"}]
+    got = read_rows(f"hf:{tmp_path / 'files'}")
+    assert [row for _, row in got["train"]] == [
+        {"body": "a b", "topic": "one"},
+        {"body": "c d", "topic": "two"},
+    ]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"hf:.*empty cannot be read: "):
-        rows_of(f"hf:{tmp_path / 'empty'}")
+        read_rows(f"hf:{tmp_path / 'empty'}")
 
 
 # ---------------------------------------------------------------------------------------------- names and folders
 def test_names_of_splits(tmp_path):
     """Fails if a split is not known by its usual names, or other files are taken along."""
-    names = {"train.txt": "train", "payload_train.csv.xz": "train", "wiki.valid.tokens": "valid", "dev.jsonl": "valid",
-             "validation-00000-of-00001.parquet": "valid", "test.csv": "test", "latest.csv": None}  # fmt: skip
-    assert {name: split_of(tmp_path / name) for name in names} == names
+    names = {
+        "train.txt": "train",
+        "payload_train.csv.xz": "train",
+        "wiki.valid.tokens": "valid",
+        "dev.jsonl": "valid",
+        "validation-00000-of-00001.parquet": "valid",
+        "test.csv": "test",
+        "latest.csv": None,
+    }
+    assert {name: split_from_name(tmp_path / name) for name in names} == names
     for name in ("train.txt", "train-2.txt.gz", "valid.txt", "SOURCE.txt", ".hidden.txt", "x.bin"):
         put(tmp_path / name, "x")
-    found = by_split(tmp_path, (".txt",))
+    found = files_by_split(tmp_path, (".txt",))
     assert {k: [p.name for p in v] for k, v in found.items()} == {
-        "train": ["train-2.txt.gz", "train.txt"], "valid": ["valid.txt"],
-    }  # fmt: skip
+        "train": ["train-2.txt.gz", "train.txt"],
+        "valid": ["valid.txt"],
+    }
     with pytest.raises(ValueError, match=r"no file in .* that ends in one of .csv"):
-        by_split(tmp_path, (".csv",))
+        files_by_split(tmp_path, (".csv",))
 
 
 def test_a_path_that_is_not_there(tmp_path):
     """Fails if the nearest name is not told."""
     put(tmp_path / "news.csv", "a\n")
     with pytest.raises(ValueError, match=r"there is no .*nws.csv: did you mean 'news.csv'"):
-        existing(tmp_path / "nws.csv")
+        existing_path(tmp_path / "nws.csv")
     with pytest.raises(ValueError, match="there is no folder"):
-        existing(tmp_path / "no" / "x.csv")
+        existing_path(tmp_path / "no" / "x.csv")
 
 
 # ---------------------------------------------------------------------------------------------- encodings
@@ -256,15 +315,18 @@ def test_the_place_of_a_wrong_byte_whatever_the_chunks():
         for size in range(1, len(content) + 1):
             pieces = (content[i : i + size] for i in range(0, len(content), size))
             with pytest.raises(ValueError, match=expected):
-                list(decoded(pieces, "x"))
+                list(decode_chunks(pieces, "x"))
     marked = b"\xef\xbb\xbfab"
-    assert all("".join(decoded((marked[i : i + n] for i in range(0, 5, n)), "x")) == "ab" for n in range(1, 6))
+    assert all(
+        "".join(decode_chunks((marked[i : i + n] for i in range(0, 5, n)), "x")) == "ab"
+        for n in range(1, 6)
+    )
     with pytest.raises(ValueError, match="offset 1, in line 1"):
-        list(decoded([b"a\xc3"], "x"))  # a character that is not finished
+        list(decode_chunks([b"a\xc3"], "x"))  # a character that is not finished
     with pytest.raises(ValueError, match="encoding='utf-16'"):
-        list(decoded(["hello".encode("utf-16")], "x"))
+        list(decode_chunks(["hello".encode("utf-16")], "x"))
     with pytest.raises(ValueError, match="no encoding 'latin1x'"):
-        list(decoded([b"a"], "x", "latin1x"))
+        list(decode_chunks([b"a"], "x", "latin1x"))
 
 
 def test_encodings(tmp_path):
@@ -272,21 +334,24 @@ def test_encodings(tmp_path):
     text = "añ\nbö\n"
     for encoding in ("utf-8", "utf-8-sig", "utf-16", "latin-1"):
         path = put(tmp_path / "x.txt", text.encode(encoding))
-        with text_of(path, "utf-8" if encoding == "utf-8-sig" else encoding) as file:
+        with open_text(path, "utf-8" if encoding == "utf-8-sig" else encoding) as file:
             assert file.read() == text
-        assert mapped([path], "utf-8" if encoding == "utf-8-sig" else encoding).tobytes() == text.encode()
+        assert (
+            load_bytes([path], "utf-8" if encoding == "utf-8-sig" else encoding).tobytes()
+            == text.encode()
+        )
 
 
 def test_plain_files_are_mapped_and_others_copied(tmp_path, monkeypatch):
     """Fails if a plain file is read into memory, or one that is unpacked to more than fits is."""
     text = "wörds\n" * 1000
     paths = [put(tmp_path / name, text) for name in ("a.txt", "b.txt.gz", "c.txt.xz")]
-    plain = mapped(paths[:1], "utf-8")
+    plain = load_bytes(paths[:1], "utf-8")
     assert isinstance(plain, np.memmap) and plain.tobytes() == text.encode()
-    assert mapped(paths, "utf-8").tobytes() == 3 * text.encode()
+    assert load_bytes(paths, "utf-8").tobytes() == 3 * text.encode()
     monkeypatch.setattr(files, "SMALL", 100)
-    assert isinstance(mapped(paths[1:], "utf-8"), np.memmap)
-    assert len(mapped([put(tmp_path / "e.txt", "")], "utf-8")) == 0
+    assert isinstance(load_bytes(paths[1:], "utf-8"), np.memmap)
+    assert len(load_bytes([put(tmp_path / "e.txt", "")], "utf-8")) == 0
 
 
 def test_a_gigantic_file_costs_no_memory(tmp_path):
@@ -296,7 +361,7 @@ def test_a_gigantic_file_costs_no_memory(tmp_path):
         file.truncate(8 << 30)
         file.seek((8 << 30) - 5)
         file.write(b"hello")
-    found = mapped([path], None)
+    found = load_bytes([path], None)
     assert len(found) == 8 << 30 and found[-5:].tobytes() == b"hello"
 
 
@@ -304,7 +369,7 @@ def test_a_store_holds_what_was_put_in(monkeypatch):
     """Fails if pieces are lost, in memory or in a file."""
     for small in (0, 1 << 20):
         monkeypatch.setattr(files, "SMALL", small)
-        store = Store(np.uint16)
+        store = ArrayBuilder(np.uint16)
         for piece in (np.arange(5), np.arange(0), np.arange(300, 310)):
             store.append(piece)
         assert store.finish().tolist() == [*range(5), *range(300, 310)]
@@ -315,9 +380,9 @@ TEXT = "naïve ⟨fill⟩ <unk> 日本\n\x00\n\n  end" * 3
 
 
 def codecs():
-    found = [Bytes(), Characters.of([TEXT])]
+    found = [ByteTokenizer(), CharTokenizer.of([TEXT])]
     try:
-        return [*found, Pairs.of(lambda: [TEXT] * 4, 300)]
+        return [*found, BPETokenizer.of(lambda: [TEXT] * 4, 300)]
     except ImportError:
         return found
 
@@ -327,10 +392,14 @@ def test_codecs_keep_every_text():
     for codec in codecs():
         tokens = codec.encode(TEXT)
         assert codec.decode(tokens.tolist()) == TEXT
-        assert tokens.min() >= 1 and tokens.max() < codec.vocab and len(codec.widths()) == codec.vocab
+        assert (
+            tokens.min() >= 1
+            and tokens.max() < codec.vocab_size
+            and len(codec.widths()) == codec.vocab_size
+        )
         units = len(TEXT) if codec.unit == "character" else len(TEXT.encode())
         assert codec.widths()[tokens].sum() == units
-        again = restored(json.loads(json.dumps(codec.facts())))
+        again = tokenizer_from_dict(json.loads(json.dumps(codec.facts())))
         assert (again.encode(TEXT) == tokens).all() and again.decode(tokens.tolist()) == TEXT
 
 
@@ -338,8 +407,8 @@ def test_byte_pairs_are_learned_alike_each_time():
     """Fails if the same text gives another vocabulary, so that a run could not be resumed."""
     pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     text = " ".join(f"word{i % 37} {i % 11}" for i in range(2000))
-    made = [Pairs.of(lambda: [text[:5000], text[5000:]], 320) for _ in range(3)]
-    assert made[0].facts() == made[1].facts() == made[2].facts() and 258 < made[0].vocab <= 320
+    made = [BPETokenizer.of(lambda: [text[:5000], text[5000:]], 320) for _ in range(3)]
+    assert made[0].facts() == made[1].facts() == made[2].facts() and 258 < made[0].vocab_size <= 320
     assert len(made[0].encode(text)) < len(text) / 2
 
 
@@ -347,31 +416,42 @@ def test_byte_pairs_are_learned_once(tmp_path, monkeypatch):
     """Fails if the same texts are learned from again, or others are taken for them."""
     pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
-    learned, usual = [], Pairs._learned
-    monkeypatch.setattr(Pairs, "_learned", lambda *given: learned.append(given[2]) or usual(*given))
-    first = Pairs.of(lambda: ["aab aab", "b"], 259)
-    again = Pairs.of(lambda: ["aab aab", "b"], 259)
+    learned, usual = [], BPETokenizer._learned
+    monkeypatch.setattr(
+        BPETokenizer, "_learned", lambda *given: learned.append(given[2]) or usual(*given)
+    )
+    first = BPETokenizer.of(lambda: ["aab aab", "b"], 259)
+    again = BPETokenizer.of(lambda: ["aab aab", "b"], 259)
     assert first.facts() == again.facts() and learned == [259]
-    Pairs.of(lambda: ["aab aabb"], 259), Pairs.of(lambda: ["aab aab", "b"], 260)
+    BPETokenizer.of(lambda: ["aab aabb"], 259), BPETokenizer.of(lambda: ["aab aab", "b"], 260)
     assert learned == [259, 259, 260] and len(list(tmp_path.iterdir())) == 3
 
 
 def test_unknown_characters_and_empty_texts():
     """Fails if a character that training lacked is taken for another, or a text has no token."""
-    codec = Characters.of(["abc"])
+    codec = CharTokenizer.of(["abc"])
     assert codec.encode("axc").tolist() == [2, 1, 4] and codec.decode([2, 1, 4, 0]) == "a\ufffdc"
-    assert [Reading(each, 4).encode("").tolist() for each in (codec, Bytes())] == [[1], [1]]
-    assert Reading(codec, 2).encode("cab").tolist() == [4, 2]
+    assert [TextProcessor(each, 4).encode("").tolist() for each in (codec, ByteTokenizer())] == [
+        [1],
+        [1],
+    ]
+    assert TextProcessor(codec, 2).encode("cab").tolist() == [4, 2]
 
 
 def test_wrong_codecs():
     """Fails if nonsense is accepted."""
     with pytest.raises(ValueError, match="no level 'chars': did you mean 'char'"):
-        learned("chars", list)
+        train_tokenizer("chars", list)
     with pytest.raises(ValueError, match="vocab is for level 'bpe'"):
-        learned("char", lambda: ["a"], 300)
-    for facts in ({}, {"level": "char"}, {"level": "no"}, {"level": "char", "characters": "aa"}, {"level": []}):
+        train_tokenizer("char", lambda: ["a"], 300)
+    for facts in (
+        {},
+        {"level": "char"},
+        {"level": "no"},
+        {"level": "char", "characters": "aa"},
+        {"level": []},
+    ):
         with pytest.raises(ValueError, match="make no codec"):
-            restored(facts)
+            tokenizer_from_dict(facts)
     with pytest.raises(ValueError, match="no task that reads texts"):
-        reading_of({"codec": {"level": "byte"}})
+        processor_from_dict({"codec": {"level": "byte"}})

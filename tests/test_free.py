@@ -6,14 +6,22 @@ import torch
 import regard
 from oracles import ORACLES
 from regard.mixers import ClassAttention
-from regard.mixers.xcit import BatchNorm, CrossCovariance, ExampleNorm, LocalPatches
-from regard.registry import get
+from regard.mixers.xcit import (
+    CrossCovarianceAttention,
+    LocalPatchInteraction,
+    MaskedBatchNorm,
+    MaskedInstanceNorm,
+)
+from regard.registry import get_recipe
 from regard.testing import check_mixer
 
 SYNTHESIZERS = [name for name in regard.list("H") if name.startswith("synthesizer")]
 AFTS = (  # full, simple, local, conv
-    {"length": 40, "rank": 3}, {"length": None}, {"length": 40, "rank": 3, "window": 4}, {"length": None, "kernel": 5},
-)  # fmt: skip
+    {"length": 40, "rank": 3},
+    {"length": None},
+    {"length": 40, "rank": 3, "window": 4},
+    {"length": None, "kernel": 5},
+)
 
 
 def make(name, *, dim=8, heads=2, seed=0, **arguments):
@@ -82,9 +90,16 @@ def test_synthesizers_have_the_parameters_of_the_paper():
 
 def test_a_fixed_table_is_saved_and_drawn_by_its_seed():
     """Fails if the table depends on anything but the seed, or is missing from what is saved."""
-    tables = [make("synthesizer_random", length=9, learned=False, seed=seed).state_dict() for seed in (3, 3)]
+    tables = [
+        make("synthesizer_random", length=9, learned=False, seed=seed).state_dict()
+        for seed in (3, 3)
+    ]
     torch.manual_seed(1)
-    other = regard.create("synthesizer_random", dim=8, heads=2, length=9, learned=False, seed=4).double().state_dict()
+    other = (
+        regard.create("synthesizer_random", dim=8, heads=2, length=9, learned=False, seed=4)
+        .double()
+        .state_dict()
+    )
     assert torch.equal(tables[0]["parts.0.table"], tables[1]["parts.0.table"])
     assert not torch.equal(tables[0]["parts.0.table"], other["parts.0.table"])
 
@@ -92,7 +107,11 @@ def test_a_fixed_table_is_saved_and_drawn_by_its_seed():
 def test_the_factors_of_a_row(rand):
     """Fails if the two rows make no outer product, or the default factors are too small."""
     for length in (1, 2, 7, 16, 31, 32):
-        assert make("synthesizer_factorised", length=length)(rand(1, length, 8)).shape == (1, length, 8)
+        assert make("synthesizer_factorised", length=length)(rand(1, length, 8)).shape == (
+            1,
+            length,
+            8,
+        )
     part = make("synthesizer_factorised", length=12, factors=(3, 4)).parts[0]
     x = rand(1, 12, 8)
     logits = part(x, part.keys(x), 0)[0, 0].unflatten(-1, (4, 3))  # c, r
@@ -101,7 +120,10 @@ def test_the_factors_of_a_row(rand):
 
 def test_shares_of_a_mixture(rand):
     """Fails if a share that is all leaves something for the others."""
-    both, alone = make("synthesizer_mixture", length=12, parts=("random", "vanilla")), make("synthesizer_random", length=12)
+    both, alone = (
+        make("synthesizer_mixture", length=12, parts=("random", "vanilla")),
+        make("synthesizer_random", length=12),
+    )
     alone.v, alone.out = both.v, both.out
     with torch.no_grad():
         both.shares.copy_(torch.tensor([1e4, 0.0]))
@@ -111,7 +133,11 @@ def test_shares_of_a_mixture(rand):
 
 def test_only_vanilla_is_vanilla(rand):
     """Fails if the dot-product part is not softmax attention, with no limit on the length."""
-    mixer, plain, x = make("synthesizer_mixture", length=4, parts=("vanilla",)), make("vanilla"), rand(2, 50, 8)
+    mixer, plain, x = (
+        make("synthesizer_mixture", length=4, parts=("vanilla",)),
+        make("vanilla"),
+        rand(2, 50, 8),
+    )
     plain.q, plain.k, plain.v, plain.out = mixer.parts[0].q, mixer.parts[0].k, mixer.v, mixer.out
     assert mixer.length is None and mixer.can.length
     torch.testing.assert_close(mixer(x), plain(x))
@@ -144,7 +170,7 @@ def test_masked_tokens_add_nothing_to_a_gate_that_works(name, rand):
 def test_channels_attend_to_channels(rand):
     """Fails if the map of channels does not sum to one, or if the scale of tokens or padding changes it."""
     torch.manual_seed(0)
-    xca, x = CrossCovariance(8, 2).double(), rand(2, 11, 8)
+    xca, x = CrossCovarianceAttention(8, 2).double(), rand(2, 11, 8)
     for f in (xca.q, xca.k):
         torch.nn.init.zeros_(f.bias)
     weights = xca.channels(x)
@@ -158,7 +184,7 @@ def test_channels_attend_to_channels(rand):
 def test_batch_norm_is_torchs_own(rand):
     """Fails if the paper's batch norm is another than torch's over the image, in training and after it."""
     torch.manual_seed(0)
-    ours, theirs = BatchNorm(8).double(), torch.nn.BatchNorm2d(8).double()
+    ours, theirs = MaskedBatchNorm(8).double(), torch.nn.BatchNorm2d(8).double()
     for training in (True, False):
         x = rand(3, 12, 8)
         ours.train(training)
@@ -170,7 +196,7 @@ def test_batch_norm_is_torchs_own(rand):
 def test_batch_norm_leaves_padding_out(rand):
     """Fails if left-out tokens count in the mean of a batch."""
     torch.manual_seed(0)
-    norm, x = BatchNorm(8).double(), rand(2, 9, 8)
+    norm, x = MaskedBatchNorm(8).double(), rand(2, 9, 8)
     mask = (torch.arange(9) < 6).expand(2, 9)
     y = norm(x.masked_fill(~mask[..., None], 1e6), mask)
     torch.testing.assert_close(y[:, :6], norm(x[:, :6], None))
@@ -179,7 +205,7 @@ def test_batch_norm_leaves_padding_out(rand):
 
 def test_one_example_is_a_batch_of_one(rand):
     """Fails if the norm of an example is not batch norm of it alone."""
-    batch, example, x = BatchNorm(8).double(), ExampleNorm(8).double(), rand(3, 9, 8)
+    batch, example, x = MaskedBatchNorm(8).double(), MaskedInstanceNorm(8).double(), rand(3, 9, 8)
     for one in x:
         torch.testing.assert_close(example(x, None)[0], batch(x[:1], None)[0])
         torch.testing.assert_close(example(one[None], None), batch(one[None], None))
@@ -223,7 +249,13 @@ def test_class_attention(rand):
 
 
 # ---------------------------------------------------------------------------------------------- AFT
-FREE_OF_LENGTH = [{}, {"kernel": 1}, {"kernel": 4, "heads": 2}, {"kernel": 7, "heads": 4}, {"kernel": 100, "heads": 2}]
+FREE_OF_LENGTH = [
+    {},
+    {"kernel": 1},
+    {"kernel": 4, "heads": 2},
+    {"kernel": 7, "heads": 4},
+    {"kernel": 100, "heads": 2},
+]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -238,11 +270,15 @@ def test_aft_simple_and_conv_against_their_oracle(form, causal, n, masked, rand)
         for p in mixer.parameters():
             p += 0.3 * rand(*p.shape)  # else the kernels are nearly nothing
     mask = {"mask": torch.arange(n).expand(2, n) % 3 != 1} if masked else {}
-    want = ORACLES["aft"](dict(mixer.named_parameters()), x, causal=causal, length=None, **form, **mask)
+    want = ORACLES["aft"](
+        dict(mixer.named_parameters()), x, causal=causal, length=None, **form, **mask
+    )
     got, leaves = mixer(x, **mask), [x, *mixer.parameters()]
     real = mask["mask"][..., None] if masked else 1
     torch.testing.assert_close(got * real, want * real)
-    pairs = zip(*(torch.autograd.grad((y * real).square().sum(), leaves) for y in (got, want)), strict=True)
+    pairs = zip(
+        *(torch.autograd.grad((y * real).square().sum(), leaves) for y in (got, want)), strict=True
+    )
     for mine, theirs in pairs:
         torch.testing.assert_close(mine, theirs)
 
@@ -251,7 +287,10 @@ def test_aft_simple_and_conv_against_their_oracle(form, causal, n, masked, rand)
 @pytest.mark.parametrize("window", [1, 3, 64, 65, 500])
 def test_aft_local_is_aft_full_with_zeros(window, causal, rand):
     """Fails if many chunks give something else than one table of biases that are zero beyond the window."""
-    mixer, x = make("aft", heads=1, length=300, rank=3, window=window, causal=causal), rand(2, 300, 8)
+    mixer, x = (
+        make("aft", heads=1, length=300, rank=3, window=window, causal=causal),
+        rand(2, 300, 8),
+    )
     with torch.no_grad():
         for p in mixer.bias.parameters():
             p += rand(*p.shape)
@@ -259,7 +298,9 @@ def test_aft_local_is_aft_full_with_zeros(window, causal, rand):
     w = (mixer.bias.u @ mixer.bias.s.mT).masked_fill((at[:, None] - at).abs() >= window, 0)
     w = w.masked_fill(at[:, None] < at, -torch.inf) if causal else w
     weight = (mixer.k(x)[:, None] + w[..., None]).softmax(2)
-    torch.testing.assert_close(mixer(x), mixer.q(x).sigmoid() * (weight * mixer.v(x)[:, None]).sum(2))
+    torch.testing.assert_close(
+        mixer(x), mixer.q(x).sigmoid() * (weight * mixer.v(x)[:, None]).sum(2)
+    )
 
 
 @pytest.mark.parametrize("sizes", AFTS)
@@ -295,7 +336,8 @@ def test_a_huge_key_of_the_future_does_not_drown_the_past(rand):
 
 
 @pytest.mark.parametrize(
-    ("form", "held"), [({}, 0), ({"length": 300, "rank": 3, "window": 9}, 8), ({"kernel": 5, "heads": 2}, 4)]
+    ("form", "held"),
+    [({}, 0), ({"length": 300, "rank": 3, "window": 9}, 8), ({"kernel": 5, "heads": 2}, 4)],
 )
 def test_the_state_of_aft_does_not_grow(form, held, rand):
     """Fails if anything is kept for each token beyond what a bias may still reach."""
@@ -315,7 +357,9 @@ def test_a_stream_of_aft_full_says_where_it_ends(rand):
         full.stream(x[:, :1], state)
 
 
-@pytest.mark.parametrize("form", [{}, {"kernel": 3, "heads": 2}, {"length": 40, "rank": 3, "window": 4}])
+@pytest.mark.parametrize(
+    "form", [{}, {"kernel": 3, "heads": 2}, {"length": 40, "rank": 3, "window": 4}]
+)
 def test_every_form_of_aft_keeps_its_promises(form):
     """Fails if a form that the small example does not show breaks one."""
     form = {"heads": 1, "length": None, **form}
@@ -334,10 +378,15 @@ def test_a_stream_of_kernels_keeps_what_they_reach(rand):
         assert state[0].shape == (2, 4, 8)
 
 
-@pytest.mark.parametrize(("window", "width", "most"), [(4, None, 3), (3, None, 2), (3, 6, 12), (5, 6, 18), (1, 4, 4)])
+@pytest.mark.parametrize(
+    ("window", "width", "most"), [(4, None, 3), (3, None, 2), (3, 6, 12), (5, 6, 18), (1, 4, 4)]
+)
 def test_a_stream_of_windows_keeps_what_they_reach(window, width, most, rand):
     """Fails if rows above are forgotten, or those above them are not."""
-    mixer, x = make("average_pool", heads=1, window=window, width=width, causal=True), rand(2, 45, 8)
+    mixer, x = (
+        make("average_pool", heads=1, window=window, width=width, causal=True),
+        rand(2, 45, 8),
+    )
     for size in (1, 4, 11):
         y, state = streamed(mixer, x, size)
         torch.testing.assert_close(y, mixer(x))
@@ -347,7 +396,9 @@ def test_a_stream_of_windows_keeps_what_they_reach(window, width, most, rand):
 @pytest.mark.parametrize("arguments", [{"width": 5}, {"width": 30, "window": 5}, {"window": 7}])
 def test_pools_of_other_shapes_keep_their_promises(arguments):
     """Fails if a grid, or a wider window, breaks a promise."""
-    result = check_mixer(lambda causal: regard.create("average_pool", dim=8, causal=causal, **arguments))
+    result = check_mixer(
+        lambda causal: regard.create("average_pool", dim=8, causal=causal, **arguments)
+    )
     assert result["stream"] == result["padding"] == result["maps"] == "kept"
 
 
@@ -363,7 +414,7 @@ def test_long_sums_in_low_precision(rand):
 def test_a_stream_that_goes_on_too_long(name, rand):
     """Fails if the limit holds for each chunk, and not for all of them."""
     torch.manual_seed(0)
-    mixer = get(name).example(causal=True).double()
+    mixer = get_recipe(name).example(causal=True).double()
     _, state = mixer.stream(rand(1, 30, 8))
     with pytest.raises(ValueError, match=r"33 tokens long.*at most 32"):
         mixer.stream(rand(1, 3, 8), state)
@@ -402,13 +453,18 @@ ABSURD = [
     ("average_pool", {"window": 0}, "window"),
     ("average_pool", {"width": 0}, "width"),
     ("average_pool", {"window": 4, "width": 5, "causal": True}, "odd"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "arguments", "words"), ABSURD)
 def test_arguments_that_make_no_sense(name, arguments, words):
     """Fails if nonsense is built, or the message does not name it."""
-    heads = {} if "heads" in get(name).parameters and get(name).parameters["heads"].default == 1 else {"heads": 2}
+    heads = (
+        {}
+        if "heads" in get_recipe(name).parameters
+        and get_recipe(name).parameters["heads"].default == 1
+        else {"heads": 2}
+    )
     with pytest.raises((ValueError, TypeError), match=words):
         regard.create(name, dim=8, **{**heads, **arguments})
 
@@ -417,7 +473,7 @@ def test_local_patches_of_few_tokens(rand):
     """Fails if a grid that is wider than the sequence, or one token, is an error."""
     torch.manual_seed(0)
     for n in (1, 2, 7):
-        assert LocalPatches(8, 50).double()(rand(2, n, 8)).isfinite().all()
+        assert LocalPatchInteraction(8, 50).double()(rand(2, n, 8)).isfinite().all()
 
 
 # ---------------------------------------------------------------------------------------------- cost
@@ -449,7 +505,7 @@ def saved(name, n, causal):
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_is_kept_grows_with_the_length(name, causal):
     """Fails if something of n x n is made where the mechanism needs none; causal AFT keeps log n sums."""
-    if causal and not get(name).can().causal:
+    if causal and not get_recipe(name).can().causal:
         pytest.skip("it has no causal form")
     (small, _), (large, largest) = (saved(name, n, causal) for n in (1024, 2048))
     assert large < 2.4 * small and largest <= 2048 * 8 * 4
@@ -457,5 +513,7 @@ def test_what_is_kept_grows_with_the_length(name, causal):
 
 def test_parts_of_a_kind_are_drawn_apart():
     """Fails if two random parts of a mixture are the same table."""
-    mixer = regard.create("synthesizer_mixture", dim=16, heads=2, length=8, parts=("random", "random"))
+    mixer = regard.create(
+        "synthesizer_mixture", dim=16, heads=2, length=8, parts=("random", "random")
+    )
     assert not torch.equal(mixer.parts[0].table, mixer.parts[1].table)

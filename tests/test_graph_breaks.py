@@ -13,11 +13,11 @@ import torch._dynamo as dynamo
 
 import regard
 from regard import Band, Causal, Global, MultiHead, SoftmaxAttention
-from regard.export.inputs import ragged
-from regard.export.tracing import quiet
-from regard.layout import Cache
-from regard.mixers import spans
-from regard.registry import get, list_recipes
+from regard.export.inputs import ragged_mask
+from regard.export.tracing import suppress_output
+from regard.layout import LRUCache
+from regard.mixers import bp_spans
+from regard.registry import get_recipe, list_recipes
 
 LISTED = json.loads((Path(__file__).parent / "graph_breaks.json").read_text())
 LONG = 210
@@ -26,17 +26,19 @@ LONG = 210
 def breaks(mixer, *, grad=False, n=LONG):
     n = n if mixer.length is None else min(n, mixer.length)
     x = torch.randn(2, n, mixer.dim, requires_grad=grad)
-    given = {"mask": ragged(2, n, x.device)} if mixer.can.mask else {}
+    given = {"mask": ragged_mask(2, n, x.device)} if mixer.can.mask else {}
     dynamo.reset()
-    with quiet(), torch.set_grad_enabled(grad):
+    with suppress_output(), torch.set_grad_enabled(grad):
         return dynamo.explain(mixer)(x, **given).graph_break_count
 
 
 @pytest.mark.parametrize("name", list_recipes())
 def test_as_many_as_are_listed(name, monkeypatch):
     """Fails if a forward breaks where it did not, or no longer does: then take it off the list."""
-    monkeypatch.setattr(spans, "_plans", Cache(1 << 20))  # a plan that another test has made would break nothing
-    mixer = get(name).example(causal=get(name).forms()[-1]).eval()
+    monkeypatch.setattr(
+        bp_spans, "_plans", LRUCache(1 << 20)
+    )  # a plan that another test has made would break nothing
+    mixer = get_recipe(name).example(causal=get_recipe(name).causal_options()[-1]).eval()
     assert breaks(mixer) == LISTED.get(name, {"breaks": 0})["breaks"]
 
 
@@ -48,9 +50,9 @@ def test_every_break_has_a_reason():
 
 def test_training_has_one_graph_where_attention_is_dense():
     """Fails if dense attention is no part of the graph; that of a sparse pattern has a backward pass of its own, outside."""
-    assert breaks(get("vanilla").example(causal=True), grad=True) == 0
-    assert breaks(get("local").example(), grad=True, n=40) == 0
-    assert breaks(get("local").example(), grad=True) > 0
+    assert breaks(get_recipe("vanilla").example(causal=True), grad=True) == 0
+    assert breaks(get_recipe("local").example(), grad=True, n=40) == 0
+    assert breaks(get_recipe("local").example(), grad=True) > 0
 
 
 @pytest.mark.parametrize("pattern", [Band(3, 3), Band(5, 0) | Global(2), Band(2, 2, 3) & Causal()])
@@ -61,7 +63,7 @@ def test_the_operator_gives_what_eager_gives(pattern, rand):
     compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True, dynamic=True)
     with torch.no_grad():
         for n in (LONG, 260):
-            x, mask = rand(2, n, 8), ragged(2, n, torch.device("cpu"))
+            x, mask = rand(2, n, 8), ragged_mask(2, n, torch.device("cpu"))
             torch.testing.assert_close(compiled(x, mask=mask), mixer(x, mask=mask))
 
 
@@ -77,6 +79,8 @@ def test_patterns_of_others_stay_outside_the_graph(rand):
     assert SoftmaxAttention(Band(3, 3)).pattern.text == "Band(3, 3)"
     x = rand(1, 2, LONG, 4)
     dynamo.reset()
-    with torch.no_grad(), quiet():
-        compiled = torch.compile(lambda t: regard.attend(t, t, t, pattern=Even(3, 3)), backend="eager")
+    with torch.no_grad(), suppress_output():
+        compiled = torch.compile(
+            lambda t: regard.attend(t, t, t, pattern=Even(3, 3)), backend="eager"
+        )
         torch.testing.assert_close(compiled(x), regard.attend(x, x, x, pattern=Even(3, 3)))

@@ -9,17 +9,17 @@ from torch.profiler import ProfilerActivity, profile
 
 import regard
 from regard import native
-from regard.bench.cell import Cell
-from regard.bench.contenders import Ours
-from regard.bench.probe import probe, resident
-from regard.cli.words import part
+from regard.bench.cell import BenchCell
+from regard.bench.contenders import RecipeContender
+from regard.bench.probe import probe, process_memory
+from regard.cli.parsing import parse_spec
 from regard.pattern import Band, Chunks, Global, RandomBlocks
 
 HEADS, WIDTH = 2, 32
 LENGTHS = (1024, 2048, 4096, 8192)
 BIG = Chunks(64, 1, 1) | Global(64) | RandomBlocks(64, 2, 128)
 
-needs_kernel = pytest.mark.skipif(native.library() is None, reason=native.missing())
+needs_kernel = pytest.mark.skipif(native.library() is None, reason=native.missing_reason())
 
 
 def inputs(n):
@@ -30,7 +30,9 @@ def exponent(sizes, values):
     """The slope of the best line through the logarithms."""
     x, y = ([math.log(v) for v in series] for series in (sizes, values))
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum(
+        (a - mean_x) ** 2 for a in x
+    )
 
 
 def train(call, q, k, v):
@@ -88,17 +90,21 @@ def test_allocations_are_few_and_grow_with_the_length(name):
     assert 0.8 < exponent(LENGTHS, [size for _, size in found]) < 1.1
 
 
-@pytest.mark.skipif(resident("VmHWM") is None, reason="the system does not tell how much a process has taken")
+@pytest.mark.skipif(
+    process_memory("VmHWM") is None, reason="the system does not tell how much a process has taken"
+)
 @pytest.mark.parametrize("name", ["local:window=64", "bigbird", "linear", "linear causal"])
 def test_memory_of_a_process_grows_with_the_length(name):
     """Fails if a kernel, whose own memory no profiler sees, takes some that grows with the square."""
     causal, sizes = name.endswith(" causal"), (4096, 16384)
-    ours = Ours(part(name.split()[0]))
+    ours = RecipeContender(parse_spec(name.split()[0]))
     held = []
     for n in sizes:
-        cell = Cell("kernel", "training", n, heads=HEADS, width=WIDTH, causal=causal)
+        cell = BenchCell("kernel", "training", n, heads=HEADS, width=WIDTH, causal=causal)
         held.append(probe(ours, cell, threads=1, limit=4 << 30, seconds=120).bytes)
-    assert held[0] >= 7 * 4 * HEADS * sizes[0] * WIDTH  # three inputs, the result and three gradients, at least
+    assert (
+        held[0] >= 7 * 4 * HEADS * sizes[0] * WIDTH
+    )  # three inputs, the result and three gradients, at least
     assert exponent(sizes, held) < 1.3
 
 
@@ -116,4 +122,6 @@ def test_what_a_window_asks_for():
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         torch.autograd.grad(out, given, torch.ones_like(out))
     sizes = [e.self_cpu_memory_usage for e in seen.events() if e.self_cpu_memory_usage >= each]
-    assert len(sizes) <= 5 and sum(sizes) <= 5 * each  # three gradients, the ones, and a copy of them at most
+    assert (
+        len(sizes) <= 5 and sum(sizes) <= 5 * each
+    )  # three gradients, the ones, and a copy of them at most

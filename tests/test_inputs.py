@@ -7,17 +7,38 @@ import pytest
 import torch
 
 import regard
-from regard import ALiBi, Band, Causal, Chunks, Full, Global, MultiHead, RandomBlocks, SoftmaxAttention, Unsupported
-from regard.pattern import Marked, PerHead
-from regard.registry import get
+from regard import (
+    ALiBi,
+    Band,
+    Causal,
+    Chunks,
+    Full,
+    Global,
+    MultiHead,
+    RandomBlocks,
+    SoftmaxAttention,
+    Unsupported,
+)
+from regard.pattern import GlobalMask, PerHead
+from regard.registry import get_recipe
 
 NAMES = regard.list()
-MASKED = [name for name in NAMES if get(name).can().mask]
+MASKED = [name for name in NAMES if get_recipe(name).can().mask]
 CROSS = regard.list(can="cross")
 # what these give does not come from the keys alone: they add the token itself or a bias, or see learned vectors too
 RESIDUAL = (
-    "sab", "isab", "perceiver", "gmlp", "amlp", "xcit", "dynamic_conv", "draw_write", "average", "all_attention", "lite",
-)  # fmt: skip
+    "sab",
+    "isab",
+    "perceiver",
+    "gmlp",
+    "amlp",
+    "xcit",
+    "dynamic_conv",
+    "draw_write",
+    "average",
+    "all_attention",
+    "lite",
+)
 HEADED = [name for name in MASKED if name != "parameter_free"]
 CHOOSY = ["reformer", "routing"]  # a token that was rounded may choose another bucket
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -26,7 +47,7 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 def small(name, dtype=torch.float64, **more):
     """The recipe's own small example, always with the same weights, and without the noise of training."""
     torch.manual_seed(0)
-    return get(name).example(**more).to(dtype).eval()
+    return get_recipe(name).example(**more).to(dtype).eval()
 
 
 # ---------------------------------------------------------------------------------------------- lengths
@@ -35,7 +56,7 @@ def small(name, dtype=torch.float64, **more):
 def test_any_length(name, n, executor, rand):
     """Fails if a length is too short, or fits no block."""
     x = rand(2, n, 8).requires_grad_()
-    for causal in get(name).forms():
+    for causal in get_recipe(name).causal_options():
         y = small(name, causal=causal)(x)
         assert y.shape == x.shape and y.isfinite().all()
         (grad,) = torch.autograd.grad(y.sum(), x)
@@ -93,7 +114,9 @@ def test_maps_of_few_tokens(name, rand):
 def test_too_long(name, rand):
     """Fails if more tokens than it was built for pass, or the message does not say how many there may be."""
     mixer = small(name)
-    with pytest.raises(ValueError, match=rf"x has {mixer.length + 1} tokens.*at most {mixer.length}"):
+    with pytest.raises(
+        ValueError, match=rf"x has {mixer.length + 1} tokens.*at most {mixer.length}"
+    ):
         mixer(rand(1, mixer.length + 1, 8))
     if name == "linformer":
         with pytest.raises(ValueError, match=r"memory has .* tokens.*at most"):
@@ -116,7 +139,9 @@ def test_masks_of_a_wrong_kind(name, rand):
     mixer, x = small(name), rand(2, 6, 8)
     good = torch.ones(2, 6, dtype=torch.bool)
     for wrong in (good.float(), good.long(), good.byte()):
-        with pytest.raises(TypeError, match=r"mask must be a bool tensor, True = a real token, not torch\."):
+        with pytest.raises(
+            TypeError, match=r"mask must be a bool tensor, True = a real token, not torch\."
+        ):
             mixer(x, mask=wrong)
     with pytest.raises(TypeError, match=r"mask must be a bool tensor.*not list"):
         mixer(x, mask=good.tolist())
@@ -136,11 +161,11 @@ def test_marks_of_a_wrong_kind(rand):
     """Fails if marks are less checked than masks."""
     mixer, x = small("longformer"), rand(2, 6, 8)
     with pytest.raises(TypeError, match="marks must be a bool tensor"):
-        mixer(x, marks=torch.ones(2, 6))
+        mixer(x, global_attention_mask=torch.ones(2, 6))
     with pytest.raises(ValueError, match=r"marks must have shape \(2, 6\)"):
-        mixer(x, marks=torch.ones(2, 5, dtype=torch.bool))
+        mixer(x, global_attention_mask=torch.ones(2, 5, dtype=torch.bool))
     with pytest.raises(Unsupported, match="marked tokens"):
-        small("local")(x, marks=torch.ones(2, 6, dtype=torch.bool))
+        small("local")(x, global_attention_mask=torch.ones(2, 6, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -153,7 +178,9 @@ def test_poison_in_padding(name, poison, executor, rand):
         mixer = small(name)
         x = torch.where(mask[..., None], clean, bad).requires_grad_()
         y = mixer(x, mask=mask)[mask]
-        results.append([y, *torch.autograd.grad(y.square().sum(), [x, *mixer.parameters()], allow_unused=True)])
+        results.append(
+            [y, *torch.autograd.grad(y.square().sum(), [x, *mixer.parameters()], allow_unused=True)]
+        )
     for want, got in zip(*results, strict=True):
         assert (want is None) == (got is None)
         assert got is None or torch.equal(want, got)
@@ -162,10 +189,10 @@ def test_poison_in_padding(name, poison, executor, rand):
 @pytest.mark.parametrize("name", CROSS)
 def test_poison_in_padded_memory(name, executor, rand):
     """Fails if what stands in left-out places of memory reaches an output."""
-    mixer, x, memory = small(name), rand(2, 5, 8), rand(2, 9, 8)
+    mixer, x, context = small(name), rand(2, 5, 8), rand(2, 9, 8)
     mask = torch.arange(9).expand(2, 9) < 6
-    poisoned = memory.masked_fill(~mask[..., None], torch.nan)
-    assert torch.equal(mixer(x, poisoned, mask=mask), mixer(x, memory, mask=mask))
+    poisoned = context.masked_fill(~mask[..., None], torch.nan)
+    assert torch.equal(mixer(x, poisoned, mask=mask), mixer(x, context, mask=mask))
 
 
 # ---------------------------------------------------------------------------------------------- tokens
@@ -174,7 +201,9 @@ def test_tokens_of_a_wrong_kind(name, rand):
     """Fails if the message does not say what was given and what was expected."""
     mixer = small(name)
     for shape in ((6, 8), (8,), (1, 2, 6, 8)):
-        with pytest.raises(ValueError, match=r"x must be a floating tensor of shape \(b n 8\), not"):
+        with pytest.raises(
+            ValueError, match=r"x must be a floating tensor of shape \(b n 8\), not"
+        ):
             mixer(rand(*shape))
     for dtype in (torch.long, torch.bool, torch.complex64):
         with pytest.raises(ValueError, match=r"x must be a floating tensor.*torch\."):
@@ -214,7 +243,7 @@ def test_no_memory_where_positions_are_compared(name, rand):
 @pytest.mark.parametrize("name", CROSS)
 def test_no_memory_in_the_causal_form(name, rand):
     """Fails if another sequence is given a past."""
-    if not get(name).can().causal:
+    if not get_recipe(name).can().causal:
         with pytest.raises(Unsupported, match="causal"):
             small(name, causal=True)
     else:
@@ -233,7 +262,9 @@ def test_types(name, dtype, executor, rand):
     y = mixer(low)
     y.sum().backward()
     assert y.dtype == dtype and low.grad.dtype == dtype and low.grad.isfinite().all()
-    bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}[dtype]
+    bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}[
+        dtype
+    ]
     error = (y.double() - want).abs().amax(-1).flatten()
     worst = error.quantile(0.9) if name in CHOOSY else error.max()
     assert worst <= bound * want.abs().max().clamp(min=1)
@@ -244,12 +275,19 @@ def test_any_strides(name, executor, rand):
     """Fails if tokens must lie in one piece."""
     mixer = small(name)
     wide, columns = rand(2, 40, 16), rand(8, 20, 2)
-    for x in (wide[:, ::2, ::2], columns.permute(2, 1, 0), rand(1, 20, 8).expand(3, 20, 8), rand(2, 1, 8).expand(2, 20, 8)):
+    for x in (
+        wide[:, ::2, ::2],
+        columns.permute(2, 1, 0),
+        rand(1, 20, 8).expand(3, 20, 8),
+        rand(2, 1, 8).expand(2, 20, 8),
+    ):
         assert not x.is_contiguous()
         torch.testing.assert_close(mixer(x), mixer(x.contiguous()))
     if name in MASKED:
         x, mask = columns.permute(2, 1, 0), (torch.arange(20) < 15).expand(2, 20)
-        torch.testing.assert_close(mixer(x, mask=mask), mixer(x.contiguous(), mask=mask.contiguous()))
+        torch.testing.assert_close(
+            mixer(x, mask=mask), mixer(x.contiguous(), mask=mask.contiguous())
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -313,7 +351,7 @@ def little_memory():
 def test_heads_that_make_no_sense(name, heads, little_memory):
     """Fails if the message does not speak of heads."""
     with pytest.raises((ValueError, TypeError), match="heads"):
-        regard.create(name, dim=8, heads=heads, **get(name).small)
+        regard.create(name, dim=8, heads=heads, **get_recipe(name).small)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -321,14 +359,19 @@ def test_heads_that_make_no_sense(name, heads, little_memory):
 def test_dim_that_makes_no_sense(name, dim):
     """Fails if the message does not speak of dim."""
     with pytest.raises((ValueError, TypeError), match="dim"):
-        regard.create(name, dim=dim, heads=1, **{k: v for k, v in get(name).small.items() if k != "steps"})
+        regard.create(
+            name,
+            dim=dim,
+            heads=1,
+            **{k: v for k, v in get_recipe(name).small.items() if k != "steps"},
+        )
 
 
 @pytest.mark.parametrize("name", ["fnet", "mlp_mixer", "gmlp", "amlp", "aft", "average_pool"])
 def test_heads_where_there_are_none(name):
     """Fails if heads are accepted and ignored."""
     with pytest.raises(ValueError, match="no heads"):
-        regard.create(name, dim=8, heads=2, **get(name).small)
+        regard.create(name, dim=8, heads=2, **get_recipe(name).small)
 
 
 ABSURD = [
@@ -371,7 +414,11 @@ ABSURD = [
     ("image_local_2d", {"width": 6, "block": 4}, "block"),
     ("image_local_2d", {"width": 6, "memory": (1,)}, "memory"),
     ("image_local_2d", {"width": 6, "memory": (-1, 2)}, "-1"),
-    ("image_local_2d", {"width": 6, "order": "blocks"}, "order must be one of 'raster', 'block', not 'blocks'"),
+    (
+        "image_local_2d",
+        {"width": 6, "order": "blocks"},
+        "order must be one of 'raster', 'block', not 'blocks'",
+    ),
     ("image_local_1d", {"block": 0}, "block.*0"),
     ("image_local_1d", {"memory": -1}, "memory.*-1"),
     ("star", {"cycles": 0}, "cycles.*0"),
@@ -414,7 +461,9 @@ ABSURD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments", "words"), ABSURD, ids=lambda x: x if isinstance(x, str) else repr(x)[:40])
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"), ABSURD, ids=lambda x: x if isinstance(x, str) else repr(x)[:40]
+)
 def test_arguments_that_make_no_sense(name, arguments, words):
     """Fails if nonsense is built, or the message does not name it."""
     heads = 1 if name == "mlp_mixer" else 2
@@ -440,14 +489,23 @@ def test_huge_values_are_no_trouble(rand):
         torch.testing.assert_close(mixer(x), dense(x))
 
 
-# ---------------------------------------------------------------------------------------------- regard.attend
+# ---------------------------------------------------------------------------------------------- regard.backends
 def qkv(rand, b=2, h=2, n=6, e=4):
     return [rand(b, h, n, e) for _ in range(3)]
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto", "flex"])
 @pytest.mark.parametrize(
-    "shape", [(2, 2, 0, 5), (2, 2, 5, 0), (0, 2, 5, 5), (2, 0, 5, 5), (2, 2, 1, 1), (2, 2, 1, 200), (2, 2, 200, 1)]
+    "shape",
+    [
+        (2, 2, 0, 5),
+        (2, 2, 5, 0),
+        (0, 2, 5, 5),
+        (2, 0, 5, 5),
+        (2, 2, 1, 1),
+        (2, 2, 1, 200),
+        (2, 2, 200, 1),
+    ],
 )
 def test_attend_with_little_to_do(backend, shape, rand):
     """Fails if nothing, or one token, is an error."""
@@ -502,11 +560,17 @@ def test_attend_with_masks_that_do_not_fit(rand):
     for shape in ((6,), (2, 5), (1, 6), (2, 6, 6), (2, 1, 1, 6)):
         with pytest.raises(ValueError, match=r"mask must have shape \(2, 6\)"):
             regard.attend(q, k, v, mask=torch.ones(shape, dtype=torch.bool))
-    marks = torch.ones(2, 6, dtype=torch.bool)
+    global_attention_mask = torch.ones(2, 6, dtype=torch.bool)
     with pytest.raises(ValueError, match="no Marked part"):
-        regard.attend(q, k, v, pattern=Band(1, 1), marks=marks)
+        regard.attend(q, k, v, pattern=Band(1, 1), global_attention_mask=global_attention_mask)
     with pytest.raises(ValueError, match=r"self-attention.*6 queries and 5 keys"):
-        regard.attend(q, k[:, :, :5], v[:, :, :5], pattern=Marked(), marks=marks)
+        regard.attend(
+            q,
+            k[:, :, :5],
+            v[:, :, :5],
+            pattern=GlobalMask(),
+            global_attention_mask=global_attention_mask,
+        )
 
 
 def test_attend_with_patterns_that_do_not_fit(rand):
@@ -520,7 +584,7 @@ def test_attend_with_patterns_that_do_not_fit(rand):
     with pytest.raises(ValueError, match="describes 4 positions, but the sequence has 6"):
         regard.attend(q, k, v, pattern=RandomBlocks(2, 1, 2))
     with pytest.raises(ValueError, match="describes 8 positions, but the sequence has 16"):
-        regard.attend(q, k, v, pattern=RandomBlocks(2, 1, 4), q_at=10)
+        regard.attend(q, k, v, pattern=RandomBlocks(2, 1, 4), q_start=10)
 
 
 @pytest.mark.parametrize(
@@ -528,14 +592,14 @@ def test_attend_with_patterns_that_do_not_fit(rand):
     [
         ({"prior": "alibi"}, "prior"),
         ({"prior": torch.zeros(6, 6)}, "prior"),
-        ({"k_at": torch.arange(5)}, "k_at"),
-        ({"k_at": torch.arange(12).view(2, 6)}, "k_at"),
-        ({"k_at": torch.arange(6).float()}, "k_at"),
-        ({"k_at": 1.5}, "k_at"),
-        ({"k_at": -1}, "k_at"),
-        ({"q_at": -3}, "q_at"),
-        ({"q_at": 0.5}, "q_at"),
-        ({"q_at": None}, "q_at"),
+        ({"k_positions": torch.arange(5)}, "k_positions"),
+        ({"k_positions": torch.arange(12).view(2, 6)}, "k_positions"),
+        ({"k_positions": torch.arange(6).float()}, "k_positions"),
+        ({"k_positions": 1.5}, "k_positions"),
+        ({"k_positions": -1}, "k_positions"),
+        ({"q_start": -3}, "q_start"),
+        ({"q_start": 0.5}, "q_start"),
+        ({"q_start": None}, "q_start"),
         ({"scale": "big"}, "scale"),
     ],
     ids=lambda x: repr(x)[:30],
@@ -549,7 +613,9 @@ def test_attend_with_options_that_make_no_sense(given, words, backend, rand):
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
-@pytest.mark.parametrize("pattern", [Full(), Causal(), Band(5, 5) | Global(2), Chunks(16)], ids=repr)
+@pytest.mark.parametrize(
+    "pattern", [Full(), Causal(), Band(5, 5) | Global(2), Chunks(16)], ids=repr
+)
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 def test_attend_with_poison_in_padding(backend, pattern, poison, rand):
     """Fails if NaN or Inf in a left-out key or value is seen, forward or backward."""
@@ -635,12 +701,16 @@ def test_another_type_than_the_mixer():
 @pytest.mark.parametrize("name", NAMES)
 def test_arguments_of_another_type_are_named(name):
     """Fails if an argument that is annotated as a plain type takes nonsense, or the message does not name it."""
-    plain = {"int": (1.5, "x", None, [], True, 10**30), "float": ("x", None, float("nan"), [], True), "bool": ("x", None, 1)}
-    for key, parameter in get(name).parameters.items():
+    plain = {
+        "int": (1.5, "x", None, [], True, 10**30),
+        "float": ("x", None, float("nan"), [], True),
+        "bool": ("x", None, 1),
+    }
+    for key, parameter in get_recipe(name).parameters.items():
         if key in ("dim", "heads"):
             continue
         for nonsense in plain.get(str(parameter.annotation), ()):
-            arguments = {"dim": 8, "heads": 1, **get(name).small, key: nonsense}
+            arguments = {"dim": 8, "heads": 1, **get_recipe(name).small, key: nonsense}
             with pytest.raises((ValueError, TypeError), match=f"{key} must be"):
                 regard.create(name, **arguments)
 

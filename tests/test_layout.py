@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.layout import Cache, layout
+from regard.layout import LRUCache, build_layout
 from regard.pattern import (
     Axial,
     Band,
@@ -45,30 +45,39 @@ def named(n):
 
 
 NAMES = tuple(named(64))
-BANDED = ("window", "bigbird", "dilated", "blocks2d", "global", "random")  # as many keys a query at any length
+BANDED = (
+    "window",
+    "bigbird",
+    "dilated",
+    "blocks2d",
+    "global",
+    "random",
+)  # as many keys a query at any length
 
 
 # ---------------------------------------------------------------------------------------------- cached
 def test_equal_patterns_share_a_layout():
     """Fails if patterns that were built apart, but are equal, are laid out twice."""
-    one = layout(Band(5, 5) | Global(3) | RandomBlocks(8, 1, 40), 300, 310, q_at=3)
-    two = layout(Band(5, 5) | Global(3) | RandomBlocks(8, 1, 40), 300, 310, q_at=3)
+    one = build_layout(Band(5, 5) | Global(3) | RandomBlocks(8, 1, 40), 300, 310, q_start=3)
+    two = build_layout(Band(5, 5) | Global(3) | RandomBlocks(8, 1, 40), 300, 310, q_start=3)
     assert one is two
 
 
 def test_other_questions_have_other_answers():
     """Fails if a length, an offset, a tile or the pass is left out of the cache's key."""
-    base = {"n": 200, "m": 200, "q_at": 0, "k_at": 0, "size": 32, "backward": False}
-    other = {"n": 199, "m": 201, "q_at": 7, "k_at": 9, "size": 64, "backward": True}
-    first = layout(Band(5, 5), **base)
+    base = {"n": 200, "m": 200, "q_start": 0, "k_positions": 0, "size": 32, "backward": False}
+    other = {"n": 199, "m": 201, "q_start": 7, "k_positions": 9, "size": 64, "backward": True}
+    first = build_layout(Band(5, 5), **base)
     for name, value in other.items():
-        assert layout(Band(5, 5), **{**base, name: value}) is not first, name
-    assert layout(Band(5, 6), **base) is not first and layout(Band(5, 5), **base) is first
+        assert build_layout(Band(5, 5), **{**base, name: value}) is not first, name
+    assert (
+        build_layout(Band(5, 6), **base) is not first and build_layout(Band(5, 5), **base) is first
+    )
 
 
 def test_the_least_recently_used_goes_first():
     """Fails if the cache grows beyond its limit, or forgets what was asked for last."""
-    cache = Cache(100)
+    cache = LRUCache(100)
     for key in "abc":
         cache.put(key, key.upper(), 30)
     assert cache.get("a") == "A" and cache.used == 90
@@ -80,7 +89,7 @@ def test_the_least_recently_used_goes_first():
 
 def test_one_value_may_be_larger_than_the_cache():
     """Fails if what does not fit is refused, or stays once the next comes."""
-    cache = Cache(100)
+    cache = LRUCache(100)
     cache.put("huge", 1, 1000)
     assert cache.get("huge") == 1
     cache.put("small", 2, 10)
@@ -89,7 +98,7 @@ def test_one_value_may_be_larger_than_the_cache():
 
 def test_a_value_put_twice_counts_once():
     """Fails if the bytes of a value that was replaced are never given back."""
-    cache = Cache(100)
+    cache = LRUCache(100)
     cache.put("a", 1, 60)
     cache.put("a", 2, 50)
     cache.put("b", 3, 50)
@@ -99,7 +108,7 @@ def test_a_value_put_twice_counts_once():
 def test_a_layout_weighs_little():
     """Fails if a layout keeps a table of all its tiles: 65,536 tokens have a million."""
     for name, pattern in named(LONG).items():
-        assert layout(pattern, LONG, LONG).nbytes() < 4 << 20, name
+        assert build_layout(pattern, LONG, LONG).nbytes() < 4 << 20, name
 
 
 # ---------------------------------------------------------------------------------------------- long
@@ -124,10 +133,15 @@ for name, pattern in patterns.items():
         assert layout(pattern, LONG, LONG, backward=backward).scores()
         print(name, backward, megabytes("VmHWM") - before, time.process_time() - start)
 """
-AT_ONCE_FREED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # so that a peak is what was in use
+AT_ONCE_FREED = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}  # so that a peak is what was in use
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc"
+)
 def test_65536_tokens_need_little_memory_and_time():
     """Fails if a layout builds something of size n x m: one bit for each pair is 512 MB."""
     done = subprocess.run(
@@ -143,13 +157,16 @@ def test_65536_tokens_need_little_memory_and_time():
     assert len(rows) == 2 * len(NAMES)
     for name, backward, megabytes, seconds in rows:
         assert 1 < float(megabytes) < 100, (name, backward)
-        assert float(seconds) < 15, (name, backward)  # of the processor: catches a loop over pairs, and little else
+        assert float(seconds) < 15, (
+            name,
+            backward,
+        )  # of the processor: catches a loop over pairs, and little else
 
 
 @pytest.mark.parametrize("name", BANDED)
 def test_scores_per_query_do_not_grow(name):
     """Fails if a pattern with a fixed number of keys a query costs more for each query in a longer sequence."""
-    short, long = (layout(named(n)[name], n, n).scores() / n for n in (8192, LONG))
+    short, long = (build_layout(named(n)[name], n, n).scores() / n for n in (8192, LONG))
     assert long <= 1.3 * short
 
 
@@ -171,7 +188,7 @@ def test_few_scores_are_in_vain(name, n):
     """Fails if tiles cover much more than what is seen, or less, in either pass."""
     seen = keys_of(name, n).sum().item()
     for backward in (False, True):
-        assert seen <= layout(named(n)[name], n, n, backward=backward).scores() <= 2.5 * seen
+        assert seen <= build_layout(named(n)[name], n, n, backward=backward).scores() <= 2.5 * seen
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -199,19 +216,25 @@ def masks(work):
 @pytest.mark.parametrize("pattern", [Band(128, 128), Band(256, 0), Band(100, 30)], ids=repr)
 def test_a_band_is_one_run_and_its_edges(pattern, backward):
     """Fails if the middle of a band falls apart: it is one call on overlapping views."""
-    part = only(layout(pattern, 8192, 8192, backward=backward))
+    part = only(build_layout(pattern, 8192, 8192, backward=backward))
     assert not part.groups and part.q_order is None and part.k_order is None
-    assert 1 < len(part.runs) <= 3 + (pattern.left + pattern.right) // part.size  # about one for each row of tiles at an end
+    assert (
+        1 < len(part.runs) <= 3 + (pattern.left + pattern.right) // part.size
+    )  # about one for each row of tiles at an end
     first, *edges = part.runs
     assert first.count * first.s > 0.9 * 8192 and first.fresh
     assert all(run.count * run.s < 0.1 * 8192 for run in edges)
 
 
-@pytest.mark.parametrize("pattern", [Keys(0, 128), Queries(0, 128), Full(), Keys(0, 256) | Queries(128, 256)], ids=repr)
+@pytest.mark.parametrize(
+    "pattern", [Keys(0, 128), Queries(0, 128), Full(), Keys(0, 256) | Queries(128, 256)], ids=repr
+)
 def test_whole_rows_and_columns_are_few_calls_without_masks(pattern):
     """Fails if global tokens are gathered, or masked."""
-    part = only(layout(pattern, 4096, 4096))
-    assert not part.groups and len(part.runs) <= 16 and masks(layout(pattern, 4096, 4096)) == 0
+    part = only(build_layout(pattern, 4096, 4096))
+    assert (
+        not part.groups and len(part.runs) <= 16 and masks(build_layout(pattern, 4096, 4096)) == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,14 +251,14 @@ def test_whole_rows_and_columns_are_few_calls_without_masks(pattern):
 )
 def test_what_fits_the_tiles_needs_no_mask(pattern):
     """Fails if tiles that are full carry a mask, or more is computed than is seen."""
-    work = layout(pattern, 4096, 4096, size=64)
+    work = build_layout(pattern, 4096, 4096, size=64)
     assert masks(work) == 0 and work.scores() == pattern.keys_per_query(4096).sum()
 
 
 def test_random_blocks_are_masked_only_to_fill_rows_up():
     """Fails if drawn blocks, which are full, are masked; rows that share a call may be filled up with empty tiles."""
     pattern = RandomBlocks(64, 3, 64)
-    part = only(layout(pattern, 4096, 4096, size=64))
+    part = only(build_layout(pattern, 4096, 4096, size=64))
     assert all(run.mask is None for run in part.runs)
     assert len(part.masks) == 2  # nothing and all: no partial tile
     assert part.scores() <= 1.2 * pattern.keys_per_query(4096).sum()
@@ -243,40 +266,44 @@ def test_random_blocks_are_masked_only_to_fill_rows_up():
 
 def test_a_stepped_band_is_laid_out_in_its_own_order():
     """Fails if a dilated window is computed as a wide one, of which most is thrown away."""
-    part = only(layout(Band(64, 64, 4), 8192, 8192))
+    part = only(build_layout(Band(64, 64, 4), 8192, 8192))
     assert part.q_order is not None and part.k_order is not None
     assert (part.q_order % 4).diff().min() >= 0  # all of phase 0, then of phase 1, ...
     assert sorted(part.q_order.tolist()) == list(range(8192))
-    assert part.scores() < 0.5 * layout(Band(256, 256), 8192, 8192).scores()
+    assert part.scores() < 0.5 * build_layout(Band(256, 256), 8192, 8192).scores()
 
 
 def test_summary_keys_are_gathered_once():
     """Fails if all keys are read for the few that are seen."""
-    part = only(layout(KeyPhase(128, 120), 4096, 4096))
+    part = only(build_layout(KeyPhase(128, 120), 4096, 4096))
     assert part.q_order is None and part.m == 256 == len(part.k_order)
     assert part.scores() == 4096 * 256
 
 
 def test_nothing_is_no_work():
     """Fails if an empty pattern, or an empty sequence, is computed at all."""
-    assert layout(Nothing(), 1000, 1000).scores() == 0 == layout(Nothing(), 1000, 1000).calls()
+    assert (
+        build_layout(Nothing(), 1000, 1000).scores()
+        == 0
+        == build_layout(Nothing(), 1000, 1000).calls()
+    )
     for n, m in ((0, 5), (5, 0), (0, 0)):
         for pattern in (Full(), Band(1, 1, 2), KeyPhase(4, 3), Blocks2D(32, 2, 2)):
-            assert layout(pattern, n, m).scores() == 0
-    assert layout(Full(), 1, 1).scores() == 1
+            assert build_layout(pattern, n, m).scores() == 0
+    assert build_layout(Full(), 1, 1).scores() == 1
 
 
 def test_the_backward_pass_counts_more():
     """Fails if the cost of a layout, by which executors are chosen, does not rise with its work."""
-    small, large = layout(Band(16, 16), 4096, 4096), layout(Band(512, 512), 4096, 4096)
-    assert small.cost() < large.cost() < layout(Full(), 4096, 4096).cost()
+    small, large = build_layout(Band(16, 16), 4096, 4096), build_layout(Band(512, 512), 4096, 4096)
+    assert small.cost() < large.cost() < build_layout(Full(), 4096, 4096).cost()
     assert small.cost(backward=True) > small.cost() > small.work() > 0
 
 
 def test_heads_are_laid_out_one_by_one():
     """Fails if a pattern with several heads is taken for one."""
     with pytest.raises(ValueError, match="laid out one by one"):
-        layout(PerHead((Causal(), Full())), 8, 8)
+        build_layout(PerHead((Causal(), Full())), 8, 8)
 
 
 def test_many_alternatives_are_not_multiplied_out():
@@ -284,7 +311,7 @@ def test_many_alternatives_are_not_multiplied_out():
     pattern = Full()
     for i in range(12):
         pattern = pattern & (Band(3 * i, 5, 2) | Keys(i, i + 9) | Chunks(4 + i) | Queries(i, 2 * i))
-    assert layout(pattern, 100, 100).scores() >= pattern.keys_per_query(100).sum()
+    assert build_layout(pattern, 100, 100).scores() >= pattern.keys_per_query(100).sum()
 
 
 @pytest.fixture
@@ -296,11 +323,15 @@ def two_threads():
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("pattern", [Band(128, 128), Band(100, 0), Band(64, 64) | Global(5), Chunks(64, 1, 1)], ids=repr)
+@pytest.mark.parametrize(
+    "pattern", [Band(128, 128), Band(100, 0), Band(64, 64) | Global(5), Chunks(64, 1, 1)], ids=repr
+)
 @pytest.mark.usefixtures("two_threads")
 def test_on_several_threads_calls_are_tall(pattern, backward):
     """Fails if most queries of a window are in calls that the kernel takes 32 at a time, or a pair is lost in joining them."""
-    work = layout(pattern, 1500, 1500, backward=backward)
-    tall = sum(run.count * run.s for part in work.parts for run in part.runs if run.fresh and run.s >= 192)
+    work = build_layout(pattern, 1500, 1500, backward=backward)
+    tall = sum(
+        run.count * run.s for part in work.parts for run in part.runs if run.fresh and run.s >= 192
+    )
     assert tall > 0.8 * 1500
     assert torch.equal(coverage(work, 1500, 1500), pattern.dense(1500, 1500).long())

@@ -8,13 +8,26 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard import LinearAttention, MultiHead, Unsupported
-from regard.attentions.linear import divide
-from regard.feature import Cosine, EluPlusOne, Positive, RandomFourier, Rectified, Trigonometric, orthogonal_rows
+from regard.attentions.linear import safe_divide
+from regard.backends.linear_scan import causal_linear_scan
+from regard.feature import (
+    CosineFeatures,
+    EluFeatures,
+    PositiveFeatures,
+    RandomFourierFeatures,
+    ReluFeatures,
+    TrigonometricFeatures,
+    orthogonal_rows,
+)
 from regard.mixers import Recurrence
-from regard.running import add_counted
-from regard.update import add, decay, decay_each, delta
+from regard.update import add, decay, delta, diagonal_decay
 
-ATTENTIONS = {"linear": {}, "performer": {"features": 20}, "rfa": {"features": 20}, "cosformer": {"length": 6000}}
+ATTENTIONS = {
+    "linear": {},
+    "performer": {"features": 20},
+    "rfa": {"features": 20},
+    "cosformer": {"length": 6000},
+}
 RECURRENT = {"rfa_gated": {"features": 20}, "retnet": {}, "gated_linear": {}, "delta_rule": {}}
 CAUSAL = ATTENTIONS | RECURRENT
 DRAWS = 10_000
@@ -45,7 +58,7 @@ def off(found, want):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])  # of a block
-@pytest.mark.parametrize("feature", [Positive, Trigonometric])
+@pytest.mark.parametrize("feature", [PositiveFeatures, TrigonometricFeatures])
 def test_features_are_unbiased(feature, rows):
     """Fails if the mean over draws is not exp(q·k/√e): random rotations need the signs of R."""
     for trial in range(6):
@@ -59,13 +72,23 @@ def test_a_qr_without_signs_would_be_biased(monkeypatch):
 
     def unsigned(count, width, make):
         blocks = -(-count // width)
-        rows = torch.linalg.qr(torch.randn(blocks, width, width, dtype=torch.float64, generator=make))[0].transpose(1, 2)
-        return rows.flatten(0, 1)[:count] * torch.randn(count, width, dtype=torch.float64, generator=make).norm(dim=1)[:, None]
+        rows = torch.linalg.qr(
+            torch.randn(blocks, width, width, dtype=torch.float64, generator=make)
+        )[0].transpose(1, 2)
+        return (
+            rows.flatten(0, 1)[:count]
+            * torch.randn(count, width, dtype=torch.float64, generator=make).norm(dim=1)[:, None]
+        )
 
     make = torch.Generator().manual_seed(0)
-    assert orthogonal_rows(80_000, 8, make).mean(0).abs().max() < 0.02 < 0.08 < unsigned(80_000, 8, make).mean(0).abs().max()
+    assert (
+        orthogonal_rows(80_000, 8, make).mean(0).abs().max()
+        < 0.02
+        < 0.08
+        < unsigned(80_000, 8, make).mean(0).abs().max()
+    )
     monkeypatch.setattr("regard.feature.orthogonal_rows", unsigned)
-    assert off(estimates(q, q, Positive), (q @ q / math.sqrt(8)).exp()) > 10
+    assert off(estimates(q, q, PositiveFeatures), (q @ q / math.sqrt(8)).exp()) > 10
 
 
 def test_rows_are_orthogonal_and_as_long_as_normal_ones():
@@ -80,7 +103,9 @@ def test_rows_are_orthogonal_and_as_long_as_normal_ones():
 def test_right_angles_lower_the_variance():
     """Fails if orthogonal rows are no better than independent ones."""
     q, k = 0.5 * normal(2, 8, seed=5)
-    blocks, single = (estimates(q, k, Positive, orthogonal=kind).var() for kind in (True, False))
+    blocks, single = (
+        estimates(q, k, PositiveFeatures, orthogonal=kind).var() for kind in (True, False)
+    )
     assert blocks < 0.95 * single
 
 
@@ -90,7 +115,9 @@ def test_performer_converges_to_softmax(causal):
     q, k, v = (0.5 * normal(1, 4, 64, 8, seed=s) for s in range(3))
     want, errors = regard.attend(q, k, v, pattern=regard.Causal() if causal else regard.Full()), []
     for features in (64, 1024, 16384):
-        forms = [LinearAttention(Positive(8, features, seed=seed).double()) for seed in range(4)]
+        forms = [
+            LinearAttention(PositiveFeatures(8, features, seed=seed).double()) for seed in range(4)
+        ]
         got = torch.stack([form.attend(q, k, v, causal=causal)[0] for form in forms])
         errors.append(((got - want).norm() / want.norm() / 2).item())
     assert errors[1] < errors[0] / 2.5 and errors[2] < errors[1] / 2.5 and errors[2] < 0.03
@@ -101,7 +128,7 @@ def test_rfa_converges_to_its_kernel():
     q, k, v = (normal(1, 2, 40, 8, seed=s) for s in range(3))
     unit = [torch.nn.functional.normalize(t, dim=-1) for t in (q, k)]
     want = regard.attend(*unit, v, scale=1.0)
-    got = LinearAttention(RandomFourier(8, 20_000, 2).double()).attend(q, k, v)[0]
+    got = LinearAttention(RandomFourierFeatures(8, 20_000, 2).double()).attend(q, k, v)[0]
     assert (got - want).norm() / want.norm() < 0.03
 
 
@@ -112,7 +139,11 @@ def test_redraw_is_on_a_schedule_and_by_seed():
     for _ in range(7):
         one(x)
         seen.append(one.inner.feature.rows.clone())
-    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[4]) and torch.equal(seen[5], seen[6])
+    assert (
+        torch.equal(seen[0], seen[1])
+        and torch.equal(seen[2], seen[4])
+        and torch.equal(seen[5], seen[6])
+    )
     assert not torch.equal(seen[1], seen[2]) and not torch.equal(seen[4], seen[5])
     for _ in range(7):
         two(x)
@@ -146,13 +177,23 @@ def test_no_global_generator():
     """Fails if random rows depend on the global generator, or disturb it."""
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = Positive(8, 20, seed=3).rows
+    first = PositiveFeatures(8, 20, seed=3).rows
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(2)
-    assert torch.equal(first, Positive(8, 20, seed=3).rows) and not torch.equal(first, Positive(8, 20, seed=4).rows)
+    assert torch.equal(first, PositiveFeatures(8, 20, seed=3).rows) and not torch.equal(
+        first, PositiveFeatures(8, 20, seed=4).rows
+    )
 
 
-@pytest.mark.parametrize("feature", [EluPlusOne, lambda: Positive(4, 7), lambda: Trigonometric(4, 7), lambda: Rectified(4, 7)])
+@pytest.mark.parametrize(
+    "feature",
+    [
+        EluFeatures,
+        lambda: PositiveFeatures(4, 7),
+        lambda: TrigonometricFeatures(4, 7),
+        lambda: ReluFeatures(4, 7),
+    ],
+)
 def test_gradients_of_features(feature):
     """Fails if a backward pass by hand is wrong, once or twice."""
     phi, x = feature().double(), normal(1, 2, 3, 4).requires_grad_()
@@ -162,29 +203,43 @@ def test_gradients_of_features(feature):
         return found if level is None else found * level.exp()[..., None]
 
     assert torch.autograd.gradgradcheck(full, x)
-    if not isinstance(phi, Positive):  # what it leaves out of one comes back in the other, but not by finite differences
+    if not isinstance(
+        phi, PositiveFeatures
+    ):  # what it leaves out of one comes back in the other, but not by finite differences
         assert torch.autograd.gradcheck(full, x)
 
 
 @pytest.mark.parametrize(("n", "chunk"), [(1, 4), (7, 3), (8, 4)])
 def test_gradients_of_sums_over_the_past(n, chunk):
     """Fails if the backward pass by hand of causal linear attention is wrong, once or twice, or the state has none."""
-    q, k, v, state = (normal(1, 2, *size, seed=i).requires_grad_() for i, size in enumerate(((n, 3), (n, 3), (n, 2), (3, 3))))
+    q, k, v, state = (
+        normal(1, 2, *size, seed=i).requires_grad_()
+        for i, size in enumerate(((n, 3), (n, 3), (n, 2), (3, 3)))
+    )
 
     def sums(q, k, v, state):
-        return add_counted(q, k, v, state, chunk)
+        return causal_linear_scan(q, k, v, state, chunk)
 
-    assert torch.autograd.gradcheck(sums, (q, k, v, state)) and torch.autograd.gradgradcheck(sums, (q, k, v, state))
+    assert torch.autograd.gradcheck(sums, (q, k, v, state)) and torch.autograd.gradgradcheck(
+        sums, (q, k, v, state)
+    )
 
 
 def test_division_by_hand():
     """Fails if the backward pass of the fraction is wrong, or a sum near zero overflows on the way back."""
-    top, bottom = normal(2, 5, 3).requires_grad_(), (normal(2, 5, 1, seed=1).abs() + 0.5).requires_grad_()
+    top, bottom = (
+        normal(2, 5, 3).requires_grad_(),
+        (normal(2, 5, 1, seed=1).abs() + 0.5).requires_grad_(),
+    )
     for floor in (None, 0.7):
-        assert torch.autograd.gradcheck(lambda a, b, f=floor: divide(a, b, f), (top, bottom))
-        assert torch.autograd.gradgradcheck(lambda a, b, f=floor: divide(a, b, f), (top, bottom))
+        assert torch.autograd.gradcheck(lambda a, b, f=floor: safe_divide(a, b, f), (top, bottom))
+        assert torch.autograd.gradgradcheck(
+            lambda a, b, f=floor: safe_divide(a, b, f), (top, bottom)
+        )
     tiny = torch.tensor([[1e-30]], requires_grad=True)
-    (grad,) = torch.autograd.grad(divide(tiny.expand(1, 2).detach() * 3, tiny, None).sum() * 1e-9, tiny)
+    (grad,) = torch.autograd.grad(
+        safe_divide(tiny.expand(1, 2).detach() * 3, tiny, None).sum() * 1e-9, tiny
+    )
     assert grad.isfinite().all()
 
 
@@ -198,14 +253,14 @@ def test_training_keeps_only_what_it_is_given():
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        add_counted(q, k, v, None, 64)
+        causal_linear_scan(q, k, v, None, 64)
     assert sum(sizes) == 2 * (3 * n * 16 + 16 * 17)  # of two heads: q, k, v, and the state before
 
 
 def test_elu_keeps_digits_and_has_a_slope_at_zero():
     """Fails if phi(−30) is 0 in float32, or phi is flat at 0."""
     x = torch.tensor([[[[-30.0, 0.0, 2.0]]]], requires_grad=True)
-    y, _ = EluPlusOne()(x, 0, False)
+    y, _ = EluFeatures()(x, 0, False)
     torch.testing.assert_close(y.flatten(), torch.tensor([math.exp(-30), 1.0, 3.0]))
     y.sum().backward()
     torch.testing.assert_close(x.grad.flatten(), torch.tensor([math.exp(-30), 1.0, 1.0]))
@@ -215,24 +270,33 @@ def test_elu_keeps_digits_and_has_a_slope_at_zero():
 def test_a_later_maximum_does_not_show():
     """Fails if a causal Performer looks ahead through its maximum, even in the last digit."""
     q, k, v = (normal(1, 2, 200, 8, seed=s, dtype=torch.float32) for s in range(3))
-    attention = LinearAttention(Positive(8, 32))
+    attention = LinearAttention(PositiveFeatures(8, 32))
     base = attention.attend(q, k, v, causal=True)[0]
     for at in (70, 150, 199):
         other = k.clone()
         other[:, :, at:] *= 30
-        assert torch.equal(attention.attend(q, other, v, causal=True)[0][:, :, :at], base[:, :, :at])
+        assert torch.equal(
+            attention.attend(q, other, v, causal=True)[0][:, :, :at], base[:, :, :at]
+        )
 
 
 def test_pads_are_not_in_the_denominator():
     """Fails if a left-out key keeps a weight."""
     q, k, v = (normal(1, 2, 20, 8, seed=s) for s in range(3))
     mask = torch.arange(20)[None] < 12
-    for feature in (Positive(8, 32).double(), Trigonometric(8, 200).double(), Rectified(8, 32).double()):
+    for feature in (
+        PositiveFeatures(8, 32).double(),
+        TrigonometricFeatures(8, 200).double(),
+        ReluFeatures(8, 32).double(),
+    ):
         attention = LinearAttention(feature)
         for causal in (False, True):
-            got = attention.attend(q, 50 * k * ~mask[..., None] + k * mask[..., None], v, causal=causal, mask=mask)[0]
+            got = attention.attend(
+                q, 50 * k * ~mask[..., None] + k * mask[..., None], v, causal=causal, mask=mask
+            )[0]
             torch.testing.assert_close(
-                got[:, :, :12], attention.attend(q[:, :, :12], k[:, :, :12], v[:, :, :12], causal=causal)[0]
+                got[:, :, :12],
+                attention.attend(q[:, :, :12], k[:, :, :12], v[:, :, :12], causal=causal)[0],
             )
 
 
@@ -243,7 +307,7 @@ def test_performer_gives_means_of_values_at_any_scale(scale, dtype, causal):
     """Fails if huge scores overflow, or vanish so that the result is zero and no mean at all."""
     q, k = (scale * normal(1, 2, 90, 8, seed=s).to(dtype) for s in range(2))
     v = torch.rand(1, 2, 90, 8, generator=torch.Generator().manual_seed(3)).to(dtype) + 1
-    got = LinearAttention(Positive(8, 32)).attend(q, k, v, causal=causal)[0]
+    got = LinearAttention(PositiveFeatures(8, 32)).attend(q, k, v, causal=causal)[0]
     assert got.dtype == dtype and got.min() >= 0.99 and got.max() <= 2.01
 
 
@@ -252,7 +316,9 @@ def test_performer_gives_means_of_values_at_any_scale(scale, dtype, causal):
 @pytest.mark.parametrize("name", [*ALL, "trigonometric", "relu"])
 def test_huge_and_tiny_tokens(name, scale, dtype):
     """Fails if something overflows, forward or backward."""
-    mixer = (make(name, causal=name != "efficient") if name in ALL else make("performer", kernel=name)).to(dtype)
+    mixer = (
+        make(name, causal=name != "efficient") if name in ALL else make("performer", kernel=name)
+    ).to(dtype)
     x = (scale * normal(2, 90, 16)).to(dtype).requires_grad_()
     y = mixer(x)
     y.float().sum().backward()
@@ -261,7 +327,17 @@ def test_huge_and_tiny_tokens(name, scale, dtype):
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
 @pytest.mark.parametrize(
-    "name", ["linear", "cosformer", "efficient", "rfa", "gated_linear", "delta_rule", "retnet", "rfa_gated"]
+    "name",
+    [
+        "linear",
+        "cosformer",
+        "efficient",
+        "rfa",
+        "gated_linear",
+        "delta_rule",
+        "retnet",
+        "rfa_gated",
+    ],
 )
 def test_float32_is_right_at_any_scale(name, scale):
     """Fails if float32 gives something else than float64."""
@@ -275,8 +351,14 @@ def test_float32_is_right_at_any_scale(name, scale):
 def test_sums_near_zero_stay_finite(features):
     """Fails if sines and cosines that cancel divide by nothing."""
     for seed in range(20):
-        q, k, v = (normal(1, 2, 50, 4, seed=3 * seed + s, dtype=torch.float32).requires_grad_() for s in range(3))
-        for feature in (RandomFourier(4, features, 2, seed=seed), Trigonometric(4, features, seed=seed)):
+        q, k, v = (
+            normal(1, 2, 50, 4, seed=3 * seed + s, dtype=torch.float32).requires_grad_()
+            for s in range(3)
+        )
+        for feature in (
+            RandomFourierFeatures(4, features, 2, seed=seed),
+            TrigonometricFeatures(4, features, seed=seed),
+        ):
             for causal in (False, True):
                 y = LinearAttention(feature).attend(q, k, v, causal=causal)[0]
                 grads = torch.autograd.grad(y.sum(), (q, k, v))
@@ -297,7 +379,9 @@ def test_a_query_that_sees_nothing_gives_zero(name):
 # ---------------------------------------------------------------------------------------------- updates
 def naive(update, q, k, v, gate, state):
     """Token by token."""
-    now = torch.zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=k.dtype) if state is None else state
+    now = (
+        torch.zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=k.dtype) if state is None else state
+    )
     out = []
     for i in range(q.shape[2]):
         key, value = k[:, :, i, :, None], v[:, :, i, None]
@@ -305,7 +389,7 @@ def naive(update, q, k, v, gate, state):
             now = now + key * value
         elif update is decay:
             now = gate[:, :, i, None, None].exp() * now + key * value
-        elif update is decay_each:
+        elif update is diagonal_decay:
             now = gate[:, :, i, :, None].exp() * now + key * value
         else:
             now = now + gate[:, :, i, None, None] * key * (value - key.transpose(-1, -2) @ now)
@@ -315,7 +399,7 @@ def naive(update, q, k, v, gate, state):
 
 def gates(update, b, h, n, r, hard):
     """Some that keep everything, some that forget nearly all, and some of all."""
-    shape = (b, h, n, r) if update is decay_each else (b, h, n)
+    shape = (b, h, n, r) if update is diagonal_decay else (b, h, n)
     gate = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
     if update is delta:
         return gate
@@ -328,19 +412,29 @@ def gates(update, b, h, n, r, hard):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("hard", [1.0, 80.0, 1e4])
 @pytest.mark.parametrize("n", [1, 2, 37, 130])
-@pytest.mark.parametrize("update", [add, decay, decay_each, delta])
+@pytest.mark.parametrize("update", [add, decay, diagonal_decay, delta])
 def test_updates_are_their_recurrences(update, n, hard, dtype):
     """Fails if chunks of some size, a start in the middle, or a gate near zero gives something else than token by token."""
     q, k = (torch.nn.functional.normalize(normal(2, 3, n, 5, seed=s), dim=-1) for s in range(2))
-    v, gate, start = normal(2, 3, n, 4, seed=3), gates(update, 2, 3, n, 5, hard), normal(2, 3, 5, 4, seed=4)
+    v, gate, start = (
+        normal(2, 3, n, 4, seed=3),
+        gates(update, 2, 3, n, 5, hard),
+        normal(2, 3, 5, 4, seed=4),
+    )
     for state in (None, start):
         want, last = naive(update, q, k, v, gate, state)
         for chunk in (1, 4, 7, 16, 64, 1000):
             parts = [t if t is None else t.to(dtype) for t in (q, k, v, gate, state)]
             got, after = update(*parts, chunk)
-            tolerance = 1e-10 if dtype == torch.float64 else 2e-5 if hard < 2 else 2e-4  # sums of hard gates lose digits
-            torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance * max(1.0, want.abs().max().item()))
-            torch.testing.assert_close(after.double(), last, rtol=0, atol=tolerance * max(1.0, last.abs().max().item()))
+            tolerance = (
+                1e-10 if dtype == torch.float64 else 2e-5 if hard < 2 else 2e-4
+            )  # sums of hard gates lose digits
+            torch.testing.assert_close(
+                got.double(), want, rtol=0, atol=tolerance * max(1.0, want.abs().max().item())
+            )
+            torch.testing.assert_close(
+                after.double(), last, rtol=0, atol=tolerance * max(1.0, last.abs().max().item())
+            )
 
 
 # ---------------------------------------------------------------------------------------------- recurrences as mixers
@@ -354,7 +448,9 @@ def test_left_out_tokens_are_as_if_cut_out(name):
     for a in range(3):
         real = mask[a].nonzero()[:, 0]
         torch.testing.assert_close(y[a, real], mixer(x[a : a + 1, real])[0])
-        torch.testing.assert_close(maps[a][:, real][:, :, real], mixer.attention(x[a : a + 1, real])[0])
+        torch.testing.assert_close(
+            maps[a][:, real][:, :, real], mixer.attention(x[a : a + 1, real])[0]
+        )
         assert maps[a][:, real][:, :, (~mask[a]).nonzero()[:, 0]].abs().max() == 0
 
 
@@ -465,10 +561,13 @@ def test_efficient_attention_says_why_it_is_not_causal():
 
 def test_cosformer_prefers_near_tokens_and_keeps_its_length():
     """Fails if equal tokens are not weighed by the cosine of their distance, or a stream runs past its length."""
-    attention = LinearAttention(Cosine(10))
+    attention = LinearAttention(CosineFeatures(10))
     q = torch.ones(1, 1, 10, 2, dtype=torch.float64)
     weights = attention.attend(q, q, torch.eye(10, dtype=torch.float64)[None, None])[0][0, 0]
-    near = torch.tensor([[math.cos(math.pi / 2 * (i - j) / 10) for j in range(10)] for i in range(10)], dtype=torch.float64)
+    near = torch.tensor(
+        [[math.cos(math.pi / 2 * (i - j) / 10) for j in range(10)] for i in range(10)],
+        dtype=torch.float64,
+    )
     torch.testing.assert_close(weights, near / near.sum(-1, keepdim=True))
     mixer = regard.create("cosformer", dim=8, heads=2, length=10, causal=True)
     _, state = mixer.stream(torch.zeros(1, 8, 8))
@@ -486,7 +585,10 @@ def test_states_keep_their_digits_in_low_precision(name):
     mixer.bfloat16()
     _, state = mixer.stream(normal(1, 9, 16).bfloat16())
     y, state = mixer.stream(normal(1, 9, 16).bfloat16(), state)
-    assert all(t.dtype == torch.float32 for t in tensors(state) if t.dim() == 4) and y.dtype == torch.bfloat16
+    assert (
+        all(t.dtype == torch.float32 for t in tensors(state) if t.dim() == 4)
+        and y.dtype == torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -528,7 +630,7 @@ def test_bad_arguments_are_named(name, arguments, words):
 def test_features_for_other_heads_are_refused():
     """Fails if rows of four heads serve two."""
     with pytest.raises(ValueError, match="made for 4 heads, not for 2"):
-        MultiHead(8, 2, LinearAttention(RandomFourier(4, 8, 4)))
+        MultiHead(8, 2, LinearAttention(RandomFourierFeatures(4, 8, 4)))
 
 
 @pytest.mark.slow
@@ -538,7 +640,9 @@ def test_compiles(name):
     mixer, x = make(name).double(), normal(2, 20, 16).requires_grad_()
     (want,) = torch.autograd.grad(mixer(x).square().sum(), x)
     torch._dynamo.reset()
-    (got,) = torch.autograd.grad(torch.compile(mixer, backend="aot_eager", fullgraph=True)(x).square().sum(), x)
+    (got,) = torch.autograd.grad(
+        torch.compile(mixer, backend="aot_eager", fullgraph=True)(x).square().sum(), x
+    )
     torch.testing.assert_close(got, want)
 
 
@@ -546,16 +650,26 @@ def test_a_masked_beginning_of_large_tokens():
     """Fails if the level of a key is compared with that of none."""
     mixer = regard.create("performer", dim=64, heads=4, causal=True)
     mask = torch.arange(32)[None] >= 3
-    assert mixer(torch.randn(1, 32, 64, generator=torch.Generator().manual_seed(0)) * 30, mask=mask).isfinite().all()
+    assert (
+        mixer(torch.randn(1, 32, 64, generator=torch.Generator().manual_seed(0)) * 30, mask=mask)
+        .isfinite()
+        .all()
+    )
 
 
-@pytest.mark.parametrize("arguments", [{"kernel": "trigonometric"}, {"kernel": "trigonometric", "causal": True}])
+@pytest.mark.parametrize(
+    "arguments", [{"kernel": "trigonometric"}, {"kernel": "trigonometric", "causal": True}]
+)
 def test_a_sum_below_zero_keeps_its_sign(arguments):
     """Fails if a negative sum is made positive: then a row of weights is many times too large, and of the wrong sign."""
     mixer = regard.create("performer", dim=64, heads=4, **arguments).double()
     x = torch.randn(1, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows = mixer.attention(2 * x).sum(-1)
-    assert (rows > -1e-9).all() and (rows < 1 + 1e-9).all() and ((rows - 1).abs() < 1e-9).double().mean() > 0.9
+    assert (
+        (rows > -1e-9).all()
+        and (rows < 1 + 1e-9).all()
+        and ((rows - 1).abs() < 1e-9).double().mean() > 0.9
+    )
 
 
 def test_the_first_token_of_a_strong_gate_is_itself():

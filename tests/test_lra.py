@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from regard.models import load
-from regard.tasks import task
+from regard.tasks import create_task
+from regard.tasks.dataset_files import read_array
 from regard.tasks.listops import WORDS
-from regard.tasks.pathfinder import SETTINGS, painted
-from regard.tasks.paths import Geometry, Scene
+from regard.tasks.pathfinder import PRESETS, paint_scene
+from regard.tasks.pathfinder_paths import PathGeometry, PathScene
 from regard.tasks.pixels import as_image
 from regard.tasks.shapes import KINDS
-from regard.tasks.sources import read_array
-from regard.train.run import Spec, execute
+from regard.train.run import RunSpec, run_training
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 real = pytest.mark.skipif(not DATA.is_dir(), reason="no real data: REGARD_DATA names no folder")
@@ -43,19 +43,29 @@ def evaluated(text):
 
 def reduced(name, text):
     values = [int(word) for word in text.split()]
-    functions = {"MAX": max, "MIN": min, "SM": lambda v: sum(v) % 10, "MED": lambda v: int(np.median(v))}
+    functions = {
+        "MAX": max,
+        "MIN": min,
+        "SM": lambda v: sum(v) % 10,
+        "MED": lambda v: int(np.median(v)),
+    }
     return str(functions[name](values))
 
 
-@pytest.mark.parametrize("arguments", [{}, {"length": 2000}, {"length": 60, "shortest": 20, "depth": 3, "args": 5, "seed": 3}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"length": 2000}, {"length": 60, "shortest": 20, "depth": 3, "args": 5, "seed": 3}],
+)
 def test_listops_labels_are_the_values_of_the_text(arguments):
     """Fails if a label is not what the brackets say, or depth, arguments or lengths leave their bounds."""
-    made, deepest, most = task("listops", **arguments), 0, 0
+    made, deepest, most = create_task("listops", **arguments), 0, 0
     for index in range(30):
         tokens, target = made.example("train", index)
         assert made.shortest < len(tokens) < made.length
         text = " ".join(WORDS[token] for token in tokens.tolist())
-        assert text.count("[") == text.count("]") > 0 and made.show(made.example("train", index)).startswith(text[:40])
+        assert text.count("[") == text.count("]") > 0 and made.show(
+            made.example("train", index)
+        ).startswith(text[:40])
         value, depth, arguments_ = evaluated(text)
         assert value == int(target) and depth <= made.depth and 2 <= arguments_ <= made.args
         deepest, most = max(deepest, depth), max(most, arguments_)
@@ -64,20 +74,26 @@ def test_listops_labels_are_the_values_of_the_text(arguments):
 
 def test_listops_has_the_shares_of_its_rules():
     """Fails if operators, digits or the ends of lists are not drawn as often as the rules say."""
-    made = task("listops", length=2000)
+    made = create_task("listops", length=2000)
     found = Counter(int(t) for index in range(100) for t in made.example("train", index).tokens)
     operators = [found[WORDS.index(word)] for word in ("[MAX", "[MIN", "[MED", "[SM")]
     digits = [found[WORDS.index(str(digit))] for digit in range(10)]
     assert found[WORDS.index("]")] == sum(operators) and len(found) == 15
     assert max(operators) / min(operators) < 1.1 and max(digits) / min(digits) < 1.1
-    assert 4.7 < sum(digits) / sum(operators) < 5.3  # a list has 6 arguments in the mean, and is one itself
+    assert (
+        4.7 < sum(digits) / sum(operators) < 5.3
+    )  # a list has 6 arguments in the mean, and is one itself
 
 
 def test_listops_labels_are_those_of_the_published_rules():
     """Fails if the ends 0 and 9 are not about twice as frequent as the rest, as MIN and MAX make them."""
-    made = task("listops", length=100)
-    counts = np.bincount([int(made.example("train", index).target) for index in range(1000)], minlength=10)
-    assert all(130 <= counts[i] <= 240 for i in (0, 9)) and all(45 <= counts[i] <= 130 for i in range(1, 9))
+    made = create_task("listops", length=100)
+    counts = np.bincount(
+        [int(made.example("train", index).target) for index in range(1000)], minlength=10
+    )
+    assert all(130 <= counts[i] <= 240 for i in (0, 9)) and all(
+        45 <= counts[i] <= 130 for i in range(1, 9)
+    )
 
 
 # ---------------------------------------------------------------------------------------------- Pathfinder
@@ -89,9 +105,14 @@ def reached(scene, side, geometry, fine=8):
         for share in np.linspace(0, 1, 4 * fine):
             y, x = y0 + share * (y1 - y0), x0 + share * (x1 - x0)
             rows, columns = (
-                np.arange(max(0, int(c * fine) - reach), min(side * fine, int(c * fine) + reach + 1)) for c in (y, x)
+                np.arange(
+                    max(0, int(c * fine) - reach), min(side * fine, int(c * fine) + reach + 1)
+                )
+                for c in (y, x)
             )
-            within = ((rows + 0.5) / fine - y)[:, None] ** 2 + ((columns + 0.5) / fine - x) ** 2 <= radius**2
+            within = ((rows + 0.5) / fine - y)[:, None] ** 2 + (
+                (columns + 0.5) / fine - x
+            ) ** 2 <= radius**2
             near[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] |= within
     start, end = (tuple(int(c * fine) for c in dot) for dot in scene.dots)
     open_, seen = [start], {start}
@@ -107,7 +128,7 @@ def reached(scene, side, geometry, fine=8):
 @pytest.mark.parametrize(("side", "contour"), [(32, 6), (32, 9), (32, 14), (16, 3), (64, 6)])
 def test_pathfinder_labels_are_true(side, contour):
     """Fails if dots on one path are not connected, or dots on two paths are: then some paths touch."""
-    made, labels = task("pathfinder", side=side, contour=contour), []
+    made, labels = create_task("pathfinder", side=side, contour=contour), []
     for index in range(6):
         scene = made.scene(np.random.default_rng(index))
         assert reached(scene, side, made.geometry) == bool(scene.label)
@@ -118,12 +139,14 @@ def test_pathfinder_labels_are_true(side, contour):
 @pytest.mark.parametrize("contour", [6, 14])
 def test_pathfinder_geometry(contour):
     """Fails if dashes, gaps, turns, dots or distractors are not as the rules say."""
-    made = task("pathfinder", contour=contour)
+    made = create_task("pathfinder", contour=contour)
     dash, gap, apart, radius, *_ = made.geometry
     for index in range(8):
         scene = made.scene(np.random.default_rng(index))
         assert [len(path) for path in scene.paths[:2]] == [contour] * 2
-        assert {len(path) for path in scene.paths[2:]} <= {contour // 3} and len(scene.paths) - 2 <= 5
+        assert {len(path) for path in scene.paths[2:]} <= {contour // 3} and len(
+            scene.paths
+        ) - 2 <= 5
         for path in scene.paths:
             steps = path[:, 2:] - path[:, :2]
             np.testing.assert_allclose(np.hypot(*steps.T), dash)
@@ -131,7 +154,9 @@ def test_pathfinder_geometry(contour):
             assert (np.abs(turns) <= np.pi / 2 + 1e-9).all()
             between = np.hypot(*(path[1:, :2] - path[:-1, 2:]).T)
             np.testing.assert_allclose(between, gap * np.cos(turns / 2), atol=1e-9)
-        starts = [path[0, :2] - gap / 2 * (path[0, 2:] - path[0, :2]) / dash for path in scene.paths[:2]]
+        starts = [
+            path[0, :2] - gap / 2 * (path[0, 2:] - path[0, :2]) / dash for path in scene.paths[:2]
+        ]
         np.testing.assert_allclose(np.hypot(*(starts[0] - starts[1])), apart)
         one, two = scene.paths[0], scene.paths[0 if scene.label else 1]
         np.testing.assert_array_equal(scene.dots, [one[0, :2], two[-1, 2:]])
@@ -140,28 +165,39 @@ def test_pathfinder_geometry(contour):
 
 def test_pathfinder_classes_are_balanced_and_distractors_there():
     """Fails if a class is more frequent, or hardly any distractor finds its place."""
-    made = task("pathfinder", contour=6)
+    made = create_task("pathfinder", contour=6)
     scenes = [made.scene(np.random.default_rng(index)) for index in range(400)]
     assert 0.43 < np.mean([scene.label for scene in scenes]) < 0.57
     assert np.mean([len(scene.paths) - 2 for scene in scenes]) > 4.8
     assert all(
-        len(made.scene(np.random.default_rng(i)).paths) == 2 for made in [task("pathfinder", distractors=0)] for i in (0, 1)
+        len(made.scene(np.random.default_rng(i)).paths) == 2
+        for made in [create_task("pathfinder", distractors=0)]
+        for i in (0, 1)
     )
 
 
 def test_pathfinder_picture():
     """Fails if a dash, a dot or the dark is not where the scene has it."""
-    made = task("pathfinder")
+    made = create_task("pathfinder")
     for index in range(10):
         scene = made.scene(np.random.default_rng(index))
-        image = painted(scene, 32, made.geometry)
+        image = paint_scene(scene, 32, made.geometry)
         for y, x in scene.dots:
             assert image[int(y), int(x)] == 1
         middles = np.concatenate([(path[:, :2] + path[:, 2:]) / 2 for path in scene.paths])
-        assert all(image[int(y - 0.5) : int(y + 1.5), int(x - 0.5) : int(x + 1.5)].max() > 0.25 for y, x in middles)
-        places = np.stack(np.meshgrid(np.arange(32) + 0.5, np.arange(32) + 0.5, indexing="ij"), -1).reshape(-1, 1, 2)
+        assert all(
+            image[int(y - 0.5) : int(y + 1.5), int(x - 0.5) : int(x + 1.5)].max() > 0.25
+            for y, x in middles
+        )
+        places = np.stack(
+            np.meshgrid(np.arange(32) + 0.5, np.arange(32) + 0.5, indexing="ij"), -1
+        ).reshape(-1, 1, 2)
         ink = np.concatenate(
-            [path[:, :2] + s * (path[:, 2:] - path[:, :2]) for path in scene.paths for s in np.linspace(0, 1, 21)]
+            [
+                path[:, :2] + s * (path[:, 2:] - path[:, :2])
+                for path in scene.paths
+                for s in np.linspace(0, 1, 21)
+            ]
         )
         distance = np.sqrt(((places - ink) ** 2).sum(-1)).min(1)
         dots = np.sqrt(((places - scene.dots) ** 2).sum(-1)).min(1)
@@ -173,18 +209,18 @@ def test_pathfinder_picture():
 
 def test_pathfinder_settings_fit():
     """Fails if the smaller sizes have no room for what they have by default."""
-    for side in SETTINGS:
+    for side in PRESETS:
         if side <= 128:
-            made = task("pathfinder", side=side, contour=4 if side == 16 else 9)
+            made = create_task("pathfinder", side=side, contour=4 if side == 16 else 9)
             assert made.example("train", 0).tokens.shape == (side * side,)
-    scene = Scene([np.array([[4.0, 4.0, 4.0, 8.0]])], np.array([[4.0, 4.0], [4.0, 8.0]]), 1)
-    assert painted(scene, 16, Geometry(4, 2, 5, 1.0, 1.0, 1.0)).shape == (16, 16)
+    scene = PathScene([np.array([[4.0, 4.0, 4.0, 8.0]])], np.array([[4.0, 4.0], [4.0, 8.0]]), 1)
+    assert paint_scene(scene, 16, PathGeometry(4, 2, 5, 1.0, 1.0, 1.0)).shape == (16, 16)
 
 
 # ---------------------------------------------------------------------------------------------- images
 def test_shapes_are_all_there_and_differ():
     """Fails if a kind is missing, its share of the picture is not that of the shape, or there is no contrast."""
-    made, seen = task("image", noise=0.0), Counter()
+    made, seen = create_task("image", noise=0.0), Counter()
     for index in range(300):
         tokens, target = made.example("train", index)
         seen[int(target)] += 1
@@ -201,9 +237,14 @@ def test_shapes_have_their_areas():
     y, x = (each.reshape(-1) for each in np.meshgrid(at, at, indexing="ij"))
     area = {name: inside(y, x).mean() * 2.6**2 for name, inside in SHAPES.items()}
     expected = {
-        "disc": np.pi * 0.81, "ring": np.pi * (0.97**2 - 0.53**2), "triangle": 3 * 3**0.5 / 4, "square": 2.0,
-        "cross": 2 * 1.9 * 0.56 - 0.56**2, "bar": 1.9 * 0.56, "stripes": 2 * 0.48 * 1.7,
-    }  # fmt: skip
+        "disc": np.pi * 0.81,
+        "ring": np.pi * (0.97**2 - 0.53**2),
+        "triangle": 3 * 3**0.5 / 4,
+        "square": 2.0,
+        "cross": 2 * 1.9 * 0.56 - 0.56**2,
+        "bar": 1.9 * 0.56,
+        "stripes": 2 * 0.48 * 1.7,
+    }
     for name, value in expected.items():
         assert area[name] == pytest.approx(value, rel=0.02), name
 
@@ -222,17 +263,26 @@ def write_images(folder, side=16, count=40, **changed):
 def test_images_from_a_folder(tmp_path):
     """Fails if pixels, labels or splits are not those of the files, or shrinking is not the mean."""
     arrays = write_images(tmp_path)
-    made = task("image", data=str(tmp_path))
-    assert (made.size("train"), made.size("valid"), made.size("test"), made.classes, made.length) == (36, 4, 40, 3, 256)
+    made = create_task("image", data=str(tmp_path))
+    assert (
+        made.size("train"),
+        made.size("valid"),
+        made.size("test"),
+        made.classes,
+        made.length,
+    ) == (36, 4, 40, 3, 256)
     seen = {
         (as_image(t.numpy()).tobytes(), int(y))
         for s in ("train", "valid")
         for t, y in map(lambda i, s=s: made.example(s, i), range(made.size(s)))
     }
-    assert seen == {(x.astype(np.int64).tobytes(), int(y)) for x, y in zip(arrays["train_x"], arrays["train_y"], strict=True)}
+    assert seen == {
+        (x.astype(np.int64).tobytes(), int(y))
+        for x, y in zip(arrays["train_x"], arrays["train_y"], strict=True)
+    }
     held = {as_image(made.example("valid", i).tokens.numpy()).tobytes() for i in range(4)}
     assert held == {x.astype(np.int64).tobytes() for x in arrays["train_x"][36:]}
-    small = task("image", side=8, data=str(tmp_path))
+    small = create_task("image", side=8, data=str(tmp_path))
     whole, half = (as_image(each.example("test", 5).tokens.numpy()) for each in (made, small))
     assert half[1, 2] == np.rint(whole[2:4, 4:6].mean()) and half.shape == (8, 8)
     with pytest.raises(IndexError, match="has 40 examples"):
@@ -244,20 +294,44 @@ def test_images_from_a_folder(tmp_path):
 def test_real_images():
     """Fails if MNIST is not read as it is: so many, and with the published mean."""
     images = read_array(DATA / "mnist" / "t10k-images-idx3-ubyte.xz")
-    assert images.shape == (10_000, 28, 28) and images.mean() / 255 == pytest.approx(0.1325, abs=1e-3)
-    made = task("image", side=14, data="mnist")
-    assert (made.size("train"), made.size("valid"), made.size("test"), made.classes) == (54_000, 6_000, 10_000, 10)
+    assert images.shape == (10_000, 28, 28) and images.mean() / 255 == pytest.approx(
+        0.1325, abs=1e-3
+    )
+    made = create_task("image", side=14, data="mnist")
+    assert (made.size("train"), made.size("valid"), made.size("test"), made.classes) == (
+        54_000,
+        6_000,
+        10_000,
+        10,
+    )
 
 
 # ---------------------------------------------------------------------------------------------- texts
 def liked(text):
     """Another reader of reviews: what is cared for, and what is said of it."""
-    good = ["lovely", "clever", "fresh", "moving", "bright", "honest", "rich", "splendid", "graceful", "sharp"]
+    good = [
+        "lovely",
+        "clever",
+        "fresh",
+        "moving",
+        "bright",
+        "honest",
+        "rich",
+        "splendid",
+        "graceful",
+        "sharp",
+    ]
     (thing,) = {
-        m[1] for m in re.finditer(r"(?:with its|film is the|but its|only the) ([a-z ]+?)(?:\.|, and nothing| matters)", text)
+        m[1]
+        for m in re.finditer(
+            r"(?:with its|film is the|but its|only the) ([a-z ]+?)(?:\.|, and nothing| matters)",
+            text,
+        )
     }
     (said,) = [
-        s for s in re.findall(r"[^.]+\.", text) if thing in s and not re.search(r"stands or falls|look for|forgive|matters", s)
+        s
+        for s in re.findall(r"[^.]+\.", text)
+        if thing in s and not re.search(r"stands or falls|look for|forgive|matters", s)
     ]
     turned = bool(re.search(r"was not|Nobody|wrong", said))
     return int(any(re.search(rf"\b{word}\b", said) for word in good)) ^ turned
@@ -269,7 +343,7 @@ def text_of(tokens):
 
 def test_reviews_are_liked_where_the_text_says_so():
     """Fails if a label is not what a reader finds, or a class is more frequent."""
-    made, labels = task("text"), []
+    made, labels = create_task("text"), []
     for index in range(300):
         tokens, target = made.example("train", index)
         assert liked(text_of(tokens)) == int(target)
@@ -279,7 +353,7 @@ def test_reviews_are_liked_where_the_text_says_so():
 
 def test_words_alone_do_not_tell_whether_a_review_is_kind():
     """Fails if counting good and bad words is enough."""
-    made, right = task("text"), 0
+    made, right = create_task("text"), 0
     good, bad = (
         "lovely clever fresh moving bright honest rich splendid graceful sharp",
         "dull clumsy stale hollow drab false thin dreadful stiff blunt",
@@ -287,28 +361,37 @@ def test_words_alone_do_not_tell_whether_a_review_is_kind():
     for index in range(400):
         tokens, target = made.example("valid", index)
         words = re.findall("[a-z]+", text_of(tokens))
-        right += (sum(w in good.split() for w in words) > sum(w in bad.split() for w in words)) == bool(target)
+        right += (
+            sum(w in good.split() for w in words) > sum(w in bad.split() for w in words)
+        ) == bool(target)
     assert right < 240
 
 
 ROWS = [{"text": f"é number {i}", "label": ("no", "yes")[i % 2]} for i in range(40)]
 
 
-@pytest.mark.parametrize(("ending", "pack"), [("", lambda b: b), (".gz", gzip.compress), (".xz", lzma.compress)])
+@pytest.mark.parametrize(
+    ("ending", "pack"), [("", lambda b: b), (".gz", gzip.compress), (".xz", lzma.compress)]
+)
 def test_texts_from_files(tmp_path, ending, pack):
     """Fails if a text, a label or a split is lost, or one is in two splits."""
     path = tmp_path / f"reviews.jsonl{ending}"
     path.write_bytes(pack("\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS).encode()))
-    made = task("text", length=9, data=str(path))
-    assert [made.size(s) for s in ("train", "valid", "test")] == [32, 4, 4] and made.names == ("no", "yes")
-    whole = task("text", length=64, data=str(path))
+    made = create_task("text", length=9, data=str(path))
+    assert [made.size(s) for s in ("train", "valid", "test")] == [32, 4, 4] and made.names == (
+        "no",
+        "yes",
+    )
+    whole = create_task("text", length=64, data=str(path))
     found = [
         (text_of(t), whole.names[y])
         for s in ("train", "valid", "test")
         for t, y in (whole.example(s, i) for i in range(whole.size(s)))
     ]
     assert sorted(found) == sorted((row["text"], row["label"]) for row in ROWS)
-    assert (made.example("train", 0).tokens - 1).tolist() == list(text_of(whole.example("train", 0).tokens).encode()[:9])
+    assert (made.example("train", 0).tokens - 1).tolist() == list(
+        text_of(whole.example("train", 0).tokens).encode()[:9]
+    )
     assert f"a text of {path}" in whole.show(whole.example("train", 0))
 
 
@@ -317,7 +400,7 @@ def test_splits_from_a_folder_are_shuffled(tmp_path):
     for split in ("train", "dev", "test"):
         lines = [json.dumps({"text": f"{split} {i}", "label": i // 50}) for i in range(100)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
-    made = task("text", data=str(tmp_path))
+    made = create_task("text", data=str(tmp_path))
     assert [made.size(s) for s in ("train", "valid", "test")] == [100] * 3
     assert text_of(made.example("valid", 0).tokens).startswith("dev")
     assert 2 <= sum(int(made.example("test", i).target) for i in range(10)) <= 8
@@ -327,20 +410,27 @@ def test_splits_from_a_folder_are_shuffled(tmp_path):
 @pytest.mark.usefixtures("data")
 def test_imdb():
     """Fails if a review or a label is lost."""
-    made = task("text", length=1000, data="imdb")
-    assert (made.size("train"), made.size("valid"), made.size("test"), made.classes) == (22_500, 2_500, 25_000, 2)
+    made = create_task("text", length=1000, data="imdb")
+    assert (made.size("train"), made.size("valid"), made.size("test"), made.classes) == (
+        22_500,
+        2_500,
+        25_000,
+        2,
+    )
     assert 0.4 < np.mean([int(made.example("test", i).target) for i in range(300)]) < 0.6
 
 
 # ---------------------------------------------------------------------------------------------- retrieval
 def test_papers_match_where_they_cite_the_same():
     """Fails if a label is not what the citations say, or names alone or topics tell it."""
-    made, labels, names, topics = task("retrieval"), [], [], []
+    made, labels, names, topics = create_task("retrieval"), [], [], []
     for index in range(300):
         tokens, target = made.example("train", index)
         one, two = (text_of(each) for each in tokens)
         works = [set(re.findall(r"[A-Z][a-z]{5} \d{4}", text)) for text in (one, two)]
-        assert [len(each) for each in works] == [4, 4] and len(works[0] & works[1]) == 2 * int(target)
+        assert [len(each) for each in works] == [4, 4] and len(works[0] & works[1]) == 2 * int(
+            target
+        )
         assert max(len(one), len(two)) <= made.length
         labels.append(int(target))
         names.append(bool({w.split()[0] for w in works[0]} & {w.split()[0] for w in works[1]}))
@@ -352,9 +442,12 @@ def test_papers_match_where_they_cite_the_same():
 def test_passages_of_real_text(tmp_path):
     """Fails if passages of one article overlap, are of another one, or an article is in two splits."""
     letters = [chr(ord("a") + i) for i in range(26)]
-    text = "".join(f" = {a} = \n\n = = part = = \n" + "".join(f"{a}{i:04d} " for i in range(100)) + "\n" for a in letters)
+    text = "".join(
+        f" = {a} = \n\n = = part = = \n" + "".join(f"{a}{i:04d} " for i in range(100)) + "\n"
+        for a in letters
+    )
     (tmp_path / "text.txt").write_text(text)
-    made, seen = task("retrieval", length=60, data=str(tmp_path / "text.txt")), {}
+    made, seen = create_task("retrieval", length=60, data=str(tmp_path / "text.txt")), {}
     for split in ("train", "valid", "test"):
         for index in range(40):
             tokens, target = made.example(split, index)
@@ -364,12 +457,16 @@ def test_passages_of_real_text(tmp_path):
             assert len(one) == len(two) == 1 and (one == two) == bool(target)
             assert not (set(found[0]) & set(found[1]))
             seen.setdefault(split, set()).update(one | two)
-    assert not (seen["train"] & seen["valid"] or seen["train"] & seen["test"] or seen["valid"] & seen["test"])
+    assert not (
+        seen["train"] & seen["valid"]
+        or seen["train"] & seen["test"]
+        or seen["valid"] & seen["test"]
+    )
     plain = tmp_path / "folder"
     plain.mkdir()
     for a in letters:
         (plain / f"{a}.txt").write_text(a * 200)
-    tokens, target = task("retrieval", length=50, data=str(plain)).example("train", 0)
+    tokens, target = create_task("retrieval", length=50, data=str(plain)).example("train", 0)
     assert (tokens[0, 0] == tokens[1, 0]) == bool(target)
 
 
@@ -377,86 +474,101 @@ def test_passages_of_real_text(tmp_path):
 @pytest.mark.usefixtures("data")
 def test_wikitext():
     """Fails if articles are not found by their titles."""
-    made = task("retrieval", length=300, data="wikitext-2")
+    made = create_task("retrieval", length=300, data="wikitext-2")
     labels = [int(made.example("valid", i).target) for i in range(200)]
-    assert 0.38 < np.mean(labels) < 0.62 and "passages of wikitext-2" in made.show(made.example("test", 1))
+    assert 0.38 < np.mean(labels) < 0.62 and "passages of wikitext-2" in made.show(
+        made.example("test", 1)
+    )
 
 
 # ---------------------------------------------------------------------------------------------- wrong input
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("listops", {"depth": 1}, "depth must be"), ("listops", {"length": 100, "shortest": 99}, "no length is more than"),
-        ("listops", {"depth": 2, "args": 5}, "at most 7 tokens"), ("listops", {"examples": 0}, "examples must be"),
-        ("pathfinder", {"side": 8}, "side must be"), ("pathfinder", {"contour": 90}, "take up"),
+        ("listops", {"depth": 1}, "depth must be"),
+        ("listops", {"length": 100, "shortest": 99}, "no length is more than"),
+        ("listops", {"depth": 2, "args": 5}, "at most 7 tokens"),
+        ("listops", {"examples": 0}, "examples must be"),
+        ("pathfinder", {"side": 8}, "side must be"),
+        ("pathfinder", {"contour": 90}, "take up"),
         ("pathfinder", {"distractors": -1}, "distractors must be"),
-        ("image", {"data": "cifar"}, "did you mean 'cifar10'"), ("image", {"side": 4}, "side must be"),
-        ("image", {"noise": -1}, "noise must be"), ("text", {"data": "imbd"}, "did you mean 'imdb'"),
-        ("text", {"length": 10}, "at least 192"), ("retrieval", {"length": 100}, "at least 320"),
-        ("retrieval", {"data": "wikitext"}, "did you mean 'wikitext-2'"), ("text", {"data": "./no/such.jsonl"}, "there is no"),
+        ("image", {"data": "cifar"}, "did you mean 'cifar10'"),
+        ("image", {"side": 4}, "side must be"),
+        ("image", {"noise": -1}, "noise must be"),
+        ("text", {"data": "imbd"}, "did you mean 'imdb'"),
+        ("text", {"length": 10}, "at least 192"),
+        ("retrieval", {"length": 100}, "at least 320"),
+        ("retrieval", {"data": "wikitext"}, "did you mean 'wikitext-2'"),
+        ("text", {"data": "./no/such.jsonl"}, "there is no"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_are_named(name, arguments, words):
     """Fails if a task is made of nonsense."""
     with pytest.raises(ValueError, match=words):
-        task(name, **arguments)
+        create_task(name, **arguments)
 
 
 def test_what_does_not_fit_is_said(monkeypatch):
     """Fails if paths or trees are sought for ever."""
-    monkeypatch.setattr("regard.tasks.paths.TRIES", 2)
+    monkeypatch.setattr("regard.tasks.pathfinder_paths.TRIES", 2)
     with pytest.raises(ValueError, match="two paths of 14 dashes do not fit into 16 × 16"):
-        task("pathfinder", side=16, contour=14).example("train", 0)
+        create_task("pathfinder", side=16, contour=14).example("train", 0)
     monkeypatch.setattr("regard.tasks.listops.TRIES", 20)
     with pytest.raises(ValueError, match="of 20 trees none had more than 598"):
-        task("listops", length=600, shortest=598).example("train", 0)
+        create_task("listops", length=600, shortest=598).example("train", 0)
 
 
 def test_data_without_a_folder_for_them(monkeypatch):
     """Fails if a known name without REGARD_DATA gives anything but the reason."""
     monkeypatch.delenv("REGARD_DATA", raising=False)
     with pytest.raises(ValueError, match="REGARD_DATA names, and it is not set"):
-        task("image", data="mnist")
+        create_task("image", data="mnist")
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "is empty"), ("{", "line 1 is no JSON"), ("[1]", "an object with 'text'"),
+        ("", "is empty"),
+        ("{", "line 1 is no JSON"),
+        ("[1]", "an object with 'text'"),
         ('{"txt": "a", "label": 1}', "no 'text': it has 'txt'"),
-        ('{"text": "a"}', "no 'label'"), ('{"text": "", "label": 1}', "not empty"), ('{"text": "a", "label": 1}', "too few"),
+        ('{"text": "a"}', "no 'label'"),
+        ('{"text": "", "label": 1}', "not empty"),
+        ('{"text": "a", "label": 1}', "too few"),
     ],
-)  # fmt: skip
+)
 def test_wrong_text_files_are_named(tmp_path, content, words):
     """Fails if a damaged file is trained on."""
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(ValueError, match=words):
-        task("text", data=str(tmp_path / "a.jsonl"))
+        create_task("text", data=str(tmp_path / "a.jsonl"))
 
 
 def test_wrong_folders_are_named(tmp_path):
     """Fails if a folder without what is needed, or with a damaged file, is taken."""
     with pytest.raises(ValueError, match=r"has no train\.jsonl"):
-        task("text", data=str(tmp_path))
+        create_task("text", data=str(tmp_path))
     with pytest.raises(ValueError, match=r"there is no .*train_x\.npy"):
-        task("image", data=str(tmp_path))
+        create_task("image", data=str(tmp_path))
     (tmp_path / "train.jsonl.xz").write_bytes(b"no xz")
     with pytest.raises(ValueError, match=r"there is no .*did you mean 'train\.jsonl\.xz'"):
-        task("text", data=str(tmp_path / "train.json"))
+        create_task("text", data=str(tmp_path / "train.json"))
     with pytest.raises(ValueError, match=r"is no whole \.xz file"):
-        task("text", data=str(tmp_path))
+        create_task("text", data=str(tmp_path))
     write_images(tmp_path, train_y=np.zeros(3, int))
     with pytest.raises(ValueError, match="40 images need as many"):
-        task("image", data=str(tmp_path))
-    write_images(tmp_path, train_x=np.zeros((40, 16, 16)))  # what was read before is read again: the file has changed
+        create_task("image", data=str(tmp_path))
+    write_images(
+        tmp_path, train_x=np.zeros((40, 16, 16))
+    )  # what was read before is read again: the file has changed
     with pytest.raises(ValueError, match="of uint8, not"):
-        task("image", data=str(tmp_path))
+        create_task("image", data=str(tmp_path))
     (tmp_path / "train_x.npy").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"is no \.npy file"):
-        task("image", data=str(tmp_path))
+        create_task("image", data=str(tmp_path))
     (tmp_path / "few.txt").write_text("a few words")
     with pytest.raises(ValueError, match="too few articles"):
-        task("retrieval", data=str(tmp_path / "few.txt"))
+        create_task("retrieval", data=str(tmp_path / "few.txt"))
 
 
 def test_arguments_that_do_not_apply_raise(tmp_path):
@@ -464,16 +576,19 @@ def test_arguments_that_do_not_apply_raise(tmp_path):
     write_images(tmp_path)
     for given in ({"noise": 0.2}, {"seed": 1}, {"examples": 5}):
         with pytest.raises(ValueError, match="leave it out"):
-            task("image", data=str(tmp_path), **given)
+            create_task("image", data=str(tmp_path), **given)
     with pytest.raises(ValueError, match="take one of 8, 16"):
-        task("image", side=12, data=str(tmp_path))
+        create_task("image", side=12, data=str(tmp_path))
 
 
 # ---------------------------------------------------------------------------------------------- training
 SMALL = {
-    "listops": {"length": 64}, "pathfinder": {"side": 16, "contour": 4}, "image": {"side": 12}, "text": {"length": 192},
+    "listops": {"length": 64},
+    "pathfinder": {"side": 16, "contour": 4},
+    "image": {"side": 12},
+    "text": {"length": 192},
     "retrieval": {"length": 320},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mixer", ["vanilla", "linear"])
@@ -481,7 +596,7 @@ SMALL = {
 def test_a_short_run_on_each(name, mixer, tmp_path):
     """Fails if a task cannot be trained on, or the saved model says something else."""
     settings = {"steps": 30, "batch": 4, "evaluate": 30, "examples": 8, "warmup": 5}
-    spec = Spec.model_validate(
+    spec = RunSpec.model_validate(
         {
             "task": {"name": name, "arguments": SMALL[name]},
             "mixer": mixer,
@@ -491,8 +606,11 @@ def test_a_short_run_on_each(name, mixer, tmp_path):
             "threads": 1,
         }
     )
-    result = execute(spec, tmp_path)
+    result = run_training(spec, tmp_path)
     assert result["steps"] == 30 and np.isfinite(result["loss"]) and 0 <= result["test"] <= 1
-    model, batch = load(tmp_path / "model"), task(name, **SMALL[name]).batch("test", range(4))
+    model, batch = (
+        load(tmp_path / "model"),
+        create_task(name, **SMALL[name]).batch("test", range(4)),
+    )
     logits = model(batch.tokens, mask=batch.mask)
-    assert logits.shape == (4, task(name).classes) and torch.isfinite(logits).all()
+    assert logits.shape == (4, create_task(name).classes) and torch.isfinite(logits).all()

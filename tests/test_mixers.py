@@ -5,14 +5,24 @@ import torch
 from torch import nn
 
 import regard
-from regard import Can, Compressed, LinearAttention, Mixer, MultiHead, Prototype, Routed, SoftmaxAttention, Unsupported
-from regard.attend.groups import Indexed
-from regard.feature import Feature
-from regard.memory import Memory, Projected
+from regard import (
+    Can,
+    CompressedAttention,
+    LinearAttention,
+    Mixer,
+    MultiHead,
+    PrototypeAttention,
+    RoutedAttention,
+    SoftmaxAttention,
+    Unsupported,
+)
+from regard.backends.token_groups import TokenGroups
+from regard.compression import KVCompression, LengthProjection
+from regard.feature import FeatureMap
 from regard.mixers import Synthesizer
-from regard.pattern import Band, Causal, Full, Marked, RandomBlocks
+from regard.pattern import Band, Causal, Full, GlobalMask, RandomBlocks
 from regard.prior import ALiBi
-from regard.query import Query
+from regard.query_prototypes import QueryPrototypes
 from regard.route import Route
 from regard.testing import check_mixer
 
@@ -23,7 +33,7 @@ def test_can_says_why_not():
     can = Can(cross="no map of the other", mask="no holes")
     assert not can.cross and not can.mask and can.causal and can.stream and can.length and can.maps
     assert can.reason("cross") == "no map of the other" and can.reason("stream") is None
-    assert not Can().marks and Can(takes_marks=True).marks
+    assert not Can().global_attention_mask and Can(supports_global_mask=True).global_attention_mask
     for reason in (None, True, ""):
         with pytest.raises(ValueError, match="says why"):
             Can(cross=reason)
@@ -34,15 +44,22 @@ def test_both_can_what_both_can():
     a, b = Can(cross="a's reason", stream="a cannot"), Can(cross="b's reason", length="b cannot")
     both = a & b
     assert not (both.cross or both.stream or both.length) and both.mask and both.causal
-    assert both.reason("cross") == "a's reason" and both.reason("length") == "b cannot" and both.reason("stream") == "a cannot"
+    assert (
+        both.reason("cross") == "a's reason"
+        and both.reason("length") == "b cannot"
+        and both.reason("stream") == "a cannot"
+    )
     assert a & b == b & a and a & a == a and hash(a & b) == hash(b & a)
     assert a.length and b.stream  # neither was changed
 
 
 def test_marks_need_both():
     """Fails if one part that knows no marks makes the other forget that."""
-    assert (Can(takes_marks=True) & Can(takes_marks=True)).marks
-    assert not (Can(takes_marks=True) & Can()).marks and not (Can() & Can(takes_marks=True)).marks
+    assert (Can(supports_global_mask=True) & Can(supports_global_mask=True)).global_attention_mask
+    assert (
+        not (Can(supports_global_mask=True) & Can()).global_attention_mask
+        and not (Can() & Can(supports_global_mask=True)).global_attention_mask
+    )
 
 
 def test_can_equality_and_repr():
@@ -59,41 +76,49 @@ def test_no_such_promise():
 
 def test_softmax_promises_follow_from_the_parts():
     """Fails if a pattern that compares positions crosses, or one that was drawn for some length takes any."""
-    assert SoftmaxAttention().can.cross and not SoftmaxAttention().can.marks
-    assert not SoftmaxAttention(Band(1, 1)).can.cross and not SoftmaxAttention(prior=ALiBi(2)).can.cross
+    assert SoftmaxAttention().can.cross and not SoftmaxAttention().can.global_attention_mask
+    assert (
+        not SoftmaxAttention(Band(1, 1)).can.cross
+        and not SoftmaxAttention(prior=ALiBi(2)).can.cross
+    )
     drawn = SoftmaxAttention(RandomBlocks(4, 1, 5))
     assert not drawn.can.length and drawn.length == 20 and "20" in drawn.can.reason("length")
-    assert SoftmaxAttention(Full() & Marked()).can.marks
+    assert SoftmaxAttention(Full() & GlobalMask()).can.global_attention_mask
 
 
 def test_refusals_raise_when_built():
     """Fails if what cannot be causal is built so."""
-    for attention in (Compressed(Projected(10, 2, 2), SoftmaxAttention()), Prototype(Pooled(2), SoftmaxAttention())):
+    for attention in (
+        CompressedAttention(LengthProjection(10, 2, 2), SoftmaxAttention()),
+        PrototypeAttention(Pooled(2), SoftmaxAttention()),
+    ):
         with pytest.raises(Unsupported, match="causal: "):
             MultiHead(8, 2, attention, causal=True)
 
 
 def test_composed_promises():
     """Fails if a composition promises more than its parts."""
-    can = Compressed(Projected(10, 2, 2), SoftmaxAttention(Band(1, 1))).can
+    can = CompressedAttention(LengthProjection(10, 2, 2), SoftmaxAttention(Band(1, 1))).can
     assert not (can.causal or can.stream or can.length or can.cross) and can.mask and can.maps
-    can = Prototype(Pooled(2), SoftmaxAttention(Marked())).can
-    assert not (can.causal or can.stream or can.marks) and can.mask and can.length
-    assert not Routed(SortedChunks(4)).can.stream
+    can = PrototypeAttention(Pooled(2), SoftmaxAttention(GlobalMask())).can
+    assert not (can.causal or can.stream or can.global_attention_mask) and can.mask and can.length
+    assert not RoutedAttention(SortedChunks(4)).can.stream
 
 
 # ---------------------------------------------------------------------------------------------- routed
 class SortedChunks(Route):
     """Sorts queries and keys by their first number and lets each chunk of the sorted queries see one of the keys."""
 
-    can = Can(stream="it sorts all tokens", causal="it sorts all tokens", mask="the toy sorts padding too")
+    can = Can(
+        stream="it sorts all tokens", causal="it sorts all tokens", mask="the toy sorts padding too"
+    )
 
     def __init__(self, size):
         super().__init__()
         self.size = size
 
     def forward(self, q, k, mask):
-        return [Indexed(self.chunks(q), self.chunks(k))]
+        return [TokenGroups(self.chunks(q), self.chunks(k))]
 
     def chunks(self, x):
         at = x[..., 0].argsort(-1)
@@ -112,7 +137,7 @@ class Windows(Route):
         odd = even + 2
         tidy = [torch.where(at < n, at, -1) for at in (even, odd)]
         again = (tidy[1][:, :, None] // 4) == (tidy[1][:, None, :] // 4)
-        return [Indexed(tidy[0], tidy[0]), Indexed(tidy[1], tidy[1], ~again)]
+        return [TokenGroups(tidy[0], tidy[0]), TokenGroups(tidy[1], tidy[1], ~again)]
 
 
 def naive_softmax(q, k, v, seen, scale=None):
@@ -123,7 +148,8 @@ def naive_softmax(q, k, v, seen, scale=None):
         js = seen(i)
         weights = torch.stack([(q[i] @ k[j] * scale).exp() for j in js]) if js else q.new_zeros(0)
         rows.append(
-            sum((w * v[j] for w, j in zip(weights, js, strict=True)), v.new_zeros(v.shape[1])) / (weights.sum() if js else 1)
+            sum((w * v[j] for w, j in zip(weights, js, strict=True)), v.new_zeros(v.shape[1]))
+            / (weights.sum() if js else 1)
         )
     return torch.stack(rows)
 
@@ -133,18 +159,26 @@ def naive_softmax(q, k, v, seen, scale=None):
 def test_routed_by_content(n, scale, rand):
     """Fails if a token attends outside its group, or to the padding of the last one."""
     q, k, v = (x.requires_grad_() for x in (rand(2, 3, n, 4), rand(2, 3, n, 4), rand(2, 3, n, 5)))
-    got, state = Routed(SortedChunks(4), scale=scale).attend(q, k, v)
+    got, state = RoutedAttention(SortedChunks(4), scale=scale).attend(q, k, v)
     want = torch.zeros_like(v)
     for b in range(2):
         for h in range(3):
             of_q, of_k = (x[b, h, :, 0].argsort().tolist() for x in (q, k))
             chunk = {i: place // 4 for place, i in enumerate(of_q)}
-            mine = naive_softmax(q[b, h], k[b, h], v[b, h], lambda i, c=chunk, o=of_k: o[4 * c[i] : 4 * c[i] + 4], scale)
+            mine = naive_softmax(
+                q[b, h],
+                k[b, h],
+                v[b, h],
+                lambda i, c=chunk, o=of_k: o[4 * c[i] : 4 * c[i] + 4],
+                scale,
+            )
             want = want.index_put((torch.tensor(b), torch.tensor(h)), mine)
     assert state is None
     torch.testing.assert_close(got, want)
     weight = rand(*got.shape)
-    for a, b in zip(*(torch.autograd.grad((y * weight).sum(), (q, k, v)) for y in (got, want)), strict=True):
+    for a, b in zip(
+        *(torch.autograd.grad((y * weight).sum(), (q, k, v)) for y in (got, want)), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -155,10 +189,14 @@ def test_a_query_in_several_groups(causal, masked, rand):
     n = 13
     q, k, v = rand(1, 2, n, 4), rand(1, 2, n, 4), rand(1, 2, n, 4)
     mask = torch.arange(n)[None] % 3 != 1 if masked else None
-    got, _ = Routed(Windows()).attend(q, k, v, causal=causal, mask=mask)
+    got, _ = RoutedAttention(Windows()).attend(q, k, v, causal=causal, mask=mask)
 
     def seen(i):
-        both = [j for j in range(n) if j // 4 == i // 4 or (i >= 2 and j >= 2 and (j - 2) // 4 == (i - 2) // 4)]
+        both = [
+            j
+            for j in range(n)
+            if j // 4 == i // 4 or (i >= 2 and j >= 2 and (j - 2) // 4 == (i - 2) // 4)
+        ]
         return [j for j in both if (not causal or j <= i) and (not masked or j % 3 != 1)]
 
     for h in range(2):
@@ -167,8 +205,11 @@ def test_a_query_in_several_groups(causal, masked, rand):
 
 def test_routed_keeps_its_promises():
     """Fails if the composition breaks what the toy promises."""
-    result = check_mixer(lambda causal: MultiHead(8, 2, Routed(Windows()), causal=causal))
-    assert result["future"] == result["padding"] == result["maps"] == "kept" and result["stream"] == "refused"
+    result = check_mixer(lambda causal: MultiHead(8, 2, RoutedAttention(Windows()), causal=causal))
+    assert (
+        result["future"] == result["padding"] == result["maps"] == "kept"
+        and result["stream"] == "refused"
+    )
 
 
 def test_the_leak_of_sorted_chunks_is_found():
@@ -178,11 +219,11 @@ def test_the_leak_of_sorted_chunks_is_found():
         can = Can(stream="it sorts all tokens", mask="a toy")
 
     with pytest.raises(AssertionError, match="when replaced"):
-        check_mixer(lambda causal: MultiHead(8, 2, Routed(Lying(4)), causal=causal))
+        check_mixer(lambda causal: MultiHead(8, 2, RoutedAttention(Lying(4)), causal=causal))
 
 
 # ---------------------------------------------------------------------------------------------- prototypes
-class Pooled(Query):
+class Pooled(QueryPrototypes):
     """The mean of every `size` queries that are real asks for all of them."""
 
     def __init__(self, size):
@@ -192,7 +233,9 @@ class Pooled(Query):
     def forward(self, q, mask):
         n = q.shape[2]
         real = torch.ones(q.shape[0], n, dtype=q.dtype) if mask is None else mask.to(q.dtype)
-        weight = nn.functional.pad(real, (0, -n % self.size)).unflatten(1, (-1, self.size))[:, None, ..., None]
+        weight = nn.functional.pad(real, (0, -n % self.size)).unflatten(1, (-1, self.size))[
+            :, None, ..., None
+        ]
         tiles = nn.functional.pad(q, (0, 0, 0, -n % self.size)).unflatten(2, (-1, self.size))
         means = (tiles * weight).sum(3) / weight.sum(3).clamp(min=1)
         return means, lambda y: y.repeat_interleave(self.size, 2)[:, :, :n]
@@ -205,7 +248,9 @@ def test_prototypes(n, masked, rand):
     q, k, v = rand(2, 2, n, 4), rand(2, 2, n, 4), rand(2, 2, n, 3)
     mask = torch.ones(2, n, dtype=torch.bool)
     mask[1, n // 2 :] = not masked
-    got, _ = Prototype(Pooled(3), SoftmaxAttention()).attend(q, k, v, **({"mask": mask, "real": mask} if masked else {}))
+    got, _ = PrototypeAttention(Pooled(3), SoftmaxAttention()).attend(
+        q, k, v, **({"mask": mask, "real": mask} if masked else {})
+    )
     for b in range(2):
         real = [j for j in range(n) if mask[b, j]]
         for h in range(2):
@@ -218,38 +263,50 @@ def test_prototypes(n, masked, rand):
 
 def test_prototypes_keep_their_promises():
     """Fails if the composition breaks what the toy promises."""
-    result = check_mixer(lambda causal: MultiHead(8, 2, Prototype(Pooled(3), SoftmaxAttention()), causal=causal))
-    assert result["padding"] == result["maps"] == result["cross"] == "kept" and result["causal"] == "refused"
+    result = check_mixer(
+        lambda causal: MultiHead(
+            8, 2, PrototypeAttention(Pooled(3), SoftmaxAttention()), causal=causal
+        )
+    )
+    assert (
+        result["padding"] == result["maps"] == result["cross"] == "kept"
+        and result["causal"] == "refused"
+    )
 
 
 # ---------------------------------------------------------------------------------------------- compressed
 @pytest.mark.parametrize(
-    ("share", "matrices", "shape"), [("none", 2, (4, 5, 20)), ("heads", 2, (1, 5, 20)), ("kv", 1, (1, 5, 20))]
+    ("share", "matrices", "shape"),
+    [("none", 2, (4, 5, 20)), ("heads", 2, (1, 5, 20)), ("kv", 1, (1, 5, 20))],
 )
 def test_compressed_sharing(share, matrices, shape):
     """Fails if sharing does not save the parameters that it should, or shares in name only."""
     mixer = regard.create("linformer", dim=8, heads=4, length=20, rank=5, share=share)
-    own = {id(p): p for p in mixer.inner.memory.parameters()}
+    own = {id(p): p for p in mixer.inner.context.parameters()}
     assert len(own) == matrices and all(p.shape == shape for p in own.values())
-    assert (mixer.inner.memory.e is mixer.inner.memory.f) == (share == "kv")
+    assert (mixer.inner.context.e is mixer.inner.context.f) == (share == "kv")
 
 
 def test_compressed_with_the_identity_is_dense(rand):
     """Fails if a projection that changes nothing changes something."""
-    memory = Projected(12, 12, 2).double()
+    context = LengthProjection(12, 12, 2).double()
     with torch.no_grad():
-        memory.e.copy_(torch.eye(12))
-        memory.f.copy_(torch.eye(12))
+        context.e.copy_(torch.eye(12))
+        context.f.copy_(torch.eye(12))
     q, k, v = rand(2, 2, 12, 4), rand(2, 2, 12, 4), rand(2, 2, 12, 4)
-    torch.testing.assert_close(Compressed(memory, SoftmaxAttention()).attend(q, k, v)[0], regard.attend(q, k, v))
+    torch.testing.assert_close(
+        CompressedAttention(context, SoftmaxAttention()).attend(q, k, v)[0], regard.attend(q, k, v)
+    )
     linear = LinearAttention()
-    torch.testing.assert_close(Compressed(memory, linear).attend(q, k, v)[0], linear.attend(q, k, v)[0])
+    torch.testing.assert_close(
+        CompressedAttention(context, linear).attend(q, k, v)[0], linear.attend(q, k, v)[0]
+    )
 
 
 def test_a_memory_may_pass_a_mask_on(rand):
     """Fails if the mask that a memory returns is lost."""
 
-    class Halves(Memory):
+    class Halves(KVCompression):
         can = Can(causal="a toy", stream="a toy")
 
         def forward(self, k, v, mask):
@@ -258,7 +315,7 @@ def test_a_memory_may_pass_a_mask_on(rand):
 
     q, k, v = rand(2, 2, 10, 4), rand(2, 2, 10, 4), rand(2, 2, 10, 4)
     mask = torch.arange(10).expand(2, 10) < 5
-    got = Compressed(Halves(), SoftmaxAttention()).attend(q, k, v, mask=mask)[0]
+    got = CompressedAttention(Halves(), SoftmaxAttention()).attend(q, k, v, mask=mask)[0]
     even = torch.arange(10).expand(2, 10) % 2 == 0
     torch.testing.assert_close(got, regard.attend(q, k, v, mask=mask & even))
 
@@ -266,7 +323,9 @@ def test_a_memory_may_pass_a_mask_on(rand):
 # ---------------------------------------------------------------------------------------------- heads
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize(
-    "attention", [SoftmaxAttention, lambda: SoftmaxAttention(Band(3, 3)), LinearAttention], ids=["full", "band", "linear"]
+    "attention",
+    [SoftmaxAttention, lambda: SoftmaxAttention(Band(3, 3)), LinearAttention],
+    ids=["full", "band", "linear"],
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_shared_heads_are_repeated_heads(kv_heads, attention, causal, rand):
@@ -279,7 +338,12 @@ def test_shared_heads_are_repeated_heads(kv_heads, attention, causal, rand):
         for name in ("q", "out"):
             getattr(many, name).weight.copy_(getattr(few, name).weight)
         for name in ("k", "v"):
-            weight = getattr(few, name).weight.unflatten(0, (kv_heads, 2)).repeat_interleave(4 // kv_heads, 0).flatten(0, 1)
+            weight = (
+                getattr(few, name)
+                .weight.unflatten(0, (kv_heads, 2))
+                .repeat_interleave(4 // kv_heads, 0)
+                .flatten(0, 1)
+            )
             getattr(many, name).weight.copy_(weight)
     x = rand(2, 15, 8)
     torch.testing.assert_close(few(x), many(x))
@@ -291,31 +355,43 @@ def test_shared_heads_are_repeated_heads(kv_heads, attention, causal, rand):
 
 def test_shared_heads_keep_their_promises():
     """Fails if sharing heads breaks streaming, maps or padding."""
-    check_mixer(lambda causal: MultiHead(8, 4, SoftmaxAttention(Band(4, 4)), kv_heads=2, bias=True, causal=causal))
+    check_mixer(
+        lambda causal: MultiHead(
+            8, 4, SoftmaxAttention(Band(4, 4)), kv_heads=2, bias=True, causal=causal
+        )
+    )
 
 
 def test_prior_inside_a_mixer(executor):
     """Fails if a prior breaks streaming, maps or padding."""
-    result = check_mixer(lambda causal: MultiHead(8, 2, SoftmaxAttention(Band(6, 6), ALiBi(2)), causal=causal))
+    result = check_mixer(
+        lambda causal: MultiHead(8, 2, SoftmaxAttention(Band(6, 6), ALiBi(2)), causal=causal)
+    )
     assert result["stream"] == result["maps"] == "kept" and result["cross"] == "refused"
 
 
 def test_another_feature():
     """Fails if linear attention works for one feature only."""
 
-    class Squares(Feature):
+    class Squares(FeatureMap):
         def forward(self, x, at, query):
             return torch.cat((x**2, torch.ones_like(x[..., :1])), -1), None
 
-    result = check_mixer(lambda causal: MultiHead(8, 2, LinearAttention(Squares(), chunk=5), causal=causal))
+    result = check_mixer(
+        lambda causal: MultiHead(8, 2, LinearAttention(Squares(), chunk=5), causal=causal)
+    )
     assert result["stream"] == result["cross"] == "kept"
 
 
 # ---------------------------------------------------------------------------------------------- attention as a layer
 def plain_heads(name):
     """Whether it has heads and a map, with one matrix for all values, and values for each head."""
-    mixer = regard.registry.get(name).example()
-    heads = mixer.can.maps and isinstance(mixer, MultiHead | Synthesizer) and isinstance(mixer.v, nn.Linear | nn.Identity)
+    mixer = regard.registry.get_recipe(name).example()
+    heads = (
+        mixer.can.maps
+        and isinstance(mixer, MultiHead | Synthesizer)
+        and isinstance(mixer.v, nn.Linear | nn.Identity)
+    )
     return heads and not (isinstance(mixer, MultiHead) and mixer.kv_heads < mixer.heads)
 
 
@@ -323,27 +399,44 @@ def plain_heads(name):
 def test_attention_is_a_dense_layer_whose_weights_depend_on_the_input(name, rand):
     """Fails if an attention, its map held fixed, is not the linear layer over tokens that the map says."""
     torch.manual_seed(0)
-    mixer = regard.registry.get(name).example().double().eval()
+    mixer = regard.registry.get_recipe(name).example().double().eval()
     x = rand(1, 12, 8)
     weights = mixer.attention(x)[0]  # (h n m)
     heads, width = mixer.heads, 8 // mixer.heads
     layer = nn.Linear(12 * 8, 12 * 8, bias=False).double()  # tokens and widths in one vector
-    v, out = ((p.weight if isinstance(p, nn.Linear) else torch.eye(8, dtype=x.dtype)) for p in (mixer.v, mixer.out))
+    v, out = (
+        (p.weight if isinstance(p, nn.Linear) else torch.eye(8, dtype=x.dtype))
+        for p in (mixer.v, mixer.out)
+    )
     with torch.no_grad():
-        parts = (out[:, h * width : (h + 1) * width] @ v[h * width : (h + 1) * width] for h in range(heads))
-        layer.weight.copy_(sum(torch.kron(weights[h].contiguous(), part) for h, part in enumerate(parts)))
+        parts = (
+            out[:, h * width : (h + 1) * width] @ v[h * width : (h + 1) * width]
+            for h in range(heads)
+        )
+        layer.weight.copy_(
+            sum(torch.kron(weights[h].contiguous(), part) for h, part in enumerate(parts))
+        )
     torch.testing.assert_close(layer(x.flatten()).view(1, 12, 8), mixer(x))
-    free = ("linformer", "linear", "sinkhorn", "rfa", "nystrom", "hard_gaussian")  # may weigh less than 0, or sum to another
+    free = (
+        "linformer",
+        "linear",
+        "sinkhorn",
+        "rfa",
+        "nystrom",
+        "hard_gaussian",
+    )  # may weigh less than 0, or sum to another
     if name not in free:
-        assert weights.min() >= 0 and torch.all((weights.sum(-1) - 1).abs().min(weights.sum(-1)) < 1e-9)
+        assert weights.min() >= 0 and torch.all(
+            (weights.sum(-1) - 1).abs().min(weights.sum(-1)) < 1e-9
+        )
 
 
 def test_maps_are_softmax_rows(rand):
     """Fails if a map is not what it should be, for cross-attention and padding too."""
     torch.manual_seed(0)
     mixer = regard.create("vanilla", dim=8, heads=2).double()
-    x, memory, mask = rand(2, 5, 8), rand(2, 9, 8), torch.arange(9).expand(2, 9) < 6
-    a = mixer.attention(x, memory, mask=mask)
+    x, context, mask = rand(2, 5, 8), rand(2, 9, 8), torch.arange(9).expand(2, 9) < 6
+    a = mixer.attention(x, context, mask=mask)
     assert a.shape == (2, 2, 5, 9) and not a[..., 6:].any()
     torch.testing.assert_close(a.sum(-1), torch.ones(2, 2, 5, dtype=torch.float64))
     with pytest.raises(Unsupported, match="map"):
@@ -354,12 +447,14 @@ def test_longformer_map_with_marks(rand):
     """Fails if the map of a marked token is that of the window."""
     torch.manual_seed(0)
     mixer = regard.create("longformer", dim=8, heads=2, window=1).double()
-    marks = torch.zeros(1, 12, dtype=torch.bool)
-    marks[0, 5] = True
-    a = mixer.attention(rand(1, 12, 8), marks=marks)[0]
+    global_attention_mask = torch.zeros(1, 12, dtype=torch.bool)
+    global_attention_mask[0, 5] = True
+    a = mixer.attention(rand(1, 12, 8), global_attention_mask=global_attention_mask)[0]
     assert a[:, 5].all() and a[:, :, 5].all()
     assert (a[:, 0] != 0).sum() == 2 * 3  # itself, its neighbour and the marked one
-    assert torch.all(mixer.attention(rand(1, 12, 8), marks=~marks)[0] > 0)
+    assert torch.all(
+        mixer.attention(rand(1, 12, 8), global_attention_mask=~global_attention_mask)[0] > 0
+    )
 
 
 # ---------------------------------------------------------------------------------------------- the interface
@@ -371,7 +466,10 @@ def test_a_mixer_is_abstract():
 
 def test_names_in_messages():
     """Fails if a refusal does not say who refuses, and why."""
-    with pytest.raises(Unsupported, match=r"fnet cannot leave tokens out: the Fourier transform runs over the whole"):
+    with pytest.raises(
+        Unsupported,
+        match=r"fnet cannot leave tokens out: the Fourier transform runs over the whole",
+    ):
         regard.create("fnet", dim=8)(torch.zeros(1, 3, 8), mask=torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(Unsupported, match="not built causal"):
         regard.create("vanilla", dim=8, heads=2).stream(torch.zeros(1, 3, 8))
@@ -407,7 +505,7 @@ def test_causal_longformer_says_why_it_takes_no_marks(rand):
     """Fails if the reason is that of another part."""
     mixer = regard.create("longformer", dim=8, heads=2, causal=True).double()
     with pytest.raises(regard.Unsupported, match="window only"):
-        mixer(rand(1, 5, 8), marks=torch.zeros(1, 5, dtype=torch.bool))
+        mixer(rand(1, 5, 8), global_attention_mask=torch.zeros(1, 5, dtype=torch.bool))
 
 
 def test_causal_is_yes_or_no():

@@ -8,17 +8,30 @@ from torch import nn
 
 import regard
 from regard import models
-from regard.models import Config, Language, Side, Tokens, build, generate, load, part, save
+from regard.models import (
+    EncoderConfig,
+    LMHeadConfig,
+    ModelConfig,
+    TokenInput,
+    build,
+    generate,
+    load,
+    module_spec,
+    save,
+)
 from regard.models.stacks import STACKS
-from regard.registry import get
+from regard.registry import get_recipe
 from regard.residual import DeepNorm
-from regard.stack import Compressive, Reversible, Segments
+from regard.stack import CompressiveMemory, ReversibleStack, SegmentStack
 
 SEGMENTS = {"segment": 5, "memory": 4}
 ARGUMENTS = {
-    "shared": {"blocks": 2, "order": "cycle"}, "universal": {"halting": True}, "segments": SEGMENTS,
-    "compressive": {"segment": 4, "recent": 4, "compressed": 3, "rate": 2}, "funnel": {"groups": [1, 2]},
-}  # fmt: skip
+    "shared": {"blocks": 2, "order": "cycle"},
+    "universal": {"halting": True},
+    "segments": SEGMENTS,
+    "compressive": {"segment": 4, "recent": 4, "compressed": 3, "rate": 2},
+    "funnel": {"groups": [1, 2]},
+}
 MIXERS = {"universal": "vanilla", "carry": "realformer"}
 READERS = ("funnel", "class_last")  # those that are for encoders
 STREAMS = [name for name in STACKS if name not in READERS]
@@ -26,10 +39,15 @@ STREAMS = [name for name in STACKS if name not in READERS]
 
 def config(stack, kind="decoder", **more):
     usual = {
-        "input": Tokens(vocab=11), "dim": 8, "heads": 2, "layers": 4, "length": 32,
-        "mixer": MIXERS.get(stack, ["vanilla", "vanilla"]), "stack": part(stack, **ARGUMENTS.get(stack, {})),
-    }  # fmt: skip
-    return Config(kind=kind, **{**usual, **more})
+        "input": TokenInput(vocab_size=11),
+        "dim": 8,
+        "heads": 2,
+        "layers": 4,
+        "length": 32,
+        "mixer": MIXERS.get(stack, ["vanilla", "vanilla"]),
+        "stack": module_spec(stack, **ARGUMENTS.get(stack, {})),
+    }
+    return ModelConfig(kind=kind, **{**usual, **more})
 
 
 def made(given):
@@ -48,7 +66,7 @@ def tokens(n=13, b=2):
 @pytest.mark.parametrize("name", STREAMS)
 def test_decoders_stream_and_generate(name):
     """Fails if chunks give another result than the whole, a later token an earlier logit, or generation does not run."""
-    model, x = made(config(name, head=Language())), tokens()
+    model, x = made(config(name, head=LMHeadConfig())), tokens()
     whole, parts, state = model(x), [], None
     for chunk in (x[:, :3], x[:, 3:4], x[:, 4:11], x[:, 11:]):
         y, state = model.stream(chunk, state)
@@ -57,14 +75,18 @@ def test_decoders_stream_and_generate(name):
     other = x.clone()
     other[:, 9:] = (x[:, 9:] + 1) % 11
     torch.testing.assert_close(model(other)[:, :9], whole[:, :9], rtol=0, atol=1e-12)
-    (found,) = generate(model.stream, [x[0].tolist()], max_new=2)
+    (found,) = generate(model.stream, [x[0].tolist()], max_new_tokens=2)
     assert found.tokens[0] == whole[0, -1].argmax()
 
 
 @pytest.mark.parametrize("name", ["plain", "shared", "universal", "reversible", "funnel", "carry"])
 def test_encoders_leave_padding_out(name):
     """Fails if what stands behind the last real token matters."""
-    model, x, mask = made(config(name, "encoder")), tokens(12), torch.arange(12) < torch.tensor([[12], [7]])
+    model, x, mask = (
+        made(config(name, "encoder")),
+        tokens(12),
+        torch.arange(12) < torch.tensor([[12], [7]]),
+    )
     other = x.masked_fill(~mask, 3)
     torch.testing.assert_close(model(x, mask)[mask], model(other, mask)[mask], rtol=0, atol=1e-12)
     torch.testing.assert_close(model(x[1:, :7]), model(x, mask)[1:, :7], rtol=0, atol=1e-10)
@@ -79,31 +101,59 @@ def test_saved_is_loaded(name, tmp_path):
     again, x = load(tmp_path), tokens()
     assert again.config == model.config and torch.equal(again(x), model(x))
     assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in model.parameters())
-    assert type(again.trunk.stack) is type(model.trunk.stack)
+    assert type(again.backbone.stack) is type(model.backbone.stack)
 
 
 def test_the_words_reach_the_stack():
     """Fails if an argument of the configuration is lost on its way."""
-    found = {name: build(config(name, "encoder" if name in READERS else "decoder")).trunk.stack for name in STACKS}
-    assert found["shared"].order == (0, 1, 0, 1) and found["universal"].steps == 4 and found["universal"].halting is not None
-    assert isinstance(found["segments"], Segments) and [m.size for m in found["segments"].memories] == [4] * 4
-    assert isinstance(found["compressive"].memories[0], Compressive) and found["compressive"].memories[0].compressed == 3
+    found = {
+        name: build(config(name, "encoder" if name in READERS else "decoder")).backbone.stack
+        for name in STACKS
+    }
+    assert (
+        found["shared"].order == (0, 1, 0, 1)
+        and found["universal"].steps == 4
+        and found["universal"].halting is not None
+    )
+    assert (
+        isinstance(found["segments"], SegmentStack)
+        and [m.size for m in found["segments"].memories] == [4] * 4
+    )
+    assert (
+        isinstance(found["compressive"].memories[0], CompressiveMemory)
+        and found["compressive"].memories[0].compressed == 3
+    )
     assert len(found["class_last"].layers) == 4 and len(found["class_last"].last) == 2
-    assert [len(group) for group in found["funnel"].groups] == [1, 2] and len(found["funnel"].decoder) == 1
-    assert isinstance(found["reversible"], Reversible) and len(found["reversible"].halves) == 8
-    assert build(config("reversible")).trunk.norm is not None  # it ends in a bare sum
+    assert [len(group) for group in found["funnel"].groups] == [1, 2] and len(
+        found["funnel"].decoder
+    ) == 1
+    assert isinstance(found["reversible"], ReversibleStack) and len(found["reversible"].halves) == 8
+    assert build(config("reversible")).backbone.norm is not None  # it ends in a bare sum
 
 
 @pytest.mark.parametrize("name", regard.list())
 def test_any_mixer_stands_in_stacks_that_only_repeat(name):
     """Fails if a mixer of the registry cannot go into a stack that asks nothing more of it than to be called."""
-    small = {key: value for key, value in get(name).small.items() if key not in ("length", "patterns")}
-    kind = "decoder" if True in get(name).forms() else "encoder"
-    for stack, more in (("plain", {}), ("shared", {}), ("universal", {"halting": True}), ("reversible", {})):
-        model = made(config("plain", kind, layers=2, mixer=part(name, **small)).but(stack=part(stack, **more)))
+    small = {
+        key: value
+        for key, value in get_recipe(name).small.items()
+        if key not in ("length", "patterns")
+    }
+    kind = "decoder" if True in get_recipe(name).causal_options() else "encoder"
+    for stack, more in (
+        ("plain", {}),
+        ("shared", {}),
+        ("universal", {"halting": True}),
+        ("reversible", {}),
+    ):
+        model = made(
+            config("plain", kind, layers=2, mixer=module_spec(name, **small)).replace(
+                stack=module_spec(stack, **more)
+            )
+        )
         y = model(tokens(16))
         assert y.isfinite().all() and y.std() > 0.01
-        if kind == "decoder" and model.trunk.stack.can.stream:
+        if kind == "decoder" and model.backbone.stack.can.stream:
             first, state = model.stream(tokens(16)[:, :7])
             both = torch.cat((first, model.stream(tokens(16)[:, 7:], state)[0]), 1)
             torch.testing.assert_close(both, y, rtol=0, atol=1e-8)
@@ -111,47 +161,84 @@ def test_any_mixer_stands_in_stacks_that_only_repeat(name):
 
 def test_both_sides_of_a_translator():
     """Fails if the encoder does not take the stack of the decoder unless it has its own."""
-    both = config("shared", "seq2seq", head=Language())
-    assert [type(side.stack).__name__ for side in (build(both).encoder, build(both).decoder)] == ["Shared", "Shared"]
-    own = config("segments", "seq2seq", head=Language(), encoder=Side(layers=2, mixer=[part("vanilla")]))
+    both = config("shared", "seq2seq", head=LMHeadConfig())
+    assert [type(side.stack).__name__ for side in (build(both).encoder, build(both).decoder)] == [
+        "Shared",
+        "Shared",
+    ]
+    own = config(
+        "segments",
+        "seq2seq",
+        head=LMHeadConfig(),
+        encoder=EncoderConfig(layers=2, mixer=[module_spec("vanilla")]),
+    )
     model, x = made(own), tokens()
-    assert [type(side.stack).__name__ for side in (model.encoder, model.decoder)] == ["Plain", "Segments"]
+    assert [type(side.stack).__name__ for side in (model.encoder, model.decoder)] == [
+        "Plain",
+        "Segments",
+    ]
     step = model.given(x)
     first, state = step(x[:, :6], None)
-    torch.testing.assert_close(torch.cat((first, step(x[:, 6:], state)[0]), 1), model(x, x), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        torch.cat((first, step(x[:, 6:], state)[0]), 1), model(x, x), rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"stack": "recurrent"}, "no stack 'recurrent': there are: carry, class_last, compressive"),
-        ({"stack": part("segments", segmen=3)}, "the stack 'segments' takes no argument 'segmen': did you mean 'segment'"),
+        (
+            {"stack": module_spec("segments", segmen=3)},
+            "the stack 'segments' takes no argument 'segmen': did you mean 'segment'",
+        ),
         ({"stack": "segments"}, "the stack 'segments' needs segment"),
-        ({"stack": part("segments", segment=3)}, "say how many it keeps, as memory=128"),
-        ({"stack": part("shared", blocks=3)}, "the stack has 3 blocks, and 2 parts take turns"),
-        ({"stack": part("shared", blocks=8)}, "depth must be a whole number >= 8, not 4"),
+        ({"stack": module_spec("segments", segment=3)}, "say how many it keeps, as memory=128"),
+        (
+            {"stack": module_spec("shared", blocks=3)},
+            "the stack has 3 blocks, and 2 parts take turns",
+        ),
+        ({"stack": module_spec("shared", blocks=8)}, "depth must be a whole number >= 8, not 4"),
         ({"stack": "universal"}, "the stack has 1 blocks, and 2 parts take turns"),
-        ({"stack": part("universal", weight=0.5), "mixer": "vanilla"}, "there is none: give halting=true"),
+        (
+            {"stack": module_spec("universal", weight=0.5), "mixer": "vanilla"},
+            "there is none: give halting=true",
+        ),
         ({"stack": "reversible", "residual": "post"}, "a reversible stack adds up by itself"),
         ({"stack": "carry"}, "vanilla hands on no scores"),
-        ({"stack": "carry", "mixer": "realformer", "kind": "seq2seq", "residual": "postt"}, "no residual 'postt'"),
-        ({"stack": part("funnel", groups=[3, 2]), "kind": "encoder"}, "groups take 5 layers, and there are 4"),
-        ({"stack": part("funnel", groups=3), "kind": "encoder"}, "groups must be a list"),
-        ({"stack": part("funnel", groups=[2, 2], ask_all=False)}, "a decoder needs a causal stack"),
-        ({"stack": part("segments", **SEGMENTS), "kind": "encoder"}, "causal"),
-        ({"stack": part("compressive", **ARGUMENTS["compressive"], loss="none?")}, "loss must be"),
+        (
+            {"stack": "carry", "mixer": "realformer", "kind": "seq2seq", "residual": "postt"},
+            "no residual 'postt'",
+        ),
+        (
+            {"stack": module_spec("funnel", groups=[3, 2]), "kind": "encoder"},
+            "groups take 5 layers, and there are 4",
+        ),
+        ({"stack": module_spec("funnel", groups=3), "kind": "encoder"}, "groups must be a list"),
+        (
+            {"stack": module_spec("funnel", groups=[2, 2], ask_all=False)},
+            "a decoder needs a causal stack",
+        ),
+        ({"stack": module_spec("segments", **SEGMENTS), "kind": "encoder"}, "causal"),
+        (
+            {"stack": module_spec("compressive", **ARGUMENTS["compressive"], loss="none?")},
+            "loss must be",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(given, message):
     """Fails if a stack is made otherwise than it says, or the message does not help."""
     with pytest.raises((ValueError, TypeError), match=message):
-        build(config("plain").but(**given))
+        build(config("plain").replace(**given))
 
 
 def test_maps_of_stacks():
     """Fails if maps are fewer than layers without a word: stacks with a memory do not call their mixers."""
     x = tokens()
-    assert len(made(config("universal")).attention(x)) <= 4 and len(made(config("shared")).attention(x)) == 4
+    assert (
+        len(made(config("universal")).attention(x)) <= 4
+        and len(made(config("shared")).attention(x)) == 4
+    )
     for name in ("segments", "feedback", "carry"):
         with pytest.raises(regard.Unsupported, match="there are no maps"):
             made(config(name)).attention(x)
@@ -166,19 +253,39 @@ def spread(linear):
 def test_deepnorm_begins_smaller():
     """Fails if a model with DeepNorm begins with the usual weights, or a translator with the numbers of a model alone."""
     torch.manual_seed(0)
-    alone = build(models.gpt(4, 64, 4, vocab=11, length=8).but(residual="deepnorm")).trunk.stack.layers[2]
-    assert spread(alone.mixer.v) == pytest.approx(32**-0.25, rel=0.05) and spread(alone.mixer.q) == pytest.approx(1, rel=0.05)
-    assert spread(alone.ffn.up) == pytest.approx(32**-0.25, rel=0.05) and not alone.mixer.v.bias.any()
-    assert alone.around_ffn.alpha == pytest.approx(8**0.25)
-    deep = models.transformer(3, 64, 4, vocab=11).but(residual="deepnorm", encoder=Side(layers=6, mixer=[part("vanilla")]))
+    alone = build(
+        models.gpt(4, 64, 4, vocab_size=11, length=8).replace(residual="deepnorm")
+    ).backbone.stack.layers[2]
+    assert spread(alone.mixer.v) == pytest.approx(32**-0.25, rel=0.05) and spread(
+        alone.mixer.q
+    ) == pytest.approx(1, rel=0.05)
+    assert (
+        spread(alone.ffn.up) == pytest.approx(32**-0.25, rel=0.05) and not alone.mixer.v.bias.any()
+    )
+    assert alone.ffn_residual.alpha == pytest.approx(8**0.25)
+    deep = models.transformer(3, 64, 4, vocab_size=11).replace(
+        residual="deepnorm", encoder=EncoderConfig(layers=6, mixer=[module_spec("vanilla")])
+    )
     model = build(deep)
     both = (6**4 * 3) ** (1 / 16)
-    for side, alpha, beta in ((model.encoder, 0.81 * both, 0.87 / both), (model.decoder, 9**0.25, 36**-0.25)):
+    for side, alpha, beta in (
+        (model.encoder, 0.81 * both, 0.87 / both),
+        (model.decoder, 9**0.25, 36**-0.25),
+    ):
         layer = side.stack.layers[1]
         alphas = {r.alpha for r in side.modules() if isinstance(r, DeepNorm)}
         assert len(alphas) == 1 and alphas.pop() == pytest.approx(alpha)
-        assert spread(layer.mixer.out) == pytest.approx(beta, rel=0.05) == pytest.approx(spread(layer.ffn.down), rel=0.05)
+        assert (
+            spread(layer.mixer.out)
+            == pytest.approx(beta, rel=0.05)
+            == pytest.approx(spread(layer.ffn.down), rel=0.05)
+        )
     assert spread(model.decoder.stack.layers[0].cross.v) == pytest.approx(36**-0.25, rel=0.05)
-    assert build(deep.but(residual=part("deepnorm", alpha=2.0))).decoder.stack.layers[0].around_mixer.alpha == 2.0
+    assert (
+        build(deep.replace(residual=module_spec("deepnorm", alpha=2.0)))
+        .decoder.stack.layers[0]
+        .mixer_residual.alpha
+        == 2.0
+    )
     with pytest.raises(regard.Unsupported, match="fnet has no projection to values or outputs"):
-        build(models.bert(2, 8, 2, mixer="fnet").but(residual="deepnorm"))
+        build(models.bert(2, 8, 2, mixer="fnet").replace(residual="deepnorm"))

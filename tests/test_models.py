@@ -10,25 +10,45 @@ from torch import nn
 
 import regard
 from regard import models
-from regard.models import Config, Language, Patches, Tokens, Vectors, build, heads, part
+from regard.models import (
+    LMHeadConfig,
+    ModelConfig,
+    PatchInput,
+    TokenInput,
+    VectorInput,
+    build,
+    heads,
+    module_spec,
+)
 from regard.models.model import Decoder, Encoder, Seq2Seq
-from regard.registry import get
+from regard.registry import get_recipe
 
 LENGTH = 48
-CAUSAL = [name for name in regard.list() if True in get(name).forms()]
-PLAIN = [name for name in regard.list() if False in get(name).forms()]
+CAUSAL = [name for name in regard.list() if True in get_recipe(name).causal_options()]
+PLAIN = [name for name in regard.list() if False in get_recipe(name).causal_options()]
 
 
 def mixer(name):
     """The recipe at small arguments, as a configuration has it: the model tells the length, and patterns are no JSON."""
-    small = {key: value for key, value in get(name).small.items() if key not in ("length", "patterns")}
-    return part(name, **small)
+    small = {
+        key: value
+        for key, value in get_recipe(name).small.items()
+        if key not in ("length", "patterns")
+    }
+    return module_spec(name, **small)
 
 
 def small(kind, *names, **more):
     names = [mixer(name) if isinstance(name, str) else name for name in names]
-    usual = {"input": Tokens(vocab=11), "dim": 8, "heads": 2, "layers": len(names), "length": LENGTH, "mixer": names}
-    return Config(kind=kind, **{**usual, **more})
+    usual = {
+        "input": TokenInput(vocab_size=11),
+        "dim": 8,
+        "heads": 2,
+        "layers": len(names),
+        "length": LENGTH,
+        "mixer": names,
+    }
+    return ModelConfig(kind=kind, **{**usual, **more})
 
 
 def made(config):
@@ -40,21 +60,21 @@ def made(config):
     return model
 
 
-def tokens(b=2, n=20, vocab=11, seed=0):
-    return torch.randint(0, vocab, (b, n), generator=torch.Generator().manual_seed(seed))
+def tokens(b=2, n=20, vocab_size=11, seed=0):
+    return torch.randint(0, vocab_size, (b, n), generator=torch.Generator().manual_seed(seed))
 
 
 # ---------------------------------------------------------------------------------------------- any mixer
 @pytest.mark.parametrize("name", CAUSAL)
 def test_every_causal_mixer_makes_a_language_model(name):
     """Fails if a later token changes an earlier logit, or chunks give other logits than the whole."""
-    model, x = made(small("decoder", name, "vanilla", head=Language())), tokens()
+    model, x = made(small("decoder", name, "vanilla", head=LMHeadConfig())), tokens()
     assert isinstance(model, Decoder)
     whole, other = model(x), x.clone()
     other[:, 12:] = (other[:, 12:] + 1) % 11
     torch.testing.assert_close(model(other)[:, :12], whole[:, :12], rtol=0, atol=1e-12)
     assert not torch.allclose(model(other)[:, 12:], whole[:, 12:])
-    if not model.trunk.stack.can.stream:
+    if not model.backbone.stack.can.stream:
         with pytest.raises(regard.Unsupported, match="chunk by chunk"):
             model.stream(x)
         return
@@ -68,23 +88,41 @@ def test_every_causal_mixer_makes_a_language_model(name):
 @pytest.mark.parametrize("name", PLAIN)
 def test_every_mixer_makes_an_encoder(name):
     """Fails if a mixer cannot be put into a model with one argument, or padding has influence on what is said."""
-    model, x = made(small("encoder", name, "vanilla", head={"kind": "classify", "classes": 3, "pooling": "mean"})), tokens()
+    model, x = (
+        made(
+            small(
+                "encoder",
+                name,
+                "vanilla",
+                head={"kind": "classify", "classes": 3, "pooling": "mean"},
+            )
+        ),
+        tokens(),
+    )
     assert isinstance(model, Encoder) and model(x).shape == (2, 3)
     mask = torch.arange(20).expand(2, 20) < torch.tensor([[20], [15]])
-    if not model.trunk.stack.can.mask:
+    if not model.backbone.stack.can.mask:
         with pytest.raises(regard.Unsupported, match="takes no mask"):
             model(x, mask)
         return
     other = x.masked_fill(~mask, -1)  # no token at all
     torch.testing.assert_close(model(other, mask), model(x, mask), rtol=0, atol=1e-12)
     maps = model.attention(x, mask)
-    assert len(maps) == 2 and (maps[0] is not None) == get(name).can().maps and maps[1].shape == (2, 2, 20, 20)
+    assert (
+        len(maps) == 2
+        and (maps[0] is not None) == get_recipe(name).can().maps
+        and maps[1].shape == (2, 2, 20, 20)
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in regard.list(can=["cross"]) if name in PLAIN])
 def test_every_mixer_that_can_looks_across(name):
     """Fails if a mixer cannot stand between encoder and decoder, or the source has no influence."""
-    model, x, y = made(small("seq2seq", "vanilla", cross=mixer(name), head=Language())), tokens(), tokens(n=7, seed=1)
+    model, x, y = (
+        made(small("seq2seq", "vanilla", cross=mixer(name), head=LMHeadConfig())),
+        tokens(),
+        tokens(n=7, seed=1),
+    )
     assert model(x, y).shape == (2, 7, 11)
     assert not torch.allclose(model(x, y), model((x + 1) % 11, y))
 
@@ -92,82 +130,119 @@ def test_every_mixer_that_can_looks_across(name):
 def test_a_hybrid_takes_turns():
     """Fails if a list of mixers is not one for each layer, or not repeated evenly."""
     model = made(small("encoder", "fnet", "vanilla", layers=4))
-    assert [layer.mixer.name for layer in model.trunk.stack.layers] == ["fnet", "vanilla", "fnet", "vanilla"]
+    assert [layer.mixer.name for layer in model.backbone.stack.layers] == [
+        "fnet",
+        "vanilla",
+        "fnet",
+        "vanilla",
+    ]
     assert [m is None for m in model.attention(tokens())] == [True, False, True, False]
 
 
 # ---------------------------------------------------------------------------------------------- oracles
 def test_feed_forward_layers_take_turns():
     """Fails if the layers that a configuration lists do not come by turns, or an uneven list is taken."""
-    base = Config(kind="encoder", input=Tokens(vocab=9), dim=8, heads=2, layers=4, length=8)
-    model = build(base.but(ffn=["glu", None]))
-    kinds = [None if layer.ffn is None else type(layer.ffn).__name__ for layer in model.trunk.stack.layers]
+    base = ModelConfig(
+        kind="encoder", input=TokenInput(vocab_size=9), dim=8, heads=2, layers=4, length=8
+    )
+    model = build(base.replace(ffn=["glu", None]))
+    kinds = [
+        None if layer.ffn is None else type(layer.ffn).__name__
+        for layer in model.backbone.stack.layers
+    ]
     assert kinds == ["GLU", None, "GLU", None]
-    assert base.but(ffn="mlp") == base and base.but(ffn=None).ffn == [None]
-    assert Config.model_validate_json(base.but(ffn=["glu", None]).model_dump_json()) == base.but(ffn=["glu", None])
+    assert base.replace(ffn="mlp") == base and base.replace(ffn=None).ffn == [None]
+    assert ModelConfig.model_validate_json(
+        base.replace(ffn=["glu", None]).model_dump_json()
+    ) == base.replace(ffn=["glu", None])
     with pytest.raises(ValueError, match="ffn names 3, and there are 4 layers"):
-        base.but(ffn=["mlp", None, "glu"])
+        base.replace(ffn=["mlp", None, "glu"])
     with pytest.raises(ValueError, match="that must come out even"):
-        build(base.but(ffn=["mlp", "glu"], stack=part("shared", blocks=1)))
+        build(base.replace(ffn=["mlp", "glu"], stack=module_spec("shared", blocks=1)))
 
 
 def test_narrow_embeddings_are_made_wider(rand):
     """Fails if narrow tables and the layer behind them are not W norm(x + p) + b, or a tie that cannot be is taken."""
-    config = Config(
-        kind="encoder", input=Tokens(vocab=9, width=6, norm=True), dim=8, heads=2, layers=1, length=8, head=Language(tie=False)
+    config = ModelConfig(
+        kind="encoder",
+        input=TokenInput(vocab_size=9, width=6, norm=True),
+        dim=8,
+        heads=2,
+        layers=1,
+        length=8,
+        head=LMHeadConfig(tie_weights=False),
     )
-    embed = build(config).double().trunk.embed
+    embed = build(config).double().backbone.embed
     x = torch.tensor([[1, 4, 2]])
-    narrow = nn.functional.layer_norm(embed.tokens.weight[x] + embed.position.table[:3], (6,), embed.norm.gain, embed.norm.bias)
+    narrow = nn.functional.layer_norm(
+        embed.tokens.weight[x] + embed.position.table[:3], (6,), embed.norm.gain, embed.norm.bias
+    )
     torch.testing.assert_close(embed(x)[0], narrow @ embed.project.weight.T + embed.project.bias)
-    with pytest.raises(ValueError, match=r"the table to share is \(9, 6\), and the head needs \(9, 8\)"):
-        build(config.but(head=Language()))
+    with pytest.raises(
+        ValueError, match=r"the table to share is \(9, 6\), and the head needs \(9, 8\)"
+    ):
+        build(config.replace(head=LMHeadConfig()))
 
 
 def test_a_class_token_that_joins_late(rand):
     """Fails if it does not come first, changes with the order of patches that have no places, or masks are taken."""
-    config = Config(
-        kind="encoder", input=Vectors(width=3), position="none", dim=8, heads=2, layers=2, stack=part("class_last", last=2),
-        head=models.Classify(classes=3),
-    )  # fmt: skip
+    config = ModelConfig(
+        kind="encoder",
+        input=VectorInput(width=3),
+        position="none",
+        dim=8,
+        heads=2,
+        layers=2,
+        stack=module_spec("class_last", last=2),
+        head=models.SequenceClassificationHeadConfig(classes=3),
+    )
     model, x, order = build(config).double().eval(), rand(2, 7, 3), torch.randperm(7)
     torch.testing.assert_close(model(x), model(x[:, order]))
-    y, _ = model.trunk(x)
+    y, _ = model.backbone(x)
     assert y.shape == (2, 8, 8) and not torch.allclose(y[:, 0], y[:, 1])
     torch.testing.assert_close(model(x), model.head.last(y[:, 0]))
     with pytest.raises(regard.Unsupported, match="the mask would have to grow"):
         model(x, torch.ones(2, 7, dtype=torch.bool))
     with pytest.raises(regard.Unsupported, match="a class token joins behind the last layer"):
-        build(config.but(kind="decoder"))
+        build(config.replace(kind="decoder"))
 
 
 def test_two_streams_side_by_side(rand):
     """Fails if a reversible stack that ends twice as wide is not both streams, or loses a gradient."""
-    config = Config(
-        kind="decoder", input=Tokens(vocab=9), dim=8, heads=2, layers=2, length=8, stack=part("reversible", beside=True),
-        head=Language(tie=False),
-    )  # fmt: skip
+    config = ModelConfig(
+        kind="decoder",
+        input=TokenInput(vocab_size=9),
+        dim=8,
+        heads=2,
+        layers=2,
+        length=8,
+        stack=module_spec("reversible", beside=True),
+        head=LMHeadConfig(tie_weights=False),
+    )
     model, x = build(config).double(), torch.tensor([[1, 4, 2, 7]])
-    a = b = model.trunk.embed(x)[0]
-    for half in model.trunk.stack.halves:
+    a = b = model.backbone.embed(x)[0]
+    for half in model.backbone.stack.halves:
         a, b = b, a + half(b)
-    wanted = model.head(model.trunk.norm(torch.cat((a, b), -1)))
+    wanted = model.head(model.backbone.norm(torch.cat((a, b), -1)))
     torch.testing.assert_close(model(x), wanted)
-    weight, table = rand(*wanted.shape), model.trunk.embed.tokens.weight
-    found, (right,) = torch.autograd.grad((model(x) * weight).sum(), table), torch.autograd.grad((wanted * weight).sum(), table)
+    weight, table = rand(*wanted.shape), model.backbone.embed.tokens.weight
+    found, (right,) = (
+        torch.autograd.grad((model(x) * weight).sum(), table),
+        torch.autograd.grad((wanted * weight).sum(), table),
+    )
     torch.testing.assert_close(found[0], right)
     torch.testing.assert_close(model.stream(x)[0], wanted)
 
 
 def test_convolutions_cut_patches(rand):
     """Fails if the stem of convolutions gives other sizes than its patches, or takes a patch that it cannot make."""
-    given = Patches(height=16, width=24, patch=8, cls=False, stem="convolutions")
-    config = Config(kind="encoder", input=given, dim=8, heads=2, layers=1)
+    given = PatchInput(height=16, width=24, patch=8, cls=False, stem="convolutions")
+    config = ModelConfig(kind="encoder", input=given, dim=8, heads=2, layers=1)
     assert build(config)(torch.randn(2, 3, 16, 24)).shape == (2, 6, 8)
     with pytest.raises(ValueError, match=r"make patches of 2, 4, 8, \.\.\., not of 6"):
-        Patches(height=12, width=12, patch=6, stem="convolutions")
+        PatchInput(height=12, width=12, patch=6, stem="convolutions")
     with pytest.raises(ValueError, match="dim must be divisible by 4, not 6"):
-        build(config.but(dim=6))
+        build(config.replace(dim=6))
 
 
 def test_a_map_is_what_the_layer_does():
@@ -175,7 +250,7 @@ def test_a_map_is_what_the_layer_does():
     model, x = made(small("encoder", "vanilla", "vanilla", residual="post")), tokens()
     mask = torch.arange(20).expand(2, 20) < 17
     seen = {}
-    second = model.trunk.stack.layers[1].mixer
+    second = model.backbone.stack.layers[1].mixer
     second.q.register_forward_pre_hook(lambda module, given: seen.setdefault("x", given[0]))
     model(x, mask)
     q, k, _ = second.project(seen["x"], None)
@@ -185,9 +260,12 @@ def test_a_map_is_what_the_layer_does():
 
 def test_maps_know_the_marks():
     """Fails if marked tokens, which all others look at, are not marked when maps are asked for."""
-    model, x = made(small("encoder", part("longformer", window=1))), tokens()
-    marks = torch.arange(20).expand(2, 20) == 9
-    (plain,), (marked,) = model.attention(x), model.attention(x, marks=marks)
+    model, x = made(small("encoder", module_spec("longformer", window=1))), tokens()
+    global_attention_mask = torch.arange(20).expand(2, 20) == 9
+    (plain,), (marked,) = (
+        model.attention(x),
+        model.attention(x, global_attention_mask=global_attention_mask),
+    )
     assert not plain[:, :, 0, 9].any() and (marked[:, :, 0, 9] > 0).all()
 
 
@@ -200,7 +278,9 @@ def naive_mha(attend, x, memory, keep):
     for b in range(len(x)):
         for i in range(h):
             at = slice(i * d // h, (i + 1) * d // h)
-            scores = (q[b, :, at] @ k[b, :, at].T / math.sqrt(d // h)).masked_fill(~keep[b], -torch.inf)
+            scores = (q[b, :, at] @ k[b, :, at].T / math.sqrt(d // h)).masked_fill(
+                ~keep[b], -torch.inf
+            )
             out[b, :, at] = scores.softmax(-1) @ v[b, :, at]
     return out @ attend.out_proj.weight.T + attend.out_proj.bias
 
@@ -209,8 +289,10 @@ def test_the_transformer_of_2017():
     """Fails if the encoder–decoder differs from a naive one, and that from torch's layers, with the same weights."""
     torch.manual_seed(0)
     dim, source, target = 8, tokens(n=9), tokens(n=6, seed=1)
-    config = models.transformer(2, dim, 2, vocab=11, mixer=part("vanilla", bias=True), dropout=0.0)
-    model = made(config.but(cross=part("vanilla", bias=True)))
+    config = models.transformer(
+        2, dim, 2, vocab_size=11, mixer=module_spec("vanilla", bias=True), dropout=0.0
+    )
+    model = made(config.replace(cross=module_spec("vanilla", bias=True)))
     options = {"dim_feedforward": 32, "dropout": 0.0, "batch_first": True, "dtype": torch.float64}
     encoders = [nn.TransformerEncoderLayer(dim, 2, **options).eval() for _ in range(2)]
     decoders = [nn.TransformerDecoderLayer(dim, 2, **options).eval() for _ in range(2)]
@@ -218,9 +300,14 @@ def test_the_transformer_of_2017():
         for p in layer.parameters():
             nn.init.normal_(p, std=0.4)
     table = torch.randn(11, dim, dtype=torch.float64)
-    models.adopt(model, torch_weights(encoders, decoders, table), TORCH)
+    models.load_weights(model, torch_weights(encoders, decoders, table), TORCH)
     mask = torch.arange(9).expand(2, 9) < torch.tensor([[9], [5]])
-    waves = torch.tensor([[f(i / 10000 ** (2 * j / dim)) for j in range(4) for f in (math.sin, math.cos)] for i in range(9)])
+    waves = torch.tensor(
+        [
+            [f(i / 10000 ** (2 * j / dim)) for j in range(4) for f in (math.sin, math.cos)]
+            for i in range(9)
+        ]
+    )
     x, y = (table[t] * math.sqrt(dim) + waves[: t.shape[1]].double() for t in (source, target))
     for layer in encoders:
         mixed = naive_mha(layer.self_attn, x, x, mask[:, None].expand(2, 9, 9))
@@ -234,9 +321,14 @@ def test_the_transformer_of_2017():
         y = layer(y, x, tgt_mask=ahead, memory_key_padding_mask=~mask)
     torch.testing.assert_close(model(source, target, mask=mask), y @ table.T)
     encoder, decoder, across = model.attention(source, target, mask=mask)
-    assert [m.shape[2:] for m in (*encoder, *decoder, *across)] == [(9, 9)] * 2 + [(6, 6)] * 2 + [(6, 9)] * 2
+    assert [m.shape[2:] for m in (*encoder, *decoder, *across)] == [(9, 9)] * 2 + [(6, 6)] * 2 + [
+        (6, 9)
+    ] * 2
     assert across[0][1, :, :, 5:].max() == 0 and decoder[1].triu(1).max() == 0
-    assert model.encoder.embed is model.decoder.embed and model.head.words.weight is model.encoder.embed.tokens.weight
+    assert (
+        model.encoder.embed is model.decoder.embed
+        and model.head.words.weight is model.encoder.embed.tokens.weight
+    )
 
 
 def three(t):
@@ -249,39 +341,66 @@ def _layer(side, ours, theirs, number):
         for name, mine in theirs.items()
         for kind in ("weight", "bias")
         for row in (
-            models.weights.Row(
-                (f"{side}.{{i}}.{name}.in_proj_{kind}",), tuple(f"{ours}.{mine}.{p}.{kind}" for p in "qkv"), three
+            models.weights.WeightRule(
+                (f"{side}.{{i}}.{name}.in_proj_{kind}",),
+                tuple(f"{ours}.{mine}.{p}.{kind}" for p in "qkv"),
+                three,
             ),
-            models.weights.row(f"{side}.{{i}}.{name}.out_proj.{kind}", f"{ours}.{mine}.out.{kind}"),
+            models.weights.rule(
+                f"{side}.{{i}}.{name}.out_proj.{kind}", f"{ours}.{mine}.out.{kind}"
+            ),
         )
     ]
-    around = ["around_mixer", "around_ffn"] if number == 2 else ["around_mixer", "around_cross", "around_ffn"]
-    norms = [models.weights.norm(f"{side}.{{i}}.norm{i + 1}", f"{ours}.{name}.norm") for i, name in enumerate(around)]
-    feed = [models.weights.dense(f"{side}.{{i}}.linear{i + 1}", f"{ours}.ffn.{name}") for i, name in enumerate(("up", "down"))]
+    around = (
+        ["around_mixer", "around_ffn"]
+        if number == 2
+        else ["around_mixer", "around_cross", "around_ffn"]
+    )
+    norms = [
+        models.weights.norm_rules(f"{side}.{{i}}.norm{i + 1}", f"{ours}.{name}.norm")
+        for i, name in enumerate(around)
+    ]
+    feed = [
+        models.weights.linear_rules(f"{side}.{{i}}.linear{i + 1}", f"{ours}.ffn.{name}")
+        for i, name in enumerate(("up", "down"))
+    ]
     return [*attend, *sum(norms, ()), *sum(feed, ())]
 
 
 TORCH = models.WeightMap(
     rows=(
-        models.weights.row("table", "encoder.embed.tokens.weight"),
+        models.weights.rule("table", "encoder.embed.tokens.weight"),
         *_layer("encoder", "encoder.stack.layers.{i}", {"self_attn": "mixer"}, 2),
-        *_layer("decoder", "decoder.stack.layers.{i}", {"self_attn": "mixer", "multihead_attn": "cross"}, 3),
+        *_layer(
+            "decoder",
+            "decoder.stack.layers.{i}",
+            {"self_attn": "mixer", "multihead_attn": "cross"},
+            3,
+        ),
     )
 )
 
 
 def torch_weights(encoders, decoders, table):
     sides = {"encoder": encoders, "decoder": decoders}
-    every = [(f"{side}.{i}", layer) for side, layers in sides.items() for i, layer in enumerate(layers)]
-    return {"table": table, **{f"{at}.{name}": p for at, layer in every for name, p in layer.state_dict().items()}}
+    every = [
+        (f"{side}.{i}", layer) for side, layers in sides.items() for i, layer in enumerate(layers)
+    ]
+    return {
+        "table": table,
+        **{f"{at}.{name}": p for at, layer in every for name, p in layer.state_dict().items()},
+    }
 
 
 @pytest.mark.parametrize("name", heads.POOLINGS)
 def test_pooling(name, rand):
     """Fails if a pooling differs from its loop, or a left-out token, even NaN, has influence."""
     torch.manual_seed(0)
-    x, mask = rand(4, 5, 6), torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 0], [1, 0, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
-    pool = heads.pool(name, 6, 2).double()
+    x, mask = (
+        rand(4, 5, 6),
+        torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 0], [1, 0, 1, 0, 0], [0, 0, 0, 0, 0]]).bool(),
+    )
+    pool = heads.build_pooling(name, 6, 2).double()
     got = pool(x.masked_fill(~mask[..., None], torch.nan), mask)
     assert (got[3] == 0).all() and got.isfinite().all()
     for b in range(3):
@@ -292,7 +411,9 @@ def test_pooling(name, rand):
             "mean": lambda real: sum(real) / len(real),
             "max": lambda real: torch.stack([max(r[c] for r in real) for c in range(6)]),
             "attention": lambda real: weighted(real, pool.score.weight[0]),
-            "pma": lambda real: pool(torch.stack(real)[None], torch.ones(1, len(real), dtype=torch.bool))[0],
+            "pma": lambda real: pool(
+                torch.stack(real)[None], torch.ones(1, len(real), dtype=torch.bool)
+            )[0],
         }[name](real)
         torch.testing.assert_close(got[b], want)
 
@@ -304,9 +425,11 @@ def weighted(real, w):
 
 def test_patches_are_a_linear_layer_on_each(rand):
     """Fails if patches are cut in another order, or the class token or the 2D positions stand elsewhere."""
-    spec = Patches(height=4, width=6, patch=2, channels=3)
-    config = Config(kind="encoder", input=spec, dim=8, heads=2, layers=1, position="sinusoid_2d")
-    embed, images = made(config).trunk.embed, rand(2, 3, 4, 6)
+    spec = PatchInput(height=4, width=6, patch=2, channels=3)
+    config = ModelConfig(
+        kind="encoder", input=spec, dim=8, heads=2, layers=1, position="sinusoid_2d"
+    )
+    embed, images = made(config).backbone.embed, rand(2, 3, 4, 6)
     got, mask = embed(images, torch.tensor([[True] * 6, [True] * 5 + [False]]))
     assert got.shape == (2, 7, 8) and mask.tolist()[1] == [True] * 6 + [False]
     torch.testing.assert_close(got[:, 0], embed.cls.expand(2, -1))
@@ -314,17 +437,29 @@ def test_patches_are_a_linear_layer_on_each(rand):
     for row in range(2):
         for column in range(3):
             patch = images[:, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].flatten(1)
-            place = [f(at / 10000 ** (2 * j / 4)) for at in (row, column) for j in range(2) for f in (math.sin, math.cos)]
+            place = [
+                f(at / 10000 ** (2 * j / 4))
+                for at in (row, column)
+                for j in range(2)
+                for f in (math.sin, math.cos)
+            ]
             want = patch @ weight.T + embed.project.bias + torch.tensor(place, dtype=torch.float64)
             torch.testing.assert_close(got[:, 1 + 3 * row + column], want)
 
 
 def test_sets_know_no_order(rand):
     """Fails if a set in another order gives another answer."""
-    config = Config(
-        kind="encoder", input=Vectors(width=3), dim=8, heads=2, layers=2, mixer="isab", position="none", residual="post",
+    config = ModelConfig(
+        kind="encoder",
+        input=VectorInput(width=3),
+        dim=8,
+        heads=2,
+        layers=2,
+        mixer="isab",
+        position="none",
+        residual="post",
         head={"kind": "regress", "pooling": "pma"},
-    )  # fmt: skip
+    )
     model, x, order = made(config), rand(2, 9, 3), torch.randperm(9)
     mask = torch.arange(9).expand(2, 9) < torch.tensor([[9], [6]])
     torch.testing.assert_close(model(x[:, order], mask[:, order]), model(x, mask))
@@ -332,13 +467,21 @@ def test_sets_know_no_order(rand):
 
 def test_types_embeddings_scale_and_norm(rand):
     """Fails if a sum of embeddings is not norm(tokens √d + type + position)."""
-    model = made(small("encoder", "vanilla", input=Tokens(vocab=11, types=2, scale=True, norm=True)))
-    embed, x, types = model.trunk.embed, tokens(n=4), torch.tensor([[0, 1, 1, 0]] * 2)
+    model = made(
+        small("encoder", "vanilla", input=TokenInput(vocab_size=11, types=2, scale=True, norm=True))
+    )
+    embed, x, types = model.backbone.embed, tokens(n=4), torch.tensor([[0, 1, 1, 0]] * 2)
     got, _ = embed(x, types=types, at=3)
     for b in range(2):
         for i in range(4):
-            y = embed.tokens.weight[x[b, i]] * math.sqrt(8) + embed.types.weight[types[b, i]] + embed.position.table[3 + i]
-            y = (y - y.mean()) / (y.var(unbiased=False) + 1e-5).sqrt() * embed.norm.gain + embed.norm.bias
+            y = (
+                embed.tokens.weight[x[b, i]] * math.sqrt(8)
+                + embed.types.weight[types[b, i]]
+                + embed.position.table[3 + i]
+            )
+            y = (y - y.mean()) / (
+                y.var(unbiased=False) + 1e-5
+            ).sqrt() * embed.norm.gain + embed.norm.bias
             torch.testing.assert_close(got[b, i], y)
     torch.testing.assert_close(embed(x)[0], embed(x, types=torch.zeros_like(x))[0])
 
@@ -346,12 +489,16 @@ def test_types_embeddings_scale_and_norm(rand):
 @pytest.mark.parametrize(
     ("head", "shape"),
     [
-        (None, (2, 20, 8)), ({"kind": "language", "tie": False, "bias": True}, (2, 20, 11)), ({"kind": "masked"}, (2, 20, 11)),
-        ({"kind": "classify", "classes": 3, "hidden": True}, (2, 3)), ({"kind": "tag", "classes": 4}, (2, 20, 4)),
-        ({"kind": "regress", "outputs": 2}, (2, 2)), ({"kind": "regress", "pooling": "each"}, (2, 20, 1)),
+        (None, (2, 20, 8)),
+        ({"kind": "language", "tie_weights": False, "bias": True}, (2, 20, 11)),
+        ({"kind": "masked"}, (2, 20, 11)),
+        ({"kind": "classify", "classes": 3, "hidden": True}, (2, 3)),
+        ({"kind": "tag", "classes": 4}, (2, 20, 4)),
+        ({"kind": "regress", "outputs": 2}, (2, 2)),
+        ({"kind": "regress", "pooling": "each"}, (2, 20, 1)),
         ({"kind": "pooled", "pooling": "max", "unit": True}, (2, 8)),
     ],
-)  # fmt: skip
+)
 def test_heads(head, shape):
     """Fails if a head says something of another shape, or a parameter gets no gradient."""
     model = made(small("encoder", "vanilla", head=head))
@@ -371,49 +518,65 @@ def test_dropout_only_in_training():
 
 def test_a_series_streams(rand):
     """Fails if a decoder over vectors says other numbers in chunks; or a head that pools answers for a chunk."""
-    config = small("decoder", "vanilla", "retnet", input=Vectors(width=3), head={"kind": "regress", "pooling": "each"})
+    config = small(
+        "decoder",
+        "vanilla",
+        "retnet",
+        input=VectorInput(width=3),
+        head={"kind": "regress", "pooling": "each"},
+    )
     model, x = made(config), rand(2, 9, 3)
     first, state = model.stream(x[:, :5])
     torch.testing.assert_close(torch.cat((first, model.stream(x[:, 5:], state)[0]), 1), model(x))
     for head in ({"kind": "classify", "classes": 2, "pooling": "last"}, {"kind": "pooled"}):
         with pytest.raises(regard.Unsupported, match="one answer for all tokens"):
-            made(config.but(head=head)).stream(x)
+            made(config.replace(head=head)).stream(x)
 
 
 def test_embeddings_compile_and_models_run_on_the_meta_device():
     """Fails if the check of token numbers breaks a graph, or a model cannot run without values."""
-    model, x = made(small("decoder", "vanilla", head=Language())), tokens()
-    graph = torch.compile(model.trunk.embed, backend="eager", fullgraph=True)
-    torch.testing.assert_close(graph(x)[0], model.trunk.embed(x)[0])
+    model, x = made(small("decoder", "vanilla", head=LMHeadConfig())), tokens()
+    graph = torch.compile(model.backbone.embed, backend="eager", fullgraph=True)
+    torch.testing.assert_close(graph(x)[0], model.backbone.embed(x)[0])
     with torch.device("meta"):
-        ghost = build(small("decoder", "vanilla", head=Language()))
+        ghost = build(small("decoder", "vanilla", head=LMHeadConfig()))
     assert models.next_token_loss(ghost(x.to("meta")), x.to("meta")).shape == ()
 
 
 # ---------------------------------------------------------------------------------------------- losses
 def test_losses_against_loops(rand):
     """Fails if a loss differs from its loop, with targets left out and smoothing; or nothing counted is NaN."""
-    logits, targets = rand(2, 5, 4).requires_grad_(), torch.tensor([[0, 3, -100, 1, 2], [-100, 1, 1, -100, 0]])
-    for smoothing in (0.0, 0.2):
+    logits, targets = (
+        rand(2, 5, 4).requires_grad_(),
+        torch.tensor([[0, 3, -100, 1, 2], [-100, 1, 1, -100, 0]]),
+    )
+    for label_smoothing in (0.0, 0.2):
         total, counted = 0.0, 0
         for b in range(2):
             for i in range(5):
                 if targets[b, i] != -100:
                     logs = logits[b, i].log_softmax(-1)
-                    total = total - (1 - smoothing) * logs[targets[b, i]] - smoothing * logs.mean()
+                    total = (
+                        total
+                        - (1 - label_smoothing) * logs[targets[b, i]]
+                        - label_smoothing * logs.mean()
+                    )
                     counted += 1
-        got = models.choice_loss(logits, targets, smoothing=smoothing)
+        got = models.cross_entropy_loss(logits, targets, label_smoothing=label_smoothing)
         torch.testing.assert_close(got, total / counted)
-        torch.testing.assert_close(torch.autograd.grad(got, logits), torch.autograd.grad(total / counted, logits))
-    assert models.choice_loss(logits, torch.full((2, 5), -100)) == 0
+        torch.testing.assert_close(
+            torch.autograd.grad(got, logits), torch.autograd.grad(total / counted, logits)
+        )
+    assert models.cross_entropy_loss(logits, torch.full((2, 5), -100)) == 0
     torch.testing.assert_close(
-        models.choice_loss(logits[:, 0], targets[:, 1]), models.choice_loss(logits[:, :1], targets[:, 1:2])
+        models.cross_entropy_loss(logits[:, 0], targets[:, 1]),
+        models.cross_entropy_loss(logits[:, :1], targets[:, 1:2]),
     )
 
 
 def test_next_token_loss_skips_padding(rand):
     """Fails if a left-out token is foretold, or foretells."""
-    logits, x = rand(2, 5, 4), tokens(n=5, vocab=4)
+    logits, x = rand(2, 5, 4), tokens(n=5, vocab_size=4)
     mask = torch.tensor([[True] * 5, [False, False, True, True, False]])
     pairs = [(0, i, i + 1) for i in range(4)] + [(1, 2, 3)]
     want = sum(-logits[b, i].log_softmax(-1)[x[b, j]] for b, i, j in pairs) / len(pairs)
@@ -423,35 +586,50 @@ def test_next_token_loss_skips_padding(rand):
 
 def test_number_loss(rand):
     """Fails if left-out numbers, even NaN, count."""
-    y, target, mask = rand(2, 3, 2), rand(2, 3, 2), torch.tensor([[True, True, False], [False, False, False]])
+    y, target, mask = (
+        rand(2, 3, 2),
+        rand(2, 3, 2),
+        torch.tensor([[True, True, False], [False, False, False]]),
+    )
     want = ((y[0, :2] - target[0, :2]) ** 2).mean()
-    torch.testing.assert_close(models.number_loss(y, target.masked_fill(~mask[..., None], torch.nan), mask), want)
-    torch.testing.assert_close(models.number_loss(y, target), ((y - target) ** 2).mean())
+    torch.testing.assert_close(
+        models.mse_loss(y, target.masked_fill(~mask[..., None], torch.nan), mask), want
+    )
+    torch.testing.assert_close(models.mse_loss(y, target), ((y - target) ** 2).mean())
     with pytest.raises(ValueError, match=r"numbers \(2, 3, 2\) do not fit targets \(2, 3\)"):
-        models.number_loss(y, target[..., 0])
+        models.mse_loss(y, target[..., 0])
 
 
 def test_gaps_are_where_they_may_be():
     """Fails if shares of hidden, swapped and kept tokens are off, a token that may not be chosen is, or targets differ."""
-    x = tokens(100, 200, vocab=50)
+    x = tokens(100, 200, vocab_size=50)
     may = torch.arange(200).expand(100, 200) % 4 != 0
-    read, targets = models.mask_out(x, 50, gap=7, seed=0, mask=may, rate=0.2)
-    chosen = targets != models.IGNORE
-    assert not (chosen & ~may).any() and torch.equal(targets[chosen], x[chosen]) and torch.equal(read[~chosen], x[~chosen])
+    read, targets = models.mask_tokens(x, 50, gap=7, seed=0, mask=may, rate=0.2)
+    chosen = targets != models.IGNORE_INDEX
+    assert (
+        not (chosen & ~may).any()
+        and torch.equal(targets[chosen], x[chosen])
+        and torch.equal(read[~chosen], x[~chosen])
+    )
     count, was = chosen.sum().item(), read[chosen]
     hidden, kept = (was == 7).sum().item(), (was == x[chosen]).sum().item()
     assert abs(count / may.sum().item() - 0.2) < 0.015
-    assert abs(hidden / count - (0.8 + 0.1 / 50 + 0.1 / 50)) < 0.03 and abs(kept / count - (0.1 + 0.8 / 50 + 0.1 / 50)) < 0.03
-    again = models.mask_out(x, 50, gap=7, seed=0, mask=may, rate=0.2)
-    assert torch.equal(again[0], read) and not torch.equal(models.mask_out(x, 50, gap=7, seed=1, mask=may, rate=0.2)[0], read)
+    assert (
+        abs(hidden / count - (0.8 + 0.1 / 50 + 0.1 / 50)) < 0.03
+        and abs(kept / count - (0.1 + 0.8 / 50 + 0.1 / 50)) < 0.03
+    )
+    again = models.mask_tokens(x, 50, gap=7, seed=0, mask=may, rate=0.2)
+    assert torch.equal(again[0], read) and not torch.equal(
+        models.mask_tokens(x, 50, gap=7, seed=1, mask=may, rate=0.2)[0], read
+    )
     with pytest.raises(ValueError, match=r"gap below 50, not 0\.2 and 50"):
-        models.mask_out(x, 50, gap=50, seed=0, rate=0.2)
+        models.mask_tokens(x, 50, gap=50, seed=0, rate=0.2)
 
 
 def test_a_language_model_learns():
     """Fails if a small model cannot learn a rule: each token is the one before it, plus one."""
     torch.manual_seed(0)
-    model = build(small("decoder", "local", "vanilla", head=Language(), dim=16))
+    model = build(small("decoder", "local", "vanilla", head=LMHeadConfig(), dim=16))
     step = torch.optim.Adam(model.parameters(), 1e-2)
     for i in range(60):
         x = (tokens(16, 1, seed=i) + torch.arange(12)) % 11
@@ -465,8 +643,10 @@ def test_a_language_model_learns():
 # ---------------------------------------------------------------------------------------------- bad input
 def test_bad_tokens_are_said():
     """Fails if a wrong token is an index error, or a wrong kind of input passes."""
-    model, x = made(small("decoder", "vanilla", head=Language())), tokens()
-    with pytest.raises(ValueError, match="token 11 at place 3 of example 1: this model knows 11 tokens, 0 to 10"):
+    model, x = made(small("decoder", "vanilla", head=LMHeadConfig())), tokens()
+    with pytest.raises(
+        ValueError, match="token 11 at place 3 of example 1: this model knows 11 tokens, 0 to 10"
+    ):
         model(x.index_put((torch.tensor(1), torch.tensor(3)), torch.tensor(11)))
     with pytest.raises(ValueError, match="token -1 at place 0 of example 0"):
         model.stream(x - x - 1)
@@ -478,7 +658,7 @@ def test_bad_tokens_are_said():
         model(x, types=x)
     with pytest.raises(TypeError, match="mask must be a bool tensor"):
         model(x, torch.ones(2, 20))
-    typed = made(small("encoder", "vanilla", input=Tokens(vocab=11, types=2)))
+    typed = made(small("encoder", "vanilla", input=TokenInput(vocab_size=11, types=2)))
     with pytest.raises(ValueError, match="type 5 at place 0"):
         typed(x, types=torch.full_like(x, 5))
     with pytest.raises(ValueError, match="types must have the shape"):
@@ -487,7 +667,7 @@ def test_bad_tokens_are_said():
 
 def test_bad_vectors_and_images_are_said(rand):
     """Fails if an input of another shape is an error of a matrix product."""
-    vectors = made(small("encoder", "vanilla", input=Vectors(width=3)))
+    vectors = made(small("encoder", "vanilla", input=VectorInput(width=3)))
     with pytest.raises(ValueError, match=r"shape \(b n 3\), not \(2, 5, 4\)"):
         vectors(rand(2, 5, 4))
     with pytest.raises(ValueError, match="types are for models that read token numbers"):
@@ -495,7 +675,9 @@ def test_bad_vectors_and_images_are_said(rand):
     images = made(models.vit(1, 8, 2, image=8, patch=4))
     with pytest.raises(ValueError, match=r"of shape \(b 3 8 8\), not \(2, 3, 8, 12\)"):
         images(rand(2, 3, 8, 12))
-    config = small("decoder", "vanilla", input=Patches(height=4, width=4, patch=2, cls=False), length=None)
+    config = small(
+        "decoder", "vanilla", input=PatchInput(height=4, width=4, patch=2, cls=False), length=None
+    )
     decoder = made(config)
     _, state = decoder.stream(rand(1, 3, 4, 4))
     with pytest.raises(ValueError, match="an image is read at once"):
@@ -504,14 +686,16 @@ def test_bad_vectors_and_images_are_said(rand):
 
 def test_too_long_is_said():
     """Fails if more tokens than positions or a mixer know are an index error; whole or in a stream."""
-    fixed = made(small("decoder", "bigbird", position="sinusoid", head=Language()))
-    with pytest.raises(ValueError, match=f"has {LENGTH + 1} tokens, and this was built for at most {LENGTH}"):
+    fixed = made(small("decoder", "bigbird", position="sinusoid", head=LMHeadConfig()))
+    with pytest.raises(
+        ValueError, match=f"has {LENGTH + 1} tokens, and this was built for at most {LENGTH}"
+    ):
         fixed(tokens(n=LENGTH + 1))
-    learned = made(small("decoder", "vanilla", head=Language()))
+    learned = made(small("decoder", "vanilla", head=LMHeadConfig()))
     with pytest.raises(ValueError, match=rf"position.* for {LENGTH}"):
         learned(tokens(n=LENGTH + 1))
     for model in (fixed, learned):
-        if model.trunk.stack.can.stream:
+        if model.backbone.stack.can.stream:
             _, state = model.stream(tokens(n=LENGTH))
             with pytest.raises(ValueError, match=f" {LENGTH}"):
                 model.stream(tokens(n=1), state)
@@ -519,14 +703,14 @@ def test_too_long_is_said():
 
 def test_empty_input():
     """Fails if no tokens at all crash; only a pooling must refuse them."""
-    model = made(small("decoder", "vanilla", "linear", head=Language()))
+    model = made(small("decoder", "vanilla", "linear", head=LMHeadConfig()))
     assert model(tokens(n=0)).shape == (2, 0, 11) and model(tokens(b=0)).shape == (0, 20, 11)
     y, state = model.stream(tokens(n=0))
     assert y.shape == (2, 0, 11)
     torch.testing.assert_close(model.stream(tokens(), state)[0], model(tokens()))
     with pytest.raises(ValueError, match="no tokens to pool"):
         made(small("encoder", "vanilla", head={"kind": "classify", "classes": 2}))(tokens(n=0))
-    both = made(small("seq2seq", "vanilla", head=Language()))
+    both = made(small("seq2seq", "vanilla", head=LMHeadConfig()))
     with pytest.raises(ValueError, match="memory has no tokens"):
         both(tokens(n=0), tokens(n=3))
 
@@ -534,18 +718,20 @@ def test_empty_input():
 def test_bad_targets_are_said(rand):
     """Fails if a target outside of the choices is a crash in the loss."""
     with pytest.raises(ValueError, match="target 4: there are 4 choices, and -100 is not counted"):
-        models.choice_loss(rand(2, 4), torch.tensor([0, 4]))
+        models.cross_entropy_loss(rand(2, 4), torch.tensor([0, 4]))
     with pytest.raises(ValueError, match=r"logits \(2, 4\) want targets \(2,\), not \(3,\)"):
-        models.choice_loss(rand(2, 4), torch.tensor([0, 1, 2]))
+        models.cross_entropy_loss(rand(2, 4), torch.tensor([0, 1, 2]))
 
 
 def test_models_by_hand_are_checked():
     """Fails if a decoder is made of layers that see the future, or a head shares a table of another shape."""
-    trunk = made(small("encoder", "vanilla")).trunk
+    backbone = made(small("encoder", "vanilla")).backbone
     with pytest.raises(regard.Unsupported, match="a decoder needs causal layers"):
-        Decoder(trunk)
+        Decoder(backbone)
     with pytest.raises(regard.Unsupported, match="a decoder needs causal layers"):
-        Seq2Seq(trunk, trunk)
-    with pytest.raises(ValueError, match=r"the table to share is \(11, 8\), and the head needs \(12, 8\)"):
-        heads.LanguageHead(8, 12, table=trunk.embed.tokens.weight)
-    assert Encoder(trunk).config is None
+        Seq2Seq(backbone, backbone)
+    with pytest.raises(
+        ValueError, match=r"the table to share is \(11, 8\), and the head needs \(12, 8\)"
+    ):
+        heads.LMHead(8, 12, table=backbone.embed.tokens.weight)
+    assert Encoder(backbone).config is None

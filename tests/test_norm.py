@@ -7,12 +7,23 @@ import torch
 
 from regard.block import Block
 from regard.ffn import MLP
-from regard.norm import NORMS, BatchNorm, GroupNorm, LayerNorm, PowerNorm, RMSNorm, ScaleNorm, norm_named
-from regard.registry import get
-from regard.residual import RESIDUALS, residual_named
-from regard.stack import Plain
+from regard.norm import (
+    NORMS,
+    BatchNorm,
+    GroupNorm,
+    LayerNorm,
+    PowerNorm,
+    RMSNorm,
+    ScaleNorm,
+    get_norm,
+)
+from regard.registry import get_recipe
+from regard.residual import RESIDUALS, get_residual
+from regard.stack import SequentialStack
 
-MASK = torch.tensor([[True, True, True, False, False], [True, False, True, True, True], [False] * 5])
+MASK = torch.tensor(
+    [[True, True, True, False, False], [True, False, True, True, True], [False] * 5]
+)
 
 
 def moved(norm, seed=1):
@@ -28,11 +39,17 @@ def moved(norm, seed=1):
 def layer(norm, token):
     mean = sum(token) / len(token)
     variance = sum((a - mean) ** 2 for a in token) / len(token)
-    return torch.stack([(a - mean) / (variance + norm.eps) ** 0.5 for a in token]) * norm.gain + norm.bias
+    return (
+        torch.stack([(a - mean) / (variance + norm.eps) ** 0.5 for a in token]) * norm.gain
+        + norm.bias
+    )
 
 
 def rms(norm, token):
-    return torch.stack([a / (sum(b * b for b in token) / len(token) + norm.eps) ** 0.5 for a in token]) * norm.gain
+    return (
+        torch.stack([a / (sum(b * b for b in token) / len(token) + norm.eps) ** 0.5 for a in token])
+        * norm.gain
+    )
 
 
 def l2(norm, token):
@@ -49,7 +66,10 @@ def group(norm, token):
 
 
 def batch_evaluated(norm, token):
-    unit = [(a - m) / (v + norm.eps) ** 0.5 for a, m, v in zip(token, norm.mean, norm.variance, strict=True)]
+    unit = [
+        (a - m) / (v + norm.eps) ** 0.5
+        for a, m, v in zip(token, norm.mean, norm.variance, strict=True)
+    ]
     return torch.stack(unit) * norm.gain + norm.bias
 
 
@@ -63,8 +83,14 @@ def none(norm, token):
 
 
 ORACLES = {
-    "layer": layer, "rms": rms, "l2": l2, "batch": batch_evaluated, "group": group, "power": power_evaluated, "none": none,
-}  # fmt: skip
+    "layer": layer,
+    "rms": rms,
+    "l2": l2,
+    "batch": batch_evaluated,
+    "group": group,
+    "power": power_evaluated,
+    "none": none,
+}
 
 
 def gradients(y, weight, inputs):
@@ -75,7 +101,11 @@ def gradients(y, weight, inputs):
 @pytest.mark.parametrize("name", NORMS)
 def test_evaluation_is_the_formula_of_each_token(name, length, rand):
     """Fails if an output or a gradient differs from the formula, written for one token."""
-    norm, x, weight = moved(NORMS[name](8)).eval(), rand(3, length, 8).requires_grad_(), rand(3, length, 8)
+    norm, x, weight = (
+        moved(NORMS[name](8)).eval(),
+        rand(3, length, 8).requires_grad_(),
+        rand(3, length, 8),
+    )
     want = torch.stack([torch.stack([ORACLES[name](norm, token) for token in row]) for row in x])
     got = norm(x)
     torch.testing.assert_close(got, want)
@@ -103,8 +133,10 @@ def test_padding_has_no_influence(name, rand):
 def test_padding_does_not_spoil_the_weights_of_a_stack(residual, rand):
     """Fails if NaN in padding reaches the gradient of a weight."""
     torch.manual_seed(0)
-    make = residual_named(residual, 2)
-    layers = Plain([Block(get("vanilla").example(8), MLP(8), residual=make) for _ in range(2)]).double()
+    make = get_residual(residual, 2)
+    layers = SequentialStack(
+        [Block(get_recipe("vanilla").example(8), MLP(8), residual=make) for _ in range(2)]
+    ).double()
     x, mask, found = rand(2, 5, 8), MASK[:2], []
     for fill in (0.0, torch.nan):
         out = layers(x.masked_fill(~mask[..., None], fill), mask=mask)
@@ -115,12 +147,18 @@ def test_padding_does_not_spoil_the_weights_of_a_stack(residual, rand):
 
 def test_batch_norm_is_the_loop_over_real_tokens(rand):
     """Fails if mean, variance, running statistics or gradients are not those of the real tokens."""
-    norm, x, weight = moved(BatchNorm(8)), rand(3, 5, 8).requires_grad_(), rand(3, 5, 8) * MASK[..., None]
+    norm, x, weight = (
+        moved(BatchNorm(8)),
+        rand(3, 5, 8).requires_grad_(),
+        rand(3, 5, 8) * MASK[..., None],
+    )
     old = norm.mean.clone(), norm.variance.clone()
     real = [x[a, i] for a in range(3) for i in range(5) if MASK[a, i]]
     mean = sum(real) / len(real)
     variance = sum((t - mean) ** 2 for t in real) / len(real)
-    want = torch.stack([(t - mean) / (variance + 1e-5) ** 0.5 * norm.gain + norm.bias for t in real])
+    want = torch.stack(
+        [(t - mean) / (variance + 1e-5) ** 0.5 * norm.gain + norm.bias for t in real]
+    )
     inputs = [x, norm.gain, norm.bias]
     expected = gradients(want, weight[MASK], inputs)
     got = norm(x, MASK)
@@ -128,7 +166,9 @@ def test_batch_norm_is_the_loop_over_real_tokens(rand):
     for a, b in zip(gradients(got, weight, inputs), expected, strict=True):
         torch.testing.assert_close(a, b)
     torch.testing.assert_close(norm.mean, 0.9 * old[0] + 0.1 * mean.detach())
-    torch.testing.assert_close(norm.variance, 0.9 * old[1] + 0.1 * variance.detach() * len(real) / (len(real) - 1))
+    torch.testing.assert_close(
+        norm.variance, 0.9 * old[1] + 0.1 * variance.detach() * len(real) / (len(real) - 1)
+    )
 
 
 def test_batch_norm_is_torch_without_padding(rand):
@@ -140,7 +180,9 @@ def test_batch_norm_is_torch_without_padding(rand):
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x.transpose(1, 2)).transpose(1, 2))
 
 
-@pytest.mark.parametrize("mask", [torch.zeros(1, 2, dtype=torch.bool), torch.tensor([[False, True]])])
+@pytest.mark.parametrize(
+    "mask", [torch.zeros(1, 2, dtype=torch.bool), torch.tensor([[False, True]])]
+)
 @pytest.mark.parametrize("name", ["batch", "power"])
 def test_too_few_tokens_say_nothing(name, mask, rand):
     """Fails if a batch with no real token, or with one where a variance is wanted, spoils the statistics."""
@@ -150,7 +192,9 @@ def test_too_few_tokens_say_nothing(name, mask, rand):
     after = [b for b in norm.buffers() if b.is_floating_point()]
     same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert same == (name == "batch" or not mask.any())
-    assert norm(torch.zeros(1, 0, 4).double()).shape == (1, 0, 4) and all(b.isfinite().all() for b in norm.buffers())
+    assert norm(torch.zeros(1, 0, 4).double()).shape == (1, 0, 4) and all(
+        b.isfinite().all() for b in norm.buffers()
+    )
 
 
 def test_power_norm_is_the_algorithm_step_by_step(rand):
@@ -174,7 +218,10 @@ def test_power_norm_is_the_algorithm_step_by_step(rand):
             mean += x[a, i].detach() ** 2 / len(real)
         for mine, other in zip(got, (want, by_gain, grad.sum((0, 1))), strict=True):
             torch.testing.assert_close(mine, other)
-        square, nu = alpha * square + (1 - alpha) * mean, nu * (1 - (1 - alpha) * power) + (1 - alpha) * along
+        square, nu = (
+            alpha * square + (1 - alpha) * mean,
+            nu * (1 - (1 - alpha) * power) + (1 - alpha) * along,
+        )
         torch.testing.assert_close(norm.square, square)
         torch.testing.assert_close(norm.nu, nu)
     assert nu.abs().max() > 0.1  # so that the correction was seen at work
@@ -209,13 +256,20 @@ def test_pooled_tells_whether_training_mixes_tokens(name, rand):
     assert any(True for _ in whole.buffers()) == NORMS[name].pooled
 
 
-@pytest.mark.parametrize("residual", [residual for residual in RESIDUALS if residual != "rezero"])  # which has no norm
+@pytest.mark.parametrize(
+    "residual", [residual for residual in RESIDUALS if residual != "rezero"]
+)  # which has no norm
 @pytest.mark.parametrize("name", NORMS)
 def test_stacks_stream_in_evaluation_with_every_norm(name, residual, rand):
     """Fails if chunks give anything else than the whole."""
-    make = residual_named(residual, 2, norm=NORMS[name])
+    make = get_residual(residual, 2, norm=NORMS[name])
     torch.manual_seed(0)
-    layers = Plain([Block(get("vanilla").example(8, causal=True), MLP(8), residual=make) for _ in range(2)]).double()
+    layers = SequentialStack(
+        [
+            Block(get_recipe("vanilla").example(8, causal=True), MLP(8), residual=make)
+            for _ in range(2)
+        ]
+    ).double()
     x = rand(2, 12, 8)
     layers(x)  # so that running statistics are not those of the start
     state, parts = None, []
@@ -242,17 +296,23 @@ def test_half_precision_is_computed_in_single(name, dtype, rand):
 def test_peers(rand):
     """Fails if ours differ from torch's layer, RMS and group norm, or from ScaleNorm at its start."""
     x = rand(2, 5, 8)
-    torch.testing.assert_close(RMSNorm(8, eps=1e-6).double()(x), torch.nn.RMSNorm(8, eps=1e-6).double()(x))
+    torch.testing.assert_close(
+        RMSNorm(8, eps=1e-6).double()(x), torch.nn.RMSNorm(8, eps=1e-6).double()(x)
+    )
     torch.testing.assert_close(LayerNorm(8).double()(x), torch.nn.LayerNorm(8).double()(x))
     group = torch.nn.GroupNorm(2, 8).double()
     torch.testing.assert_close(GroupNorm(8, groups=2).double()(x)[0], group(x[0]))
     torch.testing.assert_close(GroupNorm(8, groups=1).double()(x), LayerNorm(8).double()(x))
-    torch.testing.assert_close(ScaleNorm(8).double()(x).norm(dim=-1), torch.full((2, 5), math.sqrt(8)).double())
+    torch.testing.assert_close(
+        ScaleNorm(8).double()(x).norm(dim=-1), torch.full((2, 5), math.sqrt(8)).double()
+    )
 
 
 def test_groups_of_one_number(rand):
     """Fails if a single token, as in a stream, is refused where all groups are one wide."""
-    assert torch.equal(GroupNorm(4, groups=4).double()(rand(1, 1, 4)), torch.zeros(1, 1, 4).double())
+    assert torch.equal(
+        GroupNorm(4, groups=4).double()(rand(1, 1, 4)), torch.zeros(1, 1, 4).double()
+    )
 
 
 @pytest.mark.parametrize("name", sorted(set(NORMS) - {"none"}))
@@ -275,8 +335,8 @@ def test_a_zero_token_stays_finite(rand):
 def test_what_does_not_fit_is_said():
     """Fails if a wrong name or number is accepted."""
     with pytest.raises(ValueError, match="no norm 'layers': did you mean 'layer'"):
-        norm_named("layers")
-    assert norm_named("rms") is RMSNorm
+        get_norm("layers")
+    assert get_norm("rms") is RMSNorm
     with pytest.raises(ValueError, match="groups must divide dim 6, and 4 does not; 3 does"):
         GroupNorm(6)
     with pytest.raises(ValueError, match="momentum must be below 1"):

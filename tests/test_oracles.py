@@ -12,7 +12,7 @@ import oracles
 import regard
 from oracles import CASES, ORACLES
 from regard import Band, Global, SoftmaxAttention, Unsupported
-from regard.registry import get
+from regard.registry import get_recipe
 
 LENGTHS = (1, 23, 63, 100)
 PATTERNS = (Band(2, 2), Band(2, 2, 4) | Global(1))  # what the oracle of per_head has as RULES
@@ -20,18 +20,20 @@ PATTERNS = (Band(2, 2), Band(2, 2, 4) | Global(1))  # what the oracle of per_hea
 
 def heads_of(name):
     """Four, or what the recipe prefers."""
-    preferred = get(name).parameters["heads"].default
+    preferred = get_recipe(name).parameters["heads"].default
     return 4 if preferred is Parameter.empty else preferred
 
 
 def cases(*lengths, promise=None):
     """(recipe, its arguments, tokens, causal) of all that make a promise; one length for all arguments beside the first."""
     for name, arguments in CASES.items():
-        can = get(name).can()
+        can = get_recipe(name).can()
         for i in range(len(arguments)) if promise is None or getattr(can, promise) else ():
             for n in lengths if i == 0 else lengths[-1:]:
                 for causal in forms(name, i):
-                    yield pytest.param(name, i, n, causal, id=f"{name}{i}-{n}{'-causal' if causal else ''}")
+                    yield pytest.param(
+                        name, i, n, causal, id=f"{name}{i}-{n}{'-causal' if causal else ''}"
+                    )
 
 
 def forms(name, i):
@@ -48,7 +50,7 @@ def make(name, i, n, causal):
     """The mixer in float64, and a function that runs its oracle."""
     arguments = dict(CASES[name][i])
     heads = arguments.pop("heads", heads_of(name))
-    if "length" in get(name).parameters:
+    if "length" in get_recipe(name).parameters:
         arguments["length"] = max(n + 3, 8)
     if name == "bigbird" and causal:
         arguments["globals"] = 0
@@ -75,7 +77,10 @@ def run(f, leaves, weight, x, inputs):
     """The outputs that count, and all gradients."""
     y = f(x, **inputs)
     grads = torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True)
-    return [y * (weight != 0), *(torch.zeros_like(t) if g is None else g for g, t in zip(grads, leaves, strict=True))]
+    return [
+        y * (weight != 0),
+        *(torch.zeros_like(t) if g is None else g for g, t in zip(grads, leaves, strict=True)),
+    ]
 
 
 def compare(forced, mixer, oracle, x, rows=None, **inputs):
@@ -85,16 +90,20 @@ def compare(forced, mixer, oracle, x, rows=None, **inputs):
     """
     weight = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(9))
     weight = weight if rows is None else weight * rows[..., None]
-    leaves = [t.requires_grad_() for t in (x, inputs.get("memory"), *mixer.parameters()) if t is not None]
+    leaves = [
+        t.requires_grad_() for t in (x, inputs.get("context"), *mixer.parameters()) if t is not None
+    ]
     want = run(oracle, leaves, weight, x, inputs)
     plain = run(mixer, leaves, weight, x, inputs)
     with forced("sparse") as picked:
         sparse = run(mixer, leaves, weight, x, inputs)
-    with forced("compiled"):
+    with forced("cpp"):
         compiled = run(mixer, leaves, weight, x, inputs)
-    for name, results in (("auto", plain), ("sparse", sparse), ("compiled", compiled)):
+    for name, results in (("auto", plain), ("sparse", sparse), ("cpp", compiled)):
         for got, expected in zip(results, want, strict=True):
-            torch.testing.assert_close(got, expected, rtol=0, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                got, expected, rtol=0, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}"
+            )
     return picked
 
 
@@ -117,14 +126,14 @@ def test_padding(name, i, n, causal, forced, rand):
 
 @pytest.mark.parametrize("sizes", [(1, 7), (23, 5), (5, 23), (20, 45)])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", [name for name in CASES if get(name).can().cross])
+@pytest.mark.parametrize("name", [name for name in CASES if get_recipe(name).can().cross])
 def test_cross(name, sizes, masked, forced, rand):
     """Fails if queries of one sequence do not look at keys of another, shorter or longer, as the paper says."""
     (n, m), more = sizes, {}
     mixer, oracle = make(name, 0, max(sizes), False)
     if masked:
         more["mask"] = holes(m)
-    compare(forced, mixer, oracle, rand(3, n, 8), memory=rand(3, m, 8), **more)
+    compare(forced, mixer, oracle, rand(3, n, 8), context=rand(3, m, 8), **more)
 
 
 @pytest.mark.parametrize("i", [0, 1])
@@ -133,11 +142,19 @@ def test_cross(name, sizes, masked, forced, rand):
 def test_longformer_marks(i, n, masked, forced, rand):
     """Fails if marked tokens are not global, do not use projections of their own, or are marked in the wrong example."""
     mixer, oracle = make("longformer", i, n, False)
-    marks = torch.zeros(3, n, dtype=torch.bool)
-    marks[0, 0] = True
-    marks[2, 1::9] = True
+    global_attention_mask = torch.zeros(3, n, dtype=torch.bool)
+    global_attention_mask[0, 0] = True
+    global_attention_mask[2, 1::9] = True
     mask = {"mask": holes(n)} if masked else {}
-    compare(forced, mixer, oracle, rand(3, n, 8), rows=mask.get("mask"), marks=marks, **mask)
+    compare(
+        forced,
+        mixer,
+        oracle,
+        rand(3, n, 8),
+        rows=mask.get("mask"),
+        global_attention_mask=global_attention_mask,
+        **mask,
+    )
 
 
 def test_every_recipe_has_an_oracle():
@@ -153,7 +170,9 @@ def test_oracles_share_no_code_and_stay_short():
         text = file.read_text()
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+                modules = (
+                    [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+                )
                 assert not any(module.split(".")[0] == "regard" for module in modules), file
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 25, f"{file}: {node.name}"

@@ -16,11 +16,11 @@ from regard.pattern import (
     Chunks,
     Full,
     Global,
+    GlobalMask,
+    GlobalMaskKeys,
+    GlobalMaskQueries,
     KeyPhase,
     Keys,
-    Marked,
-    MarkedKeys,
-    MarkedQueries,
     Near2D,
     Neighbourhood,
     Nothing,
@@ -68,10 +68,22 @@ PICTURES = [
     (Axial(3), "111100 111010 111001 100111 010111 001111"),
     # two rows by four columns, in query blocks of one row by two columns
     (Blocks2D(4, 1, 2), "11000000 11000000 00110000 00110000 00001100 00001100 00000011 00000011"),
-    (Blocks2D(4, 1, 2, up=1), "11000000 11000000 00110000 00110000 11001100 11001100 00110011 00110011"),
-    (Blocks2D(4, 1, 2, left=1), "11000000 11000000 01110000 01110000 00001100 00001100 00000111 00000111"),
-    (Blocks2D(4, 1, 2, right=1), "11100000 11100000 00110000 00110000 00001110 00001110 00000011 00000011"),
-    (Blocks2D(4, 1, 2, down=1), "11001100 11001100 00110011 00110011 00001100 00001100 00000011 00000011"),
+    (
+        Blocks2D(4, 1, 2, up=1),
+        "11000000 11000000 00110000 00110000 11001100 11001100 00110011 00110011",
+    ),
+    (
+        Blocks2D(4, 1, 2, left=1),
+        "11000000 11000000 01110000 01110000 00001100 00001100 00000111 00000111",
+    ),
+    (
+        Blocks2D(4, 1, 2, right=1),
+        "11100000 11100000 00110000 00110000 00001110 00001110 00000011 00000011",
+    ),
+    (
+        Blocks2D(4, 1, 2, down=1),
+        "11001100 11001100 00110011 00110011 00001100 00001100 00000011 00000011",
+    ),
     (Blocks2D(4, 2, 2), "11001100 11001100 00110011 00110011 11001100 11001100 00110011 00110011"),
     # the first blocks are cut short
     (Blocks2D(4, 1, 2, cut_cols=1), "1000 0110 0110 0001"),
@@ -99,7 +111,9 @@ PICTURES = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "rows"), PICTURES, ids=lambda x: repr(x) if not isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("pattern", "rows"), PICTURES, ids=lambda x: repr(x) if not isinstance(x, str) else ""
+)
 def test_pictures(pattern, rows):
     """Fails if a leaf draws another picture than the one on paper."""
     rows = rows.split()
@@ -126,7 +140,11 @@ def test_heads_come_first():
 
 def test_allowed_takes_any_positions():
     """Fails if positions must be in order, start at 0 or have two axes."""
-    assert Band(1, 0).allowed(torch.tensor([70, 3, 9]), torch.tensor([69, 4, 9])).tolist() == [True, False, True]
+    assert Band(1, 0).allowed(torch.tensor([70, 3, 9]), torch.tensor([69, 4, 9])).tolist() == [
+        True,
+        False,
+        True,
+    ]
     assert Full().allowed(torch.tensor(5), torch.arange(3)).tolist() == [True] * 3
     q, k = torch.zeros(2, 1, 3, dtype=torch.long), torch.zeros(4, 1, dtype=torch.long)
     assert (Queries(0, 1) & Keys(0, 1)).allowed(q, k).shape == (2, 4, 3)
@@ -135,14 +153,18 @@ def test_allowed_takes_any_positions():
 def test_lengths_of_zero_and_one():
     """Fails if the shortest sequences need care by the caller."""
     assert Band(1, 1).dense(0).shape == (0, 0) and Band(1, 1).dense(1).tolist() == [[True]]
-    assert Band(1, 1).keys_per_query(0).tolist() == [] and Band(1, 1).keys_per_query(2, 0).tolist() == [0, 0]
+    assert Band(1, 1).keys_per_query(0).tolist() == [] and Band(1, 1).keys_per_query(
+        2, 0
+    ).tolist() == [0, 0]
     assert Band(1, 1).keys_per_query(1).tolist() == [1]
     assert Band(1, 1).density(0) == 0.0 == Band(1, 1).density(2, 0)
 
 
 def test_density_counts_pairs():
     """Fails if the share is taken of something else than all pairs."""
-    assert Causal().density(4) == pytest.approx(10 / 16) and Keys(0, 1).density(3, 5) == pytest.approx(1 / 5)
+    assert Causal().density(4) == pytest.approx(10 / 16) and Keys(0, 1).density(
+        3, 5
+    ) == pytest.approx(1 / 5)
     assert Full().density(100) == 1.0 and Nothing().density(100) == 0.0
     assert Band(128, 128).keys_per_query(4096)[[0, 2000, 4095]].tolist() == [129, 257, 129]
 
@@ -204,18 +226,25 @@ REFUSED = [
     (lambda: PerHead(()), "PerHead takes a pattern for each head"),
     (lambda: PerHead((Full(), 3)), "PerHead takes a pattern for each head"),
     (lambda: PerHead((PerHead((Full(),)),)), "PerHead takes a pattern for each head"),
-    (lambda: PerHead((Full(),)) | PerHead((Full(), Full())), "patterns for 1 and for 2 heads do not combine"),
+    (
+        lambda: PerHead((Full(),)) | PerHead((Full(), Full())),
+        "patterns for 1 and for 2 heads do not combine",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("build", "message"), REFUSED, ids=[f"{m}-{i}" for i, (_, m) in enumerate(REFUSED)])
+@pytest.mark.parametrize(
+    ("build", "message"), REFUSED, ids=[f"{m}-{i}" for i, (_, m) in enumerate(REFUSED)]
+)
 def test_refusals_name_the_argument(build, message):
     """Fails if a senseless argument is taken, or the message does not say which one it was."""
     with pytest.raises(ValueError, match=message):
         build()
 
 
-@pytest.mark.parametrize("other", [3, None, "Causal()", torch.ones(2, 2, dtype=torch.bool)], ids=type)
+@pytest.mark.parametrize(
+    "other", [3, None, "Causal()", torch.ones(2, 2, dtype=torch.bool)], ids=type
+)
 def test_patterns_combine_with_patterns_only(other):
     """Fails if a number, a name or a mask slips into an expression."""
     for join in (lambda p: p | other, lambda p: p & other):
@@ -234,23 +263,47 @@ def test_patterns_do_not_change():
 
 
 # ---------------------------------------------------------------------------------------------- values
-SOME = [Band(1, 2, 3) | Global(2), PerHead([Causal(), ~Chunks(4)]), RandomBlocks(4, 2, 8, seed=3, past=True) & Causal()]
+SOME = [
+    Band(1, 2, 3) | Global(2),
+    PerHead([Causal(), ~Chunks(4)]),
+    RandomBlocks(4, 2, 8, seed=3, past=True) & Causal(),
+]
 
 
 @pytest.mark.parametrize("pattern", SOME, ids=repr)
 def test_copies_are_equal(pattern):
     """Fails if a pattern does not survive a copy or a trip to another process."""
     for again in (copy.deepcopy(pattern), pickle.loads(pickle.dumps(pattern))):
-        assert again == pattern and hash(again) == hash(pattern) and torch.equal(again.dense(30), pattern.dense(30))
+        assert (
+            again == pattern
+            and hash(again) == hash(pattern)
+            and torch.equal(again.dense(30), pattern.dense(30))
+        )
 
 
 def test_alike_is_not_equal():
     """Fails if patterns of another kind, or of other numbers, count as the same."""
     patterns = [
-        Keys(0, 2), Queries(0, 2), Chunks(2), Chunks(2, 1), Band(0, 2), Band(2, 0), Causal(), Full(), Nothing(),
-        Keys(0, 2) | Chunks(2), Keys(0, 2) & Chunks(2), PerHead((Keys(0, 2), Chunks(2))), RandomBlocks(2, 1, 4),
-        RandomBlocks(2, 1, 4, 1), RandomBlocks(2, 1, 4, past=True), ~Chunks(2), Marked(), MarkedKeys(), MarkedQueries(),
-    ]  # fmt: skip
+        Keys(0, 2),
+        Queries(0, 2),
+        Chunks(2),
+        Chunks(2, 1),
+        Band(0, 2),
+        Band(2, 0),
+        Causal(),
+        Full(),
+        Nothing(),
+        Keys(0, 2) | Chunks(2),
+        Keys(0, 2) & Chunks(2),
+        PerHead((Keys(0, 2), Chunks(2))),
+        RandomBlocks(2, 1, 4),
+        RandomBlocks(2, 1, 4, 1),
+        RandomBlocks(2, 1, 4, past=True),
+        ~Chunks(2),
+        GlobalMask(),
+        GlobalMaskKeys(),
+        GlobalMaskQueries(),
+    ]
     assert len(set(patterns)) == len(patterns)
 
 
@@ -275,8 +328,16 @@ def test_how_they_print(pattern, text):
 # ---------------------------------------------------------------------------------------------- what they say of themselves
 def test_relates():
     """Fails if a pattern that compares positions passes for one that does not, or the other way."""
-    for pattern in (Full(), Nothing(), Keys(0, 2), Queries(1, 2), Global(2), KeyPhase(4, 2), PerHead((Full(), Keys(0, 1)))):
-        assert not pattern.relates
+    for pattern in (
+        Full(),
+        Nothing(),
+        Keys(0, 2),
+        Queries(1, 2),
+        Global(2),
+        KeyPhase(4, 2),
+        PerHead((Full(), Keys(0, 1))),
+    ):
+        assert not pattern.compares_positions
     for pattern in (
         Causal(),
         Chunks(4),
@@ -285,22 +346,29 @@ def test_relates():
         Keys(0, 1) | ~Band(1),
         PerHead((Full(), Axial(4))),
     ):
-        assert pattern.relates
+        assert pattern.compares_positions
 
 
 def test_limit():
     """Fails if the number of positions that random blocks cover is lost, or is not the smallest."""
-    assert (Band(1, 1) | Global(4)).limit is None
-    assert RandomBlocks(4, 1, 8).limit == 32 and (~RandomBlocks(4, 1, 8) & Causal()).limit == 32
-    assert (RandomBlocks(4, 1, 8) | RandomBlocks(2, 1, 9)).limit == 18
-    assert PerHead((Full(), RandomBlocks(4, 1, 8))).limit == 32
+    assert (Band(1, 1) | Global(4)).length is None
+    assert RandomBlocks(4, 1, 8).length == 32 and (~RandomBlocks(4, 1, 8) & Causal()).length == 32
+    assert (RandomBlocks(4, 1, 8) | RandomBlocks(2, 1, 9)).length == 18
+    assert PerHead((Full(), RandomBlocks(4, 1, 8))).length == 32
 
 
 def test_heads():
     """Fails if an expression does not know for how many heads it is."""
     two = PerHead((Causal(), Full()))
     assert Full().heads is None is (Causal() | Keys(0, 1)).heads
-    assert two.heads == (two & Causal()).heads == (Band(1, 1) | two).heads == (~two).heads == (two | two).heads == 2
+    assert (
+        two.heads
+        == (two & Causal()).heads
+        == (Band(1, 1) | two).heads
+        == (~two).heads
+        == (two | two).heads
+        == 2
+    )
 
 
 def test_operators_act_on_each_head():
@@ -321,12 +389,26 @@ def test_leaves_from_left_to_right():
 # ---------------------------------------------------------------------------------------------- marks
 def test_marked():
     """Fails if a pattern hides that it waits for marks."""
-    for pattern in (Marked(), MarkedKeys(), Band(1) & ~MarkedQueries(), PerHead((Full(), Band(1) | MarkedKeys()))):
-        assert pattern.marked
-    assert not Band(1, 1).marked and not (Marked() | Full()).marked
+    for pattern in (
+        GlobalMask(),
+        GlobalMaskKeys(),
+        Band(1) & ~GlobalMaskQueries(),
+        PerHead((Full(), Band(1) | GlobalMaskKeys())),
+    ):
+        assert pattern.needs_global_mask
+    assert not Band(1, 1).needs_global_mask and not (GlobalMask() | Full()).needs_global_mask
 
 
-@pytest.mark.parametrize("pattern", [Marked(), Band(1) | MarkedKeys(), ~MarkedQueries(), PerHead((Full(), Marked()))], ids=repr)
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        GlobalMask(),
+        Band(1) | GlobalMaskKeys(),
+        ~GlobalMaskQueries(),
+        PerHead((Full(), GlobalMask())),
+    ],
+    ids=repr,
+)
 def test_marks_must_be_known_for_an_exact_answer(pattern):
     """Fails if a mask is made up for tokens whose marks nobody has given."""
     for ask in (
@@ -341,7 +423,7 @@ def test_marks_must_be_known_for_an_exact_answer(pattern):
 def test_blocks_of_marks_are_undecided():
     """Fails if a block is called empty or full before the marks are known."""
     at = torch.zeros(1, dtype=torch.long)
-    for pattern in (Marked(), ~Marked(), MarkedKeys() & Causal()):
+    for pattern in (GlobalMask(), ~GlobalMask(), GlobalMaskKeys() & Causal()):
         some, every = pattern.block(at, at + 3, at, at + 3)
         assert some.tolist() == [True] and every.tolist() == [False]
 
@@ -350,12 +432,12 @@ def test_blocks_of_marks_are_undecided():
 @pytest.mark.parametrize("key", [False, True])
 def test_given(query, key):
     """Fails if knowing the marks leaves another pattern than the rule says."""
-    assert Marked().given(query, key) == (Full() if query or key else Nothing())
-    assert (Band(1, 1) | MarkedQueries()).given(query, key) == (Full() if query else Band(1, 1))
-    assert (Band(1, 1) & ~MarkedKeys()).given(query, key) == (Nothing() if key else Band(1, 1))
-    heads = PerHead((MarkedKeys() & Causal(), Band(1)))
+    assert GlobalMask().given(query, key) == (Full() if query or key else Nothing())
+    assert (Band(1, 1) | GlobalMaskQueries()).given(query, key) == (Full() if query else Band(1, 1))
+    assert (Band(1, 1) & ~GlobalMaskKeys()).given(query, key) == (Nothing() if key else Band(1, 1))
+    heads = PerHead((GlobalMaskKeys() & Causal(), Band(1)))
     assert heads.given(query, key) == PerHead((Causal() if key else Nothing(), Band(1)))
-    assert not heads.given(query, key).marked
+    assert not heads.given(query, key).needs_global_mask
     plain = Band(1, 1) | Keys(0, 1)
     assert plain.given(query, key) is plain
 

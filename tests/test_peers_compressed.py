@@ -70,12 +70,21 @@ def seeded():
 def test_linformer(n, cross, rand):
     """Fails if the projection, or what becomes of shorter inputs, is another.  (Its `share_kv` also makes values of keys,
     which is not the paper's key-value sharing, so that is not compared.)"""
-    peer = pytest.importorskip("linformer").LinformerSelfAttention(dim=16, seq_len=24, k=7, heads=4).double()
+    peer = (
+        pytest.importorskip("linformer")
+        .LinformerSelfAttention(dim=16, seq_len=24, k=7, heads=4)
+        .double()
+    )
     mixer = regard.create("linformer", dim=16, heads=4, length=24, rank=7).double()
     no_bias(peer.to_out)
-    memory = mixer.inner.memory
-    pairs = linears((mixer.q, mixer.k, mixer.v, mixer.out), (peer.to_q, peer.to_k, peer.to_v, peer.to_out))
-    pairs += [(memory.e, peer.proj_k, lambda t: t.T[None]), (memory.f, peer.proj_v, lambda t: t.T[None])]
+    context = mixer.inner.context
+    pairs = linears(
+        (mixer.q, mixer.k, mixer.v, mixer.out), (peer.to_q, peer.to_k, peer.to_v, peer.to_out)
+    )
+    pairs += [
+        (context.e, peer.proj_k, lambda t: t.T[None]),
+        (context.f, peer.proj_v, lambda t: t.T[None]),
+    ]
     x, other = rand(2, 5, 16), rand(2, n, 16)
     if cross:
         compare(lambda t: mixer(x, t), lambda t: peer(x, context=t), other, pairs)
@@ -85,11 +94,22 @@ def test_linformer(n, cross, rand):
 
 # ---------------------------------------------------------------------------------------------- nystrom
 def nystrom_pair(heads, iterations, kernel=33):
-    peer = pytest.importorskip("nystrom_attention").NystromAttention(
-        dim=16, dim_head=16 // heads, heads=heads, num_landmarks=6, pinv_iterations=iterations, residual=kernel is not None,
-        residual_conv_kernel=33,
-    ).double()  # fmt: skip
-    mixer = regard.create("nystrom", dim=16, heads=heads, landmarks=6, iterations=iterations, kernel=kernel).double()
+    peer = (
+        pytest.importorskip("nystrom_attention")
+        .NystromAttention(
+            dim=16,
+            dim_head=16 // heads,
+            heads=heads,
+            num_landmarks=6,
+            pinv_iterations=iterations,
+            residual=kernel is not None,
+            residual_conv_kernel=33,
+        )
+        .double()
+    )
+    mixer = regard.create(
+        "nystrom", dim=16, heads=heads, landmarks=6, iterations=iterations, kernel=kernel
+    ).double()
     no_bias(peer.to_out[0])
     pairs = [(mixer.out.weight, peer.to_out[0].weight, same)]
     if kernel is not None:
@@ -118,9 +138,13 @@ def test_nystrom_of_hugging_face(rand):
     from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
     config = transformers.NystromformerConfig(
-        hidden_size=16, num_attention_heads=4, num_landmarks=6, segment_means_seq_len=24, conv_kernel_size=33,
+        hidden_size=16,
+        num_attention_heads=4,
+        num_landmarks=6,
+        segment_means_seq_len=24,
+        conv_kernel_size=33,
         attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+    )
     peer = NystromformerSelfAttention(config).double().eval()
     peer.init_option = "exact"
     torch.set_default_dtype(torch.float64)  # its identity is of the default type
@@ -141,19 +165,33 @@ def test_memory_compressed(n, rand):
     """Fails if the convolution, the causal rule or the null key is another.  Whole strides only: the peer fills up at the
     front, which shifts all blocks.  It scales by the whole width, not by that of a head, and has one convolution for keys
     and values.  Its other form has a null key too, which the paper has not."""
-    peer = pytest.importorskip("memory_compressed_attention").MemoryCompressedAttention(dim=16, heads=4, causal=True).double()
+    peer = (
+        pytest.importorskip("memory_compressed_attention")
+        .MemoryCompressedAttention(dim=16, heads=4, causal=True)
+        .double()
+    )
     mixer = regard.create("memory_compressed", dim=16, heads=4, causal=True).double()
     no_bias(peer.to_out, peer.compress_fn.conv)
     nn.init.normal_(peer.null_k)
     nn.init.normal_(peer.null_v)
     inner = mixer.inner
-    copy([(part.weight, peer.compress_fn.conv.weight, same) for part in (inner.blocks.k, inner.blocks.v)])
+    copy(
+        [
+            (part.weight, peer.compress_fn.conv.weight, same)
+            for part in (inner.blocks.k, inner.blocks.v)
+        ]
+    )
     copy([(inner.blocks.v.bias, torch.zeros(16), same)])
     pairs = parts((mixer.q, mixer.k, mixer.v), peer.to_qkv)
     copy(pairs)
     with torch.no_grad():
         mixer.q.weight *= 0.5  # 1/√16 = 0.5/√4
-    copy([(inner.null[i], null, lambda t: t.reshape(4, 1, 4)) for i, null in enumerate((peer.null_k, peer.null_v))])
+    copy(
+        [
+            (inner.null[i], null, lambda t: t.reshape(4, 1, 4))
+            for i, null in enumerate((peer.null_k, peer.null_v))
+        ]
+    )
     compare(mixer, peer, rand(2, n, 16), [(mixer.out.weight, peer.to_out.weight, same), *pairs[1:]])
 
 
@@ -170,13 +208,17 @@ def test_prob_sparse(rand, monkeypatch):
     mixer = regard.create("prob_sparse", dim=16, heads=4).double()
     theirs = (peer.q_proj, peer.k_proj, peer.v_proj, peer.out_proj)
     no_bias(*theirs)
-    memory = rand(2, 15, 16)
-    monkeypatch.setattr(prob_sparse, "_uniform", lambda seed, draw, n: torch.full((n,), (draw + 0.5) / 15, dtype=torch.float64))
+    context = rand(2, 15, 16)
+    monkeypatch.setattr(
+        prob_sparse,
+        "_uniform",
+        lambda seed, draw, n: torch.full((n,), (draw + 0.5) / 15, dtype=torch.float64),
+    )
     monkeypatch.setattr(torch, "randint", lambda low, high, size: torch.arange(high))
     pairs = linears((mixer.q, mixer.k, mixer.v, mixer.out), theirs)
     x = rand(2, 40, 16)
-    compare(lambda t: mixer(t, memory), lambda t: peer(t, memory)[0], x, pairs)
-    attends = mixer.attention(x, memory).std(-1) > 1e-9
+    compare(lambda t: mixer(t, context), lambda t: peer(t, context)[0], x, pairs)
+    attends = mixer.attention(x, context).std(-1) > 1e-9
     assert (attends.sum(-1) == 20).all(), "half of the queries attend, or this says nothing"
 
 
@@ -187,12 +229,21 @@ def test_funnel(cls, n, rand):
     """Fails if pooling, with or without [cls] by itself, or the attention of the pooled queries is another.  The relative
     positions of Hugging Face are set to zero: they are a prior of their own."""
     transformers = pytest.importorskip("transformers")
-    from transformers.models.funnel.modeling_funnel import FunnelAttentionStructure, FunnelRelMultiheadAttention
+    from transformers.models.funnel.modeling_funnel import (
+        FunnelAttentionStructure,
+        FunnelRelMultiheadAttention,
+    )
 
     config = transformers.FunnelConfig(
-        d_model=16, n_head=4, d_head=4, separate_cls=cls, truncate_seq=False, hidden_dropout=0.0, attention_dropout=0.0,
+        d_model=16,
+        n_head=4,
+        d_head=4,
+        separate_cls=cls,
+        truncate_seq=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
         attention_type="factorized",
-    )  # fmt: skip
+    )
     peer = FunnelRelMultiheadAttention(config, 0).double().eval()
     structure = FunnelAttentionStructure(config)
     mixer = regard.create("funnel", dim=16, heads=4, cls=cls).double()
@@ -201,7 +252,9 @@ def test_funnel(cls, n, rand):
 
     def run(t):
         short = structure.pool_tensor(t)
-        nothing = tuple(torch.zeros(m, 16, dtype=t.dtype) for m in (short.shape[1], short.shape[1], n, n))
+        nothing = tuple(
+            torch.zeros(m, 16, dtype=t.dtype) for m in (short.shape[1], short.shape[1], n, n)
+        )
         return peer(short, t, t, (nothing, None, None, None))[0]
 
     def mine(t):
@@ -237,17 +290,32 @@ def test_perceiver(masked, cross, rand):
     from transformers.models.perceiver.modeling_perceiver import PerceiverEncoder, PerceiverLayer
 
     config = transformers.PerceiverConfig(
-        num_latents=5, d_latents=16, d_model=16, num_blocks=1, num_self_attends_per_block=2, num_self_attention_heads=4,
-        num_cross_attention_heads=4, attention_probs_dropout_prob=0.0, self_attention_widening_factor=2,
+        num_latents=5,
+        d_latents=16,
+        d_model=16,
+        num_blocks=1,
+        num_self_attends_per_block=2,
+        num_self_attention_heads=4,
+        num_cross_attention_heads=4,
+        attention_probs_dropout_prob=0.0,
+        self_attention_widening_factor=2,
         cross_attention_widening_factor=2,
-    )  # fmt: skip
+    )
     encoder = PerceiverEncoder(config, kv_dim=16).double().eval()
     writer = PerceiverLayer(
-        config, is_cross_attention=True, num_heads=4, q_dim=16, kv_dim=16, widening_factor=2, use_query_residual=False
+        config,
+        is_cross_attention=True,
+        num_heads=4,
+        q_dim=16,
+        kv_dim=16,
+        widening_factor=2,
+        use_query_residual=False,
     )
     writer = writer.double().eval()
     mixer = regard.create("perceiver", dim=16, heads=4, latents=5, depth=2, widening=2).double()
-    pairs = perceiver_pairs(mixer.read, encoder.cross_attention) + perceiver_pairs(mixer.write, writer)
+    pairs = perceiver_pairs(mixer.read, encoder.cross_attention) + perceiver_pairs(
+        mixer.write, writer
+    )
     for mine, theirs in zip(mixer.think, encoder.self_attends, strict=True):
         pairs += perceiver_pairs(mine, theirs)
     other = rand(2, 9, 16) if cross else None
@@ -256,7 +324,9 @@ def test_perceiver(masked, cross, rand):
 
     def run(t):
         source = t if other is None else other
-        z = encoder(mixer.latents.expand(2, -1, -1), inputs=source, inputs_mask=bias).last_hidden_state
+        z = encoder(
+            mixer.latents.expand(2, -1, -1), inputs=source, inputs_mask=bias
+        ).last_hidden_state
         y = writer(t, inputs=z)[0]
         return y if mask is None or cross else y * mask[..., None]
 

@@ -11,15 +11,21 @@ import torch
 
 import regard
 from regard import Band, LinearAttention, SoftmaxAttention
-from regard.attentions import Hashed, ImprovedClustered, Prototype
-from regard.query import Clusters
+from regard.attentions import ImprovedClusteredAttention, LSHAttention, PrototypeAttention
+from regard.query_prototypes import QueryClusters
 from regard.route import AngularHash
 
 pytest.importorskip(
-    "fast_transformers.attention", reason="pytorch-fast-transformers is not built: see CONTRIBUTING.md", exc_type=ImportError
+    "fast_transformers.attention",
+    reason="pytorch-fast-transformers is not built: see CONTRIBUTING.md",
+    exc_type=ImportError,
 )
 from fast_transformers import attention as peer
-from fast_transformers.attention import clustered_attention, improved_clustered_attention, reformer_attention
+from fast_transformers.attention import (
+    clustered_attention,
+    improved_clustered_attention,
+    reformer_attention,
+)
 from fast_transformers.clustering.hamming import cluster
 from fast_transformers.hashing import compute_hashes
 from fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
@@ -31,7 +37,9 @@ def heads(n, dtype=torch.float64, m=None):
     """Queries of n tokens, keys and values of m."""
     sizes = (n, m or n, m or n)
     return [
-        torch.randn(B, HEADS, size, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(i)).to(dtype)
+        torch.randn(
+            B, HEADS, size, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(i)
+        ).to(dtype)
         for i, size in enumerate(sizes)
     ]
 
@@ -63,7 +71,9 @@ def agree(mine, other, parts, atol, of=(0, 1, 2)):
     for f in (mine, other):
         leaves = [t.clone().requires_grad_() for t in parts]
         y = f(*leaves)
-        weight = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7)).to(y.dtype)
+        weight = torch.randn(
+            y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7)
+        ).to(y.dtype)
         grads = torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True)
         found.append([y, *(grads[i] for i in of)])
     assert found[1][0].abs().max() > 0.01
@@ -91,7 +101,9 @@ def test_causal_linear(n, masked):
     """Fails if our chunks are not their loop over tokens; gradients too."""
     lengths = torch.tensor([n, max(1, n // 2)]) if masked else None
     other = theirs(peer.CausalLinearAttention(WIDTH, eps=0.0), causal=True, lengths=lengths)
-    agree(ours(LinearAttention(), causal=True, lengths=lengths), other, heads(n, torch.float32), 2e-5)
+    agree(
+        ours(LinearAttention(), causal=True, lengths=lengths), other, heads(n, torch.float32), 2e-5
+    )
 
 
 def test_causal_linear_as_an_oracle_of_digits():
@@ -100,7 +112,11 @@ def test_causal_linear_as_an_oracle_of_digits():
     exact = ours(LinearAttention(), causal=True)(*parts)
     single = [t.float() for t in parts]
     mine, other = (
-        f(*single) for f in (ours(LinearAttention(), causal=True), theirs(peer.CausalLinearAttention(WIDTH), causal=True))
+        f(*single)
+        for f in (
+            ours(LinearAttention(), causal=True),
+            theirs(peer.CausalLinearAttention(WIDTH), causal=True),
+        )
     )
     assert (mine - exact).abs().max() < 1.5 * (other - exact).abs().max() < 1e-4
 
@@ -132,26 +148,37 @@ def given(monkeypatch, module, clusters):
 @pytest.mark.parametrize("masked", [False, True])
 def test_clustered(masked, monkeypatch):
     """Fails if, in the same clusters, the mean of the queries does not ask, or its answer does not come back to all of them."""
-    clusters = Clusters(WIDTH, 6)
+    clusters = QueryClusters(WIDTH, 6)
     lengths = torch.tensor([50, 31]) if masked else None
     other = theirs(peer.ClusteredAttention(6, attention_dropout=0.0), lengths=lengths)
     take = given(monkeypatch, clustered_attention, clusters)
-    agree(ours(Prototype(clusters, SoftmaxAttention()), lengths=lengths), take(other), heads(70, torch.float32, 50), 1e-5)
+    agree(
+        ours(PrototypeAttention(clusters, SoftmaxAttention()), lengths=lengths),
+        take(other),
+        heads(70, torch.float32, 50),
+        1e-5,
+    )
 
 
 def test_improved_clustered(monkeypatch):
     """Fails if the keys that matter are weighed otherwise.  Of gradients those of the values are compared: the peer passes none
     through the share that these keys have of a cluster's attention."""
-    clusters = Clusters(WIDTH, 6)
+    clusters = QueryClusters(WIDTH, 6)
     other = theirs(peer.ImprovedClusteredAttention(6, topk=9, attention_dropout=0.0))
     take = given(monkeypatch, improved_clustered_attention, clusters)
-    agree(ours(ImprovedClustered(clusters, 9)), take(other), heads(70, torch.float32), 1e-5, of=(2,))
+    agree(
+        ours(ImprovedClusteredAttention(clusters, 9)),
+        take(other),
+        heads(70, torch.float32),
+        1e-5,
+        of=(2,),
+    )
 
 
 def test_clusters_are_as_tight():
     """Fails if, from the same signs and first centres, our k-means leaves queries further from their centre than theirs does.
     Not the groups themselves: ties between centres, and bits without a majority, are settled otherwise."""
-    clusters = Clusters(WIDTH, 10, bits=31)
+    clusters = QueryClusters(WIDTH, 10, bits=31)
     q, _, _ = heads(400, torch.float32)
     planes = torch.cat((clusters.planes, torch.zeros(31, 1)), 1)
     hashes = compute_hashes(q.reshape(-1, WIDTH).contiguous(), planes).view(B, HEADS, 400)
@@ -177,7 +204,12 @@ def _spread(signs, index):
 def test_exact_topk(causal):
     """Fails if the softmax is over other keys than the k largest."""
     mixer = regard.create("top_k", dim=HEADS * WIDTH, heads=HEADS, k=5, causal=causal)
-    agree(ours(mixer.inner, causal), theirs(peer.ExactTopKAttention(5, attention_dropout=0.0), causal), heads(40), 1e-9)
+    agree(
+        ours(mixer.inner, causal),
+        theirs(peer.ExactTopKAttention(5, attention_dropout=0.0), causal),
+        heads(40),
+        1e-9,
+    )
 
 
 @pytest.mark.parametrize("context", [1, 7, 31])
@@ -187,19 +219,26 @@ def test_local(context, causal):
     side = context // 2
     pattern = Band(side, side) & regard.Causal() if causal else Band(side, side)
     other = theirs(peer.LocalAttention(context, attention_dropout=0.0), causal)
-    agree(lambda q, k, v: regard.attend(q, k, v, pattern=pattern), other, heads(64, torch.float32), 1e-5)
+    agree(
+        lambda q, k, v: regard.attend(q, k, v, pattern=pattern),
+        other,
+        heads(64, torch.float32),
+        1e-5,
+    )
 
 
 def test_reformer(monkeypatch):
     """Fails if one round of LSH attention, over sorted chunks that see other buckets too, is another.  Of one round: they
     give every round the same weight, where the paper goes by its log-sum-exp."""
     monkeypatch.setattr(reformer_attention.torch, "argsort", partial(torch.argsort, stable=True))
-    attention = peer.ReformerAttention(chunk_size=8, bits=4, rounds=1, masked=True, attention_dropout=0.0)
+    attention = peer.ReformerAttention(
+        chunk_size=8, bits=4, rounds=1, masked=True, attention_dropout=0.0
+    )
     hashing = AngularHash(HEADS, WIDTH, buckets=8, rounds=1).double()
     torch.manual_seed(5)
     planes = torch.randn(4, WIDTH, dtype=torch.float64)
     hashing.rotations.copy_(planes.T.expand(HEADS, 1, WIDTH, 4))
-    mine = Hashed(hashing, chunk=8, same_bucket=False, once=False)
+    mine = LSHAttention(hashing, chunk=8, same_bucket=False, once=False)
 
     def drawn(q, k, v):
         torch.manual_seed(5)

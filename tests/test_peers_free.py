@@ -25,7 +25,11 @@ def test_fnet_of_transformers(n, rand):
     """Fails if the Fourier layer of Hugging Face gives something else, at an odd length too."""
     fnet = pytest.importorskip("transformers.models.fnet.modeling_fnet")
     config = pytest.importorskip("transformers").FNetConfig(hidden_size=12)
-    theirs, ours, x = fnet.FNetBasicFourierTransform(config), regard.create("fnet", dim=12), rand(2, n, 12)
+    theirs, ours, x = (
+        fnet.FNetBasicFourierTransform(config),
+        regard.create("fnet", dim=12),
+        rand(2, n, 12),
+    )
     agree(grads(ours, x, []), grads(lambda t: theirs(t)[0], x, []))
 
 
@@ -38,13 +42,19 @@ def test_gmlp_of_g_mlp_pytorch(attention, causal, n, rand):
     if n < 20 and not causal:
         pytest.skip("the peer has no shorter inputs there")
     torch.manual_seed(0)
-    theirs = module.gMLPBlock(dim=8, dim_ff=12, seq_len=20, attn_dim=attention or None, causal=causal).double()
+    theirs = module.gMLPBlock(
+        dim=8, dim_ff=12, seq_len=20, attn_dim=attention or None, causal=causal
+    ).double()
     more = {"attention": attention} if attention else {}
-    ours = regard.create("amlp" if attention else "gmlp", dim=8, length=20, hidden=12, causal=causal, **more).double()
+    ours = regard.create(
+        "amlp" if attention else "gmlp", dim=8, length=20, hidden=12, causal=causal, **more
+    ).double()
     pairs = [
-        (ours.up, theirs.proj_in[0]), (ours.norm, theirs.sgu.norm), (ours.down, theirs.proj_out),
+        (ours.up, theirs.proj_in[0]),
+        (ours.norm, theirs.sgu.norm),
+        (ours.down, theirs.proj_out),
         *([(ours.attend.out, theirs.attn.to_out)] if attention else []),
-    ]  # fmt: skip
+    ]
     with torch.no_grad():
         theirs.sgu.weight.uniform_(-1, 1)  # as it is drawn, it would hardly show
         theirs.sgu.bias.uniform_(-1, 1)
@@ -53,7 +63,11 @@ def test_gmlp_of_g_mlp_pytorch(attention, causal, n, rand):
         for mine, other in pairs:
             mine.load_state_dict(other.state_dict())
         for mine, part in (
-            zip((ours.attend.q, ours.attend.k, ours.attend.v), theirs.attn.to_qkv.weight.chunk(3), strict=True)
+            zip(
+                (ours.attend.q, ours.attend.k, ours.attend.v),
+                theirs.attn.to_qkv.weight.chunk(3),
+                strict=True,
+            )
             if attention
             else ()
         ):
@@ -61,7 +75,10 @@ def test_gmlp_of_g_mlp_pytorch(attention, causal, n, rand):
     mine = [p for pair in pairs for p in pair[0].parameters()]
     other = [p for pair in pairs for p in pair[1].parameters()]
     x = rand(2, n, 8)
-    got, want = grads(ours, x, [*mine, ours.weight, ours.bias]), grads(theirs, x, [*other, theirs.sgu.weight, theirs.sgu.bias])
+    got, want = (
+        grads(ours, x, [*mine, ours.weight, ours.bias]),
+        grads(theirs, x, [*other, theirs.sgu.weight, theirs.sgu.bias]),
+    )
     agree(got, [*want[:-2], want[-2][0], want[-1][0]])
 
 
@@ -69,8 +86,12 @@ def test_mlp_mixer_of_mlp_mixer_pytorch(rand):
     """Fails if the token half of the peer's layer gives something else."""
     module = pytest.importorskip("mlp_mixer_pytorch")
     torch.manual_seed(0)
-    theirs = module.MLPMixer(image_size=8, channels=1, patch_size=2, dim=6, depth=1, num_classes=2).double()
-    token_half = next(part.fn for part in theirs.modules() if type(part).__name__ == "PreNormResidual")
+    theirs = module.MLPMixer(
+        image_size=8, channels=1, patch_size=2, dim=6, depth=1, num_classes=2
+    ).double()
+    token_half = next(
+        part.fn for part in theirs.modules() if type(part).__name__ == "PreNormResidual"
+    )
     up, down = (part for part in token_half if isinstance(part, nn.Conv1d))
     ours = regard.create("mlp_mixer", dim=6, length=16, hidden=up.out_channels).double()
     with torch.no_grad():

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from peers import agree, copied
-from regard import Chunks, MultiHead, Routed, SoftmaxAttention
-from regard.attentions import Hashed
+from regard import Chunks, MultiHead, RoutedAttention, SoftmaxAttention
+from regard.attentions import LSHAttention
 from regard.registry import create
 from regard.route import AngularHash, KMeans
-from regard.route.lsh import by_sorted_place
+from regard.route.lsh import chunk_by_sorted_bucket
 from regard.route.sort import sinkhorn
 
 TOLERANCE = 1e-9
@@ -27,10 +27,17 @@ def test_reformer_pytorch(rounds, once, rand):
     n, dim, heads, chunk = 48, 16, 2, 6
     buckets = n // chunk
     theirs = peer.LSHSelfAttention(
-        dim, heads=heads, bucket_size=chunk, n_hashes=rounds, attend_across_buckets=False, allow_duplicate_attention=not once
+        dim,
+        heads=heads,
+        bucket_size=chunk,
+        n_hashes=rounds,
+        attend_across_buckets=False,
+        allow_duplicate_attention=not once,
     )
     theirs = theirs.double().eval()
-    ours = create("reformer", dim=dim, heads=heads, buckets=buckets, chunk=chunk, rounds=rounds, once=once).double()
+    ours = create(
+        "reformer", dim=dim, heads=heads, buckets=buckets, chunk=chunk, rounds=rounds, once=once
+    ).double()
     torch.manual_seed(7)  # the peer draws its rotations at each call
     ours.inner.hashing.rotations.copy_(
         torch.randn(1, dim // heads, rounds, buckets // 2, dtype=torch.float64)[0].transpose(0, 1)
@@ -41,7 +48,9 @@ def test_reformer_pytorch(rounds, once, rand):
         return theirs(x) - theirs.to_out.bias
 
     pairs = [(ours.q, theirs.toqk), (ours.v, theirs.tov), (ours.out, theirs.to_out)]
-    agree(ours, drawn, rand(2, n, dim), copied([(a.weight, b.weight) for a, b in pairs]), atol=1e-7)  # it adds 1e-9 to counts
+    agree(
+        ours, drawn, rand(2, n, dim), copied([(a.weight, b.weight) for a, b in pairs]), atol=1e-7
+    )  # it adds 1e-9 to counts
 
 
 def hugging_face(rounds, causal, kind="lsh"):
@@ -50,10 +59,19 @@ def hugging_face(rounds, causal, kind="lsh"):
     from transformers.models.reformer import modeling_reformer as modeling
 
     config = transformers.ReformerConfig(
-        attn_layers=[kind], hidden_size=16, num_attention_heads=2, attention_head_size=8, num_hashes=rounds, num_buckets=8,
-        lsh_attn_chunk_length=6, local_attn_chunk_length=6, is_decoder=causal, hash_seed=5,
-        lsh_attention_probs_dropout_prob=0.0, local_attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        attn_layers=[kind],
+        hidden_size=16,
+        num_attention_heads=2,
+        attention_head_size=8,
+        num_hashes=rounds,
+        num_buckets=8,
+        lsh_attn_chunk_length=6,
+        local_attn_chunk_length=6,
+        is_decoder=causal,
+        hash_seed=5,
+        lsh_attention_probs_dropout_prob=0.0,
+        local_attention_probs_dropout_prob=0.0,
+    )
     if kind == "local":
         return modeling.LocalSelfAttention(config).double()
     layer = modeling.LSHSelfAttention(config).double()
@@ -61,7 +79,7 @@ def hugging_face(rounds, causal, kind="lsh"):
     hashing = AngularHash(2, 8, buckets=8, rounds=rounds).double()
     torch.manual_seed(5)
     hashing.rotations.copy_(torch.randn(2, 8, rounds, 4, dtype=torch.float64).transpose(1, 2))
-    attention = Hashed(hashing, chunk=6, same_bucket=causal, once=False, scale=1.0)
+    attention = LSHAttention(hashing, chunk=6, same_bucket=causal, once=False, scale=1.0)
     return layer, MultiHead(16, 2, attention, causal=causal).double()
 
 
@@ -76,7 +94,11 @@ def test_hugging_face_lsh(rounds, rand):
     ours.out.weight.data = torch.eye(16, dtype=torch.float64)
     x = rand(2, 48, 16)
     bucket = ours.inner.hashing(ours.project(x, None)[0])
-    first = by_sorted_place(bucket, None, buckets=8, chunk=6, same_bucket=False).chunks[:, :, :, 0].flatten(1)
+    first = (
+        chunk_by_sorted_bucket(bucket, None, buckets=8, chunk=6, same_bucket=False)
+        .chunks[:, :, :, 0]
+        .flatten(1)
+    )
     rows = torch.ones(2, 48, dtype=torch.float64).scatter(1, first, 0)
     assert rows.sum() > 20
     agree(ours, lambda t: theirs(t).hidden_states, x, pairs, rows=rows)
@@ -90,7 +112,10 @@ def test_hugging_face_lsh_decoder_in_one_bucket(rounds, rand):
     with torch.no_grad():
         ours.q.weight.copy_(torch.eye(16))
         theirs.query_key.weight.copy_(torch.eye(16))
-    pairs = [(ours.q.weight, theirs.query_key.weight), *copied([(ours.v.weight, theirs.value.weight)])]
+    pairs = [
+        (ours.q.weight, theirs.query_key.weight),
+        *copied([(ours.v.weight, theirs.value.weight)]),
+    ]
     ours.out.weight.data = torch.eye(16, dtype=torch.float64)
     bucket = ours.inner.hashing(ours.project(x, None)[0])
     assert (bucket == bucket[..., :1]).all()
@@ -103,7 +128,11 @@ def test_hugging_face_local(rand):
     ours = MultiHead(16, 2, SoftmaxAttention(Chunks(6, back=1)), causal=True).double()
     ours.out.weight.data = torch.eye(16, dtype=torch.float64)
     pairs = copied(
-        [(ours.q.weight, theirs.query.weight), (ours.k.weight, theirs.key.weight), (ours.v.weight, theirs.value.weight)]
+        [
+            (ours.q.weight, theirs.query.weight),
+            (ours.k.weight, theirs.key.weight),
+            (ours.v.weight, theirs.value.weight),
+        ]
     )
     agree(ours, lambda t: theirs(t).hidden_states, rand(2, 48, 16), pairs)
 
@@ -113,13 +142,17 @@ def routing_pair(rand):
     """The peer with 6 clusters of 8 tokens, and ours with its centroids; neither has the paper's layer norm."""
     peer = pytest.importorskip("routing_transformer.routing_transformer")
     theirs = peer.SelfAttention(16, 1, 48, 2, 0, 8, rel_pos_emb=False).double()
-    ours = MultiHead(16, 2, Routed(KMeans(2, 8, clusters=6))).double()
+    ours = MultiHead(16, 2, RoutedAttention(KMeans(2, 8, clusters=6))).double()
     kmeans = theirs.global_attn.kmeans
     kmeans.means.copy_(F.normalize(rand(2, 6, 8), dim=-1))
     kmeans.initted.fill_(True)
     ours.inner.route.centroids.copy_(kmeans.means)
     names = (("q", "to_q"), ("k", "to_k"), ("v", "to_v"), ("out", "to_out"))
-    return theirs, ours, copied([(getattr(ours, a).weight, getattr(theirs, b).weight) for a, b in names])
+    return (
+        theirs,
+        ours,
+        copied([(getattr(ours, a).weight, getattr(theirs, b).weight) for a, b in names]),
+    )
 
 
 def test_routing_transformer(rand):
@@ -172,12 +205,20 @@ def sinkhorn_pair(cut, block, their_block):
     peer = pytest.importorskip("sinkhorn_transformer.sinkhorn_transformer")
     ours = create("sinkhorn", dim=16, heads=2, length=48, block=block, cut=cut).double().eval()
     theirs = peer.SinkhornSelfAttention(
-        16, their_block, 48, heads=2, kv_bucket_size=block, non_permutative=False, n_sortcut=cut or 0
-    ).double()  # fmt: skip
+        16,
+        their_block,
+        48,
+        heads=2,
+        kv_bucket_size=block,
+        non_permutative=False,
+        n_sortcut=cut or 0,
+    ).double()
     del theirs.sinkhorn_attention.sort_net
 
     def run(x):
-        order = ours.sort(x.unflatten(1, (-1, block)).sum(2), x.new_ones(len(x), 48 // block, dtype=torch.bool))
+        order = ours.sort(
+            x.unflatten(1, (-1, block)).sum(2), x.new_ones(len(x), 48 // block, dtype=torch.bool)
+        )
         theirs.sinkhorn_attention.sort_net = lambda q, k, topk: order.flatten(0, 1)
         return theirs(x) - theirs.to_out.bias
 
@@ -187,7 +228,12 @@ def sinkhorn_pair(cut, block, their_block):
         for mine, part in zip((ours.k, ours.v), theirs.to_kv.weight.chunk(2), strict=True):
             mine.weight.copy_(part)
     shared = [(p, p) for p in ours.sort.parameters()]
-    return ours, theirs, run, [(ours.q.weight, theirs.to_q.weight), (ours.out.weight, theirs.to_out.weight), *shared]
+    return (
+        ours,
+        theirs,
+        run,
+        [(ours.q.weight, theirs.to_q.weight), (ours.out.weight, theirs.to_out.weight), *shared],
+    )
 
 
 def test_sortcut(rand):

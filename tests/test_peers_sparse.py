@@ -39,7 +39,11 @@ def test_longformer(padded, marked):
     """Fails if window, marked tokens, their own projections or padding differ from transformers' Longformer."""
     module = pytest.importorskip("transformers.models.longformer.modeling_longformer")
     config = pytest.importorskip("transformers").LongformerConfig(
-        hidden_size=D, num_attention_heads=H, num_hidden_layers=1, attention_window=[8], attention_probs_dropout_prob=0.0
+        hidden_size=D,
+        num_attention_heads=H,
+        num_hidden_layers=1,
+        attention_window=[8],
+        attention_probs_dropout_prob=0.0,
     )
     torch.manual_seed(0)
     peer = module.LongformerSelfAttention(config, 0).double()
@@ -47,21 +51,37 @@ def test_longformer(padded, marked):
     names = {"q": "query", "k": "key", "v": "value"}
     parts = [(getattr(mixer.local, ours), getattr(peer, theirs)) for ours, theirs in names.items()]
     if marked:
-        parts += [(getattr(mixer.everywhere, ours), getattr(peer, f"{theirs}_global")) for ours, theirs in names.items()]
+        parts += [
+            (getattr(mixer.everywhere, ours), getattr(peer, f"{theirs}_global"))
+            for ours, theirs in names.items()
+        ]
     for ours, theirs in parts:
         copy(ours, theirs)
     mixer.local.out = torch.nn.Identity()  # theirs is in another module
-    mask = torch.arange(N) < torch.tensor([[N], [N - 13]]) if padded else torch.ones(B, N, dtype=torch.bool)
-    marks = torch.zeros(B, N, dtype=torch.bool)
+    mask = (
+        torch.arange(N) < torch.tensor([[N], [N - 13]])
+        if padded
+        else torch.ones(B, N, dtype=torch.bool)
+    )
+    global_attention_mask = torch.zeros(B, N, dtype=torch.bool)
     if marked:
-        marks[0, [0, 20]] = marks[1, 3] = True
-    told = torch.zeros(B, N, dtype=torch.float64).masked_fill(marks, 10000).masked_fill(~mask, -10000)
+        global_attention_mask[0, [0, 20]] = global_attention_mask[1, 3] = True
+    told = (
+        torch.zeros(B, N, dtype=torch.float64)
+        .masked_fill(global_attention_mask, 10000)
+        .masked_fill(~mask, -10000)
+    )
 
     def theirs(x):
-        return peer(x, told, is_index_masked=told < 0, is_index_global_attn=told > 0, is_global_attn=marked)[0]
+        return peer(
+            x, told, is_index_masked=told < 0, is_index_global_attn=told > 0, is_global_attn=marked
+        )[0]
 
     pairs = [(a.weight, b.weight) for a, b in parts]
-    given = {"mask": mask if padded else None, "marks": marks if marked else None}
+    given = {
+        "mask": mask if padded else None,
+        "global_attention_mask": global_attention_mask if marked else None,
+    }
     name = f"Longformer{' padded' * padded}{' marked' * marked}"
     more = {"rows": mask, "atol": 3e-6, "nan_gradients": padded or marked}  # they round to float32
     compare(name, lambda x: mixer(x, **given), theirs, pairs, rand(B, N, D), **more)
@@ -73,13 +93,21 @@ def test_bigbird(padded):
     module = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
     block, blocks, random = 4, N // 4, 2
     config = pytest.importorskip("transformers").BigBirdConfig(
-        hidden_size=D, num_attention_heads=H, block_size=block, num_random_blocks=random, attention_probs_dropout_prob=0.0
+        hidden_size=D,
+        num_attention_heads=H,
+        block_size=block,
+        num_random_blocks=random,
+        attention_probs_dropout_prob=0.0,
     )
     torch.manual_seed(0)
-    peer = module.BigBirdBlockSparseAttention(config, seed=3).double().train()  # without training its plan is block 0 only
+    peer = (
+        module.BigBirdBlockSparseAttention(config, seed=3).double().train()
+    )  # without training its plan is block 0 only
     lengths, counts = peer._get_rand_attn_plan(N, block, random)
     np.random.seed(3)
-    plan = np.stack(peer._bigbird_block_rand_mask_with_head(N, N, block, block, H, lengths, counts))  # (h blocks-2 random)
+    plan = np.stack(
+        peer._bigbird_block_rand_mask_with_head(N, N, block, block, H, lengths, counts)
+    )  # (h blocks-2 random)
     ends = Queries(0, block) | Keys(0, block) | Queries(N - block, N) | Keys(N - block, N)
     drawn = [BlockTable(block, ((), *(tuple(row) for row in head), ())) for head in plan.tolist()]
     pattern = PerHead(tuple(Chunks(block, 1, 1) | ends | table for table in drawn))
@@ -88,7 +116,11 @@ def test_bigbird(padded):
     parts = [(mixer.q, peer.query), (mixer.k, peer.key), (mixer.v, peer.value)]
     for ours, theirs in parts:
         copy(ours, theirs)
-    mask = torch.arange(N) < torch.tensor([[N], [N - 13]]) if padded else torch.ones(B, N, dtype=torch.bool)
+    mask = (
+        torch.arange(N) < torch.tensor([[N], [N - 13]])
+        if padded
+        else torch.ones(B, N, dtype=torch.bool)
+    )
     real = mask.double()
     cut = real.view(B, blocks, block)
     near = torch.cat((cut[:, 1:-3], cut[:, 2:-2], cut[:, 3:-1]), 2)
@@ -99,21 +131,37 @@ def test_bigbird(padded):
 
     pairs = [(a.weight, b.weight) for a, b in parts]
     more = {"mask": mask} if padded else {}
-    compare(f"BigBird{' padded' * padded}", lambda x: mixer(x, **more), theirs, pairs, rand(B, N, D), rows=mask, atol=1e-12)
+    compare(
+        f"BigBird{' padded' * padded}",
+        lambda x: mixer(x, **more),
+        theirs,
+        pairs,
+        rand(B, N, D),
+        rows=mask,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("shifted", [False, True])
 def test_swin(shifted):
     """Fails if windows, their shift or their bias differ from transformers' Swin, which rolls the image and masks."""
     module = pytest.importorskip("transformers.models.swin.modeling_swin")
-    config = pytest.importorskip("transformers").SwinConfig(window_size=4, qkv_bias=False, attention_probs_dropout_prob=0.0)
+    config = pytest.importorskip("transformers").SwinConfig(
+        window_size=4, qkv_bias=False, attention_probs_dropout_prob=0.0
+    )
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     layer = module.SwinLayer(config, D, (8, 12), H, shift_size=2 * shifted).double()
     peer = layer.attention
     mixer = regard.create("swin", dim=D, heads=H, width=12, window=4, layer=int(shifted)).double()
     table = peer.relative_position_bias.relative_position_bias_table
-    parts = list(zip((mixer.q, mixer.k, mixer.v, mixer.out), (peer.q_proj, peer.k_proj, peer.v_proj, peer.o_proj), strict=True))
+    parts = list(
+        zip(
+            (mixer.q, mixer.k, mixer.v, mixer.out),
+            (peer.q_proj, peer.k_proj, peer.v_proj, peer.o_proj),
+            strict=True,
+        )
+    )
     with torch.no_grad():
         table.normal_()
         peer.o_proj.bias.zero_()
@@ -125,7 +173,9 @@ def test_swin(shifted):
         rolled = layer.cyclic_shift(x.unflatten(1, (8, 12)))
         windows = module.window_partition(rolled, 4).flatten(1, 2)
         y, _ = peer(windows, layer.get_attn_mask(8, 12, x.dtype, x.device))
-        return layer.cyclic_shift(module.window_reverse(y.view(-1, 4, 4, D), 4, 8, 12), reverse=True).flatten(1, 2)
+        return layer.cyclic_shift(
+            module.window_reverse(y.view(-1, 4, 4, D), 4, 8, 12), reverse=True
+        ).flatten(1, 2)
 
     pairs = [(a.weight, b.weight) for a, b in parts]
     compare(f"Swin{' shifted' * shifted}", mixer, theirs, pairs, rand(B, 96, D), atol=1e-12)
@@ -137,13 +187,21 @@ def test_swin(shifted):
 def test_local_attention(causal, exact):
     """Fails if its windows are not what they are said to be: blocks and their neighbours, or exactly a band."""
     peer = pytest.importorskip("local_attention").LocalMHA(
-        dim=D, window_size=8, heads=H, dim_head=D // H, causal=causal, exact_windowsize=exact, use_rotary_pos_emb=False
+        dim=D,
+        window_size=8,
+        heads=H,
+        dim_head=D // H,
+        causal=causal,
+        exact_windowsize=exact,
+        use_rotary_pos_emb=False,
     )
     peer = peer.double()
     pattern = Band(8, 8) if exact else Chunks(8, 1, 1)
     mixer = MultiHead(D, H, SoftmaxAttention(pattern), causal=causal).double()
     with torch.no_grad():
-        for ours, theirs in zip((mixer.q, mixer.k, mixer.v), peer.to_qkv.weight.chunk(3), strict=True):
+        for ours, theirs in zip(
+            (mixer.q, mixer.k, mixer.v), peer.to_qkv.weight.chunk(3), strict=True
+        ):
             ours.weight.copy_(theirs)
         copy(mixer.out, peer.to_out)
     mask = torch.arange(N) < torch.tensor([[N], [N - 13]])
@@ -151,17 +209,29 @@ def test_local_attention(causal, exact):
     name = f"local-attention{' exact' * exact}{' causal' * causal}"
     for given, rows in (({}, None), ({"mask": mask}, mask)):
         compare(
-            name, lambda x, g=given: mixer(x, **g), lambda x, g=given: peer(x, **g), pairs, rand(B, N, D), rows=rows, atol=1e-12
+            name,
+            lambda x, g=given: mixer(x, **g),
+            lambda x, g=given: peer(x, **g),
+            pairs,
+            rand(B, N, D),
+            rows=rows,
+            atol=1e-12,
         )
 
 
 # ---------------------------------------------------------------------------------------------- axial-attention
 def test_axial_attention():
     """Fails if two passes are not its two attentions one after the other, along the rows first."""
-    peer = pytest.importorskip("axial_attention").AxialAttention(dim=D, heads=H, num_dimensions=2, sum_axial_out=False).double()
+    peer = (
+        pytest.importorskip("axial_attention")
+        .AxialAttention(dim=D, heads=H, num_dimensions=2, sum_axial_out=False)
+        .double()
+    )
     mixer = regard.create("axial", dim=D, heads=H, width=8, form="two").double()
     pairs = []
-    for ours, theirs in zip((mixer.rows, mixer.columns), (a.fn for a in peer.axial_attentions), strict=True):
+    for ours, theirs in zip(
+        (mixer.rows, mixer.columns), (a.fn for a in peer.axial_attentions), strict=True
+    ):
         with torch.no_grad():
             theirs.to_out.bias.zero_()
             ours.q.weight.copy_(theirs.to_q.weight)

@@ -4,15 +4,33 @@ import pytest
 import torch
 
 import regard
-from regard import ALiBi, Band, Chunks, Full, Global, KeyPhase, MultiHead, PerHead, SoftmaxAttention, Unsupported
-from regard.attentions import Persistent
-from regard.attentions.persistent import later
-from regard.position import TUPE, Rope
+from regard import (
+    ALiBi,
+    Band,
+    Chunks,
+    Full,
+    Global,
+    KeyPhase,
+    MultiHead,
+    PerHead,
+    SoftmaxAttention,
+    Unsupported,
+)
+from regard.attentions import PersistentMemoryAttention
+from regard.attentions.persistent import shift_pattern
+from regard.position import Rope, TUPEBias
 
 PATTERNS = [
-    Full(), Band(2, 2), Band(3, 1, 2), Global(2) | Band(1, 1), Chunks(4, back=1), ~Band(2, 2), KeyPhase(3, 2),
-    PerHead((Band(1, 1), Global(1))), regard.RandomBlocks(2, 1, blocks=16),
-]  # fmt: skip
+    Full(),
+    Band(2, 2),
+    Band(3, 1, 2),
+    Global(2) | Band(1, 1),
+    Chunks(4, back=1),
+    ~Band(2, 2),
+    KeyPhase(3, 2),
+    PerHead((Band(1, 1), Global(1))),
+    regard.RandomBlocks(2, 1, blocks=16),
+]
 
 
 def naive(layer, q, k, v, *, causal=False, mask=None):
@@ -31,7 +49,7 @@ def naive(layer, q, k, v, *, causal=False, mask=None):
 
 def made(pattern=Full(), prior=None, count=3):
     torch.manual_seed(0)
-    return Persistent(SoftmaxAttention(pattern, prior), 2, 4, count).double()
+    return PersistentMemoryAttention(SoftmaxAttention(pattern, prior), 2, 4, count).double()
 
 
 def grads(f, leaves, weight):
@@ -49,7 +67,7 @@ def test_any_pattern(pattern, causal, executor, rand):
     want = grads(lambda: naive(layer, q, k, v, causal=causal), leaves, weight)
     for mine, other in zip(got, want, strict=True):
         torch.testing.assert_close(mine, other)
-    assert executor is None or set(executor) in ({"sparse"}, {"compiled"})
+    assert executor is None or set(executor) in ({"sparse"}, {"cpp"})
 
 
 @pytest.mark.parametrize("pattern", [Full(), Band(4, 4)], ids=repr)
@@ -57,7 +75,9 @@ def test_with_a_prior_and_padding(pattern, executor, rand):
     """Fails if the prior is added to a vector, or the mask is off by their number; one example is nothing but padding."""
     layer, (q, k, v) = made(pattern, ALiBi(2)), (rand(3, 2, 17, 4) for _ in range(3))
     mask = torch.stack((torch.arange(17) < 12, torch.arange(17) % 3 != 1, torch.arange(17) < 0))
-    torch.testing.assert_close(layer.attend(q, k, v, mask=mask)[0], naive(layer, q, k, v, mask=mask))
+    torch.testing.assert_close(
+        layer.attend(q, k, v, mask=mask)[0], naive(layer, q, k, v, mask=mask)
+    )
 
 
 @pytest.mark.parametrize("pattern", [*PATTERNS[:7], Band(2, 0) | Global(1)], ids=repr)
@@ -77,14 +97,18 @@ def test_a_stream_that_forgets(pattern, rand):
 @pytest.mark.parametrize("count", [1, 5, 64])
 def test_blocks_of_a_later_pattern_are_sound(pattern, count):
     """Fails if the pattern behind the vectors answers for a block otherwise than pair by pair."""
-    moved, n = later(pattern, count), 24
+    moved, n = shift_pattern(pattern, count), 24
     q, k = torch.arange(count, count + n), torch.arange(count + n)
     seen = moved.allowed(q[:, None], k[None])
     assert seen[..., :count].all() and torch.equal(seen[..., count:], pattern.dense(n))
     for size in (3, 8):
         rows, cols = q[: n - n % size].view(-1, size), k[: len(k) - len(k) % size].view(-1, size)
         some, every = moved.block(rows[:, :1], rows[:, -1:], cols[None, :, 0], cols[None, :, -1])
-        tiles = seen[..., : rows.numel(), : cols.numel()].unflatten(-1, (-1, size)).unflatten(-3, (-1, size))
+        tiles = (
+            seen[..., : rows.numel(), : cols.numel()]
+            .unflatten(-1, (-1, size))
+            .unflatten(-3, (-1, size))
+        )
         assert (some | ~tiles.any(-1).any(-2)).all() and (~every | tiles.all(-1).all(-2)).all()
 
 
@@ -101,7 +125,7 @@ def test_it_takes_the_place_of_a_feed_forward_layer():
 
 def test_a_prior_of_two_terms_scales_all_scores(rand):
     """Fails if the scale that TUPE asks for is lost behind the vectors, or the length that it knows."""
-    layer, (q, k, v) = made(prior=TUPE(2, 8, 6)), (rand(1, 2, 6, 4) for _ in range(3))
+    layer, (q, k, v) = made(prior=TUPEBias(2, 8, 6)), (rand(1, 2, 6, 4) for _ in range(3))
     torch.testing.assert_close(layer.attend(q, k, v)[0], naive(layer, q / 2**0.5, k, v))
     _, state = layer.attend(q, k, v, causal=True, state=layer.start())
     with pytest.raises(ValueError, match=r"the prior knows 9 positions, but the sequence has 10"):
@@ -111,7 +135,7 @@ def test_a_prior_of_two_terms_scales_all_scores(rand):
 def test_what_it_refuses():
     """Fails if a map is shown that would not be one, or sizes that do not fit are taken."""
     with pytest.raises(Unsupported, match="have no place, and turned queries"):
-        MultiHead(8, 2, made(), turn=Rope())
+        MultiHead(8, 2, made(), rotary=Rope())
     mixer = regard.create("all_attention", dim=8, heads=2, count=3)
     with pytest.raises(Unsupported, match="vectors that are no tokens"):
         mixer.attention(torch.zeros(1, 3, 8))
@@ -120,7 +144,11 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="window must be"):
         regard.create("all_attention", dim=8, heads=2, window=-1)
     with pytest.raises(ValueError, match="made for 2 heads, not for 3"):
-        Persistent(SoftmaxAttention(prior=ALiBi(2)), 3, 4, 5)
-    marked = Persistent(SoftmaxAttention(Band(1, 1) | regard.MarkedKeys()), 2, 4, 3)
+        PersistentMemoryAttention(SoftmaxAttention(prior=ALiBi(2)), 3, 4, 5)
+    marked = PersistentMemoryAttention(
+        SoftmaxAttention(Band(1, 1) | regard.GlobalMaskKeys()), 2, 4, 3
+    )
     with pytest.raises(Unsupported, match="marked"):
-        MultiHead(8, 2, marked)(torch.zeros(1, 3, 8), marks=torch.ones(1, 3, dtype=torch.bool))
+        MultiHead(8, 2, marked)(
+            torch.zeros(1, 3, 8), global_attention_mask=torch.ones(1, 3, dtype=torch.bool)
+        )

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 import regard
 from regard import Band, MultiHead, SoftmaxAttention, Unsupported
-from regard.attentions import AdaptiveSpan
-from regard.layout import layout
+from regard.attentions import AdaptiveSpanAttention
+from regard.layout import build_layout
 from regard.mixers import collaborate
 from regard.prior import Gaussian
 
@@ -52,10 +52,15 @@ def test_predicted_gaussians_refuse_to_be_causal_and_say_why():
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [({"sigma": 0}, "sigma must be a finite number above 0"), ({"sigma": None, "centre": "left"}, "centre must be one of"),
-     ({"sigma": None, "window": 3}, "window must be a word"), ({"sigma": 3.0, "window": "layer"}, "sigma=None"),
-     ({"sigma": None, "learn": False}, "learn=False"), ({"sigma": float("nan")}, "finite number")],
-)  # fmt: skip
+    [
+        ({"sigma": 0}, "sigma must be a finite number above 0"),
+        ({"sigma": None, "centre": "left"}, "centre must be one of"),
+        ({"sigma": None, "window": 3}, "window must be a word"),
+        ({"sigma": 3.0, "window": "layer"}, "sigma=None"),
+        ({"sigma": None, "learn": False}, "learn=False"),
+        ({"sigma": float("nan")}, "finite number"),
+    ],
+)
 def test_gaussian_arguments(arguments, says):
     with pytest.raises(ValueError, match=says):
         mixer_of("gaussian_prior", **arguments)
@@ -71,7 +76,10 @@ def test_each_example_has_its_own_task(rand):
     for row, task in enumerate((3, 0, 2)):
         torch.testing.assert_close(mixed[row], every[task][row])
     mixer.of(2)(x).sum().backward()
-    assert mixer.vectors.weight.grad[2].abs().max() > 0 and (mixer.vectors.weight.grad[[0, 1, 3]] == 0).all()
+    assert (
+        mixer.vectors.weight.grad[2].abs().max() > 0
+        and (mixer.vectors.weight.grad[[0, 1, 3]] == 0).all()
+    )
     for bad in (4, -1, 0.5, torch.tensor([[0]])):
         with pytest.raises(ValueError, match="from 0 to 3"):
             mixer.of(bad)
@@ -88,7 +96,9 @@ def test_realformer_adds_the_scores_of_the_layer_before(rand, causal, masked):
     """Fails if the second layer does not see the first layer's scores, or masks them into the sum."""
     layers, x = [mixer_of("realformer", causal) for _ in range(3)], rand(2, 7, 8)
     mask = torch.arange(7).expand(2, 7) < torch.tensor([[7], [4]]) if masked else None
-    keep = torch.ones(7, 7, dtype=torch.bool).tril() if causal else torch.ones(7, 7, dtype=torch.bool)
+    keep = (
+        torch.ones(7, 7, dtype=torch.bool).tril() if causal else torch.ones(7, 7, dtype=torch.bool)
+    )
     keep = keep if mask is None else keep & mask[:, None, None, :]
     want, total, got, scores = x, 0, x, None
     for layer in layers:
@@ -133,7 +143,7 @@ def test_hard_gaussian_keeps_as_many_values_as_it_reaches(rand):
 
 # ---------------------------------------------------------------------------------------------- spans
 def span(share, *, longest=1024, ramp=32, heads=2):
-    attention = AdaptiveSpan(heads, longest=longest, ramp=ramp, start=0, penalty=0.5)
+    attention = AdaptiveSpanAttention(heads, longest=longest, ramp=ramp, start=0, penalty=0.5)
     attention.share.data = torch.tensor(share)
     return attention
 
@@ -142,7 +152,7 @@ def test_shorter_spans_compute_fewer_scores():
     """Fails if a head computes keys at which its mask is zero by more than the rounding."""
     attention = span([0.1, 0.9])
     assert attention.reaches() == [160, 960]
-    scores = [layout(part, 4096, 4096).scores() for part in attention.pattern.parts]
+    scores = [build_layout(part, 4096, 4096).scores() for part in attention.pattern.parts]
     assert scores[0] < 0.25 * scores[1]
     assert span([0.0, 1.0]).reaches() == [32, 1056]
     assert span([-3.0, 7.0]).reaches() == [32, 1056], "a share outside of [0, 1] counts as its end"
@@ -153,17 +163,23 @@ def test_a_span_beyond_its_bounds_comes_back(rand, share):
     """Fails if a share that a step of the optimiser took out of [0, 1] has no gradient any more."""
     mixer = MultiHead(8, 2, span([share, share], longest=20, ramp=4)).double().train()
     (mixer(rand(1, 30, 8)).sum() + mixer.inner.spans().sum()).backward()
-    assert mixer.inner.share.min() >= 0 and mixer.inner.share.max() <= 1 and mixer.inner.share.grad.abs().min() > 0
+    assert (
+        mixer.inner.share.min() >= 0
+        and mixer.inner.share.max() <= 1
+        and mixer.inner.share.grad.abs().min() > 0
+    )
 
 
 def test_spans_tell_their_cost(rand):
     """Fails if the l1 cost is not the mean span times the penalty, or has no gradient."""
     mixer = MultiHead(8, 2, span([0.25, 0.5])).double()
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         mixer(rand(1, 9, 8))
-    torch.testing.assert_close(notes.cost(), torch.tensor(0.5 * 1024 * 0.375).double(), check_dtype=False)
+    torch.testing.assert_close(
+        notes.loss(), torch.tensor(0.5 * 1024 * 0.375).double(), check_dtype=False
+    )
     assert notes.all("spans")[0].tolist() == [256, 512]
-    notes.cost().backward()
+    notes.loss().backward()
     assert mixer.inner.share.grad.tolist() == [256, 256]
 
 
@@ -196,7 +212,9 @@ def test_collaborating_heads_can_say_all_that_apart_ones_can(rand, width):
         plain = MultiHead(8, 2, inner).double()
         new = collaborate(plain, width)
         torch.testing.assert_close(new(x), plain(x))
-        assert not {id(p) for p in new.parameters()} & {id(p) for p in plain.parameters()}, "they would train together"
+        assert not {id(p) for p in new.parameters()} & {id(p) for p in plain.parameters()}, (
+            "they would train together"
+        )
 
 
 def test_collaborating_heads_find_what_heads_have_in_common(rand):
@@ -204,11 +222,16 @@ def test_collaborating_heads_find_what_heads_have_in_common(rand):
     left, right = rand(3, 8), rand(3, 8)
     plain = MultiHead(8, 2, SoftmaxAttention(scale=0.5)).double()
     for w, base in ((plain.q.weight, left), (plain.k.weight, right)):
-        w.data = torch.cat([F.pad(base * torch.tensor([[1.0], [s], [2.0]]), (0, 0, 0, 1)) for s in (0.5, 3.0)]).double()
+        w.data = torch.cat(
+            [F.pad(base * torch.tensor([[1.0], [s], [2.0]]), (0, 0, 0, 1)) for s in (0.5, 3.0)]
+        ).double()
     x = rand(2, 9, 8)
     torch.testing.assert_close(collaborate(plain, 3, rounds=300)(x), plain(x), atol=1e-5, rtol=0)
-    rough = [(collaborate(mixer, w)(x) - mixer(x)).norm() for mixer in [MultiHead(8, 2, SoftmaxAttention(scale=0.5)).double()]
-             for w in (2, 5, 8)]  # fmt: skip
+    rough = [
+        (collaborate(mixer, w)(x) - mixer(x)).norm()
+        for mixer in [MultiHead(8, 2, SoftmaxAttention(scale=0.5)).double()]
+        for w in (2, 5, 8)
+    ]
     assert rough[2] < 1e-9 < rough[1] < rough[0]
 
 
@@ -228,7 +251,7 @@ def test_heads_that_are_alike_pay(rand, kind):
     """Fails if the cost is not the mean over all pairs of heads, with padding left out."""
     mixer, x = mixer_of("disagreement", kind=kind, penalty=2.0), rand(2, 6, 8)
     mask = torch.arange(6).expand(2, 6) < torch.tensor([[6], [3]])
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         mixer(x, mask=mask)
     _, _, v = mixer.project(x.masked_fill(~mask[..., None], 0), None)
     a = mixer.attention(x, mask=mask)
@@ -238,9 +261,13 @@ def test_heads_that_are_alike_pay(rand, kind):
         for g in range(2):
             for h in range(2):
                 one, other = of[row, g, i], of[row, h, i]
-                total += (one * other).abs().sum() if kind == "positions" else torch.cosine_similarity(one, other, dim=0)
-    torch.testing.assert_close(notes.cost(), 2.0 * total / 4 / mask.sum(), check_dtype=False)
-    notes.cost().backward()
+                total += (
+                    (one * other).abs().sum()
+                    if kind == "positions"
+                    else torch.cosine_similarity(one, other, dim=0)
+                )
+    torch.testing.assert_close(notes.loss(), 2.0 * total / 4 / mask.sum(), check_dtype=False)
+    notes.loss().backward()
     assert any(p.grad is not None and p.grad.abs().max() > 0 for p in mixer.parameters())
     with pytest.raises(ValueError, match="kind must be one of"):
         mixer_of("disagreement", kind="values")
@@ -264,7 +291,9 @@ def test_grouped_queries_keep_fewer_keys(rand):
     mixer = regard.create("grouped_query", dim=8, heads=4, share=2, causal=True).double()
     _, state = mixer.stream(rand(1, 5, 8))
     assert state.k.shape[1] == 2
-    _, state = regard.create("multi_query", dim=8, heads=4, causal=True).double().stream(rand(1, 5, 8))
+    _, state = (
+        regard.create("multi_query", dim=8, heads=4, causal=True).double().stream(rand(1, 5, 8))
+    )
     assert state.k.shape[1] == 1
     with pytest.raises(ValueError, match="divisible by share"):
         regard.create("grouped_query", dim=8, heads=4, share=3)
@@ -280,18 +309,25 @@ def test_fixed_spans_of_one_length_are_one_band():
 def test_a_mask_over_a_memory_leaves_out_keys_not_queries(rand):
     """Fails if the mask of another sequence of the same length is taken for one over the queries."""
     for kind in ("subspace", "positions", "outputs"):
-        mixer, x, memory = mixer_of("disagreement", kind=kind), rand(1, 6, 8), rand(1, 6, 8)
+        mixer, x, context = mixer_of("disagreement", kind=kind), rand(1, 6, 8), rand(1, 6, 8)
         costs = []
-        for inputs in ({"mask": torch.arange(6)[None] < 3, "memory": memory}, {"memory": memory[:, :3]}):
-            with regard.noted() as notes:
+        for inputs in (
+            {"mask": torch.arange(6)[None] < 3, "context": context},
+            {"context": context[:, :3]},
+        ):
+            with regard.collect_aux() as notes:
                 mixer(x, **inputs)
-            costs.append(notes.cost())
+            costs.append(notes.loss())
         torch.testing.assert_close(*costs)
 
 
 def test_few_heads_between_talk_to_all(rand):
     """Fails if a head is silent at the start because there are fewer between."""
-    rows = regard.create("talking_heads", dim=16, heads=4, inner=2).attention(torch.randn(1, 5, 16)).sum(-1)
+    rows = (
+        regard.create("talking_heads", dim=16, heads=4, inner=2)
+        .attention(torch.randn(1, 5, 16))
+        .sum(-1)
+    )
     torch.testing.assert_close(rows, torch.ones_like(rows))
 
 
@@ -303,7 +339,9 @@ def test_left_padding_moves_a_predicted_centre(rand):
     torch.testing.assert_close(mixer(padded, mask=mask)[:, 5:], mixer(x))
 
 
-@pytest.mark.parametrize("arguments", [{"sigma": 200.0}, {"sigma": None}, {"sigma": None, "centre": "predicted"}])
+@pytest.mark.parametrize(
+    "arguments", [{"sigma": 200.0}, {"sigma": None}, {"sigma": None, "centre": "predicted"}]
+)
 def test_long_distances_in_half_precision(arguments):
     """Fails if the square of a distance overflows."""
     mixer = regard.create("gaussian_prior", dim=8, heads=2, **arguments).half()

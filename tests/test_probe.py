@@ -8,13 +8,19 @@ from torch import nn
 
 import regard
 from regard.block import Block
-from regard.deep import profile
+from regard.deep_init import admin_init
 from regard.ffn import MLP, FeedForward
-from regard.measure.probe import Gradient, amplification, first_step, gradient_norms, random_moves
+from regard.measure.probe import (
+    SublayerGradient,
+    adam_first_step,
+    amplification,
+    gradient_norms,
+    random_perturbation,
+)
 from regard.mixer import Can, Mixer
 from regard.norm import LayerNorm
-from regard.residual import RESIDUALS, Residual, residual_named
-from regard.stack import Plain
+from regard.residual import RESIDUALS, Residual, get_residual
+from regard.stack import SequentialStack
 
 
 class Times(Mixer):
@@ -50,7 +56,9 @@ class Nothing(Residual):
 def product(*numbers):
     """x times all of them, two in a block."""
     pairs = zip(numbers[::2], numbers[1::2], strict=True)
-    return Plain([Block(Times(1, a), FeedTimes(1, b), residual=lambda dim: Nothing()) for a, b in pairs])
+    return SequentialStack(
+        [Block(Times(1, a), FeedTimes(1, b), residual=lambda dim: Nothing()) for a, b in pairs]
+    )
 
 
 def test_gradients_of_a_product():
@@ -60,7 +68,12 @@ def test_gradients_of_a_product():
     layers.layers[0].mixer.number.grad = torch.tensor(7.0)
     found = gradient_norms(layers, layers(x).sum())
     whole = abs(math.prod(numbers)) * 5
-    assert [(g.layer, g.part) for g in found] == [(0, "mixer"), (0, "ffn"), (1, "mixer"), (1, "ffn")]
+    assert [(g.layer, g.part) for g in found] == [
+        (0, "mixer"),
+        (0, "ffn"),
+        (1, "mixer"),
+        (1, "ffn"),
+    ]
     assert [g.norm for g in found] == pytest.approx([whole / abs(n) for n in numbers])
     assert layers.layers[0].mixer.number.grad == 7.0 and layers.layers[0].ffn.number.grad is None
 
@@ -76,16 +89,23 @@ def test_gradients_of_all_weights_of_a_sub_layer(rand):
     found = gradient_norms(block, loss)
     loss.backward()
     for gradient, part in zip(found, (block.mixer, block.cross, block.ffn), strict=True):
-        squares = [value.item() ** 2 for p in part.parameters() if p.grad is not None for value in p.grad.flatten()]
+        squares = [
+            value.item() ** 2
+            for p in part.parameters()
+            if p.grad is not None
+            for value in p.grad.flatten()
+        ]
         assert gradient.norm == pytest.approx(math.sqrt(sum(squares)))
-    assert isinstance(found[0], Gradient) and found[1].part == "cross"
+    assert isinstance(found[0], SublayerGradient) and found[1].part == "cross"
 
 
 def test_a_known_move_of_a_linear_layer(rand):
     """Fails if the change is not the mean of (δ x)², or the weights are not what they were, to the bit."""
     model, x, move = nn.Linear(4, 3).double(), rand(2, 5, 4), rand(3, 4)
     before = model.weight.clone()
-    assert amplification(model, {"weight": move}, x) == pytest.approx((x @ move.T).square().mean().item())
+    assert amplification(model, {"weight": move}, x) == pytest.approx(
+        (x @ move.T).square().mean().item()
+    )
     assert torch.equal(model.weight, before)
     assert amplification(model, {"bias": torch.full((3,), 2.0).double()}, x) == pytest.approx(4.0)
 
@@ -93,11 +113,17 @@ def test_a_known_move_of_a_linear_layer(rand):
 @pytest.mark.parametrize("layers", [1, 4, 16])
 def test_the_change_of_a_linear_stack_grows_with_its_depth(layers, rand):
     """Fails if N linear layers of the identity, moved by δ of deviation s, do not change by N s² |x|², to first order."""
-    model, x, size = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(layers))).double(), rand(2, 8, 16), 1e-3
+    model, x, size = (
+        nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(layers))).double(),
+        rand(2, 8, 16),
+        1e-3,
+    )
     with torch.no_grad():
         for layer in model:
             layer.weight.copy_(torch.eye(16))
-    found = [amplification(model, random_moves(model, size, seed=seed), x) for seed in range(20)]
+    found = [
+        amplification(model, random_perturbation(model, size, seed=seed), x) for seed in range(20)
+    ]
     want = layers * size**2 * x.square().sum(-1).mean().item()
     assert sum(found) / 20 == pytest.approx(want, rel=0.1)
 
@@ -107,8 +133,11 @@ def test_only_real_tokens_count(rand):
     torch.manual_seed(0)
     model = Block(regard.create("vanilla", dim=8, heads=2), MLP(8)).double()
     x, mask = rand(2, 5, 8), torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
-    moves = random_moves(model, 0.01)
-    found = [amplification(model, moves, x.masked_fill(~mask[..., None], fill), mask=mask) for fill in (0.0, 50.0)]
+    moves = random_perturbation(model, 0.01)
+    found = [
+        amplification(model, moves, x.masked_fill(~mask[..., None], fill), mask=mask)
+        for fill in (0.0, 50.0)
+    ]
     assert found[0] == pytest.approx(found[1]) and found[0] > 0
 
 
@@ -117,7 +146,10 @@ def test_the_first_step_is_adams(rand):
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double(), rand(6, 4)
     loss = model(x).square().mean()
-    moves, before = first_step(model, loss, 0.01), {name: p.detach().clone() for name, p in model.named_parameters()}
+    moves, before = (
+        adam_first_step(model, loss, 0.01),
+        {name: p.detach().clone() for name, p in model.named_parameters()},
+    )
     loss.backward()
     torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-12).step()
     for name, p in model.named_parameters():
@@ -127,8 +159,12 @@ def test_the_first_step_is_adams(rand):
 def test_random_moves_take_a_seed():
     """Fails if the same seed moves otherwise, another one alike, or the spread is wrong."""
     model = nn.Linear(100, 100)
-    a, b, c = (random_moves(model, 0.1, seed=seed)["weight"] for seed in (0, 0, 1))
-    assert torch.equal(a, b) and not torch.equal(a, c) and a.std().item() == pytest.approx(0.1, rel=0.05)
+    a, b, c = (random_perturbation(model, 0.1, seed=seed)["weight"] for seed in (0, 0, 1))
+    assert (
+        torch.equal(a, b)
+        and not torch.equal(a, c)
+        and a.std().item() == pytest.approx(0.1, rel=0.05)
+    )
 
 
 class Turn(Mixer):
@@ -144,33 +180,43 @@ class Turn(Mixer):
 
 def change(name, layers, seed, x):
     torch.manual_seed(seed)
-    make = residual_named(name, layers)
-    stack = Plain([Block(Turn(32), MLP(32), residual=make) for _ in range(layers)])
-    model = nn.Sequential(stack, LayerNorm(32)) if RESIDUALS[name].unfinished else stack
+    make = get_residual(name, layers)
+    stack = SequentialStack([Block(Turn(32), MLP(32), residual=make) for _ in range(layers)])
+    model = nn.Sequential(stack, LayerNorm(32)) if RESIDUALS[name].needs_final_norm else stack
     if name == "admin":
-        profile(model, x)
-    return sum(amplification(model, random_moves(model, 1e-3, seed=draw), x) for draw in range(2))
+        admin_init(model, x)
+    return sum(
+        amplification(model, random_perturbation(model, 1e-3, seed=draw), x) for draw in range(2)
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_post_norm_amplifies_with_depth_and_admin_and_pre_norm_do_less(seed, rand):
     """Fails if from 3 to 24 layers post-norm does not grow about as they do, and pre-norm and Admin by half: the claim."""
     x = rand(4, 16, 32, dtype=torch.float32)
-    growth = {name: change(name, 24, seed, x) / change(name, 3, seed, x) for name in ("post", "pre", "admin")}
+    growth = {
+        name: change(name, 24, seed, x) / change(name, 3, seed, x)
+        for name in ("post", "pre", "admin")
+    }
     assert growth["post"] > 7 and growth["pre"] < 5 and growth["admin"] < 5
 
 
 def test_frozen_weights_do_not_count(rand):
     """Fails if a frozen weight is an error, is moved, or shifts the gradients of the others."""
     torch.manual_seed(0)
-    model, x = Plain([Block(regard.create("vanilla", dim=8, heads=2), MLP(8)) for _ in range(2)]).double(), rand(2, 5, 8)
+    model, x = (
+        SequentialStack(
+            [Block(regard.create("vanilla", dim=8, heads=2), MLP(8)) for _ in range(2)]
+        ).double(),
+        rand(2, 5, 8),
+    )
     whole = gradient_norms(model, model(x).square().sum())
     model.layers[0].mixer.requires_grad_(False)
     loss = model(x).square().sum()
     found = gradient_norms(model, loss)
-    assert found[0] == Gradient(0, "mixer", 0.0)
+    assert found[0] == SublayerGradient(0, "mixer", 0.0)
     assert [part.norm for part in found[1:]] == pytest.approx([part.norm for part in whole[1:]])
-    assert not any(name.startswith("layers.0.mixer") for name in first_step(model, loss, 0.1))
+    assert not any(name.startswith("layers.0.mixer") for name in adam_first_step(model, loss, 0.1))
 
 
 def test_what_does_not_fit_is_said():
@@ -181,6 +227,6 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(ValueError, match=r"no parameters \['wight'\]"):
         amplification(model, {"wight": torch.ones(3)}, torch.ones(3))
     with pytest.raises(ValueError, match="size must be a finite number above 0"):
-        random_moves(model, 0.0)
+        random_perturbation(model, 0.0)
     with pytest.raises(ValueError, match="rate must be a finite number above 0"):
-        first_step(model, model(torch.ones(3)).sum(), -1.0)
+        adam_first_step(model, model(torch.ones(3)).sum(), -1.0)

@@ -6,12 +6,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from peers import agree, copied
-from regard.ffn import ProductKeys
+from regard.ffn import ProductKeyMemory
 
 
 def made(dim=6, keys=7, **more):
     torch.manual_seed(0)
-    layer = ProductKeys(dim, keys, **{"heads": 3, "top": 4, "width": 8, **more}).double()
+    layer = ProductKeyMemory(dim, keys, **{"heads": 3, "top": 4, "width": 8, **more}).double()
     with torch.no_grad():
         for p in (layer.norm.mean, layer.norm.variance) if layer.norm else ():
             p.uniform_(0.5, 1.5)
@@ -31,7 +31,9 @@ def scan(layer, x):
         for h in range(heads):
             mine = q[h * 2 * half : (h + 1) * 2 * half]
             left, right = layer.keys[h]
-            full = torch.stack([torch.cat((left[i], right[j])) for i in range(keys) for j in range(keys)])
+            full = torch.stack(
+                [torch.cat((left[i], right[j])) for i in range(keys) for j in range(keys)]
+            )
             scores = full @ mine
             best = sorted(range(keys**2), key=lambda s: -scores[s].item())[: layer.top]
             y = y + scores[best].softmax(0) @ layer.values[best]
@@ -65,14 +67,16 @@ class Largest(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for t in out if isinstance(out, tuple | list) else (out,):
             if isinstance(t, torch.Tensor):
-                self.most = max(self.most, t._nnz() * t.shape[-1] if t.layout == torch.sparse_coo else t.numel())
+                self.most = max(
+                    self.most, t._nnz() * t.shape[-1] if t.layout == torch.sparse_coo else t.numel()
+                )
         return out
 
 
 def test_no_tensor_has_a_number_for_each_token_and_slot():
     """Fails if the scores of all keys, or a gradient of all values, are ever made: 64 tokens, 4,096 slots."""
     torch.manual_seed(0)
-    layer, x = ProductKeys(16, 64, heads=2, top=8, sparse=True), torch.randn(1, 64, 16)
+    layer, x = ProductKeyMemory(16, 64, heads=2, top=8, sparse=True), torch.randn(1, 64, 16)
     assert layer.values.shape[0] == 4096
     with Largest() as seen:
         layer(x).sum().backward()
@@ -101,13 +105,17 @@ def test_padding_while_training(rand):
     got[:, :5].sum().backward()
     assert all(p.grad.isfinite().all() for p in padded.parameters())
     before = padded.norm.mean.clone()
-    assert padded(x, torch.zeros_like(mask)).isfinite().all() and torch.equal(padded.norm.mean, before)
+    assert padded(x, torch.zeros_like(mask)).isfinite().all() and torch.equal(
+        padded.norm.mean, before
+    )
 
 
 def test_in_evaluation_tokens_are_alone(rand):
     """Fails if chunks, or single examples, give another result than the whole."""
     layer, x = made().eval(), rand(2, 9, 6)
-    torch.testing.assert_close(torch.cat([layer(part) for part in x.split((1, 5, 3), 1)], 1), layer(x))
+    torch.testing.assert_close(
+        torch.cat([layer(part) for part in x.split((1, 5, 3), 1)], 1), layer(x)
+    )
     torch.testing.assert_close(layer(x[1:]), layer(x)[1:])
 
 
@@ -122,10 +130,10 @@ def test_low_precision(rand):
 def test_what_does_not_fit_is_said():
     """Fails if sizes that make no sense are taken."""
     with pytest.raises(ValueError, match="width must be even, for a query has two halves, not 7"):
-        ProductKeys(6, width=7)
+        ProductKeyMemory(6, width=7)
     with pytest.raises(ValueError, match="top must be at most the number of half-keys, 8, not 9"):
-        ProductKeys(6, 8, top=9)
-    assert ProductKeys(5, 4, top=2).keys.shape[-1] == 3
+        ProductKeyMemory(6, 8, top=9)
+    assert ProductKeyMemory(5, 4, top=2).keys.shape[-1] == 3
 
 
 def test_pkm_of_product_key_memory(rand):
@@ -137,7 +145,9 @@ def test_pkm_of_product_key_memory(rand):
     ours = made(normalise=False)
     with torch.no_grad():
         ours.query.bias.zero_()
-        ours.query.weight.copy_(theirs.to_queries.weight.view(2, 3, 4, 6).transpose(0, 1).reshape(24, 6))
+        ours.query.weight.copy_(
+            theirs.to_queries.weight.view(2, 3, 4, 6).transpose(0, 1).reshape(24, 6)
+        )
         ours.keys.copy_(theirs.keys.transpose(1, 2))
     pairs = copied([(ours.values, theirs.values.weight)])
     agree(ours, theirs, rand(2, 9, 6), pairs)

@@ -10,23 +10,35 @@ from torch import nn
 
 import regard
 from regard.block import Block
-from regard.deep import deepnorm_init, profile
+from regard.deep_init import admin_init, deepnorm_init
 from regard.ffn import MLP
 from regard.norm import LayerNorm, RMSNorm
-from regard.residual import RESIDUALS, Admin, DeepNorm, LayerScale, PostNorm, ReZero, alone, paired, residual_named
-from regard.stack import Plain
+from regard.residual import (
+    RESIDUALS,
+    Admin,
+    DeepNorm,
+    LayerScale,
+    PostNorm,
+    ReZero,
+    deepnorm_scales,
+    deepnorm_seq2seq_scales,
+    get_residual,
+)
+from regard.stack import SequentialStack
 
 
 def stack(name, layers, dim=8, *, cross=False, dropout=0.0, **mixer):
     """Blocks of softmax attention around this residual, in float64."""
     torch.manual_seed(0)
-    make = residual_named(name, layers)
+    make = get_residual(name, layers)
 
     def block():
         first, second = (regard.create("vanilla", dim=dim, heads=2, **mixer) for _ in range(2))
-        return Block(first, MLP(dim), cross=second if cross else None, residual=make, dropout=dropout)
+        return Block(
+            first, MLP(dim), cross=second if cross else None, residual=make, dropout=dropout
+        )
 
-    return Plain([block() for _ in range(layers)]).double()
+    return SequentialStack([block() for _ in range(layers)]).double()
 
 
 def normal(x, gain=1.0, bias=0.0):
@@ -45,13 +57,17 @@ FORMULAS = {
     "layerscale": lambda r, x, f: x + r.scale * f(normal(x, r.norm.gain, r.norm.bias)),
     "admin": lambda r, x, f: normal(r.omega * x + f(x), r.norm.gain, r.norm.bias),
     "deepnorm": lambda r, x, f: normal(6**0.25 * x + f(x), r.norm.gain, r.norm.bias),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", RESIDUALS)
 def test_the_formula(name, rand):
     """Fails if outputs or gradients are not those of the formula."""
-    residual, x, weight = residual_named(name, 3)(8).double(), rand(2, 5, 8).requires_grad_(), rand(2, 5, 8)
+    residual, x, weight = (
+        get_residual(name, 3)(8).double(),
+        rand(2, 5, 8).requires_grad_(),
+        rand(2, 5, 8),
+    )
     matrix = rand(8, 8).requires_grad_()
     with torch.no_grad():
         for p in residual.parameters():
@@ -68,10 +84,15 @@ def test_the_formula(name, rand):
 @pytest.mark.parametrize("name", RESIDUALS)
 def test_unfinished_tells_whether_the_stream_grows(name, rand):
     """Fails if what says it is finished leaves a sum that grows with every layer, or the other way round."""
-    residual = residual_named(name, 3)(8).double()
+    residual = get_residual(name, 3)(8).double()
     x, big = rand(2, 5, 8), 1e3 * rand(2, 5, 8)
-    grows = residual.after(big, residual.before(big)).norm() > 10 * residual.after(x, residual.before(x)).norm()
-    assert residual.unfinished == bool(grows and name != "rezero")  # which has no norm anywhere, and so none at the end
+    grows = (
+        residual.after(big, residual.before(big)).norm()
+        > 10 * residual.after(x, residual.before(x)).norm()
+    )
+    assert residual.needs_final_norm == bool(
+        grows and name != "rezero"
+    )  # which has no norm anywhere, and so none at the end
 
 
 @pytest.mark.parametrize("name", RESIDUALS)
@@ -84,7 +105,7 @@ def test_masks_reach_the_norms(name, rand):
             seen.append(mask)
             return super().forward(x, mask)
 
-    make = residual_named(name, 3, norm=None if name == "rezero" else Spy)
+    make = get_residual(name, 3, norm=None if name == "rezero" else Spy)
     residual, x, mask = make(8).double(), rand(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
     residual.after(x, residual.before(x, mask), mask)
     assert len(seen) == {"rezero": 0, "sandwich": 2}.get(name, 1) and all(m is mask for m in seen)
@@ -122,9 +143,15 @@ def by_hand(layers, x, mask=None):
         for f in (lambda t, block=block: block.mixer(t, mask=mask), block.ffn):
             y = f(x)
             found.append(omega)
-            numbers = [[t[a, i, c].item() for a, i in real.nonzero().tolist() for c in range(8)] for t in (omega * x, y)]
+            numbers = [
+                [t[a, i, c].item() for a, i in real.nonzero().tolist() for c in range(8)]
+                for t in (omega * x, y)
+            ]
             means = [sum(each) / len(each) for each in numbers]
-            spread = [sum((v - m) ** 2 for v in each) / len(each) for each, m in zip(numbers, means, strict=True)]
+            spread = [
+                sum((v - m) ** 2 for v in each) / len(each)
+                for each, m in zip(numbers, means, strict=True)
+            ]
             x = normal(omega * x + y)
             omega = math.sqrt(sum(spread))
     return found
@@ -142,19 +169,23 @@ def test_admin_is_profiled_by_the_rule(padded, rand):
     for part, mode in zip(layers.modules(), modes, strict=True):
         part.training = mode
     given = {"mask": mask} if padded else {}
-    found = profile(layers, x.masked_fill(~mask[..., None], 99.0) if padded else x, **given)
+    found = admin_init(layers, x.masked_fill(~mask[..., None], 99.0) if padded else x, **given)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(want))
     joins = [part for part in layers.modules() if isinstance(part, Admin)]
     assert [round(join.omega[3].item(), 6) for join in joins] == [round(w, 6) for w in want]
     assert found[0] == 1 and found[1:] == sorted(found[1:])
-    assert [part.training for part in layers.modules()] == modes and all(join.watch is None for join in joins)
-    assert profile(layers, x.masked_fill(~mask[..., None], -7.0) if padded else x, **given) == found
+    assert [part.training for part in layers.modules()] == modes and all(
+        join.watch is None for join in joins
+    )
+    assert (
+        admin_init(layers, x.masked_fill(~mask[..., None], -7.0) if padded else x, **given) == found
+    )
 
 
 def test_admin_profiles_decoders_too(rand):
     """Fails if a sub-layer that looks at the context is left out."""
     layers = stack("admin", 2, cross=True)
-    assert len(profile(layers, rand(2, 5, 8), rand(2, 3, 8))) == 6
+    assert len(admin_init(layers, rand(2, 5, 8), rand(2, 3, 8))) == 6
 
 
 def test_admin_before_its_profile_is_post_norm(rand):
@@ -167,36 +198,40 @@ def test_profile_refuses_what_it_cannot_do(rand):
     """Fails if it passes over a model without Admin, with a part that is not reached, or that runs twice."""
     x, layers = rand(2, 5, 8), stack("admin", 1)
     with pytest.raises(regard.Unsupported, match="no Admin residual inside"):
-        profile(stack("post", 1), x)
+        admin_init(stack("post", 1), x)
     with pytest.raises(regard.Unsupported, match="runs twice"):
-        profile(Plain([layers, layers]), x)
+        admin_init(SequentialStack([layers, layers]), x)
     joins = [part for part in layers.modules() if isinstance(part, Admin)]
-    assert all(join.watch is None and (join.omega == 1).all() for join in joins)  # as if nothing had been asked
-    idle = Plain([layers])
+    assert all(
+        join.watch is None and (join.omega == 1).all() for join in joins
+    )  # as if nothing had been asked
+    idle = SequentialStack([layers])
     idle.spare = Admin(8)
     with pytest.raises(ValueError, match="1 of 3 Admin residuals were not reached"):
-        profile(idle, x)
+        admin_init(idle, x)
     for tells_nothing in (x[:, :0], x * torch.nan):
         with pytest.raises(ValueError, match="deviate by nan"):
-            profile(layers, tells_nothing)
+            admin_init(layers, tells_nothing)
     assert all((join.omega == 1).all() for join in joins)
 
 
 # ---------------------------------------------------------------------------------------------- DeepNorm
 def test_scales_are_the_table_of_the_paper():
     """Fails if α or β differ from the paper's rows, for 12 layers, and for 100 with a decoder of 6."""
-    assert alone(12) == pytest.approx((2.213364, 0.319472), abs=1e-6)
-    encoder, decoder = paired(100, 6)
-    assert encoder == pytest.approx((0.81 * 100**0.25 * 6 ** (1 / 16), 0.87 * 100**-0.25 * 6 ** (-1 / 16)))
+    assert deepnorm_scales(12) == pytest.approx((2.213364, 0.319472), abs=1e-6)
+    encoder, decoder = deepnorm_seq2seq_scales(100, 6)
+    assert encoder == pytest.approx(
+        (0.81 * 100**0.25 * 6 ** (1 / 16), 0.87 * 100**-0.25 * 6 ** (-1 / 16))
+    )
     assert decoder == pytest.approx((18**0.25, 72**-0.25))
-    assert residual_named("deepnorm", 12)(8).alpha == alone(12).alpha
+    assert get_residual("deepnorm", 12)(8).alpha == deepnorm_scales(12).alpha
 
 
 def test_the_start_of_deepnorm_scales_what_it_should():
     """Fails if a weight has another spread than Xavier's with its gain, or a bias is left."""
     torch.manual_seed(1)
     attention = [regard.create("vanilla", dim=64, heads=4) for _ in range(2)]
-    block = Block(attention[0], MLP(64), cross=attention[1], residual=residual_named("deepnorm", 6))
+    block = Block(attention[0], MLP(64), cross=attention[1], residual=get_residual("deepnorm", 6))
     before = {name: p.clone() for name, p in block.named_parameters() if "norm" in name}
     deepnorm_init(block, 0.25)
     for mixer in attention:
@@ -223,34 +258,41 @@ def test_the_start_of_deepnorm_refuses_what_it_does_not_know():
 def test_what_does_not_fit_is_said():
     """Fails if a wrong name or number is accepted, or a norm where there is none."""
     with pytest.raises(ValueError, match="no residual 'deep_norm': did you mean 'deepnorm'"):
-        residual_named("deep_norm", 3)
+        get_residual("deep_norm", 3)
     with pytest.raises(regard.Unsupported, match="rezero has no norm"):
-        residual_named("rezero", 3, norm=RMSNorm)
+        get_residual("rezero", 3, norm=RMSNorm)
     with pytest.raises(ValueError, match="layers must be a whole number >= 1"):
-        residual_named("post", 0)
+        get_residual("post", 0)
     with pytest.raises(ValueError, match="alpha must be a finite number above 0"):
         DeepNorm(8, alpha=-1.0)
     with pytest.raises(ValueError, match="start must be a finite number above 0"):
         LayerScale(8, start=0.0)
     with pytest.raises(ValueError, match="decoder must be a whole number"):
-        paired(6, 0)
-    assert isinstance(residual_named("post", 3, norm=RMSNorm)(8).norm, RMSNorm)
-    assert RESIDUALS["rezero"] is ReZero and isinstance(residual_named("post", 9)(8), PostNorm)
+        deepnorm_seq2seq_scales(6, 0)
+    assert isinstance(get_residual("post", 3, norm=RMSNorm)(8).norm, RMSNorm)
+    assert RESIDUALS["rezero"] is ReZero and isinstance(get_residual("post", 9)(8), PostNorm)
 
 
 @pytest.mark.parametrize(("layers", "start"), [(18, 0.1), (24, 1e-5), (36, 1e-6)])
 def test_layer_scale_starts_by_depth(layers, start):
     """Fails if λ begins elsewhere than in the paper."""
-    assert torch.equal(residual_named("layerscale", layers)(4).scale, torch.full((4,), start))
+    assert torch.equal(get_residual("layerscale", layers)(4).scale, torch.full((4,), start))
 
 
 # ---------------------------------------------------------------------------------------------- a real run
 def test_deep_stacks_train_without_warm_up_only_with_the_right_start():
     """Fails if 24 layers of post-norm learn at this rate, or Admin and DeepNorm do not; more in `benchmarks/depth.py`."""
-    spec = importlib.util.spec_from_file_location("depth", Path(__file__).parents[1] / "benchmarks" / "depth.py")
+    spec = importlib.util.spec_from_file_location(
+        "depth", Path(__file__).parents[1] / "benchmarks" / "depth.py"
+    )
     depth = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(depth)
-    last = {name: sum(depth.train(name, rate=3e-3, steps=40, seed=0)[-5:]) / 5 for name in ("post", "admin", "deepnorm")}
-    assert last["post"] > 0.9 * depth.NOTHING  # what is lost by who only knows that all characters are as likely
+    last = {
+        name: sum(depth.train(name, rate=3e-3, steps=40, seed=0)[-5:]) / 5
+        for name in ("post", "admin", "deepnorm")
+    }
+    assert (
+        last["post"] > 0.9 * depth.NOTHING
+    )  # what is lost by who only knows that all characters are as likely
     assert last["admin"] < 0.5 * depth.NOTHING
     assert last["deepnorm"] < 0.5 * depth.NOTHING

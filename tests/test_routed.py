@@ -8,13 +8,13 @@ from torch.multiprocessing import spawn
 
 import regard
 from regard import MultiHead, Unsupported
-from regard.attentions import Hashed
+from regard.attentions import LSHAttention
 from regard.measure.count import FlopCounter
 from regard.mixers import Sinkhorn
 from regard.route import AngularHash, BlockSort, KMeans
-from regard.route.lsh import by_rank, by_sorted_place
+from regard.route.lsh import chunk_by_bucket_rank, chunk_by_sorted_bucket
 from regard.route.sort import sinkhorn
-from regard.testing import moved
+from regard.testing import max_change
 
 
 def build(name, dim=8, heads=2, **arguments):
@@ -25,9 +25,14 @@ def build(name, dim=8, heads=2, **arguments):
 # ---------------------------------------------------------------------------------------------- Reformer
 def test_reformer_has_no_keys_of_its_own():
     """Fails if there is a projection to keys, or the rotations are not saved."""
-    assert set(build("reformer").state_dict()) == {"q.weight", "v.weight", "out.weight", "inner.hashing.rotations"}
+    assert set(build("reformer").state_dict()) == {
+        "q.weight",
+        "v.weight",
+        "out.weight",
+        "inner.hashing.rotations",
+    }
     with pytest.raises(ValueError, match="kv_heads"):
-        MultiHead(8, 2, Hashed(AngularHash(2, 4, buckets=4, rounds=1)), kv_heads=1)
+        MultiHead(8, 2, LSHAttention(AngularHash(2, 4, buckets=4, rounds=1)), kv_heads=1)
 
 
 def test_hash_is_of_the_direction(rand):
@@ -66,7 +71,9 @@ def test_a_token_sees_itself_only_where_there_is_no_other(rand):
     """Fails if a lonely token gives anything but its own value, in any precision, or others look at themselves."""
     x = torch.tensor([[1.0, 0], [-1, 0], [0.9, 0.1]], dtype=torch.float64)[None]
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        mixer = MultiHead(2, 1, Hashed(AngularHash(1, 2, buckets=2, rounds=1), chunk=8), project=False).to(dtype)
+        mixer = MultiHead(
+            2, 1, LSHAttention(AngularHash(1, 2, buckets=2, rounds=1), chunk=8), project=False
+        ).to(dtype)
         mixer.inner.hashing.rotations.copy_(torch.tensor([1.0, 0]).view(1, 1, 2, 1))
         want = torch.tensor([[0, 0, 1], [0, 1, 0], [1, 0, 0]], dtype=dtype)
         assert torch.equal(mixer.attention(x.to(dtype))[0, 0], want)
@@ -78,7 +85,7 @@ def test_causal_reformer_on_longer_inputs(rounds, rand):
     mixer = build("reformer", chunk=4, buckets=4, rounds=rounds, causal=True)
     x = rand(1, 90, 8)
     for cut in (1, 17, 60, 89):
-        assert moved(mixer, x, slice(cut, 90), slice(0, cut)) == 0
+        assert max_change(mixer, x, slice(cut, 90), slice(0, cut)) == 0
 
 
 def test_sorted_chunks_would_leak(rand):
@@ -89,7 +96,10 @@ def test_sorted_chunks_would_leak(rand):
     sizes = {"buckets": 4, "chunk": 4}
     sorted_code, rank_code = (
         [f(x).code[..., :30] for x in (bucket, later)]
-        for f in (lambda x: by_sorted_place(x, None, same_bucket=True, **sizes), lambda x: by_rank(x, None, **sizes))
+        for f in (
+            lambda x: chunk_by_sorted_bucket(x, None, same_bucket=True, **sizes),
+            lambda x: chunk_by_bucket_rank(x, None, **sizes),
+        )
     )
     assert torch.equal(*rank_code) and not torch.equal(*sorted_code)
 
@@ -113,7 +123,7 @@ def test_more_rounds_find_more(rand):
     x, found = rand(1, 128, 16), []
     near = (x[0] @ F.normalize(x[0], dim=-1).T).fill_diagonal_(-torch.inf).topk(4, -1).indices
     for rounds in (1, 4, 16):
-        attention = Hashed(AngularHash(1, 16, buckets=8, rounds=rounds), chunk=16)
+        attention = LSHAttention(AngularHash(1, 16, buckets=8, rounds=rounds), chunk=16)
         a = MultiHead(16, 1, attention, project=False).double().attention(x)[0, 0]
         found.append((a.gather(-1, near) > 0).double().mean().item())
     assert found[0] < found[1] < found[2] and found[2] > 0.9
@@ -122,10 +132,14 @@ def test_more_rounds_find_more(rand):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"buckets": 5}, "even"), ({"buckets": 0}, "buckets"), ({"rounds": 0}, "rounds"), ({"chunk": 0}, "chunk"),
-        ({"seed": -1}, "seed"), ({"buckets": 4.0}, "buckets"),
+        ({"buckets": 5}, "even"),
+        ({"buckets": 0}, "buckets"),
+        ({"rounds": 0}, "rounds"),
+        ({"chunk": 0}, "chunk"),
+        ({"seed": -1}, "seed"),
+        ({"buckets": 4.0}, "buckets"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_of_reformer(arguments, words):
     """Fails if nonsense is built, or the message does not name it."""
     with pytest.raises(ValueError, match=words):
@@ -159,7 +173,9 @@ def test_centroids_follow_their_tokens():
     x = torch.tensor([[2.0, 0.2], [3, 0.3], [0.1, 5]], dtype=torch.float64)[None, None]
     for _ in range(200):
         route(x, x, None)
-    want = F.normalize(torch.stack((x[0, 0, 0], x[0, 0, 2], torch.tensor([-1.0, 0], dtype=torch.float64))), dim=-1)
+    want = F.normalize(
+        torch.stack((x[0, 0, 0], x[0, 0, 2], torch.tensor([-1.0, 0], dtype=torch.float64))), dim=-1
+    )
     torch.testing.assert_close(route.centroids[0], want)
 
 
@@ -177,7 +193,9 @@ def test_padding_does_not_move_centroids(rand):
 def one_process(rank, folder, world):
     """Train on a part of the batch."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world
+    )
     mixer = build("routing", clusters=4, decay=0.5)
     for x in torch.load(f"{folder}/batches"):
         mixer(x.chunk(world)[rank])
@@ -195,14 +213,23 @@ def test_two_processes_move_centroids_as_one_does(rand, tmp_path):
     for x in batches:
         alone(x)
     for rank in (0, 1):
-        torch.testing.assert_close(torch.load(tmp_path / f"centroids{rank}"), alone.inner.route.centroids, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            torch.load(tmp_path / f"centroids{rank}"),
+            alone.inner.route.centroids,
+            rtol=0,
+            atol=1e-12,
+        )
 
 
 @pytest.mark.parametrize("clusters", [1, 7, 50])
 def test_every_cluster_takes_its_share(clusters, rand):
     """Fails if clusters are not of one size, w = ⌈n / clusters⌉ of the real tokens of each example."""
     mask = torch.arange(20).expand(2, 20) < torch.tensor([[9], [20]])
-    group = KMeans(1, 4, clusters=clusters).double().eval()(rand(2, 1, 20, 4), rand(2, 1, 20, 4), mask)[0]
+    group = (
+        KMeans(1, 4, clusters=clusters)
+        .double()
+        .eval()(rand(2, 1, 20, 4), rand(2, 1, 20, 4), mask)[0]
+    )
     for side in (group.q, group.k):
         assert side.shape[2] == clusters
         for example, real in enumerate((9, 20)):
@@ -222,19 +249,24 @@ def test_one_cluster_is_full_attention(rand):
 def test_routing_tells_how_full_its_clusters_are(rand):
     """Fails if the load or the tokens that nobody took are miscounted, or a head of such a token is not zero."""
     mixer, x = build("routing", clusters=5).eval(), rand(2, 20, 8)
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         a = mixer.attention(x)
     (load,), (left_over,) = notes.all("cluster_load"), notes.all("in_no_cluster")
     assert load.shape == (2, 5)
     torch.testing.assert_close(load.sum(-1), torch.ones(2))
     assert left_over > 0
     torch.testing.assert_close(left_over, (a.sum(-1) == 0).float().mean())
-    assert notes.cost() == 0
+    assert notes.loss() == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"clusters": 0}, "clusters"), ({"decay": 1.5}, "decay"), ({"decay": True}, "decay"), ({"seed": -1}, "seed")],
+    [
+        ({"clusters": 0}, "clusters"),
+        ({"decay": 1.5}, "decay"),
+        ({"decay": True}, "decay"),
+        ({"seed": -1}, "seed"),
+    ],
 )
 def test_wrong_arguments_of_routing(arguments, words):
     """Fails if nonsense is built, or the message does not name it."""
@@ -288,7 +320,9 @@ def test_a_hard_order_moves_whole_blocks(rand):
         for p in mixer.sort.parameters():
             p.zero_()
         mixer.sort.up.weight.copy_(torch.eye(8))
-        mixer.sort.down.weight[[2, 0, 1], [0, 1, 2]] = 1.0  # the first width asks for block 2, and so on
+        mixer.sort.down.weight[[2, 0, 1], [0, 1, 2]] = (
+            1.0  # the first width asks for block 2, and so on
+        )
     x = rand(1, 10, 8) * 0.01
     for block in range(3):
         x[0, 4 * block, block] += 5
@@ -319,13 +353,15 @@ def test_causal_sinkhorn_does_not_look_ahead(rand):
     """Fails if the sorting or a sorted block lets a later token through, for any cut."""
     mixer, x = build("sinkhorn", length=50, block=6, causal=True).eval(), rand(1, 45, 8)
     for cut in (1, 6, 7, 23, 44):
-        assert moved(mixer, x, slice(cut, 45), slice(0, cut)) == 0
+        assert max_change(mixer, x, slice(cut, 45), slice(0, cut)) == 0
 
 
 def test_the_first_block_has_no_past(rand):
     """Fails if causal tokens of the first block see more than their own block."""
     a = build("sinkhorn", length=20, block=5, causal=True).eval().attention(rand(1, 18, 8))
-    assert torch.equal(a[0, 0, :5, :5] > 0, torch.ones(5, 5).tril() > 0) and not a[0, 0, :5, 5:].any()
+    assert (
+        torch.equal(a[0, 0, :5, :5] > 0, torch.ones(5, 5).tril() > 0) and not a[0, 0, :5, 5:].any()
+    )
     assert (a[0, 0, 10, :11] > 0).all() and not a[0, 0, 10, 11:].any()
 
 
@@ -353,10 +389,15 @@ def test_sortcut_shows_the_first_sorted_blocks_only(rand):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"length": 0}, "length"), ({"block": 0}, "block"), ({"cut": 0}, "cut"), ({"temperature": 0}, "temperature"),
-        ({"iterations": -1}, "iterations"), ({"seed": 1.5}, "seed"), ({"temperature": "hot"}, "temperature"),
+        ({"length": 0}, "length"),
+        ({"block": 0}, "block"),
+        ({"cut": 0}, "cut"),
+        ({"temperature": 0}, "temperature"),
+        ({"iterations": -1}, "iterations"),
+        ({"seed": 1.5}, "seed"),
+        ({"temperature": "hot"}, "temperature"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_of_sinkhorn(arguments, words):
     """Fails if nonsense is built, or the message does not name it."""
     with pytest.raises(ValueError, match=words):
@@ -375,12 +416,14 @@ def test_sinkhorn_refuses_what_does_not_fit():
 @pytest.mark.parametrize(
     ("name", "arguments", "most"),
     [
-        ("reformer", lambda n: {}, 2.1), ("reformer", lambda n: {"causal": True}, 2.3),
-        ("routing", lambda n: {"clusters": int(n**0.5)}, 3.0), ("sinkhorn", lambda n: {"length": n, "block": int(n**0.5)}, 3.0),
+        ("reformer", lambda n: {}, 2.1),
+        ("reformer", lambda n: {"causal": True}, 2.3),
+        ("routing", lambda n: {"clusters": int(n**0.5)}, 3.0),
+        ("sinkhorn", lambda n: {"length": n, "block": int(n**0.5)}, 3.0),
         ("sinkhorn", lambda n: {"length": n, "cut": 2}, 2.6),
     ],
     ids=["reformer", "reformer-causal", "routing", "sinkhorn", "sortcut"],
-)  # fmt: skip
+)
 def test_products_grow_as_promised(name, arguments, most):
     """Fails if twice the tokens are more than so many times the products: n for Reformer, n √n for the others."""
     counts = []
@@ -396,7 +439,11 @@ def test_products_grow_as_promised(name, arguments, most):
 @pytest.mark.parametrize("causal", [False, True])
 def test_whole_blocks_are_what_a_mask_of_all_gives(causal, rand):
     """Fails if the fused way of whole blocks, outputs or gradients, is another than that with shares."""
-    mixer, given, found = build("sinkhorn", length=24, block=4, causal=causal).eval(), rand(2, 24, 8), []
+    mixer, given, found = (
+        build("sinkhorn", length=24, block=4, causal=causal).eval(),
+        rand(2, 24, 8),
+        [],
+    )
     for mask in (None, torch.ones(2, 24, dtype=torch.bool)):
         x = given.clone().requires_grad_()
         y = mixer(x, mask=mask)

@@ -7,26 +7,36 @@ import regard
 from regard.block import Block
 from regard.ffn import MLP
 from regard.mixers import Branches
-from regard.registry import get
+from regard.registry import get_recipe
 from regard.testing import check_mixer
 
 
 def branches(*names, causal=False):
     torch.manual_seed(0)
-    return Branches([get(name).example(8, causal=causal) for name in names]).double().eval()
+    return Branches([get_recipe(name).example(8, causal=causal) for name in names]).double().eval()
 
 
 @pytest.mark.parametrize(
-    "names", [("vanilla", "dynamic_conv"), ("linear", "local", "retnet"), ("fnet", "vanilla"), ("longformer",)]
+    "names",
+    [
+        ("vanilla", "dynamic_conv"),
+        ("linear", "local", "retnet"),
+        ("fnet", "vanilla"),
+        ("longformer",),
+    ],
 )
 def test_any_branches_keep_their_promises(names):
     """Fails if a promise of all branches is broken by dealing out channels, or a refusal of one is forgotten."""
-    forms = [form for form in (False, True) if all(form in get(name).forms() for name in names)]
+    causal_options = [
+        form
+        for form in (False, True)
+        if all(form in get_recipe(name).causal_options() for name in names)
+    ]
 
     def build(causal):
-        if causal not in forms:
+        if causal not in causal_options:
             raise regard.Unsupported("a branch has no such form")
-        return Branches([get(name).example(8, causal=causal) for name in names])
+        return Branches([get_recipe(name).example(8, causal=causal) for name in names])
 
     check_mixer(build)
 
@@ -41,23 +51,33 @@ def test_each_branch_has_its_channels(rand):
 
 def test_what_all_can_is_what_it_can(rand):
     """Fails if cross-attention, marks or a length limit is composed wrongly."""
-    assert branches("vanilla", "linear").can.cross and not branches("vanilla", "dynamic_conv").can.cross
+    assert (
+        branches("vanilla", "linear").can.cross
+        and not branches("vanilla", "dynamic_conv").can.cross
+    )
     both = branches("vanilla", "linear")
-    x, memory = rand(2, 5, 16), rand(2, 7, 16)
-    parts = [branch(x[..., 8 * i : 8 * i + 8], memory[..., 8 * i : 8 * i + 8]) for i, branch in enumerate(both.branches)]
-    torch.testing.assert_close(both(x, memory), torch.cat(parts, -1))
-    marks = torch.arange(5).expand(2, 5) == 2
+    x, context = rand(2, 5, 16), rand(2, 7, 16)
+    parts = [
+        branch(x[..., 8 * i : 8 * i + 8], context[..., 8 * i : 8 * i + 8])
+        for i, branch in enumerate(both.branches)
+    ]
+    torch.testing.assert_close(both(x, context), torch.cat(parts, -1))
+    global_attention_mask = torch.arange(5).expand(2, 5) == 2
     marked = branches("longformer", "longformer")
-    assert marked.can.marks and not torch.equal(marked(x, marks=marks), marked(x))
-    assert marked.attention(x, marks=marks).shape[1] == 4
-    assert branches("gmlp", "vanilla").length == get("gmlp").example(8).length
+    assert marked.can.global_attention_mask and not torch.equal(
+        marked(x, global_attention_mask=global_attention_mask), marked(x)
+    )
+    assert marked.attention(x, global_attention_mask=global_attention_mask).shape[1] == 4
+    assert branches("gmlp", "vanilla").length == get_recipe("gmlp").example(8).length
 
 
 def test_it_stands_in_a_block(rand):
     """Fails if the feed-forward layer does not mix the branches."""
     torch.manual_seed(0)
     block, x = Block(regard.create("lite", dim=8, heads=2), MLP(8)).double().eval(), rand(1, 5, 8)
-    jacobian = torch.autograd.functional.jacobian(lambda t: block(t)[0, 0], x)[:, 0, 4]  # token 4 is out of the kernel's reach
+    jacobian = torch.autograd.functional.jacobian(lambda t: block(t)[0, 0], x)[
+        :, 0, 4
+    ]  # token 4 is out of the kernel's reach
     assert jacobian[:4, :4].abs().max() > 0 and jacobian[4:, :4].abs().max() > 0
 
 
@@ -66,7 +86,7 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(ValueError, match="at least one branch"):
         Branches([])
     with pytest.raises(ValueError, match="all branches must be causal, or none"):
-        Branches([get("vanilla").example(8, causal=c) for c in (False, True)])
+        Branches([get_recipe("vanilla").example(8, causal=c) for c in (False, True)])
     with pytest.raises(ValueError, match="near must be less than dim, which is 8"):
         regard.create("lite", dim=8, heads=2, near=8)
     with pytest.raises(ValueError, match="divisible by heads"):

@@ -15,42 +15,50 @@ from regard.position import Rope
 from regard.prior import ALiBi
 from regard.residual import PostNorm, PreNorm
 from regard.stack import (
-    AttentionReconstruction,
-    AutoEncoding,
-    Compressive,
-    Convolution,
-    MaxPool,
-    MeanPool,
-    MostUsed,
-    Segments,
+    AttentionReconstructionLoss,
+    AutoEncodingLoss,
+    CompressiveMemory,
+    Conv1dCompression,
+    MaxPoolCompression,
+    MeanPoolCompression,
+    MostUsedCompression,
+    SegmentStack,
 )
 from regard.state import detach
 
 DIM, HEADS, N = 8, 2, 27
-KINDS = [MeanPool, MaxPool, Convolution, MostUsed]
+KINDS = [MeanPoolCompression, MaxPoolCompression, Conv1dCompression, MostUsedCompression]
 
 
 def stack(*, segment=4, residual=PreNorm, prior=None, count=2, **memory):
     torch.manual_seed(0)
     layers = [
-        Block(MultiHead(DIM, HEADS, SoftmaxAttention(prior=prior), causal=True), MLP(DIM), residual=residual)
+        Block(
+            MultiHead(DIM, HEADS, SoftmaxAttention(prior=prior), causal=True),
+            MLP(DIM),
+            residual=residual,
+        )
         for _ in range(count)
     ]
     memory = {"recent": 6, "compressed": 3, "rate": 2} | memory
-    return Segments(layers, segment=segment, memory=partial(Compressive, **memory)).double()
+    return SegmentStack(
+        layers, segment=segment, memory=partial(CompressiveMemory, **memory)
+    ).double()
 
 
 # ---------------------------------------------------------------------------------------------- the oracle
 def compressed(kind, memory, run, keep):
     """One state of a run of them, and whether it is real."""
     real = [t for t, k in zip(run, keep, strict=True) if k]
-    if kind is Convolution:
+    if kind is Conv1dCompression:
         conv = memory.compress.conv
         blank = [t if k else t * 0 for t, k in zip(run, keep, strict=True)]
         return conv.bias + sum(conv.weight[:, :, i] @ t for i, t in enumerate(blank)), bool(real)
     if not real:
         return run[0] * 0, False
-    return (sum(real) / len(real) if kind is MeanPool else torch.stack(real).max(0).values), True
+    return (
+        sum(real) / len(real) if kind is MeanPoolCompression else torch.stack(real).max(0).values
+    ), True
 
 
 def most_used(layer, now, real, old, keep, rate, pre):
@@ -62,9 +70,14 @@ def most_used(layer, now, real, old, keep, rate, pre):
     places = [i for i, k in enumerate(keep) if k]
     for x, k in zip(now, real, strict=True):
         for h in range(HEADS if k else 0):
-            q, *keys = [stacks.normed(t, layer.around_mixer) if pre else t for t in (x, *(old[i] for i in places))]
+            q, *keys = [
+                stacks.normed(t, layer.mixer_residual) if pre else t
+                for t in (x, *(old[i] for i in places))
+            ]
             part = slice(h * e, h * e + e)
-            scores = torch.stack([(mixer.q.weight[part] @ q) @ (mixer.k.weight[part] @ key) / e**0.5 for key in keys])
+            scores = torch.stack(
+                [(mixer.q.weight[part] @ q) @ (mixer.k.weight[part] @ key) / e**0.5 for key in keys]
+            )
             for i, w in zip(places, scores.softmax(0), strict=True):
                 used[i] = used[i] + w
     best = sorted(sorted(range(len(old)), key=lambda i: -used[i])[: len(old) // rate])
@@ -73,13 +86,16 @@ def most_used(layer, now, real, old, keep, rate, pre):
 
 def lost(layer, now, real, old, keep, new, pre):
     """Σ over the real tokens of (attn(old) − attn(new))², and how many numbers that are."""
-    before = (lambda t: stacks.normed(t, layer.around_mixer)) if pre else (lambda t: t)
+    before = (lambda t: stacks.normed(t, layer.mixer_residual)) if pre else (lambda t: t)
     olds = [before(t) for t, k in zip(old, keep, strict=True) if k]
     news = [before(t) for t, k in new if k]
     gaps = []
     for x, k in zip(now, real, strict=True):
         if k:
-            a, b = (stacks.read(layer.mixer, before(x), seen, [0] * len(seen), [0, 0]) for seen in (olds, news))
+            a, b = (
+                stacks.read(layer.mixer, before(x), seen, [0] * len(seen), [0, 0])
+                for seen in (olds, news)
+            )
             gaps.append((a - b).square().sum())
     return sum(gaps), len(gaps) * DIM
 
@@ -91,23 +107,44 @@ def naive(stack, x, mask, kind, slopes, pre):
     for row, keep in zip(x, mask, strict=True):
         held, done = [([], []) for _ in stack.layers], []  # pairs of a state and whether it is real
         for start in range(0, len(row), stack.segment):
-            now, real = list(row[start : start + stack.segment]), keep[start : start + stack.segment].tolist()
+            now, real = (
+                list(row[start : start + stack.segment]),
+                keep[start : start + stack.segment].tolist(),
+            )
             for i, layer in enumerate(stack.layers):
                 old, recent = held[i]
                 past = [*old, *recent]
-                after = stacks.block(layer, [t for t, _ in past], now, [k for _, k in past] + real, slopes, pre)
+                after = stacks.block(
+                    layer, [t for t, _ in past], now, [k for _, k in past] + real, slopes, pre
+                )
                 recent = recent + [(t.detach(), k) for t, k in zip(now, real, strict=True)]
                 leaving = max(0, len(recent) - memory.recent) // rate * rate
                 if leaving and len(now) == stack.segment:
-                    going, going_real = [t for t, _ in recent[:leaving]], [k for _, k in recent[:leaving]]
+                    going, going_real = (
+                        [t for t, _ in recent[:leaving]],
+                        [k for _, k in recent[:leaving]],
+                    )
                     held_now = [t.detach() for t in now]
-                    if kind is MostUsed:
+                    if kind is MostUsedCompression:
                         new = most_used(layer, held_now, real, going, going_real, rate, pre)
                     else:
                         runs = range(0, leaving, rate)
-                        new = [compressed(kind, stack.memories[i], going[r : r + rate], going_real[r : r + rate]) for r in runs]
-                    losses.setdefault((start, i), []).append(lost(layer, held_now, real, going, going_real, new, pre))
-                    old, recent = (old + [(t.detach(), k) for t, k in new])[-memory.compressed :], recent[leaving:]
+                        new = [
+                            compressed(
+                                kind,
+                                stack.memories[i],
+                                going[r : r + rate],
+                                going_real[r : r + rate],
+                            )
+                            for r in runs
+                        ]
+                    losses.setdefault((start, i), []).append(
+                        lost(layer, held_now, real, going, going_real, new, pre)
+                    )
+                    old, recent = (
+                        (old + [(t.detach(), k) for t, k in new])[-memory.compressed :],
+                        recent[leaving:],
+                    )
                 held[i], now = (old, recent), after
             done += now
         results.append(torch.stack(done))
@@ -126,7 +163,7 @@ def test_by_loops(kind, residual, masked, rand):
     if masked:
         mask[0, 3:6], mask[1, 0], mask[1, 20:] = False, False, False
     t = x.clone().requires_grad_()
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         y = layers(t, mask=mask) * mask[..., None]
     told = torch.stack(notes.all("attention reconstruction"))
     other = x.clone().requires_grad_()
@@ -141,24 +178,28 @@ def test_by_loops(kind, residual, masked, rand):
         strict=True,
     ):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
-    if kind is Convolution:
+    if kind is Conv1dCompression:
         conv = [p for name, p in layers.named_parameters() if "compress" in name]
         for got, want in zip(
-            torch.autograd.grad(notes.cost(), conv), torch.autograd.grad(losses.sum(), conv, allow_unused=True), strict=True
+            torch.autograd.grad(notes.loss(), conv),
+            torch.autograd.grad(losses.sum(), conv, allow_unused=True),
+            strict=True,
         ):
             torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
 
 
 # ---------------------------------------------------------------------------------------------- gradients
-@pytest.mark.parametrize("loss", [AttentionReconstruction, AutoEncoding])
+@pytest.mark.parametrize("loss", [AttentionReconstructionLoss, AutoEncodingLoss])
 def test_the_loss_trains_the_compression_alone(loss, rand):
     """Fails if the loss moves the transformer, or the task the compression."""
     layers = stack(loss=loss)
     x = rand(2, N, DIM).requires_grad_()
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         y = layers(x)
     names, parameters = zip(*layers.named_parameters(), strict=True)
-    by_loss = torch.autograd.grad(notes.cost(), [*parameters, x], allow_unused=True, retain_graph=True)
+    by_loss = torch.autograd.grad(
+        notes.loss(), [*parameters, x], allow_unused=True, retain_graph=True
+    )
     by_task = torch.autograd.grad(y.sum(), [*parameters, x], allow_unused=True)
     for name, a, b in zip([*names, "x"], by_loss, by_task, strict=True):
         assert (a is not None and a.abs().max() > 0) == name.startswith("memories"), name
@@ -174,13 +215,15 @@ def test_no_gradient_crosses_a_segment(rand):
     other[:, 1] = rand(DIM)
     one = stack(count=1)
     changed = (one(other) != one(x)).any(-1)[0]
-    assert changed.tolist() == [False] + [True] * 15 + [False] * 8  # after 16 tokens its run is the fourth from the end
+    assert (
+        changed.tolist() == [False] + [True] * 15 + [False] * 8
+    )  # after 16 tokens its run is the fourth from the end
 
 
 def test_without_a_loss_the_task_trains_the_compression(rand):
-    """Fails if `loss=None` leaves the compression untrained, or lets gradients into the states themselves."""
+    """Fails if `training_loss=None` leaves the compression untrained, or lets gradients into the states themselves."""
     layers, x = stack(loss=None), rand(1, N, DIM).requires_grad_()
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         y = layers(x)
     assert not notes.entries
     conv = layers.memories[1].compress.conv.weight
@@ -192,9 +235,13 @@ def test_without_a_loss_the_task_trains_the_compression(rand):
 
 def test_a_compression_without_weights_costs_nothing(rand):
     """Fails if a pool, which cannot learn, puts a constant into the loss; what it loses is told all the same."""
-    with regard.noted() as notes:
-        stack(compress=MeanPool)(rand(1, N, DIM))
-    assert notes.names() == ["attention reconstruction"] and not notes.cost().any() and notes.entries[0].value > 0
+    with regard.collect_aux() as notes:
+        stack(compress=MeanPoolCompression)(rand(1, N, DIM))
+    assert (
+        notes.names() == ["attention reconstruction"]
+        and not notes.loss().any()
+        and notes.entries[0].value > 0
+    )
 
 
 def test_the_loss_can_be_lowered(rand):
@@ -203,12 +250,12 @@ def test_the_loss_can_be_lowered(rand):
     optimizer = torch.optim.Adam(layers.parameters(), 2e-2)
     costs = []
     for _ in range(20):
-        with regard.noted() as notes:
+        with regard.collect_aux() as notes:
             layers(x)
         optimizer.zero_grad()
-        notes.cost().backward()
+        notes.loss().backward()
         optimizer.step()
-        costs.append(notes.cost().item())
+        costs.append(notes.loss().item())
     assert costs[-1] < 0.7 * costs[0]
 
 
@@ -216,18 +263,18 @@ def test_the_loss_knows_no_positions(rand):
     """Fails if turning queries and keys by their places changes what is compared: the paper compares by content."""
     layers, x = stack(count=1), rand(1, N, DIM)
     told = []
-    for turn in (None, Rope()):
-        layers.layers[0].mixer.turn = turn
-        with regard.noted() as notes:
+    for rotary in (None, Rope()):
+        layers.layers[0].mixer.rotary = rotary
+        with regard.collect_aux() as notes:
             y = layers(x)
-        told.append((notes.cost(), y))
+        told.append((notes.loss(), y))
     torch.testing.assert_close(told[0][0], told[1][0])
     assert not torch.allclose(told[0][1], told[1][1])
 
 
 def test_auto_encoding_by_loops(rand):
     """Fails if the decoder or the mean is another."""
-    loss, old, new = AutoEncoding(DIM, 3).double(), rand(2, 6, DIM), rand(2, 2, DIM)
+    loss, old, new = AutoEncodingLoss(DIM, 3).double(), rand(2, 6, DIM), rand(2, 2, DIM)
     mask = torch.ones(2, 6, dtype=torch.bool)
     mask[0, 4:] = False
     weight, bias = loss.decode.weight, loss.decode.bias
@@ -235,8 +282,11 @@ def test_auto_encoding_by_loops(rand):
     for a in range(2):
         for t in range(6):
             if mask[a, t]:
-                total = total + (old[a, t] - bias - weight[:, :, t % 3].T @ new[a, t // 3]).square().sum()
-    held = regard.stack.look.Held
+                total = (
+                    total
+                    + (old[a, t] - bias - weight[:, :, t % 3].T @ new[a, t // 3]).square().sum()
+                )
+    held = regard.stack.memory_attention.HiddenStates
     torch.testing.assert_close(loss(None, held(old, mask), held(new)), total / (mask.sum() * DIM))
 
 
@@ -246,14 +296,14 @@ def test_auto_encoding_by_loops(rand):
 def test_chunks_give_the_whole(sizes, kind, rand):
     """Fails if compression happens elsewhere when chunks end elsewhere, or its cost is told otherwise."""
     layers, x, state, parts = stack(compress=kind, prior=ALiBi(HEADS)), rand(2, N, DIM), None, []
-    with regard.noted() as whole:
+    with regard.collect_aux() as whole:
         want = layers(x)
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         for chunk in x.split(sizes, 1):
             y, state = layers.stream(chunk, state)
             parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), want)
-    torch.testing.assert_close(notes.cost(), whole.cost())
+    torch.testing.assert_close(notes.loss(), whole.loss())
     assert state.next == N
 
 
@@ -269,7 +319,10 @@ def test_the_state_is_bounded(rand):
 
 def test_the_reach_is_that_of_the_paper(rand):
     """Fails if one layer does not see recent + rate x compressed tokens before its segment, and no more."""
-    layers, x = stack(count=1, segment=4, recent=4, compressed=2, rate=2, compress=MeanPool), rand(1, 24, DIM)
+    layers, x = (
+        stack(count=1, segment=4, recent=4, compressed=2, rate=2, compress=MeanPoolCompression),
+        rand(1, 24, DIM),
+    )
     for position in range(24):
         other = x.clone()
         other[:, position] = rand(DIM)
@@ -283,35 +336,46 @@ def test_nan_in_padding(rand):
         layers, x, mask = stack(compress=kind), rand(2, N, DIM), torch.ones(2, N, dtype=torch.bool)
         mask[0, 2:7] = False
         poisoned = x.masked_fill(~mask[..., None], torch.nan)
-        with regard.noted() as clean:
+        with regard.collect_aux() as clean:
             want = layers(x, mask=mask)
-        with regard.noted() as notes:
+        with regard.collect_aux() as notes:
             got = layers(poisoned, mask=mask)
         torch.testing.assert_close(got[mask], want[mask])
-        torch.testing.assert_close(notes.cost(), clean.cost())
-        torch.testing.assert_close(notes.all("attention reconstruction"), clean.all("attention reconstruction"))
+        torch.testing.assert_close(notes.loss(), clean.loss())
+        torch.testing.assert_close(
+            notes.all("attention reconstruction"), clean.all("attention reconstruction")
+        )
 
 
 def test_linear_layers_among_them_carry_their_state(rand):
     """Fails if a hybrid stack is refused."""
     torch.manual_seed(0)
     layers = [
-        Block(regard.create(name, dim=DIM, heads=HEADS, causal=True), MLP(DIM)) for name in ("linear", "vanilla")
-    ]  # fmt: skip
-    hybrid = Segments(layers, segment=4, memory=partial(Compressive, recent=4, compressed=2, rate=2)).double()
+        Block(regard.create(name, dim=DIM, heads=HEADS, causal=True), MLP(DIM))
+        for name in ("linear", "vanilla")
+    ]
+    hybrid = SegmentStack(
+        layers, segment=4, memory=partial(CompressiveMemory, recent=4, compressed=2, rate=2)
+    ).double()
     assert hybrid(rand(1, N, DIM)).isfinite().all() and not hybrid.can.mask
 
 
 def test_bad_input():
     """Fails if nonsense is accepted."""
-    with pytest.raises(ValueError, match="recent must hold a run of rate tokens or more, and 3 is less than 4"):
-        Compressive(DIM, recent=3, compressed=2, rate=4)
+    with pytest.raises(
+        ValueError, match="recent must hold a run of rate tokens or more, and 3 is less than 4"
+    ):
+        CompressiveMemory(DIM, recent=3, compressed=2, rate=4)
     for name in ("recent", "compressed", "rate"):
         with pytest.raises(ValueError, match=f"{name} must be a whole number >= 1, not 0"):
-            Compressive(DIM, **({"recent": 4, "compressed": 2, "rate": 2} | {name: 0}))
+            CompressiveMemory(DIM, **({"recent": 4, "compressed": 2, "rate": 2} | {name: 0}))
     with pytest.raises(ValueError, match="weight must be a finite number above 0"):
-        Compressive(DIM, recent=4, compressed=2, rate=2, weight=0)
+        CompressiveMemory(DIM, recent=4, compressed=2, rate=2, weight=0)
     mixer = regard.create("vanilla", dim=DIM, heads=HEADS)
     with pytest.raises(regard.Unsupported, match="was not built causal"):
-        Segments([Block(mixer)], segment=4, memory=partial(Compressive, recent=4, compressed=2, rate=2))
+        SegmentStack(
+            [Block(mixer)],
+            segment=4,
+            memory=partial(CompressiveMemory, recent=4, compressed=2, rate=2),
+        )
     assert "recent=6, compressed=3, rate=2" in repr(stack())

@@ -13,7 +13,7 @@ from regard.pattern import Band, Full
 from regard.position import Rope
 from regard.prior import ALiBi
 from regard.residual import PostNorm, PreNorm
-from regard.stack import Feedback
+from regard.stack import FeedbackStack
 
 DIM, HEADS, N = 8, 2, 11
 
@@ -21,13 +21,14 @@ DIM, HEADS, N = 8, 2, 11
 def blocks(count=2, *, pattern=Full(), prior=None, residual=PreNorm, kv_heads=None, **more):
     torch.manual_seed(0)
     mixers = [
-        MultiHead(DIM, HEADS, SoftmaxAttention(pattern, prior), kv_heads=kv_heads, causal=True) for _ in range(count)
-    ]  # fmt: skip
+        MultiHead(DIM, HEADS, SoftmaxAttention(pattern, prior), kv_heads=kv_heads, causal=True)
+        for _ in range(count)
+    ]
     return [Block(mixer, MLP(DIM), residual=residual, **more).double() for mixer in mixers]
 
 
 def feedback(count=2, *, span=None, shared=True, **more):
-    stack = Feedback(blocks(count, **more), span=span, shared=shared).double()
+    stack = FeedbackStack(blocks(count, **more), span=span, shared=shared).double()
     torch.nn.init.normal_(stack.weights)
     return stack
 
@@ -62,7 +63,10 @@ def test_by_loops(span, shared, residual, rand):
     x, weight, mask = rand(2, N, DIM), rand(2, N, DIM), torch.ones(2, N, dtype=torch.bool)
     mask[0, 3], mask[1, :2], mask[1, 9:] = False, False, False
     found = []
-    for f in (lambda t: stack(t, mask=mask), lambda t: naive(stack, t, mask, prior.slopes.double(), residual is PreNorm)):
+    for f in (
+        lambda t: stack(t, mask=mask),
+        lambda t: naive(stack, t, mask, prior.slopes.double(), residual is PreNorm),
+    ):
         t = x.clone().requires_grad_()
         y = f(t) * mask[..., None]
         found.append([y, *torch.autograd.grad((y * weight).sum(), [t, *stack.parameters()])])
@@ -87,8 +91,14 @@ def test_low_layers_see_what_high_layers_made(rand):
 
 def test_gradients_go_through_all_of_time(rand):
     """Fails if the last token has no gradient to the first, or any to a later one."""
-    jacobian = torch.autograd.functional.jacobian(feedback(span=1), rand(1, 6, DIM))[0, :, :, 0].abs().sum((1, 3))
-    assert ((jacobian > 0) == torch.ones(6, 6).tril().bool()).all()  # a span of one, and yet all of the past
+    jacobian = (
+        torch.autograd.functional.jacobian(feedback(span=1), rand(1, 6, DIM))[0, :, :, 0]
+        .abs()
+        .sum((1, 3))
+    )
+    assert (
+        (jacobian > 0) == torch.ones(6, 6).tril().bool()
+    ).all()  # a span of one, and yet all of the past
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -105,12 +115,18 @@ def test_chunks_give_the_whole_and_its_gradients(span, shared, rand):
         found.append([y, *torch.autograd.grad((y * weight).sum(), [x, *stack.parameters()])])
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want)
-    assert state.next == 23 and state.k[0].shape[2] == (span or 23) and len(state.k) == (1 if shared else 2)
+    assert (
+        state.next == 23
+        and state.k[0].shape[2] == (span or 23)
+        and len(state.k) == (1 if shared else 2)
+    )
 
 
 def test_shared_keys_are_one_parameter():
     """Fails if the shared projections are counted, or trained, more than once."""
-    apart, shared = (sum(p.numel() for p in feedback(3, shared=s).parameters()) for s in (False, True))
+    apart, shared = (
+        sum(p.numel() for p in feedback(3, shared=s).parameters()) for s in (False, True)
+    )
     assert apart - shared == 2 * 2 * DIM * DIM
 
 
@@ -127,12 +143,17 @@ def test_a_pattern_and_fewer_heads_of_keys(rand):
 def test_turned_queries_and_keys(shared, rand):
     """Fails if a memory is not turned by its own place: with places all moved on by three, nothing may change."""
     torch.manual_seed(0)
-    mixers = [MultiHead(DIM, HEADS, SoftmaxAttention(), causal=True, turn=Rope()) for _ in range(2)]
-    stack, x = Feedback([Block(mixer, MLP(DIM)) for mixer in mixers], shared=shared).double(), rand(2, 6, DIM)
+    mixers = [
+        MultiHead(DIM, HEADS, SoftmaxAttention(), causal=True, rotary=Rope()) for _ in range(2)
+    ]
+    stack, x = (
+        FeedbackStack([Block(mixer, MLP(DIM)) for mixer in mixers], shared=shared).double(),
+        rand(2, 6, DIM),
+    )
     moved, _ = stack.stream(x, stack.start()._replace(next=3))
     torch.testing.assert_close(moved, stack(x))
     for mixer in mixers:
-        mixer.turn = None
+        mixer.rotary = None
     assert not torch.allclose(stack(x), moved)
 
 
@@ -149,16 +170,24 @@ def test_nan_in_padding(rand):
 def test_the_first_token_sees_what_is_no_memory(rand):
     """Fails if vectors that every query sees are hidden from the first token, which sees no memory."""
     mixer = regard.create("all_attention", dim=DIM, heads=HEADS, causal=True, count=3)
-    stack, x = Feedback([Block(mixer, residual=PostNorm)]).double(), rand(2, 1, DIM)
-    alone = mixer(torch.zeros_like(x), mask=torch.zeros(2, 1, dtype=torch.bool))  # a query of zero, and no token
-    torch.testing.assert_close(stack(torch.zeros_like(x)), stack.layers[0].around_mixer.norm(alone))
+    stack, x = FeedbackStack([Block(mixer, residual=PostNorm)]).double(), rand(2, 1, DIM)
+    alone = mixer(
+        torch.zeros_like(x), mask=torch.zeros(2, 1, dtype=torch.bool)
+    )  # a query of zero, and no token
+    torch.testing.assert_close(
+        stack(torch.zeros_like(x)), stack.layers[0].mixer_residual.norm(alone)
+    )
     assert alone.abs().max() > 0
 
 
 def test_a_context(rand):
     """Fails if the context is not looked at, or its mask ignored, token by token."""
     stack = feedback(cross=regard.create("vanilla", dim=DIM, heads=HEADS))
-    x, context, real = rand(2, 5, DIM), rand(2, 4, DIM), torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    x, context, real = (
+        rand(2, 5, DIM),
+        rand(2, 4, DIM),
+        torch.tensor([[True] * 4, [True] * 2 + [False] * 2]),
+    )
     cut = stack(x[1:], context[1:, :2])
     torch.testing.assert_close(stack(x, context, context_mask=real)[1:], cut)
     assert stack(rand(2, 0, DIM), context).shape == (2, 0, DIM)
@@ -168,16 +197,20 @@ def test_bad_input(rand):
     """Fails if nonsense is accepted."""
     linear = Block(regard.create("linear", dim=DIM, heads=HEADS, causal=True))
     with pytest.raises(ValueError, match="span must be a whole number >= 1, not 0"):
-        Feedback(blocks(), span=0)
+        FeedbackStack(blocks(), span=0)
     with pytest.raises(regard.Unsupported, match=r"layer 0 \(vanilla\) was not built causal"):
-        Feedback([Block(regard.create("vanilla", dim=DIM, heads=HEADS))])
-    with pytest.raises(regard.Unsupported, match="linear has no keys that may stand anywhere, and feedback"):
-        Feedback([linear])
-    with pytest.raises(ValueError, match=r"a layer has 4 heads \(4 of keys\) and the first 2 heads \(2 of keys\)"):
-        Feedback([*blocks(1), Block(MultiHead(DIM, 4, SoftmaxAttention(), causal=True))])
+        FeedbackStack([Block(regard.create("vanilla", dim=DIM, heads=HEADS))])
+    with pytest.raises(
+        regard.Unsupported, match="linear has no keys that may stand anywhere, and feedback"
+    ):
+        FeedbackStack([linear])
+    with pytest.raises(
+        ValueError, match=r"a layer has 4 heads \(4 of keys\) and the first 2 heads \(2 of keys\)"
+    ):
+        FeedbackStack([*blocks(1), Block(MultiHead(DIM, 4, SoftmaxAttention(), causal=True))])
     stack = feedback()
     with pytest.raises(regard.Unsupported, match="Feedback takes no marks"):
-        stack(rand(1, 3, DIM), marks=torch.ones(1, 3, dtype=torch.bool))
+        stack(rand(1, 3, DIM), global_attention_mask=torch.ones(1, 3, dtype=torch.bool))
     _, state = stack.stream(rand(2, 3, DIM))
     with pytest.raises(ValueError, match="began with 2 examples"):
         stack.stream(rand(1, 3, DIM), state)

@@ -11,33 +11,40 @@ from regard import SoftmaxAttention
 from regard.block import Block
 from regard.ffn import MLP
 from regard.mixer import MultiHead
-from regard.registry import get
+from regard.registry import get_recipe
 from regard.residual import PostNorm, PreNorm
-from regard.stack import Funnel, Plain
+from regard.stack import FunnelStack, SequentialStack
 
 DIM, HEADS = 8, 2
 SIZES, DECODER = (1, 2, 1), 2
 
 
 def block(residual=PreNorm, bias=False, causal=False, **more):
-    return Block(MultiHead(DIM, HEADS, SoftmaxAttention(), bias=bias, causal=causal), MLP(DIM), residual=residual, **more)
+    return Block(
+        MultiHead(DIM, HEADS, SoftmaxAttention(), bias=bias, causal=causal),
+        MLP(DIM),
+        residual=residual,
+        **more,
+    )
 
 
 def funnel(sizes=SIZES, decoder=DECODER, *, cls=False, stride=2, ask_all=True, **more):
     torch.manual_seed(0)
     groups = [[block(**more) for _ in range(size)] for size in sizes]
-    return Funnel(groups, [block(**more) for _ in range(decoder)], cls=cls, stride=stride, ask_all=ask_all).double()
+    return FunnelStack(
+        groups, [block(**more) for _ in range(decoder)], cls=cls, stride=stride, ask_all=ask_all
+    ).double()
 
 
 # ---------------------------------------------------------------------------------------------- the oracle
 def every(layer, tokens, seen, keep, pre):
-    """A block on tokens that look at all real ones of `seen`."""
+    """A block on tokens that look at all real ones of `visible_keys`."""
     real = [t for t, k in zip(seen, keep, strict=True) if k]
     return [stacks.token(layer, t, real, [0] * len(real), [0] * HEADS, pre) for t in tokens]
 
 
 def naive(stack, x, mask, pre):
-    """Example by example; `places` tells which tokens of the input each pooled one stands for."""
+    """Example by example; `group_rows` tells which tokens of the input each pooled one stands for."""
     results = []
     for row, real in zip(x, mask, strict=True):
         tokens, keep, places = list(row), real.tolist(), [[i] for i in range(len(row))]
@@ -68,7 +75,10 @@ def naive(stack, x, mask, pre):
 
 @pytest.mark.parametrize("residual", [PreNorm, PostNorm])
 @pytest.mark.parametrize("ask_all", [True, False])
-@pytest.mark.parametrize(("n", "cls", "stride"), [(1, False, 2), (2, True, 2), (9, False, 2), (11, True, 2), (10, True, 3)])
+@pytest.mark.parametrize(
+    ("n", "cls", "stride"),
+    [(1, False, 2), (2, True, 2), (9, False, 2), (11, True, 2), (10, True, 3)],
+)
 def test_by_loops(n, cls, stride, ask_all, residual, rand):
     """Fails if runs begin elsewhere, others are asked, a token gets the answer of another, or a gradient is wrong."""
     stack = funnel(cls=cls, stride=stride, ask_all=ask_all, residual=residual)
@@ -88,13 +98,19 @@ def pairs_of(mine, theirs):
     """The parameters of one block and of one layer of theirs."""
     attention, feed = theirs.attention, theirs.ffn
     linears = [
-        (mine.mixer.k, attention.k_head), (mine.mixer.v, attention.v_head), (mine.mixer.out, attention.post_proj),
-        (mine.ffn.up, feed.linear_1), (mine.ffn.down, feed.linear_2),
-    ]  # fmt: skip
+        (mine.mixer.k, attention.k_head),
+        (mine.mixer.v, attention.v_head),
+        (mine.mixer.out, attention.post_proj),
+        (mine.ffn.up, feed.linear_1),
+        (mine.ffn.down, feed.linear_2),
+    ]
     pairs = [(mine.mixer.q.weight, attention.q_head.weight)]
     for a, b in linears:
         pairs += [(a.weight, b.weight), (a.bias, b.bias)]
-    for residual, norm in ((mine.around_mixer, attention.layer_norm), (mine.around_ffn, feed.layer_norm)):
+    for residual, norm in (
+        (mine.mixer_residual, attention.layer_norm),
+        (mine.ffn_residual, feed.layer_norm),
+    ):
         pairs += [(residual.norm.gain, norm.weight), (residual.norm.bias, norm.bias)]
     return pairs
 
@@ -107,10 +123,23 @@ def test_hugging_face(n, cls, ask_all, rand):
     are set to zero (a prior of their own), and nothing is truncated: `truncate_seq` drops the last token of each level."""
     transformers = pytest.importorskip("transformers")
     config = transformers.FunnelConfig(
-        vocab_size=5, block_sizes=list(SIZES), num_decoder_layers=DECODER, d_model=DIM, n_head=HEADS, d_head=DIM // HEADS,
-        d_inner=4 * DIM, hidden_act="gelu", separate_cls=cls, truncate_seq=False, pool_q_only=ask_all, hidden_dropout=0.0,
-        attention_dropout=0.0, activation_dropout=0.0, layer_norm_eps=1e-5, attention_type="factorized",
-    )  # fmt: skip
+        vocab_size=5,
+        block_sizes=list(SIZES),
+        num_decoder_layers=DECODER,
+        d_model=DIM,
+        n_head=HEADS,
+        d_head=DIM // HEADS,
+        d_inner=4 * DIM,
+        hidden_act="gelu",
+        separate_cls=cls,
+        truncate_seq=False,
+        pool_q_only=ask_all,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        layer_norm_eps=1e-5,
+        attention_type="factorized",
+    )
     torch.manual_seed(1)
     peer = transformers.FunnelModel(config).double().eval()
     theirs = [*(layer for group in peer.encoder.blocks for layer in group), *peer.decoder.layers]
@@ -130,9 +159,13 @@ def test_hugging_face(n, cls, ask_all, rand):
     def run(t):
         states = peer.encoder(t, attention_mask=ones, output_hidden_states=True, return_dict=True)
         first = states.hidden_states[SIZES[0]]
-        return peer.decoder(states.last_hidden_state, first, attention_mask=ones, return_dict=True).last_hidden_state
+        return peer.decoder(
+            states.last_hidden_state, first, attention_mask=ones, return_dict=True
+        ).last_hidden_state
 
-    agree(stack, run, rand(2, n, DIM), pairs, atol=2e-5)  # they take the softmax of scores in float32
+    agree(
+        stack, run, rand(2, n, DIM), pairs, atol=2e-5
+    )  # they take the softmax of scores in float32
 
 
 # ---------------------------------------------------------------------------------------------- any mixer
@@ -140,16 +173,20 @@ def test_hugging_face(n, cls, ask_all, rand):
 def test_any_mixer(name, rand):
     """Fails if a mixer that can ask another sequence cannot stand in a funnel, or one that cannot is taken silently."""
     torch.manual_seed(0)
-    recipe = get(name)
-    if False not in recipe.forms():
-        with pytest.raises(regard.Unsupported, match="built causal; put it elsewhere, or give ask_all=False"):
-            Funnel([[block()], [Block(recipe.example(DIM))]])
+    recipe = get_recipe(name)
+    if False not in recipe.causal_options():
+        with pytest.raises(
+            regard.Unsupported, match="built causal; put it elsewhere, or give ask_all=False"
+        ):
+            FunnelStack([[block()], [Block(recipe.example(DIM))]])
         return
     layer = Block(recipe.example(DIM, causal=False), MLP(DIM))
     if not layer.mixer.can.cross:
-        with pytest.raises(regard.Unsupported, match=r"cannot ask the longer sequence: .*; put it elsewhere"):
-            Funnel([[block()], [layer]])
-    stack = Funnel([[block()], [layer]], ask_all=layer.mixer.can.cross).double().eval()
+        with pytest.raises(
+            regard.Unsupported, match=r"cannot ask the longer sequence: .*; put it elsewhere"
+        ):
+            FunnelStack([[block()], [layer]])
+    stack = FunnelStack([[block()], [layer]], ask_all=layer.mixer.can.cross).double().eval()
     assert stack(rand(2, 16, DIM)).isfinite().all()
     if stack.can.mask:
         mask = torch.arange(16).expand(2, 16) < 13
@@ -165,17 +202,26 @@ def test_encode_is_short(cls, lengths, rand):
     stack, n = funnel(cls=cls), lengths[0]
     mask = torch.arange(n).expand(2, n) < 5
     short, held = stack.encode(rand(2, n, DIM), mask=mask)
-    assert short.shape[1] == lengths[1] and held.tolist() == [[True, True] + [False] * (lengths[1] - 2)] * 2
+    assert (
+        short.shape[1] == lengths[1]
+        and held.tolist() == [[True, True] + [False] * (lengths[1] - 2)] * 2
+    )
     assert stack.encode(rand(2, n, DIM))[1] is None
 
 
 def test_a_context_is_looked_at_by_all_lengths(rand):
     """Fails if pooled tokens do not see the context, or its mask is ignored."""
     stack = funnel(cross=regard.create("vanilla", dim=DIM, heads=HEADS))
-    x, context, real = rand(2, 9, DIM), rand(2, 4, DIM), torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    x, context, real = (
+        rand(2, 9, DIM),
+        rand(2, 4, DIM),
+        torch.tensor([[True] * 4, [True] * 2 + [False] * 2]),
+    )
     got = stack(x, context, context_mask=real)
     torch.testing.assert_close(got[1:], stack(x[1:], context[1:, :2]))
-    torch.testing.assert_close(stack.encode(x, context, context_mask=real)[0][1:], stack.encode(x[1:], context[1:, :2])[0])
+    torch.testing.assert_close(
+        stack.encode(x, context, context_mask=real)[0][1:], stack.encode(x[1:], context[1:, :2])[0]
+    )
 
 
 def test_no_tokens_and_no_decoder(rand):
@@ -187,27 +233,29 @@ def test_no_tokens_and_no_decoder(rand):
 
 def test_a_stack_may_stand_where_nothing_is_asked(rand):
     """Fails if layers other than blocks are refused where they can stand, or taken where they cannot."""
-    inner = Plain([block(), block()])
-    assert Funnel([[inner], [block(), inner]], [inner]).double()(rand(1, 6, DIM)).isfinite().all()
-    assert Funnel([[inner], [inner]], ask_all=False).double()(rand(1, 6, DIM)).isfinite().all()
+    inner = SequentialStack([block(), block()])
+    assert (
+        FunnelStack([[inner], [block(), inner]], [inner]).double()(rand(1, 6, DIM)).isfinite().all()
+    )
+    assert FunnelStack([[inner], [inner]], ask_all=False).double()(rand(1, 6, DIM)).isfinite().all()
     with pytest.raises(regard.Unsupported, match="Plain is no block"):
-        Funnel([[inner], [inner]])
+        FunnelStack([[inner], [inner]])
 
 
 def test_bad_input(rand):
     """Fails if nonsense is accepted."""
     stack = funnel()
     with pytest.raises(ValueError, match=r"two groups of layers or more, none empty, not \[1\]"):
-        Funnel([[block()]])
+        FunnelStack([[block()]])
     with pytest.raises(ValueError, match=r"none empty, not \[1, 0\]"):
-        Funnel([[block()], []])
+        FunnelStack([[block()], []])
     with pytest.raises(ValueError, match="stride must be a whole number >= 1, not 0"):
         funnel(stride=0)
     with pytest.raises(regard.Unsupported, match="it was built causal; put it elsewhere"):
-        Funnel([[block()], [block(causal=True)]])
+        FunnelStack([[block()], [block(causal=True)]])
     with pytest.raises(regard.Unsupported, match="a pooled query holds tokens that come later"):
         stack.stream(rand(1, 4, DIM))
     with pytest.raises(regard.Unsupported, match="Funnel takes no marks"):
-        stack(rand(1, 3, DIM), marks=torch.ones(1, 3, dtype=torch.bool))
+        stack(rand(1, 3, DIM), global_attention_mask=torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(regard.Unsupported, match="takes no context"):
         stack.encode(rand(1, 3, DIM), rand(1, 3, DIM))

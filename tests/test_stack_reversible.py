@@ -5,10 +5,10 @@ import torch
 
 import naive
 import regard
-from regard.block import Given
+from regard.block import LayerInputs
 from regard.ffn import MLP
-from regard.registry import get
-from regard.stack import Reversible, halves
+from regard.registry import get_recipe
+from regard.stack import ReversibleStack, build_sublayers
 from stacks import chunks, inside, same_gradients, twin
 
 MASK = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
@@ -19,11 +19,13 @@ def reversible(depth=2, *, name="vanilla", causal=False, cross=False, dropout=0.
     parts = []
     for _ in range(depth):
         ask = {"cross": regard.create("vanilla", dim=width, heads=2)} if cross else {}
-        parts += halves(get(name).example(width, causal=causal), MLP(width), dropout=dropout, **ask)
-    return Reversible(parts).double().eval()
+        parts += build_sublayers(
+            get_recipe(name).example(width, causal=causal), MLP(width), dropout=dropout, **ask
+        )
+    return ReversibleStack(parts).double().eval()
 
 
-def plainly(stack, x, given=Given()):
+def plainly(stack, x, given=LayerInputs()):
     """The same with a graph of everything."""
     a, b, _ = stack._plainly(x, given, None)
     return (a + b) / 2
@@ -32,7 +34,11 @@ def plainly(stack, x, given=Given()):
 @pytest.mark.parametrize("causal", [False, True])
 def test_against_loops(causal, rand):
     """Fails if outputs or gradients differ from y₁ = x₁ + f(x₂), y₂ = x₂ + g(y₁) written out, with padding."""
-    stack, x, weight = reversible(3, causal=causal), rand(2, 5, 8).requires_grad_(), rand(2, 5, 8) * MASK[..., None]
+    stack, x, weight = (
+        reversible(3, causal=causal),
+        rand(2, 5, 8).requires_grad_(),
+        rand(2, 5, 8) * MASK[..., None],
+    )
     p, rows = inside(stack), []
     for one, real in zip(x, MASK, strict=True):
         x1 = x2 = one
@@ -50,32 +56,47 @@ def test_against_loops(causal, rand):
 @pytest.mark.parametrize("name", regard.list())
 def test_every_mixer_in_training(name, rand):
     """Fails if running again does something else: other dropout, moved centroids, other features, a cost told twice."""
-    stack = reversible(name=name, causal=get(name).forms()[-1], dropout=0.2).train()
+    stack = reversible(name=name, causal=get_recipe(name).causal_options()[-1], dropout=0.2).train()
     other, x, weight = twin(stack), rand(2, 20, 8), rand(2, 20, 8)
     one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
     torch.manual_seed(5)
-    with regard.noted() as notes:
-        ((stack(one) * weight).sum() + notes.cost()).backward()  # listening still, so that a second telling would be heard
+    with regard.collect_aux() as notes:
+        (
+            (stack(one) * weight).sum() + notes.loss()
+        ).backward()  # listening still, so that a second telling would be heard
     torch.manual_seed(5)
-    with regard.noted() as plain:
-        ((plainly(other, two) * weight).sum() + plain.cost()).backward()
+    with regard.collect_aux() as plain:
+        ((plainly(other, two) * weight).sum() + plain.loss()).backward()
     torch.testing.assert_close(one.grad, two.grad, atol=1e-10, rtol=1e-9)
     for (label, p), q in zip(stack.named_parameters(), other.parameters(), strict=True):
         none = torch.zeros_like(p)
         mine, wanted = none if p.grad is None else p.grad, none if q.grad is None else q.grad
-        torch.testing.assert_close(mine, wanted, atol=1e-10, rtol=1e-9, msg=lambda text, label=label: f"{label}: {text}")
+        torch.testing.assert_close(
+            mine, wanted, atol=1e-10, rtol=1e-9, msg=lambda text, label=label: f"{label}: {text}"
+        )
     for p, q in zip(stack.buffers(), other.buffers(), strict=True):
         assert torch.equal(p, q), "the backward pass moved a buffer"
-    assert [(note.name, note.is_cost) for note in notes.entries] == [(note.name, note.is_cost) for note in plain.entries]
+    assert [(note.name, note.is_loss) for note in notes.entries] == [
+        (note.name, note.is_loss) for note in plain.entries
+    ]
 
 
 def test_a_decoder_has_gradients_for_its_context(rand):
     """Fails if the context, which every layer sees, gets the gradient of some only, or its mask is ignored."""
-    stack, x, context = reversible(3, causal=True, cross=True), rand(2, 4, 8).requires_grad_(), rand(2, 5, 8).requires_grad_()
+    stack, x, context = (
+        reversible(3, causal=True, cross=True),
+        rand(2, 4, 8).requires_grad_(),
+        rand(2, 5, 8).requires_grad_(),
+    )
     found = stack(x, context, context_mask=MASK)
-    wanted, weight = plainly(stack, x, Given(context=context, context_mask=MASK)), rand(2, 4, 8)
+    wanted, weight = (
+        plainly(stack, x, LayerInputs(context=context, context_mask=MASK)),
+        rand(2, 4, 8),
+    )
     torch.testing.assert_close(found, wanted)
-    same_gradients((found * weight).sum(), (wanted * weight).sum(), [x, context, *stack.parameters()])
+    same_gradients(
+        (found * weight).sum(), (wanted * weight).sum(), [x, context, *stack.parameters()]
+    )
 
 
 def test_a_part_that_is_frozen_or_shared(rand):
@@ -110,7 +131,11 @@ def _rng(stack, y):
     node = y.grad_fn
     while node is not None and "_Steps" not in type(node).__name__:
         node = node.next_functions[0][0]
-    return [before.dice.cpu for before in node.record.before if before.dice is not None] if node is not None else []
+    return (
+        [before.dice.cpu for before in node.record.before if before.dice is not None]
+        if node is not None
+        else []
+    )
 
 
 def test_memory_is_flat_in_depth(rand):
@@ -143,14 +168,14 @@ def test_nothing_is_computed_for_nobody(rand):
     """Fails if costs are computed where nobody listens, or heard by who listens to the backward pass only."""
     stack, x = reversible(name="adaptive_span").train(), rand(2, 5, 8)
     y = stack(x)
-    with regard.noted() as late:
+    with regard.collect_aux() as late:
         y.sum().backward()
     assert not late.entries
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         y = stack(x)
     assert notes.names() == ["span", "spans"] and len(notes.all("span")) == 2
     stack.zero_grad()
-    notes.cost().backward()
+    notes.loss().backward()
     assert all(half.mixer.inner.share.grad is not None for half in stack.halves[::2])
 
 
@@ -193,7 +218,9 @@ def test_autocast(within, rand):
         grads = torch.autograd.grad(found, list(stack.parameters())) if within else None
     grads = torch.autograd.grad(found, list(stack.parameters())) if grads is None else grads
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-        wanted = torch.autograd.grad((plainly(stack, x).float() * weight).sum(), list(stack.parameters()))
+        wanted = torch.autograd.grad(
+            (plainly(stack, x).float() * weight).sum(), list(stack.parameters())
+        )
     for g, w in zip(grads, wanted, strict=True):
         assert (g - w).norm() <= 0.02 * w.norm()
 
@@ -211,11 +238,11 @@ def test_a_changed_parameter_is_noticed(rand):
 def test_what_does_not_fit_is_said(rand):
     """Fails if what cannot be is accepted."""
     with pytest.raises(ValueError, match="at least one layer"):
-        Reversible([])
+        ReversibleStack([])
     with pytest.raises(ValueError, match="one width"):
-        Reversible(halves(get("vanilla").example(8), MLP(4)))
+        ReversibleStack(build_sublayers(get_recipe("vanilla").example(8), MLP(4)))
     with pytest.raises(regard.Unsupported, match="cannot look at the context"):
-        halves(get("vanilla").example(8), cross=get("fnet").example(8))
+        build_sublayers(get_recipe("vanilla").example(8), cross=get_recipe("fnet").example(8))
     with pytest.raises(regard.Unsupported, match="no layer of it looks"):
         reversible()(rand(1, 3, 8), rand(1, 3, 8))
     x = rand(1, 3, 8).requires_grad_()

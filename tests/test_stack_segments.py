@@ -6,22 +6,27 @@ import torch
 import regard
 from oracles import stacks
 from regard import SoftmaxAttention
-from regard.block import Block, Given
+from regard.block import Block, LayerInputs
 from regard.ffn import MLP
 from regard.mixer import Can, Mixer, MultiHead
 from regard.pattern import Band, Chunks, Full
-from regard.position import T5, XL, Rope
+from regard.position import Rope, T5Bias, TransformerXLBias
 from regard.prior import ALiBi
-from regard.registry import get
+from regard.registry import get_recipe
 from regard.residual import PostNorm, PreNorm
-from regard.stack import Plain, Recent, Segments
+from regard.stack import HiddenStateMemory, SegmentStack, SequentialStack
 from regard.state import detach
 
 DIM, HEADS = 8, 2
 
 
 def block(pattern=Full(), prior=None, residual=PreNorm, **more):
-    return Block(MultiHead(DIM, HEADS, SoftmaxAttention(pattern, prior), causal=True), MLP(DIM), residual=residual, **more)
+    return Block(
+        MultiHead(DIM, HEADS, SoftmaxAttention(pattern, prior), causal=True),
+        MLP(DIM),
+        residual=residual,
+        **more,
+    )
 
 
 def blocks(count=2, **more):
@@ -61,12 +66,15 @@ def test_by_loops(segment, memory, residual, rand):
     """Fails if another token is seen, a position is off, or a gradient flows otherwise than by the paper."""
     prior = ALiBi(HEADS)
     layers, x = blocks(prior=prior, residual=residual), rand(2, 13, DIM)
-    stack, slopes = Segments(layers, segment=segment, memory=memory), prior.slopes.double()
+    stack, slopes = SegmentStack(layers, segment=segment, memory=memory), prior.slopes.double()
     mask = torch.ones(2, 13, dtype=torch.bool)
     mask[1, 9:], mask[1, 2] = False, False
     rows, weight = mask[..., None], rand(2, 13, DIM)
     found = []
-    for f in (lambda t: stack(t, mask=mask), lambda t: naive(layers, t, segment, memory, slopes, mask, residual is PreNorm)):
+    for f in (
+        lambda t: stack(t, mask=mask),
+        lambda t: naive(layers, t, segment, memory, slopes, mask, residual is PreNorm),
+    ):
         t = x.clone().requires_grad_()
         y = f(t) * rows
         found.append([y, *torch.autograd.grad((y * weight).sum(), [t, *stack.parameters()])])
@@ -79,24 +87,30 @@ def test_by_loops(segment, memory, residual, rand):
 def test_values_are_those_of_a_pattern(segment, back, rand):
     """Fails if the values are not those of a plain stack over chunks that see `back` chunks before them."""
     layers, x = blocks(count=3, prior=ALiBi(HEADS)), rand(2, 22, DIM)
-    same = Plain(blocks(count=3, pattern=Chunks(segment, back=back), prior=ALiBi(HEADS)))
-    same.load_state_dict(Plain(layers).state_dict())
-    torch.testing.assert_close(Segments(layers, segment=segment, memory=segment * back)(x), same(x))
+    same = SequentialStack(blocks(count=3, pattern=Chunks(segment, back=back), prior=ALiBi(HEADS)))
+    same.load_state_dict(SequentialStack(layers).state_dict())
+    torch.testing.assert_close(
+        SegmentStack(layers, segment=segment, memory=segment * back)(x), same(x)
+    )
 
 
 def test_a_pattern_in_the_blocks_holds_too(rand):
     """Fails if a window narrower than the memory is ignored: positions must go on from segment to segment."""
     layers, x = blocks(pattern=Band(3, 0)), rand(1, 22, DIM)
-    torch.testing.assert_close(Segments(layers, segment=4, memory=8)(x), Plain(layers)(x))
+    torch.testing.assert_close(
+        SegmentStack(layers, segment=4, memory=8)(x), SequentialStack(layers)(x)
+    )
 
 
 def test_values_cross_segments_and_gradients_do_not(rand):
     """Fails if a token of an earlier segment has no influence, by replacement, or a gradient, by Jacobian."""
-    stack, x = Segments(blocks(), segment=4, memory=4), rand(1, 12, DIM)
+    stack, x = SegmentStack(blocks(), segment=4, memory=4), rand(1, 12, DIM)
     other = x.clone()
     other[:, 2] = rand(DIM)
     changed = (stack(other) != stack(x)).any(-1)[0]
-    assert changed.tolist() == [False] * 2 + [True] * 10  # two layers of memory reach two segments on
+    assert (
+        changed.tolist() == [False] * 2 + [True] * 10
+    )  # two layers of memory reach two segments on
     jacobian = torch.autograd.functional.jacobian(stack, x)[0, :, :, 0].abs().sum((1, 3))
     allowed = torch.block_diag(*[torch.ones(4, 4).tril()] * 3).bool()
     assert ((jacobian > 0) == allowed).all()
@@ -105,33 +119,47 @@ def test_values_cross_segments_and_gradients_do_not(rand):
 def test_gradients_reach_the_weights_through_the_memory(rand):
     """Fails if keys of the memory are not made anew: the plain cache of a stream, once detached, gives W_k less."""
     (layer,), x = blocks(count=1), rand(1, 8, DIM)
-    stack = Segments([layer], segment=4, memory=4)
+    stack = SegmentStack([layer], segment=4, memory=4)
     _, state = stack.stream(x[:, :4])
     (mine,) = torch.autograd.grad(stack.stream(x[:, 4:], state)[0].sum(), layer.mixer.v.weight)
     _, cache = layer.stream(x[:, :4])
-    (other,) = torch.autograd.grad(layer.stream(x[:, 4:], detach(cache))[0].sum(), layer.mixer.v.weight)
+    (other,) = torch.autograd.grad(
+        layer.stream(x[:, 4:], detach(cache))[0].sum(), layer.mixer.v.weight
+    )
     assert (mine - other).abs().max() > 1e-3
     (whole,) = torch.autograd.grad(layer(x)[:, 4:].sum(), layer.mixer.v.weight)
-    torch.testing.assert_close(mine, whole)  # one layer: its memory is the input, so nothing is lost
+    torch.testing.assert_close(
+        mine, whole
+    )  # one layer: its memory is the input, so nothing is lost
 
 
-@pytest.mark.parametrize("places", [{"turn": Rope()}, {"prior": XL(HEADS, DIM // HEADS, DIM)}, {"prior": T5(HEADS)}])
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"rotary": Rope()},
+        {"prior": TransformerXLBias(HEADS, DIM // HEADS, DIM)},
+        {"prior": T5Bias(HEADS)},
+    ],
+)
 def test_positions_go_on_in_the_memory(places, rand):
     """Fails if queries, keys and the memory are not placed, or turned, as in one sequence."""
     torch.manual_seed(0)
-    attention, turn = SoftmaxAttention(prior=places.get("prior")), places.get("turn")
-    layers = [Block(MultiHead(DIM, HEADS, attention, causal=True, turn=turn), MLP(DIM)).double() for _ in range(2)]
-    stack, x = Segments(layers, segment=4, memory=20), rand(2, 19, DIM)
-    torch.testing.assert_close(stack(x), Plain(layers)(x))
+    attention, rotary = SoftmaxAttention(prior=places.get("prior")), places.get("rotary")
+    layers = [
+        Block(MultiHead(DIM, HEADS, attention, causal=True, rotary=rotary), MLP(DIM)).double()
+        for _ in range(2)
+    ]
+    stack, x = SegmentStack(layers, segment=4, memory=20), rand(2, 19, DIM)
+    torch.testing.assert_close(stack(x), SequentialStack(layers)(x))
     torch.testing.assert_close(streamed(stack, x, (1, 7, 1, 10))[0], stack(x))
-    assert not torch.allclose(Segments(layers, segment=4, memory=4)(x), stack(x))
+    assert not torch.allclose(SegmentStack(layers, segment=4, memory=4)(x), stack(x))
 
 
 # ---------------------------------------------------------------------------------------------- chunks
 @pytest.mark.parametrize("sizes", [(1, 7, 1, 14), (4, 4, 4, 4, 4, 3), (23,), (0, 5, 0, 18)])
 def test_chunks_give_the_whole_and_its_gradients(sizes, rand):
     """Fails if segments end elsewhere when chunks do, or a chunk cuts a gradient inside a segment."""
-    stack, weight = Segments(blocks(prior=ALiBi(HEADS)), segment=4, memory=6), rand(2, 23, DIM)
+    stack, weight = SegmentStack(blocks(prior=ALiBi(HEADS)), segment=4, memory=6), rand(2, 23, DIM)
     x = rand(2, 23, DIM).requires_grad_()
     found = []
     for y in (stack(x), streamed(stack, x, sizes)[0]):
@@ -144,13 +172,15 @@ def test_chunks_give_the_whole_and_its_gradients(sizes, rand):
 def test_every_mixer_that_streams(name, rand):
     """Fails if a registered mixer loses values at the end of a segment, or its gradients cross it."""
     torch.manual_seed(0)
-    mixer = get(name).example(DIM, causal=True)
+    mixer = get_recipe(name).example(DIM, causal=True)
     layers = [Block(mixer, MLP(DIM)), block()]
-    stack = Segments(layers, segment=5, memory=20).double().eval()
+    stack = SegmentStack(layers, segment=5, memory=20).double().eval()
     x = rand(2, 20, DIM).requires_grad_()
     y, state = streamed(stack, x, (1, 7, 1, 11))
     torch.testing.assert_close(y, stack(x))
-    torch.testing.assert_close(y, Plain(layers)(x))  # the memory is long enough to lose nothing
+    torch.testing.assert_close(
+        y, SequentialStack(layers)(x)
+    )  # the memory is long enough to lose nothing
     (reach,) = torch.autograd.grad(y[:, 15:].sum(), x)
     assert not reach[:, :15].any() and reach[:, 15:].any()
     assert not any(t.requires_grad for t in tensors(state))
@@ -164,7 +194,7 @@ def tensors(state):
 
 def test_the_state_is_bounded(rand):
     """Fails if a layer holds more than its memory after a segment, or than memory and segment before its end."""
-    stack, state = Segments(blocks(), segment=4, memory=6), None
+    stack, state = SegmentStack(blocks(), segment=4, memory=6), None
     for i, token in enumerate(rand(1, 40, DIM).split(1, 1)):
         _, state = stack.stream(token, state)
         assert all(held.tokens <= 6 + (i + 1) % 4 for held in state.layers)
@@ -173,7 +203,7 @@ def test_the_state_is_bounded(rand):
 
 def test_training_carries_the_state_between_batches(rand):
     """Fails if the state of one step keeps the graph of it: the second backward would raise."""
-    stack, state = Segments(blocks(), segment=4, memory=4), None
+    stack, state = SegmentStack(blocks(), segment=4, memory=4), None
     optimizer = torch.optim.SGD(stack.parameters(), lr=0.1)
     for _ in range(3):
         y, state = stack.stream(rand(2, 8, DIM), state)
@@ -186,7 +216,7 @@ def test_training_carries_the_state_between_batches(rand):
 # ---------------------------------------------------------------------------------------------- the rest
 def test_nan_in_padding(rand):
     """Fails if a left-out token, even NaN, reaches a real one by the memory, or its gradients."""
-    stack, x = Segments(blocks(), segment=4, memory=8), rand(2, 12, DIM)
+    stack, x = SegmentStack(blocks(), segment=4, memory=8), rand(2, 12, DIM)
     mask = torch.ones(2, 12, dtype=torch.bool)
     mask[0, 3:6] = False
     poisoned = x.masked_fill(~mask[..., None], torch.nan)
@@ -199,14 +229,18 @@ def test_a_context_is_looked_at_in_every_segment(rand):
     layers = blocks(cross=regard.create("vanilla", dim=DIM, heads=HEADS))
     x, context = rand(2, 9, DIM), rand(2, 5, DIM)
     real = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    got = Segments(layers, segment=4, memory=12)(x, context, context_mask=real)
-    torch.testing.assert_close(got, Plain(layers)(x, context, context_mask=real))
+    got = SegmentStack(layers, segment=4, memory=12)(x, context, context_mask=real)
+    torch.testing.assert_close(got, SequentialStack(layers)(x, context, context_mask=real))
 
 
 def test_batches_and_lengths_of_none(rand):
     """Fails if no tokens are an error, or another batch goes on with the state."""
-    stack = Segments(blocks(), segment=4, memory=4)
-    assert stack(rand(2, 0, DIM)).shape == (2, 0, DIM) and stack(rand(1, 1, DIM)).shape == (1, 1, DIM)
+    stack = SegmentStack(blocks(), segment=4, memory=4)
+    assert stack(rand(2, 0, DIM)).shape == (2, 0, DIM) and stack(rand(1, 1, DIM)).shape == (
+        1,
+        1,
+        DIM,
+    )
     _, state = stack.stream(rand(2, 3, DIM))
     with pytest.raises(ValueError, match="began with 2 examples"):
         stack.stream(rand(1, 3, DIM), state)
@@ -217,28 +251,30 @@ def test_bad_input(rand):
     plain = Block(regard.create("vanilla", dim=DIM, heads=HEADS))
     linear = Block(regard.create("linear", dim=DIM, heads=HEADS, causal=True)).double()
     with pytest.raises(ValueError, match="segment must be a whole number >= 1, not 0"):
-        Segments(blocks(), segment=0, memory=4)
+        SegmentStack(blocks(), segment=0, memory=4)
     with pytest.raises(ValueError, match="memory must be a whole number >= 0, not -1"):
-        Segments(blocks(), segment=4, memory=-1)
+        SegmentStack(blocks(), segment=4, memory=-1)
     with pytest.raises(regard.Unsupported, match=r"layer 1 \(vanilla\) was not built causal"):
-        Segments([block(), plain], segment=4, memory=4)
+        SegmentStack([block(), plain], segment=4, memory=4)
     with pytest.raises(ValueError, match="say how many it keeps"):
-        Segments(blocks(), segment=4)
+        SegmentStack(blocks(), segment=4)
     with pytest.raises(ValueError, match="leave memory out"):
-        Segments([linear], segment=4, memory=4)
+        SegmentStack([linear], segment=4, memory=4)
     with pytest.raises(ValueError, match="at least one layer"):
-        Segments([], segment=4, memory=4)
+        SegmentStack([], segment=4, memory=4)
     with pytest.raises(regard.Unsupported, match="takes no mask: a layer carries a state"):
-        Segments([linear], segment=4)(rand(1, 3, DIM), mask=torch.ones(1, 3, dtype=torch.bool))
-    stack = Segments(blocks(), segment=4, memory=4)
+        SegmentStack([linear], segment=4)(rand(1, 3, DIM), mask=torch.ones(1, 3, dtype=torch.bool))
+    stack = SegmentStack(blocks(), segment=4, memory=4)
     with pytest.raises(regard.Unsupported, match="takes no marks"):
-        stack(rand(1, 3, DIM), marks=torch.ones(1, 3, dtype=torch.bool))
+        stack(rand(1, 3, DIM), global_attention_mask=torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"mask must have shape \(1, 3\)"):
         stack(rand(1, 3, DIM), mask=torch.ones(1, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="x must have width 8, as built, not 4"):
         stack(rand(1, 3, 4))
     with pytest.raises(regard.Unsupported, match="has no keys that may stand anywhere"):
-        Recent(4).step(linear, rand(1, 3, DIM), Given(), Recent(4).start(linear), 0)
+        HiddenStateMemory(4).step(
+            linear, rand(1, 3, DIM), LayerInputs(), HiddenStateMemory(4).start(linear), 0
+        )
 
 
 class Still(Mixer):
@@ -253,5 +289,8 @@ class Still(Mixer):
 
 def test_what_can_neither_look_back_nor_stream_is_refused():
     """Fails if a causal mixer without a state is taken."""
-    with pytest.raises(regard.Unsupported, match="Still can neither look back at hidden states nor stream: it forgets"):
-        Segments([Block(Still()), block()], segment=4, memory=4)
+    with pytest.raises(
+        regard.Unsupported,
+        match="Still can neither look back at hidden states nor stream: it forgets",
+    ):
+        SegmentStack([Block(Still()), block()], segment=4, memory=4)

@@ -5,12 +5,16 @@ import torch
 
 import naive
 import regard
-from regard.stack import Plain, Shared
+from regard.stack import SequentialStack, SharedStack
 from stacks import block, chunks, inside, same_gradients, twin
 
 
 def shared(count=1, depth=3, *, name="vanilla", order="sequence", **more):
-    return Shared([block(name, seed=i, **more) for i in range(count)], depth, order=order).double().eval()
+    return (
+        SharedStack([block(name, seed=i, **more) for i in range(count)], depth, order=order)
+        .double()
+        .eval()
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,7 +42,11 @@ APPLIED = {"sequence": (0, 0, 1, 1), "cycle": (0, 1, 0, 1), "cycle_reversed": (0
 @pytest.mark.parametrize("causal", [False, True])
 def test_against_loops(order, causal, rand):
     """Fails if outputs or gradients differ from layers applied by hand, with padding."""
-    stack, x, weight = shared(2, 4, order=order, causal=causal), rand(2, 5, 8).requires_grad_(), rand(2, 5, 8)
+    stack, x, weight = (
+        shared(2, 4, order=order, causal=causal),
+        rand(2, 5, 8).requires_grad_(),
+        rand(2, 5, 8),
+    )
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     p, found, expected = inside(stack), stack(x, mask=mask), []
     for one, real in zip(x, mask, strict=True):
@@ -53,7 +61,9 @@ def test_against_loops(order, causal, rand):
 
 def test_parameters_count_once():
     """Fails if depth costs parameters."""
-    one, once, thrice = (sum(p.numel() for p in m.parameters()) for m in (block(), shared(1, 12), shared(3, 12)))
+    one, once, thrice = (
+        sum(p.numel() for p in m.parameters()) for m in (block(), shared(1, 12), shared(3, 12))
+    )
     assert (once, thrice) == (one, 3 * one)
 
 
@@ -67,7 +77,7 @@ def test_each_application_has_its_own_state(name, rand):
 def test_equals_a_plain_stack_of_copies(rand):
     """Fails if sharing changes what is computed, also for a decoder."""
     stack, x, context = shared(1, 3, causal=True, cross=True), rand(2, 6, 8), rand(2, 4, 8)
-    plain = Plain([twin(stack.layers[0]) for _ in range(3)])
+    plain = SequentialStack([twin(stack.layers[0]) for _ in range(3)])
     torch.testing.assert_close(stack(x, context), plain(x, context))
     torch.testing.assert_close(chunks(stack, x, (1, 5), context=context), stack(x, context))
 
@@ -79,4 +89,4 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(ValueError, match="'sequence', 'cycle', 'cycle_reversed'"):
         shared(2, 4, order="reverse")
     with pytest.raises(ValueError, match="at least one layer"):
-        Shared([], 3)
+        SharedStack([], 3)

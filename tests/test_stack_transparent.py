@@ -8,17 +8,29 @@ import regard
 from regard.block import Block
 from regard.ffn import MLP
 from regard.residual import PostNorm, PreNorm
-from regard.stack import ByLayer, Carry, Plain, Transparency
+from regard.stack import (
+    PerLayerContextStack,
+    RealFormerStack,
+    SequentialStack,
+    TransparentAttention,
+)
 from stacks import block, chunks, inside, same_gradients
 
 
 # ---------------------------------------------------------------------------------------------- transparent attention
 def seq2seq(*names):
     """An encoder of three layers, a decoder of two, and what stands between them."""
-    encoder = Plain([block(seed=i) for i in range(3)]).double().eval()
-    decoder = ByLayer([block(names[i] if names else "vanilla", causal=True, cross=True, seed=5 + i) for i in range(2)])
-    between = Transparency(3, 2).double().eval()
-    between.logits.data = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    encoder = SequentialStack([block(seed=i) for i in range(3)]).double().eval()
+    decoder = PerLayerContextStack(
+        [
+            block(names[i] if names else "vanilla", causal=True, cross=True, seed=5 + i)
+            for i in range(2)
+        ]
+    )
+    between = TransparentAttention(3, 2).double().eval()
+    between.logits.data = torch.randn(
+        4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     return encoder, between, decoder.double().eval()
 
 
@@ -30,7 +42,9 @@ def test_transparent_attention_against_loops(rand):
     found = decoder(x, between(encoder.every(source, mask=mask), mask), context_mask=mask)[0]
     states = [source[0]]
     for i in range(3):
-        states.append(naive.block(naive.under(inside(encoder), f"layers.{i}"), states[-1], 2, mask=mask[0]))
+        states.append(
+            naive.block(naive.under(inside(encoder), f"layers.{i}"), states[-1], 2, mask=mask[0])
+        )
     wanted = x[0]
     for j in range(2):
         shares = between.logits[:, j].exp() / between.logits[:, j].exp().sum()
@@ -47,20 +61,22 @@ def test_every_layer_tells_what_it_made(rand):
     encoder, x = seq2seq()[0], rand(2, 5, 8)
     every = encoder.every(x)
     assert every.shape == (4, 2, 5, 8) and torch.equal(every[0], x)
-    torch.testing.assert_close(every[2], Plain(list(encoder.layers)[:2])(x))
+    torch.testing.assert_close(every[2], SequentialStack(list(encoder.layers)[:2])(x))
     torch.testing.assert_close(encoder(x), every[-1])
 
 
 def test_it_starts_as_the_mean(rand):
     """Fails if at the start some layer of the encoder is preferred."""
     outputs = rand(4, 2, 5, 8)
-    torch.testing.assert_close(Transparency(3, 2).double()(outputs), outputs.mean(0).expand(2, -1, -1, -1))
+    torch.testing.assert_close(
+        TransparentAttention(3, 2).double()(outputs), outputs.mean(0).expand(2, -1, -1, -1)
+    )
 
 
 def test_dropout_of_the_weights(rand):
     """Fails if it drops in evaluation, or the shares do not sum up to one in training."""
     torch.manual_seed(0)
-    between = Transparency(3, 50, dropout=0.5).double()
+    between = TransparentAttention(3, 50, dropout=0.5).double()
     between.logits.data = torch.randn(4, 50).double()
     ones, plain = torch.ones(4, 1, 1, 1).double(), between.eval()(rand(4, 1, 2, 8))
     torch.testing.assert_close(between.train()(ones), torch.ones(50, 1, 1, 1).double())
@@ -72,7 +88,9 @@ def test_the_decoder_streams(name, rand):
     """Fails if a chunk is given other contexts than the whole."""
     encoder, between, decoder = seq2seq(name, "vanilla")
     contexts, x = between(encoder.every(rand(2, 6, 8))), rand(2, 9, 8)
-    torch.testing.assert_close(chunks(decoder, x, (1, 5, 3), context=contexts), decoder(x, contexts))
+    torch.testing.assert_close(
+        chunks(decoder, x, (1, 5, 3), context=contexts), decoder(x, contexts)
+    )
 
 
 def test_padding_of_the_source_has_no_influence(rand):
@@ -89,14 +107,16 @@ def test_padding_of_the_source_has_no_influence(rand):
 def test_contexts_that_do_not_fit_are_said(rand):
     """Fails if one context is taken for many."""
     encoder, between, decoder = seq2seq()
-    with pytest.raises(ValueError, match=r"context must be \(2 b m d\), one for each layer, not \(1, 3, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"context must be \(2 b m d\), one for each layer, not \(1, 3, 8\)"
+    ):
         decoder(rand(1, 4, 8), rand(1, 3, 8))
     with pytest.raises(ValueError, match="give it as context"):
         decoder(rand(1, 4, 8))
     with pytest.raises(ValueError, match=r"outputs must be \(4 b m d\)"):
         between(rand(3, 1, 5, 8))
     with pytest.raises(regard.Unsupported, match="nothing to give contexts to"):
-        ByLayer([block()])
+        PerLayerContextStack([block()])
     with pytest.raises(regard.Unsupported, match="takes no context"):
         encoder.every(rand(1, 4, 8), rand(1, 4, 8))
 
@@ -107,25 +127,40 @@ def carry(depth=3, *, causal=False, cross=False, residual=PreNorm, ffn=MLP):
     ask = {"cross": regard.create("vanilla", dim=8, heads=2)} if cross else {}
     make = regard.create
     blocks = [
-        Block(make("realformer", dim=8, heads=2, causal=causal), ffn and ffn(8), residual=residual, **ask) for _ in range(depth)
+        Block(
+            make("realformer", dim=8, heads=2, causal=causal),
+            ffn and ffn(8),
+            residual=residual,
+            **ask,
+        )
+        for _ in range(depth)
     ]
-    return Carry(blocks).double().eval()
+    return RealFormerStack(blocks).double().eval()
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("residual", [PreNorm, PostNorm])
 def test_carried_scores_against_loops(causal, residual, rand):
     """Fails if scores are not handed on, or not through all layers, with padding; or a gradient differs."""
-    stack, x, weight = carry(causal=causal, residual=residual), rand(2, 5, 8).requires_grad_(), rand(2, 5, 8)
+    stack, x, weight = (
+        carry(causal=causal, residual=residual),
+        rand(2, 5, 8).requires_grad_(),
+        rand(2, 5, 8),
+    )
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     p, rows, pre = inside(stack), [], residual is PreNorm
     for one, real in zip(x, mask, strict=True):
         scores = None
         for i in range(3):
             mine = naive.under(p, f"blocks.{i}")
-            around, then = naive.under(mine, "around_mixer.norm"), naive.under(mine, "around_ffn.norm")
+            around, then = (
+                naive.under(mine, "around_mixer.norm"),
+                naive.under(mine, "around_ffn.norm"),
+            )
             y = naive.norm(around, one) if pre else one
-            y, scores = naive.attention(naive.under(mine, "mixer.heads"), y, y, 2, causal=causal, mask=real, before=scores)
+            y, scores = naive.attention(
+                naive.under(mine, "mixer.heads"), y, y, 2, causal=causal, mask=real, before=scores
+            )
             one = one + y if pre else naive.norm(around, one + y)
             fed = naive.mlp(naive.under(mine, "ffn"), naive.norm(then, one) if pre else one)
             one = one + fed if pre else naive.norm(then, one + fed)
@@ -134,7 +169,7 @@ def test_carried_scores_against_loops(causal, residual, rand):
     torch.testing.assert_close(found[mask], wanted[mask])
     weight = weight * mask[..., None]
     same_gradients((found * weight).sum(), (wanted * weight).sum(), [x, *p.values()])
-    assert not torch.allclose(found[0], Plain(list(stack.blocks))(x, mask=mask)[0])
+    assert not torch.allclose(found[0], SequentialStack(list(stack.blocks))(x, mask=mask)[0])
 
 
 @pytest.mark.parametrize("cross", [False, True])
@@ -163,15 +198,17 @@ def test_carried_padding_has_no_influence(rand):
 def test_one_layer_and_no_ffn(rand):
     """Fails if the first layer is not plain attention, or a block without a feed-forward layer is not taken."""
     stack, x = carry(1, ffn=None), rand(2, 5, 8)
-    torch.testing.assert_close(stack(x), Plain(list(stack.blocks))(x))
+    torch.testing.assert_close(stack(x), SequentialStack(list(stack.blocks))(x))
 
 
 def test_what_cannot_carry_is_said():
     """Fails if a mixer without scores is accepted, or heads do not fit."""
     with pytest.raises(regard.Unsupported, match="LinearAttention hands on no scores"):
-        Carry([block("linear")])
+        RealFormerStack([block("linear")])
     two, four = (Block(regard.create("realformer", dim=8, heads=h)) for h in (2, 4))
     with pytest.raises(ValueError, match="as many heads"):
-        Carry([two, four])
+        RealFormerStack([two, four])
     with pytest.raises(regard.Unsupported, match="marked tokens"):
-        Carry([two])(torch.zeros(1, 3, 8), marks=torch.ones(1, 3, dtype=torch.bool))
+        RealFormerStack([two])(
+            torch.zeros(1, 3, 8), global_attention_mask=torch.ones(1, 3, dtype=torch.bool)
+        )

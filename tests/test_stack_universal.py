@@ -7,21 +7,33 @@ import torch
 
 import naive
 import regard
-from regard.stack import Halting, Plain, Universal
+from regard.stack import Halting, SequentialStack, UniversalStack
 from stacks import block, chunks, inside, same_gradients
 
 MASK = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
 
 
-def universal(steps=4, *, name="vanilla", halting=True, signal=True, spread=8.0, bias=-1.0, epsilon=0.01, **more):
+def universal(
+    steps=4,
+    *,
+    name="vanilla",
+    halting=True,
+    signal=True,
+    spread=8.0,
+    bias=-1.0,
+    epsilon=0.01,
+    **more,
+):
     """One in which tokens halt at different steps: the question is asked loudly."""
     layer = block(name, **more)
     torch.manual_seed(1)
     asks = Halting(8, weight=0.1, bias=bias, epsilon=epsilon) if halting else None
-    stack = Universal(layer, steps, halting=asks, signal=signal).double().eval()
+    stack = UniversalStack(layer, steps, halting=asks, signal=signal).double().eval()
     if asks is not None:
         asks.ask.weight.data *= spread
-        asks.ask.weight.data[:, 1::2] = 0  # the cosines of the signal would drown what tokens have to say
+        asks.ask.weight.data[:, 1::2] = (
+            0  # the cosines of the signal would drown what tokens have to say
+        )
     return stack
 
 
@@ -38,7 +50,12 @@ def by_hand(p, x, steps, *, causal, real, epsilon=0.01, **more):
     """One example (n d), token by token: outputs, N, R, and whether the last step cut it off."""
     n = len(x)
     h, out = x * real[:, None], [torch.zeros(8, dtype=x.dtype) for _ in range(n)]
-    total, count, rest, cut = [torch.zeros((), dtype=x.dtype)] * n, [0] * n, [torch.zeros((), dtype=x.dtype)] * n, [False] * n
+    total, count, rest, cut = (
+        [torch.zeros((), dtype=x.dtype)] * n,
+        [0] * n,
+        [torch.zeros((), dtype=x.dtype)] * n,
+        [False] * n,
+    )
     halted = [not r for r in real]
     for t in range(1, steps + 1):
         if all(halted):
@@ -68,58 +85,80 @@ def by_hand(p, x, steps, *, causal, real, epsilon=0.01, **more):
 @pytest.mark.parametrize("steps", [1, 2, 6])
 def test_against_loops(causal, steps, rand):
     """Fails if outputs, steps, remainders, the cost or any gradient differ from ACT written out, with padding."""
-    stack, x, weight = universal(steps, causal=causal, bias=-3.0), rand(2, 5, 8).requires_grad_(), rand(2, 5, 8)
-    with regard.noted() as notes:
+    stack, x, weight = (
+        universal(steps, causal=causal, bias=-3.0),
+        rand(2, 5, 8).requires_grad_(),
+        rand(2, 5, 8),
+    )
+    with regard.collect_aux() as notes:
         found = stack(x, mask=MASK)
     p = inside(stack)
-    examples = [by_hand(p, one, steps, causal=causal, real=real) for one, real in zip(x, MASK, strict=True)]
+    examples = [
+        by_hand(p, one, steps, causal=causal, real=real) for one, real in zip(x, MASK, strict=True)
+    ]
     outs, counts, rests, cuts = zip(*examples, strict=True)
     expected = torch.stack(outs)
     torch.testing.assert_close(found, expected)
     assert notes.all("steps")[0].tolist() == list(map(list, counts))
     if steps == 6:
         taken = {n for row in counts for n in row if n}
-        assert max(taken) - min(taken) > 1, "else nobody sees the kept state of another, and little is tested"
-    cost = 0.1 * (sum(map(sum, counts)) + torch.stack(rests).sum()) / 8
-    torch.testing.assert_close(notes.cost(), cost)
+        assert max(taken) - min(taken) > 1, (
+            "else nobody sees the kept state of another, and little is tested"
+        )
+    loss = 0.1 * (sum(map(sum, counts)) + torch.stack(rests).sum()) / 8
+    torch.testing.assert_close(notes.loss(), loss)
     torch.testing.assert_close(notes.all("unhalted")[0].item(), sum(map(sum, cuts)) / 8)
-    same_gradients((found * weight).sum() + notes.cost(), (expected * weight).sum() + cost, [x, *p.values()])
+    same_gradients(
+        (found * weight).sum() + notes.loss(), (expected * weight).sum() + loss, [x, *p.values()]
+    )
 
 
 def test_a_decoder_against_loops(rand):
     """Fails if the context is seen otherwise at some step, or has other gradients."""
-    stack, x, context, weight = universal(5, causal=True, cross=True), rand(1, 5, 8), rand(1, 4, 8).requires_grad_(), rand(5, 8)
+    stack, x, context, weight = (
+        universal(5, causal=True, cross=True),
+        rand(1, 5, 8),
+        rand(1, 4, 8).requires_grad_(),
+        rand(5, 8),
+    )
     seen = torch.tensor([[True, True, True, False]])
     found = stack(x, context, context_mask=seen)[0]
     real = torch.ones(5, dtype=torch.bool)
-    expected = by_hand(inside(stack), x[0], 5, causal=True, real=real, context=context[0], context_mask=seen[0])[0]
+    expected = by_hand(
+        inside(stack), x[0], 5, causal=True, real=real, context=context[0], context_mask=seen[0]
+    )[0]
     torch.testing.assert_close(found, expected)
-    same_gradients((found * weight).sum(), (expected * weight).sum(), [context, *stack.parameters()])
+    same_gradients(
+        (found * weight).sum(), (expected * weight).sum(), [context, *stack.parameters()]
+    )
 
 
 def test_only_the_remainder_has_a_gradient(rand):
     """Fails if the count N leaks a gradient: for the cost alone it must be that of −Σ p before the last step."""
     stack, x = universal(4), rand(1, 5, 8)
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         stack(x)
     rests = by_hand(inside(stack), x[0], 4, causal=False, real=torch.ones(5, dtype=torch.bool))[2]
-    same_gradients(notes.cost(), 0.1 * rests.mean(), list(stack.parameters()))
+    same_gradients(notes.loss(), 0.1 * rests.mean(), list(stack.parameters()))
 
 
 @pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
 def test_chunks_give_the_whole(name, rand):
     """Fails if a chunk that needs fewer steps leaves out what a later one must see."""
     stack, x = universal(5, name=name, causal=True), rand(2, 20, 8)
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         whole = stack(x)
     steps = notes.all("steps")[0]
     assert steps.max() - steps.min() > 1
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         torch.testing.assert_close(chunks(stack, x, (1, 7, 1, 11)), whole)
     assert torch.equal(torch.cat(notes.all("steps"), 1), steps)
 
 
-@pytest.mark.parametrize("more", [{"halting": False}, {"signal": False}, {"halting": False, "signal": False}, {"cross": True}])
+@pytest.mark.parametrize(
+    "more",
+    [{"halting": False}, {"signal": False}, {"halting": False, "signal": False}, {"cross": True}],
+)
 def test_other_forms_stream_too(more, rand):
     """Fails if the signal does not go on where the stream stands, or the context is seen at some steps only."""
     stack, x = universal(3, causal=True, **more), rand(2, 9, 8)
@@ -137,7 +176,12 @@ def test_a_stream_runs_a_step_only_where_a_token_needs_it(rand):
     assert waits == [0, 5, 5, 5]
     stack.halting.ask.bias.data.fill_(0.2)  # p = 0.55: two steps
     _, state = stack.stream(x[:, 5:], state)
-    assert [0 if late.waiting is None else late.waiting.shape[1] for late in state.steps] == [0, 0, 6, 6]
+    assert [0 if late.waiting is None else late.waiting.shape[1] for late in state.steps] == [
+        0,
+        0,
+        6,
+        6,
+    ]
 
 
 def test_halting_stops_computing(rand):
@@ -147,24 +191,26 @@ def test_halting_stops_computing(rand):
     for bias, steps in ((20.0, 1), (0.0, 2), (-20.0, 6)):
         calls.clear()
         stack.halting.ask.bias.data.fill_(bias)
-        with regard.noted() as notes:
+        with regard.collect_aux() as notes:
             stack(x)
         assert len(calls) == steps
-        assert notes.all("unhalted")[0].item() == (1 if bias == -20 else 0), "what never halts must be told"
+        assert notes.all("unhalted")[0].item() == (1 if bias == -20 else 0), (
+            "what never halts must be told"
+        )
 
 
 def test_padding_never_ponders(rand):
     """Fails if padding, even NaN, has influence, takes steps, or makes the cost change."""
     stack, x = universal(4), rand(2, 5, 8)
     poisoned = x.masked_fill(~MASK[..., None], torch.nan)
-    with regard.noted() as clean:
+    with regard.collect_aux() as clean:
         want = stack(x, mask=MASK)
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         found = stack(poisoned, mask=MASK)
     torch.testing.assert_close(found, want)
     assert not found[~MASK].any() and not notes.all("steps")[0][~MASK].any()
-    assert torch.equal(notes.cost(), clean.cost())
-    with regard.noted() as cut:
+    assert torch.equal(notes.loss(), clean.loss())
+    with regard.collect_aux() as cut:
         torch.testing.assert_close(stack(x[1:, :3]), want[1:, :3])
     torch.testing.assert_close(cut.all("steps")[0], notes.all("steps")[0][1:, :3])
     stack(poisoned, mask=MASK).sum().backward()
@@ -174,9 +220,9 @@ def test_padding_never_ponders(rand):
 def test_nothing_but_padding(rand):
     """Fails if no tokens at all make the cost NaN."""
     stack, x = universal(3), rand(2, 4, 8)
-    with regard.noted() as notes:
+    with regard.collect_aux() as notes:
         assert not stack(x, mask=torch.zeros(2, 4, dtype=torch.bool)).any()
-    assert notes.cost() == 0
+    assert notes.loss() == 0
 
 
 def test_without_halting_it_is_the_layer_again_and_again(rand):
@@ -191,8 +237,8 @@ def test_without_halting_it_is_the_layer_again_and_again(rand):
 def test_a_step_may_be_several_layers(rand):
     """Fails if a stack cannot be the layer."""
     torch.manual_seed(0)
-    inner = Plain([block(causal=True), block("linear", causal=True)])
-    stack, x = Universal(inner, 3, halting=Halting(8)).double().eval(), rand(2, 9, 8)
+    inner = SequentialStack([block(causal=True), block("linear", causal=True)])
+    stack, x = UniversalStack(inner, 3, halting=Halting(8)).double().eval(), rand(2, 9, 8)
     torch.testing.assert_close(chunks(stack, x, (4, 5)), stack(x))
 
 
@@ -214,6 +260,6 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(ValueError, match="weight must be a finite number above 0"):
         Halting(8, weight=0.0)
     with pytest.raises(ValueError, match="halting is 4 wide, and the layer 8"):
-        Universal(block(), 2, halting=Halting(4))
+        UniversalStack(block(), 2, halting=Halting(4))
     with pytest.raises(regard.Unsupported, match="not built causal"):
         universal(2).stream(torch.zeros(1, 2, 8).double())

@@ -10,10 +10,10 @@ import regard
 from regard import Can, Mixer
 from regard.block import Block
 from regard.ffn import MLP
-from regard.registry import get
-from regard.stack import Plain
-from regard.state import bytes_held, detach, examples, take
-from regard.testing import check_mixer, taken
+from regard.registry import get_recipe
+from regard.stack import SequentialStack
+from regard.state import detach, state_batch_size, state_bytes, take
+from regard.testing import check_mixer, reorder
 
 STREAMING = regard.list(can=["causal", "stream"])
 
@@ -28,7 +28,10 @@ def test_take_goes_into_everything():
     t, at = torch.arange(6).view(3, 2), np.arange(3)
     got = take(Pair({"x": [t, None, 2.5]}, (at, 3, ())), [2, 2, 0, 1])
     assert type(got) is Pair and type(got.a["x"]) is list
-    assert got.a["x"][0].tolist() == [[4, 5], [4, 5], [0, 1], [2, 3]] and got.a["x"][1:] == [None, 2.5]
+    assert got.a["x"][0].tolist() == [[4, 5], [4, 5], [0, 1], [2, 3]] and got.a["x"][1:] == [
+        None,
+        2.5,
+    ]
     assert got.b[0] is at and got.b[1:] == (3, ())
     assert take(None, [0]) is None and len(take(t, [])) == 0
     assert take(t, torch.tensor([1], dtype=torch.int32)).tolist() == [[2, 3]]
@@ -54,10 +57,10 @@ def test_take_says_what_is_wrong():
 def test_what_a_state_holds():
     """Fails if shared memory counts twice, or a view is taken for less than what it holds."""
     whole = torch.zeros(10, 100, dtype=torch.float64)
-    assert bytes_held((whole, whole, None, 3)) == 8000
-    assert bytes_held(whole[:, -1:]) == 8000 and bytes_held(take(whole[:, -1:], range(10))) == 80
-    assert bytes_held([np.zeros(4), torch.zeros(2)]) == 40
-    assert examples((None, 1)) is None and examples({"a": whole}) == 10
+    assert state_bytes((whole, whole, None, 3)) == 8000
+    assert state_bytes(whole[:, -1:]) == 8000 and state_bytes(take(whole[:, -1:], range(10))) == 80
+    assert state_bytes([np.zeros(4), torch.zeros(2)]) == 40
+    assert state_batch_size((None, 1)) is None and state_batch_size({"a": whole}) == 10
 
 
 def test_a_window_holds_less_than_everything():
@@ -69,14 +72,14 @@ def test_a_window_holds_less_than_everything():
         with torch.no_grad():
             for _ in range(40):
                 _, state = mixer.stream(torch.zeros(1, 10, 8), state)
-        held[name] = bytes_held(state)
+        held[name] = state_bytes(state)
     assert held["linear"] < held["local"] < held["vanilla"] / 2
     assert held["vanilla"] >= 400 * 8 * 2 * 4
 
 
 def test_detach_cuts_the_graph(rand):
     """Fails if a gradient still reaches the chunk before."""
-    mixer = get("local").example(causal=True).double()
+    mixer = get_recipe("local").example(causal=True).double()
     x = rand(1, 8, 8).requires_grad_()
     _, state = mixer.stream(x)
     mixer.stream(rand(1, 2, 8), detach(state))[0].sum().backward()
@@ -88,25 +91,36 @@ def test_every_state_can_be_taken_from(name):
     """Fails if a recipe goes on otherwise after its examples were reordered, repeated or dropped."""
     torch.manual_seed(0)
     with torch.no_grad():
-        assert taken(get(name).example(causal=True).double().eval(), 23) == "kept"
+        assert reorder(get_recipe(name).example(causal=True).double().eval(), 23) == "kept"
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("axial", {"width": 5, "form": "two"}), ("aft", {"length": None}), ("aft", {"length": None, "kernel": 3})],
+    [
+        ("axial", {"width": 5, "form": "two"}),
+        ("aft", {"length": None}),
+        ("aft", {"length": None, "kernel": 3}),
+    ],
 )
 def test_options_with_states_of_their_own(name, options):
     """Fails if a form that the small example does not show keeps another kind of state."""
     torch.manual_seed(0)
     with torch.no_grad():
-        assert taken(regard.create(name, dim=8, heads=1, causal=True, **options).double(), 23) == "kept"
+        assert (
+            reorder(regard.create(name, dim=8, heads=1, causal=True, **options).double(), 23)
+            == "kept"
+        )
 
 
 def test_a_stack_is_taken_from(rand):
     """Fails if the states of a stack are not those of its layers."""
     torch.manual_seed(0)
     names = ("vanilla", "linear", "retnet", "local")
-    layers = Plain([Block(get(name).example(8, causal=True), MLP(8)) for name in names]).double().eval()
+    layers = (
+        SequentialStack([Block(get_recipe(name).example(8, causal=True), MLP(8)) for name in names])
+        .double()
+        .eval()
+    )
     x, order = rand(3, 12, 8), [2, 0, 0]
     _, state = layers.stream(x[:, :7])
     y, _ = layers.stream(x[order, 7:], take(state, order))
@@ -123,7 +137,7 @@ class Counting(Mixer):
     def start(self):
         return (None,)
 
-    def mix(self, x, memory, mask, state):
+    def mix(self, x, context, mask, state):
         y = x.cumsum(1)
         if state is not None and state[0] is not None:
             y = y + torch.as_tensor(state[0], dtype=x.dtype).view(-1, 1, x.shape[2])[: len(x)]
@@ -141,9 +155,11 @@ def build(keep):
 
 def test_the_check_can_fail():
     """Fails if a state that breaks the rule passes."""
-    assert check_mixer(build(lambda y: y))["taken"] == "kept"
+    assert check_mixer(build(lambda y: y))["reorder"] == "kept"
     with pytest.raises(AssertionError, match="Tensor-likes are not close"):
-        check_mixer(build(lambda y: y.detach().tolist() + [[0.0] * 4] * 5))  # not a tensor, and yet not shared
+        check_mixer(
+            build(lambda y: y.detach().tolist() + [[0.0] * 4] * 5)
+        )  # not a tensor, and yet not shared
     with pytest.raises(ValueError, match="began with 8 examples, and goes on with 2"):
         check_mixer(build(lambda y: y.reshape(-1, 1)))  # examples and channels folded into one
 
@@ -154,18 +170,25 @@ FOREIGN = ["text", 3, torch.zeros(2, 3), {}, [1], (1, "2")]
 @pytest.mark.parametrize("name", STREAMING)
 def test_foreign_states_are_refused(name):
     """Fails if something that is no state of the mixer ends in a raw error, or is taken."""
-    mixer = get(name).example(causal=True)
+    mixer = get_recipe(name).example(causal=True)
     for state in FOREIGN:
-        with pytest.raises(TypeError, match=r"no state of this mixer: it must be made like|made of tuples, lists and dicts"):
+        with pytest.raises(
+            TypeError,
+            match=r"no state of this mixer: it must be made like|made of tuples, lists and dicts",
+        ):
             mixer.stream(torch.zeros(2, 3, mixer.dim), state)
 
 
 def test_states_of_others_are_refused():
     """Fails if the state of another mechanism, another stack or another batch is taken, or its refusal says nothing."""
-    x, local, linear = torch.zeros(2, 3, 8), get("local").example(causal=True), get("linear").example(causal=True)
+    x, local, linear = (
+        torch.zeros(2, 3, 8),
+        get_recipe("local").example(causal=True),
+        get_recipe("linear").example(causal=True),
+    )
     with pytest.raises(TypeError, match=r"made like Sums\(.*not like Cache\(a tensor"):
         linear.stream(x, local.stream(x)[1])
-    two, three = (Plain([Block(local)] * n) for n in (2, 3))
+    two, three = (SequentialStack([Block(local)] * n) for n in (2, 3))
     with pytest.raises(TypeError, match="no state of this"):
         three.stream(x, two.stream(x)[1])
     for streams in (local, two):

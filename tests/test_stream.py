@@ -57,7 +57,9 @@ def test_sinks_stay_while_the_window_moves(rand):
 def test_a_key_stays_as_long_as_one_head_needs_it(rand):
     """Fails if eviction follows one head and starves another."""
     torch.manual_seed(0)
-    mixer = MultiHead(8, 2, SoftmaxAttention(PerHead((Band(3, 0), Chunks(90)))), causal=True).double()
+    mixer = MultiHead(
+        8, 2, SoftmaxAttention(PerHead((Band(3, 0), Chunks(90)))), causal=True
+    ).double()
     x = rand(1, N, 8)
     with torch.no_grad():
         y, _ = streamed(mixer, x, 11)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.tasks import IGNORE, TASKS, task
+from regard.tasks import IGNORE_INDEX, TASKS, create_task
 from regard.tasks.base import Example, collate
 from regard.tasks.probes import ASK, BLANK, FIRST
 
@@ -12,50 +12,68 @@ from regard.tasks.probes import ASK, BLANK, FIRST
 @pytest.mark.parametrize("name", TASKS)
 def test_examples_do_not_depend_on_who_asks(name):
     """Fails if an example changes with the order, the batch or the instance, or splits share examples."""
-    one, two = task(name), task(name)
+    one, two = create_task(name), create_task(name)
     for split in ("train", "valid", "test"):
         batch = one.batch(split, [5, 2, 5])
         again = two.example(split, 5)
         assert torch.equal(batch.tokens[0][..., : again.tokens.shape[-1]], again.tokens)
         assert torch.equal(batch.tokens[0], batch.tokens[2])
-    assert any(not torch.equal(one.example("train", i).tokens, one.example("valid", i).tokens) for i in range(4))
+    assert any(
+        not torch.equal(one.example("train", i).tokens, one.example("valid", i).tokens)
+        for i in range(4)
+    )
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_examples_are_within_what_the_task_says(name):
     """Fails if tokens, targets or lengths leave their range."""
-    made = task(name)
+    made = create_task(name)
     for index in range(20):
         tokens, target = made.example("train", index)
-        there = target[target != IGNORE]
-        assert (tokens[..., 0] > 0).all() and tokens.max() < made.vocab and tokens.shape[-1] <= made.length
-        assert tokens.min() > 0 or (made.output == "pair" and tokens.min() == 0)  # the shorter of two is filled up
+        there = target[target != IGNORE_INDEX]
+        assert (
+            (tokens[..., 0] > 0).all()
+            and tokens.max() < made.vocab_size
+            and tokens.shape[-1] <= made.length
+        )
+        assert tokens.min() > 0 or (
+            made.output == "pair" and tokens.min() == 0
+        )  # the shorter of two is filled up
         assert len(there.view(-1)) and there.min() >= 0 and there.max() < made.classes
         assert made.show(Example(tokens, target))
 
 
 def test_copy():
     """Fails if what is asked is not what stood there, in order, behind the gap."""
-    tokens, target = task("copy", length=20, gap=5).example("train", 3)
-    assert tokens[12] == ASK and (tokens[7:12] == BLANK).all() and (target[:12] == IGNORE).all()
+    tokens, target = create_task("copy", length=20, gap=5).example("train", 3)
+    assert (
+        tokens[12] == ASK and (tokens[7:12] == BLANK).all() and (target[:12] == IGNORE_INDEX).all()
+    )
     assert torch.equal(target[12:], tokens[:7])
-    tokens, target = task("copy", length=20, gap=5, lead=4).example("train", 3)
-    assert (tokens[:4] == BLANK).all() and torch.equal(target[14:], tokens[4:9]) and tokens[14] == ASK and len(tokens) == 19
+    tokens, target = create_task("copy", length=20, gap=5, lead=4).example("train", 3)
+    assert (
+        (tokens[:4] == BLANK).all()
+        and torch.equal(target[14:], tokens[4:9])
+        and tokens[14] == ASK
+        and len(tokens) == 19
+    )
 
 
 def test_selective_copy():
     """Fails if the symbols after the sign are not those before it, in order."""
-    tokens, target = task("selective_copy", length=30, count=6).example("train", 1)
-    assert torch.equal(target[target != IGNORE], tokens[tokens >= FIRST]) and tokens[24] == ASK
+    tokens, target = create_task("selective_copy", length=30, count=6).example("train", 1)
+    assert (
+        torch.equal(target[target != IGNORE_INDEX], tokens[tokens >= FIRST]) and tokens[24] == ASK
+    )
 
 
 def test_recall():
     """Fails if a key is asked that was not given, or with another value; or if the gaps are not mostly short."""
-    made, gaps = task("recall", length=256, pairs=8), []
+    made, gaps = create_task("recall", length=256, pairs=8), []
     for index in range(50):
         tokens, target = made.example("train", index)
         pairs = dict(zip(tokens[:16:2].tolist(), tokens[1:16:2].tolist(), strict=True))
-        asked = (target != IGNORE).nonzero()[:, 0]
+        asked = (target != IGNORE_INDEX).nonzero()[:, 0]
         assert len(asked) == len(pairs) == 8 and asked.min() >= 16
         for at in asked.tolist():
             assert pairs[int(tokens[at])] == FIRST + made.keys + int(target[at])
@@ -65,9 +83,11 @@ def test_recall():
 
 def test_parity_and_dyck():
     """Fails if a running parity, or the bracket that is due, is wrong."""
-    tokens, target = task("parity", length=33).example("train", 0)
-    assert [sum(t - FIRST for t in tokens[: i + 1].tolist()) % 2 for i in range(33)] == target.tolist()
-    made, opened = task("dyck", length=200, kinds=3, depth=4), []
+    tokens, target = create_task("parity", length=33).example("train", 0)
+    assert [
+        sum(t - FIRST for t in tokens[: i + 1].tolist()) % 2 for i in range(33)
+    ] == target.tolist()
+    made, opened = create_task("dyck", length=200, kinds=3, depth=4), []
     tokens, target = made.example("train", 0)
     for token, due in zip((tokens - FIRST).tolist(), target.tolist(), strict=True):
         if token < 3:
@@ -79,19 +99,25 @@ def test_parity_and_dyck():
 
 def test_batches_of_different_lengths_are_filled_up():
     """Fails if padding is not masked, or has a target."""
-    examples = [Example(torch.tensor([3, 4]), torch.tensor([1, 2])), Example(torch.tensor([5]), torch.tensor([0]))]
+    examples = [
+        Example(torch.tensor([3, 4]), torch.tensor([1, 2])),
+        Example(torch.tensor([5]), torch.tensor([0])),
+    ]
     batch = collate(examples)
-    assert batch.tokens.tolist() == [[3, 4], [5, 0]] and batch.mask.tolist() == [[True, True], [True, False]]
-    assert batch.target.tolist() == [[1, 2], [0, IGNORE]]
+    assert batch.tokens.tolist() == [[3, 4], [5, 0]] and batch.mask.tolist() == [
+        [True, True],
+        [True, False],
+    ]
+    assert batch.target.tolist() == [[1, 2], [0, IGNORE_INDEX]]
     whole = collate([Example(e.tokens, torch.tensor(7)) for e in examples])
     assert whole.target.tolist() == [7, 7]
 
 
 def test_loss_and_score_count_what_is_there():
     """Fails if ignored targets count, or bits are nats."""
-    made = task("parity")
+    made = create_task("parity")
     logits = torch.tensor([[[2.0, 0.0], [0.0, 2.0], [9.0, 0.0]]])
-    target = torch.tensor([[0, 0, IGNORE]])
+    target = torch.tensor([[0, 0, IGNORE_INDEX]])
     assert made.score(logits, target) == (1.0, 2)
     expected = -torch.log_softmax(logits[0, :2], -1)[:, 0]
     torch.testing.assert_close(made.loss(logits, target), expected.mean())
@@ -103,15 +129,20 @@ def test_loss_and_score_count_what_is_there():
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("recal", {}, "did you mean 'recall'"), ("copy", {"lenght": 3}, "did you mean 'length'"),
-        ("copy", {"length": 2}, "length must be"), ("copy", {"length": 9, "gap": 9}, "no room"),
-        ("copy", {"length": 9, "gap": 3, "lead": 4}, "a lead of 4"), ("copy", {"causal": "no"}, "causal must be"),
-        ("recall", {"length": 8, "pairs": 3}, "at least 12"), ("recall", {"pairs": 9, "keys": 4}, "as many keys"),
-        ("selective_copy", {"length": 4, "count": 3}, "at least 6"), ("dyck", {"depth": 0}, "depth must be"),
+        ("recal", {}, "did you mean 'recall'"),
+        ("copy", {"lenght": 3}, "did you mean 'length'"),
+        ("copy", {"length": 2}, "length must be"),
+        ("copy", {"length": 9, "gap": 9}, "no room"),
+        ("copy", {"length": 9, "gap": 3, "lead": 4}, "a lead of 4"),
+        ("copy", {"causal": "no"}, "causal must be"),
+        ("recall", {"length": 8, "pairs": 3}, "at least 12"),
+        ("recall", {"pairs": 9, "keys": 4}, "as many keys"),
+        ("selective_copy", {"length": 4, "count": 3}, "at least 6"),
+        ("dyck", {"depth": 0}, "depth must be"),
         ("parity", {"seed": -1}, "seed must be"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_are_named(name, arguments, words):
     """Fails if a task is made of nonsense."""
     with pytest.raises((ValueError, TypeError), match=words):
-        task(name, **arguments)
+        create_task(name, **arguments)

@@ -12,12 +12,12 @@ from torch import nn
 import regard
 from regard.block import Block
 from regard.ffn import MLP
-from regard.models import Part
-from regard.tasks import task
-from regard.train import Broken, Diverged, Interrupted, Settings, Trainer, checkpoint
-from regard.train.run import Spec, config_of
-from regard.train.sampler import indexes
-from regard.train.settings import settings
+from regard.models import ModuleSpec
+from regard.tasks import create_task
+from regard.train import CorruptFile, Diverged, Interrupted, Trainer, TrainSettings, checkpoint
+from regard.train.run import RunSpec, model_config
+from regard.train.sampler import batch_indices
+from regard.train.settings import parse_settings
 
 
 class Tiny(nn.Module):
@@ -26,8 +26,10 @@ class Tiny(nn.Module):
     def __init__(self, made, dim=16, dropout=0.1):
         super().__init__()
         torch.manual_seed(7)
-        self.embed = nn.Embedding(made.vocab, dim)
-        self.block = Block(regard.create("vanilla", dim=dim, heads=2, causal=True), MLP(dim), dropout=dropout)
+        self.embed = nn.Embedding(made.vocab_size, dim)
+        self.block = Block(
+            regard.create("vanilla", dim=dim, heads=2, causal=True), MLP(dim), dropout=dropout
+        )
         self.head = nn.Linear(dim, made.classes)
 
     def forward(self, tokens, mask=None):
@@ -35,7 +37,7 @@ class Tiny(nn.Module):
 
 
 def trainer(folder=None, *, stop=None, poison=None, **given):
-    made = task("parity", length=8)
+    made = create_task("parity", length=8)
     model = Tiny(made)
 
     def watch(progress):
@@ -45,8 +47,16 @@ def trainer(folder=None, *, stop=None, poison=None, **given):
             with torch.no_grad():
                 model.head.weight.fill_(float("nan"))
 
-    plan = {"steps": 12, "batch": 8, "evaluate": 4, "examples": 16, "save": 5, "ema": 0.9, "warmup": 3}
-    return Trainer(model, made, Settings(**plan | given), folder=folder, watch=watch)
+    plan = {
+        "steps": 12,
+        "batch": 8,
+        "evaluate": 4,
+        "examples": 16,
+        "save": 5,
+        "ema": 0.9,
+        "warmup": 3,
+    }
+    return Trainer(model, made, TrainSettings(**plan | given), folder=folder, watch=watch)
 
 
 def weights(run):
@@ -62,8 +72,15 @@ def test_a_run_that_was_stopped_goes_on_bit_by_bit(tmp_path):
     rest = trainer(tmp_path / "parts")
     second = rest.run()
     assert torch.equal(weights(whole), weights(rest))
-    assert (first.test, first.best, first.tokens, first.steps) == (second.test, second.best, second.tokens, second.steps)
-    rows = [json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
+    assert (first.test, first.best, first.tokens, first.steps) == (
+        second.test,
+        second.best,
+        second.tokens,
+        second.steps,
+    )
+    rows = [
+        json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in rows if "tokens" in row] == list(range(1, 13))
 
 
@@ -82,9 +99,12 @@ def test_parts_of_a_batch_add_up_to_it():
 def test_what_is_no_number_stops_the_run(tmp_path):
     """Fails if a NaN is trained on, or overwrites the last good checkpoint."""
     run = trainer(tmp_path, poison=11)
-    with pytest.raises(Diverged, match=r"the loss is nan .* at step 11; the last good checkpoint is .*step-00000010"):
+    with pytest.raises(
+        Diverged,
+        match=r"the loss is nan .* at step 11; the last good checkpoint is .*step-00000010",
+    ):
         run.run()
-    tensors, _ = checkpoint.load(checkpoint.newest(tmp_path / "checkpoints"))
+    tensors, _ = checkpoint.load(checkpoint.latest_checkpoint(tmp_path / "checkpoints"))
     assert all(t.isfinite().all() for t in tensors["model"].values())
 
 
@@ -117,7 +137,7 @@ def test_time_is_kept_whatever_a_step_takes(monkeypatch, step):
     end and leave none for them."""
     run = trainer(steps=10**6, seconds=30.0, evaluate=10**6, examples=4096, batch=16)
     clock = Slow(run.task, step)
-    monkeypatch.setattr("regard.train.loop.time", clock)
+    monkeypatch.setattr("regard.train.trainer.time", clock)
     result = run.run()
     assert result.stopped == "seconds" and result.steps >= 1
     assert clock.now <= 30 + step / 3 and clock.now > 30 - 2 * step - 6
@@ -135,48 +155,69 @@ def test_a_run_that_is_over_can_go_on_for_longer(tmp_path):
     assert [row["step"] for row in rows if "tokens" in row] == list(range(1, 13))
 
 
-@pytest.mark.parametrize(("position", "scaled"), [("sinusoid", True), ("learned", False), ("alibi", False)])
+@pytest.mark.parametrize(
+    ("position", "scaled"), [("sinusoid", True), ("learned", False), ("alibi", False)]
+)
 def test_tokens_are_as_large_as_their_positions(position, scaled):
     """Fails if embeddings of 0.02 are added to sines of 1, and so can hardly be told from each other."""
-    assert config_of(Spec(task=Part(name="parity"), position=Part(name=position)), task("parity")).input.scale == scaled
+    assert (
+        model_config(
+            RunSpec(task=ModuleSpec(name="parity"), position=ModuleSpec(name=position)),
+            create_task("parity"),
+        ).input.scale
+        == scaled
+    )
 
 
 def test_schedules():
     """Fails if the warm-up does not rise, the cosine does not end at zero, or 1/√step is not that."""
-    cosine = Settings(warmup=10)
+    cosine = TrainSettings(warmup=10)
     assert [cosine.factor(i, 0) for i in (0, 4, 9)] == [0.1, 0.5, 1.0]
     assert cosine.factor(10, 0) == 1 and cosine.factor(500, 0.5) == pytest.approx(0.5)
-    assert cosine.factor(999, 1) == 0 and Settings(schedule="constant").factor(999, 1) == 1
-    assert Settings(schedule="rsqrt", warmup=100).factor(399, 0.1) == 0.5
+    assert cosine.factor(999, 1) == 0 and TrainSettings(schedule="constant").factor(999, 1) == 1
+    assert TrainSettings(schedule="rsqrt", warmup=100).factor(399, 0.1) == 0.5
 
 
 def test_every_example_is_seen_once_in_each_epoch_by_one_process():
     """Fails if processes overlap, miss an example, or repeat the order of the last epoch."""
     for world in (1, 2, 4):
-        seen = [sorted(i for r in range(world) for i in indexes(12, 4, s, seed=3, rank=r, world=world)) for s in range(6)]
-        assert seen == [sorted(indexes(12, 4, s, seed=3)) for s in range(6)]
-    epochs = [[i for s in steps for i in indexes(12, 4, s, seed=3)] for steps in ((0, 1, 2), (3, 4, 5))]
+        seen = [
+            sorted(
+                i
+                for r in range(world)
+                for i in batch_indices(12, 4, s, seed=3, rank=r, world=world)
+            )
+            for s in range(6)
+        ]
+        assert seen == [sorted(batch_indices(12, 4, s, seed=3)) for s in range(6)]
+    epochs = [
+        [i for s in steps for i in batch_indices(12, 4, s, seed=3)]
+        for steps in ((0, 1, 2), (3, 4, 5))
+    ]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12)) and epochs[0] != epochs[1]
     with pytest.raises(ValueError, match="does not divide among 3"):
-        indexes(12, 4, 0, seed=0, world=3)
+        batch_indices(12, 4, 0, seed=0, world=3)
     with pytest.raises(ValueError, match="no examples"):
-        indexes(0, 4, 0, seed=0)
+        batch_indices(0, 4, 0, seed=0)
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     """Fails if a file that was cut off is loaded, or the one before it is lost."""
     trainer(tmp_path, steps=10).run()
-    last = checkpoint.newest(tmp_path / "checkpoints")
+    last = checkpoint.latest_checkpoint(tmp_path / "checkpoints")
     assert last.name == "step-00000010"
     path = last / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(Broken, match="changed or cut off"):
+    with pytest.raises(CorruptFile, match="changed or cut off"):
         checkpoint.load(last)
     said = []
-    assert checkpoint.newest(tmp_path / "checkpoints", said.append).name == "step-00000005" and "cut off" in said[0]
+    assert (
+        checkpoint.latest_checkpoint(tmp_path / "checkpoints", said.append).name == "step-00000005"
+        and "cut off" in said[0]
+    )
     for text in ("", "{", '{"files": 3}', '{"files": {"../x": "0"}, "facts": {}}', "[" * 100_000):
         (last / "manifest.json").write_text(text)
-        with pytest.raises(Broken):
+        with pytest.raises(CorruptFile):
             checkpoint.load(last)
 
 
@@ -187,7 +228,11 @@ def test_whatever_moment_a_save_is_killed_at_the_last_one_is_whole(tmp_path, mom
     tensors = {name: {"w": torch.arange(5.0)} for name in ("model", "optimizer")}
     checkpoint.save(root, 1, tensors, {"n": 1}, keep=1)
     calls = iter(range(10**6))
-    for owner, name in ((checkpoint, "_flush"), (checkpoint, "save_file"), (checkpoint.shutil, "rmtree")):
+    for owner, name in (
+        (checkpoint, "_flush"),
+        (checkpoint, "save_file"),
+        (checkpoint.shutil, "rmtree"),
+    ):
         usual = getattr(owner, name)
 
         def killed(*arguments, usual=usual, **more):
@@ -199,7 +244,7 @@ def test_whatever_moment_a_save_is_killed_at_the_last_one_is_whole(tmp_path, mom
     with suppress(SystemExit):
         checkpoint.save(root, 2, tensors, {"n": 2}, keep=1)
     monkeypatch.undo()
-    path = checkpoint.newest(root)
+    path = checkpoint.latest_checkpoint(root)
     assert checkpoint.load(path)[1]["n"] in (1, 2)
     assert checkpoint.load(checkpoint.save(root, 3, tensors, {"n": 3}, keep=1))[1]["n"] == 3
 
@@ -207,15 +252,19 @@ def test_whatever_moment_a_save_is_killed_at_the_last_one_is_whole(tmp_path, mom
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"step": 3}, "did you mean 'steps'"), ({"steps": 0}, "steps: "), ({"rate": float("nan")}, "rate: "),
-        ({"schedule": "linear"}, "schedule must be one of"), ({"precision": "int8"}, "precision must be one of"),
-        ({"ema": 1.0}, "ema: "), ({"batch": "many"}, "batch: "),
+        ({"step": 3}, "did you mean 'steps'"),
+        ({"steps": 0}, "steps: "),
+        ({"rate": float("nan")}, "rate: "),
+        ({"schedule": "linear"}, "schedule must be one of"),
+        ({"precision": "int8"}, "precision must be one of"),
+        ({"ema": 1.0}, "ema: "),
+        ({"batch": "many"}, "batch: "),
     ],
-)  # fmt: skip
+)
 def test_wrong_settings_are_named(given, words):
     """Fails if nonsense is accepted."""
     with pytest.raises(ValueError, match=words):
-        settings(given)
+        parse_settings(given)
 
 
 def test_other_settings_are_not_resumed(tmp_path):

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from regard.attend import check_mask
-from regard.common import blanked
+from regard.backends import check_mask
 from regard.errors import Unsupported
 from regard.ffn import FeedForward
-from regard.mixer import Can, Mixer, State, check_kind, check_tokens
+from regard.mixer import Can, Mixer, State, check_dtype, check_tokens
+from regard.numerics import zero_padding_tokens
 from regard.residual import PreNorm, Residual
 from regard.state import check_state
 
@@ -23,7 +23,7 @@ NO_CONTEXT = "no layer of it looks at another sequence"
 NO_MAP = "a layer is not linear in its values; its mixers may have maps"
 
 
-class Given(NamedTuple):
+class LayerInputs(NamedTuple):
     """What stands beside the tokens of a call, the same for all layers.
 
     mask           (b n), True = a real token
@@ -34,7 +34,7 @@ class Given(NamedTuple):
     mask: Tensor | None = None
     context: Tensor | None = None
     context_mask: Tensor | None = None
-    marks: Tensor | None = None
+    global_attention_mask: Tensor | None = None
 
 
 class Layer(nn.Module, ABC):
@@ -53,7 +53,7 @@ class Layer(nn.Module, ABC):
         self.dim, self.wide, self.can, self.causal, self.length = dim, dim, can, causal, length
 
     @abstractmethod
-    def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """x (b n d) -> (b n d) and the next state; `state` is None for a whole sequence."""
 
     def start(self) -> State:
@@ -61,44 +61,60 @@ class Layer(nn.Module, ABC):
         raise Unsupported(f"{type(self).__name__} cannot run chunk by chunk")
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, context_mask: Tensor | None = None,
-        marks: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+    ) -> Tensor:
         """The whole sequence: x (b n d), context (b m d) for layers that look at another sequence; see `Given`."""
-        given = Given(mask, context, context_mask, marks)
+        given = LayerInputs(mask, context, context_mask, global_attention_mask)
         return self.run(self.checked(x, given), given, None)[0]
 
     def stream(
-        self, x: Tensor, state: State = None, *, context: Tensor | None = None, context_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        state: State = None,
+        *,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """The next chunk of a causal sequence, of any length: (b n d) -> (b n d) and the state for the chunk after it."""
         if not self.can.stream:
             raise Unsupported(f"it cannot run chunk by chunk: {self.can.reason('stream')}")
         if not self.causal:
-            raise Unsupported("a layer of it was not built causal, so the first chunk would depend on the last")
-        given = Given(None, context, context_mask)
+            raise Unsupported(
+                "a layer of it was not built causal, so the first chunk would depend on the last"
+            )
+        given = LayerInputs(None, context, context_mask)
         x = self.checked(x, given)
         first = self.start()
         state = first if state is None else state
         check_state(state, first, x.shape[0])
         return self.run(x, given, state)
 
-    def checked(self, x: Tensor, given: Given) -> Tensor:
+    def checked(self, x: Tensor, given: LayerInputs) -> Tensor:
         """Refuse what is not promised, say what is malformed, and blank what is left out: x (b n d)."""
         check_tokens(x, self.dim)
-        check_kind(x, self, "layer")
+        check_dtype(x, self, "layer")
         for promise, what, name in (
-            ("mask", given.mask, "mask"), ("marks", given.marks, "marks"), ("cross", given.context, "context")
-        ):  # fmt: skip
+            ("mask", given.mask, "mask"),
+            ("global_attention_mask", given.global_attention_mask, "global_attention_mask"),
+            ("cross", given.context, "context"),
+        ):
             if what is not None and self.can.reason(promise) is not None:
-                raise Unsupported(f"{type(self).__name__} takes no {name}: {self.can.reason(promise)}")
+                raise Unsupported(
+                    f"{type(self).__name__} takes no {name}: {self.can.reason(promise)}"
+                )
         if given.context is None and self.can.cross:
             raise ValueError("a layer of it looks at another sequence: give it as context, (b m d)")
         if given.context is None and given.context_mask is not None:
             raise ValueError("context_mask without a context")
         check_mask(given.mask, (x.shape[0], x.shape[1]), "mask")
-        check_mask(given.marks, (x.shape[0], x.shape[1]), "marks")
-        return blanked(x, given.mask)
+        check_mask(given.global_attention_mask, (x.shape[0], x.shape[1]), "global_attention_mask")
+        return zero_padding_tokens(x, given.mask)
 
 
 class Block(Layer):
@@ -112,54 +128,66 @@ class Block(Layer):
     """
 
     def __init__(
-        self, mixer: Mixer, ffn: FeedForward | None = None, *, cross: Mixer | None = None,
-        residual: Callable[[int], Residual] = PreNorm, dropout: float = 0.0,
-    ) -> None:  # fmt: skip
-        refused = mixer.can.refused | {"cross": NO_CONTEXT, "maps": NO_MAP}
+        self,
+        mixer: Mixer,
+        ffn: FeedForward | None = None,
+        *,
+        cross: Mixer | None = None,
+        residual: Callable[[int], Residual] = PreNorm,
+        dropout: float = 0.0,
+    ) -> None:
+        unsupported = mixer.can.unsupported | {"cross": NO_CONTEXT, "maps": NO_MAP}
         if cross is not None:
-            del refused["cross"]
-        super().__init__(mixer.dim, can=Can(takes_marks=True, **refused), causal=mixer.causal, length=mixer.length)
+            del unsupported["cross"]
+        super().__init__(
+            mixer.dim,
+            can=Can(supports_global_mask=True, **unsupported),
+            causal=mixer.causal,
+            length=mixer.length,
+        )
         for part, name in ((ffn, "ffn"), (cross, "cross")):
             if part is not None and part.dim != mixer.dim:
                 raise ValueError(f"{name} is {part.dim} wide, and the mixer {mixer.dim}")
         if cross is not None:
-            check_looks(cross)
+            check_cross_attention(cross)
         self.mixer, self.cross, self.ffn = mixer, cross, ffn
-        self.around_mixer = residual(self.dim)
-        self.around_cross = None if cross is None else residual(self.dim)
-        self.around_ffn = None if ffn is None else residual(self.dim)
+        self.mixer_residual = residual(self.dim)
+        self.cross_residual = None if cross is None else residual(self.dim)
+        self.ffn_residual = None if ffn is None else residual(self.dim)
         self.dropout = nn.Dropout(dropout)
 
     def start(self) -> State:
         """The state of the mixer before the first chunk."""
         return self.mixer.start()
 
-    def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
-        y, state = mixed(self.mixer, self.around_mixer.before(x, given.mask), given, state)
+        y, state = run_mixer(self.mixer, self.mixer_residual.before(x, given.mask), given, state)
         return self.join(x, y, given), state
 
-    def join(self, x: Tensor, y: Tensor, given: Given) -> Tensor:
+    def join(self, x: Tensor, y: Tensor, given: LayerInputs) -> Tensor:
         """What the block makes of the stream x (b n d) once its mixer has made y (b n d) of what stands before it."""
-        x = self.around_mixer.after(x, self.dropout(y), given.mask)
-        if self.cross is not None and self.around_cross is not None:
-            y = self.cross(self.around_cross.before(x, given.mask), given.context, mask=given.context_mask)
-            x = self.around_cross.after(x, self.dropout(y), given.mask)
-        if self.ffn is not None and self.around_ffn is not None:
-            y = self.ffn(self.around_ffn.before(x, given.mask), given.mask)
-            x = self.around_ffn.after(x, self.dropout(y), given.mask)
+        x = self.mixer_residual.after(x, self.dropout(y), given.mask)
+        if self.cross is not None and self.cross_residual is not None:
+            y = self.cross(
+                self.cross_residual.before(x, given.mask), given.context, mask=given.context_mask
+            )
+            x = self.cross_residual.after(x, self.dropout(y), given.mask)
+        if self.ffn is not None and self.ffn_residual is not None:
+            y = self.ffn(self.ffn_residual.before(x, given.mask), given.mask)
+            x = self.ffn_residual.after(x, self.dropout(y), given.mask)
         return x
 
 
-def check_looks(cross: Mixer) -> None:
+def check_cross_attention(cross: Mixer) -> None:
     """The mixer must be able to ask another sequence."""
     if cross.causal or not cross.can.cross:
         why = "it was built causal" if cross.causal else cross.can.reason("cross")
         raise Unsupported(f"{cross.name} cannot look at the context: {why}")
 
 
-def mixed(mixer: Mixer, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
+def run_mixer(mixer: Mixer, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
     """What a mixer makes of the whole sequence, or of the next chunk where there is a state."""
     if state is not None:
         return mixer.stream(x, state)
-    return mixer(x, mask=given.mask, marks=given.marks), None
+    return mixer(x, mask=given.mask, global_attention_mask=given.global_attention_mask), None

@@ -10,7 +10,7 @@ class Unsupported(TypeError):
     """What was asked is not defined for this mechanism, or not by this executor; never: it was not yet written."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint for a name that does not exist: the closest that does, or all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, 1)
@@ -19,7 +19,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def check_positive(name: str, value: object) -> None:
     """The value must be a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value < float("inf")
+    ):
         raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
 
 
@@ -30,7 +34,7 @@ def check_choice(name: str, value: object, known: Iterable[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
 
 
-def check_whole(least: int, **values: object) -> None:
+def check_int(least: int, **values: object) -> None:
     """Each value must be a whole number of at least so much; the message names the one that is not."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

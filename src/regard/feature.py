@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from regard import native
-from regard.common import by_hand
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Can
+from regard.numerics import apply_function
 
 TINY = 1e-18  # beside 1 it is nothing, and its square is no zero
 LOWEST = -80.0  # exp of it is just above the least that float32 has
@@ -22,7 +22,7 @@ FEW = 1 << 14  # numbers: for fewer, a call of the kernel takes longer than it s
 _ELEMENTS = Struct("6q" + 3 * "P3q")  # the structure of the kernel, field by field
 
 
-class Feature(nn.Module, ABC):
+class FeatureMap(nn.Module, ABC):
     """phi: (b h n e) -> (b h n r), of queries and keys.
 
     floor   None: phi(q)·phi(k) is never negative.  Else it may be, and the sum that one divides by is held so far from zero
@@ -31,7 +31,7 @@ class Feature(nn.Module, ABC):
     can: Can = Can()
     length: int | None = None
     heads: int | None = None
-    floor: float | None = None
+    min_denominator: float | None = None
 
     @abstractmethod
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
@@ -43,12 +43,12 @@ class Feature(nn.Module, ABC):
         """Called once before each training call, for what is drawn anew in time."""
 
 
-class EluPlusOne(Feature):
+class EluFeatures(FeatureMap):
     """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, arXiv 2006.16236)."""
 
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """Elementwise: (b h n e) -> (b h n e).  A query below zero everywhere is raised to it, lest it vanish."""
-        return by_hand(_EluPlusOne, x, query), None
+        return apply_function(_EluPlusOne, x, query), None
 
 
 class _EluPlusOne(torch.autograd.Function):
@@ -81,24 +81,30 @@ class _EluPlusOne(torch.autograd.Function):
 
 def _by_kernel(*tensors: Tensor) -> bool:
     """Whether one pass of our own is to be had, and shorter than several of PyTorch."""
-    return all(x.dim() == 4 and x.numel() >= FEW for x in tensors) and native.serves(*tensors)
+    return all(x.dim() == 4 and x.numel() >= FEW for x in tensors) and native.supports(*tensors)
 
 
 def _elements(name: str, x: Tensor, y: Tensor, *, raise_: bool = False) -> Tensor:
-    x, y = (native.dense(t, t.shape[3]) for t in (x, y))
+    x, y = (native.pad_width(t, t.shape[3]) for t in (x, y))
     out = native.empty_like(y)
-    native.run(name, x.dtype, _ELEMENTS.pack(*x.shape, torch.get_num_threads(), raise_, *native.rows(x, y, out)))
+    native.run(
+        name,
+        x.dtype,
+        _ELEMENTS.pack(
+            *x.shape, torch.get_num_threads(), raise_, *native.pointers_and_strides(x, y, out)
+        ),
+    )
     return out
 
 
-class Cosine(Feature):
+class CosineFeatures(FeatureMap):
     """phi(x_i) = relu(x_i) (cos(π i / 2M), sin(π i / 2M)), so that phi(q_i)·phi(k_j) = relu(q_i)·relu(k_j) cos(π (i−j) / 2M)
     (Qin et al. 2022, arXiv 2202.08791).  M = length is the longest sequence: beyond it the cosine would be negative.
     """
 
     def __init__(self, length: int) -> None:
         super().__init__()
-        check_whole(1, length=length)
+        check_int(1, length=length)
         self.length = length
         self.can = Can(
             cross="it compares positions, and those of two sequences are not comparable",
@@ -110,13 +116,17 @@ class Cosine(Feature):
         x = x.relu()
         n, most = x.shape[2], self.length or 0
         if at + n > most:
-            raise ValueError(f"the stream has come to {at + n} tokens, and this was built for at most {most}")
-        angle = torch.arange(at, at + n, dtype=torch.float64, device=x.device) * (math.pi / 2 / most)
+            raise ValueError(
+                f"the stream has come to {at + n} tokens, and this was built for at most {most}"
+            )
+        angle = torch.arange(at, at + n, dtype=torch.float64, device=x.device) * (
+            math.pi / 2 / most
+        )
         cos, sin = (t.to(x.dtype)[:, None] for t in (angle.cos(), angle.sin()))
         return torch.cat((x * cos, x * sin), -1), None
 
 
-class Random(Feature):
+class RandomFeatures(FeatureMap):
     """A feature made of random rows (features e), drawn by `seed`, and drawn anew every `redraw` training calls.
 
     orthogonal  rows of random rotations, as long as rows of normal numbers are; else normal numbers
@@ -129,16 +139,24 @@ class Random(Feature):
     calls: Tensor
 
     def __init__(
-        self, width: int, features: int, *, heads: int | None = None, orthogonal: bool = True, seed: int = 0,
+        self,
+        width: int,
+        features: int,
+        *,
+        heads: int | None = None,
+        orthogonal: bool = True,
+        seed: int = 0,
         redraw: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        check_whole(1, width=width, features=features)
-        check_whole(0, seed=seed)
+        check_int(1, width=width, features=features)
+        check_int(0, seed=seed)
         if redraw is not None:
-            check_whole(1, redraw=redraw)
+            check_int(1, redraw=redraw)
         self.heads, self.seed, self.redraw, self.orthogonal = heads, seed, redraw, orthogonal
-        self.register_buffer("rows", torch.empty(*(() if heads is None else (heads,)), features, width))
+        self.register_buffer(
+            "rows", torch.empty(*(() if heads is None else (heads,)), features, width)
+        )
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
         self._draw(0)
 
@@ -155,7 +173,9 @@ class Random(Feature):
         draw = orthogonal_rows if self.orthogonal else normal_rows
         *heads, features, width = self.rows.shape
         drawn = [draw(features, width, make) for _ in range(math.prod(heads))]
-        self.rows = torch.stack(drawn).view(self.rows.shape).to(self.rows)  # a graph may still need the old ones
+        self.rows = (
+            torch.stack(drawn).view(self.rows.shape).to(self.rows)
+        )  # a graph may still need the old ones
 
     def project(self, x: Tensor) -> Tensor:
         """w·x for each row w: (b h n e) -> (b h n features)."""
@@ -183,7 +203,7 @@ def orthogonal_rows(count: int, width: int, make: torch.Generator) -> Tensor:
     return turned.flatten(0, 1)[:count] * normal_rows(count, width, make).norm(dim=1, keepdim=True)
 
 
-class Positive(Random):
+class PositiveFeatures(RandomFeatures):
     """phi(x)_r = exp(w_r·x − |x|²/2) / √m, with x / e^¼ for x: E phi(q)·phi(k) = exp(q·k / √e), and never negative
     (FAVOR+, Choromanski et al. 2021, arXiv 2009.14794).
     """
@@ -191,7 +211,7 @@ class Positive(Random):
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n m), at most 1.  The largest is left out as a factor of each token, and |x| with it."""
         x = x * x.shape[-1] ** -0.25
-        found, peak = by_hand(_Powers, x, self.rows.to(x.dtype))
+        found, peak = apply_function(_Powers, x, self.rows.to(x.dtype))
         return found, peak - x.square().sum(-1) / 2 - math.log(found.shape[-1]) / 2
 
 
@@ -211,7 +231,9 @@ class _Powers(torch.autograd.Function):
         return power.sub_(peak[..., None]).exp_().add_(TINY), peak
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
         ctx.save_for_backward(inputs[1], output[0])
         ctx.mark_non_differentiable(output[1])
 
@@ -221,12 +243,12 @@ class _Powers(torch.autograd.Function):
         return (grad * found) @ rows, None
 
 
-class Trigonometric(Random):
+class TrigonometricFeatures(RandomFeatures):
     """phi(x) = exp(|x|²/2) (sin(w_r·x), cos(w_r·x)) / √m, with x / e^¼ for x: the other estimate of exp(q·k / √e) in
     Choromanski et al. 2021, arXiv 2009.14794; of greater variance where it matters, and negative at times.
     """
 
-    floor = 1e-4
+    min_denominator = 1e-4
 
     def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
         """(b h n e) -> (b h n 2m), between −1 and 1."""
@@ -236,7 +258,7 @@ class Trigonometric(Random):
         return torch.cat((angle.sin(), angle.cos()), -1) * angle.shape[-1] ** -0.5, level
 
 
-class Rectified(Random):
+class ReluFeatures(RandomFeatures):
     """phi(x)_r = relu(w_r·x) + 0.001, with x / e^¼ for x: the generalised attention of Choromanski et al. 2021,
     arXiv 2009.14794, which estimates a kernel of its own.
     """
@@ -246,16 +268,18 @@ class Rectified(Random):
         return self.project(x * x.shape[-1] ** -0.25).relu() + 1e-3, None
 
 
-class RandomFourier(Random):
+class RandomFourierFeatures(RandomFeatures):
     """phi(x) = (sin(w_r·u), cos(w_r·u)) / √m, with u = x / |x| and w = σ ∘ normal numbers: E phi(q)·phi(k) =
     exp(−|σ ∘ (q/|q| − k/|k|)|² / 2), which for σ = 1 is exp(cos(q, k)) / exp(1) (Peng et al. 2021, arXiv 2103.02143).
 
     σ is learned, for each head and dimension.  Each head has rows of its own.
     """
 
-    floor = 1e-2
+    min_denominator = 1e-2
 
-    def __init__(self, width: int, features: int, heads: int, *, seed: int = 0, redraw: int | None = None) -> None:
+    def __init__(
+        self, width: int, features: int, heads: int, *, seed: int = 0, redraw: int | None = None
+    ) -> None:
         super().__init__(width, features, heads=heads, orthogonal=False, seed=seed, redraw=redraw)
         self.scale = nn.Parameter(torch.ones(heads, 1, width))
 

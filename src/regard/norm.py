@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from regard.common import at_least_single, blanked
-from regard.errors import check_positive, check_whole, nearest
+from regard.errors import check_int, check_positive, did_you_mean
+from regard.numerics import at_least_float32, zero_padding_tokens
 
 
 class Norm(nn.Module, ABC):
@@ -27,7 +27,7 @@ class Norm(nn.Module, ABC):
 
     def __init__(self, dim: int, eps: float | None = None) -> None:
         super().__init__()
-        check_whole(1, dim=dim)
+        check_int(1, dim=dim)
         if eps is not None:
             check_positive("eps", eps)
             self.eps = eps
@@ -48,7 +48,9 @@ class LayerNorm(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        return F.layer_norm(blanked(x, mask), (self.dim,), self.gain, self.bias, self.eps)
+        return F.layer_norm(
+            zero_padding_tokens(x, mask), (self.dim,), self.gain, self.bias, self.eps
+        )
 
 
 class RMSNorm(Norm):
@@ -60,8 +62,10 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        wide = blanked(at_least_single(x), mask)
-        return (wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.gain).to(x.dtype)
+        wide = zero_padding_tokens(at_least_float32(x), mask)
+        return (wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.gain).to(
+            x.dtype
+        )
 
 
 class ScaleNorm(Norm):
@@ -76,18 +80,21 @@ class ScaleNorm(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        return (self.gain * F.normalize(blanked(at_least_single(x), mask), dim=-1, eps=self.eps)).to(x.dtype)
+        return (
+            self.gain
+            * F.normalize(zero_padding_tokens(at_least_float32(x), mask), dim=-1, eps=self.eps)
+        ).to(x.dtype)
 
 
 class GroupNorm(Norm):
-    """Layer norm over each of `groups` equal parts of a token's width, then gain and bias (Wu & He 2018, arXiv 1803.08494).
+    """Layer norm over each of `peer_groups` equal parts of a token's width, then gain and bias (Wu & He 2018, arXiv 1803.08494).
 
     Statistics are of one token, not of all places as in images: so it is causal, and padding is no matter.
     """
 
     def __init__(self, dim: int, *, groups: int = 4, eps: float = 1e-5) -> None:
         super().__init__(dim, eps)
-        check_whole(1, groups=groups)
+        check_int(1, groups=groups)
         if dim % groups:
             fit = max(g for g in range(1, groups) if dim % g == 0)
             raise ValueError(f"groups must divide dim {dim}, and {groups} does not; {fit} does")
@@ -96,8 +103,10 @@ class GroupNorm(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        parts = blanked(at_least_single(x), mask).unflatten(-1, (self.groups, -1))
-        return (F.layer_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * self.gain + self.bias).to(x.dtype)
+        parts = zero_padding_tokens(at_least_float32(x), mask).unflatten(-1, (self.groups, -1))
+        return (
+            F.layer_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * self.gain + self.bias
+        ).to(x.dtype)
 
 
 class NoNorm(Norm):
@@ -105,7 +114,7 @@ class NoNorm(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        return blanked(x, mask)
+        return zero_padding_tokens(x, mask)
 
 
 # ---------------------------------------------------------------------------------------------- many tokens together
@@ -134,15 +143,15 @@ class BatchNorm(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        wide = blanked(at_least_single(x), mask)
+        wide = zero_padding_tokens(at_least_float32(x), mask)
         mean, variance = self._moments(wide, mask) if self.training else (self.mean, self.variance)
         return ((wide - mean) * (variance + self.eps).rsqrt() * self.gain + self.bias).to(x.dtype)
 
     def _moments(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Of this batch; the running ones go on."""
-        count = tokens(x, mask)
-        mean = mean_of_real(x, mask)
-        variance = mean_of_real((x - mean).square(), mask)
+        count = count_tokens(x, mask)
+        mean = masked_mean(x, mask)
+        variance = masked_mean((x - mean).square(), mask)
         with torch.no_grad():
             step = self.momentum * (count > 1)
             self.mean.lerp_(mean.to(self.mean.dtype), step.to(self.mean.dtype))
@@ -175,7 +184,7 @@ class PowerNorm(Norm):
     def __init__(self, dim: int, *, alpha: float = 0.9, warmup: int = 0, eps: float = 1e-5) -> None:
         super().__init__(dim, eps)
         check_share("alpha", alpha)
-        check_whole(0, warmup=warmup)
+        check_int(0, warmup=warmup)
         self.alpha, self.warmup = alpha, warmup
         self.gain, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
         self.register_buffer("square", torch.ones(dim))
@@ -184,17 +193,17 @@ class PowerNorm(Norm):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        wide = blanked(at_least_single(x), mask)
+        wide = zero_padding_tokens(at_least_float32(x), mask)
         unit = self._train(wide, mask) if self.training else wide / (self.square + self.eps).sqrt()
         return (unit * self.gain + self.bias).to(x.dtype)
 
     def _train(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x̂ of a step of training; ψ² goes on."""
-        square = mean_of_real(x.square(), mask)
+        square = masked_mean(x.square(), mask)
         early = self.warmup > 0 and int(self.steps) < self.warmup
         root = ((square if early else self.square.to(x.dtype)) + self.eps).sqrt()
         with torch.no_grad():
-            step = (1 - self.alpha) * (tokens(x, mask) > 0)
+            step = (1 - self.alpha) * (count_tokens(x, mask) > 0)
             self.square.lerp_(square.to(self.square.dtype), step.to(self.square.dtype))
             self.steps += 1
         return x / root if early else _Approximate.apply(x, root, mask, self.nu, self.alpha)  # type: ignore[no-untyped-call]
@@ -204,7 +213,9 @@ class _Approximate(torch.autograd.Function):
     """x / ψ, with the backward of `PowerNorm`, which changes ν in place."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, root: Tensor, mask: Tensor | None, nu: Tensor, alpha: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, root: Tensor, mask: Tensor | None, nu: Tensor, alpha: float
+    ) -> Tensor:
         unit = x / root
         ctx.save_for_backward(unit, root)
         ctx.mask, ctx.nu, ctx.alpha = mask, nu, alpha
@@ -215,19 +226,21 @@ class _Approximate(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         unit, root = ctx.saved_tensors
         nu = ctx.nu.to(unit.dtype, copy=True)  # of the step before: the buffer goes on below
-        power, along = (mean_of_real(t * unit, ctx.mask) for t in (unit, blanked(grad, ctx.mask)))
+        power, along = (
+            masked_mean(t * unit, ctx.mask) for t in (unit, zero_padding_tokens(grad, ctx.mask))
+        )
         ctx.nu.copy_(nu * (1 - (1 - ctx.alpha) * power) + (1 - ctx.alpha) * along)
         return (grad - nu * unit) / root, None, None, None, None
 
 
-def tokens(x: Tensor, mask: Tensor | None) -> Tensor:
+def count_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     """How many tokens are real, as a scalar."""
     return x.new_tensor(x.shape[0] * x.shape[1]) if mask is None else mask.sum().to(x.dtype)
 
 
-def mean_of_real(x: Tensor, mask: Tensor | None) -> Tensor:
+def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
     """x (b n d) -> (d): the mean over real tokens; zero where there is none."""
-    return blanked(x, mask).sum((0, 1)) / tokens(x, mask).clamp(min=1)
+    return zero_padding_tokens(x, mask).sum((0, 1)) / count_tokens(x, mask).clamp(min=1)
 
 
 def check_share(name: str, value: object) -> None:
@@ -248,8 +261,8 @@ NORMS: Mapping[str, type[Norm]] = {
 }
 
 
-def norm_named(name: str) -> type[Norm]:
-    """The kind of this name, to be built from a width: norm_named("rms")(64)."""
+def get_norm(name: str) -> type[Norm]:
+    """The kind of this name, to be built from a width: get_norm("rms")(64)."""
     if name not in NORMS:
-        raise ValueError(f"no norm {name!r}: {nearest(str(name), NORMS)}")
+        raise ValueError(f"no norm {name!r}: {did_you_mean(str(name), NORMS)}")
     return NORMS[name]

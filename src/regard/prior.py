@@ -15,17 +15,19 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from regard.errors import check_positive, check_whole
+from regard.errors import check_int, check_positive
 
 
 class Prior(nn.Module, ABC):
     """An addend to the scores; see the module's docstring."""
 
     heads: int | None = None  # how many it tells apart, None: any number
-    relative: bool = False  # whether it depends on q_pos - k_pos alone: then it costs little, for it repeats
-    reads: bool = False  # whether it looks at the queries and keys
+    relative: bool = (
+        False  # whether it depends on q_pos - k_pos alone: then it costs little, for it repeats
+    )
+    uses_qk: bool = False  # whether it looks at the queries and keys
     length: int | None = None  # how many positions it knows, None: any number
-    terms: int = 1  # of how many like terms the scores are the sum, this one included: each is over sqrt(terms e)
+    num_terms: int = 1  # of how many like terms the scores are the sum, this one included: each is over sqrt(terms e)
 
     @abstractmethod
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor: ...
@@ -39,7 +41,7 @@ class ALiBi(Prior):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        check_whole(1, heads=heads)
+        check_int(1, heads=heads)
         self.heads = heads
         self.register_buffer("slopes", 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads))
 
@@ -55,24 +57,26 @@ class Gaussian(Prior):
 
     def __init__(self, heads: int, sigma: float, *, learn: bool = True) -> None:
         super().__init__()
-        check_whole(1, heads=heads)
+        check_int(1, heads=heads)
         check_positive("sigma", sigma)
         self.heads = heads
         self.log_sigma = nn.Parameter(torch.full((heads,), float(sigma)).log(), requires_grad=learn)
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """See the module's docstring."""
-        wide = torch.promote_types(q.dtype, torch.float32)  # squares of distances leave float16 behind
+        wide = torch.promote_types(
+            q.dtype, torch.float32
+        )  # squares of distances leave float16 behind
         gap = (q_pos - k_pos).to(wide)
         return -(gap**2) / (2 * self.log_sigma.to(wide).exp().view(-1, *[1] * gap.dim()) ** 2)
 
 
-class Repeated(Prior):
-    """log times, for keys before `end` and queries from `end` to `last`: as if those keys stood there so many times."""
+class RepeatedKeys(Prior):
+    """log times, for keys before `end` and queries from `end` to `last_row`: as if those keys stood there so many times."""
 
     def __init__(self, end: int, times: int, last: int) -> None:
         super().__init__()
-        check_whole(1, end=end, times=times, last=last)
+        check_int(1, end=end, times=times, last=last)
         self.end, self.times, self.last = end, times, last
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -81,7 +85,7 @@ class Repeated(Prior):
         return again.to(q.dtype)[None] * math.log(self.times)
 
 
-class Conditional(Prior):
+class ConditionalPrior(Prior):
     """M(z) = ⊕_n (A_n γ(z) + β(z)): blocks (s s) along the diagonal, which a task modulates; zero elsewhere
     (Pilault et al. 2021, arXiv 2009.09139).
 
@@ -97,7 +101,9 @@ class Conditional(Prior):
 
     def of(self, z: Tensor) -> Prior:
         """The prior for examples with these task vectors, (b p)."""
-        return _Modulated(self.blocks * self.gain(z)[:, None, None, :] + self.shift(z)[:, None, None, :])
+        return _Modulated(
+            self.blocks * self.gain(z)[:, None, None, :] + self.shift(z)[:, None, None, :]
+        )
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """Without a task: the prior of the zero vector."""

@@ -17,17 +17,23 @@ from functools import lru_cache
 from importlib import import_module, metadata
 from typing import Any
 
-from regard.errors import Unsupported, nearest
-from regard.mixer import PROMISES, Can, Mixer
+from regard.errors import Unsupported, did_you_mean
+from regard.mixer import CAPABILITIES, Can, Mixer
 
 GROUP = "regard.recipes"
 FAMILIES = {
-    "A": "before 2017", "B": "2017 and its parts", "C": "sparse by position", "D": "sparse by content", "E": "linearised",
-    "F": "low rank and compressed", "G": "priors and heads", "H": "without attention",
+    "A": "before 2017",
+    "B": "2017 and its parts",
+    "C": "sparse by position",
+    "D": "sparse by content",
+    "E": "linearised",
+    "F": "low rank and compressed",
+    "G": "priors and heads",
+    "H": "without attention",
     "I": "around attention",
-}  # fmt: skip
+}
 
-Build = Callable[..., Mixer]
+RecipeFunction = Callable[..., Mixer]
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Recipe:
     """
 
     name: str
-    build: Build
+    build: RecipeFunction
     paper: str
     arxiv: str
     row: str
@@ -69,9 +75,14 @@ class Recipe:
         """A small one, with two heads unless it prefers another number; causal where that is asked, or its default."""
         causal = bool(self.parameters["causal"].default) if causal is None else causal
         preferred = self.parameters["heads"].default
-        return self.build(dim, 2 if preferred is inspect.Parameter.empty else preferred, **self.small, causal=causal)
+        return self.build(
+            dim,
+            2 if preferred is inspect.Parameter.empty else preferred,
+            **self.small,
+            causal=causal,
+        )
 
-    def forms(self) -> list[bool]:
+    def causal_options(self) -> list[bool]:
         """What `causal` may be, found out by building it."""
         found = []
         for causal in (False, True):
@@ -86,7 +97,9 @@ class Recipe:
         try:
             self.example(causal=True)
         except Unsupported as refusal:
-            return plain & Can(takes_marks=True, causal=str(refusal), stream="only a causal form can")
+            return plain & Can(
+                supports_global_mask=True, causal=str(refusal), stream="only a causal form can"
+            )
         return plain
 
 
@@ -94,11 +107,16 @@ _recipes: dict[str, Recipe] = {}
 
 
 def recipe(
-    paper: str, *, arxiv: str = "", row: str = "", formula: str = "", small: Mapping[str, Any] | None = None
-) -> Callable[[Build], Build]:
+    paper: str,
+    *,
+    arxiv: str = "",
+    row: str = "",
+    formula: str = "",
+    small: Mapping[str, Any] | None = None,
+) -> Callable[[RecipeFunction], RecipeFunction]:
     """Register the decorated function under its name; see `Recipe` for the arguments."""
 
-    def register(build: Build) -> Build:
+    def register(build: RecipeFunction) -> RecipeFunction:
         name = build.__name__
         known = _recipes.get(name)
         if known is not None and build.__module__ not in (known.build.__module__, "__main__"):
@@ -116,15 +134,18 @@ def _loaded() -> dict[str, Recipe]:
         try:
             entry.load()
         except Exception as error:  # one broken package must not take the others with it
-            warnings.warn(f"the recipe {entry.name!r} of {entry.value!r} could not be loaded: {error}", stacklevel=2)
+            warnings.warn(
+                f"the recipe {entry.name!r} of {entry.value!r} could not be loaded: {error}",
+                stacklevel=2,
+            )
     return _recipes
 
 
-def get(name: str) -> Recipe:
+def get_recipe(name: str) -> Recipe:
     """The recipe of that name; a wrong one raises with the nearest that exists."""
     recipes = _loaded()
     if name not in recipes:
-        raise ValueError(f"no recipe {name!r}: {nearest(str(name), recipes)}")
+        raise ValueError(f"no recipe {name!r}: {did_you_mean(str(name), recipes)}")
     return recipes[name]
 
 
@@ -132,18 +153,20 @@ def list_recipes(family: str | None = None, *, can: Iterable[str] = ()) -> list[
     """The names of all recipes, of one family ("C" or "sparse by position"), or of those that promise all of `can`."""
     wanted = [can] if isinstance(can, str) else list(can)
     for promise in wanted:
-        if promise not in PROMISES:
-            raise ValueError(f"no promise {promise!r}: {nearest(promise, PROMISES)}")
+        if promise not in CAPABILITIES:
+            raise ValueError(f"no promise {promise!r}: {did_you_mean(promise, CAPABILITIES)}")
     letter = None if family is None else _letter(family)
     found = (r for r in _loaded().values() if letter in (None, r.family))
     return [r.name for r in sorted(found, key=_place) if all(getattr(r.can(), p) for p in wanted)]
 
 
 def _letter(family: str) -> str:
-    letters = {name: letter for letter, name in FAMILIES.items()} | {letter: letter for letter in FAMILIES}
+    letters = {name: letter for letter, name in FAMILIES.items()} | {
+        letter: letter for letter in FAMILIES
+    }
     key = family.upper() if len(family) == 1 else family.lower()
     if key not in letters:
-        raise ValueError(f"no family {family!r}: {nearest(family, letters)}")
+        raise ValueError(f"no family {family!r}: {did_you_mean(family, letters)}")
     return letters[key]
 
 
@@ -157,13 +180,17 @@ def create(name: str, /, **arguments: Any) -> Mixer:
 
     Unknown names and arguments raise, with the nearest that exist.
     """
-    found = get(name)
+    found = get_recipe(name)
     parameters = found.parameters
     for argument in arguments:
         if argument not in parameters:
-            raise TypeError(f"{name} takes no argument {argument!r}: {nearest(argument, parameters)}")
+            raise TypeError(
+                f"{name} takes no argument {argument!r}: {did_you_mean(argument, parameters)}"
+            )
         _check(argument, arguments[argument], str(parameters[argument].annotation))
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in arguments]
+    missing = [
+        p.name for p in parameters.values() if p.default is p.empty and p.name not in arguments
+    ]
     if missing:
         raise TypeError(f"{name} needs {', '.join(missing)}")
     try:
@@ -177,7 +204,12 @@ def create(name: str, /, **arguments: Any) -> Mixer:
     return mixer
 
 
-WORDS = {"int": "a whole number", "float": "a finite number", "bool": "True or False", "str": "a word"}
+WORDS = {
+    "int": "a whole number",
+    "float": "a finite number",
+    "bool": "True or False",
+    "str": "a word",
+}
 LARGEST = 1 << 53  # numbers beyond are no sizes
 
 
@@ -189,7 +221,9 @@ def _check(name: str, value: object, annotation: str) -> None:
     if any(_is(value, kind) for kind in kinds if kind != "None"):
         return
     expected = " or ".join(WORDS.get(kind, kind) for kind in kinds)
-    raise (TypeError if kinds == ["bool"] else ValueError)(f"{name} must be {expected}, not {value!r}")
+    raise (TypeError if kinds == ["bool"] else ValueError)(
+        f"{name} must be {expected}, not {value!r}"
+    )
 
 
 def _is(value: object, kind: str) -> bool:

@@ -10,17 +10,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.errors import Unsupported, check_positive, check_whole, nearest
+from regard.errors import Unsupported, check_int, check_positive, did_you_mean
 from regard.norm import LayerNorm, Norm
 
-MakeNorm = Callable[[int], Norm]
+NormFactory = Callable[[int], Norm]
 Watch = Callable[["Admin", Tensor, Tensor, Tensor | None], None]
 
 
 class Residual(nn.Module, ABC):
     """What stands around one sub-layer, as two functions, so that a sub-layer may keep a state between them."""
 
-    unfinished: bool = False  # what it leaves is a bare sum, and wants a norm after the last layer
+    needs_final_norm: bool = (
+        False  # what it leaves is a bare sum, and wants a norm after the last layer
+    )
 
     @abstractmethod
     def before(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -35,7 +37,7 @@ class Residual(nn.Module, ABC):
 class PostNorm(Residual):
     """norm(x + f(x)) (Vaswani et al. 2017, arXiv 1706.03762)."""
 
-    def __init__(self, dim: int, *, norm: MakeNorm = LayerNorm) -> None:
+    def __init__(self, dim: int, *, norm: NormFactory = LayerNorm) -> None:
         super().__init__()
         self.norm = norm(dim)
 
@@ -51,9 +53,9 @@ class PostNorm(Residual):
 class PreNorm(Residual):
     """x + f(norm(x)) (Xiong et al. 2020, arXiv 2002.04745)."""
 
-    unfinished = True
+    needs_final_norm = True
 
-    def __init__(self, dim: int, *, norm: MakeNorm = LayerNorm) -> None:
+    def __init__(self, dim: int, *, norm: NormFactory = LayerNorm) -> None:
         super().__init__()
         self.norm = norm(dim)
 
@@ -69,9 +71,9 @@ class PreNorm(Residual):
 class Sandwich(Residual):
     """x + norm(f(norm(x))), with two norms (Ding et al. 2021, CogView, arXiv 2105.13290)."""
 
-    unfinished = True
+    needs_final_norm = True
 
-    def __init__(self, dim: int, *, norm: MakeNorm = LayerNorm) -> None:
+    def __init__(self, dim: int, *, norm: NormFactory = LayerNorm) -> None:
         super().__init__()
         self.first, self.second = norm(dim), norm(dim)
 
@@ -93,7 +95,7 @@ class ReZero(Residual):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        check_whole(1, dim=dim)
+        check_int(1, dim=dim)
         self.scale = nn.Parameter(torch.zeros(()))
 
     def before(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -108,12 +110,12 @@ class ReZero(Residual):
 class LayerScale(Residual):
     """x + λ f(norm(x)), with a learned λ (d), small at first (Touvron et al. 2021, CaiT, arXiv 2103.17239).
 
-    start   of all λ; the paper's is 0.1 for up to 18 layers, 1e-5 for up to 24, and 1e-6 for more: `layer_scale_start`
+    start   of all λ; the paper's is 0.1 for up to 18 layers, 1e-5 for up to 24, and 1e-6 for more: `layer_scale_init_value`
     """
 
-    unfinished = True
+    needs_final_norm = True
 
-    def __init__(self, dim: int, *, start: float, norm: MakeNorm = LayerNorm) -> None:
+    def __init__(self, dim: int, *, start: float, norm: NormFactory = LayerNorm) -> None:
         super().__init__()
         check_positive("start", start)
         self.norm, self.scale = norm(dim), nn.Parameter(torch.full((dim,), float(start)))
@@ -130,10 +132,10 @@ class LayerScale(Residual):
 class Admin(Residual):
     """norm(ω x + f(x)), with a learned ω (d) of each sub-layer (Liu et al. 2020, arXiv 2004.08249).
 
-    ω is one until `regard.deep.profile` has measured what it should begin with; before that, this is `PostNorm`.
+    ω is one until `regard.deep_init.admin_init` has measured what it should begin with; before that, this is `PostNorm`.
     """
 
-    def __init__(self, dim: int, *, norm: MakeNorm = LayerNorm) -> None:
+    def __init__(self, dim: int, *, norm: NormFactory = LayerNorm) -> None:
         super().__init__()
         self.norm, self.omega = norm(dim), nn.Parameter(torch.ones(dim))
         self.watch: Watch | None = None  # is shown what is joined, while a profile is taken
@@ -152,12 +154,12 @@ class Admin(Residual):
 class DeepNorm(Residual):
     """norm(α x + f(x)), with a fixed α (Wang et al. 2022, DeepNet, arXiv 2203.00555).
 
-    The other half of it is the start: weights must be drawn smaller by β, with `regard.deep.deepnorm_init`.
+    The other half of it is the start: weights must be drawn smaller by β, with `regard.deep_init.deepnorm_init`.
 
-    alpha   by the depth of the stack: `alone(layers).alpha`, or `paired(encoder, decoder)`
+    alpha   by the depth of the stack: `alone(layers).alpha`, or `deepnorm_seq2seq_scales(encoder, decoder)`
     """
 
-    def __init__(self, dim: int, *, alpha: float, norm: MakeNorm = LayerNorm) -> None:
+    def __init__(self, dim: int, *, alpha: float, norm: NormFactory = LayerNorm) -> None:
         super().__init__()
         check_positive("alpha", alpha)
         self.norm, self.alpha = norm(dim), alpha
@@ -176,32 +178,34 @@ class DeepNorm(Residual):
 
 
 # ---------------------------------------------------------------------------------------------- numbers by depth
-class DeepScales(NamedTuple):
+class DeepNormScales(NamedTuple):
     """What DeepNorm needs: α for the stream, β for the weights at first."""
 
     alpha: float
     beta: float
 
 
-def alone(layers: int) -> DeepScales:
+def deepnorm_scales(layers: int) -> DeepNormScales:
     """For a stack by itself, encoder or decoder, of N layers: α = (2N)^¼, β = (8N)^−¼."""
-    check_whole(1, layers=layers)
-    return DeepScales((2 * layers) ** 0.25, (8 * layers) ** -0.25)
+    check_int(1, layers=layers)
+    return DeepNormScales((2 * layers) ** 0.25, (8 * layers) ** -0.25)
 
 
-def paired(encoder: int, decoder: int) -> tuple[DeepScales, DeepScales]:
+def deepnorm_seq2seq_scales(encoder: int, decoder: int) -> tuple[DeepNormScales, DeepNormScales]:
     """For an encoder of N layers and a decoder of M that looks at it.
 
     Encoder: α = 0.81 (N⁴ M)^(1/16), β = 0.87 (N⁴ M)^(−1/16); decoder: α = (3M)^¼, β = (12M)^−¼.
     """
-    check_whole(1, encoder=encoder, decoder=decoder)
+    check_int(1, encoder=encoder, decoder=decoder)
     both = (encoder**4 * decoder) ** (1 / 16)
-    return DeepScales(0.81 * both, 0.87 / both), DeepScales((3 * decoder) ** 0.25, (12 * decoder) ** -0.25)
+    return DeepNormScales(0.81 * both, 0.87 / both), DeepNormScales(
+        (3 * decoder) ** 0.25, (12 * decoder) ** -0.25
+    )
 
 
-def layer_scale_start(layers: int) -> float:
+def layer_scale_init_value(layers: int) -> float:
     """What λ of `LayerScale` begins with."""
-    check_whole(1, layers=layers)
+    check_int(1, layers=layers)
     return 0.1 if layers <= 18 else 1e-5 if layers <= 24 else 1e-6
 
 
@@ -215,19 +219,21 @@ RESIDUALS: Mapping[str, type[Residual]] = {
     "deepnorm": DeepNorm,
 }
 BY_DEPTH: Mapping[type[Residual], Callable[[int], dict[str, float]]] = {
-    LayerScale: lambda layers: {"start": layer_scale_start(layers)},
-    DeepNorm: lambda layers: {"alpha": alone(layers).alpha},
+    LayerScale: lambda layers: {"start": layer_scale_init_value(layers)},
+    DeepNorm: lambda layers: {"alpha": deepnorm_scales(layers).alpha},
 }
 
 
-def residual_named(name: str, layers: int, *, norm: MakeNorm | None = None) -> Callable[[int], Residual]:
+def get_residual(
+    name: str, layers: int, *, norm: NormFactory | None = None
+) -> Callable[[int], Residual]:
     """What makes residuals of this name from a width, for a stack of so many layers that stands by itself.
 
     norm   layer norm unless given; `rezero` has none
     """
     if name not in RESIDUALS:
-        raise ValueError(f"no residual {name!r}: {nearest(str(name), RESIDUALS)}")
-    check_whole(1, layers=layers)
+        raise ValueError(f"no residual {name!r}: {did_you_mean(str(name), RESIDUALS)}")
+    check_int(1, layers=layers)
     kind = RESIDUALS[name]
     if norm is not None and kind is ReZero:
         raise Unsupported("rezero has no norm: leave norm out")

@@ -29,20 +29,26 @@ def take(state: State, index: Tensor | Sequence[int]) -> State:
     Streaming on with it is what streaming those examples from the start would have come to.
     """
     rows = torch.as_tensor(index)
-    if rows.dim() != 1 or (len(rows) and (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)):
-        raise ValueError(f"index must be a row of whole numbers, not {tuple(rows.shape)} {rows.dtype}")
-    count = examples(state)
+    if rows.dim() != 1 or (
+        len(rows) and (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
+    ):
+        raise ValueError(
+            f"index must be a row of whole numbers, not {tuple(rows.shape)} {rows.dtype}"
+        )
+    count = state_batch_size(state)
     if count is not None and len(rows) and not (rows.min() >= 0 and rows.max() < count):
-        raise ValueError(f"the state is of {count} examples, and index asks for {int(rows.min())} to {int(rows.max())}")
-    return mapped(lambda t: t.index_select(0, rows.to(t.device, torch.long)), state)
+        raise ValueError(
+            f"the state is of {count} examples, and index asks for {int(rows.min())} to {int(rows.max())}"
+        )
+    return map_tensors(lambda t: t.index_select(0, rows.to(t.device, torch.long)), state)
 
 
 def detach(state: State) -> State:
     """The same state, cut from the graph: no gradient goes further back."""
-    return mapped(Tensor.detach, state)
+    return map_tensors(Tensor.detach, state)
 
 
-def bytes_held(state: State) -> int:
+def state_bytes(state: State) -> int:
     """The memory that a state keeps alive.  Parts that share it count once; a view holds all that it is a view of."""
     found = list(leaves(state))
     storages = [leaf.untyped_storage() for leaf in found if isinstance(leaf, Tensor)]
@@ -50,31 +56,39 @@ def bytes_held(state: State) -> int:
     return arrays + sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def examples(state: State) -> int | None:
+def state_batch_size(state: State) -> int | None:
     """How many examples a state is of; None: it holds no tensor yet."""
-    sizes = {leaf.shape[0] if leaf.dim() else None for leaf in leaves(state) if isinstance(leaf, Tensor)}
+    sizes = {
+        leaf.shape[0] if leaf.dim() else None for leaf in leaves(state) if isinstance(leaf, Tensor)
+    }
     if len(sizes) > 1 or None in sizes:
-        raise ValueError("every tensor of a state must have the examples as its first dimension, and these differ")
+        raise ValueError(
+            "every tensor of a state must have the examples as its first dimension, and these differ"
+        )
     return next(iter(sizes), None)
 
 
 def check_state(state: State, start: State, count: int) -> None:
     """A stream of `count` examples that began as `start` may go on with this."""
     if not _alike(state, start):
-        raise TypeError(f"this is no state of this mixer: it must be made like {_shown(start)}, not like {_shown(state)}")
-    had = examples(state)
+        raise TypeError(
+            f"this is no state of this mixer: it must be made like {_shown(start)}, not like {_shown(state)}"
+        )
+    had = state_batch_size(state)
     if had not in (None, count):
-        raise ValueError(f"the stream began with {had} examples, and goes on with {count}: see regard.state.take")
+        raise ValueError(
+            f"the stream began with {had} examples, and goes on with {count}: see regard.state.take"
+        )
 
 
-def mapped(f: Callable[[Tensor], Tensor], state: State) -> State:
+def map_tensors(f: Callable[[Tensor], Tensor], state: State) -> State:
     """The state with `f` done to each of its tensors."""
     if isinstance(state, Tensor):
         return f(state)
     if isinstance(state, dict):
-        return {key: mapped(f, part) for key, part in state.items()}
+        return {key: map_tensors(f, part) for key, part in state.items()}
     if isinstance(state, tuple | list):
-        parts = [mapped(f, part) for part in state]
+        parts = [map_tensors(f, part) for part in state]
         return type(state)(*parts) if _is_named(state) else type(state)(parts)
     if isinstance(state, Leaf):
         return state
@@ -109,7 +123,11 @@ def _alike(state: State, start: State) -> bool:
         same = type(state) is type(start) and len(state) == len(start)
         return same and all(_alike(part, first) for part, first in zip(state, start, strict=True))
     if isinstance(start, dict):
-        return isinstance(state, dict) and state.keys() >= start.keys() and all(_alike(state[k], start[k]) for k in start)
+        return (
+            isinstance(state, dict)
+            and state.keys() >= start.keys()
+            and all(_alike(state[k], start[k]) for k in start)
+        )
     return type(state) is type(start)
 
 

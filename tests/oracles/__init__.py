@@ -28,7 +28,20 @@ from oracles import (
 )
 
 FAMILIES = (
-    vanilla, sparse, grid, routed, linear, compressed, prototypes, sets, priors, free, synthesizer, early, capacity, light,
-)  # fmt: skip
+    vanilla,
+    sparse,
+    grid,
+    routed,
+    linear,
+    compressed,
+    prototypes,
+    sets,
+    priors,
+    free,
+    synthesizer,
+    early,
+    capacity,
+    light,
+)
 CASES = {name: cases for family in FAMILIES for name, cases in family.CASES.items()}
 ORACLES = {name: getattr(family, name) for family in FAMILIES for name in family.CASES}

@@ -19,7 +19,7 @@ CASES = {
 }
 
 
-def fnet(p, x, *, heads, causal=False, mask=None, marks=None):
+def fnet(p, x, *, heads, causal=False, mask=None, global_attention_mask=None):
     """Lee-Thorp et al. 2021, equation 3: the real part of Σ_s Σ_c x[s, c] exp(-2πi (s t / n + c u / d))."""
     n, d = x.shape[1:]
     s, c = torch.arange(n, dtype=x.dtype)[:, None], torch.arange(d, dtype=x.dtype)
@@ -30,10 +30,14 @@ def fnet(p, x, *, heads, causal=False, mask=None, marks=None):
     return out
 
 
-def mlp_mixer(p, x, *, heads, causal=False, mask=None, marks=None, length, hidden=None):
+def mlp_mixer(
+    p, x, *, heads, causal=False, mask=None, global_attention_mask=None, length, hidden=None
+):
     """Tolstikhin et al. 2021, equation 1: W₂ gelu(W₁ x + b₁) + b₂ over the tokens of one channel after the other."""
     b, n, d = x.shape
-    up, up_bias, down, down_bias = (p[name] for name in ("up.weight", "up.bias", "down.weight", "down.bias"))
+    up, up_bias, down, down_bias = (
+        p[name] for name in ("up.weight", "up.bias", "down.weight", "down.bias")
+    )
     out = torch.zeros_like(x)
     for a in range(b):
         for c in range(d):
@@ -48,7 +52,9 @@ def layer_norm(p, name, z, eps=1e-5):
     return z / ((z * z).mean() + eps).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
-def gmlp(p, x, *, heads, causal, length, hidden=None, attention=0, mask=None, marks=None):
+def gmlp(
+    p, x, *, heads, causal, length, hidden=None, attention=0, mask=None, global_attention_mask=None
+):
     """Liu et al. 2021, equations 1 to 4 and figure 6: u ⊙ (W norm(v) + b), to which aMLP adds a tiny attention of x."""
     b, n, _ = x.shape
     out = []
@@ -58,7 +64,9 @@ def gmlp(p, x, *, heads, causal, length, hidden=None, attention=0, mask=None, ma
         gates = [layer_norm(p, "norm", t[half:]) for t in z]
         for i in range(n):
             seen = [j for j in range(n) if (mask is None or mask[a, j]) and (j <= i or not causal)]
-            gate = p["bias"][i] + sum((p["weight"][i, j] * gates[j] for j in seen), torch.zeros_like(gates[i]))
+            gate = p["bias"][i] + sum(
+                (p["weight"][i, j] * gates[j] for j in seen), torch.zeros_like(gates[i])
+            )
             if attention:
                 gate = gate + tiny(p, x[a], i, seen)
             out.append(linear_layer(p, "down", z[i][:half] * gate))
@@ -80,7 +88,9 @@ def amlp(p, x, *, attention=64, **more):
     return gmlp(p, x, attention=attention, **more)
 
 
-def xcit(p, x, *, heads, causal=False, width, norm="example", mask=None, marks=None):
+def xcit(
+    p, x, *, heads, causal=False, width, norm="example", mask=None, global_attention_mask=None
+):
     """El-Nouby et al. 2021, equations 2 and 3, and the two convolutions: each half of the layer with its norm and residual."""
     e, out = x.shape[2] // heads, []
     for a, t in enumerate(x):
@@ -91,7 +101,10 @@ def xcit(p, x, *, heads, causal=False, width, norm="example", mask=None, marks=N
         y = []
         for c in range(t.shape[1]):
             others = slice(c // e * e, c // e * e + e)  # the channels of the same head
-            y.append(v[:, others] @ (q[:, c] @ k[:, others] * p["covariance.sharpness"][c // e]).softmax(0))
+            y.append(
+                v[:, others]
+                @ (q[:, c] @ k[:, others] * p["covariance.sharpness"][c // e]).softmax(0)
+            )
         y = torch.stack(y, 1)
         y = linear_layer(p, "covariance.out", y)
         normed = torch.stack([layer_norm(p, "before_patches", token, 1e-6) for token in t + y])
@@ -99,7 +112,7 @@ def xcit(p, x, *, heads, causal=False, width, norm="example", mask=None, marks=N
     return torch.stack(out)
 
 
-def dynamic_conv(p, x, *, heads, causal, kernel=7, mask=None, marks=None):
+def dynamic_conv(p, x, *, heads, causal, kernel=7, mask=None, global_attention_mask=None):
     """Wu et al. 2019, equations 1, 3 and 4, between a GLU and a linear layer."""
     b, n, d = x.shape
     up = linear_layer(p, "up", x)
@@ -116,14 +129,30 @@ def dynamic_conv(p, x, *, heads, causal, kernel=7, mask=None, marks=None):
     return linear_layer(p, "out", torch.stack(out).view_as(x))
 
 
-def aft(p, x, *, heads, causal, length, rank=128, window=None, kernel=None, mask=None, marks=None):
+def aft(
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    length,
+    rank=128,
+    window=None,
+    kernel=None,
+    mask=None,
+    global_attention_mask=None,
+):
     """Zhai et al. 2021, section 3: channel by channel, with exp(k + w)."""
     q, k, v = (linear_layer(p, name, x) for name in "qkv")
     k = k.repeat_interleave(x.shape[2] // k.shape[2], -1)
     out = []
     for a in range(len(x)):
         for i in range(x.shape[1]):
-            seen = [j for j in range(x.shape[1]) if (mask is None or mask[a, j]) and (j <= i or not causal)]
+            seen = [
+                j
+                for j in range(x.shape[1])
+                if (mask is None or mask[a, j]) and (j <= i or not causal)
+            ]
             bias = aft_bias(p, i, seen, causal, length, window, kernel)
             weights = (k[a, seen] + bias.repeat_interleave(x.shape[2] // bias.shape[1], 1)).exp()
             top, bottom = (weights * v[a, seen]).sum(0), weights.sum(0)
@@ -145,7 +174,9 @@ def aft_bias(p, i, seen, causal, length, window, kernel):
     return t.T[[min(max(one, 0), kernel - 1) for one in at]] * inside
 
 
-def average_pool(p, x, *, heads, causal, window=3, width=None, mask=None, marks=None):
+def average_pool(
+    p, x, *, heads, causal, window=3, width=None, mask=None, global_attention_mask=None
+):
     """Yu et al. 2022, equation 4, where the mean is over cells that are there: in a line, or on a grid."""
     b, n, _ = x.shape
     out = []
@@ -158,7 +189,9 @@ def average_pool(p, x, *, heads, causal, window=3, width=None, mask=None, marks=
                     else range(max(0, i - window // 2), min(n, i + window // 2 + 1))
                 )
             else:
-                near = [j for _, _, j in neighbourhood(i, n, width, window // 2) if j <= i or not causal]
+                near = [
+                    j for _, _, j in neighbourhood(i, n, width, window // 2) if j <= i or not causal
+                ]
             near = [j for j in near if mask is None or mask[a, j]]
             out.append((x[a, near].sum(0) / len(near) if near else 0) - x[a, i])
     return torch.stack(out).view_as(x)

@@ -5,31 +5,63 @@ import torch
 from oracles.loop import by_rule, linear_layer, project, softmax_loop
 
 CASES = {
-    "image_local_1d": [{"block": 4, "memory": 3}, {"block": 7, "memory": 0}, {"block": 3, "memory": 20}],
-    "image_local_2d": [
-        {"width": 6, "block": (2, 3), "memory": (2, 1)}, {"width": 20, "block": (3, 4), "memory": (1, 2)},
-        {"width": 6, "block": (2, 4), "memory": (1, 2), "order": "block"}, {"width": 20, "block": (3, 4), "order": "block"},
+    "image_local_1d": [
+        {"block": 4, "memory": 3},
+        {"block": 7, "memory": 0},
+        {"block": 3, "memory": 20},
     ],
-    "axial": [{"width": 5}, {"width": 10}, *({"width": 7, "form": form} for form in ("two", "row", "column"))],
-    "neighbourhood": [{"size": 5}, {"size": 12}, {"size": (3, 4), "width": 6}, {"size": 7, "width": 5}],
+    "image_local_2d": [
+        {"width": 6, "block": (2, 3), "memory": (2, 1)},
+        {"width": 20, "block": (3, 4), "memory": (1, 2)},
+        {"width": 6, "block": (2, 4), "memory": (1, 2), "order": "block"},
+        {"width": 20, "block": (3, 4), "order": "block"},
+    ],
+    "axial": [
+        {"width": 5},
+        {"width": 10},
+        *({"width": 7, "form": form} for form in ("two", "row", "column")),
+    ],
+    "neighbourhood": [
+        {"size": 5},
+        {"size": 12},
+        {"size": (3, 4), "width": 6},
+        {"size": 7, "width": 5},
+    ],
     "swin": [
-        {"width": 6, "window": 3, "layer": 1}, {"width": 20, "window": (3, 4), "layer": 0},
+        {"width": 6, "window": 3, "layer": 1},
+        {"width": 20, "window": (3, 4), "layer": 0},
         {"width": 7, "window": (4, 5), "layer": 3, "bias": False},
     ],
-}  # fmt: skip
+}
 
 
-def image_local_1d(p, x, *, heads, causal, mask=None, marks=None, block=256, memory=256):
+def image_local_1d(
+    p, x, *, heads, causal, mask=None, global_attention_mask=None, block=256, memory=256
+):
     """Parmar et al. 2018, section 3.3.1: the query block and what stands before it, or around it where not causal."""
 
     def see(h, i, j):
         first = i - i % block
-        return first - memory <= j < first + block + (0 if causal else memory) and (j <= i or not causal)
+        return first - memory <= j < first + block + (0 if causal else memory) and (
+            j <= i or not causal
+        )
 
     return by_rule(p, x, heads, see, mask=mask)
 
 
-def image_local_2d(p, x, *, heads, causal, mask=None, marks=None, width, block=(8, 8), memory=(8, 8), order="raster"):
+def image_local_2d(
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    mask=None,
+    global_attention_mask=None,
+    width,
+    block=(8, 8),
+    memory=(8, 8),
+    order="raster",
+):
     """Parmar et al. 2018, section 3.3: the memory block is the query block and a margin; below it only where not causal."""
     cells = [divmod(i, width) for i in range(len(x[0]) + block[0] * width)]
     if order == "block":
@@ -45,14 +77,16 @@ def image_local_2d(p, x, *, heads, causal, mask=None, marks=None, width, block=(
     return by_rule(p, x, heads, see, mask=mask)
 
 
-def axial(p, x, *, heads, causal, mask=None, marks=None, width, form="union"):
+def axial(p, x, *, heads, causal, mask=None, global_attention_mask=None, width, form="union"):
     """Ho et al. 2019: the row, the column, both in one softmax, or one after the other."""
     if form == "two":
         return two_passes(p, x, heads, causal, mask, width)
 
     def see(h, i, j):
         row, column = i // width == j // width, i % width == j % width
-        return {"union": row or column, "row": row, "column": column}[form] and (j <= i or not causal)
+        return {"union": row or column, "row": row, "column": column}[form] and (
+            j <= i or not causal
+        )
 
     return by_rule(p, x, heads, see, mask=mask)
 
@@ -64,7 +98,9 @@ def two_passes(p, x, heads, causal, mask, width):
     def one(name, tokens, see):
         q, k, v = project(p, tokens, None, heads, f"{name}.")
         real = None if mask is None else mask[:, : tokens.shape[1]]
-        return linear_layer(p, f"{name}.out", softmax_loop(q, k, v, lambda a, h, i, j: see(i, j), mask=real))
+        return linear_layer(
+            p, f"{name}.out", softmax_loop(q, k, v, lambda a, h, i, j: see(i, j), mask=real)
+        )
 
     if not causal:
         y = one("rows", x, lambda i, j: i // width == j // width)
@@ -78,7 +114,9 @@ def two_passes(p, x, heads, causal, mask, width):
     return one("inner", x + shifted, lambda i, j: i // width == j // width and j <= i)
 
 
-def neighbourhood(p, x, *, heads, causal, mask=None, marks=None, length, size=7, width=None):
+def neighbourhood(
+    p, x, *, heads, causal, mask=None, global_attention_mask=None, length, size=7, width=None
+):
     """Hassani et al. 2023: along each axis the `size` cells around, moved inward at the border; causal, those up to it."""
     rows, cols = (1, length) if width is None else (-(-length // width), width)
     tall, wide = (1, size) if width is None else (size, size) if isinstance(size, int) else size
@@ -97,21 +135,43 @@ def neighbourhood(p, x, *, heads, causal, mask=None, marks=None, length, size=7,
     return by_rule(p, x, heads, see, mask=mask)
 
 
-def swin(p, x, *, heads, causal, mask=None, marks=None, width, window=7, layer=0, bias=True):
+def swin(
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    mask=None,
+    global_attention_mask=None,
+    width,
+    window=7,
+    layer=0,
+    bias=True,
+):
     """Liu et al. 2021: the image is rolled by half a window, cut into windows, and what the roll brought together from
     two sides of the image is kept apart; scores get B[dy, dx]."""
     rows, cols = (window, window) if isinstance(window, int) else window
     dy, dx = (rows // 2, cols // 2) if layer % 2 else (0, 0)
     q, k, v = project(p, x, None, heads)
     b, n, _, e = q.shape
-    tall, wide, out = -(-n // width // rows + 1) * rows + rows, -(-width // cols) * cols, torch.zeros_like(q)
+    tall, wide, out = (
+        -(-n // width // rows + 1) * rows + rows,
+        -(-width // cols) * cols,
+        torch.zeros_like(q),
+    )
 
     def place(i):  # the window after the roll, and whether the roll moved it over the border
         y, x = (i // width - dy) % tall, (i % width - dx) % wide
         return y // rows, x // cols, i // width < dy, i % width < dx
 
     for a, i, h in [(a, i, h) for a in range(b) for i in range(n) for h in range(heads)]:
-        seen = [j for j in range(n) if place(i) == place(j) and (j <= i or not causal) and (mask is None or bool(mask[a, j]))]
+        seen = [
+            j
+            for j in range(n)
+            if place(i) == place(j)
+            and (j <= i or not causal)
+            and (mask is None or bool(mask[a, j]))
+        ]
         off = [(i // width - j // width + rows - 1, i % width - j % width + cols - 1) for j in seen]
         if seen:
             scores = k[a, seen, h] @ q[a, i, h] / e**0.5

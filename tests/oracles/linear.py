@@ -12,7 +12,10 @@ CASES = {
     "linear": [{}, {"chunk": 7}],
     "efficient": [{}],
     "performer": [
-        {"features": 5}, {}, {"features": 6, "chunk": 7, "seed": 3, "redraw": 1000}, {"features": 9, "kernel": "trigonometric"},
+        {"features": 5},
+        {},
+        {"features": 6, "chunk": 7, "seed": 3, "redraw": 1000},
+        {"features": 9, "kernel": "trigonometric"},
         {"features": 5, "kernel": "relu"},
     ],
     "rfa": [{"features": 12}, {"features": 40, "chunk": 7, "seed": 3}],
@@ -20,13 +23,18 @@ CASES = {
     "cosformer": [{}, {"chunk": 7}],
     "retnet": [{}, {"expand": 1, "chunk": 7}],
     "gated_linear": [{}, {"key": 3, "rank": 2, "chunk": 8}, {"chunk": 5}],
-    "delta_rule": [{}, {"convolution": 0, "chunk": 7}, {"convolution": 1}, {"convolution": 6, "chunk": 2}],
-}  # fmt: skip
+    "delta_rule": [
+        {},
+        {"convolution": 0, "chunk": 7},
+        {"convolution": 1},
+        {"convolution": 6, "chunk": 2},
+    ],
+}
 
 
-def linear(p, x, *, heads, causal, memory=None, mask=None, marks=None, chunk=64):
+def linear(p, x, *, heads, causal, context=None, mask=None, global_attention_mask=None, chunk=64):
     """Katharopoulos et al. 2020, equations 4 and 9: Σ φ(q_i)·φ(k_j) v_j / Σ φ(q_i)·φ(k_j), with φ = elu + 1."""
-    q, k, v = project(p, x, memory, heads)
+    q, k, v = project(p, x, context, heads)
     q, k = (torch.where(t > 0, t + 1, t.clamp(max=0).exp()) for t in (q, k))
     b, n, h, e = q.shape
     out = []
@@ -67,9 +75,9 @@ def weighted(p, q, v, weigh, causal, mask, floor=None):
     return linear_layer(p, "out", torch.stack(out).reshape(b, n, h * e))
 
 
-def efficient(p, x, *, heads, causal, memory=None, mask=None, marks=None):
+def efficient(p, x, *, heads, causal, context=None, mask=None, global_attention_mask=None):
     """Shen et al. 2021, equation 8: ρ_q(Q) (ρ_k(K)ᵀ V), with softmax along each row of Q and each column of K."""
-    q, k, v = project(p, x, memory, heads)
+    q, k, v = project(p, x, context, heads)
     b, n, h, e = q.shape
     out = []
     for a in range(b):
@@ -77,16 +85,34 @@ def efficient(p, x, *, heads, causal, memory=None, mask=None, marks=None):
         for head in range(h):
             share = [k[a, real, head, r].exp() / k[a, real, head, r].exp().sum() for r in range(e)]
             context = torch.stack([share[r] @ v[a, real, head] for r in range(e)])
-            out.append(torch.stack([(q[a, i, head].exp() / q[a, i, head].exp().sum()) @ context for i in range(n)]))
-    return linear_layer(p, "out", torch.stack(out).reshape(b, h, n, e).transpose(1, 2).reshape(b, n, h * e))
+            out.append(
+                torch.stack(
+                    [(q[a, i, head].exp() / q[a, i, head].exp().sum()) @ context for i in range(n)]
+                )
+            )
+    return linear_layer(
+        p, "out", torch.stack(out).reshape(b, h, n, e).transpose(1, 2).reshape(b, n, h * e)
+    )
 
 
 def performer(
-    p, x, *, heads, causal, memory=None, mask=None, marks=None, features=None, kernel="positive", seed=0, chunk=64, redraw=None
-):  # fmt: skip
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    context=None,
+    mask=None,
+    global_attention_mask=None,
+    features=None,
+    kernel="positive",
+    seed=0,
+    chunk=64,
+    redraw=None,
+):
     """Choromanski et al. 2021, lemma 1 and equations 5 to 7.  Sines and cosines are divided by the greatest exp(|k|²/2)
     that is seen, since there the floor of the sum below counts."""
-    q, k, v = project(p, x, memory, heads)
+    q, k, v = project(p, x, context, heads)
     rows = p["inner.feature.rows"]
     q, k = (t / t.shape[-1] ** 0.25 for t in (q, k))
 
@@ -94,11 +120,19 @@ def performer(
         turned, size = t @ rows.T, (t * t).sum(-1, keepdim=True) / 2
         if kernel == "trigonometric":
             return torch.cat((turned.sin(), turned.cos()), -1) / len(rows) ** 0.5
-        return torch.exp(turned - size) / len(rows) ** 0.5 if kernel == "positive" else turned.relu() + 1e-3
+        return (
+            torch.exp(turned - size) / len(rows) ** 0.5
+            if kernel == "positive"
+            else turned.relu() + 1e-3
+        )
 
     def weigh(a, h, i, seen):
         size = (k[a, seen, h] ** 2).sum(-1) / 2
-        factor = (size - size.detach().max()).exp() if kernel == "trigonometric" else torch.ones_like(size)
+        factor = (
+            (size - size.detach().max()).exp()
+            if kernel == "trigonometric"
+            else torch.ones_like(size)
+        )
         return factor * (phi(k[a, seen, h]) @ phi(q[a, i, h]))
 
     return weighted(p, q, v, weigh, causal, mask, floor=1e-4 if kernel == "trigonometric" else None)
@@ -110,23 +144,59 @@ def fourier(x, rows, scale):
     return torch.cat((turned.sin(), turned.cos()), -1) / len(rows) ** 0.5
 
 
-def rfa(p, x, *, heads, causal, memory=None, mask=None, marks=None, features=64, seed=0, chunk=64):
+def rfa(
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    context=None,
+    mask=None,
+    global_attention_mask=None,
+    features=64,
+    seed=0,
+    chunk=64,
+):
     """Peng et al. 2021, equation 5: as linear attention, with random Fourier features."""
-    q, k, v = project(p, x, memory, heads)
+    q, k, v = project(p, x, context, heads)
     rows, scale = p["inner.feature.rows"], p["inner.feature.scale"]
     real = torch.ones(k.shape[:2], dtype=torch.bool) if mask is None else mask
-    k = torch.where(real[..., None, None], k, 1.0)  # what is left out has no direction, and is not looked at
-    phi_q, phi_k = ([[fourier(t[a, :, h], rows[h], scale[h, 0]) for h in range(heads)] for a in range(len(x))] for t in (q, k))
-    return weighted(p, q, v, lambda a, h, i, seen: phi_k[a][h][seen] @ phi_q[a][h][i], causal, mask, floor=1e-2)
+    k = torch.where(
+        real[..., None, None], k, 1.0
+    )  # what is left out has no direction, and is not looked at
+    phi_q, phi_k = (
+        [[fourier(t[a, :, h], rows[h], scale[h, 0]) for h in range(heads)] for a in range(len(x))]
+        for t in (q, k)
+    )
+    return weighted(
+        p, q, v, lambda a, h, i, seen: phi_k[a][h][seen] @ phi_q[a][h][i], causal, mask, floor=1e-2
+    )
 
 
-def rfa_gated(p, x, *, heads, causal, memory=None, mask=None, marks=None, features=64, seed=0, chunk=64):
+def rfa_gated(
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    context=None,
+    mask=None,
+    global_attention_mask=None,
+    features=64,
+    seed=0,
+    chunk=64,
+):
     """Peng et al. 2021, equation 6: S = g S + (1 − g) φ(k) v and z = g z + (1 − g) φ(k)."""
     rows, scale = p["feature.rows"], p["feature.scale"]
 
     def head(t, q, k, v, h):
         gate = torch.sigmoid(t @ p["gate.weight"][h] + p["gate.bias"][h])
-        state, z, out, mass = x.new_zeros(2 * features, v.shape[1]), x.new_zeros(2 * features), [], 0
+        state, z, out, mass = (
+            x.new_zeros(2 * features, v.shape[1]),
+            x.new_zeros(2 * features),
+            [],
+            0,
+        )
         for g, query, key, value in zip(
             gate, fourier(q, rows[h], scale[h, 0]), fourier(k, rows[h], scale[h, 0]), v, strict=True
         ):
@@ -150,9 +220,11 @@ def by_head(p, x, mask, heads, run):
     return torch.stack(out)
 
 
-def cosformer(p, x, *, heads, causal, memory=None, mask=None, marks=None, length, chunk=64):
+def cosformer(
+    p, x, *, heads, causal, context=None, mask=None, global_attention_mask=None, length, chunk=64
+):
     """Qin et al. 2022, equation 10: relu(q_i)·relu(k_j) cos(π/2 (i − j)/M)."""
-    q, k, v = project(p, x, memory, heads)
+    q, k, v = project(p, x, context, heads)
 
     def weigh(a, h, i, seen):
         near = torch.tensor([math.cos(math.pi / 2 * (i - j) / length) for j in seen], dtype=x.dtype)
@@ -174,7 +246,9 @@ def swish_gate(p, x, y):
     return linear_layer(p, "out", gate * gate.sigmoid() * y)
 
 
-def retnet(p, x, *, heads, causal, memory=None, mask=None, marks=None, expand=2, chunk=64):
+def retnet(
+    p, x, *, heads, causal, context=None, mask=None, global_attention_mask=None, expand=2, chunk=64
+):
     """Sun et al. 2023, equations 5 and 8, the parallel form, with pairs of numbers as complex ones."""
 
     def head(t, q, k, v, h):
@@ -184,19 +258,39 @@ def retnet(p, x, *, heads, causal, memory=None, mask=None, marks=None, expand=2,
         out = []
         for i in range(len(t)):
             ago = i - torch.arange(i + 1, dtype=x.dtype)[:, None]
-            scores = (q[i] * k[: i + 1].conj() * torch.polar(gamma**ago, ago * theta)).sum(-1).real / e**0.5
+            scores = (q[i] * k[: i + 1].conj() * torch.polar(gamma**ago, ago * theta)).sum(
+                -1
+            ).real / e**0.5
             out.append(scores @ v[: i + 1])
         return torch.stack(out)
 
     return swish_gate(p, x, normed(p, by_head(p, x, mask, heads, head), heads))
 
 
-def gated_linear(p, x, *, heads, causal, memory=None, mask=None, marks=None, key=None, rank=16, chunk=64):
+def gated_linear(
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    context=None,
+    mask=None,
+    global_attention_mask=None,
+    key=None,
+    rank=16,
+    chunk=64,
+):
     """Yang et al. 2024 (GLA), equation 3 and section 4.4: S = diag(α) S + k vᵀ."""
 
     def head(t, q, k, v, h):
-        logits = linear_layer(p, "forget.1", linear_layer(p, "forget.0", t)).unflatten(-1, (heads, -1))[:, h]
-        alpha, state, out = torch.sigmoid(logits) ** (1 / 16), x.new_zeros(k.shape[1], v.shape[1]), []
+        logits = linear_layer(p, "forget.1", linear_layer(p, "forget.0", t)).unflatten(
+            -1, (heads, -1)
+        )[:, h]
+        alpha, state, out = (
+            torch.sigmoid(logits) ** (1 / 16),
+            x.new_zeros(k.shape[1], v.shape[1]),
+            [],
+        )
         for i in range(len(t)):
             state = alpha[i][:, None] * state + k[i][:, None] * v[i]
             out.append(q[i] @ state)
@@ -205,7 +299,18 @@ def gated_linear(p, x, *, heads, causal, memory=None, mask=None, marks=None, key
     return swish_gate(p, x, normed(p, by_head(p, x, mask, heads, head), heads))
 
 
-def delta_rule(p, x, *, heads, causal, memory=None, mask=None, marks=None, convolution=4, chunk=64):
+def delta_rule(
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    context=None,
+    mask=None,
+    global_attention_mask=None,
+    convolution=4,
+    chunk=64,
+):
     """Yang et al. 2024 (DeltaNet), equation 1 and section 3.4: S = S (I − β k kᵀ) + β v kᵀ."""
     d = x.shape[2]
 
@@ -214,12 +319,19 @@ def delta_rule(p, x, *, heads, causal, memory=None, mask=None, marks=None, convo
         for which, u in enumerate((q, k, v)):
             at = which * d + h * e
             taps = p["convolution.weight"][:, at : at + e] if convolution else x.new_ones(1, e)
-            u = torch.stack([sum(taps[s] * u[i - s] for s in range(min(i + 1, len(taps)))) for i in range(len(t))])
+            u = torch.stack(
+                [
+                    sum(taps[s] * u[i - s] for s in range(min(i + 1, len(taps))))
+                    for i in range(len(t))
+                ]
+            )
             parts.append(u * u.sigmoid())
         beta, state, out = torch.sigmoid(t @ p["rate.weight"][h]), x.new_zeros(e, e), []
         for i in range(len(t)):
             q, k = (part[i] / part[i].norm() for part in parts[:2])
-            state = state @ (torch.eye(e, dtype=x.dtype) - beta[i] * torch.outer(k, k)) + beta[i] * torch.outer(parts[2][i], k)
+            state = state @ (torch.eye(e, dtype=x.dtype) - beta[i] * torch.outer(k, k)) + beta[
+                i
+            ] * torch.outer(parts[2][i], k)
             out.append(state @ q)
         return torch.stack(out)
 

@@ -20,21 +20,25 @@ def softmax_loop(q, k, v, see, *, mask=None, scale=None):
                 if not seen:
                     out.append(q.new_zeros(e))
                     continue
-                scores = k[a, seen, head // share] @ q[a, i, head] * (e**-0.5 if scale is None else scale)
+                scores = (
+                    k[a, seen, head // share]
+                    @ q[a, i, head]
+                    * (e**-0.5 if scale is None else scale)
+                )
                 weights = (scores - scores.max()).exp()
                 out.append(weights @ v[a, seen, head // share] / weights.sum())
     return torch.stack(out).reshape(b, n, h * e)
 
 
-def project(p, x, memory, heads, prefix=""):
+def project(p, x, context, heads, prefix=""):
     """Queries, keys and values, each (b n h e)."""
-    source = x if memory is None else memory
+    source = x if context is None else context
     e = x.shape[2] // heads
     parts = ((prefix + "q", x), (prefix + "k", source), (prefix + "v", source))
     return [linear_layer(p, name, t).unflatten(-1, (-1, e)) for name, t in parts]
 
 
-def by_rule(p, x, heads, see, *, memory=None, mask=None):
+def by_rule(p, x, heads, see, *, context=None, mask=None):
     """Multi-head softmax attention in which head h of query i sees key j where see(h, i, j)."""
-    q, k, v = project(p, x, memory, heads)
+    q, k, v = project(p, x, context, heads)
     return linear_layer(p, "out", softmax_loop(q, k, v, lambda a, h, i, j: see(h, i, j), mask=mask))

@@ -36,4 +36,6 @@ def patches(p, x, width, real):
         mean = y[real].mean(0)
         deviation = ((y[real] - mean) ** 2).mean(0)
         y = (y - mean) / (deviation + 1e-5).sqrt()
-    return convolve(p, "patches.second", y * p["patches.norm.weight"] + p["patches.norm.bias"], width, real)
+    return convolve(
+        p, "patches.second", y * p["patches.norm.weight"] + p["patches.norm.bias"], width, real
+    )

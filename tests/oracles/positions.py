@@ -16,7 +16,9 @@ def sinusoid(p, d, base=10000.0):
 def embedded(x, at, vector):
     """x (b n d) with vector(place), d numbers or a tensor of them, added to each token."""
     rows = [torch.as_tensor(vector(at + i), dtype=x.dtype) for i in range(x.shape[1])]
-    return torch.stack([torch.stack([x[a, i] + rows[i] for i in range(x.shape[1])]) for a in range(x.shape[0])])
+    return torch.stack(
+        [torch.stack([x[a, i] + rows[i] for i in range(x.shape[1])]) for a in range(x.shape[0])]
+    )
 
 
 def fourier(places, sizes, resolutions, bands):
@@ -31,7 +33,10 @@ def fourier(places, sizes, resolutions, bands):
 
 def complex_word(r, omega, theta, place):
     """Real parts, then imaginary parts, of r exp(i (ω p + θ)), number by number."""
-    each = [a * cmath.exp(1j * (w * place + s)) for a, w, s in zip(r.tolist(), omega.tolist(), theta.tolist(), strict=True)]
+    each = [
+        a * cmath.exp(1j * (w * place + s))
+        for a, w, s in zip(r.tolist(), omega.tolist(), theta.tolist(), strict=True)
+    ]
     return [z.real for z in each] + [z.imag for z in each]
 
 
@@ -61,13 +66,19 @@ def attended(p, x, heads, score, *, causal, mask=None):
     for a in range(b):
         for i in range(n):
             for head in range(h):
-                seen = [j for j in range(n) if (mask is None or mask[a, j]) and (j <= i or not causal)]
+                seen = [
+                    j for j in range(n) if (mask is None or mask[a, j]) and (j <= i or not causal)
+                ]
                 scores = [score(q[a, i, head], k[a, j, head], head, i, j) for j in seen]
-                rows.append(torch.softmax(torch.stack(scores), 0) @ v[a, seen, head] if seen else v.new_zeros(v.shape[-1]))
+                rows.append(
+                    torch.softmax(torch.stack(scores), 0) @ v[a, seen, head]
+                    if seen
+                    else v.new_zeros(v.shape[-1])
+                )
     return linear_layer(p, "out", torch.stack(rows).reshape(b, n, -1))
 
 
-def bucket(gap, buckets, furthest, causal):
+def bucket(gap, buckets, max_distance, causal):
     """T5's, of j - i."""
     first = 0
     if causal:
@@ -78,7 +89,11 @@ def bucket(gap, buckets, furthest, causal):
     exact = buckets // 2
     if gap < exact:
         return first + gap
-    return first + min(buckets - 1, exact + math.floor(math.log(gap / exact) / math.log(furthest / exact) * (buckets - exact)))
+    return first + min(
+        buckets - 1,
+        exact
+        + math.floor(math.log(gap / exact) / math.log(max_distance / exact) * (buckets - exact)),
+    )
 
 
 def plain(q, k):
@@ -86,14 +101,19 @@ def plain(q, k):
     return q @ k / math.sqrt(len(q))
 
 
-def t5(p, *, buckets, furthest, causal):
+def t5(p, *, buckets, max_distance, causal):
     """Raffel et al. 2020, section 2.1."""
-    return lambda q, k, h, i, j: plain(q, k) + p["inner.prior.table"][h, bucket(j - i, buckets, furthest, causal)]
+    return lambda q, k, h, i, j: (
+        plain(q, k) + p["inner.prior.table"][h, bucket(j - i, buckets, max_distance, causal)]
+    )
 
 
-def distance(p, *, furthest):
+def distance(p, *, max_distance):
     """A number for each distance."""
-    return lambda q, k, h, i, j: plain(q, k) + p["inner.prior.table"][h, max(-furthest, min(furthest, j - i)) + furthest]
+    return lambda q, k, h, i, j: (
+        plain(q, k)
+        + p["inner.prior.table"][h, max(-max_distance, min(max_distance, j - i)) + max_distance]
+    )
 
 
 def alibi(p, *, heads):
@@ -103,7 +123,9 @@ def alibi(p, *, heads):
 
 def shaw(p, *, clip):
     """Shaw et al. 2018, equation 4."""
-    return lambda q, k, h, i, j: plain(q, k + p["inner.prior.vectors"][max(-clip, min(clip, j - i)) + clip])
+    return lambda q, k, h, i, j: plain(
+        q, k + p["inner.prior.vectors"][max(-clip, min(clip, j - i)) + clip]
+    )
 
 
 def xl(p, *, dim):
@@ -111,12 +133,14 @@ def xl(p, *, dim):
 
     def score(q, k, h, i, j):
         place = p["inner.prior.w"][h] @ torch.tensor(sinusoid(i - j, dim), dtype=q.dtype)
-        return ((q + p["inner.prior.u"][h]) @ k + (q + p["inner.prior.v"][h]) @ place) / math.sqrt(len(q))
+        return ((q + p["inner.prior.u"][h]) @ k + (q + p["inner.prior.v"][h]) @ place) / math.sqrt(
+            len(q)
+        )
 
     return score
 
 
-def tupe(p, *, heads, first=True, buckets=None, furthest=128, causal=False):
+def tupe(p, *, heads, first=True, buckets=None, max_distance=128, causal=False):
     """Ke et al. 2021, equations 8 to 10; θ of the first query left at 0."""
 
     def score(q, k, h, i, j):
@@ -126,7 +150,12 @@ def tupe(p, *, heads, first=True, buckets=None, furthest=128, causal=False):
         answer = p["inner.prior.k.weight"][rows] @ p["inner.prior.places"][j]
         place = ask @ answer / math.sqrt(2 * e)
         if buckets is not None:
-            place = place + p["inner.prior.by_distance.table"][h, bucket(j - i, buckets, furthest, causal)]
+            place = (
+                place
+                + p["inner.prior.by_distance.table"][
+                    h, bucket(j - i, buckets, max_distance, causal)
+                ]
+            )
         if first and i == 0:
             place = 0
         elif first and j == 0:

@@ -18,7 +18,12 @@ CASES = {
         {"clusters": 7, "shared": True, "heads": 2},
         {"clusters": 60, "seed": 3, "heads": 2},
     ],
-    "sinkhorn": [{"block": 9}, {"block": 13, "iterations": 2, "temperature": 0.4}, {"block": 12, "cut": 2}, {"block": 60}],
+    "sinkhorn": [
+        {"block": 9},
+        {"block": 13, "iterations": 2, "temperature": 0.4},
+        {"block": 12, "cut": 2},
+        {"block": 60},
+    ],
 }
 
 
@@ -35,7 +40,12 @@ def merge(p, heads_of_tokens, x):
     b, n, d = x.shape
     heads = 1 + max(h for _, h, _ in heads_of_tokens)
     zero = torch.zeros(d // heads, dtype=x.dtype)
-    y = [heads_of_tokens.get((a, h, i), zero) for a in range(b) for i in range(n) for h in range(heads)]
+    y = [
+        heads_of_tokens.get((a, h, i), zero)
+        for a in range(b)
+        for i in range(n)
+        for h in range(heads)
+    ]
     return linear_layer(p, "out", torch.stack(y).reshape(b, n, d))
 
 
@@ -51,12 +61,27 @@ def met_in_round(rotation, q, real, chunk, causal, same_bucket):
     else:
         place = {i: order.index(i) // chunk for i in real}
     alike = {i: [j for j in real if bucket[j] == bucket[i] or not same_bucket] for i in real}
-    return {i: [j for j in alike[i] if place[i] - place[j] in (0, 1) and (j <= i or not causal)] for i in real}
+    return {
+        i: [j for j in alike[i] if place[i] - place[j] in (0, 1) and (j <= i or not causal)]
+        for i in real
+    }
 
 
 def reformer(
-    p, x, *, heads, causal, mask=None, marks=None, buckets, chunk, rounds, same_bucket=True, once=True, seed=0
-):  # fmt: skip
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    mask=None,
+    global_attention_mask=None,
+    buckets,
+    chunk,
+    rounds,
+    same_bucket=True,
+    once=True,
+    seed=0,
+):
     """Kitaev et al. 2020, equations 4 to 6 and appendix A: Σ_r Σ_j exp(q_i·k_j) v_j / N_ij, with N_ij the number of rounds
     in which i meets j, and itself only if nobody else; k_j = q_j / |q_j|."""
     q, v, out = split(p, "q", x, heads), split(p, "v", x, heads), {}
@@ -64,22 +89,44 @@ def reformer(
         real = real_tokens(mask, a, x.shape[1])
         for h in range(heads):
             mine, turns = q[a, :, h], p["inner.hashing.rotations"][h]
-            met = [met_in_round(turns[r], mine.detach(), real, chunk, causal, same_bucket) for r in range(rounds)]
+            met = [
+                met_in_round(turns[r], mine.detach(), real, chunk, causal, same_bucket)
+                for r in range(rounds)
+            ]
             for i in range(x.shape[1]):
                 found = [j for r in range(rounds) for j in met[r].get(i, []) if j != i]
                 if not found:
                     out[a, h, i] = v[a, i, h]
                     continue
                 n_ij = torch.tensor([found.count(j) if once else 1 for j in found])
-                weights = (mine[found] / mine[found].norm(dim=-1, keepdim=True) @ mine[i] / mine.shape[1] ** 0.5).exp() / n_ij
+                weights = (
+                    mine[found]
+                    / mine[found].norm(dim=-1, keepdim=True)
+                    @ mine[i]
+                    / mine.shape[1] ** 0.5
+                ).exp() / n_ij
                 out[a, h, i] = weights @ v[a, found, h] / weights.sum()
     return merge(p, out, x)
 
 
-def routing(p, x, *, heads, causal=False, mask=None, marks=None, clusters, shared=False, seed=0):
+def routing(
+    p,
+    x,
+    *,
+    heads,
+    causal=False,
+    mask=None,
+    global_attention_mask=None,
+    clusters,
+    shared=False,
+    seed=0,
+):
     """Roy et al. 2020, algorithm 1: layer norms without scale, the w nearest queries and keys of each centroid, softmax."""
     q, k, v = (split(p, name, x, heads) for name in ("q", "q" if shared else "k", "v"))
-    q, k = ((t - t.mean(-1, keepdim=True)) / (t.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() for t in (q, k))
+    q, k = (
+        (t - t.mean(-1, keepdim=True)) / (t.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+        for t in (q, k)
+    )
     out = {(0, heads - 1, -1): None}
     for a in range(x.shape[0]):
         real = real_tokens(mask, a, x.shape[1])
@@ -88,7 +135,10 @@ def routing(p, x, *, heads, causal=False, mask=None, marks=None, clusters, share
             keys = {i: [] for i in real}
             for centroid in p["inner.route.centroids"][h]:
                 # nearness by direction: the layer norm has a little less than unit variance
-                near_q, near_k = (sorted(real, key=lambda i, t=t: -(t[a, i, h] / t[a, i, h].norm()) @ centroid) for t in (q, k))
+                near_q, near_k = (
+                    sorted(real, key=lambda i, t=t: -(t[a, i, h] / t[a, i, h].norm()) @ centroid)
+                    for t in (q, k)
+                )
                 for i in near_q[:w]:
                     keys[i] += near_k[:w]
             for i, found in keys.items():
@@ -106,15 +156,29 @@ def sort_matrix(p, x, heads, h, real, block, causal, iterations, temperature):
     blocks = sorted({i // block for i in real})
     logits, most = {}, len(p["sort.down.bias"]) // heads
     for i in blocks:
-        tokens = range(i * block + 1) if causal else range(i * block, min((i + 1) * block, x.shape[0]))
+        tokens = (
+            range(i * block + 1) if causal else range(i * block, min((i + 1) * block, x.shape[0]))
+        )
         summary = sum(x[t] for t in tokens if t in real) + 0 * x[0]
-        r = linear_layer(p, "sort.down", linear_layer(p, "sort.up", summary).relu()).relu()[h * most : (h + 1) * most]
+        r = linear_layer(p, "sort.down", linear_layer(p, "sort.up", summary).relu()).relu()[
+            h * most : (h + 1) * most
+        ]
         logits |= {(i, j): r[j] / temperature for j in blocks if j < i or not causal}
     for _ in range(iterations):
-        rows = {i: torch.stack([s for (r, _), s in logits.items() if r == i]).logsumexp(0) for i, _ in logits}
+        rows = {
+            i: torch.stack([s for (r, _), s in logits.items() if r == i]).logsumexp(0)
+            for i, _ in logits
+        }
         logits = {(i, j): s - rows[i] for (i, j), s in logits.items()}
-        to = {(i if causal else len(x), j) for i, j in logits}  # a column, and the last row that its sum counts
-        columns = {(i, j): torch.stack([s for (r, c), s in logits.items() if c == j and r <= i]).logsumexp(0) for i, j in to}
+        to = {
+            (i if causal else len(x), j) for i, j in logits
+        }  # a column, and the last row that its sum counts
+        columns = {
+            (i, j): torch.stack([s for (r, c), s in logits.items() if c == j and r <= i]).logsumexp(
+                0
+            )
+            for i, j in to
+        }
         logits = {(i, j): s - columns[i if causal else len(x), j] for (i, j), s in logits.items()}
     return {ij: s.exp() for ij, s in logits.items()}
 
@@ -127,13 +191,31 @@ def sorted_block(s, i, real, block, k, v):
         if there:
             weights, tokens = torch.stack([row[j] for j in there]), [j * block + t for j in there]
             share = weights.sum() / sum(row.values())
-            slots.append(((weights @ k[tokens] / share)[None], (weights @ v[tokens] / share)[None], share.log()[None]))
+            slots.append(
+                (
+                    (weights @ k[tokens] / share)[None],
+                    (weights @ v[tokens] / share)[None],
+                    share.log()[None],
+                )
+            )
     return [torch.cat(parts) for parts in zip(*slots, strict=True)]
 
 
 def sinkhorn(
-    p, x, *, heads, causal, mask=None, marks=None, length, block, cut=None, iterations=5, temperature=0.75, seed=0
-):  # fmt: skip
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    mask=None,
+    global_attention_mask=None,
+    length,
+    block,
+    cut=None,
+    iterations=5,
+    temperature=0.75,
+    seed=0,
+):
     """Tay et al. 2020: softmax over the own block and the sorted one, or over the first `cut` sorted ones."""
     q, k, v = (split(p, name, x, heads) for name in "qkv")
     out = {(0, heads - 1, -1): None}

@@ -11,7 +11,11 @@ CASES = {
     "sab": [{}, {"norm": False}],
     "isab": [{"points": 3}, {"points": 40, "norm": False}],
     "luna": [{"packed": 3}, {"packed": 30}],
-    "perceiver": [{"latents": 3}, {"latents": 30, "depth": 1, "widening": 3}, {"latents": 5, "depth": 0}],
+    "perceiver": [
+        {"latents": 3},
+        {"latents": 30, "depth": 1, "widening": 3},
+        {"latents": 5, "depth": 0},
+    ],
 }
 
 
@@ -24,35 +28,57 @@ def norm(p, name, x):
     if f"{name}.weight" not in p:
         return x
     centred = x - x.mean(-1, keepdim=True)
-    return centred / ((centred**2).mean(-1, keepdim=True) + 1e-5).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
+    return (
+        centred / ((centred**2).mean(-1, keepdim=True) + 1e-5).sqrt() * p[f"{name}.weight"]
+        + p[f"{name}.bias"]
+    )
 
 
 def mab(p, name, x, y, heads, mask):
     """Lee et al. 2019, equations 6 and 7."""
-    attended = linear_layer(p, f"{name}.ask.out", rows(*project(p, x, y, heads, f"{name}.ask."), everyone, mask))
+    attended = linear_layer(
+        p, f"{name}.ask.out", rows(*project(p, x, y, heads, f"{name}.ask."), everyone, mask)
+    )
     h = norm(p, f"{name}.norm_ask", x + attended)
     return norm(p, f"{name}.norm_feed", h + linear_layer(p, f"{name}.feed", h).clamp(min=0))
 
 
-def sab(p, x, *, heads, causal=False, memory=None, mask=None, marks=None, norm=True):
+def sab(
+    p, x, *, heads, causal=False, context=None, mask=None, global_attention_mask=None, norm=True
+):
     """Lee et al. 2019, equation 8."""
-    return mab(p, "block", x, x if memory is None else memory, heads, mask)
+    return mab(p, "block", x, x if context is None else context, heads, mask)
 
 
-def isab(p, x, *, heads, causal=False, memory=None, mask=None, marks=None, points=16, norm=True):
+def isab(
+    p,
+    x,
+    *,
+    heads,
+    causal=False,
+    context=None,
+    mask=None,
+    global_attention_mask=None,
+    points=16,
+    norm=True,
+):
     """Lee et al. 2019, equations 9 and 10."""
     inducing = torch.stack([p["points"]] * x.shape[0])
-    held = mab(p, "gather", inducing, x if memory is None else memory, heads, mask)
+    held = mab(p, "gather", inducing, x if context is None else context, heads, mask)
     return mab(p, "spread", x, held, heads, None)
 
 
-def luna(p, x, *, heads, causal, memory=None, mask=None, marks=None, packed=64):
+def luna(p, x, *, heads, causal, context=None, mask=None, global_attention_mask=None, packed=64):
     """Ma et al. 2021, equations 5 and 6; causal: see `luna_past`."""
     if causal:
         return luna_past(p, x, heads, mask)
     learned = torch.stack([p["p"]] * x.shape[0])
-    short = rows(*project(p, learned, x if memory is None else memory, heads, "pack."), everyone, mask)
-    return linear_layer(p, "unpack.out", rows(*project(p, x, short, heads, "unpack."), everyone, None))
+    short = rows(
+        *project(p, learned, x if context is None else context, heads, "pack."), everyone, mask
+    )
+    return linear_layer(
+        p, "unpack.out", rows(*project(p, x, short, heads, "unpack."), everyone, None)
+    )
 
 
 def softplus(score):
@@ -70,7 +96,10 @@ def luna_past(p, x, heads, mask, activation=softplus):
             for i in range(x.shape[1]):
                 if mask is None or bool(mask[a, i]):
                     pack = activation(learned[:, h] @ c[a, i, h] / root)
-                    by_key, by_value = by_key + torch.outer(k[a, i, h], pack), by_value + torch.outer(pack, v[a, i, h])
+                    by_key, by_value = (
+                        by_key + torch.outer(k[a, i, h], pack),
+                        by_value + torch.outer(pack, v[a, i, h]),
+                    )
                     count += 1
                 unpack = (q[a, i, h] @ by_key / count / root).softmax(-1) if count else None
                 out.append(unpack @ by_value / count if count else torch.zeros_like(v[a, i, h]))
@@ -82,16 +111,30 @@ def perceiver_layer(p, name, z, source, heads, mask, residual=True):
     """Jaegle et al. 2021, appendix: attention, then an MLP, each of what was normalised."""
     query = norm(p, f"{name}.norm", z)
     read = query if source is None else norm(p, f"{name}.norm_source", source)
-    h = linear_layer(p, f"{name}.ask.out", rows(*project(p, query, read, heads, f"{name}.ask."), everyone, mask))
+    h = linear_layer(
+        p, f"{name}.ask.out", rows(*project(p, query, read, heads, f"{name}.ask."), everyone, mask)
+    )
     h = z + h if residual else h
     inner = linear_layer(p, f"{name}.feed.0", norm(p, f"{name}.norm_feed", h))
     return h + linear_layer(p, f"{name}.feed.2", inner * (1 + torch.erf(inner / math.sqrt(2))) / 2)
 
 
-def perceiver(p, x, *, heads, causal=False, memory=None, mask=None, marks=None, latents=64, depth=2, widening=1):
+def perceiver(
+    p,
+    x,
+    *,
+    heads,
+    causal=False,
+    context=None,
+    mask=None,
+    global_attention_mask=None,
+    latents=64,
+    depth=2,
+    widening=1,
+):
     """Jaegle et al. 2021: latents read the tokens, attend to each other, and are read."""
     z = torch.stack([p["latents"]] * x.shape[0])
-    z = perceiver_layer(p, "read", z, x if memory is None else memory, heads, mask)
+    z = perceiver_layer(p, "read", z, x if context is None else context, heads, mask)
     for layer in range(depth):
         z = perceiver_layer(p, f"think.{layer}", z, None, heads, None)
     return perceiver_layer(p, "write", x, z, heads, None, residual=False)

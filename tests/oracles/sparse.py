@@ -6,7 +6,12 @@ import torch
 
 from oracles.loop import by_rule, linear_layer, project, softmax_loop
 
-SPLITS = [{"split": "heads"}, {"split": "merged"}, {"split": "layers", "layer": 0}, {"split": "layers", "layer": 1}]
+SPLITS = [
+    {"split": "heads"},
+    {"split": "merged"},
+    {"split": "layers", "layer": 0},
+    {"split": "layers", "layer": 1},
+]
 CASES = {
     "global_tokens": [{"tokens": 3}, {"tokens": 70}, {"tokens": 0}],
     "local": [{"window": 3}, {"window": 0}, {"window": 40}],
@@ -14,38 +19,58 @@ CASES = {
     "random_blocks": [{"block": 4, "count": 2}, {"block": 16, "count": 1, "seed": 5}],
     "block_local": [{"block": 5}, {"block": 32}, {"block": 1}],
     "sparse_strided": [{"stride": 4, **split} for split in SPLITS] + [{"stride": 10}],
-    "sparse_fixed": [{"stride": 5, "cells": 2, **split} for split in SPLITS] + [{"stride": 16, "cells": 1}],
+    "sparse_fixed": [{"stride": 5, "cells": 2, **split} for split in SPLITS]
+    + [{"stride": 16, "cells": 1}],
     "star": [{"cycles": 2}, {"cycles": 3, "shared": True}, {"cycles": 1}],
-    "longformer": [{"window": 2}, {"window": 2, "steps": (1, 3, 1, 5)}, {"window": (0, 1, 5, 2), "steps": 2, "bias": True}],
+    "longformer": [
+        {"window": 2},
+        {"window": 2, "steps": (1, 3, 1, 5)},
+        {"window": (0, 1, 5, 2), "steps": 2, "bias": True},
+    ],
     "etc": [
         {"globals": 3, "radius": 2, "clip": 2},
         {"globals": 2, "radius": 5, "clip": 3, "segment": 7, "shared": True},
         {"globals": 0, "radius": 3, "clip": 0},
         {"globals": 70, "radius": 1, "segment": 4},
     ],
-    "bigbird": [{"block": 4, "globals": 1, "random": 1}, {"block": 8, "window": 1, "globals": 2, "random": 2, "seed": 3}],
-    "bp_transformer": [{"near": 2, "clip": 3}, {"near": 1, "clip": 10}, {"near": 3, "clip": 1}, {"near": 40}],
+    "bigbird": [
+        {"block": 4, "globals": 1, "random": 1},
+        {"block": 8, "window": 1, "globals": 2, "random": 2, "seed": 3},
+    ],
+    "bp_transformer": [
+        {"near": 2, "clip": 3},
+        {"near": 1, "clip": 10},
+        {"near": 3, "clip": 1},
+        {"near": 40},
+    ],
     "per_head": [{"patterns": "as RULES"}, {}],
     "sinks": [{"sinks": 2, "window": 3}, {"sinks": 0, "window": 5}, {"sinks": 4}],
 }
-RULES = [lambda i, j: abs(i - j) <= 2, lambda i, j: (abs(i - j) <= 8 and (i - j) % 4 == 0) or i == 0 or j == 0]
+RULES = [
+    lambda i, j: abs(i - j) <= 2,
+    lambda i, j: (abs(i - j) <= 8 and (i - j) % 4 == 0) or i == 0 or j == 0,
+]
 
 
-def global_tokens(p, x, *, heads, causal, memory=None, mask=None, marks=None, tokens=64):
+def global_tokens(
+    p, x, *, heads, causal, context=None, mask=None, global_attention_mask=None, tokens=64
+):
     """The first tokens see all, and all see them."""
 
     def see(h, i, j):
         return (i < tokens or j < tokens) and (j <= i or not causal)
 
-    return by_rule(p, x, heads, see, memory=memory, mask=mask)
+    return by_rule(p, x, heads, see, context=context, mask=mask)
 
 
-def local(p, x, *, heads, causal, mask=None, marks=None, window=128):
+def local(p, x, *, heads, causal, mask=None, global_attention_mask=None, window=128):
     """A sliding window."""
-    return by_rule(p, x, heads, lambda h, i, j: abs(i - j) <= window and (j <= i or not causal), mask=mask)
+    return by_rule(
+        p, x, heads, lambda h, i, j: abs(i - j) <= window and (j <= i or not causal), mask=mask
+    )
 
 
-def dilated(p, x, *, heads, causal, mask=None, marks=None, window=64, step=4):
+def dilated(p, x, *, heads, causal, mask=None, global_attention_mask=None, window=64, step=4):
     """`window` keys to either side, `step` apart."""
 
     def see(h, i, j):
@@ -64,7 +89,9 @@ def drawn(count, blocks, seed, causal):
     return rows
 
 
-def random_blocks(p, x, *, heads, causal, mask=None, marks=None, length, block=64, count=3, seed=0):
+def random_blocks(
+    p, x, *, heads, causal, mask=None, global_attention_mask=None, length, block=64, count=3, seed=0
+):
     """Zaheer et al. 2020: the random part alone."""
     table = drawn(count, math.ceil(length / block), seed, causal)
 
@@ -74,7 +101,7 @@ def random_blocks(p, x, *, heads, causal, mask=None, marks=None, length, block=6
     return by_rule(p, x, heads, see, mask=mask)
 
 
-def block_local(p, x, *, heads, causal, mask=None, marks=None, block=128):
+def block_local(p, x, *, heads, causal, mask=None, global_attention_mask=None, block=128):
     """Each token sees its own block."""
 
     def see(h, i, j):
@@ -93,7 +120,18 @@ def alternate(near, far, split, layer):
     return lambda h, i, j: (near, far)[h % 2](i, j)
 
 
-def sparse_strided(p, x, *, heads, causal, mask=None, marks=None, stride=128, split="heads", layer=0):
+def sparse_strided(
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    mask=None,
+    global_attention_mask=None,
+    stride=128,
+    split="heads",
+    layer=0,
+):
     """Child et al. 2019: A1 = {max(0, i - l) .. i}, A2 = {j: (i - j) mod l = 0}; both ways where not causal."""
 
     def near(i, j):
@@ -103,7 +141,19 @@ def sparse_strided(p, x, *, heads, causal, mask=None, marks=None, stride=128, sp
     return by_rule(p, x, heads, lambda h, i, j: see(h, i, j) and (j <= i or not causal), mask=mask)
 
 
-def sparse_fixed(p, x, *, heads, causal, mask=None, marks=None, stride=128, cells=8, split="heads", layer=0):
+def sparse_fixed(
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    mask=None,
+    global_attention_mask=None,
+    stride=128,
+    cells=8,
+    split="heads",
+    layer=0,
+):
     """Child et al. 2019: A1 = {j: floor(j/l) = floor(i/l)}, A2 = {j: j mod l in the last c}."""
 
     def summary(i, j):
@@ -115,15 +165,24 @@ def sparse_fixed(p, x, *, heads, causal, mask=None, marks=None, stride=128, cell
 
 def attention(p, name, node, context, heads):
     """MultiAtt of one node (d) over its context (m d), then relu and layer norm."""
-    q, k, v = (linear_layer(p, f"{name}.{part}", t) for part, t in (("q", node), ("k", context), ("v", context)))
+    q, k, v = (
+        linear_layer(p, f"{name}.{part}", t)
+        for part, t in (("q", node), ("k", context), ("v", context))
+    )
     q, k, v = (t.unflatten(-1, (heads, -1)) for t in (q, k, v))
-    weights = torch.stack([torch.softmax(k[:, h] @ q[h] / q.shape[-1] ** 0.5, 0) for h in range(heads)])
-    y = linear_layer(p, f"{name}.out", torch.cat([weights[h] @ v[:, h] for h in range(heads)])).clamp(min=0)
+    weights = torch.stack(
+        [torch.softmax(k[:, h] @ q[h] / q.shape[-1] ** 0.5, 0) for h in range(heads)]
+    )
+    y = linear_layer(
+        p, f"{name}.out", torch.cat([weights[h] @ v[:, h] for h in range(heads)])
+    ).clamp(min=0)
     y = (y - y.mean()) / (y.var(unbiased=False) + 1e-5).sqrt()
     return y * p[f"{name}.norm.weight"] + p[f"{name}.norm.bias"]
 
 
-def star(p, x, *, heads, causal=False, mask=None, marks=None, cycles=2, shared=False):
+def star(
+    p, x, *, heads, causal=False, mask=None, global_attention_mask=None, cycles=2, shared=False
+):
     """Guo et al. 2019, algorithm 1, on the tokens that are there: h_i over [h_{i-1}; h_i; h_{i+1}; e_i; s], s over [s; H]."""
     out = torch.zeros_like(x)
     for a in range(x.shape[0]):
@@ -133,52 +192,87 @@ def star(p, x, *, heads, causal=False, mask=None, marks=None, cycles=2, shared=F
         for t in range(cycles):
             at = 0 if shared else t
             context = [torch.stack((h[i - 1], h[i], h[(i + 1) % n], e[i], s)) for i in range(n)]
-            h = torch.stack([attention(p, f"satellites.{at}", h[i], context[i], heads) for i in range(n)])
+            h = torch.stack(
+                [attention(p, f"satellites.{at}", h[i], context[i], heads) for i in range(n)]
+            )
             if t < cycles - 1:
                 s = attention(p, f"relays.{at}", s, torch.cat((s[None], h)), heads)
         out[a, real] = h
     return out
 
 
-def longformer(p, x, *, heads, causal, mask=None, marks=None, window=256, steps=1, bias=False):
+def longformer(
+    p, x, *, heads, causal, mask=None, global_attention_mask=None, window=256, steps=1, bias=False
+):
     """Beltagy et al. 2020, section 3: a dilated window and the marked tokens; for marked tokens all, by Qg, Kg and Vg.
 
     There are two sets of projections to queries, keys and values, and one output projection.
     """
     steps, window = ((each,) * heads if isinstance(each, int) else each for each in (steps, window))
-    marked = [[False] * x.shape[1]] * x.shape[0] if marks is None else marks.tolist()
+    marked = (
+        [[False] * x.shape[1]] * x.shape[0]
+        if global_attention_mask is None
+        else global_attention_mask.tolist()
+    )
 
     def near(a, h, i, j):
         in_window = abs(i - j) <= window[h] * steps[h] and (i - j) % steps[h] == 0
         return j <= i and in_window if causal else in_window or marked[a][j]
 
     y = softmax_loop(*project(p, x, None, heads, "local."), near, mask=mask)
-    if marks is not None:
-        z = softmax_loop(*project(p, x, None, heads, "everywhere."), lambda a, h, i, j: marked[a][i], mask=mask)
-        rows = zip(y.flatten(0, 1), z.flatten(0, 1), marks.flatten().tolist(), strict=True)
+    if global_attention_mask is not None:
+        z = softmax_loop(
+            *project(p, x, None, heads, "everywhere."), lambda a, h, i, j: marked[a][i], mask=mask
+        )
+        rows = zip(
+            y.flatten(0, 1), z.flatten(0, 1), global_attention_mask.flatten().tolist(), strict=True
+        )
         y = torch.stack([far if mark else near for near, far, mark in rows]).reshape(y.shape)
     return linear_layer(p, "local.out", y)
 
 
 def etc(
-    p, x, *, heads, causal=False, mask=None, marks=None, globals=64, radius=84, clip=12, segment=None, shared=False
-):  # fmt: skip
+    p,
+    x,
+    *,
+    heads,
+    causal=False,
+    mask=None,
+    global_attention_mask=None,
+    globals=64,
+    radius=84,
+    clip=12,
+    segment=None,
+    shared=False,
+):
     """Ainslie et al. 2020: softmax of q·(k + a) / √e, with a for the label of the pair; g2g, g2l and l2g see all."""
     b, n, d = x.shape
     e, out = d // heads, torch.zeros_like(x)
     for a, i in [(a, i) for a in range(b) for i in range(n)]:
-        side = "all" if i < globals else "long"  # whose softmax it is: a projection for each kind of query, and of key
+        side = (
+            "all" if i < globals else "long"
+        )  # whose softmax it is: a projection for each kind of query, and of key
         seen = [j for j in range(n) if min(i, j) < globals or abs(i - j) <= radius]
         seen = [j for j in seen if mask is None or bool(mask[a, j])]
         q = linear_layer(p, "long.q" if shared else f"{side}.q", x[a, i]).view(heads, e)
-        kind = {j: "" if shared or not globals else ".first" if j < globals else ".rest" for j in seen}
+        kind = {
+            j: "" if shared or not globals else ".first" if j < globals else ".rest" for j in seen
+        }
         name = "long" if shared else side
         y = torch.zeros(heads, e, dtype=x.dtype)
         if seen:
-            k, v = ([linear_layer(p, f"{name}.{w}{kind[j]}", x[a, j]).view(heads, e) for j in seen] for w in "kv")
+            k, v = (
+                [linear_layer(p, f"{name}.{w}{kind[j]}", x[a, j]).view(heads, e) for j in seen]
+                for w in "kv"
+            )
             k, v = torch.stack(k), torch.stack(v)
             labels = [etc_label(i, j, globals, clip, segment) for j in seen]
-            scores = torch.einsum("he,mhe->hm", q, k + p[f"{side}.inner.prior.vectors"][:, labels].transpose(0, 1)) / e**0.5
+            scores = (
+                torch.einsum(
+                    "he,mhe->hm", q, k + p[f"{side}.inner.prior.vectors"][:, labels].transpose(0, 1)
+                )
+                / e**0.5
+            )
             y = torch.einsum("hm,mhe->he", torch.softmax(scores, -1), v)
         out[a, i] = linear_layer(p, f"{name}.out", y.flatten())
     return out
@@ -193,15 +287,29 @@ def etc_label(i, j, globals, clip, segment):
 
 
 def bigbird(
-    p, x, *, heads, causal, mask=None, marks=None, length, block=64, window=3, globals=2, random=3, seed=0
-):  # fmt: skip
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    mask=None,
+    global_attention_mask=None,
+    length,
+    block=64,
+    window=3,
+    globals=2,
+    random=3,
+    seed=0,
+):
     """Zaheer et al. 2020, section 3: blocks of a window, of the beginning (both ways), and drawn at random."""
     table = drawn(random, math.ceil(length / block), seed, causal)
 
     def see(h, i, j):
         i_block, j_block = i // block, j // block
         near = abs(i_block - j_block) <= (window - 1) // 2
-        return (near or min(i_block, j_block) < globals or j_block in table[i_block]) and (j <= i or not causal)
+        return (near or min(i_block, j_block) < globals or j_block in table[i_block]) and (
+            j <= i or not causal
+        )
 
     return by_rule(p, x, heads, see, mask=mask)
 
@@ -222,7 +330,7 @@ def tree_nodes(i, n, near, causal):
     return found
 
 
-def bp_transformer(p, x, *, heads, causal, mask=None, marks=None, near=4, clip=10):
+def bp_transformer(p, x, *, heads, causal, mask=None, global_attention_mask=None, near=4, clip=10):
     """Ye et al. 2019: a span is W_O of the mean of its values; a token looks at itself and the spans of `tree_nodes`."""
     b, n, d = x.shape
     out, sides = torch.zeros_like(x), 1 if causal else 2
@@ -236,19 +344,34 @@ def bp_transformer(p, x, *, heads, causal, mask=None, marks=None, near=4, clip=1
                 if leaves:
                     nodes.append(x[a, leaves[0]] if level == 0 else linear_layer(p, "out", mean))
                     labels.append(1 + (min(at, clip) * near + place) * sides + side)
-            q, k, v = (linear_layer(p, name, torch.stack(nodes)).unflatten(-1, (heads, -1)) for name in "qkv")
+            q, k, v = (
+                linear_layer(p, name, torch.stack(nodes)).unflatten(-1, (heads, -1))
+                for name in "qkv"
+            )
             scores = torch.einsum("he,mhe->hm", q[0], k) + q[0] @ p["labels"][labels].T
             y = torch.softmax(scores / (d // heads) ** 0.5, -1)
             out[a, i] = linear_layer(p, "out", torch.einsum("hm,mhe->he", y, v).flatten())
     return out
 
 
-def sinks(p, x, *, heads, causal, mask=None, marks=None, sinks=4, window=1020):
+def sinks(p, x, *, heads, causal, mask=None, global_attention_mask=None, sinks=4, window=1020):
     """Xiao et al. 2023: the first tokens, and a window."""
-    return by_rule(p, x, heads, lambda h, i, j: (j < sinks or abs(i - j) <= window) and (j <= i or not causal), mask=mask)
+    return by_rule(
+        p,
+        x,
+        heads,
+        lambda h, i, j: (j < sinks or abs(i - j) <= window) and (j <= i or not causal),
+        mask=mask,
+    )
 
 
-def per_head(p, x, *, heads, causal, mask=None, marks=None, patterns=None):
+def per_head(p, x, *, heads, causal, mask=None, global_attention_mask=None, patterns=None):
     """RULES[h](i, j), taken in turn; else windows of 16, 32, 64 ..."""
     rules = RULES if patterns else [lambda i, j, h=h: abs(i - j) <= 16 * 2**h for h in range(heads)]
-    return by_rule(p, x, heads, lambda h, i, j: rules[h % len(rules)](i, j) and (j <= i or not causal), mask=mask)
+    return by_rule(
+        p,
+        x,
+        heads,
+        lambda h, i, j: rules[h % len(rules)](i, j) and (j <= i or not causal),
+        mask=mask,
+    )

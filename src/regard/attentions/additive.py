@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.common import kept, softmax_over
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Attention, check_batch
+from regard.numerics import attention_mask, masked_softmax
 
-MOST = 1 << 20  # numbers of tanh(q + k) that are held at once
+MAX_ELEMENTS = 1 << 20  # numbers of tanh(q + k) that are held at once
 
 
-class Cache(NamedTuple):
+class AdditiveKVCache(NamedTuple):
     """All keys and values so far, k (b h m e) and v (b h m f); None: none yet."""
 
     k: Tensor | None
@@ -25,28 +25,35 @@ class Cache(NamedTuple):
 class AdditiveAttention(Attention):
     """softmax_j(v · tanh(q_i + k_j)) over the values, with v (h e) learned."""
 
-    turnless = "its scores are no products of queries and keys, in which turns would cancel"
+    no_rotary_reason = "its scores are no products of queries and keys, in which turns would cancel"
 
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
-        check_whole(1, heads=heads, width=width)
+        check_int(1, heads=heads, width=width)
         self.heads = heads
         self.v = nn.Parameter(torch.empty(heads, width).uniform_(-1, 1) / width**0.5)
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: Cache | None = None
-    ) -> tuple[Tensor, Cache | None]:
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        state: AdditiveKVCache | None = None,
+    ) -> tuple[Tensor, AdditiveKVCache | None]:
         """See `Attention.attend`."""
         if state is not None and state.k is not None and state.v is not None:
             check_batch(state.k, k)
             k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
-        keep = kept(q.shape[2], k.shape[2], causal=causal, mask=mask, device=q.device)
-        weights = softmax_over(additive_scores(q, k, self.v), keep)
-        return weights @ v, None if state is None else Cache(k, v)
+        keep = attention_mask(q.shape[2], k.shape[2], causal=causal, mask=mask, device=q.device)
+        weights = masked_softmax(additive_scores(q, k, self.v), keep)
+        return weights @ v, None if state is None else AdditiveKVCache(k, v)
 
-    def start(self) -> Cache:
+    def start(self) -> AdditiveKVCache:
         """No keys yet."""
-        return Cache(None, None)
+        return AdditiveKVCache(None, None)
 
 
 def additive_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -54,7 +61,7 @@ def additive_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     tanh(q + k) has e numbers for each pair.  So queries come in parts, each of which is computed anew in the backward pass.
     """
-    size = max(1, MOST // max(1, k.numel()))
+    size = max(1, MAX_ELEMENTS // max(1, k.numel()))
     if torch.compiler.is_exporting() or q.shape[2] <= size:  # a graph for any length has no parts
         return _scores(q, k, v)
     parts = [checkpoint(_scores, part, k, v, use_reentrant=False) for part in q.split(size, 2)]

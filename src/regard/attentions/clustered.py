@@ -7,48 +7,72 @@ import math
 import torch
 from torch import Tensor
 
-from regard.common import stable_order
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Attention, State
-from regard.query import Clusters, take
+from regard.numerics import stable_argsort
+from regard.query_prototypes import QueryClusters, gather_rows
 
 TILE = 16  # queries of one cluster that ask its keys together
 
 
-class ImprovedClustered(Attention):
+class ImprovedClusteredAttention(Attention):
     """Vyas et al. 2020, arXiv 2007.04825, section 3.3.  With A the attention of the centroids, T the `top` keys with most
     of it for the query's cluster, and m = Σ_{j∈T} A_j:
 
         out_i = m Σ_{j∈T} softmax_{j∈T}(q_i·k_j / √e) v_j  +  Σ_{j∉T} A_j v_j
     """
 
-    asks_queries = True
+    needs_query_mask = True
 
-    def __init__(self, clusters: Clusters, top: int) -> None:
+    def __init__(self, clusters: QueryClusters, top: int) -> None:
         super().__init__()
-        check_whole(1, top=top)
+        check_int(1, top=top)
         self.clusters, self.top, self.can = clusters, top, clusters.can
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: State = None,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        state: State = None,
         real: Tensor | None = None,
-    ) -> tuple[Tensor, State]:  # fmt: skip
+    ) -> tuple[Tensor, State]:
         """See `Attention.attend`; real (b n) says which queries count."""
         scale = 1 / math.sqrt(q.shape[-1])
-        keep = k.new_ones(k.shape[0], 1, 1, k.shape[2], dtype=torch.bool) if mask is None else mask[:, None, None]
+        keep = (
+            k.new_ones(k.shape[0], 1, 1, k.shape[2], dtype=torch.bool)
+            if mask is None
+            else mask[:, None, None]
+        )
         v = v if mask is None else v.masked_fill(~mask[:, None, :, None], 0)
         index = self.clusters.assign(q, real)
-        shared = _softmax(self.clusters.means(q, index, real) @ k.transpose(-1, -2) * scale, keep)  # (b h clusters m)
+        shared = _softmax(
+            self.clusters.means(q, index, real) @ k.transpose(-1, -2) * scale, keep
+        )  # (b h clusters m)
         top = shared.topk(min(self.top, k.shape[2]), -1).indices
         mass = shared.gather(-1, top).sum(-1, keepdim=True)
         rest = shared.scatter(-1, top, 0) @ v
         slot, owner = _tiles(index, self.clusters.clusters)
-        tiles = q.new_zeros(*q.shape[:2], owner.shape[2] * TILE, q.shape[3]).scatter(2, slot[..., None].expand_as(q), q)
-        near = take(top, owner)  # (b h tiles top): the keys of each tile
-        near_k, near_v = (take(x, near.flatten(2)).unflatten(2, near.shape[2:]) for x in (k, v))
-        seen = keep[:, 0].expand(-1, q.shape[1], -1).gather(2, near.flatten(2)).view(near.shape)[..., None, :]
+        tiles = q.new_zeros(*q.shape[:2], owner.shape[2] * TILE, q.shape[3]).scatter(
+            2, slot[..., None].expand_as(q), q
+        )
+        near = gather_rows(top, owner)  # (b h tiles top): the keys of each tile
+        near_k, near_v = (
+            gather_rows(x, near.flatten(2)).unflatten(2, near.shape[2:]) for x in (k, v)
+        )
+        seen = (
+            keep[:, 0]
+            .expand(-1, q.shape[1], -1)
+            .gather(2, near.flatten(2))
+            .view(near.shape)[..., None, :]
+        )
         own = _softmax(tiles.unflatten(2, (-1, TILE)) @ near_k.mT * scale, seen) @ near_v
-        return take(mass, index) * take(own.flatten(2, 3), slot) + take(rest, index), None
+        return gather_rows(mass, index) * gather_rows(own.flatten(2, 3), slot) + gather_rows(
+            rest, index
+        ), None
 
 
 def _tiles(index: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
@@ -57,8 +81,10 @@ def _tiles(index: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
     n = index.shape[2]
     count = torch.zeros(*index.shape[:2], clusters, dtype=torch.long, device=index.device)
     count.scatter_add_(2, index, torch.ones_like(index))
-    order = stable_order(index)
-    place = torch.empty_like(order).scatter_(2, order, torch.arange(n, device=index.device).expand_as(order))
+    order = stable_argsort(index)
+    place = torch.empty_like(order).scatter_(
+        2, order, torch.arange(n, device=index.device).expand_as(order)
+    )
     needed = (count + TILE - 1) // TILE
     behind, before = needed.cumsum(2), count.cumsum(2) - count
     slot = place + ((behind - needed) * TILE - before).gather(2, index)

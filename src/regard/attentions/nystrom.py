@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attentions.softmax import SoftmaxAttention
-from regard.common import at_least_single
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Attention, Can, State
+from regard.numerics import at_least_float32
 
 WHOLE = "a landmark is a mean over tokens of the past and of the future"
 
@@ -23,11 +23,18 @@ class NystromAttention(Attention):
     kernel   adds a depth-wise convolution over the values, so wide, one kernel for each head; None: none
     """
 
-    asks_queries = True
+    needs_query_mask = True
 
-    def __init__(self, heads: int, landmarks: int, *, iterations: int = 6, kernel: int | None = None) -> None:
+    def __init__(
+        self, heads: int, landmarks: int, *, iterations: int = 6, kernel: int | None = None
+    ) -> None:
         super().__init__()
-        check_whole(1, landmarks=landmarks, iterations=iterations, **({} if kernel is None else {"kernel": kernel}))
+        check_int(
+            1,
+            landmarks=landmarks,
+            iterations=iterations,
+            **({} if kernel is None else {"kernel": kernel}),
+        )
         if kernel is not None and kernel % 2 == 0:
             raise ValueError(f"kernel must be odd, so that it has a middle, not {kernel}")
         self.landmarks, self.iterations, self.inner = landmarks, iterations, SoftmaxAttention()
@@ -35,30 +42,56 @@ class NystromAttention(Attention):
         self.can = Can(causal=WHOLE, stream=WHOLE)
         if kernel is not None:
             self.heads = heads
-            self.conv = nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False)
-            self.can = self.can & Can(takes_marks=True, cross="its convolution adds values at the place of the query")
+            self.conv = nn.Conv2d(
+                heads, heads, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False
+            )
+            self.can = self.can & Can(
+                supports_global_mask=True,
+                cross="its convolution adds values at the place of the query",
+            )
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: State = None,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        state: State = None,
         real: Tensor | None = None,
-    ) -> tuple[Tensor, State]:  # fmt: skip
+    ) -> tuple[Tensor, State]:
         """See `Attention.attend`; real (b n) says which queries count."""
         if mask is not None:
             k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
         few = q.shape[2] <= self.landmarks
-        out = self.inner.attend(q, k, v, mask=mask)[0] if few else self._approximate(q, k, v, mask, real)
+        out = (
+            self.inner.attend(q, k, v, mask=mask)[0]
+            if few
+            else self._approximate(q, k, v, mask, real)
+        )
         return out if self.conv is None else out + self.conv(v), None
 
-    def _approximate(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, real: Tensor | None) -> Tensor:
+    def _approximate(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, real: Tensor | None
+    ) -> Tensor:
         """n queries ask the key landmarks; what these hold was asked for by the query landmarks."""
         short_q, _ = segment_means(q, real, self.landmarks)
         short_k, held = segment_means(k, mask, self.landmarks)
-        one = torch.eye(short_k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
+        one = torch.eye(short_k.shape[2], dtype=k.dtype, device=k.device).expand(
+            *k.shape[:2], -1, -1
+        )
         between = self.inner.attend(short_q, short_k, one, mask=held)[0]
         asked = self.inner.attend(short_q, k, v, mask=mask)[0]
         values = pseudo_inverse(between, self.iterations) @ asked
-        if mask is not None or k.shape[2] <= self.landmarks:  # where tokens are few, each landmark is one of them
-            total = torch.full((k.shape[0],), k.shape[2], device=k.device) if mask is None else mask.sum(1)
+        if (
+            mask is not None or k.shape[2] <= self.landmarks
+        ):  # where tokens are few, each landmark is one of them
+            total = (
+                torch.full((k.shape[0],), k.shape[2], device=k.device)
+                if mask is None
+                else mask.sum(1)
+            )
             exact = (total <= self.landmarks)[:, None, None, None]
             values = torch.where(exact, segment_means(v, mask, self.landmarks)[0], values)
         return self.inner.attend(q, short_k, values, mask=held)[0]
@@ -78,16 +111,20 @@ def segment_means(x: Tensor, real: Tensor | None, segments: int) -> tuple[Tensor
         weight = x.new_ones(b, n)
     else:
         total = real.sum(1, keepdim=True)
-        at = ((real.cumsum(1) - 1).clamp(min=0) * total.clamp(max=size) // total.clamp(min=1)).clamp(max=size - 1)
+        at = (
+            (real.cumsum(1) - 1).clamp(min=0) * total.clamp(max=size) // total.clamp(min=1)
+        ).clamp(max=size - 1)
         weight = real.to(x.dtype)
-    sums = x.new_zeros(b, h, size, e).scatter_add(2, at[:, None, :, None].expand_as(x), x * weight[:, None, :, None])
+    sums = x.new_zeros(b, h, size, e).scatter_add(
+        2, at[:, None, :, None].expand_as(x), x * weight[:, None, :, None]
+    )
     count = x.new_zeros(b, size).scatter_add(1, at, weight)
     return sums / count.clamp(min=1)[:, None, :, None], None if real is None else count > 0
 
 
 def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:
     """A⁺ (... q p) of a (... p q), by Z ← Z (13 I − A Z (15 I − A Z (7 I − A Z))) / 4; in float32 at least."""
-    kind, a = a.dtype, at_least_single(a)
+    kind, a = a.dtype, at_least_float32(a)
     norms = a.abs().sum(-2).amax(-1) * a.abs().sum(-1).amax(-1)
     z = a.transpose(-1, -2) / norms.masked_fill(norms == 0, 1)[..., None, None]
     one = torch.eye(a.shape[-2], dtype=a.dtype, device=a.device)

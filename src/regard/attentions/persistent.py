@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attend import attend
-from regard.attentions.cached import Cached, Place
+from regard.attentions.kv_cache import CallPositions, KVCacheAttention
 from regard.attentions.softmax import SoftmaxAttention
-from regard.errors import check_whole
+from regard.backends import attend
+from regard.errors import check_int
 from regard.mixer import Can
 from regard.pattern import Band, Block, Full, Keys, Leaf, Pattern
 from regard.prior import Prior
@@ -21,7 +21,7 @@ NO_PLACE = "the vectors that are no tokens have no place, and turned queries wou
 NO_MAP = "a part of its output comes from vectors that are no tokens, so no map of tokens times values is the output"
 
 
-class Persistent(Cached):
+class PersistentMemoryAttention(KVCacheAttention):
     """softmax([q Kᵀ scale + prior, q Mᵀ scale]) [V; N] (all-attention: Sukhbaatar et al. 2019, arXiv 1907.01470).
 
     One softmax over the tokens that the pattern allows and over `count` learned keys M and values N of each head, which no
@@ -34,13 +34,15 @@ class Persistent(Cached):
     width   e, of a head
     """
 
-    turnless = NO_PLACE
+    no_rotary_reason = NO_PLACE
 
     def __init__(self, inner: SoftmaxAttention, heads: int, width: int, count: int) -> None:
         super().__init__()
-        check_whole(1, heads=heads, width=width, count=count)
+        check_int(1, heads=heads, width=width, count=count)
         if inner.heads not in (None, heads):
-            raise ValueError(f"the attention inside was made for {inner.heads} heads, not for {heads}")
+            raise ValueError(
+                f"the attention inside was made for {inner.heads} heads, not for {heads}"
+            )
         self.inner, self.heads, self.count = inner, heads, count
         self.pattern, self.past = inner.pattern, inner.past
         self.length, self.can = inner.length, Can(maps=NO_MAP) & inner.can
@@ -48,17 +50,37 @@ class Persistent(Cached):
         self.values = nn.Parameter(torch.randn(heads, count, width) * count**-0.5)
 
     def over(
-        self, q: Tensor, k: Tensor, v: Tensor, place: Place, *, mask: Tensor | None = None, marks: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        place: CallPositions,
+        *,
+        mask: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """See `Cached.over`; marks are refused before."""
         key, value = self.keys * self.keys.shape[-1] ** 0.5, self.values * self.count**0.5
-        m, prior = k.shape[2], None if self.inner.prior is None else Later(self.inner.prior, self.count)
-        k, v = (torch.cat((new.to(t).expand(t.shape[0], -1, -1, -1), t), 2) for new, t in ((key, k), (value, v)))
+        m, prior = (
+            k.shape[2],
+            None if self.inner.prior is None else ShiftedPrior(self.inner.prior, self.count),
+        )
+        k, v = (
+            torch.cat((new.to(t).expand(t.shape[0], -1, -1, -1), t), 2)
+            for new, t in ((key, k), (value, v))
+        )
         return attend(
-            q, k, v, pattern=later(place.pattern, self.count), prior=prior, scale=self.inner.scale,
+            q,
+            k,
+            v,
+            pattern=shift_pattern(place.pattern, self.count),
+            prior=prior,
+            scale=self.inner.scale,
             mask=None if mask is None else F.pad(mask, (self.count, 0), value=True),
-            q_at=place.q_at + self.count, k_at=_later(place.k_at, m, self.count), backend=self.inner.backend,
-        )  # fmt: skip
+            q_start=place.q_start + self.count,
+            k_positions=_later(place.k_positions, m, self.count),
+            backend=self.inner.backend,
+        )
 
 
 def _later(at: int | Tensor, m: int, count: int) -> int | Tensor:
@@ -70,29 +92,31 @@ def _later(at: int | Tensor, m: int, count: int) -> int | Tensor:
 
 
 @lru_cache(4096)
-def later(pattern: Pattern, count: int) -> Pattern:
+def shift_pattern(pattern: Pattern, count: int) -> Pattern:
     """The pattern `count` places later, for queries from there on; the keys in front of it are seen by all."""
 
     def shift(leaf: Pattern) -> Pattern:
-        return leaf if isinstance(leaf, Band | Full) else Shifted(leaf, count)  # distances stay what they were
+        return (
+            leaf if isinstance(leaf, Band | Full) else ShiftedLeaf(leaf, count)
+        )  # distances stay what they were
 
     return pattern.given(False, False).replace(shift) | Keys(0, count)
 
 
 @dataclass(frozen=True, repr=False)
-class Shifted(Leaf):
+class ShiftedLeaf(Leaf):
     """A leaf of the algebra, `by` places later.  Places before those are as the first of them."""
 
     leaf: Pattern
     by: int
 
     @property
-    def _relates(self) -> bool:  # type: ignore[override]
-        return self.leaf.relates
+    def _compares_positions(self) -> bool:  # type: ignore[override]
+        return self.leaf.compares_positions
 
     @property
-    def _limit(self) -> int | None:  # type: ignore[override]
-        return None if self.leaf.limit is None else self.leaf.limit + self.by
+    def _length(self) -> int | None:  # type: ignore[override]
+        return None if self.leaf.length is None else self.leaf.length + self.by
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
         return self.leaf._allowed(*self._before(q, k))
@@ -104,12 +128,18 @@ class Shifted(Leaf):
         return [(at - self.by).clamp(min=0) for at in positions]
 
 
-class Later(Prior):
+class ShiftedPrior(Prior):
     """A prior `by` places later; nothing is added for the keys in front of it."""
 
     def __init__(self, prior: Prior, by: int) -> None:
         super().__init__()
-        self.prior, self.by, self.heads, self.reads, self.terms = prior, by, prior.heads, prior.reads, prior.terms
+        self.prior, self.by, self.heads, self.uses_qk, self.num_terms = (
+            prior,
+            by,
+            prior.heads,
+            prior.uses_qk,
+            prior.num_terms,
+        )
         self.length = None if prior.length is None else prior.length + by
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:

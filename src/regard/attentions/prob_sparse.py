@@ -1,4 +1,4 @@
-"""ProbSparse attention: the queries that stand out attend, and the others take the mean."""
+"""ProbSparseAttention attention: the queries that stand out attend, and the others take the mean."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from regard.attentions.softmax import SoftmaxAttention
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Attention, Can, State
-from regard.query import real_first, take
+from regard.query_prototypes import gather_rows, valid_first_order
 
 ROWS = 256  # queries that are measured at once
-DENSE = 64  # where there are at most so many keys for each that is drawn, one product with all of them is faster
+MAX_KEYS_PER_SAMPLE = 64  # where there are at most so many keys for each that is drawn, one product with all of them is faster
 AHEAD = "which queries attend is decided among all of them, the later ones too"
 DRAWN = "it draws about ln n keys on the host, and a graph for any length knows no n"
 
 
-class ProbSparse(Attention):
+class ProbSparseAttention(Attention):
     """Zhou et al. 2021, arXiv 2012.07436.  M(q) = max_j q·k_j/√e − mean_j q·k_j/√e, over a few keys drawn for each query;
     the queries with the largest M attend to all keys, and the others give the mean of the values.
 
@@ -26,28 +26,37 @@ class ProbSparse(Attention):
     """
 
     can = Can(causal=AHEAD, stream=AHEAD, export=DRAWN)
-    asks_queries = True
+    needs_query_mask = True
 
     def __init__(self, *, factor: int = 5, seed: int = 0) -> None:
         super().__init__()
-        check_whole(1, factor=factor)
-        check_whole(0, seed=seed)
+        check_int(1, factor=factor)
+        check_int(0, seed=seed)
         self.factor, self.seed, self.inner = factor, seed, SoftmaxAttention()
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: State = None,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        state: State = None,
         real: Tensor | None = None,
-    ) -> tuple[Tensor, State]:  # fmt: skip
+    ) -> tuple[Tensor, State]:
         """See `Attention.attend`; real (b n) says which queries count."""
         b, h, n, _ = q.shape
         if n == 0 or k.shape[2] == 0:
             return v.new_zeros(b, h, n, v.shape[3]), None
-        keys = torch.ones(b, k.shape[2], dtype=torch.bool, device=q.device) if mask is None else mask
+        keys = (
+            torch.ones(b, k.shape[2], dtype=torch.bool, device=q.device) if mask is None else mask
+        )
         queries = torch.ones(b, n, dtype=torch.bool, device=q.device) if real is None else real
         v = v if mask is None else v.masked_fill(~mask[:, None, :, None], 0)
         mean = v.sum(2, keepdim=True) / keys.sum(1).clamp(min=1)[:, None, None, None]
         found, counts = self.select(q, k, keys, queries)
-        y = self.inner.attend(take(q, found), k, v, mask=mask)[0]
+        y = self.inner.attend(gather_rows(q, found), k, v, mask=mask)[0]
         y = torch.where(counts, y, mean)
         at = found[..., None].expand_as(y)
         return mean.expand(b, h, n, -1).scatter(2, at, y), None
@@ -58,20 +67,26 @@ class ProbSparse(Attention):
         measure = self.measure(q, k, keys).masked_fill(~queries[:, None], -torch.inf)
         wanted = self._count(queries)
         found = measure.topk(self._most(q.shape[2]), -1).indices
-        return found, torch.arange(found.shape[-1], device=q.device)[None, None, :, None] < wanted[:, None, None, None]
+        return found, torch.arange(found.shape[-1], device=q.device)[None, None, :, None] < wanted[
+            :, None, None, None
+        ]
 
     def measure(self, q: Tensor, k: Tensor, keys: Tensor) -> Tensor:
         """M of each query, (b h n)."""
         exact = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
         q, k = q.to(exact) / math.sqrt(q.shape[-1]), k.to(exact)
         wanted, draws = self._count(keys)[:, None, None, None], self._most(k.shape[2])
-        drawn = torch.stack([_uniform(self.seed, draw, q.shape[2]) for draw in range(draws)], 1).to(q.device)
+        drawn = torch.stack([_uniform(self.seed, draw, q.shape[2]) for draw in range(draws)], 1).to(
+            q.device
+        )
         rank = (drawn * keys.sum(1)[:, None, None]).long()
-        at = real_first(keys).gather(1, rank.flatten(1)).view(rank.shape)  # (b n draws)
+        at = valid_first_order(keys).gather(1, rank.flatten(1)).view(rank.shape)  # (b n draws)
         beyond = torch.arange(draws, device=q.device) >= wanted
         parts = zip(q.split(ROWS, 2), at.split(ROWS, 1), strict=True)
-        scores = _all_of if k.shape[2] <= DENSE * draws else _each_of
-        return torch.cat([_measured(scores(some, k, mine), beyond, wanted[..., 0]) for some, mine in parts], 2)
+        scores = _all_of if k.shape[2] <= MAX_KEYS_PER_SAMPLE * draws else _each_of
+        return torch.cat(
+            [_measured(scores(some, k, mine), beyond, wanted[..., 0]) for some, mine in parts], 2
+        )
 
     def _count(self, real: Tensor) -> Tensor:
         """factor ⌈ln r⌉, between 1 and the r real tokens, for each example."""
@@ -104,4 +119,6 @@ def _measured(scores: Tensor, beyond: Tensor, wanted: Tensor) -> Tensor:
 
 def _uniform(seed: int, draw: int, n: int) -> Tensor:
     """n numbers in [0, 1): the same for the first tokens, however many follow."""
-    return torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed * 1_000_003 + draw))
+    return torch.rand(
+        n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed * 1_000_003 + draw)
+    )

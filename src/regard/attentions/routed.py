@@ -7,13 +7,13 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attend import groups
-from regard.attend.groups import Indexed
+from regard.backends import token_groups
+from regard.backends.token_groups import TokenGroups
 from regard.mixer import Attention, State
 from regard.route import Route
 
 
-class Routed(Attention):
+class RoutedAttention(Attention):
     """softmax attention of each query over the keys of its groups; several groups merge by their log-sum-exp.
 
     scale     of the scores, 1/sqrt(e) unless given
@@ -21,15 +21,31 @@ class Routed(Attention):
     level     queries and keys pass a layer norm first, which has neither scale nor shift
     """
 
-    turnless = "turned queries and keys would be routed by their places, not by what they say"
+    no_rotary_reason = (
+        "turned queries and keys would be routed by their places, not by what they say"
+    )
 
-    def __init__(self, route: Route, *, scale: float | None = None, keyless: bool = False, level: bool = False) -> None:
+    def __init__(
+        self,
+        route: Route,
+        *,
+        scale: float | None = None,
+        shared_qk: bool = False,
+        level: bool = False,
+    ) -> None:
         super().__init__()
-        self.route, self.scale, self.keyless, self.level = route, scale, keyless, level
+        self.route, self.scale, self.shared_qk, self.level = route, scale, shared_qk, level
         self.can, self.heads = route.can, route.heads
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, state: State = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        state: State = None,
     ) -> tuple[Tensor, State]:
         """See `Attention.attend`."""
         if self.level:
@@ -38,9 +54,9 @@ class Routed(Attention):
         if causal:
             found = [_past(group) for group in found]
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        return groups.attend(q, k, v, found, scale=scale, mask=mask), None
+        return token_groups.attend(q, k, v, found, scale=scale, mask=mask), None
 
 
-def _past(group: Indexed) -> Indexed:
+def _past(group: TokenGroups) -> TokenGroups:
     keep = group.k[..., None, :] <= group.q[..., :, None]
     return group._replace(keep=keep if group.keep is None else keep & group.keep)

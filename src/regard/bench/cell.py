@@ -10,8 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-LEVELS = {"kernel": "the attention alone, on given queries, keys and values", "layer": "the whole mixer, with its projections"}
-WAYS = {
+SCOPES = {
+    "kernel": "the attention alone, on given queries, keys and values",
+    "layer": "the whole mixer, with its projections",
+}
+MODES = {
     "forward": "without gradients",
     "training": "forward and backward",
     "decode": "one token after `length` others, from the state that they left",
@@ -20,7 +23,7 @@ DENSE = "dense SDPA"
 
 
 @dataclass(frozen=True)
-class Cell:
+class BenchCell:
     """The sizes of a call, float32.  A decoded token stands behind `length` others."""
 
     level: str
@@ -47,14 +50,14 @@ class Cell:
         return self.causal or self.way == "decode"
 
 
-class Run(NamedTuple):
+class BenchCall(NamedTuple):
     """A call, and the tensors that get gradients from it."""
 
     call: Callable[[], Tensor]
     leaves: Sequence[Tensor] = ()
 
 
-class Needs(NamedTuple):
+class CallEstimate(NamedTuple):
     """What a call needs by formula: FLOPs of products, exponentials, bytes, and the share of pairs that are seen, if any are.
 
     Bytes are parameters and what autograd keeps, and for training the gradients too; without gradients less may do.
@@ -71,21 +74,21 @@ class Contender(ABC):
 
     label: str
     foreign: bool = False  # somebody else's code
-    levels: Sequence[str] = tuple(LEVELS)  # that it has a place at
+    levels: Sequence[str] = tuple(SCOPES)  # that it has a place at
     module: str | None = None  # what it imports beside Regard
     compiles: bool = False  # its first call makes code, and says nothing of the others
     of: str = ""  # somebody else's code: the label of ours that it is held against, the first of the group unless said
 
     @abstractmethod
-    def build(self, cell: Cell) -> Run:
+    def build(self, cell: BenchCell) -> BenchCall:
         """What to run.  ValueError or Unsupported: it cannot, and why."""
 
-    def needs(self, cell: Cell) -> Needs | None:
+    def needs(self, cell: BenchCell) -> CallEstimate | None:
         """By formula; None: there is none."""
         return None
 
 
-def ready(contender: Contender, cell: Cell) -> Callable[[], object]:
+def prepare_call(contender: Contender, cell: BenchCell) -> Callable[[], object]:
     """The call to be timed, on inputs that are always the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -103,20 +106,27 @@ def ready(contender: Contender, cell: Cell) -> Callable[[], object]:
     return step
 
 
-def tokens(cell: Cell, count: int | None = None) -> Tensor:
+def tokens(cell: BenchCell, count: int | None = None) -> Tensor:
     """x (b n d), normal numbers."""
     n = cell.length if count is None else count
     return torch.randn(cell.batch, n, cell.dim, requires_grad=cell.way == "training")
 
 
-def of_layer(module: nn.Module, cell: Cell, call: Callable[[Tensor], Tensor] | None = None) -> Run:
+def layer_call(
+    module: nn.Module, cell: BenchCell, call: Callable[[Tensor], Tensor] | None = None
+) -> BenchCall:
     """A whole layer, on tokens; `call` unwraps what it gives, where it is no tensor."""
     module.train(cell.way == "training")
     x, apply = tokens(cell), module if call is None else call
-    return Run(lambda: apply(x), [x, *module.parameters()])
+    return BenchCall(lambda: apply(x), [x, *module.parameters()])
 
 
-def of_heads(call: Callable[..., Tensor], cell: Cell, *shapes: Sequence[int], more: Sequence[Tensor] = ()) -> Run:
+def heads_call(
+    call: Callable[..., Tensor],
+    cell: BenchCell,
+    *shapes: Sequence[int],
+    more: Sequence[Tensor] = (),
+) -> BenchCall:
     """An attention, on normal numbers of these shapes; `more` are parameters that get gradients too."""
     given = [torch.randn(*shape, requires_grad=cell.way == "training") for shape in shapes]
-    return Run(lambda: call(*given), [*given, *more])
+    return BenchCall(lambda: call(*given), [*given, *more])

@@ -20,46 +20,59 @@ from typing import NamedTuple
 
 import torch
 
-from regard.bench.cell import Cell, Contender, ready
+from regard.bench.cell import BenchCell, Contender, prepare_call
 
 SMALL = 256  # tokens of the call that loads what is loaded only once
 STARTS = 30.0  # seconds that a process may take before it begins
 COMPILES = 180.0  # and one that compiles its code first
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
-EXCUSES = (ValueError, TypeError, ImportError, RuntimeError, AssertionError, MemoryError, LookupError, OSError)
+EXCUSES = (
+    ValueError,
+    TypeError,
+    ImportError,
+    RuntimeError,
+    AssertionError,
+    MemoryError,
+    LookupError,
+    OSError,
+)
 
 
-class Probed(NamedTuple):
+class ProbeResult(NamedTuple):
     """Bytes that were taken at most, None where the system does not tell, and seconds of the first call."""
 
     bytes: int | None
     seconds: float
 
 
-class Refused(Exception):
+class ProbeRefused(Exception):
     """It does not run, and why."""
 
 
-def probe(contender: Contender, cell: Cell, *, threads: int, limit: int, seconds: float) -> Probed:
-    """Run it once, with at most `limit` bytes and for so many seconds; `Refused` where that is not enough, or it fails."""
+def probe(
+    contender: Contender, cell: BenchCell, *, threads: int, limit: int, seconds: float
+) -> ProbeResult:
+    """Run it once, with at most `limit` bytes and for so many seconds; `ProbeRefused` where that is not enough, or it fails."""
     mine, theirs = multiprocessing.Pipe(duplex=False)
-    child = _context().Process(target=_child, args=(theirs, contender, cell, threads, limit), daemon=True)
+    child = _context().Process(
+        target=_child, args=(theirs, contender, cell, threads, limit), daemon=True
+    )
     child.start()
     theirs.close()
     try:
         if not mine.poll(seconds + (COMPILES if contender.compiles else STARTS)):
-            raise Refused(f"a call takes more than {seconds:.0f} s")
+            raise ProbeRefused(f"a call takes more than {seconds:.0f} s")
         found = mine.recv()
     except EOFError:
         child.join()
-        raise Refused(f"its process ended with {child.exitcode}") from None
+        raise ProbeRefused(f"its process ended with {child.exitcode}") from None
     finally:
         child.kill()
         child.join()
         mine.close()
     if isinstance(found, str):
-        raise Refused(found)
-    return Probed(*found)
+        raise ProbeRefused(found)
+    return ProbeResult(*found)
 
 
 def warm(modules: Sequence[str] = ()) -> None:
@@ -80,25 +93,31 @@ def _nothing() -> None:
 
 def _context() -> ForkServerContext | SpawnContext:
     """Processes that begin with everything imported, and without the threads of this one."""
-    return multiprocessing.get_context("forkserver") if FORKS else multiprocessing.get_context("spawn")
+    return (
+        multiprocessing.get_context("forkserver") if FORKS else multiprocessing.get_context("spawn")
+    )
 
 
-def _child(to: Connection, contender: Contender, cell: Cell, threads: int, limit: int) -> None:
+def _child(to: Connection, contender: Contender, cell: BenchCell, threads: int, limit: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
     torch.set_num_threads(threads)
     try:
-        with contextlib.suppress(*EXCUSES):  # it may not know so few tokens; then what it loads counts too
-            ready(contender, _smaller(cell))()
+        with contextlib.suppress(
+            *EXCUSES
+        ):  # it may not know so few tokens; then what it loads counts too
+            prepare_call(contender, _smaller(cell))()
         _limit(limit)
         _settle()
-        before = resident("VmRSS")
-        call = ready(contender, cell)
+        before = process_memory("VmRSS")
+        call = prepare_call(contender, cell)
         if contender.compiles:
             call()
         begin = time.perf_counter()
         call()
-        took, peak = time.perf_counter() - begin, resident("VmHWM")
-        told = None if peak is None or before is None or contender.compiles else max(0, peak - before)
+        took, peak = time.perf_counter() - begin, process_memory("VmHWM")
+        told = (
+            None if peak is None or before is None or contender.compiles else max(0, peak - before)
+        )
         to.send((told, took))  # the compiler's own memory would drown that of what it made
     except EXCUSES as error:
         to.send(_reason(error, limit))
@@ -114,20 +133,36 @@ def _settle() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _smaller(cell: Cell) -> Cell:
-    return Cell(cell.level, cell.way, min(SMALL, cell.length), cell.batch, cell.heads, cell.width, cell.causal)
+def _smaller(cell: BenchCell) -> BenchCell:
+    return BenchCell(
+        cell.level,
+        cell.way,
+        min(SMALL, cell.length),
+        cell.batch,
+        cell.heads,
+        cell.width,
+        cell.causal,
+    )
 
 
 def _reason(error: BaseException, limit: int) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, MemoryError) or "can't allocate memory" in text or "not enough memory" in text:
+    if (
+        isinstance(error, MemoryError)
+        or "can't allocate memory" in text
+        or "not enough memory" in text
+    ):
         return f"it needs more than the {limit / 1e9:,.1f} GB that may be taken"
-    return text if isinstance(error, ValueError | TypeError | NotImplementedError) else f"{type(error).__name__}: {text}"
+    return (
+        text
+        if isinstance(error, ValueError | TypeError | NotImplementedError)
+        else f"{type(error).__name__}: {text}"
+    )
 
 
 def _limit(more: int) -> None:
     """This process may take so many bytes more, where the system can hold it to that."""
-    size = resident("VmSize")
+    size = process_memory("VmSize")
     if size is None:
         return
     import resource
@@ -135,7 +170,7 @@ def _limit(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size + more, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def resident(what: str) -> int | None:
+def process_memory(what: str) -> int | None:
     """Bytes of this process: VmRSS now, VmHWM at most so far, VmSize in addresses; None where the system does not tell."""
     try:
         lines: Sequence[str] = Path("/proc/self/status").read_text().splitlines()

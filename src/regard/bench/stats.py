@@ -25,7 +25,7 @@ class Ratio(NamedTuple):
     pairs: int
 
 
-def in_turns(
+def time_interleaved(
     calls: Mapping[str, Callable[[], object]],
     seconds: float,
     *,
@@ -36,7 +36,7 @@ def in_turns(
 ) -> Times:
     """The seconds of each call, A B C B C A C A B ..., after a round to warm up: nobody always comes after the same.
 
-    Rounds go on until `seconds` of the wall are over or there were `most`; there are always `least`.  A turn is `at_once`
+    Rounds go on until `processor_seconds` of the wall are over or there were `most`; there are always `least`.  A turn is `at_once`
     calls, and its time that of one of them.
     """
     for call in calls.values():
@@ -57,7 +57,7 @@ def in_turns(
     return times
 
 
-def ratio(slow: Sequence[float], fast: Sequence[float], *, seed: int = 0) -> Ratio:
+def paired_ratio(slow: Sequence[float], fast: Sequence[float], *, seed: int = 0) -> Ratio:
     """How many times faster the second is: neighbours are paired, so that a slow minute of the machine hits both.
 
     The interval is the bootstrap's (Efron 1979): medians of pairs that are drawn again, with replacement.
@@ -68,7 +68,7 @@ def ratio(slow: Sequence[float], fast: Sequence[float], *, seed: int = 0) -> Rat
     return Ratio(float(np.median(pairs)), float(low), float(high), len(pairs))
 
 
-def spread(times: Sequence[float]) -> float:
+def relative_spread(times: Sequence[float]) -> float:
     """How far the slow tenth of the times lies above the fast tenth, as a share of the median."""
     low, high = np.quantile(np.asarray(times), [0.1, 0.9])
     return float((high - low) / median(times))

@@ -7,6 +7,17 @@ from regard.cells.graves import WindowCell
 from regard.cells.show_attend import CaptionCell, CaptionOutput, Reinforce, doubly_stochastic
 
 __all__ = [
-    "Alignment", "BahdanauDecoder", "BiEncoder", "CaptionCell", "CaptionOutput", "DeepOutput", "FilterBank", "GatedUnit",
-    "Reader", "Reinforce", "WindowCell", "Writer", "doubly_stochastic",
-]  # fmt: skip
+    "Alignment",
+    "BahdanauDecoder",
+    "BiEncoder",
+    "CaptionCell",
+    "CaptionOutput",
+    "DeepOutput",
+    "FilterBank",
+    "GatedUnit",
+    "Reader",
+    "Reinforce",
+    "WindowCell",
+    "Writer",
+    "doubly_stochastic",
+]

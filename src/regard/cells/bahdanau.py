@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from regard.attentions.additive import additive_scores
 from regard.cells.gated import GatedUnit
-from regard.common import softmax_over
-from regard.errors import check_whole
+from regard.errors import check_int
+from regard.numerics import masked_softmax
 
 
-class Look(NamedTuple):
+class AlignmentOutput(NamedTuple):
     """What was seen: the context (b annotations), and how much each annotation gave to it (b m)."""
 
     context: Tensor
@@ -25,7 +25,7 @@ class Alignment(nn.Module):
 
     def __init__(self, state: int, annotations: int, width: int) -> None:
         super().__init__()
-        check_whole(1, state=state, annotations=annotations, width=width)
+        check_int(1, state=state, annotations=annotations, width=width)
         self.query, self.key = nn.Linear(state, width, bias=False), nn.Linear(annotations, width)
         self.v = nn.Parameter(torch.empty(width).uniform_(-1, 1) / width**0.5)
 
@@ -33,20 +33,27 @@ class Alignment(nn.Module):
         """U h, once for all steps: (b m width)."""
         return self.key(annotations)
 
-    def forward(self, state: Tensor, annotations: Tensor, *, keys: Tensor | None = None, mask: Tensor | None = None) -> Look:
+    def forward(
+        self,
+        state: Tensor,
+        annotations: Tensor,
+        *,
+        keys: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> AlignmentOutput:
         """Look once; left-out annotations (mask (b m), False) get no weight."""
         if mask is not None:
             annotations = annotations.masked_fill(~mask[..., None], 0)
         weights = self.weights(state, self.keys(annotations) if keys is None else keys, mask)
-        return Look((weights[:, None] @ annotations)[:, 0], weights)
+        return AlignmentOutput((weights[:, None] @ annotations)[:, 0], weights)
 
     def weights(self, state: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
         """softmax(e), (b m)."""
         scores = additive_scores(self.query(state)[:, None, None], keys[:, None], self.v[None])
-        return softmax_over(scores[:, 0, 0], mask)
+        return masked_softmax(scores[:, 0, 0], mask)
 
 
-class Decoded(NamedTuple):
+class DecoderOutput(NamedTuple):
     """All steps: states (b t hidden), contexts (b t annotations), weights (b t m): the map of the translation."""
 
     states: Tensor
@@ -62,7 +69,9 @@ class BahdanauDecoder(nn.Module):
     width        of the alignment network, `hidden` unless given
     """
 
-    def __init__(self, inputs: int, hidden: int, annotations: int, *, width: int | None = None) -> None:
+    def __init__(
+        self, inputs: int, hidden: int, annotations: int, *, width: int | None = None
+    ) -> None:
         super().__init__()
         self.look = Alignment(hidden, annotations, hidden if width is None else width)
         self.unit = GatedUnit(inputs, hidden, context=annotations)
@@ -76,13 +85,21 @@ class BahdanauDecoder(nn.Module):
         return torch.tanh(self.first(annotations[rows, first, self.middle :]))
 
     def step(
-        self, y: Tensor, s: Tensor, annotations: Tensor, *, keys: Tensor | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Look]:
+        self,
+        y: Tensor,
+        s: Tensor,
+        annotations: Tensor,
+        *,
+        keys: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, AlignmentOutput]:
         """One step from the word y (b inputs) before it and the state s (b hidden)."""
         seen = self.look(s, annotations, keys=keys, mask=mask)
         return self.unit(y, s, seen.context), seen
 
-    def forward(self, words: Tensor, annotations: Tensor, *, mask: Tensor | None = None) -> Decoded:
+    def forward(
+        self, words: Tensor, annotations: Tensor, *, mask: Tensor | None = None
+    ) -> DecoderOutput:
         """All steps, given the words before each, (b t inputs)."""
         if mask is not None:
             annotations = annotations.masked_fill(~mask[..., None], 0)
@@ -92,15 +109,19 @@ class BahdanauDecoder(nn.Module):
             s, look = self.step(y, s, annotations, keys=keys, mask=mask)
             states.append(s)
             seen.append(look)
-        return Decoded(torch.stack(states, 1), *(torch.stack(part, 1) for part in zip(*seen, strict=True)))
+        return DecoderOutput(
+            torch.stack(states, 1), *(torch.stack(part, 1) for part in zip(*seen, strict=True))
+        )
 
 
 class DeepOutput(nn.Module):
     """Logits of the next word: W max over pairs of (U s_{i−1} + V y_{i−1} + C c_i), a maxout layer; (b ...) -> (b words)."""
 
-    def __init__(self, inputs: int, hidden: int, annotations: int, words: int, *, width: int) -> None:
+    def __init__(
+        self, inputs: int, hidden: int, annotations: int, words: int, *, width: int
+    ) -> None:
         super().__init__()
-        check_whole(1, words=words, width=width)
+        check_int(1, words=words, width=width)
         self.s, self.y = nn.Linear(hidden, 2 * width), nn.Linear(inputs, 2 * width, bias=False)
         self.c, self.out = nn.Linear(annotations, 2 * width, bias=False), nn.Linear(width, words)
 

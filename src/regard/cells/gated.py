@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.errors import check_whole
+from regard.errors import check_int
 
 
 class GatedUnit(nn.Module):
@@ -17,11 +17,14 @@ class GatedUnit(nn.Module):
 
     def __init__(self, inputs: int, hidden: int, *, context: int = 0) -> None:
         super().__init__()
-        check_whole(1, inputs=inputs, hidden=hidden)
-        check_whole(0, context=context)
+        check_int(1, inputs=inputs, hidden=hidden)
+        check_int(0, context=context)
         self.hidden = hidden
         self.x = nn.Linear(inputs, 3 * hidden)
-        self.gates, self.candidate = nn.Linear(hidden, 2 * hidden, bias=False), nn.Linear(hidden, hidden, bias=False)
+        self.gates, self.candidate = (
+            nn.Linear(hidden, 2 * hidden, bias=False),
+            nn.Linear(hidden, hidden, bias=False),
+        )
         self.context = nn.Linear(context, 3 * hidden, bias=False) if context else None
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor | None = None) -> Tensor:
@@ -54,7 +57,9 @@ class BiEncoder(nn.Module):
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
         order = range(x.shape[1])
-        return torch.cat((_read(self.forwards, x, mask, order), _read(self.backwards, x, mask, order[::-1])), -1)
+        return torch.cat(
+            (_read(self.forwards, x, mask, order), _read(self.backwards, x, mask, order[::-1])), -1
+        )
 
 
 def _read(unit: GatedUnit, x: Tensor, mask: Tensor | None, order: range) -> Tensor:
@@ -65,4 +70,8 @@ def _read(unit: GatedUnit, x: Tensor, mask: Tensor | None, order: range) -> Tens
         new = unit.step(given[:, i], h)
         h = new if mask is None else torch.where(mask[:, i, None], new, h)
         states[i] = h
-    return torch.stack([states[i] for i in range(x.shape[1])], 1) if states else x.new_zeros(x.shape[0], 0, unit.hidden)
+    return (
+        torch.stack([states[i] for i in range(x.shape[1])], 1)
+        if states
+        else x.new_zeros(x.shape[0], 0, unit.hidden)
+    )

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.common import at_least_single
-from regard.errors import check_whole
+from regard.errors import check_int
+from regard.numerics import at_least_float32
 
 LARGEST = 20.0  # of an exponent: beyond it sums and squares of bells would overflow
 
 
-class Window(NamedTuple):
+class WindowParameters(NamedTuple):
     """K bells for each state, each (... K): how high, how narrow, and by how much further than before."""
 
     alpha: Tensor
@@ -26,19 +26,23 @@ class WindowShape(nn.Module):
 
     def __init__(self, inputs: int, mixtures: int) -> None:
         super().__init__()
-        check_whole(1, inputs=inputs, mixtures=mixtures)
+        check_int(1, inputs=inputs, mixtures=mixtures)
         self.shape = nn.Linear(inputs, 3 * mixtures)
 
-    def forward(self, h: Tensor) -> Window:
+    def forward(self, h: Tensor) -> WindowParameters:
         """At least in single precision: the positions are sums of many steps."""
-        return Window(*at_least_single(self.shape(h)).clamp(max=LARGEST).exp().chunk(3, -1))
+        return WindowParameters(
+            *at_least_float32(self.shape(h)).clamp(max=LARGEST).exp().chunk(3, -1)
+        )
 
 
 def window_weights(alpha: Tensor, beta: Tensor, kappa: Tensor, positions: Tensor) -> Tensor:
     """φ(u) = Σ_k α_k exp(−β_k (κ_k − u)²): three of (... K), positions (m) -> (... m), bell by bell."""
     total = kappa.new_zeros(*kappa.shape[:-1], positions.shape[0])
     for a, b, k in zip(alpha.unbind(-1), beta.unbind(-1), kappa.unbind(-1), strict=True):
-        total = total + a[..., None] * torch.exp(-b[..., None] * (k[..., None] - positions).square())
+        total = total + a[..., None] * torch.exp(
+            -b[..., None] * (k[..., None] - positions).square()
+        )
     return total
 
 
@@ -54,9 +58,11 @@ class WindowCell(nn.Module):
 
     def start(self, text: Tensor) -> Tensor:
         """κ before the first step."""
-        return at_least_single(text.new_zeros(text.shape[0], self.mixtures))
+        return at_least_float32(text.new_zeros(text.shape[0], self.mixtures))
 
-    def forward(self, h: Tensor, kappa: Tensor, text: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, h: Tensor, kappa: Tensor, text: Tensor, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The window, κ, and φ, which is what to look at."""
         window = self.shape(h)
         kappa = kappa + window.step

@@ -7,18 +7,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.cells.bahdanau import Alignment, Look
-from regard.notes import tell
+from regard.auxiliary import record_aux
+from regard.cells.bahdanau import Alignment, AlignmentOutput
 
 
-class Memory(NamedTuple):
+class LSTMState(NamedTuple):
     """The state of the LSTM: what it says, and what it keeps, both (b hidden)."""
 
     h: Tensor
     c: Tensor
 
 
-class Glance(NamedTuple):
+class CaptionStep(NamedTuple):
     """One step: the context ẑ (b annotations), the weights α (b m), and where it looked (b), if at one cell."""
 
     context: Tensor
@@ -29,29 +29,42 @@ class Glance(NamedTuple):
 class CaptionCell(nn.Module):
     """An LSTM whose input is the word before and ẑ = β Σ_i α_i a_i, with α from the state before and β = σ(w · h + b).
 
-    step(word (b inputs), memory, cells (b m annotations)) -> memory, `Glance`.  Hard: ẑ = β a_s with s drawn from α, by
+    step(word (b inputs), memory, cells (b m annotations)) -> memory, `CaptionStep`.  Hard: ẑ = β a_s with s drawn from α, by
     the generator that is given.
     """
 
-    def __init__(self, inputs: int, hidden: int, annotations: int, *, width: int | None = None, hard: bool = False) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        annotations: int,
+        *,
+        width: int | None = None,
+        hard: bool = False,
+    ) -> None:
         super().__init__()
         self.hard = hard
         self.look = Alignment(hidden, annotations, hidden if width is None else width)
         self.gate, self.cell = nn.Linear(hidden, 1), nn.LSTMCell(inputs + annotations, hidden)
         self.first_h, self.first_c = nn.Linear(annotations, hidden), nn.Linear(annotations, hidden)
 
-    def start(self, cells: Tensor, *, mask: Tensor | None = None) -> Memory:
+    def start(self, cells: Tensor, *, mask: Tensor | None = None) -> LSTMState:
         """From the mean of all cells, by one tanh layer each."""
         real = torch.ones_like(cells[..., :1]) if mask is None else mask[..., None].to(cells.dtype)
         if mask is not None:
             cells = cells.masked_fill(~mask[..., None], 0)
         mean = cells.sum(1) / real.sum(1).clamp(min=1)
-        return Memory(torch.tanh(self.first_h(mean)), torch.tanh(self.first_c(mean)))
+        return LSTMState(torch.tanh(self.first_h(mean)), torch.tanh(self.first_c(mean)))
 
     def step(
-        self, word: Tensor, memory: Memory, cells: Tensor, *, mask: Tensor | None = None,
+        self,
+        word: Tensor,
+        memory: LSTMState,
+        cells: Tensor,
+        *,
+        mask: Tensor | None = None,
         generator: torch.Generator | None = None,
-    ) -> tuple[Memory, Glance]:  # fmt: skip
+    ) -> tuple[LSTMState, CaptionStep]:
         """Look, then take the word in."""
         seen, chosen = self.look(memory.h, cells, mask=mask), None
         context = seen.context
@@ -59,7 +72,7 @@ class CaptionCell(nn.Module):
             context, chosen = _choose(seen, cells, generator)
         context = torch.sigmoid(self.gate(memory.h)) * context
         h, c = self.cell(torch.cat((word, context), -1), (memory.h, memory.c))
-        return Memory(h, c), Glance(context, seen.weights, chosen)
+        return LSTMState(h, c), CaptionStep(context, seen.weights, chosen)
 
 
 class CaptionOutput(nn.Module):
@@ -75,11 +88,17 @@ class CaptionOutput(nn.Module):
         return self.out(word + self.h(h) + self.z(context))
 
 
-def _choose(seen: Look, cells: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+def _choose(
+    seen: AlignmentOutput, cells: Tensor, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
     if generator is None:
-        raise ValueError("hard attention draws at random, and needs a generator: torch.Generator().manual_seed(0)")
+        raise ValueError(
+            "hard attention draws at random, and needs a generator: torch.Generator().manual_seed(0)"
+        )
     if not bool((seen.weights.sum(-1) > 0).all()):
-        raise ValueError("hard attention must choose a cell, and there is an example in which all are left out")
+        raise ValueError(
+            "hard attention must choose a cell, and there is an example in which all are left out"
+        )
     chosen = torch.multinomial(seen.weights.detach(), 1, generator=generator)[:, 0]
     return cells[torch.arange(len(chosen), device=cells.device), chosen], chosen
 
@@ -113,8 +132,10 @@ class Reinforce(nn.Module):
         reward = log_likelihood.detach() - self.baseline
         taken = weights.gather(2, chosen[..., None])[..., 0].log().sum(1)
         entropy = torch.special.entr(weights).sum((1, 2))
-        tell("baseline", lambda: self.baseline)
+        record_aux("baseline", lambda: self.baseline)
         loss = -(log_likelihood + self.scale * reward * taken + self.entropy * entropy).mean()
         if self.training:
-            self.baseline.lerp_(log_likelihood.detach().mean().to(self.baseline.dtype), 1 - self.momentum)
+            self.baseline.lerp_(
+                log_likelihood.detach().mean().to(self.baseline.dtype), 1 - self.momentum
+            )
         return loss

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from regard.measure.cost import Cost
 from regard.measure.memory import StepMemory
-from regard.measure.plan import RECOMPUTE, Plan
-from regard.measure.timing import Measured
+from regard.measure.plan import RECOMPUTE, TrainingPlan
+from regard.measure.timing import MeasuredStep
 
 COLUMNS = ("parameters", "FLOPs forward", "backward", "activations", "state", "a token")
 
@@ -55,8 +55,17 @@ def cost_table(found: Cost) -> Table:
 
 
 def _numbers(part: Cost) -> list[str]:
-    bytes_ = (size(part.saved), size(part.state) if part.state else "", size(part.per_token) if part.per_token else "")
-    return [f"{part.parameters:,}" if part.parameters else "", amount(part.forward), amount(part.backward), *bytes_]
+    bytes_ = (
+        size(part.saved),
+        size(part.state) if part.state else "",
+        size(part.per_token) if part.per_token else "",
+    )
+    return [
+        f"{part.parameters:,}" if part.parameters else "",
+        amount(part.forward),
+        amount(part.backward),
+        *bytes_,
+    ]
 
 
 def _lines(found: Cost) -> Iterator[tuple[int, str, Cost]]:
@@ -73,11 +82,17 @@ def _alike(part: Cost) -> Cost:
     return replace(part, name="")
 
 
-def measured_table(found: Cost, memory: StepMemory, measured: Measured | None) -> Table:
+def measured_table(found: Cost, memory: StepMemory, measured: MeasuredStep | None) -> Table:
     """A training step as predicted, and as measured where it was."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for name in ("a training step", "by formula", *(("measured", "formula / measured") if measured else ())):
-        table.add_column(name, justify="left" if name == "a training step" else "right", no_wrap=True)
+    for name in (
+        "a training step",
+        "by formula",
+        *(("measured", "formula / measured") if measured else ()),
+    ):
+        table.add_column(
+            name, justify="left" if name == "a training step" else "right", no_wrap=True
+        )
     predicted = {
         "FLOPs forward": found.forward,
         "FLOPs backward": found.backward,
@@ -85,16 +100,22 @@ def measured_table(found: Cost, memory: StepMemory, measured: Measured | None) -
         "peak memory with AdamW, bytes": memory.peak,
         "the same of a whole process, about, bytes": memory.process,
     }
-    real = () if measured is None else (measured.forward, measured.backward, measured.saved, measured.peak)
+    real = (
+        ()
+        if measured is None
+        else (measured.forward, measured.backward, measured.saved, measured.peak)
+    )
     for (name, number), beside in zip_longest(predicted.items(), real):
-        more = () if beside is None else (amount(beside), f"{number / beside:.3f}" if beside else "")
+        more = (
+            () if beside is None else (amount(beside), f"{number / beside:.3f}" if beside else "")
+        )
         table.add_row(name, amount(number), *more)
     if measured is not None:
         table.add_row("seconds of the processor, for each thread", "", f"{measured.seconds:.3g}")
     return table
 
 
-def plan_table(plans: Sequence[Plan | str]) -> Table:
+def plan_table(plans: Sequence[TrainingPlan | str]) -> Table:
     """One column for each way to compute again."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
     for name in ("training", *(f"{what} again" for what in RECOMPUTE)):
@@ -105,7 +126,7 @@ def plan_table(plans: Sequence[Plan | str]) -> Table:
     return table
 
 
-def _plan_lines(each: Plan | str) -> dict[str, str]:
+def _plan_lines(each: TrainingPlan | str) -> dict[str, str]:
     if isinstance(each, str):
         return {"devices": each}
     share, ways = each.share, each.share.ways

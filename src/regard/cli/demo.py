@@ -12,7 +12,13 @@ from regard.cli.comparing import compare
 
 MIXERS = "local:window=8,sparse_strided:stride=8,linear,performer,retnet,delta_rule"
 TASKS = "copy:length=49:symbols=8,selective_copy:length=32:symbols=8:count=4"
-STEPS, RATE, BATCH, DIM, HEADS = 100_000, 5e-3, 64, 32, 2  # more steps than there is time for; small, so that there is time
+STEPS, RATE, BATCH, DIM, HEADS = (
+    100_000,
+    5e-3,
+    64,
+    32,
+    2,
+)  # more steps than there is time for; small, so that there is time
 
 
 def demo(
@@ -27,5 +33,14 @@ def demo(
     words = f"--mixers {MIXERS} --tasks {TASKS} --budget {budget} --steps {STEPS} --rate {RATE} --batch {BATCH} --dim {DIM} "
     typer.echo(f"regard compare {words}--heads {HEADS} --jobs {jobs} --out {out}\n")
     compare(
-        mixers=MIXERS, tasks=TASKS, budget=budget, steps=STEPS, rate=RATE, batch=BATCH, dim=DIM, heads=HEADS, jobs=jobs, out=out
+        mixers=MIXERS,
+        tasks=TASKS,
+        budget=budget,
+        steps=STEPS,
+        rate=RATE,
+        batch=BATCH,
+        dim=DIM,
+        heads=HEADS,
+        jobs=jobs,
+        out=out,
     )

@@ -10,10 +10,10 @@ import typer
 from rich.table import Table
 from torch import nn
 
-from regard.cli.arguments import parse
-from regard.cli.say import console, print_json, user_errors
-from regard.registry import create, get, list_recipes
-from regard.show.build import fitted, heads_of
+from regard.cli.output import console, print_json, user_errors
+from regard.cli.recipe_arguments import parse_recipe_arguments
+from regard.registry import create, get_recipe, list_recipes
+from regard.show.build import default_heads, fill_length_arguments
 
 DIM, HEADS, LENGTH = 64, 4, 512
 
@@ -22,12 +22,21 @@ def export_command(
     name: Annotated[str, typer.Argument(help="A recipe, or the folder of a saved model.")],
     path: Annotated[Path, typer.Argument(help="The file to write, such as out.onnx.")],
     dim: Annotated[int | None, typer.Option(help=f"Width of a token: {DIM} unless given.")] = None,
-    heads: Annotated[int | None, typer.Option(help=f"{HEADS} unless given, or what the recipe prefers.")] = None,
-    length: Annotated[int | None, typer.Option(help=f"The longest sequence, for recipes that ask: {LENGTH}.")] = None,
+    heads: Annotated[
+        int | None, typer.Option(help=f"{HEADS} unless given, or what the recipe prefers.")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help=f"The longest sequence, for recipes that ask: {LENGTH}.")
+    ] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Built causal.")] = False,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Another argument, as name=value; may be repeated.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Another argument, as name=value; may be repeated."),
+    ] = None,
     mask: Annotated[bool, typer.Option("--mask", help="It takes a padding mask.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="It looks at another sequence: recipes only.")] = False,
+    context: Annotated[
+        bool, typer.Option("--context", help="It looks at another sequence: recipes only.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the parameters of a recipe.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
 ) -> None:
@@ -35,13 +44,19 @@ def export_command(
 
     Example: regard export bigbird bigbird.onnx --dim 64 --heads 4 --length 4096 --mask
     """
-    from regard.export import onnx  # loads the tracer, which takes a while
+    from regard.export import to_onnx  # loads the tracer, which takes a while
 
     with user_errors():
-        flags = {"dim": dim, "heads": heads, "length": length, "causal": causal or None, "set": set_}
+        flags = {
+            "dim": dim,
+            "heads": heads,
+            "length": length,
+            "causal": causal or None,
+            "set": set_,
+        }
         module = _loaded(name, flags) if Path(name).is_dir() else _built(name, flags, seed)
         try:
-            done = onnx(module, path, mask=mask, memory=memory)
+            done = to_onnx(module, path, mask=mask, context=context)
         except RuntimeError as error:  # it is not what eager gives: no file was written
             raise ValueError(str(error)) from None
     if json:
@@ -65,21 +80,31 @@ def _loaded(folder: str, flags: dict[str, Any]) -> nn.Module:
 def _built(name: str, flags: dict[str, Any], seed: int) -> nn.Module:
     if name not in list_recipes() and ("/" in name or Path(name).exists()):
         raise ValueError(f"{name} is no folder of a saved model, and no recipe")
-    recipe = get(name)
+    recipe = get_recipe(name)
     given = {flag: flags[flag] for flag in ("dim", "heads", "causal") if flags[flag] is not None}
-    told = {"dim": DIM, "heads": heads_of(recipe, HEADS), **given, **parse(recipe, flags["set"] or [])}
+    told = {
+        "dim": DIM,
+        "heads": default_heads(recipe, HEADS),
+        **given,
+        **parse_recipe_arguments(recipe, flags["set"] or []),
+    }
     if flags["length"] is not None and "length" not in recipe.parameters:
         raise ValueError(f"{name} takes any length: leave --length out")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return create(name, **fitted(recipe, flags["length"] or LENGTH, told))
+        return create(name, **fill_length_arguments(recipe, flags["length"] or LENGTH, told))
 
 
 def _as_json(name: str, done: Any) -> dict[str, Any]:
     return {
-        "name": name, "path": str(done.path), "bytes": done.bytes, "inputs": list(done.inputs), "lengths": list(done.lengths),
-        "difference": done.difference, "checks": [check._asdict() for check in done.checks],
-    }  # fmt: skip
+        "name": name,
+        "path": str(done.path),
+        "bytes": done.bytes,
+        "inputs": list(done.inputs),
+        "lengths": list(done.lengths),
+        "difference": done.difference,
+        "checks": [check._asdict() for check in done.checks],
+    }
 
 
 def _print(done: Any) -> None:
@@ -92,4 +117,7 @@ def _print(done: Any) -> None:
     out = console()
     out.print(table)
     reach = f"from {least:,} tokens on" if most is None else f"{least:,} to {most:,} tokens"
-    out.print(f"\n{done.path}: {done.bytes:,} bytes; inputs {', '.join(done.inputs)}; any batch, {reach}", soft_wrap=True)
+    out.print(
+        f"\n{done.path}: {done.bytes:,} bytes; inputs {', '.join(done.inputs)}; any batch, {reach}",
+        soft_wrap=True,
+    )

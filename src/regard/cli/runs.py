@@ -9,18 +9,28 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.table import Table
 
-from regard.cli.curve import plot
-from regard.cli.say import console, print_json, user_errors
-from regard.compare.places import LOCK, LOG, STOP
-from regard.compare.plan import label
-from regard.train.checkpoint import Broken, read_json
-from regard.train.log import NAME as METRICS
-from regard.train.log import read
-from regard.train.loop import RUNNING
-from regard.train.run import MODEL, RESULT, SPEC, TASK, Spec, read_spec
+from regard.cli.output import console, print_json, user_errors
+from regard.cli.text_plot import plot_text
+from regard.compare.executors import LOCK_FILE, LOG_FILE, STOP_FILE
+from regard.compare.plan import spec_label
+from regard.train.checkpoint import CorruptFile, read_json
+from regard.train.metrics_log import METRICS_FILE as METRICS
+from regard.train.metrics_log import read_metrics
+from regard.train.run import MODEL_DIR, RESULT_FILE, SPEC_FILE, TASK_FILE, RunSpec, read_spec
+from regard.train.trainer import CHECKPOINTS
 
 runs = typer.Typer(no_args_is_help=True, help="Look at runs: list, show, compare, delete.")
-OWN = {SPEC, TASK, METRICS, RUNNING, MODEL, RESULT, LOG, LOCK, STOP}  # what a run writes into its folder
+OWN = {
+    SPEC_FILE,
+    TASK_FILE,
+    METRICS,
+    CHECKPOINTS,
+    MODEL_DIR,
+    RESULT_FILE,
+    LOG_FILE,
+    LOCK_FILE,
+    STOP_FILE,
+}  # what a run writes into its folder
 
 Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON to stdout.")]
@@ -30,7 +40,7 @@ class Found(NamedTuple):
     """A run: where, its words, and what came of it if it is over."""
 
     folder: Path
-    spec: Spec
+    spec: RunSpec
     result: dict[str, Any] | None
 
     def facts(self) -> dict[str, Any]:
@@ -39,21 +49,34 @@ class Found(NamedTuple):
         rows = [] if r else metrics(self.folder)
         at = r.get("steps", rows[-1]["step"] if rows else 0)
         return {
-            "folder": str(self.folder), "task": label(self.spec.task), "mixer": label(self.spec.mixer), "dim": self.spec.dim,
-            "layers": self.spec.layers, "steps": at, "of": self.spec.settings.steps, "metric": r.get("metric"),
-            "valid": r.get("best"), "test": r.get("test"), "seconds": r.get("seconds"), "parameters": r.get("parameters"),
-        }  # fmt: skip
+            "folder": str(self.folder),
+            "task": spec_label(self.spec.task),
+            "mixer": spec_label(self.spec.mixer),
+            "dim": self.spec.dim,
+            "layers": self.spec.layers,
+            "steps": at,
+            "of": self.spec.settings.steps,
+            "metric": r.get("metric"),
+            "valid": r.get("best"),
+            "test": r.get("test"),
+            "seconds": r.get("seconds"),
+            "parameters": r.get("parameters"),
+        }
 
 
 def run_at(folder: Path) -> Found:
     """The run in a folder."""
     spec = read_spec(folder)
-    return Found(folder, spec, dict(read_json(folder / RESULT)) if (folder / RESULT).exists() else None)
+    return Found(
+        folder,
+        spec,
+        dict(read_json(folder / RESULT_FILE)) if (folder / RESULT_FILE).exists() else None,
+    )
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines that a run wrote so far."""
-    return read(folder / METRICS) if (folder / METRICS).exists() else []
+    return read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
 
 
 def runs_under(root: Path) -> tuple[list[Found], list[str]]:
@@ -61,17 +84,18 @@ def runs_under(root: Path) -> tuple[list[Found], list[str]]:
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}")
     found, wrong = [], []
-    for path in sorted(root.rglob(SPEC)):
+    for path in sorted(root.rglob(SPEC_FILE)):
         try:
             found.append(run_at(path.parent))
-        except (ValueError, Broken) as error:
+        except (ValueError, CorruptFile) as error:
             wrong.append(str(error))
     return found, wrong
 
 
 @runs.command("list")
 def list_command(
-    root: Annotated[Path, typer.Argument(help="Where to look, with all below.")] = Path("runs"), json: Json = False
+    root: Annotated[Path, typer.Argument(help="Where to look, with all below.")] = Path("runs"),
+    json: Json = False,
 ) -> None:
     """A table of all runs below a folder.
 
@@ -93,11 +117,22 @@ def table(found: list[Found]) -> Table:
     """A line for each."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("run", "task", "mixer", "steps", "metric", "valid", "test", "seconds"):
-        made.add_column(name, justify="right" if name in ("steps", "valid", "test", "seconds") else "left", overflow="fold")
+        made.add_column(
+            name,
+            justify="right" if name in ("steps", "valid", "test", "seconds") else "left",
+            overflow="fold",
+        )
     for run in found:
         facts = run.facts()
         steps = f"{facts['steps']:,}" if run.result else f"{facts['steps']:,} of {facts['of']:,}"
-        values = (facts["folder"], facts["task"], facts["mixer"], steps, facts["metric"], *numbers(facts))
+        values = (
+            facts["folder"],
+            facts["task"],
+            facts["mixer"],
+            steps,
+            facts["metric"],
+            *numbers(facts),
+        )
         made.add_row(*("" if value is None else str(value) for value in values))
     return made
 
@@ -118,18 +153,32 @@ def show(folder: Folder, json: Json = False) -> None:
         run = run_at(folder)
         curve = [row for row in metrics(folder) if "valid" in row]
     if json:
-        print_json({"folder": str(folder), "spec": run.spec.model_dump(mode="json"), "curve": curve, "result": run.result})
+        print_json(
+            {
+                "folder": str(folder),
+                "spec": run.spec.model_dump(mode="json"),
+                "curve": curve,
+                "result": run.result,
+            }
+        )
         return
     to = console()
     to.print(pairs([run], {name: value for name, value in run.facts().items() if name != "folder"}))
     metric = run.facts()["metric"] or "the metric"
-    to.print(plot([row["step"] for row in curve], [row["valid"] for row in curve], f"{metric} on valid"), markup=False)
+    to.print(
+        plot_text(
+            [row["step"] for row in curve], [row["valid"] for row in curve], f"{metric} on valid"
+        ),
+        markup=False,
+    )
     if run.result is None:
         to.print(f"not over yet: regard train --resume {folder}")
 
 
 @runs.command()
-def compare(folders: Annotated[list[Path], typer.Argument(help="Two runs or more.")], json: Json = False) -> None:
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Two runs or more.")], json: Json = False
+) -> None:
     """Runs side by side, with what differs between them first.
 
     Example: regard runs compare runs/one runs/two
@@ -148,7 +197,11 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} -> {"a.b": 1}."""
     if not isinstance(value, dict):
         return {name: value}
-    return {key: leaf for word, inner in value.items() for key, leaf in flat(inner, f"{name}.{word}".strip(".")).items()}
+    return {
+        key: leaf
+        for word, inner in value.items()
+        for key, leaf in flat(inner, f"{name}.{word}".strip(".")).items()
+    }
 
 
 def differing(run: Found, among: list[Found]) -> dict[str, Any]:
@@ -156,13 +209,17 @@ def differing(run: Found, among: list[Found]) -> dict[str, Any]:
     words = [flat(other.spec.model_dump(mode="json")) for other in among]
     names = list(dict.fromkeys(name for each in words for name in each))
     mine = flat(run.spec.model_dump(mode="json"))
-    return {name: mine.get(name) for name in names if len({str(each.get(name)) for each in words}) > 1}
+    return {
+        name: mine.get(name) for name in names if len({str(each.get(name)) for each in words}) > 1
+    }
 
 
 def results(run: Found) -> dict[str, Any]:
     """What came of it."""
     facts = run.facts()
-    return {name: facts[name] for name in ("steps", "metric", "valid", "test", "seconds", "parameters")}
+    return {
+        name: facts[name] for name in ("steps", "metric", "valid", "test", "seconds", "parameters")
+    }
 
 
 def pairs(found: list[Found], *columns: dict[str, Any]) -> Table:
@@ -172,12 +229,19 @@ def pairs(found: list[Found], *columns: dict[str, Any]) -> Table:
         made.add_column(header, overflow="fold")
     for name in dict.fromkeys(name for column in columns for name in column):
         values = [column.get(name) for column in columns]
-        made.add_row(name, *("" if v is None else f"{v:.4f}" if isinstance(v, float) else str(v) for v in values))
+        made.add_row(
+            name,
+            *("" if v is None else f"{v:.4f}" if isinstance(v, float) else str(v) for v in values),
+        )
     return made
 
 
 @runs.command()
-def delete(folder: Folder, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, json: Json = False) -> None:
+def delete(
+    folder: Folder,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
     """Delete a run, after asking; what is no run, or holds more than one wrote, is left alone.
 
     Example: regard runs delete runs/mine --yes

@@ -26,9 +26,15 @@ def tour() -> None:
     list_command()
     _title("one of them", "regard show bigbird")
     show("bigbird")
-    _title("a window against dense softmax, measured now", f"regard.attend(q, k, v, pattern=Band({WINDOW}, {WINDOW}))")
+    _title(
+        "a window against dense softmax, measured now",
+        f"regard.attend(q, k, v, pattern=Band({WINDOW}, {WINDOW}))",
+    )
     _measure()
-    _title("chunk by chunk gives what the whole gives", 'regard.create("local", ..., causal=True).stream(chunk, state)')
+    _title(
+        "chunk by chunk gives what the whole gives",
+        'regard.create("local", ..., causal=True).stream(chunk, state)',
+    )
     _stream()
     _title("what cannot be done says why", 'regard.create("linformer", ..., causal=True)')
     _refusal()
@@ -58,7 +64,9 @@ def _measure() -> None:
     for name, seconds in best.items():
         typer.echo(f"   {name:<28} {seconds * 1e3:8.1f} ms")
     dense, sparse = best.values()
-    typer.echo(f"   {dense / sparse:.1f} times as fast, for {window.density(TOKENS):.1%} of the pairs")
+    typer.echo(
+        f"   {dense / sparse:.1f} times as fast, for {window.density(TOKENS):.1%} of the pairs"
+    )
     typer.echo(
         f"   forward, {TOKENS:,} tokens, {HEADS} heads of {WIDTH}, float32, {torch.get_num_threads()} threads, "
         f"the fastest of {TIMES} in turns"

@@ -10,19 +10,26 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from regard.cli.curve import plot
-from regard.cli.say import INTERRUPTED, console, fail, print_json, user_errors
-from regard.cli.words import keyed, part, span, with_data
-from regard.models import Part
-from regard.train.checkpoint import newest, read_json
-from regard.train.group import Lost, leading
-from regard.train.loop import RUNNING, Diverged, Interrupted
-from regard.train.loop import Progress as Seen
-from regard.train.run import RESULT, SPEC, Spec, execute, read_spec, task_of
-from regard.train.settings import settings
-from regard.train.using import evaluate, trained
+from regard.cli.output import INTERRUPTED, console, fail, print_json, user_errors
+from regard.cli.parsing import add_data_arguments, parse_duration, parse_key_values, parse_spec
+from regard.cli.text_plot import plot_text
+from regard.models import ModuleSpec
+from regard.train.checkpoint import latest_checkpoint, read_json
+from regard.train.distributed import ProcessLost, is_main_process
+from regard.train.inference import evaluate, load_run
+from regard.train.run import RESULT_FILE, SPEC_FILE, RunSpec, build_task, read_spec, run_training
+from regard.train.settings import parse_settings
+from regard.train.trainer import CHECKPOINTS, Diverged, Interrupted
+from regard.train.trainer import TrainProgress as Seen
 
 OUT = Path("runs/last")
 Watch = Callable[[Seen], None]
@@ -30,29 +37,49 @@ Watch = Callable[[Seen], None]
 
 def train(
     context: typer.Context,
-    task: Annotated[str, typer.Option(help="Name and arguments: lm, classify:level=char, recall:pairs=8.")] = "",
-    data: Annotated[str | None, typer.Option(help="File, folder or hf:name, for tasks on your own data.")] = None,
-    text: Annotated[str | None, typer.Option(help="The column of the text, where the data are rows.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of the label; label unless given.")] = None,
+    task: Annotated[
+        str, typer.Option(help="Name and arguments: lm, classify:level=char, recall:pairs=8.")
+    ] = "",
+    data: Annotated[
+        str | None, typer.Option(help="File, folder or hf:name, for tasks on your own data.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The column of the text, where the data are rows.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The column of the label; label unless given.")
+    ] = None,
     mixer: Annotated[str, typer.Option(help="Name and arguments: local:window=64.")] = "vanilla",
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens of an example, at most.")] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of an example, at most.")
+    ] = None,
     dim: Annotated[int, typer.Option(min=1, help="Width of a token.")] = 64,
     heads: Annotated[int, typer.Option(min=1, help="Heads of attention.")] = 4,
     layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 2,
-    hidden: Annotated[int | None, typer.Option(min=1, help="Width of the feed-forward layers [4 × dim].")] = None,
+    hidden: Annotated[
+        int | None, typer.Option(min=1, help="Width of the feed-forward layers [4 × dim].")
+    ] = None,
     position: Annotated[str, typer.Option(help="How tokens know where they stand.")] = "learned",
     dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Share that is dropped.")] = 0.0,
     steps: Annotated[int, typer.Option(min=1, help="Updates of the weights.")] = 1000,
     seconds: Annotated[str | None, typer.Option(help="Stop after so long: 90s, 3m.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Examples in an update.")] = 32,
     rate: Annotated[float, typer.Option(min=0, help="Learning rate.")] = 1e-3,
-    set_: Annotated[list[str], typer.Option("--set", help="Any other setting: warmup=100, ema=0.999, schedule=rsqrt.")] = [],  # noqa: B006
+    set_: Annotated[
+        list[str],
+        typer.Option("--set", help="Any other setting: warmup=100, ema=0.999, schedule=rsqrt."),
+    ] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(min=0, help="Of the weights and the order of examples.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder of the run; the same words again go on where it stopped.")] = OUT,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run; the same words again go on where it stopped.")
+    ] = OUT,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder; --steps or --seconds: for longer.")
+        Path | None,
+        typer.Option(help="Go on with the run in this folder; --steps or --seconds: for longer."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The result as one JSON object to stdout.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="The result as one JSON object to stdout.")
+    ] = False,
 ) -> None:
     """Train one model on one task, into a folder.  Ctrl-C keeps what was done.
 
@@ -62,20 +89,34 @@ def train(
         if resume is not None:
             refuse_others(context, {"resume", "json", "steps", "seconds"})
             more: dict[str, Any] = {"steps": steps} if given_in(context, "steps") else {}
-            more |= {} if seconds is None else {"seconds": span(seconds)}
+            more |= {} if seconds is None else {"seconds": parse_duration(seconds)}
             spec, folder = extended(resume, more), resume
         else:
             often = max(1, steps // 10)
-            given = {"steps": steps, "batch": batch, "rate": rate, "seed": seed, "evaluate": often, "save": often}
-            given |= {} if seconds is None else {"seconds": span(seconds)}
-            given |= keyed(set_, f"--set takes name=value, not {' '.join(set_)!r}")
-            spec = Spec(
-                task=task_part(task, data, length, text=text, label=label), mixer=part(mixer), dim=dim, heads=heads,
-                layers=layers, hidden=hidden, position=part(position), dropout=dropout, settings=settings(given),
-            )  # fmt: skip
+            given = {
+                "steps": steps,
+                "batch": batch,
+                "rate": rate,
+                "seed": seed,
+                "evaluate": often,
+                "save": often,
+            }
+            given |= {} if seconds is None else {"seconds": parse_duration(seconds)}
+            given |= parse_key_values(set_, f"--set takes name=value, not {' '.join(set_)!r}")
+            spec = RunSpec(
+                task=task_part(task, data, length, text=text, label=label),
+                mixer=parse_spec(mixer),
+                dim=dim,
+                heads=heads,
+                layers=layers,
+                hidden=hidden,
+                position=parse_spec(position),
+                dropout=dropout,
+                settings=parse_settings(given),
+            )
             folder = checked_folder(out, spec)
-    found = _run(spec, folder, quiet=json or not leading())
-    if not leading():
+    found = _run(spec, folder, quiet=json or not is_main_process())
+    if not is_main_process():
         return
     if json:
         print_json({"folder": str(folder), **found})
@@ -85,9 +126,13 @@ def train(
 
 def refuse_others(context: typer.Context, allowed: set[str]) -> None:
     """A resumed run has its words already."""
-    extra = sorted(name for name in context.params if name not in allowed and given_in(context, name))
+    extra = sorted(
+        name for name in context.params if name not in allowed and given_in(context, name)
+    )
     if extra:
-        raise ValueError(f"--resume goes on with the words of the run: leave --{extra[0].strip('_')} out")
+        raise ValueError(
+            f"--resume goes on with the words of the run: leave --{extra[0].strip('_')} out"
+        )
 
 
 def given_in(context: typer.Context, name: str) -> bool:
@@ -96,54 +141,73 @@ def given_in(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def extended(folder: Path, more: dict[str, Any]) -> Spec:
+def extended(folder: Path, more: dict[str, Any]) -> RunSpec:
     """The words of a run, with more steps or seconds than it has had; then it is not over any more."""
     spec = read_spec(folder)
     if not more:
         return spec
-    result = read_json(folder / RESULT) if (folder / RESULT).exists() else {}
+    result = read_json(folder / RESULT_FILE) if (folder / RESULT_FILE).exists() else {}
     for name, had in ((name, result.get(name, 0)) for name in more):
         if more[name] <= had:
-            raise ValueError(f"the run in {folder} has had {had:.6g} {name}: to go on it needs more, not {more[name]:g}")
-    (folder / RESULT).unlink(missing_ok=True)  # the checkpoint of its end is there: nothing is lost if this ends here
-    return spec.model_copy(update={"settings": settings(spec.settings.model_dump() | more)})
+            raise ValueError(
+                f"the run in {folder} has had {had:.6g} {name}: to go on it needs more, not {more[name]:g}"
+            )
+    (folder / RESULT_FILE).unlink(
+        missing_ok=True
+    )  # the checkpoint of its end is there: nothing is lost if this ends here
+    return spec.model_copy(update={"settings": parse_settings(spec.settings.model_dump() | more)})
 
 
-def task_part(word: str, data: str | None, length: int | None, **columns: str | None) -> Part:
+def task_part(word: str, data: str | None, length: int | None, **columns: str | None) -> ModuleSpec:
     """The task with its data, whose path is made whole so that the run can be used from anywhere."""
     if not word:
-        raise ValueError("say what to learn: --task lm, --task classify, --task recall:pairs=8; or --resume a run")
-    return with_data(part(word), data, {"length": length, **columns})
+        raise ValueError(
+            "say what to learn: --task lm, --task classify, --task recall:pairs=8; or --resume a run"
+        )
+    return add_data_arguments(parse_spec(word), data, {"length": length, **columns})
 
 
-def checked_folder(out: Path, spec: Spec) -> Path:
+def checked_folder(out: Path, spec: RunSpec) -> Path:
     """A folder that is free, or has this very run."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: --out names a folder")
-    if (out / SPEC).exists() and (there := read_spec(out)) != spec:
-        other = [name for name in Spec.model_fields if getattr(there, name) != getattr(spec, name)]
-        raise ValueError(f"{out} has a run with another {', '.join(other)}: take another --out, or --resume {out}")
+    if (out / SPEC_FILE).exists() and (there := read_spec(out)) != spec:
+        other = [
+            name for name in RunSpec.model_fields if getattr(there, name) != getattr(spec, name)
+        ]
+        raise ValueError(
+            f"{out} has a run with another {', '.join(other)}: take another --out, or --resume {out}"
+        )
     return out
 
 
-def _run(spec: Spec, folder: Path, *, quiet: bool) -> dict[str, Any]:
+def _run(spec: RunSpec, folder: Path, *, quiet: bool) -> dict[str, Any]:
     """Train with a bar on stderr; what stops it is said in one line, with how to go on."""
     go_on = f"regard train --resume {folder}"
     try:
         with user_values(), bar(Console(stderr=True), quiet=quiet) as watch:
-            return execute(spec, folder, watch)
+            return run_training(spec, folder, watch)
     except Interrupted as stop:
         fail(f"{str(stop).split(': run the same')[0]}; go on with: {go_on}", INTERRUPTED)
     except KeyboardInterrupt:  # the second time, or before the first step
-        begun = newest(folder / RUNNING) is not None
-        fail(f"stopped at once; go on with: {go_on}" if begun else "stopped: there was nothing to keep yet", INTERRUPTED)
+        begun = latest_checkpoint(folder / CHECKPOINTS) is not None
+        fail(
+            f"stopped at once; go on with: {go_on}"
+            if begun
+            else "stopped: there was nothing to keep yet",
+            INTERRUPTED,
+        )
     except Diverged as error:
         fail(f"{error}; try a smaller --rate")
-    except Lost as error:
+    except ProcessLost as error:
         fail(f"{error}; go on with: {go_on}")
     except OSError as error:
-        last = newest(folder / RUNNING)
-        kept = f"; the last checkpoint is {last}" if last is not None and str(last) not in str(error) else ""
+        last = latest_checkpoint(folder / CHECKPOINTS)
+        kept = (
+            f"; the last checkpoint is {last}"
+            if last is not None and str(last) not in str(error)
+            else ""
+        )
         fail(f"{error}{kept}; when that is mended, go on with: {go_on}")
 
 
@@ -162,7 +226,13 @@ def bar(to: Console, *, quiet: bool) -> Iterator[Watch]:
     if not quiet and not to.is_terminal:
         yield Lines(to)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=to, transient=True, disable=quiet) as shown:
         whole = shown.add_task("training", total=1.0)
         yield lambda seen: shown.update(whole, completed=seen.fraction, description=in_words(seen))
@@ -191,17 +261,27 @@ class Lines:
 
 def tell(folder: Path, found: dict[str, Any], to: Console) -> None:
     """What came of a run."""
-    to.print(plot([row["step"] for row in found["curve"]], [row["valid"] for row in found["curve"]], found["metric"]))
+    to.print(
+        plot_text(
+            [row["step"] for row in found["curve"]],
+            [row["valid"] for row in found["curve"]],
+            found["metric"],
+        )
+    )
     speed = found["tokens"] / max(found["seconds"], 1e-9)
     to.print(f"{found['metric']} {found['test']:.4f} on test, {found['best']:.4f} at best on valid")
-    to.print(f"{found['steps']:,} steps, {found['seconds']:.0f} s, {speed:,.0f} tokens/s, {found['parameters']:,} parameters")
+    to.print(
+        f"{found['steps']:,} steps, {found['seconds']:.0f} s, {speed:,.0f} tokens/s, {found['parameters']:,} parameters"
+    )
     to.print(f"kept in {folder}")
 
 
 def eval_command(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that is over.")],
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    examples: Annotated[int | None, typer.Option(min=1, help="The first so many; all unless given.")] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="The first so many; all unless given.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Examples at a time.")] = 32,
     json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
 ) -> None:
@@ -210,11 +290,22 @@ def eval_command(
     Example: regard eval runs/mine --split test
     """
     with user_errors():
-        run = trained(folder)
-        found = evaluate(run.model, task_of(run.spec), split, examples=examples, batch=batch)
+        run = load_run(folder)
+        found = evaluate(run.model, build_task(run.spec), split, examples=examples, batch=batch)
     if json:
-        print_json({"folder": str(folder), "task": run.spec.task.name, "mixer": run.spec.mixer.name, **found})
+        print_json(
+            {
+                "folder": str(folder),
+                "task": run.spec.task.name,
+                "mixer": run.spec.mixer.name,
+                **found,
+            }
+        )
         return
     unit = {"bits": f" for each {found['unit']}"} if "unit" in found else {}
-    numbers = ", ".join(f"{k} {value:.4f}{unit.get(k, '')}" for k, value in found.items() if isinstance(value, float))
+    numbers = ", ".join(
+        f"{k} {value:.4f}{unit.get(k, '')}"
+        for k, value in found.items()
+        if isinstance(value, float)
+    )
     typer.echo(f"{numbers} over {found['examples']:,} examples of {split}")

@@ -15,7 +15,7 @@ TABLE = """CREATE TABLE IF NOT EXISTS runs (
 )"""
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """One run: where it stands, and what came of it."""
 
     key: str
@@ -43,20 +43,30 @@ class Ledger:
         """Take a run in, unless it is there."""
         status = REFUSED if refusal else WAITING
         row = (key, name, status, json.dumps(words), refusal)
-        self.file.execute("INSERT OR IGNORE INTO runs (key, name, status, words, why) VALUES (?, ?, ?, ?, ?)", row)
+        self.file.execute(
+            "INSERT OR IGNORE INTO runs (key, name, status, words, why) VALUES (?, ?, ?, ?, ?)", row
+        )
 
     def finish(self, key: str, result: dict[str, Any]) -> None:
         """It is done."""
-        self.file.execute("UPDATE runs SET status = ?, result = ?, why = '' WHERE key = ?", (DONE, json.dumps(result), key))
+        self.file.execute(
+            "UPDATE runs SET status = ?, result = ?, why = '' WHERE key = ?",
+            (DONE, json.dumps(result), key),
+        )
 
     def fail(self, key: str, why: str) -> None:
         """It ended badly; the next comparison tries it again."""
         self.file.execute("UPDATE runs SET status = ?, why = ? WHERE key = ?", (FAILED, why, key))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LedgerEntry]:
         """All runs, in the order in which they came."""
-        rows = self.file.execute("SELECT key, name, status, words, result, why FROM runs ORDER BY rowid").fetchall()
-        return [Entry(k, n, s, json.loads(w), None if r is None else json.loads(r), y or "") for k, n, s, w, r, y in rows]
+        rows = self.file.execute(
+            "SELECT key, name, status, words, result, why FROM runs ORDER BY rowid"
+        ).fetchall()
+        return [
+            LedgerEntry(k, n, s, json.loads(w), None if r is None else json.loads(r), y or "")
+            for k, n, s, w, r, y in rows
+        ]
 
     def close(self) -> None:
         """Let the file go."""

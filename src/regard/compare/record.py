@@ -7,39 +7,45 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from regard.compare.baseline import constant
-from regard.compare.ledger import Entry, Ledger
-from regard.compare.plan import CONSTANT, Plan, label, lengthened, made
-from regard.compare.verdict import Row, rows_of
-from regard.models.config import Closed
+from regard.compare.baseline import constant_baseline_score
+from regard.compare.ledger import Ledger, LedgerEntry
+from regard.compare.plan import (
+    CONSTANT_BASELINE,
+    ComparisonPlan,
+    cached_task,
+    spec_label,
+    tasks_at_lengths,
+)
+from regard.compare.verdict import ResultRow, summarize_runs
+from regard.models.config import StrictModel
 from regard.tasks import Task
 from regard.train.checkpoint import write_json
 
 PLAN, LEDGER = "plan.json", "ledger.sqlite"
 
 
-class Record(Closed):
+class ComparisonRecord(StrictModel):
     """A comparison in words.
 
     command   what to type to have it again
     keys      of its runs, in their order; the folder may hold the runs of other comparisons too
     """
 
-    plan: Plan
+    plan: ComparisonPlan
     command: str
     keys: list[str]
 
 
-def keep(folder: Path, record: Record) -> None:
+def write_record(folder: Path, record: ComparisonRecord) -> None:
     """Write it into the folder of the comparison."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / PLAN, record.model_dump(mode="json"))
 
 
-def read(folder: Path) -> Record:
-    """What `keep` wrote."""
+def read_record(folder: Path) -> ComparisonRecord:
+    """What `write_record` wrote."""
     try:
-        return Record.model_validate_json((folder / PLAN).read_bytes(), strict=False)
+        return ComparisonRecord.model_validate_json((folder / PLAN).read_bytes(), strict=False)
     except OSError:
         raise ValueError(f"{folder} is no comparison: it has no {PLAN}") from None
     except ValidationError as error:
@@ -48,7 +54,7 @@ def read(folder: Path) -> Record:
         raise ValueError(f"{folder / PLAN}: {where}: {first['msg']}") from None
 
 
-def entries(folder: Path, record: Record) -> list[Entry]:
+def read_entries(folder: Path, record: ComparisonRecord) -> list[LedgerEntry]:
     """The runs of this comparison, as the ledger has them now."""
     if not (folder / LEDGER).is_file():
         raise ValueError(f"{folder} is no comparison: it has no {LEDGER}")
@@ -58,18 +64,23 @@ def entries(folder: Path, record: Record) -> list[Entry]:
     return [found[key] for key in record.keys if key in found]
 
 
-def all_rows(plan: Plan, found: list[Entry]) -> list[Row]:
+def result_rows(plan: ComparisonPlan, found: list[LedgerEntry]) -> list[ResultRow]:
     """A row for each mechanism, and for each task that of a constant answer."""
-    return [*rows_of(found), *baselines(plan)]
+    return [*summarize_runs(found), *baselines(plan)]
 
 
-def baselines(plan: Plan) -> list[Row]:
+def baselines(plan: ComparisonPlan) -> list[ResultRow]:
     """The row of a constant answer for each task."""
-    found = [(part, made(part)) for p in plan.tasks for part in lengthened(p, plan.lengths)]
-    return [Row(CONSTANT, label(part), m.length, m.metric, [_constant(m)]) for part, m in found]
+    found = [
+        (part, cached_task(part)) for p in plan.tasks for part in tasks_at_lengths(p, plan.lengths)
+    ]
+    return [
+        ResultRow(CONSTANT_BASELINE, spec_label(part), m.length, m.metric, [_constant(m)])
+        for part, m in found
+    ]
 
 
 @lru_cache(16)
 def _constant(made: Task) -> float:
     """The table asks for it, and so does the page; to draw so many examples may take seconds."""
-    return constant(made)
+    return constant_baseline_score(made)

@@ -7,16 +7,16 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from regard.compare.ledger import DONE, Entry
-from regard.compare.plan import CONSTANT, DENSE, label
-from regard.models import Part
+from regard.compare.ledger import DONE, LedgerEntry
+from regard.compare.plan import CONSTANT_BASELINE, DENSE_MIXER, spec_label
+from regard.models import ModuleSpec
 
 SURE = 2.0  # standard errors between two means that are told apart
 GAP = 0.2  # of the greater, between two runs of one seed
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One mechanism on one task at one length: means over its seeds.
 
     score     the metric on the test split; `spread` its standard deviation over seeds, NaN for one seed
@@ -60,71 +60,86 @@ class Verdict:
 
     task: str
     length: int
-    take: Row | None
-    best: Row
-    dense: Row | None
-    alike: list[Row]  # not told apart from the best
+    take: ResultRow | None
+    best: ResultRow
+    dense: ResultRow | None
+    alike: list[ResultRow]  # not told apart from the best
     words: str
 
 
-def rows_of(entries: Iterable[Entry]) -> list[Row]:
+def summarize_runs(entries: Iterable[LedgerEntry]) -> list[ResultRow]:
     """A row for each mixer, task and length, in the order in which they came."""
-    groups: dict[tuple[str, str, int], list[Entry]] = {}
+    groups: dict[tuple[str, str, int], list[LedgerEntry]] = {}
     for entry in entries:
         words = entry.words
-        key = (label(Part(**words["mixer"])), label(Part(**words["task"])), int(words["length"]))
+        key = (
+            spec_label(ModuleSpec(**words["mixer"])),
+            spec_label(ModuleSpec(**words["task"])),
+            int(words["length"]),
+        )
         groups.setdefault(key, []).append(entry)
     return [_row(*key, group) for key, group in groups.items()]
 
 
-def _row(mixer: str, task: str, length: int, group: list[Entry]) -> Row:
+def _row(mixer: str, task: str, length: int, group: list[LedgerEntry]) -> ResultRow:
     done = [entry.result for entry in group if entry.status == DONE and entry.result is not None]
     if not done:
-        return Row(mixer, task, length, why=group[0].why or group[0].status)
+        return ResultRow(mixer, task, length, why=group[0].why or group[0].status)
     missing = [entry.why or entry.status for entry in group if entry.status != DONE]
-    return Row(
-        mixer, task, length, done[0]["metric"], [r["test"] for r in done],
-        speed=statistics.fmean(r["tokens"] / max(r["seconds"], 1e-9) for r in done), memory=max(r["memory"] for r in done),
-        parameters=done[0]["parameters"], steps=statistics.fmean(r["steps"] for r in done),
-        seconds=statistics.fmean(r["seconds"] for r in done), examples=min(r.get("examples", 0) for r in done),
+    return ResultRow(
+        mixer,
+        task,
+        length,
+        done[0]["metric"],
+        [r["test"] for r in done],
+        speed=statistics.fmean(r["tokens"] / max(r["seconds"], 1e-9) for r in done),
+        memory=max(r["memory"] for r in done),
+        parameters=done[0]["parameters"],
+        steps=statistics.fmean(r["steps"] for r in done),
+        seconds=statistics.fmean(r["seconds"] for r in done),
+        examples=min(r.get("examples", 0) for r in done),
         why=f"{len(missing)} of its runs failed" if missing else "",
-    )  # fmt: skip
+    )
 
 
-def verdicts(rows: Iterable[Row]) -> list[Verdict]:
+def compute_verdicts(rows: Iterable[ResultRow]) -> list[Verdict]:
     """A recommendation for each task and length that has at least one score."""
-    groups: dict[tuple[str, int], list[Row]] = {}
-    constants: dict[tuple[str, int], Row] = {}
+    groups: dict[tuple[str, int], list[ResultRow]] = {}
+    constants: dict[tuple[str, int], ResultRow] = {}
     for row in rows:
-        if row.mixer == CONSTANT:
+        if row.mixer == CONSTANT_BASELINE:
             constants[row.task, row.length] = row
         elif row.scores:
             groups.setdefault((row.task, row.length), []).append(row)
     return [_verdict(*place, group, constants.get(place)) for place, group in groups.items()]
 
 
-def _verdict(task: str, length: int, group: list[Row], constant: Row | None) -> Verdict:
+def _verdict(task: str, length: int, group: list[ResultRow], constant: ResultRow | None) -> Verdict:
     sign = 1 if group[0].metric == "accuracy" else -1
     best = max(group, key=lambda row: sign * row.score)
-    dense = next((row for row in group if row.mixer == label(DENSE)), None)
-    if constant is not None and not learned(best, constant):
+    dense = next((row for row in group if row.mixer == spec_label(DENSE_MIXER)), None)
+    if constant is not None and not beats_baseline(best, constant):
         words = f"For {task} at {length:,} tokens nothing was learned: {best.mixer}, the best, has {figure(best)}, and a "
         words += f"constant answer {figure(constant)}. Train for longer, or make the task easier."
         return Verdict(task, length, None, best, dense, [], words)
-    alike = [row for row in group if not told_apart(row, best)]
+    alike = [row for row in group if not scores_differ(row, best)]
     take = max(alike, key=lambda row: row.speed)
-    return Verdict(task, length, take, best, dense, alike, _words(task, length, take, best, dense, alike))
+    return Verdict(
+        task, length, take, best, dense, alike, _words(task, length, take, best, dense, alike)
+    )
 
 
-def learned(best: Row, constant: Row) -> bool:
+def beats_baseline(best: ResultRow, constant: ResultRow) -> bool:
     """Whether a score is better than that of a constant answer, by more than the luck of the examples it was judged on."""
     if best.metric != "accuracy":
         return best.score < constant.score
-    luck = math.sqrt(constant.score * (1 - constant.score) / best.examples) if best.examples else 0.0
+    luck = (
+        math.sqrt(constant.score * (1 - constant.score) / best.examples) if best.examples else 0.0
+    )
     return best.score > constant.score + SURE * luck
 
 
-def told_apart(a: Row, b: Row) -> bool:
+def scores_differ(a: ResultRow, b: ResultRow) -> bool:
     """Whether two means differ by more than their noise; of one seed it is not known, and a gap of a fifth is asked for."""
     if a is b:
         return False
@@ -134,11 +149,20 @@ def told_apart(a: Row, b: Row) -> bool:
     return abs(a.score - b.score) > SURE * noise and a.score != b.score
 
 
-def _words(task: str, length: int, take: Row, best: Row, dense: Row | None, alike: list[Row]) -> str:
+def _words(
+    task: str,
+    length: int,
+    take: ResultRow,
+    best: ResultRow,
+    dense: ResultRow | None,
+    alike: list[ResultRow],
+) -> str:
     """The recommendation in a sentence, then its doubt."""
     text = f"For {task} at {length:,} tokens on this machine, take {take.mixer}: {figure(take)}"
     if dense is not None and take is not dense:
-        memory = f" and {take.memory / dense.memory:.2g} × the memory" if dense.memory else ""  # 0: too little to be seen
+        memory = (
+            f" and {take.memory / dense.memory:.2g} × the memory" if dense.memory else ""
+        )  # 0: too little to be seen
         text += f", {take.speed / dense.speed:.2g} × the training speed{memory} of dense softmax ({figure(dense)})"
     others = [_beside(row, best) for row in alike if row is not take]
     text += f"; {_near(take, best)} {listed(others)}." if others else "; no other came near."
@@ -147,19 +171,19 @@ def _words(task: str, length: int, take: Row, best: Row, dense: Row | None, alik
     return text
 
 
-def _beside(row: Row, best: Row) -> str:
+def _beside(row: ResultRow, best: ResultRow) -> str:
     """A row that was not taken; that it has the best score is not kept quiet."""
     return f"{row.mixer} ({figure(row)}, the best score)" if row is best else row.mixer
 
 
-def _near(take: Row, best: Row) -> str:
+def _near(take: ResultRow, best: ResultRow) -> str:
     """How the row that is taken stands to those beside it."""
     if len(take.scores) > 1:
         return "within noise of"
     return "perhaps no better than" if take is best else "perhaps no worse than"
 
 
-def figure(row: Row) -> str:
+def figure(row: ResultRow) -> str:
     """ "0.93 ± 0.01 accuracy"."""
     spread = f" ± {row.spread:.2g}" if len(row.scores) > 1 else ""
     return f"{row.score:.3g}{spread} {row.metric}"

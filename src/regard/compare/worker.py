@@ -14,24 +14,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from regard.compare.executors import LOCK_FILE, STOP_FILE
 from regard.compare.ledger import INTERRUPTED
-from regard.compare.places import LOCK, STOP
-from regard.train.loop import Diverged, Interrupted, Progress
-from regard.train.run import execute, read_spec
+from regard.train.run import read_spec, run_training
+from regard.train.trainer import Diverged, Interrupted, TrainProgress
 
 
 def main() -> int:
     """The entry point."""
     folder, parent = Path(sys.argv[1]), os.getppid()
 
-    def watch(progress: Progress) -> None:
+    def watch(progress: TrainProgress) -> None:
         # killed, the parent waits for no result: save, and stop
-        if os.getppid() != parent or (folder / STOP).exists():
+        if os.getppid() != parent or (folder / STOP_FILE).exists():
             os.kill(os.getpid(), signal.SIGTERM)
 
     try:
         with alone(folder):
-            execute(read_spec(folder), folder, watch, since=float(sys.argv[2]))
+            run_training(read_spec(folder), folder, watch, since=float(sys.argv[2]))
     except Interrupted as stop:
         print(f"{INTERRUPTED}: {stop}", file=sys.stderr)
         return 1
@@ -44,11 +44,13 @@ def main() -> int:
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Inside, no other process works in the folder; one that does is left alone."""
-    with (folder / LOCK).open("w") as file:
+    with (folder / LOCK_FILE).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another process is at work in {folder}: wait for it, and run the same again") from None
+            raise ValueError(
+                f"another process is at work in {folder}: wait for it, and run the same again"
+            ) from None
         yield
 
 

@@ -8,7 +8,7 @@ done = export.onnx(mixer, "bigbird.onnx", mask=True)      # any batch, any lengt
 print(done.difference)                                    # to eager, at sizes that were not traced
 """
 
-from regard.export.files import Exported, onnx
-from regard.export.tracing import Check, program
+from regard.export.onnx_file import ExportedFile, to_onnx
+from regard.export.tracing import SizeCheck, to_program
 
-__all__ = ["Check", "Exported", "onnx", "program"]
+__all__ = ["SizeCheck", "ExportedFile", "to_onnx", "to_program"]

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from regard.block import Layer
-from regard.errors import Unsupported, check_positive, check_whole
-from regard.export.inputs import TRACED, Inputs, Sizes, inputs
+from regard.errors import Unsupported, check_int, check_positive
+from regard.export.inputs import TRACED, BatchShape, ExportInputs, export_inputs
 from regard.mixer import Mixer
 
-Run = Callable[[Mapping[str, Tensor]], Tensor]
+GraphRunner = Callable[[Mapping[str, Tensor]], Tensor]
 HOME = Path(__file__).parents[1]
 
 
-class Check(NamedTuple):
+class SizeCheck(NamedTuple):
     """One comparison with eager: the sizes, and the largest difference, over the largest number of eager or 1."""
 
     batch: int
@@ -31,18 +31,23 @@ class Check(NamedTuple):
     difference: float
 
 
-class Traced(NamedTuple):
+class TracedGraph(NamedTuple):
     """A graph, what goes into it, and which lengths it is for; most None: any."""
 
     program: ExportedProgram
-    inputs: Inputs
-    at: Sizes
+    inputs: ExportInputs
+    at: BatchShape
     least: int
     most: int | None
 
 
-def program(
-    module: nn.Module, *, mask: bool = False, memory: bool = False, length: int | None = None, within: float = 1e-4
+def to_program(
+    module: nn.Module,
+    *,
+    mask: bool = False,
+    context: bool = False,
+    length: int | None = None,
+    tolerance: float = 1e-4,
 ) -> ExportedProgram:
     """A mixer or a model as a `torch.export.ExportedProgram`, for any batch and length.
 
@@ -52,39 +57,45 @@ def program(
              does something else for long sequences (more than one block, a window that does not reach over all) does it matter
     within   how far it may be from eager at other sizes, beside the largest number; else RuntimeError
 
-    Run it by `program.module(check_guards=False)`: the tracer also guards against sizes that happen to be equal, such as a
+    Run it by `to_program.module(check_guards=False)`: the tracer also guards against sizes that happen to be equal, such as a
     length that needs no filling up, where the graph gives the same.
 
     Attention over a pattern becomes dense: its mask is computed from the positions, for whatever length comes.  What cannot
     be exported raises `Unsupported`, with the reason.
     """
-    check_positive("within", within)
-    found = trace(module, mask=mask, memory=memory, length=length)
+    check_positive("tolerance", tolerance)
+    found = trace(module, mask=mask, context=context, length=length)
     graph = found.program.module(check_guards=False)
-    compare(module, found, lambda given: graph(**given), within)
+    compare(module, found, lambda given: graph(**given), tolerance)
     return found.program
 
 
-def trace(module: nn.Module, *, mask: bool, memory: bool, length: int | None) -> Traced:
+def trace(module: nn.Module, *, mask: bool, context: bool, length: int | None) -> TracedGraph:
     """The graph, not yet compared with anything."""
-    wanted = inputs(module, mask=mask, memory=memory)
+    wanted = export_inputs(module, mask=mask, context=context)
     check_can(module, "export", "be exported")
     _check_numbers(module)
-    at = Sizes(2, _traced_length(length, wanted.longest))
+    at = BatchShape(2, _traced_length(length, wanted.longest))
     example = wanted.of(at)
     dims = {name: dict.fromkeys(axes, Dim.DYNAMIC) for name, axes in wanted.axes.items()}
-    with evaluating(module), torch.no_grad(), quiet():
+    with evaluating(module), torch.no_grad(), suppress_output():
         try:
             found = torch.export.export(module, (), example, dynamic_shapes=dims, strict=False)
         except Unsupported:
             raise
-        except Exception as error:  # whatever it is, it is about tracing: the same call was run in eager before
-            raise Unsupported(f"{_name(module)} cannot be exported: {_first_line(error)}{_where(error)}") from None
+        except (
+            Exception
+        ) as error:  # whatever it is, it is about tracing: the same call was run in eager before
+            raise Unsupported(
+                f"{_name(module)} cannot be exported: {_first_line(error)}{_where(error)}"
+            ) from None
         least, most = _lengths(found, wanted)
-    return Traced(found, wanted, at, least, most)
+    return TracedGraph(found, wanted, at, least, most)
 
 
-def compare(module: nn.Module, found: Traced, run: Run, within: float) -> tuple[Check, ...]:
+def compare(
+    module: nn.Module, found: TracedGraph, run: GraphRunner, tolerance: float
+) -> tuple[SizeCheck, ...]:
     """Run both at other sizes than the traced one; too large a difference raises RuntimeError."""
     checks = []
     for sizes in other_sizes(found):
@@ -92,31 +103,47 @@ def compare(module: nn.Module, found: Traced, run: Run, within: float) -> tuple[
         with evaluating(module), torch.no_grad():
             want = module(**given).cpu()
         if not want.isfinite().all():
-            raise ValueError(f"{_name(module)} itself gives numbers that are not finite: look at its parameters")
-        with torch.no_grad(), quiet():
+            raise ValueError(
+                f"{_name(module)} itself gives numbers that are not finite: look at its parameters"
+            )
+        with torch.no_grad(), suppress_output():
             try:
                 got = run(given).cpu()
-            except Exception as error:  # a guard of the graph, or a runtime that has no such operator
+            except (
+                Exception
+            ) as error:  # a guard of the graph, or a runtime that has no such operator
                 raise Unsupported(
                     f"{_name(module)} cannot be exported for any length: traced at {found.at.length} tokens, it fails for "
                     f"{sizes.batch} examples of {sizes.length}: {_first_line(error)}"
                 ) from None
-        difference = ((got - want).abs().max() / want.abs().max().clamp(min=1)).item() if want.numel() else 0.0
-        checks.append(Check(*sizes, difference))
-        if not difference <= within:
+        difference = (
+            ((got - want).abs().max() / want.abs().max().clamp(min=1)).item()
+            if want.numel()
+            else 0.0
+        )
+        checks.append(SizeCheck(*sizes, difference))
+        if not difference <= tolerance:
             raise RuntimeError(
                 f"the exported {_name(module)} is not what eager gives: for {sizes.batch} examples of {sizes.length} tokens "
-                f"they differ by {difference:.2g}, and at most {within:g} was allowed"
+                f"they differ by {difference:.2g}, and at most {tolerance:g} was allowed"
             )
     return tuple(checks)
 
 
-def other_sizes(found: Traced) -> list[Sizes]:
+def other_sizes(found: TracedGraph) -> list[BatchShape]:
     """Shorter and longer than the traced one, odd and even, for one example and for several."""
     n, most = found.at.length, found.most
-    tried = [(3, n // 2 + 1), (2, 2 * n + 5), (1, 300), (1, found.least), (3, n - 1 if most == n else n + 1)]
-    fitting = [Sizes(b, m) for b, m in tried if m >= found.least and (most is None or m <= most)]
-    return list(dict.fromkeys(fitting)) or [Sizes(b, n) for b in (1, 3)]
+    tried = [
+        (3, n // 2 + 1),
+        (2, 2 * n + 5),
+        (1, 300),
+        (1, found.least),
+        (3, n - 1 if most == n else n + 1),
+    ]
+    fitting = [
+        BatchShape(b, m) for b, m in tried if m >= found.least and (most is None or m <= most)
+    ]
+    return list(dict.fromkeys(fitting)) or [BatchShape(b, n) for b in (1, 3)]
 
 
 # ---------------------------------------------------------------------------------------------- what may be asked
@@ -135,13 +162,13 @@ def _check_numbers(module: nn.Module) -> None:
 def _traced_length(length: int | None, longest: int | None) -> int:
     if length is None:
         return next(n for n in TRACED if longest is None or n <= longest)
-    check_whole(2, length=length)
+    check_int(2, length=length)
     if longest is not None and length > longest:
         raise ValueError(f"length is {length}, and this was built for at most {longest}")
     return length
 
 
-def _lengths(found: ExportedProgram, wanted: Inputs) -> tuple[int, int | None]:
+def _lengths(found: ExportedProgram, wanted: ExportInputs) -> tuple[int, int | None]:
     """The range that the graph is for, as the tracer found it.  It says 2 where 1 mostly runs as well."""
     for node in found.graph.nodes:
         for name, axes in wanted.axes.items():
@@ -150,8 +177,11 @@ def _lengths(found: ExportedProgram, wanted: Inputs) -> tuple[int, int | None]:
                 bounds = found.range_constraints.get(symbol)
                 if bounds is None:
                     continue
-                least, most = int(bounds.lower), None if "oo" in str(bounds.upper) else int(bounds.upper)
-                least = 1 if least <= 2 and _runs(found, wanted.of(Sizes(1, 1))) else least
+                least, most = (
+                    int(bounds.lower),
+                    None if "oo" in str(bounds.upper) else int(bounds.upper),
+                )
+                least = 1 if least <= 2 and _runs(found, wanted.of(BatchShape(1, 1))) else least
                 return least, wanted.longest if most is None else most
     return 1, wanted.longest
 
@@ -178,12 +208,16 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def suppress_output() -> Iterator[None]:
     """The tracer prints whole graphs where it fails: the error says what matters."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from regard.errors import check_whole
+from regard.errors import check_int
 
 
 class FeedForward(nn.Module, ABC):
@@ -14,7 +14,7 @@ class FeedForward(nn.Module, ABC):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        check_whole(1, dim=dim)
+        check_int(1, dim=dim)
         self.dim = dim
 
     @abstractmethod

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from regard.errors import check_whole
-from regard.ffn.activation import Activation, activation
+from regard.errors import check_int
+from regard.ffn.activations import Activation, get_activation
 from regard.ffn.base import FeedForward
 
 WIDER = 4  # how much wider a plain layer is inside than outside
@@ -18,11 +18,16 @@ class MLP(FeedForward):
     """
 
     def __init__(
-        self, dim: int, hidden: int | None = None, *, activation: str | Activation = "gelu", bias: bool = True
+        self,
+        dim: int,
+        hidden: int | None = None,
+        *,
+        activation: str | Activation = "gelu",
+        bias: bool = True,
     ) -> None:
         super().__init__(dim)
         hidden = WIDER * dim if hidden is None else hidden
-        check_whole(1, hidden=hidden)
+        check_int(1, hidden=hidden)
         self.activation = _function(activation)
         self.up, self.down = nn.Linear(dim, hidden, bias=bias), nn.Linear(hidden, dim, bias=bias)
 
@@ -42,11 +47,16 @@ class GLU(FeedForward):
     """
 
     def __init__(
-        self, dim: int, hidden: int | None = None, *, activation: str | Activation = "sigmoid", bias: bool = False
+        self,
+        dim: int,
+        hidden: int | None = None,
+        *,
+        activation: str | Activation = "sigmoid",
+        bias: bool = False,
     ) -> None:
         super().__init__(dim)
         hidden = gated_width(dim) if hidden is None else hidden
-        check_whole(1, hidden=hidden)
+        check_int(1, hidden=hidden)
         self.activation = _function(activation)
         self.gate, self.up = (nn.Linear(dim, hidden, bias=bias) for _ in range(2))
         self.down = nn.Linear(hidden, dim, bias=bias)
@@ -56,7 +66,7 @@ class GLU(FeedForward):
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
-_function = activation  # the constructors have an argument of that name
+_function = get_activation  # the constructors have an argument of that name
 
 
 def gated_width(dim: int) -> int:

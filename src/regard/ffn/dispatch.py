@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Plan(NamedTuple):
+class ExpertDispatch(NamedTuple):
     """Where tokens go.  T tokens with k choices each, and E buffers of C places.
 
     source   (E C), the number of the token that stands there, T = none
@@ -33,7 +33,9 @@ class Plan(NamedTuple):
         return torch.einsum("tk,tkd->td", gates.to(y.dtype), found)
 
 
-def plan(chosen: Tensor, count: int, *, real: Tensor | None = None, room: Tensor | None = None) -> Plan:
+def dispatch_tokens(
+    chosen: Tensor, count: int, *, real: Tensor | None = None, room: Tensor | None = None
+) -> ExpertDispatch:
     """Choices (b n k) among `count` experts.  Padding, real (b n) False, takes no place.
 
     room (b) tells how many places of each expert belong to an example; None: as many as it needs.  Earlier tokens are
@@ -41,7 +43,11 @@ def plan(chosen: Tensor, count: int, *, real: Tensor | None = None, room: Tensor
     """
     b, n, k = chosen.shape
     expert = chosen.flatten()
-    taken = torch.ones_like(expert, dtype=torch.bool) if real is None else real.flatten().repeat_interleave(k)
+    taken = (
+        torch.ones_like(expert, dtype=torch.bool)
+        if real is None
+        else real.flatten().repeat_interleave(k)
+    )
     if room is not None:
         example = torch.arange(b, device=chosen.device).repeat_interleave(n * k)
         taken = taken & (ranks(torch.where(taken, example * count + expert, -1)) < room[example])
@@ -51,7 +57,7 @@ def plan(chosen: Tensor, count: int, *, real: Tensor | None = None, room: Tensor
     place = torch.where(taken, expert * size + ranks(expert), count * size)
     source = torch.full((count * size + 1,), b * n, device=chosen.device)
     source[place] = torch.arange(b * n, device=chosen.device).repeat_interleave(k)
-    return Plan(source[:-1].view(count, size), place.view(b * n, k), load)
+    return ExpertDispatch(source[:-1].view(count, size), place.view(b * n, k), load)
 
 
 def ranks(key: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.common import at_least_single, full_precision
-from regard.errors import check_whole
+from regard.errors import check_int
+from regard.numerics import at_least_float32, disable_autocast
 
 
 class Router(nn.Module):
@@ -21,10 +21,12 @@ class Router(nn.Module):
 
     drawn: Tensor
 
-    def __init__(self, dim: int, count: int, *, jitter: float = 0.0, noisy: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self, dim: int, count: int, *, jitter: float = 0.0, noisy: bool = False, seed: int = 0
+    ) -> None:
         super().__init__()
-        check_whole(1, dim=dim, experts=count)
-        check_whole(0, seed=seed)
+        check_int(1, dim=dim, experts=count)
+        check_int(0, seed=seed)
         if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0 <= jitter < 1:
             raise ValueError(f"jitter must be a number from 0 to below 1, not {jitter!r}")
         self.dim, self.count, self.jitter, self.seed = dim, count, jitter, seed
@@ -34,8 +36,8 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b n d) -> (b n experts)."""
-        x = at_least_single(x)
-        with full_precision(x):  # it would take the precision away again
+        x = at_least_float32(x)
+        with disable_autocast(x):  # it would take the precision away again
             if not self.training:
                 return F.linear(x, self.weight.to(x.dtype))
             make = torch.Generator().manual_seed(self.seed + 1_000_003 * int(self.drawn))

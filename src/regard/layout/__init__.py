@@ -15,46 +15,71 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.layout.calls import GatherGroup, Layout, LayoutPart, LRUCache, TileRun
+from regard.layout.find_runs import Finder
 from regard.layout.lattice import Lattice, lattices, orders, table_on
-from regard.layout.regular import Finder
-from regard.layout.taller import taller
-from regard.layout.work import Cache, Group, Layout, Part, Run
-from regard.pattern import Blocks2D, Pattern, tiled
+from regard.layout.merge_runs import taller
+from regard.pattern import Blocks2D, Pattern, position_tiles
 
-__all__ = ["Cache", "Group", "Layout", "Part", "Run", "layout", "number_tiles"]
+__all__ = [
+    "LRUCache",
+    "GatherGroup",
+    "Layout",
+    "LayoutPart",
+    "TileRun",
+    "build_layout",
+    "number_tiles",
+]
 
 SIZES = (32, 64, 128)  # tiles that are tried
 MOST_TILES = 1 << 20  # in one table; finer tiles than that are not tried
 TILES_AT_ONCE = 128
 
-_layouts = Cache(256 << 20)
+_layouts = LRUCache(256 << 20)
 
 
-def layout(
-    pattern: Pattern, n: int, m: int, *, q_at: int = 0, k_at: int = 0, size: int | None = None, backward: bool = False
+def build_layout(
+    pattern: Pattern,
+    n: int,
+    m: int,
+    *,
+    q_start: int = 0,
+    k_positions: int = 0,
+    size: int | None = None,
+    backward: bool = False,
 ) -> Layout:
     """The work of `pattern` on queries q_at..q_at+n-1 and keys k_at..k_at+m-1, for all heads alike; cached by value.
 
     `size` fixes the tile; else the cheapest is taken, for the forward or for the backward pass.
     """
     if pattern.heads:
-        raise ValueError(f"heads that differ are laid out one by one: give one of the {pattern.heads} patterns of {pattern!r}")
-    key = (pattern, n, m, q_at, k_at, size, backward, torch.get_num_threads() > 1)
+        raise ValueError(
+            f"heads that differ are laid out one by one: give one of the {pattern.heads} patterns of {pattern!r}"
+        )
+    key = (pattern, n, m, q_start, k_positions, size, backward, torch.get_num_threads() > 1)
     found = _layouts.get(key)
     if found is None:
         with torch.inference_mode(False):  # what is kept must serve training too
-            found = _build(pattern, n, m, q_at, k_at, size, backward)
+            found = _build(pattern, n, m, q_start, k_positions, size, backward)
         _layouts.put(key, found, found.nbytes() + 1024)
     assert isinstance(found, Layout)
     return found
 
 
-def _build(pattern: Pattern, n: int, m: int, q_at: int, k_at: int, size: int | None, backward: bool) -> Layout:
-    parts: list[Part] = []
+def _build(
+    pattern: Pattern,
+    n: int,
+    m: int,
+    q_start: int,
+    k_positions: int,
+    size: int | None,
+    backward: bool,
+) -> Layout:
+    parts: list[LayoutPart] = []
     for lattice, term in lattices(pattern):
-        order = orders(lattice, n, m, q_at, k_at)
+        order = orders(lattice, n, m, q_start, k_positions)
         sizes = (size,) if size else _sizes(n, m)
-        choices = (_part(term, lattice, *order, s, q_at, k_at, backward) for s in sizes)
+        choices = (_part(term, lattice, *order, s, q_start, k_positions, backward) for s in sizes)
         parts.append(min(choices, key=lambda part: part.cost(backward)))
     return Layout(tuple(parts))
 
@@ -66,23 +91,41 @@ def _sizes(n: int, m: int) -> tuple[int, ...]:
 
 
 def _part(
-    term: Pattern, lattice: Lattice, q_order: Tensor, k_order: Tensor, size: int, q_at: int, k_at: int, backward: bool
-) -> Part:  # fmt: skip
-    q, k = in_tiles(q_order, size, q_at), in_tiles(k_order, size, k_at)
+    term: Pattern,
+    lattice: Lattice,
+    q_order: Tensor,
+    k_order: Tensor,
+    size: int,
+    q_start: int,
+    k_positions: int,
+    backward: bool,
+) -> LayoutPart:
+    q, k = in_tiles(q_order, size, q_start), in_tiles(k_order, size, k_positions)
     ids, masks = number_tiles(term, q, k, *table_on(lattice, term, q, k))
     n, m = len(q_order), len(k_order)
     found, groups = Finder(ids.numpy(), masks.numpy(), size, n, m).find()
     runs = taller(found, backward)
     reordered = isinstance(lattice, int | Blocks2D)
-    return Part(n, m, size, runs, groups, masks, q_order if reordered else None, None if lattice is None else k_order)
+    return LayoutPart(
+        n,
+        m,
+        size,
+        runs,
+        groups,
+        masks,
+        q_order if reordered else None,
+        None if lattice is None else k_order,
+    )
 
 
 def in_tiles(order: Tensor, size: int, at: int) -> Tensor:
-    slots = tiled(len(order), size)
+    slots = position_tiles(len(order), size)
     return torch.where(slots < 0, -1, order[slots] + at) if len(order) else slots
 
 
-def number_tiles(pattern: Pattern, q: Tensor, k: Tensor, some: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
+def number_tiles(
+    pattern: Pattern, q: Tensor, k: Tensor, some: Tensor, every: Tensor
+) -> tuple[Tensor, Tensor]:
     """A table (r c) of mask numbers, exact (0: nothing is seen, 1: all is), and the masks (u s t), each once.
 
     A tile that the end of the sequence cuts short is never full.
@@ -90,7 +133,10 @@ def number_tiles(pattern: Pattern, q: Tensor, k: Tensor, some: Tensor, every: Te
     whole = (q >= 0).all(1)[:, None] & (k >= 0).all(1)
     ids = (every & whole).int()
     shape = (q.shape[1], k.shape[1])
-    known = {np.packbits(np.full(shape, fill)).tobytes(): number for number, fill in enumerate((False, True))}
+    known = {
+        np.packbits(np.full(shape, fill)).tobytes(): number
+        for number, fill in enumerate((False, True))
+    }
     for at in (some & (ids == 0)).nonzero().split(TILES_AT_ONCE):
         rows, cols = q[at[:, 0]], k[at[:, 1]]
         keep = pattern.allowed(rows[:, :, None], cols[:, None, :])

@@ -9,13 +9,27 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from regard.pattern import FAR, And, Band, Block, Blocks2D, Full, KeyPhase, Nothing, Or, Pattern, tile_table
+from regard.pattern import (
+    MAX_POSITION,
+    And,
+    Band,
+    Block,
+    Blocks2D,
+    Full,
+    KeyPhase,
+    Nothing,
+    Or,
+    Pattern,
+    classify_tiles,
+)
 
 PATCH = 8  # an image is cut into patches of at least so many rows and columns
 LEAST_WIDTH = 16  # narrower images are left in raster order
 TERMS = 32  # an expression with more alternatives than this is not taken apart
 
-Lattice = int | KeyPhase | Blocks2D | None  # a step that queries and keys share; keys at some phase; an image; none
+Lattice = (
+    int | KeyPhase | Blocks2D | None
+)  # a step that queries and keys share; keys at some phase; an image; none
 
 
 def lattices(pattern: Pattern) -> list[tuple[Lattice, Pattern]]:
@@ -56,9 +70,13 @@ def _lattice(term: Pattern) -> Lattice:
     factors = term.parts if isinstance(term, And) else (term,)
     steps = [f.step for f in factors if isinstance(f, Band) and f.step > 1]
     if steps:
-        return min(lcm(*steps), FAR)  # beyond every position all steps are alike: a token meets only itself
+        return min(
+            lcm(*steps), MAX_POSITION
+        )  # beyond every position all steps are alike: a token meets only itself
     phases = (f for f in factors if isinstance(f, KeyPhase) and 2 * f.start >= f.period > 1)
-    images = (f for f in factors if isinstance(f, Blocks2D) and f.width > LEAST_WIDTH and not f.by_block)
+    images = (
+        f for f in factors if isinstance(f, Blocks2D) and f.width > LEAST_WIDTH and not f.by_block
+    )
     return next(phases, None) or next(images, None)
 
 
@@ -67,22 +85,28 @@ def _on_lattice(term: Pattern, lattice: Lattice) -> Pattern:
 
     def relax(leaf: Pattern) -> Pattern:
         if isinstance(lattice, int) and isinstance(leaf, Band) and lattice % leaf.step == 0:
-            left, right = (None if side is None else side * leaf.step for side in (leaf.left, leaf.right))
+            left, right = (
+                None if side is None else side * leaf.step for side in (leaf.left, leaf.right)
+            )
             return Band(left, right)
         return Full() if leaf == lattice else leaf
 
     return term if lattice is None else term.replace(relax)
 
 
-def orders(lattice: Lattice, n: int, m: int, q_at: int, k_at: int) -> tuple[Tensor, Tensor]:
+def orders(
+    lattice: Lattice, n: int, m: int, q_start: int, k_positions: int
+) -> tuple[Tensor, Tensor]:
     """The queries and the keys of a lattice, in the order in which it is dense."""
     q, k = torch.arange(n), torch.arange(m)
     if isinstance(lattice, int):
-        return torch.argsort((q + q_at) % lattice, stable=True), torch.argsort((k + k_at) % lattice, stable=True)
+        return torch.argsort((q + q_start) % lattice, stable=True), torch.argsort(
+            (k + k_positions) % lattice, stable=True
+        )
     if isinstance(lattice, Blocks2D):
-        return _by_patch(lattice, q + q_at), _by_patch(lattice, k + k_at)
+        return _by_patch(lattice, q + q_start), _by_patch(lattice, k + k_positions)
     if lattice is not None:
-        k = k[(k + k_at) % lattice.period >= lattice.start]
+        k = k[(k + k_positions) % lattice.period >= lattice.start]
     return q, k
 
 
@@ -90,17 +114,22 @@ def _by_patch(image: Blocks2D, x: Tensor) -> Tensor:
     """Cells of one patch after each other: patches are query blocks, or several of them where those are small."""
     rows, cols = (size * -(-PATCH // size) for size in (image.rows, image.cols))
     across = -(-(image.width + image.cut_cols) // cols)
-    row, col = (x // image.width + image.cut_rows) // rows, (x % image.width + image.cut_cols) // cols
+    row, col = (
+        (x // image.width + image.cut_rows) // rows,
+        (x % image.width + image.cut_cols) // cols,
+    )
     patch = row * across + col
     return torch.argsort(patch, stable=True)
 
 
 def table_on(lattice: Lattice, term: Pattern, q: Tensor, k: Tensor) -> Block:
     """(some, every), each (r c), for tiles q (r s) and k (c t) in the order of the lattice; -1 = no token."""
-    some, every = tile_table(_on_lattice(term, lattice), q, k)
+    some, every = classify_tiles(_on_lattice(term, lattice), q, k)
     if lattice is None or isinstance(lattice, KeyPhase):
         return some, every
-    mine, whole = lattice.patches(q, k) if isinstance(lattice, Blocks2D) else _same_phase(q, k, lattice)
+    mine, whole = (
+        lattice.patches(q, k) if isinstance(lattice, Blocks2D) else _same_phase(q, k, lattice)
+    )
     return some & mine, every & whole
 
 

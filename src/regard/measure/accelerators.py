@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from regard.errors import nearest
-from regard.models.config import Closed
+from regard.errors import did_you_mean
+from regard.models.config import StrictModel
 
 GB, TERA = 10**9, 10**12
 HERE = "this machine"
@@ -45,27 +45,47 @@ TABLE = {
     device.name: device
     for device in (
         Accelerator(
-            "A100-80", {"bfloat16": 312 * TERA, "tf32": 156 * TERA, "float32": 19.5 * TERA}, 2039 * GB, 80 * GB, 600 * GB,
+            "A100-80",
+            {"bfloat16": 312 * TERA, "tf32": 156 * TERA, "float32": 19.5 * TERA},
+            2039 * GB,
+            80 * GB,
+            600 * GB,
             "NVIDIA A100 Tensor Core GPU data sheet, 80GB SXM",
         ),
         Accelerator(
-            "H100", {"bfloat16": 989 * TERA, "tf32": 494 * TERA, "float32": 67 * TERA}, 3350 * GB, 80 * GB, 900 * GB,
+            "H100",
+            {"bfloat16": 989 * TERA, "tf32": 494 * TERA, "float32": 67 * TERA},
+            3350 * GB,
+            80 * GB,
+            900 * GB,
             "NVIDIA H100 Tensor Core GPU data sheet, SXM, without sparsity",
         ),
         Accelerator(
-            "H200", {"bfloat16": 989 * TERA, "tf32": 494 * TERA, "float32": 67 * TERA}, 4800 * GB, 141 * GB, 900 * GB,
+            "H200",
+            {"bfloat16": 989 * TERA, "tf32": 494 * TERA, "float32": 67 * TERA},
+            4800 * GB,
+            141 * GB,
+            900 * GB,
             "NVIDIA H200 Tensor Core GPU data sheet, SXM, without sparsity",
         ),
         Accelerator(
-            "L4", {"bfloat16": 121 * TERA, "tf32": 60 * TERA, "float32": 30.3 * TERA}, 300 * GB, 24 * GB, 64 * GB,
+            "L4",
+            {"bfloat16": 121 * TERA, "tf32": 60 * TERA, "float32": 30.3 * TERA},
+            300 * GB,
+            24 * GB,
+            64 * GB,
             "NVIDIA L4 Tensor Core GPU data sheet, without sparsity; its link is PCIe 4 x16",
         ),
         Accelerator(
-            "TPU-v5e", {"bfloat16": 197 * TERA}, 819 * GB, 16 * GB, 400 * GB,
+            "TPU-v5e",
+            {"bfloat16": 197 * TERA},
+            819 * GB,
+            16 * GB,
+            400 * GB,
             "Google Cloud documentation, TPU v5e: 1,600 Gbit/s between chips each way, 400 GB/s both ways",
         ),
     )
-}  # fmt: skip
+}
 
 
 def accelerator(name: str, table: Mapping[str, Accelerator] = TABLE) -> Accelerator:
@@ -73,7 +93,7 @@ def accelerator(name: str, table: Mapping[str, Accelerator] = TABLE) -> Accelera
     known = {each.lower(): each for each in (*table, HERE)}
     found = known.get(name.lower())
     if found is None:
-        raise ValueError(f"no accelerator {name!r}: {nearest(name, known.values())}")
+        raise ValueError(f"no accelerator {name!r}: {did_you_mean(name, known.values())}")
     return this_machine() if found == HERE else table[found]
 
 
@@ -81,7 +101,7 @@ def accelerator(name: str, table: Mapping[str, Accelerator] = TABLE) -> Accelera
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Entry(Closed):
+class AcceleratorEntry(StrictModel):
     """An accelerator in a file: see `Accelerator`, in the same units, FLOP/s, bytes/s and bytes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
@@ -97,7 +117,7 @@ class Entry(Closed):
 def read_table(path: Path) -> dict[str, Accelerator]:
     """Accelerators of a JSON file, {name: {"flops": {"bfloat16": 1e15}, "bandwidth": .., "memory": .., "link": ..}}."""
     try:
-        given = TypeAdapter(dict[str, Entry]).validate_json(path.read_bytes())
+        given = TypeAdapter(dict[str, AcceleratorEntry]).validate_json(path.read_bytes())
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
@@ -112,7 +132,9 @@ def read_table(path: Path) -> dict[str, Accelerator]:
 def peak(device: Accelerator, dtype: str) -> float:
     """FLOP/s for a type of number."""
     if dtype not in device.flops:
-        raise ValueError(f"{device.name} has no peak for {dtype}: {nearest(dtype, device.flops)}")
+        raise ValueError(
+            f"{device.name} has no peak for {dtype}: {did_you_mean(dtype, device.flops)}"
+        )
     return device.flops[dtype]
 
 
@@ -124,7 +146,9 @@ def this_machine() -> Accelerator:
     bandwidth = copy_rate()
     flops = {"float32": product_rate(torch.float32), "bfloat16": product_rate(torch.bfloat16)}
     threads = torch.get_num_threads()
-    return Accelerator(HERE, flops, bandwidth, memory, bandwidth, f"measured, with {threads} threads", 0.65)
+    return Accelerator(
+        HERE, flops, bandwidth, memory, bandwidth, f"measured, with {threads} threads", 0.65
+    )
 
 
 def product_rate(dtype: torch.dtype, size: int = 1024) -> float:
@@ -141,10 +165,10 @@ def copy_rate(size: int = 1 << 25) -> float:
 
 def _best(run: Callable[[], object], rounds: int = 5) -> float:
     """Seconds of the fastest run."""
-    return min(seconds(run) for _ in range(rounds))
+    return min(processor_seconds(run) for _ in range(rounds))
 
 
-def seconds(run: Callable[[], object]) -> float:
+def processor_seconds(run: Callable[[], object]) -> float:
     """Seconds of the processor for each thread, so that what else a busy machine does is left out."""
     start = time.process_time()
     run()

@@ -36,7 +36,9 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **more: Any) -> float:
     return _attention(q, k, v, (1, 1))
 
 
-def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **more: Any) -> float:
+def _flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **more: Any
+) -> float:
     """The scores once more, and two products for each of the two of the forward pass."""
     return _attention(q, k, v, (3, 2))
 
@@ -84,15 +86,20 @@ def _bag_backward(grad: Tensor, *rest: Any, **more: Any) -> float:
 
 
 KNOWN: dict[Any, Flops] = {
-    aten._embedding_bag: _bag, aten._embedding_bag_dense_backward: _bag_backward,
+    aten._embedding_bag: _bag,
+    aten._embedding_bag_dense_backward: _bag_backward,
     aten._embedding_bag_per_sample_weights_backward: _bag_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _flash,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_backward,
-    aten._fft_c2c: _transform, aten._fft_r2c: _real_transform, aten._fft_c2r: _transform,
+    aten._fft_c2c: _transform,
+    aten._fft_r2c: _real_transform,
+    aten._fft_c2r: _transform,
     aten.convolution_backward: _convolved_backward,
-    aten.linalg_solve_triangular: _triangular, aten.mv: _matrix_vector, aten.dot: _matrix_vector,
+    aten.linalg_solve_triangular: _triangular,
+    aten.mv: _matrix_vector,
+    aten.dot: _matrix_vector,
     aten.baddbmm_: _products_added,
-}  # fmt: skip
+}
 PRODUCTS = (aten.mul,)
 SUMS = (aten.sum, aten.add)
 
@@ -114,7 +121,12 @@ class FlopCounter(TorchDispatchMode):
         op = func._overloadpacket
         out = func(*args, **kwargs)
         flops = self._flops(op, args, kwargs, out)
-        if op in PRODUCTS and isinstance(out, Tensor) and isinstance(args[1], Tensor) and args[1].numel() > 1:
+        if (
+            op in PRODUCTS
+            and isinstance(out, Tensor)
+            and isinstance(args[1], Tensor)
+            and args[1].numel() > 1
+        ):
             self._products[out] = True
         if flops:
             self.total += flops
@@ -127,7 +139,10 @@ class FlopCounter(TorchDispatchMode):
         if op in flop_registry:
             return float(flop_registry[op](*args, **kwargs, out_val=out))
         if op in SUMS:
-            return 2.0 * max((x.numel() for x in args[:2] if isinstance(x, Tensor) and x in self._products), default=0)
+            return 2.0 * max(
+                (x.numel() for x in args[:2] if isinstance(x, Tensor) and x in self._products),
+                default=0,
+            )
         return 0.0
 
 

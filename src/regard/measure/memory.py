@@ -15,12 +15,16 @@ from torch import Tensor
 from regard.errors import check_choice
 from regard.measure.cost import Cost, cost
 from regard.measure.count import PeakCounter
-from regard.measure.model import Outline, loss, outline
+from regard.measure.model import Outline, outline, training_loss
 from regard.models import Model
 
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # numbers that an optimizer keeps for each parameter
 KEPT = 1.2  # a process beside its tensors: what the allocator of the system does not give back; 1.16 to 1.39 were measured
-AT_STEP = {"sgd": 0, "momentum": 0, "adamw": 2}  # tensors of the size of the largest parameter that it needs while it steps
+AT_STEP = {
+    "sgd": 0,
+    "momentum": 0,
+    "adamw": 2,
+}  # tensors of the size of the largest parameter that it needs while it steps
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ class StepMemory:
         return round(KEPT * self.peak)
 
 
-def step_memory(model: Model, length: int, *, batch: int = 1, width: int = 4, optimizer: str = "adamw") -> StepMemory:
+def step_memory(
+    model: Model, length: int, *, batch: int = 1, width: int = 4, optimizer: str = "adamw"
+) -> StepMemory:
     """Predicted, for numbers of `width` bytes."""
     check_choice("optimizer", optimizer, STATES)
     found, sizes = cost(model, length, batch=batch, width=width), outline(model, length, batch)
@@ -62,18 +68,22 @@ def _backward(found: Cost, sizes: Outline, width: int) -> list[int]:
     """Bytes while each part goes back: what is kept of those before it, gradients of those behind it, and its own."""
     moments, saved, gradients = [], found.saved, 0
     for part in reversed(found.parts):
-        moments.append(saved + gradients + part.parameters * width + 2 * sizes.stream * width + part.saved // 2)
+        moments.append(
+            saved + gradients + part.parameters * width + 2 * sizes.stream * width + part.saved // 2
+        )
         saved, gradients = saved - part.saved, gradients + part.parameters * width
     return moments
 
 
-def counted_step(model: Model, given: tuple[Tensor, ...], optimizer: torch.optim.Optimizer, *, steps: int = 2) -> int:
+def count_step_bytes(
+    model: Model, given: tuple[Tensor, ...], optimizer: torch.optim.Optimizer, *, steps: int = 2
+) -> int:
     """The most bytes alive at once in so many training steps: parameters, and all tensors that operations made."""
     with PeakCounter() as seen:
         for p in model.parameters():
             seen.watch(p.detach())
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
-            loss(model, given).backward()
+            training_loss(model, given).backward()
             optimizer.step()
     return seen.peak

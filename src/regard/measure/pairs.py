@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from regard.pattern import FAR, Band, Causal, Full, Pattern
+from regard.pattern import MAX_POSITION, Band, Causal, Full, Pattern
 
 TILE = 64
 MOST = 1 << 17  # partial rectangles that are followed at once
@@ -21,7 +21,7 @@ SAMPLE = 1 << 22  # pairs that are looked at where a sample must do
 
 
 @lru_cache(1024)
-def pairs(pattern: Pattern, n: int, m: int, heads: int) -> int:
+def count_pairs(pattern: Pattern, n: int, m: int, heads: int) -> int:
     """Pairs (query, key) that may look at each other, over all heads, no token being marked."""
     plain = pattern.given(False, False)
     if not plain.heads:
@@ -41,7 +41,9 @@ def _of_one(pattern: Pattern, n: int, m: int) -> int:
 
 def _band(band: Band, n: int) -> int:
     """Each side is Σ_i min(⌊i / step⌋, reach) over the queries, counted from the end that it looks to."""
-    return n + sum(_side(n, band.step, n if side is None else side) for side in (band.left, band.right))
+    return n + sum(
+        _side(n, band.step, n if side is None else side) for side in (band.left, band.right)
+    )
 
 
 def _side(n: int, step: int, reach: int) -> int:
@@ -63,7 +65,9 @@ def _by_quarters(pattern: Pattern, n: int, m: int) -> int:
         if size == TILE or len(corners) > MOST:
             break
         size //= 2
-        corners = (corners[:, None] + size * torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])).flatten(0, 1)
+        corners = (
+            corners[:, None] + size * torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+        ).flatten(0, 1)
         corners = corners[(corners[:, 0] < n) & (corners[:, 1] < m)]
     if len(corners) > MOST:
         return total + _sampled(pattern, corners, size, n, m)
@@ -91,9 +95,9 @@ def _sampled(pattern: Pattern, corners: Tensor, size: int, n: int, m: int) -> in
 
 
 @lru_cache(1024)
-def held_keys(pattern: Pattern, n: int) -> int:
+def count_live_keys(pattern: Pattern, n: int) -> int:
     """How many of n keys a later query may still see, in some head: what a stream must keep."""
     at = torch.arange(n)
     past = (pattern & Causal()).given(False, False)
-    some, _ = past.block(torch.tensor(n), torch.tensor(FAR), at, at)
+    some, _ = past.block(torch.tensor(n), torch.tensor(MAX_POSITION), at, at)
     return int((some.any(0) if past.heads else some).sum())

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from math import ceil, gcd
 from typing import NamedTuple
 
-from regard.errors import Unsupported, check_choice, check_positive, check_whole
-from regard.ffn import Experts
+from regard.errors import Unsupported, check_choice, check_int, check_positive
+from regard.ffn import MixtureOfExperts
 from regard.measure.accelerators import Accelerator, peak
 from regard.measure.cost import Cost, cost
 from regard.measure.model import Outline, outline
@@ -47,7 +47,7 @@ RECOMPUTE = ("nothing", "ffn", "layers")
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """What is to be trained: `batch` examples of `length` tokens a step, in `accumulate` parts one after the other, and
     `tokens` in all; of `recompute`, nothing, the feed-forward layers, or whole layers are computed again."""
 
@@ -60,13 +60,15 @@ class Job:
     recompute: str = "nothing"
 
     def __post_init__(self) -> None:
-        check_whole(1, length=self.length, batch=self.batch, accumulate=self.accumulate)
+        check_int(1, length=self.length, batch=self.batch, accumulate=self.accumulate)
         check_choice("dtype", self.dtype, BYTES)
         check_choice("recompute", self.recompute, RECOMPUTE)
         if self.accumulate > self.batch:
-            raise ValueError(f"accumulate must be at most the batch, {self.batch}, not {self.accumulate}")
+            raise ValueError(
+                f"accumulate must be at most the batch, {self.batch}, not {self.accumulate}"
+            )
         if self.tokens is not None:
-            check_whole(1, tokens=self.tokens)
+            check_int(1, tokens=self.tokens)
 
     @property
     def width(self) -> int:
@@ -112,7 +114,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The fewest devices that hold it, what each holds, and the seconds of a step."""
 
     share: Share
@@ -137,14 +139,21 @@ class Again(NamedTuple):
     flops: int
 
 
-def again(job: Job, found: Cost) -> Again:
+def again(job: TrainingJob, found: Cost) -> Again:
     """A part that is computed again keeps its input alone, and one of them at a time all it needs."""
     whole = job.recompute == "layers"
-    parts = [part for layer in found.parts for part in ([layer] if whole else layer.parts) if _repeats(job.recompute, part)]
+    parts = [
+        part
+        for layer in found.parts
+        for part in ([layer] if whole else layer.parts)
+        if _repeats(job.recompute, part)
+    ]
     if not parts:
         return Again(found.saved, 0)
     freed = sum(part.saved for part in parts) - max(part.saved for part in parts)
-    inputs = 0 if not whole else len(parts) * job.outline.stream * job.width  # a norm keeps the input of an ffn already
+    inputs = (
+        0 if not whole else len(parts) * job.outline.stream * job.width
+    )  # a norm keeps the input of an ffn already
     return Again(found.saved - freed + inputs, sum(part.forward for part in parts))
 
 
@@ -164,28 +173,38 @@ class Crowd(NamedTuple):
 
 def crowd(model: Model) -> Crowd:
     """All experts of a model; layers with different numbers of them count by what divides all."""
-    layers = [part for part in model.modules() if isinstance(part, Experts)]
+    layers = [part for part in model.modules() if isinstance(part, MixtureOfExperts)]
     parameters = sum(p.numel() for part in layers for p in part.bank.parameters())
-    return Crowd(gcd(*(part.count for part in layers)) or 1, parameters, sum(part.top for part in layers))
+    return Crowd(
+        gcd(*(part.count for part in layers)) or 1, parameters, sum(part.top for part in layers)
+    )
 
 
-def share(job: Job, found: Cost, ways: Ways) -> Share:
+def share(job: TrainingJob, found: Cost, ways: Ways) -> Share:
     """What each device holds."""
-    weights, gradients, optimizer = (ceil(found.parameters * each / ways.devices) for each in BYTES[job.dtype])
+    weights, gradients, optimizer = (
+        ceil(found.parameters * each / ways.devices) for each in BYTES[job.dtype]
+    )
     examples = ceil(job.batch / (ways.data * job.accumulate))
     here = again(job, found).kept + 2 * job.outline.logits * job.width
     kept = ceil(here * examples / job.batch / (ways.tensor * ways.sequence))
     experts, shards = gcd(crowd(job.model).side_by_side, ways.data), ways.data * ways.sequence
-    largest = max(part.parameters - (part.parameters - part.active) * (experts > 1) for part in found.parts)
+    largest = max(
+        part.parameters - (part.parameters - part.active) * (experts > 1) for part in found.parts
+    )
     gathered = ceil(2 * largest * job.width / ways.tensor) if shards > 1 else 0
     return Share(ways, experts, weights, gradients, optimizer, gathered, kept)
 
 
-def spread(job: Job, heads: int) -> Iterator[Ways]:
+def spread(job: TrainingJob, heads: int) -> Iterator[Ways]:
     """Ways to cut the work, fewest devices first; the batch before the widths, and those before the length."""
     count, examples = 1, job.batch // job.accumulate
     while count <= MOST_DEVICES:
-        found = [w for w in _cuts(count) if w.data <= examples and heads % w.tensor == 0 and w.sequence <= job.length]
+        found = [
+            w
+            for w in _cuts(count)
+            if w.data <= examples and heads % w.tensor == 0 and w.sequence <= job.length
+        ]
         yield from sorted(found, key=lambda w: (-w.data, w.sequence))
         count *= 2
 
@@ -201,7 +220,9 @@ def _cuts(count: int) -> Iterator[Ways]:
 
 
 # ---------------------------------------------------------------------------------------------- how long a step takes
-def plan(job: Job, device: Accelerator, *, heads: int = 1, efficiency: float | None = None) -> Plan:
+def plan(
+    job: TrainingJob, device: Accelerator, *, heads: int = 1, efficiency: float | None = None
+) -> TrainingPlan:
     """The fewest devices, a power of two, that hold the job, and how long a step takes on them."""
     efficiency = device.efficiency if efficiency is None else efficiency
     check_positive("efficiency", efficiency)
@@ -210,22 +231,28 @@ def plan(job: Job, device: Accelerator, *, heads: int = 1, efficiency: float | N
         each = share(job, found, ways)
         if each.total <= device.memory:
             return _timed(job, found, each, device, efficiency)
-    raise Unsupported(f"{MOST_DEVICES:,} of {device.name} do not hold it: each has {device.memory / 1e9:,.0f} GB")
+    raise Unsupported(
+        f"{MOST_DEVICES:,} of {device.name} do not hold it: each has {device.memory / 1e9:,.0f} GB"
+    )
 
 
-def _timed(job: Job, found: Cost, each: Share, device: Accelerator, efficiency: float) -> Plan:
+def _timed(
+    job: TrainingJob, found: Cost, each: Share, device: Accelerator, efficiency: float
+) -> TrainingPlan:
     """Seconds of a step on these devices."""
     devices = each.ways.devices
     flops = found.forward + found.backward + again(job, found).flops
     compute = flops / (devices * peak(device, job.dtype) * efficiency)
-    moved = 2 * each.parameters + each.gradients + 2 * each.optimizer + TOUCHED * found.saved / devices
+    moved = (
+        2 * each.parameters + each.gradients + 2 * each.optimizer + TOUCHED * found.saved / devices
+    )
     memory, sent = moved / device.bandwidth, communication(job, found, each.ways) / device.link
     rate = job.batch * job.length / (max(compute, memory) + sent)
     days = None if job.tokens is None else job.tokens / rate / DAY
-    return Plan(each, job.recompute, compute, memory, sent, rate, days)
+    return TrainingPlan(each, job.recompute, compute, memory, sent, rate, days)
 
 
-def communication(job: Job, found: Cost, ways: Ways) -> float:
+def communication(job: TrainingJob, found: Cost, ways: Ways) -> float:
     """Bytes that each device sends and receives in a step."""
     experts = crowd(job.model)
     spread_over = gcd(experts.side_by_side, ways.data)

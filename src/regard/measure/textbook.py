@@ -16,7 +16,7 @@ from regard.attentions import SoftmaxAttention
 from regard.block import Block
 from regard.ffn import MLP
 from regard.measure.cost import cost
-from regard.measure.pairs import pairs
+from regard.measure.pairs import count_pairs
 from regard.measure.work import product
 from regard.mixer import MultiHead
 from regard.pattern import Full
@@ -45,13 +45,22 @@ def textbook(dim: int, heads: int, hidden: int, length: int) -> list[Line]:
     mixer = block.mixer
     assert isinstance(mixer, MultiHead)
     parts = {
-        "queries, keys and values": (mixer.q, mixer.k, mixer.v), "projection": (mixer.out,), "feed-forward": (block.ffn,),
-        "layer norms": (block.around_mixer, block.around_ffn),
-    }  # fmt: skip
+        "queries, keys and values": (mixer.q, mixer.k, mixer.v),
+        "projection": (mixer.out,),
+        "feed-forward": (block.ffn,),
+        "layer norms": (block.mixer_residual, block.ffn_residual),
+    }
     lines = [Line(name, sum(_count(part) for part in found)) for name, found in parts.items()]
-    each, every = (product(pairs(Full(), n, length, 1), 1, dim, dim).forward // 2 for n in (1, length))
+    each, every = (
+        product(count_pairs(Full(), n, length, 1), 1, dim, dim).forward // 2 for n in (1, length)
+    )
     total = cost(block, length).parameters
-    return [*lines, Line("parameters", total), Line("operations, one token", each), Line("operations, all tokens", every)]
+    return [
+        *lines,
+        Line("parameters", total),
+        Line("operations, one token", each),
+        Line("operations, all tokens", every),
+    ]
 
 
 def _count(part: nn.Module | None) -> int:

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import torch
 
-from regard.measure.accelerators import seconds
+from regard.measure.accelerators import processor_seconds
 from regard.measure.cost import cost
 from regard.measure.count import FlopCounter, keeping
-from regard.measure.memory import counted_step, step_memory
-from regard.measure.model import inputs, loss, on_meta
-from regard.models import Config, Model, build
+from regard.measure.memory import count_step_bytes, step_memory
+from regard.measure.model import build_on_meta, example_batch, training_loss
+from regard.models import Model, ModelConfig, build
 
 MOST_FLOPS = 2 * 10**12  # of a step: some minutes at worst
 SHARE = 0.5  # of the memory of this machine
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """Of one training step: FLOPs that were done, bytes that were kept and that were alive at most, and seconds."""
 
     forward: float
@@ -29,9 +29,9 @@ class Measured:
     seconds: float
 
 
-def why_not(config: Config, length: int, batch: int) -> str | None:
+def refusal_reason(config: ModelConfig, length: int, batch: int) -> str | None:
     """Why a model is not to be run here; None: it may be."""
-    model = on_meta(config)
+    model = build_on_meta(config)
     found, memory = cost(model, length, batch=batch), step_memory(model, length, batch=batch)
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if memory.peak > SHARE * here:
@@ -41,20 +41,20 @@ def why_not(config: Config, length: int, batch: int) -> str | None:
     return None
 
 
-def measured(config: Config, length: int, batch: int) -> Measured:
+def measure_step(config: ModelConfig, length: int, batch: int) -> MeasuredStep:
     """Build it, and run a few steps."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(config)
-    given = inputs(config, length, batch)
+    given = example_batch(config, length, batch)
     fastest = step_seconds(model, given)
     with keeping(model) as kept, FlopCounter() as ahead:
-        found = loss(model, given)
+        found = training_loss(model, given)
     with FlopCounter() as back:
         found.backward()
     del found
-    peak = counted_step(model, given, torch.optim.AdamW(model.parameters()))
-    return Measured(ahead.total, back.total, kept.bytes, peak, fastest)
+    peak = count_step_bytes(model, given, torch.optim.AdamW(model.parameters()))
+    return MeasuredStep(ahead.total, back.total, kept.bytes, peak, fastest)
 
 
 def step_seconds(model: Model, given: tuple[torch.Tensor, ...], *, rounds: int = 3) -> float:
@@ -63,7 +63,7 @@ def step_seconds(model: Model, given: tuple[torch.Tensor, ...], *, rounds: int =
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        loss(model, given).backward()
+        training_loss(model, given).backward()
         optimizer.step()
 
-    return min([seconds(step) for _ in range(rounds + 1)][1:])
+    return min([processor_seconds(step) for _ in range(rounds + 1)][1:])

@@ -21,14 +21,14 @@ from torch import nn
 
 from regard.block import Layer
 from regard.errors import Unsupported
-from regard.ffn import Experts, FeedForward, ProductKeys
+from regard.ffn import FeedForward, MixtureOfExperts, ProductKeyMemory
 from regard.measure.count import count
 from regard.mixer import Mixer
 from regard.norm import Norm
 
 
 @dataclass(frozen=True)
-class Call:
+class CallShape:
     """The sizes of one call.
 
     b, n, m   examples, queries, keys; a module that works token by token has b n tokens
@@ -56,13 +56,13 @@ class Call:
         """Examples times heads."""
         return self.b * self.h
 
-    def of(self, n: int, m: int | None = None) -> Call:
+    def of(self, n: int, m: int | None = None) -> CallShape:
         """The same for other numbers of queries and keys."""
         return replace(self, n=n, m=n if m is None else m)
 
 
 @dataclass(frozen=True)
-class Work:
+class ModuleCost:
     """What a call costs.
 
     forward, backward   FLOPs of products and transforms; a multiply-add is two
@@ -82,29 +82,29 @@ class Work:
     parameters: int = 0
     active: int = 0
     kind: str = ""
-    parts: Mapping[str, Work] = field(default_factory=dict)
+    parts: Mapping[str, ModuleCost] = field(default_factory=dict)
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: ModuleCost) -> ModuleCost:
         sums = {name: getattr(self, name) + getattr(other, name) for name in NUMBERS}
-        return Work(**sums, parts={**self.parts, **other.parts})
+        return ModuleCost(**sums, parts={**self.parts, **other.parts})
 
-    def __mul__(self, times: int) -> Work:
-        return Work(**{name: times * getattr(self, name) for name in NUMBERS})
+    def __mul__(self, times: int) -> ModuleCost:
+        return ModuleCost(**{name: times * getattr(self, name) for name in NUMBERS})
 
     __rmul__ = __mul__
 
-    def keeping(self, saved: int) -> Work:
+    def keeping(self, saved: int) -> ModuleCost:
         """The same, but so many numbers are kept for the backward pass."""
         return replace(self, saved=saved)
 
-    def holding(self, state: int) -> Work:
+    def holding(self, state: int) -> ModuleCost:
         """The same, and a stream keeps so many numbers."""
         return replace(self, state=state)
 
 
 NUMBERS = ("forward", "backward", "again", "saved", "state")
 
-Formula = Callable[[Any, Call], Work]
+Formula = Callable[[Any, CallShape], ModuleCost]
 _formulas: dict[type, Formula] = {}
 
 
@@ -119,69 +119,86 @@ def formula(*kinds: type) -> Callable[[Formula], Formula]:
     return register
 
 
-def work(module: nn.Module, call: Call) -> Work:
+def module_cost(module: nn.Module, call: CallShape) -> ModuleCost:
     """What a module does in a call of these sizes."""
     found = next((_formulas[kind] for kind in type(module).__mro__ if kind in _formulas), None)
     result = run_on_meta(module, call) if found is None else found(module, call)
     if isinstance(module, Mixer | Layer) and not (module.causal and module.can.stream):
         result = result.holding(0)  # it does not stream
     parameters = sum(p.numel() for p in module.parameters())
-    return replace(result, parameters=parameters, active=parameters - _idle(module), kind=type(module).__name__)
+    return replace(
+        result, parameters=parameters, active=parameters - _idle(module), kind=type(module).__name__
+    )
 
 
 def _idle(module: nn.Module) -> int:
     """Parameters that a token does not use: those of experts that it does not ask, and slots that it does not read."""
     total = 0
     for part in module.modules():
-        if isinstance(part, Experts):
-            total += sum(p.numel() for p in part.bank.parameters()) * (part.count - part.top) // part.count
-        elif isinstance(part, ProductKeys):
+        if isinstance(part, MixtureOfExperts):
+            total += (
+                sum(p.numel() for p in part.bank.parameters())
+                * (part.count - part.top)
+                // part.count
+            )
+        elif isinstance(part, ProductKeyMemory):
             total += part.values.numel() - min(len(part.values), part.heads * part.top) * part.dim
     return total
 
 
-def run_on_meta(module: nn.Module, call: Call) -> Work:
+def run_on_meta(module: nn.Module, call: CallShape) -> ModuleCost:
     """What is counted in a run on meta tensors, in single precision."""
     name = type(module).__name__
-    hint = f"there is no formula for the cost of {name}: register one with regard.measure.work.formula"
+    hint = (
+        f"there is no formula for the cost of {name}: register one with regard.measure.work.formula"
+    )
     if not isinstance(module, Mixer | Layer | FeedForward | Norm):
         raise Unsupported(hint)
     try:
-        x, seen = (torch.empty(call.b, size, module.dim, device="meta") for size in (call.n, call.m))
+        x, seen = (
+            torch.empty(call.b, size, module.dim, device="meta") for size in (call.n, call.m)
+        )
         looks = isinstance(module, Layer) and module.can.cross
-        found = count(deepcopy(module).to("meta", torch.float32), x, **({"context": seen} if looks else {}))
+        found = count(
+            deepcopy(module).to("meta", torch.float32), x, **({"context": seen} if looks else {})
+        )
     except Exception as error:  # whatever it is, the remedy is a formula
-        raise Unsupported(f"{hint}; it cannot be counted on meta tensors either: {error}") from error
-    return Work(round(found.forward), round(found.backward), saved=found.saved // 4)
+        raise Unsupported(
+            f"{hint}; it cannot be counted on meta tensors either: {error}"
+        ) from error
+    return ModuleCost(round(found.forward), round(found.backward), saved=found.saved // 4)
 
 
-def together(**parts: Work) -> Work:
+def together(**parts: ModuleCost) -> ModuleCost:
     """The sum of parts, which are remembered by name."""
-    total = sum(parts.values(), Work())
-    return replace(total, parts={name: part for name, part in parts.items() if part != Work(kind=part.kind)})
+    total = sum(parts.values(), ModuleCost())
+    return replace(
+        total,
+        parts={name: part for name, part in parts.items() if part != ModuleCost(kind=part.kind)},
+    )
 
 
 # ---------------------------------------------------------------------------------------------- what formulas are made of
-def product(b: int, n: int, inner: int, m: int, *, saved: int | None = None) -> Work:
+def product(b: int, n: int, inner: int, m: int, *, saved: int | None = None) -> ModuleCost:
     """b matrix products (n inner) (inner m), both sides with gradients: forward one product, backward two.
 
-    Autograd keeps both sides unless `saved` says otherwise.
+    Autograd keeps both sides unless `save_load` says otherwise.
     """
     flops = 2 * b * n * inner * m
-    return Work(flops, 2 * flops, saved=b * inner * (n + m) if saved is None else saved)
+    return ModuleCost(flops, 2 * flops, saved=b * inner * (n + m) if saved is None else saved)
 
 
-def one_sided(b: int, n: int, inner: int, m: int, *, saved: int = 0) -> Work:
+def one_sided(b: int, n: int, inner: int, m: int, *, saved: int = 0) -> ModuleCost:
     """The same with one side that is fixed, so that the backward pass has one product."""
     flops = 2 * b * n * inner * m
-    return Work(flops, flops, saved=saved)
+    return ModuleCost(flops, flops, saved=saved)
 
 
-def blind(flops: int) -> Work:
+def blind(flops: int) -> ModuleCost:
     """Work that has no gradients: routing, hashing, drawing."""
-    return Work(flops)
+    return ModuleCost(flops)
 
 
-def kept(saved: int) -> Work:
+def kept(saved: int) -> ModuleCost:
     """Numbers that are kept, beside the sides of products."""
-    return Work(saved=saved)
+    return ModuleCost(saved=saved)

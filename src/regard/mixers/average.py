@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.common import at_least_single
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Can, Mixer, check_batch
+from regard.numerics import at_least_float32
 
 
-class Sum(NamedTuple):
+class AverageState(NamedTuple):
     """Of all tokens so far: their sum (b 1 d), and how many they were; None: no token yet."""
 
     total: Tensor | None
@@ -26,37 +26,45 @@ class Average(Mixer):
     def __init__(self, dim: int, *, hidden: int | None = None, causal: bool = False) -> None:
         super().__init__(dim, can=Can(), causal=causal)
         hidden = 4 * dim if hidden is None else hidden
-        check_whole(1, hidden=hidden)
+        check_int(1, hidden=hidden)
         self.ffn = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim))
         self.gate = nn.Linear(2 * dim, 2 * dim)
 
-    def start(self) -> Sum:
+    def start(self) -> AverageState:
         """No token yet."""
-        return Sum(None, 0)
+        return AverageState(None, 0)
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: Sum | None) -> tuple[Tensor, Sum | None]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: AverageState | None
+    ) -> tuple[Tensor, AverageState | None]:
         """(b n d) -> (b n d)."""
-        mean, state = self._mean(x, x if memory is None else memory, mask, state)
+        mean, state = self._mean(x, x if context is None else context, mask, state)
         g = self.ffn(mean.expand(x.shape))
         keep, take = self.gate(torch.cat((x, g), -1)).sigmoid().chunk(2, -1)
         return keep * x + take * g, state
 
-    def _mean(self, x: Tensor, source: Tensor, mask: Tensor | None, state: Sum | None) -> tuple[Tensor, Sum | None]:
+    def _mean(
+        self, x: Tensor, source: Tensor, mask: Tensor | None, state: AverageState | None
+    ) -> tuple[Tensor, AverageState | None]:
         """The mean that each token sees; left-out tokens are zero already."""
-        wide = at_least_single(source)  # long sums in half a precision lose
-        real = torch.ones(source.shape[:2], device=x.device) if mask is None else mask.to(wide.dtype)
+        wide = at_least_float32(source)  # long sums in half a precision lose
+        real = (
+            torch.ones(source.shape[:2], device=x.device) if mask is None else mask.to(wide.dtype)
+        )
         if not self.causal:
-            return (wide.sum(1, keepdim=True) / real.sum(1)[:, None, None].clamp(min=1)).to(x.dtype), None
+            return (wide.sum(1, keepdim=True) / real.sum(1)[:, None, None].clamp(min=1)).to(
+                x.dtype
+            ), None
         total, count = wide.cumsum(1), real.cumsum(1)[..., None]
         if state is not None and state.total is not None:
             check_batch(state.total, wide)
             total, count = total + state.total, count + state.many
-        after = None if state is None else Sum(total[:, -1:], state.many + x.shape[1])
+        after = None if state is None else AverageState(total[:, -1:], state.many + x.shape[1])
         return (total / count.clamp(min=1)).to(x.dtype), after
 
-    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """How much of each token is in each mean: one head, (b 1 n m)."""
-        m = x.shape[1] if memory is None else memory.shape[1]
+        m = x.shape[1] if context is None else context.shape[1]
         keep = torch.ones(x.shape[0], x.shape[1], m, dtype=x.dtype, device=x.device)
         keep = keep.tril() if self.causal else keep
         keep = keep if mask is None else keep * mask[:, None, :]

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attend import attend
 from regard.attentions import SoftmaxAttention
+from regard.backends import attend
 from regard.mixer import Can, Mixer, MultiHead, State, check_batch
 from regard.pattern import Band, Chunks
 
 
-class _Passed(NamedTuple):
+class AxialState(NamedTuple):
     """Where a stream stands: the cells of the unfinished row, what the row above passes down, and the two caches."""
 
     row: Tensor | None
@@ -38,22 +38,29 @@ class AxialPasses(Mixer):
         can = row.can & Can(maps="each of its passes has a map of its own")
         super().__init__(dim, can=can, causal=causal)
         self.width = width
-        self.rows, self.columns = MultiHead(dim, heads, row), MultiHead(dim, heads, column, causal=causal)
-        self.inner = MultiHead(dim, heads, SoftmaxAttention(Chunks(width)), causal=True) if causal else None
+        self.rows, self.columns = (
+            MultiHead(dim, heads, row),
+            MultiHead(dim, heads, column, causal=causal),
+        )
+        self.inner = (
+            MultiHead(dim, heads, SoftmaxAttention(Chunks(width)), causal=True) if causal else None
+        )
 
     def start(self) -> State:
         """Nothing yet above, and empty caches."""
         assert self.inner is not None
-        return _Passed(None, None, self.columns.start(), self.inner.start())
+        return AxialState(None, None, self.columns.start(), self.inner.start())
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         return self._past(x, mask, state) if self.causal else (self._both(x, mask), None)
 
     def _past(self, x: Tensor, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
         """Down the columns to each whole row, from there to the row below it, and along that."""
         assert self.inner is not None
-        row, above, columns, inner = state or _Passed(None, None, None, None)
+        row, above, columns, inner = state or AxialState(None, None, None, None)
         if row is not None:
             check_batch(row, x)
         cells = x if row is None else torch.cat((row, x), 1)
@@ -65,13 +72,15 @@ class AxialPasses(Mixer):
         y, inner = self.inner.mix(x + down[:, first : cells.shape[1]], None, mask, inner)
         rest = cells[:, cells.shape[1] // self.width * self.width :]
         last = down[:, -self.width :] if down.shape[1] >= self.width else None
-        return y, _Passed(rest, last, columns, inner)
+        return y, AxialState(rest, last, columns, inner)
 
     def _both(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Along the rows, and then along the columns; an unfinished row is filled up with cells that are left out."""
         n, fill = x.shape[1], -x.shape[1] % self.width
         if fill:
-            mask = F.pad(x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask, (0, fill))
+            mask = F.pad(
+                x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask, (0, fill)
+            )
             x = F.pad(x, (0, 0, 0, fill))
         y = self._pass(self.rows, x, mask, down=False)
         return self._pass(self.columns, y, mask, down=True)[:, :n]
@@ -79,8 +88,12 @@ class AxialPasses(Mixer):
     def _pass(self, heads: MultiHead, x: Tensor, mask: Tensor | None, *, down: bool) -> Tensor:
         """Attention in each row, or down each column, of whole rows: every line is an example of its own, and dense."""
         q, k, v = (_lines(t, self.width, down) for t in heads.project(x, None))
-        real = None if mask is None else _lines(mask[:, None, :, None], self.width, down)[:, 0, :, 0]
-        y = attend(q, k, v, mask=real).unflatten(0, (x.shape[0], -1)).transpose(2, 3)  # (b lines cells h e)
+        real = (
+            None if mask is None else _lines(mask[:, None, :, None], self.width, down)[:, 0, :, 0]
+        )
+        y = (
+            attend(q, k, v, mask=real).unflatten(0, (x.shape[0], -1)).transpose(2, 3)
+        )  # (b lines cells h e)
         return heads.out((y.transpose(1, 2) if down else y).flatten(1, 2).flatten(2))
 
     def _passed_on(self, cells: Tensor, mask: Tensor | None, state: State) -> tuple[Tensor, State]:

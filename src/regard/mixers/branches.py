@@ -26,9 +26,11 @@ class Branches(Mixer):
             raise ValueError("all branches must be causal, or none")
         limits = [mixer.length for mixer in mixers if mixer.length is not None]
         super().__init__(
-            sum(mixer.dim for mixer in mixers), can=reduce(and_, (mixer.can for mixer in mixers)), causal=mixers[0].causal,
+            sum(mixer.dim for mixer in mixers),
+            can=reduce(and_, (mixer.can for mixer in mixers)),
+            causal=mixers[0].causal,
             length=min(limits, default=None),
-        )  # fmt: skip
+        )
         self.branches: Sequence[Mixer] = nn.ModuleList(mixers)  # type: ignore[assignment]
         self.widths = [mixer.dim for mixer in mixers]
 
@@ -37,20 +39,45 @@ class Branches(Mixer):
         return tuple(branch.start() for branch in self.branches)
 
     def mix(
-        self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State, marks: Tensor | None = None
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         states = [None] * len(self.widths) if state is None else state
-        more = {} if marks is None else {"marks": marks}
-        parts = zip(self.branches, x.split(self.widths, -1), self._seen(memory), states, strict=True)
+        more = (
+            {}
+            if global_attention_mask is None
+            else {"global_attention_mask": global_attention_mask}
+        )
+        parts = zip(
+            self.branches, x.split(self.widths, -1), self._seen(context), states, strict=True
+        )
         found = [branch.mix(part, seen, mask, mine, **more) for branch, part, seen, mine in parts]
-        return torch.cat([y for y, _ in found], -1), None if state is None else tuple(mine for _, mine in found)
+        return torch.cat([y for y, _ in found], -1), None if state is None else tuple(
+            mine for _, mine in found
+        )
 
-    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None = None) -> Tensor:
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        global_attention_mask: Tensor | None = None,
+    ) -> Tensor:
         """(b h n m), with h the heads of all branches together."""
-        more = {} if marks is None else {"marks": marks}
-        parts = zip(self.branches, x.split(self.widths, -1), self._seen(memory), strict=True)
-        return torch.cat([branch.weights(part, seen, mask, **more) for branch, part, seen in parts], 1)
+        more = (
+            {}
+            if global_attention_mask is None
+            else {"global_attention_mask": global_attention_mask}
+        )
+        parts = zip(self.branches, x.split(self.widths, -1), self._seen(context), strict=True)
+        return torch.cat(
+            [branch.weights(part, seen, mask, **more) for branch, part, seen in parts], 1
+        )
 
-    def _seen(self, memory: Tensor | None) -> Sequence[Tensor | None]:
-        return [None] * len(self.widths) if memory is None else memory.split(self.widths, -1)
+    def _seen(self, context: Tensor | None) -> Sequence[Tensor | None]:
+        return [None] * len(self.widths) if context is None else context.split(self.widths, -1)

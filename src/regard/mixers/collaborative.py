@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import Unsupported, check_whole
-from regard.heads import Shared
+from regard.errors import Unsupported, check_int
+from regard.head_mixing import SharedProjection
 from regard.mixer import MultiHead
 
 
@@ -20,31 +20,49 @@ def collaborate(mixer: MultiHead, width: int, *, rounds: int = 100, seed: int = 
     Head i of the old layer scores by x W_q^i (W_k^i)ᵀ xᵀ.  These h matrices (d d) are written as A diag(m_i) Bᵀ with one A
     and one B for all, by alternating least squares; the width h e gives them back exactly, less is an approximation.
     """
-    check_whole(1, width=width, rounds=rounds)
-    if not isinstance(mixer, MultiHead) or not isinstance(mixer.inner, SoftmaxAttention) or mixer.kv_heads != mixer.heads:
-        raise Unsupported("only softmax attention in MultiHead, with as many heads of keys as of queries, can be shared out")
-    if mixer.turn is not None:
-        raise Unsupported("its queries and keys are turned by their positions, so that its scores are no one bilinear form")
+    check_int(1, width=width, rounds=rounds)
+    if (
+        not isinstance(mixer, MultiHead)
+        or not isinstance(mixer.inner, SoftmaxAttention)
+        or mixer.kv_heads != mixer.heads
+    ):
+        raise Unsupported(
+            "only softmax attention in MultiHead, with as many heads of keys as of queries, can be shared out"
+        )
+    if mixer.rotary is not None:
+        raise Unsupported(
+            "its queries and keys are turned by their positions, so that its scores are no one bilinear form"
+        )
     q, k = mixer.q, mixer.k
     if not isinstance(q, nn.Linear) or not isinstance(k, nn.Linear):
         raise Unsupported("only a layer with plain projections can be shared out")
     if q.bias is not None:
-        raise Unsupported("the projections have a bias, which a shared bilinear form has no place for")
+        raise Unsupported(
+            "the projections have a bias, which a shared bilinear form has no place for"
+        )
     by_head = [w.detach().double().unflatten(0, (mixer.heads, -1)) for w in (q.weight, k.weight)]
     inner = deepcopy(mixer.inner)
     if inner.scale is None:  # that of the old width, for the new one is another
         inner.scale = (mixer.dim // mixer.heads) ** -0.5
     new = MultiHead(mixer.dim, mixer.heads, inner, causal=mixer.causal)
     mixing, left, right = _common_factors(*by_head, width, rounds, seed)
-    new.q, new.k = (Shared(mixer.dim, mixer.heads, width, mixed=mixed) for mixed in (True, False))
+    new.q, new.k = (
+        SharedProjection(mixer.dim, mixer.heads, width, mixed=mixed) for mixed in (True, False)
+    )
     new.v, new.out = deepcopy(mixer.v), deepcopy(mixer.out)
     with torch.no_grad():
-        for own, value in ((new.q.mix, mixing), (new.q.weight.weight, left.T), (new.k.weight.weight, right.T)):
+        for own, value in (
+            (new.q.mix, mixing),
+            (new.q.weight.weight, left.T),
+            (new.k.weight.weight, right.T),
+        ):
             own.copy_(value)
     return new.to(q.weight)
 
 
-def _common_factors(q: Tensor, k: Tensor, width: int, rounds: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _common_factors(
+    q: Tensor, k: Tensor, width: int, rounds: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Per-head factors (h e d) of q and k -> m (h w), A (d w), B (d w) with q_iᵀ k_i ≈ A diag(m_i) Bᵀ."""
     h, e, _ = q.shape
     if width >= h * e:
@@ -53,7 +71,10 @@ def _common_factors(q: Tensor, k: Tensor, width: int, rounds: int, seed: int) ->
         return mixing, *(F.pad(x.flatten(0, 1).T, (0, spare)) for x in (q, k))  # type: ignore[return-value]
     whole = torch.einsum("hed,hef->hdf", q, k)
     make = torch.Generator().manual_seed(seed)
-    left, right = (_main_directions(x.flatten(1), width, make) for x in (whole.transpose(0, 1), whole.permute(2, 0, 1)))
+    left, right = (
+        _main_directions(x.flatten(1), width, make)
+        for x in (whole.transpose(0, 1), whole.permute(2, 0, 1))
+    )
     for _ in range(rounds):
         mixing = _solved(torch.einsum("hdf,dw,fw->hw", whole, left, right), left, right)
         left = _solved(torch.einsum("hdf,hw,fw->dw", whole, mixing, right), mixing, right)

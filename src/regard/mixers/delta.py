@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.common import at_least_single
-from regard.errors import check_whole
-from regard.mixer import Can, State, merge, split
-from regard.mixers.recurrence import Read, Recurrence
+from regard.errors import check_int
+from regard.mixer import Can, State, merge_heads, split_heads
+from regard.mixers.recurrence import Recurrence, RecurrenceInputs
+from regard.numerics import at_least_float32
 from regard.update import delta
 
 
@@ -22,27 +22,31 @@ class DeltaRule(Recurrence):
     convolution   over so many tokens, the last of which is the token itself; 0: none
     """
 
-    def __init__(self, dim: int, heads: int, *, convolution: int = 4, causal: bool = True, chunk: int = 64) -> None:
+    def __init__(
+        self, dim: int, heads: int, *, convolution: int = 4, causal: bool = True, chunk: int = 64
+    ) -> None:
         super().__init__(dim, heads, delta, causal=causal, chunk=chunk)
-        self.can = self.can & Can(onnx="ONNX has no triangular solve, by which the tokens of a chunk read what others wrote")
-        check_whole(0, convolution=convolution)
+        self.can = self.can & Can(
+            onnx="ONNX has no triangular solve, by which the tokens of a chunk read what others wrote"
+        )
+        check_int(0, convolution=convolution)
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.rate = nn.Linear(dim, heads, bias=False)
         self.convolution = ShortConvolution(3 * dim, convolution) if convolution else None
         self.norm = nn.RMSNorm(dim // heads, eps=1e-5)
 
-    def read(self, x: Tensor, past: State) -> tuple[Read, State]:
+    def read(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
         """Keys, queries, values and β.  The past is the last few tokens' projections."""
         qkv = torch.cat([f(x) for f in (self.q, self.k, self.v)], -1)
         if self.convolution is not None:
             qkv, past = self.convolution(qkv, past)
-        q, k, v = (split(t, self.heads) for t in F.silu(qkv).chunk(3, -1))
-        q, k = (F.normalize(at_least_single(t), dim=-1) for t in (q, k))
-        return Read(q, k, v, self.rate(x).sigmoid().transpose(1, 2)), past
+        q, k, v = (split_heads(t, self.heads) for t in F.silu(qkv).chunk(3, -1))
+        q, k = (F.normalize(at_least_float32(t), dim=-1) for t in (q, k))
+        return RecurrenceInputs(q, k, v, self.rate(x).sigmoid().transpose(1, 2)), past
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, and project."""
-        return self.out(merge(self.norm(y)))
+        return self.out(merge_heads(self.norm(y)))
 
 
 class ShortConvolution(nn.Module):

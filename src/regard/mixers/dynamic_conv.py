@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Can, Mixer, State, check_batch, check_heads
 
 
@@ -19,31 +19,45 @@ class DynamicConv(Mixer):
     dynamic   False: the paper's lightweight convolution, whose kernels are learned, and the same for all tokens
     """
 
-    def __init__(self, dim: int, heads: int, kernel: int, *, dynamic: bool = True, causal: bool = False) -> None:
+    def __init__(
+        self, dim: int, heads: int, kernel: int, *, dynamic: bool = True, causal: bool = False
+    ) -> None:
         check_heads(dim, heads)
-        check_whole(1, kernel=kernel)
-        super().__init__(dim, can=Can(cross="a kernel runs over neighbours, which are of one sequence"), causal=causal)
+        check_int(1, kernel=kernel)
+        super().__init__(
+            dim,
+            can=Can(cross="a kernel runs over neighbours, which are of one sequence"),
+            causal=causal,
+        )
         self.heads, self.kernel = heads, kernel
         self.before = kernel - 1 if causal else kernel // 2  # taps before the token itself
         self.up, self.out = nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
-        self.taps = nn.Linear(dim, heads * kernel, bias=False) if dynamic else _Learned(heads * kernel)
+        self.taps = (
+            nn.Linear(dim, heads * kernel, bias=False) if dynamic else StaticKernels(heads * kernel)
+        )
 
     def start(self) -> State:
         """Nothing yet."""
         return (None,)
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d); a stream keeps the last kernel − 1 tokens."""
         z = self._gated(x, mask)
         past = None if state is None else state[0]
         if past is None:
             past = z.new_zeros(z.shape[0], self.before, self.dim)
         check_batch(past, z)
-        window = torch.cat((past, z, z.new_zeros(z.shape[0], self.kernel - 1 - self.before, self.dim)), 1)
+        window = torch.cat(
+            (past, z, z.new_zeros(z.shape[0], self.kernel - 1 - self.before, self.dim)), 1
+        )
         y = self._convolve(window.unflatten(-1, (self.heads, -1)), self._kernels(z))
-        return self.out(y.flatten(2)), None if state is None else (window[:, window.shape[1] - self.before :],)
+        return self.out(y.flatten(2)), None if state is None else (
+            window[:, window.shape[1] - self.before :],
+        )
 
-    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """The kernels, laid out as a band: (b h n n)."""
         n = x.shape[1]
         kernels = self._kernels(self._gated(x, mask)).transpose(1, 2)  # (b h n k)
@@ -69,7 +83,7 @@ class DynamicConv(Mixer):
         return out
 
 
-class _Learned(nn.Module):
+class StaticKernels(nn.Module):
     """Kernels that depend on no token: (b n d) -> (b n h*k), always the same."""
 
     def __init__(self, count: int) -> None:

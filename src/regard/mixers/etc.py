@@ -9,21 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import check_whole, nearest
+from regard.errors import check_int, did_you_mean
 from regard.mixer import Can, Mixer, MultiHead, State, check_heads
 from regard.pattern import Band, Full, Keys, Pattern, Queries
-from regard.relative import Labels
+from regard.position.relative import RelativeLabels
 
 READS_ALL = "its global tokens read the whole sequence"
 
 
-class GlobalLong(Mixer):
+class ETC(Mixer):
     """Ainslie et al. 2020, arXiv 2004.08483.  The first `globals` tokens are the global input, the others the long input:
 
         long i:     one softmax over the global tokens and the long ones within `radius`      (l2g, l2l)
         global i:   one softmax over all tokens                                               (g2g, g2l)
 
-    of q_i · (k_j + a) / √e, with a vector a for the label of the pair; see `Labels`.
+    of q_i · (k_j + a) / √e, with a vector a for the label of the pair; see `RelativeLabels`.
 
     shared   one projection each to queries, keys, values and output; else queries and output have one for each kind of
              token, and keys and values one for each of the four pieces
@@ -31,19 +31,35 @@ class GlobalLong(Mixer):
     """
 
     def __init__(
-        self, dim: int, heads: int, *, globals: int, radius: int, clip: int, segment: int | None = None, shared: bool = False,
+        self,
+        dim: int,
+        heads: int,
+        *,
+        globals: int,
+        radius: int,
+        clip: int,
+        segment: int | None = None,
+        shared: bool = False,
         masks: Mapping[str, Pattern] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_heads(dim, heads)
-        check_whole(0, globals=globals, radius=radius)
-        labels = partial(Labels, heads, dim // heads, globals=globals, clip=clip, segment=segment)
+        check_int(0, globals=globals, radius=radius)
+        labels = partial(
+            RelativeLabels, heads, dim // heads, globals=globals, clip=clip, segment=segment
+        )
         cut = _checked(masks or {})
         first = Keys(0, globals)
-        near = SoftmaxAttention((Band(radius, radius) & ~first & cut["l2l"]) | (first & cut["l2g"]), labels())
-        far = SoftmaxAttention(Queries(0, globals) & ((first & cut["g2g"]) | (~first & cut["g2l"])), labels())
+        near = SoftmaxAttention(
+            (Band(radius, radius) & ~first & cut["l2l"]) | (first & cut["l2g"]), labels()
+        )
+        far = SoftmaxAttention(
+            Queries(0, globals) & ((first & cut["g2g"]) | (~first & cut["g2l"])), labels()
+        )
         limits = [x for x in (near.length, far.length) if x is not None]
         super().__init__(
-            dim, can=near.can & far.can & Can(causal=READS_ALL, stream=READS_ALL), length=min(limits, default=None)
+            dim,
+            can=near.can & far.can & Can(causal=READS_ALL, stream=READS_ALL),
+            length=min(limits, default=None),
         )
         self.heads, self.globals = heads, globals
         self.long = MultiHead(dim, heads, near)
@@ -52,12 +68,19 @@ class GlobalLong(Mixer):
             self.all = MultiHead(dim, heads, far)
             if shared:
                 own = (self.long.q, self.long.k, self.long.v, self.long.out)
-                self.all.q, self.all.k, self.all.v, self.all.out = (Same(part) for part in own)
+                self.all.q, self.all.k, self.all.v, self.all.out = (
+                    SharedModule(part) for part in own
+                )
             else:
                 for part in (self.long, self.all):
-                    part.k, part.v = ByKind(dim, globals), ByKind(dim, globals)
+                    part.k, part.v = (
+                        GlobalLocalLinear(dim, globals),
+                        GlobalLocalLinear(dim, globals),
+                    )
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         y, _ = self.long.mix(x, None, mask, None)
         if self.all is None:
@@ -65,12 +88,14 @@ class GlobalLong(Mixer):
         z, _ = self.all.mix(x[:, : self.globals], x, mask, None)
         return torch.cat((z, y[:, self.globals :]), 1), None
 
-    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """The maps of both, one below the other."""
         near = self.long.weights(x, None, mask)
         if self.all is None:
             return near
-        return torch.cat((self.all.weights(x[:, : self.globals], x, mask), near[:, :, self.globals :]), 2)
+        return torch.cat(
+            (self.all.weights(x[:, : self.globals], x, mask), near[:, :, self.globals :]), 2
+        )
 
 
 def _checked(masks: Mapping[str, Pattern]) -> dict[str, Pattern]:
@@ -78,13 +103,13 @@ def _checked(masks: Mapping[str, Pattern]) -> dict[str, Pattern]:
     pieces = ("g2g", "g2l", "l2g", "l2l")
     for name, pattern in masks.items():
         if name not in pieces:
-            raise ValueError(f"masks has no piece {name!r}: {nearest(name, pieces)}")
+            raise ValueError(f"masks has no piece {name!r}: {did_you_mean(name, pieces)}")
         if not isinstance(pattern, Pattern):
             raise ValueError(f"the mask of {name} must be a Pattern, not {pattern!r}")
     return {name: masks.get(name, Full()) for name in pieces}
 
 
-class ByKind(nn.Module):
+class GlobalLocalLinear(nn.Module):
     """(b n d) -> (b n d): one matrix for the first `globals` tokens and another for the others.  Stands in the place of a
     projection of `MultiHead`."""
 
@@ -97,7 +122,7 @@ class ByKind(nn.Module):
         return torch.cat((self.first(x[:, : self.globals]), self.rest(x[:, self.globals :])), 1)
 
 
-class Same(nn.Module):
+class SharedModule(nn.Module):
     """What another module does, without its parameters being counted, or saved, a second time."""
 
     def __init__(self, other: nn.Module) -> None:

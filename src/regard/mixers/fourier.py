@@ -7,27 +7,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.common import at_least_single, by_hand
 from regard.mixer import Can, Mixer, State
+from regard.numerics import apply_function, at_least_float32
 
 WHOLE = "the Fourier transform runs over the whole sequence"
 
 
-class Fourier(Mixer):
+class FourierMixer(Mixer):
     """out = Re F_n F_d x, with F the unnormalised discrete transform over tokens and over width
     (Lee-Thorp et al. 2021, arXiv 2105.03824)."""
 
     def __init__(self, dim: int, *, causal: bool = False) -> None:
-        can = Can(causal=WHOLE, cross=WHOLE, mask=WHOLE, stream=WHOLE, maps="it mixes widths as well as tokens")
+        can = Can(
+            causal=WHOLE,
+            cross=WHOLE,
+            mask=WHOLE,
+            stream=WHOLE,
+            maps="it mixes widths as well as tokens",
+        )
         super().__init__(dim, can=can, causal=causal)
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d), real."""
-        x, kind = at_least_single(x), x.dtype
-        if torch.compiler.is_exporting():  # as products: the transforms of other runtimes lose digits
+        x, kind = at_least_float32(x), x.dtype
+        if (
+            torch.compiler.is_exporting()
+        ):  # as products: the transforms of other runtimes lose digits
             (rows, cols), (up, down) = _waves(x, 1), _waves(x, 2)
             return (rows @ x @ up - cols @ x @ down).to(kind), None
-        return by_hand(_Transform, x).to(kind), None
+        return apply_function(_Transform, x).to(kind), None
 
 
 class _Transform(torch.autograd.Function):
@@ -47,7 +57,7 @@ class _Transform(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return by_hand(_Transform, grad)
+        return apply_function(_Transform, grad)
 
 
 def _waves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.common import at_least_single
-from regard.errors import check_whole
-from regard.feature import RandomFourier
-from regard.mixer import State, merge, split
-from regard.mixers.recurrence import Carried, Read, Recurrence
-from regard.update import decay, decay_each
+from regard.errors import check_int
+from regard.feature import RandomFourierFeatures
+from regard.mixer import State, merge_heads, split_heads
+from regard.mixers.recurrence import Recurrence, RecurrenceInputs, RecurrenceState
+from regard.numerics import at_least_float32
+from regard.update import decay, diagonal_decay
 
 LEAST_MASS = 1e-6  # below it next to nothing has entered
 
@@ -27,25 +27,34 @@ class GatedLinear(Recurrence):
     """
 
     def __init__(
-        self, dim: int, heads: int, *, key: int | None = None, rank: int = 16, causal: bool = True, chunk: int = 64
+        self,
+        dim: int,
+        heads: int,
+        *,
+        key: int | None = None,
+        rank: int = 16,
+        causal: bool = True,
+        chunk: int = 64,
     ) -> None:
-        super().__init__(dim, heads, decay_each, causal=causal, chunk=chunk)
+        super().__init__(dim, heads, diagonal_decay, causal=causal, chunk=chunk)
         key = max(1, dim // heads // 2) if key is None else key
-        check_whole(1, key=key, rank=rank)
+        check_int(1, key=key, rank=rank)
         self.q, self.k = (nn.Linear(dim, heads * key, bias=False) for _ in range(2))
         self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(2))
         self.forget = nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, heads * key))
         self.gate = nn.Linear(dim, dim)
         self.norm = nn.GroupNorm(heads, dim)
 
-    def read(self, x: Tensor, past: State) -> tuple[Read, State]:
+    def read(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
         """Keys, queries, values and log α."""
-        q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
-        return Read(q, k, v, split(F.logsigmoid(at_least_single(self.forget(x))) / 16, self.heads)), None
+        q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
+        return RecurrenceInputs(
+            q, k, v, split_heads(F.logsigmoid(at_least_float32(self.forget(x))) / 16, self.heads)
+        ), None
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, gate, and project."""
-        y = self.norm(merge(y).flatten(0, 1)).unflatten(0, x.shape[:2])
+        y = self.norm(merge_heads(y).flatten(0, 1)).unflatten(0, x.shape[:2])
         return self.out(F.silu(self.gate(x)) * y)
 
 
@@ -59,29 +68,52 @@ class GatedRandomFeatures(Recurrence):
     """
 
     def __init__(
-        self, dim: int, heads: int, *, features: int = 64, seed: int = 0, redraw: int | None = None, causal: bool = True,
+        self,
+        dim: int,
+        heads: int,
+        *,
+        features: int = 64,
+        seed: int = 0,
+        redraw: int | None = None,
+        causal: bool = True,
         chunk: int = 64,
-    ) -> None:  # fmt: skip
-        super().__init__(dim, heads, decay, causal=causal, chunk=chunk, floor=RandomFourier.floor)
-        self.feature = RandomFourier(dim // heads, features, heads, seed=seed, redraw=redraw)
+    ) -> None:
+        super().__init__(
+            dim,
+            heads,
+            decay,
+            causal=causal,
+            chunk=chunk,
+            min_denominator=RandomFourierFeatures.min_denominator,
+        )
+        self.feature = RandomFourierFeatures(
+            dim // heads, features, heads, seed=seed, redraw=redraw
+        )
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.gate = nn.Linear(dim, heads)
 
-    def start(self) -> Carried:
+    def start(self) -> RecurrenceState:
         """Nothing was read, but this is a stream: rows stay as they are."""
-        return Carried((), None)
+        return RecurrenceState((), None)
 
-    def read(self, x: Tensor, past: State) -> tuple[Read, State]:
+    def read(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
         """Features of keys and queries, values, log g and 1 − g."""
         if self.training and past is None:
             self.feature.advance()
-        q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
-        gate = at_least_single(self.gate(x))
+        q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
+        gate = at_least_float32(self.gate(x))
         stays, enters = (t.transpose(1, 2) for t in (F.logsigmoid(gate), F.sigmoid(-gate)))
-        (phi_q, _), (phi_k, _) = self.feature(at_least_single(q), 0, True), self.feature(at_least_single(k), 0, False)
-        stayed = stays.cumsum(2) if not past else past[0] + stays.cumsum(2)  # log of what is left of nothing
-        return Read(phi_q, phi_k, v, stays, enters, (-torch.expm1(stayed)).clamp(min=LEAST_MASS)), (stayed[..., -1:],)
+        (phi_q, _), (phi_k, _) = (
+            self.feature(at_least_float32(q), 0, True),
+            self.feature(at_least_float32(k), 0, False),
+        )
+        stayed = (
+            stays.cumsum(2) if not past else past[0] + stays.cumsum(2)
+        )  # log of what is left of nothing
+        return RecurrenceInputs(
+            phi_q, phi_k, v, stays, enters, (-torch.expm1(stayed)).clamp(min=LEAST_MASS)
+        ), (stayed[..., -1:],)
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Project."""
-        return self.out(merge(y))
+        return self.out(merge_heads(y))

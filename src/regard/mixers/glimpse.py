@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.cells.draw import FilterBank, Filters, read, write
-from regard.errors import check_whole
+from regard.cells.draw import DrawFilters, FilterBank, read_patch, write_patch
+from regard.errors import check_int
 from regard.mixer import Can, Mixer, State
 
 WHOLE = "the glimpse is placed by all tokens together"
@@ -25,31 +25,40 @@ class GlimpseRead(Mixer):
 
     def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
         super().__init__(dim, can=Can(causal=WHOLE, stream=WHOLE), causal=causal)
-        check_whole(1, width=width)
+        check_int(1, width=width)
         self.bank, self.width = FilterBank(dim, patch), width
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        source, here, there = self._filters(x, memory, mask)
-        patch = read(_image(source, self.width), there)
+        source, here, there = self._filters(x, context, mask)
+        patch = read_patch(_image(source, self.width), there)
         return _tokens(_lay(patch, here), x.shape[1]), None
 
-    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """(b 1 n m): γ times the product over rows of one over columns."""
         if not x.numel():
-            return x.new_zeros(x.shape[0], 1, x.shape[1], (x if memory is None else memory).shape[1])
-        source, here, there = self._filters(x, memory, mask)
+            return x.new_zeros(
+                x.shape[0], 1, x.shape[1], (x if context is None else context).shape[1]
+            )
+        source, here, there = self._filters(x, context, mask)
         rows, columns = here.rows.mT @ there.rows, here.columns.mT @ there.columns
-        full = torch.einsum("bij,bkl->bikjl", rows, columns).flatten(3).flatten(1, 2) * there.intensity[:, None, None]
+        full = (
+            torch.einsum("bij,bkl->bikjl", rows, columns).flatten(3).flatten(1, 2)
+            * there.intensity[:, None, None]
+        )
         full = full[:, : x.shape[1], : source.shape[1]]
         return (full if mask is None else full * mask[:, None])[:, None]
 
-    def _filters(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Filters, Filters]:
+    def _filters(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, DrawFilters, DrawFilters]:
         """What is read, and the filters of x and of it."""
-        source = x if memory is None else memory
-        state = _mean(x, mask if memory is None else None)
+        source = x if context is None else context
+        state = _mean(x, mask if context is None else None)
         there = _placed(self.bank, state, source.shape[1], self.width, mask)
-        here = there if memory is None else _placed(self.bank, state, x.shape[1], self.width, None)
+        here = there if context is None else _placed(self.bank, state, x.shape[1], self.width, None)
         return source, here, there
 
 
@@ -62,15 +71,23 @@ class GlimpseWrite(Mixer):
     def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
         maps = "what is written comes from the mean of all tokens, and is not linear in them"
         super().__init__(dim, can=Can(causal=WHOLE, stream=WHOLE, maps=maps), causal=causal)
-        check_whole(1, width=width)
-        self.bank, self.draw, self.width = FilterBank(dim, patch), nn.Linear(dim, dim * patch * patch), width
+        check_int(1, width=width)
+        self.bank, self.draw, self.width = (
+            FilterBank(dim, patch),
+            nn.Linear(dim, dim * patch * patch),
+            width,
+        )
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        mean = _mean(x if memory is None else memory, mask)
+        mean = _mean(x if context is None else context, mask)
         patch = self.draw(mean).unflatten(-1, (self.dim, self.bank.patch, self.bank.patch))
-        filters = _placed(self.bank, mean, x.shape[1], self.width, mask if memory is None else None)
-        return _tokens(write(patch, filters), x.shape[1]), None
+        filters = _placed(
+            self.bank, mean, x.shape[1], self.width, mask if context is None else None
+        )
+        return _tokens(write_patch(patch, filters), x.shape[1]), None
 
 
 def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -78,7 +95,9 @@ def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
     return x.mean(1) if mask is None else x.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
-def _placed(bank: FilterBank, state: Tensor, n: int, width: int, mask: Tensor | None) -> Filters:
+def _placed(
+    bank: FilterBank, state: Tensor, n: int, width: int, mask: Tensor | None
+) -> DrawFilters:
     """Filters for n tokens; an image ends with the row of its last real token."""
     height = (n + width - 1) // width
     if mask is None:
@@ -96,6 +115,6 @@ def _tokens(image: Tensor, n: int) -> Tensor:
     return image.flatten(2).mT[:, :n]
 
 
-def _lay(patch: Tensor, filters: Filters) -> Tensor:
+def _lay(patch: Tensor, filters: DrawFilters) -> Tensor:
     """F_Yᵀ w F_X, the intensity left as it was read."""
     return filters.rows[:, None].mT @ patch @ filters.columns[:, None]

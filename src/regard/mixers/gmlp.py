@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.common import check_stream_length, cut, over_tokens
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Can, Mixer, State, check_batch
+from regard.numerics import check_stream_length, slice_dim, token_matmul
 
 OWN = "each position has gate weights of its own"
 NEARLY_ZERO = 1e-3
 
 
-class Gates(NamedTuple):
+class GatedMLPState(NamedTuple):
     """What a stream has seen: the normalised halves that gate, (b m hidden/2), and the state of the tiny attention."""
 
     values: Tensor | None
@@ -29,11 +29,13 @@ class TinyAttention(nn.Module):
 
     def __init__(self, dim: int, width: int, out: int) -> None:
         super().__init__()
-        check_whole(1, width=width)
+        check_int(1, width=width)
         self.q, self.k, self.v = (nn.Linear(dim, width, bias=False) for _ in range(3))
         self.out, self.inner = nn.Linear(width, out), SoftmaxAttention()
 
-    def forward(self, x: Tensor, mask: Tensor | None, state: State, *, causal: bool) -> tuple[Tensor, State]:
+    def forward(
+        self, x: Tensor, mask: Tensor | None, state: State, *, causal: bool
+    ) -> tuple[Tensor, State]:
         """The attention, and its next state."""
         q, k, v = (f(x)[:, None] for f in (self.q, self.k, self.v))
         y, state = self.inner.attend(q, k, v, causal=causal, mask=mask, state=state)
@@ -50,25 +52,37 @@ class GatedMLP(Mixer):
     attention   0: none (gMLP); else the width of a tiny attention whose result is added to the gate (aMLP)
     """
 
-    def __init__(self, dim: int, length: int, hidden: int, *, attention: int = 0, causal: bool = False) -> None:
-        can = Can(cross=OWN, length=f"its gate was built for {length} positions", maps="it is not linear in its tokens")
-        check_whole(1, length=length)
-        check_whole(2, hidden=hidden)
-        check_whole(0, attention=attention)
+    def __init__(
+        self, dim: int, length: int, hidden: int, *, attention: int = 0, causal: bool = False
+    ) -> None:
+        can = Can(
+            cross=OWN,
+            length=f"its gate was built for {length} positions",
+            maps="it is not linear in its tokens",
+        )
+        check_int(1, length=length)
+        check_int(2, hidden=hidden)
+        check_int(0, attention=attention)
         if hidden % 2:
             raise ValueError(f"hidden must be even, since it is split in two, not {hidden}")
         super().__init__(dim, can=can, causal=causal, length=length)
-        self.up, self.down, self.norm = nn.Linear(dim, hidden), nn.Linear(hidden // 2, dim), nn.LayerNorm(hidden // 2)
+        self.up, self.down, self.norm = (
+            nn.Linear(dim, hidden),
+            nn.Linear(hidden // 2, dim),
+            nn.LayerNorm(hidden // 2),
+        )
         bound = NEARLY_ZERO / length
         self.weight = nn.Parameter(torch.empty(length, length).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.ones(length))
         self.attend = TinyAttention(dim, attention, hidden // 2) if attention else None
 
-    def start(self) -> Gates:
+    def start(self) -> GatedMLPState:
         """Nothing yet."""
-        return Gates(None, None if self.attend is None else self.attend.inner.start())
+        return GatedMLPState(None, None if self.attend is None else self.attend.inner.start())
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         z, gate = F.gelu(self.up(x)).chunk(2, -1)
         gate = self.norm(gate)
@@ -77,11 +91,13 @@ class GatedMLP(Mixer):
         gates = self._with_past(gate, state)
         opened, after = self._spatial(gates, x.shape[1]), None
         if self.attend is not None:
-            more, after = self.attend(x, mask, None if state is None else state.attention, causal=self.causal)
+            more, after = self.attend(
+                x, mask, None if state is None else state.attention, causal=self.causal
+            )
             opened = opened + more
-        return self.down(z * opened), None if state is None else Gates(gates, after)
+        return self.down(z * opened), None if state is None else GatedMLPState(gates, after)
 
-    def _with_past(self, gate: Tensor, state: Gates | None) -> Tensor:
+    def _with_past(self, gate: Tensor, state: GatedMLPState | None) -> Tensor:
         if state is None or state.values is None:
             return gate
         check_batch(state.values, gate)
@@ -91,5 +107,7 @@ class GatedMLP(Mixer):
     def _spatial(self, gates: Tensor, n: int) -> Tensor:
         """W z + b, for the last n of m positions: (b m c) -> (b n c)."""
         m = gates.shape[1]
-        weight = cut(cut(self.weight, 0, m - n, m), 1, 0, m)
-        return over_tokens(weight.tril(m - n) if self.causal else weight, gates, cut(self.bias, 0, m - n, m))
+        weight = slice_dim(slice_dim(self.weight, 0, m - n, m), 1, 0, m)
+        return token_matmul(
+            weight.tril(m - n) if self.causal else weight, gates, slice_dim(self.bias, 0, m - n, m)
+        )

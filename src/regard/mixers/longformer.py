@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
 from regard.mixer import Can, Mixer, MultiHead, State
-from regard.pattern import MarkedKeys, MarkedQueries, Pattern
+from regard.pattern import GlobalMaskKeys, GlobalMaskQueries, Pattern
 
 
 class Longformer(Mixer):
@@ -19,12 +19,23 @@ class Longformer(Mixer):
     bias     whether the projections have one
     """
 
-    def __init__(self, dim: int, heads: int, local: Pattern, *, bias: bool = False, causal: bool = False) -> None:
-        near = SoftmaxAttention(local if causal else local | MarkedKeys())
-        can = Can(marks="the causal form has a window only, as in the paper") & near.can if causal else near.can
+    def __init__(
+        self, dim: int, heads: int, local: Pattern, *, bias: bool = False, causal: bool = False
+    ) -> None:
+        near = SoftmaxAttention(local if causal else local | GlobalMaskKeys())
+        can = (
+            Can(global_attention_mask="the causal form has a window only, as in the paper")
+            & near.can
+            if causal
+            else near.can
+        )
         super().__init__(dim, can=can, causal=causal, length=near.length)
         self.local = MultiHead(dim, heads, near, bias=bias, causal=causal)
-        self.everywhere = None if causal else MultiHead(dim, heads, SoftmaxAttention(MarkedQueries()), bias=bias)
+        self.everywhere = (
+            None
+            if causal
+            else MultiHead(dim, heads, SoftmaxAttention(GlobalMaskQueries()), bias=bias)
+        )
         if self.everywhere is not None:
             self.everywhere.out = nn.Identity()
 
@@ -33,26 +44,41 @@ class Longformer(Mixer):
         return self.local.start()
 
     def mix(
-        self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State, marks: Tensor | None = None
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        marks = _real(marks, mask)
-        y, state = self.local.mix_heads(x, memory, mask, state, marks)
-        if marks is not None and self.everywhere is not None:
-            z, _ = self.everywhere.mix_heads(x, memory, mask, None, marks)
-            y = torch.where(marks[..., None], z, y)
+        global_attention_mask = _real(global_attention_mask, mask)
+        y, state = self.local.mix_heads(x, context, mask, state, global_attention_mask)
+        if global_attention_mask is not None and self.everywhere is not None:
+            z, _ = self.everywhere.mix_heads(x, context, mask, None, global_attention_mask)
+            y = torch.where(global_attention_mask[..., None], z, y)
         return self.local.out(y), state
 
-    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, marks: Tensor | None = None) -> Tensor:
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        global_attention_mask: Tensor | None = None,
+    ) -> Tensor:
         """The map of the window; for marked tokens, that of their own attention."""
-        marks = _real(marks, mask)
-        near = self.local.weights(x, memory, mask, marks=marks)
-        if marks is None or self.everywhere is None:
+        global_attention_mask = _real(global_attention_mask, mask)
+        near = self.local.weights(x, context, mask, global_attention_mask=global_attention_mask)
+        if global_attention_mask is None or self.everywhere is None:
             return near
-        far = self.everywhere.weights(x, memory, mask, marks=marks)
-        return torch.where(marks[:, None, :, None], far, near)
+        far = self.everywhere.weights(x, context, mask, global_attention_mask=global_attention_mask)
+        return torch.where(global_attention_mask[:, None, :, None], far, near)
 
 
-def _real(marks: Tensor | None, mask: Tensor | None) -> Tensor | None:
+def _real(global_attention_mask: Tensor | None, mask: Tensor | None) -> Tensor | None:
     """A left-out token is nobody's global."""
-    return marks if marks is None or mask is None else marks & mask
+    return (
+        global_attention_mask
+        if global_attention_mask is None or mask is None
+        else global_attention_mask & mask
+    )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Mixer, MultiHead, State
 from regard.pattern import Band
 
 
-def narrow(mixer: MultiHead, rank: int) -> MultiHead:
+def narrow_queries_and_keys(mixer: MultiHead, rank: int) -> MultiHead:
     """The same with queries and keys of width `rank` in each head; values keep theirs."""
-    check_whole(1, rank=rank)
+    check_int(1, rank=rank)
     mixer.q, mixer.k = (nn.Linear(mixer.dim, mixer.heads * rank, bias=False) for _ in range(2))
     return mixer
 
@@ -22,10 +22,14 @@ class LowRankBand(Mixer):
     a second pair of queries and keys, over |i − j| ≤ window (Guo et al. 2019, "Low-rank and locality constrained
     self-attention for sequence modeling")."""
 
-    def __init__(self, dim: int, heads: int, *, rank: int, window: int, causal: bool = False) -> None:
+    def __init__(
+        self, dim: int, heads: int, *, rank: int, window: int, causal: bool = False
+    ) -> None:
         near = SoftmaxAttention(Band(window, window))
         super().__init__(dim, can=near.can, causal=causal)
-        self.low = narrow(MultiHead(dim, heads, SoftmaxAttention(), causal=causal), rank)
+        self.low = narrow_queries_and_keys(
+            MultiHead(dim, heads, SoftmaxAttention(), causal=causal), rank
+        )
         self.band = MultiHead(dim, heads, near, causal=causal)
         self.band.v, self.band.out = self.low.v, nn.Identity()
 
@@ -33,13 +37,15 @@ class LowRankBand(Mixer):
         """The caches of both."""
         return self.low.start(), self.band.start()
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         low, band = (None, None) if state is None else state
-        everywhere, low = self.low.mix_heads(x, memory, mask, low)
-        near, band = self.band.mix_heads(x, memory, mask, band)
+        everywhere, low = self.low.mix_heads(x, context, mask, low)
+        near, band = self.band.mix_heads(x, context, mask, band)
         return self.low.out(everywhere + near), (low, band)
 
-    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """A + B: rows sum to two."""
-        return self.low.weights(x, memory, mask) + self.band.weights(x, memory, mask)
+        return self.low.weights(x, context, mask) + self.band.weights(x, context, mask)

@@ -12,22 +12,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.common import at_least_single, full_precision
-from regard.errors import check_choice, check_whole
-from regard.mixer import Can, Mixer, MultiHead, State, check_batch, check_heads, check_tokens, merge, split
+from regard.errors import check_choice, check_int
+from regard.mixer import (
+    Can,
+    Mixer,
+    MultiHead,
+    State,
+    check_batch,
+    check_heads,
+    check_tokens,
+    merge_heads,
+    split_heads,
+)
+from regard.numerics import at_least_float32, disable_autocast
 
 CHUNK = 64
 CAN = Can(maps="what is unpacked was projected twice and mixed over heads")
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())  # exp keeps the digits that elu(x) + 1 loses
+    return torch.where(
+        x > 0, x + 1, x.clamp(max=0).exp()
+    )  # exp keeps the digits that elu(x) + 1 loses
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": partial(F.softplus, beta=math.log(2.0)), "elu": _elu_plus_one}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softplus": partial(F.softplus, beta=math.log(2.0)),
+    "elu": _elu_plus_one,
+}
 
 
-class Packed(NamedTuple):
+class LunaState(NamedTuple):
     """Σ k_jᵀ a_j (b h e p), Σ a_jᵀ v_j (b h p e), and over how many tokens; None: none yet."""
 
     scores: Tensor | None
@@ -44,30 +59,39 @@ class Luna(Mixer):
 
     def __init__(self, dim: int, heads: int, *, packed: int) -> None:
         super().__init__(dim, can=CAN)
-        check_whole(1, packed=packed)
+        check_int(1, packed=packed)
         self.p = nn.Parameter(torch.randn(packed, dim))
         self.pack, self.unpack = (MultiHead(dim, heads, SoftmaxAttention()) for _ in range(2))
         self.pack.out = nn.Identity()
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        return self._update(x, self.p.expand(x.shape[0], -1, -1), memory, mask)[0], None
+        return self._update(x, self.p.expand(x.shape[0], -1, -1), context, mask)[0], None
 
     def update(
-        self, x: Tensor, p: Tensor | None = None, memory: Tensor | None = None, *, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        p: Tensor | None = None,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(y_x, y_p): the output, and what p (b packed d) of the layer before became, for the p of the layer after."""
-        x, memory = self._checked(x, memory, mask, None)
+        x, context = self._check_inputs(x, context, mask, None)
         if p is not None:
             check_tokens(p, self.dim, "p")
-        return self._update(x, self.p.expand(x.shape[0], -1, -1) if p is None else p, memory, mask)
+        return self._update(x, self.p.expand(x.shape[0], -1, -1) if p is None else p, context, mask)
 
-    def _update(self, x: Tensor, p: Tensor, memory: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        packed, _ = self.pack.mix_heads(p, x if memory is None else memory, mask, None)
+    def _update(
+        self, x: Tensor, p: Tensor, context: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        packed, _ = self.pack.mix_heads(p, x if context is None else context, mask, None)
         return self.unpack.mix(x, packed, None, None)[0], packed
 
 
-class PastLuna(Mixer):
+class CausalLuna(Mixer):
     """The causal form of Luna.  With a_j = ω(p W_p (x_j W_c)ᵀ / √e) for token j, and t tokens up to i:
 
         w_i = softmax(q_i Σ_{j≤i} k_jᵀ a_j / t √e)        the sums stand for a pack of the past
@@ -80,25 +104,32 @@ class PastLuna(Mixer):
 
     def __init__(self, dim: int, heads: int, *, packed: int, activation: str = "softplus") -> None:
         super().__init__(dim, can=CAN, causal=True, name="Luna")
-        check_whole(1, packed=packed)
+        check_int(1, packed=packed)
         check_heads(dim, heads)
         check_choice("activation", activation, ACTIVATIONS)
         self.activation = activation
         self.heads, self.p = heads, nn.Parameter(torch.randn(packed, dim))
-        self.pack_q, self.pack_k, self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(6))
+        self.pack_q, self.pack_k, self.q, self.k, self.v, self.out = (
+            nn.Linear(dim, dim, bias=False) for _ in range(6)
+        )
 
-    def start(self) -> Packed:
+    def start(self) -> LunaState:
         """No token yet."""
-        return Packed(None, None, 0)
+        return LunaState(None, None, 0)
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         scores, values, tokens = self.start() if state is None else state
-        c, q, k, v = (at_least_single(split(f(x), self.heads)) for f in (self.pack_k, self.q, self.k, self.v))
+        c, q, k, v = (
+            at_least_float32(split_heads(f(x), self.heads))
+            for f in (self.pack_k, self.q, self.k, self.v)
+        )
         if scores is not None:
             check_batch(scores, k)
-        p = at_least_single(split(self.pack_q(self.p)[None], self.heads))
-        with full_precision(x):  # long sums need their digits
+        p = at_least_float32(split_heads(self.pack_q(self.p)[None], self.heads))
+        with disable_autocast(x):  # long sums need their digits
             scale = 1 / math.sqrt(q.shape[-1])
             pack = c @ p.transpose(-1, -2) * scale
             pack = ACTIVATIONS[self.activation](pack)  # (b h n p)
@@ -108,8 +139,8 @@ class PastLuna(Mixer):
             count = count.clamp(min=1)[:, None, :, None].to(q.dtype)
             found, scores = past_sums(q * scale, k, pack, scores)
             out, values = past_sums((found / count).softmax(-1), pack, v, values)
-        y = self.out(merge((out / count).to(x.dtype)))
-        return y, None if state is None else Packed(scores, values, tokens + x.shape[1])
+        y = self.out(merge_heads((out / count).to(x.dtype)))
+        return y, None if state is None else LunaState(scores, values, tokens + x.shape[1])
 
 
 def past_sums(q: Tensor, y: Tensor, z: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -6,26 +6,32 @@ import torch
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Can, Mixer, MultiHead, State
 
 MIXED = "every latent has read all tokens"
 
 
-class Layer(nn.Module):
+class PerceiverLayer(nn.Module):
     """z (b l d) -> (b l d): h = z + MultiHead(norm z, norm s), out = h + MLP(norm h), with s (b m d) another sequence, or z.
 
     residual   False: h = MultiHead(...) alone
     """
 
-    def __init__(self, dim: int, heads: int, *, widening: int, cross: bool, residual: bool = True) -> None:
+    def __init__(
+        self, dim: int, heads: int, *, widening: int, cross: bool, residual: bool = True
+    ) -> None:
         super().__init__()
         self.residual, self.ask = residual, MultiHead(dim, heads, SoftmaxAttention())
         self.norm, self.norm_feed = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.norm_source = nn.LayerNorm(dim) if cross else None
-        self.feed = nn.Sequential(nn.Linear(dim, widening * dim), nn.GELU(), nn.Linear(widening * dim, dim))
+        self.feed = nn.Sequential(
+            nn.Linear(dim, widening * dim), nn.GELU(), nn.Linear(widening * dim, dim)
+        )
 
-    def forward(self, z: Tensor, source: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, z: Tensor, source: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         """mask (b m) is over the source."""
         read = None if self.norm_source is None or source is None else self.norm_source(source)
         h, _ = self.ask.mix(self.norm(z), read, mask, None)
@@ -43,23 +49,40 @@ class Perceiver(Mixer):
     with layer normalisation before each.  The last line has no residual: the block around a mixer adds x.
     """
 
-    def __init__(self, dim: int, heads: int, *, latents: int, depth: int, widening: int = 1, causal: bool = False) -> None:
-        can = Can(causal=MIXED, stream=MIXED, maps="what the tokens read has passed through several layers")
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        latents: int,
+        depth: int,
+        widening: int = 1,
+        causal: bool = False,
+    ) -> None:
+        can = Can(
+            causal=MIXED,
+            stream=MIXED,
+            maps="what the tokens read has passed through several layers",
+        )
         super().__init__(dim, can=can, causal=causal)
-        check_whole(1, latents=latents, widening=widening)
-        check_whole(0, depth=depth)
+        check_int(1, latents=latents, widening=widening)
+        check_int(0, depth=depth)
         self.latents = nn.Parameter(torch.randn(latents, dim))
-        self.read = Layer(dim, heads, widening=widening, cross=True)
-        self.think = nn.ModuleList(Layer(dim, heads, widening=widening, cross=False) for _ in range(depth))
-        self.write = Layer(dim, heads, widening=widening, cross=True, residual=False)
+        self.read = PerceiverLayer(dim, heads, widening=widening, cross=True)
+        self.think = nn.ModuleList(
+            PerceiverLayer(dim, heads, widening=widening, cross=False) for _ in range(depth)
+        )
+        self.write = PerceiverLayer(dim, heads, widening=widening, cross=True, residual=False)
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        return self.write(x, self._encoded(x if memory is None else memory, mask)), None
+        return self.write(x, self._encoded(x if context is None else context, mask)), None
 
-    def encoded(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    def encode(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The latents that have read x (b n d) and thought, (b latents d)."""
-        x, _ = self._checked(x, None, mask, None)
+        x, _ = self._check_inputs(x, None, mask, None)
         return self._encoded(x, mask)
 
     def _encoded(self, source: Tensor, mask: Tensor | None) -> Tensor:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.common import at_least_single
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Can, Mixer, State, check_batch
+from regard.numerics import at_least_float32
 
 
 class AveragePool(Mixer):
@@ -20,8 +20,10 @@ class AveragePool(Mixer):
 
     kernel: Tensor
 
-    def __init__(self, dim: int, window: int, *, width: int | None = None, causal: bool = False) -> None:
-        check_whole(1, window=window, **({} if width is None else {"width": width}))
+    def __init__(
+        self, dim: int, window: int, *, width: int | None = None, causal: bool = False
+    ) -> None:
+        check_int(1, window=window, **({} if width is None else {"width": width}))
         if window % 2 == 0 and not (causal and width is None):
             raise ValueError(f"window must be odd, so that it has a middle, not {window}")
         super().__init__(dim, can=Can(cross="neighbours are of one sequence"), causal=causal)
@@ -32,7 +34,9 @@ class AveragePool(Mixer):
         """Nothing yet."""
         return (None, 0)
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d); a stream keeps the tokens that a window may still reach."""
         past, end = self.start() if state is None else state
         seen = _joined(past, x)
@@ -40,9 +44,12 @@ class AveragePool(Mixer):
         total, count = self._sum(seen), self._sum(real)
         y = ((total / count.clamp(min=1)).to(x.dtype) - seen)[:, seen.shape[1] - x.shape[1] :]
         end += x.shape[1]
-        return y, None if state is None else (seen[:, seen.shape[1] - min(seen.shape[1], self._needed(end)) :], end)
+        return y, None if state is None else (
+            seen[:, seen.shape[1] - min(seen.shape[1], self._needed(end)) :],
+            end,
+        )
 
-    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """(b 1 n n): one over the count, and one less on the diagonal."""
         n = x.shape[1]
         one = torch.eye(n, dtype=x.dtype, device=x.device)
@@ -58,14 +65,16 @@ class AveragePool(Mixer):
         if not x.numel():
             return x
         b, n, c = x.shape
-        wide = at_least_single(x)
+        wide = at_least_float32(x)
         width = self.width or n
         grid = F.pad(wide, (0, 0, 0, -n % width)).mT.reshape(b * c, 1, -1, width)
         rows, columns = self.kernel.shape[2:]
         if self.causal and self.width is None:
             grid = F.pad(grid, (columns - 1, 0))
         padding = (0, 0) if self.causal and self.width is None else (rows // 2, columns // 2)
-        return F.conv2d(grid, self.kernel.to(wide.dtype), padding=padding).reshape(b, c, -1).mT[:, :n]
+        return (
+            F.conv2d(grid, self.kernel.to(wide.dtype), padding=padding).reshape(b, c, -1).mT[:, :n]
+        )
 
     def _needed(self, end: int) -> int:
         """How many of the last tokens a window of the tokens from `end` on may reach, from the start of a row."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from regard.attentions import SoftmaxAttention, Strided
-from regard.errors import check_whole
-from regard.memory import Mean
+from regard.attentions import BlockCompressedAttention, SoftmaxAttention
+from regard.compression import MeanCompression
+from regard.errors import check_int
 from regard.mixer import Can, Mixer, MultiHead, State
 from regard.pattern import Band
 
@@ -16,12 +16,29 @@ class Poolingformer(Mixer):
     keys and values, `kernel` tokens each and `stride` apart, that lie within `reach` of the query; out = W⁰ (y + z)."""
 
     def __init__(
-        self, dim: int, heads: int, *, window: int, reach: int, kernel: int, stride: int, causal: bool = False
+        self,
+        dim: int,
+        heads: int,
+        *,
+        window: int,
+        reach: int,
+        kernel: int,
+        stride: int,
+        causal: bool = False,
     ) -> None:
-        check_whole(1, kernel=kernel)
-        check_whole(kernel - 1, reach=reach)  # a smaller one would hold no block
-        near, far = SoftmaxAttention(Band(window, window)), Strided(Mean(kernel, stride), window=reach)
-        can = near.can & far.can & Can(takes_marks=True, maps="the second level reads what the first has written")
+        check_int(1, kernel=kernel)
+        check_int(kernel - 1, reach=reach)  # a smaller one would hold no block
+        near, far = (
+            SoftmaxAttention(Band(window, window)),
+            BlockCompressedAttention(MeanCompression(kernel, stride), window=reach),
+        )
+        can = (
+            near.can
+            & far.can
+            & Can(
+                supports_global_mask=True, maps="the second level reads what the first has written"
+            )
+        )
         super().__init__(dim, can=can, causal=causal)
         self.near, self.far = (MultiHead(dim, heads, level, causal=causal) for level in (near, far))
         self.far.out = nn.Identity()
@@ -30,7 +47,9 @@ class Poolingformer(Mixer):
         """The caches of both levels."""
         return self.near.start(), self.far.start()
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         near, far = (None, None) if state is None else state
         y, near = self.near.mix_heads(x, None, mask, near)

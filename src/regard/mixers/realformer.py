@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from regard.attentions import ScoredAttention, SoftmaxAttention
+from regard.attentions import MaterializedAttention, SoftmaxAttention
 from regard.errors import Unsupported
-from regard.mixer import Mixer, MultiHead, State, merge
+from regard.mixer import Mixer, MultiHead, State, merge_heads
 
 
 class RealFormer(Mixer):
@@ -28,33 +28,44 @@ class RealFormer(Mixer):
         """An empty cache of keys and values."""
         return self.heads.start()
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """The first layer: plain attention."""
-        return self.heads.mix(x, memory, mask, state)
+        return self.heads.mix(x, context, mask, state)
 
-    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """The map of the first layer."""
-        return self.heads.weights(x, memory, mask)
+        return self.heads.weights(x, context, mask)
 
     def chain(
-        self, x: Tensor, before: Tensor | None = None, *, memory: Tensor | None = None, mask: Tensor | None = None,
+        self,
+        x: Tensor,
+        before: Tensor | None = None,
+        *,
+        context: Tensor | None = None,
+        mask: Tensor | None = None,
         state: State = None,
-    ) -> tuple[Tensor, Tensor, State]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, State]:
         """x (b n d), scores of the layer before (b h n m) -> (b n d), scores (b h n m), and the next state.
 
         `state` is None for a whole sequence; `start()` begins a stream, in which m counts all tokens so far.
         """
-        x, memory = self._checked(x, memory, mask, None)
+        x, context = self._check_inputs(x, context, mask, None)
         if state is not None and not self.causal:
-            raise Unsupported(f"{self.name} was not built causal, so the first chunk would depend on the last")
-        carried = _Carried(before)
-        q, k, v = self.heads.project(x, memory)
-        y, state = ScoredAttention(before=carried).attend(q, k, v, causal=self.causal, mask=mask, state=state)
+            raise Unsupported(
+                f"{self.name} was not built causal, so the first chunk would depend on the last"
+            )
+        carried = ScoreResidual(before)
+        q, k, v = self.heads.project(x, context)
+        y, state = MaterializedAttention(before=carried).attend(
+            q, k, v, causal=self.causal, mask=mask, state=state
+        )
         assert carried.scores is not None
-        return self.heads.out(merge(y)), carried.scores, state
+        return self.heads.out(merge_heads(y)), carried.scores, state
 
 
-class _Carried(nn.Module):
+class ScoreResidual(nn.Module):
     """Adds the scores of the layer before, and keeps what came of it."""
 
     def __init__(self, before: Tensor | None) -> None:
@@ -65,7 +76,9 @@ class _Carried(nn.Module):
     def forward(self, scores: Tensor) -> Tensor:
         if self.before is not None:
             if self.before.shape != scores.shape:
-                raise ValueError(f"the scores before must be {tuple(scores.shape)}, not {tuple(self.before.shape)}")
+                raise ValueError(
+                    f"the scores before must be {tuple(scores.shape)}, not {tuple(self.before.shape)}"
+                )
             scores = scores + self.before
         self.scores = scores
         return scores

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import check_whole
-from regard.mixer import State, merge, split
-from regard.mixers.recurrence import Read, Recurrence
-from regard.position.turn import Rope
+from regard.errors import check_int
+from regard.mixer import State, merge_heads, split_heads
+from regard.mixers.recurrence import Recurrence, RecurrenceInputs
+from regard.position.rotary import Rope
 from regard.update import decay
 
 
@@ -24,27 +24,35 @@ class Retention(Recurrence):
     expand   values are so many times as wide as keys
     """
 
-    def __init__(self, dim: int, heads: int, *, expand: int = 2, causal: bool = True, chunk: int = 64) -> None:
+    def __init__(
+        self, dim: int, heads: int, *, expand: int = 2, causal: bool = True, chunk: int = 64
+    ) -> None:
         super().__init__(dim, heads, decay, causal=causal, chunk=chunk)
-        check_whole(1, expand=expand)
+        check_int(1, expand=expand)
         if dim // heads % 2:
-            raise ValueError(f"positions turn pairs of numbers, so the width of a head must be even, not {dim // heads}")
+            raise ValueError(
+                f"positions turn pairs of numbers, so the width of a head must be even, not {dim // heads}"
+            )
         self.q, self.k = (nn.Linear(dim, dim, bias=False) for _ in range(2))
         self.v, self.gate = (nn.Linear(dim, expand * dim, bias=False) for _ in range(2))
-        self.turn = Rope(layout="pairs")
+        self.rotary = Rope(layout="pairs")
         self.norm = nn.GroupNorm(heads, expand * dim)
         self.out = nn.Linear(expand * dim, dim, bias=False)
 
-    def read(self, x: Tensor, past: State) -> tuple[Read, State]:
+    def read(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
         """Keys and queries turned, and log γ.  The past is the number of tokens so far."""
         at, n = past or 0, x.shape[1]
-        q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
-        q, k = self.turn(q, k, at, at)
-        rates = torch.log1p(-torch.exp2(-5 - torch.arange(self.heads, dtype=torch.float64, device=x.device)))
-        gate = rates.to(torch.promote_types(x.dtype, torch.float32))[None, :, None].expand(x.shape[0], -1, n)
-        return Read(q / math.sqrt(q.shape[-1]), k, v, gate), at + n
+        q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
+        q, k = self.rotary(q, k, at, at)
+        rates = torch.log1p(
+            -torch.exp2(-5 - torch.arange(self.heads, dtype=torch.float64, device=x.device))
+        )
+        gate = rates.to(torch.promote_types(x.dtype, torch.float32))[None, :, None].expand(
+            x.shape[0], -1, n
+        )
+        return RecurrenceInputs(q / math.sqrt(q.shape[-1]), k, v, gate), at + n
 
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, gate, and project."""
-        y = self.norm(merge(y).flatten(0, 1)).unflatten(0, x.shape[:2])
+        y = self.norm(merge_heads(y).flatten(0, 1)).unflatten(0, x.shape[:2])
         return self.out(F.silu(self.gate(x)) * y)

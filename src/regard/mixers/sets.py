@@ -5,13 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.attend import check_mask
 from regard.attentions import SoftmaxAttention
-from regard.errors import check_whole
+from regard.backends import check_mask
+from regard.errors import check_int
 from regard.mixer import Can, Mixer, MultiHead, State
 
 NO_ORDER = "a set has no order, and so no past"
-SET = Can(causal=NO_ORDER, stream=NO_ORDER, maps="it normalises, and its feed-forward layer is not linear in the values")
+SET = Can(
+    causal=NO_ORDER,
+    stream=NO_ORDER,
+    maps="it normalises, and its feed-forward layer is not linear in the values",
+)
 
 
 class MAB(Mixer):
@@ -25,11 +29,15 @@ class MAB(Mixer):
     def __init__(self, dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> None:
         super().__init__(dim, can=SET, causal=causal)
         self.ask, self.feed = MultiHead(dim, heads, SoftmaxAttention()), nn.Linear(dim, dim)
-        self.norm_ask, self.norm_feed = (nn.LayerNorm(dim) if norm else nn.Identity() for _ in range(2))
+        self.norm_ask, self.norm_feed = (
+            nn.LayerNorm(dim) if norm else nn.Identity() for _ in range(2)
+        )
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        h = self.norm_ask(x + self.ask.mix(x, memory, mask, None)[0])
+        h = self.norm_ask(x + self.ask.mix(x, context, mask, None)[0])
         return self.norm_feed(h + self.feed(h).relu()), None
 
 
@@ -40,24 +48,30 @@ class SAB(Mixer):
         super().__init__(dim, can=SET, causal=causal)
         self.block = MAB(dim, heads, norm=norm)
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        return self.block.mix(x, memory, mask, None)
+        return self.block.mix(x, context, mask, None)
 
 
 class ISAB(Mixer):
     """ISAB(X) = MAB(X, MAB(I, X)): the set is read by a few learned points I (points d), which it then reads."""
 
-    def __init__(self, dim: int, heads: int, *, points: int, norm: bool = True, causal: bool = False) -> None:
+    def __init__(
+        self, dim: int, heads: int, *, points: int, norm: bool = True, causal: bool = False
+    ) -> None:
         super().__init__(dim, can=SET, causal=causal)
-        check_whole(1, points=points)
+        check_int(1, points=points)
         self.points = nn.Parameter(torch.randn(points, dim))
         self.gather, self.spread = (MAB(dim, heads, norm=norm) for _ in range(2))
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         points = self.points.expand(x.shape[0], -1, -1)
-        held, _ = self.gather.mix(points, x if memory is None else memory, mask, None)
+        held, _ = self.gather.mix(points, x if context is None else context, mask, None)
         return self.spread.mix(x, held, None, None)
 
 
@@ -69,7 +83,7 @@ class PMA(nn.Module):
 
     def __init__(self, dim: int, heads: int, *, seeds: int = 1, norm: bool = True) -> None:
         super().__init__()
-        check_whole(1, seeds=seeds)
+        check_int(1, seeds=seeds)
         self.seeds, self.feed = nn.Parameter(torch.randn(seeds, dim)), nn.Linear(dim, dim)
         self.block = MAB(dim, heads, norm=norm)
 

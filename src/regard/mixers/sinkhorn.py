@@ -9,13 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attend import attend
-from regard.errors import check_whole
-from regard.mixer import Can, Mixer, State, check_batch, check_heads, identity, merge, split
+from regard.backends import attend
+from regard.errors import check_int
+from regard.mixer import (
+    Can,
+    Mixer,
+    State,
+    check_batch,
+    check_heads,
+    identity_values,
+    merge_heads,
+    split_heads,
+)
 from regard.route.sort import BlockSort
 
 
-class Past(NamedTuple):
+class SinkhornState(NamedTuple):
     """What a stream keeps: keys and values (b h m e), summaries of the blocks so far (b s d), the sum of all tokens (b 1 d)."""
 
     k: Tensor
@@ -34,17 +43,28 @@ class Sinkhorn(Mixer):
     """
 
     def __init__(
-        self, dim: int, heads: int, sort: BlockSort, *, block: int = 64, cut: int | None = None, causal: bool = False
+        self,
+        dim: int,
+        heads: int,
+        sort: BlockSort,
+        *,
+        block: int = 64,
+        cut: int | None = None,
+        causal: bool = False,
     ) -> None:
-        check_whole(1, block=block, **({} if cut is None else {"cut": cut}))
+        check_int(1, block=block, **({} if cut is None else {"cut": cut}))
         length = f"its sort network was built for {sort.blocks} blocks of {block} tokens"
         can = Can(cross="blocks are sorted within one sequence", length=length)
         if cut is not None:
-            can = can & Can(causal="SortCut shows the first sorted blocks to all tokens, the earlier ones too")
+            can = can & Can(
+                causal="SortCut shows the first sorted blocks to all tokens, the earlier ones too"
+            )
         super().__init__(dim, can=can, causal=causal, length=sort.blocks * block)
         check_heads(dim, heads)
         if (sort.heads, sort.causal) != (heads, causal):
-            raise ValueError(f"sort was made for {sort.heads} heads and causal={sort.causal}, not for {heads} and {causal}")
+            raise ValueError(
+                f"sort was made for {sort.heads} heads and causal={sort.causal}, not for {heads} and {causal}"
+            )
         self.heads, self.sort, self.block, self.cut = heads, sort, block, cut
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
 
@@ -52,29 +72,33 @@ class Sinkhorn(Mixer):
         """No token yet."""
         return ()
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        q, k, v = (split(f(x), self.heads) for f in (self.q, self.k, self.v))
+        q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
         past = self._longer(state or None, x, k, v)
         y = self._attend(q, past.k, past.v, past.summaries, mask)
-        return self.out(merge(y)), None if state is None else past
+        return self.out(merge_heads(y)), None if state is None else past
 
-    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """The attention of the identity: it is linear in its values."""
-        q, k = (split(f(x), self.heads) for f in (self.q, self.k))
-        return self._attend(q, k, identity(k, k), self._summaries(x, None)[0], mask)
+        q, k = (split_heads(f(x), self.heads) for f in (self.q, self.k))
+        return self._attend(q, k, identity_values(k, k), self._summaries(x, None)[0], mask)
 
-    def _longer(self, past: Past | None, x: Tensor, k: Tensor, v: Tensor) -> Past:
+    def _longer(self, past: SinkhornState | None, x: Tensor, k: Tensor, v: Tensor) -> SinkhornState:
         """With the tokens of x, keys and values after those of the past."""
         summaries, total = self._summaries(x, past)
         if past is not None:
             check_batch(past.k, k)
             if past.k.shape[2] + k.shape[2] > self.sort.blocks * self.block:
-                raise ValueError(f"the stream is longer than the {self.length} tokens that this was built for")
+                raise ValueError(
+                    f"the stream is longer than the {self.length} tokens that this was built for"
+                )
             k, v = torch.cat((past.k, k), 2), torch.cat((past.v, v), 2)
-        return Past(k, v, summaries, total)
+        return SinkhornState(k, v, summaries, total)
 
-    def _summaries(self, x: Tensor, past: Past | None) -> tuple[Tensor, Tensor]:
+    def _summaries(self, x: Tensor, past: SinkhornState | None) -> tuple[Tensor, Tensor]:
         """What the sort network sees of each block, (b s d), and the sum of all tokens, (b 1 d)."""
         if not self.causal:
             return _blocks(x, self.block, 1).sum(2), x.sum(1, keepdim=True)
@@ -85,37 +109,67 @@ class Sinkhorn(Mixer):
         begun = running[:, -past.k.shape[2] % self.block :: self.block]
         return torch.cat((past.summaries, begun), 1), running[:, -1:]
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, summaries: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, summaries: Tensor, mask: Tensor | None
+    ) -> Tensor:
         """q (b h n e), the last n of k (b h m e) and v (b h m f): (b h n f)."""
         n, start = q.shape[2], k.shape[2] - q.shape[2]
         real = q.new_ones(q.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask
-        here, k, v = _blocks(real, self.block, 1), _blocks(k, self.block, 2), _blocks(v, self.block, 2)
+        here, k, v = (
+            _blocks(real, self.block, 1),
+            _blocks(k, self.block, 2),
+            _blocks(v, self.block, 2),
+        )
         order = self.sort(summaries, here.any(-1))
         whole = mask is None and not start and not n % self.block and self.cut is None
         if whole and order.dtype == q.dtype:
             return self._attend_whole(_blocks(q, self.block, 2), k, v, order)
         if self.cut is not None:
-            k, v, share = (x.flatten(2, 3)[:, :, None] for x in _sorted(order[:, :, : self.cut], k, v, here))
+            k, v, share = (
+                x.flatten(2, 3)[:, :, None] for x in _sorted(order[:, :, : self.cut], k, v, here)
+            )
             return _softmax(q[:, :, None], k, v, share[..., None, :])[:, :, 0]
         first = start // self.block  # the block of the first query
         far_k, far_v, share = _sorted(order[:, :, first:], k, v, here)
         near = here[:, None, first:, None].to(share)
         near = near.expand(-1, -1, -1, self.block, -1).tril() if self.causal else near
-        share = torch.cat(torch.broadcast_tensors(share[..., None, :].expand(*share.shape[:3], near.shape[3], -1), near), -1)
+        share = torch.cat(
+            torch.broadcast_tensors(
+                share[..., None, :].expand(*share.shape[:3], near.shape[3], -1), near
+            ),
+            -1,
+        )
         q = _blocks(F.pad(q, (0, 0, start - first * self.block, 0)), self.block, 2)
-        out = _softmax(q, torch.cat((far_k, k[:, :, first:]), 3), torch.cat((far_v, v[:, :, first:]), 3), share)
+        out = _softmax(
+            q, torch.cat((far_k, k[:, :, first:]), 3), torch.cat((far_v, v[:, :, first:]), 3), share
+        )
         return out.flatten(2, 3)[:, :, start - first * self.block :][:, :, :n]
 
     def _attend_whole(self, q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> Tensor:
         """Of whole blocks (b h s t e) of which every token is there, so that no slot counts by a share: fused attention."""
         far_k, far_v = (_moved(order, x) for x in (k, v))
-        q, k, v = q.flatten(1, 2), torch.cat((far_k, k), 3).flatten(1, 2), torch.cat((far_v, v), 3).flatten(1, 2)
+        q, k, v = (
+            q.flatten(1, 2),
+            torch.cat((far_k, k), 3).flatten(1, 2),
+            torch.cat((far_v, v), 3).flatten(1, 2),
+        )
         if not self.causal:
             return attend(q, k, v).flatten(1, 2).unflatten(1, (self.heads, -1))
         # the first block has none to be sorted, and each looks back in itself
-        seen = torch.ones(self.heads, q.shape[1] // self.heads, self.block, 2 * self.block, dtype=torch.bool, device=q.device)
+        seen = torch.ones(
+            self.heads,
+            q.shape[1] // self.heads,
+            self.block,
+            2 * self.block,
+            dtype=torch.bool,
+            device=q.device,
+        )
         seen.tril_(self.block)[:, 0, :, : self.block] = False
-        return F.scaled_dot_product_attention(q, k, v, seen.flatten(0, 1)).flatten(1, 2).unflatten(1, (self.heads, -1))
+        return (
+            F.scaled_dot_product_attention(q, k, v, seen.flatten(0, 1))
+            .flatten(1, 2)
+            .unflatten(1, (self.heads, -1))
+        )
 
 
 def _blocks(x: Tensor, size: int, axis: int) -> Tensor:

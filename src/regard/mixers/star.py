@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.common import running_max
-from regard.errors import check_whole
+from regard.auxiliary import record_aux
+from regard.errors import check_int
 from regard.mixer import Can, Mixer, State, check_heads
-from regard.notes import tell
-from regard.pattern import FAR
+from regard.numerics import cumulative_max
+from regard.pattern import MAX_POSITION
 
 HUB = "the relay reads every token"
 
@@ -30,19 +30,29 @@ class Star(Mixer):
     shared   one set of parameters for all rounds; else each round has its own
     """
 
-    def __init__(self, dim: int, heads: int, *, cycles: int = 2, shared: bool = False, causal: bool = False) -> None:
+    def __init__(
+        self, dim: int, heads: int, *, cycles: int = 2, shared: bool = False, causal: bool = False
+    ) -> None:
         check_heads(dim, heads)
-        check_whole(1, cycles=cycles)
+        check_int(1, cycles=cycles)
         can = Can(
-            causal=HUB, stream=HUB, cross="the ring and its relay are of one sequence",
+            causal=HUB,
+            stream=HUB,
+            cross="the ring and its relay are of one sequence",
             maps="it is not linear in its tokens: there is a relu in every round",
-        )  # fmt: skip
+        )
         super().__init__(dim, can=can, causal=causal)
         self.cycles = cycles
-        self.satellites = nn.ModuleList(_Node(dim, heads) for _ in range(1 if shared else cycles))
-        self.relays = nn.ModuleList(_Node(dim, heads) for _ in range(min(cycles - 1, 1) if shared else cycles - 1))
+        self.satellites = nn.ModuleList(
+            StarNode(dim, heads) for _ in range(1 if shared else cycles)
+        )
+        self.relays = nn.ModuleList(
+            StarNode(dim, heads) for _ in range(min(cycles - 1, 1) if shared else cycles - 1)
+        )
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         ring = _ring(x, mask)
         count = x.shape[1] if mask is None else mask.sum(1).clamp(min=1)[:, None, None]
@@ -52,11 +62,11 @@ class Star(Mixer):
             h = self.satellites[cycle % len(self.satellites)](h, partial(_around, h, x, s, ring))
             if cycle < self.cycles - 1:
                 s = self.relays[cycle % len(self.relays)](s, partial(_all, s, h), everyone)
-        tell("relay", lambda: s[:, 0])
+        record_aux("relay", lambda: s[:, 0])
         return h, None
 
 
-class _Node(nn.Module):
+class StarNode(nn.Module):
     """norm(relu(MultiAtt(node, context))): node (b n d), context (b n m d), keep (b n m) -> (b n d)."""
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -65,11 +75,15 @@ class _Node(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.norm = nn.LayerNorm(dim)
 
-    def forward(self, node: Tensor, context: Callable[[nn.Module], Tensor], keep: Tensor | None = None) -> Tensor:
+    def forward(
+        self, node: Tensor, context: Callable[[nn.Module], Tensor], keep: Tensor | None = None
+    ) -> Tensor:
         """`context(f)` is f of every token in the context, (b n m d)."""
         k, v = context(self.k), context(self.v)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.q(node)[:, :, None], k, v))
-        scores = (q * k).sum(-1) * q.shape[-1] ** -0.5  # (b n m h): few keys, or few queries, so that no product pays
+        scores = (q * k).sum(-1) * q.shape[
+            -1
+        ] ** -0.5  # (b n m h): few keys, or few queries, so that no product pays
         if keep is not None:
             scores = scores.masked_fill(~keep[..., None], -torch.inf)
         seen = (scores.softmax(2)[..., None] * v).sum(2).flatten(2)
@@ -81,11 +95,11 @@ def _ring(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     b, n, _ = x.shape
     at = torch.arange(n, device=x.device).expand(b, n)
     real = at if mask is None else torch.where(mask, at, -1)
-    before = F.pad(running_max(real), (1, 0), value=-1)[:, :-1]
+    before = F.pad(cumulative_max(real), (1, 0), value=-1)[:, :-1]
     before = torch.where(before < 0, real.amax(1, keepdim=True), before)
-    real = at if mask is None else torch.where(mask, at, FAR)
-    behind = F.pad(-running_max(-real.flip(1)).flip(1), (0, 1), value=FAR)[:, 1:]
-    behind = torch.where(behind == FAR, real.amin(1, keepdim=True), behind)
+    real = at if mask is None else torch.where(mask, at, MAX_POSITION)
+    behind = F.pad(-cumulative_max(-real.flip(1)).flip(1), (0, 1), value=MAX_POSITION)[:, 1:]
+    behind = torch.where(behind == MAX_POSITION, real.amin(1, keepdim=True), behind)
     return before.clamp(min=0), torch.minimum(behind, at[:, -1:])  # where no token is there at all
 
 

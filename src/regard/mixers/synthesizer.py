@@ -11,14 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.common import check_stream_length, kept, softmax_over
-from regard.errors import check_whole
-from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge, split
+from regard.errors import check_int
+from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge_heads, split_heads
+from regard.numerics import attention_mask, check_stream_length, masked_softmax
 
 OWN = "its logits are made for the positions of its own sequence"
 
 
-class Logits(nn.Module, ABC):
+class SynthesizerLogits(nn.Module, ABC):
     """Tokens x (b n d), the first at position `at`, and the keys of all m tokens so far -> logits (b h n m) or (1 h n m)."""
 
     length: int | None = None  # the longest sequence, None: any
@@ -31,37 +31,43 @@ class Logits(nn.Module, ABC):
     def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor: ...
 
 
-class Dense(Logits):
+class DenseLogits(SynthesizerLogits):
     """F(x_i) = W₂ relu(W₁ x_i + b₁) + b₂: the token alone says how much it wants of each position."""
 
     def __init__(self, dim: int, heads: int, length: int) -> None:
         super().__init__()
         self.length = length
-        self.up, self.down = nn.Linear(dim, dim), _Rows(heads, dim // heads, length)
+        self.up, self.down = nn.Linear(dim, dim), PerHeadLinear(heads, dim // heads, length)
 
     def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
         """(b n d) -> (b h n m)."""
-        return self.down(split(self.up(x).relu(), self.down.heads), keys.shape[2])
+        return self.down(split_heads(self.up(x).relu(), self.down.heads), keys.shape[2])
 
 
-class FactorisedDense(Logits):
+class FactorisedDenseLogits(SynthesizerLogits):
     """logits[r + c a] = A_r B_c with A, B = two rows of a and of b numbers, both from relu(W₁ x_i + b₁), a b >= length."""
 
-    def __init__(self, dim: int, heads: int, length: int, factors: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, dim: int, heads: int, length: int, factors: tuple[int, int] | None = None
+    ) -> None:
         super().__init__()
         self.length = length
-        first, second = _root_factors(length) if factors is None else _checked_factors(factors, length)
+        first, second = (
+            _root_factors(length) if factors is None else _checked_factors(factors, length)
+        )
         self.up = nn.Linear(dim, dim)
-        self.first, self.second = (_Rows(heads, dim // heads, size) for size in (first, second))
+        self.first, self.second = (
+            PerHeadLinear(heads, dim // heads, size) for size in (first, second)
+        )
 
     def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
         """(b n d) -> (b h n m): A is tiled, B repeated, and the two are multiplied."""
-        inner = split(self.up(x).relu(), self.first.heads)
+        inner = split_heads(self.up(x).relu(), self.first.heads)
         tiled, repeated = self.first(inner), self.second(inner)
         return (repeated[..., :, None] * tiled[..., None, :]).flatten(-2)[..., : keys.shape[2]]
 
 
-class Random(Logits):
+class RandomLogits(SynthesizerLogits):
     """R (h length length), drawn by `seed`, and learned or left as it is: no token says anything."""
 
     def __init__(self, heads: int, length: int, *, learned: bool = True, seed: int = 0) -> None:
@@ -78,7 +84,7 @@ class Random(Logits):
         return self.table[None, :, at : at + x.shape[1], : keys.shape[2]].to(x.dtype)
 
 
-class FactorisedRandom(Logits):
+class FactorisedRandomLogits(SynthesizerLogits):
     """R = R₁ R₂ᵀ with R₁ and R₂ (h length rank), drawn by `seed` and learned."""
 
     def __init__(self, heads: int, length: int, rank: int, *, seed: int = 0) -> None:
@@ -92,7 +98,7 @@ class FactorisedRandom(Logits):
         return (self.left[:, at : at + x.shape[1]] @ self.right[:, : keys.shape[2]].mT)[None]
 
 
-class DotProduct(Logits):
+class DotProductLogits(SynthesizerLogits):
     """q_i · k_j / √e, the scores of Vaswani et al. 2017."""
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -102,14 +108,14 @@ class DotProduct(Logits):
 
     def keys(self, x: Tensor) -> Tensor:
         """(b h n e)."""
-        return split(self.k(x), self.heads)
+        return split_heads(self.k(x), self.heads)
 
     def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
         """(b h n m)."""
-        return split(self.q(x), self.heads) @ keys.mT / keys.shape[-1] ** 0.5
+        return split_heads(self.q(x), self.heads) @ keys.mT / keys.shape[-1] ** 0.5
 
 
-class Seen(NamedTuple):
+class SynthesizerState(NamedTuple):
     """What a stream has seen: the values (b h m e), and the keys of each part; None: nothing yet."""
 
     values: Tensor | None
@@ -119,7 +125,9 @@ class Seen(NamedTuple):
 class Synthesizer(Mixer):
     """out = W⁰ softmax(Σ_p α_p logits_p) V with α = softmax(shares), learned where there are several parts."""
 
-    def __init__(self, dim: int, heads: int, parts: Sequence[Logits], *, causal: bool = False) -> None:
+    def __init__(
+        self, dim: int, heads: int, parts: Sequence[SynthesizerLogits], *, causal: bool = False
+    ) -> None:
         check_heads(dim, heads)
         lengths = [part.length for part in parts if part.length is not None]
         can = Can(cross=OWN)
@@ -130,41 +138,52 @@ class Synthesizer(Mixer):
         self.shares = nn.Parameter(torch.zeros(len(parts))) if len(parts) > 1 else None
         self.v, self.out = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
 
-    def start(self) -> Seen:
+    def start(self) -> SynthesizerState:
         """Nothing yet."""
-        return Seen(None, ())
+        return SynthesizerState(None, ())
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         seen = self._seen(x, state)
         assert seen.values is not None
         y = self._map(x, seen.keys, mask) @ seen.values
-        return self.out(merge(y)), None if state is None else seen
+        return self.out(merge_heads(y)), None if state is None else seen
 
-    def weights(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """The softmax itself, (b h n n)."""
         return self._map(x, self._seen(x, None).keys, mask).expand(x.shape[0], -1, -1, -1)
 
-    def _seen(self, x: Tensor, state: Seen | None) -> Seen:
-        values, keys = split(self.v(x), self.heads), tuple(part.keys(x) for part in self._logits())
+    def _seen(self, x: Tensor, state: SynthesizerState | None) -> SynthesizerState:
+        values, keys = (
+            split_heads(self.v(x), self.heads),
+            tuple(part.keys(x) for part in self._logits()),
+        )
         if state is None or state.values is None:
-            return Seen(values, keys)
+            return SynthesizerState(values, keys)
         check_batch(state.values, values)
         check_stream_length(self.length, state.values.shape[2] + x.shape[1])
         keys = tuple(torch.cat(pair, 2) for pair in zip(state.keys, keys, strict=True))
-        return Seen(torch.cat((state.values, values), 2), keys)
+        return SynthesizerState(torch.cat((state.values, values), 2), keys)
 
     def _map(self, x: Tensor, keys: tuple[Tensor, ...], mask: Tensor | None) -> Tensor:
         n, m = x.shape[1], keys[0].shape[2]
         logits = [part(x, k, m - n) for part, k in zip(self._logits(), keys, strict=True)]
-        scores = logits[0] if self.shares is None else sum(a * s for a, s in zip(self.shares.softmax(0), logits, strict=True))
-        return softmax_over(scores, kept(n, m, causal=self.causal, mask=mask, device=x.device))
+        scores = (
+            logits[0]
+            if self.shares is None
+            else sum(a * s for a, s in zip(self.shares.softmax(0), logits, strict=True))
+        )
+        return masked_softmax(
+            scores, attention_mask(n, m, causal=self.causal, mask=mask, device=x.device)
+        )
 
-    def _logits(self) -> list[Logits]:
+    def _logits(self) -> list[SynthesizerLogits]:
         return list(self.parts)  # type: ignore[arg-type]
 
 
-class _Rows(nn.Module):
+class PerHeadLinear(nn.Module):
     """A linear layer for each head: (b h n e) -> (b h n out)."""
 
     def __init__(self, heads: int, width: int, out: int) -> None:
@@ -179,7 +198,7 @@ class _Rows(nn.Module):
 
 
 def _generator(seed: int) -> torch.Generator:
-    check_whole(0, seed=seed)
+    check_int(0, seed=seed)
     return torch.Generator().manual_seed(seed)
 
 
@@ -193,7 +212,9 @@ def _checked_factors(factors: tuple[int, int], length: int) -> tuple[int, int]:
     if not isinstance(factors, Sequence) or len(factors) != 2:
         raise ValueError(f"factors must be two whole numbers, not {factors!r}")
     for factor in factors:
-        check_whole(1, factors=factor)
+        check_int(1, factors=factor)
     if factors[0] * factors[1] < length:
-        raise ValueError(f"factors must make at least length, {length}, and {factors[0]} x {factors[1]} do not")
+        raise ValueError(
+            f"factors must make at least length, {length}, and {factors[0]} x {factors[1]} do not"
+        )
     return factors[0], factors[1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.common import cut, over_tokens
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.mixer import Can, Mixer, State
+from regard.numerics import slice_dim, token_matmul
 
 OWN = "each position has weights of its own"
 
@@ -18,15 +18,23 @@ class TokenMLP(Mixer):
 
     def __init__(self, dim: int, length: int, hidden: int, *, causal: bool = False) -> None:
         can = Can(
-            causal=OWN, cross=OWN, stream=OWN, mask=OWN + ", which leaving one out would leave without meaning",
-            length=f"its weights were built for {length} positions", maps="it is not linear in its tokens",
-        )  # fmt: skip
-        check_whole(1, length=length, hidden=hidden)
+            causal=OWN,
+            cross=OWN,
+            stream=OWN,
+            mask=OWN + ", which leaving one out would leave without meaning",
+            length=f"its weights were built for {length} positions",
+            maps="it is not linear in its tokens",
+        )
+        check_int(1, length=length, hidden=hidden)
         super().__init__(dim, can=can, causal=causal, length=length)
         self.up, self.down = nn.Linear(length, hidden), nn.Linear(hidden, length)
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d); a shorter sequence is one filled up with zeros, and its end is cut off."""
         n = x.shape[1]
-        hidden = F.gelu(over_tokens(cut(self.up.weight, 1, 0, n), x, self.up.bias))
-        return over_tokens(cut(self.down.weight, 0, 0, n), hidden, cut(self.down.bias, 0, 0, n)), None
+        hidden = F.gelu(token_matmul(slice_dim(self.up.weight, 1, 0, n), x, self.up.bias))
+        return token_matmul(
+            slice_dim(self.down.weight, 0, 0, n), hidden, slice_dim(self.down.bias, 0, 0, n)
+        ), None

@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import check_choice, check_whole
+from regard.errors import check_choice, check_int
 from regard.mixer import Can, Mixer, MultiHead, State, check_heads
 
 WHOLE = "the covariance of channels is taken over the whole sequence"
 CHANNELS = "channels attend to channels, and no token to another"
 
 
-class CrossCovariance(nn.Module):
+class CrossCovarianceAttention(nn.Module):
     """XCA: out = W⁰ [V softmax(s K̂ᵀ Q̂)], where each channel of Q̂ and K̂ has length one over the tokens.
 
     (b n d) -> (b n d).  The softmax runs over the e channels of a head; s, one number a head, is 1/τ of the paper.
@@ -45,12 +45,16 @@ class CrossCovariance(nn.Module):
         return F.normalize(x, dim=1).unflatten(-1, (self.heads, -1))
 
 
-class ExampleNorm(nn.Module):
+class MaskedInstanceNorm(nn.Module):
     """Each channel to mean zero and variance one over the tokens of its example: batch norm with batches of one."""
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         super().__init__()
-        self.eps, self.weight, self.bias = eps, nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
+        self.eps, self.weight, self.bias = (
+            eps,
+            nn.Parameter(torch.ones(dim)),
+            nn.Parameter(torch.zeros(dim)),
+        )
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(b n d) -> (b n d), left-out tokens not counted."""
@@ -61,7 +65,7 @@ class ExampleNorm(nn.Module):
         return x * torch.rsqrt(variance + self.eps) * self.weight + self.bias
 
 
-class BatchNorm(nn.Module):
+class MaskedBatchNorm(nn.Module):
     """Batch norm over all real tokens of a batch: in training its examples touch each other, afterwards not."""
 
     def __init__(self, dim: int) -> None:
@@ -75,10 +79,10 @@ class BatchNorm(nn.Module):
         return torch.zeros_like(x).masked_scatter(mask[..., None], self.norm(x[mask]))
 
 
-NORMS = {"example": ExampleNorm, "batch": BatchNorm}
+NORMS = {"example": MaskedInstanceNorm, "batch": MaskedBatchNorm}
 
 
-class LocalPatches(nn.Module):
+class LocalPatchInteraction(nn.Module):
     """LPI: depth-wise 3 × 3 convolution, gelu, norm, and another such convolution, on a grid of `width` columns.
 
     (b n d) -> (b n d).  Left-out tokens, and those that the last row lacks, are zero for both convolutions.
@@ -86,7 +90,7 @@ class LocalPatches(nn.Module):
 
     def __init__(self, dim: int, width: int, *, norm: str = "example") -> None:
         super().__init__()
-        check_whole(1, width=width)
+        check_int(1, width=width)
         check_choice("norm", norm, NORMS)
         self.width, self.norm = width, NORMS[norm](dim)
         self.first, self.second = (nn.Conv2d(dim, dim, 3, padding=1, groups=dim) for _ in range(2))
@@ -107,26 +111,45 @@ class LocalPatches(nn.Module):
 class XCiT(Mixer):
     """y = XCA(norm(x)), out = y + LPI(norm(x + y)): x + out is a layer of the paper without its feed-forward part."""
 
-    def __init__(self, dim: int, heads: int, width: int, *, norm: str = "example", causal: bool = False) -> None:
+    def __init__(
+        self, dim: int, heads: int, width: int, *, norm: str = "example", causal: bool = False
+    ) -> None:
         can = Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS)
         super().__init__(dim, can=can, causal=causal)
-        self.covariance, self.patches = CrossCovariance(dim, heads), LocalPatches(dim, width, norm=norm)
-        self.before_covariance, self.before_patches = (nn.LayerNorm(dim, eps=1e-6) for _ in range(2))
+        self.covariance, self.patches = (
+            CrossCovarianceAttention(dim, heads),
+            LocalPatchInteraction(dim, width, norm=norm),
+        )
+        self.before_covariance, self.before_patches = (
+            nn.LayerNorm(dim, eps=1e-6) for _ in range(2)
+        )
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         y = self.covariance(self.before_covariance(x), mask)
         return y + self.patches(self.before_patches(x + y), mask), None
 
 
-class HalfXCiT(Mixer):
-    """One of the two halves of XCiT, as a mixer of its own: `CrossCovariance` or `LocalPatches`."""
+class XCiTComponent(Mixer):
+    """One of the two halves of XCiT, as a mixer of its own: `CrossCovarianceAttention` or `LocalPatchInteraction`."""
 
-    def __init__(self, dim: int, half: CrossCovariance | LocalPatches, *, causal: bool = False) -> None:
-        super().__init__(dim, can=Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS), causal=causal)
+    def __init__(
+        self,
+        dim: int,
+        half: CrossCovarianceAttention | LocalPatchInteraction,
+        *,
+        causal: bool = False,
+    ) -> None:
+        super().__init__(
+            dim, can=Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS), causal=causal
+        )
         self.part = half
 
-    def mix(self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    def mix(
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+    ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         return self.part(x, mask), None
 

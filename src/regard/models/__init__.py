@@ -1,41 +1,113 @@
 """Models: embed, layers, head; their configuration, their files, weights from elsewhere, and what they say next."""
 
-from regard.models.beam import Beams, beam_search
-from regard.models.build import build
-from regard.models.choosing import Greedy, MinP, Repetition, Sample, Temperature, TopK, TopP
-from regard.models.config import (
-    Classify,
-    Config,
-    Language,
-    Masked,
-    Match,
-    Part,
-    Patches,
-    Pooled,
-    Regress,
-    Side,
-    Tag,
-    Tokens,
-    Vectors,
-    part,
+from regard.hf.checkpoints import convert_checkpoint, convert_config
+from regard.hf.weights import (
+    ShapeMismatch,
+    UnmatchedWeights,
+    WeightMap,
+    WeightRule,
+    load_weights,
+    match_weights,
 )
-from regard.models.families import bert, gpt, transformer, vit
-from regard.models.generation import Piece, Result, generate, stream_tokens
-from regard.models.huggingface import from_huggingface, translate
-from regard.models.loss import IGNORE, choice_loss, next_token_loss, number_loss
-from regard.models.masking import mask_out
-from regard.models.model import Decoder, Encoder, Maps, Model, Pair, Seq2Seq, Step, Trunk
-from regard.models.save import load, save
-from regard.models.stopping import Stop
-from regard.models.weights import Misshapen, Row, Unmatched, WeightMap, adopt, plan
+from regard.models.beam import BeamSearchConfig, beam_search
+from regard.models.build import build
+from regard.models.config import (
+    EncoderConfig,
+    LMHeadConfig,
+    MaskedLMHeadConfig,
+    MatchingHeadConfig,
+    ModelConfig,
+    ModuleSpec,
+    PatchInput,
+    PoolingHeadConfig,
+    RegressionHeadConfig,
+    SequenceClassificationHeadConfig,
+    TokenClassificationHeadConfig,
+    TokenInput,
+    VectorInput,
+    module_spec,
+)
+from regard.models.generation import GeneratedToken, GenerationOutput, generate, stream_tokens
+from regard.models.losses import IGNORE_INDEX, cross_entropy_loss, mse_loss, next_token_loss
+from regard.models.masking import mask_tokens
+from regard.models.model import (
+    Backbone,
+    Decoder,
+    DecodingStep,
+    DualEncoder,
+    Encoder,
+    Model,
+    Seq2Seq,
+    Seq2SeqAttention,
+)
+from regard.models.presets import bert, gpt, transformer, vit
+from regard.models.sampling import (
+    GreedySearch,
+    MinPFilter,
+    RepetitionPenalty,
+    Sampling,
+    Temperature,
+    TopKFilter,
+    TopPFilter,
+)
+from regard.models.serialization import load, save
+from regard.models.stopping_criteria import StoppingCriteria
 
 __all__ = [
-    "adopt", "bert", "build", "from_huggingface", "gpt", "load", "mask_out", "part", "plan", "save",
-    "transformer", "translate", "vit",
-    "IGNORE", "choice_loss", "next_token_loss", "number_loss",
-    "Classify", "Config", "Language", "Masked", "Match", "Part", "Patches", "Pooled", "Regress", "Side", "Tag", "Tokens",
-    "Vectors", "Decoder", "Encoder", "Maps", "Model", "Pair", "Seq2Seq", "Step", "Trunk",
-    "Misshapen", "Row", "Unmatched", "WeightMap",
-    "beam_search", "generate", "stream_tokens",
-    "Beams", "Greedy", "MinP", "Piece", "Repetition", "Result", "Sample", "Stop", "Temperature", "TopK", "TopP",
-]  # fmt: skip
+    "load_weights",
+    "bert",
+    "build",
+    "convert_checkpoint",
+    "gpt",
+    "load",
+    "mask_tokens",
+    "module_spec",
+    "match_weights",
+    "save",
+    "transformer",
+    "convert_config",
+    "vit",
+    "IGNORE_INDEX",
+    "cross_entropy_loss",
+    "next_token_loss",
+    "mse_loss",
+    "SequenceClassificationHeadConfig",
+    "ModelConfig",
+    "LMHeadConfig",
+    "MaskedLMHeadConfig",
+    "MatchingHeadConfig",
+    "ModuleSpec",
+    "PatchInput",
+    "PoolingHeadConfig",
+    "RegressionHeadConfig",
+    "EncoderConfig",
+    "TokenClassificationHeadConfig",
+    "TokenInput",
+    "VectorInput",
+    "Decoder",
+    "Encoder",
+    "Seq2SeqAttention",
+    "Model",
+    "DualEncoder",
+    "Seq2Seq",
+    "DecodingStep",
+    "Backbone",
+    "ShapeMismatch",
+    "WeightRule",
+    "UnmatchedWeights",
+    "WeightMap",
+    "beam_search",
+    "generate",
+    "stream_tokens",
+    "BeamSearchConfig",
+    "GreedySearch",
+    "MinPFilter",
+    "GeneratedToken",
+    "RepetitionPenalty",
+    "GenerationOutput",
+    "Sampling",
+    "StoppingCriteria",
+    "Temperature",
+    "TopKFilter",
+    "TopPFilter",
+]

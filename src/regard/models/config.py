@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from regard.errors import nearest
+from regard.errors import did_you_mean
 
 # The upper bounds keep a file from asking for more than any machine has.
 Size = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -30,7 +30,7 @@ def whole(digits: str) -> int:
     return int(digits)
 
 
-class Closed(BaseModel):
+class StrictModel(BaseModel):
     """A part of a configuration: unknown keys are errors that name the nearest known one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -40,11 +40,13 @@ class Closed(BaseModel):
     def _known(cls, given: Any) -> Any:
         for key in given if isinstance(given, dict) else ():
             if key not in cls.model_fields:
-                raise ValueError(f"{cls.__name__} has no {key!r}: {nearest(str(key), cls.model_fields)}")
+                raise ValueError(
+                    f"{cls.__name__} has no {key!r}: {did_you_mean(str(key), cls.model_fields)}"
+                )
         return given
 
 
-class Part(Closed):
+class ModuleSpec(StrictModel):
     """A name in a table, or of a recipe, and the arguments that it takes: "local", or {"name": "local", "arguments": {...}}."""
 
     name: str
@@ -61,17 +63,19 @@ class Part(Closed):
         try:
             read = json.loads(json.dumps(given, allow_nan=False), parse_int=whole)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"arguments must be what JSON can say, so that a model can be saved: {error}") from None
+            raise ValueError(
+                f"arguments must be what JSON can say, so that a model can be saved: {error}"
+            ) from None
         return dict(read)
 
 
-def part(name: str, /, **arguments: Any) -> Part:
+def module_spec(name: str, /, **arguments: Any) -> ModuleSpec:
     """`part("local", window=64)`."""
-    return Part(name=name, arguments=arguments)
+    return ModuleSpec(name=name, arguments=arguments)
 
 
 # ---------------------------------------------------------------------------------------------- what goes in
-class Tokens(Closed):
+class TokenInput(StrictModel):
     """Token numbers (b n).
 
     types   how many kinds of tokens are told apart, as the two sentences of BERT; 0: none
@@ -81,21 +85,21 @@ class Tokens(Closed):
     """
 
     kind: Literal["tokens"] = "tokens"
-    vocab: Vocabulary
+    vocab_size: Vocabulary
     width: Size | None = None
     types: Annotated[int, Field(ge=0, le=1 << 16)] = 0
     scale: bool = False
     norm: bool = False
 
 
-class Vectors(Closed):
+class VectorInput(StrictModel):
     """Vectors (b n width): features of any kind, the elements of a set, the values of a time series."""
 
     kind: Literal["vectors"] = "vectors"
     width: Size
 
 
-class Patches(Closed):
+class PatchInput(StrictModel):
     """Images (b channels height width), cut into patches.
 
     patch   height and width of a patch; both must divide those of the image
@@ -114,9 +118,13 @@ class Patches(Closed):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.stem == "convolutions" and (self.patch < 2 or self.patch & (self.patch - 1)):
-            raise ValueError(f"convolutions of stride 2 make patches of 2, 4, 8, ..., not of {self.patch}")
+            raise ValueError(
+                f"convolutions of stride 2 make patches of 2, 4, 8, ..., not of {self.patch}"
+            )
         if self.height % self.patch or self.width % self.patch:
-            raise ValueError(f"patches of {self.patch} do not fill an image of {self.height} × {self.width}")
+            raise ValueError(
+                f"patches of {self.patch} do not fill an image of {self.height} × {self.width}"
+            )
         return self
 
     @property
@@ -131,30 +139,30 @@ class Patches(Closed):
         return rows * columns + self.cls
 
 
-Input = Annotated[Tokens | Vectors | Patches, Field(discriminator="kind")]
+InputConfig = Annotated[TokenInput | VectorInput | PatchInput, Field(discriminator="kind")]
 
 
 # ---------------------------------------------------------------------------------------------- what comes out
-class Language(Closed):
+class LMHeadConfig(StrictModel):
     """Logits over the vocabulary for each token, (b n vocab).
 
     tie    the weights are those of the embeddings
     """
 
     kind: Literal["language"] = "language"
-    tie: bool = True
+    tie_weights: bool = True
     bias: bool = False
 
 
-class Masked(Closed):
+class MaskedLMHeadConfig(StrictModel):
     """BERT's masked-token head: norm(σ(W x + b)), then logits over the vocabulary with a bias, (b n vocab)."""
 
     kind: Literal["masked"] = "masked"
-    tie: bool = True
+    tie_weights: bool = True
     activation: str = "gelu"
 
 
-class Classify(Closed):
+class SequenceClassificationHeadConfig(StrictModel):
     """Logits over classes for a whole sequence, (b classes).
 
     pooling   how tokens become one vector, see `regard.models.heads.POOLINGS`
@@ -167,7 +175,7 @@ class Classify(Closed):
     hidden: bool = False
 
 
-class Match(Closed):
+class MatchingHeadConfig(StrictModel):
     """Logits over classes for two sequences, (b classes), from u and v, each pooled: W₂ relu(W₁ [u, v, u ∘ v, u − v])
     (Tay et al. 2020, arXiv 2011.04006, after Mou et al. 2016, arXiv 1512.08422).
 
@@ -180,14 +188,14 @@ class Match(Closed):
     hidden: Size | None = None
 
 
-class Tag(Closed):
+class TokenClassificationHeadConfig(StrictModel):
     """Logits over classes for each token, (b n classes)."""
 
     kind: Literal["tag"] = "tag"
     classes: Size
 
 
-class Regress(Closed):
+class RegressionHeadConfig(StrictModel):
     """Numbers for a whole sequence, (b outputs), or with pooling "each" for each token, (b n outputs)."""
 
     kind: Literal["regress"] = "regress"
@@ -195,7 +203,7 @@ class Regress(Closed):
     pooling: str = "mean"
 
 
-class Pooled(Closed):
+class PoolingHeadConfig(StrictModel):
     """One vector for a whole sequence, (b d), of length 1 where `unit`."""
 
     kind: Literal["pooled"] = "pooled"
@@ -203,35 +211,44 @@ class Pooled(Closed):
     unit: bool = False
 
 
-Head = Annotated[Language | Masked | Classify | Match | Tag | Regress | Pooled, Field(discriminator="kind")]
+HeadConfig = Annotated[
+    LMHeadConfig
+    | MaskedLMHeadConfig
+    | SequenceClassificationHeadConfig
+    | MatchingHeadConfig
+    | TokenClassificationHeadConfig
+    | RegressionHeadConfig
+    | PoolingHeadConfig,
+    Field(discriminator="kind"),
+]
 
 
 # ---------------------------------------------------------------------------------------------- the whole
-class Side(Closed):
+class EncoderConfig(StrictModel):
     """The encoder of an encoder–decoder, where it differs from the decoder."""
 
     layers: Depth
-    mixer: list[Part]
-    stack: Part = Part(name="plain")
+    mixer: list[ModuleSpec]
+    stack: ModuleSpec = ModuleSpec(name="plain")
 
     @field_validator("mixer", mode="before")
     @classmethod
     def _one(cls, given: Any) -> Any:
-        return listed(given)
+        return as_list(given)
 
 
-class Config(Closed):
+class ModelConfig(StrictModel):
     """All of a model.
 
     kind       "encoder", "decoder" (causal), "seq2seq" (both, with cross-attention) or "pair" (an encoder that reads two
                sequences, one by one, and says how they match)
-    input      what goes in: `Tokens`, `Vectors` or `Patches`
+    input      what goes in: `TokenInput`, `VectorInput` or `PatchInput`
     head       what comes out: None gives the tokens (b n d) themselves
     length     the longest sequence; for positions and mixers that need one, else None: any
     mixer      a recipe, or several: then one for each layer, or a few that are repeated
     stack      how the layers stand together, see `regard.models.stacks.STACKS`
     ffn        a feed-forward layer, or several that take turns as mixers do; None: such a layer only mixes
-    position   see `regard.models.parts.POSITIONS`
+    position   see `regard.models.components.POSITIONS`
     dropout    of embeddings, and of what each sub-layer adds
     cross      the recipe that looks from a decoder at its encoder; `encoder` and `target` are for seq2seq too:
     encoder    its layers, mixers and stack, those of the decoder unless given (they must then do both)
@@ -239,32 +256,32 @@ class Config(Closed):
     """
 
     kind: Literal["encoder", "decoder", "seq2seq", "pair"]
-    input: Input
-    head: Head | None = None
+    input: InputConfig
+    head: HeadConfig | None = None
     dim: Size
     heads: Size
     layers: Depth
     length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    mixer: list[Part] = [Part(name="vanilla")]
-    stack: Part = Part(name="plain")
-    ffn: list[Part | None] = [Part(name="mlp")]
-    norm: Part = Part(name="layer")
-    residual: Part = Part(name="pre")
-    position: Part = Part(name="learned")
+    mixer: list[ModuleSpec] = [ModuleSpec(name="vanilla")]
+    stack: ModuleSpec = ModuleSpec(name="plain")
+    ffn: list[ModuleSpec | None] = [ModuleSpec(name="mlp")]
+    norm: ModuleSpec = ModuleSpec(name="layer")
+    residual: ModuleSpec = ModuleSpec(name="pre")
+    position: ModuleSpec = ModuleSpec(name="learned")
     dropout: Share = 0.0
-    cross: Part | None = None
-    encoder: Side | None = None
-    target: Tokens | None = None
+    cross: ModuleSpec | None = None
+    encoder: EncoderConfig | None = None
+    target: TokenInput | None = None
 
     @field_validator("mixer", mode="before")
     @classmethod
     def _one(cls, given: Any) -> Any:
-        return listed(given)
+        return as_list(given)
 
     @field_validator("ffn", mode="before")
     @classmethod
     def _one_or_none(cls, given: Any) -> Any:
-        return [None] if given is None else listed(given)
+        return [None] if given is None else as_list(given)
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -278,57 +295,77 @@ class Config(Closed):
             check_turns("ffn", self.ffn, self.encoder.layers)
         return self
 
-    def but(self, **changes: Any) -> Config:
+    def replace(self, **changes: Any) -> ModelConfig:
         """The same with some keys changed, and checked: `config.but(mixer="fnet")`."""
         same = {name: value for name, value in self if name not in changes}
-        return Config(**{**same, **changes})
+        return ModelConfig(**{**same, **changes})
 
     @property
-    def tokens(self) -> Tokens | None:
+    def tokens(self) -> TokenInput | None:
         """The vocabulary that the head speaks; None where no tokens come out."""
         source = self.input if self.target is None else self.target
-        return source if isinstance(source, Tokens) else None
+        return source if isinstance(source, TokenInput) else None
 
 
-def listed(given: Any) -> Any:
+def as_list(given: Any) -> Any:
     """One part as a list of it."""
-    return [given] if isinstance(given, str | dict | Part) else given
+    return [given] if isinstance(given, str | dict | ModuleSpec) else given
 
 
-def check_head(config: Config) -> None:
+def check_head(config: ModelConfig) -> None:
     """A head must fit what goes in, and the kind of model."""
-    if isinstance(config.head, Language | Masked) and config.tokens is None:
-        raise ValueError(f"a {config.head.kind} head speaks a vocabulary, and {config.input.kind} have none")
-    if isinstance(config.head, Masked) and config.kind != "encoder":
-        raise ValueError(f"a masked head fills gaps from both sides, and a {config.kind} sees one: take head 'language'")
-    if (config.kind == "pair") != isinstance(config.head, Match):
+    if isinstance(config.head, LMHeadConfig | MaskedLMHeadConfig) and config.tokens is None:
+        raise ValueError(
+            f"a {config.head.kind} head speaks a vocabulary, and {config.input.kind} have none"
+        )
+    if isinstance(config.head, MaskedLMHeadConfig) and config.kind != "encoder":
+        raise ValueError(
+            f"a masked head fills gaps from both sides, and a {config.kind} sees one: take head 'language'"
+        )
+    if (config.kind == "pair") != isinstance(config.head, MatchingHeadConfig):
         raise ValueError("a model of kind 'pair' has the head 'match', and no other has it")
-    if config.kind == "pair" and not isinstance(config.input, Tokens):
+    if config.kind == "pair" and not isinstance(config.input, TokenInput):
         raise ValueError(f"a model of kind 'pair' reads tokens, not {config.input.kind}")
-    if config.kind == "seq2seq" and not isinstance(config.head, Language | None):
-        raise ValueError(f"a seq2seq model speaks tokens: its head is 'language' or null, not {config.head.kind!r}")
+    if config.kind == "seq2seq" and not isinstance(config.head, LMHeadConfig | None):
+        raise ValueError(
+            f"a seq2seq model speaks tokens: its head is 'language' or null, not {config.head.kind!r}"
+        )
 
 
-def check_sides(config: Config) -> None:
+def check_sides(config: ModelConfig) -> None:
     """What only an encoder–decoder has is given to no other."""
     if config.kind != "seq2seq":
         given = {"cross": config.cross, "encoder": config.encoder, "target": config.target}
         extra = [name for name, value in given.items() if value is not None]
         if extra:
-            raise ValueError(f"{extra[0]} is for seq2seq, and this is a model of kind {config.kind!r}")
+            raise ValueError(
+                f"{extra[0]} is for seq2seq, and this is a model of kind {config.kind!r}"
+            )
     elif config.tokens is None:
-        raise ValueError(f"the decoder of a seq2seq model reads tokens, and its input are {config.input.kind}: give target")
-    if config.kind == "decoder" and isinstance(config.input, Patches) and config.input.cls:
-        raise ValueError("a class token before the patches of a decoder would see none of them: give cls=false")
+        raise ValueError(
+            f"the decoder of a seq2seq model reads tokens, and its input are {config.input.kind}: give target"
+        )
+    if config.kind == "decoder" and isinstance(config.input, PatchInput) and config.input.cls:
+        raise ValueError(
+            "a class token before the patches of a decoder would see none of them: give cls=false"
+        )
 
 
-def check_length(config: Config) -> None:
+def check_length(config: ModelConfig) -> None:
     """The number of patches is the length of an image."""
-    if config.kind != "seq2seq" and isinstance(config.input, Patches) and config.length not in (None, config.input.length):
-        raise ValueError(f"length is {config.length}, and the image has {config.input.length} tokens: leave length out")
+    if (
+        config.kind != "seq2seq"
+        and isinstance(config.input, PatchInput)
+        and config.length not in (None, config.input.length)
+    ):
+        raise ValueError(
+            f"length is {config.length}, and the image has {config.input.length} tokens: leave length out"
+        )
 
 
-def check_turns(name: str, parts: Sequence[Part | None], layers: int) -> None:
+def check_turns(name: str, parts: Sequence[ModuleSpec | None], layers: int) -> None:
     """Parts take turns evenly."""
     if not parts or layers % len(parts):
-        raise ValueError(f"{name} names {len(parts)}, and there are {layers} layers: one for each, or a few that repeat evenly")
+        raise ValueError(
+            f"{name} names {len(parts)}, and there are {layers} layers: one for each, or a few that repeat evenly"
+        )

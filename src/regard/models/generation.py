@@ -17,17 +17,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import check_whole
-from regard.models.choosing import Choose, Greedy
-from regard.models.model import Step
-from regard.models.stopping import Stop
+from regard.errors import check_int
+from regard.models.model import DecodingStep
+from regard.models.sampling import DecodingStrategy, GreedySearch
+from regard.models.stopping_criteria import StoppingCriteria
 from regard.state import State, take
 
 Prompts = Sequence[Sequence[int] | Tensor] | Tensor
-NEVER, GREEDY = Stop(), Greedy()
+NEVER, GREEDY = StoppingCriteria(), GreedySearch()
 
 
-class Result(NamedTuple):
+class GenerationOutput(NamedTuple):
     """What came after a prompt.
 
     tokens   the new ones; a stop token is the last of them
@@ -47,7 +47,7 @@ class Result(NamedTuple):
         return sum(self.logp)
 
 
-class Piece(NamedTuple):
+class GeneratedToken(NamedTuple):
     """One new token, as soon as it is there.
 
     example  of which prompt
@@ -79,61 +79,97 @@ class _Row:
 
 
 def generate(
-    step: Step, prompts: Prompts, *, max_new: int, choose: Choose = GREEDY, stop: Stop = NEVER, start: int | None = None,
+    step: DecodingStep,
+    prompts: Prompts,
+    *,
+    max_new_tokens: int,
+    strategy: DecodingStrategy = GREEDY,
+    stop: StoppingCriteria = NEVER,
+    start: int | None = None,
     state: State = None,
-) -> list[Result]:  # fmt: skip
+) -> list[GenerationOutput]:
     """Go on from each prompt, by at most `max_new` tokens; the results stand in the order of the prompts.
 
     prompts   lists or rows of whole numbers, of any lengths
-    choose    `Greedy()` or `Sample(...)`
+    choose    `GreedySearch()` or `Sampling(...)`
     stop      the tokens and strings at which a text ends
     start     a token to be put before each prompt, which may then be empty
     state     the first state, for a model that needs one: what it looks at belongs in there, examples first
     """
-    pieces = stream_tokens(step, prompts, max_new=max_new, choose=choose, stop=stop, start=start, state=state)
-    found: list[list[Piece]] = [[] for _ in prompts]
+    pieces = stream_tokens(
+        step,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        strategy=strategy,
+        stop=stop,
+        start=start,
+        state=state,
+    )
+    found: list[list[GeneratedToken]] = [[] for _ in prompts]
     for piece in pieces:
         found[piece.example].append(piece)
     return [_result(pieces, stop) for pieces in found]
 
 
 def stream_tokens(
-    step: Step, prompts: Prompts, *, max_new: int, choose: Choose = GREEDY, stop: Stop = NEVER, start: int | None = None,
+    step: DecodingStep,
+    prompts: Prompts,
+    *,
+    max_new_tokens: int,
+    strategy: DecodingStrategy = GREEDY,
+    stop: StoppingCriteria = NEVER,
+    start: int | None = None,
     state: State = None,
-) -> Iterator[Piece]:  # fmt: skip
+) -> Iterator[GeneratedToken]:
     """The same, token by token: of each step, the examples in the order of their prompts.  See `generate`."""
-    check_whole(1, max_new=max_new)
-    if not isinstance(choose, Choose):
-        raise TypeError(f"choose must be such as Greedy() or Sample(TopP(0.9)), not {choose!r}")
-    rows = [_Row(i, tokens, len(tokens)) for i, tokens in enumerate(checked_prompts(prompts, start))]
-    return _pieces(Pace(step, state, device_of(prompts), stop), rows, max_new, choose, stop)
+    check_int(1, max_new_tokens=max_new_tokens)
+    if not isinstance(strategy, DecodingStrategy):
+        raise TypeError(f"choose must be such as Greedy() or Sample(TopP(0.9)), not {strategy!r}")
+    rows = [
+        _Row(i, tokens, len(tokens)) for i, tokens in enumerate(validate_prompts(prompts, start))
+    ]
+    return _pieces(
+        BatchDecoder(step, state, device_of(prompts), stop), rows, max_new_tokens, strategy, stop
+    )
 
 
 @torch.no_grad()
-def _pieces(pace: Pace, rows: list[_Row], max_new: int, choose: Choose, stop: Stop) -> Iterator[Piece]:
+def _pieces(
+    pace: BatchDecoder,
+    rows: list[_Row],
+    max_new_tokens: int,
+    strategy: DecodingStrategy,
+    stop: StoppingCriteria,
+) -> Iterator[GeneratedToken]:
     while rows:
         logits = pace.advance([row.tokens for row in rows])
         due = [i for i, row in enumerate(rows) if len(row.tokens) == pace.at]
-        yield from _next(logits[due], [rows[i] for i in due], max_new, choose, stop)
+        yield from _next(logits[due], [rows[i] for i in due], max_new_tokens, strategy, stop)
         going = [i for i, row in enumerate(rows) if not row.ended]
         rows = [rows[i] for i in going]
         pace.keep(going)
 
 
-def _next(logits: Tensor, rows: list[_Row], max_new: int, choose: Choose, stop: Stop) -> Iterator[Piece]:
+def _next(
+    logits: Tensor,
+    rows: list[_Row],
+    max_new_tokens: int,
+    strategy: DecodingStrategy,
+    stop: StoppingCriteria,
+) -> Iterator[GeneratedToken]:
     """Choose a token for each row, and tell it."""
     examples = [row.example for row in rows]
     check_logits(logits, len(rows[0].tokens), examples)
-    picked = choose.pick(logits, [row.tokens for row in rows], examples)
+    picked = strategy.pick(logits, [row.tokens for row in rows], examples)
     logp = logits.double().log_softmax(-1).gather(-1, picked[:, None])[:, 0]
     for row, token, value in zip(rows, picked.tolist(), logp.tolist(), strict=True):
         row.tokens.append(token)
-        why = stop.why(row.new) or ("length" if len(row.new) == max_new else None)
+        why = stop.why(row.new) or ("length" if len(row.new) == max_new_tokens else None)
         row.ended = why is not None
-        yield Piece(row.example, token, value, _said(row, stop), why)
+        yield GeneratedToken(row.example, token, value, _said(row, stop), why)
 
 
-def _said(row: _Row, stop: Stop) -> str:
+def _said(row: _Row, stop: StoppingCriteria) -> str:
     """The text that became sure by the last token; at the end, all that is left."""
     if stop.decode is None:
         return ""
@@ -142,18 +178,24 @@ def _said(row: _Row, stop: Stop) -> str:
     return text[before:]
 
 
-def _result(pieces: list[Piece], stop: Stop) -> Result:
+def _result(pieces: list[GeneratedToken], stop: StoppingCriteria) -> GenerationOutput:
     tokens = [piece.token for piece in pieces]
-    return Result(tokens, [piece.logp for piece in pieces], pieces[-1].why or "length", stop.text(tokens))
+    return GenerationOutput(
+        tokens, [piece.logp for piece in pieces], pieces[-1].why or "length", stop.text(tokens)
+    )
 
 
-class Pace:
+class BatchDecoder:
     """Feeds rows of different lengths to a model, all at one pace: `at` tokens of each have gone in."""
 
-    def __init__(self, step: Step, state: State, device: torch.device, stop: Stop) -> None:
+    def __init__(
+        self, step: DecodingStep, state: State, device: torch.device, stop: StoppingCriteria
+    ) -> None:
         self.step, self.state, self.device, self.at = step, state, device, 0
         self.rows = 0  # how many went in last
-        self.largest = max(stop.tokens, default=0)  # the model must know all tokens that it is to meet
+        self.largest = max(
+            stop.tokens, default=0
+        )  # the model must know all tokens that it is to meet
 
     def advance(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Feed what is known of all rows: the logits after it, (b vocab)."""
@@ -164,7 +206,9 @@ class Pace:
         try:
             logits, self.state = pair(self.step(chunk, self.state))
         except Exception as error:
-            error.add_note(f"at places {self.at} to {end - 1}, where the tokens are {int(chunk.min())} to {int(chunk.max())}")
+            error.add_note(
+                f"at places {self.at} to {end - 1}, where the tokens are {int(chunk.min())} to {int(chunk.max())}"
+            )
             raise
         self._check(logits, chunk)
         self.at = end
@@ -178,19 +222,29 @@ class Pace:
     def _check(self, logits: object, chunk: Tensor) -> None:
         """Logits of the chunk's examples, over all tokens that are in use."""
         if not isinstance(logits, Tensor) or logits.dim() != 3 or not logits.is_floating_point():
-            what = f"{tuple(logits.shape)} {logits.dtype}" if isinstance(logits, Tensor) else type(logits).__name__
+            what = (
+                f"{tuple(logits.shape)} {logits.dtype}"
+                if isinstance(logits, Tensor)
+                else type(logits).__name__
+            )
             raise ValueError(f"the model must give floating logits (b n vocab), not {what}")
         self.rows = len(chunk)
         if logits.shape[0] != self.rows or logits.shape[1] not in (1, chunk.shape[1]):
-            raise ValueError(f"for tokens {tuple(chunk.shape)} the model gave logits {tuple(logits.shape)}")
+            raise ValueError(
+                f"for tokens {tuple(chunk.shape)} the model gave logits {tuple(logits.shape)}"
+            )
         if logits.shape[2] <= self.largest:
-            raise ValueError(f"the model gives logits for {logits.shape[2]} tokens, and token {self.largest} is in use")
+            raise ValueError(
+                f"the model gives logits for {logits.shape[2]} tokens, and token {self.largest} is in use"
+            )
 
 
 def pair(made: object) -> tuple[Tensor, State]:
     """What a step gave, which must be two things."""
     if not isinstance(made, tuple) or len(made) != 2:
-        raise TypeError(f"a step gives logits and a state, not {type(made).__name__}: of a model, `model.stream` is the step")
+        raise TypeError(
+            f"a step gives logits and a state, not {type(made).__name__}: of a model, `model.stream` is the step"
+        )
     return made
 
 
@@ -199,18 +253,26 @@ def check_logits(logits: Tensor, length: int, examples: Sequence[int]) -> None:
     broken = logits.isnan().any(-1) | (logits == torch.inf).any(-1) | (logits == -torch.inf).all(-1)
     if broken.any():
         row = int(broken.nonzero()[0])
-        what = "NaN" if logits[row].isnan().any() else "+∞" if (logits[row] == torch.inf).any() else "nothing but −∞"
+        what = (
+            "NaN"
+            if logits[row].isnan().any()
+            else "+∞"
+            if (logits[row] == torch.inf).any()
+            else "nothing but −∞"
+        )
         raise ValueError(f"the logits of example {examples[row]} after {length} tokens hold {what}")
 
 
-def checked_prompts(prompts: Prompts, start: int | None) -> list[list[int]]:
+def validate_prompts(prompts: Prompts, start: int | None) -> list[list[int]]:
     """The prompts as lists, with the start token before them."""
     if start is not None:
-        check_whole(0, start=start)
+        check_int(0, start=start)
     if isinstance(prompts, str) or not isinstance(prompts, Sequence | Tensor):
         raise TypeError(f"prompts must be a list of lists of tokens, not {type(prompts).__name__}")
     if isinstance(prompts, Tensor) and prompts.dim() != 2:
-        raise TypeError(f"prompts must be a list of lists of tokens, or (b n), not a tensor {tuple(prompts.shape)}")
+        raise TypeError(
+            f"prompts must be a list of lists of tokens, or (b n), not a tensor {tuple(prompts.shape)}"
+        )
     first = [] if start is None else [start]
     return [first + _prompt(i, prompt, empty=start is not None) for i, prompt in enumerate(prompts)]
 
@@ -218,11 +280,15 @@ def checked_prompts(prompts: Prompts, start: int | None) -> list[list[int]]:
 def _prompt(i: int, prompt: object, *, empty: bool) -> list[int]:
     found = prompt.tolist() if isinstance(prompt, Tensor) else prompt
     if isinstance(found, str) or not isinstance(found, Sequence):
-        raise TypeError(f"prompt {i} must be a list of tokens, not {prompt!r}: prompts are a list of lists")
+        raise TypeError(
+            f"prompt {i} must be a list of tokens, not {prompt!r}: prompts are a list of lists"
+        )
     if not found and not empty:
-        raise ValueError(f"prompt {i} is empty: give at least one token, or a start token to begin with")
+        raise ValueError(
+            f"prompt {i} is empty: give at least one token, or a start token to begin with"
+        )
     for token in found:
-        check_whole(0, **{f"each token of prompt {i}": token})
+        check_int(0, **{f"each token of prompt {i}": token})
         if token > torch.iinfo(torch.long).max:
             raise ValueError(f"prompt {i} holds {token}, which no model has a token for")
     return list(found)

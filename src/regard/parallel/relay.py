@@ -12,17 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.feature import Feature
+from regard.feature import FeatureMap
 from regard.mixer import Mixer, State
-from regard.parallel.wire import Group, Meeting, count, reaching
-from regard.state import leaves, mapped
+from regard.parallel.communication import OptionalProcessGroup, ShardedCall, count, reaching
+from regard.state import leaves, map_tensors
 
 
-def by_relay(mixer: Mixer, x: Tensor, mask: Tensor | None, meeting: Meeting) -> Tensor:
+def by_relay(mixer: Mixer, x: Tensor, mask: Tensor | None, meeting: ShardedCall) -> Tensor:
     """x (b n d), of the tokens here -> (b n d).  Masks are refused before."""
     if mixer.training:  # once for the whole sequence: a stream does not
         for part in mixer.modules():
-            if isinstance(part, Feature):
+            if isinstance(part, FeatureMap):
                 part.advance()
     state = mixer.start() if meeting.rank == 0 else _taken(meeting, x.device)
     linked = [t for t in leaves(state) if isinstance(t, Tensor) and t.requires_grad]
@@ -32,7 +32,7 @@ def by_relay(mixer: Mixer, x: Tensor, mask: Tensor | None, meeting: Meeting) -> 
     return reaching(y, *linked)
 
 
-def _taken(meeting: Meeting, device: torch.device) -> State:
+def _taken(meeting: ShardedCall, device: torch.device) -> State:
     """The state of the process before this one; its gradients will go back there."""
     link = _Link(meeting, meeting.rank - 1)
     told: list[Any] = [None]
@@ -40,13 +40,15 @@ def _taken(meeting: Meeting, device: torch.device) -> State:
     got = [link.receive(t, device) for t in leaves(told[0]) if isinstance(t, Tensor)]
     graph = iter(_Taken.apply(link, *(t for t in got if t.requires_grad)) or ())  # type: ignore[no-untyped-call]
     tensors = iter([next(graph) if t.requires_grad else t for t in got])
-    return mapped(lambda t: next(tensors), told[0])
+    return map_tensors(lambda t: next(tensors), told[0])
 
 
-def _given(y: Tensor, state: State, meeting: Meeting) -> Tensor:
+def _given(y: Tensor, state: State, meeting: ShardedCall) -> Tensor:
     """Hand the state on; y (b n d) comes back with a graph that waits for the state's gradients."""
     link = _Link(meeting, meeting.rank + 1)
-    outline = mapped(lambda t: torch.empty_like(t, device="meta", requires_grad=t.requires_grad), state)
+    outline = map_tensors(
+        lambda t: torch.empty_like(t, device="meta", requires_grad=t.requires_grad), state
+    )
     dist.send_object_list([outline], link.other, link.group, y.device)
     tensors = [t for t in leaves(state) if isinstance(t, Tensor)]
     for t in tensors:
@@ -58,8 +60,8 @@ def _given(y: Tensor, state: State, meeting: Meeting) -> Tensor:
 class _Link:
     """The way to one other process."""
 
-    def __init__(self, meeting: Meeting, rank: int) -> None:
-        self.group: Group = meeting.group
+    def __init__(self, meeting: ShardedCall, rank: int) -> None:
+        self.group: OptionalProcessGroup = meeting.group
         self.other = rank if meeting.group is None else dist.get_global_rank(meeting.group, rank)
 
     def send(self, t: Tensor) -> None:
@@ -95,7 +97,10 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, link: _Link, y: Tensor, *sent: Tensor) -> Tensor:
-        ctx.link, ctx.like = link, [torch.empty_like(t, device="meta", requires_grad=False) for t in sent]
+        ctx.link, ctx.like = (
+            link,
+            [torch.empty_like(t, device="meta", requires_grad=False) for t in sent],
+        )
         return y.view_as(y)
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 In step i every process sends to the one i after it what that one sees of its keys, and gets what it sees itself from the one
 i before it.  While a piece is attended to, the next is under way.  Results merge by their log-sum-exp, as those of the calls of
-a layout do (`regard.attend.fused`).  In the backward pass the keys go round again, for they were not kept, and the gradient of
+a layout do (`regard.backends.tiled_flash`).  In the backward pass the keys go round again, for they were not kept, and the gradient of
 each piece goes home while the next is worked on.
 """
 
@@ -17,24 +17,43 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attend.fused import _accumulator, _backward_part, _forward_part, _ordered, _Total
 from regard.attentions import SoftmaxAttention
-from regard.attentions.cached import Cached, Place
+from regard.attentions.kv_cache import CallPositions, KVCacheAttention
+from regard.backends.tiled_flash import (
+    PartialAttention,
+    accumulator_dtype,
+    backward_part,
+    forward_part,
+    reorder_queries,
+)
 from regard.errors import Unsupported
-from regard.layout import Layout, layout
-from regard.parallel.needs import Plan
-from regard.parallel.wire import Meeting, Message, post
+from regard.layout import Layout, build_layout
+from regard.parallel.communication import Message, ShardedCall, post
+from regard.parallel.exchange_plan import ExchangePlan
 from regard.pattern import Pattern
 
 
-def goes_round(inner: Cached, q: Tensor, k: Tensor, v: Tensor) -> bool:
+def goes_round(inner: KVCacheAttention, q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether partial results can be merged: plain softmax, on the executor that tells the log-sum-exp."""
-    plain = type(inner) is SoftmaxAttention and inner.prior is None and inner.backend in ("auto", "sparse")
+    plain = (
+        type(inner) is SoftmaxAttention
+        and inner.prior is None
+        and inner.backend in ("auto", "sparse")
+    )
     return plain and q.device.type == "cpu" and k.shape[3] == v.shape[3] == q.shape[3]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, work: Plan, meeting: Meeting, *, scale: float, mask: Tensor | None) -> Tensor:
-    """q (b h n e), k and v (b h' n e), all of the tokens here -> (b h n e); mask (b m) is that of the keys in `work.at`."""
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    work: ExchangePlan,
+    meeting: ShardedCall,
+    *,
+    scale: float,
+    mask: Tensor | None,
+) -> Tensor:
+    """q (b h n e), k and v (b h' n e), all of the tokens here -> (b h n e); mask (b m) is that of the keys in `module_cost.at`."""
     masks = None if mask is None else mask.split([len(piece.at) for piece in work.pieces], 1)
     out: Tensor = _Ring.apply(q, k, v, _Trip(work, meeting, scale, masks))  # type: ignore[no-untyped-call]
     return out
@@ -54,8 +73,8 @@ class _Step(NamedTuple):
 class _Trip:
     """What a pass needs to know."""
 
-    work: Plan
-    meeting: Meeting
+    work: ExchangePlan
+    meeting: ShardedCall
     scale: float
     masks: Sequence[Tensor] | None  # (b m) for each piece
 
@@ -76,8 +95,13 @@ class _Trip:
 
     def _ask(self, i: int, own: Tensor) -> Message:
         """own (b h'n 2e), keys beside values, of which some or all go to the process i after this one."""
-        to, whence = (self.meeting.rank + i) % self.meeting.world, (self.meeting.rank - i) % self.meeting.world
-        rows = own if self.work.sent[to] == own.shape[1] else own.index_select(1, self.work.give[to])
+        to, whence = (
+            (self.meeting.rank + i) % self.meeting.world,
+            (self.meeting.rank - i) % self.meeting.world,
+        )
+        rows = (
+            own if self.work.sent[to] == own.shape[1] else own.index_select(1, self.work.give[to])
+        )
         empty = own.new_empty(own.shape[0], self.work.got[whence], own.shape[2])
         return post(rows, to, empty, whence, self.meeting, 2 * i)
 
@@ -95,7 +119,7 @@ class _Ring(torch.autograd.Function):
         for step in trip.steps(k, v):
             for share in shares:
                 share.look(step, trip)
-        out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=_accumulator(q.dtype))
+        out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=accumulator_dtype(q.dtype))
         for share in shares:
             share.write(out, share.total.out)
             share.write(lse, share.total.lse)
@@ -109,12 +133,18 @@ class _Ring(torch.autograd.Function):
             raise Unsupported("attention on slices has no second derivative")
         q, k, v, out, lse = ctx.saved_tensors
         trip: _Trip = ctx.trip
-        lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a query that sees nothing has no weight anywhere
+        lse = lse.masked_fill(
+            lse == -torch.inf, torch.inf
+        )  # a query that sees nothing has no weight anywhere
         shares = _shares(q, trip)
         dk, dv = (x.new_zeros(x.shape) for x in (k, v))
         late: tuple[int, Message] | None = None
         for i, step in enumerate(trip.steps(k, v)):
-            found = (dk, dv) if i == 0 else (step.k.new_zeros(step.k.shape), step.v.new_zeros(step.v.shape))
+            found = (
+                (dk, dv)
+                if i == 0
+                else (step.k.new_zeros(step.k.shape), step.v.new_zeros(step.v.shape))
+            )
             for share in shares:
                 share.back(step, trip, (grad, out, lse), *found)
             if i:
@@ -128,7 +158,7 @@ class _Ring(torch.autograd.Function):
         return dq, dk, dv, None
 
 
-def _arrived(late: tuple[int, Message] | None, work: Plan, dk: Tensor, dv: Tensor) -> None:
+def _arrived(late: tuple[int, Message] | None, work: ExchangePlan, dk: Tensor, dv: Tensor) -> None:
     """Add the gradients that another process sent home."""
     if late is None:
         return
@@ -147,14 +177,14 @@ class _Share:
         self.all_heads, self.q = q.shape[1], self.read(q)
 
     @cached_property
-    def total(self) -> _Total:
+    def total(self) -> PartialAttention:
         """What was seen so far."""
-        return _Total(self.q)
+        return PartialAttention(self.q)
 
     @cached_property
     def dq(self) -> Tensor:
         """The gradients of q so far, wide enough to be added up."""
-        return torch.zeros(self.q.shape, dtype=_accumulator(self.q.dtype))
+        return torch.zeros(self.q.shape, dtype=accumulator_dtype(self.q.dtype))
 
     def read(self, x: Tensor) -> Tensor:
         """x (b h ...) -> (x ...), the part of this share."""
@@ -171,11 +201,13 @@ class _Share:
             return
         k, v = (self.read(self._every(x)) for x in (step.k, step.v))
         for part in self._layout(step, trip, backward=False).parts:
-            mine = _Total(_ordered(part, self.q))
-            _forward_part(mine, part, self.q, k, v, trip.scale, self._bias(step, trip), ())
+            mine = PartialAttention(reorder_queries(part, self.q))
+            forward_part(mine, part, self.q, k, v, trip.scale, self._bias(step, trip), ())
             self.total.add(mine, part)
 
-    def back(self, step: _Step, trip: _Trip, given: tuple[Tensor, Tensor, Tensor], dk: Tensor, dv: Tensor) -> None:
+    def back(
+        self, step: _Step, trip: _Trip, given: tuple[Tensor, Tensor, Tensor], dk: Tensor, dv: Tensor
+    ) -> None:
         """Add the gradients of a piece to dk and dv (b h' m e), and to those of q; given grad, out and lse of all."""
         if not self.q.shape[1] or not step.k.shape[2]:
             return
@@ -183,25 +215,49 @@ class _Share:
         grad, out, lse = map(self.read, given)
         every = len(self.heads) == dk.shape[1] and len(grad) == dk.shape[0] * dk.shape[1]
         alone = every and dk.dtype == self.dq.dtype  # then nothing has to be added up afterwards
-        grads = [self.dq, *(x.flatten(0, 1) if alone else torch.zeros(k.shape, dtype=self.dq.dtype) for x in (dk, dv))]
+        grads = [
+            self.dq,
+            *(
+                x.flatten(0, 1) if alone else torch.zeros(k.shape, dtype=self.dq.dtype)
+                for x in (dk, dv)
+            ),
+        ]
         for part in self._layout(step, trip, backward=True).parts:
-            _backward_part(grads, part, (grad, self.q, k, v, out, lse), trip.scale, self._bias(step, trip), (), ())
+            backward_part(
+                grads,
+                part,
+                (grad, self.q, k, v, out, lse),
+                trip.scale,
+                self._bias(step, trip),
+                (),
+                (),
+            )
         if alone:
             return
-        at = torch.tensor(self.heads) // (self.all_heads // dk.shape[1])  # neighbours share a head of keys
+        at = torch.tensor(self.heads) // (
+            self.all_heads // dk.shape[1]
+        )  # neighbours share a head of keys
         for total, found in zip((dk, dv), grads[1:], strict=True):
-            total[self.examples].index_add_(1, at, found.unflatten(0, (-1, len(self.heads))).to(total.dtype))
+            total[self.examples].index_add_(
+                1, at, found.unflatten(0, (-1, len(self.heads))).to(total.dtype)
+            )
 
     def _every(self, x: Tensor) -> Tensor:
         """(b h' m e) -> (b h m e): neighbours share a head of keys."""
-        return x if x.shape[1] == self.all_heads else x.repeat_interleave(self.all_heads // x.shape[1], 1)
+        return (
+            x
+            if x.shape[1] == self.all_heads
+            else x.repeat_interleave(self.all_heads // x.shape[1], 1)
+        )
 
     def _layout(self, step: _Step, trip: _Trip, *, backward: bool) -> Layout:
-        place: Place = trip.work.places[step.whence]
+        place: CallPositions = trip.work.places[step.whence]
         pattern: Pattern = place.pattern.parts[self.head] if place.pattern.heads else place.pattern
-        assert isinstance(place.k_at, int)
+        assert isinstance(place.k_positions, int)
         n, m = self.q.shape[1], step.k.shape[2]
-        return layout(pattern, n, m, q_at=place.q_at, k_at=place.k_at, backward=backward)
+        return build_layout(
+            pattern, n, m, q_start=place.q_start, k_positions=place.k_positions, backward=backward
+        )
 
     def _bias(self, step: _Step, trip: _Trip) -> Tensor | None:
         """0 or -inf for each key (m), for padding; a share is then of one example."""

@@ -16,7 +16,21 @@ It answers two questions, and everything else (dense masks, block layouts, cache
 n x n matrix is ever built.  Positions are absolute and count from 0; True means "may look".
 """
 
-from regard.pattern.algebra import FAR, And, Block, Full, Leaf, Not, Nothing, Or, Pattern, PerHead, hull, tile_table, tiled
+from regard.pattern.algebra import (
+    MAX_POSITION,
+    And,
+    Block,
+    Full,
+    Leaf,
+    Not,
+    Nothing,
+    Or,
+    Pattern,
+    PerHead,
+    classify_tiles,
+    position_tiles,
+    tile_extent,
+)
 from regard.pattern.grid import Axial, Blocks2D, Near2D, Neighbourhood, block_order
 from regard.pattern.leaves import (
     Band,
@@ -24,18 +38,47 @@ from regard.pattern.leaves import (
     Causal,
     Chunks,
     Global,
+    GlobalMask,
+    GlobalMaskKeys,
+    GlobalMaskQueries,
     KeyPhase,
     Keys,
-    Marked,
-    MarkedKeys,
-    MarkedQueries,
     Queries,
 )
-from regard.pattern.spaced import Spaced
+from regard.pattern.spaced import StridedKeyBand
 from regard.pattern.tables import BlockTable, RandomBlocks
 
 __all__ = [
-    "FAR", "And", "Axial", "Band", "Block", "Blocks", "Blocks2D", "BlockTable", "Causal", "Chunks", "Full", "Global",
-    "KeyPhase", "Keys", "Leaf", "Marked", "MarkedKeys", "MarkedQueries", "Near2D", "Neighbourhood", "Not", "Nothing", "Or",
-    "Pattern", "PerHead", "Queries", "RandomBlocks", "Spaced", "block_order", "hull", "tile_table", "tiled",
-]  # fmt: skip
+    "MAX_POSITION",
+    "And",
+    "Axial",
+    "Band",
+    "Block",
+    "Blocks",
+    "Blocks2D",
+    "BlockTable",
+    "Causal",
+    "Chunks",
+    "Full",
+    "Global",
+    "KeyPhase",
+    "Keys",
+    "Leaf",
+    "GlobalMask",
+    "GlobalMaskKeys",
+    "GlobalMaskQueries",
+    "Near2D",
+    "Neighbourhood",
+    "Not",
+    "Nothing",
+    "Or",
+    "Pattern",
+    "PerHead",
+    "Queries",
+    "RandomBlocks",
+    "StridedKeyBand",
+    "block_order",
+    "tile_extent",
+    "classify_tiles",
+    "position_tiles",
+]

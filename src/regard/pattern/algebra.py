@@ -11,9 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.errors import check_whole
+from regard.errors import check_int
 
-FAR = 1 << 40  # beyond every position: stands for an unlimited reach, and for "any later query" in eviction
+MAX_POSITION = (
+    1 << 40
+)  # beyond every position: stands for an unlimited reach, and for "any later query" in eviction
 COUNT_TILE = 64  # the tile in which `keys_per_query` counts
 COUNT_AT_ONCE = 512  # tiles evaluated exactly in one go: 2 MiB of booleans
 
@@ -25,29 +27,39 @@ class Pattern(ABC):
 
     parts: tuple[Pattern, ...] = ()  # what an operator combines
     heads: int | None = None  # how many heads it tells apart (None: all alike)
-    text: str | None = None  # what it prints, where that was written down for an operator; see `regard.attend.traced`
+    text: str | None = (
+        None  # what it prints, where that was written down for an operator; see `regard.backends.traced`
+    )
 
     # of a leaf:
-    _relates: bool = True
-    _limit: int | None = None
+    _compares_positions: bool = True
+    _length: int | None = None
     _marks: str | None = None  # which side's marks it asks about: "queries" or "keys"
 
     # No `cached_property`: it holds a lock, and a graph that is compiled cannot.
     @property
-    def relates(self) -> bool:
+    def compares_positions(self) -> bool:
         """Whether it compares query positions with key positions: then x and memory must be one sequence."""
-        return any(part.relates for part in self.parts) if self.parts else self._relates
+        return (
+            any(part.compares_positions for part in self.parts)
+            if self.parts
+            else self._compares_positions
+        )
 
     @property
-    def marked(self) -> bool:
+    def needs_global_mask(self) -> bool:
         """Whether it needs `marks`, which are known only at run time."""
-        return any(part.marked for part in self.parts) if self.parts else self._marks is not None
+        return (
+            any(part.needs_global_mask for part in self.parts)
+            if self.parts
+            else self._marks is not None
+        )
 
     @property
-    def limit(self) -> int | None:
+    def length(self) -> int | None:
         """How many positions it describes; None: any number."""
-        limits = [part.limit for part in self.parts] if self.parts else [self._limit]
-        known = [limit for limit in limits if limit is not None]
+        limits = [part.length for part in self.parts] if self.parts else [self._length]
+        known = [length for length in limits if length is not None]
         return min(known) if known else None
 
     def leaves(self) -> Iterator[Pattern]:
@@ -80,13 +92,13 @@ class Pattern(ABC):
         shape = torch.broadcast_shapes(*(p.shape for p in positions))
         return (self.heads, *shape) if self.heads else tuple(shape)
 
-    def since(self, q: int) -> int | None:
+    def first_visible_key(self, q: int) -> int | None:
         """The first key that query q sees, where it sees all from there to itself; None: where that is not so, or not known."""
         return None
 
     def dense(self, n: int, m: int | None = None) -> Tensor:
         """The whole mask, (n m), or (h n m) for `PerHead`.  Quadratic: for small sizes and for oracles."""
-        check_whole(0, n=n, m=n if m is None else m)
+        check_int(0, n=n, m=n if m is None else m)
         q, k = torch.arange(n)[:, None], torch.arange(n if m is None else m)[None, :]
         return self.allowed(q, k)
 
@@ -94,8 +106,8 @@ class Pattern(ABC):
         """How many keys each query sees, (n), or (h n) where heads differ: counted by tiles, without an n x m mask."""
         if self.heads:
             return torch.stack([p.keys_per_query(n, m) for p in self.parts])
-        q, k = tiled(n), tiled(n if m is None else m)
-        some, every = tile_table(self, q, k)
+        q, k = position_tiles(n), position_tiles(n if m is None else m)
+        some, every = classify_tiles(self, q, k)
         counts = (every.long() @ (k >= 0).sum(1))[:, None].repeat(1, COUNT_TILE)
         for at in (some & ~every).nonzero().split(COUNT_AT_ONCE):
             rows, cols = q[at[:, 0]], k[at[:, 1]]
@@ -125,7 +137,7 @@ class Pattern(ABC):
             value = known[leaf._marks]
             return leaf if value is None else Full() if value else Nothing()
 
-        return self.replace(settle) if self.marked else self
+        return self.replace(settle) if self.needs_global_mask else self
 
     def __or__(self, other: Pattern) -> Pattern:
         return _combine(Or, self, other)
@@ -139,21 +151,21 @@ class Pattern(ABC):
         return self.parts[0] if isinstance(self, Not) else Not((self,))
 
 
-def tile_table(pattern: Pattern, q: Tensor, k: Tensor) -> Block:
+def classify_tiles(pattern: Pattern, q: Tensor, k: Tensor) -> Block:
     """(some, every), each (r c), for tiles of positions q (r s) and k (c t); -1 = no token."""
-    (q0, q1), (k0, k1) = hull(q), hull(k)
+    (q0, q1), (k0, k1) = tile_extent(q), tile_extent(k)
     return pattern.block(q0[:, None], q1[:, None], k0[None], k1[None])
 
 
-def tiled(n: int, size: int = COUNT_TILE) -> Tensor:
+def position_tiles(n: int, size: int = COUNT_TILE) -> Tensor:
     """The positions 0..n-1 in tiles of `size`, the last one filled up with -1."""
     at = torch.arange(-(-n // size) * size)
     return torch.where(at < n, at, -1).unflatten(0, (-1, size))
 
 
-def hull(positions: Tensor) -> Block:
+def tile_extent(positions: Tensor) -> Block:
     """The first and the last position in each tile."""
-    return torch.where(positions < 0, FAR, positions).amin(1), positions.amax(1)
+    return torch.where(positions < 0, MAX_POSITION, positions).amin(1), positions.amax(1)
 
 
 # ---------------------------------------------------------------------------------------------- operators
@@ -200,9 +212,9 @@ class And(_Junction):
         """Elementwise."""
         return a & b
 
-    def since(self, q: int) -> int | None:
+    def first_visible_key(self, q: int) -> int | None:
         """See `Pattern`: the latest of the parts."""
-        firsts = [part.since(q) for part in self.parts]
+        firsts = [part.first_visible_key(q) for part in self.parts]
         return None if None in firsts else max(firsts)  # type: ignore[type-var]
 
 
@@ -251,7 +263,7 @@ class Leaf(Pattern):
     def _check(self, **least: int) -> None:
         """Each named field must be a whole number of at least so much."""
         for name, low in least.items():
-            check_whole(low, **{f"{type(self).__name__}: {name}": getattr(self, name)})
+            check_int(low, **{f"{type(self).__name__}: {name}": getattr(self, name)})
 
     def __repr__(self) -> str:
         """The shortest call that builds it again: trailing defaults are left out."""
@@ -265,9 +277,9 @@ class Leaf(Pattern):
 class Full(Leaf):
     """Every query sees every key."""
 
-    _relates = False
+    _compares_positions = False
 
-    def since(self, q: int) -> int | None:
+    def first_visible_key(self, q: int) -> int | None:
         """See `Pattern`."""
         return 0
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.errors import check_whole
-from regard.pattern.algebra import Block, Leaf, Pattern, hull
+from regard.errors import check_int
+from regard.pattern.algebra import Block, Leaf, Pattern, tile_extent
 from regard.pattern.leaves import Band, Chunks
 
 Box = tuple[Tensor, Tensor, Tensor, Tensor]  # first and last row, first and last column
@@ -38,7 +38,9 @@ class Blocks2D(Leaf):
     def __post_init__(self) -> None:
         self._check(width=1, rows=1, cols=1, up=0, left=0, right=0, down=0, cut_rows=0, cut_cols=0)
         if self.cut_rows >= self.rows or self.cut_cols >= self.cols:
-            raise ValueError(f"Blocks2D: cut_rows and cut_cols must leave something of a block, and do not in {self!r}")
+            raise ValueError(
+                f"Blocks2D: cut_rows and cut_cols must leave something of a block, and do not in {self!r}"
+            )
         if not isinstance(self.by_block, bool):
             raise ValueError(f"Blocks2D: by_block must be True or False, not {self.by_block!r}")
         if self.by_block and (self.cut_rows or self.cut_cols):
@@ -61,7 +63,10 @@ class Blocks2D(Leaf):
         """Row and column of a position."""
         if not self.by_block:
             return at // self.width, at % self.width
-        band, block = min(self.rows * self.width, MOST), min(self.rows * self.cols, MOST)  # tokens of each
+        band, block = (
+            min(self.rows * self.width, MOST),
+            min(self.rows * self.cols, MOST),
+        )  # tokens of each
         x = at % band // block * self.cols
         inside, wide = at % band % block, (self.width - x).clamp(1, self.cols)
         return at // band * self.rows + inside // wide, x + inside % wide
@@ -77,12 +82,14 @@ class Blocks2D(Leaf):
         (y0, x0), (y1, x1) = self._corner(y0, x0), self._corner(y1, x1)
         below, after = self.rows + self.down, self.cols + self.right
         some = (v1 >= y0 - self.up) & (v0 < y1 + below) & (u1 >= x0 - self.left) & (u0 < x1 + after)
-        every = (v0 >= y1 - self.up) & (v1 < y0 + below) & (u0 >= x1 - self.left) & (u1 < x0 + after)
+        every = (
+            (v0 >= y1 - self.up) & (v1 < y0 + below) & (u0 >= x1 - self.left) & (u1 < x0 + after)
+        )
         return some, every
 
     def _around(self, cells: Tensor) -> Box:
-        y0, y1 = hull(torch.where(cells < 0, -1, cells // self.width))
-        x0, x1 = hull(torch.where(cells < 0, -1, cells % self.width))
+        y0, y1 = tile_extent(torch.where(cells < 0, -1, cells // self.width))
+        x0, x1 = tile_extent(torch.where(cells < 0, -1, cells % self.width))
         return y0, y1, x0, x1
 
     def _box(self, first: Tensor, last: Tensor) -> Box:
@@ -94,17 +101,27 @@ class Blocks2D(Leaf):
         band = top == bottom
         block = band & (left == right)
         row = block & (y0 == y1)
-        left, right = torch.where(band, left, 0), torch.where(band, right + self.cols - 1, self.width - 1)
+        left, right = (
+            torch.where(band, left, 0),
+            torch.where(band, right + self.cols - 1, self.width - 1),
+        )
         return (
-            torch.where(block, y0, top), torch.where(block, y1, bottom + self.rows - 1),
-            torch.where(row, x0, left), torch.where(row, x1, right),
-        )  # fmt: skip
+            torch.where(block, y0, top),
+            torch.where(block, y1, bottom + self.rows - 1),
+            torch.where(row, x0, left),
+            torch.where(row, x1, right),
+        )
 
 
 def _raster_box(width: int, first: Tensor, last: Tensor) -> Box:
     """Rows y0..y1 and columns x0..x1 around the positions first..last of a raster."""
     y0, y1 = first // width, last // width
-    return y0, y1, torch.where(y0 == y1, first % width, 0), torch.where(y0 == y1, last % width, width - 1)
+    return (
+        y0,
+        y1,
+        torch.where(y0 == y1, first % width, 0),
+        torch.where(y0 == y1, last % width, width - 1),
+    )
 
 
 def block_order(height: int, width: int, block: tuple[int, int]) -> Tensor:
@@ -113,9 +130,11 @@ def block_order(height: int, width: int, block: tuple[int, int]) -> Tensor:
     `x[:, order]` puts an image in raster order into block order, and `y[:, order.argsort()]` takes it back.  The height is
     a multiple of the blocks' rows.
     """
-    check_whole(1, height=height, width=width, rows=block[0], cols=block[1])
+    check_int(1, height=height, width=width, rows=block[0], cols=block[1])
     if height % block[0]:
-        raise ValueError(f"height must be a multiple of the blocks' rows, and {height} is not of {block[0]}: fill the image up")
+        raise ValueError(
+            f"height must be a multiple of the blocks' rows, and {height} is not of {block[0]}: fill the image up"
+        )
     y, x = Blocks2D(width, *block, by_block=True)._cell(torch.arange(height * width))
     return y * width + x
 
@@ -139,7 +158,9 @@ class Neighbourhood(Leaf):
     def __post_init__(self) -> None:
         self._check(rows=1, width=1, tall=1, wide=1)
         if self.rows * self.width > MOST:
-            raise ValueError(f"Neighbourhood: {self.rows} x {self.width} are more cells than can be counted")
+            raise ValueError(
+                f"Neighbourhood: {self.rows} x {self.width} are more cells than can be counted"
+            )
         if not isinstance(self.past, bool):
             raise ValueError(f"Neighbourhood: past must be True or False, not {self.past!r}")
         object.__setattr__(self, "_limit", self.rows * self.width)
@@ -151,7 +172,10 @@ class Neighbourhood(Leaf):
         last = self.rows * self.width - 1
         y0, y1, x0, x1 = _raster_box(self.width, q0.clamp(max=last), q1.clamp(max=last))
         v0, v1, u0, u1 = _raster_box(self.width, k0.clamp(max=last), k1.clamp(max=last))
-        (top, low), (left, right) = self._first(y0, y1, self.tall, self.rows), self._first(x0, x1, self.wide, self.width)
+        (top, low), (left, right) = (
+            self._first(y0, y1, self.tall, self.rows),
+            self._first(x0, x1, self.wide, self.width),
+        )
         some = (v1 >= top) & (v0 < low + self.tall) & (u1 >= left) & (u0 < right + self.wide)
         every = (v0 >= low) & (v1 < top + self.tall) & (u0 >= right) & (u1 < left + self.wide)
         return some, every

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.pattern.algebra import FAR, Block, Leaf, Pattern
+from regard.pattern.algebra import MAX_POSITION, Block, Leaf, Pattern
 
 
 @dataclass(frozen=True, repr=False)
@@ -19,12 +19,17 @@ class Band(Leaf):
     step: int = 1
 
     def __post_init__(self) -> None:
-        self._check(step=1, **{side: 0 for side in ("left", "right") if getattr(self, side) is not None})
+        self._check(
+            step=1, **{side: 0 for side in ("left", "right") if getattr(self, side) is not None}
+        )
 
     def _reach(self) -> tuple[int, int]:
-        return tuple(FAR if side is None else min(side * self.step, FAR) for side in (self.left, self.right))  # type: ignore[return-value]
+        return tuple(
+            MAX_POSITION if side is None else min(side * self.step, MAX_POSITION)
+            for side in (self.left, self.right)
+        )  # type: ignore[return-value]
 
-    def since(self, q: int) -> int | None:
+    def first_visible_key(self, q: int) -> int | None:
         """See `Pattern`."""
         return max(0, q - self._reach()[0]) if self.step == 1 else None
 
@@ -43,7 +48,9 @@ class Band(Leaf):
         return some, (low >= -right) & (high <= left) & regular
 
     def __repr__(self) -> str:
-        return "Causal()" if (self.left, self.right, self.step) == (None, 0, 1) else super().__repr__()
+        return (
+            "Causal()" if (self.left, self.right, self.step) == (None, 0, 1) else super().__repr__()
+        )
 
 
 def Causal() -> Band:
@@ -58,7 +65,7 @@ class Queries(Leaf):
     lo: int
     hi: int
 
-    _relates = False
+    _compares_positions = False
 
     def __post_init__(self) -> None:
         self._check(lo=0, hi=self.lo)
@@ -77,7 +84,7 @@ class Keys(Leaf):
     lo: int
     hi: int
 
-    _relates = False
+    _compares_positions = False
 
     def __post_init__(self) -> None:
         self._check(lo=0, hi=self.lo)
@@ -110,7 +117,7 @@ class Chunks(Leaf):
     def __post_init__(self) -> None:
         self._check(size=1, back=0, ahead=0)
 
-    def since(self, q: int) -> int | None:
+    def first_visible_key(self, q: int) -> int | None:
         """See `Pattern`."""
         return max(0, (q // self.size - self.back) * self.size)
 
@@ -120,7 +127,9 @@ class Chunks(Leaf):
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
         low, high = q0 // self.size - k1 // self.size, q1 // self.size - k0 // self.size
-        return (low <= self.back) & (high >= -self.ahead), (high <= self.back) & (low >= -self.ahead)
+        return (low <= self.back) & (high >= -self.ahead), (high <= self.back) & (
+            low >= -self.ahead
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,8 +149,13 @@ class Blocks(Leaf):
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
         first, last = q0 // self.size * self.size, q1 // self.size * self.size
-        before, end = min(self.before, FAR), min(self.size, FAR) + min(self.after, FAR)
-        return (k1 >= first - before) & (k0 < last + end), (k0 >= last - before) & (k1 < first + end)
+        before, end = (
+            min(self.before, MAX_POSITION),
+            min(self.size, MAX_POSITION) + min(self.after, MAX_POSITION),
+        )
+        return (k1 >= first - before) & (k0 < last + end), (k0 >= last - before) & (
+            k1 < first + end
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,12 +165,14 @@ class KeyPhase(Leaf):
     period: int
     start: int
 
-    _relates = False
+    _compares_positions = False
 
     def __post_init__(self) -> None:
         self._check(period=1, start=0)
         if self.start >= self.period:
-            raise ValueError(f"KeyPhase: start must be below period, {self.period}, not {self.start}")
+            raise ValueError(
+                f"KeyPhase: start must be below period, {self.period}, not {self.start}"
+            )
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
         return k % self.period >= self.start
@@ -167,13 +183,17 @@ class KeyPhase(Leaf):
 
     def _below(self, x: Tensor) -> Tensor:
         """How many such keys stand before position x."""
-        return x // self.period * (self.period - self.start) + (x % self.period - self.start).clamp(min=0)
+        return x // self.period * (self.period - self.start) + (x % self.period - self.start).clamp(
+            min=0
+        )
 
 
 # ---------------------------------------------------------------------------------------------- marks and heads
-class _MarkedLeaf(Leaf):
+class _GlobalMaskLeaf(Leaf):
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
-        raise ValueError(f"{self!r} is known only at run time: give `marks`, a (b n) bool tensor, to the call")
+        raise ValueError(
+            f"{self!r} is known only at run time: give `marks`, a (b n) bool tensor, to the call"
+        )
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
         some = torch.ones((), dtype=torch.bool, device=q0.device)
@@ -181,19 +201,19 @@ class _MarkedLeaf(Leaf):
 
 
 @dataclass(frozen=True, repr=False)
-class MarkedQueries(_MarkedLeaf):
+class GlobalMaskQueries(_GlobalMaskLeaf):
     """Queries marked at run time, by a (b n) bool tensor, see everything."""
 
     _marks = "queries"
 
 
 @dataclass(frozen=True, repr=False)
-class MarkedKeys(_MarkedLeaf):
+class GlobalMaskKeys(_GlobalMaskLeaf):
     """Keys marked at run time, by a (b n) bool tensor, are seen by everyone."""
 
     _marks = "keys"
 
 
-def Marked() -> Pattern:
+def GlobalMask() -> Pattern:
     """Tokens marked at run time, for each example its own, see all and are seen by all (Longformer's globals)."""
-    return MarkedQueries() | MarkedKeys()
+    return GlobalMaskQueries() | GlobalMaskKeys()

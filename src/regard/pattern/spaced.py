@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.pattern.algebra import FAR, Block, Leaf
+from regard.pattern.algebra import MAX_POSITION, Block, Leaf
 
 
 @dataclass(frozen=True, repr=False)
-class Spaced(Leaf):
+class StridedKeyBand(Leaf):
     """Key k stands at `first + step * k`, for `first` >= -1; it is seen from `left` behind to `right` ahead of the query.
 
     None = unlimited.
@@ -22,10 +22,14 @@ class Spaced(Leaf):
     right: int | None = None
 
     def __post_init__(self) -> None:
-        self._check(step=1, first=-1, **{side: 0 for side in ("left", "right") if getattr(self, side) is not None})
+        self._check(
+            step=1,
+            first=-1,
+            **{side: 0 for side in ("left", "right") if getattr(self, side) is not None},
+        )
 
     def _reach(self) -> tuple[int, int]:
-        left, right = (FAR if side is None else side for side in (self.left, self.right))
+        left, right = (MAX_POSITION if side is None else side for side in (self.left, self.right))
         return left, right
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:

@@ -100,16 +100,28 @@ class BlockTable(_Table):
     def __post_init__(self) -> None:
         self._check(size=1)
         rows = self.table
-        if not isinstance(rows, Sequence) or not rows or not all(isinstance(row, Sequence) for row in rows):
-            raise ValueError(f"BlockTable: table must name the key blocks of each query block, not {rows!r}")
+        if (
+            not isinstance(rows, Sequence)
+            or not rows
+            or not all(isinstance(row, Sequence) for row in rows)
+        ):
+            raise ValueError(
+                f"BlockTable: table must name the key blocks of each query block, not {rows!r}"
+            )
         if len(rows) > MOST_BLOCKS:
-            raise ValueError(f"BlockTable: table must have at most {MOST_BLOCKS} rows, not {len(rows)}: take larger blocks")
+            raise ValueError(
+                f"BlockTable: table must have at most {MOST_BLOCKS} rows, not {len(rows)}: take larger blocks"
+            )
         object.__setattr__(self, "table", tuple(tuple(row) for row in rows))
         for block in (block for row in rows for block in row):
             if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < len(rows):
-                raise ValueError(f"BlockTable: table has {len(rows)} blocks, and {block!r} is none of them")
+                raise ValueError(
+                    f"BlockTable: table has {len(rows)} blocks, and {block!r} is none of them"
+                )
         with torch.inference_mode(False):
-            named = torch.zeros(len(rows), len(rows), dtype=torch.bool, device="cpu")  # even where all else is built on meta
+            named = torch.zeros(
+                len(rows), len(rows), dtype=torch.bool, device="cpu"
+            )  # even where all else is built on meta
             for i, row in enumerate(rows):
                 named[i, list(row)] = True
             self._keep(_with_counts(named))

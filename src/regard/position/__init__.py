@@ -1,21 +1,43 @@
 """Where a token stands: in three forms, with the tokens, in the turn of queries and keys, or in the scores."""
 
-from regard.position.bias import T5, TUPE, XL, Distance, Shaw
-from regard.position.embed import (
-    Complex,
-    Embed,
-    Fourier,
-    Fourier2D,
-    Learned,
-    Learned2D,
-    Sinusoid,
-    Sinusoid2D,
-    Unplaced,
+from regard.position.bias import DistanceBias, ShawBias, T5Bias, TransformerXLBias, TUPEBias
+from regard.position.embedding import (
+    ComplexEmbedding,
+    FourierEmbedding,
+    FourierEmbedding2D,
+    LearnedEmbedding,
+    LearnedEmbedding2D,
+    NoPosition,
+    PositionEmbedding,
+    SinusoidalEmbedding,
+    SinusoidalEmbedding2D,
 )
-from regard.position.schemes import SCHEMES, find_scheme, make_scheme
-from regard.position.turn import Rope, Rope2D, Turn
+from regard.position.encodings import (
+    POSITIONAL_ENCODINGS,
+    create_positional_encoding,
+    positional_encoding_class,
+)
+from regard.position.rotary import Rope, Rope2D, RotaryEmbedding
 
 __all__ = [
-    "SCHEMES", "T5", "TUPE", "XL", "Complex", "Distance", "Embed", "Fourier", "Fourier2D", "Learned", "Learned2D", "Rope",
-    "Rope2D", "Shaw", "Sinusoid", "Sinusoid2D", "Turn", "Unplaced", "find_scheme", "make_scheme",
-]  # fmt: skip
+    "POSITIONAL_ENCODINGS",
+    "T5Bias",
+    "TUPEBias",
+    "TransformerXLBias",
+    "ComplexEmbedding",
+    "DistanceBias",
+    "PositionEmbedding",
+    "FourierEmbedding",
+    "FourierEmbedding2D",
+    "LearnedEmbedding",
+    "LearnedEmbedding2D",
+    "Rope",
+    "Rope2D",
+    "ShawBias",
+    "SinusoidalEmbedding",
+    "SinusoidalEmbedding2D",
+    "RotaryEmbedding",
+    "NoPosition",
+    "positional_encoding_class",
+    "create_positional_encoding",
+]

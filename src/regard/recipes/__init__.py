@@ -18,6 +18,18 @@ from regard.recipes import (
 )
 
 __all__ = [
-    "capacity", "compressed", "early", "free", "grid", "heads", "light", "linear", "priors", "prototypes", "routed", "sets",
-    "sparse", "vanilla",
-]  # fmt: skip
+    "capacity",
+    "compressed",
+    "early",
+    "free",
+    "grid",
+    "heads",
+    "light",
+    "linear",
+    "priors",
+    "prototypes",
+    "routed",
+    "sets",
+    "sparse",
+    "vanilla",
+]

@@ -4,26 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from regard.common import check_headless
-from regard.errors import check_choice, check_whole, nearest
+from regard.errors import check_choice, check_int, did_you_mean
 from regard.mixer import Mixer, check_heads
-from regard.mixers import AFT, AveragePool, DynamicConv, Fourier, GatedMLP, Synthesizer, TokenMLP, XCiT
+from regard.mixers import (
+    AFT,
+    AveragePool,
+    DynamicConv,
+    FourierMixer,
+    GatedMLP,
+    Synthesizer,
+    TokenMLP,
+    XCiT,
+)
 from regard.mixers.aft import KernelBias, PositionBias
-from regard.mixers.synthesizer import Dense, DotProduct, FactorisedDense, FactorisedRandom, Logits, Random
-from regard.mixers.xcit import CrossCovariance, HalfXCiT, LocalPatches
+from regard.mixers.synthesizer import (
+    DenseLogits,
+    DotProductLogits,
+    FactorisedDenseLogits,
+    FactorisedRandomLogits,
+    RandomLogits,
+    SynthesizerLogits,
+)
+from regard.mixers.xcit import CrossCovarianceAttention, LocalPatchInteraction, XCiTComponent
+from regard.numerics import check_single_head
 from regard.registry import recipe
 
 
 # ---------------------------------------------------------------------------------------------- synthesizers
 @recipe(
-    "Tay et al. 2020", arxiv="2005.00743", row="H1", formula="softmax(W₂ relu(W₁ x + b₁) + b₂) V", small={"length": 32},
-)  # fmt: skip
+    "Tay et al. 2020",
+    arxiv="2005.00743",
+    row="H1",
+    formula="softmax(W₂ relu(W₁ x + b₁) + b₂) V",
+    small={"length": 32},
+)
 def synthesizer_dense(dim: int, heads: int, *, length: int, causal: bool = False) -> Mixer:
     """Each token says by itself how much it wants of each of `length` positions, and asks no other."""
     return _synthesizer(dim, heads, length, ("dense",), causal)
 
 
-@recipe("Tay et al. 2020", arxiv="2005.00743", row="H1", formula="softmax(R) V", small={"length": 32})
+@recipe(
+    "Tay et al. 2020", arxiv="2005.00743", row="H1", formula="softmax(R) V", small={"length": 32}
+)
 def synthesizer_random(
     dim: int, heads: int, *, length: int, learned: bool = True, seed: int = 0, causal: bool = False
 ) -> Mixer:
@@ -35,13 +57,23 @@ def synthesizer_random(
 
 
 @recipe(
-    "Tay et al. 2020", arxiv="2005.00743", row="H1", formula="softmax(tile(A x) repeat(B x)) V, or softmax(R₁ R₂ᵀ) V",
+    "Tay et al. 2020",
+    arxiv="2005.00743",
+    row="H1",
+    formula="softmax(tile(A x) repeat(B x)) V, or softmax(R₁ R₂ᵀ) V",
     small={"length": 32},
-)  # fmt: skip
+)
 def synthesizer_factorised(
-    dim: int, heads: int, *, length: int, kind: str = "dense", factors: tuple[int, int] | None = None,
-    rank: int | None = None, seed: int = 0, causal: bool = False,
-) -> Mixer:  # fmt: skip
+    dim: int,
+    heads: int,
+    *,
+    length: int,
+    kind: str = "dense",
+    factors: tuple[int, int] | None = None,
+    rank: int | None = None,
+    seed: int = 0,
+    causal: bool = False,
+) -> Mixer:
     """The same with fewer parameters: a row of logits is a product of two short rows, or the table one of two thin tables.
 
     kind      "dense" or "random"
@@ -53,16 +85,28 @@ def synthesizer_factorised(
         raise ValueError("factors are for kind='dense'; kind='random' has a rank")
     if kind == "dense" and rank is not None:
         raise ValueError("rank is for kind='random'; kind='dense' has factors")
-    return _synthesizer(dim, heads, length, (f"factorised_{kind}",), causal, factors=factors, rank=rank, seed=seed)
+    return _synthesizer(
+        dim, heads, length, (f"factorised_{kind}",), causal, factors=factors, rank=rank, seed=seed
+    )
 
 
 @recipe(
-    "Tay et al. 2020", arxiv="2005.00743", row="H1", formula="softmax(Σ_p α_p S_p) V,  α = softmax(a)", small={"length": 32},
-)  # fmt: skip
+    "Tay et al. 2020",
+    arxiv="2005.00743",
+    row="H1",
+    formula="softmax(Σ_p α_p S_p) V,  α = softmax(a)",
+    small={"length": 32},
+)
 def synthesizer_mixture(
-    dim: int, heads: int, *, length: int, parts: Sequence[str] = ("dense", "vanilla"), rank: int | None = None,
-    seed: int = 0, causal: bool = False,
-) -> Mixer:  # fmt: skip
+    dim: int,
+    heads: int,
+    *,
+    length: int,
+    parts: Sequence[str] = ("dense", "vanilla"),
+    rank: int | None = None,
+    seed: int = 0,
+    causal: bool = False,
+) -> Mixer:
     """Logits of several kinds, in shares that are learned.
 
     parts   any of "dense", "random", "factorised_dense", "factorised_random", "vanilla"
@@ -76,23 +120,33 @@ def synthesizer_mixture(
 
 
 def _synthesizer(
-    dim: int, heads: int, length: int, parts: Sequence[str], causal: bool, *, learned: bool = True,
-    factors: tuple[int, int] | None = None, rank: int | None = None, seed: int = 0,
-) -> Mixer:  # fmt: skip
+    dim: int,
+    heads: int,
+    length: int,
+    parts: Sequence[str],
+    causal: bool,
+    *,
+    learned: bool = True,
+    factors: tuple[int, int] | None = None,
+    rank: int | None = None,
+    seed: int = 0,
+) -> Mixer:
     check_heads(dim, heads)
     rank = 8 if rank is None else rank
-    check_whole(1, length=length, rank=rank)
-    check_whole(0, seed=seed)
-    known: dict[str, Callable[[int], Logits]] = {  # the i-th part draws by seed + i, lest two of a kind be equal
-        "dense": lambda i: Dense(dim, heads, length),
-        "random": lambda i: Random(heads, length, learned=learned, seed=seed + i),
-        "factorised_dense": lambda i: FactorisedDense(dim, heads, length, factors),
-        "factorised_random": lambda i: FactorisedRandom(heads, length, rank, seed=seed + i),
-        "vanilla": lambda i: DotProduct(dim, heads),
+    check_int(1, length=length, rank=rank)
+    check_int(0, seed=seed)
+    known: dict[
+        str, Callable[[int], SynthesizerLogits]
+    ] = {  # the i-th part draws by seed + i, lest two of a kind be equal
+        "dense": lambda i: DenseLogits(dim, heads, length),
+        "random": lambda i: RandomLogits(heads, length, learned=learned, seed=seed + i),
+        "factorised_dense": lambda i: FactorisedDenseLogits(dim, heads, length, factors),
+        "factorised_random": lambda i: FactorisedRandomLogits(heads, length, rank, seed=seed + i),
+        "vanilla": lambda i: DotProductLogits(dim, heads),
     }
     for part in parts:
         if part not in known:
-            raise ValueError(f"no part {part!r}: {nearest(str(part), known)}")
+            raise ValueError(f"no part {part!r}: {did_you_mean(str(part), known)}")
     return Synthesizer(dim, heads, [known[part](i) for i, part in enumerate(parts)], causal=causal)
 
 
@@ -100,58 +154,90 @@ def _synthesizer(
 @recipe("Lee-Thorp et al. 2021", arxiv="2105.03824", row="H2", formula="Re F_n F_d x")
 def fnet(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
     """FNet: the real part of the Fourier transform over tokens and width.  There are no heads: `heads` must be 1."""
-    check_headless("fnet", heads)
-    return Fourier(dim, causal=causal)
+    check_single_head("fnet", heads)
+    return FourierMixer(dim, causal=causal)
 
 
-@recipe("Tolstikhin et al. 2021", arxiv="2105.01601", row="H3", formula="W₂ gelu(W₁ x) over tokens", small={"length": 32})
-def mlp_mixer(dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False) -> Mixer:
+@recipe(
+    "Tolstikhin et al. 2021",
+    arxiv="2105.01601",
+    row="H3",
+    formula="W₂ gelu(W₁ x) over tokens",
+    small={"length": 32},
+)
+def mlp_mixer(
+    dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False
+) -> Mixer:
     """MLP-Mixer's token mixing: two layers over positions, the same for each channel.  There are no heads: it must be 1.
 
     hidden   the width between the two layers, half of `length` unless given
     """
-    check_headless("mlp_mixer", heads)
-    check_whole(1, length=length)
+    check_single_head("mlp_mixer", heads)
+    check_int(1, length=length)
     return TokenMLP(dim, length, max(1, length // 2) if hidden is None else hidden, causal=causal)
 
 
 @recipe(
-    "Liu et al. 2021", arxiv="2105.08050", row="H4", formula="V (z₁ ⊙ (W norm(z₂) + b)),  z = gelu(U x)", small={"length": 32},
-)  # fmt: skip
-def gmlp(dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False) -> Mixer:
+    "Liu et al. 2021",
+    arxiv="2105.08050",
+    row="H4",
+    formula="V (z₁ ⊙ (W norm(z₂) + b)),  z = gelu(U x)",
+    small={"length": 32},
+)
+def gmlp(
+    dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False
+) -> Mixer:
     """gMLP: half of the channels, mixed over positions, gate the other half.  There are no heads: `heads` must be 1.
 
     hidden   the width that is split in two, 6 · dim unless given
     """
-    check_headless("gmlp", heads)
+    check_single_head("gmlp", heads)
     return GatedMLP(dim, length, _six_times(dim, hidden), causal=causal)
 
 
 @recipe(
-    "Liu et al. 2021", arxiv="2105.08050", row="H4", formula="V (z₁ ⊙ (W norm(z₂) + b + attention(x))),  z = gelu(U x)",
+    "Liu et al. 2021",
+    arxiv="2105.08050",
+    row="H4",
+    formula="V (z₁ ⊙ (W norm(z₂) + b + attention(x))),  z = gelu(U x)",
     small={"length": 32, "attention": 4},
-)  # fmt: skip
+)
 def amlp(
-    dim: int, heads: int = 1, *, length: int, hidden: int | None = None, attention: int = 64, causal: bool = False
+    dim: int,
+    heads: int = 1,
+    *,
+    length: int,
+    hidden: int | None = None,
+    attention: int = 64,
+    causal: bool = False,
 ) -> Mixer:
     """aMLP: gMLP with a tiny attention of one head, added inside the gate.  `heads` must be 1.
 
     attention   the width of the tiny attention
     hidden      the width that is split in two, 6 · dim unless given
     """
-    check_headless("amlp", heads)
-    check_whole(1, attention=attention)
+    check_single_head("amlp", heads)
+    check_int(1, attention=attention)
     return GatedMLP(dim, length, _six_times(dim, hidden), attention=attention, causal=causal)
 
 
 @recipe(
-    "Zhai et al. 2021", arxiv="2105.14103", row="H6", formula="σ(q_i) ⊙ Σ_j exp(k_j + w_ij) v_j / Σ_j exp(k_j + w_ij)",
+    "Zhai et al. 2021",
+    arxiv="2105.14103",
+    row="H6",
+    formula="σ(q_i) ⊙ Σ_j exp(k_j + w_ij) v_j / Σ_j exp(k_j + w_ij)",
     small={"length": 32, "rank": 4},
-)  # fmt: skip
+)
 def aft(
-    dim: int, heads: int = 1, *, length: int | None, rank: int | None = None, window: int | None = None,
-    kernel: int | None = None, causal: bool = False,
-) -> Mixer:  # fmt: skip
+    dim: int,
+    heads: int = 1,
+    *,
+    length: int | None,
+    rank: int | None = None,
+    window: int | None = None,
+    kernel: int | None = None,
+    causal: bool = False,
+) -> Mixer:
     """AFT: keys weigh values channel by channel, queries gate.  Each channel is a head of its own: but for AFT-conv, `heads`
     must be 1.
 
@@ -162,34 +248,51 @@ def aft(
     """
     if kernel is not None:
         if (length, rank, window) != (None, None, None):
-            raise ValueError("with a kernel (AFT-conv) there is no table: length must be None, rank and window left out")
+            raise ValueError(
+                "with a kernel (AFT-conv) there is no table: length must be None, rank and window left out"
+            )
         check_heads(dim, heads)
         return AFT(dim, KernelBias(heads, kernel, causal=causal), causal=causal)
-    check_headless("aft", heads)
+    check_single_head("aft", heads)
     if length is not None:
         return AFT(dim, PositionBias(length, 128 if rank is None else rank, window), causal=causal)
     if rank is not None or window is not None:
-        raise ValueError("rank and window are for the biases of AFT-full and AFT-local; without a length there are none")
+        raise ValueError(
+            "rank and window are for the biases of AFT-full and AFT-local; without a length there are none"
+        )
     return AFT(dim, causal=causal)
 
 
 @recipe("Yu et al. 2022", arxiv="2111.11418", row="H6", formula="mean of the neighbours − x")
-def average_pool(dim: int, heads: int = 1, *, window: int = 3, width: int | None = None, causal: bool = False) -> Mixer:
+def average_pool(
+    dim: int, heads: int = 1, *, window: int = 3, width: int | None = None, causal: bool = False
+) -> Mixer:
     """PoolFormer's mixing: the mean over a window, less the token itself.  There are no heads: `heads` must be 1.
 
     window   tokens in a line, or cells to each side of a square on a grid; odd, but for a causal line
     width    columns of the grid; None: a line
     """
-    check_headless("average_pool", heads)
+    check_single_head("average_pool", heads)
     return AveragePool(dim, window, width=width, causal=causal)
 
 
 # ---------------------------------------------------------------------------------------------- with heads
 @recipe(
-    "El-Nouby et al. 2021", arxiv="2106.09681", row="H5", formula="V softmax(K̂ᵀ Q̂ / τ), then 3 × 3 neighbours",
+    "El-Nouby et al. 2021",
+    arxiv="2106.09681",
+    row="H5",
+    formula="V softmax(K̂ᵀ Q̂ / τ), then 3 × 3 neighbours",
     small={"width": 5},
-)  # fmt: skip
-def xcit(dim: int, heads: int, *, width: int, norm: str = "example", only: str | None = None, causal: bool = False) -> Mixer:
+)
+def xcit(
+    dim: int,
+    heads: int,
+    *,
+    width: int,
+    norm: str = "example",
+    only: str | None = None,
+    causal: bool = False,
+) -> Mixer:
     """XCiT: channels attend to channels over all tokens, then each token to its neighbours on a grid of `width` columns.
 
     norm   between the two convolutions: "batch", as in the paper, in training mixes examples; "example" does not
@@ -198,18 +301,26 @@ def xcit(dim: int, heads: int, *, width: int, norm: str = "example", only: str |
     if only is None:
         return XCiT(dim, heads, width, norm=norm, causal=causal)
     check_choice("only", only, ("covariance", "patches"))
-    part = CrossCovariance(dim, heads) if only == "covariance" else LocalPatches(dim, width, norm=norm)
-    return HalfXCiT(dim, part, causal=causal)
+    part = (
+        CrossCovarianceAttention(dim, heads)
+        if only == "covariance"
+        else LocalPatchInteraction(dim, width, norm=norm)
+    )
+    return XCiTComponent(dim, part, causal=causal)
 
 
 @recipe(
-    "Wu et al. 2019", arxiv="1901.10430", row="H6", formula="Σ_j softmax_j(W z_i) z_{i+j},  z = GLU(W x)", small={"kernel": 5},
-)  # fmt: skip
+    "Wu et al. 2019",
+    arxiv="1901.10430",
+    row="H6",
+    formula="Σ_j softmax_j(W z_i) z_{i+j},  z = GLU(W x)",
+    small={"kernel": 5},
+)
 def dynamic_conv(dim: int, heads: int, *, kernel: int = 7, causal: bool = False) -> Mixer:
     """Dynamic convolution: each token makes the kernel with which it looks at its neighbours, one for each head."""
     return DynamicConv(dim, heads, kernel, causal=causal)
 
 
 def _six_times(dim: int, hidden: int | None) -> int:
-    check_whole(1, dim=dim)
+    check_int(1, dim=dim)
     return 6 * dim if hidden is None else hidden

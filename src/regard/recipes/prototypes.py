@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from regard.attentions import ImprovedClustered, ProbSparse, Prototype, SoftmaxAttention
+from regard.attentions import (
+    ImprovedClusteredAttention,
+    ProbSparseAttention,
+    PrototypeAttention,
+    SoftmaxAttention,
+)
 from regard.mixer import Mixer, MultiHead, check_heads
-from regard.mixers import Funnel
-from regard.query import Clusters
+from regard.mixers import FunnelMixer
+from regard.query_prototypes import QueryClusters
 from regard.registry import recipe
 
 
-def _clusters(dim: int, heads: int, clusters: int, bits: int, iterations: int, seed: int) -> Clusters:
+def _clusters(
+    dim: int, heads: int, clusters: int, bits: int, iterations: int, seed: int
+) -> QueryClusters:
     check_heads(dim, heads)
-    return Clusters(dim // heads, clusters, bits=bits, iterations=iterations, seed=seed)
+    return QueryClusters(dim // heads, clusters, bits=bits, iterations=iterations, seed=seed)
 
 
 @recipe(
-    "Vyas et al. 2020", arxiv="2007.04825", row="F5", formula="softmax(c(Q) Kᵀ / √e) V,  c the mean of q's cluster",
+    "Vyas et al. 2020",
+    arxiv="2007.04825",
+    row="F5",
+    formula="softmax(c(Q) Kᵀ / √e) V,  c the mean of q's cluster",
     small={"clusters": 5, "bits": 15},
-)  # fmt: skip
+)
 def clustered(
-    dim: int, heads: int, *, clusters: int = 100, bits: int = 63, iterations: int = 10, seed: int = 0, causal: bool = False
+    dim: int,
+    heads: int,
+    *,
+    clusters: int = 100,
+    bits: int = 63,
+    iterations: int = 10,
+    seed: int = 0,
+    causal: bool = False,
 ) -> Mixer:
     """Queries are clustered, and each cluster asks once, by its mean.
 
@@ -27,42 +44,59 @@ def clustered(
     iterations   of k-means over the hashes
     """
     found = _clusters(dim, heads, clusters, bits, iterations, seed)
-    return MultiHead(dim, heads, Prototype(found, SoftmaxAttention()), causal=causal)
+    return MultiHead(dim, heads, PrototypeAttention(found, SoftmaxAttention()), causal=causal)
 
 
 @recipe(
-    "Vyas et al. 2020", arxiv="2007.04825", row="F5", formula="as clustered, but q itself weighs the top keys of its cluster",
+    "Vyas et al. 2020",
+    arxiv="2007.04825",
+    row="F5",
+    formula="as clustered, but q itself weighs the top keys of its cluster",
     small={"clusters": 5, "bits": 15, "top": 4},
-)  # fmt: skip
+)
 def clustered_improved(
-    dim: int, heads: int, *, clusters: int = 100, top: int = 32, bits: int = 63, iterations: int = 10, seed: int = 0,
+    dim: int,
+    heads: int,
+    *,
+    clusters: int = 100,
+    top: int = 32,
+    bits: int = 63,
+    iterations: int = 10,
+    seed: int = 0,
     causal: bool = False,
-) -> Mixer:  # fmt: skip
+) -> Mixer:
     """Clustered attention, in which each query weighs anew the `top` keys that matter most to its cluster.
 
     bits         signs that a query is hashed to, by planes drawn with `seed`
     iterations   of k-means over the hashes
     """
     found = _clusters(dim, heads, clusters, bits, iterations, seed)
-    return MultiHead(dim, heads, ImprovedClustered(found, top), causal=causal)
+    return MultiHead(dim, heads, ImprovedClusteredAttention(found, top), causal=causal)
 
 
 @recipe(
-    "Zhou et al. 2021", arxiv="2012.07436", row="F6", formula="softmax(q Kᵀ / √e) V for the q with largest M(q), else mean V",
+    "Zhou et al. 2021",
+    arxiv="2012.07436",
+    row="F6",
+    formula="softmax(q Kᵀ / √e) V for the q with largest M(q), else mean V",
     small={"factor": 2},
-)  # fmt: skip
-def prob_sparse(dim: int, heads: int, *, factor: int = 5, seed: int = 0, causal: bool = False) -> Mixer:
-    """Informer's ProbSparse attention: only the queries whose scores stand out attend; the others take the mean.
+)
+def prob_sparse(
+    dim: int, heads: int, *, factor: int = 5, seed: int = 0, causal: bool = False
+) -> Mixer:
+    """Informer's ProbSparseAttention attention: only the queries whose scores stand out attend; the others take the mean.
 
     factor   `factor` ⌈ln n⌉ queries attend, chosen by as many keys, drawn with `seed`
     """
-    return MultiHead(dim, heads, ProbSparse(factor=factor, seed=seed), causal=causal)
+    return MultiHead(dim, heads, ProbSparseAttention(factor=factor, seed=seed), causal=causal)
 
 
 @recipe("Dai et al. 2020", arxiv="2006.03236", row="F6", formula="up(softmax(pool(Q) Kᵀ / √e) V)")
-def funnel(dim: int, heads: int, *, stride: int = 2, cls: bool = False, causal: bool = False) -> Mixer:
+def funnel(
+    dim: int, heads: int, *, stride: int = 2, cls: bool = False, causal: bool = False
+) -> Mixer:
     """Funnel-Transformer: the mean of `stride` tokens asks for all of them.
 
     cls   the first token is not pooled
     """
-    return Funnel(dim, heads, stride=stride, cls=cls, causal=causal)
+    return FunnelMixer(dim, heads, stride=stride, cls=cls, causal=causal)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from regard.mixer import Mixer
-from regard.mixers import ISAB, SAB, Luna, PastLuna, Perceiver
+from regard.mixers import ISAB, SAB, CausalLuna, Luna, Perceiver
 from regard.registry import recipe
 
 
-@recipe("Lee et al. 2019", arxiv="1810.00825", row="F7", formula="norm(H + rFF(H)),  H = norm(X + MultiHead(X, X))")
+@recipe(
+    "Lee et al. 2019",
+    arxiv="1810.00825",
+    row="F7",
+    formula="norm(H + rFF(H)),  H = norm(X + MultiHead(X, X))",
+)
 def sab(dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> Mixer:
     """Set Transformer's SAB: attention among the elements of a set, and a feed-forward layer.
 
@@ -16,8 +21,16 @@ def sab(dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> Mix
     return SAB(dim, heads, norm=norm, causal=causal)
 
 
-@recipe("Lee et al. 2019", arxiv="1810.00825", row="F7", formula="MAB(X, MAB(I, X)),  I learned", small={"points": 4})
-def isab(dim: int, heads: int, *, points: int = 16, norm: bool = True, causal: bool = False) -> Mixer:
+@recipe(
+    "Lee et al. 2019",
+    arxiv="1810.00825",
+    row="F7",
+    formula="MAB(X, MAB(I, X)),  I learned",
+    small={"points": 4},
+)
+def isab(
+    dim: int, heads: int, *, points: int = 16, norm: bool = True, causal: bool = False
+) -> Mixer:
     """Set Transformer's ISAB: a few inducing points read the set, and the set reads them.
 
     norm   whether it has its layer normalisations
@@ -26,25 +39,46 @@ def isab(dim: int, heads: int, *, points: int = 16, norm: bool = True, causal: b
 
 
 @recipe(
-    "Ma et al. 2021", arxiv="2106.01540", row="F8", formula="MultiHead(X, MultiHead(P, X)),  P learned", small={"packed": 4},
-)  # fmt: skip
-def luna(dim: int, heads: int, *, packed: int = 64, activation: str | None = None, causal: bool = False) -> Mixer:
+    "Ma et al. 2021",
+    arxiv="2106.01540",
+    row="F8",
+    formula="MultiHead(X, MultiHead(P, X)),  P learned",
+    small={"packed": 4},
+)
+def luna(
+    dim: int, heads: int, *, packed: int = 64, activation: str | None = None, causal: bool = False
+) -> Mixer:
     """Luna: a learned sequence of `packed` vectors packs the tokens, and the tokens unpack it.
 
     activation   of the causal form, which cannot take a softmax over tokens: "softplus" unless given, or "elu"
     """
     if causal:
-        return PastLuna(dim, heads, packed=packed, activation="softplus" if activation is None else activation)
+        return CausalLuna(
+            dim, heads, packed=packed, activation="softplus" if activation is None else activation
+        )
     if activation is not None:
-        raise ValueError(f"only the causal form has an activation in place of the softmax; leave {activation!r} out")
+        raise ValueError(
+            f"only the causal form has an activation in place of the softmax; leave {activation!r} out"
+        )
     return Luna(dim, heads, packed=packed)
 
 
 @recipe(
-    "Jaegle et al. 2021", arxiv="2103.03206", row="F8", formula="read(x, think(read(Z, x))),  Z learned",
+    "Jaegle et al. 2021",
+    arxiv="2103.03206",
+    row="F8",
+    formula="read(x, think(read(Z, x))),  Z learned",
     small={"latents": 4},
-)  # fmt: skip
-def perceiver(dim: int, heads: int, *, latents: int = 64, depth: int = 2, widening: int = 1, causal: bool = False) -> Mixer:
+)
+def perceiver(
+    dim: int,
+    heads: int,
+    *,
+    latents: int = 64,
+    depth: int = 2,
+    widening: int = 1,
+    causal: bool = False,
+) -> Mixer:
     """Perceiver: latent vectors read the tokens, attend to each other `depth` times, and are read by the tokens.
 
     widening   of the feed-forward layers

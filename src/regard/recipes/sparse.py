@@ -15,45 +15,91 @@ from itertools import cycle, islice
 from math import ceil
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import Unsupported, check_choice, check_whole
+from regard.errors import Unsupported, check_choice, check_int
 from regard.mixer import Mixer, MultiHead, check_heads
-from regard.mixers import GlobalLong, Longformer, Star, Tree
-from regard.pattern import Band, BlockTable, Chunks, Global, KeyPhase, Keys, Pattern, PerHead, Queries, RandomBlocks
-from regard.prior import Prior, Repeated
+from regard.mixers import ETC, BPTransformer, Longformer, Star
+from regard.pattern import (
+    Band,
+    BlockTable,
+    Chunks,
+    Global,
+    KeyPhase,
+    Keys,
+    Pattern,
+    PerHead,
+    Queries,
+    RandomBlocks,
+)
+from regard.prior import Prior, RepeatedKeys
 from regard.registry import recipe
 
 
-def _sparse(dim: int, heads: int, pattern: Pattern, causal: bool, *, prior: Prior | None = None, bias: bool = False) -> Mixer:
+def _sparse(
+    dim: int,
+    heads: int,
+    pattern: Pattern,
+    causal: bool,
+    *,
+    prior: Prior | None = None,
+    bias: bool = False,
+) -> Mixer:
     return MultiHead(dim, heads, SoftmaxAttention(pattern, prior), causal=causal, bias=bias)
 
 
-@recipe("Lin et al. 2021, a survey", arxiv="2106.04554", row="C1", formula="softmax over i < g or j < g", small={"tokens": 3})
+@recipe(
+    "Lin et al. 2021, a survey",
+    arxiv="2106.04554",
+    row="C1",
+    formula="softmax over i < g or j < g",
+    small={"tokens": 3},
+)
 def global_tokens(dim: int, heads: int, *, tokens: int = 64, causal: bool = False) -> Mixer:
     """The first `tokens` tokens see all and are seen by all; the others see only them."""
     return _sparse(dim, heads, Global(tokens), causal)
 
 
-@recipe("Luong et al. 2015", arxiv="1508.04025", row="C2", formula="softmax over |i − j| ≤ w", small={"window": 3})
+@recipe(
+    "Luong et al. 2015",
+    arxiv="1508.04025",
+    row="C2",
+    formula="softmax over |i − j| ≤ w",
+    small={"window": 3},
+)
 def local(dim: int, heads: int, *, window: int = 128, causal: bool = False) -> Mixer:
     """A sliding window: each token sees itself and `window` tokens to either side, or before it where causal."""
     return _sparse(dim, heads, Band(window, window), causal)
 
 
 @recipe(
-    "Beltagy et al. 2020", arxiv="2004.05150", row="C3", formula="softmax over i − j = s t, |t| ≤ w",
+    "Beltagy et al. 2020",
+    arxiv="2004.05150",
+    row="C3",
+    formula="softmax over i − j = s t, |t| ≤ w",
     small={"window": 2, "step": 3},
-)  # fmt: skip
-def dilated(dim: int, heads: int, *, window: int = 64, step: int = 4, causal: bool = False) -> Mixer:
+)
+def dilated(
+    dim: int, heads: int, *, window: int = 64, step: int = 4, causal: bool = False
+) -> Mixer:
     """A window with gaps: each token sees itself and every `step`-th of its neighbours, `window` of them to either side."""
     return _sparse(dim, heads, Band(window, window, step), causal)
 
 
 @recipe(
-    "Zaheer et al. 2020", arxiv="2007.14062", row="C4", formula="softmax over the drawn blocks of i's block",
+    "Zaheer et al. 2020",
+    arxiv="2007.14062",
+    row="C4",
+    formula="softmax over the drawn blocks of i's block",
     small={"length": 32, "block": 4, "count": 2},
-)  # fmt: skip
+)
 def random_blocks(
-    dim: int, heads: int, *, length: int, block: int = 64, count: int = 3, seed: int = 0, causal: bool = False
+    dim: int,
+    heads: int,
+    *,
+    length: int,
+    block: int = 64,
+    count: int = 3,
+    seed: int = 0,
+    causal: bool = False,
 ) -> Mixer:
     """Each block of queries sees `count` random blocks of keys, drawn once by `seed`; causal: from those not after it.
 
@@ -63,13 +109,17 @@ def random_blocks(
 
 
 def _random(length: int, block: int, count: int, seed: int, causal: bool) -> Pattern:
-    check_whole(1, length=length, block=block)
+    check_int(1, length=length, block=block)
     return RandomBlocks(block, count, ceil(length / block), seed, past=causal)
 
 
 @recipe(
-    "Parmar et al. 2018", arxiv="1802.05751", row="C5", formula="softmax over ⌊i/c⌋ = ⌊j/c⌋", small={"block": 5},
-)  # fmt: skip
+    "Parmar et al. 2018",
+    arxiv="1802.05751",
+    row="C5",
+    formula="softmax over ⌊i/c⌋ = ⌊j/c⌋",
+    small={"block": 5},
+)
 def block_local(dim: int, heads: int, *, block: int = 128, causal: bool = False) -> Mixer:
     """The sequence is cut into blocks, and each token sees its own block only."""
     return _sparse(dim, heads, Chunks(block), causal)
@@ -81,36 +131,56 @@ def _in_turn(patterns: Sequence[Pattern], dim: int, heads: int) -> Pattern:
     return PerHead(tuple(islice(cycle(patterns), heads)))
 
 
-def _factorised(near: Pattern, far: Pattern, dim: int, heads: int, split: str, layer: int | None) -> Pattern:
+def _factorised(
+    near: Pattern, far: Pattern, dim: int, heads: int, split: str, layer: int | None
+) -> Pattern:
     """Two patterns, merged into one, or alternating over heads or over layers, as in section 5.2 of Child et al."""
     check_choice("split", split, ("merged", "heads", "layers"))
     if layer is not None and split != "layers":
         raise ValueError(f"layer is for split='layers'; with split={split!r} all layers are alike")
     layer = 0 if layer is None else layer
-    check_whole(0, layer=layer)
-    kinds = {"merged": near | far, "heads": _in_turn((near, far), dim, heads), "layers": (near, far)[layer % 2]}
+    check_int(0, layer=layer)
+    kinds = {
+        "merged": near | far,
+        "heads": _in_turn((near, far), dim, heads),
+        "layers": (near, far)[layer % 2],
+    }
     return kinds[split]
 
 
 @recipe(
-    "Child et al. 2019", arxiv="1904.10509", row="C6", formula="softmax over |i − j| ≤ l, in turn with i ≡ j (mod l)",
+    "Child et al. 2019",
+    arxiv="1904.10509",
+    row="C6",
+    formula="softmax over |i − j| ≤ l, in turn with i ≡ j (mod l)",
     small={"stride": 4},
-)  # fmt: skip
+)
 def sparse_strided(
-    dim: int, heads: int, *, stride: int = 128, split: str = "heads", layer: int | None = None, causal: bool = False
+    dim: int,
+    heads: int,
+    *,
+    stride: int = 128,
+    split: str = "heads",
+    layer: int | None = None,
+    causal: bool = False,
 ) -> Mixer:
     """Sparse Transformer, strided: the `stride` tokens before, and every `stride`-th token.
 
     split   "heads": heads take turns; "merged": each sees both; "layers": even and odd `layer` take turns
     """
     far = Band(step=stride)
-    return _sparse(dim, heads, _factorised(Band(stride, stride), far, dim, heads, split, layer), causal)
+    return _sparse(
+        dim, heads, _factorised(Band(stride, stride), far, dim, heads, split, layer), causal
+    )
 
 
 @recipe(
-    "Child et al. 2019", arxiv="1904.10509", row="C6", formula="softmax over ⌊i/l⌋ = ⌊j/l⌋, in turn with j mod l ≥ l − c",
+    "Child et al. 2019",
+    arxiv="1904.10509",
+    row="C6",
+    formula="softmax over ⌊i/l⌋ = ⌊j/l⌋, in turn with j mod l ≥ l − c",
     small={"stride": 5, "cells": 2},
-)  # fmt: skip
+)
 def sparse_fixed(
     dim: int,
     heads: int,
@@ -125,17 +195,27 @@ def sparse_fixed(
 
     split   "heads": heads take turns; "merged": each sees both; "layers": even and odd `layer` take turns
     """
-    check_whole(1, stride=stride, cells=cells)
+    check_int(1, stride=stride, cells=cells)
     if cells > stride:
         raise ValueError(f"cells must be between 1 and stride, {stride}, not {cells}")
-    return _sparse(dim, heads, _factorised(Chunks(stride), KeyPhase(stride, stride - cells), dim, heads, split, layer), causal)
+    return _sparse(
+        dim,
+        heads,
+        _factorised(Chunks(stride), KeyPhase(stride, stride - cells), dim, heads, split, layer),
+        causal,
+    )
 
 
 @recipe(
-    "Guo et al. 2019", arxiv="1902.09113", row="C7", formula="softmax over h_{i−1}, h_i, h_{i+1}, x_i and the relay, in turn",
+    "Guo et al. 2019",
+    arxiv="1902.09113",
+    row="C7",
+    formula="softmax over h_{i−1}, h_i, h_{i+1}, x_i and the relay, in turn",
     small={"cycles": 2},
-)  # fmt: skip
-def star(dim: int, heads: int, *, cycles: int = 2, shared: bool = False, causal: bool = False) -> Mixer:
+)
+def star(
+    dim: int, heads: int, *, cycles: int = 2, shared: bool = False, causal: bool = False
+) -> Mixer:
     """Star-Transformer: tokens in a ring around a relay, which are updated in turn, `cycles` times.
 
     shared   one set of parameters for all rounds; else each round has its own
@@ -144,13 +224,21 @@ def star(dim: int, heads: int, *, cycles: int = 2, shared: bool = False, causal:
 
 
 @recipe(
-    "Beltagy et al. 2020", arxiv="2004.05150", row="C8", formula="softmax over |i − j| ≤ w or j marked; all for i marked",
+    "Beltagy et al. 2020",
+    arxiv="2004.05150",
+    row="C8",
+    formula="softmax over |i − j| ≤ w or j marked; all for i marked",
     small={"window": 2, "steps": (1, 3)},
-)  # fmt: skip
+)
 def longformer(
-    dim: int, heads: int, *, window: int | Sequence[int] = 256, steps: int | Sequence[int] = 1, bias: bool = False,
+    dim: int,
+    heads: int,
+    *,
+    window: int | Sequence[int] = 256,
+    steps: int | Sequence[int] = 1,
+    bias: bool = False,
     causal: bool = False,
-) -> Mixer:  # fmt: skip
+) -> Mixer:
     """A window of `window` to either side, and tokens marked by the caller that see all and are seen by all.
 
     Marked tokens have query, key and value projections of their own.  Give them as `marks`, (b n), for each example its
@@ -172,18 +260,31 @@ def _each(heads: int, **given: int | Sequence[int]) -> tuple[int, ...]:
     ((name, value),) = given.items()
     numbers = tuple(value) if isinstance(value, Sequence) else (value,) * heads
     if len(numbers) != heads:
-        raise ValueError(f"{name} must be one number or one for each of {heads} heads, not {numbers}")
+        raise ValueError(
+            f"{name} must be one number or one for each of {heads} heads, not {numbers}"
+        )
     return numbers
 
 
 @recipe(
-    "Ainslie et al. 2020", arxiv="2004.08483", row="C9", formula="softmax of q·(k + a_label) over |i − j| ≤ r, i < g or j < g",
+    "Ainslie et al. 2020",
+    arxiv="2004.08483",
+    row="C9",
+    formula="softmax of q·(k + a_label) over |i − j| ≤ r, i < g or j < g",
     small={"globals": 3, "radius": 2, "clip": 2},
-)  # fmt: skip
+)
 def etc(
-    dim: int, heads: int, *, globals: int = 64, radius: int = 84, clip: int = 12, segment: int | None = None,
-    shared: bool = False, masks: Mapping[str, Pattern] | None = None, causal: bool = False,
-) -> Mixer:  # fmt: skip
+    dim: int,
+    heads: int,
+    *,
+    globals: int = 64,
+    radius: int = 84,
+    clip: int = 12,
+    segment: int | None = None,
+    shared: bool = False,
+    masks: Mapping[str, Pattern] | None = None,
+    causal: bool = False,
+) -> Mixer:
     """Extended Transformer Construction: the first `globals` tokens see all and are seen by all, the others see `radius`
     to either side, and every pair has a label with a learned vector.
 
@@ -195,18 +296,41 @@ def etc(
     """
     if causal:
         raise Unsupported("its global tokens read the whole sequence")
-    return GlobalLong(dim, heads, globals=globals, radius=radius, clip=clip, segment=segment, shared=shared, masks=masks)
+    return ETC(
+        dim,
+        heads,
+        globals=globals,
+        radius=radius,
+        clip=clip,
+        segment=segment,
+        shared=shared,
+        masks=masks,
+    )
 
 
 @recipe(
-    "Zaheer et al. 2020", arxiv="2007.14062", row="C10", formula="softmax over window ∪ global ∪ random blocks",
+    "Zaheer et al. 2020",
+    arxiv="2007.14062",
+    row="C10",
+    formula="softmax over window ∪ global ∪ random blocks",
     small={"length": 48, "block": 4, "globals": None, "random": 2},
-)  # fmt: skip
+)
 def bigbird(
-    dim: int, heads: int, *, length: int, block: int = 64, window: int = 3, globals: int | None = None, random: int = 3,
-    seed: int = 0, ends: bool = False, drawn: Sequence[Sequence[Sequence[int]]] | None = None, again: int = 0,
-    bias: bool = False, causal: bool = False,
-) -> Mixer:  # fmt: skip
+    dim: int,
+    heads: int,
+    *,
+    length: int,
+    block: int = 64,
+    window: int = 3,
+    globals: int | None = None,
+    random: int = 3,
+    seed: int = 0,
+    ends: bool = False,
+    drawn: Sequence[Sequence[Sequence[int]]] | None = None,
+    again: int = 0,
+    bias: bool = False,
+    causal: bool = False,
+) -> Mixer:
     """A window of `window` blocks, `globals` global blocks, and `random` random blocks for each block of queries.
 
     length    the longest sequence, rounded up to whole blocks
@@ -218,23 +342,35 @@ def bigbird(
     bias      whether the projections have one
     """
     if causal and globals:
-        raise Unsupported("global tokens look at the whole sequence, so the causal form has none: give globals=0")
+        raise Unsupported(
+            "global tokens look at the whole sequence, so the causal form has none: give globals=0"
+        )
     if globals is None:
         globals = 0 if causal else 2
-    check_whole(0, window=window, globals=globals)
+    check_int(0, window=window, globals=globals)
     if window % 2 == 0:
-        raise ValueError(f"window counts the block itself and as many on either side, so it is odd, not {window}")
-    check_whole(0, again=again)
+        raise ValueError(
+            f"window counts the block itself and as many on either side, so it is odd, not {window}"
+        )
+    check_int(0, again=again)
     near = Chunks(block, back=window // 2, ahead=window // 2)
-    far = _random(length, block, random, seed, causal) if drawn is None else _drawn(drawn, block, heads)
+    far = (
+        _random(length, block, random, seed, causal)
+        if drawn is None
+        else _drawn(drawn, block, heads)
+    )
     last = ceil(length / block) * block
-    prior = Repeated(block, again + 1, last - block * (globals // 2 if ends else 0)) if again else None
+    prior = (
+        RepeatedKeys(block, again + 1, last - block * (globals // 2 if ends else 0))
+        if again
+        else None
+    )
     pattern = near | far | (_both_ends(globals, block, last) if ends else Global(globals * block))
     return _sparse(dim, heads, pattern, causal, prior=prior, bias=bias)
 
 
 def _both_ends(globals: int, block: int, last: int) -> Pattern:
-    """As many global blocks at the end of `last` tokens as at the beginning."""
+    """As many global blocks at the end of `last_row` tokens as at the beginning."""
     if globals % 2:
         raise ValueError(f"globals are shared by both ends, so their number is even, not {globals}")
     size = globals // 2 * block
@@ -249,40 +385,60 @@ def _drawn(rows: Sequence[Sequence[Sequence[int]]], block: int, heads: int) -> P
 
 
 @recipe(
-    "Ye et al. 2019", arxiv="1911.04070", row="C11", formula="softmax of q·(k + a_label) over spans of 1, 2, 4, ... tokens",
+    "Ye et al. 2019",
+    arxiv="1911.04070",
+    row="C11",
+    formula="softmax of q·(k + a_label) over spans of 1, 2, 4, ... tokens",
     small={"near": 2, "clip": 3},
-)  # fmt: skip
-def bp_transformer(dim: int, heads: int, *, near: int = 4, clip: int = 10, causal: bool = False) -> Mixer:
+)
+def bp_transformer(
+    dim: int, heads: int, *, near: int = 4, clip: int = 10, causal: bool = False
+) -> Mixer:
     """BP-Transformer: each token sees itself and `near` spans to either side on each level of a binary tree over the
     tokens, fine near and coarse far; causal, spans before it.
 
     clip   levels from this one on share the vectors that tell where a span stands
     """
-    return Tree(dim, heads, near=near, clip=clip, causal=causal)
+    return BPTransformer(dim, heads, near=near, clip=clip, causal=causal)
 
 
 @recipe(
-    "any mix of the above", row="C14", formula="softmax over P_h(i, j) for head h",
+    "any mix of the above",
+    row="C14",
+    formula="softmax over P_h(i, j) for head h",
     small={"patterns": (Band(2, 2), Band(2, 2, 4) | Global(1))},
-)  # fmt: skip
-def per_head(dim: int, heads: int, *, patterns: Sequence[Pattern] | None = None, causal: bool = False) -> Mixer:
+)
+def per_head(
+    dim: int, heads: int, *, patterns: Sequence[Pattern] | None = None, causal: bool = False
+) -> Mixer:
     """A pattern for each head: `patterns`, taken in turn; by default windows that reach twice as far from head to head."""
     check_heads(dim, heads)
     if patterns is None:
         patterns = [Band(16 * 2**i, 16 * 2**i) for i in range(heads)]
-    if not isinstance(patterns, Sequence) or not patterns or not all(isinstance(p, Pattern) for p in patterns):
-        raise ValueError(f"patterns must be a list of at least one Pattern, such as [Band(8, 8), Global(2)], not {patterns!r}")
+    if (
+        not isinstance(patterns, Sequence)
+        or not patterns
+        or not all(isinstance(p, Pattern) for p in patterns)
+    ):
+        raise ValueError(
+            f"patterns must be a list of at least one Pattern, such as [Band(8, 8), Global(2)], not {patterns!r}"
+        )
     return _sparse(dim, heads, _in_turn(patterns, dim, heads), causal)
 
 
 @recipe(
-    "Xiao et al. 2023", arxiv="2309.17453", row="C15", formula="softmax over i − j ≤ w or j < s",
+    "Xiao et al. 2023",
+    arxiv="2309.17453",
+    row="C15",
+    formula="softmax over i − j ≤ w or j < s",
     small={"sinks": 2, "window": 3},
-)  # fmt: skip
-def sinks(dim: int, heads: int, *, sinks: int = 4, window: int = 1020, causal: bool = False) -> Mixer:
+)
+def sinks(
+    dim: int, heads: int, *, sinks: int = 4, window: int = 1020, causal: bool = False
+) -> Mixer:
     """Attention sinks: each token sees the first `sinks` tokens, and `window` tokens before it, or to either side where
     not causal."""
-    check_whole(0, sinks=sinks)
+    check_int(0, sinks=sinks)
     return _sparse(dim, heads, Band(window, window) | Keys(0, sinks), causal)
 
 

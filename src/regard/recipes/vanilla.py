@@ -14,7 +14,9 @@ def parameter_free(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
 
 
 @recipe("Vaswani et al. 2017", arxiv="1706.03762", row="B2", formula="softmax(Q Kᵀ / √e) V")
-def vanilla(dim: int, heads: int, *, kv_heads: int | None = None, bias: bool = False, causal: bool = False) -> Mixer:
+def vanilla(
+    dim: int, heads: int, *, kv_heads: int | None = None, bias: bool = False, causal: bool = False
+) -> Mixer:
     """Scaled dot-product attention with several heads: every token sees every token.
 
     kv_heads   fewer heads of keys and values, shared among the queries

@@ -6,20 +6,20 @@ import importlib
 import importlib.util
 from importlib.metadata import version
 
-from regard.cache import kept
+from regard.disk_cache import read_or_create
 
-MISSING = "Plots need the extra `plot`: pip install 'regard[plot]', then `regard report` writes this page again with them."
+MISSING = "Plots need the extra `plot_text`: pip install 'regard[plot]', then `regard report` writes this page again with them."
 NEEDED = ("altair", "vl_convert")
 
 
-def available() -> bool:
+def plots_available() -> bool:
     """Whether plots can be drawn here."""
     return all(importlib.util.find_spec(name) is not None for name in NEEDED)
 
 
-def javascript() -> str:
+def vega_javascript() -> str:
     """The bundle that vl-convert makes: it takes seconds, so it is kept in the cache of Regard."""
-    return kept(f"vega-{version('altair')}-{version('vl-convert-python')}.js", _made)
+    return read_or_create(f"vega-{version('altair')}-{version('vl-convert-python')}.js", _made)
 
 
 def _made() -> str:

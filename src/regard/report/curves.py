@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from regard.compare.ledger import DONE, Entry
-from regard.compare.plan import label
-from regard.models import Part
+from regard.compare.ledger import DONE, LedgerEntry
+from regard.compare.plan import spec_label
+from regard.models import ModuleSpec
 
 
 class Point(NamedTuple):
@@ -31,13 +31,17 @@ class Curve(NamedTuple):
     points: list[Point]
 
 
-def curves(entries: Iterable[Entry]) -> list[Curve]:
+def curves(entries: Iterable[LedgerEntry]) -> list[Curve]:
     """One for each mechanism, task and length that has a finished run."""
     groups: dict[tuple[str, str, int], list[list[dict[str, Any]]]] = {}
     for entry in entries:
         if entry.status == DONE and entry.result is not None:
             words = entry.words
-            key = (label(Part(**words["mixer"])), label(Part(**words["task"])), int(words["length"]))
+            key = (
+                spec_label(ModuleSpec(**words["mixer"])),
+                spec_label(ModuleSpec(**words["task"])),
+                int(words["length"]),
+            )
             groups.setdefault(key, []).append(entry.result["curve"])
     return [Curve(*key, points(runs)) for key, runs in groups.items()]
 

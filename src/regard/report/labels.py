@@ -6,8 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 290, 240  # of the smallest plot, a phone's, in pixels: what fits there fits everywhere
-LETTER, LINE, MARK, GAP = 6.3, 13.0, 6.0, 9.0  # a letter's width, a line's height, a mark's radius, between mark and name
+WIDTH, HEIGHT = (
+    290,
+    240,
+)  # of the smallest plot, a phone's, in pixels: what fits there fits everywhere
+LETTER, LINE, MARK, GAP = (
+    6.3,
+    13.0,
+    6.0,
+    9.0,
+)  # a letter's width, a line's height, a mark's radius, between mark and name
 STEPS = int(2 * HEIGHT / LINE)  # of half a line, by which a name is moved at most
 LIMIT = 170.0  # longer names are cut by the plot
 
@@ -62,13 +70,17 @@ class Label(NamedTuple):
     share: float
 
 
-def placed(points: Sequence[tuple[float, float, str]]) -> list[Label]:
+def place_labels(points: Sequence[tuple[float, float, str]]) -> list[Label]:
     """points (x, y, name), x and y from 0 to 1, from the left and from below -> where their names go."""
     taken = [_mark(x, y) for x, y, _ in points]
     found = []
     for x, y, name in points:
         others = [box for box in taken if box != _mark(x, y)]
-        free = (at for at in _places(x, y, name) if not any(_name(x, at.share, name, at.left).meets(box) for box in others))
+        free = (
+            at
+            for at in _places(x, y, name)
+            if not any(_name(x, at.share, name, at.left).meets(box) for box in others)
+        )
         at = next(free, Label(x > 0.5, y))
         taken.append(_name(x, at.share, name, at.left))
         found.append(at)

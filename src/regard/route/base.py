@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from regard.attend.groups import Indexed
+from regard.backends.token_groups import TokenGroups
 from regard.mixer import Can
 
 
@@ -18,4 +18,4 @@ class Route(nn.Module, ABC):
     heads: int | None = None  # how many it was made for, None: any
 
     @abstractmethod
-    def forward(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Sequence[Indexed]: ...
+    def forward(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Sequence[TokenGroups]: ...

@@ -10,10 +10,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attend.groups import Indexed
-from regard.errors import check_whole
+from regard.auxiliary import record_aux
+from regard.backends.token_groups import TokenGroups
+from regard.errors import check_int
 from regard.mixer import Can
-from regard.notes import tell
 from regard.route.base import Route
 
 
@@ -35,11 +35,18 @@ class KMeans(Route):
     )
 
     def __init__(
-        self, heads: int, width: int, *, clusters: int, decay: float = 0.999, shared: bool = False, seed: int = 0
+        self,
+        heads: int,
+        width: int,
+        *,
+        clusters: int,
+        decay: float = 0.999,
+        shared: bool = False,
+        seed: int = 0,
     ) -> None:
         super().__init__()
-        check_whole(1, clusters=clusters)
-        check_whole(0, seed=seed)
+        check_int(1, clusters=clusters)
+        check_int(0, seed=seed)
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
             raise ValueError(f"decay must be a number between 0 and 1, not {decay!r}")
         self.heads, self.clusters, self.decay, self.shared = heads, clusters, float(decay), shared
@@ -47,16 +54,16 @@ class KMeans(Route):
         self.register_buffer("centroids", F.normalize(draw, dim=-1))
 
     @torch.no_grad()
-    def forward(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Sequence[Indexed]:
+    def forward(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Sequence[TokenGroups]:
         """One group a cluster."""
         real = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if mask is None else mask
         sides = [self._near(x) for x in ((q,) if self.shared else (q, k))]
         taken = [self._nearest(near, real) for _, near in sides]
-        tell("cluster_load", lambda: _load(sides, real))
-        tell("in_no_cluster", lambda: _left_over(taken[0], real))
+        record_aux("cluster_load", lambda: _load(sides, real))
+        record_aux("in_no_cluster", lambda: _left_over(taken[0], real))
         if self.training:
             self._follow(sides, real)
-        return [Indexed(taken[0], taken[-1])]
+        return [TokenGroups(taken[0], taken[-1])]
 
     def _near(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Unit vectors (b h n e), and how near each is to each centroid, (b h clusters n)."""
@@ -74,13 +81,17 @@ class KMeans(Route):
     def _follow(self, sides: list[tuple[Tensor, Tensor]], real: Tensor) -> None:
         """Move the centroids towards the tokens that are nearest to them; those that have none stay."""
         members = [(unit, _members(near, real).to(unit.dtype)) for unit, near in sides]
-        sums = torch.stack([torch.einsum("bhcn,bhne->hce", one, unit) for unit, one in members]).sum(0)
+        sums = torch.stack(
+            [torch.einsum("bhcn,bhne->hce", one, unit) for unit, one in members]
+        ).sum(0)
         counts = torch.stack([one.sum((0, 3)) for _, one in members]).sum(0)
         if dist.is_available() and dist.is_initialized():
             for each in (sums, counts):
                 dist.all_reduce(each)
         moved = self.decay * self.centroids + (1 - self.decay) * F.normalize(sums, dim=-1)
-        self.centroids.copy_(torch.where(counts[..., None] > 0, F.normalize(moved, dim=-1), self.centroids))
+        self.centroids.copy_(
+            torch.where(counts[..., None] > 0, F.normalize(moved, dim=-1), self.centroids)
+        )
 
 
 def _members(near: Tensor, real: Tensor) -> Tensor:
@@ -99,5 +110,10 @@ def _left_over(taken: Tensor, real: Tensor) -> Tensor:
     """The share of queries that no cluster took."""
     b, h = taken.shape[:2]
     n = real.shape[1]
-    some = taken.new_zeros(b, h, n + 1).scatter(2, torch.where(taken < 0, n, taken).flatten(2), 1)[..., :n] > 0
+    some = (
+        taken.new_zeros(b, h, n + 1).scatter(2, torch.where(taken < 0, n, taken).flatten(2), 1)[
+            ..., :n
+        ]
+        > 0
+    )
     return (~some & real[:, None]).sum() / (h * real.sum()).clamp(min=1)

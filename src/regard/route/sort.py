@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.errors import check_positive, check_whole
+from regard.errors import check_int, check_positive
 
 
 class BlockSort(nn.Module):
@@ -21,12 +21,19 @@ class BlockSort(nn.Module):
     drawn: Tensor
 
     def __init__(
-        self, dim: int, heads: int, *, blocks: int, iterations: int = 5, temperature: float = 0.75, seed: int = 0,
+        self,
+        dim: int,
+        heads: int,
+        *,
+        blocks: int,
+        iterations: int = 5,
+        temperature: float = 0.75,
+        seed: int = 0,
         causal: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        check_whole(1, dim=dim, heads=heads, blocks=blocks)
-        check_whole(0, iterations=iterations, seed=seed)
+        check_int(1, dim=dim, heads=heads, blocks=blocks)
+        check_int(0, iterations=iterations, seed=seed)
         check_positive("temperature", temperature)
         self.heads, self.blocks, self.iterations, self.causal = heads, blocks, iterations, causal
         self.temperature, self.seed = float(temperature), seed
@@ -36,7 +43,12 @@ class BlockSort(nn.Module):
     def forward(self, summaries: Tensor, real: Tensor) -> Tensor:
         """real (b s): which blocks have any token; the others neither move nor are moved."""
         s = summaries.shape[1]
-        logits = self.down(self.up(summaries).relu()).relu().unflatten(-1, (self.heads, -1))[..., :s].transpose(1, 2)
+        logits = (
+            self.down(self.up(summaries).relu())
+            .relu()
+            .unflatten(-1, (self.heads, -1))[..., :s]
+            .transpose(1, 2)
+        )
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.training:
             logits = logits + self._noise(logits)
@@ -48,7 +60,9 @@ class BlockSort(nn.Module):
         """-log(-log u), of a generator of its own, so that no other random number changes."""
         generator = torch.Generator().manual_seed(self.seed + int(self.drawn))
         self.drawn += 1
-        u = torch.rand(logits.shape, generator=generator, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
+        u = torch.rand(logits.shape, generator=generator, dtype=torch.float64).clamp(
+            1e-12, 1 - 1e-12
+        )
         return -(-u.log()).log().to(logits)
 
 
@@ -57,11 +71,17 @@ def sinkhorn(logits: Tensor, keep: Tensor, iterations: int, *, causal: bool = Fa
 
     causal   the sum of a column runs over the rows so far only, so that no row depends on a later one
     """
-    low = torch.finfo(logits.dtype).min / 4  # stands for what is not kept: finite, or the gradient would not be
+    low = (
+        torch.finfo(logits.dtype).min / 4
+    )  # stands for what is not kept: finite, or the gradient would not be
     for _ in range(iterations):
         logits = _less(logits, keep, logits.masked_fill(~keep, low).logsumexp(-1, keepdim=True))
         columns = logits.masked_fill(~keep, low)
-        logits = _less(logits, keep, columns.logcumsumexp(-2) if causal else columns.logsumexp(-2, keepdim=True))
+        logits = _less(
+            logits,
+            keep,
+            columns.logcumsumexp(-2) if causal else columns.logsumexp(-2, keepdim=True),
+        )
     return logits.masked_fill(~keep, -torch.inf).exp()
 
 

@@ -34,31 +34,31 @@ def pattern_of(mixer: Mixer) -> Pattern | None:
     return reduce(or_, found) if found else None
 
 
-def heads_of(recipe: Recipe, otherwise: int) -> int:
+def default_heads(recipe: Recipe, otherwise: int) -> int:
     """The heads that a recipe is built with when nobody asks for a number."""
     default = recipe.parameters["heads"].default
     return otherwise if default is inspect.Parameter.empty else int(default)
 
 
-def small(recipe: Recipe, n: int, *, causal: bool = False) -> Mixer:
+def build_example(recipe: Recipe, n: int, *, causal: bool = False) -> Mixer:
     """The recipe's own example, for n tokens, with the same random parameters each time."""
     arguments = dict(recipe.small)
     if "length" in recipe.parameters:
         arguments["length"] = n
     if "rank" in arguments:
         arguments["rank"] = min(arguments["rank"], n)
-    heads = heads_of(recipe, 2)
+    heads = default_heads(recipe, 2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build(recipe, {**arguments, "dim": 8 * heads, "heads": heads}, causal)
+        return build_mixer(recipe, {**arguments, "dim": 8 * heads, "heads": heads}, causal)
 
 
-def build(recipe: Recipe, arguments: Mapping[str, Any], causal: bool) -> Mixer:
+def build_mixer(recipe: Recipe, arguments: Mapping[str, Any], causal: bool) -> Mixer:
     """The recipe with these arguments; causal only where it is asked for, since not every recipe knows the word."""
     return create(recipe.name, **arguments, **({"causal": True} if causal else {}))
 
 
-def fitted(recipe: Recipe, n: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def fill_length_arguments(recipe: Recipe, n: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a recipe needs to know of the length, unless given: `length`, and the `width` of a square image."""
     found = dict(given)
     parameters = recipe.parameters
@@ -79,13 +79,15 @@ def _root(n: int) -> int:
     return low + (n - low * low > low)
 
 
-def promises(recipe: Recipe, mixer: Mixer, arguments: Mapping[str, Any]) -> Can:
+def mixer_capabilities(recipe: Recipe, mixer: Mixer, arguments: Mapping[str, Any]) -> Can:
     """What a mixer promises, and whether it could be built causal."""
     if mixer.causal or not mixer.can.causal:
         return mixer.can
     try:
         with torch.device("meta") if pattern_of(mixer) is None else torch.device("cpu"):
-            build(recipe, arguments, True)
+            build_mixer(recipe, arguments, True)
     except Unsupported as refusal:
-        return mixer.can & Can(takes_marks=True, causal=str(refusal), stream="only a causal form can")
+        return mixer.can & Can(
+            supports_global_mask=True, causal=str(refusal), stream="only a causal form can"
+        )
     return mixer.can

@@ -1,4 +1,4 @@
-"""Pictures as PNG, by matplotlib (the extra `plot`)."""
+"""Pictures as PNG, by matplotlib (the extra `plot_text`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.show.picture import Picture
-from regard.show.style import Colour, Style, blend, legend, styles
+from regard.show.style import Colour, PartStyle, assign_styles, blend, legend_entries
 
 PAPER: Colour = (238, 240, 244)
 INK, PALE = "#1d2330", "#6b7280"
@@ -21,9 +21,11 @@ LINE = 0.26  # of a legend, in inches
 def save(path: Path, pictures: Sequence[Picture], title: str, subtitle: str) -> None:
     """One recipe: its picture, or one for each kind of head."""
     side = 5.6 if len(pictures) == 1 else 3.6
-    sheet = Sheet(len(pictures), side, gap=(0.85, 0.75), margin=(0.85, 0.4), top=1.6, bottom=0.85)
+    sheet = FigureSheet(
+        len(pictures), side, gap=(0.85, 0.75), margin=(0.85, 0.4), top=1.6, bottom=0.85
+    )
     sheet.title(title, subtitle)
-    look = styles(pictures)
+    look = assign_styles(pictures)
     for index, picture in enumerate(pictures):
         axes = sheet.square(index)
         _paint(axes, picture, look)
@@ -34,27 +36,60 @@ def save(path: Path, pictures: Sequence[Picture], title: str, subtitle: str) -> 
 
 def save_gallery(path: Path, named: Sequence[tuple[str, str, Picture]], title: str) -> None:
     """Many recipes, a (name, paper, picture) each, in one grid with one legend."""
-    look = styles([picture for _, _, picture in named])
-    below = 0.85 + LINE * len(legend(look))  # names and papers, then at most a line for each colour
-    sheet = Sheet(len(named), 2.8, gap=(0.3, 0.75), margin=(0.35, 0.35), top=1.15, bottom=below)
+    look = assign_styles([picture for _, _, picture in named])
+    below = 0.85 + LINE * len(
+        legend_entries(look)
+    )  # names and papers, then at most a line for each colour
+    sheet = FigureSheet(
+        len(named), 2.8, gap=(0.3, 0.75), margin=(0.35, 0.35), top=1.15, bottom=below
+    )
     tokens = max(picture.tokens for _, _, picture in named)
-    sheet.title(title, f"{tokens} tokens; rows are queries, columns are keys; colour: this query may look at this key")
+    sheet.title(
+        title,
+        f"{tokens} tokens; rows are queries, columns are keys; colour: this query may look at this key",
+    )
     for index, (name, paper, picture) in enumerate(named):
         axes = sheet.square(index)
         _paint(axes, picture, look)
         axes.set_xticks([])
         axes.set_yticks([])
-        axes.text(0.5, -0.045, name, transform=axes.transAxes, ha="center", va="top", fontsize=13, weight="bold", color=INK)
-        axes.text(0.5, -0.125, paper, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=PALE)
+        axes.text(
+            0.5,
+            -0.045,
+            name,
+            transform=axes.transAxes,
+            ha="center",
+            va="top",
+            fontsize=13,
+            weight="bold",
+            color=INK,
+        )
+        axes.text(
+            0.5,
+            -0.125,
+            paper,
+            transform=axes.transAxes,
+            ha="center",
+            va="top",
+            fontsize=9,
+            color=PALE,
+        )
     sheet.legend(look)
     sheet.save(path)
 
 
-class Sheet:
+class FigureSheet:
     """A figure of equal squares, up to four to a row, measured in inches: margin (left, right) and gap (across, down)."""
 
     def __init__(
-        self, count: int, side: float, *, gap: tuple[float, float], margin: tuple[float, float], top: float, bottom: float
+        self,
+        count: int,
+        side: float,
+        *,
+        gap: tuple[float, float],
+        margin: tuple[float, float],
+        top: float,
+        bottom: float,
     ) -> None:
         self.columns = min(count, 4)
         rows = ceil(count / self.columns)
@@ -65,8 +100,10 @@ class Sheet:
 
     def title(self, title: str, subtitle: str) -> None:
         """A line in bold, and one in pale."""
-        for words, down, look in ((title, 0.42, {"fontsize": 19, "weight": "bold", "color": INK}),
-                                  (subtitle, 0.8, {"fontsize": 10.5, "color": PALE})):  # fmt: skip
+        for words, down, look in (
+            (title, 0.42, {"fontsize": 19, "weight": "bold", "color": INK}),
+            (subtitle, 0.8, {"fontsize": 10.5, "color": PALE}),
+        ):
             self.figure.text(0.35 / self.width, 1 - down / self.height, words, va="center", **look)
 
     def square(self, index: int) -> Any:
@@ -74,19 +111,33 @@ class Sheet:
         row, column = divmod(index, self.columns)
         x = self.left + column * (self.side + self.gap[0])
         y = self.height - self.top - self.side - row * (self.side + self.gap[1])
-        return self.figure.add_axes((x / self.width, y / self.height, self.side / self.width, self.side / self.height))
+        return self.figure.add_axes(
+            (x / self.width, y / self.height, self.side / self.width, self.side / self.height)
+        )
 
-    def legend(self, look: Mapping[str, Style]) -> None:
+    def legend(self, look: Mapping[str, PartStyle]) -> None:
         """What the colours mean, below."""
         from matplotlib.patches import Patch
 
-        patches = [Patch(facecolor=_share(style.colour), label=words) for style, words in legend(look)]
+        patches = [
+            Patch(facecolor=_share(style.colour), label=words)
+            for style, words in legend_entries(look)
+        ]
         longest = max((len(words) for words in look), default=0)
         columns = max(1, min(len(patches), int(self.width / (0.5 + 0.075 * longest))))
         self.figure.legend(
-            handles=patches, loc="lower center", ncols=columns, frameon=False, fontsize=10.5, labelcolor=INK,
-            handlelength=1.1, handleheight=1.1, columnspacing=1.3, handletextpad=0.6, bbox_to_anchor=(0.5, 0.12 / self.height),
-        )  # fmt: skip
+            handles=patches,
+            loc="lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize=10.5,
+            labelcolor=INK,
+            handlelength=1.1,
+            handleheight=1.1,
+            columnspacing=1.3,
+            handletextpad=0.6,
+            bbox_to_anchor=(0.5, 0.12 / self.height),
+        )
 
     def save(self, path: Path) -> None:
         """Always PNG, whatever the file is called."""
@@ -101,7 +152,7 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height))
 
 
-def _paint(axes: Any, picture: Picture, look: dict[str, Style]) -> None:
+def _paint(axes: Any, picture: Picture, look: dict[str, PartStyle]) -> None:
     """The squares, with thin lines between them where they are few."""
     size = picture.cells
     pixels = [[_pixel(picture, look, i, j) for j in range(size)] for i in range(size)]
@@ -116,9 +167,13 @@ def _paint(axes: Any, picture: Picture, look: dict[str, Style]) -> None:
     axes.set_ylim(size - 0.5, -0.5)
 
 
-def _pixel(picture: Picture, look: dict[str, Style], i: int, j: int) -> Colour:
+def _pixel(picture: Picture, look: dict[str, PartStyle], i: int, j: int) -> Colour:
     index = int(picture.part[i, j])
-    return PAPER if index < 0 else blend(look[picture.parts[index].words].colour, PAPER, float(picture.shade[i, j]))
+    return (
+        PAPER
+        if index < 0
+        else blend(look[picture.parts[index].words].colour, PAPER, float(picture.shade[i, j]))
+    )
 
 
 def _axes(axes: Any, picture: Picture) -> None:
@@ -133,7 +188,12 @@ def _axes(axes: Any, picture: Picture) -> None:
     axes.set_xticks(at, words, color=PALE, fontsize=9)
     axes.set_yticks(at, words, color=PALE, fontsize=9)
     axes.tick_params(length=0)
-    axes.set_xlabel("key token" + (f"  ·  {picture.title}" if picture.title else ""), color=INK, fontsize=10.5, labelpad=5)
+    axes.set_xlabel(
+        "key token" + (f"  ·  {picture.title}" if picture.title else ""),
+        color=INK,
+        fontsize=10.5,
+        labelpad=5,
+    )
     axes.set_ylabel("query token", color=INK, fontsize=10.5, labelpad=5)
 
 

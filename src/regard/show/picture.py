@@ -14,9 +14,9 @@ from torch import Tensor
 
 from regard.errors import Unsupported
 from regard.mixer import Mixer
-from regard.pattern import Full, Pattern, tile_table, tiled
-from regard.show.parts import Part, split
-from regard.testing import influence, tokens
+from regard.pattern import Full, Pattern, classify_tiles, position_tiles
+from regard.show.pattern_parts import PatternPart, split_pattern
+from regard.testing import influence, random_tokens
 
 EXACT = 32  # a cell of up to so many tokens is counted; of a larger one as many rows and columns are drawn by lot
 LEAST = 1e-3  # the share of a cell in which something is seen, though no drawn pair met it
@@ -24,11 +24,11 @@ LEAST = 1e-3  # the share of a cell in which something is seen, though no drawn 
 
 @dataclass(frozen=True)
 class Picture:
-    """`part` (c c) is the index into `parts`, -1 where nothing is seen; `shade` (c c) is in [0, 1]; rows are queries."""
+    """`part` (c c) is the index into `parse_specs`, -1 where nothing is seen; `shade` (c c) is in [0, 1]; rows are queries."""
 
     title: str
     tokens: int
-    parts: tuple[Part, ...]
+    parts: tuple[PatternPart, ...]
     part: Tensor
     shade: Tensor
 
@@ -37,31 +37,31 @@ class Picture:
         """To a side."""
         return len(self.part)
 
-    def legend(self) -> list[Part]:
+    def legend(self) -> list[PatternPart]:
         """The parts that can be seen."""
         seen = set(self.part.unique().tolist())
         return [part for i, part in enumerate(self.parts) if i in seen]
 
 
-def picture(pattern: Pattern, n: int, cells: int, title: str = "") -> Picture:
+def pattern_picture(pattern: Pattern, n: int, cells: int, title: str = "") -> Picture:
     """Who may look at whom among n tokens, for a pattern that is the same for all heads."""
-    parts = split(pattern, n)
+    parts = split_pattern(pattern, n)
     share = torch.stack([_share(p.pattern, n, cells) for p in parts])
     shade, part = share.max(0)  # of equal ones, the first
     return Picture(title, n, tuple(parts), torch.where(shade > 0, part, -1), shade)
 
 
-def pictures(pattern: Pattern, n: int, cells: int) -> list[Picture]:
+def pattern_pictures(pattern: Pattern, n: int, cells: int) -> list[Picture]:
     """One picture, or one for each kind of head."""
     if not pattern.heads:
-        return [picture(pattern, n, cells)]
+        return [pattern_picture(pattern, n, cells)]
     heads: dict[Pattern, list[int]] = {}
     for number, part in enumerate(pattern.parts, 1):
         heads.setdefault(part, []).append(number)
-    return [picture(part, n, cells, _heads(numbers)) for part, numbers in heads.items()]
+    return [pattern_picture(part, n, cells, _heads(numbers)) for part, numbers in heads.items()]
 
 
-def kinds(pattern: Pattern | None) -> int:
+def count_pictures(pattern: Pattern | None) -> int:
     """How many kinds of heads there are, and so pictures."""
     return len(set(pattern.parts)) if pattern is not None and pattern.heads else 1
 
@@ -73,8 +73,8 @@ def _heads(numbers: Sequence[int]) -> str:
 
 def _share(pattern: Pattern, n: int, cells: int) -> Tensor:
     """(c c): the share of the pairs in each cell that are allowed."""
-    tiles = tiled(n, max(1, -(-n // cells)))
-    some, every = tile_table(pattern, tiles, tiles)
+    tiles = position_tiles(n, max(1, -(-n // cells)))
+    some, every = classify_tiles(pattern, tiles, tiles)
     share = every.double()
     at = (some & ~every).nonzero()
     if len(at) == 0:
@@ -98,7 +98,7 @@ def _drawn(tiles: Tensor, seed: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------- without a pattern
 def map_picture(mixer: Mixer, n: int) -> Picture:
     """What a mixer without a pattern does to n random tokens: its attention map, or the influence of token on token."""
-    x = tokens(mixer.double(), n, b=1)
+    x = random_tokens(mixer.double(), n, b=1)
     with torch.no_grad():
         try:
             weights = mixer.attention(x)[0].abs().mean(0)
@@ -107,5 +107,5 @@ def map_picture(mixer: Mixer, n: int) -> Picture:
             weights = influence(mixer, x)
             words = "influence of key token on query token, by the Jacobian"
     shade = weights / weights.max().clamp(min=torch.finfo(weights.dtype).tiny)
-    part = Part("weight", f"{words}, for random tokens and weights", Full())
+    part = PatternPart("weight", f"{words}, for random tokens and weights", Full())
     return Picture("", n, (part,), torch.where(shade > 0, 0, -1), shade)

@@ -11,7 +11,7 @@ Colour = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Style:
+class PartStyle:
     """How a part looks: in colour, and without."""
 
     colour: Colour
@@ -20,39 +20,45 @@ class Style:
 
 # colours that people who confuse red and green can tell apart; marks that say what they mean where that is possible
 STYLES = {
-    "window": Style((46, 110, 216), "#"),
-    "queries": Style((214, 73, 51), "="),
-    "keys": Style((244, 157, 55), "|"),
-    "random": Style((34, 160, 107), "o"),
-    "block": Style((0, 150, 160), "%"),
-    "dilated": Style((92, 176, 232), "+"),
-    "stride": Style((154, 88, 196), ":"),
-    "cells": Style((218, 92, 150), "!"),
-    "past": Style((46, 110, 216), "#"),
-    "all": Style((46, 110, 216), "#"),
-    "weight": Style((46, 110, 216), "#"),
-    "other": Style((128, 128, 140), "x"),
+    "window": PartStyle((46, 110, 216), "#"),
+    "queries": PartStyle((214, 73, 51), "="),
+    "keys": PartStyle((244, 157, 55), "|"),
+    "random": PartStyle((34, 160, 107), "o"),
+    "block": PartStyle((0, 150, 160), "%"),
+    "dilated": PartStyle((92, 176, 232), "+"),
+    "stride": PartStyle((154, 88, 196), ":"),
+    "cells": PartStyle((218, 92, 150), "!"),
+    "past": PartStyle((46, 110, 216), "#"),
+    "all": PartStyle((46, 110, 216), "#"),
+    "weight": PartStyle((46, 110, 216), "#"),
+    "other": PartStyle((128, 128, 140), "x"),
 }
-SPARE = (Style((140, 110, 50), "&"), Style((230, 200, 40), "*"), Style((100, 100, 100), "~"))
+SPARE = (
+    PartStyle((140, 110, 50), "&"),
+    PartStyle((230, 200, 40), "*"),
+    PartStyle((100, 100, 100), "~"),
+)
 RAMP = ".:-=+*#%@"  # of weights, from little to much
 FAINT = 0.3  # how strong the lightest shade is: less could not be told from nothing
 
 
-def styles(pictures: Sequence[Picture]) -> dict[str, Style]:
+def assign_styles(pictures: Sequence[Picture]) -> dict[str, PartStyle]:
     """words -> style, for all parts that can be seen.  A kind looks the same in all pictures, two parts of one never alike."""
-    chosen: dict[str, Style] = {}
+    chosen: dict[str, PartStyle] = {}
     for picture in pictures:
         parts = picture.legend()
         for part in parts:
             if part.words not in chosen:
                 taken = [chosen[other.words] for other in parts if other.words in chosen]
-                chosen[part.words] = next((s for s in (STYLES[part.kind], *SPARE) if s not in taken), SPARE[-1])
+                chosen[part.words] = next(
+                    (s for s in (STYLES[part.kind], *SPARE) if s not in taken), SPARE[-1]
+                )
     return chosen
 
 
-def legend(look: Mapping[str, Style]) -> list[tuple[Style, str]]:
+def legend_entries(look: Mapping[str, PartStyle]) -> list[tuple[PartStyle, str]]:
     """The samples of a legend: parts that look alike share one."""
-    words: dict[Style, list[str]] = {}
+    words: dict[PartStyle, list[str]] = {}
     for part, style in look.items():
         words.setdefault(style, []).append(part)
     return [(style, ", ".join(parts)) for style, parts in words.items()]
@@ -65,6 +71,6 @@ def blend(colour: Colour, ground: Colour, shade: float) -> Colour:
     return red, green, blue
 
 
-def mark(style: Style, kind: str, shade: float) -> str:
+def cell_character(style: PartStyle, kind: str, shade: float) -> str:
     """The character of a cell without colour."""
     return RAMP[min(int(shade * len(RAMP)), len(RAMP) - 1)] if kind == "weight" else style.mark

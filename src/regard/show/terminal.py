@@ -9,30 +9,32 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.show.picture import Picture
-from regard.show.style import Colour, Style, blend, mark, styles
-from regard.show.style import legend as style_legend
+from regard.show.style import Colour, PartStyle, assign_styles, blend, cell_character
+from regard.show.style import legend_entries as style_legend
 
 GROUND: Colour = (43, 43, 51)
 NOBODY = "·"
 COLUMNS = 80
 
 
-def coloured(console: Console) -> bool:
+def supports_colour(console: Console) -> bool:
     """Whether colours will be seen; NO_COLOR, a pipe and a file say no."""
     return console.color_system is not None and not console.no_color
 
 
-def cells(count: int, colour: bool) -> int:
+def max_cells(count: int, colour: bool) -> int:
     """How many cells to a side `count` pictures may have."""
     if colour:
         return {1: 48, 2: 36}.get(count, 24)
     return 40 if count == 1 else 18
 
 
-def drawing(pictures: Sequence[Picture], colour: bool) -> RenderableType:
+def render_pictures(pictures: Sequence[Picture], colour: bool) -> RenderableType:
     """The pictures side by side, as many as fit on a line, and what their colours mean."""
-    look = styles(pictures)
-    drawn = [_titled(p, paint(p, look) if colour else plain(p, look)) for p in pictures]
+    look = assign_styles(pictures)
+    drawn = [
+        _titled(p, render_colour(p, look) if colour else render_plain(p, look)) for p in pictures
+    ]
     width = max(p.cells for p in pictures) * (1 if colour else 2) + 3
     each = max(1, COLUMNS // width)
     rows: list[RenderableType] = []
@@ -47,20 +49,25 @@ def _titled(picture: Picture, lines: Text) -> Text:
     return Text.assemble(picture.title, "\n", lines) if picture.title else lines
 
 
-def plain(picture: Picture, look: dict[str, Style]) -> Text:
+def render_plain(picture: Picture, look: dict[str, PartStyle]) -> Text:
     """A cell is two equal characters, which makes it about square."""
-    return Text("\n".join("".join(2 * _mark(picture, look, i, j) for j in range(picture.cells)) for i in range(picture.cells)))
+    return Text(
+        "\n".join(
+            "".join(2 * _mark(picture, look, i, j) for j in range(picture.cells))
+            for i in range(picture.cells)
+        )
+    )
 
 
-def _mark(picture: Picture, look: dict[str, Style], i: int, j: int) -> str:
+def _mark(picture: Picture, look: dict[str, PartStyle], i: int, j: int) -> str:
     index = int(picture.part[i, j])
     if index < 0:
         return NOBODY
     part = picture.parts[index]
-    return mark(look[part.words], part.kind, float(picture.shade[i, j]))
+    return cell_character(look[part.words], part.kind, float(picture.shade[i, j]))
 
 
-def paint(picture: Picture, look: dict[str, Style]) -> Text:
+def render_colour(picture: Picture, look: dict[str, PartStyle]) -> Text:
     """A line holds two rows of cells: the upper half of each character and its ground."""
     size, text = picture.cells, Text()
     for i in range(0, size, 2):
@@ -72,7 +79,7 @@ def paint(picture: Picture, look: dict[str, Style]) -> Text:
     return text
 
 
-def _colour(picture: Picture, look: dict[str, Style], i: int, j: int) -> Colour:
+def _colour(picture: Picture, look: dict[str, PartStyle], i: int, j: int) -> Colour:
     index = int(picture.part[i, j])
     if index < 0:
         return GROUND
@@ -83,7 +90,7 @@ def _hex(colour: Colour) -> str:
     return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
-def legend(pictures: Sequence[Picture], look: dict[str, Style], colour: bool) -> Text:
+def legend(pictures: Sequence[Picture], look: dict[str, PartStyle], colour: bool) -> Text:
     """A sample of each part, and its words."""
     kind = pictures[0].parts[0].kind
     items = []
@@ -93,5 +100,9 @@ def legend(pictures: Sequence[Picture], look: dict[str, Style], colour: bool) ->
     return Text("   ").join(items)
 
 
-def _sample(style: Style, kind: str) -> str:
-    return f"{mark(style, kind, 0.0)} … {mark(style, kind, 1.0)}" if kind == "weight" else 2 * style.mark
+def _sample(style: PartStyle, kind: str) -> str:
+    return (
+        f"{cell_character(style, kind, 0.0)} … {cell_character(style, kind, 1.0)}"
+        if kind == "weight"
+        else 2 * style.mark
+    )

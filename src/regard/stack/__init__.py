@@ -1,23 +1,71 @@
 """Stacks: layers made of layers."""
 
-from regard.stack.carry import Carry
-from regard.stack.class_last import ClassLast, ClassLayer
-from regard.stack.compress import Compress, Convolution, MaxPool, MeanPool, MostUsed
-from regard.stack.compressive import AttentionReconstruction, AutoEncoding, Compressive, Reconstruction
-from regard.stack.early_exit import EarlyExit, Exited
-from regard.stack.feedback import Feedback
-from regard.stack.funnel import Funnel
-from regard.stack.halves import Feeding, Looking, Mixing, halves
-from regard.stack.plain import Plain
-from regard.stack.reversible import Reversible
-from regard.stack.segments import Carried, Memory, Recent, Segments
-from regard.stack.shared import Shared
-from regard.stack.transparent import ByLayer, Transparency
-from regard.stack.universal import Halting, Universal
+from regard.stack.class_attention import ClassAttentionLayer, ClassAttentionStack
+from regard.stack.compression_functions import (
+    CompressionFunction,
+    Conv1dCompression,
+    MaxPoolCompression,
+    MeanPoolCompression,
+    MostUsedCompression,
+)
+from regard.stack.compressive import (
+    AttentionReconstructionLoss,
+    AutoEncodingLoss,
+    CompressionLoss,
+    CompressiveMemory,
+)
+from regard.stack.early_exit import EarlyExitOutput, EarlyExitStack
+from regard.stack.feedback import FeedbackStack
+from regard.stack.funnel import FunnelStack
+from regard.stack.realformer import RealFormerStack
+from regard.stack.reversible import ReversibleStack
+from regard.stack.segments import (
+    HiddenStateMemory,
+    RecurrentStateMemory,
+    SegmentMemory,
+    SegmentStack,
+)
+from regard.stack.sequential import SequentialStack
+from regard.stack.shared import SharedStack
+from regard.stack.sublayers import (
+    CrossAttentionSublayer,
+    FeedForwardSublayer,
+    MixerSublayer,
+    build_sublayers,
+)
+from regard.stack.transparent import PerLayerContextStack, TransparentAttention
+from regard.stack.universal import Halting, UniversalStack
 
 __all__ = [
-    "AttentionReconstruction", "AutoEncoding", "ByLayer", "Carried", "Carry", "ClassLast", "ClassLayer", "Compress",
-    "Compressive", "Convolution", "EarlyExit", "Exited", "Feedback", "Feeding", "Funnel", "Halting", "Looking", "MaxPool",
-    "MeanPool", "Memory", "Mixing", "MostUsed", "Plain", "Recent", "Reconstruction", "Reversible", "Segments", "Shared",
-    "Transparency", "Universal", "halves",
-]  # fmt: skip
+    "AttentionReconstructionLoss",
+    "AutoEncodingLoss",
+    "PerLayerContextStack",
+    "RecurrentStateMemory",
+    "RealFormerStack",
+    "ClassAttentionStack",
+    "ClassAttentionLayer",
+    "CompressionFunction",
+    "CompressiveMemory",
+    "Conv1dCompression",
+    "EarlyExitStack",
+    "EarlyExitOutput",
+    "FeedbackStack",
+    "FeedForwardSublayer",
+    "FunnelStack",
+    "Halting",
+    "CrossAttentionSublayer",
+    "MaxPoolCompression",
+    "MeanPoolCompression",
+    "SegmentMemory",
+    "MixerSublayer",
+    "MostUsedCompression",
+    "SequentialStack",
+    "HiddenStateMemory",
+    "CompressionLoss",
+    "ReversibleStack",
+    "SegmentStack",
+    "SharedStack",
+    "TransparentAttention",
+    "UniversalStack",
+    "build_sublayers",
+]

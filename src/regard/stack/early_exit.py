@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.block import Given, Layer
-from regard.common import at_least_single, blanked
+from regard.auxiliary import record_aux
+from regard.block import Layer, LayerInputs
 from regard.errors import check_choice, check_positive
 from regard.mixer import Can, State
-from regard.notes import tell
-from regard.stack.late import Late
-from regard.stack.plain import in_turn, shared_promises
+from regard.numerics import at_least_float32, zero_padding_tokens
+from regard.stack.deferred import DeferredState
+from regard.stack.sequential import combine_capabilities, run_layers
 
 WHOLE = "an example leaves as a whole: how deep it goes depends on all of its tokens"
 
@@ -29,7 +29,7 @@ SURE: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-class Exited(NamedTuple):
+class EarlyExitOutput(NamedTuple):
     """What came of each token or example where it left.
 
     tokens  (b n d)
@@ -42,7 +42,7 @@ class Exited(NamedTuple):
     depth: Tensor
 
 
-class EarlyExit(Layer):
+class EarlyExitStack(Layer):
     """Layers with heads after some of them.  In evaluation, what a head is sure of goes no deeper.
 
     heads       {number of layers: head}, the last layer among them.  A head maps (... d) to (... c); it may be one for all
@@ -63,16 +63,26 @@ class EarlyExit(Layer):
     """
 
     def __init__(
-        self, layers: Sequence[Layer], heads: Mapping[int, nn.Module], *, threshold: float,
-        confidence: str = "probability", per: str = "token", weights: Sequence[float] | None = None,
-    ) -> None:  # fmt: skip
-        can, causal, length = shared_promises(layers)
+        self,
+        layers: Sequence[Layer],
+        heads: Mapping[int, nn.Module],
+        *,
+        threshold: float,
+        confidence: str = "probability",
+        per: str = "token",
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        can, causal, length = combine_capabilities(layers)
         check_choice("confidence", confidence, SURE)
         check_choice("per", per, ("token", "example"))
         check_positive("threshold", threshold)
         self._check_heads(heads, len(layers), weights)
         self.by_token = per == "token"
-        can = can if self.by_token else can & Can(takes_marks=True, causal=WHOLE, stream=WHOLE)
+        can = (
+            can
+            if self.by_token
+            else can & Can(supports_global_mask=True, causal=WHOLE, stream=WHOLE)
+        )
         super().__init__(layers[0].dim, can=can, causal=causal and self.by_token, length=length)
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.exits = tuple(sorted(heads))
@@ -81,34 +91,47 @@ class EarlyExit(Layer):
         self.weights = tuple(self.exits if weights is None else weights)
 
     @staticmethod
-    def _check_heads(heads: Mapping[int, nn.Module], depth: int, weights: Sequence[float] | None) -> None:
+    def _check_heads(
+        heads: Mapping[int, nn.Module], depth: int, weights: Sequence[float] | None
+    ) -> None:
         if depth not in heads or not set(heads) <= set(range(1, depth + 1)):
-            raise ValueError(f"heads must stand after layers 1 .. {depth}, and after the last, not after {sorted(heads)}")
-        if weights is not None and (len(weights) != len(heads) or min(weights) < 0 or not sum(weights) > 0):
-            raise ValueError(f"weights must be {len(heads)} numbers of at least 0, not all of them 0, not {weights!r}")
+            raise ValueError(
+                f"heads must stand after layers 1 .. {depth}, and after the last, not after {sorted(heads)}"
+            )
+        if weights is not None and (
+            len(weights) != len(heads) or min(weights) < 0 or not sum(weights) > 0
+        ):
+            raise ValueError(
+                f"weights must be {len(heads)} numbers of at least 0, not all of them 0, not {weights!r}"
+            )
 
     def start(self) -> State:
         """A state for each layer, and nothing that waits."""
-        return tuple(Late(layer.start()) for layer in self.layers)
+        return tuple(DeferredState(layer.start()) for layer in self.layers)
 
-    def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`: the tokens as they left; tells the "depth" of each."""
-        late = [Late(None)] * len(self.layers) if state is None else list(state)
+        late = [DeferredState(None)] * len(self.layers) if state is None else list(state)
         if self.training:
             for i, layer in enumerate(self.layers):
                 x, late[i] = late[i].read(layer, x, given)
             return x, None if state is None else tuple(late)
         left = self._left(x, given, late)
-        tell("depth", lambda: left.depth)
+        record_aux("depth", lambda: left.depth)
         return left.tokens, None if state is None else tuple(late)
 
     def classify(
-        self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, context_mask: Tensor | None = None,
-        marks: Tensor | None = None,
-    ) -> Exited:  # fmt: skip
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+    ) -> EarlyExitOutput:
         """The whole sequence, with exits: what `forward` does in evaluation, and all that came of it."""
-        given = Given(mask, context, context_mask, marks)
-        return self._left(self.checked(x, given), given, [Late(None)] * len(self.layers))
+        given = LayerInputs(mask, context, context_mask, global_attention_mask)
+        return self._left(self.checked(x, given), given, [DeferredState(None)] * len(self.layers))
 
     def answer(self, y: Tensor, depth: Tensor) -> Tensor:
         """The logits of tokens (b n d) that left at `depth` (b n), each by its head: for streams, which tell the depth."""
@@ -118,14 +141,19 @@ class EarlyExit(Layer):
         return logits
 
     def every(
-        self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, context_mask: Tensor | None = None,
-        marks: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
         """The logits of all exits, and no exit is taken: for the loss."""
-        given, logits, done = Given(mask, context, context_mask, marks), [], 0
+        given, logits, done = LayerInputs(mask, context, context_mask, global_attention_mask), [], 0
         x = self.checked(x, given)
         for at, head in zip(self.exits, self.heads, strict=True):
-            x, _ = in_turn(self.layers[done:at], x, given, None)
+            x, _ = run_layers(self.layers[done:at], x, given, None)
             logits.append(head(self._read(x, given)))
             done = at
         return tuple(logits)
@@ -135,16 +163,19 @@ class EarlyExit(Layer):
         if len(losses) != len(self.exits):
             raise ValueError(f"there are {len(self.exits)} exits, and {len(losses)} losses")
         stacked = torch.stack(tuple(losses))
-        tell("exit losses", lambda: stacked)
+        record_aux("exit losses", lambda: stacked)
         weights = stacked.new_tensor(self.weights)
         return (weights * stacked).sum() / weights.sum()
 
-    def _left(self, x: Tensor, given: Given, late: list[Late]) -> Exited:
+    def _left(self, x: Tensor, given: LayerInputs, late: list[DeferredState]) -> EarlyExitOutput:
         return self._tokens(x, given, late) if self.by_token else self._examples(x, given)
 
-    def _tokens(self, x: Tensor, given: Given, late: list[Late]) -> Exited:
+    def _tokens(self, x: Tensor, given: LayerInputs, late: list[DeferredState]) -> EarlyExitOutput:
         stays = x.new_ones(x.shape[:2], dtype=torch.bool) if given.mask is None else given.mask
-        h, depth = x.masked_fill(~stays[..., None], 0), torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        h, depth = (
+            x.masked_fill(~stays[..., None], 0),
+            torch.zeros(x.shape[:2], dtype=torch.long, device=x.device),
+        )
         logits: Tensor | None = None
         for i, layer in enumerate(self.layers):
             if logits is not None and not stays.any():
@@ -157,37 +188,49 @@ class EarlyExit(Layer):
                 logits = found if logits is None else torch.where(stays[..., None], found, logits)
                 stays = stays & ~self._sure(found)
         assert logits is not None  # the last layer has a head
-        return Exited(h, logits, depth)
+        return EarlyExitOutput(h, logits, depth)
 
-    def _examples(self, x: Tensor, given: Given) -> Exited:
-        here, left = torch.arange(len(x), device=x.device), []  # the examples that are still in the batch
+    def _examples(self, x: Tensor, given: LayerInputs) -> EarlyExitOutput:
+        here, left = (
+            torch.arange(len(x), device=x.device),
+            [],
+        )  # the examples that are still in the batch
         for i, layer in enumerate(self.layers):
             x, _ = layer.run(x, given, None)
             if i + 1 not in self.exits:
                 continue
             logits = self._head(i + 1)(self._read(x, given))
             goes = self._sure(logits) | (i + 1 == len(self.layers))
-            left.append((here[goes], Exited(x[goes], logits[goes], torch.full_like(here[goes], i + 1))))
+            left.append(
+                (
+                    here[goes],
+                    EarlyExitOutput(x[goes], logits[goes], torch.full_like(here[goes], i + 1)),
+                )
+            )
             if goes.all():
                 break
             x, here = x[~goes], here[~goes]
-            given = Given(*(t if t is None else t[~goes] for t in given))
+            given = LayerInputs(*(t if t is None else t[~goes] for t in given))
         order = torch.cat([numbers for numbers, _ in left]).argsort()
-        return Exited(*(torch.cat(parts)[order] for parts in zip(*(out for _, out in left), strict=True)))
+        return EarlyExitOutput(
+            *(torch.cat(parts)[order] for parts in zip(*(out for _, out in left), strict=True))
+        )
 
     def _head(self, at: int) -> nn.Module:
         return self.heads[self.exits.index(at)]
 
     def _sure(self, logits: Tensor) -> Tensor:
-        return SURE[self.confidence](at_least_single(logits), self.threshold)
+        return SURE[self.confidence](at_least_float32(logits), self.threshold)
 
-    def _read(self, x: Tensor, given: Given) -> Tensor:
+    def _read(self, x: Tensor, given: LayerInputs) -> Tensor:
         """What a head reads: the tokens, or their mean."""
         if self.by_token:
             return x
         if given.mask is None:
             return x.mean(1)
-        return blanked(x, given.mask).sum(1) / given.mask.sum(1, keepdim=True).clamp(min=1)
+        return zero_padding_tokens(x, given.mask).sum(1) / given.mask.sum(1, keepdim=True).clamp(
+            min=1
+        )
 
     def extra_repr(self) -> str:
         """Shown by print."""

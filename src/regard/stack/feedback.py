@@ -8,17 +8,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.attentions.cached import Place
-from regard.block import Block, Given, Layer
-from regard.errors import check_whole
+from regard.attentions.kv_cache import CallPositions
+from regard.block import Block, Layer, LayerInputs
+from regard.errors import check_int
 from regard.mixer import Can, check_batch
-from regard.stack.look import NO_MARKS, Attending, Held, attending, check_causal
-from regard.stack.plain import shared_promises
+from regard.stack.memory_attention import (
+    NO_MARKS,
+    HiddenStates,
+    MemoryAttention,
+    check_causal,
+    require_memory_attention,
+)
+from regard.stack.sequential import combine_capabilities
 
 ASKS = "feedback shows each layer the memory as keys"
 
 
-class Memories(NamedTuple):
+class FeedbackState(NamedTuple):
     """Keys and values (b h m e) of the memory, of each layer or once for all; which are real (b m); the next position."""
 
     k: tuple[Tensor, ...]
@@ -27,7 +33,7 @@ class Memories(NamedTuple):
     next: int
 
 
-class Feedback(Layer):
+class FeedbackStack(Layer):
     """Each token attends, in every layer, at memories of the tokens before it, and leaves one (Fan et al. 2020, arXiv
     2002.09402):
 
@@ -43,14 +49,21 @@ class Feedback(Layer):
             the projections of the first, and its turn (and its norm reads the memory, where the residual has one before it)
     """
 
-    def __init__(self, layers: Sequence[Block], *, span: int | None = None, shared: bool = True) -> None:
-        can, _, length = shared_promises(layers)
+    def __init__(
+        self, layers: Sequence[Block], *, span: int | None = None, shared: bool = True
+    ) -> None:
+        can, _, length = combine_capabilities(layers)
         check_causal(layers, "feedback")
         if span is not None:
-            check_whole(1, span=span)
-        refused = can.refused | {"marks": NO_MARKS}
-        refused.pop("stream", None)
-        super().__init__(layers[0].dim, can=Can(takes_marks=True, **refused), causal=True, length=length)
+            check_int(1, span=span)
+        unsupported = can.unsupported | {"global_attention_mask": NO_MARKS}
+        unsupported.pop("stream", None)
+        super().__init__(
+            layers[0].dim,
+            can=Can(supports_global_mask=True, **unsupported),
+            causal=True,
+            length=length,
+        )
         self.span, self.shared = span, shared
         self.layers: Sequence[Block] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.weights = nn.Parameter(torch.zeros(len(layers) + 1))
@@ -58,11 +71,13 @@ class Feedback(Layer):
         if shared:
             _share(looks)
 
-    def start(self) -> Memories:
+    def start(self) -> FeedbackState:
         """No memory yet."""
-        return Memories((), (), None, 0)
+        return FeedbackState((), (), None, 0)
 
-    def run(self, x: Tensor, given: Given, state: Memories | None) -> tuple[Tensor, Memories | None]:
+    def run(
+        self, x: Tensor, given: LayerInputs, state: FeedbackState | None
+    ) -> tuple[Tensor, FeedbackState | None]:
         """See `Layer`."""
         here, parts, looks = self.start() if state is None else state, [x[:, :0]], self._looks()
         if here.k:
@@ -73,25 +88,38 @@ class Feedback(Layer):
             parts.append(y)
         return torch.cat(parts, 1), None if state is None else here
 
-    def _token(self, looks: Sequence[Attending], x: Tensor, given: Given, here: Memories) -> tuple[Tensor, Memories]:
+    def _token(
+        self, looks: Sequence[MemoryAttention], x: Tensor, given: LayerInputs, here: FeedbackState
+    ) -> tuple[Tensor, FeedbackState]:
         """All layers on one token, (b 1 d), and the memory that it leaves."""
         every = [x]
         for i, look in enumerate(looks):
             x = look.block.join(x, _read(look, x, given, here, 0 if self.shared else i), given)
             every.append(x)
         m = torch.stack(every, -1) @ self.weights.softmax(0)
-        return x, self._grown(looks[:1] if self.shared else looks, Held(m, given.mask), here)
+        return x, self._grown(
+            looks[:1] if self.shared else looks, HiddenStates(m, given.mask), here
+        )
 
-    def _grown(self, looks: Sequence[Attending], new: Held, here: Memories) -> Memories:
+    def _grown(
+        self, looks: Sequence[MemoryAttention], new: HiddenStates, here: FeedbackState
+    ) -> FeedbackState:
         """The memories with one more, and without the one beyond the span."""
         first = 0 if self.span is None or here.next < self.span else 1
         pairs = [look.keys(new, here.next) for look in looks]
-        k, v = (_joined(old, [pair[i] for pair in pairs], first) for i, old in enumerate((here.k, here.v)))
-        mask = new.mask if here.mask is None or new.mask is None else torch.cat((here.mask[:, first:], new.mask), 1)
-        return Memories(k, v, mask, here.next + 1)
+        k, v = (
+            _joined(old, [pair[i] for pair in pairs], first)
+            for i, old in enumerate((here.k, here.v))
+        )
+        mask = (
+            new.mask
+            if here.mask is None or new.mask is None
+            else torch.cat((here.mask[:, first:], new.mask), 1)
+        )
+        return FeedbackState(k, v, mask, here.next + 1)
 
-    def _looks(self) -> list[Attending]:
-        return [attending(layer, ASKS) for layer in self.layers]
+    def _looks(self) -> list[MemoryAttention]:
+        return [require_memory_attention(layer, ASKS) for layer in self.layers]
 
     def extra_repr(self) -> str:
         """Shown by print."""
@@ -100,21 +128,31 @@ class Feedback(Layer):
 
 def _joined(old: tuple[Tensor, ...], new: Sequence[Tensor], first: int) -> tuple[Tensor, ...]:
     """(b h m e) of each layer, those from `first` on, with one more."""
-    return tuple(torch.cat((a[:, :, first:], b), 2) for a, b in zip(old, new, strict=True)) if old else tuple(new)
+    return (
+        tuple(torch.cat((a[:, :, first:], b), 2) for a, b in zip(old, new, strict=True))
+        if old
+        else tuple(new)
+    )
 
 
-def _read(look: Attending, x: Tensor, given: Given, here: Memories, i: int) -> Tensor:
+def _read(
+    look: MemoryAttention, x: Tensor, given: LayerInputs, here: FeedbackState, i: int
+) -> Tensor:
     """What one token, (b 1 d), reads in the memories."""
-    q = look.queries(Held(x, given.mask), here.next)
-    k, v = (here.k[i], here.v[i]) if here.k else look.keys(Held(x[:, :0]), 0)
-    return look.over(q, k, v, Place(look.inner.past, here.next, here.next - k.shape[2]), here.mask)
+    q = look.queries(HiddenStates(x, given.mask), here.next)
+    k, v = (here.k[i], here.v[i]) if here.k else look.keys(HiddenStates(x[:, :0]), 0)
+    return look.over(
+        q, k, v, CallPositions(look.inner.past, here.next, here.next - k.shape[2]), here.mask
+    )
 
 
-def _share(looks: Sequence[Attending]) -> None:
+def _share(looks: Sequence[MemoryAttention]) -> None:
     """One projection to keys and one to values, for all."""
     first, *others = [look.mixer for look in looks]
     for mixer in others:
         if (mixer.heads, mixer.kv_heads) != (first.heads, first.kv_heads):
             mine, theirs = (f"{m.heads} heads ({m.kv_heads} of keys)" for m in (mixer, first))
-            raise ValueError(f"a layer has {mine} and the first {theirs}: to share keys give all the same, or shared=False")
-        mixer.k, mixer.v, mixer.turn = first.k, first.v, first.turn
+            raise ValueError(
+                f"a layer has {mine} and the first {theirs}: to share keys give all the same, or shared=False"
+            )
+        mixer.k, mixer.v, mixer.rotary = first.k, first.v, first.rotary

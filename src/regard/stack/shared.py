@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from regard.block import Given, Layer
-from regard.errors import check_choice, check_whole
+from regard.block import Layer, LayerInputs
+from regard.errors import check_choice, check_int
 from regard.mixer import State
-from regard.stack.plain import in_turn, shared_promises
+from regard.stack.sequential import combine_capabilities, run_layers
 
 
 def _back_at_last(depth: int, count: int) -> list[int]:
@@ -25,7 +25,7 @@ ORDERS: dict[str, Callable[[int, int], list[int]]] = {
 }
 
 
-class Shared(Layer):
+class SharedStack(Layer):
     """x -> layers[o_1] -> ... -> layers[o_depth]: `depth` applications of fewer layers, whose parameters count once.
 
     One layer is ALBERT (Lan et al. 2020, arXiv 1909.11942).  Of several, `order` says which comes when (Takase and Kiyono
@@ -39,9 +39,9 @@ class Shared(Layer):
     """
 
     def __init__(self, layers: Sequence[Layer], depth: int, *, order: str = "sequence") -> None:
-        can, causal, length = shared_promises(layers)
+        can, causal, length = combine_capabilities(layers)
         super().__init__(layers[0].dim, can=can, causal=causal, length=length)
-        check_whole(len(layers), depth=depth)
+        check_int(len(layers), depth=depth)
         check_choice("order", order, ORDERS)
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.order = tuple(ORDERS[order](depth, len(layers)))
@@ -50,9 +50,9 @@ class Shared(Layer):
         """The states of all applications before the first chunk."""
         return tuple(self.layers[i].start() for i in self.order)
 
-    def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
-        return in_turn([self.layers[i] for i in self.order], x, given, state)
+        return run_layers([self.layers[i] for i in self.order], x, given, state)
 
     def extra_repr(self) -> str:
         """Shown by print."""

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.block import Given, Layer
-from regard.common import at_least_single
-from regard.errors import check_positive, check_whole
+from regard.auxiliary import record_aux
+from regard.block import Layer, LayerInputs
+from regard.errors import check_int, check_positive
 from regard.mixer import State
-from regard.notes import tell
-from regard.position.waves import sinusoid
-from regard.stack.late import Late
+from regard.numerics import at_least_float32
+from regard.position.frequencies import sinusoidal_encoding
+from regard.stack.deferred import DeferredState
 
 
 class Halting(nn.Module):
@@ -28,9 +28,11 @@ class Halting(nn.Module):
     bias     where b starts: at 1, as in tensor2tensor, p starts near 0.73, and two steps do
     """
 
-    def __init__(self, dim: int, *, epsilon: float = 0.01, weight: float = 0.01, bias: float = 1.0) -> None:
+    def __init__(
+        self, dim: int, *, epsilon: float = 0.01, weight: float = 0.01, bias: float = 1.0
+    ) -> None:
         super().__init__()
-        check_whole(1, dim=dim)
+        check_int(1, dim=dim)
         check_positive("weight", weight)
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < 1:
             raise ValueError(f"epsilon must be a number between 0 and 1, not {epsilon!r}")
@@ -40,7 +42,7 @@ class Halting(nn.Module):
 
     def forward(self, s: Tensor) -> Tensor:
         """s (b n d) -> p (b n)."""
-        return at_least_single(self.ask(s)[..., 0]).sigmoid()
+        return at_least_float32(self.ask(s)[..., 0]).sigmoid()
 
 
 class _Pondered(NamedTuple):
@@ -72,10 +74,10 @@ class _Stream(NamedTuple):
     """The position of the next token, and the state of each step."""
 
     next: int
-    steps: tuple[Late, ...]
+    steps: tuple[DeferredState, ...]
 
 
-class Universal(Layer):
+class UniversalStack(Layer):
     """h_t = layer(h_{t−1} + P_t), with the same layer at every step (Dehghani et al. 2018, arXiv 1807.03819).
 
     steps    how many there are, or with `halting` how many there are at most
@@ -93,20 +95,22 @@ class Universal(Layer):
     one that had halted is the state it kept: so chunks give what the whole gives.
     """
 
-    def __init__(self, layer: Layer, steps: int, *, halting: Halting | None = None, signal: bool = True) -> None:
+    def __init__(
+        self, layer: Layer, steps: int, *, halting: Halting | None = None, signal: bool = True
+    ) -> None:
         super().__init__(layer.dim, can=layer.can, causal=layer.causal, length=layer.length)
-        check_whole(1, steps=steps)
+        check_int(1, steps=steps)
         if halting is not None and halting.dim != layer.dim:
             raise ValueError(f"halting is {halting.dim} wide, and the layer {layer.dim}")
         self.layer, self.steps, self.halting, self.signal = layer, steps, halting, signal
 
     def start(self) -> State:
         """A state for each step."""
-        return _Stream(0, tuple(Late(self.layer.start()) for _ in range(self.steps)))
+        return _Stream(0, tuple(DeferredState(self.layer.start()) for _ in range(self.steps)))
 
-    def run(self, x: Tensor, given: Given, state: State) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
-        late = [Late(None)] * self.steps if state is None else list(state.steps)
+        late = [DeferredState(None)] * self.steps if state is None else list(state.steps)
         first = 0 if state is None else state.next
         if self.halting is None:
             y = self._all_steps(x, given, late, first)
@@ -114,22 +118,29 @@ class Universal(Layer):
             y = self._as_asked(self.halting, x, given, late, first)
         return y, None if state is None else _Stream(first + x.shape[1], tuple(late))
 
-    def _all_steps(self, h: Tensor, given: Given, late: list[Late], first: int) -> Tensor:
+    def _all_steps(
+        self, h: Tensor, given: LayerInputs, late: list[DeferredState], first: int
+    ) -> Tensor:
         for t in range(self.steps):
             h, late[t] = late[t].read(self.layer, self._placed(h, t, first), given)
         return h
 
-    def _as_asked(self, halting: Halting, x: Tensor, given: Given, late: list[Late], first: int) -> Tensor:
+    def _as_asked(
+        self, halting: Halting, x: Tensor, given: LayerInputs, late: list[DeferredState], first: int
+    ) -> Tensor:
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if given.mask is None else given.mask
         h = x.masked_fill(~real[..., None], 0)  # NaN in padding would survive a weight of zero
-        zero = at_least_single(h.new_zeros(h.shape[:2]))
+        zero = at_least_float32(h.new_zeros(h.shape[:2]))
         far, y = _Pondered(real, zero, zero, zero, torch.zeros_like(real)), torch.zeros_like(h)
         for t in range(self.steps):
             s = self._placed(h, t, first)
             if not far.runs.any():
                 late[t] = late[t].wait(s)
                 continue
-            runs, (weight, far) = far.runs, far.step(halting(s), 1 - halting.epsilon, t == self.steps - 1)
+            runs, (weight, far) = (
+                far.runs,
+                far.step(halting(s), 1 - halting.epsilon, t == self.steps - 1),
+            )
             new, late[t] = late[t].read(self.layer, s, given)
             h = torch.where(runs[..., None], new, h)
             y = y + weight[..., None].to(y.dtype) * h
@@ -150,12 +161,15 @@ def coordinates(like: Tensor, step: int, first: int = 0) -> Tensor:
     the cosines in channel 2j + 1."""
     n, d = like.shape[1:]
     places = torch.arange(first, first + n, device=like.device)
-    return (sinusoid(places, d) + sinusoid(torch.tensor(step, device=like.device), d)).to(like)
+    return (
+        sinusoidal_encoding(places, d)
+        + sinusoidal_encoding(torch.tensor(step, device=like.device), d)
+    ).to(like)
 
 
 def _say(far: _Pondered, real: Tensor, weight: float) -> None:
     """The cost, the steps of each token, and the share that the last step cut off."""
     tokens = real.sum().clamp(min=1)
-    tell("ponder", lambda: weight * (far.steps + far.remainder).sum() / tokens, is_cost=True)
-    tell("steps", lambda: far.steps)
-    tell("unhalted", lambda: far.cut.sum() / tokens)
+    record_aux("ponder", lambda: weight * (far.steps + far.remainder).sum() / tokens, is_loss=True)
+    record_aux("steps", lambda: far.steps)
+    record_aux("unhalted", lambda: far.cut.sum() / tokens)

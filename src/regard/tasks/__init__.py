@@ -5,33 +5,54 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from regard.errors import nearest
-from regard.tasks.base import IGNORE, Batch, Example, Task
-from regard.tasks.classify import Classify
-from regard.tasks.codec import Reading, reading_of
-from regard.tasks.images import Image
-from regard.tasks.language import Language
+from regard.errors import did_you_mean
+from regard.tasks.base import IGNORE_INDEX, Batch, Example, Task
+from regard.tasks.byte_text import ByteTextClassification
+from regard.tasks.image_classification import ImageClassification
+from regard.tasks.language_modeling import LanguageModeling
 from regard.tasks.listops import ListOps
 from regard.tasks.pathfinder import Pathfinder
-from regard.tasks.probes import Copy, Dyck, Parity, Recall, SelectiveCopy
-from regard.tasks.retrieval import Retrieval
-from regard.tasks.texts import Text
+from regard.tasks.probes import CopyTask, DyckTask, ParityTask, RecallTask, SelectiveCopyTask
+from regard.tasks.retrieval import TextRetrieval
+from regard.tasks.text_classification import TextClassification
+from regard.tasks.tokenizers import TextProcessor, processor_from_dict
 
 TASKS: dict[str, type[Task]] = {
-    "copy": Copy, "selective_copy": SelectiveCopy, "recall": Recall, "parity": Parity, "dyck": Dyck,
-    "classify": Classify, "language": Language, "lm": Language,
-    "listops": ListOps, "pathfinder": Pathfinder, "image": Image, "text": Text, "retrieval": Retrieval,
-}  # fmt: skip
+    "copy": CopyTask,
+    "selective_copy": SelectiveCopyTask,
+    "recall": RecallTask,
+    "parity": ParityTask,
+    "dyck": DyckTask,
+    "classify": TextClassification,
+    "language": LanguageModeling,
+    "lm": LanguageModeling,
+    "listops": ListOps,
+    "pathfinder": Pathfinder,
+    "image": ImageClassification,
+    "text": ByteTextClassification,
+    "retrieval": TextRetrieval,
+}
 
-__all__ = ["IGNORE", "TASKS", "Batch", "Example", "Reading", "Task", "reading_of", "task"]
+__all__ = [
+    "IGNORE_INDEX",
+    "TASKS",
+    "Batch",
+    "Example",
+    "TextProcessor",
+    "Task",
+    "processor_from_dict",
+    "create_task",
+]
 
 
-def task(name: str, /, **arguments: Any) -> Task:
-    """Make a task by name: `task("recall", length=256, pairs=32)`.  Unknown names and arguments raise, with the nearest."""
+def create_task(name: str, /, **arguments: Any) -> Task:
+    """Make a task by name: `create_task("recall", length=256, pairs=32)`.  Unknown names and arguments raise, with the nearest."""
     if name not in TASKS:
-        raise ValueError(f"no task {name!r}: {nearest(str(name), TASKS)}")
+        raise ValueError(f"no task {name!r}: {did_you_mean(str(name), TASKS)}")
     known = inspect.signature(TASKS[name]).parameters
     for argument in arguments:
         if argument not in known:
-            raise TypeError(f"{name} takes no argument {argument!r}: {nearest(argument, known)}")
+            raise TypeError(
+                f"{name} takes no argument {argument!r}: {did_you_mean(argument, known)}"
+            )
     return TASKS[name](**arguments)

@@ -16,13 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.errors import check_choice, check_whole
-from regard.models.loss import IGNORE as IGNORE  # what has no target, here and there
-from regard.models.loss import choice_loss
-from regard.tasks.codec import Reading
+from regard.errors import check_choice, check_int
+from regard.models.losses import IGNORE_INDEX as IGNORE_INDEX  # what has no target, here and there
+from regard.models.losses import cross_entropy_loss
+from regard.tasks.tokenizers import TextProcessor
 
 SPLITS = ("train", "valid", "test")
-OUTPUTS = ("sequence", "token", "pair")  # a target for a whole, for each token, or for two sequences side by side
+OUTPUTS = (
+    "sequence",
+    "token",
+    "pair",
+)  # a target for a whole, for each token, or for two sequences side by side
 
 
 class Example(NamedTuple):
@@ -63,14 +67,14 @@ class Task(ABC):
     output: str = "sequence"
     causal: bool = False
     metric: str = "accuracy"
-    speaks: bool = False
+    is_language_model: bool = False
     widths: Tensor | None = None
-    reading: Reading | None = None
+    processor: TextProcessor | None = None
 
-    def __init__(self, *, vocab: int, classes: int, length: int) -> None:
-        check_whole(1, vocab=vocab, classes=classes, length=length)
+    def __init__(self, *, vocab_size: int, classes: int, length: int) -> None:
+        check_int(1, vocab_size=vocab_size, classes=classes, length=length)
         check_choice("output", self.output, OUTPUTS)
-        self.vocab, self.classes, self.length = vocab, classes, length
+        self.vocab_size, self.classes, self.length = vocab_size, classes, length
 
     @abstractmethod
     def size(self, split: str) -> int:
@@ -90,23 +94,23 @@ class Task(ABC):
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy in nats, the mean over all targets that are there; logits (b classes) or (b n classes)."""
-        return choice_loss(logits.float(), target)
+        return cross_entropy_loss(logits.float(), target)
 
     def counted(self, target: Tensor) -> int:
-        """How many targets there are: what `loss` is the mean over."""
-        return int((target != IGNORE).sum())
+        """How many targets there are: what `training_loss` is the mean over."""
+        return int((target != IGNORE_INDEX).sum())
 
     def score(self, logits: Tensor, target: Tensor) -> tuple[float, int]:
         """What the metric sums over the targets that are there, and how many these are."""
-        there, count = target != IGNORE, self.counted(target)
+        there, count = target != IGNORE_INDEX, self.counted(target)
         if self.metric == "bits":
             bits = float(self.loss(logits, target)) * count / math.log(2)
             return bits, count if self.widths is None else int(self.widths[target[there]].sum())
         return float(((logits.argmax(-1) == target) & there).sum()), count
 
     def facts(self) -> dict[str, Any]:
-        """What has to be kept to use a trained model without the data, as JSON; `regard.tasks.reading_of` reads it."""
-        return {} if self.reading is None else self.reading.facts()
+        """What has to be kept to use a trained model without the data, as JSON; `regard.tasks.processor_from_dict` reads it."""
+        return {} if self.processor is None else self.processor.facts()
 
     @property
     def larger_is_better(self) -> bool:
@@ -121,19 +125,24 @@ def collate(examples: Sequence[Example]) -> Batch:
     lengths = torch.tensor([e.tokens.shape[-1] for e in examples])
     longest = int(lengths.max())
     tokens = torch.stack([F.pad(e.tokens, (0, longest - e.tokens.shape[-1])) for e in examples])
-    there = tokens != 0 if tokens.dim() == 3 else torch.arange(longest) < lengths[:, None]  # 0 fills up both of a pair
+    there = (
+        tokens != 0 if tokens.dim() == 3 else torch.arange(longest) < lengths[:, None]
+    )  # 0 fills up both of a pair
     mask = None if there.all() else there
     each = examples[0].target.dim() > 0
-    fill = [F.pad(e.target, (0, longest - len(e.target)), value=IGNORE) if each else e.target for e in examples]
+    fill = [
+        F.pad(e.target, (0, longest - len(e.target)), value=IGNORE_INDEX) if each else e.target
+        for e in examples
+    ]
     return Batch(tokens, mask, torch.stack(fill))
 
 
-def numbers(seed: int, split: str, index: int) -> np.random.Generator:
+def example_rng(seed: int, split: str, index: int) -> np.random.Generator:
     """Random numbers that belong to one example alone."""
     check_choice("split", split, SPLITS)
     return np.random.default_rng([seed, SPLITS.index(split), index])
 
 
-def as_tokens(values: Sequence[int] | np.ndarray) -> Tensor:
+def to_int64(values: Sequence[int] | np.ndarray) -> Tensor:
     """Whole numbers as a tensor of int64."""
     return torch.as_tensor(np.asarray(values, dtype=np.int64))

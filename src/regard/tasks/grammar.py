@@ -15,9 +15,23 @@ import math
 import numpy as np
 
 NOUNS = (
-    "dog", "cat", "bird", "horse", "child", "farmer", "sailor", "painter", "teacher", "river", "tower", "garden", "letter",
-    "winter", "lantern", "road",
-)  # fmt: skip
+    "dog",
+    "cat",
+    "bird",
+    "horse",
+    "child",
+    "farmer",
+    "sailor",
+    "painter",
+    "teacher",
+    "river",
+    "tower",
+    "garden",
+    "letter",
+    "winter",
+    "lantern",
+    "road",
+)
 VERBS = ("see", "follow", "know", "help", "find", "remember", "paint", "call")
 PLURALS = {"child": "children"}
 GOES_ON = 0.5  # the probability of one clause more
@@ -58,7 +72,7 @@ def text(random: np.random.Generator, sentences: int) -> str:
     return "".join(f"{sentence(random)}\n" for _ in range(sentences))
 
 
-def best_bits() -> float:
+def entropy_per_character() -> float:
     """The entropy in bits for each character of `text`: no model can do with less, on average."""
     name, act = math.log2(2 * len(NOUNS)), math.log2(len(VERBS))  # a verb's number is its noun's
     clauses = GOES_ON / (1 - GOES_ON)  # how many, in the mean

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from regard.errors import check_whole
+from regard.errors import check_int
 from regard.tasks.base import Example
-from regard.tasks.drawn import Drawn, Sourced, stream
+from regard.tasks.example_source import GeneratedExamples, SourceTask, random_stream
 
 
 def median(values: Sequence[int]) -> int:
@@ -19,8 +19,11 @@ def median(values: Sequence[int]) -> int:
 
 
 OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
-    "[MAX": max, "[MIN": min, "[MED": median, "[SM": lambda values: sum(values) % 10,
-}  # fmt: skip
+    "[MAX": max,
+    "[MIN": min,
+    "[MED": median,
+    "[SM": lambda values: sum(values) % 10,
+}
 APPLY = list(OPERATORS.values())
 CLOSE = "]"
 WORDS = ("", *OPERATORS, CLOSE, *map(str, range(10)))  # by the number of their token; 0 fills up
@@ -33,7 +36,7 @@ class TooLong(Exception):
     """A tree has more tokens than are wanted: the rest of it need not be drawn."""
 
 
-class ListOps(Sourced):
+class ListOps(SourceTask):
     """Lists of digits under MAX, MIN, MED (the median, cut down to a whole number) and SM (the sum modulo 10), in each other:
     ten classes (Nangia & Bowman 2018, arXiv 1804.06028; as in Long Range Arena, Tay et al. 2020, arXiv 2011.04006).
 
@@ -48,16 +51,33 @@ class ListOps(Sourced):
     """
 
     def __init__(
-        self, length: int = 512, *, shortest: int | None = None, depth: int = 10, args: int = 10, seed: int = 0,
+        self,
+        length: int = 512,
+        *,
+        shortest: int | None = None,
+        depth: int = 10,
+        args: int = 10,
+        seed: int = 0,
         examples: int | None = None,
-    ) -> None:  # fmt: skip
-        check_whole(6, length=length)
-        check_whole(2, depth=depth, args=args)
-        super().__init__(Drawn(self.draw, seed=seed, examples=examples), vocab=len(WORDS), classes=10, length=length)
-        self.shortest, self.depth, self.args = length // 4 if shortest is None else shortest, depth, args
-        check_whole(0, shortest=self.shortest)
+    ) -> None:
+        check_int(6, length=length)
+        check_int(2, depth=depth, args=args)
+        super().__init__(
+            GeneratedExamples(self.draw, seed=seed, examples=examples),
+            vocab_size=len(WORDS),
+            classes=10,
+            length=length,
+        )
+        self.shortest, self.depth, self.args = (
+            length // 4 if shortest is None else shortest,
+            depth,
+            args,
+        )
+        check_int(0, shortest=self.shortest)
         if self.shortest > length - 2:
-            raise ValueError(f"no length is more than shortest={shortest} and less than length={length}")
+            raise ValueError(
+                f"no length is more than shortest={shortest} and less than length={length}"
+            )
         if longest(depth, args) <= self.shortest:
             raise ValueError(
                 f"a tree of depth {depth} with up to {args} arguments has at most {longest(depth, args)} tokens, "
@@ -66,7 +86,7 @@ class ListOps(Sourced):
 
     def draw(self, random: np.random.Generator) -> tuple[np.ndarray, int]:
         """Tokens (n), and what they come to."""
-        draws = stream(random)
+        draws = random_stream(random)
         for _ in range(TRIES):
             tokens: list[int] = []
             try:
@@ -87,7 +107,10 @@ class ListOps(Sourced):
             return digit
         which = int(len(APPLY) * next(draws))
         tokens.append(OPEN + which)
-        values = [self._grow(tokens, level + 1, draws) for _ in range(2 + int((self.args - 1) * next(draws)))]
+        values = [
+            self._grow(tokens, level + 1, draws)
+            for _ in range(2 + int((self.args - 1) * next(draws)))
+        ]
         tokens.append(CLOSED)
         if len(tokens) >= self.length:
             raise TooLong

@@ -27,4 +27,6 @@ def as_image(tokens: np.ndarray) -> np.ndarray:
 def in_blocks(image: np.ndarray) -> str:
     """An image for the terminal: two characters for a pixel, in five shades."""
     shades = (image.astype(np.int64) * len(SHADES)) // GREYS
-    return "\n".join("".join(2 * SHADES[shade] for shade in row).rstrip() for row in shades.tolist())
+    return "\n".join(
+        "".join(2 * SHADES[shade] for shade in row).rstrip() for row in shades.tolist()
+    )

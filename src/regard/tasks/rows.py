@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from regard.errors import nearest
-from regard.tasks.files import by_split, existing, kind, text_of
+from regard.errors import did_you_mean
+from regard.tasks.files import existing_path, file_type, files_by_split, open_text
 
 LONGEST = 1 << 26  # characters of a line, or of a field: what is longer is no row
 ARRAY = 1 << 30  # characters of a JSON array, which is read at once
@@ -34,7 +34,7 @@ class Rows(ABC):
     def __iter__(self) -> Iterator[tuple[str, Row]]: ...
 
 
-class Csv(Rows):
+class CsvRows(Rows):
     """A file with a header, in the dialect that fits its first rows."""
 
     def __init__(self, path: Path, encoding: str) -> None:
@@ -42,36 +42,48 @@ class Csv(Rows):
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         """See `Rows`."""
-        csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # texts are longer than the usual 131,072
-        with text_of(self.path, self.encoding) as file:
+        csv.field_size_limit(
+            max(csv.field_size_limit(), LONGEST)
+        )  # texts are longer than the usual 131,072
+        with open_text(self.path, self.encoding) as file:
             start = file.read(SAMPLE)
-            reader = csv.reader(bounded(lines_of(start, file), str(self.path)), dialect_of(start))
+            reader = csv.reader(
+                bounded(read_lines(start, file), str(self.path)), detect_dialect(start)
+            )
             yield from self._rows(reader)
 
     def _rows(self, reader: Any) -> Iterator[tuple[str, Row]]:
         try:
             header = next(reader, None)
             if not header:
-                raise ValueError(f"{self.path} is empty: a line with the names of the columns is expected")
+                raise ValueError(
+                    f"{self.path} is empty: a line with the names of the columns is expected"
+                )
             if twice := [name for name in dict.fromkeys(header) if name and header.count(name) > 1]:
-                raise ValueError(f"{self.path} has more than one column {twice[0]!r}: give each a name of its own")
+                raise ValueError(
+                    f"{self.path} has more than one column {twice[0]!r}: give each a name of its own"
+                )
             for row in reader:
                 place = f"line {reader.line_num} of {self.path}"
                 if row and len(row) != len(header):
-                    raise ValueError(f"{place} has {len(row)} fields, and the header has {len(header)}")
+                    raise ValueError(
+                        f"{place} has {len(row)} fields, and the header has {len(header)}"
+                    )
                 if row:
                     yield place, dict(zip(header, row, strict=True))
         except csv.Error as error:
             raise ValueError(f"line {reader.line_num} of {self.path}: {error}") from None
 
 
-def lines_of(start: str, rest: IO[str]) -> Iterator[str]:
+def read_lines(start: str, rest: IO[str]) -> Iterator[str]:
     """The lines of a text whose start was read already; their ends stay on, since a field may hold some."""
     found = list(io.StringIO(start, newline=""))
     *whole, last = [*found, ""] if start == "" or start.endswith("\n") else found
     yield from whole
     more = rest.readline(LONGEST)
-    joined = not last.endswith("\r") or more == "\n"  # a line may end within what was read, or just behind it
+    joined = (
+        not last.endswith("\r") or more == "\n"
+    )  # a line may end within what was read, or just behind it
     yield from [last + more] if joined else [last, more]
     while line := rest.readline(LONGEST):
         yield line
@@ -81,11 +93,13 @@ def bounded(lines: Iterable[str], where: str) -> Iterator[str]:
     """Lines that a row may have: a file without any end of line would be one line."""
     for number, line in enumerate(lines, 1):
         if len(line) >= LONGEST:
-            raise ValueError(f"line {number} of {where} has {LONGEST} characters or more: these are no rows")
+            raise ValueError(
+                f"line {number} of {where} has {LONGEST} characters or more: these are no rows"
+            )
         yield line
 
 
-def dialect_of(sample: str) -> type[csv.Dialect]:
+def detect_dialect(sample: str) -> type[csv.Dialect]:
     """The dialect in which the first rows have as many fields as the header, and the most; of equals the plainest.
 
     The guess of the csv module is one candidate: it is right about odd quotes, and often wrong about texts with quotes.
@@ -108,16 +122,22 @@ def plain(separator: str) -> type[csv.Dialect]:
 def fit(sample: str, dialect: type[csv.Dialect]) -> tuple[bool, int]:
     """Whether all whole rows of the sample are alike, and the number of their fields."""
     try:
-        rows = [row for row in itertools.islice(csv.reader(io.StringIO(sample, newline=""), dialect), 64) if row]
+        rows = [
+            row
+            for row in itertools.islice(csv.reader(io.StringIO(sample, newline=""), dialect), 64)
+            if row
+        ]
     except csv.Error:
         return False, 0
-    whole = rows[:-1] if len(sample) == SAMPLE and len(rows) > 1 else rows  # the last may be cut off
+    whole = (
+        rows[:-1] if len(sample) == SAMPLE and len(rows) > 1 else rows
+    )  # the last may be cut off
     wide = len(whole[0]) if whole else 0
     alike = sum(len(row) == wide for row in whole) >= 0.9 * len(whole)
     return alike and wide > 1, wide
 
 
-class JsonLines(Rows):
+class JsonLinesRows(Rows):
     """An object a line."""
 
     def __init__(self, path: Path, encoding: str) -> None:
@@ -125,7 +145,7 @@ class JsonLines(Rows):
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         """See `Rows`."""
-        with text_of(self.path, self.encoding) as file:
+        with open_text(self.path, self.encoding) as file:
             lines = iter(lambda: file.readline(LONGEST), "")
             for number, line in enumerate(bounded(lines, str(self.path)), 1):
                 if line.strip():
@@ -133,7 +153,7 @@ class JsonLines(Rows):
                     yield place, checked(parsed(line, place), place)
 
 
-class JsonArray(Rows):
+class JsonArrayRows(Rows):
     """An array of objects, which is read at once: so not too long a one."""
 
     def __init__(self, path: Path, encoding: str) -> None:
@@ -141,13 +161,17 @@ class JsonArray(Rows):
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         """See `Rows`."""
-        with text_of(self.path, self.encoding) as file:
+        with open_text(self.path, self.encoding) as file:
             text = file.read(ARRAY)
         if len(text) == ARRAY:
-            raise ValueError(f"{self.path} is an array of {ARRAY} characters or more: write it as JSON lines (.jsonl)")
+            raise ValueError(
+                f"{self.path} is an array of {ARRAY} characters or more: write it as JSON lines (.jsonl)"
+            )
         found = parsed(text, str(self.path))
         if not isinstance(found, list):
-            raise ValueError(f"{self.path} must hold an array of objects, not {type(found).__name__}")
+            raise ValueError(
+                f"{self.path} must hold an array of objects, not {type(found).__name__}"
+            )
         for number, row in enumerate(found, 1):
             place = f"row {number} of {self.path}"
             yield place, checked(row, place)
@@ -170,7 +194,7 @@ def checked(row: Any, where: str) -> Row:
     return row
 
 
-class Parquet(Rows):
+class ParquetRows(Rows):
     """A file of Apache Parquet, a batch of rows at a time; needs pyarrow."""
 
     def __init__(self, path: Path, encoding: str) -> None:
@@ -182,9 +206,15 @@ class Parquet(Rows):
             from pyarrow.lib import ArrowException
             from pyarrow.parquet import ParquetFile
         except ImportError:
-            raise ImportError(f"to read {self.path} the package pyarrow is needed: pip install 'regard[text]'") from None
+            raise ImportError(
+                f"to read {self.path} the package pyarrow is needed: pip install 'regard[text]'"
+            ) from None
         try:
-            rows = (row for batch in ParquetFile(self.path).iter_batches(1024) for row in batch.to_pylist())
+            rows = (
+                row
+                for batch in ParquetFile(self.path).iter_batches(1024)
+                for row in batch.to_pylist()
+            )
             for number, row in enumerate(rows, 1):
                 yield f"row {number} of {self.path}", row
         except (ArrowException, OSError) as error:  # a file that was cut off is told in either way
@@ -192,11 +222,16 @@ class Parquet(Rows):
 
 
 READERS: dict[str, Callable[[Path, str], Rows]] = {
-    ".csv": Csv, ".tsv": Csv, ".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonArray, ".parquet": Parquet,
-}  # fmt: skip
+    ".csv": CsvRows,
+    ".tsv": CsvRows,
+    ".jsonl": JsonLinesRows,
+    ".ndjson": JsonLinesRows,
+    ".json": JsonArrayRows,
+    ".parquet": ParquetRows,
+}
 
 
-class Several(Rows):
+class ChainedRows(Rows):
     """The rows of several files, one after the other."""
 
     def __init__(self, parts: list[Rows]) -> None:
@@ -207,7 +242,7 @@ class Several(Rows):
         return itertools.chain.from_iterable(self.parts)
 
 
-class HuggingFace(Rows):
+class HuggingFaceRows(Rows):
     """A split of a data set of the package `datasets`; numbers of classes become their names."""
 
     def __init__(self, found: Any, name: str) -> None:
@@ -216,33 +251,46 @@ class HuggingFace(Rows):
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         """See `Rows`."""
         features = self.found.features
-        named = {key: features[key].names for key in features if type(features[key]).__name__ == "ClassLabel"}
+        named = {
+            key: features[key].names
+            for key in features
+            if type(features[key]).__name__ == "ClassLabel"
+        }
         for number, row in enumerate(self.found, 1):
-            words = {key: names[row[key]] for key, names in named.items() if row[key] is not None and row[key] >= 0}
+            words = {
+                key: names[row[key]]
+                for key, names in named.items()
+                if row[key] is not None and row[key] >= 0
+            }
             missing = {key: None for key in named if key not in words}  # −1 stands for no label
             yield f"row {number} of {self.name}", {**row, **missing, **words}
 
 
 # ---------------------------------------------------------------------------------------------- by name
-def rows_of(data: str | Path, encoding: str = "utf-8") -> dict[str, Rows]:
+def read_rows(data: str | Path, encoding: str = "utf-8") -> dict[str, Rows]:
     """The rows of a file, a folder or `hf:name`: by split where there are any, else under "all"."""
     if str(data).startswith(HUGGING_FACE):
         return hugging_face(str(data).removeprefix(HUGGING_FACE))
-    path = existing(data)
+    path = existing_path(data)
     if not path.is_dir():
-        return {"all": reader(path, encoding)}
+        return {"all": open_rows(path, encoding)}
     return {
-        split: Several([reader(file, encoding) for file in files]) for split, files in by_split(path, READERS).items()
-    }  # fmt: skip
+        split: ChainedRows([open_rows(file, encoding) for file in files])
+        for split, files in files_by_split(path, READERS).items()
+    }
 
 
-def reader(path: Path, encoding: str) -> Rows:
+def open_rows(path: Path, encoding: str) -> Rows:
     """The rows of a file, by its name."""
-    if kind(path) not in READERS:
-        raise ValueError(f"{path} ends in {kind(path)!r}: rows are read from {', '.join(READERS)}, each also as .xz or .gz")
-    if kind(path) == ".parquet" and path.suffix.lower() != ".parquet":
-        raise ValueError(f"{path}: a Parquet file is packed inside, and is not read from {path.suffix}")
-    return READERS[kind(path)](path, encoding)
+    if file_type(path) not in READERS:
+        raise ValueError(
+            f"{path} ends in {file_type(path)!r}: rows are read from {', '.join(READERS)}, each also as .xz or .gz"
+        )
+    if file_type(path) == ".parquet" and path.suffix.lower() != ".parquet":
+        raise ValueError(
+            f"{path}: a Parquet file is packed inside, and is not read from {path.suffix}"
+        )
+    return READERS[file_type(path)](path, encoding)
 
 
 def hugging_face(name: str) -> dict[str, Rows]:
@@ -250,17 +298,31 @@ def hugging_face(name: str) -> dict[str, Rows]:
     try:
         import datasets
     except ImportError:
-        raise ImportError(f"to read hf:{name} the package datasets is needed: pip install 'regard[hf]'") from None
+        raise ImportError(
+            f"to read hf:{name} the package datasets is needed: pip install 'regard[hf]'"
+        ) from None
     try:
         found = loaded(datasets, name)
-    except Exception as error:  # it raises what pyarrow, the network, the disk and its own checks raise
+    except (
+        Exception
+    ) as error:  # it raises what pyarrow, the network, the disk and its own checks raise
         raise ValueError(f"hf:{name} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
-        return {"all": HuggingFace(found, name)}
-    known = {"train": "train", "validation": "valid", "valid": "valid", "dev": "valid", "test": "test"}
+        return {"all": HuggingFaceRows(found, name)}
+    known = {
+        "train": "train",
+        "validation": "valid",
+        "valid": "valid",
+        "dev": "valid",
+        "test": "test",
+    }
     if "train" not in found:
         raise ValueError(f"hf:{name} has no split 'train': there are {', '.join(found)}")
-    return {known[key]: HuggingFace(part, f"{name}[{key}]") for key, part in found.items() if key in known}
+    return {
+        known[key]: HuggingFaceRows(part, f"{name}[{key}]")
+        for key, part in found.items()
+        if key in known
+    }
 
 
 def loaded(datasets: Any, name: str) -> Any:
@@ -271,10 +333,10 @@ def loaded(datasets: Any, name: str) -> Any:
     return datasets.load_dataset(bare, *([configuration] if configuration else []))
 
 
-def column(row: Row, name: str, place: str) -> Any:
+def get_column(row: Row, name: str, place: str) -> Any:
     """A value of a row; a column that is not there is an error with the nearest name."""
     if name not in row:
-        raise ValueError(f"{place} has no column {name!r}: {nearest(name, map(str, row))}")
+        raise ValueError(f"{place} has no column {name!r}: {did_you_mean(name, map(str, row))}")
     return row[name]
 
 

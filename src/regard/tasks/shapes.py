@@ -14,7 +14,9 @@ Inside = Callable[
 def _polygon(corners: int) -> Inside:
     """Regular, with its corners on the unit circle: within all its sides."""
     turns = (2 * np.arange(corners) + 1) * np.pi / corners
-    return lambda y, x: (np.cos(turns)[:, None] * x + np.sin(turns)[:, None] * y).max(0) <= np.cos(np.pi / corners)
+    return lambda y, x: (
+        (np.cos(turns)[:, None] * x + np.sin(turns)[:, None] * y).max(0) <= np.cos(np.pi / corners)
+    )
 
 
 def _star(y: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -28,10 +30,15 @@ SHAPES: dict[str, Inside] = {
     "triangle": _polygon(3),
     "square": _polygon(4),
     "star": _star,
-    "cross": lambda y, x: (np.minimum(np.abs(y), np.abs(x)) <= 0.28) & (np.maximum(np.abs(y), np.abs(x)) <= 0.95),
+    "cross": lambda y, x: (
+        (np.minimum(np.abs(y), np.abs(x)) <= 0.28) & (np.maximum(np.abs(y), np.abs(x)) <= 0.95)
+    ),
     "bar": lambda y, x: (np.abs(y) <= 0.28) & (np.abs(x) <= 0.95),
     "stripes": lambda y, x: (np.abs(np.abs(y) - 0.55) <= 0.24) & (np.abs(x) <= 0.85),
-    "angle": lambda y, x: ((np.abs(y - 0.6) <= 0.27) | (np.abs(x + 0.6) <= 0.27)) & (np.maximum(np.abs(y), np.abs(x)) <= 0.87),
+    "angle": lambda y, x: (
+        ((np.abs(y - 0.6) <= 0.27) | (np.abs(x + 0.6) <= 0.27))
+        & (np.maximum(np.abs(y), np.abs(x)) <= 0.87)
+    ),
 }
 KINDS = tuple(SHAPES)
 FINE = 3  # points across a pixel: its brightness is their mean
@@ -44,7 +51,10 @@ def picture(random: np.random.Generator, side: int, noise: float) -> tuple[np.nd
     middle = random.uniform(radius, side - radius, 2)
     ground, ink = random.permutation(random.uniform((0.0, 0.6), (0.4, 1.0)))
     at = (np.arange(FINE * side) + 0.5) / FINE
-    y, x = ((each / radius).reshape(-1) for each in np.meshgrid(at - middle[0], at - middle[1], indexing="ij"))
+    y, x = (
+        (each / radius).reshape(-1)
+        for each in np.meshgrid(at - middle[0], at - middle[1], indexing="ij")
+    )
     turned = np.cos(angle) * y - np.sin(angle) * x, np.sin(angle) * y + np.cos(angle) * x
     inside = SHAPES[KINDS[kind]](*turned).reshape(side, FINE, side, FINE).mean((1, 3))
     return ground + (ink - ground) * inside + noise * random.standard_normal((side, side)), kind

@@ -1,8 +1,18 @@
 """Training: settings, the loop, and checkpoints that survive."""
 
-from regard.train.checkpoint import Broken, Unwritten
-from regard.train.group import Lost, joined
-from regard.train.loop import Diverged, Interrupted, Result, Trainer
-from regard.train.settings import Settings
+from regard.train.checkpoint import CheckpointWriteError, CorruptFile
+from regard.train.distributed import ProcessLost, init_distributed
+from regard.train.settings import TrainSettings
+from regard.train.trainer import Diverged, Interrupted, Trainer, TrainResult
 
-__all__ = ["Broken", "Diverged", "Interrupted", "Lost", "Result", "Settings", "Trainer", "Unwritten", "joined"]
+__all__ = [
+    "CorruptFile",
+    "Diverged",
+    "Interrupted",
+    "ProcessLost",
+    "TrainResult",
+    "TrainSettings",
+    "Trainer",
+    "CheckpointWriteError",
+    "init_distributed",
+]

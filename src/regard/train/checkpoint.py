@@ -22,19 +22,24 @@ from torch import Tensor
 PREFIX, PARTIAL, MANIFEST = "step-", ".partial-", "manifest.json"
 
 
-class Broken(ValueError):
+class CorruptFile(ValueError):
     """A checkpoint that cannot be read, and why."""
 
 
-class Unwritten(OSError):
+class CheckpointWriteError(OSError):
     """A checkpoint that could not be written, and why; those before it are as they were."""
 
 
 def save(
-    root: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any], *, keep: int = 2
+    root: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    facts: Mapping[str, Any],
+    *,
+    keep: int = 2,
 ) -> Path:
-    """Write a checkpoint: files of tensors by name, and facts as JSON.  Older ones go, but for the last `keep`."""
-    partial, final = root / f"{PARTIAL}{step}", place_of(root, step)
+    """Write a checkpoint: files of tensors by name, and facts as JSON.  Older ones go, but for the last `write_record`."""
+    partial, final = root / f"{PARTIAL}{step}", checkpoint_path(root, step)
     try:
         _write(partial, step, tensors, facts)
         if final.exists():
@@ -42,20 +47,24 @@ def save(
         partial.rename(final)
     except (OSError, SafetensorError) as error:  # safetensors tells of a full disk in its own way
         shutil.rmtree(partial, ignore_errors=True)
-        last = found(root)
+        last = list_checkpoints(root)
         kept = f"the last one is {last[-1]}" if last else "there is none before it"
-        raise Unwritten(f"the checkpoint of step {step} could not be written: {error}; {kept}") from error
+        raise CheckpointWriteError(
+            f"the checkpoint of step {step} could not be written: {error}; {kept}"
+        ) from error
     _flush(root)
-    for old in found(root)[:-keep]:
+    for old in list_checkpoints(root)[:-keep]:
         shutil.rmtree(old)
     return final
 
 
-def _write(partial: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
+def _write(
+    partial: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]
+) -> None:
     """All files of a checkpoint, the manifest last; what a process that was killed has left goes first."""
     root = partial.parent
     root.mkdir(parents=True, exist_ok=True)
-    for left in {*root.glob(f"{PARTIAL}*"), *root.glob(f"{PREFIX}*")} - set(found(root)):
+    for left in {*root.glob(f"{PARTIAL}*"), *root.glob(f"{PREFIX}*")} - set(list_checkpoints(root)):
         shutil.rmtree(left)
     partial.mkdir()
     for name, each in tensors.items():
@@ -67,12 +76,12 @@ def _write(partial: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]]
     _flush(partial)
 
 
-def place_of(root: Path, step: int) -> Path:
+def checkpoint_path(root: Path, step: int) -> Path:
     """Where the checkpoint of a step is."""
     return root / f"{PREFIX}{step:08d}"
 
 
-def found(root: Path) -> list[Path]:
+def list_checkpoints(root: Path) -> list[Path]:
     """All whole checkpoints of a run, the oldest first."""
     return sorted(path for path in root.glob(f"{PREFIX}*") if (path / MANIFEST).is_file())
 
@@ -84,29 +93,31 @@ def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         sums, facts = manifest["files"], manifest["facts"]
         for name, expected in sums.items():
             if Path(name).name != name or _sum(path / name) != expected:
-                raise Broken(f"{path / name} is not what the manifest says: it was changed or cut off")
+                raise CorruptFile(
+                    f"{path / name} is not what the manifest says: it was changed or cut off"
+                )
         return {Path(name).stem: load_file(path / name) for name in sums}, facts
     except (KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:
-        raise Broken(f"{path} is not a checkpoint: {error!r}") from None
+        raise CorruptFile(f"{path} is not a checkpoint: {error!r}") from None
 
 
-def newest(root: Path, say: Callable[[str], None] = lambda text: None) -> Path | None:
+def latest_checkpoint(root: Path, say: Callable[[str], None] = lambda text: None) -> Path | None:
     """The last checkpoint that can be read; `say` hears of those that cannot."""
-    for path in reversed(found(root)):
+    for path in reversed(list_checkpoints(root)):
         try:
             load(path)
             return path
-        except Broken as error:
+        except CorruptFile as error:
             say(f"left out: {error}")
     return None
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; anything else is `Broken`."""
+    """What a JSON file holds; anything else is `CorruptFile`."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise Broken(f"{path} cannot be read as JSON: {error}") from None
+        raise CorruptFile(f"{path} cannot be read as JSON: {error}") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,10 +6,14 @@ from functools import lru_cache
 
 import numpy as np
 
-DRAWN = 1 << 30  # splits larger than this are drawn as they are asked for, and so in random order already
+DRAWN = (
+    1 << 30
+)  # splits larger than this are drawn as they are asked for, and so in random order already
 
 
-def indexes(size: int, batch: int, step: int, *, seed: int, rank: int = 0, world: int = 1) -> list[int]:
+def batch_indices(
+    size: int, batch: int, step: int, *, seed: int, rank: int = 0, world: int = 1
+) -> list[int]:
     """The numbers of the examples of batch `step`, in an order that is new in each epoch; of them the share of one process.
 
     All processes together have the same examples, however many there are; every example is seen once in each epoch.

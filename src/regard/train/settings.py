@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from regard.errors import check_choice, nearest
+from regard.errors import check_choice, did_you_mean
 
 
 def _cosine(progress: float) -> float:
@@ -18,11 +18,13 @@ def _cosine(progress: float) -> float:
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": _cosine,  # to zero (Loshchilov & Hutter 2017, arXiv 1608.03983)
     "constant": lambda progress: 1.0,
-    "rsqrt": lambda progress: 1.0,  # 1 / √step after the warm-up (Vaswani et al. 2017, arXiv 1706.03762); see `Settings.factor`
+    "rsqrt": lambda progress: (
+        1.0
+    ),  # 1 / √step after the warm-up (Vaswani et al. 2017, arXiv 1706.03762); see `TrainSettings.factor`
 }
 
 
-class Settings(BaseModel):
+class TrainSettings(BaseModel):
     """How to train.
 
     steps       updates of the weights
@@ -34,7 +36,7 @@ class Settings(BaseModel):
     precision   "float32", or "bfloat16" for autocast
     ema         of the weights that are evaluated, such as 0.999; None: the weights themselves
     seconds     for all of the run, its evaluations too, with the schedule brought to its end by then; None: no limit
-    evaluate    every so many steps, on `examples` of the validation split; where `seconds` are given, a short one at each tenth
+    evaluate    every so many steps, on `state_batch_size` of the validation split; where `processor_seconds` are given, a short one at each tenth
     patience    stop after so many evaluations without a better one; None: never
     save        a checkpoint every so many steps
     seed        of the weights, of the order of examples, and of dropout
@@ -91,13 +93,17 @@ class Settings(BaseModel):
         return SCHEDULES[self.schedule](min(progress, 1.0))
 
 
-def settings(given: Mapping[str, Any]) -> Settings:
+def parse_settings(given: Mapping[str, Any]) -> TrainSettings:
     """Settings from plain values; what is wrong raises ValueError, with the nearest name that exists."""
     for name in given:
-        if name not in Settings.model_fields:
-            raise ValueError(f"no setting {name!r}: {nearest(str(name), Settings.model_fields)}")
+        if name not in TrainSettings.model_fields:
+            raise ValueError(
+                f"no setting {name!r}: {did_you_mean(str(name), TrainSettings.model_fields)}"
+            )
     try:
-        return Settings(**given)
+        return TrainSettings(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}") from None
+        raise ValueError(
+            f"{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}"
+        ) from None

@@ -11,19 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from regard.bench.cell import Cell, Contender, Needs, Run, of_layer
-from regard.bench.contenders import Ours
+from regard.bench.cell import BenchCall, BenchCell, CallEstimate, Contender, layer_call
+from regard.bench.contenders import RecipeContender
 from regard.bench.peers import others, sparse
 from regard.bench.peers.registry import FLEX, PEERS, Peer
-from regard.errors import Unsupported, nearest
-from regard.ffn import ProductKeys
-from regard.models import Part
+from regard.errors import Unsupported, did_you_mean
+from regard.ffn import ProductKeyMemory
+from regard.models import ModuleSpec
 
-__all__ = ["PEERS", "Matched", "OurProductKeys", "Peer", "Theirs", "groups", "others", "sparse"]
+__all__ = [
+    "PEERS",
+    "MatchedContender",
+    "ProductKeysContender",
+    "Peer",
+    "PeerContender",
+    "peer_groups",
+    "others",
+    "sparse",
+]
 
 
 @dataclass(frozen=True)
-class Theirs(Contender):
+class PeerContender(Contender):
     """A peer, by its name."""
 
     label: str
@@ -44,7 +53,7 @@ class Theirs(Contender):
         """Whether its first call makes code."""
         return self.module == FLEX
 
-    def build(self, cell: Cell) -> Run:
+    def build(self, cell: BenchCell) -> BenchCall:
         """See `Contender`."""
         found = PEERS[self.label]
         if find_spec(found.module.split(".")[0]) is None:
@@ -56,46 +65,52 @@ class Theirs(Contender):
 
 
 @dataclass(frozen=True)
-class Matched(Contender):
+class MatchedContender(Contender):
     """Our recipe, with the sizes that make its work that of a peer."""
 
     label: str
     like: str
 
-    def ours(self, cell: Cell) -> Contender:
+    def ours(self, cell: BenchCell) -> Contender:
         """At the length of the cell."""
-        return Ours(Part(name=self.label, arguments=dict(PEERS[self.like].ours(cell.length))))
+        return RecipeContender(
+            ModuleSpec(name=self.label, arguments=dict(PEERS[self.like].ours(cell.length)))
+        )
 
-    def build(self, cell: Cell) -> Run:
+    def build(self, cell: BenchCell) -> BenchCall:
         """See `Contender`."""
         return self.ours(cell).build(cell)
 
-    def needs(self, cell: Cell) -> Needs | None:
+    def needs(self, cell: BenchCell) -> CallEstimate | None:
         """See `Contender`."""
         return self.ours(cell).needs(cell)
 
 
-class OurProductKeys(Contender):
+class ProductKeysContender(Contender):
     """The one that is no mixer: a feed-forward layer that reads a memory."""
 
     label = "product_keys"
 
-    def build(self, cell: Cell) -> Run:
+    def build(self, cell: BenchCell) -> BenchCall:
         """See `Contender`."""
         if cell.way == "decode":
             raise Unsupported("it works token by token, and has no state")
-        return of_layer(ProductKeys(cell.dim, 128, heads=4, top=32, width=256), cell)
+        return layer_call(ProductKeyMemory(cell.dim, 128, heads=4, top=32, width=256), cell)
 
 
-def groups(names: Sequence[str] = ()) -> list[list[Contender]]:
+def peer_groups(names: Sequence[str] = ()) -> list[list[Contender]]:
     """Ours and its peers, for each of these recipes and each level; for all unless named."""
     known = list(dict.fromkeys(each.recipe for each in PEERS.values()))
     for name in names:
         if name not in known:
-            raise ValueError(f"there is no peer for {name!r}: {nearest(name, known)}")
+            raise ValueError(f"there is no peer for {name!r}: {did_you_mean(name, known)}")
     found: dict[tuple[str, str], list[Contender]] = {}
     for each in PEERS.values():
         if not names or each.recipe in names:
-            mine = OurProductKeys() if each.recipe == "product_keys" else Matched(each.recipe, each.name)
-            found.setdefault((each.recipe, each.level), [mine]).append(Theirs(each.name))
+            mine = (
+                ProductKeysContender()
+                if each.recipe == "product_keys"
+                else MatchedContender(each.recipe, each.name)
+            )
+            found.setdefault((each.recipe, each.level), [mine]).append(PeerContender(each.name))
     return list(found.values())

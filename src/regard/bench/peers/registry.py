@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.bench.cell import Cell, Run
+from regard.bench.cell import BenchCall, BenchCell
 
-Build = Callable[[Cell], Run]
+Build = Callable[[BenchCell], BenchCall]
 FLEX = "torch.nn.attention.flex_attention"
 HUGGING_FACE = "transformers.models.{0}.modeling_{0}"
 STREAMS = "it has no state from which a stream could go on"
@@ -26,7 +26,7 @@ class Peer:
     """One of them.
 
     build    its run in a cell
-    module   what is imported, of the package `package` on PyPI
+    module   what is imported, of the package `import_optional` on PyPI
     recipe   ours for the same mechanism, with arguments that make the work the same at a length
     cannot   {"causal": why, "training": why, "mask": why}: what it cannot do; "note" says what it does otherwise
     """
@@ -40,13 +40,17 @@ class Peer:
     ours: Callable[[int], Mapping[str, Any]]
     cannot: Mapping[str, str]
 
-    def refusal(self, cell: Cell) -> str | None:
+    def refusal(self, cell: BenchCell) -> str | None:
         """Why it has no place in a cell; None: it has one."""
         if cell.level != self.level:
             return f"it is measured at the level {self.level}"
         if cell.way == "decode":
             return STREAMS
-        wanted = [word for word, is_so in (("causal", cell.causal), ("training", cell.way == "training")) if is_so]
+        wanted = [
+            word
+            for word, is_so in (("causal", cell.causal), ("training", cell.way == "training"))
+            if is_so
+        ]
         return next((self.cannot[word] for word in wanted if word in self.cannot), None)
 
 
@@ -54,9 +58,14 @@ PEERS: dict[str, Peer] = {}
 
 
 def peer(
-    name: str, module: str, recipe: str, *, level: str = "layer",
-    ours: Callable[[int], Mapping[str, Any]] = lambda n: {}, **cannot: str,
-) -> Callable[[Build], Build]:  # fmt: skip
+    name: str,
+    module: str,
+    recipe: str,
+    *,
+    level: str = "layer",
+    ours: Callable[[int], Mapping[str, Any]] = lambda n: {},
+    **cannot: str,
+) -> Callable[[Build], Build]:
     """Register the decorated function; see `Peer`."""
 
     def register(build: Build) -> Build:
@@ -71,10 +80,12 @@ def part_of(name: str, attribute: str) -> Any:
     return getattr(import_module(name), attribute)
 
 
-class Projecting(nn.Module):
+class OutputProjection(nn.Module):
     """A layer that ends before its last projection, and that projection: ours has it too."""
 
-    def __init__(self, inner: nn.Module, dim: int, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    def __init__(
+        self, inner: nn.Module, dim: int, call: Callable[[nn.Module, Tensor], Tensor]
+    ) -> None:
         super().__init__()
         self.inner, self.out, self.call = inner, nn.Linear(dim, dim, bias=False), call
 

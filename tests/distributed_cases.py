@@ -1,0 +1,215 @@
+"""Training runs for `test_parallel.py`: the same in one process and in two.
+
+As a program, `torchrun --nproc-per-node 2 parallel_cases.py FOLDER`, it runs all cases and leaves what came of each in FOLDER.
+"""
+
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import regard
+from regard.block import Block
+from regard.ffn import MLP, ExpertBank, MixtureOfExperts, Router
+from regard.models import IGNORE_INDEX, ModuleSpec, cross_entropy_loss
+from regard.residual import PreNorm, ReZero
+from regard.stack import ReversibleStack, SequentialStack, SharedStack, build_sublayers
+from regard.tasks.base import Example, Task
+from regard.train import Diverged, Interrupted, Trainer, TrainSettings, init_distributed
+from regard.train.run import RunSpec, run_training
+
+PLAN = {"steps": 6, "batch": 8, "evaluate": 3, "examples": 9, "save": 3, "warmup": 2, "rate": 1e-2}
+CASES = {
+    "ddp": {"clip": 0.5, "ema": 0.9},
+    "parts": {"accumulate": 3, "clip": None},
+    "fsdp": {"parallel": "fsdp", "clip": 0.5, "ema": 0.9},
+    "fsdp-parts": {"parallel": "fsdp", "accumulate": 2},
+}
+STACKS = {
+    "reversible": lambda blocks: ReversibleStack(
+        [half for block in blocks for half in build_sublayers(block.mixer, block.ffn)]
+    ),
+    "shared": lambda blocks: SharedStack(blocks, 3),
+    "twice": lambda blocks: SequentialStack([blocks[1], *blocks]),
+}
+EXPERTS = {
+    "experts-ddp": {"ema": 0.9, "clip": 0.5, "schedule": "constant"},
+    "experts-fsdp": {"parallel": "fsdp", "clip": 0.5, "schedule": "constant"},
+}
+WORDS = RunSpec(
+    task=ModuleSpec(name="copy", arguments={"length": 9, "symbols": 4}),
+    dim=8,
+    heads=2,
+    layers=2,
+    dropout=0.1,
+    threads=1,
+    settings=TrainSettings(
+        steps=6,
+        batch=4,
+        evaluate=3,
+        examples=7,
+        save=2,
+        ema=0.9,
+        parallel="fsdp",
+        tensorboard=False,
+    ),
+)
+
+
+class Ragged(Task):
+    """Examples of many lengths, with few targets or many, and some with none."""
+
+    output, causal, metric = "token", True, "bits"
+
+    def __init__(self):
+        super().__init__(vocab_size=7, classes=7, length=9)
+
+    def size(self, split):
+        return 40
+
+    def example(self, split, index):
+        random = np.random.default_rng([len(split), index])
+        tokens = torch.from_numpy(random.integers(1, 7, 2 + index % 8))
+        target = torch.where(
+            torch.from_numpy(random.random(len(tokens)) < (index % 3) / 2),
+            tokens.roll(1),
+            IGNORE_INDEX,
+        )
+        return Example(tokens, target)
+
+    def show(self, example):
+        return str(example)
+
+    def loss(self, logits, target):
+        return cross_entropy_loss(logits, target)  # in float64, if they are
+
+
+class Small(nn.Module):
+    """Two blocks with tied ends, a weight that is one number, one that only a cost knows of, and one that nobody asks."""
+
+    def __init__(self, dim=8, dropout=0.0, experts=False, stack=SequentialStack):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed = nn.Embedding(7, dim)
+        mixers = [regard.create("vanilla", dim=dim, heads=2, causal=True) for _ in range(2)]
+        bank = (
+            MixtureOfExperts(
+                ExpertBank(partial(MLP, dim, 6), 4), Router(dim, 4), top=2, capacity=None, balance=0
+            )
+            if experts
+            else MLP(dim)
+        )
+        blocks = [
+            Block(mixers[0], MLP(dim), residual=ReZero, dropout=dropout),
+            Block(mixers[1], bank, residual=PreNorm),
+        ]
+        with torch.no_grad():
+            for name, p in blocks[0].named_parameters():
+                p.fill_(0.5) if name.endswith("scale") else None
+        self.layers = stack(blocks)
+        self.hidden = nn.Parameter(torch.zeros(3))
+        self.idle = nn.Parameter(torch.ones(4, 2))
+        self.register_buffer("flags", torch.tensor([True, False]))
+
+    def forward(self, tokens, mask=None):
+        x = self.layers(self.embed(tokens), mask=mask)
+        real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        regard.record_aux("hidden", lambda: (self.hidden - 1).square().sum(), is_loss=True)
+        regard.record_aux(
+            "size", lambda: 0.1 * (x.square().mean(-1) * real).sum() / real.sum(), is_loss=True
+        )
+        return F.linear(x, self.embed.weight)
+
+
+def trainer(folder=None, *, model=None, watch=lambda progress: None, **given):
+    model = Small().double() if model is None else model
+    return Trainer(model, Ragged(), TrainSettings(**PLAN | given), folder=folder, watch=watch)
+
+
+def outcome(run):
+    """What two runs are compared by."""
+    result = run.run()
+    found = {
+        "weights": run.place.collect(),
+        "numbers": [result.loss, result.best, result.test],
+        "tokens": result.tokens,
+    }
+    found["curve"], found["parameters"] = [row["valid"] for row in result.curve], result.parameters
+    if run.average is not None:
+        found["average"] = {
+            run.place.public(n): run.place.kept(t, p) for n, p, t in run.average.pairs(run.model)
+        }
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- in two processes
+def keep(folder, name, value, rank):
+    torch.save(value, folder / f"{name}-{rank}.pt")
+
+
+def mishaps(folder, rank):
+    """What ends a run early, in one of the processes only."""
+
+    def poison(progress):  # the first process alone calls it
+        if progress.step == 4:
+            with torch.no_grad():
+                run.model.hidden.fill_(float("nan"))
+
+    run = trainer(folder / "nan", watch=poison)
+    try:
+        run.run()
+    except Diverged as error:
+        keep(folder, "nan", str(error), rank)
+
+    def stop(progress):
+        if progress.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    for kind in ("ddp", "fsdp"):
+        dropped = partial(trainer, parallel=kind, ema=0.9)
+        try:
+            dropped(folder / f"stop-{kind}", model=Small(dropout=0.3), watch=stop).run()
+        except Interrupted as error:
+            keep(folder, f"stop-{kind}", str(error), rank)
+        found = outcome(dropped(folder / f"stop-{kind}", model=Small(dropout=0.3)))
+        whole = dropped(model=Small(dropout=0.3))
+        keep(folder, f"rest-{kind}", (found, outcome(whole), torch.initial_seed()), rank)
+
+
+def main():
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    with init_distributed(patience=120):
+        rank = torch.distributed.get_rank()
+        for name, given in CASES.items():
+            keep(folder, name, outcome(trainer(**given)), rank)
+        for name, given in EXPERTS.items():
+            model = Small(experts=True).double()
+            model.layers.layers[1].ffn.spread()
+            keep(
+                folder,
+                name,
+                outcome(trainer(folder / name, model=model, **given | {"steps": 3})),
+                rank,
+            )
+        for kind in ("ddp", "fsdp"):
+            for name, stack in STACKS.items():
+                run = trainer(
+                    model=Small(stack=stack).double(), parallel=kind, steps=3, accumulate=2
+                )
+                keep(folder, f"{name}-{kind}", outcome(run), rank)
+            more = {"ema": 0.9, "schedule": "constant", "parallel": kind}
+            keep(folder, f"from-one-{kind}", outcome(trainer(folder / f"one-{kind}", **more)), rank)
+            outcome(trainer(folder / f"two-{kind}", **more | {"steps": 3}))
+        mishaps(folder, rank)
+        keep(folder, "execute", run_training(WORDS, folder / "execute"), rank)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""Every recipe × every promise and refusal, and the committed table of what came of it.
+
+python tests/test_promises.py      writes tests/promises.json anew; its diff then shows which promise changed
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from regard import Attention, Can, Mixer, MultiHead, SoftmaxAttention, Unsupported
+from regard.registry import get_recipe
+from regard.testing import CHECKS, check_mixer
+
+TABLE = Path(__file__).with_name("promises.json")
+HEADLESS = ("fnet", "mlp_mixer")
+
+
+def build(name, causal):
+    """A small one."""
+    return get_recipe(name).example(causal=causal)
+
+
+@pytest.mark.parametrize("name", regard.list())
+def test_promises(name, executor):
+    """Fails if a promise is broken, a refusal does not refuse, or the table of them changed unannounced."""
+    result = check_mixer(lambda causal: build(name, causal))
+    committed = json.loads(TABLE.read_text()).get(name)
+    assert result == committed, (
+        f"the promises of {name} are not those of tests/promises.json.  If that is meant, run "
+        "`python tests/test_promises.py` and commit the difference."
+    )
+
+
+def test_table_names_every_recipe_and_check():
+    """Fails if a recipe or a check is missing from the table, or no longer exists."""
+    table = json.loads(TABLE.read_text())
+    assert list(table) == regard.list(), (
+        "run `python tests/test_promises.py` and commit the difference"
+    )
+    assert all(list(row) == ["causal", *CHECKS] for row in table.values())
+
+
+@pytest.mark.parametrize("name", regard.list())
+def test_recipe_can_tells_what_the_checks_found(name):
+    """Fails if `Recipe.can` promises something else than what the small example keeps."""
+    row, can = json.loads(TABLE.read_text())[name], get_recipe(name).can()
+    same = {
+        "cross": "cross",
+        "mask": "padding",
+        "length": "length",
+        "maps": "maps",
+        "global_attention_mask": "global_attention_mask",
+    }
+    for promise, check in same.items():
+        assert getattr(can, promise) == (row[check] == "kept"), promise
+    assert can.causal == (row["causal"] == "kept") and can.stream == (row["stream"] == "kept")
+
+
+# ---------------------------------------------------------------------------------------------- the checks can fail
+def fails(f, words=None):
+    with pytest.raises(AssertionError, match=words):
+        check_mixer(f)
+
+
+class Plain(Mixer):
+    """Softmax attention over the past, or over all, in a few lines; the broken ones below change one thing each."""
+
+    can_do = Can(cross="a toy", stream="a toy", maps="a toy", length="a toy")
+
+    def __init__(self, causal=False, dim=4, can=None):
+        super().__init__(dim, can=can or self.can_do, causal=causal, length=40)
+        self.w = nn.Linear(dim, dim, bias=False)
+
+    def scores(self, x, mask):
+        keep = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+        keep = (keep.tril() if self.causal else keep).expand(len(x), -1, -1)
+        keep = keep if mask is None else keep & mask[:, None]
+        return (x @ x.transpose(1, 2)).masked_fill(~keep, -1e9)
+
+    def mix(self, x, context, mask, state):
+        return self.scores(x, mask).softmax(-1) @ self.w(x), None
+
+
+def test_a_sound_toy_passes():
+    """Fails if the toy that is broken below was broken to begin with."""
+    result = check_mixer(Plain)
+    assert (
+        result["future"] == result["padding"] == "kept"
+        and result["cross"] == result["stream"] == "refused"
+    )
+
+
+class SortedChunks(Plain):
+    """Sorts tokens by a score and lets chunks of the sorted order attend inside: causal masks hide every gradient of
+    the future, but a later token shifts the borders of the chunks."""
+
+    def mix(self, x, context, mask, state):
+        if not self.causal or x.shape[1] < 2:
+            return super().mix(x, context, mask, state)
+        rank = x[..., 0].argsort(1).argsort(1) // 4
+        alike = rank[:, :, None] == rank[:, None]
+        return self.scores(x, mask).masked_fill(~alike, -1e9).softmax(-1) @ self.w(x), None
+
+
+def test_a_leak_that_no_gradient_shows_is_found():
+    """Fails if causality is checked by gradients alone."""
+    fails(SortedChunks, "when replaced")
+
+
+class Peeks(Plain):
+    def mix(self, x, context, mask, state):
+        y, state = super().mix(x, context, mask, state)
+        return y + 1e-6 * x.sum(1, keepdim=True), state
+
+
+def test_a_leak_by_gradient_is_found():
+    """Fails if a little of the future goes unnoticed."""
+    fails(lambda causal: Peeks(causal) if causal else Plain(), "gradient")
+
+
+class NeverAhead(Plain):
+    def scores(self, x, mask):
+        n = x.shape[1]
+        return super().scores(x, mask).masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -1e9)
+
+
+def test_a_plain_form_that_is_causal_is_found():
+    """Fails if a form that is not causal may ignore the future all the same."""
+    fails(NeverAhead, "blind")
+
+
+class IgnoresMask(Plain):
+    def scores(self, x, mask):
+        return super().scores(x, None)
+
+
+def test_an_ignored_mask_is_found():
+    """Fails if a mask may be accepted and ignored.  (What is left out was blanked, yet its place still counts.)"""
+    fails(IgnoresMask)
+
+
+class CountsPadding(Plain):
+    def mix(self, x, context, mask, state):
+        y, state = super().mix(x, context, mask, state)
+        return y / x.shape[1], state
+
+
+def test_a_mean_over_padding_is_found():
+    """Fails if padded need not equal cut."""
+    fails(CountsPadding)
+
+
+class Forgets(MultiHead):
+    """Streams, but forgets the state at every chunk."""
+
+    def mix(self, x, context, mask, state, **more):
+        return super().mix(x, context, mask, None if state is None else self.start(), **more)
+
+
+def test_a_stream_that_differs_is_found():
+    """Fails if chunk by chunk may give something else than the whole."""
+    fails(lambda causal: Forgets(4, 2, SoftmaxAttention(), causal=causal))
+
+
+def test_what_is_accepted_though_refused_is_found():
+    """Fails if a mixer may take a mask, a memory, marks or a map that it says it refuses."""
+
+    class Lax(Plain):
+        def _need(self, promise, what):
+            """Refuses nothing."""
+
+        def mix(self, x, context, mask, state, global_attention_mask=None):
+            return super().mix(x, None, mask if context is None else None, state)
+
+    for promise in ("cross", "mask", "global_attention_mask"):
+        fails(
+            lambda causal, p=promise: Lax(causal, can=Plain.can_do & Can(**{p: "no"})),
+            "Unsupported",
+        )
+
+
+def test_a_dead_parameter_is_found():
+    """Fails if a parameter may be there for nothing."""
+
+    class Dead(Plain):
+        def __init__(self, causal=False):
+            super().__init__(causal)
+            self.unused = nn.Parameter(torch.ones(3))
+
+    fails(Dead, "unused")
+
+    class Cut(Plain):
+        def mix(self, x, context, mask, state):
+            return self.scores(x, mask).softmax(-1) @ (self.w(x).detach() + x), None
+
+    fails(Cut, "no gradient")
+
+
+def test_a_map_that_is_not_the_map_is_found():
+    """Fails if an attention that is not linear in its values may promise a map."""
+
+    class Squares(Attention):
+        can = Can(stream="a toy")
+
+        def attend(self, q, k, v, *, causal=False, mask=None, state=None):
+            return regard.attend(
+                q, k, v**2, pattern=regard.Causal() if causal else regard.Full(), mask=mask
+            ), None
+
+    fails(lambda causal: MultiHead(4, 2, Squares(), causal=causal))
+
+
+def test_examples_that_touch_are_found():
+    """Fails if one example of a batch may change another."""
+
+    class Batch(Plain):
+        def mix(self, x, context, mask, state):
+            y, state = super().mix(x, context, mask, state)
+            return y - x.mean(0, keepdim=True), state
+
+    fails(
+        lambda causal: (
+            Batch(causal, can=Plain.can_do & Can(causal="a toy", mask="a toy"))
+            if not causal
+            else refuse()
+        )
+    )
+
+
+def refuse():
+    raise Unsupported("a toy")
+
+
+def test_marks_that_do_nothing_are_found():
+    """Fails if marks may be accepted and ignored."""
+
+    class Unmoved(Plain):
+        def mix(self, x, context, mask, state, global_attention_mask=None):
+            return super().mix(x, context, mask, state)
+
+    can = Can(
+        supports_global_mask=True, cross="a toy", stream="a toy", maps="a toy", length="a toy"
+    )
+    fails(lambda causal: Unmoved(causal, can=can), "mark")
+
+
+def test_a_length_that_is_not_held_is_found():
+    """Fails if a limit may be promised that is not kept, or kept that is not promised."""
+    any_length = Can(cross="a toy", stream="a toy", maps="a toy")
+    fails(lambda causal: Plain(causal, can=any_length))  # says any, takes 40
+
+    class CutsOff(Plain):
+        def forward(self, x, *args, **more):
+            y = super().forward(x[:, : self.length], *args, **more)
+            return nn.functional.pad(y, (0, 0, 0, x.shape[1] - y.shape[1]))
+
+    fails(CutsOff, "must raise")
+
+
+def test_a_state_that_is_not_saved_is_found():
+    """Fails if something that changes the output may be missing from what is saved."""
+
+    class Hidden(Plain):
+        def __init__(self, causal=False):
+            super().__init__(causal)
+            self.register_buffer("gain", torch.ones(()), persistent=False)
+
+        def mix(self, x, context, mask, state):
+            y, state = super().mix(x, context, mask, state)
+            return y * self.gain, state
+
+    check_mixer(Hidden)  # a constant need not be saved
+
+    class Drifts(Hidden):
+        def mix(self, x, context, mask, state):
+            self.gain += 1
+            return super().mix(x, context, mask, state)
+
+    fails(Drifts)
+
+
+def test_not_finite_is_found():
+    """Fails if NaN for a single token may pass."""
+
+    class Lonely(Plain):
+        def mix(self, x, context, mask, state):
+            y, state = super().mix(x, context, mask, state)
+            return y * (torch.nan if x.shape[1] == 1 else 1), state
+
+    fails(Lonely)
+
+
+def test_what_says_another_causality_is_found():
+    """Fails if `causal` may be a no-op."""
+    fails(lambda causal: Plain(False), "causal")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    table = {
+        name: check_mixer(lambda causal, name=name: build(name, causal)) for name in regard.list()
+    }
+    TABLE.write_text(json.dumps(table, indent=2) + "\n")

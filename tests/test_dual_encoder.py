@@ -1,0 +1,131 @@
+"""Models that read two sequences."""
+
+import pytest
+import torch
+
+from regard.models import DualEncoder, MatchingHeadConfig, ModelConfig, build, load, save
+
+
+def made(**changed):
+    torch.manual_seed(0)
+    plan = {
+        "kind": "pair",
+        "input": {"kind": "tokens", "vocab_size": 20},
+        "head": {"kind": "match", "classes": 3, "hidden": 5},
+    }
+    config = ModelConfig.model_validate(
+        plan | {"dim": 8, "heads": 2, "layers": 2, "length": 12} | changed
+    )
+    return build(config).double().eval()
+
+
+def pairs(count=4, length=9):
+    """Tokens (b 2 n) and a mask with sequences of many lengths."""
+    torch.manual_seed(1)
+    lengths = torch.tensor([[9, 4], [1, 9], [5, 5], [9, 9]])[:count]
+    return torch.randint(1, 20, (count, 2, length)), torch.arange(length) < lengths[..., None]
+
+
+def oracle(model, x, mask):
+    """Each sequence alone and without padding; its mean; and the head, one output after the other."""
+    rows = []
+    for pair, there in zip(x, mask, strict=True):
+        u, v = (
+            model.backbone(one[real][None])[0][0].mean(0)
+            for one, real in zip(pair, there, strict=True)
+        )
+        both = [
+            *u,
+            *v,
+            *(a * b for a, b in zip(u, v, strict=True)),
+            *(a - b for a, b in zip(u, v, strict=True)),
+        ]
+        first, last = model.head.first, model.head.last
+        hidden = [
+            sum(w * y for w, y in zip(line, both, strict=True)) + b
+            for line, b in zip(first.weight, first.bias, strict=True)
+        ]
+        hidden = [value if value > 0 else 0 * value for value in hidden]
+        rows.append(
+            [
+                sum(w * y for w, y in zip(line, hidden, strict=True)) + b
+                for line, b in zip(last.weight, last.bias, strict=True)
+            ]
+        )
+    return torch.stack([torch.stack(row) for row in rows])
+
+
+@pytest.mark.parametrize("mixer", ["vanilla", "linear", "local"])
+def test_a_pair_is_two_sequences_read_alone(mixer):
+    """Fails if sequences see each other or padding, if the head is not that of the formula, or in its gradients."""
+    model, (x, mask) = made(mixer=mixer), pairs()
+    assert isinstance(model, DualEncoder)
+    found, expected = model(x, mask=mask), oracle(model, x, mask)
+    torch.testing.assert_close(found, expected)
+    parameters = list(model.parameters())
+    mine, theirs = (
+        torch.autograd.grad(y.square().sum(), parameters, allow_unused=True)
+        for y in (found, expected)
+    )
+    for a, b in zip(mine, theirs, strict=True):
+        assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, atol=1e-9))
+
+
+def test_padding_and_other_pairs_do_not_matter():
+    """Fails if what stands under the mask, or another pair, changes the answer."""
+    model, (x, mask) = made(), pairs()
+    other = torch.where(mask, x, torch.randint(1, 20, x.shape))
+    torch.testing.assert_close(model(x, mask=mask), model(other, mask=mask))
+    torch.testing.assert_close(model(x, mask=mask)[2:3], model(x[2:3], mask=mask[2:3]))
+    torch.testing.assert_close(model(x), model(x, mask=torch.ones_like(mask)))
+
+
+def test_pairs_are_saved_and_loaded(tmp_path):
+    """Fails if a loaded model says something else."""
+    model, (x, mask) = made(), pairs()
+    save(model, tmp_path)
+    again = load(tmp_path)
+    assert (
+        isinstance(again, DualEncoder)
+        and again.config == model.config
+        and torch.equal(again(x, mask=mask), model(x, mask=mask))
+    )
+
+
+def test_maps_of_both():
+    """Fails if a map is missing, or is that of the other sequence."""
+    model, (x, mask) = made(), pairs()
+    maps = model.attention(x, mask)
+    assert [m.shape for m in maps] == [(4, 2, 2, 9, 9)] * 2
+    assert (maps[0].sum(2).sum(2)[~mask] == 0).all()  # nobody looks at padding
+    torch.testing.assert_close(
+        maps[1][1, 1], model.attention(x[1:2].flip(1), mask[1:2].flip(1))[1][0, 0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"head": None}, "has the head 'match'"),
+        ({"head": {"kind": "classify", "classes": 2}}, "has the head 'match'"),
+        ({"kind": "encoder"}, "no other has it"),
+        ({"input": {"kind": "vectors", "width": 3}}, "reads tokens"),
+        ({"head": {"kind": "match", "classes": 2, "pooling": "man"}}, "did you mean 'mean'"),
+        ({"head": {"kind": "match", "classes": 0}}, "greater than or equal"),
+    ],
+)
+def test_what_is_no_pair_is_refused(changed, words):
+    """Fails if a configuration that makes no sense is built."""
+    with pytest.raises(ValueError, match=words):
+        made(**changed)
+
+
+def test_wrong_shapes_are_named():
+    """Fails if three sequences, or one, are taken for a pair, or a mask of another size."""
+    model, (x, mask) = made(), pairs()
+    for wrong in (x[:, 0], x.repeat(1, 2, 1)[:, :3]):
+        with pytest.raises(ValueError, match=r"pairs are \(b 2 n\)"):
+            model(wrong)
+    with pytest.raises(ValueError, match="the mask of pairs"):
+        model(x, mask=mask[..., :4])
+    assert MatchingHeadConfig(classes=2).hidden is None

@@ -1,0 +1,707 @@
+"""Generation: what streams is what a whole forward would say, for any prompts, any choice, any stop."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from regard.block import Block
+from regard.ffn import MLP
+from regard.models import build, generate, gpt, sampling, stream_tokens, transformer
+from regard.models.beam import BeamSearchConfig, beam_search
+from regard.models.sampling import (
+    GreedySearch,
+    MinPFilter,
+    RepetitionPenalty,
+    Sampling,
+    Temperature,
+    TopKFilter,
+    TopPFilter,
+)
+from regard.models.stopping_criteria import StoppingCriteria
+from regard.registry import get_recipe
+from regard.stack import SequentialStack
+
+VOCAB = 11
+PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1, 8, 2, 8, 1, 8], [6, 6]]
+
+
+class Tiny(nn.Module):
+    """An embedding, blocks, and a head."""
+
+    def __init__(self, *names, vocab_size=VOCAB, dim=8):
+        super().__init__()
+        self.embed, self.head = (
+            nn.Embedding(vocab_size, dim),
+            nn.Linear(dim, vocab_size, bias=False),
+        )
+        self.layers = SequentialStack(
+            [Block(get_recipe(name).example(dim, causal=True), MLP(dim)) for name in names]
+        )
+        self.calls = []
+
+    def step(self, tokens, state):
+        self.calls.append(tuple(tokens.shape))
+        y, state = self.layers.stream(self.embed(tokens), state)
+        return 3 * self.head(y), state
+
+    def logits(self, row):
+        """After a whole row, without any state."""
+        with torch.no_grad():
+            return 3 * self.head(self.layers(self.embed(torch.tensor([row]))))[0, -1]
+
+
+def model(*names, **more):
+    torch.manual_seed(0)
+    return Tiny(*names, **more).double().eval()
+
+
+def greedy(tiny, prompt, length):
+    """By recomputing the whole for each token: new tokens and their log-probabilities."""
+    row, logp = list(prompt), []
+    for _ in range(length):
+        values = tiny.logits(row).log_softmax(-1)
+        row.append(max(range(len(values)), key=lambda i: values[i]))
+        logp.append(values[row[-1]].item())
+    return row[len(prompt) :], logp
+
+
+# ---------------------------------------------------------------------------------------------- the state is the whole
+@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+def test_greedy_is_what_recomputing_gives(name):
+    """Fails if a recipe says something else from its state than from the whole, or prompts of other lengths disturb it."""
+    tiny = model(name)
+    found = generate(tiny.step, PROMPTS, max_new_tokens=6)
+    for prompt, result in zip(PROMPTS, found, strict=True):
+        tokens, logp = greedy(tiny, prompt, 6)
+        assert result.tokens == tokens and result.why == "length" and result.text is None
+        assert result.logp == pytest.approx(logp, abs=1e-9) and result.total == pytest.approx(
+            sum(logp)
+        )
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        GreedySearch(),
+        GreedySearch(RepetitionPenalty(1.4)),
+        Sampling(Temperature(1.3), TopKFilter(6), TopPFilter(0.9), seed=3),
+    ],
+)
+def test_the_others_in_the_batch_have_no_influence(strategy):
+    """Fails if what comes after a prompt depends on who else is in the batch, by its state or by its random numbers."""
+    tiny = model("vanilla", "linear", "local", "retnet")
+    found = generate(tiny.step, PROMPTS, max_new_tokens=9, strategy=strategy)
+    other = generate(
+        tiny.step, [PROMPTS[0], [9], PROMPTS[2], [5] * 12], max_new_tokens=9, strategy=strategy
+    )
+    alone = generate(tiny.step, PROMPTS[:1], max_new_tokens=9, strategy=strategy)
+    for a, b in ((found[0], other[0]), (found[2], other[2]), (found[0], alone[0])):
+        assert a.tokens == b.tokens and a.logp == pytest.approx(b.logp, abs=1e-9)
+
+
+def test_tensors_lists_and_start_tokens_are_the_same():
+    """Fails if the form of the prompts matters, or a start token is not what a first token is."""
+    tiny = model("local")
+    want = generate(tiny.step, [[4, 2], [4, 7]], max_new_tokens=3)
+    assert generate(tiny.step, torch.tensor([[4, 2], [4, 7]]), max_new_tokens=3) == want
+    assert (
+        generate(tiny.step, [torch.tensor([2]), torch.tensor([7])], max_new_tokens=3, start=4)
+        == want
+    )
+    assert generate(tiny.step, [[]], max_new_tokens=3, start=4) == generate(
+        tiny.step, [[4]], max_new_tokens=3
+    )
+    assert generate(tiny.step, [], max_new_tokens=3) == []
+
+
+def test_known_tokens_go_in_chunks_and_finished_examples_cost_nothing():
+    """Fails if a prompt goes in token by token where all are known, or an example that has ended is still computed."""
+    tiny = model("vanilla")
+    generate(tiny.step, [[1] * 4, [2] * 6, [3] * 20], max_new_tokens=3)
+    # four of each; the first ends after 7, when two tokens of the second are out; then all that is left of the third
+    assert tiny.calls == [(3, 4), (3, 1), (3, 1), (2, 1), (2, 1), (1, 12), (1, 1), (1, 1)]
+
+
+def test_a_model_that_looks_at_something_takes_it_along(rand):
+    """Fails if the first state is not used, or not cut with the examples."""
+    torch.manual_seed(0)
+    ask = regard.create("vanilla", dim=8, heads=2)
+    layers = (
+        SequentialStack([Block(get_recipe("vanilla").example(8, causal=True), MLP(8), cross=ask)])
+        .double()
+        .eval()
+    )
+    embed, seen = nn.Embedding(VOCAB, 8).double(), rand(3, 5, 8)
+
+    def step(tokens, state):
+        context, inner = state
+        y, inner = layers.stream(embed(tokens), inner, context=context)
+        return 5 * y @ embed.weight.T, (context, inner)
+
+    prompts = [[1], [2, 3, 4], [5, 6]]
+    together = generate(step, prompts, max_new_tokens=5, state=(seen, layers.start()))
+    for i, prompt in enumerate(prompts):
+        alone = generate(step, [prompt], max_new_tokens=5, state=(seen[i : i + 1], layers.start()))
+        assert alone[0].tokens == together[i].tokens
+
+
+def test_a_decoder_is_a_step_as_it_is():
+    """Fails if a built model cannot be generated from, or its positions do not go on."""
+    torch.manual_seed(0)
+    ours = (
+        build(gpt(2, 8, 2, vocab_size=VOCAB, length=32, mixer=["vanilla", "linear"]))
+        .double()
+        .eval()
+    )
+    for prompt, result in zip(
+        PROMPTS, generate(ours.stream, PROMPTS, max_new_tokens=5), strict=True
+    ):
+        row = list(prompt)
+        with torch.no_grad():
+            for _ in range(5):
+                row.append(int(ours(torch.tensor([row]))[0, -1].argmax()))
+        assert result.tokens == row[len(prompt) :]
+
+
+def test_an_encoder_decoder_takes_its_source_along():
+    """Fails if what was read does not go with its examples, when some end and when beams repeat them."""
+    torch.manual_seed(0)
+    ours = build(transformer(1, 8, 2, vocab_size=VOCAB)).double().eval()
+    source, real = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0], [8, 9, 0, 0]]), [4, 3, 2]
+    mask = torch.arange(4) < torch.tensor(real)[:, None]
+    prompts, step = [[1], [2, 3, 4], [5, 6]], ours.given(source, mask)
+    together, beams = (
+        generate(step, prompts, max_new_tokens=4),
+        beam_search(step, prompts, BeamSearchConfig(3, best=3), max_new_tokens=4),
+    )
+    for i, prompt in enumerate(prompts):
+        alone = ours.given(source[i : i + 1, : real[i]])
+        assert generate(alone, [prompt], max_new_tokens=4)[0].tokens == together[i].tokens
+        (found,) = beam_search(alone, [prompt], BeamSearchConfig(3, best=3), max_new_tokens=4)
+        assert [r.tokens for r in found] == [r.tokens for r in beams[i]]
+
+
+def test_no_graph_is_kept_and_none_is_lost():
+    """Fails if generation builds a graph, or leaves the caller without one."""
+    tiny = model("vanilla")
+    pieces = stream_tokens(tiny.step, [[1]], max_new_tokens=2)
+    next(pieces)
+    assert torch.is_grad_enabled()
+    seen = []
+
+    def step(tokens, state):
+        logits, state = tiny.step(tokens, state)
+        seen.append(logits.requires_grad)
+        return logits, state
+
+    list(stream_tokens(step, [[1]], max_new_tokens=3))
+    assert seen == [False] * 3
+
+
+# ---------------------------------------------------------------------------------------------- shapes and choices
+def naive_top_p(p, probabilities):
+    order = sorted(range(len(probabilities)), key=lambda i: (-probabilities[i], i))
+    kept, total = [], 0.0
+    for i in order:
+        kept.append(i)
+        total += probabilities[i]
+        if total >= p:
+            break
+    return set(kept)
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.3, 0.75, 0.999])
+def test_shapes_keep_what_they_say(p, rand):
+    """Fails if a shape keeps another set of tokens than loops over them do, also among equals."""
+    logits = (rand(40, 9) * 2).round()  # many equals
+    for row in logits:
+        probabilities = row.softmax(-1).tolist()
+        order = sorted(range(9), key=lambda i: (-row[i].item(), i))
+        kept = {
+            "top p": (TopPFilter(p), naive_top_p(p, probabilities)),
+            "min p": (
+                MinPFilter(p),
+                {i for i in range(9) if probabilities[i] >= p * max(probabilities) * (1 - 1e-9)},
+            ),
+            "top k": (TopKFilter(3), set(order[:3])),
+        }
+        for name, (shape, want) in kept.items():
+            got = shape(row[None])[0]
+            assert set(got.isfinite().nonzero()[:, 0].tolist()) == want, name
+            assert all(got[i] == row[i] for i in want)
+
+
+def test_other_shapes(rand):
+    """Fails if the temperature, a penalty, or what keeps everything changes something else."""
+    logits = rand(2, 5)
+    assert torch.equal(Temperature(0.5)(logits), logits * 2)
+    assert torch.equal(TopKFilter(9)(logits), logits) and torch.equal(TopPFilter(1)(logits), logits)
+    assert torch.equal(MinPFilter(1)(logits).isfinite().sum(-1), torch.ones(2))
+    got = RepetitionPenalty(2.0)(logits, [[0, 0, 3], [1]])
+    for i, came in enumerate(([0, 3], [1])):
+        for j in range(5):
+            x = logits[i, j].item()
+            assert got[i, j] == (x if j not in came else x * 2 if x < 0 else x / 2)
+    assert TopPFilter(0.5)(torch.zeros(1, 4)).isfinite().sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("shapes", "weights"),
+    [
+        ((), [0.5, 0.25, 0.125, 0.125]),
+        ((Temperature(0.5),), [0.25, 0.0625, 0.015625, 0.015625]),
+        ((TopKFilter(2),), [2, 1, 0, 0]),
+        ((Temperature(0.5), TopPFilter(0.8)), [4, 1, 0, 0]),  # after the temperature: 0.727 + 0.182
+        ((TopPFilter(0.8), Temperature(0.5)), [16, 4, 1, 0]),  # before it, three are needed
+        ((MinPFilter(0.4),), [2, 1, 0, 0]),
+    ],
+)
+def test_frequencies_are_probabilities(shapes, weights):
+    """Fails if tokens are drawn with other probabilities, or the order of the shapes is not kept."""
+    logits = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
+    count = 20000
+    picked = Sampling(*shapes, seed=5).pick(logits.expand(count, 4), [[0]] * count, range(count))
+    found = picked.bincount(minlength=4) / count
+    for got, weight in zip(found.tolist(), weights, strict=True):
+        p = weight / sum(weights)
+        assert abs(got - p) <= 4 * math.sqrt(p * (1 - p) / count)
+
+
+def test_draws_differ_by_seed_example_and_place():
+    """Fails if two draws that should have nothing to do with each other are the same."""
+    logits = torch.zeros(1, 1 << 20)
+    draws = {
+        Sampling(seed=seed).pick(logits, [[0] * length], [example]).item()
+        for seed, example, length in itertools.product(range(4), range(4), range(1, 5))
+    }
+    assert len(draws) == 64
+    same = [Sampling(seed=1).pick(logits, [[0]], [2]).item() for _ in range(2)]
+    assert same[0] == same[1]
+
+
+def test_sampling_leaves_torch_alone():
+    """Fails if the global generator is used."""
+    tiny, before = model("vanilla"), torch.random.get_rng_state()
+    generate(tiny.step, [[1]], max_new_tokens=4, strategy=Sampling(seed=1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_what_a_model_rules_out_never_comes():
+    """Fails if a logit of −∞ is drawn."""
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(2000, 5)
+    assert set(Sampling().pick(logits, [[0]] * 2000, range(2000)).tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize(("drawn", "want"), [(0.0, 1), (0.5, 3), (1 - 2**-53, 3)])
+def test_the_ends_of_a_draw(drawn, want, monkeypatch):
+    """Fails if the least or the largest number that can be drawn, or one at a border, picks a token of no probability."""
+    monkeypatch.setattr(sampling, "uniform", lambda *key: drawn)
+    assert Sampling().pick(
+        torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]), [[0]], [0]
+    ).tolist() == [want]
+
+
+# ---------------------------------------------------------------------------------------------- stops and text
+def decode(tokens):
+    return bytes(tokens).decode("utf-8", errors="replace")
+
+
+def scripted(*texts):
+    """A model that says these, one byte a token, whatever it is given; prompts are one token long."""
+    script = [list(text.encode()) for text in texts]
+    longest = max(map(len, script))
+    said = torch.tensor([row + [0] * (longest - len(row)) for row in script])
+
+    def step(tokens, state):
+        said, at = state
+        logits = nn.functional.one_hot(said[:, at : at + tokens.shape[1]], 256).double()
+        return 50 * logits, (said, at + tokens.shape[1])
+
+    return {"step": step, "prompts": [[1]] * len(texts), "state": (said, 0), "max_new": longest}
+
+
+def test_stop_tokens():
+    """Fails if a stop token is not the last, is in the text, or stops another example."""
+    found = generate(**scripted("ab.cd", "xyz.w"), stop=StoppingCriteria([ord(".")], decode=decode))
+    assert [(decode(r.tokens), r.text, r.why) for r in found] == [
+        ("ab.", "ab", "token"),
+        ("xyz.", "xyz", "token"),
+    ]
+
+
+def test_stop_strings_straddle_tokens():
+    """Fails if a stop string within several tokens is missed, or the text is not cut before it."""
+    stop = StoppingCriteria(strings=["END", "\n\n"], decode=decode)
+    found = generate(**scripted("say ENDed", "a\n\nbEND", "EN EN enough"), stop=stop)
+    assert [(r.text, r.why) for r in found] == [
+        ("say ", "string"),
+        ("a", "string"),
+        ("EN EN enough", "length"),
+    ]
+    assert decode(found[0].tokens) == "say END"
+
+
+def two_bytes(tokens):
+    """Each token stands for two letters."""
+    return "".join("ab" if token == 1 else "cd" for token in tokens)
+
+
+def test_a_stop_string_may_end_within_a_token():
+    """Fails if only whole tokens are compared."""
+    stop = StoppingCriteria(strings=["bc"], decode=two_bytes)
+    assert stop.why([1]) is None and stop.why([1, 2]) == "string" and stop.text([1, 2]) == "a"
+
+
+def test_pieces_are_whole_characters_and_never_part_of_a_stop():
+    """Fails if half a character or the beginning of a stop string is shown, or the pieces are not the text."""
+    texts = ["añ€😀 E EN!", "xENEND y", "END", "é€"]
+    asked = scripted(*texts)
+    stop = StoppingCriteria(strings=["END"], decode=decode)
+    said = dict.fromkeys(range(4), "")
+    wants = ["añ€😀 E EN!", "xEN", "", "é€" + "\0" * 11]
+    for piece in stream_tokens(**asked, stop=stop):
+        said[piece.example] += piece.text
+        assert "\N{REPLACEMENT CHARACTER}" not in piece.text
+        assert wants[piece.example].startswith(said[piece.example])
+    assert list(said.values()) == wants
+    assert [r.text for r in generate(**asked, stop=stop)] == wants
+
+
+def test_text_is_said_as_soon_as_it_is_sure():
+    """Fails if pieces wait longer than they must."""
+    pieces = [
+        p.text
+        for p in stream_tokens(
+            **scripted("aé EN EN€"), stop=StoppingCriteria(strings=["END"], decode=decode)
+        )
+    ]
+    assert pieces == ["a", "", "é", " ", "", "", "EN ", "", "", "", "", "EN€"]
+
+
+def test_a_character_that_never_ends_is_shown_at_the_end():
+    """Fails if the last bytes are lost."""
+    asked = scripted("a€") | {"max_new": 2}
+    assert (
+        generate(**asked, stop=StoppingCriteria(decode=decode))[0].text
+        == "a\N{REPLACEMENT CHARACTER}"
+    )
+
+
+def test_pieces_come_in_order():
+    """Fails if examples of a step are not told in the order of the prompts, or an end is told twice or not at all."""
+    tiny = model("local")
+    pieces = list(stream_tokens(tiny.step, [[1, 2, 3], [4], [5, 6]], max_new_tokens=2))
+    assert [(p.example, p.why) for p in pieces] == [
+        (1, None),
+        (1, "length"),
+        (2, None),
+        (0, None),
+        (2, "length"),
+        (0, "length"),
+    ]
+    found = generate(tiny.step, [[1, 2, 3], [4], [5, 6]], max_new_tokens=2)
+    for i, result in enumerate(found):
+        assert result.tokens == [p.token for p in pieces if p.example == i]
+
+
+# ---------------------------------------------------------------------------------------------- beams
+def every_text(tiny, prompt, length, stop, vocab_size):
+    """All texts that end by the stop token or with `length` tokens, and their log-probabilities."""
+    found, under_way = [], [((), 0.0)]
+    for n in range(1, length + 1):
+        longer = []
+        for text, total in under_way:
+            values = tiny.logits([*prompt, *text]).log_softmax(-1).tolist()
+            longer += [((*text, token), total + values[token]) for token in range(vocab_size)]
+        found += [one for one in longer if one[0][-1] == stop or n == length]
+        under_way = [one for one in longer if one[0][-1] != stop]
+    return found
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.7, 1.0, 2.5, -0.5])
+def test_with_enough_beams_the_search_is_exhaustive(penalty):
+    """Fails if the best texts are not those that trying all of them finds, in their order."""
+    tiny, prompts = model("vanilla", "linear", vocab_size=3), [[1, 2], [0], [2, 2, 1, 1]]
+    found = beam_search(
+        tiny.step,
+        prompts,
+        BeamSearchConfig(81, best=7, penalty=penalty),
+        max_new_tokens=4,
+        stop=StoppingCriteria([0]),
+    )
+    for prompt, results in zip(prompts, found, strict=True):
+        texts = every_text(tiny, prompt, 4, 0, 3)
+        want = sorted(
+            ((total / len(text) ** penalty, text) for text, total in texts), reverse=True
+        )[:7]
+        assert [tuple(r.tokens) for r in results] == [text for _, text in want]
+        assert [r.total / len(r.tokens) ** penalty for r in results] == pytest.approx(
+            [score for score, _ in want]
+        )
+        assert all(r.why == ("token" if r.tokens[-1] == 0 else "length") for r in results)
+
+
+def naive_beams(tiny, prompt, count, length, stop, penalty):
+    """Beam search without states, stopping rules or early ends: runs to the last token, then sorts."""
+    under_way, ended = [((), 0.0)], []
+    for n in range(1, length + 1):
+        longer = []
+        for text, total in under_way:
+            values = tiny.logits([*prompt, *text]).log_softmax(-1).tolist()
+            longer += [((*text, token), total + value) for token, value in enumerate(values)]
+        longer.sort(key=lambda one: -one[1])
+        going = [one for one in longer if one[0][-1] != stop and n < length][:count]
+        best = longer[: 2 * count]
+        ended += [one for one in best if one[0][-1] == stop or n == length]
+        under_way = going
+    return sorted(((total / len(text) ** penalty, text) for text, total in ended), reverse=True)
+
+
+@pytest.mark.parametrize("names", [("vanilla",), ("local", "retnet"), ("linear",)])
+@pytest.mark.parametrize(("count", "penalty"), [(1, 1.0), (2, 1.0), (3, 0.0), (4, 2.0)])
+def test_beams_are_those_of_a_search_without_states(names, count, penalty):
+    """Fails if states go to the wrong hypotheses, prompts of other lengths disturb, or the search ends too soon."""
+    tiny = model(*names)
+    found = beam_search(
+        tiny.step,
+        PROMPTS,
+        BeamSearchConfig(count, best=count, penalty=penalty),
+        max_new_tokens=6,
+        stop=StoppingCriteria([5]),
+    )
+    for prompt, results in zip(PROMPTS, found, strict=True):
+        want = naive_beams(tiny, prompt, count, 6, 5, penalty)[:count]
+        assert [tuple(r.tokens) for r in results] == [text for _, text in want]
+
+
+def test_one_beam_is_greedy():
+    """Fails if one beam follows something else than the most probable token."""
+    tiny = model("vanilla", "local")
+    found = beam_search(tiny.step, PROMPTS, BeamSearchConfig(1), max_new_tokens=6)
+    assert [r[0].tokens for r in found] == [
+        r.tokens for r in generate(tiny.step, PROMPTS, max_new_tokens=6)
+    ]
+
+
+def test_early_ends_early_and_otherwise_only_when_nothing_can_change():
+    """Fails if an early end computes as much as a late one, or a search goes on that is decided."""
+    steps = []
+    for beams in (
+        BeamSearchConfig(2, early=True),
+        BeamSearchConfig(2, penalty=0.0),
+        BeamSearchConfig(2, penalty=4.0),
+    ):
+        tiny = model("vanilla", vocab_size=3)
+        beam_search(tiny.step, [[1, 2]], beams, max_new_tokens=20, stop=StoppingCriteria([0]))
+        steps.append(len(tiny.calls))
+    assert steps[0] <= steps[1] < steps[2] == 20
+
+
+@pytest.mark.parametrize(
+    ("stops", "penalty", "length"),
+    [
+        ([0.7, 0.0], 0.0, 1),
+        ([0.7, 0.0], 0.2, 1),
+        ([0.7, 0.0], 1.0, 20),
+        ([0.3, 1.0], -0.5, 2),
+        ([0.3, 1.0], 0.0, 2),
+    ],
+)
+def test_a_longer_text_may_still_win(stops, penalty, length):
+    """Fails if a search ends though a text under way will win: by the next token, or by one much later."""
+    first, later = (torch.tensor([p, 1 - p]).log() for p in stops)  # token 0 stops
+
+    def step(tokens, state):
+        return (first if state is None else later).expand(len(tokens), 1, 2), (state or 0) + 1
+
+    ((best,),) = beam_search(
+        step,
+        [[1]],
+        BeamSearchConfig(1, penalty=penalty),
+        max_new_tokens=20,
+        stop=StoppingCriteria([0]),
+    )
+    assert len(best.tokens) == length
+
+
+def test_beams_with_stop_strings():
+    """Fails if a hypothesis goes on after its stop string."""
+    stop = StoppingCriteria(strings=["b"], decode=lambda tokens: "".join("abc"[t] for t in tokens))
+    tiny = model("vanilla", vocab_size=3)
+    (found,) = beam_search(
+        tiny.step, [[1, 2]], BeamSearchConfig(40, best=30), max_new_tokens=3, stop=stop
+    )
+    want = {text for text, _ in every_text(tiny, [1, 2], 3, 1, 3)}
+    assert {tuple(r.tokens) for r in found} == want and all("b" not in r.text for r in found)
+    assert {r.why for r in found} == {"string", "length"}
+
+
+# ---------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Temperature(0), "above 0; for the most probable token alone, choose Greedy"),
+        (lambda: Temperature(-1), "temperature must be a finite number above 0, not -1"),
+        (lambda: Temperature(float("nan")), "temperature must be"),
+        (lambda: TopKFilter(0), "k must be a whole number >= 1, not 0"),
+        (lambda: TopPFilter(0), "p must be a number above 0 and at most 1, not 0"),
+        (lambda: TopPFilter(1.01), "p must be a number above 0 and at most 1, not 1.01"),
+        (lambda: MinPFilter(-0.1), "p must be"),
+        (lambda: RepetitionPenalty(0), "penalty must be"),
+        (lambda: RepetitionPenalty(1.5)(torch.zeros(1, 3)), "needs the tokens so far"),
+        (lambda: Sampling(seed=-1), "seed must be"),
+        (lambda: BeamSearchConfig(0), "count must be a whole number >= 1, not 0"),
+        (lambda: BeamSearchConfig(2, best=3), "best must be at most the 2 beams, not 3"),
+        (
+            lambda: BeamSearchConfig(2, penalty=float("inf")),
+            "penalty must be a number from -16 to 16",
+        ),
+        (
+            lambda: BeamSearchConfig(2, penalty=1000),
+            "penalty must be a number from -16 to 16, not 1000",
+        ),
+        (lambda: StoppingCriteria([-1]), "token must be a whole number >= 0, not -1"),
+        (lambda: StoppingCriteria(strings=["x"]), "stop strings need decode"),
+        (lambda: StoppingCriteria(strings=[""], decode=decode), "at least one character"),
+    ],
+)
+def test_wrong_settings(make, words):
+    """Fails if a setting without meaning is taken."""
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "more", "error", "words"),
+    [
+        ([[1], []], {}, ValueError, "prompt 1 is empty: give at least one token, or a start token"),
+        (
+            [1, 2],
+            {},
+            TypeError,
+            "prompt 0 must be a list of tokens, not 1: prompts are a list of lists",
+        ),
+        (torch.tensor(1), {}, TypeError, r"or \(b n\), not a tensor \(\)"),
+        (torch.tensor([1, 2]), {}, TypeError, r"or \(b n\), not a tensor \(2,\)"),
+        ([[1 << 70]], {}, ValueError, f"prompt 0 holds {1 << 70}, which no model has a token for"),
+        ("hello", {}, TypeError, "must be a list of lists of tokens, not str"),
+        (["hello"], {}, TypeError, "prompt 0 must be a list of tokens"),
+        ([[1, -2]], {}, ValueError, "each token of prompt 0 must be a whole number >= 0, not -2"),
+        ([[1.5]], {}, ValueError, "each token of prompt 0"),
+        ([[1]], {"start": -1}, ValueError, "start must be"),
+        ([[1]], {"max_new": 0}, ValueError, "max_new must be"),
+        (
+            [[1]],
+            {"stop": StoppingCriteria([VOCAB])},
+            ValueError,
+            f"logits for {VOCAB} tokens, and token {VOCAB} is in use",
+        ),
+    ],
+)
+def test_wrong_prompts(prompts, more, error, words):
+    """Fails if malformed prompts end in a raw error or in a result."""
+    asked = {"max_new": 2} | more
+    for run in (generate, lambda *a, **k: beam_search(*a, BeamSearchConfig(2), **k)):
+        with pytest.raises(error, match=words):
+            run(model("vanilla").step, prompts, **asked)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(math.nan, "NaN"), (math.inf, r"\+∞"), (-math.inf, "nothing but −∞")]
+)
+def test_broken_logits_name_their_place(value, words):
+    """Fails if a model that has broken goes on, or the message names another example."""
+    tiny = model("vanilla")
+
+    def step(tokens, state):
+        logits, state = tiny.step(tokens, state)
+        if len(tiny.calls) == 3:
+            logits[1, -1] = value
+        return logits, state
+
+    with pytest.raises(ValueError, match=f"the logits of example 1 after 4 tokens hold {words}"):
+        generate(step, [[1, 2], [3, 4], [5, 6]], max_new_tokens=5)
+    tiny.calls.clear()
+    with pytest.raises(ValueError, match=f"the logits of example 1 after 3 tokens hold {words}"):
+        beam_search(step, [[1], [3]], BeamSearchConfig(1), max_new_tokens=5)
+
+
+def test_wrong_models():
+    """Fails if what a model returns is not looked at, or its own error is hidden."""
+    tiny = model("aft")
+    limit = tiny.layers.length
+    with pytest.raises(ValueError, match=f"at most {limit}"):
+        generate(tiny.step, [[1] * (limit + 1)], max_new_tokens=1)
+    with pytest.raises(ValueError, match=f"at most {limit}") as caught:
+        generate(tiny.step, [[1] * limit], max_new_tokens=2)
+    assert caught.value.__notes__[0].startswith(
+        f"at places {limit} to {limit}, where the tokens are"
+    )
+    with pytest.raises(IndexError) as raw:
+        generate(tiny.step, [[1, 99]], max_new_tokens=1)
+    assert "the tokens are 1 to 99" in raw.value.__notes__[0]
+    with pytest.raises(ValueError, match=r"for tokens \(1, 2\) the model gave logits \(1, 3, 11\)"):
+        generate(lambda t, s: (torch.zeros(1, 3, 11), s), [[1, 2]], max_new_tokens=1)
+    with pytest.raises(ValueError, match=r"floating logits \(b n vocab\), not \(1, 11\)"):
+        generate(lambda t, s: (torch.zeros(1, 11), s), [[1, 2]], max_new_tokens=1)
+    with pytest.raises(TypeError, match="strings must be several"):
+        StoppingCriteria(strings="END", decode=decode)
+
+
+def test_what_is_no_choice_and_no_step():
+    """Fails if a number for a shape, a class for a choice, or a model for its step ends in a raw error."""
+    for kind in (GreedySearch, Sampling):
+        with pytest.raises(
+            TypeError, match=r"0.7 is no shape of logits: give such as Temperature\(0.7\)"
+        ):
+            kind(0.7)
+    for strategy in ("greedy", GreedySearch):
+        with pytest.raises(TypeError, match=r"choose must be such as Greedy\(\)"):
+            generate(model("vanilla").step, [[1]], max_new_tokens=1, strategy=strategy)
+    ours = build(gpt(1, 8, 2, vocab_size=VOCAB, length=32)).eval()
+    for prompts in ([[1]], [[1], [2]]):
+        with pytest.raises(
+            TypeError,
+            match=r"a step gives logits and a state, not Tensor: of a model, `model.stream`",
+        ):
+            generate(ours, prompts, max_new_tokens=1)
+    for state in ("x", ((),), (0, None)):
+        with pytest.raises(TypeError, match="this is no state of a model, but of type"):
+            ours.stream(torch.tensor([[1]]), state)
+
+
+@pytest.mark.parametrize("shape", [Temperature(1e-320), RepetitionPenalty(1e-320)])
+def test_shapes_too_extreme_to_compare(shape):
+    """Fails if logits beyond all numbers make a token that does not exist, or any at all."""
+    for strategy in (GreedySearch(shape), Sampling(shape)):
+        with pytest.raises(
+            ValueError,
+            match=r"made NaN or \+∞ of the logits of example 1: a temperature or penalty is too",
+        ):
+            generate(
+                lambda t, s: (t[..., None] / 9.0 * torch.ones(5), s),
+                [[0], [3]],
+                max_new_tokens=1,
+                strategy=strategy,
+            )
+    low = Sampling(Temperature(1e-6), seed=1).pick(
+        torch.tensor([[1, 2, 1.5]], dtype=torch.float16), [[0]], [0]
+    )
+    assert low.tolist() == [1]
+
+
+def test_a_model_may_give_only_the_last_logits():
+    """Fails if logits that nobody reads are asked for."""
+    tiny = model("vanilla")
+
+    def last(tokens, state):
+        logits, state = tiny.step(tokens, state)
+        return logits[:, -1:], state
+
+    assert generate(last, PROMPTS, max_new_tokens=3) == generate(
+        tiny.step, PROMPTS, max_new_tokens=3
+    )

@@ -1,0 +1,415 @@
+"""Names of attention functions, what is refused and when, and the masks that pass for dense ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+
+from transformers import masking_utils as theirs  # noqa: E402
+
+import hub_models as small  # noqa: E402
+import regard.hf.hub  # noqa: E402
+from regard import Unsupported  # noqa: E402
+from regard.hf.hub.masks import LazyMask, mask_function, read, rule_of  # noqa: E402
+from regard.hf.hub.names import AttentionSpec, parse  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+
+
+# ---------------------------------------------------------------------------------------------- names
+def test_names_and_specs_say_the_same() -> None:
+    assert regard.hub.register("local", window=256) == "regard:local?window=256"
+    assert parse("regard:fixed_span?spans=4,8") == AttentionSpec("fixed_span", (("spans", (4, 8)),))
+    for name in (
+        "regard:vanilla",
+        "regard:performer?features=8&seed=3",
+        "regard:bigbird?globals=none&length=64",
+        "regard:fixed_span?spans=4,",
+        "regard:local?window=3&cross=vanilla",
+        "regard:top_k?k=3",
+    ):
+        assert str(parse(name)) == name
+    with pytest.raises(ValueError, match="cannot be written in a name"):
+        str(AttentionSpec("local", (("window", "a&b"),)))
+    assert (
+        regard.hub.register("local", window=3, cross="vanilla")
+        == "regard:local?window=3&cross=vanilla"
+    )
+
+
+def test_plain_names_are_those_that_can() -> None:
+    assert {
+        "regard:vanilla",
+        "regard:local",
+        "regard:bigbird",
+        "regard:performer",
+        "regard:nystrom",
+    } <= set(regard.hub.NAMES)
+    assert not {"regard:linformer", "regard:fnet", "regard:reformer", "regard:routing"} & set(
+        regard.hub.NAMES
+    )
+    known = transformers.AttentionInterface()
+    assert all(
+        name in known and name in theirs.AttentionMaskInterface() for name in regard.hub.NAMES
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vanila", "did you mean 'vanilla'"),
+        ("local?windw=3", "did you mean 'window'"),
+        ("local?window=x", "window must be a whole number, not 'x'"),
+        ("local?window=-1", "window|left"),
+        ("local?window", "name=value"),
+        ("local?window=", "name=value"),
+        ("local?", "no argument follows"),
+        ("local?window=3&window=4", "window twice"),
+        ("local?dim=8", "the width is for the model to say"),
+        ("local?heads=8", "the heads are for the model to say"),
+        ("vanilla?bias=true", "the projections are for the model to say"),
+        ("vanilla?causal=true", "for the model to say"),
+        ("local?cross=vanila", "did you mean 'vanilla'"),
+        ("local?cross=local", "cannot look at another sequence"),
+        ("linformer?length=64", r"parameters of its own .memory.e, memory.f.*regard.hf"),
+        ("fnet", "works on the tokens themselves.*regard.hf"),
+        ("reformer", "keys of the queries.*regard.hf"),
+        ("routing", "changes while training .route.centroids.*regard.hf"),
+        ("performer?redraw=2", "changes while training .feature.calls.*regard.hf"),
+        ("grouped_query", "projects tokens in a way of its own.*regard.hf"),
+        ("per_head?patterns=3", "patterns"),
+    ],
+)
+def test_wrong_names_say_what_is_right(name: str, message: str) -> None:
+    model = small.build("bert")
+    with pytest.raises((ValueError, TypeError), match=message):
+        model.set_attn_implementation(f"regard:{name}")
+    assert model.config._attn_implementation == "eager"
+    with pytest.raises((ValueError, TypeError), match=message):
+        small.build("bert", f"regard:{name}")
+
+
+def test_other_names_are_left_to_transformers() -> None:
+    model = small.build("bert")
+    with pytest.raises(ValueError, match="not supported"):
+        model.set_attn_implementation("regard_local")
+    model.set_attn_implementation("sdpa")
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_saved_and_loaded(tmp_path) -> None:
+    """Transformers saves no implementation, but honours one that stands in the configuration."""
+    model = small.build("bert", "regard:bigbird?block=4")
+    ids = small.ids()
+    model.save_pretrained(tmp_path / "plain")
+    loaded = transformers.AutoModel.from_pretrained(
+        tmp_path / "plain", attn_implementation="regard:bigbird?block=4"
+    ).eval()
+    torch.testing.assert_close(loaded(ids).last_hidden_state, model(ids).last_hidden_state)
+    plain = transformers.AutoModel.from_pretrained(tmp_path / "plain")
+    assert plain.config._attn_implementation == "sdpa"
+    model.config.attn_implementation = "regard:bigbird?block=4"
+    model.save_pretrained(tmp_path / "named")
+    again = transformers.AutoModel.from_pretrained(tmp_path / "named").eval()
+    assert again.config._attn_implementation == "regard:bigbird?block=4"
+    torch.testing.assert_close(again(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
+def test_halves_of_a_model_may_differ() -> None:
+    model, given = small.build("clip"), small.inputs("clip", "right")
+    expected = model(**given).logits_per_text
+    model.set_attn_implementation(
+        {"text_config": "regard:local?window=40", "vision_config": "regard:vanilla"}
+    )
+    assert model.config.vision_config._attn_implementation == "regard:vanilla"
+    torch.testing.assert_close(model(**given).logits_per_text, expected, atol=3e-6, rtol=1e-5)
+
+
+def test_a_part_that_is_not_there_is_named() -> None:
+    for family, key, message in (
+        ("clip", "text_cfg", "did you mean 'text_config'"),
+        ("bert", "text_config", "it has none"),
+    ):
+        model = small.build(family)
+        with pytest.raises(ValueError, match=f"has no part '{key}': {message}"):
+            model.set_attn_implementation({key: "regard:vanilla"})
+        assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", regard.hub.NAMES)
+def test_a_saved_model_is_loaded_with_every_name(name: str, tmp_path_factory) -> None:
+    """From_pretrained builds models without weights and in their own precision: fails if a mechanism is built so too."""
+    folder = tmp_path_factory.getbasetemp() / "bert"
+    if not folder.exists():
+        small.build("bert").save_pretrained(folder)
+    kind = transformers.AutoModel
+    model = kind.from_pretrained(folder, attn_implementation=name, dtype=torch.bfloat16).eval()
+    assert model.config._attn_implementation == name
+    assert model(small.ids()).last_hidden_state.isfinite().all()
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    """Fails if a name that is set, or a first call, moves the dice: a seed would then mean something else than with sdpa."""
+    weights = [
+        small.build("llama", name).lm_head.weight
+        for name in ("sdpa", "regard:performer?seed=5&features=9")
+    ]
+    assert torch.equal(*weights)
+    model, before = small.build("llama"), torch.get_rng_state()
+    model.set_attn_implementation("regard:performer?seed=6&features=7")
+    model(small.ids())
+    assert torch.equal(torch.get_rng_state(), before)
+    code = "import torch; a = torch.get_rng_state(); import regard.hf.hub; assert torch.equal(a, torch.get_rng_state())"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_half_that_does_not_ask_is_refused() -> None:
+    """The text half of BLIP has an attention of its own; its pictures take the name."""
+    text = {**small.SMALL, "encoder_hidden_size": 32}
+    vision = {**small.SIDE, "image_size": 16, "patch_size": 8}
+    model = transformers.BlipModel(
+        transformers.BlipConfig(text_config=text, vision_config=vision, projection_dim=16)
+    )
+    before = [config._attn_implementation for config in regard.hub.setting._configs(model)]
+    for asked in ("regard:vanilla", {"text_config": "regard:vanilla"}):
+        with pytest.raises(Unsupported, match=r"does not ask .*regard\.swap"):
+            model.set_attn_implementation(asked)
+        assert before == [
+            config._attn_implementation for config in regard.hub.setting._configs(model)
+        ]
+
+
+# ---------------------------------------------------------------------------------------------- refused when set
+@pytest.mark.parametrize(
+    ("family", "name", "reason"),
+    [
+        ("llama", "nystrom", "is causal"),
+        ("gpt2", "efficient", "is causal"),
+        ("bart", "clustered", "is causal"),
+        ("clip", "nystrom", "is causal"),
+        ("llama", "bigbird?globals=2", "give globals=0"),
+        ("bart", "local", "looks at another sequence.*cross=vanilla"),
+        ("bart", "global_tokens", "where the queries stand.*cross=vanilla"),
+        ("whisper", "local", "looks at another sequence.*cross=vanilla"),
+        ("t5", "linear", "adds a position bias"),
+        ("mistral", "linear", "sees a window of its own"),
+        ("t5", "bigbird", "longest sequence.*give length"),
+    ],
+)
+def test_what_does_not_fit_is_refused_when_it_is_set(family: str, name: str, reason: str) -> None:
+    model, given = small.build(family), small.inputs(family, "right")
+    before = {
+        id(config): config._attn_implementation for config in regard.hub.setting._configs(model)
+    }
+    with pytest.raises((Unsupported, ValueError), match=reason):
+        model.set_attn_implementation(f"regard:{name}")
+    assert before == {
+        id(config): config._attn_implementation for config in regard.hub.setting._configs(model)
+    }
+    model(**given)
+    with pytest.raises((Unsupported, ValueError), match=reason):
+        small.build(family, f"regard:{name}")
+
+
+def test_an_encoder_that_became_a_decoder() -> None:
+    with pytest.raises(Unsupported, match="is causal"):
+        small.build("bert", "regard:nystrom", is_decoder=True)
+    small.build("bert", "regard:nystrom")
+
+
+def test_a_decoder_that_became_an_encoder() -> None:
+    """EmbeddingGemma: what looks both ways is taken, and agrees with what transformers makes of its masks."""
+    kinds = {"layer_types": ["full_attention"] * 2, "use_bidirectional_attention": True}
+    config = transformers.Gemma3TextConfig(**small.GROUPED, head_dim=8, **kinds)
+    model = transformers.Gemma3TextModel._from_config(config, attn_implementation="eager").eval()
+    given, real = (
+        {"input_ids": small.ids(), "attention_mask": small.padding("right")},
+        small.padding("right").bool(),
+    )
+    with torch.no_grad():
+        expected = model(**given).last_hidden_state
+        model.set_attn_implementation("regard:vanilla")
+        torch.testing.assert_close(
+            model(**given).last_hidden_state[real], expected[real], atol=3e-6, rtol=1e-5
+        )
+        model.set_attn_implementation("regard:nystrom?landmarks=64")
+        torch.testing.assert_close(
+            model(**given).last_hidden_state[real], expected[real], atol=1e-3, rtol=1e-3
+        )
+
+
+TINY = small.SMALL
+OWN = {
+    "longformer": (
+        "Longformer",
+        {**TINY, "attention_window": 4, "max_position_embeddings": 64, "pad_token_id": 1},
+    ),
+    "big_bird": ("BigBird", {**TINY, "attention_type": "original_full"}),
+    "fnet": ("FNet", {k: v for k, v in TINY.items() if k != "num_attention_heads"}),
+    "nystromformer": ("Nystromformer", {**TINY, "num_landmarks": 4}),
+    "deberta": ("DebertaV2", TINY),
+    "yoso": ("Yoso", TINY),
+    "funnel": (
+        "Funnel",
+        {
+            "vocab_size": 60,
+            "block_sizes": [1, 1],
+            "d_model": 32,
+            "n_head": 4,
+            "d_head": 8,
+            "d_inner": 48,
+        },
+    ),
+    "bloom": ("Bloom", {"vocab_size": 60, "hidden_size": 32, "n_layer": 1, "n_head": 4}),
+    "reformer": (
+        "Reformer",
+        {
+            "vocab_size": 60,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "attention_head_size": 8,
+            "feed_forward_size": 48,
+            "attn_layers": ["local"],
+            "axial_pos_shape": [4, 4],
+            "axial_pos_embds_dim": [16, 16],
+            "max_position_embeddings": 16,
+            "is_decoder": False,
+        },
+    ),
+    "longt5": ("LongT5", {**small.T5, "local_radius": 4}),
+}
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_models_that_do_not_ask_are_refused(family: str) -> None:
+    stem, arguments = OWN[family]
+    kind, config = (
+        getattr(transformers, f"{stem}Model"),
+        getattr(transformers, f"{stem}Config")(**arguments),
+    )
+    with pytest.raises(Unsupported, match=r"does not ask .*regard\.swap"):
+        kind._from_config(config, attn_implementation="regard:vanilla")
+    config._attn_implementation = "eager"
+    model = kind(config)
+    with pytest.raises(Unsupported, match=r"does not ask .*regard\.swap"):
+        model.set_attn_implementation("regard:vanilla")
+    assert model.config._attn_implementation == "eager"
+
+
+def test_capped_scores_and_learned_sinks_are_refused() -> None:
+    capped = transformers.Gemma2Config(**small.GROUPED, head_dim=8, sliding_window=4)
+    with pytest.raises(Unsupported, match="caps its scores"):
+        transformers.Gemma2Model._from_config(capped, attn_implementation="regard:vanilla")
+    sinks = transformers.GptOssConfig(
+        **{**small.GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
+    )
+    with pytest.raises(Unsupported, match="learned sinks"):
+        transformers.GptOssModel._from_config(sinks, attn_implementation="regard:vanilla")
+
+
+def test_chunks_of_a_model() -> None:
+    """Llama 4 sees chunks: plain attention and windows keep to them, others are refused when they are set."""
+    config = transformers.Llama4TextConfig(
+        **small.GROUPED,
+        head_dim=8,
+        attention_chunk_size=4,
+        num_local_experts=2,
+        intermediate_size_mlp=48,
+        no_rope_layers=[1, 0],
+    )
+    model = transformers.Llama4ForCausalLM._from_config(config, attn_implementation="eager").eval()
+    given = {
+        "input_ids": small.ids(),
+        "attention_mask": small.padding("left"),
+        "pad_token_id": 0,
+        "do_sample": False,
+    }
+    expected = model.generate(**given, max_new_tokens=5)
+    for name in ("sinks", "linear", "bigbird"):
+        with pytest.raises(Unsupported, match="sees chunks of its own"):
+            model.set_attn_implementation(f"regard:{name}")
+    for name in ("vanilla", "local?window=40"):
+        model.set_attn_implementation(f"regard:{name}")
+        assert torch.equal(model.generate(**given, max_new_tokens=5), expected)
+
+
+def test_more_tokens_than_a_mechanism_was_built_for() -> None:
+    model = small.build("bert", "regard:bigbird?block=4&length=8")
+    model(small.ids(1, 8))
+    with pytest.raises(
+        ValueError, match="8 positions at most, and the sequence has 12: say length=12"
+    ):
+        model(small.ids(1, 12))
+    model = small.build("llama", "regard:cosformer?length=8")
+    with pytest.raises(ValueError, match="8 positions at most"):
+        model(small.ids(1, 12))
+
+
+def test_without_transformers_the_extra_is_named() -> None:
+    code = "import sys; sys.modules['transformers'] = None\nimport regard\nimport regard.hf.hub"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode and "pip install 'regard[hf]'" in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------- masks
+FUNCTIONS = {
+    "causal": theirs.causal_mask_function,
+    "whole": theirs.bidirectional_mask_function,
+    "window": theirs.sliding_window_causal_mask_function(3),
+    "near": theirs.sliding_window_bidirectional_mask_function(3),
+    "wide": theirs.sliding_window_causal_mask_function(50),
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize(
+    ("n", "m", "q_start", "k_positions"),
+    [(12, 12, 0, 0), (1, 12, 11, 0), (3, 16, 9, 0), (2, 6, 10, 6)],
+)
+def test_a_mask_stands_for_theirs(
+    kind: str, side: str, n: int, m: int, q_start: int, k_positions: int
+) -> None:
+    real = None if side == "none" else small.padding(side).bool()
+    asked = {
+        "batch_size": 3,
+        "q_length": n,
+        "kv_length": m,
+        "q_offset": q_start,
+        "kv_offset": k_positions,
+        "mask_function": FUNCTIONS[kind],
+        "attention_mask": real,
+    }
+    ours, dense = mask_function(**asked), theirs.sdpa_mask(**asked, allow_is_causal_skip=False)
+    assert isinstance(ours, LazyMask) and ours.shape == dense.shape and ours.dtype == torch.bool
+    assert torch.equal(ours.dense(), dense)
+    for touch in (lambda x: x[..., :4], torch.logical_not, lambda x: x & dense, torch.Tensor.float):
+        assert type(touch(ours)) is torch.Tensor and torch.equal(touch(ours), touch(dense))
+    assert str(ours).startswith("Mask(")
+
+
+def test_functions_that_we_cannot_read_become_dense() -> None:
+    packed = theirs.packed_sequence_mask_function(torch.tensor([[0, 0, 1, 1]]))
+    mixed = theirs.and_masks(theirs.causal_mask_function, packed)
+    assert read(mixed) is None
+    found = mask_function(1, 4, 4, mask_function=mixed, attention_mask=None)
+    assert type(found) is torch.Tensor and found.int().sum() == 6
+
+
+def test_dense_masks_that_say_a_rule_are_read_as_one() -> None:
+    real = small.padding("right").bool()
+    asked = {"batch_size": 3, "q_length": 12, "kv_length": 12, "attention_mask": real}
+    past = theirs.sdpa_mask(**asked, allow_is_causal_skip=False)
+    addend = theirs.eager_mask(**asked)
+    for mask in (past, addend):
+        rule = rule_of(mask, 12, 12, causal=True)
+        assert rule is not None and rule.causal and torch.equal(rule.real, real)
+    whole = rule_of(real[:, None, None, :], 12, 12, causal=False)
+    assert whole is not None and not whole.causal and torch.equal(whole.real, real)
+    assert rule_of(past ^ torch.eye(12, dtype=torch.bool), 12, 12, causal=True) is None
+    assert rule_of(torch.randn(3, 1, 12, 12), 12, 12, causal=False) is None

@@ -1,0 +1,588 @@
+"""Our models in transformers: saved and loaded by its Auto classes, generating by its `generate`, trained by its Trainer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import regard
+from hub_models import shaken
+from regard import Can, Mixer, Unsupported, models, registry
+from regard.models import module_spec
+
+hf = pytest.importorskip("transformers", minversion="5.0", reason="pip install 'regard[hf]'")
+from regard.hf.hub import auto  # noqa: E402
+
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+def causal(mixer="vanilla", **changes):
+    config = models.gpt(2, 16, 2, vocab_size=31, length=64, mixer=mixer, dropout=0.0).replace(
+        **changes
+    )
+    return shaken(auto.RegardForCausalLM(auto.RegardConfig.of(config, **IDS)), torch.float32, 1.0)
+
+
+def translating(**changes):
+    config = models.transformer(2, 16, 2, vocab_size=31, dropout=0.0).replace(**changes)
+    return shaken(
+        auto.RegardForConditionalGeneration(auto.RegardConfig.of(config, **IDS)), torch.float32, 1.0
+    )
+
+
+def encoding(kind, **more):
+    config = models.bert(2, 16, 2, vocab_size=31, length=64, dropout=0.0, head=None)
+    return shaken(kind(auto.RegardConfig.of(config, **IDS, **more)), torch.float32, 1.0)
+
+
+def tokens(b=3, n=9):
+    return torch.randint(3, 31, (b, n))
+
+
+def left_padded():
+    """Three prompts of 9, 5 and 8 tokens."""
+    mask = torch.ones(3, 9, dtype=torch.long)
+    mask[1, :4] = mask[2, :1] = 0
+    return tokens() * mask, mask
+
+
+# ---------------------------------------------------------------------------------------------- files
+KINDS = {
+    "causal": (lambda: causal(), hf.AutoModelForCausalLM),
+    "masked": (lambda: encoding(auto.RegardForMaskedLM), hf.AutoModelForMaskedLM),
+    "classes": (
+        lambda: encoding(auto.RegardForSequenceClassification, num_labels=5),
+        hf.AutoModelForSequenceClassification,
+    ),
+    "tags": (
+        lambda: encoding(auto.RegardForTokenClassification, num_labels=4),
+        hf.AutoModelForTokenClassification,
+    ),
+    "bare": (lambda: encoding(auto.RegardModel), hf.AutoModel),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_loaded_by_the_auto_classes(kind, tmp_path):
+    """Fails if a file comes back as another class, with other weights, or untied."""
+    make, reader = KINDS[kind]
+    model, x = make(), tokens()
+    model.save_pretrained(tmp_path)
+    again = reader.from_pretrained(tmp_path)
+    assert type(again) is type(model) and not again.training
+    assert torch.equal(again(x)[0], model(x)[0]) and again.config.regard == model.config.regard
+    assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors"}
+
+
+def test_an_encoder_decoder_is_saved_and_loaded(tmp_path):
+    """Fails if the embeddings that both sides and the logits share are stored more than once, or come back apart."""
+    model, x, y = translating(), tokens(), tokens(n=6)
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        shared = [name for name in file.keys() if "embed.tokens" in name or "head" in name]  # noqa: SIM118
+    assert shared == ["net.encoder.embed.tokens.weight"]
+    again = hf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert torch.equal(again(x, decoder_input_ids=y).logits, model(x, decoder_input_ids=y).logits)
+    assert (
+        again.net.head.words.weight
+        is again.net.decoder.embed.tokens.weight
+        is again.net.encoder.embed.tokens.weight
+    )
+
+
+def test_another_head_on_the_same_trunk(tmp_path):
+    """Fails if a trunk changes when its head is exchanged, or a fresh head is left uninitialised."""
+    model, x = causal(), tokens()
+    model.save_pretrained(tmp_path)
+    found = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=7)
+    assert found(x).logits.shape == (3, 7) and found(x).logits.isfinite().all()
+    torch.testing.assert_close(found.net.backbone(x)[0], model.net.backbone(x)[0])
+    bare = hf.AutoModel.from_pretrained(tmp_path)
+    torch.testing.assert_close(bare(x).last_hidden_state, model.net.backbone(x)[0])
+
+
+def test_buffers_that_no_file_holds_are_there(tmp_path):
+    """Fails if loading leaves a computed buffer empty: transformers builds models without memory, ours must not be."""
+    config = models.bert(
+        1, 16, 2, vocab_size=31, length=64, mixer="average_pool", head=models.MaskedLMHeadConfig()
+    )
+    model, x = (
+        shaken(auto.RegardForMaskedLM(auto.RegardConfig.of(config)), torch.float32, 1.0),
+        tokens(),
+    )
+    model.save_pretrained(tmp_path)
+    assert torch.equal(auto.RegardForMaskedLM.from_pretrained(tmp_path)(x).logits, model(x).logits)
+
+
+def test_our_own_models_are_wrapped(tmp_path):
+    """Fails if a coat copies or changes a model of ours, or does not fit its head."""
+    for config, kind in (
+        (models.gpt(1, 8, 2, vocab_size=31, length=16), auto.RegardForCausalLM),
+        (models.bert(1, 8, 2, vocab_size=31, length=16), auto.RegardForMaskedLM),
+        (models.transformer(1, 8, 2, vocab_size=31), auto.RegardForConditionalGeneration),
+    ):
+        ours = models.build(config).eval()
+        coat = auto.wrap_model(ours, **IDS)
+        assert type(coat) is kind and coat.net is ours and not coat.training
+        coat.save_pretrained(tmp_path)
+        again = kind.from_pretrained(tmp_path)
+        assert all(
+            torch.equal(a, b) for a, b in zip(again.parameters(), ours.parameters(), strict=True)
+        )
+        assert coat.device.type == "cpu"
+    with pytest.raises(Unsupported, match="no class for the head 'pooled'"):
+        auto.wrap_model(
+            models.build(models.bert(1, 8, 2, vocab_size=31, head=models.PoolingHeadConfig()))
+        )
+
+
+# ---------------------------------------------------------------------------------------------- generation
+MIXERS = [
+    "vanilla",
+    module_spec("local", window=3),
+    "linear",
+    "retnet",
+    "top_k",
+    module_spec("reformer", buckets=4, chunk=4),
+]
+
+
+@pytest.mark.parametrize("mixer", MIXERS, ids=str)
+def test_greedy_with_prompts_of_different_lengths(mixer):
+    """Fails if padding at the front changes what is said, or the state says something else than the whole."""
+    model, (x, mask) = causal(mixer, head=models.LMHeadConfig(tie_weights=False)), left_padded()
+    found = model.generate(x, attention_mask=mask, max_new_tokens=7, do_sample=False)
+    plain = model.generate(
+        x, attention_mask=mask, max_new_tokens=7, do_sample=False, use_cache=False
+    )
+    assert torch.equal(found, plain)
+    for row, real in enumerate(mask.sum(1).tolist()):
+        alone = model.generate(x[row : row + 1, 9 - real :], max_new_tokens=7, do_sample=False)[
+            0, real:
+        ]
+        assert torch.equal(found[row, 9 : 9 + len(alone)], alone)
+    assert len(set(found[:, 9:].flatten().tolist())) > 3, (
+        "it says the same all the time, which shows nothing"
+    )
+
+
+@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+def test_every_recipe_steps_as_it_reads(name):
+    """Fails if, with padding at the front, a recipe says something else from its cache than from the whole."""
+    small = {
+        key: value
+        for key, value in registry.get_recipe(name).small.items()
+        if key not in ("patterns", "length")
+    }
+    config = models.gpt(
+        1, 16, 2, vocab_size=31, length=32, mixer=module_spec(name, **small), dropout=0.0
+    )
+    model, (x, mask) = (
+        auto.RegardForCausalLM(auto.RegardConfig.of(config)).double().eval(),
+        left_padded(),
+    )
+    after, longer = tokens(n=2), F.pad(mask, (0, 2), value=1)
+    whole = model(torch.cat((x, after), 1), attention_mask=longer).logits
+    first = model(x, attention_mask=mask, use_cache=True)
+    second = model(after, attention_mask=longer, past_key_values=first.past_key_values)
+    both = torch.cat((first.logits, second.logits), 1)
+    torch.testing.assert_close(both[longer.bool()], whole[longer.bool()])
+
+
+def test_greedy_is_our_own():
+    """Fails if their `generate` and ours do not say the same."""
+    model, (x, mask) = causal(), left_padded()
+    found = model.generate(x, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    prompts = [row[keep.bool()].tolist() for row, keep in zip(x, mask, strict=True)]
+    for row, result in zip(
+        found,
+        models.generate(
+            model.net.stream, prompts, max_new_tokens=6, stop=models.StoppingCriteria([2])
+        ),
+        strict=True,
+    ):
+        assert row[9 : 9 + len(result.tokens)].tolist() == result.tokens
+
+
+@pytest.mark.parametrize("mixer", ["vanilla", "retnet"])
+def test_beams(mixer):
+    """Fails if states do not follow their beams."""
+    model, (x, mask) = causal(mixer), left_padded()
+    more = {
+        "attention_mask": mask,
+        "max_new_tokens": 6,
+        "num_beams": 4,
+        "num_return_sequences": 2,
+        "do_sample": False,
+    }
+    found = model.generate(x, **more)
+    assert found.shape[0] == 6 and torch.equal(found, model.generate(x, **more, use_cache=False))
+
+
+def test_sampling():
+    """Fails if draws depend on whether a state is carried."""
+    model, (x, mask) = causal("linear"), left_padded()
+    found = []
+    for cached in (True, False):
+        torch.manual_seed(5)
+        more = {
+            "do_sample": True,
+            "top_p": 0.9,
+            "num_return_sequences": 2,
+            "max_new_tokens": 6,
+            "use_cache": cached,
+        }
+        found.append(model.generate(x, attention_mask=mask, **more))
+    assert torch.equal(*found) and found[0].shape[0] == 6
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_an_encoder_decoder_generates(beams):
+    """Fails if the source, its padding or the state gets lost on the way."""
+    model, (x, mask) = translating(), left_padded()
+    more = {"attention_mask": mask, "max_new_tokens": 6, "num_beams": beams, "do_sample": False}
+    found = model.generate(x, **more)
+    assert (
+        torch.equal(found, model.generate(x, **more, use_cache=False)) and (found[:, 0] == 1).all()
+    )
+    if beams == 1:
+        ours = models.generate(
+            model.net.given(x, mask.bool()),
+            [[1]] * 3,
+            max_new_tokens=6,
+            stop=models.StoppingCriteria([2]),
+        )
+        for row, result in zip(found, ours, strict=True):
+            assert row[1 : 1 + len(result.tokens)].tolist() == result.tokens
+
+
+class Still(Mixer):
+    """The mean of all tokens so far; it has no state."""
+
+    def __init__(self, dim, causal):
+        super().__init__(dim, can=Can(stream="it keeps nothing"), causal=causal)
+
+    def mix(self, x, memory, mask, state):
+        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None], None
+
+
+@pytest.fixture
+def still():
+    """A recipe that can be causal and cannot stream: there is none in the registry."""
+    registry.get_recipe("vanilla")
+    before = dict(registry._recipes)
+
+    @registry.recipe("nobody", row="Z1", formula="mean")
+    def still(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
+        """The mean so far."""
+        return Still(dim, causal)
+
+    yield "still"
+    registry._recipes.clear()
+    registry._recipes.update(before)
+
+
+def test_a_model_that_cannot_stream_generates_from_the_whole(still):
+    """Fails if it is asked for a state that it has not, or a cache is promised."""
+    model, (x, mask) = causal(still), left_padded()
+    found = model.generate(x, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    alone = model.generate(x[1:2, 4:], max_new_tokens=3, do_sample=False)
+    assert torch.equal(found[1, 9:], alone[0, 5:]) and not model.config.use_cache
+    with pytest.raises(
+        Unsupported, match="cannot go on from a cache: it keeps nothing; give use_cache=False"
+    ):
+        model(x, use_cache=True)
+
+
+def test_refusals_in_generation():
+    """Fails if padding that cannot be right, a foreign cache or a step back is taken."""
+    model, (x, mask) = causal(), left_padded()
+    with pytest.raises(ValueError, match="pad on the left"):
+        model(x, attention_mask=mask.flip(1), use_cache=True)
+    with pytest.raises(
+        TypeError, match="must be what the last call gave, a StreamCache, not DynamicCache"
+    ):
+        model(x, past_key_values=hf.DynamicCache())
+    cache = model(x, attention_mask=mask, use_cache=True).past_key_values
+    with pytest.raises(
+        ValueError, match="there is padding among the tokens that a stream goes on with"
+    ):
+        model(x[:, :2], attention_mask=F.pad(mask, (0, 2)), past_key_values=cache)
+    with pytest.raises(Unsupported, match="cannot be taken back"):
+        cache.crop(3)
+    with pytest.raises(ValueError, match="without a cache"):
+        model(x, labels=x, use_cache=True)
+    with pytest.raises(ValueError, match=r"attention_mask must be \(b n\)"):
+        model(x, attention_mask=mask[:, None, None])
+    with pytest.raises(ValueError, match=r"over all tokens so far, \(3, 11\), not \(3, 2\)"):
+        model(x[:, :2], attention_mask=mask[:, :2], past_key_values=cache)
+
+
+def tokenizer():
+    """Words of one letter, made here."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["<pad>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz", "<unk>"]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return hf.PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", **special)
+
+
+def test_pipelines(tmp_path):
+    """Fails if a saved folder cannot be put into transformers' pipelines: texts go on, gaps are filled, texts classified."""
+    words = tokenizer()
+    model = causal()
+    model.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    speak = hf.pipeline("text-generation", model=str(tmp_path), device="cpu")
+    said = speak(["a b c d", "e"], max_new_tokens=5, do_sample=False, batch_size=2, pad_token_id=0)
+    assert said[0][0]["generated_text"].startswith("a b c d") and said[1][0][
+        "generated_text"
+    ].startswith("e")
+    alone = speak(["e"], max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert alone[0][0]["generated_text"] == said[1][0]["generated_text"]
+    judge = hf.pipeline(
+        "text-classification",
+        model=encoding(auto.RegardForSequenceClassification),
+        tokenizer=words,
+        device="cpu",
+    )
+    assert judge("a b c")[0]["label"] in ("LABEL_0", "LABEL_1")
+
+
+# ---------------------------------------------------------------------------------------------- losses and training
+def test_the_loss_of_a_causal_model():
+    """Fails if labels are not shifted, -100 counts, or what padding would have to tell does."""
+    model, (x, mask) = causal(), left_padded()
+    labels = x.masked_fill(mask == 0, -100)
+    labels[0, 4] = -100
+    total, count = 0.0, 0
+    for row in range(3):
+        real = x[row][mask[row].bool()][None]
+        logp = model(real).logits.log_softmax(-1)
+        wanted = labels[row][mask[row].bool()]
+        for at in range(1, real.shape[1]):
+            if wanted[at] != -100:
+                total, count = total - logp[0, at - 1, wanted[at]], count + 1
+    torch.testing.assert_close(model(x, attention_mask=mask, labels=labels).loss, total / count)
+    torch.testing.assert_close(
+        model(x, attention_mask=mask, labels=labels, num_items_in_batch=5).loss, total / 5
+    )
+
+
+def test_the_losses_of_the_others():
+    """Fails if -100 counts, or the target is not shifted to the right under the start token."""
+    x, y = tokens(), tokens()
+    y[:, 5:] = -100
+    model = encoding(auto.RegardForMaskedLM)
+    torch.testing.assert_close(
+        model(x, labels=y).loss, F.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
+    )
+    model = encoding(auto.RegardForTokenClassification, num_labels=4)
+    tags = torch.where(y > 0, y % 4, y)
+    torch.testing.assert_close(
+        model(x, labels=tags).loss, F.cross_entropy(model(x).logits.flatten(0, 1), tags.flatten())
+    )
+    model = encoding(auto.RegardForSequenceClassification, num_labels=1)
+    torch.testing.assert_close(
+        model(x, labels=torch.ones(3)).loss, (model(x).logits[:, 0] - 1).square().mean()
+    )
+    model = translating()
+    read = torch.cat((torch.ones(3, 1, dtype=torch.long), y[:, :-1].clamp(min=0)), 1)
+    wanted = F.cross_entropy(model(x, decoder_input_ids=read).logits.flatten(0, 1), y.flatten())
+    torch.testing.assert_close(model(x, labels=y).loss, wanted)
+
+
+def test_what_parts_of_the_model_tell_is_in_the_loss():
+    """Fails if the costs of experts are left out of the loss that the Trainer sees."""
+    model, x = causal(ffn=module_spec("switch", experts=4)), tokens()
+    with regard.collect_aux() as notes:
+        logits = model.net(x)
+    plain = F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+    assert notes.loss() > 0
+    torch.testing.assert_close(model(x, labels=x).loss, plain + notes.loss())
+    torch.testing.assert_close(
+        model(x, labels=x, num_items_in_batch=48).loss, (plain + notes.loss()) / 2
+    )  # 24 of 48
+
+
+def fresh(module):
+    """Small weights, with which training begins."""
+    if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+        torch.nn.init.normal_(module.weight, std=0.1)
+
+
+@pytest.mark.parametrize("kind", ["causal", "classes", "seq2seq"])
+def test_the_trainer_trains(kind, tmp_path):
+    """Fails if the Trainer cannot run, or the loss does not fall."""
+    pytest.importorskip("accelerate", reason="pip install accelerate")
+    make = {
+        "causal": causal,
+        "seq2seq": translating,
+        "classes": lambda: encoding(auto.RegardForSequenceClassification),
+    }[kind]
+    model = make().apply(fresh)
+    data = [
+        {"input_ids": t, "labels": t.clone() if kind != "classes" else t[0] % 2}
+        for t in tokens(8, 9)
+    ]
+    plan = hf.TrainingArguments(
+        tmp_path,
+        max_steps=30,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        use_cpu=True,
+        gradient_accumulation_steps=2,
+    )
+    trainer = hf.Trainer(model, plan, train_dataset=data, eval_dataset=data)
+    first = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < 0.7 * first
+    trainer.save_model(tmp_path / "kept")
+    assert (tmp_path / "kept" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("make", [causal, translating])
+def test_the_vocabulary_grows_and_shrinks(make, tmp_path):
+    """Fails if a table is resized without its logits, their tie, or the configuration."""
+    model = make()
+    x = tokens()
+    before = model.get_input_embeddings().weight[:31].clone()
+    model.resize_token_embeddings(40)
+    assert model.config.vocab_size == 40 == model.config.regard.tokens.vocab_size
+    assert (
+        model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        and torch.equal(model.get_input_embeddings().weight[:31], before)
+    )
+    more = {} if make is causal else {"decoder_input_ids": x}
+    assert model(x, **more).logits.shape == (3, 9, 40)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert torch.equal(again(x, **more).logits, model(x, **more).logits)
+    model.resize_token_embeddings(31)
+    assert model(x, **more).logits.shape == (3, 9, 31)
+
+
+# ---------------------------------------------------------------------------------------------- the rest
+def test_marks_and_types_are_heard():
+    """Fails if global_attention_mask or token_type_ids are taken and forgotten."""
+    config = models.bert(
+        1, 16, 2, vocab_size=31, length=64, mixer=module_spec("longformer", window=1), dropout=0.0
+    )
+    model, x = (
+        shaken(auto.RegardForMaskedLM(auto.RegardConfig.of(config)), torch.float32, 1.0),
+        tokens(),
+    )
+    global_attention_mask, types = torch.zeros_like(x), torch.ones_like(x)
+    global_attention_mask[:, 0] = 1
+    plain = model(x).logits
+    assert not torch.allclose(plain, model(x, global_attention_mask=global_attention_mask).logits)
+    assert not torch.allclose(plain, model(x, token_type_ids=types).logits)
+    assert causal()(x, token_type_ids=0 * x).logits.shape == (3, 9, 31)
+    with pytest.raises(ValueError, match="this model knows no types"):
+        causal()(x, token_type_ids=types)
+
+
+def test_what_does_not_fit_is_said(tmp_path):
+    """Fails if the wrong kind of model, a broken configuration or checkpointing is taken, or refused without the reason."""
+    of = auto.RegardConfig.of
+    with pytest.raises(
+        ValueError,
+        match="RegardForCausalLM is for models of kind 'decoder', and this one is of kind 'encoder'",
+    ):
+        auto.RegardForCausalLM(of(models.bert(1, 8, 2, vocab_size=31)))
+    with pytest.raises(
+        ValueError, match=r"reads tokens, and this model patches: see regard.hf.hub.auto.HubModel"
+    ):
+        auto.RegardModel(of(models.vit(1, 8, 2, image=32)))
+    with pytest.raises(ValueError, match="says nothing of the model"):
+        auto.RegardModel(auto.RegardConfig())
+    with pytest.raises(Unsupported, match="stack 'reversible' keeps no activations"):
+        causal().gradient_checkpointing_enable()
+    causal().save_pretrained(tmp_path)
+    told = json.loads((tmp_path / "config.json").read_text())
+    told["model"]["mixxer"] = told["model"].pop("mixer")
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="did you mean 'mixer'"):
+        hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        models.vit(
+            1, 8, 2, image=32, patch=8, head=models.SequenceClassificationHeadConfig(classes=3)
+        ),
+        models.ModelConfig(
+            kind="encoder",
+            input=models.VectorInput(width=3),
+            position="none",
+            dim=8,
+            heads=2,
+            layers=1,
+            mixer=module_spec("isab", points=4),
+            head=models.RegressionHeadConfig(pooling="pma"),
+        ),
+    ],
+    ids=["vision", "sets"],
+)
+def test_vision_and_sets_go_to_the_hub(config, tmp_path):
+    """Fails if what transformers has no class for does not come back from a folder as it was."""
+    x = torch.randn(2, 3, 32, 32) if config.input.kind == "patches" else torch.randn(2, 7, 3)
+    model = auto.HubModel.of(models.build(config)).eval()
+    model.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors"}
+    again = auto.HubModel.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(x), model(x)) and again.net.config == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("net.head.last.bias"), "Missing.*net.head.last.bias"),
+        (lambda tensors: tensors.update(odd=torch.zeros(2)), "Unexpected.*odd"),
+        (
+            lambda tensors: tensors.update({"net.head.last.bias": torch.zeros(9)}),
+            r"net.head.last.bias.*\[9\]",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(change, message, tmp_path):
+    """Fails if the mixin's own way, which lets missing and unknown weights be, is ours."""
+    auto.HubModel.of(
+        models.vit(
+            1, 8, 2, image=32, patch=8, head=models.SequenceClassificationHeadConfig(classes=3)
+        )
+    ).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        auto.HubModel.from_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="not Linear"):
+        auto.HubModel.of(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["HubModel", "AutoModelForCausalLM"])
+def test_pickles_are_refused(kind, tmp_path):
+    """Fails if one is opened, or the way to convert it is not said."""
+    model = causal() if kind != "HubModel" else auto.HubModel.of(causal().net)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"is a pickle.*save_file"):
+        getattr(auto if kind == "HubModel" else hf, kind).from_pretrained(tmp_path)

@@ -1,0 +1,337 @@
+"""Files: what is saved is loaded; what interrupts a save leaves a whole model; what is broken is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from regard import models
+from regard.models import build, load, module_spec, save
+from regard.models.config import ModelConfig
+
+MODELS = {
+    "gpt": models.gpt(2, 8, 2, vocab_size=11, length=16),
+    "bert": models.bert(1, 8, 2, vocab_size=11, length=16, mixer="fnet"),
+    "vit": models.vit(
+        1, 8, 2, image=8, patch=4, head=models.SequenceClassificationHeadConfig(classes=3)
+    ),
+    "transformer": models.transformer(1, 8, 2, vocab_size=11),
+    "features": ModelConfig(
+        kind="encoder",
+        input=models.VectorInput(width=8),
+        dim=8,
+        heads=2,
+        layers=2,
+        position="none",
+        mixer=[module_spec("performer", features=6), module_spec("gaussian_prior", sigma=2.0)],
+    ),
+}
+
+
+def model(name="gpt", seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(MODELS[name]).eval()
+
+
+def inputs(m):
+    x = torch.arange(12).view(2, 6) % 11
+    kinds = {
+        "tokens": x,
+        "patches": torch.ones(2, 3, 8, 8),
+        "vectors": torch.linspace(0, 1, 96).view(2, 6, 8),
+    }
+    one = kinds[m.config.input.kind]
+    one = one.to(next(m.parameters()).dtype) if one.is_floating_point() else one
+    return (one, x[:, :4]) if m.config.kind == "seq2seq" else (one,)
+
+
+def same(a, b):
+    return a.config == b.config and torch.equal(a(*inputs(a)), b(*inputs(b)))
+
+
+def strict_load(folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return load(folder)
+
+
+# ---------------------------------------------------------------------------------------------- there and back
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_is_loaded(name, dtype, tmp_path):
+    """Fails if a loaded model says anything else, bit by bit, has other dtypes, or its tied weights came apart."""
+    before = model(name).to(dtype)
+    save(before, tmp_path / "new" / "folder")
+    after = strict_load(tmp_path / "new" / "folder")
+    assert same(before, after) and not after.training
+    assert sorted(os.listdir(tmp_path / "new" / "folder")) == ["config.json", "model.safetensors"]
+    for (key, a), b in zip(before.state_dict().items(), after.state_dict().values(), strict=True):
+        assert a.dtype == b.dtype and torch.equal(a, b), key
+    assert len(list(after.parameters())) == len(
+        list(before.parameters())
+    )  # shared ones are counted once
+
+
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
+    """Fails if a tied table is stored twice, or training moves one half of it only."""
+    save(model("gpt"), tmp_path)
+    assert "head.words.weight" not in load_file(tmp_path / "model.safetensors")
+    after = load(tmp_path)
+    assert after.head.words.weight is after.backbone.embed.tokens.weight
+    after(torch.zeros(1, 2, dtype=torch.long)).sum().backward()
+    assert after.head.words.weight.grad is not None
+
+
+def test_saving_again_replaces(tmp_path):
+    """Fails if a second save leaves anything of the first."""
+    save(model("bert"), tmp_path)
+    save(model("gpt", seed=1), tmp_path)
+    assert same(strict_load(tmp_path), model("gpt", seed=1))
+
+
+def test_the_configuration_is_readable(tmp_path):
+    """Fails if config.json is not the configuration, or other users may not read what usual files let them read."""
+    save(model(), tmp_path)
+    assert ModelConfig(**json.loads((tmp_path / "config.json").read_text())) == MODELS["gpt"]
+    (tmp_path / "usual").write_text("")
+    modes = {
+        (tmp_path / name).stat().st_mode for name in ("usual", "config.json", "model.safetensors")
+    }
+    assert len(modes) == 1
+
+
+def test_a_model_by_hand_cannot_be_saved(tmp_path):
+    """Fails if a model that could not be built again is saved."""
+    made = model()
+    with pytest.raises(ValueError, match="built by hand"):
+        save(models.Decoder(made.backbone, made.head), tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------- interrupted
+@pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_save_that_fails_leaves_a_whole_model(call, number, tmp_path, monkeypatch):
+    """Fails if an error at any write leaves a mixture of old and new, or files beside."""
+    old, new = model("bert"), model("gpt", seed=1)
+    save(old, tmp_path)
+    usual, calls = getattr(os, call), []
+
+    def failing(*given):
+        calls.append(given)
+        if len(calls) == number:
+            raise OSError("no space left on device")
+        return usual(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        try:
+            save(new, tmp_path)
+        except OSError:
+            pass
+        else:
+            assert (
+                len(calls) < number or call == "fsync"
+            )  # a folder that cannot be flushed is no error
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = load(tmp_path)
+    assert same(found, old) or same(found, new)
+    assert same(found, old) == (number == 1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes do not fork there")
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_killed_save_leaves_a_whole_model(number, tmp_path):
+    """Fails if a process that dies before a rename leaves what cannot be loaded, or loads as a mixture."""
+    old, new = model("bert"), model("gpt", seed=1)
+    save(old, tmp_path)
+    usual, calls = os.replace, []
+
+    def dying(*given):
+        calls.append(given)
+        if len(calls) == number:
+            os._exit(9)
+        usual(*given)
+
+    child = os.fork()
+    if not child:
+        os.replace = dying
+        save(new, tmp_path)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    if number == 1:
+        assert same(strict_load(tmp_path), old)
+    else:
+        with pytest.warns(UserWarning, match="a save was interrupted, or the file was edited"):
+            assert same(load(tmp_path), new)
+    save(new, tmp_path)
+    assert same(strict_load(tmp_path), new)
+
+
+# ---------------------------------------------------------------------------------------------- broken
+def rewritten(folder, change, *, keep=True):
+    """Save a model, and write its weights again, changed; with its configuration in the header where `write_record`."""
+    save(model(), folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    metadata = (
+        {"format": "pt", "regard": (folder / "config.json").read_text()}
+        if keep
+        else {"format": "pt"}
+    )
+    save_file(tensors, path, metadata)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_weights_that_do_not_fit_are_named(keep, tmp_path):
+    """Fails if a missing, a foreign or a misshapen tensor is taken, or the message does not name it and both shapes."""
+    rewritten(tmp_path, lambda t: t.pop("trunk.norm.gain"), keep=keep)
+    with pytest.raises(
+        ValueError, match=r"model.safetensors does not fit the model: it lacks trunk.norm.gain$"
+    ):
+        load(tmp_path)
+    rewritten(tmp_path, lambda t: t.update(extra=torch.zeros(1)), keep=keep)
+    with pytest.raises(ValueError, match="the model has no extra"):
+        load(tmp_path)
+    rewritten(tmp_path, lambda t: t.update({"trunk.norm.gain": torch.zeros(9)}), keep=keep)
+    with pytest.raises(
+        ValueError, match=r"trunk.norm.gain is \(9,\), and the model expects \(8,\)"
+    ):
+        load(tmp_path)
+    rewritten(tmp_path, lambda t: t.clear(), keep=keep)
+    with pytest.raises(ValueError, match=r"it lacks trunk.embed.tokens.weight, .* and 31 more"):
+        load(tmp_path)
+    rewritten(tmp_path, lambda t: None, keep=keep)
+    assert same(strict_load(tmp_path), model())
+
+
+def test_weights_of_another_kind_are_named(tmp_path):
+    """Fails if whole numbers in place of weights end in a raw error, or in a model."""
+    rewritten(tmp_path, lambda t: t.update({"trunk.norm.gain": t["trunk.norm.gain"].long()}))
+    with pytest.raises(
+        ValueError,
+        match=r"trunk.norm.gain is of torch.int64, and the model expects such as torch.float32",
+    ):
+        load(tmp_path)
+
+
+def test_a_pickle_is_not_opened(tmp_path):
+    """Fails if a file with the right name and a pickle inside is anything but refused."""
+    save(model(), tmp_path)
+    torch.save({"a": torch.ones(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="is no whole safetensors file"):
+        load(tmp_path)
+
+
+def test_saves_at_once_leave_one_of_them(tmp_path):
+    """Fails if two writers of one folder leave a mixture that loads as neither, or files beside."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    both = [model("bert"), model("gpt", seed=1)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda i: save(both[i % 2], tmp_path), range(20)))
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = load(tmp_path)
+    assert same(found, both[0]) or same(found, both[1])
+
+
+def test_a_broken_weights_file_is_said(tmp_path):
+    """Fails if a cut, empty or foreign file is anything but a clear error."""
+    save(model(), tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    for content in (
+        whole[:-1],
+        whole[: len(whole) // 2],
+        whole[:4],
+        b"",
+        b"\xff" * 64,
+        whole + b"x",
+    ):
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=rf"is no whole safetensors file \({len(content)} bytes\)"
+        ):
+            load(tmp_path)
+    path.unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"a saved model is a folder with config.json and model.safetensors"
+    ):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Invalid JSON"),
+        ("{", "Invalid JSON"),
+        ("[" * 100_000, "Invalid JSON: recursion limit"),
+        ("[]", "should be an object"),
+        ("null", "no configuration"),
+        ('{"kind": "decoder"}', "input: Field required; dim: Field required"),
+        ('{"dims": 8}', "Config has no 'dims': did you mean 'dim'"),
+        ('{"dim": NaN}', "no configuration"),
+        ('{"dim": ' + "9" * 5000 + "}", "no configuration"),
+        (" " * (1 << 21), "has 2097152 bytes"),
+    ],
+)
+def test_a_hostile_configuration_is_said(text, message, tmp_path):
+    """Fails if a configuration that is none crashes, hangs or is taken; whether the weights carry their own or not."""
+    rewritten(tmp_path, lambda t: None, keep=False)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        load(tmp_path)
+    assert len(str(caught.value)) < 1000 and "config.json" in str(caught.value)
+
+
+def test_no_text_and_no_file(tmp_path):
+    """Fails if bytes that are no text, or no file at all, crash otherwise."""
+    rewritten(tmp_path, lambda t: None, keep=False)
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="no text in UTF-8"):
+        load(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"there is no .*config.json"):
+        load(tmp_path)
+
+
+def test_a_configuration_cannot_ask_for_more_than_the_file_brings(tmp_path):
+    """Fails if memory is taken for a model that the weights do not fill: this one would need terabytes."""
+    save(model(), tmp_path)
+    huge = MODELS["gpt"].replace(dim=1 << 20, input=models.TokenInput(vocab_size=1 << 24))
+    rewritten(tmp_path, lambda t: None, keep=False)
+    (tmp_path / "config.json").write_text(huge.model_dump_json())
+    with pytest.raises(
+        ValueError,
+        match=r"trunk.embed.tokens.weight is \(11, 8\), and the model expects \(16777216, 1048576\)",
+    ):
+        load(tmp_path)
+
+
+def test_an_edited_configuration_is_not_taken_in_silence(tmp_path):
+    """Fails if config.json and the weights disagree without a word."""
+    save(model(), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace("gelu_tanh", "relu"))
+    with pytest.warns(
+        UserWarning, match="is not the configuration that model.safetensors was saved with"
+    ):
+        assert same(load(tmp_path), model())
+    for content in ("{", " " * (1 << 21), "\udcff"):
+        path.write_bytes(content.encode(errors="surrogateescape"))
+        with pytest.warns(UserWarning, match="is not the configuration"):
+            assert same(load(tmp_path), model())
+    path.unlink()
+    with pytest.warns(UserWarning, match="is not the configuration"):
+        assert same(load(tmp_path), model())
