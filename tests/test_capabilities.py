@@ -1,6 +1,6 @@
 """Every recipe × every promise and refusal, and the committed table of what came of it.
 
-python tests/test_promises.py      writes tests/promises.json anew; its diff then shows which promise changed
+python tests/test_capabilities.py      writes tests/capabilities.json anew; its diff then shows which promise changed
 """
 
 import json
@@ -15,7 +15,7 @@ from regard import Attention, Can, Mixer, MultiHead, SoftmaxAttention, Unsupport
 from regard.registry import get_recipe
 from regard.testing import CHECKS, check_mixer
 
-TABLE = Path(__file__).with_name("promises.json")
+TABLE = Path(__file__).with_name("capabilities.json")
 HEADLESS = ("fnet", "mlp_mixer")
 
 
@@ -30,8 +30,8 @@ def test_promises(name, executor):
     result = check_mixer(lambda causal: build(name, causal))
     committed = json.loads(TABLE.read_text()).get(name)
     assert result == committed, (
-        f"the promises of {name} are not those of tests/promises.json.  If that is meant, run "
-        "`python tests/test_promises.py` and commit the difference."
+        f"the promises of {name} are not those of tests/capabilities.json.  If that is meant, run "
+        "`python tests/test_capabilities.py` and commit the difference."
     )
 
 
@@ -39,7 +39,7 @@ def test_table_names_every_recipe_and_check():
     """Fails if a recipe or a check is missing from the table, or no longer exists."""
     table = json.loads(TABLE.read_text())
     assert list(table) == regard.list(), (
-        "run `python tests/test_promises.py` and commit the difference"
+        "run `python tests/test_capabilities.py` and commit the difference"
     )
     assert all(list(row) == ["causal", *CHECKS] for row in table.values())
 

@@ -2,7 +2,7 @@
 
 import time
 
-import exact
+import pairwise_backend
 import pytest
 import torch
 from torch import nn

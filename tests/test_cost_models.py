@@ -2,7 +2,7 @@
 
 from functools import partial
 
-import exact
+import pairwise_backend
 import pytest
 import torch
 from torch import nn

@@ -19,7 +19,7 @@ from regard.pattern import Band, Blocks2D, Causal, Chunks, Full, Global, Keys, R
 
 native = importlib.import_module("regard.native")
 
-needs_kernel = pytest.mark.skipif(native.library() is None, reason=native.missing())
+needs_kernel = pytest.mark.skipif(native.library() is None, reason=native.missing_reason())
 BIG = Chunks(64, 1, 1) | Global(64) | RandomBlocks(64, 3, 1024)
 
 

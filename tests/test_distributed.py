@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from parallel_cases import CASES, EXPERTS, PLAN, STACKS, WORDS, Ragged, Small, outcome, trainer
+from distributed_cases import CASES, EXPERTS, PLAN, STACKS, WORDS, Ragged, Small, outcome, trainer
 from torch import nn
 
 import regard
@@ -50,7 +50,7 @@ def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     for kind in ("ddp", "fsdp"):  # what they go on from
         trainer(folder / f"one-{kind}", ema=0.9, steps=3, schedule="constant").run()
-    done = torchrun(HERE / "parallel_cases.py", folder)
+    done = torchrun(HERE / "distributed_cases.py", folder)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
@@ -175,7 +175,7 @@ def test_the_saved_model_is_the_averaged_one_that_was_evaluated(two):
 
 DIES = """
 import os, sys, time, torch
-from parallel_cases import trainer
+from distributed_cases import trainer
 from regard.train import Lost, joined
 def watch(progress):
     if progress.step == 2:

@@ -23,7 +23,7 @@ transformers.logging.set_verbosity_error()
 
 # ---------------------------------------------------------------------------------------------- names
 def test_names_and_specs_say_the_same() -> None:
-    assert regard.hub.register("local", window=256) == "regard:local?window=256"
+    assert regard.hf.hub.register("local", window=256) == "regard:local?window=256"
     assert parse("regard:fixed_span?spans=4,8") == AttentionSpec("fixed_span", (("spans", (4, 8)),))
     for name in (
         "regard:vanilla",
@@ -37,7 +37,7 @@ def test_names_and_specs_say_the_same() -> None:
     with pytest.raises(ValueError, match="cannot be written in a name"):
         str(AttentionSpec("local", (("window", "a&b"),)))
     assert (
-        regard.hub.register("local", window=3, cross="vanilla")
+        regard.hf.hub.register("local", window=3, cross="vanilla")
         == "regard:local?window=3&cross=vanilla"
     )
 
@@ -49,13 +49,13 @@ def test_plain_names_are_those_that_can() -> None:
         "regard:bigbird",
         "regard:performer",
         "regard:nystrom",
-    } <= set(regard.hub.NAMES)
+    } <= set(regard.hf.hub.NAMES)
     assert not {"regard:linformer", "regard:fnet", "regard:reformer", "regard:routing"} & set(
-        regard.hub.NAMES
+        regard.hf.hub.NAMES
     )
     known = transformers.AttentionInterface()
     assert all(
-        name in known and name in theirs.AttentionMaskInterface() for name in regard.hub.NAMES
+        name in known and name in theirs.AttentionMaskInterface() for name in regard.hf.hub.NAMES
     )
 
 
@@ -141,7 +141,7 @@ def test_a_part_that_is_not_there_is_named() -> None:
         assert model.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("name", regard.hub.NAMES)
+@pytest.mark.parametrize("name", regard.hf.hub.NAMES)
 def test_a_saved_model_is_loaded_with_every_name(name: str, tmp_path_factory) -> None:
     """From_pretrained builds models without weights and in their own precision: fails if a mechanism is built so too."""
     folder = tmp_path_factory.getbasetemp() / "bert"
@@ -175,12 +175,12 @@ def test_a_half_that_does_not_ask_is_refused() -> None:
     model = transformers.BlipModel(
         transformers.BlipConfig(text_config=text, vision_config=vision, projection_dim=16)
     )
-    before = [config._attn_implementation for config in regard.hub.setting._configs(model)]
+    before = [config._attn_implementation for config in regard.hf.hub.setting._configs(model)]
     for asked in ("regard:vanilla", {"text_config": "regard:vanilla"}):
         with pytest.raises(Unsupported, match=r"does not ask .*regard\.swap"):
             model.set_attn_implementation(asked)
         assert before == [
-            config._attn_implementation for config in regard.hub.setting._configs(model)
+            config._attn_implementation for config in regard.hf.hub.setting._configs(model)
         ]
 
 
@@ -204,12 +204,12 @@ def test_a_half_that_does_not_ask_is_refused() -> None:
 def test_what_does_not_fit_is_refused_when_it_is_set(family: str, name: str, reason: str) -> None:
     model, given = small.build(family), small.inputs(family, "right")
     before = {
-        id(config): config._attn_implementation for config in regard.hub.setting._configs(model)
+        id(config): config._attn_implementation for config in regard.hf.hub.setting._configs(model)
     }
     with pytest.raises((Unsupported, ValueError), match=reason):
         model.set_attn_implementation(f"regard:{name}")
     assert before == {
-        id(config): config._attn_implementation for config in regard.hub.setting._configs(model)
+        id(config): config._attn_implementation for config in regard.hf.hub.setting._configs(model)
     }
     model(**given)
     with pytest.raises((Unsupported, ValueError), match=reason):

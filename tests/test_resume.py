@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from survive_cases import spec
+from resume_cases import spec
 from torch import nn
 
 import regard
@@ -34,7 +34,7 @@ class Trains:
         path = os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
         command = [
             sys.executable,
-            str(HERE / "survive_cases.py"),
+            str(HERE / "resume_cases.py"),
             *(f"{name}={value}" for name, value in given.items()),
         ]
         self.program = subprocess.Popen(

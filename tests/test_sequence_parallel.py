@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from sequence_cases import BIG, DIM, FORMS, HEADS, built, outcome, padding, stack, tokens
+from sequence_parallel_cases import BIG, DIM, FORMS, HEADS, built, outcome, padding, stack, tokens
 
 import regard
 from regard import parallel, registry
