@@ -28,7 +28,8 @@ from pathlib import Path
 import aims
 from aims import Result, three
 
-from regard.bench.machine import MOST_LOAD, cores
+from regard.bench.machine import MOST_LOAD
+from regard.environment import cores
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parents[1] / "docs" / "bench.md"

@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from regard.environment import environment
 from regard.models import ModuleSpec, build, module_spec
 from regard.models.config import TokenInput
 from regard.tasks import Task, create_task
 from regard.train import Interrupted, Trainer, TrainSettings
-from regard.train.run import RunSpec, environment, model_config
+from regard.train.run import RunSpec, model_config
 
 RESULTS = Path(__file__).parent / "results"
 Scores = dict[str, dict[str, list[float]]]  # row, column: a score for each seed

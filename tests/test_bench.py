@@ -33,7 +33,6 @@ from regard.bench.formatting import crossing, reasons, tables
 from regard.bench.machine import (
     MachineLoad,
     PeakThroughput,
-    cores,
     measure_load,
     measure_peaks,
     torch_threads,
@@ -50,6 +49,7 @@ from regard.bench.stats import (
 )
 from regard.cli import app
 from regard.cli.parsing import parse_spec
+from regard.environment import cores
 from regard.report import bundle
 from regard.state import state_bytes
 

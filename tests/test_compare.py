@@ -28,9 +28,9 @@ from regard.compare.executors import Executor, LocalExecutor, RunHandle
 from regard.compare.ledger import DONE, FAILED, REFUSED, Ledger, LedgerEntry
 from regard.compare.plan import count_parameters
 from regard.compare.verdict import scores_differ
+from regard.json_files import write_json
 from regard.models import ModuleSpec, module_spec
 from regard.tasks import create_task
-from regard.train.checkpoint import write_json
 from regard.train.run import build_task
 from regard.train.settings import TrainSettings
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_cases import CASES, EXPERTS, PLAN, STACKS, WORDS, Ragged, Small, outcome, trainer
 from torch import nn
 
 import regard
+from distributed_cases import CASES, EXPERTS, PLAN, STACKS, WORDS, Ragged, Small, outcome, trainer
 from regard.block import Block
 from regard.ffn import MLP
 from regard.models import load

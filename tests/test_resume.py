@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from resume_cases import spec
 from torch import nn
 
 import regard
 from regard.block import Block
 from regard.ffn import MLP
+from regard.json_files import CorruptFile
 from regard.tasks import create_task
 from regard.train import Trainer, TrainSettings, checkpoint
 from regard.train.metrics_log import MetricsLog
 from regard.train.run import run_training
+from resume_cases import spec
 
 HERE = Path(__file__).parent
 
@@ -182,7 +183,7 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
 def test_a_checkpoint_without_settings_is_named(tmp_path):
     """Fails if facts that were tampered with end in a KeyError."""
     checkpoint.save(tmp_path / "checkpoints", 2, {"model": {"w": torch.ones(2)}}, {"seconds": 1.0})
-    with pytest.raises(checkpoint.CorruptFile, match="does not say what it was trained with"):
+    with pytest.raises(CorruptFile, match="does not say what it was trained with"):
         run_training(spec(), tmp_path)
 
 

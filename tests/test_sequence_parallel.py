@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from sequence_parallel_cases import BIG, DIM, FORMS, HEADS, built, outcome, padding, stack, tokens
 
 import regard
 from regard import parallel, registry
 from regard.parallel.exchange_plan import exchange_plan, gather_keys_pattern, visible_keys
 from regard.pattern import Band, Causal, Chunks, Full, Global, KeyPhase, PerHead, RandomBlocks
+from sequence_parallel_cases import BIG, DIM, FORMS, HEADS, built, outcome, padding, stack, tokens
 
 N = 37  # tokens: no number of processes divides them
 SIZES = (5, 0, 25, 7)  # of slices, by hand, for four processes

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import regard
+from regard import json_files
 from regard.block import Block
 from regard.ffn import MLP
 from regard.models import ModuleSpec
@@ -229,7 +230,8 @@ def test_whatever_moment_a_save_is_killed_at_the_last_one_is_whole(tmp_path, mom
     checkpoint.save(root, 1, tensors, {"n": 1}, keep=1)
     calls = iter(range(10**6))
     for owner, name in (
-        (checkpoint, "_flush"),
+        (checkpoint, "flush_to_disk"),
+        (json_files, "flush_to_disk"),
         (checkpoint, "save_file"),
         (checkpoint.shutil, "rmtree"),
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from regard.bench.stats import relative_spread, time_interleaved
+from regard.environment import cores
 
 CUBES = (256, 512, 1024)
 ROWS = (
@@ -37,11 +37,6 @@ class PeakThroughput:
     def seconds(self, flops: float, exps: float) -> float:
         """What a call with so many FLOPs and exponentials takes at least: 4 n² d / G + n² / E for dense attention."""
         return flops / self.gemm + exps / self.exp
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
@@ -138,27 +133,6 @@ def _busy() -> tuple[float, float] | None:
     user, nice, system, _, _, *rest = map(int, fields)
     ticks = os.sysconf("SC_CLK_TCK")
     return (user + nice + system + sum(rest[:3])) / ticks, time.process_time()
-
-
-def environment() -> dict[str, str | int]:
-    """What a number depends on beside the code."""
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "machine": _model() or platform.machine(),
-        "cores": cores(),
-    }
-
-
-def _model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None
-    )
 
 
 def available_memory() -> int:

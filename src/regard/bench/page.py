@@ -17,8 +17,8 @@ from regard.bench.formatting import (
     reasons,
     tables,
 )
-from regard.bench.machine import environment
 from regard.bench.plan import DONE, BenchResult, BenchRow
+from regard.environment import environment
 from regard.report.bundle import MISSING, plots_available
 from regard.report.charts import Chart, growth
 from regard.report.markup import SafeHtml, join, tag

@@ -9,8 +9,9 @@ from itertools import groupby
 from typing import Any
 
 from regard.bench.cell import MODES, SCOPES, BenchCell, Contender
-from regard.bench.machine import MachineLoad, PeakThroughput, cores, environment
+from regard.bench.machine import MachineLoad, PeakThroughput
 from regard.bench.stats import LEAST, Ratio, crossover
+from regard.environment import cores, environment
 from regard.errors import check_choice, check_int, check_positive
 
 LENGTHS = tuple(1 << power for power in range(7, 17))  # 128 ... 65,536

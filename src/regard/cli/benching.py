@@ -18,7 +18,6 @@ from regard.bench.cell import MODES, SCOPES, BenchCell, Contender
 from regard.bench.contenders import RecipeContender, build_mixer
 from regard.bench.flex import FlexContender
 from regard.bench.formatting import notes
-from regard.bench.machine import cores
 from regard.bench.plan import LENGTHS, STOPPED, BenchPlan, BenchResult
 from regard.bench.schedule import run_bench, start_bench
 from regard.bench.stats import LEAST
@@ -26,6 +25,7 @@ from regard.cli.bench_table import print_bench
 from regard.cli.output import INTERRUPTED, console, print_json, user_errors
 from regard.cli.parsing import parse_duration, parse_ints, parse_specs
 from regard.cli.recipe_arguments import OPTIONS
+from regard.environment import cores
 from regard.errors import Unsupported, check_positive, did_you_mean
 from regard.models import ModuleSpec
 from regard.registry import get_recipe

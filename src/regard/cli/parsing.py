@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from regard.cli.recipe_arguments import parse_literal
+from regard.literals import parse_literal
 from regard.models import ModuleSpec
 from regard.tasks.rows import HUGGING_FACE
 

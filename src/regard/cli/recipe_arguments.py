@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from regard.errors import did_you_mean
+from regard.literals import parse_literal
 from regard.pattern import MAX_POSITION
 from regard.registry import Recipe
 
 OPTIONS = ("dim", "heads", "length", "causal")  # have an option of their own
 HINTS_OF_PATTERNS = "Pattern"
-WORDS = {"true": True, "false": False, "null": None}  # as text each of them would count as true
 
 
 def parse_recipe_arguments(recipe: Recipe, settings: Sequence[str]) -> dict[str, Any]:
@@ -37,16 +36,6 @@ def _check_name(recipe: Recipe, name: str) -> None:
     if name not in settable:
         hint = did_you_mean(name, settable) if settable else "there is nothing to set"
         raise ValueError(f"{recipe.name} takes no argument {name!r}: {hint}")
-
-
-def parse_literal(text: str) -> Any:
-    """A Python literal, or true, false or null as in JSON; what is none of these is text."""
-    if text in WORDS:
-        return WORDS[text]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
 
 
 def _checked(recipe: Recipe, name: str, value: Any) -> Any:

@@ -22,8 +22,9 @@ from rich.progress import (
 from regard.cli.output import INTERRUPTED, console, fail, print_json, user_errors
 from regard.cli.parsing import add_data_arguments, parse_duration, parse_key_values, parse_spec
 from regard.cli.text_plot import plot_text
+from regard.json_files import read_json
 from regard.models import ModuleSpec
-from regard.train.checkpoint import latest_checkpoint, read_json
+from regard.train.checkpoint import latest_checkpoint
 from regard.train.distributed import ProcessLost, is_main_process
 from regard.train.inference import evaluate, load_run
 from regard.train.run import RESULT_FILE, SPEC_FILE, RunSpec, build_task, read_spec, run_training

@@ -17,9 +17,9 @@ from regard.compare.plan import (
     tasks_at_lengths,
 )
 from regard.compare.verdict import ResultRow, summarize_runs
+from regard.json_files import write_json
 from regard.models.config import StrictModel
 from regard.tasks import Task
-from regard.train.checkpoint import write_json
 
 PLAN, LEDGER = "plan.json", "ledger.sqlite"
 

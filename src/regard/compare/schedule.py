@@ -13,7 +13,7 @@ from regard import native
 from regard.compare.executors import LOG_FILE, STOP_FILE, Executor, LocalExecutor, RunHandle
 from regard.compare.ledger import DONE, INTERRUPTED, Ledger
 from regard.compare.plan import PlannedRun
-from regard.train.checkpoint import CorruptFile, read_json, write_json
+from regard.json_files import CorruptFile, read_json, write_json
 from regard.train.interrupts import catch_interrupts
 from regard.train.metrics_log import METRICS_FILE as METRICS
 from regard.train.metrics_log import last_row

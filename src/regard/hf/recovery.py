@@ -23,8 +23,8 @@ from regard.hf.drift import LayerChange, SwapReport, block_of, drifted, states
 from regard.hf.modules import Replacement
 from regard.hf.sample import max_length, model_inputs
 from regard.hf.swapping import BEFORE, find_sites, restore
+from regard.json_files import read_json, write_json
 from regard.models.config import ModuleSpec
-from regard.train.checkpoint import read_json, write_json
 from regard.train.settings import TrainSettings
 from regard.train.trainer import Trainer
 

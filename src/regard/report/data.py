@@ -12,9 +12,9 @@ from regard.compare.formatting import group_rows, row_to_json
 from regard.compare.ledger import DONE, FAILED, REFUSED, LedgerEntry
 from regard.compare.plan import cached_task, spec_label, tasks_at_lengths
 from regard.compare.record import ComparisonRecord, read_entries, read_record, result_rows
+from regard.json_files import read_json
 from regard.report.curves import Curve, curves
 from regard.report.maps import AttentionMap, PatternPictures, maps, patterns
-from regard.train.checkpoint import read_json
 from regard.train.run import SPEC_FILE
 
 FEW = 3  # seeds from which a spread says something

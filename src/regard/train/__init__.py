@@ -1,6 +1,7 @@
 """Training: settings, the loop, and checkpoints that survive."""
 
-from regard.train.checkpoint import CheckpointWriteError, CorruptFile
+from regard.json_files import CorruptFile
+from regard.train.checkpoint import CheckpointWriteError
 from regard.train.distributed import ProcessLost, init_distributed
 from regard.train.settings import TrainSettings
 from regard.train.trainer import Diverged, Interrupted, Trainer, TrainResult

@@ -8,8 +8,6 @@ manifest is a good one.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,11 +17,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-PREFIX, PARTIAL, MANIFEST = "step-", ".partial-", "manifest.json"
+from regard.json_files import (
+    PARTIAL_PREFIX,
+    CorruptFile,
+    flush_to_disk,
+    read_json,
+    write_json,
+)
 
-
-class CorruptFile(ValueError):
-    """A checkpoint that cannot be read, and why."""
+PREFIX, MANIFEST = "step-", "manifest.json"
 
 
 class CheckpointWriteError(OSError):
@@ -39,7 +41,7 @@ def save(
     keep: int = 2,
 ) -> Path:
     """Write a checkpoint: files of tensors by name, and facts as JSON.  Older ones go, but for the last `write_record`."""
-    partial, final = root / f"{PARTIAL}{step}", checkpoint_path(root, step)
+    partial, final = root / f"{PARTIAL_PREFIX}{step}", checkpoint_path(root, step)
     try:
         _write(partial, step, tensors, facts)
         if final.exists():
@@ -52,7 +54,7 @@ def save(
         raise CheckpointWriteError(
             f"the checkpoint of step {step} could not be written: {error}; {kept}"
         ) from error
-    _flush(root)
+    flush_to_disk(root)
     for old in list_checkpoints(root)[:-keep]:
         shutil.rmtree(old)
     return final
@@ -64,16 +66,18 @@ def _write(
     """All files of a checkpoint, the manifest last; what a process that was killed has left goes first."""
     root = partial.parent
     root.mkdir(parents=True, exist_ok=True)
-    for left in {*root.glob(f"{PARTIAL}*"), *root.glob(f"{PREFIX}*")} - set(list_checkpoints(root)):
+    for left in {*root.glob(f"{PARTIAL_PREFIX}*"), *root.glob(f"{PREFIX}*")} - set(
+        list_checkpoints(root)
+    ):
         shutil.rmtree(left)
     partial.mkdir()
     for name, each in tensors.items():
         path = partial / f"{name}.safetensors"
         save_file({key: value.detach().contiguous() for key, value in each.items()}, path)
-        _flush(path)
+        flush_to_disk(path)
     sums = {path.name: _sum(path) for path in sorted(partial.iterdir())}
     write_json(partial / MANIFEST, {"step": step, "files": sums, "facts": dict(facts)})
-    _flush(partial)
+    flush_to_disk(partial)
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
@@ -110,32 +114,6 @@ def latest_checkpoint(root: Path, say: Callable[[str], None] = lambda text: None
         except CorruptFile as error:
             say(f"left out: {error}")
     return None
-
-
-def read_json(path: Path) -> Any:
-    """What a JSON file holds; anything else is `CorruptFile`."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CorruptFile(f"{path} cannot be read as JSON: {error}") from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file that is either the old or the new one, whatever happens in between."""
-    partial = path.with_name(f"{PARTIAL}{path.name}")
-    partial.write_text(json.dumps(value, indent=1, allow_nan=False), encoding="utf-8")
-    _flush(partial)
-    partial.replace(path)
-    _flush(path.parent)
-
-
-def _flush(path: Path) -> None:
-    """Have the system write it to the disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _sum(path: Path) -> str:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_choice, check_int
+from regard.json_files import read_json
 from regard.models import Decoder, DecodingStep, Model, load
 from regard.models.model import StreamState, outer_mixers
 from regard.tasks import Example, Task, TextProcessor, processor_from_dict
 from regard.tasks.base import IGNORE_INDEX, SPLITS, collate, to_int64
-from regard.train.checkpoint import read_json
 from regard.train.run import MODEL_DIR, TASK_FILE, RunSpec, read_spec
 
 

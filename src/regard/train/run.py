@@ -10,10 +10,6 @@ run/result.json      what came of it, written last: a run that has one is over
 
 from __future__ import annotations
 
-import os
-import platform
-import resource
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +18,8 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, ValidationError
 
+from regard.environment import environment, peak_bytes
+from regard.json_files import read_json, write_json
 from regard.models import Model, ModelConfig, ModuleSpec, build, save
 from regard.models.config import (
     Depth,
@@ -37,7 +35,6 @@ from regard.models.config import (
 from regard.models.serialization import load_tensors
 from regard.tasks import Task, create_task
 from regard.tasks.base import SPLITS
-from regard.train.checkpoint import read_json, write_json
 from regard.train.distributed import WorkerGroup, init_distributed
 from regard.train.ema import WeightEMA
 from regard.train.settings import TrainSettings
@@ -216,21 +213,3 @@ def read_spec(folder: Path) -> RunSpec:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
         raise ValueError(f"{folder / SPEC_FILE}: {where}: {first['msg']}") from None
-
-
-def peak_bytes() -> int:
-    """The most memory that this process had so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def environment() -> dict[str, Any]:
-    """Where a number was measured."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "system": platform.system(),
-    }

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.train import checkpoint
+from regard.json_files import CorruptFile
 from regard.train.ema import WeightEMA
 from regard.train.settings import TrainSettings
 from regard.train.strategy import ParallelStrategy
@@ -105,9 +105,7 @@ def check_settings(path: Path, facts: Mapping[str, Any], settings: TrainSettings
             if k not in FREE and before.get(k) != v
         ]
     except (KeyError, AttributeError) as error:
-        raise checkpoint.CorruptFile(
-            f"{path} does not say what it was trained with: {error!r}"
-        ) from None
+        raise CorruptFile(f"{path} does not say what it was trained with: {error!r}") from None
     if changed:
         raise ValueError(
             f"{path} was trained with another {', '.join(changed)}: resume it with the same settings"

@@ -1,0 +1,40 @@
+"""Read and write JSON files; a write either replaces the whole file or leaves the old one in place."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+PARTIAL_PREFIX = ".partial-"
+
+
+class CorruptFile(ValueError):
+    """A file of a run that is missing, truncated or not what its checksum says."""
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; raise `CorruptFile` if it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptFile(f"Cannot read {path} as JSON: {error}") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically: to a temporary name, flushed, then renamed."""
+    partial = path.with_name(f"{PARTIAL_PREFIX}{path.name}")
+    partial.write_text(json.dumps(value, indent=1, allow_nan=False), encoding="utf-8")
+    flush_to_disk(partial)
+    partial.replace(path)
+    flush_to_disk(path.parent)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Call fsync on a file or folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
