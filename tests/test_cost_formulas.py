@@ -2,11 +2,11 @@
 
 import time
 
-import pairwise_backend
 import pytest
 import torch
 from torch import nn
 
+import pairwise_backend
 import regard
 from regard.block import Block
 from regard.errors import Unsupported
@@ -33,7 +33,7 @@ ROUTED = {"reformer"}  # what a stream keeps depends on the tokens
 def built(name, causal):
     recipe = get_recipe(name)
     try:
-        return recipe.build(**exact.arguments(recipe, N, DIM, causal))
+        return recipe.build(**pairwise_backend.arguments(recipe, N, DIM, causal))
     except Unsupported:
         pytest.skip("there is no such form")
 
@@ -43,7 +43,7 @@ def built(name, causal):
 def test_formula_agrees_with_counted_run(name, causal, monkeypatch):
     """Fails if the formula of a recipe is off by more than 2 % forward; backward it must lie between what is needed, less
     6 %, and what is needed together with what is computed again, plus 6 %."""
-    exact.install(monkeypatch)
+    pairwise_backend.install(monkeypatch)
     torch.manual_seed(0)
     mixer = built(name, causal)
     found, done = module_cost(mixer, CallShape(2, N, N)), count(mixer, torch.randn(2, N, DIM))
@@ -59,7 +59,7 @@ def test_meta_device_gives_the_same(name, causal):
     recipe = get_recipe(name)
     plain = built(name, causal)
     with torch.device("meta"):
-        empty = recipe.build(**exact.arguments(recipe, N, DIM, causal))
+        empty = recipe.build(**pairwise_backend.arguments(recipe, N, DIM, causal))
     assert all(p.is_meta for p in empty.parameters())
     assert module_cost(empty, CallShape(2, N, N)) == module_cost(plain, CallShape(2, N, N))
 

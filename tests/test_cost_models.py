@@ -2,11 +2,11 @@
 
 from functools import partial
 
-import pairwise_backend
 import pytest
 import torch
 from torch import nn
 
+import pairwise_backend
 import regard
 from regard.block import Block
 from regard.ffn import FEED_FORWARDS, MLP
@@ -93,7 +93,7 @@ CASES = [
 def test_configuration_agrees_with_counted_run(change, monkeypatch):
     """Fails if the formula of a configuration is off by more than 2 % of the FLOPs that are counted, forward, or by more than
     6 % backward, where scores may be made again."""
-    exact.install(monkeypatch)
+    pairwise_backend.install(monkeypatch)
     torch.manual_seed(0)
     config = ModelConfig(**{**BASE, **change})
     length = config.input.length if config.input.kind == "patches" else N
@@ -176,7 +176,7 @@ STACKS = {
 @pytest.mark.parametrize("name", STACKS)
 def test_stack_agrees_with_counted_run(name, monkeypatch):
     """Fails if the formula of a stack is off by more than 2 % forward, or backward leaves the band of what is made again."""
-    exact.install(monkeypatch)
+    pairwise_backend.install(monkeypatch)
     torch.manual_seed(0)
     stack = STACKS[name]()
     done, found = count(stack, torch.randn(2, N, 32)), cost(stack, N, batch=2)

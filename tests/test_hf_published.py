@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from test_hf_weights import SMALL, alike, padded, pair, tokens
 
 from hub_models import shaken
 from regard import Unsupported, models
 from regard.hf.families import timm
+from test_hf_weights import SMALL, alike, padded, pair, tokens
 
 hf = pytest.importorskip("transformers")
 
