@@ -158,7 +158,11 @@ def test_show_numbers():
     found = json.loads(
         run("show", "local", "--length", "100", "--set", "window=3", "--json").stdout
     )
-    assert found["keys_per_query"] == {"mean": pytest.approx(6.88), "max": 7, "pairwise_backend": True}
+    assert found["keys_per_query"] == {
+        "mean": pytest.approx(6.88),
+        "max": 7,
+        "pairwise_backend": True,
+    }
     assert found["density"] == pytest.approx(0.0688)
     assert found["pattern"] == "Band(3, 3)" and found["arguments"]["window"] == 3
     assert found["parameters"] == 4 * 512 * 512 and found["forward"]["backend"] in ("sdpa", "cpp")
