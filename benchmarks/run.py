@@ -224,7 +224,7 @@ def layouts() -> list[Row]:
     """The layout of 65,536 tokens, for every sparse recipe: seconds, memory, scores for each query."""
     rows = []
     given = {"length": 65536, "width": 256, "stride": 256, "window": 128}
-    for name in regard.list("C"):
+    for name in regard.list_recipes("C"):
         arguments = {
             key: value
             for key, value in given.items()
@@ -340,8 +340,8 @@ def crossover(families: str = FAMILIES) -> list[Row]:
     An attention inside `MultiHead` runs on heads, beside SDPA; any other mixer runs whole, beside the whole of `vanilla`.
     The plain form of each, where there is one; the linearised and the window causal too.
     """
-    both = {*regard.list("E"), "local"}
-    names = [name for name in regard.list() if get_recipe(name).family in families]
+    both = {*regard.list_recipes("E"), "local"}
+    names = [name for name in regard.list_recipes() if get_recipe(name).family in families]
     forms = [
         (name, causal) for name in names for causal in (False, True) if buildable(name, causal)
     ]
@@ -429,7 +429,7 @@ def rivals(
 def streaming() -> list[Row]:
     """The next token of a stream after 100 tokens and after 100,000, 4 heads x 32, for all whose state does not grow."""
     rows = []
-    for name in regard.list(can=["stream"]):
+    for name in regard.list_recipes(can=["stream"]):
         parameters = get_recipe(name).parameters
         if (
             "length" in parameters
@@ -565,7 +565,8 @@ def others(file: Path, families: str) -> list[Row]:
     return [
         row
         for row in rows
-        if row["recipe"] in regard.list() and get_recipe(row["recipe"]).family not in families
+        if row["recipe"] in regard.list_recipes()
+        and get_recipe(row["recipe"]).family not in families
     ]
 
 

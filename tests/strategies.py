@@ -5,8 +5,7 @@ import os
 
 import numpy as np
 import torch
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 
 from regard.layout import Layout, LayoutPart
 from regard.pattern import (

@@ -4,8 +4,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 import regard.pattern
 from regard import native

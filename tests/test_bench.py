@@ -21,11 +21,11 @@ from regard.bench import (
     BenchRow,
     DenseContender,
     RecipeContender,
+    machine as machines,
     run_bench,
+    schedule as running,
     start_bench,
 )
-from regard.bench import machine as machines
-from regard.bench import schedule as running
 from regard.bench.cell import DENSE, MODES, SCOPES, BenchCall, Contender, prepare_call
 from regard.bench.contenders import build_mixer, skip_attention
 from regard.bench.flex import FlexContender

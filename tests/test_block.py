@@ -26,7 +26,7 @@ def stack(*names, causal=False, cross=False, **block):
     )
 
 
-@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+@pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
 def test_every_mixer_streams_through_a_stack(name, rand):
     """Fails if chunks give anything else than the whole, in a hybrid of two layers."""
     layers, x = stack(name, "vanilla", causal=True), rand(2, 20, 8)
@@ -37,7 +37,7 @@ def test_every_mixer_streams_through_a_stack(name, rand):
     torch.testing.assert_close(torch.cat(parts, 1), layers(x))
 
 
-@pytest.mark.parametrize("name", regard.list(can=["mask"]))
+@pytest.mark.parametrize("name", regard.list_recipes(can=["mask"]))
 def test_padding_goes_through_a_stack(name, rand):
     """Fails if a left-out token, even NaN, reaches one that is real."""
     layers, x = stack(name, name, causal=get_recipe(name).causal_options()[0]), rand(2, 20, 8)

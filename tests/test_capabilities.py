@@ -24,7 +24,7 @@ def build(name, causal):
     return get_recipe(name).example(causal=causal)
 
 
-@pytest.mark.parametrize("name", regard.list())
+@pytest.mark.parametrize("name", regard.list_recipes())
 def test_promises(name, executor):
     """Fails if a promise is broken, a refusal does not refuse, or the table of them changed unannounced."""
     result = check_mixer(lambda causal: build(name, causal))
@@ -38,13 +38,13 @@ def test_promises(name, executor):
 def test_table_names_every_recipe_and_check():
     """Fails if a recipe or a check is missing from the table, or no longer exists."""
     table = json.loads(TABLE.read_text())
-    assert list(table) == regard.list(), (
+    assert list(table) == regard.list_recipes(), (
         "run `python tests/test_capabilities.py` and commit the difference"
     )
     assert all(list(row) == ["causal", *CHECKS] for row in table.values())
 
 
-@pytest.mark.parametrize("name", regard.list())
+@pytest.mark.parametrize("name", regard.list_recipes())
 def test_recipe_can_tells_what_the_checks_found(name):
     """Fails if `Recipe.can` promises something else than what the small example keeps."""
     row, can = json.loads(TABLE.read_text())[name], get_recipe(name).can()
@@ -302,6 +302,7 @@ def test_what_says_another_causality_is_found():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     table = {
-        name: check_mixer(lambda causal, name=name: build(name, causal)) for name in regard.list()
+        name: check_mixer(lambda causal, name=name: build(name, causal))
+        for name in regard.list_recipes()
     }
     TABLE.write_text(json.dumps(table, indent=2) + "\n")

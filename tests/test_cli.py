@@ -11,7 +11,7 @@ from regard.cli import app
 from regard.cli.parsing import parse_key_values
 from regard.mixer import CAPABILITIES
 
-NAMES = regard.list()
+NAMES = regard.list_recipes()
 
 
 def run(*arguments, code=0, **environment):
@@ -84,7 +84,7 @@ def test_list_json_has_every_recipe_with_its_promises():
 
 def test_list_filters():
     family = [e["name"] for e in json.loads(run("list", "--family", "c", "--json").stdout)]
-    assert family == regard.list("C") and 0 < len(family) < len(NAMES)
+    assert family == regard.list_recipes("C") and 0 < len(family) < len(NAMES)
     able = json.loads(run("list", "--can", "causal, stream", "--json").stdout)
     assert 0 < len(able) < len(NAMES) and all(
         e["can"]["causal"] and e["can"]["stream"] for e in able
@@ -279,7 +279,7 @@ def test_png_that_cannot_be_written(command, tmp_path, monkeypatch):
 
 def test_gallery(tmp_path):
     shown = run("gallery").stdout
-    assert all(name in shown for name in regard.list("C"))
+    assert all(name in shown for name in regard.list_recipes("C"))
     pytest.importorskip("matplotlib")
     run("gallery", "--png", str(tmp_path / "all.png"))
     assert (tmp_path / "all.png").stat().st_size > 10_000

@@ -26,7 +26,7 @@ from regard.query_prototypes import QueryClusters
 from regard.registry import get_recipe
 from regard.testing import check_mixer
 
-FAMILY = regard.list("F")
+FAMILY = regard.list_recipes("F")
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import regard
-from oracles.early import filters as naive_filters
-from oracles.early import look
+from oracles.early import filters as naive_filters, look
 from regard.attentions import additive
 from regard.cells import (
     BahdanauDecoder,

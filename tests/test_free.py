@@ -15,7 +15,7 @@ from regard.mixers.xcit import (
 from regard.registry import get_recipe
 from regard.testing import check_mixer
 
-SYNTHESIZERS = [name for name in regard.list("H") if name.startswith("synthesizer")]
+SYNTHESIZERS = [name for name in regard.list_recipes("H") if name.startswith("synthesizer")]
 AFTS = (  # full, simple, local, conv
     {"length": 40, "rank": 3},
     {"length": None},

@@ -70,7 +70,7 @@ def greedy(tiny, prompt, length):
 
 
 # ---------------------------------------------------------------------------------------------- the state is the whole
-@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+@pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
 def test_greedy_is_what_recomputing_gives(name):
     """Fails if a recipe says something else from its state than from the whole, or prompts of other lengths disturb it."""
     tiny = model(name)

@@ -174,7 +174,7 @@ def test_greedy_with_prompts_of_different_lengths(mixer):
     )
 
 
-@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+@pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
 def test_every_recipe_steps_as_it_reads(name):
     """Fails if, with padding at the front, a recipe says something else from its cache than from the whole."""
     small = {

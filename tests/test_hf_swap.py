@@ -391,7 +391,7 @@ def test_every_recipe_fits_or_says_why():
     """Fails if a recipe breaks in a real model, drops a gradient, or leaves the model changed where it is refused."""
     model, given = shaken(bert()), batch()
     want, refused = tokens_of(model, given), {}
-    for name in regard.list():
+    for name in regard.list_recipes():
         small = {k: v for k, v in regard.registry.get_recipe(name).small.items() if k != "length"}
         try:
             swap(model, name, **small)
@@ -669,7 +669,7 @@ def test_real_weights():
 
 def test_importing_stays_light():
     """Fails if `import regard` brings training, transformers or what draws tables."""
-    code = "import sys, regard; regard.hf; print({'transformers', 'rich', 'regard.train'} & set(sys.modules))"
+    code = "import sys, regard; regard.swap; print({'transformers', 'rich', 'regard.train'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 

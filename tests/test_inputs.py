@@ -22,9 +22,9 @@ from regard import (
 from regard.pattern import GlobalMask, PerHead
 from regard.registry import get_recipe
 
-NAMES = regard.list()
+NAMES = regard.list_recipes()
 MASKED = [name for name in NAMES if get_recipe(name).can().mask]
-CROSS = regard.list(can="cross")
+CROSS = regard.list_recipes(can="cross")
 # what these give does not come from the keys alone: they add the token itself or a bias, or see learned vectors too
 RESIDUAL = (
     "sab",
@@ -103,7 +103,7 @@ def test_no_examples(name, executor, rand):
         assert small(name)(x, mask=torch.ones(0, 12, dtype=torch.bool)).shape == (0, 12, 8)
 
 
-@pytest.mark.parametrize("name", regard.list(can=["mask", "maps"]))
+@pytest.mark.parametrize("name", regard.list_recipes(can=["mask", "maps"]))
 def test_maps_of_few_tokens(name, rand):
     """Fails if there is no map of one token, or of none."""
     for n in (0, 1):
@@ -489,7 +489,7 @@ def test_huge_values_are_no_trouble(rand):
         torch.testing.assert_close(mixer(x), dense(x))
 
 
-# ---------------------------------------------------------------------------------------------- regard.backends
+# ---------------------------------------------------------------------------------------------- regard.attend
 def qkv(rand, b=2, h=2, n=6, e=4):
     return [rand(b, h, n, e) for _ in range(3)]
 

@@ -12,8 +12,7 @@ import torch
 
 from real import real
 from regard.compare.baseline import constant_baseline_score
-from regard.tasks import corpus as corpora
-from regard.tasks import create_task
+from regard.tasks import corpus as corpora, create_task
 from regard.tasks.base import IGNORE_INDEX
 from regard.tasks.corpus import iter_texts, utf8_boundary
 from regard.tasks.grammar import (

@@ -395,7 +395,7 @@ def plain_heads(name):
     return heads and not (isinstance(mixer, MultiHead) and mixer.kv_heads < mixer.heads)
 
 
-@pytest.mark.parametrize("name", [n for n in regard.list() if plain_heads(n)])
+@pytest.mark.parametrize("name", [n for n in regard.list_recipes() if plain_heads(n)])
 def test_attention_is_a_dense_layer_whose_weights_depend_on_the_input(name, rand):
     """Fails if an attention, its map held fixed, is not the linear layer over tokens that the map says."""
     torch.manual_seed(0)

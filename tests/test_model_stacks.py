@@ -131,7 +131,7 @@ def test_the_words_reach_the_stack():
     assert build(config("reversible")).backbone.norm is not None  # it ends in a bare sum
 
 
-@pytest.mark.parametrize("name", regard.list())
+@pytest.mark.parametrize("name", regard.list_recipes())
 def test_any_mixer_stands_in_stacks_that_only_repeat(name):
     """Fails if a mixer of the registry cannot go into a stack that asks nothing more of it than to be called."""
     small = {

@@ -24,8 +24,8 @@ from regard.models.model import Decoder, Encoder, Seq2Seq
 from regard.registry import get_recipe
 
 LENGTH = 48
-CAUSAL = [name for name in regard.list() if True in get_recipe(name).causal_options()]
-PLAIN = [name for name in regard.list() if False in get_recipe(name).causal_options()]
+CAUSAL = [name for name in regard.list_recipes() if True in get_recipe(name).causal_options()]
+PLAIN = [name for name in regard.list_recipes() if False in get_recipe(name).causal_options()]
 
 
 def mixer(name):
@@ -115,7 +115,9 @@ def test_every_mixer_makes_an_encoder(name):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in regard.list(can=["cross"]) if name in PLAIN])
+@pytest.mark.parametrize(
+    "name", [name for name in regard.list_recipes(can=["cross"]) if name in PLAIN]
+)
 def test_every_mixer_that_can_looks_across(name):
     """Fails if a mixer cannot stand between encoder and decoder, or the source has no influence."""
     model, x, y = (

@@ -159,7 +159,7 @@ def test_longformer_marks(i, n, masked, forced, rand):
 
 def test_every_recipe_has_an_oracle():
     """Fails if a recipe was added without one."""
-    assert set(ORACLES) == set(regard.list())
+    assert set(ORACLES) == set(regard.list_recipes())
 
 
 def test_oracles_share_no_code_and_stay_short():

@@ -83,12 +83,12 @@ def test_every_row_has_its_names(row):
     """Fails if a mechanism is missing, or goes by another name."""
     for name in ISSUE[row]:
         found = registry.get_recipe(name)
-        assert found.row == row and found.name == name and name in regard.list(row[0])
+        assert found.row == row and found.name == name and name in regard.list_recipes(row[0])
 
 
 def test_every_recipe_says_where_it_comes_from():
     """Fails if a recipe has no paper, formula, summary or family."""
-    for name in regard.list():
+    for name in regard.list_recipes():
         found = registry.get_recipe(name)
         assert found.paper and found.formula and found.summary and found.family in registry.FAMILIES
         assert found.arxiv == "" or (len(found.arxiv) in (9, 10) and found.arxiv[4] == ".")
@@ -103,37 +103,44 @@ def test_every_recipe_says_where_it_comes_from():
 def test_list_by_family():
     """Fails if a family is not found by its letter and by its name, in any case."""
     assert (
-        regard.list("C")
-        == regard.list("c")
-        == regard.list("sparse by position")
-        == regard.list("Sparse by position")
+        regard.list_recipes("C")
+        == regard.list_recipes("c")
+        == regard.list_recipes("sparse by position")
+        == regard.list_recipes("Sparse by position")
     )
-    assert regard.list("B") == ["parameter_free", "vanilla"] and regard.list("A")[0] == "bahdanau"
-    assert [name for letter in registry.FAMILIES for name in regard.list(letter)] == regard.list()
+    assert (
+        regard.list_recipes("B") == ["parameter_free", "vanilla"]
+        and regard.list_recipes("A")[0] == "bahdanau"
+    )
+    assert [
+        name for letter in registry.FAMILIES for name in regard.list_recipes(letter)
+    ] == regard.list_recipes()
     with pytest.raises(ValueError, match=r"no family 'sparse by positon'.*'sparse by position'"):
-        regard.list("sparse by positon")
+        regard.list_recipes("sparse by positon")
     with pytest.raises(ValueError, match="no family 'Z'"):
-        regard.list("Z")
+        regard.list_recipes("Z")
 
 
 def test_list_by_promise():
     """Fails if a promise does not select."""
-    both = set(regard.list(can=["cross", "stream"]))
+    both = set(regard.list_recipes(can=["cross", "stream"]))
     assert (
-        both == set(regard.list(can="cross")) & set(regard.list(can="stream"))
+        both == set(regard.list_recipes(can="cross")) & set(regard.list_recipes(can="stream"))
         and {"bahdanau", "vanilla", "linear"} <= both
     )
-    assert regard.list(can="global_attention_mask") == ["longformer"]
-    assert "fnet" not in regard.list(can="mask") and "fnet" in regard.list(can="length")
-    assert {"bigbird", "linear", "vanilla"} <= set(regard.list(can="causal"))
-    assert not {"linformer", "fnet", "mlp_mixer"} & set(regard.list(can="causal"))
+    assert regard.list_recipes(can="global_attention_mask") == ["longformer"]
+    assert "fnet" not in regard.list_recipes(can="mask") and "fnet" in regard.list_recipes(
+        can="length"
+    )
+    assert {"bigbird", "linear", "vanilla"} <= set(regard.list_recipes(can="causal"))
+    assert not {"linformer", "fnet", "mlp_mixer"} & set(regard.list_recipes(can="causal"))
     with pytest.raises(ValueError, match=r"no promise 'casual'.*'causal'"):
-        regard.list(can=["casual"])
+        regard.list_recipes(can=["casual"])
 
 
 def test_the_order_is_that_of_the_catalogue():
     """Fails if C10 comes before C2."""
-    rows = [registry.get_recipe(name).row for name in regard.list("C")]
+    rows = [registry.get_recipe(name).row for name in regard.list_recipes("C")]
     assert rows == sorted(rows, key=lambda row: int(row[1:]))
 
 
@@ -196,7 +203,7 @@ def test_another_package_adds_a_recipe(fresh, monkeypatch):
         monkeypatch,
         Entry("toy", lambda: recipe("Somebody 2030", row="H9", formula="Re F F x")(toy)),
     )
-    assert "toy" in regard.list() and "toy" in regard.list("H")
+    assert "toy" in regard.list_recipes() and "toy" in regard.list_recipes("H")
     assert regard.create("toy", dim=6).dim == 6
     assert registry.get_recipe("toy").summary == "A recipe of another package"
     regard.testing.check_mixer(lambda causal: regard.create("toy", dim=6, causal=causal))
@@ -217,11 +224,11 @@ def test_a_broken_package_takes_nobody_with_it(fresh, monkeypatch):
         UserWarning,
         match=r"'bad' of 'other_package:bad' could not be loaded: no module named nonsense",
     ):
-        names = regard.list()
+        names = regard.list_recipes()
     assert "toy" in names and "bigbird" in names
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert regard.list() == names  # and it warns once
+        assert regard.list_recipes() == names  # and it warns once
 
 
 def test_no_second_recipe_of_a_name(fresh):
@@ -230,7 +237,7 @@ def test_no_second_recipe_of_a_name(fresh):
     def vanilla(dim, heads, *, causal=False):
         """Not the vanilla you know."""
 
-    regard.list()
+    regard.list_recipes()
     with pytest.raises(
         ValueError, match=r"there is a recipe 'vanilla' already, from regard\.recipes\.vanilla"
     ):
@@ -256,7 +263,7 @@ def test_a_decorated_function_stays_a_function(fresh):
 def test_a_recipe_without_a_row_is_listed_last(fresh):
     """Fails if a recipe outside the catalogue breaks the order."""
     recipe("Somebody 2030")(toy)
-    assert regard.list()[-1] == "toy" and registry.get_recipe("toy").family == ""
+    assert regard.list_recipes()[-1] == "toy" and registry.get_recipe("toy").family == ""
 
 
 def test_the_documented_group_exists():

@@ -13,8 +13,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from typer.testing import CliRunner
 
 from regard.cli import app

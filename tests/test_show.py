@@ -131,7 +131,7 @@ def test_marked_tokens_stand_at_a_quarter_and_at_two_thirds():
 
 
 def test_parts_together_are_the_pattern():
-    for name in regard.list("C"):
+    for name in regard.list_recipes("C"):
         pattern = pattern_of(build_example(get_recipe(name), 24))
         if pattern is None:
             assert name in ("star", "bp_transformer")
@@ -195,7 +195,7 @@ def test_draw_family_draws_them_all():
     console, out = printed()
     draw_family("C", console)
     shown = out.getvalue()
-    for name in regard.list("C"):
+    for name in regard.list_recipes("C"):
         assert f"\n{name}  " in f"\n{shown}"
     with pytest.raises(ValueError, match="family"):
         draw_family("Z", console)

@@ -140,7 +140,7 @@ def test_examples_that_left_are_out_of_the_batch(rand):
     assert sizes == [int((depth > i).sum()) for i in range(len(sizes))] and sizes[-1] < 7
 
 
-@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+@pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
 def test_chunks_give_the_whole(name, rand):
     """Fails if a later token does not see those that left early at the layers that they left out."""
     stack, x = early(names=(name, "vanilla"), causal=True), rand(2, 20, 8)

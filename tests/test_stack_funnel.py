@@ -169,7 +169,7 @@ def test_hugging_face(n, cls, ask_all, rand):
 
 
 # ---------------------------------------------------------------------------------------------- any mixer
-@pytest.mark.parametrize("name", regard.list())
+@pytest.mark.parametrize("name", regard.list_recipes())
 def test_any_mixer(name, rand):
     """Fails if a mixer that can ask another sequence cannot stand in a funnel, or one that cannot is taken silently."""
     torch.manual_seed(0)

@@ -53,7 +53,7 @@ def test_against_loops(causal, rand):
     same_gradients((found * weight).sum(), (wanted * weight).sum(), [x, *p.values()])
 
 
-@pytest.mark.parametrize("name", regard.list())
+@pytest.mark.parametrize("name", regard.list_recipes())
 def test_every_mixer_in_training(name, rand):
     """Fails if running again does something else: other dropout, moved centroids, other features, a cost told twice."""
     stack = reversible(name=name, causal=get_recipe(name).causal_options()[-1], dropout=0.2).train()
@@ -179,7 +179,7 @@ def test_nothing_is_computed_for_nobody(rand):
     assert all(half.mixer.inner.share.grad is not None for half in stack.halves[::2])
 
 
-@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+@pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
 def test_chunks_give_the_whole(name, rand):
     """Fails if the two streams of tokens are mixed up from chunk to chunk."""
     stack, x = reversible(name=name, causal=True), rand(2, 13, 8)

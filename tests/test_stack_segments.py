@@ -168,7 +168,7 @@ def test_chunks_give_the_whole_and_its_gradients(sizes, rand):
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+@pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
 def test_every_mixer_that_streams(name, rand):
     """Fails if a registered mixer loses values at the end of a segment, or its gradients cross it."""
     torch.manual_seed(0)

@@ -67,7 +67,7 @@ def test_parameters_count_once():
     assert (once, thrice) == (one, 3 * one)
 
 
-@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+@pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
 def test_each_application_has_its_own_state(name, rand):
     """Fails if two applications of one layer read each other's cache."""
     stack, x = shared(2, 5, name=name, order="cycle", causal=True), rand(2, 13, 8)

@@ -142,7 +142,7 @@ def test_only_the_remainder_has_a_gradient(rand):
     same_gradients(notes.loss(), 0.1 * rests.mean(), list(stack.parameters()))
 
 
-@pytest.mark.parametrize("name", regard.list(can=["causal", "stream"]))
+@pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
 def test_chunks_give_the_whole(name, rand):
     """Fails if a chunk that needs fewer steps leaves out what a later one must see."""
     stack, x = universal(5, name=name, causal=True), rand(2, 20, 8)

@@ -15,7 +15,7 @@ from regard.stack import SequentialStack
 from regard.state import detach, state_batch_size, state_bytes, take
 from regard.testing import check_mixer, reorder
 
-STREAMING = regard.list(can=["causal", "stream"])
+STREAMING = regard.list_recipes(can=["causal", "stream"])
 
 
 class Pair(NamedTuple):

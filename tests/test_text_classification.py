@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from real import real
-from regard.tasks import create_task, processor_from_dict
-from regard.tasks import text_classification as module
+from regard.tasks import create_task, processor_from_dict, text_classification as module
 from regard.tasks.base import SPLITS
 
 

@@ -123,7 +123,7 @@ def built_or_refused(name, scheme, causal):
 
 
 @pytest.mark.parametrize("scheme", INSIDE)
-@pytest.mark.parametrize("name", regard.list())
+@pytest.mark.parametrize("name", regard.list_recipes())
 def test_each_recipe_takes_it_or_says_why(name, scheme):
     """Fails if a stream, a mask or a map is wrong with positions inside, or a refusal comes as another error."""
     for form, causal in enumerate(get_recipe(name).causal_options()):
@@ -138,7 +138,7 @@ def test_each_recipe_takes_it_or_says_why(name, scheme):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", INSIDE)
-@pytest.mark.parametrize("name", regard.list())
+@pytest.mark.parametrize("name", regard.list_recipes())
 def test_every_promise_holds_with_positions(name, scheme):
     """Fails if any promise that the mixer makes is broken by the positions inside."""
     if name in TAKES[scheme]:
@@ -163,7 +163,7 @@ def test_every_mixer_takes_what_goes_in_with_the_tokens(name, scheme):
     )
 
 
-@pytest.mark.parametrize("name", regard.list())
+@pytest.mark.parametrize("name", regard.list_recipes())
 def test_positions_before_a_mixer_take_no_promise_away(name):
     """Fails if something that a mixer can do is refused, or done, because of an embedding before it."""
     mixer = get_recipe(name).example(8)

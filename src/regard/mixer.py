@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.backends import check_mask
-from regard.can import CAPABILITIES as CAPABILITIES
-from regard.can import Can as Can  # for all that write mixers
+from regard.can import (
+    CAPABILITIES as CAPABILITIES,
+    Can as Can,  # for all that write mixers
+)
 from regard.errors import Unsupported, check_int
 from regard.position.rotary import RotaryEmbedding
-from regard.state import State as State
-from regard.state import check_state
+from regard.state import State as State, check_state
 
 NO_COMMON_PLACES = (
     "positions turn its queries and keys, and those of two sequences are not comparable"

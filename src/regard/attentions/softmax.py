@@ -18,7 +18,7 @@ class SoftmaxAttention(KVCacheAttention):
     """softmax(q kᵀ scale + prior) v, over the pairs that the pattern allows; exact, by whichever executor is fastest.
 
     scale    of the scores, 1/sqrt(e) unless given, or what a prior of several terms asks for
-    backend  see `regard.backends`
+    backend  see `regard.attend`
     """
 
     supports_gqa = True

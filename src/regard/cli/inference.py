@@ -12,8 +12,7 @@ import typer
 
 from regard.cli.output import print_json, user_errors
 from regard.models.beam import BeamSearchConfig, beam_search
-from regard.models.generation import GenerationOutput, stream_tokens
-from regard.models.generation import generate as go_on
+from regard.models.generation import GenerationOutput, generate as go_on, stream_tokens
 from regard.models.sampling import (
     DecodingStrategy,
     GreedySearch,
@@ -28,8 +27,13 @@ from regard.tasks.corpus import TEXT_SUFFIXES
 from regard.tasks.files import existing_path, file_type, open_text
 from regard.tasks.rows import HUGGING_FACE, get_column, read_rows
 from regard.tasks.tokenizers import Tokenizer
-from regard.train.inference import Prediction, TrainedRun, generation_step, load_run
-from regard.train.inference import predict as labelled
+from regard.train.inference import (
+    Prediction,
+    TrainedRun,
+    generation_step,
+    load_run,
+    predict as labelled,
+)
 
 
 def predict(

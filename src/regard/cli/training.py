@@ -29,8 +29,7 @@ from regard.train.distributed import ProcessLost, is_main_process
 from regard.train.inference import evaluate, load_run
 from regard.train.run import RESULT_FILE, SPEC_FILE, RunSpec, build_task, read_spec, run_training
 from regard.train.settings import parse_settings
-from regard.train.trainer import CHECKPOINTS, Diverged, Interrupted
-from regard.train.trainer import TrainProgress as Seen
+from regard.train.trainer import CHECKPOINTS, Diverged, Interrupted, TrainProgress as Seen
 
 OUT = Path("runs/last")
 Watch = Callable[[Seen], None]

@@ -15,8 +15,7 @@ from regard.compare.ledger import DONE, INTERRUPTED, Ledger
 from regard.compare.plan import PlannedRun
 from regard.json_files import CorruptFile, read_json, write_json
 from regard.train.interrupts import catch_interrupts
-from regard.train.metrics_log import METRICS_FILE as METRICS
-from regard.train.metrics_log import last_row
+from regard.train.metrics_log import METRICS_FILE as METRICS, last_row
 from regard.train.run import RESULT_FILE, SPEC_FILE
 
 LEAST = 5.0  # seconds of a run, at least, on a machine that has nothing else to do

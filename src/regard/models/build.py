@@ -14,8 +14,7 @@ from regard.block import Block, Layer
 from regard.errors import Unsupported
 from regard.ffn import FeedForward
 from regard.mixer import Mixer
-from regard.models import config as c
-from regard.models import heads
+from regard.models import config as c, heads
 from regard.models.components import (
     FFNS,
     NORMS,

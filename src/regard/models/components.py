@@ -11,8 +11,7 @@ from torch import nn
 
 from regard.deep_init import deepnorm_init
 from regard.errors import Unsupported, did_you_mean
-from regard.ffn import FEED_FORWARDS as FFNS
-from regard.ffn import get_activation as activation_of
+from regard.ffn import FEED_FORWARDS as FFNS, get_activation as activation_of
 from regard.mixer import Mixer
 from regard.mixers.positional import with_position
 from regard.models.config import ModuleSpec

@@ -9,8 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.show.picture import Picture
-from regard.show.style import Colour, PartStyle, assign_styles, blend, cell_character
-from regard.show.style import legend_entries as style_legend
+from regard.show.style import (
+    Colour,
+    PartStyle,
+    assign_styles,
+    blend,
+    cell_character,
+    legend_entries as style_legend,
+)
 
 GROUND: Colour = (43, 43, 51)
 NOBODY = "·"

@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import check_choice, check_int
-from regard.models.losses import IGNORE_INDEX as IGNORE_INDEX  # what has no target, here and there
-from regard.models.losses import cross_entropy_loss
+from regard.models.losses import (
+    IGNORE_INDEX as IGNORE_INDEX,  # what has no target, here and there
+    cross_entropy_loss,
+)
 from regard.tasks.tokenizers import TextProcessor
 
 SPLITS = ("train", "valid", "test")

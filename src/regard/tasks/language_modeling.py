@@ -11,8 +11,7 @@ from regard.errors import check_int
 from regard.tasks.base import SPLITS, Example, Task, example_rng, to_int64
 from regard.tasks.corpus import encode_corpus, iter_texts, load_corpus
 from regard.tasks.files import is_utf8
-from regard.tasks.grammar import entropy_per_character
-from regard.tasks.grammar import text as sample
+from regard.tasks.grammar import entropy_per_character, text as sample
 from regard.tasks.tokenizers import ByteTokenizer, TextProcessor, train_tokenizer
 
 ENDLESS = 1 << 40

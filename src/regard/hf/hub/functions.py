@@ -21,8 +21,7 @@ from regard.backends import attend
 from regard.errors import Unsupported
 from regard.hf.hub.masks import MaskRule, as_bool, meet, rule_of
 from regard.hf.hub.names import AttentionSpec, shiftless, why_not_cross
-from regard.hf.hub.roles import is_causal as calls_itself_causal
-from regard.hf.hub.roles import is_cross, length_of
+from regard.hf.hub.roles import is_causal as calls_itself_causal, is_cross, length_of
 from regard.mixer import Attention, identity_values
 from regard.numerics import zero_padding_tokens
 from regard.pattern import Band, Causal, Full

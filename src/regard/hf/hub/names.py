@@ -26,7 +26,7 @@ from regard.pattern import Band, Full, Keys
 from regard.registry import create, get_recipe, list_recipes
 
 PREFIX = "regard:"
-SWAP = "regard.hf puts it into a model"
+SWAP = "regard.swap puts it into a model"
 THEIRS = {
     "dim": "the width is",
     "heads": "the heads are",

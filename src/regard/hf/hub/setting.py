@@ -28,7 +28,7 @@ from regard.mixer import Attention
 
 NOT_ASKED = (
     "does not ask transformers' AttentionInterface for its attention, so no name can change it; "
-    "regard.hf is for such models, where it knows their attention"
+    "regard.swap is for such models, where it knows their attention"
 )
 
 

@@ -1,0 +1,82 @@
+"""Public names of regard; `__init__.py` imports each on first use."""
+
+from . import (
+    hf as hf,
+    models as models,
+    stack as stack,
+    state as state,
+    testing as testing,
+)
+from .attentions import (
+    CompressedAttention as CompressedAttention,
+    EfficientAttention as EfficientAttention,
+    LinearAttention as LinearAttention,
+    PrototypeAttention as PrototypeAttention,
+    RoutedAttention as RoutedAttention,
+    SoftmaxAttention as SoftmaxAttention,
+)
+from .auxiliary import (
+    AuxOutputs as AuxOutputs,
+    collect_aux as collect_aux,
+    record_aux as record_aux,
+)
+from .backends import (
+    attend as attend,
+    explain as explain,
+)
+from .block import (
+    Block as Block,
+    Layer as Layer,
+)
+from .errors import (
+    Unsupported as Unsupported,
+)
+from .hf import (
+    recover as recover,
+    restore as restore,
+    swap as swap,
+)
+from .mixer import (
+    Attention as Attention,
+    Can as Can,
+    Mixer as Mixer,
+    MultiHead as MultiHead,
+)
+from .mixers import (
+    with_position as with_position,
+)
+from .pattern import (
+    Axial as Axial,
+    Band as Band,
+    Blocks as Blocks,
+    Blocks2D as Blocks2D,
+    BlockTable as BlockTable,
+    Causal as Causal,
+    Chunks as Chunks,
+    Full as Full,
+    Global as Global,
+    GlobalMask as GlobalMask,
+    GlobalMaskKeys as GlobalMaskKeys,
+    GlobalMaskQueries as GlobalMaskQueries,
+    KeyPhase as KeyPhase,
+    Keys as Keys,
+    Near2D as Near2D,
+    Neighbourhood as Neighbourhood,
+    Nothing as Nothing,
+    Pattern as Pattern,
+    PerHead as PerHead,
+    Queries as Queries,
+    RandomBlocks as RandomBlocks,
+    block_order as block_order,
+)
+from .prior import (
+    ALiBi as ALiBi,
+    Prior as Prior,
+)
+from .registry import (
+    create as create,
+    list_recipes as list_recipes,
+    recipe as recipe,
+)
+
+__version__: str
