@@ -14,8 +14,7 @@ from regard.cli.text_plot import plot_text
 from regard.compare.executors import LOCK_FILE, LOG_FILE, STOP_FILE
 from regard.compare.plan import spec_label
 from regard.json_files import CorruptFile, read_json
-from regard.train.metrics_log import METRICS_FILE as METRICS
-from regard.train.metrics_log import read_metrics
+from regard.train.metrics_log import METRICS_FILE as METRICS, read_metrics
 from regard.train.run import MODEL_DIR, RESULT_FILE, SPEC_FILE, TASK_FILE, RunSpec, read_spec
 from regard.train.trainer import CHECKPOINTS
 
