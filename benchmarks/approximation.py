@@ -155,9 +155,7 @@ def measure(estimate: Estimate, kind: str) -> tuple[dict[int, float], float]:
         plain.append(error(v.mean(2, keepdim=True).expand_as(want), want))
         for size, found in errors.items():
             found.append(
-                error(
-                    estimate.attention(size, 100 + seed).double().eval().attend(q, keys, v)[0], want
-                )
+                error(estimate.attention(size, 100 + seed).double().eval()(q, keys, v)[0], want)
             )
     return {size: mean_error(found) for size, found in errors.items()}, mean_error(plain)
 

@@ -70,7 +70,7 @@ def hashed(n: int, heads: int, rounds: int) -> Attend:
     attention = LSHAttention(
         AngularHash(heads, WIDTH, buckets=max(2, 2 * n // CHUNK), rounds=rounds), chunk=CHUNK
     )
-    return lambda x, v: attention.attend(x, x, v)[0]
+    return lambda x, v: attention(x, x, v)[0]
 
 
 def routed(n: int, heads: int, clusters: int) -> Attend:
@@ -80,7 +80,7 @@ def routed(n: int, heads: int, clusters: int) -> Attend:
         x = F.layer_norm(tokens(1024, "shuffled", seed, heads), (WIDTH,))
         route(x, x, None)
     attention = RoutedAttention(route.eval(), level=True)
-    return lambda x, v: attention.attend(x, x, v)[0]
+    return lambda x, v: attention(x, x, v)[0]
 
 
 def sinkhorn(n: int, heads: int, cut: int | None = None, steps: int = 0) -> Attend:

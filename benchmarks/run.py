@@ -258,9 +258,7 @@ def linear() -> list[Row]:
                 "sdpa": lambda q=q, k=k, v=v, causal=causal: F.scaled_dot_product_attention(
                     q, k, v, is_causal=causal
                 ),
-                "linear": lambda q=q, k=k, v=v, causal=causal: attention.attend(
-                    q, k, v, causal=causal
-                )[0],
+                "linear": lambda q=q, k=k, v=v, causal=causal: attention(q, k, v, causal=causal)[0],
                 **fast_transformers(n, causal),
             }
             with torch.no_grad():
@@ -313,7 +311,7 @@ def spans() -> list[Row]:
             times = interleaved(
                 {
                     "sdpa": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-                    "span": lambda a=attention: a.attend(q, k, v, causal=True),
+                    "span": lambda a=attention: a(q, k, v, causal=True),
                 },
                 seconds=3,
             )
@@ -417,7 +415,7 @@ def rivals(
         plain = heads(n)
         return (
             torch.no_grad()(lambda: F.scaled_dot_product_attention(*plain, is_causal=causal)),
-            torch.no_grad()(lambda: inner.attend(q, k, v, causal=causal)),
+            torch.no_grad()(lambda: inner(q, k, v, causal=causal)),
         )
     x, vanilla = (
         torch.randn(1, n, mixer.dim),

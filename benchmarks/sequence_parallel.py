@@ -57,7 +57,7 @@ def must(kind: str, tokens: int, world: int) -> int:
         width = DIM // HEADS
         pairs = world * (world - 1) // (2 if mixer.causal else 1)
         return pairs * HEADS * width * (width + 1) * 4
-    mask = (mixer.inner.past if mixer.causal else mixer.inner.pattern).dense(tokens)
+    mask = (mixer.inner.causal_pattern if mixer.causal else mixer.inner.pattern).dense(tokens)
     cuts = [
         slice(int(part[0]), int(part[-1]) + 1) for part in torch.arange(tokens).tensor_split(world)
     ]

@@ -63,7 +63,7 @@ def test_flex_is_our_pattern():
     cell = BenchCell("kernel", "forward", 300, heads=2, width=8)
     mixer = build_mixer(parse_spec("local:window=128"), cell)
     q, k, v = torch.randn(3, 1, 2, 300, 8).unbind(0)
-    want = mixer.inner.attend(q, k, v)[0]
+    want = mixer.inner(q, k, v)[0]
     blocks = block_mask(pattern_of(mixer), 300, 300)
     torch.testing.assert_close(flex_attention(q, k, v, block_mask=blocks), want, rtol=0, atol=1e-5)
 
@@ -95,7 +95,7 @@ def test_fast_transformers_is_our_linear_attention(causal):
     want = theirs.call().transpose(1, 2)
     mixer = MatchedContender("linear", "pytorch-fast-transformers linear, kernel").ours(cell)
     inner = build_mixer(mixer.part, cell).inner
-    got = inner.attend(*(t.transpose(1, 2) for t in (q, k, v)), causal=causal)[0]
+    got = inner(*(t.transpose(1, 2) for t in (q, k, v)), causal=causal)[0]
     torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
 
 

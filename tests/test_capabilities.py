@@ -158,7 +158,9 @@ class Forgets(MultiHead):
     """Streams, but forgets the state at every chunk."""
 
     def mix(self, x, context, mask, state, **more):
-        return super().mix(x, context, mask, None if state is None else self.start(), **more)
+        return super().mix(
+            x, context, mask, None if state is None else self.initial_state(), **more
+        )
 
 
 def test_a_stream_that_differs_is_found():
@@ -206,7 +208,7 @@ def test_a_map_that_is_not_the_map_is_found():
     class Squares(Attention):
         can = Can(stream="a toy")
 
-        def attend(self, q, k, v, *, causal=False, mask=None, state=None):
+        def forward(self, q, k, v, *, causal=False, mask=None, state=None):
             return regard.attend(
                 q, k, v**2, pattern=regard.Causal() if causal else regard.Full(), mask=mask
             ), None

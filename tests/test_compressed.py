@@ -229,7 +229,7 @@ def test_scores_have_a_low_rank(rand):
 def test_both_views_are_one_map(rand):
     """Fails if the map of the sum is not what the values are multiplied by."""
     mixer, x = build("low_rank_band", rank=2, window=1), rand(2, 9, 8)
-    a = mixer.attention(x)
+    a = mixer.attention_map(x)
     v = mixer.low.v(x).unflatten(-1, (2, -1)).transpose(1, 2)
     torch.testing.assert_close(mixer.low.out((a @ v).transpose(1, 2).flatten(2)), mixer(x))
     torch.testing.assert_close(a.sum(-1), torch.full((2, 2, 9), 2.0, dtype=torch.float64))
@@ -405,7 +405,7 @@ def test_few_attend_and_the_others_take_the_mean(rand):
     """Fails if the number of queries that attend is another than factor ⌈ln r⌉ for r real ones."""
     mixer, x = build("prob_sparse", factor=2), rand(2, 50, 8)
     mask = torch.arange(50)[None] < torch.tensor([[50], [20]])
-    a = mixer.attention(x, mask=mask)
+    a = mixer.attention_map(x, mask=mask)
     mean = mask.double() / mask.sum(1, keepdim=True)
     lazy = (a - mean[:, None, None]).abs().amax(-1) < 1e-12
     assert (~lazy[0]).sum(-1).tolist() == [8, 8]

@@ -154,7 +154,7 @@ def test_heads_as_the_fastest_axis(width, rand):
     torch.testing.assert_close(results[3], results[2], rtol=0, atol=1e-11)
     whole, linear = x.detach().contiguous(), regard.LinearAttention()
     torch.testing.assert_close(
-        linear.attend(x, x, x, causal=True)[0], linear.attend(whole, whole, whole, causal=True)[0]
+        linear(x, x, x, causal=True)[0], linear(whole, whole, whole, causal=True)[0]
     )
 
 
@@ -229,7 +229,7 @@ def test_a_forward_gradient_is_not_lost(rand):
     x, step = rand(1, 1, 100, 16), rand(1, 1, 100, 16)
     for run in (
         lambda y: regard.attend(y, y, y, pattern=Full()),
-        lambda y: regard.LinearAttention().attend(y, y, y, causal=True)[0],
+        lambda y: regard.LinearAttention()(y, y, y, causal=True)[0],
     ):
         try:
             _, slope = torch.func.jvp(run, (x,), (step,))

@@ -23,7 +23,7 @@ FIXED = ["hard_gaussian"]
 
 def weights(mixer, x):
     """W(x), (n d n d) as a matrix: W[i a, j b] = Σ_h A_h[i, j] Σ_e W⁰[a, h e] W_v[h e, b], for one example x (1 n d)."""
-    maps = mixer.attention(x)[0]
+    maps = mixer.attention_map(x)[0]
     heads, n, d = len(maps), x.shape[1], x.shape[2]
     values = mixer.v.weight.unflatten(0, (mixer.kv_heads, -1)).repeat_interleave(
         heads // mixer.kv_heads, 0

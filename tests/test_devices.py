@@ -128,7 +128,7 @@ MAKING = {
     "attentions/cached.py:_kept": HOST,
     "attentions/persistent.py:_later": HOST,
     "attentions/prob_sparse.py:_uniform": SEEDED,
-    "attentions/span.py:AdaptiveSpan.over": HOST,
+    "attentions/adaptive_span.py:AdaptiveSpanAttention.attend": HOST,
     "feature.py:normal_rows": SEEDED,
     "feature.py:orthogonal_rows": SEEDED,
     "ffn/router.py:Router._noised": SEEDED,

@@ -126,7 +126,7 @@ def test_the_decoder_looks_before_each_step(masked, rand):
 def test_steps_are_the_whole(rand):
     """Fails if one step at a time is not the same decoder."""
     decoder, words, notes = built(BahdanauDecoder, 3, 4, 6), rand(2, 4, 3), rand(2, 7, 6)
-    s, states = decoder.start(notes), []
+    s, states = decoder.initial_state(notes), []
     for y in words.unbind(1):
         s, _ = decoder.step(y, s, notes)
         states.append(s)
@@ -180,7 +180,7 @@ def test_the_window_step_by_step(rand):
         rand(2, 7, 4).requires_grad_(),
     )
     mask = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])
-    p, kappa = dict(cell.named_parameters()), cell.start(text)
+    p, kappa = dict(cell.named_parameters()), cell.initial_state(text)
     windows, phis, before = [], [], kappa
     for h in states:
         window, kappa, phi = cell(h, kappa, text, mask=mask)
@@ -214,7 +214,7 @@ def test_the_mixer_is_the_cell_run_over_all_tokens(rand):
     mixer = regard.create("graves_window", dim=4, mixtures=3).double()
     cell, x, text = built(WindowCell, 4, 3), rand(2, 6, 4), rand(2, 9, 4)
     cell.shape.load_state_dict(mixer.shape.state_dict())
-    kappa, windows = cell.start(text), []
+    kappa, windows = cell.initial_state(text), []
     for h in x.unbind(1):
         window, kappa, _ = cell(h, kappa, text)
         windows.append(window)
@@ -238,7 +238,7 @@ def test_maps_are_true(name, arguments, crossed, masked, rand):
     mask = {"mask": torch.arange(looked.shape[1]).expand(2, -1) % 5 != 3} if masked else {}
     kept = looked * mask["mask"][..., None] if masked else looked
     torch.testing.assert_close(
-        mixer.attention(*inputs, **mask)[:, 0] @ kept, mixer(*inputs, **mask)
+        mixer.attention_map(*inputs, **mask)[:, 0] @ kept, mixer(*inputs, **mask)
     )
 
 
@@ -342,7 +342,7 @@ def test_a_caption_step(rand):
     cell, out = built(CaptionCell, 3, 4, 5, width=6), built(CaptionOutput, 3, 4, 5, 9)
     word, cells = rand(2, 3).requires_grad_(), rand(2, 7, 5).requires_grad_()
     mask = torch.tensor([[True] * 7, [True, False] * 3 + [False]])
-    memory = cell.start(cells, mask=mask)
+    memory = cell.initial_state(cells, mask=mask)
     after, seen = cell.step(word, memory, cells, mask=mask)
     p, want = dict(cell.named_parameters()), [[], [], [], []]
     for a in range(2):
@@ -378,7 +378,7 @@ def test_hard_attention_looks_at_one_cell(rand):
         rand(1, 3, 5).expand(4000, 3, 5),
         torch.tensor([True, False, True]).expand(4000, 3),
     )
-    memory = cell.start(cells, mask=mask)
+    memory = cell.initial_state(cells, mask=mask)
     runs = [
         cell.step(word, memory, cells, mask=mask, generator=torch.Generator().manual_seed(s))[1]
         for s in (0, 0, 1)
@@ -476,7 +476,7 @@ def test_show_attend_tells_its_cost(rand):
     with regard.collect_aux() as notes:
         mixer(x, memory, mask=mask)
         mixer(x, memory[:, :5])
-    alpha = mixer.attention(x, memory[:, :5])[:, 0] / torch.sigmoid(mixer.gate(x))
+    alpha = mixer.attention_map(x, memory[:, :5])[:, 0] / torch.sigmoid(mixer.gate(x))
     for told in notes.all("doubly stochastic"):
         torch.testing.assert_close(told, 0.5 * (1 - alpha.sum(1)).square().sum(-1).mean())
     notes.loss().backward()
@@ -528,7 +528,7 @@ def test_hard_attention_without_a_cell_says_so():
     with pytest.raises(ValueError, match="all are left out"):
         cell.step(
             torch.randn(2, 4),
-            cell.start(cells, mask=mask),
+            cell.initial_state(cells, mask=mask),
             cells,
             mask=mask,
             generator=torch.Generator(),

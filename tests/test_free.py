@@ -46,7 +46,7 @@ def test_the_map_of_a_synthesizer_is_true(name, causal, masked, rand):
     """Fails if the map times the values is not the output, or its rows do not sum to one."""
     mixer, x = make(name, length=20, causal=causal), rand(2, 17, 8)
     mask = {"mask": torch.arange(17).expand(2, 17) % 4 != 1} if masked else {}
-    weights = mixer.attention(x, **mask)
+    weights = mixer.attention_map(x, **mask)
     kept = x * mask["mask"][..., None] if masked else x
     y = weights @ mixer.v(kept).unflatten(-1, (2, 4)).transpose(1, 2)
     torch.testing.assert_close(mixer.out(y.transpose(1, 2).flatten(2)), mixer(x, **mask))
@@ -61,15 +61,15 @@ def test_other_maps_are_true(causal, masked, rand):
     more, kept = ({"mask": mask}, x * mask[..., None]) if masked else ({}, x)
     conv = make("dynamic_conv", kernel=4, causal=causal)
     z = torch.nn.functional.glu(conv.up(kept), -1).unflatten(-1, (2, 4)).transpose(1, 2)
-    y = (conv.attention(x, **more) @ z).transpose(1, 2).flatten(2)
+    y = (conv.attention_map(x, **more) @ z).transpose(1, 2).flatten(2)
     torch.testing.assert_close(conv.out(y), conv(x, **more))
     for sizes in AFTS:
         aft = make("aft", heads=1, **sizes, causal=causal)
-        y = (aft.attention(x, **more) @ aft.v(kept).mT[..., None])[..., 0].mT
+        y = (aft.attention_map(x, **more) @ aft.v(kept).mT[..., None])[..., 0].mT
         torch.testing.assert_close(y, aft(x, **more))
     for width in (None, 5):
         pool = make("average_pool", heads=1, width=width, causal=causal)
-        torch.testing.assert_close(pool.attention(x, **more)[:, 0] @ kept, pool(x, **more))
+        torch.testing.assert_close(pool.attention_map(x, **more)[:, 0] @ kept, pool(x, **more))
 
 
 # ---------------------------------------------------------------------------------------------- synthesizers

@@ -143,9 +143,11 @@ def test_a_model_that_looks_at_something_takes_it_along(rand):
         return 5 * y @ embed.weight.T, (context, inner)
 
     prompts = [[1], [2, 3, 4], [5, 6]]
-    together = generate(step, prompts, max_new_tokens=5, state=(seen, layers.start()))
+    together = generate(step, prompts, max_new_tokens=5, state=(seen, layers.initial_state()))
     for i, prompt in enumerate(prompts):
-        alone = generate(step, [prompt], max_new_tokens=5, state=(seen[i : i + 1], layers.start()))
+        alone = generate(
+            step, [prompt], max_new_tokens=5, state=(seen[i : i + 1], layers.initial_state())
+        )
         assert alone[0].tokens == together[i].tokens
 
 

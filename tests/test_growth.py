@@ -64,8 +64,8 @@ def allocated(call, n):
 CALLS = {
     "window": lambda q, k, v: regard.attend(q, k, v, pattern=Band(64, 64)),
     "bigbird": lambda q, k, v: regard.attend(q, k, v, pattern=BIG),
-    "linear": lambda q, k, v: regard.LinearAttention().attend(q, k, v)[0],
-    "linear, causal": lambda q, k, v: regard.LinearAttention().attend(q, k, v, causal=True)[0],
+    "linear": lambda q, k, v: regard.LinearAttention()(q, k, v)[0],
+    "linear, causal": lambda q, k, v: regard.LinearAttention()(q, k, v, causal=True)[0],
 }
 
 

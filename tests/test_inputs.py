@@ -107,7 +107,7 @@ def test_no_examples(name, executor, rand):
 def test_maps_of_few_tokens(name, rand):
     """Fails if there is no map of one token, or of none."""
     for n in (0, 1):
-        assert small(name).attention(rand(2, n, 8)).shape[2:] == (n, n)
+        assert small(name).attention_map(rand(2, n, 8)).shape[2:] == (n, n)
 
 
 @pytest.mark.parametrize("name", ["random_blocks", "bigbird", "linformer", "mlp_mixer"])

@@ -118,7 +118,7 @@ def test_performer_converges_to_softmax(causal):
         forms = [
             LinearAttention(PositiveFeatures(8, features, seed=seed).double()) for seed in range(4)
         ]
-        got = torch.stack([form.attend(q, k, v, causal=causal)[0] for form in forms])
+        got = torch.stack([form(q, k, v, causal=causal)[0] for form in forms])
         errors.append(((got - want).norm() / want.norm() / 2).item())
     assert errors[1] < errors[0] / 2.5 and errors[2] < errors[1] / 2.5 and errors[2] < 0.03
 
@@ -128,7 +128,7 @@ def test_rfa_converges_to_its_kernel():
     q, k, v = (normal(1, 2, 40, 8, seed=s) for s in range(3))
     unit = [torch.nn.functional.normalize(t, dim=-1) for t in (q, k)]
     want = regard.attend(*unit, v, scale=1.0)
-    got = LinearAttention(RandomFourierFeatures(8, 20_000, 2).double()).attend(q, k, v)[0]
+    got = LinearAttention(RandomFourierFeatures(8, 20_000, 2).double())(q, k, v)[0]
     assert (got - want).norm() / want.norm() < 0.03
 
 
@@ -271,13 +271,11 @@ def test_a_later_maximum_does_not_show():
     """Fails if a causal Performer looks ahead through its maximum, even in the last digit."""
     q, k, v = (normal(1, 2, 200, 8, seed=s, dtype=torch.float32) for s in range(3))
     attention = LinearAttention(PositiveFeatures(8, 32))
-    base = attention.attend(q, k, v, causal=True)[0]
+    base = attention(q, k, v, causal=True)[0]
     for at in (70, 150, 199):
         other = k.clone()
         other[:, :, at:] *= 30
-        assert torch.equal(
-            attention.attend(q, other, v, causal=True)[0][:, :, :at], base[:, :, :at]
-        )
+        assert torch.equal(attention(q, other, v, causal=True)[0][:, :, :at], base[:, :, :at])
 
 
 def test_pads_are_not_in_the_denominator():
@@ -291,12 +289,12 @@ def test_pads_are_not_in_the_denominator():
     ):
         attention = LinearAttention(feature)
         for causal in (False, True):
-            got = attention.attend(
+            got = attention(
                 q, 50 * k * ~mask[..., None] + k * mask[..., None], v, causal=causal, mask=mask
             )[0]
             torch.testing.assert_close(
                 got[:, :, :12],
-                attention.attend(q[:, :, :12], k[:, :, :12], v[:, :, :12], causal=causal)[0],
+                attention(q[:, :, :12], k[:, :, :12], v[:, :, :12], causal=causal)[0],
             )
 
 
@@ -307,7 +305,7 @@ def test_performer_gives_means_of_values_at_any_scale(scale, dtype, causal):
     """Fails if huge scores overflow, or vanish so that the result is zero and no mean at all."""
     q, k = (scale * normal(1, 2, 90, 8, seed=s).to(dtype) for s in range(2))
     v = torch.rand(1, 2, 90, 8, generator=torch.Generator().manual_seed(3)).to(dtype) + 1
-    got = LinearAttention(PositiveFeatures(8, 32)).attend(q, k, v, causal=causal)[0]
+    got = LinearAttention(PositiveFeatures(8, 32))(q, k, v, causal=causal)[0]
     assert got.dtype == dtype and got.min() >= 0.99 and got.max() <= 2.01
 
 
@@ -360,7 +358,7 @@ def test_sums_near_zero_stay_finite(features):
             TrigonometricFeatures(4, features, seed=seed),
         ):
             for causal in (False, True):
-                y = LinearAttention(feature).attend(q, k, v, causal=causal)[0]
+                y = LinearAttention(feature)(q, k, v, causal=causal)[0]
                 grads = torch.autograd.grad(y.sum(), (q, k, v))
                 assert y.isfinite().all() and all(g.isfinite().all() for g in grads)
 
@@ -444,12 +442,12 @@ def test_left_out_tokens_are_as_if_cut_out(name):
     and in between, for the output and for the map."""
     mixer, x = make(name).double(), normal(3, 40, 16)
     mask = torch.stack((torch.arange(40) >= 9, torch.arange(40) < 31, torch.arange(40) % 4 != 2))
-    y, maps = mixer(x, mask=mask), mixer.attention(x, mask=mask)
+    y, maps = mixer(x, mask=mask), mixer.attention_map(x, mask=mask)
     for a in range(3):
         real = mask[a].nonzero()[:, 0]
         torch.testing.assert_close(y[a, real], mixer(x[a : a + 1, real])[0])
         torch.testing.assert_close(
-            maps[a][:, real][:, :, real], mixer.attention(x[a : a + 1, real])[0]
+            maps[a][:, real][:, :, real], mixer.attention_map(x[a : a + 1, real])[0]
         )
         assert maps[a][:, real][:, :, (~mask[a]).nonzero()[:, 0]].abs().max() == 0
 
@@ -459,7 +457,7 @@ def test_the_map_is_what_heads_read(name):
     """Fails if the map times the values, normalised, gated and projected, is not the output."""
     mixer, x = make(name).double(), normal(2, 23, 16)
     found, _ = mixer.read(x, None)
-    torch.testing.assert_close(mixer.write(mixer.attention(x) @ found.v, x), mixer(x))
+    torch.testing.assert_close(mixer.write(mixer.attention_map(x) @ found.v, x), mixer(x))
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -485,7 +483,7 @@ def test_retention_depends_on_distance_alone():
     """Fails if positions far from the start lose their digits in float32."""
     mixer, x = make("retnet"), normal(1, 50, 16, dtype=torch.float32)
     near, _ = mixer.stream(x)
-    start = mixer.start()
+    start = mixer.initial_state()
     far, _ = mixer.stream(x, start._replace(past=1_000_000))
     torch.testing.assert_close(near, far, rtol=0, atol=1e-5)
 
@@ -548,7 +546,7 @@ def test_efficient_attention_takes_means():
     """Fails if the weights of a query do not add up to one, over the keys that are there."""
     mixer, x = make("efficient", causal=False).double(), normal(2, 20, 16)
     mask = torch.arange(20).expand(2, 20) % 3 != 0
-    for weights in (mixer.attention(x), mixer.attention(x, mask=mask)):
+    for weights in (mixer.attention_map(x), mixer.attention_map(x, mask=mask)):
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 20, dtype=torch.float64))
         assert weights.min() >= 0
 
@@ -563,7 +561,7 @@ def test_cosformer_prefers_near_tokens_and_keeps_its_length():
     """Fails if equal tokens are not weighed by the cosine of their distance, or a stream runs past its length."""
     attention = LinearAttention(CosineFeatures(10))
     q = torch.ones(1, 1, 10, 2, dtype=torch.float64)
-    weights = attention.attend(q, q, torch.eye(10, dtype=torch.float64)[None, None])[0][0, 0]
+    weights = attention(q, q, torch.eye(10, dtype=torch.float64)[None, None])[0][0, 0]
     near = torch.tensor(
         [[math.cos(math.pi / 2 * (i - j) / 10) for j in range(10)] for i in range(10)],
         dtype=torch.float64,
@@ -664,7 +662,7 @@ def test_a_sum_below_zero_keeps_its_sign(arguments):
     """Fails if a negative sum is made positive: then a row of weights is many times too large, and of the wrong sign."""
     mixer = regard.create("performer", dim=64, heads=4, **arguments).double()
     x = torch.randn(1, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    rows = mixer.attention(2 * x).sum(-1)
+    rows = mixer.attention_map(2 * x).sum(-1)
     assert (
         (rows > -1e-9).all()
         and (rows < 1 + 1e-9).all()

@@ -159,7 +159,7 @@ def naive_softmax(q, k, v, seen, scale=None):
 def test_routed_by_content(n, scale, rand):
     """Fails if a token attends outside its group, or to the padding of the last one."""
     q, k, v = (x.requires_grad_() for x in (rand(2, 3, n, 4), rand(2, 3, n, 4), rand(2, 3, n, 5)))
-    got, state = RoutedAttention(SortedChunks(4), scale=scale).attend(q, k, v)
+    got, state = RoutedAttention(SortedChunks(4), scale=scale)(q, k, v)
     want = torch.zeros_like(v)
     for b in range(2):
         for h in range(3):
@@ -189,7 +189,7 @@ def test_a_query_in_several_groups(causal, masked, rand):
     n = 13
     q, k, v = rand(1, 2, n, 4), rand(1, 2, n, 4), rand(1, 2, n, 4)
     mask = torch.arange(n)[None] % 3 != 1 if masked else None
-    got, _ = RoutedAttention(Windows()).attend(q, k, v, causal=causal, mask=mask)
+    got, _ = RoutedAttention(Windows())(q, k, v, causal=causal, mask=mask)
 
     def seen(i):
         both = [
@@ -248,8 +248,8 @@ def test_prototypes(n, masked, rand):
     q, k, v = rand(2, 2, n, 4), rand(2, 2, n, 4), rand(2, 2, n, 3)
     mask = torch.ones(2, n, dtype=torch.bool)
     mask[1, n // 2 :] = not masked
-    got, _ = PrototypeAttention(Pooled(3), SoftmaxAttention()).attend(
-        q, k, v, **({"mask": mask, "real": mask} if masked else {})
+    got, _ = PrototypeAttention(Pooled(3), SoftmaxAttention())(
+        q, k, v, **({"mask": mask, "query_mask": mask} if masked else {})
     )
     for b in range(2):
         real = [j for j in range(n) if mask[b, j]]
@@ -282,9 +282,9 @@ def test_prototypes_keep_their_promises():
 def test_compressed_sharing(share, matrices, shape):
     """Fails if sharing does not save the parameters that it should, or shares in name only."""
     mixer = regard.create("linformer", dim=8, heads=4, length=20, rank=5, share=share)
-    own = {id(p): p for p in mixer.inner.context.parameters()}
+    own = {id(p): p for p in mixer.inner.compression.parameters()}
     assert len(own) == matrices and all(p.shape == shape for p in own.values())
-    assert (mixer.inner.context.e is mixer.inner.context.f) == (share == "kv")
+    assert (mixer.inner.compression.e is mixer.inner.compression.f) == (share == "kv")
 
 
 def test_compressed_with_the_identity_is_dense(rand):
@@ -295,12 +295,10 @@ def test_compressed_with_the_identity_is_dense(rand):
         context.f.copy_(torch.eye(12))
     q, k, v = rand(2, 2, 12, 4), rand(2, 2, 12, 4), rand(2, 2, 12, 4)
     torch.testing.assert_close(
-        CompressedAttention(context, SoftmaxAttention()).attend(q, k, v)[0], regard.attend(q, k, v)
+        CompressedAttention(context, SoftmaxAttention())(q, k, v)[0], regard.attend(q, k, v)
     )
     linear = LinearAttention()
-    torch.testing.assert_close(
-        CompressedAttention(context, linear).attend(q, k, v)[0], linear.attend(q, k, v)[0]
-    )
+    torch.testing.assert_close(CompressedAttention(context, linear)(q, k, v)[0], linear(q, k, v)[0])
 
 
 def test_a_memory_may_pass_a_mask_on(rand):
@@ -315,7 +313,7 @@ def test_a_memory_may_pass_a_mask_on(rand):
 
     q, k, v = rand(2, 2, 10, 4), rand(2, 2, 10, 4), rand(2, 2, 10, 4)
     mask = torch.arange(10).expand(2, 10) < 5
-    got = CompressedAttention(Halves(), SoftmaxAttention()).attend(q, k, v, mask=mask)[0]
+    got = CompressedAttention(Halves(), SoftmaxAttention())(q, k, v, mask=mask)[0]
     even = torch.arange(10).expand(2, 10) % 2 == 0
     torch.testing.assert_close(got, regard.attend(q, k, v, mask=mask & even))
 
@@ -347,7 +345,7 @@ def test_shared_heads_are_repeated_heads(kv_heads, attention, causal, rand):
             getattr(many, name).weight.copy_(weight)
     x = rand(2, 15, 8)
     torch.testing.assert_close(few(x), many(x))
-    torch.testing.assert_close(few.attention(x), many.attention(x))
+    torch.testing.assert_close(few.attention_map(x), many.attention_map(x))
     if causal:
         y, state = few.stream(x[:, :6])
         torch.testing.assert_close(torch.cat((y, few.stream(x[:, 6:], state)[0]), 1), many(x))
@@ -401,7 +399,7 @@ def test_attention_is_a_dense_layer_whose_weights_depend_on_the_input(name, rand
     torch.manual_seed(0)
     mixer = regard.registry.get_recipe(name).example().double().eval()
     x = rand(1, 12, 8)
-    weights = mixer.attention(x)[0]  # (h n m)
+    weights = mixer.attention_map(x)[0]  # (h n m)
     heads, width = mixer.heads, 8 // mixer.heads
     layer = nn.Linear(12 * 8, 12 * 8, bias=False).double()  # tokens and widths in one vector
     v, out = (
@@ -436,11 +434,11 @@ def test_maps_are_softmax_rows(rand):
     torch.manual_seed(0)
     mixer = regard.create("vanilla", dim=8, heads=2).double()
     x, context, mask = rand(2, 5, 8), rand(2, 9, 8), torch.arange(9).expand(2, 9) < 6
-    a = mixer.attention(x, context, mask=mask)
+    a = mixer.attention_map(x, context, mask=mask)
     assert a.shape == (2, 2, 5, 9) and not a[..., 6:].any()
     torch.testing.assert_close(a.sum(-1), torch.ones(2, 2, 5, dtype=torch.float64))
     with pytest.raises(Unsupported, match="map"):
-        regard.create("fnet", dim=8).attention(x)
+        regard.create("fnet", dim=8).attention_map(x)
 
 
 def test_longformer_map_with_marks(rand):
@@ -449,11 +447,11 @@ def test_longformer_map_with_marks(rand):
     mixer = regard.create("longformer", dim=8, heads=2, window=1).double()
     global_attention_mask = torch.zeros(1, 12, dtype=torch.bool)
     global_attention_mask[0, 5] = True
-    a = mixer.attention(rand(1, 12, 8), global_attention_mask=global_attention_mask)[0]
+    a = mixer.attention_map(rand(1, 12, 8), global_attention_mask=global_attention_mask)[0]
     assert a[:, 5].all() and a[:, :, 5].all()
     assert (a[:, 0] != 0).sum() == 2 * 3  # itself, its neighbour and the marked one
     assert torch.all(
-        mixer.attention(rand(1, 12, 8), global_attention_mask=~global_attention_mask)[0] > 0
+        mixer.attention_map(rand(1, 12, 8), global_attention_mask=~global_attention_mask)[0] > 0
     )
 
 
@@ -483,7 +481,7 @@ def test_print_shows_the_pattern():
 
 def test_causal_pattern_twice_is_causal_once():
     """Fails if a causal mixer over a causal pattern is laid out twice."""
-    assert SoftmaxAttention(Causal()).past == Causal()
+    assert SoftmaxAttention(Causal()).causal_pattern == Causal()
 
 
 def test_weights_do_not_depend_on_the_global_generator():
@@ -519,4 +517,4 @@ def test_poisoned_values_do_not_leak_from_linear_attention(rand):
     q, k, v = rand(3, 1, 2, 9, 4)
     mask = torch.arange(9)[None] < 6
     v[:, :, 6:] = torch.nan
-    assert regard.LinearAttention().attend(q, k, v, mask=mask)[0].isfinite().all()
+    assert regard.LinearAttention()(q, k, v, mask=mask)[0].isfinite().all()

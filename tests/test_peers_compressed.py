@@ -218,7 +218,7 @@ def test_prob_sparse(rand, monkeypatch):
     pairs = linears((mixer.q, mixer.k, mixer.v, mixer.out), theirs)
     x = rand(2, 40, 16)
     compare(lambda t: mixer(t, context), lambda t: peer(t, context)[0], x, pairs)
-    attends = mixer.attention(x, context).std(-1) > 1e-9
+    attends = mixer.attention_map(x, context).std(-1) > 1e-9
     assert (attends.sum(-1) == 20).all(), "half of the queries attend, or this says nothing"
 
 

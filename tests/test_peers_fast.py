@@ -60,7 +60,7 @@ def theirs(attention, causal=False, lengths=None):
 def ours(attention, causal=False, lengths=None):
     def call(q, k, v):
         mask = None if lengths is None else torch.arange(k.shape[2]) < lengths[:, None]
-        return attention.attend(q, k, v, causal=causal, mask=mask)[0]
+        return attention(q, k, v, causal=causal, mask=mask)[0]
 
     return call
 

@@ -222,7 +222,7 @@ def test_xlnet_relative_attention(causal, rand):
         (*mine[:3], mine[3][..., halves]), (*others[:3], others[3].permute(1, 2, 0)), strict=True
     ):
         torch.testing.assert_close(a, b)
-    torch.testing.assert_close(merge_heads(ours.attention(x) @ ours.project(x, None)[2]), want)
+    torch.testing.assert_close(merge_heads(ours.attention_map(x) @ ours.project(x, None)[2]), want)
 
 
 def test_perceiver_fourier_features():

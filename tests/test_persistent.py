@@ -63,7 +63,7 @@ def test_any_pattern(pattern, causal, executor, rand):
     """Fails if a pattern hides a vector, stands at another place because of them, or a gradient is another."""
     layer, (q, k, v) = made(pattern), (rand(2, 2, 21, 4).requires_grad_() for _ in range(3))
     leaves, weight = [q, k, v, layer.keys, layer.values], rand(2, 2, 21, 4)
-    got = grads(lambda: layer.attend(q, k, v, causal=causal)[0], leaves, weight)
+    got = grads(lambda: layer(q, k, v, causal=causal)[0], leaves, weight)
     want = grads(lambda: naive(layer, q, k, v, causal=causal), leaves, weight)
     for mine, other in zip(got, want, strict=True):
         torch.testing.assert_close(mine, other)
@@ -75,18 +75,16 @@ def test_with_a_prior_and_padding(pattern, executor, rand):
     """Fails if the prior is added to a vector, or the mask is off by their number; one example is nothing but padding."""
     layer, (q, k, v) = made(pattern, ALiBi(2)), (rand(3, 2, 17, 4) for _ in range(3))
     mask = torch.stack((torch.arange(17) < 12, torch.arange(17) % 3 != 1, torch.arange(17) < 0))
-    torch.testing.assert_close(
-        layer.attend(q, k, v, mask=mask)[0], naive(layer, q, k, v, mask=mask)
-    )
+    torch.testing.assert_close(layer(q, k, v, mask=mask)[0], naive(layer, q, k, v, mask=mask))
 
 
 @pytest.mark.parametrize("pattern", [*PATTERNS[:7], Band(2, 0) | Global(1)], ids=repr)
 def test_a_stream_that_forgets(pattern, rand):
     """Fails if a long stream, whose cache lets go of keys, gives anything else than the whole."""
     layer, (q, k, v) = made(pattern, ALiBi(2)), (rand(1, 2, 200, 4) for _ in range(3))
-    state, parts = layer.start(), []
+    state, parts = layer.initial_state(), []
     for at in torch.arange(200).split((1, 70, 1, 1, 60, 67)):
-        y, state = layer.attend(q[:, :, at], k[:, :, at], v[:, :, at], causal=True, state=state)
+        y, state = layer(q[:, :, at], k[:, :, at], v[:, :, at], causal=True, state=state)
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 2), naive(layer, q, k, v, causal=True))
     if pattern == Band(2, 2):
@@ -126,10 +124,10 @@ def test_it_takes_the_place_of_a_feed_forward_layer():
 def test_a_prior_of_two_terms_scales_all_scores(rand):
     """Fails if the scale that TUPE asks for is lost behind the vectors, or the length that it knows."""
     layer, (q, k, v) = made(prior=TUPEBias(2, 8, 6)), (rand(1, 2, 6, 4) for _ in range(3))
-    torch.testing.assert_close(layer.attend(q, k, v)[0], naive(layer, q / 2**0.5, k, v))
-    _, state = layer.attend(q, k, v, causal=True, state=layer.start())
+    torch.testing.assert_close(layer(q, k, v)[0], naive(layer, q / 2**0.5, k, v))
+    _, state = layer(q, k, v, causal=True, state=layer.initial_state())
     with pytest.raises(ValueError, match=r"the prior knows 9 positions, but the sequence has 10"):
-        layer.attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], causal=True, state=state)
+        layer(q[:, :, :1], k[:, :, :1], v[:, :, :1], causal=True, state=state)
 
 
 def test_what_it_refuses():
@@ -138,7 +136,7 @@ def test_what_it_refuses():
         MultiHead(8, 2, made(), rotary=Rope())
     mixer = regard.create("all_attention", dim=8, heads=2, count=3)
     with pytest.raises(Unsupported, match="vectors that are no tokens"):
-        mixer.attention(torch.zeros(1, 3, 8))
+        mixer.attention_map(torch.zeros(1, 3, 8))
     with pytest.raises(ValueError, match="count must be a whole number >= 1"):
         regard.create("all_attention", dim=8, heads=2, count=0)
     with pytest.raises(ValueError, match="window must be"):

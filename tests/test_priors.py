@@ -117,7 +117,7 @@ def test_realformer_chains_stream(rand):
     layers, x = [mixer_of("realformer", True) for _ in range(2)], rand(2, 11, 8)
     whole, scores, _ = layers[0].chain(x)
     whole, _, _ = layers[1].chain(whole, scores)
-    states, got = [layer.start() for layer in layers], []
+    states, got = [layer.initial_state() for layer in layers], []
     for part in x.split([1, 4, 1, 5], 1):
         y, scores = part, None
         for i, layer in enumerate(layers):
@@ -131,7 +131,7 @@ def test_realformer_chains_stream(rand):
 def test_hard_gaussian_has_no_weights_for_queries_and_keys():
     mixer = mixer_of("hard_gaussian")
     assert {name for name, _ in mixer.named_parameters()} == {"v.weight", "out.weight"}
-    rows = mixer.attention(torch.zeros(1, 41, 8).double())[0, :, 20].sum(-1)
+    rows = mixer.attention_map(torch.zeros(1, 41, 8).double())[0, :, 20].sum(-1)
     torch.testing.assert_close(rows, torch.ones_like(rows), atol=1e-6, rtol=0)
 
 
@@ -254,7 +254,7 @@ def test_heads_that_are_alike_pay(rand, kind):
     with regard.collect_aux() as notes:
         mixer(x, mask=mask)
     _, _, v = mixer.project(x.masked_fill(~mask[..., None], 0), None)
-    a = mixer.attention(x, mask=mask)
+    a = mixer.attention_map(x, mask=mask)
     of = {"subspace": v, "positions": a, "outputs": a @ v}[kind]
     total = 0.0
     for row, i in mask.nonzero().tolist():
@@ -283,8 +283,8 @@ def test_talking_heads_start_apart(rand):
 def test_top_k_keeps_ties_and_no_more(rand):
     """Fails if a row has more keys than k, or a tie is broken by position."""
     mixer, x = mixer_of("top_k", k=3), rand(1, 20, 8)
-    assert ((mixer.attention(x) > 0).sum(-1) == 3).all()
-    assert ((mixer.attention(torch.zeros_like(x)) > 0).sum(-1) == 20).all()
+    assert ((mixer.attention_map(x) > 0).sum(-1) == 3).all()
+    assert ((mixer.attention_map(torch.zeros_like(x)) > 0).sum(-1) == 20).all()
 
 
 def test_grouped_queries_keep_fewer_keys(rand):
@@ -325,7 +325,7 @@ def test_few_heads_between_talk_to_all(rand):
     """Fails if a head is silent at the start because there are fewer between."""
     rows = (
         regard.create("talking_heads", dim=16, heads=4, inner=2)
-        .attention(torch.randn(1, 5, 16))
+        .attention_map(torch.randn(1, 5, 16))
         .sum(-1)
     )
     torch.testing.assert_close(rows, torch.ones_like(rows))
@@ -353,4 +353,4 @@ def test_maps_under_autocast(name):
     """Fails if the map is asked of values of another type than the keys."""
     mixer, x = regard.create(name, dim=8, heads=2), torch.randn(1, 9, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert mixer.attention(x).isfinite().all() and mixer(x).isfinite().all()
+        assert mixer.attention_map(x).isfinite().all() and mixer(x).isfinite().all()

@@ -59,7 +59,7 @@ def test_all_tokens_in_one_bucket(causal, rand):
     """Fails if a bucket of many chunks sees other tokens than its chunk and the one before, or itself."""
     mixer = build("reformer", chunk=4, buckets=4, rounds=2, causal=causal)
     x = rand(8) * 5 + 0.01 * rand(1, 19, 8)
-    a = mixer.attention(x)
+    a = mixer.attention_map(x)
     at = torch.arange(19)
     reach = at[:, None] // 4 - at // 4
     seen = (reach >= 0) & (reach <= 1) & ((at[:, None] > at) if causal else (at[:, None] != at))
@@ -76,7 +76,7 @@ def test_a_token_sees_itself_only_where_there_is_no_other(rand):
         ).to(dtype)
         mixer.inner.hashing.rotations.copy_(torch.tensor([1.0, 0]).view(1, 1, 2, 1))
         want = torch.tensor([[0, 0, 1], [0, 1, 0], [1, 0, 0]], dtype=dtype)
-        assert torch.equal(mixer.attention(x.to(dtype))[0, 0], want)
+        assert torch.equal(mixer.attention_map(x.to(dtype))[0, 0], want)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -124,7 +124,7 @@ def test_more_rounds_find_more(rand):
     near = (x[0] @ F.normalize(x[0], dim=-1).T).fill_diagonal_(-torch.inf).topk(4, -1).indices
     for rounds in (1, 4, 16):
         attention = LSHAttention(AngularHash(1, 16, buckets=8, rounds=rounds), chunk=16)
-        a = MultiHead(16, 1, attention, project=False).double().attention(x)[0, 0]
+        a = MultiHead(16, 1, attention, project=False).double().attention_map(x)[0, 0]
         found.append((a.gather(-1, near) > 0).double().mean().item())
     assert found[0] < found[1] < found[2] and found[2] > 0.9
 
@@ -250,7 +250,7 @@ def test_routing_tells_how_full_its_clusters_are(rand):
     """Fails if the load or the tokens that nobody took are miscounted, or a head of such a token is not zero."""
     mixer, x = build("routing", clusters=5).eval(), rand(2, 20, 8)
     with regard.collect_aux() as notes:
-        a = mixer.attention(x)
+        a = mixer.attention_map(x)
     (load,), (left_over,) = notes.all("cluster_load"), notes.all("in_no_cluster")
     assert load.shape == (2, 5)
     torch.testing.assert_close(load.sum(-1), torch.ones(2))
@@ -326,7 +326,7 @@ def test_a_hard_order_moves_whole_blocks(rand):
     x = rand(1, 10, 8) * 0.01
     for block in range(3):
         x[0, 4 * block, block] += 5
-    seen = mixer.attention(x)[0, 0] > 1e-6
+    seen = mixer.attention_map(x)[0, 0] > 1e-6
     blocks = torch.arange(10) // 4
     want = (blocks[:, None] == blocks) | ((blocks[:, None] + 2) % 3 == blocks)
     assert torch.equal(seen, want)
@@ -358,7 +358,7 @@ def test_causal_sinkhorn_does_not_look_ahead(rand):
 
 def test_the_first_block_has_no_past(rand):
     """Fails if causal tokens of the first block see more than their own block."""
-    a = build("sinkhorn", length=20, block=5, causal=True).eval().attention(rand(1, 18, 8))
+    a = build("sinkhorn", length=20, block=5, causal=True).eval().attention_map(rand(1, 18, 8))
     assert (
         torch.equal(a[0, 0, :5, :5] > 0, torch.ones(5, 5).tril() > 0) and not a[0, 0, :5, 5:].any()
     )
@@ -377,7 +377,7 @@ def test_sortcut_shows_the_first_sorted_blocks_only(rand):
     """Fails if SortCut sees its own block, or more than it was given."""
     x = rand(1, 12, 8)
     mixer = build("sinkhorn", length=12, block=4, cut=1).eval()
-    a = mixer.attention(x)
+    a = mixer.attention_map(x)
     s = mixer.sort(x.unflatten(1, (3, 4)).sum(2), torch.ones(1, 3, dtype=torch.bool))
     slots = a.unflatten(-1, (3, 4)).sum(-2)  # the weight of a slot, times the sum of its row of S
     torch.testing.assert_close(slots.sum(-1), s[:, :, :1].sum(-1).expand(1, 2, 12))

@@ -140,7 +140,7 @@ def test_block_order_is_the_order_of_generation():
         order="block",
         causal=True,
     )
-    seen = mixer.inner.past.dense(height * width)
+    seen = mixer.inner.causal_pattern.dense(height * width)
     when = {cell: time for time, cell in enumerate(order)}
     for i, cell in enumerate(order):
         top, left = cell // width // rows * rows, cell % width // cols * cols
@@ -290,7 +290,7 @@ def test_the_map_is_what_is_done_to_the_values(rand):
     mixer, x = made("etc", globals=2, radius=1, shared=True), rand(1, 9, 8)
     v = mixer.long.v(x).unflatten(-1, (2, -1)).transpose(1, 2)
     torch.testing.assert_close(
-        mixer.long.out((mixer.attention(x) @ v).transpose(1, 2).flatten(2)), mixer(x)
+        mixer.long.out((mixer.attention_map(x) @ v).transpose(1, 2).flatten(2)), mixer(x)
     )
 
 
@@ -396,8 +396,8 @@ def test_marks_on_padding_have_no_effect(executor, rand):
         mixer(x, mask=mask, global_attention_mask=global_attention_mask),
     )
     torch.testing.assert_close(
-        mixer.attention(x, mask=mask, global_attention_mask=wrong),
-        mixer.attention(x, mask=mask, global_attention_mask=global_attention_mask),
+        mixer.attention_map(x, mask=mask, global_attention_mask=wrong),
+        mixer.attention_map(x, mask=mask, global_attention_mask=global_attention_mask),
     )
 
 
@@ -419,7 +419,7 @@ def test_windows_and_steps_are_for_each_head():
 # ---------------------------------------------------------------------------------------------- sinks
 def test_sinks_stay_in_sight():
     """Fails if the window moves away from the first tokens, or the sinks see the future."""
-    pattern = made("sinks", sinks=2, window=3, causal=True).inner.past
+    pattern = made("sinks", sinks=2, window=3, causal=True).inner.causal_pattern
     assert pattern.dense(9)[8].tolist() == [True, True, False, False, False, True, True, True, True]
     assert not pattern.dense(9).triu(1).any()
 
@@ -447,7 +447,7 @@ def test_the_masks_of_etc_cut_its_pieces():
         seen = [
             regard.create("etc", dim=8, heads=2, globals=g, radius=3, clip=2, masks=masks)
             .double()
-            .attention(x)[0, 0]
+            .attention_map(x)[0, 0]
             > 0
             for masks in (None, {piece: regard.Band(1, 1)})
         ]

@@ -46,7 +46,7 @@ def test_each_branch_has_its_channels(rand):
     mixer, x = branches("vanilla", "linear", "local"), rand(2, 9, 24)
     parts = [branch(x[..., 8 * i : 8 * i + 8]) for i, branch in enumerate(mixer.branches)]
     torch.testing.assert_close(mixer(x), torch.cat(parts, -1))
-    assert mixer.attention(x).shape == (2, 6, 9, 9)
+    assert mixer.attention_map(x).shape == (2, 6, 9, 9)
 
 
 def test_what_all_can_is_what_it_can(rand):
@@ -67,7 +67,7 @@ def test_what_all_can_is_what_it_can(rand):
     assert marked.can.global_attention_mask and not torch.equal(
         marked(x, global_attention_mask=global_attention_mask), marked(x)
     )
-    assert marked.attention(x, global_attention_mask=global_attention_mask).shape[1] == 4
+    assert marked.attention_map(x, global_attention_mask=global_attention_mask).shape[1] == 4
     assert branches("gmlp", "vanilla").length == get_recipe("gmlp").example(8).length
 
 

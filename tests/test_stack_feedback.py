@@ -150,7 +150,7 @@ def test_turned_queries_and_keys(shared, rand):
         FeedbackStack([Block(mixer, MLP(DIM)) for mixer in mixers], shared=shared).double(),
         rand(2, 6, DIM),
     )
-    moved, _ = stack.stream(x, stack.start()._replace(next=3))
+    moved, _ = stack.stream(x, stack.initial_state()._replace(next=3))
     torch.testing.assert_close(moved, stack(x))
     for mixer in mixers:
         mixer.rotary = None

@@ -273,7 +273,7 @@ def test_bad_input(rand):
         stack(rand(1, 3, 4))
     with pytest.raises(regard.Unsupported, match="has no keys that may stand anywhere"):
         HiddenStateMemory(4).step(
-            linear, rand(1, 3, DIM), LayerInputs(), HiddenStateMemory(4).start(linear), 0
+            linear, rand(1, 3, DIM), LayerInputs(), HiddenStateMemory(4).initial_state(linear), 0
         )
 
 

@@ -134,7 +134,7 @@ class Counting(Mixer):
         super().__init__(4, can=Can(cross="a toy", mask="a toy", maps="a toy"), causal=True)
         self.keep, self.scale = keep, torch.nn.Parameter(torch.ones(()))
 
-    def start(self):
+    def initial_state(self):
         return (None,)
 
     def mix(self, x, context, mask, state):

@@ -56,7 +56,7 @@ class Layer(nn.Module, ABC):
     def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """x (b n d) -> (b n d) and the next state; `state` is None for a whole sequence."""
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The state before the first chunk."""
         raise Unsupported(f"{type(self).__name__} cannot run chunk by chunk")
 
@@ -90,7 +90,7 @@ class Layer(nn.Module, ABC):
             )
         given = LayerInputs(None, context, context_mask)
         x = self.checked(x, given)
-        first = self.start()
+        first = self.initial_state()
         state = first if state is None else state
         check_state(state, first, x.shape[0])
         return self.run(x, given, state)
@@ -156,9 +156,9 @@ class Block(Layer):
         self.ffn_residual = None if ffn is None else residual(self.dim)
         self.dropout = nn.Dropout(dropout)
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The state of the mixer before the first chunk."""
-        return self.mixer.start()
+        return self.mixer.initial_state()
 
     def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""

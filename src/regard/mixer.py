@@ -62,7 +62,7 @@ class Mixer(nn.Module, ABC):
         `state` is None for a whole sequence.  Left-out tokens are zero already.
         """
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The state before the first chunk, built like those after it; None or () stands for what is still to come.
 
         In every state each tensor has the examples as its first dimension, and what is the same for all examples is no
@@ -102,7 +102,7 @@ class Mixer(nn.Module, ABC):
             )
         self._need("stream", "run chunk by chunk")
         x, _ = self._check_inputs(x, None, None, None)
-        first = self.start()
+        first = self.initial_state()
         state = first if state is None else state
         check_state(state, first, x.shape[0])
         return self.mix(x, None, None, state) if x.numel() else (x, state)
@@ -153,7 +153,7 @@ class Mixer(nn.Module, ABC):
         )  # NaN in padding would survive a weight of zero
         return (blank, None) if context is None else (x, blank)
 
-    def attention(
+    def attention_map(
         self,
         x: Tensor,
         context: Tensor | None = None,
@@ -196,7 +196,7 @@ class Attention(nn.Module, ABC):
     )
 
     @abstractmethod
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -208,7 +208,7 @@ class Attention(nn.Module, ABC):
     ) -> tuple[Tensor, State]:
         """q (b h n e), k (b h m e), v (b h m f), mask (b m) -> (b h n f) and the next state; None for a whole sequence."""
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The state before the first chunk."""
         raise Unsupported(f"{type(self).__name__} cannot run chunk by chunk")
 
@@ -278,9 +278,13 @@ class MultiHead(Mixer):
                 )
             del self.k
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The state of the attention before the first chunk, and the position where that would be lost."""
-        return self.inner.start() if self.rotary is None else RotaryState(0, self.inner.start())
+        return (
+            self.inner.initial_state()
+            if self.rotary is None
+            else RotaryState(0, self.inner.initial_state())
+        )
 
     def mix(
         self,
@@ -306,7 +310,7 @@ class MultiHead(Mixer):
         at, inner = state if isinstance(state, RotaryState) else (0, state)
         q, k, v = self.project(x, context, at)
         more = self._more(context, mask, global_attention_mask)
-        y, inner = self.inner.attend(q, k, v, causal=self.causal, mask=mask, state=inner, **more)
+        y, inner = self.inner(q, k, v, causal=self.causal, mask=mask, state=inner, **more)
         return merge_heads(y), RotaryState(at + x.shape[1], inner) if isinstance(
             state, RotaryState
         ) else inner
@@ -339,7 +343,7 @@ class MultiHead(Mixer):
     ) -> Tensor:
         """The attention of the identity: since it is linear in its values, that is its map, whatever it does inside."""
         q, k, v = self.project(x, context)
-        return self.inner.attend(
+        return self.inner(
             q,
             k,
             identity_values(k, v),
@@ -358,7 +362,7 @@ class MultiHead(Mixer):
             else {"global_attention_mask": global_attention_mask}
         )
         if self.inner.needs_query_mask and context is None and mask is not None:
-            more["real"] = mask
+            more["query_mask"] = mask
         return more
 
     def extra_repr(self) -> str:

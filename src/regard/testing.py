@@ -227,8 +227,8 @@ def maps(mixer: Mixer, n: int) -> str:
     """The map times the values is the output."""
     x = random_tokens(mixer, n)
     if not mixer.can.maps:
-        return assert_unsupported(lambda: mixer.attention(x))
-    a = mixer.attention(x)
+        return assert_unsupported(lambda: mixer.attention_map(x))
+    a = mixer.attention_map(x)
     assert a.dim() == 4 and a.shape[0] == 2 and a.shape[2:] == (n, n) and a.isfinite().all()
     if isinstance(mixer, MultiHead):
         _, _, v = mixer.project(x, None)

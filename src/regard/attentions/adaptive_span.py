@@ -61,11 +61,11 @@ class AdaptiveSpanAttention(KVCacheAttention):
         return PerHead(tuple(Band(reach, reach) for reach in self.reaches()))
 
     @property
-    def past(self) -> Pattern:  # type: ignore[override]
+    def causal_pattern(self) -> Pattern:  # type: ignore[override]
         """The same, where causal."""
         return self.pattern & Causal()
 
-    def over(
+    def attend(
         self,
         q: Tensor,
         k: Tensor,
@@ -75,7 +75,7 @@ class AdaptiveSpanAttention(KVCacheAttention):
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """See `Cached.over`: heads that reach equally far share a call."""
+        """See `KVCacheAttention.attend`: heads that reach equally far share a call."""
         if self.training:  # held in its bounds as the authors do: a share beyond them would have no gradient to come back by
             self.share.data.clamp_(0, 1)
         spans, alike = self.spans(), defaultdict(list)

@@ -33,7 +33,7 @@ class AdditiveAttention(Attention):
         self.heads = heads
         self.v = nn.Parameter(torch.empty(heads, width).uniform_(-1, 1) / width**0.5)
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -43,7 +43,7 @@ class AdditiveAttention(Attention):
         mask: Tensor | None = None,
         state: AdditiveKVCache | None = None,
     ) -> tuple[Tensor, AdditiveKVCache | None]:
-        """See `Attention.attend`."""
+        """See `Attention.forward`."""
         if state is not None and state.k is not None and state.v is not None:
             check_batch(state.k, k)
             k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
@@ -51,7 +51,7 @@ class AdditiveAttention(Attention):
         weights = masked_softmax(additive_scores(q, k, self.v), keep)
         return weights @ v, None if state is None else AdditiveKVCache(k, v)
 
-    def start(self) -> AdditiveKVCache:
+    def initial_state(self) -> AdditiveKVCache:
         """No keys yet."""
         return AdditiveKVCache(None, None)
 

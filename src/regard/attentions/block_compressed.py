@@ -62,7 +62,7 @@ class BlockCompressedAttention(Attention):
             right,
         )
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -72,14 +72,14 @@ class BlockCompressedAttention(Attention):
         mask: Tensor | None = None,
         state: BlockCompressedState | None = None,
     ) -> tuple[Tensor, BlockCompressedState | None]:
-        """See `Attention.attend`."""
+        """See `Attention.forward`."""
         if state is not None:
             return self._next(q, k, v, state)
         k, v, mask = self.blocks(k, v, mask)
         if self.null is not None:
             k, v = (torch.cat((null, x), 2) for null, x in zip(self._nulls(k), (k, v), strict=True))
             mask = None if mask is None else torch.cat((torch.ones_like(mask[:, :1]), mask), 1)
-        return self.inner.over(q, k, v, CallPositions(self._pattern(causal)), mask=mask), None
+        return self.inner.attend(q, k, v, CallPositions(self._pattern(causal)), mask=mask), None
 
     def _next(
         self, q: Tensor, k: Tensor, v: Tensor, state: BlockCompressedState
@@ -96,7 +96,7 @@ class BlockCompressedAttention(Attention):
             inside = k.new_ones(k.shape[0], whole, kernel, dtype=torch.bool)
             new_k, new_v = self.blocks.shorten(k[:, :, :upto], v[:, :, :upto], inside)
             all_k, all_v = torch.cat((all_k, new_k), 2), torch.cat((all_v, new_v), 2)
-        out = self.inner.over(
+        out = self.inner.attend(
             q, all_k, all_v, CallPositions(self._pattern(True), state.next, state.dropped)
         )
         gone = self._gone(state.next + n, state.dropped)
@@ -122,7 +122,7 @@ class BlockCompressedAttention(Attention):
             return 0
         return max(0, -(-(at - self.window) // self.blocks.stride) - dropped)
 
-    def start(self) -> BlockCompressedState:
+    def initial_state(self) -> BlockCompressedState:
         """No token yet."""
         return BlockCompressedState(None, None, None, None, 0, 0)
 

@@ -29,7 +29,7 @@ class ImprovedClusteredAttention(Attention):
         check_int(1, top=top)
         self.clusters, self.top, self.can = clusters, top, clusters.can
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -38,9 +38,9 @@ class ImprovedClusteredAttention(Attention):
         causal: bool = False,
         mask: Tensor | None = None,
         state: State = None,
-        real: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """See `Attention.attend`; real (b n) says which queries count."""
+        """See `Attention.forward`; query_mask (b n) says which queries count."""
         scale = 1 / math.sqrt(q.shape[-1])
         keep = (
             k.new_ones(k.shape[0], 1, 1, k.shape[2], dtype=torch.bool)
@@ -48,9 +48,9 @@ class ImprovedClusteredAttention(Attention):
             else mask[:, None, None]
         )
         v = v if mask is None else v.masked_fill(~mask[:, None, :, None], 0)
-        index = self.clusters.assign(q, real)
+        index = self.clusters.assign(q, query_mask)
         shared = _softmax(
-            self.clusters.means(q, index, real) @ k.transpose(-1, -2) * scale, keep
+            self.clusters.means(q, index, query_mask) @ k.transpose(-1, -2) * scale, keep
         )  # (b h clusters m)
         top = shared.topk(min(self.top, k.shape[2]), -1).indices
         mass = shared.gather(-1, top).sum(-1, keepdim=True)

@@ -18,7 +18,7 @@ class CompressedAttention(Attention):
         self.compression, self.inner = compression, inner
         self.can, self.length = compression.can & inner.can, compression.length
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -28,6 +28,6 @@ class CompressedAttention(Attention):
         mask: Tensor | None = None,
         state: State = None,
     ) -> tuple[Tensor, State]:
-        """See `Attention.attend`."""
+        """See `Attention.forward`."""
         k, v, mask = self.compression(k, v, mask)
-        return self.inner.attend(q, k, v, causal=causal, mask=mask, state=state)
+        return self.inner(q, k, v, causal=causal, mask=mask, state=state)

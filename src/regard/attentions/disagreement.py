@@ -36,7 +36,7 @@ class DisagreementAttention(Attention):
         )
         self.no_rotary_reason = inner.no_rotary_reason
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -45,10 +45,10 @@ class DisagreementAttention(Attention):
         causal: bool = False,
         mask: Tensor | None = None,
         state: State = None,
-        real: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """See `Attention.attend`; real (b n) says which queries count.  A stream tells nothing: it does not train."""
-        out, after = self.inner.attend(q, k, v, causal=causal, mask=mask, state=state)
+        """See `Attention.forward`; query_mask (b n) says which queries count.  A stream tells nothing: it does not train."""
+        out, after = self.inner(q, k, v, causal=causal, mask=mask, state=state)
         if state is not None:
             return out, after
 
@@ -56,22 +56,26 @@ class DisagreementAttention(Attention):
             if self.kind == "subspace":
                 return _alike(F.normalize(v, dim=-1), mask)
             if self.kind == "outputs":
-                return _alike(F.normalize(out, dim=-1), real)
+                return _alike(F.normalize(out, dim=-1), query_mask)
             return _alike(
-                self.inner.attend(q, k, identity_values(k, v), causal=causal, mask=mask)[0].abs(),
-                real,
+                self.inner(q, k, identity_values(k, v), causal=causal, mask=mask)[0].abs(),
+                query_mask,
             )
 
         record_aux("disagreement", lambda: self.penalty * common(), is_loss=True)
         return out, after
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The state of the attention inside."""
-        return self.inner.start()
+        return self.inner.initial_state()
 
 
-def _alike(x: Tensor, real: Tensor | None) -> Tensor:
-    """The mean over real tokens, examples and pairs of heads of x_i · x_j, for x (b h n e)."""
+def _alike(x: Tensor, query_mask: Tensor | None) -> Tensor:
+    """The mean over query_mask tokens, examples and pairs of heads of x_i · x_j, for x (b h n e)."""
     total = x.sum(1)  # Σ_ij x_i · x_j = |Σ_i x_i|²
     each = (total * total).sum(-1) / x.shape[1] ** 2
-    return each.mean() if real is None else each[real].sum() / real.sum().clamp(min=1)
+    return (
+        each.mean()
+        if query_mask is None
+        else each[query_mask].sum() / query_mask.sum().clamp(min=1)
+    )

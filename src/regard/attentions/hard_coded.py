@@ -48,7 +48,7 @@ class HardCodedAttention(Attention):
             sigma * (2 * torch.pi) ** 0.5
         )  # (h 2*reach+1), exact
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -58,7 +58,7 @@ class HardCodedAttention(Attention):
         mask: Tensor | None = None,
         state: HardCodedState | None = None,
     ) -> tuple[Tensor, HardCodedState | None]:
-        """See `Attention.attend`."""
+        """See `Attention.forward`."""
         if not v.numel():
             return v, state
         if mask is not None:
@@ -80,7 +80,7 @@ class HardCodedAttention(Attention):
         check_batch(state.values, v)
         return state.values
 
-    def start(self) -> HardCodedState:
+    def initial_state(self) -> HardCodedState:
         """No value yet."""
         return HardCodedState(None)
 

@@ -42,12 +42,12 @@ class KVCacheAttention(Attention):
     """A subclass writes `attend_tiles`, once; `pattern` tells who may look at whom, and so which keys a stream keeps."""
 
     pattern: Pattern
-    past: (
+    causal_pattern: (
         Pattern  # the pattern where causal: made beside it, for a graph that is compiled makes none
     )
 
     @abstractmethod
-    def over(
+    def attend(
         self,
         q: Tensor,
         k: Tensor,
@@ -59,7 +59,7 @@ class KVCacheAttention(Attention):
     ) -> Tensor:
         """q (b h n e), k (b h m e), v (b h m f), mask (b m), marks (b n) -> (b h n f)."""
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -70,10 +70,10 @@ class KVCacheAttention(Attention):
         state: KVCache | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, KVCache | None]:
-        """See `Attention.attend`; marks (b n)."""
-        pattern = self.past if causal else self.pattern
+        """See `Attention.forward`; marks (b n)."""
+        pattern = self.causal_pattern if causal else self.pattern
         if state is None:
-            return self.over(
+            return self.attend(
                 q,
                 k,
                 v,
@@ -82,9 +82,9 @@ class KVCacheAttention(Attention):
                 global_attention_mask=global_attention_mask,
             ), None
         now = _grown(state, k, v)
-        return self.over(q, *_seen(now, pattern, state.next)), _kept(now, pattern)
+        return self.attend(q, *_seen(now, pattern, state.next)), _kept(now, pattern)
 
-    def start(self) -> KVCache:
+    def initial_state(self) -> KVCache:
         """An empty cache."""
         return KVCache(None, None, np.empty(0, dtype=np.int64), 0, SLACK)
 

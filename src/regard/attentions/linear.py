@@ -44,7 +44,7 @@ class LinearAttention(Attention):
             self.feature.heads,
         )
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -54,7 +54,7 @@ class LinearAttention(Attention):
         mask: Tensor | None = None,
         state: LinearAttentionState | None = None,
     ) -> tuple[Tensor, LinearAttentionState | None]:
-        """See `Attention.attend`."""
+        """See `Attention.forward`."""
         if not q.shape[2]:
             return v.new_zeros(*q.shape[:3], v.shape[3]), state
         if self.training and state is None:
@@ -81,7 +81,9 @@ class LinearAttention(Attention):
             k, v, level = _kept(k, v, level, mask)
         if not causal:
             return *_of_all(q, k, v, level), None
-        top, bottom, new = self._past(q, k, v, level, self.start() if state is None else state)
+        top, bottom, new = self._past(
+            q, k, v, level, self.initial_state() if state is None else state
+        )
         return top, bottom, None if state is None else new
 
     def _past(
@@ -106,7 +108,7 @@ class LinearAttention(Attention):
         )
         return out[..., :-1], out[..., -1:], LinearAttentionState(kv, highest[..., -1], end)
 
-    def start(self) -> LinearAttentionState:
+    def initial_state(self) -> LinearAttentionState:
         """No key yet."""
         return LinearAttentionState(None, None, 0)
 
@@ -120,7 +122,7 @@ class EfficientAttention(Attention):
         stream="the softmax over positions is of all keys",
     )
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -130,7 +132,7 @@ class EfficientAttention(Attention):
         mask: Tensor | None = None,
         state: None = None,
     ) -> tuple[Tensor, None]:
-        """See `Attention.attend`."""
+        """See `Attention.forward`."""
         wide_k = at_least_float32(k)
         if mask is not None:  # where all are left out the softmax is of equals, and then nothing
             out = ~mask[:, None, :, None]

@@ -59,7 +59,7 @@ class LocalnessAttention(Attention):
         self.wide = weights(width, wanted=sigma is None)
         self.w_keys = weights(width, width, wanted=layer)
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -69,7 +69,7 @@ class LocalnessAttention(Attention):
         mask: Tensor | None = None,
         state: State = None,
     ) -> tuple[Tensor, State]:
-        """See `Attention.attend`."""
+        """See `Attention.forward`."""
         real = (
             torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
             if mask is None

@@ -75,7 +75,7 @@ class LSHAttention(Attention):
                 causal="which other buckets share a chunk depends on later tokens: give same_bucket=True"
             )
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -85,7 +85,7 @@ class LSHAttention(Attention):
         mask: Tensor | None = None,
         state: LSHState | None = None,
     ) -> tuple[Tensor, LSHState | None]:
-        """See `Attention.attend`; k is the same as q."""
+        """See `Attention.forward`; k is the same as q."""
         if state is not None:
             return self._stream(q, v, state)
         bucket, sizes = self.hashing(q), {"buckets": self.hashing.buckets, "chunk": self.chunk}
@@ -160,7 +160,7 @@ class LSHAttention(Attention):
         code = code.gather(3, at[:, :, None].expand(-1, -1, code.shape[2], -1))
         return LSHState(k, v, code, had, max(2 * most, most + SLACK))
 
-    def start(self) -> LSHState:
+    def initial_state(self) -> LSHState:
         """No token yet."""
         return LSHState(None, None, None, None, SLACK)
 

@@ -28,13 +28,13 @@ class MaterializedAttention(KVCacheAttention):
         after: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.pattern, self.past = pattern, pattern & Causal()
+        self.pattern, self.causal_pattern = pattern, pattern & Causal()
         self.length, self.heads = pattern.length, pattern.heads
         self.normalize = Softmax() if normalize is None else normalize
         self.before, self.after = (nn.Identity() if mix is None else mix for mix in (before, after))
         self.can = pattern_capabilities(pattern)
 
-    def over(
+    def attend(
         self,
         q: Tensor,
         k: Tensor,
@@ -44,7 +44,7 @@ class MaterializedAttention(KVCacheAttention):
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """See `Cached.over`."""
+        """See `KVCacheAttention.attend`."""
         call = make_call(
             q,
             k,

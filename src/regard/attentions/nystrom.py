@@ -16,7 +16,7 @@ WHOLE = "a landmark is a mean over tokens of the past and of the future"
 class NystromAttention(Attention):
     """softmax(Q K̃ᵀ) softmax(Q̃ K̃ᵀ)⁺ softmax(Q̃ Kᵀ) V, each scaled by 1/√e (Xiong et al. 2021, arXiv 2102.03902).
 
-    Q̃ and K̃ are the means of `landmarks` segments of the real tokens, alike in size up to one.  ⁺ is the pseudo-inverse,
+    Q̃ and K̃ are the means of `landmarks` segments of the query_mask tokens, alike in size up to one.  ⁺ is the pseudo-inverse,
     by `iterations` steps of Razavi et al., begun at Aᵀ / ‖A‖₁ ‖A‖∞ of each matrix by itself.  Where there are no more keys,
     or no more queries, than landmarks, attention is exact.
 
@@ -50,7 +50,7 @@ class NystromAttention(Attention):
                 cross="its convolution adds values at the place of the query",
             )
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -59,30 +59,30 @@ class NystromAttention(Attention):
         causal: bool = False,
         mask: Tensor | None = None,
         state: State = None,
-        real: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """See `Attention.attend`; real (b n) says which queries count."""
+        """See `Attention.forward`; query_mask (b n) says which queries count."""
         if mask is not None:
             k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
         few = q.shape[2] <= self.landmarks
         out = (
-            self.inner.attend(q, k, v, mask=mask)[0]
+            self.inner(q, k, v, mask=mask)[0]
             if few
-            else self._approximate(q, k, v, mask, real)
+            else self._approximate(q, k, v, mask, query_mask)
         )
         return out if self.conv is None else out + self.conv(v), None
 
     def _approximate(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, real: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, query_mask: Tensor | None
     ) -> Tensor:
         """n queries ask the key landmarks; what these hold was asked for by the query landmarks."""
-        short_q, _ = segment_means(q, real, self.landmarks)
+        short_q, _ = segment_means(q, query_mask, self.landmarks)
         short_k, held = segment_means(k, mask, self.landmarks)
         one = torch.eye(short_k.shape[2], dtype=k.dtype, device=k.device).expand(
             *k.shape[:2], -1, -1
         )
-        between = self.inner.attend(short_q, short_k, one, mask=held)[0]
-        asked = self.inner.attend(short_q, k, v, mask=mask)[0]
+        between = self.inner(short_q, short_k, one, mask=held)[0]
+        asked = self.inner(short_q, k, v, mask=mask)[0]
         values = pseudo_inverse(between, self.iterations) @ asked
         if (
             mask is not None or k.shape[2] <= self.landmarks
@@ -94,32 +94,34 @@ class NystromAttention(Attention):
             )
             exact = (total <= self.landmarks)[:, None, None, None]
             values = torch.where(exact, segment_means(v, mask, self.landmarks)[0], values)
-        return self.inner.attend(q, short_k, values, mask=held)[0]
+        return self.inner(q, short_k, values, mask=held)[0]
 
 
-def segment_means(x: Tensor, real: Tensor | None, segments: int) -> tuple[Tensor, Tensor | None]:
-    """x (b h n e), real (b n) -> (b h s e) with s = min(segments, n), and which of the segments hold a token, (b s).
+def segment_means(
+    x: Tensor, query_mask: Tensor | None, segments: int
+) -> tuple[Tensor, Tensor | None]:
+    """x (b h n e), query_mask (b n) -> (b h s e) with s = min(segments, n), and which of the segments hold a token, (b s).
 
-    The r real tokens are cut into min(s, r) runs whose sizes differ by at most one; None: every segment holds a token.
+    The r query_mask tokens are cut into min(s, r) runs whose sizes differ by at most one; None: every segment holds a token.
     """
     b, h, n, e = x.shape
     size = min(segments, n)
-    if real is None and n % size == 0:
+    if query_mask is None and n % size == 0:
         return x.unflatten(2, (size, -1)).mean(3), None
-    if real is None:
+    if query_mask is None:
         at = (torch.arange(n, device=x.device) * size // n).expand(b, n)
         weight = x.new_ones(b, n)
     else:
-        total = real.sum(1, keepdim=True)
+        total = query_mask.sum(1, keepdim=True)
         at = (
-            (real.cumsum(1) - 1).clamp(min=0) * total.clamp(max=size) // total.clamp(min=1)
+            (query_mask.cumsum(1) - 1).clamp(min=0) * total.clamp(max=size) // total.clamp(min=1)
         ).clamp(max=size - 1)
-        weight = real.to(x.dtype)
+        weight = query_mask.to(x.dtype)
     sums = x.new_zeros(b, h, size, e).scatter_add(
         2, at[:, None, :, None].expand_as(x), x * weight[:, None, :, None]
     )
     count = x.new_zeros(b, size).scatter_add(1, at, weight)
-    return sums / count.clamp(min=1)[:, None, :, None], None if real is None else count > 0
+    return sums / count.clamp(min=1)[:, None, :, None], None if query_mask is None else count > 0
 
 
 def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:

@@ -44,12 +44,12 @@ class PersistentMemoryAttention(KVCacheAttention):
                 f"the attention inside was made for {inner.heads} heads, not for {heads}"
             )
         self.inner, self.heads, self.count = inner, heads, count
-        self.pattern, self.past = inner.pattern, inner.past
+        self.pattern, self.causal_pattern = inner.pattern, inner.causal_pattern
         self.length, self.can = inner.length, Can(maps=NO_MAP) & inner.can
         self.keys = nn.Parameter(torch.randn(heads, count, width) * width**-0.5)
         self.values = nn.Parameter(torch.randn(heads, count, width) * count**-0.5)
 
-    def over(
+    def attend(
         self,
         q: Tensor,
         k: Tensor,
@@ -59,7 +59,7 @@ class PersistentMemoryAttention(KVCacheAttention):
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """See `Cached.over`; marks are refused before."""
+        """See `KVCacheAttention.attend`; marks are refused before."""
         key, value = self.keys * self.keys.shape[-1] ** 0.5, self.values * self.count**0.5
         m, prior = (
             k.shape[2],

@@ -22,7 +22,7 @@ class ProbSparseAttention(Attention):
     """Zhou et al. 2021, arXiv 2012.07436.  M(q) = max_j q·k_j/√e − mean_j q·k_j/√e, over a few keys drawn for each query;
     the queries with the largest M attend to all keys, and the others give the mean of the values.
 
-    With r real keys `factor` ⌈ln r⌉ are drawn, with replacement; with r real queries so many attend, at least one.
+    With r query_mask keys `factor` ⌈ln r⌉ are drawn, with replacement; with r query_mask queries so many attend, at least one.
     """
 
     can = Can(causal=AHEAD, stream=AHEAD, export=DRAWN)
@@ -34,7 +34,7 @@ class ProbSparseAttention(Attention):
         check_int(0, seed=seed)
         self.factor, self.seed, self.inner = factor, seed, SoftmaxAttention()
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -43,20 +43,24 @@ class ProbSparseAttention(Attention):
         causal: bool = False,
         mask: Tensor | None = None,
         state: State = None,
-        real: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """See `Attention.attend`; real (b n) says which queries count."""
+        """See `Attention.forward`; query_mask (b n) says which queries count."""
         b, h, n, _ = q.shape
         if n == 0 or k.shape[2] == 0:
             return v.new_zeros(b, h, n, v.shape[3]), None
         keys = (
             torch.ones(b, k.shape[2], dtype=torch.bool, device=q.device) if mask is None else mask
         )
-        queries = torch.ones(b, n, dtype=torch.bool, device=q.device) if real is None else real
+        queries = (
+            torch.ones(b, n, dtype=torch.bool, device=q.device)
+            if query_mask is None
+            else query_mask
+        )
         v = v if mask is None else v.masked_fill(~mask[:, None, :, None], 0)
         mean = v.sum(2, keepdim=True) / keys.sum(1).clamp(min=1)[:, None, None, None]
         found, counts = self.select(q, k, keys, queries)
-        y = self.inner.attend(gather_rows(q, found), k, v, mask=mask)[0]
+        y = self.inner(gather_rows(q, found), k, v, mask=mask)[0]
         y = torch.where(counts, y, mean)
         at = found[..., None].expand_as(y)
         return mean.expand(b, h, n, -1).scatter(2, at, y), None
@@ -88,9 +92,9 @@ class ProbSparseAttention(Attention):
             [_measured(scores(some, k, mine), beyond, wanted[..., 0]) for some, mine in parts], 2
         )
 
-    def _count(self, real: Tensor) -> Tensor:
-        """factor ⌈ln r⌉, between 1 and the r real tokens, for each example."""
-        total = real.sum(1).clamp(min=1)
+    def _count(self, query_mask: Tensor) -> Tensor:
+        """factor ⌈ln r⌉, between 1 and the r query_mask tokens, for each example."""
+        total = query_mask.sum(1).clamp(min=1)
         wanted = self.factor * total.double().log().ceil().long()
         return torch.minimum(wanted.clamp(min=1), total)
 

@@ -22,7 +22,7 @@ class PrototypeAttention(Attention):
             inner.no_rotary_reason,
         )
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -31,9 +31,9 @@ class PrototypeAttention(Attention):
         causal: bool = False,
         mask: Tensor | None = None,
         state: State = None,
-        real: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """See `Attention.attend`; real (b n) says which queries count."""
-        prototypes, back = self.query(q, real)
-        y, state = self.inner.attend(prototypes, k, v, causal=causal, mask=mask, state=state)
+        """See `Attention.forward`; query_mask (b n) says which queries count."""
+        prototypes, back = self.query(q, query_mask)
+        y, state = self.inner(prototypes, k, v, causal=causal, mask=mask, state=state)
         return back(y), state

@@ -37,7 +37,7 @@ class RoutedAttention(Attention):
         self.route, self.scale, self.shared_qk, self.level = route, scale, shared_qk, level
         self.can, self.heads = route.can, route.heads
 
-    def attend(
+    def forward(
         self,
         q: Tensor,
         k: Tensor,
@@ -47,7 +47,7 @@ class RoutedAttention(Attention):
         mask: Tensor | None = None,
         state: State = None,
     ) -> tuple[Tensor, State]:
-        """See `Attention.attend`."""
+        """See `Attention.forward`."""
         if self.level:
             q, k = (F.layer_norm(x, x.shape[-1:]) for x in (q, k))
         found = self.route(q, k, mask)

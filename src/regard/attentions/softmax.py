@@ -33,8 +33,8 @@ class SoftmaxAttention(KVCacheAttention):
     ) -> None:
         super().__init__()
         check_backend(backend)
-        self.pattern, self.past = pattern, pattern & Causal()
-        for each in (self.pattern, self.past):
+        self.pattern, self.causal_pattern = pattern, pattern & Causal()
+        for each in (self.pattern, self.causal_pattern):
             register_pattern(each)
         self.prior, self.scale, self.backend = prior, scale, backend
         self.length, self.heads = (
@@ -53,7 +53,7 @@ class SoftmaxAttention(KVCacheAttention):
                 "its prior reads the queries and keys, and turned ones would tell it something else"
             )
 
-    def over(
+    def attend(
         self,
         q: Tensor,
         k: Tensor,
@@ -63,7 +63,7 @@ class SoftmaxAttention(KVCacheAttention):
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """See `Cached.over`."""
+        """See `KVCacheAttention.attend`."""
         elsewhere = type(place.k_positions) is not int or place.k_positions or place.q_start
         if (
             elsewhere and self.prior is None and place.pattern == _FULL

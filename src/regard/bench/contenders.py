@@ -112,7 +112,7 @@ class RecipeContender(Contender):
         if cell.level == "layer":
             return layer_call(mixer, cell)
         inner, shapes = _inside(mixer, cell, cell.length)
-        attend, past, parameters = inner.inner.attend, cell.past, list(inner.inner.parameters())
+        attend, past, parameters = inner.inner, cell.past, list(inner.inner.parameters())
         if len(shapes) == 2:
             return heads_call(
                 lambda q, v: attend(q, q, v, causal=past)[0], cell, *shapes, more=parameters
@@ -165,12 +165,12 @@ def _decoding(mixer: Mixer, cell: BenchCell) -> BenchCall:
     shapes: list[tuple[int, ...]] = [(cell.batch, 1, cell.dim)]
     if cell.level == "kernel":
         inner, shapes = _inside(mixer, cell, 1)
-        state = inner.inner.start()
+        state = inner.inner.initial_state()
 
     def step(given: list[Tensor], before: State) -> tuple[Tensor, State]:
         if cell.level == "layer":
             return mixer.stream(given[0], before)
-        return inner.inner.attend(*_filled(given), causal=True, state=before)
+        return inner.inner(*_filled(given), causal=True, state=before)
 
     def one() -> Tensor:
         nonlocal state
@@ -196,9 +196,9 @@ def skip_attention(mixer: Mixer) -> Iterator[None]:
     """Inside, attention over a cache of keys keeps its cache and gives zeros: a long prompt is read in linear time."""
     caches = [module for module in mixer.modules() if isinstance(module, KVCacheAttention)]
     for module in caches:
-        module.over = lambda q, k, v, *_, **__: q.new_zeros(*q.shape[:3], v.shape[3])  # type: ignore[method-assign]
+        module.attend = lambda q, k, v, *_, **__: q.new_zeros(*q.shape[:3], v.shape[3])  # type: ignore[method-assign]
     try:
         yield
     finally:
         for module in caches:
-            del module.over
+            del module.attend

@@ -78,7 +78,7 @@ class BahdanauDecoder(nn.Module):
         self.middle = annotations // 2  # where the half that was read backwards begins
         self.first = nn.Linear(annotations - self.middle, hidden)
 
-    def start(self, annotations: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    def initial_state(self, annotations: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """s_0 = tanh(W ←h_1): of the first real annotation, the half that was read backwards."""
         rows = torch.arange(len(annotations), device=annotations.device)
         first = torch.zeros_like(rows) if mask is None else mask.long().argmax(1)
@@ -103,7 +103,7 @@ class BahdanauDecoder(nn.Module):
         """All steps, given the words before each, (b t inputs)."""
         if mask is not None:
             annotations = annotations.masked_fill(~mask[..., None], 0)
-        s, keys = self.start(annotations, mask=mask), self.look.keys(annotations)
+        s, keys = self.initial_state(annotations, mask=mask), self.look.keys(annotations)
         states, seen = [], []
         for y in words.unbind(1):
             s, look = self.step(y, s, annotations, keys=keys, mask=mask)

@@ -56,7 +56,7 @@ class WindowCell(nn.Module):
         super().__init__()
         self.shape, self.mixtures = WindowShape(inputs, mixtures), mixtures
 
-    def start(self, text: Tensor) -> Tensor:
+    def initial_state(self, text: Tensor) -> Tensor:
         """κ before the first step."""
         return at_least_float32(text.new_zeros(text.shape[0], self.mixtures))
 

@@ -48,7 +48,7 @@ class CaptionCell(nn.Module):
         self.gate, self.cell = nn.Linear(hidden, 1), nn.LSTMCell(inputs + annotations, hidden)
         self.first_h, self.first_c = nn.Linear(annotations, hidden), nn.Linear(annotations, hidden)
 
-    def start(self, cells: Tensor, *, mask: Tensor | None = None) -> LSTMState:
+    def initial_state(self, cells: Tensor, *, mask: Tensor | None = None) -> LSTMState:
         """From the mean of all cells, by one tanh layer each."""
         real = torch.ones_like(cells[..., :1]) if mask is None else mask[..., None].to(cells.dtype)
         if mask is not None:

@@ -251,7 +251,7 @@ def torch_call(
     mask = None if key_padding_mask is None else padding(key_padding_mask).view(x.shape[0], -1)
     y = self.run(x, mask, context=context)
     maps = (
-        self.mixer.attention(x, context, mask=mask)
+        self.mixer.attention_map(x, context, mask=mask)
         if need_weights and self.mixer.can.maps
         else None
     )

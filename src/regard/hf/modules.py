@@ -139,7 +139,7 @@ class SwappedAttention(Replacement):
                     "a stream has no maps of what went before: ask for attentions with use_cache=False"
                 )
             maps.append(
-                self.mixer.attention(
+                self.mixer.attention_map(
                     x, context, mask=mask, global_attention_mask=global_attention_mask
                 )
             )
@@ -249,9 +249,9 @@ class SwappedMixer(Replacement, Mixer):
         self.keep(old)
         self.mixer, self.out = mixer, out
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """Of the mixer inside."""
-        return self.mixer.start()
+        return self.mixer.initial_state()
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State, **more: Any

@@ -114,7 +114,7 @@ class AFT(Mixer):
         self.q, self.k, self.v = (nn.Linear(dim, width, bias=False) for width in (dim, keys, dim))
         self.bias = bias
 
-    def start(self) -> AFTState:
+    def initial_state(self) -> AFTState:
         """Nothing yet."""
         return AFTState(None, None, None, 0)
 
@@ -122,7 +122,7 @@ class AFT(Mixer):
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        past = self.start() if state is None else state
+        past = self.initial_state() if state is None else state
         check_stream_length(self.length, past.next + x.shape[1])
         k, v = self._keys(x, mask), split_heads(at_least_float32(self.v(x)), self.heads)
         sums = self._sums(k, v, past.next)

@@ -30,7 +30,7 @@ class Average(Mixer):
         self.ffn = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim))
         self.gate = nn.Linear(2 * dim, 2 * dim)
 
-    def start(self) -> AverageState:
+    def initial_state(self) -> AverageState:
         """No token yet."""
         return AverageState(None, 0)
 

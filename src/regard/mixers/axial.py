@@ -46,10 +46,10 @@ class AxialPasses(Mixer):
             MultiHead(dim, heads, SoftmaxAttention(Chunks(width)), causal=True) if causal else None
         )
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """Nothing yet above, and empty caches."""
         assert self.inner is not None
-        return AxialState(None, None, self.columns.start(), self.inner.start())
+        return AxialState(None, None, self.columns.initial_state(), self.inner.initial_state())
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State

@@ -55,7 +55,7 @@ class BPTransformer(Mixer):
             torch.randn(1 + (clip + 1) * near * sides, dim // heads) * SPREAD
         )
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """No token has come yet."""
         return (0, ())
 

@@ -34,9 +34,9 @@ class Branches(Mixer):
         self.branches: Sequence[Mixer] = nn.ModuleList(mixers)  # type: ignore[assignment]
         self.widths = [mixer.dim for mixer in mixers]
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The states of all branches."""
-        return tuple(branch.start() for branch in self.branches)
+        return tuple(branch.initial_state() for branch in self.branches)
 
     def mix(
         self,

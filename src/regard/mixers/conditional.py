@@ -55,9 +55,9 @@ class TaskAttention(Mixer):
         other.task = found
         return other
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """An empty cache of keys and values."""
-        return self.heads.start()
+        return self.heads.initial_state()
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
@@ -65,7 +65,7 @@ class TaskAttention(Mixer):
         """(b n d) -> (b n d)."""
         if self.task.dim() and len(self.task) != x.shape[0]:
             raise ValueError(f"there are {x.shape[0]} examples, and the tasks of {len(self.task)}")
-        y, state = self._attention().attend(
+        y, state = self._attention()(
             *self.heads.project(x, None), causal=self.causal, mask=mask, state=state
         )
         return self.heads.out(merge_heads(y)), state
@@ -73,9 +73,7 @@ class TaskAttention(Mixer):
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """The map of the task."""
         q, k, v = self.heads.project(x, None)
-        return self._attention().attend(q, k, identity_values(k, v), causal=self.causal, mask=mask)[
-            0
-        ]
+        return self._attention()(q, k, identity_values(k, v), causal=self.causal, mask=mask)[0]
 
     def _attention(self) -> SoftmaxAttention:
         weight = self.vectors.weight

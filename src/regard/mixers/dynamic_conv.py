@@ -36,7 +36,7 @@ class DynamicConv(Mixer):
             nn.Linear(dim, heads * kernel, bias=False) if dynamic else StaticKernels(heads * kernel)
         )
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """Nothing yet."""
         return (None,)
 

@@ -92,7 +92,7 @@ class GatedRandomFeatures(Recurrence):
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.gate = nn.Linear(dim, heads)
 
-    def start(self) -> RecurrenceState:
+    def initial_state(self) -> RecurrenceState:
         """Nothing was read, but this is a stream: rows stay as they are."""
         return RecurrenceState((), None)
 

@@ -38,7 +38,7 @@ class TinyAttention(nn.Module):
     ) -> tuple[Tensor, State]:
         """The attention, and its next state."""
         q, k, v = (f(x)[:, None] for f in (self.q, self.k, self.v))
-        y, state = self.inner.attend(q, k, v, causal=causal, mask=mask, state=state)
+        y, state = self.inner(q, k, v, causal=causal, mask=mask, state=state)
         return self.out(y[:, 0]), state
 
 
@@ -76,9 +76,11 @@ class GatedMLP(Mixer):
         self.bias = nn.Parameter(torch.ones(length))
         self.attend = TinyAttention(dim, attention, hidden // 2) if attention else None
 
-    def start(self) -> GatedMLPState:
+    def initial_state(self) -> GatedMLPState:
         """Nothing yet."""
-        return GatedMLPState(None, None if self.attend is None else self.attend.inner.start())
+        return GatedMLPState(
+            None, None if self.attend is None else self.attend.inner.initial_state()
+        )
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State

@@ -20,7 +20,7 @@ class GaussianWindow(Mixer):
         super().__init__(dim, can=Can(), causal=causal)
         self.shape = WindowShape(dim, mixtures)
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """Nothing yet."""
         return (None, None)
 

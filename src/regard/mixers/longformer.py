@@ -39,9 +39,9 @@ class Longformer(Mixer):
         if self.everywhere is not None:
             self.everywhere.out = nn.Identity()
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The cache of the window."""
-        return self.local.start()
+        return self.local.initial_state()
 
     def mix(
         self,

@@ -33,9 +33,9 @@ class LowRankBand(Mixer):
         self.band = MultiHead(dim, heads, near, causal=causal)
         self.band.v, self.band.out = self.low.v, nn.Identity()
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The caches of both."""
-        return self.low.start(), self.band.start()
+        return self.low.initial_state(), self.band.initial_state()
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State

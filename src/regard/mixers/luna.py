@@ -113,7 +113,7 @@ class CausalLuna(Mixer):
             nn.Linear(dim, dim, bias=False) for _ in range(6)
         )
 
-    def start(self) -> LunaState:
+    def initial_state(self) -> LunaState:
         """No token yet."""
         return LunaState(None, None, 0)
 
@@ -121,7 +121,7 @@ class CausalLuna(Mixer):
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        scores, values, tokens = self.start() if state is None else state
+        scores, values, tokens = self.initial_state() if state is None else state
         c, q, k, v = (
             at_least_float32(split_heads(f(x), self.heads))
             for f in (self.pack_k, self.q, self.k, self.v)

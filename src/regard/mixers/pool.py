@@ -30,7 +30,7 @@ class AveragePool(Mixer):
         self.window, self.width = window, width
         self.register_buffer("kernel", _kernel(window, width, causal), persistent=False)
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """Nothing yet."""
         return (None, 0)
 
@@ -38,7 +38,7 @@ class AveragePool(Mixer):
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d); a stream keeps the tokens that a window may still reach."""
-        past, end = self.start() if state is None else state
+        past, end = self.initial_state() if state is None else state
         seen = _joined(past, x)
         real = x.new_ones(1, seen.shape[1], 1) if mask is None else mask[..., None].to(x.dtype)
         total, count = self._sum(seen), self._sum(real)

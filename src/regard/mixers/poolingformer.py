@@ -43,9 +43,9 @@ class Poolingformer(Mixer):
         self.near, self.far = (MultiHead(dim, heads, level, causal=causal) for level in (near, far))
         self.far.out = nn.Identity()
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The caches of both levels."""
-        return self.near.start(), self.far.start()
+        return self.near.initial_state(), self.far.initial_state()
 
     def mix(
         self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State

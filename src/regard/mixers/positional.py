@@ -69,9 +69,9 @@ class PositionEmbeddedMixer(Mixer):
             raise ValueError(f"the embedding is {embed.dim} wide, and the mixer {inner.dim}")
         self.inner, self.embed = inner, embed
 
-    def start(self) -> PositionEmbeddedState:
+    def initial_state(self) -> PositionEmbeddedState:
         """The first position."""
-        return PositionEmbeddedState(0, self.inner.start())
+        return PositionEmbeddedState(0, self.inner.initial_state())
 
     def mix(
         self,
@@ -97,7 +97,7 @@ class PositionEmbeddedMixer(Mixer):
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """The map of the mixer inside."""
-        return self.inner.attention(
+        return self.inner.attention_map(
             *self._embedded(x, context), mask=mask, global_attention_mask=global_attention_mask
         )
 

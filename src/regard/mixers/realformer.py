@@ -24,9 +24,9 @@ class RealFormer(Mixer):
         super().__init__(dim, can=inner.can, causal=causal)
         self.heads = MultiHead(dim, heads, inner, causal=causal)
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """An empty cache of keys and values."""
-        return self.heads.start()
+        return self.heads.initial_state()
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
@@ -49,7 +49,7 @@ class RealFormer(Mixer):
     ) -> tuple[Tensor, Tensor, State]:
         """x (b n d), scores of the layer before (b h n m) -> (b n d), scores (b h n m), and the next state.
 
-        `state` is None for a whole sequence; `start()` begins a stream, in which m counts all tokens so far.
+        `state` is None for a whole sequence; `initial_state()` begins a stream, in which m counts all tokens so far.
         """
         x, context = self._check_inputs(x, context, mask, None)
         if state is not None and not self.causal:
@@ -58,7 +58,7 @@ class RealFormer(Mixer):
             )
         carried = ScoreResidual(before)
         q, k, v = self.heads.project(x, context)
-        y, state = MaterializedAttention(before=carried).attend(
+        y, state = MaterializedAttention(before=carried)(
             q, k, v, causal=self.causal, mask=mask, state=state
         )
         assert carried.scores is not None

@@ -78,7 +78,7 @@ class Recurrence(Mixer):
     def write(self, y: Tensor, x: Tensor) -> Tensor:
         """What the heads found (b h n f), and the tokens (b n d) -> (b n d)."""
 
-    def start(self) -> RecurrenceState:
+    def initial_state(self) -> RecurrenceState:
         """Nothing was read."""
         return RecurrenceState(None, None)
 

@@ -30,7 +30,7 @@ class SoftVisualAttention(Mixer):
         )
         self.score = nn.Parameter(torch.empty(width).uniform_(-1, 1) / width**0.5)
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """Nothing yet."""
         return (None, None)
 

@@ -68,7 +68,7 @@ class Sinkhorn(Mixer):
         self.heads, self.sort, self.block, self.cut = heads, sort, block, cut
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """No token yet."""
         return ()
 

@@ -138,7 +138,7 @@ class Synthesizer(Mixer):
         self.shares = nn.Parameter(torch.zeros(len(parts))) if len(parts) > 1 else None
         self.v, self.out = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
 
-    def start(self) -> SynthesizerState:
+    def initial_state(self) -> SynthesizerState:
         """Nothing yet."""
         return SynthesizerState(None, ())
 

@@ -170,7 +170,7 @@ class ClassAttention(nn.Module):
 
     def attention(self, token: Tensor, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Its map (b h 1 1+n); the class token itself comes first."""
-        return self.attend.attention(token, *self._memory(token, tokens), mask=self._mask(mask))
+        return self.attend.attention_map(token, *self._memory(token, tokens), mask=self._mask(mask))
 
     def _memory(self, token: Tensor, tokens: Tensor) -> tuple[Tensor]:
         if token.dim() != 3 or token.shape[1] != 1:

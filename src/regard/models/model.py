@@ -299,7 +299,7 @@ class MixerCall(NamedTuple):
         """(b h n m), or None where the mixer has none."""
         if not self.mixer.can.maps:
             return None
-        return self.mixer.attention(
+        return self.mixer.attention_map(
             self.x, self.context, mask=self.mask, global_attention_mask=self.global_attention_mask
         )
 

@@ -49,9 +49,9 @@ def _linear(
         state = (
             LinearAttentionState(*_total(past, rows, levelled), meeting.at)
             if len(past)
-            else inner.start()
+            else inner.initial_state()
         )
-        return reaching(inner.attend(q, k, v, causal=True, mask=mask, state=state)[0], past)
+        return reaching(inner(q, k, v, causal=True, mask=mask, state=state)[0], past)
     kv, _ = _total(torch.stack(gather(own, meeting)), rows, levelled)
     sums = inner.feature(at_least_float32(q), meeting.at, True)[0] @ kv
     return safe_divide(sums[..., :-1], sums[..., -1:], inner.feature.min_denominator)

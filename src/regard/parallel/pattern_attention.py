@@ -23,7 +23,7 @@ def over_keys(mixer: MultiHead, x: Tensor, mask: Tensor | None, meeting: Sharded
     """
     inner = mixer.inner
     assert isinstance(inner, KVCacheAttention)
-    pattern = (inner.past if mixer.causal else inner.pattern).given(False, False)
+    pattern = (inner.causal_pattern if mixer.causal else inner.pattern).given(False, False)
     q, k, v = mixer.project(x, None, meeting.at)
     work = exchange_plan(pattern, meeting.ends, meeting.rank, k.shape[1])
     if meeting.masked:  # one byte for each key: all at once
@@ -36,7 +36,7 @@ def over_keys(mixer: MultiHead, x: Tensor, mask: Tensor | None, meeting: Sharded
         scale = 1 / math.sqrt(q.shape[3]) if inner.scale is None else inner.scale
         return mixer.out(merge_heads(ring.attend(q, k, v, work, meeting, scale=scale, mask=mask)))
     k, v = work.bring(torch.cat((k, v), -1), meeting).split((k.shape[3], v.shape[3]), -1)
-    return mixer.out(merge_heads(inner.over(q, k, v, _place(inner, work), mask=mask)))
+    return mixer.out(merge_heads(inner.attend(q, k, v, _place(inner, work), mask=mask)))
 
 
 def _place(inner: KVCacheAttention, work: ExchangePlan) -> CallPositions:

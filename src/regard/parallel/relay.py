@@ -24,7 +24,7 @@ def by_relay(mixer: Mixer, x: Tensor, mask: Tensor | None, meeting: ShardedCall)
         for part in mixer.modules():
             if isinstance(part, FeatureMap):
                 part.advance()
-    state = mixer.start() if meeting.rank == 0 else _taken(meeting, x.device)
+    state = mixer.initial_state() if meeting.rank == 0 else _taken(meeting, x.device)
     linked = [t for t in leaves(state) if isinstance(t, Tensor) and t.requires_grad]
     y, state = mixer.stream(x, state) if x.shape[1] else (x, state)
     if meeting.rank + 1 < meeting.world:

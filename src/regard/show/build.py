@@ -30,7 +30,7 @@ def pattern_of(mixer: Mixer) -> Pattern | None:
         if isinstance(module, MultiHead):
             if not isinstance(module.inner, SoftmaxAttention):
                 return None
-            found.append(module.inner.past if module.causal else module.inner.pattern)
+            found.append(module.inner.causal_pattern if module.causal else module.inner.pattern)
     return reduce(or_, found) if found else None
 
 

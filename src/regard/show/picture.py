@@ -101,7 +101,7 @@ def map_picture(mixer: Mixer, n: int) -> Picture:
     x = random_tokens(mixer.double(), n, b=1)
     with torch.no_grad():
         try:
-            weights = mixer.attention(x)[0].abs().mean(0)
+            weights = mixer.attention_map(x)[0].abs().mean(0)
             words = "absolute weight in its attention map, mean over heads"
         except Unsupported:
             weights = influence(mixer, x)

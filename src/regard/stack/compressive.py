@@ -168,7 +168,7 @@ class CompressiveMemory(SegmentMemory):
         self.compress = compress(dim, rate)
         self.loss = None if loss is None else loss(dim, rate)
 
-    def start(self, layer: Layer) -> CompressiveState:
+    def initial_state(self, layer: Layer) -> CompressiveState:
         """Nothing."""
         return CompressiveState(None, None)
 

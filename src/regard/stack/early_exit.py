@@ -105,9 +105,9 @@ class EarlyExitStack(Layer):
                 f"weights must be {len(heads)} numbers of at least 0, not all of them 0, not {weights!r}"
             )
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """A state for each layer, and nothing that waits."""
-        return tuple(DeferredState(layer.start()) for layer in self.layers)
+        return tuple(DeferredState(layer.initial_state()) for layer in self.layers)
 
     def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`: the tokens as they left; tells the "depth" of each."""

@@ -71,7 +71,7 @@ class FeedbackStack(Layer):
         if shared:
             _share(looks)
 
-    def start(self) -> FeedbackState:
+    def initial_state(self) -> FeedbackState:
         """No memory yet."""
         return FeedbackState((), (), None, 0)
 
@@ -79,7 +79,11 @@ class FeedbackStack(Layer):
         self, x: Tensor, given: LayerInputs, state: FeedbackState | None
     ) -> tuple[Tensor, FeedbackState | None]:
         """See `Layer`."""
-        here, parts, looks = self.start() if state is None else state, [x[:, :0]], self._looks()
+        here, parts, looks = (
+            self.initial_state() if state is None else state,
+            [x[:, :0]],
+            self._looks(),
+        )
         if here.k:
             check_batch(here.k[0], x)
         for t in range(x.shape[1]):
@@ -141,8 +145,12 @@ def _read(
     """What one token, (b 1 d), reads in the memories."""
     q = look.queries(HiddenStates(x, given.mask), here.next)
     k, v = (here.k[i], here.v[i]) if here.k else look.keys(HiddenStates(x[:, :0]), 0)
-    return look.over(
-        q, k, v, CallPositions(look.inner.past, here.next, here.next - k.shape[2]), here.mask
+    return look.attend(
+        q,
+        k,
+        v,
+        CallPositions(look.inner.causal_pattern, here.next, here.next - k.shape[2]),
+        here.mask,
     )
 
 

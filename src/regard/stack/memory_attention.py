@@ -82,11 +82,11 @@ class MemoryAttention(NamedTuple):
         q, k, v = self.mixer.project(seen, None, at)  # what turns knows one position for both
         return q[:, :, before:], k, v
 
-    def over(
+    def attend(
         self, q: Tensor, k: Tensor, v: Tensor, place: CallPositions, mask: Tensor | None
     ) -> Tensor:
         """Queries (b h n e) over keys and values (b h m e), merged and projected: (b n d)."""
-        return self.mixer.out(merge_heads(self.inner.over(q, k, v, place, mask=mask)))
+        return self.mixer.out(merge_heads(self.inner.attend(q, k, v, place, mask=mask)))
 
 
 def find_memory_attention(layer: Layer) -> MemoryAttention | None:
@@ -133,5 +133,7 @@ def attend_to_memory(
     before = both.tokens - x.shape[1]
     q, k, v = look.behind(both, before, at - before)
     return look.block.join(
-        x, look.over(q, k, v, CallPositions(look.inner.past, at, at - before), both.mask), given
+        x,
+        look.attend(q, k, v, CallPositions(look.inner.causal_pattern, at, at - before), both.mask),
+        given,
     )

@@ -45,9 +45,9 @@ class RealFormerStack(Layer):
             )
         self.blocks: Sequence[Block] = nn.ModuleList(blocks)  # type: ignore[assignment]
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The caches of all blocks before the first chunk."""
-        return tuple(block.start() for block in self.blocks)
+        return tuple(block.initial_state() for block in self.blocks)
 
     def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""

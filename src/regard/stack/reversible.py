@@ -42,9 +42,9 @@ class ReversibleStack(Layer):
         self.beside, self.wide = beside, self.dim * (2 if beside else 1)
         self.halves: Sequence[Layer] = nn.ModuleList(halves)  # type: ignore[assignment]
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The states of all halves before the first chunk."""
-        return tuple(half.start() for half in self.halves)
+        return tuple(half.initial_state() for half in self.halves)
 
     def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""

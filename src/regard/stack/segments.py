@@ -42,7 +42,7 @@ class SegmentMemory(nn.Module, ABC):
     takes_mask: bool = True
 
     @abstractmethod
-    def start(self, layer: Layer) -> State:
+    def initial_state(self, layer: Layer) -> State:
         """What is held before the first token."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class HiddenStateMemory(SegmentMemory):
         check_int(0, memory=size)
         self.size = size
 
-    def start(self, layer: Layer) -> None:
+    def initial_state(self, layer: Layer) -> None:
         """Nothing."""
 
     def step(
@@ -92,9 +92,9 @@ class RecurrentStateMemory(SegmentMemory):
 
     takes_mask = False
 
-    def start(self, layer: Layer) -> State:
+    def initial_state(self, layer: Layer) -> State:
         """The state before the first chunk."""
-        return layer.start()
+        return layer.initial_state()
 
     def step(
         self, layer: Layer, x: Tensor, given: LayerInputs, state: State, at: int
@@ -149,17 +149,20 @@ class SegmentStack(Layer):
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.memories: Sequence[SegmentMemory] = nn.ModuleList(memories)  # type: ignore[assignment]
 
-    def start(self) -> SegmentState:
+    def initial_state(self) -> SegmentState:
         """What the layers hold before the first token."""
         return SegmentState(
-            tuple(m.start(layer) for m, layer in zip(self.memories, self.layers, strict=True)), 0
+            tuple(
+                m.initial_state(layer) for m, layer in zip(self.memories, self.layers, strict=True)
+            ),
+            0,
         )
 
     def run(
         self, x: Tensor, given: LayerInputs, state: SegmentState | None
     ) -> tuple[Tensor, SegmentState | None]:
         """See `Layer`.  The whole is all segments one after the other, the first without a memory."""
-        here, parts = self.start() if state is None else state, [x[:, :0]]
+        here, parts = self.initial_state() if state is None else state, [x[:, :0]]
         for piece, mask in self._pieces(x, given.mask, here.next):
             y, here = self._step(piece, given._replace(mask=mask), here)
             parts.append(y)

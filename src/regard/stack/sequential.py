@@ -21,9 +21,9 @@ class SequentialStack(Layer):
         super().__init__(layers[0].dim, can=can, causal=causal, length=length)
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The states of all layers before the first chunk."""
-        return tuple(layer.start() for layer in self.layers)
+        return tuple(layer.initial_state() for layer in self.layers)
 
     def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""

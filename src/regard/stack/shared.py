@@ -46,9 +46,9 @@ class SharedStack(Layer):
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.order = tuple(ORDERS[order](depth, len(layers)))
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The states of all applications before the first chunk."""
-        return tuple(self.layers[i].start() for i in self.order)
+        return tuple(self.layers[i].initial_state() for i in self.order)
 
     def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""

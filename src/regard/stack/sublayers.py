@@ -24,9 +24,9 @@ class MixerSublayer(Layer):
         super().__init__(mixer.dim, can=can, causal=mixer.causal, length=mixer.length)
         self.norm, self.mixer, self.dropout = norm(self.dim), mixer, nn.Dropout(dropout)
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """The state of the mixer."""
-        return self.mixer.start()
+        return self.mixer.initial_state()
 
     def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
@@ -44,7 +44,7 @@ class CrossAttentionSublayer(Layer):
         super().__init__(mixer.dim, can=Can(supports_global_mask=True, maps=NO_MAP), causal=True)
         self.norm, self.mixer, self.dropout = norm(self.dim), mixer, nn.Dropout(dropout)
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """None is kept: the context is given with each chunk."""
         return ()
 
@@ -65,7 +65,7 @@ class FeedForwardSublayer(Layer):
         )
         self.norm, self.ffn, self.dropout = norm(self.dim), ffn, nn.Dropout(dropout)
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """None is kept: each token is by itself."""
         return ()
 

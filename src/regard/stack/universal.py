@@ -104,9 +104,11 @@ class UniversalStack(Layer):
             raise ValueError(f"halting is {halting.dim} wide, and the layer {layer.dim}")
         self.layer, self.steps, self.halting, self.signal = layer, steps, halting, signal
 
-    def start(self) -> State:
+    def initial_state(self) -> State:
         """A state for each step."""
-        return _Stream(0, tuple(DeferredState(self.layer.start()) for _ in range(self.steps)))
+        return _Stream(
+            0, tuple(DeferredState(self.layer.initial_state()) for _ in range(self.steps))
+        )
 
     def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""

@@ -271,7 +271,7 @@ def _at(spec: AttentionSpec, inner: Attention, work: AttentionInputs, rule: Mask
     work = _alike(inner, work)
     if isinstance(inner, KVCacheAttention):
         place = CallPositions(meet(inner.pattern, rule.pattern), rule.q_start, rule.k_positions)
-        return inner.over(work.q, work.k, work.v, place, mask=real)
+        return inner.attend(work.q, work.k, work.v, place, mask=real)
     return _whole(spec, inner, work, rule._replace(real=real))
 
 
@@ -297,15 +297,15 @@ def _whole(spec: AttentionSpec, inner: Attention, work: AttentionInputs, rule: M
             zero_padding_tokens(v, rule.real[:, None]),
         )
     more = (
-        {"real": rule.real}
+        {"query_mask": rule.real}
         if inner.needs_query_mask and rule.real is not None and n == m and not work.cross
         else {}
     )
     if rule.causal and n == 1 and inner.can.cross:  # the last query sees all
-        return inner.attend(q, k, v, mask=rule.real)[0]
+        return inner(q, k, v, mask=rule.real)[0]
     if rule.causal and n < m:
         q = F.pad(q, (0, 0, m - n, 0))
-    return inner.attend(q, k, v, causal=rule.causal, mask=rule.real, **more)[0][:, :, -n:]
+    return inner(q, k, v, causal=rule.causal, mask=rule.real, **more)[0][:, :, -n:]
 
 
 def _dense(spec: AttentionSpec, inner: Attention, work: AttentionInputs, mask: Tensor) -> Tensor:

@@ -205,7 +205,7 @@ def _learned(inner: Attention, heads: int, width: int) -> list[str]:
         return []
     x = torch.randn(1, heads, 8, width, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        (trained := deepcopy(inner)).train().attend(x, x, x)
+        (trained := deepcopy(inner)).train()(x, x, x)
     return [name for name, x in trained.named_buffers() if not torch.equal(x, before[name])]
 
 

@@ -57,7 +57,7 @@ def cache(pattern: Pattern, call: CallShape) -> int:
 
 @formula(SoftmaxAttention)
 def _softmax(module: SoftmaxAttention, call: CallShape) -> ModuleCost:
-    pattern = module.past if call.causal else module.pattern
+    pattern = module.causal_pattern if call.causal else module.pattern
     prior = (
         ModuleCost()
         if module.prior is None
@@ -131,7 +131,7 @@ def _persistent(module: PersistentMemoryAttention, call: CallShape) -> ModuleCos
 @formula(AdaptiveSpanAttention)
 def _span(module: AdaptiveSpanAttention, call: CallShape) -> ModuleCost:
     """The pairs that the spans reach now: it costs less as they shrink."""
-    pattern = module.past if call.causal else module.pattern
+    pattern = module.causal_pattern if call.causal else module.pattern
     seen, every = count_pairs(pattern, call.n, call.m, call.h), call.h * call.n * call.m
     ramp = kept(5 * every if 4 * seen > every else 0)  # dense where most is reached
     return over_pairs(pattern, call).holding(cache(pattern, call)) + ramp

@@ -207,8 +207,8 @@ def _held(layer: Layer, memory: SegmentMemory, segment: int, call: CallShape) ->
             module_cost(layer, call.of(min(segment, call.n), call.m)) * full + rest * 1
         ).holding(module_cost(layer, call).state)
     past, inside = held_before(memory, segment, count), heads_call(look.mixer, call.of(call.n))
-    whole, alone = module_cost(layer, call), over_pairs(look.inner.past, inside)
-    seen = segment_pairs(look.inner.past, past, segment, inside)
+    whole, alone = module_cost(layer, call), over_pairs(look.inner.causal_pattern, inside)
+    seen = segment_pairs(look.inner.causal_pattern, past, segment, inside)
     scores, values = 2 * call.b * seen * inside.e, 2 * call.b * seen * inside.f
     change = ModuleCost(
         scores + values - alone.forward,
