@@ -24,7 +24,7 @@ class _Table(Leaf):
     _tables: ClassVar[Block]  # of each instance, but no part of its value
 
     def _keep(self, tables: Block) -> None:
-        object.__setattr__(self, "_limit", self.size * len(tables[0]))
+        object.__setattr__(self, "_length", self.size * len(tables[0]))
         object.__setattr__(self, "_tables", tables)
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
