@@ -27,19 +27,19 @@ def wherever_possible(backend):
 
     def choose(call):
         able = attend.BACKENDS[backend].refuses(call) is None
-        choice = attend.Choice(backend, "forced by the test") if able else usual(call)
+        choice = attend.BackendChoice(backend, "forced by the test") if able else usual(call)
         picked.append(choice.backend)
         return choice
 
     attend.choose = choose
-    known, attend.ready._ready = (
-        attend.ready._ready,
+    known, attend.dispatch_cache._ready = (
+        attend.dispatch_cache._ready,
         {},
     )  # calls that were settled before would not be asked about again
     try:
         yield picked
     finally:
-        attend.choose, attend.ready._ready = usual, known
+        attend.choose, attend.dispatch_cache._ready = usual, known
 
 
 @pytest.fixture
