@@ -3,7 +3,7 @@
     python benchmarks/run.py                     everything, about half an hour on two cores
     python benchmarks/run.py window auto         some of it
     python benchmarks/run.py --threads 1 window  with another number of threads
-    python benchmarks/run.py crossover --families EH   a part of the longest table, two minutes a family
+    python benchmarks/run.py crossover --families linear,priors   a part of the longest table, two minutes a family
 
 Calls are interleaved (A, B, A, B, ...), and a ratio is the median of the ratios of neighbours, so that a slow minute of
 the machine hits both.  Beside each table stand the thread count, the GEMM peak and the load of the machine.  Results go to
@@ -19,13 +19,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 import regard
+from regard import registry
 from regard.attentions import AdaptiveSpanAttention
 from regard.backends import explain
 from regard.backends.flex import block_mask
@@ -224,7 +225,7 @@ def layouts() -> list[Row]:
     """The layout of 65,536 tokens, for every sparse recipe: seconds, memory, scores for each query."""
     rows = []
     given = {"length": 65536, "width": 256, "stride": 256, "window": 128}
-    for name in regard.list_recipes("C"):
+    for name in regard.list_recipes(family="sparse"):
         arguments = {
             key: value
             for key, value in given.items()
@@ -329,16 +330,16 @@ def spans() -> list[Row]:
 LENGTHS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 
 
-FAMILIES = "ACDEFGHI"  # all that are no softmax attention themselves
+FAMILIES = [name for name in registry.FAMILIES if name != "dense"]
 
 
-def crossover(families: str = FAMILIES) -> list[Row]:
+def crossover(families: Sequence[str] = FAMILIES) -> list[Row]:
     """From which length on a mechanism is faster than softmax attention, with 8 heads x 64, forward, for all up to 8,192.
 
     An attention inside `MultiHead` runs on heads, beside SDPA; any other mixer runs whole, beside the whole of `vanilla`.
     The plain form of each, where there is one; the linearised and the window causal too.
     """
-    both = {*regard.list_recipes("E"), "local"}
+    both = {*regard.list_recipes(family="linear"), "local"}
     names = [name for name in regard.list_recipes() if get_recipe(name).family in families]
     forms = [
         (name, causal) for name in names for causal in (False, True) if buildable(name, causal)
@@ -532,6 +533,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
         "--families",
+        type=lambda text: text.split(","),
         default=FAMILIES,
         help="crossover: of these alone; the others in its file stay as they are",
     )
@@ -557,7 +559,7 @@ def main() -> None:
             print("  ", rounded(row))
 
 
-def others(file: Path, families: str) -> list[Row]:
+def others(file: Path, families: Sequence[str]) -> list[Row]:
     """The rows of other families that were measured before."""
     rows = json.loads(file.read_text())["rows"] if file.exists() else []
     return [

@@ -58,7 +58,7 @@ def arguments(recipe: Recipe, n: int, dim: int, causal: bool) -> dict:
     """Those of the recipe's small example, for n tokens."""
     heads = recipe.parameters["heads"].default
     found = {
-        **recipe.small,
+        **recipe.example_kwargs,
         "dim": dim,
         "heads": 2 if heads is inspect.Parameter.empty else heads,
         "causal": causal,

@@ -56,8 +56,10 @@ def test_recipe_can_tells_what_the_checks_found(name):
         "global_attention_mask": "global_attention_mask",
     }
     for promise, check in same.items():
-        assert getattr(can, promise) == (row[check] == "kept"), promise
-    assert can.causal == (row["causal"] == "kept") and can.stream == (row["stream"] == "kept")
+        assert getattr(can, promise) == (row[check] == "supported"), promise
+    assert can.causal == (row["causal"] == "supported") and can.stream == (
+        row["stream"] == "supported"
+    )
 
 
 # ---------------------------------------------------------------------------------------------- the checks can fail
@@ -89,8 +91,8 @@ def test_a_sound_toy_passes():
     """Fails if the toy that is broken below was broken to begin with."""
     result = check_mixer(Plain)
     assert (
-        result["future"] == result["padding"] == "kept"
-        and result["cross"] == result["stream"] == "refused"
+        result["causality"] == result["padding"] == "supported"
+        and result["cross"] == result["stream"] == "unsupported"
     )
 
 

@@ -26,7 +26,7 @@ from regard.query_prototypes import QueryClusters
 from regard.registry import get_recipe
 from regard.testing import check_mixer
 
-FAMILY = regard.list_recipes("F")
+FAMILY = regard.list_recipes(family="compressed")
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def test_autocast(name):
 def test_there_is_no_causal_form_and_why(name, words):
     """Fails if a form that would see the future can be built, or is refused without its reason."""
     with pytest.raises(Unsupported, match=words):
-        regard.create(name, dim=8, heads=2, **get_recipe(name).small, causal=True)
+        regard.create(name, dim=8, heads=2, **get_recipe(name).example_kwargs, causal=True)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_nothing_leaks_inside_a_stride(rand):
 @pytest.mark.parametrize("name", ["memory_compressed", "pooling"])
 def test_the_rest_of_a_stream_is_bounded(name, rand):
     """Fails if a stream keeps tokens that are in blocks already, or pooled keys beyond its reach."""
-    mixer = build(name, causal=True, **get_recipe(name).small)
+    mixer = build(name, causal=True, **get_recipe(name).example_kwargs)
     state = None
     for i, size in enumerate([1, 2, 5, 1, 1, 40, 7, 3, 30]):
         _, state = mixer.stream(rand(2, size, 8), state)
@@ -338,7 +338,7 @@ def test_blocks_by_themselves(rand):
             8, 2, BlockCompressedAttention(MeanCompression(4, 3)), causal=causal
         )
     )
-    assert {check for check, outcome in result.items() if outcome == "refused"} == {
+    assert {check for check, outcome in result.items() if outcome == "unsupported"} == {
         "global_attention_mask"
     }
     with pytest.raises(ValueError, match="none beside a window"):

@@ -15,7 +15,9 @@ from regard.mixers.xcit import (
 from regard.registry import get_recipe
 from regard.testing import check_mixer
 
-SYNTHESIZERS = [name for name in regard.list_recipes("H") if name.startswith("synthesizer")]
+SYNTHESIZERS = [
+    name for name in regard.list_recipes(family="attention-free") if name.startswith("synthesizer")
+]
 AFTS = (  # full, simple, local, conv
     {"length": 40, "rank": 3},
     {"length": None},
@@ -218,7 +220,7 @@ def test_xcit_with_batch_norm_keeps_its_promises_after_training(rand):
         return regard.create("xcit", dim=8, heads=2, width=5, norm="batch", causal=causal)
 
     result = check_mixer(lambda causal: build(causal).eval())
-    assert result["rows"] == result["padding"] == "kept"
+    assert result["batch_independence"] == result["padding"] == "supported"
     mixer, x = build(False).double().train(), rand(2, 15, 8)
     assert not torch.allclose(mixer(x)[1:], mixer(x[1:]))
 
@@ -364,8 +366,8 @@ def test_every_form_of_aft_keeps_its_promises(form):
     """Fails if a form that the small example does not show breaks one."""
     form = {"heads": 1, "length": None, **form}
     result = check_mixer(lambda causal: regard.create("aft", dim=8, causal=causal, **form))
-    assert result["stream"] == result["maps"] == result["padding"] == "kept"
-    assert result["length"] == ("kept" if form["length"] is None else "refused")
+    assert result["stream"] == result["maps"] == result["padding"] == "supported"
+    assert result["length"] == ("supported" if form["length"] is None else "unsupported")
 
 
 # ---------------------------------------------------------------------------------------------- kernels and windows
@@ -399,7 +401,7 @@ def test_pools_of_other_shapes_keep_their_promises(arguments):
     result = check_mixer(
         lambda causal: regard.create("average_pool", dim=8, causal=causal, **arguments)
     )
-    assert result["stream"] == result["padding"] == result["maps"] == "kept"
+    assert result["stream"] == result["padding"] == result["maps"] == "supported"
 
 
 def test_long_sums_in_low_precision(rand):

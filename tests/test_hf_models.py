@@ -179,7 +179,7 @@ def test_every_recipe_steps_as_it_reads(name):
     """Fails if, with padding at the front, a recipe says something else from its cache than from the whole."""
     small = {
         key: value
-        for key, value in registry.get_recipe(name).small.items()
+        for key, value in registry.get_recipe(name).example_kwargs.items()
         if key not in ("patterns", "length")
     }
     config = models.gpt(

@@ -392,7 +392,11 @@ def test_every_recipe_fits_or_says_why():
     model, given = shaken(bert()), batch()
     want, refused = tokens_of(model, given), {}
     for name in regard.list_recipes():
-        small = {k: v for k, v in regard.registry.get_recipe(name).small.items() if k != "length"}
+        small = {
+            k: v
+            for k, v in regard.registry.get_recipe(name).example_kwargs.items()
+            if k != "length"
+        }
         try:
             swap(model, name, **small)
         except Unsupported as refusal:

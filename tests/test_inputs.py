@@ -351,7 +351,7 @@ def little_memory():
 def test_heads_that_make_no_sense(name, heads, little_memory):
     """Fails if the message does not speak of heads."""
     with pytest.raises((ValueError, TypeError), match="heads"):
-        regard.create(name, dim=8, heads=heads, **get_recipe(name).small)
+        regard.create(name, dim=8, heads=heads, **get_recipe(name).example_kwargs)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -363,7 +363,7 @@ def test_dim_that_makes_no_sense(name, dim):
             name,
             dim=dim,
             heads=1,
-            **{k: v for k, v in get_recipe(name).small.items() if k != "steps"},
+            **{k: v for k, v in get_recipe(name).example_kwargs.items() if k != "steps"},
         )
 
 
@@ -371,7 +371,7 @@ def test_dim_that_makes_no_sense(name, dim):
 def test_heads_where_there_are_none(name):
     """Fails if heads are accepted and ignored."""
     with pytest.raises(ValueError, match="no heads"):
-        regard.create(name, dim=8, heads=2, **get_recipe(name).small)
+        regard.create(name, dim=8, heads=2, **get_recipe(name).example_kwargs)
 
 
 ABSURD = [
@@ -710,7 +710,7 @@ def test_arguments_of_another_type_are_named(name):
         if key in ("dim", "heads"):
             continue
         for nonsense in plain.get(str(parameter.annotation), ()):
-            arguments = {"dim": 8, "heads": 1, **get_recipe(name).small, key: nonsense}
+            arguments = {"dim": 8, "heads": 1, **get_recipe(name).example_kwargs, key: nonsense}
             with pytest.raises((ValueError, TypeError), match=f"{key} must be"):
                 regard.create(name, **arguments)
 

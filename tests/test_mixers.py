@@ -207,8 +207,8 @@ def test_routed_keeps_its_promises():
     """Fails if the composition breaks what the toy promises."""
     result = check_mixer(lambda causal: MultiHead(8, 2, RoutedAttention(Windows()), causal=causal))
     assert (
-        result["future"] == result["padding"] == result["maps"] == "kept"
-        and result["stream"] == "refused"
+        result["causality"] == result["padding"] == result["maps"] == "supported"
+        and result["stream"] == "unsupported"
     )
 
 
@@ -269,8 +269,8 @@ def test_prototypes_keep_their_promises():
         )
     )
     assert (
-        result["padding"] == result["maps"] == result["cross"] == "kept"
-        and result["causal"] == "refused"
+        result["padding"] == result["maps"] == result["cross"] == "supported"
+        and result["causal"] == "unsupported"
     )
 
 
@@ -365,7 +365,7 @@ def test_prior_inside_a_mixer(executor):
     result = check_mixer(
         lambda causal: MultiHead(8, 2, SoftmaxAttention(Band(6, 6), ALiBi(2)), causal=causal)
     )
-    assert result["stream"] == result["maps"] == "kept" and result["cross"] == "refused"
+    assert result["stream"] == result["maps"] == "supported" and result["cross"] == "unsupported"
 
 
 def test_another_feature():
@@ -378,7 +378,7 @@ def test_another_feature():
     result = check_mixer(
         lambda causal: MultiHead(8, 2, LinearAttention(Squares(), chunk=5), causal=causal)
     )
-    assert result["stream"] == result["cross"] == "kept"
+    assert result["stream"] == result["cross"] == "supported"
 
 
 # ---------------------------------------------------------------------------------------------- attention as a layer

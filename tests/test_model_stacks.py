@@ -136,7 +136,7 @@ def test_any_mixer_stands_in_stacks_that_only_repeat(name):
     """Fails if a mixer of the registry cannot go into a stack that asks nothing more of it than to be called."""
     small = {
         key: value
-        for key, value in get_recipe(name).small.items()
+        for key, value in get_recipe(name).example_kwargs.items()
         if key not in ("length", "patterns")
     }
     kind = "decoder" if True in get_recipe(name).causal_options() else "encoder"

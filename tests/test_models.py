@@ -32,7 +32,7 @@ def mixer(name):
     """The recipe at small arguments, as a configuration has it: the model tells the length, and patterns are no JSON."""
     small = {
         key: value
-        for key, value in get_recipe(name).small.items()
+        for key, value in get_recipe(name).example_kwargs.items()
         if key not in ("length", "patterns")
     }
     return module_spec(name, **small)

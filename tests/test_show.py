@@ -131,7 +131,7 @@ def test_marked_tokens_stand_at_a_quarter_and_at_two_thirds():
 
 
 def test_parts_together_are_the_pattern():
-    for name in regard.list_recipes("C"):
+    for name in regard.list_recipes(family="sparse"):
         pattern = pattern_of(build_example(get_recipe(name), 24))
         if pattern is None:
             assert name in ("star", "bp_transformer")
@@ -193,9 +193,9 @@ def test_draw_without_colour_and_with():
 
 def test_draw_family_draws_them_all():
     console, out = printed()
-    draw_family("C", console)
+    draw_family("sparse", console)
     shown = out.getvalue()
-    for name in regard.list_recipes("C"):
+    for name in regard.list_recipes(family="sparse"):
         assert f"\n{name}  " in f"\n{shown}"
     with pytest.raises(ValueError, match="family"):
         draw_family("Z", console)
@@ -274,7 +274,7 @@ def test_png_of_heads_and_of_a_family(tmp_path):
     )
     heads = _image(tmp_path / "heads.png")
     assert heads.shape[1] > 1.3 * heads.shape[0], "side by side"
-    save_family(tmp_path / "family.png", "C")
+    save_family(tmp_path / "family.png", "sparse")
     family = _image(tmp_path / "family.png")
     assert len(family.flatten(0, 1).unique(dim=0)) > 20
 

@@ -57,10 +57,10 @@ def test_options_keep_the_promises(name, arguments, executor):
     result = check_mixer(
         lambda causal: regard.create(name, dim=8, heads=2, causal=causal, **arguments)
     )
-    assert (result["causal"] == "kept") == promised.causal and (
-        result["stream"] == "kept"
+    assert (result["causal"] == "supported") == promised.causal and (
+        result["stream"] == "supported"
     ) == promised.stream
-    assert result["padding"] == "kept"
+    assert result["padding"] == "supported"
 
 
 # ---------------------------------------------------------------------------------------------- neighbourhood

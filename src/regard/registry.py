@@ -1,9 +1,9 @@
-"""The registry: a paper is a function, and the function is the entry.
+"""The recipe registry: named functions that build mixers.
 
-    @recipe("Zaheer et al. 2020", arxiv="2007.14062", row="C10", formula="softmax over window, global and random blocks")
+    @recipe("Zaheer et al. 2020", arxiv="2007.14062", family="sparse", formula="softmax over ...")
     def bigbird(dim, heads, *, length, block=64, causal=False): ...
 
-Other packages add theirs under the entry-point group "regard.recipes"; they are loaded on the first look-up.
+Other packages add recipes through the entry-point group "regard.recipes". Entry points are loaded on the first lookup.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import import_module, metadata
 from typing import Any
@@ -20,87 +21,94 @@ from typing import Any
 from regard.errors import Unsupported, did_you_mean
 from regard.mixer import CAPABILITIES, Can, Mixer
 
-GROUP = "regard.recipes"
-FAMILIES = {
-    "A": "before 2017",
-    "B": "2017 and its parts",
-    "C": "sparse by position",
-    "D": "sparse by content",
-    "E": "linearised",
-    "F": "low rank and compressed",
-    "G": "priors and heads",
-    "H": "without attention",
-    "I": "around attention",
+ENTRY_POINT_GROUP = "regard.recipes"
+FAMILIES = {  # in the order of listings
+    "early": "before 2017",
+    "dense": "dense softmax attention",
+    "sparse": "sparse by position",
+    "routed": "sparse by content",
+    "linear": "linear attention and recurrences",
+    "compressed": "low-rank and compressed attention",
+    "priors": "priors and head variants",
+    "attention-free": "token mixing without attention",
+    "hybrid": "attention combined with other layers",
 }
+MAX_NUMBER = 1 << 53  # larger arguments cannot be sizes
 
 RecipeFunction = Callable[..., Mixer]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A mechanism of the literature.
+    """A registered function that builds a mixer, with its paper.
 
-    build    the function: (dim, heads, *, causal=False, ...) -> Mixer
-    paper    author and year; `arxiv` its number, or ""
-    row      its place in the catalogue, such as "C10"
-    formula  one line
-    small    arguments at which it shows itself on some twenty tokens: for tests and pictures
+    Attributes:
+        name: Name in the registry, which is the name of the function.
+        build: The function: `(dim, heads, *, causal=False, ...) -> Mixer`.
+        paper: Authors and year.
+        arxiv: arXiv number, or "".
+        family: Key of `FAMILIES`, or "".
+        formula: The mixer in one line.
+        example_kwargs: Arguments for an example of about twenty tokens, used by tests and pictures.
+        listed: False for variants that reproduce one published checkpoint: `create` finds them, listings do not.
     """
 
     name: str
     build: RecipeFunction
     paper: str
     arxiv: str
-    row: str
+    family: str
     formula: str
-    small: Mapping[str, Any]
-
-    @property
-    def family(self) -> str:
-        """The letter of the catalogue."""
-        return self.row[:1]
+    example_kwargs: Mapping[str, Any]
+    listed: bool = True
 
     @property
     def summary(self) -> str:
-        """The first sentence of the docstring."""
+        """First sentence of the docstring."""
         text = " ".join((inspect.getdoc(self.build) or "").split("\n\n")[0].split())
         return text.split(". ")[0].rstrip(".")
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """What may be given to it."""
+        """Parameters of the function, by name."""
         return inspect.signature(self.build).parameters
 
+    def default_heads(self, otherwise: int) -> int:
+        """Default number of heads of the recipe, or `otherwise` if it has none."""
+        default = self.parameters["heads"].default
+        return otherwise if default is inspect.Parameter.empty else int(default)
+
     def example(self, dim: int = 8, *, causal: bool | None = None) -> Mixer:
-        """A small one, with two heads unless it prefers another number; causal where that is asked, or its default."""
-        causal = bool(self.parameters["causal"].default) if causal is None else causal
-        preferred = self.parameters["heads"].default
-        return self.build(
-            dim,
-            2 if preferred is inspect.Parameter.empty else preferred,
-            **self.small,
-            causal=causal,
-        )
+        """Build a small example; `causal=None` takes the default of the recipe."""
+        if causal is None:
+            causal = bool(self.parameters["causal"].default)
+        return self.build(dim, self.default_heads(2), **self.example_kwargs, causal=causal)
 
     def causal_options(self) -> list[bool]:
-        """What `causal` may be, found out by building it."""
-        found = []
+        """Values of `causal` that the recipe can be built with."""
+        options = []
         for causal in (False, True):
             with suppress(Unsupported):
                 self.example(causal=causal)
-                found.append(causal)
-        return found
+                options.append(causal)
+        return options
 
     def can(self) -> Can:
-        """What it promises, found out by building it: causal or not, it is the same but for what causality costs."""
-        plain = self.example().can
+        """Capabilities, found by building small examples."""
+        can = self.example().can
         try:
             self.example(causal=True)
-        except Unsupported as refusal:
-            return plain & Can(
-                supports_global_mask=True, causal=str(refusal), stream="only a causal form can"
-            )
-        return plain
+        except Unsupported as error:
+            return not_causal(can, error)
+        return can
+
+
+def not_causal(can: Can, error: Unsupported) -> Can:
+    """Capabilities of a recipe whose causal form cannot be built, because of `error`."""
+    reason = can.reason("causal") or str(error)
+    return can & Can(
+        supports_global_mask=True, causal=reason, stream="only causal mixers can stream"
+    )
 
 
 _recipes: dict[str, Recipe] = {}
@@ -110,124 +118,159 @@ def recipe(
     paper: str,
     *,
     arxiv: str = "",
-    row: str = "",
+    family: str = "",
     formula: str = "",
-    small: Mapping[str, Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    listed: bool = True,
 ) -> Callable[[RecipeFunction], RecipeFunction]:
-    """Register the decorated function under its name; see `Recipe` for the arguments."""
+    """Register the decorated function as a recipe under its name; see `Recipe` for the arguments."""
 
     def register(build: RecipeFunction) -> RecipeFunction:
         name = build.__name__
         known = _recipes.get(name)
         if known is not None and build.__module__ not in (known.build.__module__, "__main__"):
-            raise ValueError(f"there is a recipe {name!r} already, from {known.build.__module__}")
-        _recipes[name] = Recipe(name, build, paper, arxiv, row, formula, dict(small or {}))
+            raise ValueError(f"Recipe {name!r} is already registered by {known.build.__module__}.")
+        kwargs = dict(example_kwargs or {})
+        _recipes[name] = Recipe(name, build, paper, arxiv, family, formula, kwargs, listed)
         return build
 
     return register
 
 
 @lru_cache(1)
-def _loaded() -> dict[str, Recipe]:
+def _load_recipes() -> dict[str, Recipe]:
+    """All recipes, those of other packages included."""
     import_module("regard.recipes")
-    for entry in metadata.entry_points(group=GROUP):
+    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         try:
             entry.load()
-        except Exception as error:  # one broken package must not take the others with it
+        except Exception as error:  # a broken package must not hide the other recipes
             warnings.warn(
-                f"the recipe {entry.name!r} of {entry.value!r} could not be loaded: {error}",
-                stacklevel=2,
+                f"Could not load recipe {entry.name!r} from {entry.value!r}: {error}", stacklevel=2
             )
     return _recipes
 
 
 def get_recipe(name: str) -> Recipe:
-    """The recipe of that name; a wrong one raises with the nearest that exists."""
-    recipes = _loaded()
+    """Look up a recipe by name."""
+    recipes = _load_recipes()
     if name not in recipes:
-        raise ValueError(f"no recipe {name!r}: {did_you_mean(str(name), recipes)}")
+        listed = [known for known, found in recipes.items() if found.listed]
+        raise ValueError(f"no recipe {name!r}: {did_you_mean(str(name), listed)}")
     return recipes[name]
 
 
-def list_recipes(family: str | None = None, *, can: Iterable[str] = ()) -> list[str]:
-    """The names of all recipes, of one family ("C" or "sparse by position"), or of those that promise all of `can`."""
-    wanted = [can] if isinstance(can, str) else list(can)
-    for promise in wanted:
-        if promise not in CAPABILITIES:
-            raise ValueError(f"no promise {promise!r}: {did_you_mean(promise, CAPABILITIES)}")
-    letter = None if family is None else _letter(family)
-    found = (r for r in _loaded().values() if letter in (None, r.family))
-    return [r.name for r in sorted(found, key=_place) if all(getattr(r.can(), p) for p in wanted)]
+def list_recipes(
+    pattern: str = "", *, family: str | None = None, can: str | Iterable[str] = ()
+) -> list[str]:
+    """Names of the recipes, ordered by family and then by name.
+
+    Args:
+        pattern: Wildcard pattern such as "big*" or "synthesizer_*"; "" matches all.
+        family: Only this family: a key of `FAMILIES` ("sparse") or its title ("sparse by position").
+        can: Only recipes with all of these capabilities, such as "causal" or ["causal", "stream"].
+    """
+    family = None if family is None else find_family(family)
+    capabilities = check_capabilities([can] if isinstance(can, str) else can)
+    found = [
+        recipe
+        for recipe in _load_recipes().values()
+        if recipe.listed
+        and family in (None, recipe.family)
+        and fnmatchcase(recipe.name, pattern or "*")
+    ]
+    order = {name: number for number, name in enumerate(FAMILIES)}
+    found.sort(key=lambda recipe: (order.get(recipe.family, len(order)), recipe.name))
+    if capabilities:
+        found = [
+            recipe for recipe in found if all(getattr(recipe.can(), name) for name in capabilities)
+        ]
+    return [recipe.name for recipe in found]
 
 
-def _letter(family: str) -> str:
-    letters = {name: letter for letter, name in FAMILIES.items()} | {
-        letter: letter for letter in FAMILIES
-    }
-    key = family.upper() if len(family) == 1 else family.lower()
-    if key not in letters:
-        raise ValueError(f"no family {family!r}: {did_you_mean(family, letters)}")
-    return letters[key]
+def find_family(family: str) -> str:
+    """The key of a family, given its key or title in any case."""
+    keys = {title: key for key, title in FAMILIES.items()} | {key: key for key in FAMILIES}
+    if family.lower() not in keys:
+        raise ValueError(f"no family {family!r}: {did_you_mean(family.lower(), keys)}")
+    return keys[family.lower()]
 
 
-def _place(r: Recipe) -> tuple[str, int, str]:
-    number = r.row[1:]
-    return r.family or "~", int(number) if number.isdigit() else 0, r.name
+def check_capabilities(names: Iterable[str]) -> list[str]:
+    """The names as a list; an unknown one raises."""
+    names = list(names)
+    for name in names:
+        if name not in CAPABILITIES:
+            raise ValueError(f"no capability {name!r}: {did_you_mean(name, CAPABILITIES)}")
+    return names
 
 
 def create(name: str, /, **arguments: Any) -> Mixer:
-    """Build a mixer by name: `create("bigbird", dim=512, heads=8, length=4096)`.
+    """Build a mixer by recipe name: `create("bigbird", dim=512, heads=8, length=4096)`.
 
-    Unknown names and arguments raise, with the nearest that exist.
+    Unknown names and arguments raise an error that names the closest match.
     """
     found = get_recipe(name)
     parameters = found.parameters
-    for argument in arguments:
+    for argument, value in arguments.items():
         if argument not in parameters:
             raise TypeError(
-                f"{name} takes no argument {argument!r}: {did_you_mean(argument, parameters)}"
+                f"{name} has no argument {argument!r}: {did_you_mean(argument, parameters)}"
             )
-        _check(argument, arguments[argument], str(parameters[argument].annotation))
+        _check_argument(argument, value, str(parameters[argument].annotation))
     missing = [
         p.name for p in parameters.values() if p.default is p.empty and p.name not in arguments
     ]
     if missing:
-        raise TypeError(f"{name} needs {', '.join(missing)}")
+        raise TypeError(f"{name} is missing required arguments: {', '.join(missing)}")
     try:
         mixer = found.build(**arguments)
-    except Unsupported as refusal:
-        raise Unsupported(f"{name}: {refusal}") from None
-    except ValueError as error:  # a part may know the argument by another name: say what was given
-        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise ValueError(f"{error}, in {name}({given})") from None
-    mixer.name = name  # so that its messages name what was asked for
+    except Unsupported as error:
+        raise Unsupported(_unsupported_message(found, arguments, error)) from None
+    except (
+        ValueError
+    ) as error:  # the failing module may call the argument something else, so show the call
+        call = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise ValueError(f"{error}, in {name}({call})") from None
+    mixer.name = name  # used in error messages
     return mixer
 
 
-WORDS = {
-    "int": "a whole number",
+def _unsupported_message(found: Recipe, arguments: Mapping[str, Any], error: Unsupported) -> str:
+    reason = found.can().reason("causal") if arguments.get("causal") else None
+    if reason is None:
+        return f"{found.name}: {error}"
+    causal = list_recipes(family=found.family or None, can="causal")[:3] or [
+        "vanilla",
+        "local",
+        "linear",
+    ]
+    return f"{found.name} does not support causal=True: {reason}. Causal alternatives: {', '.join(causal)}."
+
+
+_TYPE_NAMES = {
+    "int": "an integer",
     "float": "a finite number",
     "bool": "True or False",
-    "str": "a word",
+    "str": "a string",
 }
-LARGEST = 1 << 53  # numbers beyond are no sizes
 
 
-def _check(name: str, value: object, annotation: str) -> None:
-    """A value must be of its annotated type, where that is a plain one."""
+def _check_argument(name: str, value: object, annotation: str) -> None:
+    """Check a value against its annotation, if that consists of plain types."""
     kinds = [kind.strip() for kind in annotation.split("|")]
-    if not set(kinds) <= {*WORDS, "None"} or (value is None and "None" in kinds):
+    if not set(kinds) <= {*_TYPE_NAMES, "None"} or (value is None and "None" in kinds):
         return
-    if any(_is(value, kind) for kind in kinds if kind != "None"):
+    if any(_is_instance(value, kind) for kind in kinds if kind != "None"):
         return
-    expected = " or ".join(WORDS.get(kind, kind) for kind in kinds)
+    expected = " or ".join(_TYPE_NAMES.get(kind, kind) for kind in kinds)
     raise (TypeError if kinds == ["bool"] else ValueError)(
         f"{name} must be {expected}, not {value!r}"
     )
 
 
-def _is(value: object, kind: str) -> bool:
+def _is_instance(value: object, kind: str) -> bool:
     if kind in ("bool", "str"):
         return isinstance(value, bool if kind == "bool" else str)
     number = isinstance(value, int) or (kind == "float" and isinstance(value, float))
-    return number and not isinstance(value, bool) and -LARGEST < value < LARGEST  # type: ignore[operator]
+    return number and not isinstance(value, bool) and -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]

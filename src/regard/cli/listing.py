@@ -58,14 +58,13 @@ def entries(family: str | None, can: str) -> Entries:
 def _can(recipe: Recipe) -> Can:
     mixer = build_example(recipe, 32)
     heads = mixer.dim // 8
-    arguments = {**recipe.small, "dim": mixer.dim, "heads": heads}
+    arguments = {**recipe.example_kwargs, "dim": mixer.dim, "heads": heads}
     return mixer_capabilities(recipe, mixer, arguments)
 
 
 def _table(found: Entries) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
     table.add_column("name", no_wrap=True)
-    table.add_column("row", no_wrap=True)
     table.add_column("paper")
     for promise in CAPABILITIES:
         table.add_column(promise, justify="center", no_wrap=True)
@@ -79,5 +78,5 @@ def _table(found: Entries) -> Table:
             Text("✓", "green") if getattr(can, promise) else Text("·", "dim")
             for promise in CAPABILITIES
         )
-        table.add_row(f"  {recipe.name}", recipe.row, Text(recipe.paper), *ticks)
+        table.add_row(f"  {recipe.name}", Text(recipe.paper), *ticks)
     return table

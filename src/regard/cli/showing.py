@@ -94,7 +94,7 @@ def _print(out: Console, found: RecipeDescription, asked: bool) -> None:
     drawn = _pictures(found, asked, lambda count: terminal.max_cells(count, colour))
     out.print(
         Text.assemble(
-            (recipe.name, "bold cyan"), f"  {recipe.row}, {FAMILIES.get(recipe.family, '')}"
+            (recipe.name, "bold cyan"), f"  {recipe.family}: {FAMILIES.get(recipe.family, '')}"
         )
     )
     out.print(

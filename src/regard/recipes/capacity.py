@@ -12,9 +12,9 @@ from regard.registry import recipe
 @recipe(
     "Sukhbaatar et al. 2019",
     arxiv="1907.01470",
-    row="I3",
+    family="hybrid",
     formula="softmax(Q [K; M]ᵀ / √e) [V; N], M and N learned",
-    small={"count": 5},
+    example_kwargs={"count": 5},
 )
 def all_attention(
     dim: int,

@@ -21,9 +21,9 @@ from regard.registry import recipe
 @recipe(
     "Wang et al. 2020",
     arxiv="2006.04768",
-    row="F1",
+    family="compressed",
     formula="softmax(Q (E K)ᵀ / √e) F V",
-    small={"length": 32, "rank": 5},
+    example_kwargs={"length": 32, "rank": 5},
 )
 def linformer(
     dim: int,
@@ -86,9 +86,9 @@ def _check_same(compression: LengthProjection, asked: dict[str, int | str | None
 
 @recipe(
     "Guo et al. 2019",
-    row="F2",
+    family="compressed",
     formula="softmax(Q Kᵀ / √r) V,  Q, K of r columns",
-    small={"rank": 2},
+    example_kwargs={"rank": 2},
 )
 def low_rank(dim: int, heads: int, *, rank: int = 8, causal: bool = False) -> Mixer:
     """Queries and keys of a small width in each head, so that the scores have a low rank; values keep their width."""
@@ -97,9 +97,9 @@ def low_rank(dim: int, heads: int, *, rank: int = 8, causal: bool = False) -> Mi
 
 @recipe(
     "Guo et al. 2019",
-    row="F2",
+    family="compressed",
     formula="(softmax(Q Kᵀ / √r) + softmax over |i − j| ≤ w) V",
-    small={"rank": 2, "window": 3},
+    example_kwargs={"rank": 2, "window": 3},
 )
 def low_rank_band(
     dim: int, heads: int, *, rank: int = 8, window: int = 8, causal: bool = False
@@ -111,9 +111,9 @@ def low_rank_band(
 @recipe(
     "Xiong et al. 2021",
     arxiv="2102.03902",
-    row="F3",
+    family="compressed",
     formula="softmax(Q K̃ᵀ) softmax(Q̃ K̃ᵀ)⁺ softmax(Q̃ Kᵀ) V",
-    small={"landmarks": 6},
+    example_kwargs={"landmarks": 6},
 )
 def nystrom(
     dim: int,
@@ -139,7 +139,7 @@ def nystrom(
 @recipe(
     "Liu et al. 2018",
     arxiv="1801.10198",
-    row="F4",
+    family="compressed",
     formula="softmax(Q conv(K)ᵀ / √e) conv(V), in turn with own blocks",
 )
 def memory_compressed(
@@ -185,9 +185,9 @@ def memory_compressed(
 @recipe(
     "Zhang et al. 2021",
     arxiv="2105.04371",
-    row="F8",
+    family="compressed",
     formula="y + softmax(Q̂ pool(K̂)ᵀ / √e) pool(V̂),  y from a window",
-    small={"window": 2, "reach": 8, "kernel": 3, "stride": 2},
+    example_kwargs={"window": 2, "reach": 8, "kernel": 3, "stride": 2},
 )
 def pooling(
     dim: int,

@@ -15,7 +15,7 @@ from regard.registry import recipe
 @recipe(
     "Bahdanau et al. 2015",
     arxiv="1409.0473",
-    row="A1",
+    family="early",
     formula="softmax_j(v · tanh(W s_i + U h_j)) h_j",
 )
 def bahdanau(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
@@ -32,7 +32,7 @@ def bahdanau(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
 @recipe(
     "Graves 2013",
     arxiv="1308.0850",
-    row="A2",
+    family="early",
     formula="Σ_u Σ_k α exp(−β (κ − u)²) c_u,  κ_t = κ_{t−1} + exp(κ̂_t)",
 )
 def graves_window(dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool = False) -> Mixer:
@@ -47,9 +47,9 @@ def graves_window(dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool 
 @recipe(
     "Gregor et al. 2015",
     arxiv="1502.04623",
-    row="A3",
+    family="early",
     formula="γ F_Yᵀ (F_Y x F_Xᵀ) F_X",
-    small={"width": 5, "patch": 3},
+    example_kwargs={"width": 5, "patch": 3},
 )
 def draw_read(
     dim: int, heads: int = 1, *, width: int, patch: int = 5, causal: bool = False
@@ -65,9 +65,9 @@ def draw_read(
 @recipe(
     "Gregor et al. 2015",
     arxiv="1502.04623",
-    row="A3",
+    family="early",
     formula="1/γ F_Yᵀ w F_X,  w = W s",
-    small={"width": 5, "patch": 3},
+    example_kwargs={"width": 5, "patch": 3},
 )
 def draw_write(
     dim: int, heads: int = 1, *, width: int, patch: int = 5, causal: bool = False
@@ -83,7 +83,7 @@ def draw_write(
 @recipe(
     "Xu et al. 2015",
     arxiv="1502.03044",
-    row="A4",
+    family="early",
     formula="σ(w · h_t) Σ_i softmax_i(f(a_i, h_t)) a_i",
 )
 def show_attend(

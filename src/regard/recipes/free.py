@@ -34,9 +34,9 @@ from regard.registry import recipe
 @recipe(
     "Tay et al. 2020",
     arxiv="2005.00743",
-    row="H1",
+    family="attention-free",
     formula="softmax(W₂ relu(W₁ x + b₁) + b₂) V",
-    small={"length": 32},
+    example_kwargs={"length": 32},
 )
 def synthesizer_dense(dim: int, heads: int, *, length: int, causal: bool = False) -> Mixer:
     """Each token says by itself how much it wants of each of `length` positions, and asks no other."""
@@ -44,7 +44,11 @@ def synthesizer_dense(dim: int, heads: int, *, length: int, causal: bool = False
 
 
 @recipe(
-    "Tay et al. 2020", arxiv="2005.00743", row="H1", formula="softmax(R) V", small={"length": 32}
+    "Tay et al. 2020",
+    arxiv="2005.00743",
+    family="attention-free",
+    formula="softmax(R) V",
+    example_kwargs={"length": 32},
 )
 def synthesizer_random(
     dim: int, heads: int, *, length: int, learned: bool = True, seed: int = 0, causal: bool = False
@@ -59,9 +63,9 @@ def synthesizer_random(
 @recipe(
     "Tay et al. 2020",
     arxiv="2005.00743",
-    row="H1",
+    family="attention-free",
     formula="softmax(tile(A x) repeat(B x)) V, or softmax(R₁ R₂ᵀ) V",
-    small={"length": 32},
+    example_kwargs={"length": 32},
 )
 def synthesizer_factorised(
     dim: int,
@@ -93,9 +97,9 @@ def synthesizer_factorised(
 @recipe(
     "Tay et al. 2020",
     arxiv="2005.00743",
-    row="H1",
+    family="attention-free",
     formula="softmax(Σ_p α_p S_p) V,  α = softmax(a)",
-    small={"length": 32},
+    example_kwargs={"length": 32},
 )
 def synthesizer_mixture(
     dim: int,
@@ -151,7 +155,9 @@ def _synthesizer(
 
 
 # ---------------------------------------------------------------------------------------------- no heads at all
-@recipe("Lee-Thorp et al. 2021", arxiv="2105.03824", row="H2", formula="Re F_n F_d x")
+@recipe(
+    "Lee-Thorp et al. 2021", arxiv="2105.03824", family="attention-free", formula="Re F_n F_d x"
+)
 def fnet(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
     """FNet: the real part of the Fourier transform over tokens and width.  There are no heads: `heads` must be 1."""
     check_single_head("fnet", heads)
@@ -161,9 +167,9 @@ def fnet(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
 @recipe(
     "Tolstikhin et al. 2021",
     arxiv="2105.01601",
-    row="H3",
+    family="attention-free",
     formula="W₂ gelu(W₁ x) over tokens",
-    small={"length": 32},
+    example_kwargs={"length": 32},
 )
 def mlp_mixer(
     dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False
@@ -180,9 +186,9 @@ def mlp_mixer(
 @recipe(
     "Liu et al. 2021",
     arxiv="2105.08050",
-    row="H4",
+    family="attention-free",
     formula="V (z₁ ⊙ (W norm(z₂) + b)),  z = gelu(U x)",
-    small={"length": 32},
+    example_kwargs={"length": 32},
 )
 def gmlp(
     dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False
@@ -198,9 +204,9 @@ def gmlp(
 @recipe(
     "Liu et al. 2021",
     arxiv="2105.08050",
-    row="H4",
+    family="attention-free",
     formula="V (z₁ ⊙ (W norm(z₂) + b + attention(x))),  z = gelu(U x)",
-    small={"length": 32, "attention": 4},
+    example_kwargs={"length": 32, "attention": 4},
 )
 def amlp(
     dim: int,
@@ -224,9 +230,9 @@ def amlp(
 @recipe(
     "Zhai et al. 2021",
     arxiv="2105.14103",
-    row="H6",
+    family="attention-free",
     formula="σ(q_i) ⊙ Σ_j exp(k_j + w_ij) v_j / Σ_j exp(k_j + w_ij)",
-    small={"length": 32, "rank": 4},
+    example_kwargs={"length": 32, "rank": 4},
 )
 def aft(
     dim: int,
@@ -263,7 +269,12 @@ def aft(
     return AFT(dim, causal=causal)
 
 
-@recipe("Yu et al. 2022", arxiv="2111.11418", row="H6", formula="mean of the neighbours − x")
+@recipe(
+    "Yu et al. 2022",
+    arxiv="2111.11418",
+    family="attention-free",
+    formula="mean of the neighbours − x",
+)
 def average_pool(
     dim: int, heads: int = 1, *, window: int = 3, width: int | None = None, causal: bool = False
 ) -> Mixer:
@@ -280,9 +291,9 @@ def average_pool(
 @recipe(
     "El-Nouby et al. 2021",
     arxiv="2106.09681",
-    row="H5",
+    family="attention-free",
     formula="V softmax(K̂ᵀ Q̂ / τ), then 3 × 3 neighbours",
-    small={"width": 5},
+    example_kwargs={"width": 5},
 )
 def xcit(
     dim: int,
@@ -312,9 +323,9 @@ def xcit(
 @recipe(
     "Wu et al. 2019",
     arxiv="1901.10430",
-    row="H6",
+    family="attention-free",
     formula="Σ_j softmax_j(W z_i) z_{i+j},  z = GLU(W x)",
-    small={"kernel": 5},
+    example_kwargs={"kernel": 5},
 )
 def dynamic_conv(dim: int, heads: int, *, kernel: int = 7, causal: bool = False) -> Mixer:
     """Dynamic convolution: each token makes the kernel with which it looks at its neighbours, one for each head."""

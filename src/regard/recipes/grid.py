@@ -38,9 +38,9 @@ def _pair(**given: int | Sequence[int]) -> tuple[int, int]:
 @recipe(
     "Parmar et al. 2018",
     arxiv="1802.05751",
-    row="C12",
+    family="sparse",
     formula="softmax over i's block of l_q and the l_m tokens before it",
-    small={"block": 4, "memory": 3},
+    example_kwargs={"block": 4, "memory": 3},
 )
 def image_local_1d(
     dim: int, heads: int, *, block: int = 256, memory: int = 256, causal: bool = False
@@ -55,9 +55,9 @@ def image_local_1d(
 @recipe(
     "Parmar et al. 2018",
     arxiv="1802.05751",
-    row="C12",
+    family="sparse",
     formula="softmax over the memory block of i's query block",
-    small={"width": 6, "block": (2, 3), "memory": (2, 1)},
+    example_kwargs={"width": 6, "block": (2, 3), "memory": (2, 1)},
 )
 def image_local_2d(
     dim: int,
@@ -92,9 +92,9 @@ def image_local_2d(
 @recipe(
     "Ho et al. 2019",
     arxiv="1912.12180",
-    row="C13",
+    family="sparse",
     formula="softmax over i's row ∪ i's column",
-    small={"width": 5},
+    example_kwargs={"width": 5},
 )
 def axial(dim: int, heads: int, *, width: int, form: str = "union", causal: bool = False) -> Mixer:
     """Rows and columns: on a grid in raster order, `width` to a row, each token sees its row and its column.
@@ -114,9 +114,9 @@ def axial(dim: int, heads: int, *, width: int, form: str = "union", causal: bool
 @recipe(
     "Hassani et al. 2023",
     arxiv="2204.07143",
-    row="C15",
+    family="sparse",
     formula="softmax over the k keys nearest to i",
-    small={"length": 48, "size": 5},
+    example_kwargs={"length": 48, "size": 5},
 )
 def neighbourhood(
     dim: int,
@@ -147,9 +147,9 @@ def neighbourhood(
 @recipe(
     "Liu et al. 2021",
     arxiv="2103.14030",
-    row="C15",
+    family="sparse",
     formula="softmax of q·k + B over i's window, shifted in odd layers",
-    small={"width": 6, "window": 3, "layer": 1},
+    example_kwargs={"width": 6, "window": 3, "layer": 1},
 )
 def swin(
     dim: int,

@@ -12,7 +12,7 @@ from regard.registry import recipe
 @recipe(
     "Shazeer et al. 2020",
     arxiv="2003.02436",
-    row="G5",
+    family="priors",
     formula="P_w softmax(P_l (Q Kᵀ / √e)) V, P over heads",
 )
 def talking_heads(dim: int, heads: int, *, inner: int | None = None, causal: bool = False) -> Mixer:
@@ -34,9 +34,9 @@ def talking_heads(dim: int, heads: int, *, inner: int | None = None, causal: boo
 @recipe(
     "Cordonnier et al. 2020",
     arxiv="2006.16362",
-    row="G5",
+    family="priors",
     formula="softmax(X W_Q diag(m_h) W_Kᵀ Xᵀ / √e) V_h",
-    small={"width": 5},
+    example_kwargs={"width": 5},
 )
 def collaborative(dim: int, heads: int, *, width: int | None = None, causal: bool = False) -> Mixer:
     """Heads share one projection of queries and one of keys, of which each takes its own mixture.
@@ -54,7 +54,7 @@ def collaborative(dim: int, heads: int, *, width: int | None = None, causal: boo
 @recipe(
     "Li et al. 2018",
     arxiv="1810.10183",
-    row="G5",
+    family="priors",
     formula="softmax(Q Kᵀ / √e) V, cost λ/h² Σ_ij cos(o_i, o_j)",
 )
 def disagreement(
@@ -76,7 +76,7 @@ def disagreement(
 @recipe(
     "Shazeer 2019",
     arxiv="1911.02150",
-    row="G6",
+    family="priors",
     formula="softmax(Q_h Kᵀ / √e) V, one K and V for all heads",
 )
 def multi_query(dim: int, heads: int, *, causal: bool = False) -> Mixer:
@@ -87,9 +87,9 @@ def multi_query(dim: int, heads: int, *, causal: bool = False) -> Mixer:
 @recipe(
     "Ainslie et al. 2023",
     arxiv="2305.13245",
-    row="G6",
+    family="priors",
     formula="softmax(Q_h K_gᵀ / √e) V_g, g = ⌊h / share⌋",
-    small={"share": 2},
+    example_kwargs={"share": 2},
 )
 def grouped_query(dim: int, heads: int, *, share: int = 4, causal: bool = False) -> Mixer:
     """Every `share` heads have one head of keys and values in common."""

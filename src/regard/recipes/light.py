@@ -12,9 +12,9 @@ from regard.registry import recipe
 @recipe(
     "Wu et al. 2020",
     arxiv="2004.11886",
-    row="I7",
+    family="hybrid",
     formula="[attention(x₁) ; convolution(x₂)],  x = [x₁ ; x₂]",
-    small={"kernel": 5},
+    example_kwargs={"kernel": 5},
 )
 def lite(
     dim: int,

@@ -23,7 +23,7 @@ from regard.registry import recipe
 @recipe(
     "Katharopoulos et al. 2020",
     arxiv="2006.16236",
-    row="E1",
+    family="linear",
     formula="φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k),  φ = elu + 1",
 )
 def linear(dim: int, heads: int, *, chunk: int = 64, causal: bool = False) -> Mixer:
@@ -31,7 +31,12 @@ def linear(dim: int, heads: int, *, chunk: int = 64, causal: bool = False) -> Mi
     return MultiHead(dim, heads, LinearAttention(chunk=chunk), causal=causal)
 
 
-@recipe("Shen et al. 2021", arxiv="1812.01243", row="E2", formula="softmax_e(Q) (softmax_n(K)ᵀ V)")
+@recipe(
+    "Shen et al. 2021",
+    arxiv="1812.01243",
+    family="linear",
+    formula="softmax_e(Q) (softmax_n(K)ᵀ V)",
+)
 def efficient(dim: int, heads: int, *, causal: bool = False) -> Mixer:
     """Efficient attention: a softmax over features for queries, and one over positions for keys."""
     return MultiHead(dim, heads, EfficientAttention(), causal=causal)
@@ -47,9 +52,9 @@ KERNELS: dict[str, type[RandomFeatures]] = {
 @recipe(
     "Choromanski et al. 2021",
     arxiv="2009.14794",
-    row="E3",
+    family="linear",
     formula="φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = exp(Wx − |x|²/2) / √m",
-    small={"features": 6},
+    example_kwargs={"features": 6},
 )
 def performer(
     dim: int,
@@ -81,9 +86,9 @@ def performer(
 @recipe(
     "Peng et al. 2021",
     arxiv="2103.02143",
-    row="E4",
+    family="linear",
     formula="φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k),  φ(x) = (sin Wx/|x|, cos Wx/|x|) / √m",
-    small={"features": 16},
+    example_kwargs={"features": 16},
 )
 def rfa(
     dim: int,
@@ -108,9 +113,9 @@ def rfa(
 @recipe(
     "Peng et al. 2021",
     arxiv="2103.02143",
-    row="E4",
+    family="linear",
     formula="rfa with S ← g S + (1 − g) φ(k) vᵀ,  g = σ(w·x)",
-    small={"features": 16},
+    example_kwargs={"features": 16},
 )
 def rfa_gated(
     dim: int,
@@ -135,9 +140,9 @@ def rfa_gated(
 @recipe(
     "Qin et al. 2022",
     arxiv="2202.08791",
-    row="E5",
+    family="linear",
     formula="Σ relu(q_i)·relu(k_j) cos(π (i − j) / 2M) v_j / Σ …",
-    small={"length": 32},
+    example_kwargs={"length": 32},
 )
 def cosformer(dim: int, heads: int, *, length: int, chunk: int = 64, causal: bool = False) -> Mixer:
     """cosFormer: relu in place of the exponential, and a cosine that favours near tokens.
@@ -152,9 +157,9 @@ def cosformer(dim: int, heads: int, *, length: int, chunk: int = 64, causal: boo
 @recipe(
     "Sun et al. 2023",
     arxiv="2307.08621",
-    row="E5",
+    family="linear",
     formula="W⁰ (swish(W x) ∘ GN(S q)),  S ← γ S + k vᵀ, q and k turned",
-    small={"expand": 1},
+    example_kwargs={"expand": 1},
 )
 def retnet(dim: int, heads: int, *, expand: int = 2, chunk: int = 64, causal: bool = True) -> Mixer:
     """RetNet's multi-scale retention: a state that fades at a rate of each head's own; causal only.
@@ -167,7 +172,7 @@ def retnet(dim: int, heads: int, *, expand: int = 2, chunk: int = 64, causal: bo
 @recipe(
     "Yang et al. 2024",
     arxiv="2312.06635",
-    row="E5",
+    family="linear",
     formula="W⁰ (swish(W x) ∘ LN(S q)),  S ← diag(α) S + k vᵀ, α = σ(W² W¹ x)^1/16",
 )
 def gated_linear(
@@ -190,7 +195,7 @@ def gated_linear(
 @recipe(
     "Yang et al. 2024",
     arxiv="2406.06484",
-    row="E5",
+    family="linear",
     formula="W⁰ RMS(S q),  S ← S + β k (v − S k)ᵀ, β = σ(w·x)",
 )
 def delta_rule(

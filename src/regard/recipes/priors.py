@@ -24,9 +24,9 @@ from regard.registry import recipe
 @recipe(
     "Yang et al. 2018",
     arxiv="1810.10182",
-    row="G1",
+    family="priors",
     formula="softmax(Q Kᵀ / √e + G) V,  G_ij = −(j − P_i)² / 2σ²",
-    small={"sigma": 3.0},
+    example_kwargs={"sigma": 3.0},
 )
 def gaussian_prior(
     dim: int,
@@ -61,9 +61,9 @@ def gaussian_prior(
 @recipe(
     "Pilault et al. 2021",
     arxiv="2009.09139",
-    row="G2",
+    family="priors",
     formula="softmax(Q Kᵀ / √e + M(z)) V,  M(z) = ⊕ A_n γ(z) + β(z)",
-    small={"length": 32, "tasks": 3},
+    example_kwargs={"length": 32, "tasks": 3},
 )
 def conditional_prior(
     dim: int,
@@ -86,7 +86,7 @@ def conditional_prior(
 @recipe(
     "He et al. 2021",
     arxiv="2012.11747",
-    row="G3",
+    family="priors",
     formula="softmax(S_l) V,  S_l = Q Kᵀ / √e + S_{l−1}",
 )
 def realformer(dim: int, heads: int, *, causal: bool = False) -> Mixer:
@@ -95,7 +95,10 @@ def realformer(dim: int, heads: int, *, causal: bool = False) -> Mixer:
 
 
 @recipe(
-    "Zhang et al. 2018", arxiv="1805.00631", row="G3", formula="gate(x_i, FFN(mean of x_j, j ≤ i))"
+    "Zhang et al. 2018",
+    arxiv="1805.00631",
+    family="priors",
+    formula="gate(x_i, FFN(mean of x_j, j ≤ i))",
 )
 def average(dim: int, heads: int = 1, *, hidden: int | None = None, causal: bool = False) -> Mixer:
     """Every token so far weighs the same: the mean, a small network and a gate.
@@ -106,7 +109,7 @@ def average(dim: int, heads: int = 1, *, hidden: int | None = None, causal: bool
     return Average(dim, hidden=hidden, causal=causal)
 
 
-@recipe("You et al. 2020", arxiv="2005.00742", row="G3", formula="Σ_j N(j; i + o_h, σ²) v_j")
+@recipe("You et al. 2020", arxiv="2005.00742", family="priors", formula="Σ_j N(j; i + o_h, σ²) v_j")
 def hard_gaussian(
     dim: int,
     heads: int,
@@ -131,9 +134,9 @@ def hard_gaussian(
 @recipe(
     "Sukhbaatar et al. 2019",
     arxiv="1905.07799",
-    row="G4",
+    family="priors",
     formula="softmax over |i − j| ≤ z_h",
-    small={"spans": (2, 6)},
+    example_kwargs={"spans": (2, 6)},
 )
 def fixed_span(
     dim: int, heads: int, *, spans: Sequence[int] = (16, 64, 256, 1024), causal: bool = False
@@ -155,9 +158,9 @@ def fixed_span(
 @recipe(
     "Sukhbaatar et al. 2019",
     arxiv="1905.07799",
-    row="G4",
+    family="priors",
     formula="∝ m_z(|i − j|) exp(q_i·k_j / √e),  z learned",
-    small={"longest": 12, "ramp": 4},
+    example_kwargs={"longest": 12, "ramp": 4},
 )
 def adaptive_span(
     dim: int,

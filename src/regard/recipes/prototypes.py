@@ -24,9 +24,9 @@ def _clusters(
 @recipe(
     "Vyas et al. 2020",
     arxiv="2007.04825",
-    row="F5",
+    family="compressed",
     formula="softmax(c(Q) Kᵀ / √e) V,  c the mean of q's cluster",
-    small={"clusters": 5, "bits": 15},
+    example_kwargs={"clusters": 5, "bits": 15},
 )
 def clustered(
     dim: int,
@@ -50,9 +50,9 @@ def clustered(
 @recipe(
     "Vyas et al. 2020",
     arxiv="2007.04825",
-    row="F5",
+    family="compressed",
     formula="as clustered, but q itself weighs the top keys of its cluster",
-    small={"clusters": 5, "bits": 15, "top": 4},
+    example_kwargs={"clusters": 5, "bits": 15, "top": 4},
 )
 def clustered_improved(
     dim: int,
@@ -77,9 +77,9 @@ def clustered_improved(
 @recipe(
     "Zhou et al. 2021",
     arxiv="2012.07436",
-    row="F6",
+    family="compressed",
     formula="softmax(q Kᵀ / √e) V for the q with largest M(q), else mean V",
-    small={"factor": 2},
+    example_kwargs={"factor": 2},
 )
 def prob_sparse(
     dim: int, heads: int, *, factor: int = 5, seed: int = 0, causal: bool = False
@@ -91,7 +91,12 @@ def prob_sparse(
     return MultiHead(dim, heads, ProbSparseAttention(factor=factor, seed=seed), causal=causal)
 
 
-@recipe("Dai et al. 2020", arxiv="2006.03236", row="F6", formula="up(softmax(pool(Q) Kᵀ / √e) V)")
+@recipe(
+    "Dai et al. 2020",
+    arxiv="2006.03236",
+    family="compressed",
+    formula="up(softmax(pool(Q) Kᵀ / √e) V)",
+)
 def funnel(
     dim: int, heads: int, *, stride: int = 2, cls: bool = False, causal: bool = False
 ) -> Mixer:

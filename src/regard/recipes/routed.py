@@ -16,9 +16,9 @@ from regard.score_weights import TopK
 @recipe(
     "Kitaev et al. 2020",
     arxiv="2001.04451",
-    row="D1",
+    family="routed",
     formula="softmax over j ≠ i with h_r(q_j) = h_r(q_i) for some r, within reach; k_j = q_j / |q_j|",
-    small={"buckets": 4, "chunk": 3, "rounds": 2},
+    example_kwargs={"buckets": 4, "chunk": 3, "rounds": 2},
 )
 def reformer(
     dim: int,
@@ -56,9 +56,9 @@ def reformer(
 @recipe(
     "Roy et al. 2020",
     arxiv="2003.05997",
-    row="D2",
+    family="routed",
     formula="softmax over the ⌈n/c⌉ keys nearest to a centroid that took i",
-    small={"clusters": 4},
+    example_kwargs={"clusters": 4},
 )
 def routing(
     dim: int,
@@ -86,9 +86,9 @@ def routing(
 @recipe(
     "Tay et al. 2020",
     arxiv="2002.11296",
-    row="D3",
+    family="routed",
     formula="softmax over i's block and block i of S K, S = Sinkhorn(R)",
-    small={"length": 32, "block": 4},
+    example_kwargs={"length": 32, "block": 4},
 )
 def sinkhorn(
     dim: int,
@@ -124,9 +124,9 @@ def sinkhorn(
 @recipe(
     "Zhao et al. 2019",
     arxiv="1912.11637",
-    row="D4",
+    family="routed",
     formula="softmax over the k largest of q_i·k_j / √e",
-    small={"k": 4},
+    example_kwargs={"k": 4},
 )
 def top_k(dim: int, heads: int, *, k: int = 8, causal: bool = False) -> Mixer:
     """Each query keeps the keys with its `k` highest scores, and those that equal the last of them."""

@@ -10,7 +10,7 @@ from regard.registry import recipe
 @recipe(
     "Lee et al. 2019",
     arxiv="1810.00825",
-    row="F7",
+    family="compressed",
     formula="norm(H + rFF(H)),  H = norm(X + MultiHead(X, X))",
 )
 def sab(dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> Mixer:
@@ -24,9 +24,9 @@ def sab(dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> Mix
 @recipe(
     "Lee et al. 2019",
     arxiv="1810.00825",
-    row="F7",
+    family="compressed",
     formula="MAB(X, MAB(I, X)),  I learned",
-    small={"points": 4},
+    example_kwargs={"points": 4},
 )
 def isab(
     dim: int, heads: int, *, points: int = 16, norm: bool = True, causal: bool = False
@@ -41,9 +41,9 @@ def isab(
 @recipe(
     "Ma et al. 2021",
     arxiv="2106.01540",
-    row="F8",
+    family="compressed",
     formula="MultiHead(X, MultiHead(P, X)),  P learned",
-    small={"packed": 4},
+    example_kwargs={"packed": 4},
 )
 def luna(
     dim: int, heads: int, *, packed: int = 64, activation: str | None = None, causal: bool = False
@@ -66,9 +66,9 @@ def luna(
 @recipe(
     "Jaegle et al. 2021",
     arxiv="2103.03206",
-    row="F8",
+    family="compressed",
     formula="read(x, think(read(Z, x))),  Z learned",
-    small={"latents": 4},
+    example_kwargs={"latents": 4},
 )
 def perceiver(
     dim: int,

@@ -49,9 +49,9 @@ def _sparse(
 @recipe(
     "Lin et al. 2021, a survey",
     arxiv="2106.04554",
-    row="C1",
+    family="sparse",
     formula="softmax over i < g or j < g",
-    small={"tokens": 3},
+    example_kwargs={"tokens": 3},
 )
 def global_tokens(dim: int, heads: int, *, tokens: int = 64, causal: bool = False) -> Mixer:
     """The first `tokens` tokens see all and are seen by all; the others see only them."""
@@ -61,9 +61,9 @@ def global_tokens(dim: int, heads: int, *, tokens: int = 64, causal: bool = Fals
 @recipe(
     "Luong et al. 2015",
     arxiv="1508.04025",
-    row="C2",
+    family="sparse",
     formula="softmax over |i − j| ≤ w",
-    small={"window": 3},
+    example_kwargs={"window": 3},
 )
 def local(dim: int, heads: int, *, window: int = 128, causal: bool = False) -> Mixer:
     """A sliding window: each token sees itself and `window` tokens to either side, or before it where causal."""
@@ -73,9 +73,9 @@ def local(dim: int, heads: int, *, window: int = 128, causal: bool = False) -> M
 @recipe(
     "Beltagy et al. 2020",
     arxiv="2004.05150",
-    row="C3",
+    family="sparse",
     formula="softmax over i − j = s t, |t| ≤ w",
-    small={"window": 2, "step": 3},
+    example_kwargs={"window": 2, "step": 3},
 )
 def dilated(
     dim: int, heads: int, *, window: int = 64, step: int = 4, causal: bool = False
@@ -87,9 +87,9 @@ def dilated(
 @recipe(
     "Zaheer et al. 2020",
     arxiv="2007.14062",
-    row="C4",
+    family="sparse",
     formula="softmax over the drawn blocks of i's block",
-    small={"length": 32, "block": 4, "count": 2},
+    example_kwargs={"length": 32, "block": 4, "count": 2},
 )
 def random_blocks(
     dim: int,
@@ -116,9 +116,9 @@ def _random(length: int, block: int, count: int, seed: int, causal: bool) -> Pat
 @recipe(
     "Parmar et al. 2018",
     arxiv="1802.05751",
-    row="C5",
+    family="sparse",
     formula="softmax over ⌊i/c⌋ = ⌊j/c⌋",
-    small={"block": 5},
+    example_kwargs={"block": 5},
 )
 def block_local(dim: int, heads: int, *, block: int = 128, causal: bool = False) -> Mixer:
     """The sequence is cut into blocks, and each token sees its own block only."""
@@ -151,9 +151,9 @@ def _factorised(
 @recipe(
     "Child et al. 2019",
     arxiv="1904.10509",
-    row="C6",
+    family="sparse",
     formula="softmax over |i − j| ≤ l, in turn with i ≡ j (mod l)",
-    small={"stride": 4},
+    example_kwargs={"stride": 4},
 )
 def sparse_strided(
     dim: int,
@@ -177,9 +177,9 @@ def sparse_strided(
 @recipe(
     "Child et al. 2019",
     arxiv="1904.10509",
-    row="C6",
+    family="sparse",
     formula="softmax over ⌊i/l⌋ = ⌊j/l⌋, in turn with j mod l ≥ l − c",
-    small={"stride": 5, "cells": 2},
+    example_kwargs={"stride": 5, "cells": 2},
 )
 def sparse_fixed(
     dim: int,
@@ -209,9 +209,9 @@ def sparse_fixed(
 @recipe(
     "Guo et al. 2019",
     arxiv="1902.09113",
-    row="C7",
+    family="sparse",
     formula="softmax over h_{i−1}, h_i, h_{i+1}, x_i and the relay, in turn",
-    small={"cycles": 2},
+    example_kwargs={"cycles": 2},
 )
 def star(
     dim: int, heads: int, *, cycles: int = 2, shared: bool = False, causal: bool = False
@@ -226,9 +226,9 @@ def star(
 @recipe(
     "Beltagy et al. 2020",
     arxiv="2004.05150",
-    row="C8",
+    family="sparse",
     formula="softmax over |i − j| ≤ w or j marked; all for i marked",
-    small={"window": 2, "steps": (1, 3)},
+    example_kwargs={"window": 2, "steps": (1, 3)},
 )
 def longformer(
     dim: int,
@@ -269,9 +269,9 @@ def _each(heads: int, **given: int | Sequence[int]) -> tuple[int, ...]:
 @recipe(
     "Ainslie et al. 2020",
     arxiv="2004.08483",
-    row="C9",
+    family="sparse",
     formula="softmax of q·(k + a_label) over |i − j| ≤ r, i < g or j < g",
-    small={"globals": 3, "radius": 2, "clip": 2},
+    example_kwargs={"globals": 3, "radius": 2, "clip": 2},
 )
 def etc(
     dim: int,
@@ -311,9 +311,9 @@ def etc(
 @recipe(
     "Zaheer et al. 2020",
     arxiv="2007.14062",
-    row="C10",
+    family="sparse",
     formula="softmax over window ∪ global ∪ random blocks",
-    small={"length": 48, "block": 4, "globals": None, "random": 2},
+    example_kwargs={"length": 48, "block": 4, "globals": None, "random": 2},
 )
 def bigbird(
     dim: int,
@@ -387,9 +387,9 @@ def _drawn(rows: Sequence[Sequence[Sequence[int]]], block: int, heads: int) -> P
 @recipe(
     "Ye et al. 2019",
     arxiv="1911.04070",
-    row="C11",
+    family="sparse",
     formula="softmax of q·(k + a_label) over spans of 1, 2, 4, ... tokens",
-    small={"near": 2, "clip": 3},
+    example_kwargs={"near": 2, "clip": 3},
 )
 def bp_transformer(
     dim: int, heads: int, *, near: int = 4, clip: int = 10, causal: bool = False
@@ -404,9 +404,9 @@ def bp_transformer(
 
 @recipe(
     "any mix of the above",
-    row="C14",
+    family="sparse",
     formula="softmax over P_h(i, j) for head h",
-    small={"patterns": (Band(2, 2), Band(2, 2, 4) | Global(1))},
+    example_kwargs={"patterns": (Band(2, 2), Band(2, 2, 4) | Global(1))},
 )
 def per_head(
     dim: int, heads: int, *, patterns: Sequence[Pattern] | None = None, causal: bool = False
@@ -429,9 +429,9 @@ def per_head(
 @recipe(
     "Xiao et al. 2023",
     arxiv="2309.17453",
-    row="C15",
+    family="sparse",
     formula="softmax over i − j ≤ w or j < s",
-    small={"sinks": 2, "window": 3},
+    example_kwargs={"sinks": 2, "window": 3},
 )
 def sinks(
     dim: int, heads: int, *, sinks: int = 4, window: int = 1020, causal: bool = False

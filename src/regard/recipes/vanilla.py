@@ -7,13 +7,13 @@ from regard.mixer import Mixer, MultiHead
 from regard.registry import recipe
 
 
-@recipe("the plainest form", row="B1", formula="softmax(x xᵀ) x")
+@recipe("the plainest form", family="dense", formula="softmax(x xᵀ) x")
 def parameter_free(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
     """Self-attention without a single weight.  Scores are not scaled; with several heads each takes its share of the width."""
     return MultiHead(dim, heads, SoftmaxAttention(scale=1.0), causal=causal, project=False)
 
 
-@recipe("Vaswani et al. 2017", arxiv="1706.03762", row="B2", formula="softmax(Q Kᵀ / √e) V")
+@recipe("Vaswani et al. 2017", arxiv="1706.03762", family="dense", formula="softmax(Q Kᵀ / √e) V")
 def vanilla(
     dim: int, heads: int, *, kv_heads: int | None = None, bias: bool = False, causal: bool = False
 ) -> Mixer:

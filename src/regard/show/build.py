@@ -42,7 +42,7 @@ def default_heads(recipe: Recipe, otherwise: int) -> int:
 
 def build_example(recipe: Recipe, n: int, *, causal: bool = False) -> Mixer:
     """The recipe's own example, for n tokens, with the same random parameters each time."""
-    arguments = dict(recipe.small)
+    arguments = dict(recipe.example_kwargs)
     if "length" in recipe.parameters:
         arguments["length"] = n
     if "rank" in arguments:

@@ -142,9 +142,8 @@ def recipe_json(recipe: Recipe, can: Can) -> dict[str, Any]:
     """A recipe and its promises, as plain values."""
     return {
         "name": recipe.name,
-        "row": recipe.row,
         "family": recipe.family,
-        "family_name": FAMILIES.get(recipe.family, ""),
+        "family_title": FAMILIES.get(recipe.family, ""),
         "paper": recipe.paper,
         "arxiv": recipe.arxiv or None,
         "url": paper_url(recipe),
