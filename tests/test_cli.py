@@ -165,7 +165,7 @@ def test_show_numbers():
     assert found["keys_per_query"] == {
         "mean": pytest.approx(6.88),
         "max": 7,
-        "pairwise_backend": True,
+        "exact": True,
     }
     assert found["density"] == pytest.approx(0.0688)
     assert found["pattern"] == "Band(3, 3)" and found["arguments"]["window"] == 3

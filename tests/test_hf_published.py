@@ -149,7 +149,7 @@ def doubles():
 
 def test_nystromformer(doubles):
     """Fails if landmarks, the inverse or the convolution differ: at the length that theirs is for, each inverse started by
-    itself, as its option "pairwise_backend" does (which cannot be asked for), and without padding, which theirs lets into landmarks."""
+    itself, as its option "exact" does (which cannot be asked for), and without padding, which theirs lets into landmarks."""
     config = hf.NystromformerConfig(
         **SMALL,
         max_position_embeddings=24,
@@ -160,7 +160,7 @@ def test_nystromformer(doubles):
     )
     ours, peer = pair(hf.NystromformerModel(config))
     for layer in peer.encoder.layer:
-        layer.attention.self.init_option = "pairwise_backend"
+        layer.attention.self.init_option = "exact"
     x = tokens(24)
     alike(ours(x), peer(x).last_hidden_state, atol=1e-8)
     ours, peer = pair(

@@ -146,7 +146,7 @@ def test_nystrom_of_hugging_face(rand):
         attention_probs_dropout_prob=0.0,
     )
     peer = NystromformerSelfAttention(config).double().eval()
-    peer.init_option = "pairwise_backend"
+    peer.init_option = "exact"
     torch.set_default_dtype(torch.float64)  # its identity is of the default type
     try:
         mixer = regard.create("nystrom", dim=16, heads=4, landmarks=6, kernel=33).double()

@@ -183,7 +183,7 @@ def test_swin(shifted):
 
 # ---------------------------------------------------------------------------------------------- local-attention
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("pairwise_backend", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
 def test_local_attention(causal, exact):
     """Fails if its windows are not what they are said to be: blocks and their neighbours, or exactly a band."""
     peer = pytest.importorskip("local_attention").LocalMHA(
