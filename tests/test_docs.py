@@ -13,6 +13,7 @@ import torch
 
 import regard
 from regard import registry
+from regard.can import CAPABILITIES
 from regard.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
@@ -51,32 +52,26 @@ def own_registry():
     registry._recipes.update(before)
 
 
-def optional(page: Path) -> set[str]:
-    """The packages of an extra that the code of a page imports."""
-    names = re.findall(
-        r"^(?:import|from) (\w+)", "".join(code for code, _, _ in examples(page)), re.MULTILINE
-    )
-    return set(names) & {"transformers", "datasets", "onnx", "onnxruntime", "altair", "matplotlib"}
+OPTIONAL = {"transformers", "datasets", "onnx", "onnxruntime", "altair", "matplotlib"}
 
 
 @pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda page: page.stem)
 def test_code_runs_and_prints_what_is_shown(page):
-    for package in optional(page):
-        pytest.importorskip(package)
     namespace = {"__name__": page.stem}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for code, line, shown in examples(page):
+            imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
+            for package in imported & OPTIONAL:
+                pytest.importorskip(package)  # the blocks before this one have run
             out = io.StringIO()
+            padded = "\n" * line + code  # so that errors name the line of the page
             with contextlib.redirect_stdout(out):
-                exec(
-                    compile("\n" * line + code, str(page), "exec"), namespace
-                )  # so that errors name the line of the page
+                exec(compile(padded, str(page), "exec"), namespace)
             if shown is not None:
-                assert [x.rstrip() for x in out.getvalue().splitlines()] == shown.splitlines(), (
-                    f"{page.name}, line {line}"
-                )
+                printed = [x.rstrip() for x in out.getvalue().splitlines()]
+                assert printed == shown.splitlines(), f"{page.name}, line {line}"
 
 
 def test_the_pages_with_code_were_found():
@@ -108,9 +103,18 @@ def test_local_links_and_images_exist(page):
     assert not missing
 
 
-def test_readme_names_every_check():
-    promised = text(ROOT / "README.md").split("## What is promised")[1].split("\n## ")[0]
-    assert re.findall(r"^- \*\*(\w+)\*\*", promised, re.MULTILINE) == list(CHECKS)
+def test_every_check_is_documented():
+    checks = text(ROOT / "docs" / "capabilities.md").split("## Checks")[1]
+    assert re.findall(r"^- \*\*(\w+)\*\*", checks, re.MULTILINE) == list(CHECKS)
+
+
+def test_every_capability_is_documented():
+    table = text(ROOT / "docs" / "capabilities.md").split("## Checks")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(CAPABILITIES)
+
+
+def test_readme_is_short():
+    assert len(text(ROOT / "README.md").split()) <= 1000
 
 
 @pytest.mark.parametrize("name", regard.__all__)
