@@ -235,7 +235,7 @@ def layouts() -> list[Row]:
 from regard.layout import layout
 mixer = run.regard.create({name!r}, dim=64, heads=4, **{arguments!r})
 attention = getattr(mixer, "inner", None) or mixer.local.inner
-pattern = attention.pattern.given(False, False)
+pattern = attention.pattern.resolve_global_mask(False, False)
 layout(run.Band(1, 1), 256, 256)
 before, start = run.peak_megabytes(), time.perf_counter()
 made = [layout(p, 65536, 65536) for p in (set(pattern.parts) if pattern.heads else [pattern])]

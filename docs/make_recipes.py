@@ -35,7 +35,7 @@ MEASURED = (
 COSTS: dict[str, Callable[[Any], str]] = {
     "MultiHead": lambda x: cost(x.inner),
     "SoftmaxAttention": lambda x: (
-        f"{x.pattern.given(False, False).keys_per_query(TOKENS).double().mean():,.0f} keys"
+        f"{x.pattern.resolve_global_mask(False, False).keys_per_query(TOKENS).double().mean():,.0f} keys"
     ),
     "ScoredAttention": lambda x: ALL,
     "Disagreeing": lambda x: cost(x.inner),

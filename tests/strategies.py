@@ -144,10 +144,12 @@ def _neighbours(p: Neighbourhood, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     last = p.rows * p.width - 1
     cells = zip(*(np.divmod(np.minimum(at, last), p.width) for at in (q, k)), strict=True)
     seen = np.ones(q.shape, dtype=bool)
-    for (at, key), size, extent in zip(cells, (p.tall, p.wide), (p.rows, p.width), strict=True):
+    for (at, key), size, extent in zip(
+        cells, (p.kernel_rows, p.kernel_cols), (p.rows, p.width), strict=True
+    ):
         gap, half = key - at, size // 2
-        near = (-size < gap) & (gap <= 0) if p.past else (-half <= gap) & (gap < size - half)
-        if not p.past:
+        near = (-size < gap) & (gap <= 0) if p.causal else (-half <= gap) & (gap < size - half)
+        if not p.causal:
             near = np.where(at < half, key < size, near)
             near = np.where(at + size - half > extent, key >= extent - size, near)
         seen &= near
@@ -192,10 +194,10 @@ def _rule(pattern: Pattern, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     return RULES[type(pattern)](pattern, q, k)
 
 
-def truth(pattern: Pattern, n: int, m: int, q_start: int = 0, k_positions: int = 0) -> torch.Tensor:
+def truth(pattern: Pattern, n: int, m: int, q_start: int = 0, k_start: int = 0) -> torch.Tensor:
     """The mask (n m) of queries q_at.. and keys k_at.., or (h n m), by the rules above."""
     q, k = np.broadcast_arrays(
-        np.arange(q_start, q_start + n)[:, None], np.arange(k_positions, k_positions + m)
+        np.arange(q_start, q_start + n)[:, None], np.arange(k_start, k_start + m)
     )
     return torch.from_numpy(_rule(pattern, q, k))
 

@@ -51,14 +51,14 @@ def test_dense_is_what_the_rules_say(pattern, n, m):
 
 @examples(600)
 @given(any_patterns, lengths, lengths, st.integers(1, 40), st.integers(1, 40), starts, starts)
-def test_blocks_are_sound(pattern, n, m, rows, cols, q_start, k_positions):
+def test_blocks_are_sound(pattern, n, m, rows, cols, q_start, k_start):
     """Fails if a block that is called empty holds a seen pair, or one that is called full an unseen one."""
     q0, k0 = torch.arange(0, n, rows), torch.arange(0, m, cols)
     q1, k1 = (q0 + rows).clamp(max=n) - 1, (k0 + cols).clamp(max=m) - 1
     some, every = pattern.block(
-        q_start + q0[:, None], q_start + q1[:, None], k_positions + k0, k_positions + k1
+        q_start + q0[:, None], q_start + q1[:, None], k_start + k0, k_start + k1
     )
-    seen = truth(pattern, n, m, q_start, k_positions)
+    seen = truth(pattern, n, m, q_start, k_start)
     assert some.shape == every.shape == (*seen.shape[:-2], len(q0), len(k0))
     some, every = (
         x[..., torch.arange(n) // rows, :][..., torch.arange(m) // cols] for x in (some, every)
@@ -79,12 +79,12 @@ def test_counts_equal_the_dense_ones(pattern, n, m):
 @examples(300)
 @given(patterns, lengths, lengths, starts, starts, tiles, st.booleans())
 @example(short_tile, 44, 44, 0, 0, 8, False)
-def test_every_seen_pair_is_computed_once(pattern, n, m, q_start, k_positions, size, backward):
+def test_every_seen_pair_is_computed_once(pattern, n, m, q_start, k_start, size, backward):
     """Fails if a layout drops a pair, computes it twice, adds one that is not seen, or leaves the sequence."""
     work = build_layout(
-        pattern, n, m, q_start=q_start, k_positions=k_positions, size=size, backward=backward
+        pattern, n, m, q_start=q_start, k_start=k_start, size=size, backward=backward
     )
-    seen = truth(pattern, n, m, q_start, k_positions)
+    seen = truth(pattern, n, m, q_start, k_start)
     assert torch.equal(coverage(work, n, m), seen.long())
     assert work.scores() >= seen.sum()
 
@@ -102,7 +102,7 @@ def naive(q, k, v, keep, scale):
 @examples(250)
 @given(patterns, lengths, lengths, starts, starts, tiles, tiles, st.booleans(), st.integers(0, 99))
 @example(short_tile, 44, 44, 0, 0, 8, 8, False, 0)
-def test_fused_equals_dense(pattern, n, m, q_start, k_positions, size, size_back, padded, seed):
+def test_fused_equals_dense(pattern, n, m, q_start, k_start, size, size_back, padded, seed):
     """Fails if outputs or gradients differ by 1e-10, or if a query that sees nothing gives or gets anything."""
     rng = torch.Generator().manual_seed(seed)
     q, k, v, grad = (torch.randn(2, x, 4, dtype=torch.float64, generator=rng) for x in (n, m, m, n))
@@ -116,8 +116,8 @@ def test_fused_equals_dense(pattern, n, m, q_start, k_positions, size, size_back
     real = torch.rand(m, generator=rng) < 0.7 if padded else torch.ones(m, dtype=torch.bool)
     bias = torch.zeros(m, dtype=torch.float64).masked_fill(~real, -torch.inf) if padded else None
     keep, at = (
-        truth(pattern, n, m, q_start, k_positions) & real,
-        {"q_start": q_start, "k_positions": k_positions},
+        truth(pattern, n, m, q_start, k_start) & real,
+        {"q_start": q_start, "k_start": k_start},
     )
     forward, backward = (
         build_layout(pattern, n, m, size=size, **at),
@@ -206,9 +206,9 @@ def test_what_is_evicted_is_never_wanted(pattern, now):
         (Band(4, 0, 3), 12),
         (Chunks(8, back=1) & Causal(), 12),  # now = 100 stands in chunk 12, which looks back to 88
         (Blocks(8, 5) & Causal(), 9),  # block 12 begins at 96, and looks back to 91
-        (Neighbourhood(1, 200, 1, 8, past=True) & Causal(), 7),
+        (Neighbourhood(1, 200, 1, 8, causal=True) & Causal(), 7),
         (
-            Neighbourhood(20, 10, 3, 3, past=True) & Causal(),
+            Neighbourhood(20, 10, 3, 3, causal=True) & Causal(),
             20,
         ),  # now stands at the start of row 10, which looks up to row 8
         (

@@ -188,7 +188,7 @@ def test_a_million_tokens():
         (["vanilla", "--dim", "0"], "--dim must be between 1 and"),
         (["vanilla", "--layers", "-1"], "layers: Input should be greater than or equal to 1"),
         (["vanilla", "--vocab-size", "0"], "vocab: Input should be greater than or equal to 1"),
-        (["vanilla", "--hidden", "0"], "hidden must be a whole number >= 1"),
+        (["vanilla", "--hidden", "0"], "hidden must be an integer >= 1"),
         (
             ["vanilla", "--dim", "99999999999", "--heads", "1"],
             "dim: Input should be less than or equal to",

@@ -130,8 +130,8 @@ def test_there_is_no_causal_form_and_why(name, words):
         ("memory_compressed", {"block": 0, "layer": 0}, "block must be"),
         ("memory_compressed", {"block": 8}, "block is for even layers"),
         ("memory_compressed", {"stride": 3, "layer": 2}, "stride is for odd layers"),
-        ("pooling", {"kernel": 3, "stride": 4}, "kernel must be a whole number >= 4"),
-        ("pooling", {"kernel": 9, "reach": 7}, "reach must be a whole number >= 8"),
+        ("pooling", {"kernel": 3, "stride": 4}, "kernel must be an integer >= 4"),
+        ("pooling", {"kernel": 9, "reach": 7}, "reach must be an integer >= 8"),
         ("clustered", {"clusters": 0}, "clusters must be"),
         ("clustered", {"bits": 0}, "bits must be"),
         ("clustered_improved", {"top": 0}, "top must be"),
@@ -327,7 +327,7 @@ def test_the_rest_of_a_stream_is_bounded(name, rand):
         assert past.rest_k.shape[2] < 3
         blocks = past.next // 3 + 1 if name == "memory_compressed" else 5
         assert past.k.shape[2] <= blocks
-    with pytest.raises(ValueError, match="began with 2 examples"):
+    with pytest.raises(ValueError, match="the state has 2 examples"):
         mixer.stream(rand(3, 1, 8), state)
 
 
@@ -522,7 +522,7 @@ def test_luna_streams_with_a_fixed_state(rand):
         _, state = mixer.stream(rand(2, size, 8), state)
         sizes.add((state.scores.shape, state.values.shape))
     assert sizes == {((2, 2, 4, 3), (2, 2, 3, 4))} and state.tokens == 271
-    with pytest.raises(ValueError, match="began with 2 examples"):
+    with pytest.raises(ValueError, match="the state has 2 examples"):
         mixer.stream(rand(1, 1, 8), state)
 
 

@@ -288,7 +288,7 @@ def test_third_parties_register_theirs():
 )
 def test_bad_sizes(sizes):
     """Fails if a size that is none is taken."""
-    with pytest.raises(ValueError, match="must be a whole number >= 1"):
+    with pytest.raises(ValueError, match="must be an integer >= 1"):
         cost(regard.create("vanilla", dim=8, heads=2), **sizes)
 
 

@@ -38,7 +38,7 @@ def scores(name, n, **arguments):
     mixer = regard.create(name, dim=8, heads=2, **arguments)
     attention = {"longformer": "local", "etc": "long"}.get(name)
     attention = (getattr(mixer, attention) if attention else mixer).inner
-    pattern = attention.pattern.given(False, False)
+    pattern = attention.pattern.resolve_global_mask(False, False)
     return sum(
         build_layout(p, n, n).scores() for p in (pattern.parts if pattern.heads else [pattern])
     )

@@ -195,7 +195,7 @@ def test_plans_that_cannot_be():
         job(dtype="int4")
     with pytest.raises(ValueError, match="TPU-v5e has no peak for float32"):
         peak(accelerator("TPU-v5e"), "float32")
-    with pytest.raises(ValueError, match="tokens must be a whole number >= 1"):
+    with pytest.raises(ValueError, match="tokens must be an integer >= 1"):
         job(tokens=-1)
     with pytest.raises(ValueError, match="efficiency must be a finite number above 0"):
         plan(job(), TABLE["H100"], efficiency=0)

@@ -238,7 +238,7 @@ def test_a_forward_gradient_is_not_lost(rand):
         near = (run(x + 1e-6 * step) - run(x - 1e-6 * step)) / 2e-6
         torch.testing.assert_close(slope, near, rtol=1e-4, atol=1e-6)
     with torch.autograd.forward_ad.dual_level():
-        assert not native.plain(x)
+        assert not native.are_plain_tensors(x)
 
 
 @needs_kernel
@@ -529,7 +529,7 @@ def test_another_compiler_builds_another(load):
 
 def test_it_can_be_turned_off(load):
     """Fails if somebody who wants no compiler is given one."""
-    assert load(REGARD_COMPILED="0") == "REGARD_COMPILED=0 is set"
+    assert load(REGARD_CPP="0") == "REGARD_CPP=0 is set"
 
 
 def test_without_a_compiler_somebody_is_told_what_to_install(load, tmp_path):
@@ -540,7 +540,7 @@ def test_without_a_compiler_somebody_is_told_what_to_install(load, tmp_path):
 def test_without_a_kernel_all_else_works(monkeypatch, rand):
     """Fails if the library needs it."""
     monkeypatch.setattr(native, "library", lambda: None)
-    monkeypatch.setattr(native, "missing", lambda: "there is none")
+    monkeypatch.setattr(native, "missing_reason", lambda: "there is none")
     q, pattern = rand(1, 2, 300, 16), Band(9, 11)
     want = regard.attend(q, q, q, pattern=pattern, backend="reference")
     torch.testing.assert_close(regard.attend(q, q, q, pattern=pattern), want)

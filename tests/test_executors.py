@@ -114,7 +114,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, packag
         (module_spec("slrum"), "did you mean 'slurm'"),
         (module_spec("local", cores=2), "--on local takes no 'cores': it takes none"),
         (module_spec("slurm", partitoin="x"), "did you mean 'partition'"),
-        (module_spec("slurm", cores=0), "cores must be a whole number >= 1"),
+        (module_spec("slurm", cores=0), "cores must be an integer >= 1"),
         (module_spec("slurm", memory=-1), "memory must be a finite number above 0"),
     ],
 )

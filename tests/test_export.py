@@ -216,7 +216,7 @@ def test_a_named_executor_is_not_replaced():
     [
         ({"tolerance": 0}, ValueError, "within must be"),
         ({"tolerance": float("nan")}, ValueError, "within must be"),
-        ({"length": 1}, ValueError, "length must be a whole number >= 2"),
+        ({"length": 1}, ValueError, "length must be an integer >= 2"),
         ({"length": 99}, ValueError, "built for at most 32"),
         ({"context": True}, Unsupported, "cannot look at another sequence"),
     ],

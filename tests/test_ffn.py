@@ -180,7 +180,7 @@ def test_wrong_input_is_answered():
         build_feed_forward("swigluu", 8)
     with pytest.raises(TypeError, match="hiden"):
         build_feed_forward("geglu", 8, hiden=3)
-    with pytest.raises(ValueError, match="hidden must be a whole number >= 1, not 0"):
+    with pytest.raises(ValueError, match="hidden must be an integer >= 1, not 0"):
         GLU(8, 0)
     with pytest.raises(ValueError, match="dim must be"):
         MLP(0)

@@ -64,7 +64,7 @@ def test_plain_names_are_those_that_can() -> None:
     [
         ("vanila", "did you mean 'vanilla'"),
         ("local?windw=3", "did you mean 'window'"),
-        ("local?window=x", "window must be a whole number, not 'x'"),
+        ("local?window=x", "window must be an integer, not 'x'"),
         ("local?window=-1", "window|left"),
         ("local?window", "name=value"),
         ("local?window=", "name=value"),

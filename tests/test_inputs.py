@@ -654,14 +654,14 @@ def test_multihead_checks_what_it_is_given():
 @pytest.mark.parametrize(
     ("name", "arguments", "says"),
     [
-        ("bigbird", {"length": 64, "window": "3"}, "window must be a whole number"),
-        ("bigbird", {"length": 64, "globals": -1}, "globals must be a whole number"),
-        ("sparse_strided", {"split": "layers", "layer": "a"}, "layer must be a whole number"),
+        ("bigbird", {"length": 64, "window": "3"}, "window must be an integer"),
+        ("bigbird", {"length": 64, "globals": -1}, "globals must be an integer"),
+        ("sparse_strided", {"split": "layers", "layer": "a"}, "layer must be an integer"),
         ("sparse_strided", {"layer": 1}, "layer is for split='layers'"),
-        ("sparse_fixed", {"cells": "a"}, "cells must be a whole number"),
+        ("sparse_fixed", {"cells": "a"}, "cells must be an integer"),
         ("sparse_fixed", {"stride": 4, "cells": 5}, "cells must be between"),
-        ("longformer", {"steps": 1.5}, "step must be a whole number"),
-        ("longformer", {"steps": "ab"}, "step must be a whole number"),
+        ("longformer", {"steps": 1.5}, "step must be an integer"),
+        ("longformer", {"steps": "ab"}, "step must be an integer"),
         ("per_head", {"patterns": Band(1, 1)}, "list of at least one Pattern"),
         ("per_head", {"patterns": [1]}, "list of at least one Pattern"),
     ],
@@ -681,7 +681,7 @@ def test_a_prior_for_another_number_of_heads(rand):
     for heads in (1, 2, 8):
         with pytest.raises(ValueError, match=f"the prior is for {heads} heads, but q has 4"):
             regard.attend(q, q, q, prior=ALiBi(heads))
-    with pytest.raises(ValueError, match="whole number"):
+    with pytest.raises(ValueError, match="integer"):
         ALiBi(0)
 
 
@@ -689,7 +689,7 @@ def test_a_prior_for_another_number_of_heads(rand):
 def test_a_stream_goes_on_with_the_same_examples(name):
     mixer = regard.create(name, dim=8, heads=2, causal=True)
     _, state = mixer.stream(torch.zeros(2, 3, 8))
-    with pytest.raises(ValueError, match="began with 2 examples"):
+    with pytest.raises(ValueError, match="the state has 2 examples"):
         mixer.stream(torch.zeros(3, 1, 8), state)
 
 

@@ -190,7 +190,7 @@ def test_boundaries_fall_between_characters():
         (b"ab\xffcd\n" * 200, {}, r"byte 0xff at offset 2, in line 1"),
         (b"ab\n" * 500, {"level": "word"}, "no level 'word'"),
         (b"ab\n" * 500, {"vocab_size": 300}, "vocab is for level 'bpe'"),
-        (b"ab\n" * 500, {"level": "bpe", "vocab_size": 200}, "vocab must be a whole number >= 258"),
+        (b"ab\n" * 500, {"level": "bpe", "vocab_size": 200}, "vocab must be an integer >= 258"),
         (b"ab\n" * 500, {"encoding": "utf8x"}, "no encoding 'utf8x'"),
     ],
 )

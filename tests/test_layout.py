@@ -65,8 +65,8 @@ def test_equal_patterns_share_a_layout():
 
 def test_other_questions_have_other_answers():
     """Fails if a length, an offset, a tile or the pass is left out of the cache's key."""
-    base = {"n": 200, "m": 200, "q_start": 0, "k_positions": 0, "size": 32, "backward": False}
-    other = {"n": 199, "m": 201, "q_start": 7, "k_positions": 9, "size": 64, "backward": True}
+    base = {"n": 200, "m": 200, "q_start": 0, "k_start": 0, "size": 32, "backward": False}
+    other = {"n": 199, "m": 201, "q_start": 7, "k_start": 9, "size": 64, "backward": True}
     first = build_layout(Band(5, 5), **base)
     for name, value in other.items():
         assert build_layout(Band(5, 5), **{**base, name: value}) is not first, name
@@ -118,19 +118,19 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import torch
 torch.set_num_threads(1)
 from test_layout import LONG, named
-from regard.layout import layout
+from regard.layout import build_layout
 from regard.pattern import Band, KeyPhase
 
 def megabytes(name):
     return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith(name))
 
 patterns = named(LONG)
-layout(Band(3, 3) | Band(3, 3, 2) | KeyPhase(9, 8), 500, 500)  # what is loaded once
+build_layout(Band(3, 3) | Band(3, 3, 2) | KeyPhase(9, 8), 500, 500)  # what is loaded once
 for name, pattern in patterns.items():
     for backward in (False, True):
         open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew
         before, start = megabytes("VmRSS"), time.process_time()
-        assert layout(pattern, LONG, LONG, backward=backward).scores()
+        assert build_layout(pattern, LONG, LONG, backward=backward).scores()
         print(name, backward, megabytes("VmHWM") - before, time.process_time() - start)
 """
 AT_ONCE_FREED = {

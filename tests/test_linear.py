@@ -594,7 +594,7 @@ def test_a_stream_stays_with_its_examples(name):
     """Fails if a stream goes on with another number of examples."""
     mixer = make(name)
     _, state = mixer.stream(torch.ones(2, 4, 16))
-    with pytest.raises(ValueError, match="began with 2 examples"):
+    with pytest.raises(ValueError, match="the state has 2 examples"):
         mixer.stream(torch.ones(3, 4, 16), state)
 
 
@@ -602,20 +602,20 @@ def test_a_stream_stays_with_its_examples(name):
     ("name", "arguments", "words"),
     [
         ("performer", {"kernel": "positiv"}, "no kernel 'positiv': did you mean 'positive'"),
-        ("performer", {"features": 0}, "features must be a whole number >= 1"),
-        ("performer", {"seed": -1}, "seed must be a whole number >= 0"),
-        ("performer", {"redraw": 0}, "redraw must be a whole number >= 1"),
+        ("performer", {"features": 0}, "features must be an integer >= 1"),
+        ("performer", {"seed": -1}, "seed must be an integer >= 0"),
+        ("performer", {"redraw": 0}, "redraw must be an integer >= 1"),
         ("performer", {"heads": 3}, "divisible by heads"),
-        ("rfa", {"features": 2.5}, "features must be a whole number"),
-        ("rfa_gated", {"features": 0}, "features must be a whole number >= 1"),
+        ("rfa", {"features": 2.5}, "features must be an integer"),
+        ("rfa_gated", {"features": 0}, "features must be an integer >= 1"),
         ("rfa_gated", {"heads": 3}, "divisible by heads"),
-        ("cosformer", {"length": 0}, "length must be a whole number >= 1"),
-        ("retnet", {"expand": 0}, "expand must be a whole number >= 1"),
+        ("cosformer", {"length": 0}, "length must be an integer >= 1"),
+        ("retnet", {"expand": 0}, "expand must be an integer >= 1"),
         ("retnet", {"dim": 6, "heads": 2}, "width of a head must be even, not 3"),
-        ("gated_linear", {"key": 0}, "key must be a whole number >= 1"),
-        ("gated_linear", {"rank": 0}, "rank must be a whole number >= 1"),
-        ("delta_rule", {"convolution": -1}, "convolution must be a whole number >= 0"),
-        *((name, {"chunk": 0}, "chunk must be a whole number >= 1") for name in CAUSAL),
+        ("gated_linear", {"key": 0}, "key must be an integer >= 1"),
+        ("gated_linear", {"rank": 0}, "rank must be an integer >= 1"),
+        ("delta_rule", {"convolution": -1}, "convolution must be an integer >= 0"),
+        *((name, {"chunk": 0}, "chunk must be an integer >= 1") for name in CAUSAL),
     ],
 )
 def test_bad_arguments_are_named(name, arguments, words):

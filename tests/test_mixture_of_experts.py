@@ -305,7 +305,7 @@ def test_what_does_not_fit_is_said():
         switch_experts(6, 4, jitter=1.0)
     with pytest.raises(regard.Unsupported, match="ProductKeys cannot be an expert"):
         ExpertBank(lambda: ProductKeyMemory(6, 4, top=2), 2)
-    with pytest.raises(ValueError, match="count must be a whole number"):
+    with pytest.raises(ValueError, match="count must be an integer"):
         ExpertBank(lambda: MLP(6), 0)
 
 

@@ -187,7 +187,10 @@ def test_both_sides_of_a_translator():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"stack": "recurrent"}, "no stack 'recurrent': there are: carry, class_last, compressive"),
+        (
+            {"stack": "recurrent"},
+            "no stack 'recurrent': choose from carry, class_last, compressive",
+        ),
         (
             {"stack": module_spec("segments", segmen=3)},
             "the stack 'segments' takes no argument 'segmen': did you mean 'segment'",
@@ -198,7 +201,7 @@ def test_both_sides_of_a_translator():
             {"stack": module_spec("shared", blocks=3)},
             "the stack has 3 blocks, and 2 parts take turns",
         ),
-        ({"stack": module_spec("shared", blocks=8)}, "depth must be a whole number >= 8, not 4"),
+        ({"stack": module_spec("shared", blocks=8)}, "depth must be an integer >= 8, not 4"),
         ({"stack": "universal"}, "the stack has 1 blocks, and 2 parts take turns"),
         (
             {"stack": module_spec("universal", weight=0.5), "mixer": "vanilla"},

@@ -343,8 +343,8 @@ def test_what_does_not_fit_is_said():
         BatchNorm(4, momentum=1.0)
     with pytest.raises(ValueError, match="alpha must be a finite number above 0"):
         PowerNorm(4, alpha=0.0)
-    with pytest.raises(ValueError, match="warmup must be a whole number >= 0"):
+    with pytest.raises(ValueError, match="warmup must be an integer >= 0"):
         PowerNorm(4, warmup=-1)
     for kind in NORMS.values():
-        with pytest.raises(ValueError, match="dim must be a whole number >= 1"):
+        with pytest.raises(ValueError, match="dim must be an integer >= 1"):
             kind(0)

@@ -99,10 +99,10 @@ PICTURES = [
     (Neighbourhood(1, 5, 1, 3), "11100 11100 01110 00111 00111"),
     (Neighbourhood(1, 5, 1, 2), "11000 11000 01100 00110 00011"),
     (Neighbourhood(1, 3, 1, 9), "111 111 111"),
-    (Neighbourhood(1, 5, 1, 3, past=True), "10000 11000 11100 01110 00111"),
+    (Neighbourhood(1, 5, 1, 3, causal=True), "10000 11000 11100 01110 00111"),
     (Neighbourhood(2, 3, 1, 2), "110000 110000 011000 000110 000110 000011"),
     (Neighbourhood(3, 2, 2, 1), "101000 010100 101000 010100 001010 000101"),
-    (Neighbourhood(2, 2, 2, 2, past=True), "1000 1100 1010 1111"),
+    (Neighbourhood(2, 2, 2, 2, causal=True), "1000 1100 1010 1111"),
     (BlockTable(2, ((1,), (), (0, 2))), "001100 001100 000000 000000 110011 110011"),
     # operators
     (Band(1, 1) | Keys(0, 1), "1100 1110 1111 1011"),
@@ -193,7 +193,7 @@ REFUSED = [
     (lambda: RandomBlocks(4, -1, 4), "RandomBlocks: count"),
     (lambda: RandomBlocks(4, 1, 0), "RandomBlocks: blocks"),
     (lambda: RandomBlocks(4, 1, 4, -1), "RandomBlocks: seed"),
-    (lambda: RandomBlocks(4, 1, 4, 0, 1), "RandomBlocks: past"),
+    (lambda: RandomBlocks(4, 1, 4, 0, 1), "RandomBlocks: causal"),
     (lambda: Blocks2D(0, 1, 1), "Blocks2D: width"),
     (lambda: Blocks2D(4, 0, 1), "Blocks2D: rows"),
     (lambda: Blocks2D(4, 1, 0), "Blocks2D: cols"),
@@ -212,9 +212,9 @@ REFUSED = [
     (lambda: Blocks(2, -1), "Blocks: before"),
     (lambda: Blocks(2, 0, -1), "Blocks: after"),
     (lambda: Neighbourhood(0, 3, 1, 1), "Neighbourhood: rows"),
-    (lambda: Neighbourhood(1, 3, 0, 1), "Neighbourhood: tall"),
-    (lambda: Neighbourhood(1, 3, 1, None), "Neighbourhood: wide"),
-    (lambda: Neighbourhood(1, 3, 1, 1, 1), "past must be True or False"),
+    (lambda: Neighbourhood(1, 3, 0, 1), "Neighbourhood: kernel_rows"),
+    (lambda: Neighbourhood(1, 3, 1, None), "Neighbourhood: kernel_cols"),
+    (lambda: Neighbourhood(1, 3, 1, 1, 1), "causal must be True or False"),
     (lambda: Neighbourhood(10**10, 10**10, 1, 1), "more cells"),
     (lambda: BlockTable(0, ((0,),)), "BlockTable: size"),
     (lambda: BlockTable(2, ()), "BlockTable: table"),
@@ -266,7 +266,7 @@ def test_patterns_do_not_change():
 SOME = [
     Band(1, 2, 3) | Global(2),
     PerHead([Causal(), ~Chunks(4)]),
-    RandomBlocks(4, 2, 8, seed=3, past=True) & Causal(),
+    RandomBlocks(4, 2, 8, seed=3, causal=True) & Causal(),
 ]
 
 
@@ -298,7 +298,7 @@ def test_alike_is_not_equal():
         PerHead((Keys(0, 2), Chunks(2))),
         RandomBlocks(2, 1, 4),
         RandomBlocks(2, 1, 4, 1),
-        RandomBlocks(2, 1, 4, past=True),
+        RandomBlocks(2, 1, 4, causal=True),
         ~Chunks(2),
         GlobalMask(),
         GlobalMaskKeys(),
@@ -317,7 +317,7 @@ def test_alike_is_not_equal():
         (Nothing(), "~Full()"),
         (PerHead([Causal()]), "PerHead((Causal(),))"),
         (RandomBlocks(64, 3, 16), "RandomBlocks(64, 3, 16)"),
-        (RandomBlocks(64, 3, 16, past=True), "RandomBlocks(64, 3, 16, 0, True)"),
+        (RandomBlocks(64, 3, 16, causal=True), "RandomBlocks(64, 3, 16, 0, True)"),
     ],
 )
 def test_how_they_print(pattern, text):
@@ -432,14 +432,20 @@ def test_blocks_of_marks_are_undecided():
 @pytest.mark.parametrize("key", [False, True])
 def test_given(query, key):
     """Fails if knowing the marks leaves another pattern than the rule says."""
-    assert GlobalMask().given(query, key) == (Full() if query or key else Nothing())
-    assert (Band(1, 1) | GlobalMaskQueries()).given(query, key) == (Full() if query else Band(1, 1))
-    assert (Band(1, 1) & ~GlobalMaskKeys()).given(query, key) == (Nothing() if key else Band(1, 1))
+    assert GlobalMask().resolve_global_mask(query, key) == (Full() if query or key else Nothing())
+    assert (Band(1, 1) | GlobalMaskQueries()).resolve_global_mask(query, key) == (
+        Full() if query else Band(1, 1)
+    )
+    assert (Band(1, 1) & ~GlobalMaskKeys()).resolve_global_mask(query, key) == (
+        Nothing() if key else Band(1, 1)
+    )
     heads = PerHead((GlobalMaskKeys() & Causal(), Band(1)))
-    assert heads.given(query, key) == PerHead((Causal() if key else Nothing(), Band(1)))
-    assert not heads.given(query, key).needs_global_mask
+    assert heads.resolve_global_mask(query, key) == PerHead(
+        (Causal() if key else Nothing(), Band(1))
+    )
+    assert not heads.resolve_global_mask(query, key).needs_global_mask
     plain = Band(1, 1) | Keys(0, 1)
-    assert plain.given(query, key) is plain
+    assert plain.resolve_global_mask(query, key) is plain
 
 
 # ---------------------------------------------------------------------------------------------- random blocks
@@ -466,7 +472,7 @@ def test_so_many_blocks_a_row(count, blocks):
 @pytest.mark.parametrize("seed", range(5))
 def test_past_draws_from_the_past(seed):
     """Fails if a causal model loses draws to the future: block i has i + 1 to choose from, itself among them."""
-    drawn = table(RandomBlocks(4, 3, 20, seed=seed, past=True))
+    drawn = table(RandomBlocks(4, 3, 20, seed=seed, causal=True))
     assert drawn.sum(1).tolist() == [1, 2, *[3] * 18] and not drawn.triu(1).any()
 
 

@@ -137,7 +137,7 @@ def test_what_it_refuses():
     mixer = regard.create("all_attention", dim=8, heads=2, count=3)
     with pytest.raises(Unsupported, match="vectors that are no tokens"):
         mixer.attention_map(torch.zeros(1, 3, 8))
-    with pytest.raises(ValueError, match="count must be a whole number >= 1"):
+    with pytest.raises(ValueError, match="count must be an integer >= 1"):
         regard.create("all_attention", dim=8, heads=2, count=0)
     with pytest.raises(ValueError, match="window must be"):
         regard.create("all_attention", dim=8, heads=2, window=-1)

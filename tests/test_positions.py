@@ -222,20 +222,20 @@ def test_the_sinusoid_goes_on_for_ever():
     ("build", "says"),
     [
         (lambda: SinusoidalEmbedding2D(5, 3), "dim must be even, not 5"),
-        (lambda: LearnedEmbedding(4, 0), "length must be a whole number >= 1"),
+        (lambda: LearnedEmbedding(4, 0), "length must be an integer >= 1"),
         (lambda: SinusoidalEmbedding(4)(torch.zeros(1, 2, 5)), r"x must be of shape \(b n 4\)"),
         (
             lambda: SinusoidalEmbedding(4)(torch.zeros(1, 2, 4), -1),
-            "at must be a whole number >= 0",
+            "at must be an integer >= 0",
         ),
         (lambda: ComplexEmbedding(4, 3)(torch.zeros(1, 2)), "words must be their numbers"),
         (lambda: Rope(fraction=1.5), "at most 1"),
         (lambda: Rope(layout="thirds"), "layout must be one of 'halves', 'pairs'"),
         (lambda: Rope(base=0), "base must be"),
         (lambda: T5Bias(2, buckets=7), "even number, not 7"),
-        (lambda: T5Bias(2, max_distance=8), "furthest must be a whole number >= 9"),
+        (lambda: T5Bias(2, max_distance=8), "furthest must be an integer >= 9"),
         (lambda: TUPEBias(3, 8, 10), "8 is not by 3"),
-        (lambda: ShawBias(4, clip=-1), "clip must be a whole number >= 0"),
+        (lambda: ShawBias(4, clip=-1), "clip must be an integer >= 0"),
     ],
 )
 def test_what_is_wrong_is_named(build, says):

@@ -301,7 +301,7 @@ def test_grouped_queries_keep_fewer_keys(rand):
 
 def test_fixed_spans_of_one_length_are_one_band():
     assert regard.create("fixed_span", dim=8, heads=2, spans=(5,)).inner.pattern == Band(5, 5)
-    for bad, says in (((), "at least one"), ((1.5,), "whole number"), ((-1,), "whole number")):
+    for bad, says in (((), "at least one"), ((1.5,), "integer"), ((-1,), "integer")):
         with pytest.raises(ValueError, match=says):
             regard.create("fixed_span", dim=8, heads=2, spans=bad)
 

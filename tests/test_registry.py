@@ -211,7 +211,7 @@ def test_a_wrong_name_gets_the_nearest(wrong, right):
 
 def test_a_name_like_no_other_gets_all_of_them():
     """Fails if a name that resembles none is not answered with what there is."""
-    with pytest.raises(ValueError, match=r"there are: .*bigbird.*vanilla"):
+    with pytest.raises(ValueError, match=r"choose from .*bigbird.*vanilla"):
         regard.create("qqqq", dim=8, heads=2)
     with pytest.raises(ValueError, match="no recipe ''"):
         regard.create("")
@@ -221,7 +221,7 @@ def test_a_wrong_argument_gets_the_nearest():
     """Fails if a misspelt argument is swallowed, or not answered with the right one."""
     with pytest.raises(TypeError, match=r"local has no argument 'windw': did you mean 'window'"):
         regard.create("local", dim=8, heads=2, windw=3)
-    with pytest.raises(TypeError, match=r"vanilla has no argument 'zzz': there are: .*kv_heads"):
+    with pytest.raises(TypeError, match=r"vanilla has no argument 'zzz': choose from .*kv_heads"):
         regard.create("vanilla", dim=8, heads=2, zzz=3)
 
 

@@ -261,13 +261,13 @@ def test_what_does_not_fit_is_said():
         get_residual("deep_norm", 3)
     with pytest.raises(regard.Unsupported, match="rezero has no norm"):
         get_residual("rezero", 3, norm=RMSNorm)
-    with pytest.raises(ValueError, match="layers must be a whole number >= 1"):
+    with pytest.raises(ValueError, match="layers must be an integer >= 1"):
         get_residual("post", 0)
     with pytest.raises(ValueError, match="alpha must be a finite number above 0"):
         DeepNorm(8, alpha=-1.0)
     with pytest.raises(ValueError, match="start must be a finite number above 0"):
         LayerScale(8, start=0.0)
-    with pytest.raises(ValueError, match="decoder must be a whole number"):
+    with pytest.raises(ValueError, match="decoder must be an integer"):
         deepnorm_seq2seq_scales(6, 0)
     assert isinstance(get_residual("post", 3, norm=RMSNorm)(8).norm, RMSNorm)
     assert RESIDUALS["rezero"] is ReZero and isinstance(get_residual("post", 9)(8), PostNorm)

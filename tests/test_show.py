@@ -139,7 +139,7 @@ def test_parts_together_are_the_pattern():
         for one in pattern.parts if pattern.heads else (pattern,):
             p = pattern_picture(one, 24, 24)
             global_attention_mask = one.marked
-            want = one.given(False, False).dense(24)
+            want = one.resolve_global_mask(False, False).dense(24)
             assert (
                 (p.part.ge(0) | ~want).all()
                 if global_attention_mask

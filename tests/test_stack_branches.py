@@ -91,5 +91,5 @@ def test_what_does_not_fit_is_said():
         regard.create("lite", dim=8, heads=2, near=8)
     with pytest.raises(ValueError, match="divisible by heads"):
         regard.create("lite", dim=8, heads=3)
-    with pytest.raises(ValueError, match="dim must be a whole number >= 2"):
+    with pytest.raises(ValueError, match="dim must be an integer >= 2"):
         regard.create("lite", dim=1, heads=1)

@@ -367,7 +367,7 @@ def test_bad_input():
     ):
         CompressiveMemory(DIM, recent=3, compressed=2, rate=4)
     for name in ("recent", "compressed", "rate"):
-        with pytest.raises(ValueError, match=f"{name} must be a whole number >= 1, not 0"):
+        with pytest.raises(ValueError, match=f"{name} must be an integer >= 1, not 0"):
             CompressiveMemory(DIM, **({"recent": 4, "compressed": 2, "rate": 2} | {name: 0}))
     with pytest.raises(ValueError, match="weight must be a finite number above 0"):
         CompressiveMemory(DIM, recent=4, compressed=2, rate=2, weight=0)

@@ -196,7 +196,7 @@ def test_a_context(rand):
 def test_bad_input(rand):
     """Fails if nonsense is accepted."""
     linear = Block(regard.create("linear", dim=DIM, heads=HEADS, causal=True))
-    with pytest.raises(ValueError, match="span must be a whole number >= 1, not 0"):
+    with pytest.raises(ValueError, match="span must be an integer >= 1, not 0"):
         FeedbackStack(blocks(), span=0)
     with pytest.raises(regard.Unsupported, match=r"layer 0 \(vanilla\) was not built causal"):
         FeedbackStack([Block(regard.create("vanilla", dim=DIM, heads=HEADS))])
@@ -212,5 +212,5 @@ def test_bad_input(rand):
     with pytest.raises(regard.Unsupported, match="Feedback takes no marks"):
         stack(rand(1, 3, DIM), global_attention_mask=torch.ones(1, 3, dtype=torch.bool))
     _, state = stack.stream(rand(2, 3, DIM))
-    with pytest.raises(ValueError, match="began with 2 examples"):
+    with pytest.raises(ValueError, match="the state has 2 examples"):
         stack.stream(rand(1, 3, DIM), state)

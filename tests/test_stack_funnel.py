@@ -249,7 +249,7 @@ def test_bad_input(rand):
         FunnelStack([[block()]])
     with pytest.raises(ValueError, match=r"none empty, not \[1, 0\]"):
         FunnelStack([[block()], []])
-    with pytest.raises(ValueError, match="stride must be a whole number >= 1, not 0"):
+    with pytest.raises(ValueError, match="stride must be an integer >= 1, not 0"):
         funnel(stride=0)
     with pytest.raises(regard.Unsupported, match="it was built causal; put it elsewhere"):
         FunnelStack([[block()], [block(causal=True)]])

@@ -242,7 +242,7 @@ def test_batches_and_lengths_of_none(rand):
         DIM,
     )
     _, state = stack.stream(rand(2, 3, DIM))
-    with pytest.raises(ValueError, match="began with 2 examples"):
+    with pytest.raises(ValueError, match="the state has 2 examples"):
         stack.stream(rand(1, 3, DIM), state)
 
 
@@ -250,9 +250,9 @@ def test_bad_input(rand):
     """Fails if nonsense is accepted, or what does not apply is ignored."""
     plain = Block(regard.create("vanilla", dim=DIM, heads=HEADS))
     linear = Block(regard.create("linear", dim=DIM, heads=HEADS, causal=True)).double()
-    with pytest.raises(ValueError, match="segment must be a whole number >= 1, not 0"):
+    with pytest.raises(ValueError, match="segment must be an integer >= 1, not 0"):
         SegmentStack(blocks(), segment=0, memory=4)
-    with pytest.raises(ValueError, match="memory must be a whole number >= 0, not -1"):
+    with pytest.raises(ValueError, match="memory must be an integer >= 0, not -1"):
         SegmentStack(blocks(), segment=4, memory=-1)
     with pytest.raises(regard.Unsupported, match=r"layer 1 \(vanilla\) was not built causal"):
         SegmentStack([block(), plain], segment=4, memory=4)

@@ -84,7 +84,7 @@ def test_equals_a_plain_stack_of_copies(rand):
 
 def test_what_does_not_fit_is_said():
     """Fails if a depth or an order that cannot be is accepted."""
-    with pytest.raises(ValueError, match="depth must be a whole number >= 2"):
+    with pytest.raises(ValueError, match="depth must be an integer >= 2"):
         shared(2, 1)
     with pytest.raises(ValueError, match="'sequence', 'cycle', 'cycle_reversed'"):
         shared(2, 4, order="reverse")

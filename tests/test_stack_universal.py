@@ -253,7 +253,7 @@ def test_bfloat16(rand):
 
 def test_what_does_not_fit_is_said():
     """Fails if what makes no sense is accepted."""
-    with pytest.raises(ValueError, match="steps must be a whole number >= 1"):
+    with pytest.raises(ValueError, match="steps must be an integer >= 1"):
         universal(0)
     with pytest.raises(ValueError, match="epsilon must be a number between 0 and 1"):
         Halting(8, epsilon=1.0)

@@ -40,17 +40,17 @@ def test_take_goes_into_everything():
 def test_take_says_what_is_wrong():
     """Fails if a wrong index or a wrong state gives a raw error, or none."""
     t = torch.zeros(3, 2)
-    with pytest.raises(ValueError, match="of 3 examples, and index asks for 0 to 3"):
+    with pytest.raises(ValueError, match="has 3 examples, but index ranges from 0 to 3"):
         take((t,), [0, 3])
-    with pytest.raises(ValueError, match="index asks for -1"):
+    with pytest.raises(ValueError, match="index ranges from -1"):
         take((t,), [-1])
     for index in ([0.5], [[0]], [True, False, True]):
-        with pytest.raises(ValueError, match="a row of whole numbers"):
+        with pytest.raises(ValueError, match="a list or 1-D tensor of integers"):
             take((t,), index)
     for state in ((t, torch.zeros(2)), (torch.tensor(1.0),)):
-        with pytest.raises(ValueError, match="examples as its first dimension"):
+        with pytest.raises(ValueError, match="the batch as its first dimension"):
             take(state, [0])
-    with pytest.raises(TypeError, match=r"made of tuples, lists and dicts .* not of str"):
+    with pytest.raises(TypeError, match=r"consists of tuples, lists and dicts .* not str"):
         take((t, "three"), [0])
 
 
@@ -160,7 +160,7 @@ def test_the_check_can_fail():
         check_mixer(
             build(lambda y: y.detach().tolist() + [[0.0] * 4] * 5)
         )  # not a tensor, and yet not shared
-    with pytest.raises(ValueError, match="began with 8 examples, and goes on with 2"):
+    with pytest.raises(ValueError, match="the state has 8 examples, but the input has 2"):
         check_mixer(build(lambda y: y.reshape(-1, 1)))  # examples and channels folded into one
 
 
@@ -174,7 +174,7 @@ def test_foreign_states_are_refused(name):
     for state in FOREIGN:
         with pytest.raises(
             TypeError,
-            match=r"no state of this mixer: it must be made like|made of tuples, lists and dicts",
+            match=r"not a state of this mixer: expected|consists of tuples, lists and dicts",
         ):
             mixer.stream(torch.zeros(2, 3, mixer.dim), state)
 
@@ -186,11 +186,11 @@ def test_states_of_others_are_refused():
         get_recipe("local").example(causal=True),
         get_recipe("linear").example(causal=True),
     )
-    with pytest.raises(TypeError, match=r"made like Sums\(.*not like Cache\(a tensor"):
+    with pytest.raises(TypeError, match=r"expected LinearAttentionState\(.*got KVCache\(a tensor"):
         linear.stream(x, local.stream(x)[1])
     two, three = (SequentialStack([Block(local)] * n) for n in (2, 3))
-    with pytest.raises(TypeError, match="no state of this"):
+    with pytest.raises(TypeError, match="not a state of this mixer"):
         three.stream(x, two.stream(x)[1])
     for streams in (local, two):
-        with pytest.raises(ValueError, match=r"began with 2 examples.* goes on with 3"):
+        with pytest.raises(ValueError, match=r"has 2 examples.* input has 3"):
             streams.stream(torch.zeros(3, 1, 8), streams.stream(x)[1])

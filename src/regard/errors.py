@@ -1,4 +1,4 @@
-"""What goes wrong, said so that the reader knows what to do next."""
+"""Exceptions and argument checks. Messages say what was wrong, what is expected and, for names, the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 
 
 class Unsupported(TypeError):
-    """What was asked is not defined for this mechanism, or not by this executor; never: it was not yet written."""
+    """The request is not defined for this mixer, or not possible on this backend."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for a name that does not exist: the closest that does, or all of them."""
+    """A hint for an unknown name: the closest known name, or all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
 
 
 def check_positive(name: str, value: object) -> None:
-    """The value must be a finite number above 0."""
+    """Raise ValueError unless `value` is a finite number above 0."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -28,14 +28,28 @@ def check_positive(name: str, value: object) -> None:
 
 
 def check_choice(name: str, value: object, known: Iterable[str]) -> None:
-    """The value must be one of the words."""
+    """Raise ValueError unless `value` is one of `known`."""
     known = list(known)
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
 
 
 def check_int(least: int, **values: object) -> None:
-    """Each value must be a whole number of at least so much; the message names the one that is not."""
+    """Raise ValueError unless each of the named values is an integer >= `least`: `check_int(1, heads=heads)`."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number >= {least}, not {value!r}")
+            raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")
+
+
+def check_single_head(name: str, heads: int) -> None:
+    """Raise ValueError if a mixer without heads is given several."""
+    if heads != 1:
+        raise ValueError(f"{name} has no heads: omit heads or set heads=1, not {heads}")
+
+
+def check_stream_length(length: int | None, end: int) -> None:
+    """Raise ValueError if a stream of `end` tokens exceeds the maximum length."""
+    if length is not None and end > length:
+        raise ValueError(
+            f"the stream has {end} tokens, but the mixer was built with length={length}"
+        )

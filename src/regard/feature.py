@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from regard import native
+from regard.autograd import apply_function
 from regard.errors import check_int
 from regard.mixer import Can
-from regard.numerics import apply_function
 
 TINY = 1e-18  # beside 1 it is nothing, and its square is no zero
 LOWEST = -80.0  # exp of it is just above the least that float32 has

@@ -1,11 +1,11 @@
-"""What a stream carries from chunk to chunk, as a value: reorder it, cut it from the graph, weigh it.
+"""Stream states as values: select examples, detach from the graph, measure memory.
 
-A state is made of tuples, named tuples, lists and dicts, one in the other.  Their leaves keep one rule:
+A stream state is a nested structure of tuples, named tuples, lists and dicts. Its leaves follow one rule:
 
-    every tensor has the examples as its first dimension;
-    what is the same for all examples is no tensor: a number, a numpy array, None.
+    every tensor has the batch as its first dimension;
+    anything shared by all examples is not a tensor but a number, a numpy array or None.
 
-So what happens to the examples of a batch can be done to any state, of any mechanism, without knowing it.
+Therefore the functions below work on the state of any mixer without knowing its structure.
 """
 
 from __future__ import annotations
@@ -17,39 +17,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-State = Any  # see above
+State = Any  # see the module docstring
 
-RULE = "a state is made of tuples, lists and dicts of tensors, numbers, numpy arrays and None"
 Leaf = Tensor | np.ndarray | np.generic | int | float | None
 
 
 def take(state: State, index: Tensor | Sequence[int]) -> State:
-    """The state of examples `index` (whole numbers, in any order, repeated or not): `take(state, [1, 1, 0])`.
+    """The state of the examples `index`, integers in any order with repeats: `take(state, [1, 1, 0])`.
 
-    Streaming on with it is what streaming those examples from the start would have come to.
+    Streaming on from it equals streaming those examples from the start. Beam search uses it to reorder beams.
     """
     rows = torch.as_tensor(index)
-    if rows.dim() != 1 or (
-        len(rows) and (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
-    ):
+    integers = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
+    if rows.dim() != 1 or (len(rows) and not integers):
         raise ValueError(
-            f"index must be a row of whole numbers, not {tuple(rows.shape)} {rows.dtype}"
+            f"index must be a list or 1-D tensor of integers, not {tuple(rows.shape)} {rows.dtype}"
         )
     count = state_batch_size(state)
     if count is not None and len(rows) and not (rows.min() >= 0 and rows.max() < count):
-        raise ValueError(
-            f"the state is of {count} examples, and index asks for {int(rows.min())} to {int(rows.max())}"
-        )
+        low, high = int(rows.min()), int(rows.max())
+        raise ValueError(f"the state has {count} examples, but index ranges from {low} to {high}")
     return map_tensors(lambda t: t.index_select(0, rows.to(t.device, torch.long)), state)
 
 
 def detach(state: State) -> State:
-    """The same state, cut from the graph: no gradient goes further back."""
+    """The state detached from the autograd graph, for truncated backpropagation through time."""
     return map_tensors(Tensor.detach, state)
 
 
 def state_bytes(state: State) -> int:
-    """The memory that a state keeps alive.  Parts that share it count once; a view holds all that it is a view of."""
+    """Memory that a state keeps alive, in bytes. Shared storage counts once, and a view counts as its whole storage."""
     found = list(leaves(state))
     storages = [leaf.untyped_storage() for leaf in found if isinstance(leaf, Tensor)]
     arrays = sum(leaf.nbytes for leaf in found if isinstance(leaf, np.ndarray))
@@ -57,46 +54,48 @@ def state_bytes(state: State) -> int:
 
 
 def state_batch_size(state: State) -> int | None:
-    """How many examples a state is of; None: it holds no tensor yet."""
+    """The number of examples in a state; None if it holds no tensor yet."""
     sizes = {
         leaf.shape[0] if leaf.dim() else None for leaf in leaves(state) if isinstance(leaf, Tensor)
     }
     if len(sizes) > 1 or None in sizes:
         raise ValueError(
-            "every tensor of a state must have the examples as its first dimension, and these differ"
+            "every tensor of a state must have the batch as its first dimension, but the sizes differ"
         )
     return next(iter(sizes), None)
 
 
-def check_state(state: State, start: State, count: int) -> None:
-    """A stream of `count` examples that began as `start` may go on with this."""
-    if not _alike(state, start):
+def check_state(state: State, start: State, batch_size: int) -> None:
+    """Raise unless a stream that begins with `start` can continue from `state` with `batch_size` examples."""
+    if not _matches(state, start):
         raise TypeError(
-            f"this is no state of this mixer: it must be made like {_shown(start)}, not like {_shown(state)}"
+            f"not a state of this mixer: expected {_describe(start)}, got {_describe(state)}"
         )
     had = state_batch_size(state)
-    if had not in (None, count):
+    if had not in (None, batch_size):
         raise ValueError(
-            f"the stream began with {had} examples, and goes on with {count}: see regard.state.take"
+            f"the state has {had} examples, but the input has {batch_size}: "
+            "select examples with regard.state.take"
         )
 
 
 def map_tensors(f: Callable[[Tensor], Tensor], state: State) -> State:
-    """The state with `f` done to each of its tensors."""
+    """The state with `f` applied to each tensor."""
     if isinstance(state, Tensor):
         return f(state)
     if isinstance(state, dict):
         return {key: map_tensors(f, part) for key, part in state.items()}
     if isinstance(state, tuple | list):
         parts = [map_tensors(f, part) for part in state]
-        return type(state)(*parts) if _is_named(state) else type(state)(parts)
+        is_named = isinstance(state, tuple) and type(state) is not tuple
+        return type(state)(*parts) if is_named else type(state)(parts)
     if isinstance(state, Leaf):
         return state
-    raise TypeError(f"{RULE}, and not of {type(state).__name__}")
+    raise _invalid_leaf(state)
 
 
 def leaves(state: State) -> Iterator[Leaf]:
-    """Its tensors, numbers and arrays, from left to right."""
+    """The tensors, numbers and arrays of a state, from left to right."""
     if isinstance(state, dict):
         state = list(state.values())
     if isinstance(state, tuple | list):
@@ -105,37 +104,40 @@ def leaves(state: State) -> Iterator[Leaf]:
     elif isinstance(state, Leaf):
         yield state
     else:
-        raise TypeError(f"{RULE}, and not of {type(state).__name__}")
+        raise _invalid_leaf(state)
 
 
-def _is_named(state: State) -> bool:
-    """Named tuples take their parts one by one."""
-    return type(state) not in (tuple, list) and isinstance(state, tuple)
+def _invalid_leaf(leaf: object) -> TypeError:
+    return TypeError(
+        "a state consists of tuples, lists and dicts of tensors, numbers, numpy arrays and None, "
+        f"not {type(leaf).__name__}"
+    )
 
 
-def _alike(state: State, start: State) -> bool:
-    """Whether a state may have come of that start: None and () stand for what is still to come."""
+def _matches(state: State, start: State) -> bool:
+    """Whether `state` has the structure of `start`, in which None and () stand for anything not created yet."""
     if start is None:
         return isinstance(state, Leaf | tuple | list | dict)
     if type(start) is tuple and not start:
         return isinstance(state, tuple) and all(isinstance(part, Tensor | tuple) for part in state)
     if isinstance(start, tuple | list):
-        same = type(state) is type(start) and len(state) == len(start)
-        return same and all(_alike(part, first) for part, first in zip(state, start, strict=True))
+        if type(state) is not type(start) or len(state) != len(start):
+            return False
+        return all(_matches(part, first) for part, first in zip(state, start, strict=True))
     if isinstance(start, dict):
         return (
             isinstance(state, dict)
             and state.keys() >= start.keys()
-            and all(_alike(state[k], start[k]) for k in start)
+            and all(_matches(state[k], start[k]) for k in start)
         )
     return type(state) is type(start)
 
 
-def _shown(state: State) -> str:
-    """The build of a state, for messages."""
+def _describe(state: State) -> str:
+    """The structure of a state, for error messages."""
     if isinstance(state, Tensor):
         return f"a tensor {tuple(state.shape)}"
     if isinstance(state, tuple | list):
         name = "" if type(state) is tuple else type(state).__name__
-        return f"{name}({', '.join(map(_shown, state))})"
+        return f"{name}({', '.join(map(_describe, state))})"
     return "None" if state is None else type(state).__name__

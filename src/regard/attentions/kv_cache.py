@@ -143,7 +143,7 @@ def _kept(cache: KVCache, pattern: Pattern) -> KVCache:
     assert cache.k is not None
     assert cache.v is not None
     places = torch.from_numpy(cache.at)
-    some, _ = pattern.given(False, False).block(
+    some, _ = pattern.resolve_global_mask(False, False).block(
         torch.tensor(cache.next), torch.tensor(MAX_POSITION), places, places
     )
     keep = (some.any(0) if pattern.heads else some).nonzero()[:, 0]

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.autograd import apply_function
 from regard.backends.linear_scan import causal_linear_scan, linear_attention_sums
 from regard.errors import check_int
 from regard.feature import EluFeatures, FeatureMap
 from regard.mixer import Attention, Can, check_batch
-from regard.numerics import apply_function, at_least_float32, cumulative_max, disable_autocast
+from regard.numerics import at_least_float32, cumulative_max, disable_autocast
 from regard.update import decay
 
 

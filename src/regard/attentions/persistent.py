@@ -100,7 +100,7 @@ def shift_pattern(pattern: Pattern, count: int) -> Pattern:
             leaf if isinstance(leaf, Band | Full) else ShiftedLeaf(leaf, count)
         )  # distances stay what they were
 
-    return pattern.given(False, False).replace(shift) | Keys(0, count)
+    return pattern.resolve_global_mask(False, False).map_leaves(shift) | Keys(0, count)
 
 
 @dataclass(frozen=True, repr=False)

@@ -54,7 +54,10 @@ class AttentionCall(NamedTuple):
                 self.global_attention_mask[:, None, None, :],
             )
             cases = [
-                [_heads_first(self.pattern.given(a, b).allowed(q, k)) for b in (False, True)]
+                [
+                    _heads_first(self.pattern.resolve_global_mask(a, b).allowed(q, k))
+                    for b in (False, True)
+                ]
                 for a in (False, True)
             ]
             rows = [
@@ -99,7 +102,9 @@ def make_call(
         raise ValueError(f"the pattern is for {pattern.heads} heads, but q has {h}")
     check_mask(mask, (b, m), "mask")
     if global_attention_mask is None:
-        pattern = pattern.given(False, False) if pattern.needs_global_mask else pattern
+        pattern = (
+            pattern.resolve_global_mask(False, False) if pattern.needs_global_mask else pattern
+        )
     else:
         _check_marks(global_attention_mask, b, n, m, pattern)
     last = max(q_start + n, (k_positions + m) if isinstance(k_positions, int) else 0)

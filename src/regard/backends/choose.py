@@ -103,7 +103,7 @@ def choose(call: AttentionCall) -> BackendChoice:
     if refusal is not None:
         return BackendChoice("sdpa", f"sparse cannot: {refusal}")
     plain, heads, e = (
-        call.pattern.given(False, False),
+        call.pattern.resolve_global_mask(False, False),
         call.q.shape[0] * call.q.shape[1],
         call.q.shape[3],
     )
@@ -188,7 +188,7 @@ def _compiled(
     assert costs.cpp_call is not None
     assert costs.cpp_score is not None
     scores = sum(
-        part.scores() for part in build_tiles(p, n, m, q_start=q_start, k_positions=k_positions)
+        part.scores() for part in build_tiles(p, n, m, q_start=q_start, k_start=k_positions)
     )
     width = native.padded_width(e)
     scores += FILL * (n + 2 * m) if e < width else 0
@@ -217,7 +217,7 @@ def _sparse(
 ) -> float:
     total, each = 0.0, heads * (e + SAME) / (WIDTH + SAME)
     for backward in (False, True) if grad else (False,):
-        work = build_layout(p, n, m, q_start=q_start, k_positions=k_positions, backward=backward)
+        work = build_layout(p, n, m, q_start=q_start, k_start=k_positions, backward=backward)
         total += costs.sparse_score * each * work.work(backward) + costs.sparse_call * work.calls()
     return total
 
@@ -248,7 +248,7 @@ def explain(
         return DENSE
     return _by_cost(
         way,
-        pattern.given(False, False),
+        pattern.resolve_global_mask(False, False),
         n,
         n,
         0,

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from regard import native
+from regard.autograd import check_first_order
 from regard.backends.call import AttentionCall
 from regard.backends.split import added, by_head, grows
 from regard.layout.tiles import TileCSR, TileSet, build_tiles, tiles_from_mask
-from regard.numerics import check_first_order
 
 _PART = Struct("2q2Pq4P")  # the structures of the kernel, field by field
 _CALL = Struct("5qd" + 5 * "P3q" + "PqP")
@@ -64,9 +64,13 @@ def run(call: AttentionCall) -> Tensor:
 def work_of(call: AttentionCall) -> TileSet:
     """The tiles of the pattern, without what marks add."""
     assert isinstance(call.k_positions, int)
-    plain = call.pattern if call.global_attention_mask is None else call.pattern.given(False, False)
+    plain = (
+        call.pattern
+        if call.global_attention_mask is None
+        else call.pattern.resolve_global_mask(False, False)
+    )
     return build_tiles(
-        plain, call.q.shape[2], call.k.shape[2], q_start=call.q_start, k_positions=call.k_positions
+        plain, call.q.shape[2], call.k.shape[2], q_start=call.q_start, k_start=call.k_positions
     )
 
 

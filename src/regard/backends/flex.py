@@ -50,7 +50,7 @@ def run(call: AttentionCall) -> Tensor:
         n,
         m,
         q_start=call.q_start,
-        k_positions=call.k_positions,
+        k_start=call.k_positions,
         mask=call.mask,
         device=call.q.device,
     )
@@ -71,7 +71,7 @@ def block_mask(
     m: int,
     *,
     q_start: int = 0,
-    k_positions: int = 0,
+    k_start: int = 0,
     size: int = 128,
     mask: Tensor | None = None,
     device: torch.device | str = "cpu",
@@ -84,7 +84,7 @@ def block_mask(
 
     tables = torch.stack(
         [
-            _numbers(p, n, m, q_start, k_positions, size)
+            _numbers(p, n, m, q_start, k_start, size)
             for p in (pattern.parts if pattern.heads else (pattern,))
         ]
     )
@@ -100,15 +100,15 @@ def block_mask(
         full_count,
         full_columns,
         BLOCK_SIZE=size,
-        mask_mod=_mask_mod(pattern, q_start, k_positions, mask),
+        mask_mod=_mask_mod(pattern, q_start, k_start, mask),
         seq_lengths=(n, m),
     )
 
 
-def _numbers(pattern: Pattern, n: int, m: int, q_start: int, k_positions: int, size: int) -> Tensor:
+def _numbers(pattern: Pattern, n: int, m: int, q_start: int, k_start: int, size: int) -> Tensor:
     q, k = (
         torch.where(x < 0, -1, x + at)
-        for x, at in ((position_tiles(n, size), q_start), (position_tiles(m, size), k_positions))
+        for x, at in ((position_tiles(n, size), q_start), (position_tiles(m, size), k_start))
     )
     ids, _ = number_tiles(pattern, q, k, *classify_tiles(pattern, q, k))
     return ids
@@ -120,14 +120,14 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(-1, dtype=torch.int32)[None], columns.int()[None]
 
 
-def _mask_mod(pattern: Pattern, q_start: int, k_positions: int, mask: Tensor | None) -> MaskMod:
+def _mask_mod(pattern: Pattern, q_start: int, k_start: int, mask: Tensor | None) -> MaskMod:
     def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         first, *others = pattern.parts if pattern.heads else (pattern,)
-        keep = first._allowed(q + q_start, k + k_positions) & (
+        keep = first._allowed(q + q_start, k + k_start) & (
             k >= 0
         )  # single pairs: nothing to expand, which compilers dislike
         for head, other in enumerate(others, 1):
-            keep = torch.where(h == head, other._allowed(q + q_start, k + k_positions), keep)
+            keep = torch.where(h == head, other._allowed(q + q_start, k + k_start), keep)
         return keep if mask is None else keep & mask[b, k]
 
     return allowed

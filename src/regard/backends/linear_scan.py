@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import native
+from regard.autograd import apply_function, differentiable_vjp, has_batched_gradients
 from regard.errors import Unsupported
-from regard.numerics import apply_function, chunk_length, differentiable_vjp, has_batched_gradients
+from regard.numerics import chunk_length
 
 LEAST = 64  # tokens: for fewer, where all keys count, products do
 

@@ -41,7 +41,7 @@ def run(call: AttentionCall) -> Tensor:
             call.q.shape[2],
             call.k.shape[2],
             q_start=call.q_start,
-            k_positions=_start(call),
+            k_start=_start(call),
         )
         indexed = (group for part in work.parts for group in expand(part))
         return token_groups.attend(
@@ -53,7 +53,7 @@ def run(call: AttentionCall) -> Tensor:
             mask=call.mask,
             prior=call.prior,
             q_start=call.q_start,
-            k_positions=_start(call),
+            k_start=_start(call),
         )
     q, k, v, width = _one_width(call)
     return _fused(call, q, k, v)[..., :width]
@@ -98,7 +98,7 @@ def _fused(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         work = (
             _marked(call, call.global_attention_mask[i])  # type: ignore[index]
             if marked
-            else _layouts(call, call.pattern.given(False, False))
+            else _layouts(call, call.pattern.resolve_global_mask(False, False))
         )
         examples.append(fused(q[i], k[i], v[i], *work, scale=call.scale, bias=bias, addend=addend))
     return torch.stack(examples)
@@ -120,11 +120,11 @@ def _start(call: AttentionCall) -> int:
 def _layouts(call: AttentionCall, pattern: Pattern) -> tuple[Layout, Layout]:
     """For the forward pass and for the backward pass, where there may be one."""
     n, m = call.q.shape[2], call.k.shape[2]
-    forward = build_layout(pattern, n, m, q_start=call.q_start, k_positions=_start(call))
+    forward = build_layout(pattern, n, m, q_start=call.q_start, k_start=_start(call))
     if not call.grad():
         return forward, forward
     return forward, build_layout(
-        pattern, n, m, q_start=call.q_start, k_positions=_start(call), backward=True
+        pattern, n, m, q_start=call.q_start, k_start=_start(call), backward=True
     )
 
 
@@ -132,7 +132,8 @@ def _marked(call: AttentionCall, global_attention_mask: Tensor) -> tuple[Layout,
     """The pattern without marks, then what the marks add."""
     more = [_part(picked) for picked in added(call, global_attention_mask)]
     forward, backward = (
-        Layout((*work.parts, *more)) for work in _layouts(call, call.pattern.given(False, False))
+        Layout((*work.parts, *more))
+        for work in _layouts(call, call.pattern.resolve_global_mask(False, False))
     )
     return forward, backward
 

@@ -49,11 +49,13 @@ class Picked(NamedTuple):
 def added(call: AttentionCall, global_attention_mask: Tensor) -> tuple[Picked, Picked]:
     """What marks (n) add to the pattern without them: marked keys for the other queries, and all keys for the marked ones."""
     at = global_attention_mask.nonzero()[:, 0]
-    plain = call.pattern.given(False, False)
+    plain = call.pattern.resolve_global_mask(False, False)
     q, k = (x.unsqueeze(1 - i) for i, x in enumerate(call.positions()))
-    for_others = (call.pattern.given(False, True) & ~plain).allowed(
+    for_others = (call.pattern.resolve_global_mask(False, True) & ~plain).allowed(
         q, k[:, at]
     ) & ~global_attention_mask[:, None]
-    both, query = (call.pattern.given(True, key).allowed(q[at], k) for key in (True, False))
+    both, query = (
+        call.pattern.resolve_global_mask(True, key).allowed(q[at], k) for key in (True, False)
+    )
     for_marked = torch.where(global_attention_mask, both, query) & ~plain.allowed(q[at], k)
     return Picked(for_others, None, at), Picked(for_marked, at, None)

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.autograd import check_first_order
 from regard.layout import GatherGroup, Layout, LayoutPart, TileRun
-from regard.numerics import check_first_order
 
 AT_ONCE = (
     1 << 22

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.autograd import apply_function, differentiable_vjp
 from regard.backends.tiled_flash import blinded, flash, flash_backward
 from regard.native import are_plain_tensors
-from regard.numerics import apply_function, differentiable_vjp
 from regard.prior import Prior
 
 
@@ -41,7 +41,7 @@ def attend(
     mask: Tensor | None = None,
     prior: Prior | None = None,
     q_start: int = 0,
-    k_positions: int = 0,
+    k_start: int = 0,
 ) -> Tensor:
     """q (b h n e), k (b h m e), v (b h m f) -> (b h n f).
 
@@ -56,7 +56,7 @@ def attend(
         mask=mask,
         prior=prior,
         q_start=q_start,
-        k_positions=k_positions,
+        k_start=k_start,
     )[0]
 
 
@@ -70,7 +70,7 @@ def attend_with_visibility(
     mask: Tensor | None = None,
     prior: Prior | None = None,
     q_start: int = 0,
-    k_positions: int = 0,
+    k_start: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """What `attend` gives, and (b h n): whether the query saw any key."""
     if prior is None and k.shape[2] and q.numel() and v.numel() and are_plain_tensors(q, k, v):
@@ -86,7 +86,7 @@ def attend_with_visibility(
         mask=mask,
         prior=prior,
         q_start=q_start,
-        k_positions=k_positions,
+        k_start=k_start,
     )
 
 
@@ -100,12 +100,12 @@ def _in_the_open(
     mask: Tensor | None = None,
     prior: Prior | None = None,
     q_start: int = 0,
-    k_positions: int = 0,
+    k_start: int = 0,
 ) -> tuple[Tensor, Tensor]:
     n = q.shape[2]
     places, outs, sums = [], [], []
     for group in groups if k.shape[2] else ():
-        out, lse = _inside(q, k, v, group, scale, mask, prior, q_start, k_positions)
+        out, lse = _inside(q, k, v, group, scale, mask, prior, q_start, k_start)
         at = torch.where(group.q < 0, n, group.q).expand(
             lse.shape
         )  # place n collects what is no token
@@ -182,12 +182,12 @@ class _Fused(torch.autograd.Function):
         )  # a query that sees nothing has no weight anywhere
         total = [torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v)]
         for at_q, at_k, addend in _threes(groups):
-            q_start, k_positions = at_q.clamp(min=0), at_k.clamp(min=0)
+            q_start, k_start = at_q.clamp(min=0), at_k.clamp(min=0)
             at = [_take(x, q_start).flatten(0, 1) for x in (grad, q, out)]
             own = (
                 lse.gather(2, q_start.flatten(2)).view(at_q.shape).masked_fill(at_q < 0, torch.inf)
             )
-            keys = [_take(x, k_positions).flatten(0, 1) for x in (k, v)]
+            keys = [_take(x, k_start).flatten(0, 1) for x in (k, v)]
             shares = flash_backward(
                 at[0],
                 at[1],
@@ -200,7 +200,7 @@ class _Fused(torch.autograd.Function):
                 scale=ctx.scale,
             )
             for sum_, share, index in zip(
-                total, shares, (q_start, k_positions, k_positions), strict=True
+                total, shares, (q_start, k_start, k_start), strict=True
             ):
                 _add(sum_, index, share)
         return *(x.to(q.dtype) for x in total), None, *[None] * len(groups)
@@ -259,7 +259,7 @@ def _inside(
     mask: Tensor | None,
     prior: Prior | None,
     q_start: int,
-    k_positions: int,
+    k_start: int,
 ) -> tuple[Tensor, Tensor]:
     """The result (b h g s f) of each group by itself, and its log-sum-exp (b h g s), of at least single precision."""
     b, h = q.shape[:2]
@@ -270,7 +270,7 @@ def _inside(
     if prior is not None:
         scores = scores + prior(
             group.q.clamp(min=0)[..., :, None] + q_start,
-            group.k.clamp(min=0)[..., None, :] + k_positions,
+            group.k.clamp(min=0)[..., None, :] + k_start,
             gq,
             gk,
         )

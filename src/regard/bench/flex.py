@@ -63,7 +63,7 @@ class FlexContender(Contender):
                 f"a block mask says who looks at whom, and {self.of} is more, or other, than that"
             )
         assert isinstance(mixer, MultiHead)
-        blocks = block_mask(pattern.given(False, False), cell.length, cell.length)
+        blocks = block_mask(pattern.resolve_global_mask(False, False), cell.length, cell.length)
         shape = (cell.batch, mixer.heads, cell.length, cell.dim // mixer.heads)
         flex = _compiled()
         return heads_call(

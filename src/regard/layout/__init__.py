@@ -44,7 +44,7 @@ def build_layout(
     m: int,
     *,
     q_start: int = 0,
-    k_positions: int = 0,
+    k_start: int = 0,
     size: int | None = None,
     backward: bool = False,
 ) -> Layout:
@@ -56,11 +56,11 @@ def build_layout(
         raise ValueError(
             f"heads that differ are laid out one by one: give one of the {pattern.heads} patterns of {pattern!r}"
         )
-    key = (pattern, n, m, q_start, k_positions, size, backward, torch.get_num_threads() > 1)
+    key = (pattern, n, m, q_start, k_start, size, backward, torch.get_num_threads() > 1)
     found = _layouts.get(key)
     if found is None:
         with torch.inference_mode(False):  # what is kept must serve training too
-            found = _build(pattern, n, m, q_start, k_positions, size, backward)
+            found = _build(pattern, n, m, q_start, k_start, size, backward)
         _layouts.put(key, found, found.nbytes() + 1024)
     assert isinstance(found, Layout)
     return found
@@ -71,15 +71,15 @@ def _build(
     n: int,
     m: int,
     q_start: int,
-    k_positions: int,
+    k_start: int,
     size: int | None,
     backward: bool,
 ) -> Layout:
     parts: list[LayoutPart] = []
     for lattice, term in lattices(pattern):
-        order = orders(lattice, n, m, q_start, k_positions)
+        order = orders(lattice, n, m, q_start, k_start)
         sizes = (size,) if size else _sizes(n, m)
-        choices = (_part(term, lattice, *order, s, q_start, k_positions, backward) for s in sizes)
+        choices = (_part(term, lattice, *order, s, q_start, k_start, backward) for s in sizes)
         parts.append(min(choices, key=lambda part: part.cost(backward)))
     return Layout(tuple(parts))
 
@@ -97,10 +97,10 @@ def _part(
     k_order: Tensor,
     size: int,
     q_start: int,
-    k_positions: int,
+    k_start: int,
     backward: bool,
 ) -> LayoutPart:
-    q, k = in_tiles(q_order, size, q_start), in_tiles(k_order, size, k_positions)
+    q, k = in_tiles(q_order, size, q_start), in_tiles(k_order, size, k_start)
     ids, masks = number_tiles(term, q, k, *table_on(lattice, term, q, k))
     n, m = len(q_order), len(k_order)
     found, groups = Finder(ids.numpy(), masks.numpy(), size, n, m).find()

@@ -91,22 +91,20 @@ def _on_lattice(term: Pattern, lattice: Lattice) -> Pattern:
             return Band(left, right)
         return Full() if leaf == lattice else leaf
 
-    return term if lattice is None else term.replace(relax)
+    return term if lattice is None else term.map_leaves(relax)
 
 
-def orders(
-    lattice: Lattice, n: int, m: int, q_start: int, k_positions: int
-) -> tuple[Tensor, Tensor]:
+def orders(lattice: Lattice, n: int, m: int, q_start: int, k_start: int) -> tuple[Tensor, Tensor]:
     """The queries and the keys of a lattice, in the order in which it is dense."""
     q, k = torch.arange(n), torch.arange(m)
     if isinstance(lattice, int):
         return torch.argsort((q + q_start) % lattice, stable=True), torch.argsort(
-            (k + k_positions) % lattice, stable=True
+            (k + k_start) % lattice, stable=True
         )
     if isinstance(lattice, Blocks2D):
-        return _by_patch(lattice, q + q_start), _by_patch(lattice, k + k_positions)
+        return _by_patch(lattice, q + q_start), _by_patch(lattice, k + k_start)
     if lattice is not None:
-        k = k[(k + k_positions) % lattice.period >= lattice.start]
+        k = k[(k + k_start) % lattice.period >= lattice.start]
     return q, k
 
 

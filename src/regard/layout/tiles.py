@@ -76,25 +76,23 @@ class TileSet(tuple[TileCSR, ...]):
         return TileSet, (tuple(self),)
 
 
-def build_tiles(
-    pattern: Pattern, n: int, m: int, *, q_start: int = 0, k_positions: int = 0
-) -> TileSet:
+def build_tiles(pattern: Pattern, n: int, m: int, *, q_start: int = 0, k_start: int = 0) -> TileSet:
     """The work of `pattern` on queries q_at..q_at+n-1 and keys k_at..k_at+m-1, for all heads alike; cached by value."""
-    key = (pattern, n, m, q_start, k_positions)
+    key = (pattern, n, m, q_start, k_start)
     found = _tiles.get(key)
     if found is None:
         with torch.inference_mode(False):  # what is kept must serve training too
-            found = _work(pattern, n, m, q_start, k_positions)
+            found = _work(pattern, n, m, q_start, k_start)
         _tiles.put(key, found, sum(part.nbytes() for part in found) + 1024)
     assert isinstance(found, TileSet)
     return found
 
 
-def _work(pattern: Pattern, n: int, m: int, q_start: int, k_positions: int) -> TileSet:
+def _work(pattern: Pattern, n: int, m: int, q_start: int, k_start: int) -> TileSet:
     if pattern == Full():
         return TileSet((_whole(n, m),))
     return TileSet(
-        _part(term, lattice, n, m, q_start, k_positions) for lattice, term in lattices(pattern)
+        _part(term, lattice, n, m, q_start, k_start) for lattice, term in lattices(pattern)
     )
 
 
@@ -109,14 +107,12 @@ def _whole(n: int, m: int) -> TileCSR:
     return TileCSR(n, m, first, column, torch.ones(rows * cols, dtype=torch.int32), masks)
 
 
-def _part(
-    term: Pattern, lattice: Lattice, n: int, m: int, q_start: int, k_positions: int
-) -> TileCSR:
-    q_order, k_order = orders(lattice, n, m, q_start, k_positions)
-    q, k = in_tiles(q_order, SIDE, q_start), in_tiles(k_order, SIDE, k_positions)
+def _part(term: Pattern, lattice: Lattice, n: int, m: int, q_start: int, k_start: int) -> TileCSR:
+    q_order, k_order = orders(lattice, n, m, q_start, k_start)
+    q, k = in_tiles(q_order, SIDE, q_start), in_tiles(k_order, SIDE, k_start)
     coarse_q, coarse_k = (
         in_tiles(q_order, SIDE * COARSE, q_start),
-        in_tiles(k_order, SIDE * COARSE, k_positions),
+        in_tiles(k_order, SIDE * COARSE, k_start),
     )
     near, _ = table_on(lattice, term, coarse_q, coarse_k)
     known: dict[bytes, int] = {}

@@ -23,7 +23,7 @@ SAMPLE = 1 << 22  # pairs that are looked at where a sample must do
 @lru_cache(1024)
 def count_pairs(pattern: Pattern, n: int, m: int, heads: int) -> int:
     """Pairs (query, key) that may look at each other, over all heads, no token being marked."""
-    plain = pattern.given(False, False)
+    plain = pattern.resolve_global_mask(False, False)
     if not plain.heads:
         return heads * _of_one(plain, n, m)
     return sum(times * _of_one(part, n, m) for part, times in Counter(plain.parts).items())
@@ -98,6 +98,6 @@ def _sampled(pattern: Pattern, corners: Tensor, size: int, n: int, m: int) -> in
 def count_live_keys(pattern: Pattern, n: int) -> int:
     """How many of n keys a later query may still see, in some head: what a stream must keep."""
     at = torch.arange(n)
-    past = (pattern & Causal()).given(False, False)
+    past = (pattern & Causal()).resolve_global_mask(False, False)
     some, _ = past.block(torch.tensor(n), torch.tensor(MAX_POSITION), at, at)
     return int((some.any(0) if past.heads else some).sum())

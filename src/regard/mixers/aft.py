@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import check_int
+from regard.errors import check_int, check_stream_length
 from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge_heads, split_heads
-from regard.numerics import at_least_float32, attention_mask, check_stream_length, masked_softmax
+from regard.numerics import at_least_float32, attention_mask, masked_softmax
 
 LOW = -1e30  # stands for the largest exponent of no keys: far below all others, and yet finite
 CHUNK = 64  # tokens, where no bias asks for more

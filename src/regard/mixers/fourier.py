@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.autograd import apply_function
 from regard.mixer import Can, Mixer, State
-from regard.numerics import apply_function, at_least_float32
+from regard.numerics import at_least_float32
 
 WHOLE = "the Fourier transform runs over the whole sequence"
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
-from regard.errors import check_int
+from regard.errors import check_int, check_stream_length
 from regard.mixer import Can, Mixer, State, check_batch
-from regard.numerics import check_stream_length, slice_dim, token_matmul
+from regard.numerics import slice_dim, token_matmul
 
 OWN = "each position has gate weights of its own"
 NEARLY_ZERO = 1e-3

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.errors import check_int
+from regard.errors import check_int, check_stream_length
 from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge_heads, split_heads
-from regard.numerics import attention_mask, check_stream_length, masked_softmax
+from regard.numerics import attention_mask, masked_softmax
 
 OWN = "its logits are made for the positions of its own sequence"
 

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from regard.block import Layer
-from regard.errors import Unsupported
+from regard.errors import Unsupported, check_stream_length
 from regard.mixer import Mixer, State
 from regard.models.config import ModelConfig
 from regard.models.embeddings import InputEmbedding
 from regard.models.heads import ModelHead
 from regard.norm import Norm
-from regard.numerics import check_stream_length
 
 DecodingStep = Callable[
     [Tensor, Any], tuple[Tensor, Any]

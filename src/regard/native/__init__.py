@@ -1,7 +1,7 @@
 """Compiled kernels: built once on this machine by its C++ compiler, kept in the cache, and loaded.
 
 They are a plain shared library, without a line of PyTorch in it, built in seconds and called through ctypes.  Where there
-is no compiler, or `REGARD_COMPILED=0` is set, `library` gives None and everything runs without it.
+is no compiler, or `REGARD_CPP=0` is set, `library` gives None and everything runs without it.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _load() -> ctypes.CDLL | str:
 @lru_cache(1)
 def _found() -> ctypes.CDLL | str:
     if os.environ.get("REGARD_CPP") == "0":
-        return "REGARD_COMPILED=0 is set"
+        return "REGARD_CPP=0 is set"
     if sys.platform != "linux":
         return f"it is built on Linux only, not on {sys.platform}"
     compiler = shlex.split(os.environ.get("CXX") or "g++")

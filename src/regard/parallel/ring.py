@@ -256,7 +256,7 @@ class _Share:
         assert isinstance(place.k_positions, int)
         n, m = self.q.shape[1], step.k.shape[2]
         return build_layout(
-            pattern, n, m, q_start=place.q_start, k_positions=place.k_positions, backward=backward
+            pattern, n, m, q_start=place.q_start, k_start=place.k_positions, backward=backward
         )
 
     def _bias(self, step: _Step, trip: _Trip) -> Tensor | None:

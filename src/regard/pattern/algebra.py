@@ -120,16 +120,16 @@ class Pattern(ABC):
         pairs = n * (n if m is None else m)
         return self.keys_per_query(n, m).double().mean().item() * n / pairs if pairs else 0.0
 
-    def replace(self, new: Callable[[Pattern], Pattern]) -> Pattern:
+    def map_leaves(self, new: Callable[[Pattern], Pattern]) -> Pattern:
         """The same expression with `new(leaf)` for each leaf."""
         if not self.parts:
             return new(self)
-        parts = [part.replace(new) for part in self.parts]
+        parts = [part.map_leaves(new) for part in self.parts]
         if isinstance(self, Not):
             return ~parts[0]
         return PerHead(tuple(parts)) if self.heads else reduce(partial(_combine, type(self)), parts)  # type: ignore[arg-type]
 
-    def given(self, queries: bool, keys: bool) -> Pattern:
+    def resolve_global_mask(self, queries: bool, keys: bool) -> Pattern:
         """What is left of the expression once it is known whether the query, and whether the key, is marked."""
         known = {None: None, "queries": queries, "keys": keys}
 
@@ -137,7 +137,7 @@ class Pattern(ABC):
             value = known[leaf._marks]
             return leaf if value is None else Full() if value else Nothing()
 
-        return self.replace(settle) if self.needs_global_mask else self
+        return self.map_leaves(settle) if self.needs_global_mask else self
 
     def __or__(self, other: Pattern) -> Pattern:
         return _combine(Or, self, other)

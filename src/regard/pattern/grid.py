@@ -68,8 +68,8 @@ class Blocks2D(Leaf):
             min(self.rows * self.cols, MOST),
         )  # tokens of each
         x = at % band // block * self.cols
-        inside, wide = at % band % block, (self.width - x).clamp(1, self.cols)
-        return at // band * self.rows + inside // wide, x + inside % wide
+        inside, cols = at % band % block, (self.width - x).clamp(1, self.cols)
+        return at // band * self.rows + inside // cols, x + inside % cols
 
     def _corner(self, y: Tensor, x: Tensor) -> Block:
         """The first row and column of the block of a cell; above and left of the image where the block is cut."""
@@ -141,7 +141,7 @@ def block_order(height: int, width: int, block: tuple[int, int]) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Neighbourhood(Leaf):
-    """On a grid of `rows` x `width` cells: the `tall` x `wide` cells around the query.  At the border they are shifted
+    """On a grid of `rows` x `width` cells: the `kernel_rows` x `kernel_cols` cells around the query.  At the border they are shifted
     inward, so that every query sees as many (neighbourhood attention, Hassani et al. 2023, arXiv 2204.07143).
 
     past   the cell itself and those above and left of it only; then none is shifted
@@ -151,19 +151,19 @@ class Neighbourhood(Leaf):
 
     rows: int
     width: int
-    tall: int
-    wide: int
-    past: bool = False
+    kernel_rows: int
+    kernel_cols: int
+    causal: bool = False
 
     def __post_init__(self) -> None:
-        self._check(rows=1, width=1, tall=1, wide=1)
+        self._check(rows=1, width=1, kernel_rows=1, kernel_cols=1)
         if self.rows * self.width > MOST:
             raise ValueError(
                 f"Neighbourhood: {self.rows} x {self.width} are more cells than can be counted"
             )
-        if not isinstance(self.past, bool):
-            raise ValueError(f"Neighbourhood: past must be True or False, not {self.past!r}")
-        object.__setattr__(self, "_limit", self.rows * self.width)
+        if not isinstance(self.causal, bool):
+            raise ValueError(f"Neighbourhood: causal must be True or False, not {self.causal!r}")
+        object.__setattr__(self, "_length", self.rows * self.width)
 
     def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
         return self._block(q, q, k, k)[1]
@@ -173,16 +173,26 @@ class Neighbourhood(Leaf):
         y0, y1, x0, x1 = _raster_box(self.width, q0.clamp(max=last), q1.clamp(max=last))
         v0, v1, u0, u1 = _raster_box(self.width, k0.clamp(max=last), k1.clamp(max=last))
         (top, low), (left, right) = (
-            self._first(y0, y1, self.tall, self.rows),
-            self._first(x0, x1, self.wide, self.width),
+            self._first(y0, y1, self.kernel_rows, self.rows),
+            self._first(x0, x1, self.kernel_cols, self.width),
         )
-        some = (v1 >= top) & (v0 < low + self.tall) & (u1 >= left) & (u0 < right + self.wide)
-        every = (v0 >= low) & (v1 < top + self.tall) & (u0 >= right) & (u1 < left + self.wide)
+        some = (
+            (v1 >= top)
+            & (v0 < low + self.kernel_rows)
+            & (u1 >= left)
+            & (u0 < right + self.kernel_cols)
+        )
+        every = (
+            (v0 >= low)
+            & (v1 < top + self.kernel_rows)
+            & (u0 >= right)
+            & (u1 < left + self.kernel_cols)
+        )
         return some, every
 
     def _first(self, one: Tensor, other: Tensor, size: int, extent: int) -> Block:
         """Along an axis, the first cell that the first and the last query see: it never moves back from one to the next."""
-        if self.past:
+        if self.causal:
             return one - size + 1, other - size + 1
         return tuple((at - size // 2).clamp(0, max(extent - size, 0)) for at in (one, other))  # type: ignore[return-value]
 

@@ -50,14 +50,14 @@ def _with_counts(table: Tensor) -> Block:
 class RandomBlocks(_Table):
     """Each block of `size` queries sees `count` random key blocks, of the first `blocks`, fixed by `seed`.
 
-    With `past`, block i draws from blocks 0..i only, so that a causal model loses none of its draws to the future.
+    With `causal`, block i draws from blocks 0..i only, so that a causal model loses none of its draws to the future.
     """
 
     size: int
     count: int
     blocks: int
     seed: int = 0
-    past: bool = False
+    causal: bool = False
 
     def __post_init__(self) -> None:
         self._check(size=1, count=0, blocks=1, seed=0)
@@ -69,21 +69,21 @@ class RandomBlocks(_Table):
                 f"RandomBlocks: blocks must be at most {MOST_BLOCKS}, not {self.blocks}: for so many tokens give block={least} "
                 "or more"
             )
-        if not isinstance(self.past, bool):
-            raise ValueError(f"RandomBlocks: past must be True or False, not {self.past!r}")
+        if not isinstance(self.causal, bool):
+            raise ValueError(f"RandomBlocks: causal must be True or False, not {self.causal!r}")
         with torch.inference_mode(False):  # the tables are kept, and must serve training too
-            self._keep(_random_tables(self.count, self.blocks, self.seed, self.past))
+            self._keep(_random_tables(self.count, self.blocks, self.seed, self.causal))
 
 
 @lru_cache(8)
-def _random_tables(count: int, blocks: int, seed: int, past: bool) -> Block:
+def _random_tables(count: int, blocks: int, seed: int, causal: bool) -> Block:
     """Which blocks were drawn (blocks blocks), and their running count."""
     chance = torch.rand(blocks, blocks, generator=torch.Generator().manual_seed(seed), device="cpu")
-    if past:
+    if causal:
         chance = chance.tril() - torch.ones_like(chance).triu(1)
     drawn = torch.zeros_like(chance, dtype=torch.bool)
     drawn.scatter_(1, chance.topk(min(count, blocks), dim=1).indices, True)
-    return _with_counts(drawn.tril() if past else drawn)
+    return _with_counts(drawn.tril() if causal else drawn)
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from regard.attentions import AdditiveAttention
-from regard.errors import check_int
+from regard.errors import check_int, check_single_head
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import GaussianWindow, GlimpseRead, GlimpseWrite, SoftVisualAttention
-from regard.numerics import check_single_head
 from regard.registry import recipe
 
 

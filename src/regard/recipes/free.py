@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from regard.errors import check_choice, check_int, did_you_mean
+from regard.errors import check_choice, check_int, check_single_head, did_you_mean
 from regard.mixer import Mixer, check_heads
 from regard.mixers import (
     AFT,
@@ -26,7 +26,6 @@ from regard.mixers.synthesizer import (
     SynthesizerLogits,
 )
 from regard.mixers.xcit import CrossCovarianceAttention, LocalPatchInteraction, XCiTComponent
-from regard.numerics import check_single_head
 from regard.registry import recipe
 
 

@@ -12,10 +12,9 @@ from regard.attentions import (
     LocalnessAttention,
     SoftmaxAttention,
 )
-from regard.errors import check_int
+from regard.errors import check_int, check_single_head
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import Average, RealFormer, TaskAttention
-from regard.numerics import check_single_head
 from regard.pattern import Band, PerHead
 from regard.prior import Gaussian
 from regard.registry import recipe

@@ -110,7 +110,7 @@ def random_blocks(
 
 def _random(length: int, block: int, count: int, seed: int, causal: bool) -> Pattern:
     check_int(1, length=length, block=block)
-    return RandomBlocks(block, count, ceil(length / block), seed, past=causal)
+    return RandomBlocks(block, count, ceil(length / block), seed, causal=causal)
 
 
 @recipe(

@@ -72,7 +72,7 @@ def _keys(pattern: Pattern, heads: int, n: int) -> CacheSize:
     at = torch.arange(n - 1)
     some, _ = (
         (pattern & Causal())
-        .given(False, False)
+        .resolve_global_mask(False, False)
         .block(torch.tensor(n - 1), torch.tensor(MAX_POSITION), at, at)
     )
     each = some if pattern.heads else some.expand(heads, -1)

@@ -90,7 +90,7 @@ def describe_recipe(
 
 def count_keys(pattern: Pattern, n: int) -> KeyCounts:
     """Keys for each query among n tokens."""
-    plain = pattern.given(False, False)
+    plain = pattern.resolve_global_mask(False, False)
     heads = Counter(plain.parts if plain.heads else (plain,))
     counted = {head: _counts(head, n) for head in heads}
     mean = (

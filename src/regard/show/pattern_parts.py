@@ -79,7 +79,7 @@ def _with_marks(pattern: Pattern, n: int) -> Pattern:
         kind = {"queries": Queries, "keys": Keys}.get(leaf._marks or "")
         return leaf if kind is None else reduce(or_, (kind(at, at + 1) for at in marked))
 
-    return pattern.replace(settle)
+    return pattern.map_leaves(settle)
 
 
 # ---------------------------------------------------------------------------------------------- words
