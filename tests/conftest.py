@@ -1,6 +1,5 @@
-"""What all tests share: a cache of their own, one thread, and a way to force the executors that compute tiles only."""
+"""Shared fixtures: a temporary cache directory, one thread, and a way to force the backends that compute tiles only."""
 
-import importlib
 import os
 import tempfile
 from contextlib import contextmanager
@@ -8,10 +7,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-attend = importlib.import_module(
-    "regard.backends"
-)  # the module: `regard.backends` is the function of that name
-native = importlib.import_module("regard.native")
+from regard import backends, native
+from regard.backends import dispatch_cache
 
 
 def pytest_configure(config):
@@ -22,24 +19,21 @@ def pytest_configure(config):
 
 @contextmanager
 def wherever_possible(backend):
-    """Inside, "auto" picks it for every call that it does not refuse; yields the list of what was picked."""
-    usual, picked = attend.choose, []
+    """Inside, "auto" selects `backend` for every call that it supports; yields the list of selected backends."""
+    usual, picked = backends.choose_backend, []
 
-    def choose(call):
-        able = attend.BACKENDS[backend].refuses(call) is None
-        choice = attend.BackendChoice(backend, "forced by the test") if able else usual(call)
+    def choose_backend(call):
+        able = backends.BACKENDS[backend].refuses(call) is None
+        choice = backends.BackendChoice(backend, "forced by the test") if able else usual(call)
         picked.append(choice.backend)
         return choice
 
-    attend.choose = choose
-    known, attend.dispatch_cache._ready = (
-        attend.dispatch_cache._ready,
-        {},
-    )  # calls that were settled before would not be asked about again
+    backends.choose_backend = choose_backend
+    cached, dispatch_cache._entries = dispatch_cache._entries, {}
     try:
         yield picked
     finally:
-        attend.choose, attend.dispatch_cache._ready = usual, known
+        backends.choose_backend, dispatch_cache._entries = usual, cached
 
 
 @pytest.fixture
@@ -50,11 +44,11 @@ def forced():
 
 @pytest.fixture(params=["auto", "sparse", "cpp"])
 def executor(request):
-    """The test runs three times: with the executor that `auto` picks, and on sparse and compiled wherever possible."""
+    """Runs the test three times: with the backend that `auto` selects, and with sparse and cpp wherever possible."""
     if request.param == "auto":
         yield None
     elif request.param == "cpp" and native.library() is None:
-        pytest.skip(native.missing())
+        pytest.skip(native.missing_reason())
     else:
         with wherever_possible(request.param) as picked:
             yield picked

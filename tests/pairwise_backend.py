@@ -1,21 +1,17 @@
-"""An executor for counting: for each query it gathers the keys that it may see, and multiplies with no others."""
+"""A backend for counting FLOPs: it gathers the visible keys of each query and multiplies with no others."""
 
-import importlib
 import inspect
-import sys
 from types import SimpleNamespace
 
 import torch
 
-from regard.backends.choose import BackendChoice
+from regard import backends
+from regard.backends import BackendChoice
 from regard.registry import Recipe
-
-importlib.import_module("regard.backends")
-attend = sys.modules["regard.backends"]  # `regard.backends` is the function
 
 
 def run(call):
-    """softmax(q_i kᵀ) v query by query; heads that see the same keys at once."""
+    """softmax(q_i kᵀ) v query by query; heads with the same mask are computed together."""
     keep = call.keep()[0].expand(call.q.shape[1], call.q.shape[2], call.k.shape[2])
     alike = bool((keep == keep[:1]).all())
     heads = [slice(None)] if alike else [slice(h, h + 1) for h in range(len(keep))]
@@ -24,7 +20,7 @@ def run(call):
 
 
 def _addend(call):
-    """What the prior says of all pairs, (b h n m), asked once: what it needs for all of them it computes once."""
+    """The prior of all pairs, (b h n m), computed once."""
     shape = (*call.q.shape[:3], call.k.shape[2])
     if call.prior is None:
         return call.q.new_zeros(()).expand(shape)
@@ -47,11 +43,11 @@ def _of_heads(call, own, keep, addend):
 
 
 def install(monkeypatch):
-    """From now on `auto` is this executor."""
+    """Make `auto` use this backend."""
     monkeypatch.setitem(
-        attend.BACKENDS, "pairs", SimpleNamespace(run=run, refuses=lambda call: None)
+        backends.BACKENDS, "pairs", SimpleNamespace(run=run, refuses=lambda call: None)
     )
-    monkeypatch.setattr(attend, "choose", lambda call: BackendChoice("pairs", "counting"))
+    monkeypatch.setattr(backends, "choose_backend", lambda call: BackendChoice("pairs", "counting"))
 
 
 def arguments(recipe: Recipe, n: int, dim: int, causal: bool) -> dict:

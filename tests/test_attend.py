@@ -500,13 +500,16 @@ def test_the_choice_for_a_call(rand):
     }
     call = attending.call.make_call(q, k, v, pattern=Band(4, 4), **common)
     threads = torch.get_num_threads()
-    assert attending.choose(call) == choosing._by_cost(
+    assert attending.choose_backend(call) == choosing._by_cost(
         TILES[-1], Band(4, 4), 400, 400, 0, 0, 8, 8, False, False, threads
     )
     scattered = attending.call.make_call(
         q, k, v, pattern=Band(4, 4), **{**common, "k_positions": torch.arange(400)}
     )
-    assert attending.choose(scattered).reason == "sparse cannot: the keys do not stand in a row"
+    assert (
+        attending.choose_backend(scattered).reason
+        == "sparse cannot: the keys do not stand in a row"
+    )
 
 
 @pytest.fixture

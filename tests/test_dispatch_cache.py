@@ -18,7 +18,7 @@ PATTERNS = [
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    monkeypatch.setattr(dispatch_cache, "_ready", {})
+    monkeypatch.setattr(dispatch_cache, "_entries", {})
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
@@ -27,7 +27,7 @@ def test_a_call_seen_before_gives_the_same(pattern, rand):
     with torch.inference_mode():
         q = rand(2, 4, 17, 8)
         regard.attend(q, q, q, pattern=pattern)
-    assert len(dispatch_cache._ready) == 1
+    assert len(dispatch_cache._entries) == 1
     for scale in (None, None, 0.5):
         q, k, v = (rand(2, 4, 17, 8).requires_grad_() for _ in range(3))
         grads = []
@@ -36,7 +36,7 @@ def test_a_call_seen_before_gives_the_same(pattern, rand):
             grads.append((y, *torch.autograd.grad(y.square().sum(), (q, k, v))))
         for mine, theirs in zip(*grads, strict=True):
             torch.testing.assert_close(mine, theirs)
-    assert len(dispatch_cache._ready) == 3  # the last two with gradients
+    assert len(dispatch_cache._entries) == 3  # the last two with gradients
 
 
 def test_what_differs_is_looked_at_again(rand):
@@ -68,9 +68,9 @@ def test_a_choice_inside_of_a_transform_is_not_remembered(pattern):
     torch.func.vmap(lambda x: regard.attend(x, q, q, pattern=pattern))(q[None])
     with FlopCounterMode(display=False):
         regard.attend(q, q, q, pattern=pattern)
-    assert not dispatch_cache._ready
+    assert not dispatch_cache._entries
     regard.attend(q, q, q, pattern=pattern)
-    assert [type(found) for found in dispatch_cache._ready.values()] == [dispatch_cache._Tiles]
+    assert [type(found) for found in dispatch_cache._entries.values()] == [dispatch_cache._Tiles]
 
 
 def test_errors_are_as_before(rand):
@@ -91,8 +91,8 @@ def test_it_does_not_grow(rand):
         for m in range(1, 60):
             x, y = torch.zeros(1, 1, n, 1), torch.zeros(1, 1, m, 1)
             regard.attend(x, y, y, pattern=regard.Full())
-    assert len(dispatch_cache._ready) <= dispatch_cache.MOST
-    before = len(dispatch_cache._ready)
+    assert len(dispatch_cache._entries) <= dispatch_cache.MOST
+    before = len(dispatch_cache._entries)
     long = torch.zeros(1, 1, 1 << 19, 1)
     regard.attend(long[:, :, :3], long, long, pattern=regard.Keys(0, 5))
-    assert len(dispatch_cache._ready) == before
+    assert len(dispatch_cache._entries) == before

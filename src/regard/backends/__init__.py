@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo
 from regard import native
 from regard.backends import dispatch_cache, traced
 from regard.backends.call import FLOATS, AttentionCall, check_mask, make_call
-from regard.backends.choose import BACKENDS, BackendChoice, choose, explain
+from regard.backends.choose import BACKENDS, BackendChoice, choose_backend, explain
 from regard.errors import Unsupported, did_you_mean
 from regard.pattern import Full, Pattern
 from regard.prior import Prior
@@ -23,7 +23,7 @@ __all__ = [
     "attend",
     "check_backend",
     "check_mask",
-    "choose",
+    "choose_backend",
     "explain",
 ]
 
@@ -88,7 +88,7 @@ def attend(
 
 def _first(call: AttentionCall, pattern: Pattern, scale: float | None) -> Tensor:
     """A call of a kind that was not seen before: the choice is remembered."""
-    backend = choose(call).backend
+    backend = choose_backend(call).backend
     if native.are_plain_tensors(
         call.q, call.k, call.v
     ):  # inside of a transform another is chosen than outside
@@ -126,7 +126,7 @@ def _run(call: AttentionCall, backend: str) -> Tensor:
         check_backend(backend)
         return BACKENDS["reference"].run(call)
     if backend == "auto":
-        return BACKENDS[choose(call).backend].run(call)
+        return BACKENDS[choose_backend(call).backend].run(call)
     check_backend(backend)
     refusal = BACKENDS[backend].refuses(call)
     if refusal is not None:

@@ -84,7 +84,7 @@ DENSE = BackendChoice("sdpa", "the pattern is dense: nothing to leave out")
 FEW_TOKENS = BackendChoice("sdpa", "few queries or keys: one fused dense call is the fastest")
 
 
-def choose(call: AttentionCall) -> BackendChoice:
+def choose_backend(call: AttentionCall) -> BackendChoice:
     """The executor for a call with backend="auto"."""
     if call.q.device.type != "cpu":
         return _on_accelerator(call)

@@ -31,7 +31,7 @@ LARGEST = (
     1 << 20
 )  # bytes of a mask or of tiles that are: of longer calls the checks are no part worth saving
 
-_ready: dict[tuple[Any, ...], Run] = {}
+_entries: dict[tuple[Any, ...], Run] = {}
 
 
 def get(
@@ -46,7 +46,7 @@ def get(
     """What to run for a call that was seen before; None: it must be checked."""
     try:
         if q_start == 0 and type(k_positions) is int and k_positions == 0:
-            found = _ready.get(_key(q, k, v, pattern, scale))
+            found = _entries.get(_key(q, k, v, pattern, scale))
             return (
                 None if type(found) is _Tiles and not native.are_plain_tensors(q, k, v) else found
             )
@@ -68,9 +68,9 @@ def put(call: AttentionCall, backend: str, pattern: Pattern, scale: float | None
     run = ways[backend](call) if backend in ways else None
     if run is None:
         return
-    if len(_ready) >= MOST:
-        _ready.clear()
-    _ready[_key(q, k, v, pattern, scale)] = run
+    if len(_entries) >= MOST:
+        _entries.clear()
+    _entries[_key(q, k, v, pattern, scale)] = run
 
 
 def _dense(call: AttentionCall) -> Run | None:

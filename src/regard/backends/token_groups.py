@@ -199,9 +199,7 @@ class _Fused(torch.autograd.Function):
                 attn_mask=addend,
                 scale=ctx.scale,
             )
-            for sum_, share, index in zip(
-                total, shares, (q_start, k_start, k_start), strict=True
-            ):
+            for sum_, share, index in zip(total, shares, (q_start, k_start, k_start), strict=True):
                 _add(sum_, index, share)
         return *(x.to(q.dtype) for x in total), None, *[None] * len(groups)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import regard.pattern
 from regard.backends import sdpa
 from regard.backends.call import AttentionCall, make_call
-from regard.backends.choose import BACKENDS, LEAST, choose
+from regard.backends.choose import BACKENDS, LEAST, choose_backend
 from regard.pattern import Causal, Full, Pattern
 
 _FULL, _CAUSAL = Full(), Causal()
@@ -121,7 +121,7 @@ def _attend(
         q_start=q_start,
         k_positions=k_positions,
     )
-    return BACKENDS[choose(call).backend].run(call).contiguous()
+    return BACKENDS[choose_backend(call).backend].run(call).contiguous()
 
 
 @_attend.register_fake
