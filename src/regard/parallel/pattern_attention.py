@@ -23,7 +23,9 @@ def over_keys(mixer: MultiHead, x: Tensor, mask: Tensor | None, meeting: Sharded
     """
     inner = mixer.inner
     assert isinstance(inner, KVCacheAttention)
-    pattern = (inner.causal_pattern if mixer.causal else inner.pattern).resolve_global_mask(False, False)
+    pattern = (inner.causal_pattern if mixer.causal else inner.pattern).resolve_global_mask(
+        False, False
+    )
     q, k, v = mixer.project(x, None, meeting.at)
     work = exchange_plan(pattern, meeting.ends, meeting.rank, k.shape[1])
     if meeting.masked:  # one byte for each key: all at once
