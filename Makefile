@@ -1,5 +1,5 @@
-# Each target sets up what it needs: a virtual environment in .venv, made once and made again
-# when pyproject.toml or constraints.txt changes. Type `make` to see the targets.
+# Every target creates the virtual environment .venv, and updates it
+# when pyproject.toml or constraints.txt changes. Run `make` to list the targets.
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -13,13 +13,13 @@ READY   := .venv/.ready
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY)  ## compare seven mechanisms on two tasks, in some three minutes
+demo: $(READY)  ## compare seven mixers on two tasks, about three minutes
 	@$(BIN)/regard demo
 
 test: $(READY)  ## run every test (WORKERS=2 THREADS=1)
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
 
-peers: .venv/.peers  ## install other packages to compare with, and all extras; without them their tests are skipped
+peers: .venv/.peers  ## install the packages that parity tests compare with, and all extras
 
 lint: $(READY)  ## check style and formatting with ruff
 	$(BIN)/ruff check .
@@ -28,15 +28,15 @@ lint: $(READY)  ## check style and formatting with ruff
 type: $(READY)  ## check types with mypy
 	$(BIN)/mypy
 
-bench: $(READY)  ## measure every row of docs/bench.md, in some 40 minutes
+bench: $(READY)  ## measure every row of docs/bench.md, about 40 minutes
 	$(BIN)/python benchmarks/bench.py
 
 clean:  ## remove the environment, caches and build output
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp is written last, so an install that was interrupted is done again.
-# torch comes first and alone, so that no other package decides which build of it is installed.
+# The stamp is written last, so an interrupted install is repeated.
+# torch is installed first, so that no other package chooses its build.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Regard needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \

@@ -113,6 +113,15 @@ def test_every_capability_is_documented():
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(CAPABILITIES)
 
 
+def test_design_names_every_module_of_the_package():
+    tree = text(ROOT / "docs" / "design.md").split("## Source tree")[1].split("```")[1]
+    package = ROOT / "src" / "regard"
+    named = set(re.findall(r"(\w+(?:/|\.py))", "\n".join(tree.splitlines()[2:])))
+    assert {name for name in named if not (package / name).exists()} == set()
+    rooms = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
+    assert rooms <= named
+
+
 def test_readme_is_short():
     assert len(text(ROOT / "README.md").split()) <= 1000
 
