@@ -207,7 +207,7 @@ print(json.dumps({"seconds": time.perf_counter() - start, "megabytes": run.peak_
 """
     theirs = """
 from torch.nn.attention.flex_attention import create_block_mask
-n = 16384; p = run.bigbird(n); rule = lambda b, h, q, k: p.allowed(q, k)
+n = 16384; p = run.bigbird(n); rule = lambda b, h, q, k: p.allows(q, k)
 create_block_mask(rule, 1, 1, 256, 256, device="cpu")
 before, start = run.peak_megabytes(), time.perf_counter()
 made = create_block_mask(rule, 1, 1, n, n, device="cpu")

@@ -165,7 +165,7 @@ def _drawn(p: RandomBlocks, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     """The draws themselves are read off the pattern, one token for each block; test_pattern.py looks at them."""
     corner = torch.arange(p.blocks) * p.size
     table = np.zeros((1000, 1000), dtype=bool)
-    table[: p.blocks, : p.blocks] = p.allowed(corner[:, None], corner).numpy()
+    table[: p.blocks, : p.blocks] = p.allows(corner[:, None], corner).numpy()
     return table[q // p.size, k // p.size]
 
 

@@ -169,7 +169,7 @@ def test_offsets(backend, q_start, k_positions, n, m, rand):
             torch.arange(q_start, q_start + n)[:, None],
             torch.arange(k_positions, k_positions + m),
         )
-        want = naive(*inputs, pattern.allowed(q, k))
+        want = naive(*inputs, pattern.allows(q, k))
         got = regard.attend(
             *inputs, pattern=pattern, q_start=q_start, k_positions=k_positions, backend=backend
         )
@@ -181,7 +181,7 @@ def test_scattered_keys(rand):
     inputs = [x.requires_grad_() for x in qkv(rand, 40, 30)]
     at = torch.cat((torch.arange(4), torch.arange(100, 126)))
     pattern = Band(20, 0) | Keys(0, 4)
-    want = naive(*inputs, pattern.allowed(torch.arange(90, 130)[:, None], at))
+    want = naive(*inputs, pattern.allows(torch.arange(90, 130)[:, None], at))
     want = [want, *gradients(want, inputs)]
     for backend in ("reference", "sdpa", "auto"):
         got = regard.attend(*inputs, pattern=pattern, q_start=90, k_positions=at, backend=backend)
@@ -654,8 +654,7 @@ def test_block_mask_with_padding_and_offsets(rand):
     q, k, v = qkv(rand, 300, 420, dtype=torch.float32)
     mask = torch.stack((torch.arange(420) < 350, torch.arange(420) % 4 != 0))
     keep = (
-        Band(60, 0).allowed(torch.arange(120, 420)[:, None], torch.arange(420))
-        & mask[:, None, None]
+        Band(60, 0).allows(torch.arange(120, 420)[:, None], torch.arange(420)) & mask[:, None, None]
     )
     got = regard.attend(q, k, v, pattern=Band(60, 0), mask=mask, q_start=120, backend="flex")
     same([got], [naive(q.double(), k.double(), v.double(), keep).float()], 1e-5)

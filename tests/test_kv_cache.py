@@ -222,7 +222,7 @@ def test_a_graph_is_never_written_into():
 def test_since_is_what_is_allowed(pattern):
     """Fails if a query is given keys that it does not see, or not all that it does."""
     for q in (0, 1, 5, 6, 27, 28, 40):
-        seen = pattern.allowed(torch.tensor(q), torch.arange(q + 1))
+        seen = pattern.allows(torch.tensor(q), torch.arange(q + 1))
         assert seen.tolist() == [k >= pattern.first_visible_key(q) for k in range(q + 1)]
 
 

@@ -195,7 +195,7 @@ def test_few_scores_are_in_vain(name, n):
 def test_counts_at_full_length(name):
     """Fails if the count of seen pairs, on which the test above rests, is wrong: some rows are counted one by one."""
     rows = torch.tensor([0, 1, 127, 128, 1000, 32_768, 40_001, LONG - 129, LONG - 1])
-    seen = named(LONG)[name].allowed(rows[:, None], torch.arange(LONG)).sum(1)
+    seen = named(LONG)[name].allows(rows[:, None], torch.arange(LONG)).sum(1)
     assert torch.equal(keys_of(name, LONG)[rows], seen)
     assert torch.equal(keys_of(name, 2048), named(2048)[name].keys_per_query(2048))
 

@@ -97,7 +97,7 @@ def test_blocks_of_a_later_pattern_are_sound(pattern, count):
     """Fails if the pattern behind the vectors answers for a block otherwise than pair by pair."""
     moved, n = shift_pattern(pattern, count), 24
     q, k = torch.arange(count, count + n), torch.arange(count + n)
-    seen = moved.allowed(q[:, None], k[None])
+    seen = moved.allows(q[:, None], k[None])
     assert seen[..., :count].all() and torch.equal(seen[..., count:], pattern.dense(n))
     for size in (3, 8):
         rows, cols = q[: n - n % size].view(-1, size), k[: len(k) - len(k) % size].view(-1, size)

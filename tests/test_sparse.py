@@ -72,7 +72,7 @@ def test_every_query_sees_as_many(length, size, width):
     pattern = made("neighbourhood", length=length, size=size, width=width).inner.pattern
     count = size if isinstance(size, int) else size[0] * size[1]
     assert pattern.keys_per_query(length).tolist() == [count] * length
-    assert pattern.allowed(torch.arange(length), torch.arange(length)).all()
+    assert pattern.allows(torch.arange(length), torch.arange(length)).all()
 
 
 def test_a_window_larger_than_the_grid_sees_all(rand):

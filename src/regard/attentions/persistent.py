@@ -118,8 +118,8 @@ class ShiftedLeaf(Leaf):
     def _length(self) -> int | None:  # type: ignore[override]
         return None if self.leaf.length is None else self.leaf.length + self.by
 
-    def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
-        return self.leaf._allowed(*self._before(q, k))
+    def _allows(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.leaf._allows(*self._before(q, k))
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
         return self.leaf._block(*self._before(q0, q1, k0, k1))

@@ -47,7 +47,7 @@ class AttentionCall(NamedTuple):
         """Who may look at whom, densely: bool, broadcastable to (b h n m)."""
         q, k = (x.unsqueeze(1 - i) for i, x in enumerate(self.positions()))
         if self.global_attention_mask is None:
-            keep = _heads_first(self.pattern.allowed(q, k))
+            keep = _heads_first(self.pattern.allows(q, k))
         else:
             by_query, by_key = (
                 self.global_attention_mask[:, None, :, None],
@@ -55,7 +55,7 @@ class AttentionCall(NamedTuple):
             )
             cases = [
                 [
-                    _heads_first(self.pattern.resolve_global_mask(a, b).allowed(q, k))
+                    _heads_first(self.pattern.resolve_global_mask(a, b).allows(q, k))
                     for b in (False, True)
                 ]
                 for a in (False, True)

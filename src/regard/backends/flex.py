@@ -123,11 +123,11 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def _mask_mod(pattern: Pattern, q_start: int, k_start: int, mask: Tensor | None) -> MaskMod:
     def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         first, *others = pattern.parts if pattern.heads else (pattern,)
-        keep = first._allowed(q + q_start, k + k_start) & (
+        keep = first._allows(q + q_start, k + k_start) & (
             k >= 0
         )  # single pairs: nothing to expand, which compilers dislike
         for head, other in enumerate(others, 1):
-            keep = torch.where(h == head, other._allowed(q + q_start, k + k_start), keep)
+            keep = torch.where(h == head, other._allows(q + q_start, k + k_start), keep)
         return keep if mask is None else keep & mask[b, k]
 
     return allowed

@@ -51,11 +51,11 @@ def added(call: AttentionCall, global_attention_mask: Tensor) -> tuple[Picked, P
     at = global_attention_mask.nonzero()[:, 0]
     plain = call.pattern.resolve_global_mask(False, False)
     q, k = (x.unsqueeze(1 - i) for i, x in enumerate(call.positions()))
-    for_others = (call.pattern.resolve_global_mask(False, True) & ~plain).allowed(
+    for_others = (call.pattern.resolve_global_mask(False, True) & ~plain).allows(
         q, k[:, at]
     ) & ~global_attention_mask[:, None]
     both, query = (
-        call.pattern.resolve_global_mask(True, key).allowed(q[at], k) for key in (True, False)
+        call.pattern.resolve_global_mask(True, key).allows(q[at], k) for key in (True, False)
     )
-    for_marked = torch.where(global_attention_mask, both, query) & ~plain.allowed(q[at], k)
+    for_marked = torch.where(global_attention_mask, both, query) & ~plain.allows(q[at], k)
     return Picked(for_others, None, at), Picked(for_marked, at, None)

@@ -36,7 +36,7 @@ def is_opaque(call: AttentionCall) -> bool:
     return (
         not call.grad()
         and call.prior is None
-        and call.pattern.text is not None
+        and call.pattern.graph_repr is not None
         and isinstance(call.k_positions, int)
     )
 
@@ -66,14 +66,14 @@ def dense(call: AttentionCall) -> Tensor:
 def opaque(call: AttentionCall) -> Tensor:
     """The whole call as one operator of the graph."""
     assert isinstance(call.k_positions, int)
-    assert call.pattern.text is not None
+    assert call.pattern.graph_repr is not None
     return _attend(
         call.q,
         call.k,
         call.v,
         call.mask,
         call.global_attention_mask,
-        call.pattern.text,
+        call.pattern.graph_repr,
         call.scale,
         call.q_start,
         call.k_positions,
@@ -88,7 +88,7 @@ def register_pattern(pattern: Pattern) -> None:
     if not torch.compiler.is_compiling() and all(
         type(leaf).__module__.startswith(regard.pattern.__name__) for leaf in pattern.leaves()
     ):
-        object.__setattr__(pattern, "text", repr(pattern))
+        object.__setattr__(pattern, "graph_repr", repr(pattern))
 
 
 @lru_cache(4096)

@@ -139,7 +139,7 @@ def number_tiles(
     }
     for at in (some & (ids == 0)).nonzero().split(TILES_AT_ONCE):
         rows, cols = q[at[:, 0]], k[at[:, 1]]
-        keep = pattern.allowed(rows[:, :, None], cols[:, None, :])
+        keep = pattern.allows(rows[:, :, None], cols[:, None, :])
         real = (rows >= 0)[:, :, None] & (cols >= 0)[:, None, :]
         keep = keep & real
         packed = np.packbits(keep.flatten(1).numpy(), axis=1)

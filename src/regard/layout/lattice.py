@@ -126,7 +126,9 @@ def table_on(lattice: Lattice, term: Pattern, q: Tensor, k: Tensor) -> Block:
     if lattice is None or isinstance(lattice, KeyPhase):
         return some, every
     mine, whole = (
-        lattice.patches(q, k) if isinstance(lattice, Blocks2D) else _same_phase(q, k, lattice)
+        lattice.classify_patches(q, k)
+        if isinstance(lattice, Blocks2D)
+        else _same_phase(q, k, lattice)
     )
     return some & mine, every & whole
 

@@ -77,7 +77,7 @@ def _by_quarters(pattern: Pattern, n: int, m: int) -> int:
 def _exact(pattern: Pattern, corners: Tensor, size: int, n: int, m: int) -> int:
     at = torch.arange(size)
     q, k = (corner[:, None] + at for corner in corners.unbind(1))
-    keep = pattern.allowed(q[:, :, None], k[:, None, :]) & (q < n)[:, :, None] & (k < m)[:, None, :]
+    keep = pattern.allows(q[:, :, None], k[:, None, :]) & (q < n)[:, :, None] & (k < m)[:, None, :]
     return int(keep.sum())
 
 
@@ -90,7 +90,7 @@ def _sampled(pattern: Pattern, corners: Tensor, size: int, n: int, m: int) -> in
     for part in drawn.split(max(1, AT_ONCE * TILE * TILE // size)):
         q = part[:, 0] + torch.randint(size, (len(part),), generator=make)
         k = part[:, 1, None] + torch.arange(size)
-        seen += int((pattern.allowed(q[:, None], k) & (q < n)[:, None] & (k < m)).sum())
+        seen += int((pattern.allows(q[:, None], k) & (q < n)[:, None] & (k < m)).sum())
     return round(seen / many * size * len(corners))
 
 

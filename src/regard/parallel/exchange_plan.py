@@ -32,9 +32,7 @@ def visible_keys(pattern: Pattern, queries: tuple[int, int], keys: tuple[int, in
     for tiles in (some & ~every.any(0)).nonzero().split(AT_ONCE):
         at = tiles[~found[tiles[:, 1]].all(1)]  # others may have been settled by now
         rows, cols = q[at[:, 0]], k[at[:, 1]]
-        keep = (pattern.allowed(rows[:, :, None], cols[:, None, :]) & (rows >= 0)[:, :, None]).any(
-            1
-        )
+        keep = (pattern.allows(rows[:, :, None], cols[:, None, :]) & (rows >= 0)[:, :, None]).any(1)
         found |= torch.zeros(found.shape, dtype=torch.int).index_add_(0, at[:, 1], keep.int()) > 0
     return found.flatten()[: keys[1] - keys[0]]
 
@@ -202,8 +200,8 @@ class GatheredKeysPattern(Leaf):
     def _keys(self, k: Tensor) -> Tensor:
         return self._places.to(k.device)[k.clamp(0, len(self._places) - 1)]
 
-    def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
-        return self.inner._allowed(q + self.q_start, self._keys(k))
+    def _allows(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.inner._allows(q + self.q_start, self._keys(k))
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
         return self.inner._block(

@@ -1,19 +1,19 @@
-"""Which query may look at which key: a small algebra over positions.
+"""Attention patterns: which query may attend to which key, as a small algebra over positions.
 
 A pattern is an immutable expression over token positions, built from leaves with `|`, `&` and `~`:
 
     >>> Band(2, 2) | Global(1)
     Band(2, 2) | Queries(0, 1) | Keys(0, 1)
 
-It answers two questions, and everything else (dense masks, block layouts, cache eviction, pictures) follows:
+It answers two questions. Dense masks, block layouts, cache eviction and plots all follow from them.
 
-    allowed(q, k)              does query position q see key position k?        exact, elementwise
-    block(q0, q1, k0, k1)      for the rectangle [q0, q1] x [k0, k1]:           sound, O(1) for each
-                               `some`:  a seen pair may exist,
-                               `every`: all pairs are surely seen.
+    allows(q, k)               may query position q attend to key position k?   exact, elementwise
+    block(q0, q1, k0, k1)      for the rectangle [q0, q1] x [k0, k1]:           conservative, O(1) each
+                               `some`:  there may be an allowed pair,
+                               `every`: all pairs are certainly allowed.
 
-`some` and `every` are the two ends of a three-valued truth (empty, partial, full), so the operators compose them and no
-n x n matrix is ever built.  Positions are absolute and count from 0; True means "may look".
+`some` and `every` classify a rectangle as empty, partial or full. The operators compose them, so no n x m matrix is ever
+built. Positions are absolute and start at 0. True means "may attend".
 """
 
 from regard.pattern.algebra import (
@@ -44,8 +44,8 @@ from regard.pattern.leaves import (
     KeyPhase,
     Keys,
     Queries,
+    StridedKeyBand,
 )
-from regard.pattern.spaced import StridedKeyBand
 from regard.pattern.tables import BlockTable, RandomBlocks
 
 __all__ = [
@@ -54,19 +54,19 @@ __all__ = [
     "Axial",
     "Band",
     "Block",
+    "BlockTable",
     "Blocks",
     "Blocks2D",
-    "BlockTable",
     "Causal",
     "Chunks",
     "Full",
     "Global",
-    "KeyPhase",
-    "Keys",
-    "Leaf",
     "GlobalMask",
     "GlobalMaskKeys",
     "GlobalMaskQueries",
+    "KeyPhase",
+    "Keys",
+    "Leaf",
     "Near2D",
     "Neighbourhood",
     "Not",
@@ -78,7 +78,7 @@ __all__ = [
     "RandomBlocks",
     "StridedKeyBand",
     "block_order",
-    "tile_extent",
     "classify_tiles",
     "position_tiles",
+    "tile_extent",
 ]

@@ -1,4 +1,4 @@
-"""The leaves of the algebra: the sparse patterns of the literature, one small class each."""
+"""The leaves of the algebra: sparse attention patterns of the literature, one small class each."""
 
 from __future__ import annotations
 
@@ -10,76 +10,109 @@ from torch import Tensor
 from regard.pattern.algebra import MAX_POSITION, Block, Leaf, Pattern
 
 
+def window_block(starts: Block, ends: Block, k0: Tensor, k1: Tensor) -> Block:
+    """(some, every) of keys k0..k1 for windows [start, end) given for the first and the last query, which never move back."""
+    return (k1 >= starts[0]) & (k0 < ends[1]), (k0 >= starts[1]) & (k1 < ends[0])
+
+
+class _BandLeaf(Leaf):
+    """A leaf with `left` and `right`, None = unlimited."""
+
+    left: int | None
+    right: int | None
+
+    def _check_sides(self) -> None:
+        self._check(**{side: 0 for side in ("left", "right") if getattr(self, side) is not None})
+
+    def _reach(self, step: int = 1) -> tuple[int, int]:
+        left, right = (
+            MAX_POSITION if side is None else min(side * step, MAX_POSITION)
+            for side in (self.left, self.right)
+        )
+        return left, right
+
+
 @dataclass(frozen=True, repr=False)
-class Band(Leaf):
-    """Keys from `left` behind to `right` ahead of the query, besides itself, every `step`-th one; None = unlimited."""
+class Band(_BandLeaf):
+    """A sliding window: the query's own position, `left` keys before it and `right` keys after it.
+
+    Args:
+        left: Keys before the query; None = unlimited.
+        right: Keys after the query; None = unlimited.
+        step: Only every `step`-th key, so that the window reaches `left * step` back (dilated attention).
+    """
 
     left: int | None = None
     right: int | None = None
     step: int = 1
 
     def __post_init__(self) -> None:
-        self._check(
-            step=1, **{side: 0 for side in ("left", "right") if getattr(self, side) is not None}
-        )
-
-    def _reach(self) -> tuple[int, int]:
-        return tuple(
-            MAX_POSITION if side is None else min(side * self.step, MAX_POSITION)
-            for side in (self.left, self.right)
-        )  # type: ignore[return-value]
+        self._check(step=1)
+        self._check_sides()
 
     def first_visible_key(self, q: int) -> int | None:
-        """See `Pattern`."""
+        """See `Pattern.first_visible_key`."""
         return max(0, q - self._reach()[0]) if self.step == 1 else None
 
-    def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
-        left, right = self._reach()
+    def _allows(self, q: Tensor, k: Tensor) -> Tensor:
+        left, right = self._reach(self.step)
         gap = q - k
         near = (gap <= left) & (gap >= -right)
         return near if self.step == 1 else near & (gap % self.step == 0)
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
-        left, right = self._reach()
+        left, right = self._reach(self.step)
         low, high = q0 - k1, q1 - k0  # the smallest and the largest gap in the rectangle
         some = high.clamp(max=left) // self.step * self.step >= low.clamp(min=-right)
-        # with a step, only single pairs and single gaps can be full
-        regular = (low == high) & (low % self.step == 0) if self.step > 1 else True
-        return some, (low >= -right) & (high <= left) & regular
+        every = (low >= -right) & (high <= left)
+        if self.step > 1:  # only rectangles with a single gap can be full
+            every = every & (low == high) & (low % self.step == 0)
+        return some, every
 
     def __repr__(self) -> str:
-        return (
-            "Causal()" if (self.left, self.right, self.step) == (None, 0, 1) else super().__repr__()
-        )
+        is_causal = (self.left, self.right, self.step) == (None, 0, 1)
+        return "Causal()" if is_causal else super().__repr__()
 
 
 def Causal() -> Band:
-    """Every query sees itself and what came before."""
+    """Every query sees itself and all earlier positions."""
     return Band(None, 0)
 
 
 @dataclass(frozen=True, repr=False)
-class Queries(Leaf):
-    """Queries lo..hi-1 see everything; the others nothing."""
+class StridedKeyBand(_BandLeaf):
+    """A band over compressed keys: key k stands for position `first + step * k`.
 
-    lo: int
-    hi: int
+    It is visible to queries from `right` before to `left` after that position.
 
-    _compares_positions = False
+    Args:
+        step: Distance between the positions of consecutive keys.
+        first: Position of key 0, >= -1.
+        left: How far before the query a key may be; None = unlimited.
+        right: How far after the query a key may be; None = unlimited.
+    """
+
+    step: int
+    first: int = 0
+    left: int | None = None
+    right: int | None = None
 
     def __post_init__(self) -> None:
-        self._check(lo=0, hi=self.lo)
+        self._check(step=1, first=-1)
+        self._check_sides()
 
-    def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
-        return (q >= self.lo) & (q < self.hi)
+    def _allows(self, q: Tensor, k: Tensor) -> Tensor:
+        return self._block(q, q, k, k)[1]
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
-        return _range(self, q0, q1)
+        left, right = self._reach()
+        low, high = q0 - (self.first + self.step * k1), q1 - (self.first + self.step * k0)
+        return (low <= left) & (high >= -right), (high <= left) & (low >= -right)
 
 
 @dataclass(frozen=True, repr=False)
-class Keys(Leaf):
-    """Keys lo..hi-1 are seen by everyone; the others by nobody."""
+class _Range(Leaf):
+    """Positions lo..hi-1 of queries or of keys."""
 
     lo: int
     hi: int
@@ -89,26 +122,41 @@ class Keys(Leaf):
     def __post_init__(self) -> None:
         self._check(lo=0, hi=self.lo)
 
-    def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
-        return (k >= self.lo) & (k < self.hi)
+    def _contains(self, first: Tensor, last: Tensor) -> Block:
+        some = (last >= self.lo) & (first < self.hi) & (self.lo < self.hi)
+        return some, (first >= self.lo) & (last < self.hi)
+
+
+@dataclass(frozen=True, repr=False)
+class Queries(_Range):
+    """Queries lo..hi-1 see every key; the other queries see none."""
+
+    def _allows(self, q: Tensor, k: Tensor) -> Tensor:
+        return self._contains(q, q)[1]
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
-        return _range(self, k0, k1)
+        return self._contains(q0, q1)
 
 
-def _range(leaf: Queries | Keys, first: Tensor, last: Tensor) -> Block:
-    some = (last >= leaf.lo) & (first < leaf.hi) & (leaf.lo < leaf.hi)
-    return some, (first >= leaf.lo) & (last < leaf.hi)
+@dataclass(frozen=True, repr=False)
+class Keys(_Range):
+    """Keys lo..hi-1 are visible to every query; the other keys to none."""
+
+    def _allows(self, q: Tensor, k: Tensor) -> Tensor:
+        return self._contains(k, k)[1]
+
+    def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
+        return self._contains(k0, k1)
 
 
 def Global(first: int) -> Pattern:
-    """The first tokens see all and are seen by all."""
+    """Global tokens: the first `first` tokens see every token and are seen by every token."""
     return Queries(0, first) | Keys(0, first)
 
 
 @dataclass(frozen=True, repr=False)
 class Chunks(Leaf):
-    """The sequence cut into chunks of `size`: a query sees its own, `back` chunks behind and `ahead` in front."""
+    """The sequence is cut into chunks of `size`; a query sees its own chunk, `back` chunks before and `ahead` after it."""
 
     size: int
     back: int = 0
@@ -118,24 +166,25 @@ class Chunks(Leaf):
         self._check(size=1, back=0, ahead=0)
 
     def first_visible_key(self, q: int) -> int | None:
-        """See `Pattern`."""
+        """See `Pattern.first_visible_key`."""
         return max(0, (q // self.size - self.back) * self.size)
 
-    def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
+    def _allows(self, q: Tensor, k: Tensor) -> Tensor:
         gap = q // self.size - k // self.size
         return (gap <= self.back) & (gap >= -self.ahead)
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
         low, high = q0 // self.size - k1 // self.size, q1 // self.size - k0 // self.size
-        return (low <= self.back) & (high >= -self.ahead), (high <= self.back) & (
-            low >= -self.ahead
-        )
+        some = (low <= self.back) & (high >= -self.ahead)
+        return some, (high <= self.back) & (low >= -self.ahead)
 
 
 @dataclass(frozen=True, repr=False)
 class Blocks(Leaf):
-    """The sequence cut into blocks of `size` queries: each sees its own block, `before` keys in front of it and `after`
-    behind it (Image Transformer's memory block in one dimension)."""
+    """The queries are cut into blocks of `size`; each sees its own block, `before` keys before and `after` keys after it.
+
+    This is the one-dimensional local attention of the Image Transformer (Parmar et al. 2018, arXiv 1802.05751).
+    """
 
     size: int
     before: int = 0
@@ -144,23 +193,22 @@ class Blocks(Leaf):
     def __post_init__(self) -> None:
         self._check(size=1, before=0, after=0)
 
-    def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
+    def _allows(self, q: Tensor, k: Tensor) -> Tensor:
         return self._block(q, q, k, k)[1]
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
         first, last = q0 // self.size * self.size, q1 // self.size * self.size
-        before, end = (
-            min(self.before, MAX_POSITION),
-            min(self.size, MAX_POSITION) + min(self.after, MAX_POSITION),
-        )
-        return (k1 >= first - before) & (k0 < last + end), (k0 >= last - before) & (
-            k1 < first + end
-        )
+        before = min(self.before, MAX_POSITION)
+        end = min(self.size, MAX_POSITION) + min(self.after, MAX_POSITION)
+        return window_block((first - before, last - before), (first + end, last + end), k0, k1)
 
 
 @dataclass(frozen=True, repr=False)
 class KeyPhase(Leaf):
-    """Keys whose position modulo `period` is at least `start` (the summary cells of Sparse Transformer's fixed form)."""
+    """Keys whose position modulo `period` is at least `start`.
+
+    These are the summary positions of the Sparse Transformer's fixed pattern (Child et al. 2019, arXiv 1904.10509).
+    """
 
     period: int
     start: int
@@ -171,28 +219,27 @@ class KeyPhase(Leaf):
         self._check(period=1, start=0)
         if self.start >= self.period:
             raise ValueError(
-                f"KeyPhase: start must be below period, {self.period}, not {self.start}"
+                f"KeyPhase: start must be below period={self.period}, not {self.start}"
             )
 
-    def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
+    def _allows(self, q: Tensor, k: Tensor) -> Tensor:
         return k % self.period >= self.start
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
-        count = self._below(k1 + 1) - self._below(k0)
+        count = self._count_before(k1 + 1) - self._count_before(k0)
         return count > 0, count == k1 - k0 + 1
 
-    def _below(self, x: Tensor) -> Tensor:
-        """How many such keys stand before position x."""
-        return x // self.period * (self.period - self.start) + (x % self.period - self.start).clamp(
-            min=0
-        )
+    def _count_before(self, x: Tensor) -> Tensor:
+        """The number of visible keys before position x."""
+        within = (x % self.period - self.start).clamp(min=0)
+        return x // self.period * (self.period - self.start) + within
 
 
-# ---------------------------------------------------------------------------------------------- marks and heads
+# ---------------------------------------------------------------------------------------------- global attention mask
 class _GlobalMaskLeaf(Leaf):
-    def _allowed(self, q: Tensor, k: Tensor) -> Tensor:
+    def _allows(self, q: Tensor, k: Tensor) -> Tensor:
         raise ValueError(
-            f"{self!r} is known only at run time: give `marks`, a (b n) bool tensor, to the call"
+            f"{self!r} depends on the input: pass `global_attention_mask`, a (b n) bool tensor, to the call"
         )
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
@@ -202,18 +249,18 @@ class _GlobalMaskLeaf(Leaf):
 
 @dataclass(frozen=True, repr=False)
 class GlobalMaskQueries(_GlobalMaskLeaf):
-    """Queries marked at run time, by a (b n) bool tensor, see everything."""
+    """Queries selected by the `global_attention_mask` (b n) of the call see every key."""
 
-    _marks = "queries"
+    _global_mask_side = "queries"
 
 
 @dataclass(frozen=True, repr=False)
 class GlobalMaskKeys(_GlobalMaskLeaf):
-    """Keys marked at run time, by a (b n) bool tensor, are seen by everyone."""
+    """Keys selected by the `global_attention_mask` (b n) of the call are visible to every query."""
 
-    _marks = "keys"
+    _global_mask_side = "keys"
 
 
 def GlobalMask() -> Pattern:
-    """Tokens marked at run time, for each example its own, see all and are seen by all (Longformer's globals)."""
+    """Tokens selected by the `global_attention_mask` of the call see all tokens and are seen by all (Longformer)."""
     return GlobalMaskQueries() | GlobalMaskKeys()

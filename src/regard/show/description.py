@@ -113,7 +113,7 @@ def _sampled(pattern: Pattern, n: int) -> torch.Tensor:
     q = torch.linspace(0, n - 1, SAMPLE).long()
     k = torch.arange(n)
     return torch.stack(
-        [pattern.allowed(at[:, None], k[None]).sum(-1) for at in q.split(16)], 0
+        [pattern.allows(at[:, None], k[None]).sum(-1) for at in q.split(16)], 0
     ).flatten()
 
 

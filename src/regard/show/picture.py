@@ -83,7 +83,7 @@ def _share(pattern: Pattern, n: int, cells: int) -> Tensor:
     rows, cols = (tiles if exact else _drawn(tiles, seed) for seed in (0, 1))
     q, k = rows[at[:, 0]][:, :, None], cols[at[:, 1]][:, None, :]
     real = (q >= 0) & (k >= 0)
-    found = (pattern.allowed(q, k) & real).sum((1, 2)) / real.sum((1, 2)).clamp(min=1)
+    found = (pattern.allows(q, k) & real).sum((1, 2)) / real.sum((1, 2)).clamp(min=1)
     share[at[:, 0], at[:, 1]] = found.double() if exact else found.double().clamp(min=LEAST)
     return share
 

@@ -322,7 +322,7 @@ def _dense(spec: AttentionSpec, inner: Attention, work: AttentionInputs, mask: T
             f"{spec} goes by positions, and a mask of its own, {tuple(mask.shape)}, does not say where each token stands"
         )
     at = torch.arange(n, device=work.q.device)
-    keep = inner.pattern.allowed(at[:, None], at[None, :])  # (n m), or (h n m)
+    keep = inner.pattern.allows(at[:, None], at[None, :])  # (n m), or (h n m)
     known = as_bool(mask)
     met = mask.masked_fill(~keep, -torch.inf) if known is None else known & keep
     return _fused(work, met, _addend(inner, work, MaskRule(Full(), False)))

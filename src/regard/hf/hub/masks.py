@@ -41,7 +41,7 @@ class MaskRule(NamedTuple):
             torch.arange(n, device=device) + self.q_start,
             torch.arange(m, device=device) + self.k_positions,
         )
-        keep = self.pattern.allowed(q[:, None], k[None, :])[None, None]
+        keep = self.pattern.allows(q[:, None], k[None, :])[None, None]
         return keep if self.real is None else keep & self.real[:, None, None, :]
 
 
