@@ -232,13 +232,13 @@ def layouts() -> list[Row]:
             if key in get_recipe(name).parameters and (name, key) != ("bigbird", "window")
         }
         code = f"""
-from regard.layout import layout
+from regard.layout import build_layout
 mixer = run.regard.create({name!r}, dim=64, heads=4, **{arguments!r})
 attention = getattr(mixer, "inner", None) or mixer.local.inner
 pattern = attention.pattern.resolve_global_mask(False, False)
-layout(run.Band(1, 1), 256, 256)
+build_layout(run.Band(1, 1), 256, 256)
 before, start = run.peak_megabytes(), time.perf_counter()
-made = [layout(p, 65536, 65536) for p in (set(pattern.parts) if pattern.heads else [pattern])]
+made = [build_layout(p, 65536, 65536) for p in (set(pattern.parts) if pattern.heads else [pattern])]
 print(json.dumps({{
     "seconds": time.perf_counter() - start, "megabytes": run.peak_megabytes() - before,
     "scores a query": sum(x.scores() for x in made) / len(made) / 65536, "calls": sum(x.calls() for x in made),

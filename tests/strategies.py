@@ -228,11 +228,13 @@ def _calls(part: LayoutPart):
             assert 0 <= q[0] <= q[-1] < part.n and 0 <= k[0] <= k[-1] < part.m, (
                 f"{run} leaves the sequence"
             )
-            assert run.blind or keep.any(1).all(), f"{run} hides that some queries see nothing"
+            assert run.has_empty_rows or keep.any(1).all(), (
+                f"{run} hides that some queries see nothing"
+            )
             yield q, k, keep
     slots = torch.arange(part.size)
     for group in part.groups:
-        keeps = torch.ones_like(group.k) if group.keep is None else group.keep
+        keeps = torch.ones_like(group.k) if group.mask_ids is None else group.mask_ids
         for i, row in enumerate(group.q):
             for col, number in zip(group.k[i], keeps[i], strict=True):
                 yield row * part.size + slots, col * part.size + slots, part.masks[number]

@@ -13,8 +13,8 @@ import regard
 from regard import query_prototypes
 from regard.backends import cpp, linear_scan
 from regard.backends.cpp import OFTEN
-from regard.layout import tiles as tiling
-from regard.layout.tiles import SIDE, build_tiles
+from regard.layout import lattice, tiles as tiling
+from regard.layout.tiles import TILE, build_tiles
 from regard.pattern import Band, Blocks2D, Causal, Chunks, Full, Global, Keys, RandomBlocks
 
 native = importlib.import_module("regard.native")
@@ -160,7 +160,7 @@ def test_heads_as_the_fastest_axis(width, rand):
 
 @needs_kernel
 @pytest.mark.parametrize(
-    "n", [SIDE * OFTEN - 3, SIDE * (OFTEN + 4) - 3], ids=["where they stand", "copied"]
+    "n", [TILE * OFTEN - 3, TILE * (OFTEN + 4) - 3], ids=["where they stand", "copied"]
 )
 @pytest.mark.parametrize(
     "pattern",
@@ -257,7 +257,7 @@ def test_work_may_be_copied(rand):
     q = rand(1, 1, 150, 16)
     want = cpp.attend_tiles(q, q, q, work, 0.25)
     again = copy.deepcopy(work)
-    assert again.made is None
+    assert again.kernel_struct is None
     torch.testing.assert_close(cpp.attend_tiles(q, q, q, again, 0.25), want, rtol=0, atol=0)
 
 
@@ -435,11 +435,13 @@ def covered(work, n, m):
     counts = torch.zeros(n, m, dtype=torch.long)
     for part in work:
         bits = (
-            part.masks[part.mask.long()][:, :, None] >> torch.arange(64)
+            part.masks[part.mask_ids.long()][:, :, None] >> torch.arange(64)
         ) & 1  # tiles, keys, queries
-        rows = torch.repeat_interleave(torch.arange(len(part.first) - 1), part.first.diff())
+        rows = torch.repeat_interleave(
+            torch.arange(len(part.row_starts) - 1), part.row_starts.diff()
+        )
         for row, column, mask, number in zip(
-            rows.tolist(), part.column.tolist(), bits.mT, part.mask.tolist(), strict=True
+            rows.tolist(), part.columns.tolist(), bits.mT, part.mask_ids.tolist(), strict=True
         ):
             q, k = (
                 torch.arange(row * 64, min(row * 64 + 64, part.n)),
@@ -476,15 +478,17 @@ def test_every_seen_pair_stands_in_one_tile(pattern, n, m):
 def test_no_table_of_all_tiles_is_made(monkeypatch):
     """Fails if a million tokens would ask for (n / 64) x (n / 64) entries; a window looks at tiles in proportion to n."""
     asked = []
-    usual = tiling.table_on
-    monkeypatch.setattr(
-        tiling,
-        "table_on",
-        lambda *args: asked.append(args[2].shape[0] * args[3].shape[0]) or usual(*args),
-    )
+    usual = lattice.classify_on_lattice
+
+    def classify(*args):
+        asked.append(args[2].shape[0] * args[3].shape[0])
+        return usual(*args)
+
+    for module in (lattice, tiling):
+        monkeypatch.setattr(module, "classify_on_lattice", classify)
     for n in (1 << 15, 1 << 16):
         asked.append(0)
-        tiling._part(Band(128, 128), None, n, n, 0, 0)
+        tiling._build_term(Band(128, 128), None, n, n, 0, 0)
     half, whole = sum(asked[: asked[1:].index(0) + 1]), sum(asked[asked[1:].index(0) + 1 :])
     assert whole < 2.5 * half + (1 << 12) and max(asked) <= (1 << 16) // 64 * 64
 
@@ -492,7 +496,7 @@ def test_no_table_of_all_tiles_is_made(monkeypatch):
 def test_many_tokens_take_little():
     """Fails if the list of tiles grows faster than what is seen."""
     for pattern, most in ((Band(128, 128), 1 << 20), (BIG, 4 << 20), (Band(64, 64, 128), 8 << 20)):
-        assert sum(part.nbytes() for part in tiling._work(pattern, 1 << 16, 1 << 16, 0, 0)) < most
+        assert sum(part.nbytes() for part in tiling._build(pattern, 1 << 16, 1 << 16, 0, 0)) < most
 
 
 # ---------------------------------------------------------------------------------------------- building

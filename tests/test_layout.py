@@ -209,7 +209,7 @@ def only(work):
 def masks(work):
     """How many calls need a mask."""
     runs = sum(run.mask is not None for part in work.parts for run in part.runs)
-    return runs + sum(group.keep is not None for part in work.parts for group in part.groups)
+    return runs + sum(group.mask_ids is not None for part in work.parts for group in part.groups)
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
@@ -222,7 +222,7 @@ def test_a_band_is_one_run_and_its_edges(pattern, backward):
         1 < len(part.runs) <= 3 + (pattern.left + pattern.right) // part.size
     )  # about one for each row of tiles at an end
     first, *edges = part.runs
-    assert first.count * first.s > 0.9 * 8192 and first.fresh
+    assert first.count * first.s > 0.9 * 8192 and first.is_first
     assert all(run.count * run.s < 0.1 * 8192 for run in edges)
 
 
@@ -302,7 +302,7 @@ def test_the_backward_pass_counts_more():
 
 def test_heads_are_laid_out_one_by_one():
     """Fails if a pattern with several heads is taken for one."""
-    with pytest.raises(ValueError, match="laid out one by one"):
+    with pytest.raises(ValueError, match="a layout is for one head"):
         build_layout(PerHead((Causal(), Full())), 8, 8)
 
 
@@ -331,7 +331,10 @@ def test_on_several_threads_calls_are_tall(pattern, backward):
     """Fails if most queries of a window are in calls that the kernel takes 32 at a time, or a pair is lost in joining them."""
     work = build_layout(pattern, 1500, 1500, backward=backward)
     tall = sum(
-        run.count * run.s for part in work.parts for run in part.runs if run.fresh and run.s >= 192
+        run.count * run.s
+        for part in work.parts
+        for run in part.runs
+        if run.is_first and run.s >= 192
     )
     assert tall > 0.8 * 1500
     assert torch.equal(coverage(work, 1500, 1500), pattern.dense(1500, 1500).long())

@@ -24,7 +24,7 @@ from regard.backends.call import AttentionCall, make_call
 from regard.disk_cache import cache_dir
 from regard.errors import check_int
 from regard.layout import Layout, build_layout
-from regard.layout.tiles import SIDE, TURN, build_tiles
+from regard.layout.tiles import QUERY_OVERHEAD, TILE, build_tiles
 from regard.pattern import Band, Full, Pattern
 
 BACKENDS = {"reference": reference, "sdpa": sdpa, "sparse": sparse, "cpp": cpp, "flex": flex}
@@ -124,7 +124,7 @@ def choose_backend(call: AttentionCall) -> BackendChoice:
 
 def _is_whole(pattern: Pattern, causal: bool, n: int, m: int) -> bool:
     """Whether it would have too many tiles: a dense pattern, and very many tokens."""
-    return (causal or pattern == Full()) and n * m > MOST_TILES * SIDE * SIDE
+    return (causal or pattern == Full()) and n * m > MOST_TILES * TILE * TILE
 
 
 def _on_accelerator(call: AttentionCall) -> BackendChoice:
@@ -170,7 +170,9 @@ def _dense(costs: Costs, n: int, m: int, heads: float, e: int, grad: bool, share
     score = (
         costs.dense_short if n < MIDDLE else costs.dense_middle if n < LONG else costs.dense_score
     )
-    work = score * heads * (e + DENSE_SAME) / (WIDTH + DENSE_SAME) * n * (m + TURN) * share
+    work = (
+        score * heads * (e + DENSE_SAME) / (WIDTH + DENSE_SAME) * n * (m + QUERY_OVERHEAD) * share
+    )
     return costs.dense_call * (CALLS if grad else 1) + work * (1 + BACKWARD if grad else 1)
 
 
@@ -316,10 +318,10 @@ def measure() -> Costs:
     best = _best(calls, heads)
     call = _clamped(best["dense", 1])
     short, middle, score = (
-        (best["dense", n] - call) / n / (n + TURN) / heads for n in (128, 512, large)
+        (best["dense", n] - call) / n / (n + QUERY_OVERHEAD) / heads for n in (128, 512, large)
     )
     short, middle = (min(max(x, score), MOST_RATIO * score) for x in (short, middle))
-    sparse_call = _clamped(best["sparse", few] - score * heads * few * (few + TURN))
+    sparse_call = _clamped(best["sparse", few] - score * heads * few * (few + QUERY_OVERHEAD))
     sparse_score = (best["sparse", large] - sparse_call * work.calls()) / work.work(False) / heads
     costs = Costs(
         call, short, middle, score, sparse_call, min(max(sparse_score, score), MOST_RATIO * score)

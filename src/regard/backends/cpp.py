@@ -83,7 +83,7 @@ def attend_tiles(
     wide = native.padded_width(max(q.shape[3], f))
     if not (q.shape[3] == f == wide and q.stride(3) == k.stride(3) == v.stride(3) == 1):
         q, k, v = (native.pad_width(x, wide) for x in (q, k, v))
-    if work.keys > OFTEN * k.shape[2]:
+    if work.key_reads > OFTEN * k.shape[2]:
         k, v = k.contiguous(), v.contiguous()
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out: Tensor = _Compiled.apply(q, k, v, work, scale, mask)  # type: ignore[no-untyped-call]
@@ -149,8 +149,8 @@ def _call(
 ) -> bytes:
     """What the kernel reads: addresses, so the tensors must outlive it."""
     b, h, _, e = q.shape
-    made = work.made or work.__dict__.setdefault(
-        "made", ctypes.create_string_buffer(b"".join(map(_part, work)))
+    made = work.kernel_struct or work.__dict__.setdefault(
+        "kernel_struct", ctypes.create_string_buffer(b"".join(map(_part, work)))
     )
     real = 0 if mask is None else mask.data_ptr()
     parts, norm = (
@@ -174,5 +174,5 @@ def _call(
 
 def _part(part: TileCSR) -> bytes:
     orders = (0 if x is None else x.data_ptr() for x in (part.q_order, part.k_order))
-    tables = (x.data_ptr() for x in (part.first, part.column, part.mask, part.masks))
-    return _PART.pack(part.n, part.m, *orders, len(part.first) - 1, *tables)
+    tables = (x.data_ptr() for x in (part.row_starts, part.columns, part.mask_ids, part.masks))
+    return _PART.pack(part.n, part.m, *orders, len(part.row_starts) - 1, *tables)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import AttentionCall
-from regard.layout import number_tiles
-from regard.pattern import Pattern, classify_tiles, position_tiles
+from regard.layout.lattice import number_tiles
+from regard.pattern import Pattern, position_tiles
 
 OLDEST = (2, 6)
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -110,7 +110,7 @@ def _numbers(pattern: Pattern, n: int, m: int, q_start: int, k_start: int, size:
         torch.where(x < 0, -1, x + at)
         for x, at in ((position_tiles(n, size), q_start), (position_tiles(m, size), k_start))
     )
-    ids, _ = number_tiles(pattern, q, k, *classify_tiles(pattern, q, k))
+    ids, _ = number_tiles(pattern, q, k)
     return ids
 
 

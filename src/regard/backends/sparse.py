@@ -142,7 +142,9 @@ def _part(picked: Picked) -> LayoutPart:
     """One call for all of it."""
     keep, q_order, k_order = picked
     n, m = keep.shape
-    run = TileRun(1, 0, 0, n, 0, m, torch.zeros(n, m).masked_fill_(~keep, -torch.inf), blind=True)
+    run = TileRun(
+        1, 0, 0, n, 0, m, torch.zeros(n, m).masked_fill_(~keep, -torch.inf), has_empty_rows=True
+    )
     return LayoutPart(n, m, n, (run,), (), torch.empty(0), q_order, k_order)
 
 
@@ -160,9 +162,9 @@ def expand(part: LayoutPart) -> Iterator[TokenGroups]:
         q = group.q[:, None] * part.size + inside
         k = (group.k[..., None] * part.size + inside).flatten(1)
         keep = None
-        if group.keep is not None:
+        if group.mask_ids is not None:
             keep = (
-                part.masks[group.keep.flatten()]
+                part.masks[group.mask_ids.flatten()]
                 .unflatten(0, group.k.shape)
                 .transpose(1, 2)
                 .flatten(2)

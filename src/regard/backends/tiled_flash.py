@@ -174,14 +174,14 @@ def forward_part(
             mask = _with(_run_mask(piece, bias, q.dtype), more, i, q)
             views = _window(q, piece, "q"), _window(k, piece, "k"), _window(v, piece, "k")
             out, lse = flash(*views, attn_mask=mask, scale=scale)
-            if piece.blind or bias is not None or more:
+            if piece.has_empty_rows or bias is not None or more:
                 lse = blinded(lse, mask)
             _merge(
                 _window(total.out, piece, "q"),
                 _window(total.lse, piece, "q"),
                 out,
                 lse,
-                piece.fresh,
+                piece.is_first,
             )
     for i, group in enumerate(part.groups, len(part.runs)):
         _forward_group(total, part, group, q, k, v, scale, bias, more[i : i + 1])
@@ -211,7 +211,7 @@ def _forward_group(
             _take(total.out, g.q[:, None], part.size),
             _take(total.lse[..., None], g.q[:, None], part.size)[..., 0],
         )
-        _merge(out, lse, new, new_lse, g.fresh)
+        _merge(out, lse, new, new_lse, g.is_first)
         _put(total.out, g.q, out)
         _put(total.lse[..., None], g.q, lse[..., None])
 
@@ -347,8 +347,8 @@ def _group_mask(
     """The same for a group: (1 g size w*size)."""
     g, w = group.k.shape
     kept = None
-    if group.keep is not None:
-        tiles = part.masks[group.keep.flatten()].unflatten(0, (g, w)).transpose(1, 2).flatten(2)
+    if group.mask_ids is not None:
+        tiles = part.masks[group.mask_ids.flatten()].unflatten(0, (g, w)).transpose(1, 2).flatten(2)
         kept = _additive(tiles, dtype)[None]
     if bias is None:
         return kept
@@ -376,8 +376,8 @@ def _split_group(group: GatherGroup, each: int) -> Iterator[tuple[GatherGroup, s
             GatherGroup(
                 group.q[rows],
                 group.k[rows],
-                None if group.keep is None else group.keep[rows],
-                group.fresh,
+                None if group.mask_ids is None else group.mask_ids[rows],
+                group.is_first,
             ),
             rows,
         )

@@ -1,4 +1,4 @@
-"""What there is to do: calls alike as runs, tiles without a rule as groups, and what they cost."""
+"""The kernel calls of a layout, runs and groups, with their estimated costs."""
 
 from __future__ import annotations
 
@@ -6,26 +6,40 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from threading import Lock
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-# Costs beside that of one score in a tall call, for one head of width 64:
-GATHER, MERGE, FOLD, CALL = 35, 25, 30, 4000
-MASKED = 1.1  # a score to which a mask is added
-SHORT = 192  # PyTorch's kernel takes fewer queries than this 32 at a time, and more 64 or 256 at a time,
-STEEP = 1.75  # and on several threads its products of 32 rows leave the fast path of the library below it
+V = TypeVar("V")
+
+# Measured costs for one head of width 64, in units of one score in a call with many queries:
+CALL_COST = 4000  # one call of PyTorch's kernel
+GATHER_COST = 35  # gathering one token
+MERGE_COST = 25  # merging the partial result of one query
+FOLD_COST = 30  # adding the gradient of one key to those of overlapping windows
+MASK_FACTOR = 1.1  # a score to which a mask is added
+BACKWARD_FACTOR = 2.5  # a score in the backward pass
+SHORT_CALL = (
+    192  # PyTorch's kernel processes fewer queries than this 32 at a time, more 64 or 256 at a time
+)
+SHORT_CALL_FACTOR = (
+    1.75  # a score in a short call on several threads: 32 rows miss the fast path of the BLAS
+)
+GROUP_CALLS = 4  # a group costs as much besides the kernel as this many runs
 
 
-def weight(queries: int, backward: bool) -> float:
-    """What a score costs in a call with so many queries, measured, beside one in a tall call."""
-    each = 1 + (40 if backward else 18) / queries
-    return each * STEEP if queries < SHORT and torch.get_num_threads() > 1 else each
+def score_cost(queries: int, backward: bool) -> float:
+    """The cost of a score in a call with this many queries."""
+    cost = 1 + (40 if backward else 18) / queries
+    return (
+        cost * SHORT_CALL_FACTOR if queries < SHORT_CALL and torch.get_num_threads() > 1 else cost
+    )
 
 
 @dataclass(frozen=True)
 class TileRun:
-    """`count` calls alike.  Call i: queries q0 + i*step, s of them, and keys k0 + i*step, t of them."""
+    """`count` equal calls: call i is of s queries from q0 + i * step and t keys from k0 + i * step."""
 
     count: int
     step: int
@@ -33,110 +47,121 @@ class TileRun:
     s: int
     k0: int
     t: int
-    mask: Tensor | None  # (s t), added to the scores: 0 or -inf; None: all are seen
-    blind: bool = False  # some of the queries see nothing here
-    fresh: bool = False  # no run before it has touched these queries
+    mask: Tensor | None  # (s t), 0 or -inf, added to the scores; None if all pairs are visible
+    has_empty_rows: bool = False  # some queries see nothing in this run
+    is_first: bool = False  # no earlier run contains these queries
 
     def work(self, backward: bool) -> float:
-        """What its scores cost."""
-        each = weight(self.s, backward) * (1 if self.mask is None else MASKED)
-        return self.count * self.s * self.t * each
+        """The cost of its scores."""
+        factor = 1 if self.mask is None else MASK_FACTOR
+        return self.count * self.s * self.t * score_cost(self.s, backward) * factor
 
 
 @dataclass(frozen=True)
 class GatherGroup:
-    """Query tiles (g), each with its own key tiles (g w); `write_record` (g w) numbers their masks, 0: none, 1: all."""
+    """Query tiles q (g), each with its own key tiles k (g w). `mask_ids` (g w) are indices into the masks of the part."""
 
     q: Tensor
     k: Tensor
-    keep: Tensor | None
-    fresh: bool = False
+    mask_ids: Tensor | None  # 0: nothing is visible, 1: everything is; None if all are 1
+    is_first: bool = False  # no earlier call contains these queries
 
 
 @dataclass(frozen=True)
 class LayoutPart:
-    """Runs and groups over the tokens in some order; None: as they come."""
+    """Runs and groups over the tokens in some order."""
 
     n: int
     m: int
     size: int
     runs: tuple[TileRun, ...]
     groups: tuple[GatherGroup, ...]
-    masks: Tensor  # (u size size), by number; 0 is empty, 1 is full
-    q_order: Tensor | None = None
-    k_order: Tensor | None = None
+    masks: Tensor  # (u size size); 0 is empty, 1 is full
+    q_order: Tensor | None = None  # (n), or None for the natural order
+    k_order: Tensor | None = None  # (m), or None for the natural order
 
     def nbytes(self) -> int:
+        """The size of its tensors."""
         tensors = [self.masks, self.q_order, self.k_order, *(r.mask for r in self.runs)]
-        tensors += [x for g in self.groups for x in (g.q, g.k, g.keep)]
-        return sum(x.numel() * x.element_size() for x in tensors if x is not None)
+        tensors += [x for g in self.groups for x in (g.q, g.k, g.mask_ids)]
+        return sum(x.nbytes for x in tensors if x is not None)
 
     def scores(self) -> int:
-        return sum(r.count * r.s * r.t for r in self.runs) + sum(
-            g.k.numel() * self.size**2 for g in self.groups
-        )
+        """The number of scores that are computed."""
+        in_runs = sum(r.count * r.s * r.t for r in self.runs)
+        return in_runs + sum(g.k.numel() * self.size**2 for g in self.groups)
 
     def work(self, backward: bool) -> float:
-        """In units of one forward score.  The backward pass costs 2.5 of them and adds up the keys' gradients."""
+        """The cost of everything but the calls themselves."""
+        tiles = sum(g.k.numel() for g in self.groups)
+        query_tiles = sum(g.q.numel() for g in self.groups)
         scores = sum(run.work(backward) for run in self.runs)
-        scores += sum(g.k.numel() for g in self.groups) * self.size**2 * weight(self.size, backward)
-        gathered = sum((g.q.numel() + 2 * g.k.numel()) * self.size for g in self.groups)
-        merged = sum(r.count * r.s for r in self.runs if not r.fresh) + sum(
-            g.q.numel() * self.size for g in self.groups
-        )
-        moved = gathered + (0 if self.q_order is None else 2 * self.n + 2 * self.m)
-        folded = sum(r.count * r.t for r in self.runs) if backward else 0
-        return (2.5 if backward else 1) * scores + GATHER * moved + MERGE * merged + FOLD * folded
+        scores += tiles * self.size**2 * score_cost(self.size, backward)
+        gathered = (query_tiles + 2 * tiles) * self.size
+        gathered += 0 if self.q_order is None else 2 * self.n + 2 * self.m
+        merged = sum(r.count * r.s for r in self.runs if not r.is_first) + query_tiles * self.size
+        total = GATHER_COST * gathered + MERGE_COST * merged
+        if not backward:
+            return total + scores
+        return total + BACKWARD_FACTOR * scores + FOLD_COST * sum(r.count * r.t for r in self.runs)
 
     def calls(self) -> int:
-        """A group does about as much beside the kernel as four runs."""
-        return len(self.runs) + 4 * len(self.groups)
+        """The number of kernel calls, weighted by their overhead."""
+        return len(self.runs) + GROUP_CALLS * len(self.groups)
 
     def cost(self, backward: bool) -> float:
-        return self.work(backward) + CALL * self.calls()
+        """The total cost."""
+        return self.work(backward) + CALL_COST * self.calls()
 
 
 @dataclass(frozen=True)
 class Layout:
-    """All the work of one pattern on n queries and m keys: every seen pair stands in exactly one call."""
+    """All calls for a pattern on n queries and m keys. Every visible pair is in exactly one call."""
 
     parts: tuple[LayoutPart, ...]
 
     def scores(self) -> int:
-        """How many scores are computed, for each head: at least the number of seen pairs."""
+        """The number of scores that are computed per head; at least the number of visible pairs."""
         return sum(part.scores() for part in self.parts)
 
     def calls(self) -> int:
+        """The number of kernel calls, weighted by their overhead."""
         return sum(part.calls() for part in self.parts)
 
     def work(self, backward: bool = False) -> float:
+        """The cost of everything but the calls themselves, in scores."""
         return sum(part.work(backward) for part in self.parts)
 
     def cost(self, backward: bool = False) -> float:
+        """The total cost, in scores."""
         return sum(part.cost(backward) for part in self.parts)
 
     def nbytes(self) -> int:
+        """The size of its tensors."""
         return sum(part.nbytes() for part in self.parts)
 
 
-class LRUCache:
-    """The least recently used values go first once their bytes exceed `limit`."""
+class LRUCache(Generic[V]):
+    """A thread-safe cache that evicts the least recently used values once their total size exceeds `max_bytes`."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit, self.used, self.lock = limit, 0, Lock()
-        self.entries: OrderedDict[Hashable, tuple[object, int]] = OrderedDict()
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.used, self.lock = max_bytes, 0, Lock()
+        self.entries: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
 
-    def get(self, key: Hashable) -> object | None:
+    def get(self, key: Hashable) -> V | None:
+        """The value, or None."""
         with self.lock:
             if key not in self.entries:
                 return None
             self.entries.move_to_end(key)
             return self.entries[key][0]
 
-    def put(self, key: Hashable, value: object, nbytes: int) -> None:
+    def put(self, key: Hashable, value: V, nbytes: int) -> None:
+        """Add a value. The latest value stays even if it is larger than the cache."""
         with self.lock:
-            self.used -= self.entries.pop(key, (None, 0))[1]
+            if key in self.entries:
+                self.used -= self.entries.pop(key)[1]
             self.entries[key] = value, nbytes
             self.used += nbytes
-            while self.used > self.limit and len(self.entries) > 1:
+            while self.used > self.max_bytes and len(self.entries) > 1:
                 self.used -= self.entries.popitem(last=False)[1][1]

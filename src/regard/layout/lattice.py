@@ -1,4 +1,8 @@
-"""Orders of the tokens in which a pattern is dense: by phase for a stepped band, by patch for an image."""
+"""Token orders in which a pattern is dense, and the tiles of a pattern in such an order.
+
+A band with a step is dense if tokens are sorted by their position modulo the step, a pattern over an image if they are
+sorted by patch. We call the property that defines the order the *lattice* of a term.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Iterator
 from itertools import islice, product
 from math import lcm
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,27 +26,28 @@ from regard.pattern import (
     Or,
     Pattern,
     classify_tiles,
+    position_tiles,
 )
 
-PATCH = 8  # an image is cut into patches of at least so many rows and columns
-LEAST_WIDTH = 16  # narrower images are left in raster order
-TERMS = 32  # an expression with more alternatives than this is not taken apart
+MIN_PATCH = 8  # images are cut into patches of at least this many rows and columns
+MIN_IMAGE_WIDTH = 16  # images up to this width stay in raster order
+MAX_TERMS = 32  # expressions with more alternatives are not split
+TILES_AT_ONCE = 128  # partial tiles that are evaluated in one batch
 
-Lattice = (
-    int | KeyPhase | Blocks2D | None
-)  # a step that queries and keys share; keys at some phase; an image; none
+# The step of a band, the visible phase of the keys, the geometry of an image, or None for the natural order.
+Lattice = int | KeyPhase | Blocks2D | None
 
 
-def lattices(pattern: Pattern) -> list[tuple[Lattice, Pattern]]:
+def split_by_lattice(pattern: Pattern) -> list[tuple[Lattice, Pattern]]:
     """The pattern as disjoint terms, each with the lattice on which it is dense."""
-    if not any(_lattice(leaf) for leaf in pattern.leaves()):
+    if not any(_find_lattice(leaf) for leaf in pattern.leaves()):
         return [(None, pattern)]
-    terms = list(islice(_terms(pattern), TERMS + 1))
-    if len(terms) > TERMS:
+    terms = list(islice(_alternatives(pattern), MAX_TERMS + 1))
+    if len(terms) > MAX_TERMS:
         return [(None, pattern)]
     by_lattice: dict[Lattice, Pattern] = {None: Nothing()}
     for term in terms:
-        lattice = _lattice(term)
+        lattice = _find_lattice(term)
         by_lattice[lattice] = by_lattice.get(lattice, Nothing()) | term
     before, result = Nothing(), []
     for lattice, term in by_lattice.items():
@@ -51,13 +57,14 @@ def lattices(pattern: Pattern) -> list[tuple[Lattice, Pattern]]:
     return result
 
 
-def _terms(pattern: Pattern) -> Iterator[Pattern]:
-    """Alternatives whose union it is: `&` distributed over `|`."""
+def _alternatives(pattern: Pattern) -> Iterator[Pattern]:
+    """Terms without `|` whose union is the pattern: `&` distributed over `|`."""
     if isinstance(pattern, Or):
         for part in pattern.parts:
-            yield from _terms(part)
+            yield from _alternatives(part)
     elif isinstance(pattern, And):
-        for choice in product(*(tuple(islice(_terms(part), TERMS + 1)) for part in pattern.parts)):
+        factors = (tuple(islice(_alternatives(part), MAX_TERMS + 1)) for part in pattern.parts)
+        for choice in product(*factors):
             term: Pattern = Full()
             for factor in choice:
                 term = term & factor
@@ -66,81 +73,114 @@ def _terms(pattern: Pattern) -> Iterator[Pattern]:
         yield pattern
 
 
-def _lattice(term: Pattern) -> Lattice:
+def _find_lattice(term: Pattern) -> Lattice:
     factors = term.parts if isinstance(term, And) else (term,)
     steps = [f.step for f in factors if isinstance(f, Band) and f.step > 1]
     if steps:
-        return min(
-            lcm(*steps), MAX_POSITION
-        )  # beyond every position all steps are alike: a token meets only itself
-    phases = (f for f in factors if isinstance(f, KeyPhase) and 2 * f.start >= f.period > 1)
-    images = (
-        f for f in factors if isinstance(f, Blocks2D) and f.width > LEAST_WIDTH and not f.by_block
-    )
-    return next(phases, None) or next(images, None)
+        return min(lcm(*steps), MAX_POSITION)
+    for f in factors:
+        if isinstance(f, KeyPhase) and 2 * f.start >= f.period > 1:
+            return f
+    for f in factors:
+        if isinstance(f, Blocks2D) and f.width > MIN_IMAGE_WIDTH and not f.by_block:
+            return f
+    return None
 
 
-def _on_lattice(term: Pattern, lattice: Lattice) -> Pattern:
-    """The same truth for pairs on the lattice, in leaves whose blocks are tight there."""
-
-    def relax(leaf: Pattern) -> Pattern:
-        if isinstance(lattice, int) and isinstance(leaf, Band) and lattice % leaf.step == 0:
-            left, right = (
-                None if side is None else side * leaf.step for side in (leaf.left, leaf.right)
-            )
-            return Band(left, right)
-        return Full() if leaf == lattice else leaf
-
-    return term if lattice is None else term.map_leaves(relax)
-
-
-def orders(lattice: Lattice, n: int, m: int, q_start: int, k_start: int) -> tuple[Tensor, Tensor]:
-    """The queries and the keys of a lattice, in the order in which it is dense."""
+def token_orders(
+    lattice: Lattice, n: int, m: int, q_start: int, k_start: int
+) -> tuple[Tensor, Tensor]:
+    """The queries and the keys of a lattice in the order in which it is dense, as indices into 0..n-1 and 0..m-1."""
     q, k = torch.arange(n), torch.arange(m)
     if isinstance(lattice, int):
-        return torch.argsort((q + q_start) % lattice, stable=True), torch.argsort(
-            (k + k_start) % lattice, stable=True
-        )
+        q, k = ((x + start) % lattice for x, start in ((q, q_start), (k, k_start)))
+        return torch.argsort(q, stable=True), torch.argsort(k, stable=True)
     if isinstance(lattice, Blocks2D):
-        return _by_patch(lattice, q + q_start), _by_patch(lattice, k + k_start)
-    if lattice is not None:
+        return _patch_order(lattice, q + q_start), _patch_order(lattice, k + k_start)
+    if isinstance(lattice, KeyPhase):
         k = k[(k + k_start) % lattice.period >= lattice.start]
     return q, k
 
 
-def _by_patch(image: Blocks2D, x: Tensor) -> Tensor:
-    """Cells of one patch after each other: patches are query blocks, or several of them where those are small."""
-    rows, cols = (size * -(-PATCH // size) for size in (image.rows, image.cols))
+def stored_orders(
+    lattice: Lattice, q_order: Tensor, k_order: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The orders of `token_orders`, None for a natural order."""
+    reorders_queries = isinstance(lattice, int | Blocks2D)
+    return q_order if reorders_queries else None, None if lattice is None else k_order
+
+
+def _patch_order(image: Blocks2D, x: Tensor) -> Tensor:
+    """Sort cells by patch: a patch is a block of the pattern, or several if blocks are small."""
+    rows, cols = (size * -(-MIN_PATCH // size) for size in (image.rows, image.cols))
     across = -(-(image.width + image.cut_cols) // cols)
     row, col = (
         (x // image.width + image.cut_rows) // rows,
         (x % image.width + image.cut_cols) // cols,
     )
-    patch = row * across + col
-    return torch.argsort(patch, stable=True)
+    return torch.argsort(row * across + col, stable=True)
 
 
-def table_on(lattice: Lattice, term: Pattern, q: Tensor, k: Tensor) -> Block:
+# ---------------------------------------------------------------------------------------------- tiles
+def tile_order(order: Tensor, size: int, start: int) -> Tensor:
+    """The positions of tokens in the given order, in tiles (tiles size); -1 = no token."""
+    slots = position_tiles(len(order), size)
+    return torch.where(slots < 0, -1, order[slots] + start) if len(order) else slots
+
+
+def classify_on_lattice(lattice: Lattice, term: Pattern, q: Tensor, k: Tensor) -> Block:
     """(some, every), each (r c), for tiles q (r s) and k (c t) in the order of the lattice; -1 = no token."""
-    some, every = classify_tiles(_on_lattice(term, lattice), q, k)
+
+    def relax(leaf: Pattern) -> Pattern:
+        """A leaf that allows the same pairs on the lattice and has tighter blocks there."""
+        if isinstance(lattice, int) and isinstance(leaf, Band) and lattice % leaf.step == 0:
+            return Band(
+                *(None if side is None else side * leaf.step for side in (leaf.left, leaf.right))
+            )
+        return Full() if leaf == lattice else leaf
+
+    some, every = classify_tiles(term if lattice is None else term.map_leaves(relax), q, k)
     if lattice is None or isinstance(lattice, KeyPhase):
         return some, every
-    mine, whole = (
-        lattice.classify_patches(q, k)
-        if isinstance(lattice, Blocks2D)
-        else _same_phase(q, k, lattice)
-    )
-    return some & mine, every & whole
+    if isinstance(lattice, Blocks2D):
+        on_lattice = lattice.classify_patches(q, k)
+    else:
+        on_lattice = _same_phase(q, k, lattice)
+    return some & on_lattice[0], every & on_lattice[1]
 
 
 def _same_phase(q: Tensor, k: Tensor, step: int) -> Block:
-    """(some, every) for "query and key agree modulo step", by tiles."""
-    (q0, q1), (k0, k1) = (_extent(x, step) for x in (q, k))
+    """(some, every) of "query and key are congruent modulo step", by tiles."""
+
+    def phases(x: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the last phase of each tile."""
+        phase = x % step
+        return torch.where(x < 0, step, phase).amin(1), torch.where(x < 0, -1, phase).amax(1)
+
+    (q0, q1), (k0, k1) = phases(q), phases(k)
     some = (q0[:, None] <= k1) & (k0 <= q1[:, None])
     return some, (q0 == q1)[:, None] & (k0 == k1) & (q0[:, None] == k0)
 
 
-def _extent(x: Tensor, step: int) -> Block:
-    """The first and the last phase in each tile."""
-    phase = x % step
-    return torch.where(x < 0, step, phase).amin(1), torch.where(x < 0, -1, phase).amax(1)
+def number_tiles(
+    pattern: Pattern, q: Tensor, k: Tensor, lattice: Lattice = None
+) -> tuple[Tensor, Tensor]:
+    """Exact masks of all tiles: mask ids (r c) for tiles q (r s) and k (c t), and the distinct masks (u s t).
+
+    Id 0 is an empty tile, id 1 a full one. A tile that the end of the sequence cuts short is never full.
+    """
+    some, every = classify_on_lattice(lattice, pattern, q, k)
+    whole = (q >= 0).all(1)[:, None] & (k >= 0).all(1)
+    ids = (every & whole).int()
+    shape = (q.shape[1], k.shape[1])
+    known = {np.packbits(np.full(shape, fill)).tobytes(): int(fill) for fill in (False, True)}
+    for at in (some & (ids == 0)).nonzero().split(TILES_AT_ONCE):
+        rows, cols = q[at[:, 0]], k[at[:, 1]]
+        keep = pattern.allows(rows[:, :, None], cols[:, None, :])
+        keep = keep & (rows >= 0)[:, :, None] & (cols >= 0)[:, None, :]
+        packed = np.packbits(keep.flatten(1).numpy(), axis=1)
+        numbers = [known.setdefault(row.tobytes(), len(known)) for row in packed]
+        ids[at[:, 0], at[:, 1]] = torch.tensor(numbers, dtype=torch.int32)
+    bits = np.frombuffer(b"".join(known), dtype=np.uint8).reshape(len(known), -1)
+    masks = np.unpackbits(bits, axis=1, count=shape[0] * shape[1]).view(bool)
+    return ids, torch.from_numpy(masks).unflatten(1, shape)
