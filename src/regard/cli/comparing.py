@@ -1,129 +1,127 @@
-"""regard compare: which mechanism is best for a task, a length and this machine?"""
+"""regard compare: train mixers alike on the same tasks and recommend one."""
 
 from __future__ import annotations
 
-import csv as comma
+import csv as csv_module
+import inspect
 import io
+import shlex
 import sqlite3
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 from regard.cli import startup
-from regard.cli.output import INTERRUPTED, console, fail, print_json, user_errors
-from regard.cli.parsing import (
-    add_data_arguments,
-    parse_duration,
-    parse_ints,
-    parse_spec,
-    parse_specs,
+from regard.cli.output import (
+    INTERRUPTED,
+    console,
+    fail,
+    print_json,
+    progress_bar,
+    user_errors,
 )
-from regard.cli.reporting import PAGE, command, write_page
-from regard.compare import (
-    ComparisonPlan,
-    PlannedRun,
-    ResultRow,
-    Schedule,
-    Verdict,
-    compute_verdicts,
-    plan_runs,
-)
-from regard.compare.executors import create_executor
-from regard.compare.formatting import (
-    COLUMNS,
-    format_row,
-    group_rows,
-    headings,
-    metric_of,
-    rank_rows,
-    row_to_json,
-)
-from regard.compare.record import ComparisonRecord, read_entries, result_rows, write_record
-from regard.compare.schedule import LEAST
-from regard.train.settings import TrainSettings
+from regard.cli.reporting import PAGE, write_report
 
-FOLDER = Path("runs/compare")
-KEPT = "what was done is kept: the same command goes on with it"
-TELLING = 0.05, 6.0  # of a budget, and seconds at least, that are kept for the table and the page
+if TYPE_CHECKING:
+    from regard.compare import ComparisonResult, PlannedRun, ResultRow, Schedule, Verdict
+
+REPORT_SHARE, MIN_REPORT_SECONDS = 0.05, 6.0  # of a budget, kept for the table and the page
 
 
 def compare(
     mixers: Annotated[
         str,
-        typer.Option("--mixers", "--mixer", help="With commas between: vanilla,local:window=64."),
+        typer.Option(
+            "--mixers", "--mixer", help="Mixers to compare, comma-separated: linear,local:window=64."
+        ),
     ],
     tasks: Annotated[
-        str, typer.Option("--tasks", "--task", help="With commas between: recall:pairs=8,copy.")
+        str,
+        typer.Option("--tasks", "--task", help="Tasks, comma-separated: copy,recall:pairs=8."),
     ],
     data: Annotated[
-        str | None, typer.Option(help="File, folder or hf:name, for tasks on your own data.")
+        str | None,
+        typer.Option(help="Your own data: a file, a folder or hf:NAME (a Hugging Face dataset)."),
     ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="The column of the text, where the data are rows.")
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(help="The column of the label; label unless given.")
-    ] = None,
+    text: Annotated[str | None, typer.Option(help="Text column of tabular data.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column of tabular data [label].")] = None,
     lengths: Annotated[
-        str, typer.Option("--lengths", "--length", help="Lengths of the tasks: 128,512.")
-    ] = "",
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Runs of each that differ in the seed alone.")
-    ] = 1,
-    budget: Annotated[
-        str | None, typer.Option(help="Time for all: 3m. Without it each trains for --steps.")
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Updates of each run, at most.")] = 1000,
-    batch: Annotated[int, typer.Option(min=1, help="Examples in an update.")] = 32,
-    rate: Annotated[float, typer.Option(min=0, help="Learning rate.")] = 2e-3,
-    dim: Annotated[int, typer.Option(min=1, help="Width of a token.")] = 64,
-    heads: Annotated[int, typer.Option(min=1, help="Heads of attention.")] = 4,
-    layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 2,
-    position: Annotated[str, typer.Option(help="How tokens know where they stand.")] = "learned",
-    equal: Annotated[bool, typer.Option(help="Give all the parameters of dense softmax.")] = True,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
-    on: Annotated[
         str,
         typer.Option(
-            help="Where to run: local, slurm:partition=cpu:cores=4:memory=8, ray:cores=2."
+            "--lengths", "--length", help="Sequence lengths, comma-separated: 128,512 [the task's]."
         ),
+    ] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds per mixer.")] = 1,
+    budget: Annotated[
+        str | None, typer.Option(help="Time for the whole comparison: 90s, 3m, 1h30m [no limit].")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Maximum training steps per run.")] = 1000,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 32,
+    lr: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 2e-3,
+    dim: Annotated[int, typer.Option(min=1, help="Model width.")] = 64,
+    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 2,
+    position: Annotated[
+        str,
+        typer.Option(help="Positional encoding: learned, sinusoid, rope, alibi, none, ..."),
+    ] = "learned",
+    match_params: Annotated[
+        bool,
+        typer.Option(
+            help="Match every model's parameter count to dense softmax by adjusting the FFN width."
+        ),
+    ] = True,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    executor: Annotated[
+        str,
+        typer.Option(help="Where to run jobs: local, slurm:partition=cpu:cores=4, ray:cores=2."),
     ] = "local",
     out: Annotated[
-        Path,
-        typer.Option(help="Folder of the comparison; the same again goes on where it stopped."),
-    ] = FOLDER,
+        Path, typer.Option(help="Folder of the comparison. Repeat the command to resume it.")
+    ] = Path("runs/compare"),
     html: Annotated[
-        Path | None, typer.Option(help="Where the page goes; OUT/report.html unless given.")
+        Path | None, typer.Option(help="Where to write the page [OUT/report.html].")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="The rows as CSV to stdout.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")] = False,
 ) -> None:
-    """Train mechanisms alike on the same tasks, beside dense softmax and a constant answer, and recommend one.
+    """Train mixers on the same tasks and recommend one.
+
+    Dense softmax attention and a constant baseline are part of every comparison. The result is a
+    table and a recommendation with caveats for each task and length, and an HTML page.
 
     Example: regard compare --mixers local,linear --tasks recall:pairs=8 --lengths 128 --budget 3m
     """
-    asked, began = command(compare, locals()), time.monotonic()
+    command, started = format_command(compare, locals()), time.monotonic()
     with user_errors():
-        check_outputs(json, csv, html)
-        evaluations = max(1, steps // 10)
+        if json and csv:
+            raise ValueError("--json and --csv both print to stdout: give one of them")
+        if html is not None and html.is_dir():
+            raise ValueError(f"--html {html} is a folder: give the name of a file")
+
+        from regard.cli.parsing import (
+            add_data_arguments,
+            parse_duration,
+            parse_ints,
+            parse_spec,
+            parse_specs,
+        )
+        from regard.compare import ComparisonPlan, ComparisonRecord, Schedule, plan_runs
+        from regard.compare.executors import create_executor
+        from regard.compare.record import write_record
+        from regard.compare.schedule import MIN_RUN_SECONDS
+        from regard.train.settings import TrainSettings
+
+        interval = max(1, steps // 10)
+        columns = {"text": text, "label": label}
         plan = ComparisonPlan(
-            tasks=[
-                add_data_arguments(each, data, {"text": text, "label": label})
-                for each in parse_specs(tasks)
-            ],
+            tasks=[add_data_arguments(task, data, columns) for task in parse_specs(tasks)],
             mixers=parse_specs(mixers),
             lengths=parse_ints(lengths),
             seeds=seeds,
@@ -131,153 +129,159 @@ def compare(
             heads=heads,
             layers=layers,
             position=parse_specs(position)[0],
-            match_params=equal,
+            match_params=match_params,
             settings=TrainSettings(
-                steps=steps, batch=batch, rate=rate, evaluate=evaluations, save=evaluations
+                steps=steps, batch=batch, rate=lr, evaluate=interval, save=interval
             ),
         )
-        planned = plan_runs(plan)
-        allowed = (
-            None
-            if budget is None
-            else training_budget(parse_duration(budget), time.monotonic() - began)
-        )
-        least = max(
-            LEAST, startup.startup_seconds()
-        )  # where this process was slow to start, others will be
+        runs = plan_runs(plan)
+        seconds = None
+        if budget is not None:
+            seconds = training_budget(parse_duration(budget), time.monotonic() - started)
         schedule = Schedule(
             out,
-            place=create_executor(parse_spec(on), out, jobs),
+            executor=create_executor(parse_spec(executor), out, jobs),
             jobs=jobs,
-            budget=allowed,
-            least=least,
+            budget=seconds,
+            # if this process was slow to start, the runs will be too
+            min_seconds=max(MIN_RUN_SECONDS, startup.startup_seconds()),
         )
-        schedule.share(planned)
-        record = ComparisonRecord(plan=plan, command=asked, keys=[cell.key for cell in planned])
-        write_record(out, record)
-    _run(schedule, planned, quiet=json or csv)
-    rows = result_rows(plan, read_entries(out, record))
-    found = compute_verdicts(rows)
+        schedule.time_share(runs)  # refuses a budget that is too small
+        keys = [run.key for run in runs]
+        write_record(out, ComparisonRecord(plan=plan, command=command, keys=keys))
+    run_schedule(schedule, runs, quiet=json or csv)
+
+    from regard.compare import load_result
+    from regard.compare.formatting import row_to_json, verdict_to_json
+    from regard.report import build_report
+
+    result = load_result(out)
     if json:
         print_json(
             {
                 "plan": plan.model_dump(mode="json"),
-                "rows": list(map(row_to_json, rows)),
-                "verdicts": [v.words for v in found],
+                "rows": [row_to_json(row) for row in result.rows],
+                "verdicts": [verdict_to_json(verdict) for verdict in result.verdicts],
             }
         )
     elif csv:
-        typer.echo(as_csv(rows), nl=False)
+        typer.echo(rows_to_csv(result.rows), nl=False)
     else:
-        print_comparison(rows, found, console())
-    write_page(out, html or out / PAGE)
+        print_comparison(result, console())
+    with user_errors():
+        report = build_report(out, result)
+    write_report(report, html or out / PAGE)
 
 
-def check_outputs(json: bool, csv: bool, html: Path | None) -> None:
-    """What would fail after all training is refused before it."""
-    if json and csv:
-        raise ValueError("--json and --csv both go to stdout: give one of them")
-    if html is not None and html.is_dir():
-        raise ValueError(f"--html {html} is a folder: give the name of a file")
+def format_command(function: Callable[..., None], arguments: Mapping[str, object]) -> str:
+    """Return the command line of a call; arguments with their default value are left out."""
+    words = ["regard", function.__name__]
+    for name, parameter in inspect.signature(function).parameters.items():
+        value, option = arguments.get(name, parameter.default), name.replace("_", "-")
+        if value is None or value == parameter.default:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words += [f"--{option}", str(value)]
+    return shlex.join(words)
 
 
 def training_budget(budget: float, spent: float) -> float:
-    """What is left of a budget for the runs, when so much of it was spent on the plan.  The page takes about as long as the
-    command took to start: on a busy machine both take longer."""
-    share, least = TELLING
-    before = startup.startup_seconds()
-    return budget - before - spent - max(least, share * budget, min(before, 4 * share * budget))
+    """Return the seconds of a budget that remain for the runs after `spent` seconds of planning.
+
+    The report takes about as long as the command took to start: both are slow on a busy machine.
+    """
+    start = startup.startup_seconds()
+    report = min(start, 4 * REPORT_SHARE * budget)
+    return budget - start - spent - max(MIN_REPORT_SECONDS, REPORT_SHARE * budget, report)
 
 
-def _run(schedule: Schedule, planned: list[PlannedRun], *, quiet: bool) -> None:
-    """All runs, with a bar on stderr; where there is no terminal, a line for each that ended."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    to = Console(stderr=True)
-    todo = schedule.waiting(planned)
-    with Progress(*columns, console=to, transient=True, disable=quiet or not to.is_terminal) as bar:
-        whole = bar.add_task("runs", total=len(todo))
-        begun: dict[str, float] = {}
-        ended: list[PlannedRun] = []
+def run_schedule(schedule: Schedule, runs: list[PlannedRun], *, quiet: bool) -> None:
+    """Execute all runs with a progress bar; without a terminal, print a line per finished run."""
+    stderr = Console(stderr=True)
+    pending = len(schedule.pending(runs))
+    resume = "Finished runs are kept: repeat the command to resume."
+    with progress_bar(visible=not quiet and stderr.is_terminal, count=True) as bar:
+        task = bar.add_task("runs", total=pending)
+        fractions: dict[str, float] = {}
+        finished = 0
 
-        def watch(cell: PlannedRun, fraction: float | None) -> None:
-            begun[cell.key] = 1.0 if fraction is None else fraction
-            bar.update(whole, completed=sum(begun.values()), description=cell.name)
-            ended.extend([cell] if fraction is None else [])
-            if fraction is None and not quiet and not to.is_terminal:
-                to.print(f"{len(ended)} of {len(todo)}: {cell.name}", highlight=False)
+        def on_progress(run: PlannedRun, fraction: float | None) -> None:
+            nonlocal finished
+            fractions[run.key] = 1.0 if fraction is None else fraction
+            bar.update(task, completed=sum(fractions.values()), description=run.name)
+            if fraction is None:
+                finished += 1
+                if not quiet and not stderr.is_terminal:
+                    stderr.print(f"{finished} of {pending}: {run.name}", highlight=False)
 
-        schedule.watch = watch
+        schedule.on_progress = on_progress
         try:
-            schedule.run(planned)
+            schedule.run(runs)
         except KeyboardInterrupt:
             bar.stop()
-            fail(f"stopped; {KEPT}", INTERRUPTED)
-        except (OSError, sqlite3.Error) as error:  # a disk that is full, or gone
+            fail(f"interrupted. {resume}", INTERRUPTED)
+        except (OSError, sqlite3.Error) as error:  # a disk that is full or gone
             bar.stop()
-            fail(f"{error}; {KEPT}")
+            fail(f"{error}. {resume}")
         finally:
             schedule.close()
 
 
-# ---------------------------------------------------------------------------------------------- what is shown
-def print_comparison(rows: list[ResultRow], found: list[Verdict], to: Console) -> None:
-    """A table for each task and length, and below it the recommendation."""
-    words = {(v.task, v.length): v for v in found}
-    for place, each in group_rows(rows).items():
-        to.print(table(each, words.get(place)))
-        to.print(
-            Text(
-                words[place].words
-                if place in words
-                else "No run came to an end: nothing can be recommended.",
-                "bold",
-            )
-        )
+def print_comparison(result: ComparisonResult, to: Console) -> None:
+    """Print a table for each task and length, with the recommendation and its caveats below."""
+    from regard.compare.formatting import NO_RESULT, describe_caveats, describe_verdict
+    from regard.compare.results import group_rows
+
+    verdicts = {(verdict.task, verdict.length): verdict for verdict in result.verdicts}
+    for key, rows in group_rows(result.rows).items():
+        verdict = verdicts.get(key)
+        to.print(comparison_table(rows, verdict))
+        to.print(Text(describe_verdict(verdict) if verdict else NO_RESULT, "bold"))
+        for caveat in describe_caveats(verdict.caveats) if verdict else ():
+            to.print(Text(caveat, "yellow"))
         to.print()
 
 
-def table(rows: list[ResultRow], verdict: Verdict | None) -> Table:
-    """The rows of one task and length, the best first."""
-    made = Table(
-        title=f"{rows[0].task}, {rows[0].length:,} tokens",
-        title_justify="left",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    order = rank_rows(rows)
-    lines = [format_row(row, verdict) for row in order]
-    shown = [
-        i for i in range(len(lines[0])) if any(line[i] for line in lines)
-    ]  # one seed has no spread
-    for name in (headings(metric_of(rows))[i] for i in shown):
-        words = name in ("mechanism", "")
-        made.add_column(
-            name, justify="left" if words else "right", no_wrap=name == "mechanism", overflow="fold"
+def comparison_table(rows: list[ResultRow], verdict: Verdict | None) -> Table:
+    """Return the table of one task and length, best mixer first; empty columns are left out."""
+    from regard.compare.formatting import format_row, table_header
+    from regard.compare.results import group_metric, rank_rows
+
+    title = f"{rows[0].task}, {rows[0].length:,} tokens"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    ranked = rank_rows(rows)
+    lines = [format_row(row, verdict) for row in ranked]
+    header = table_header(group_metric(rows))
+    shown = [i for i in range(len(header)) if any(line[i] for line in lines)]
+    for i in shown:
+        is_text = header[i] in ("mixer", "")
+        table.add_column(
+            header[i],
+            justify="left" if is_text else "right",
+            no_wrap=header[i] == "mixer",
+            overflow="fold",
         )
-    for row, line in zip(order, lines, strict=True):
-        style = (
-            "bold green"
-            if verdict is not None and row is verdict.take
-            else ""
-            if row.scores
-            else "dim"
-        )
-        made.add_row(*(line[i] for i in shown), style=style)
-    return made
+    for row, line in zip(ranked, lines, strict=True):
+        style = "" if row.scores else "dim"
+        if verdict is not None and row is verdict.recommended:
+            style = "bold green"
+        table.add_row(*(line[i] for i in shown), style=style)
+    return table
 
 
-def as_csv(rows: list[ResultRow]) -> str:
-    """A line for each row."""
-    text = io.StringIO()
-    writer = comma.DictWriter(text, COLUMNS)
-    writer.writeheader()
+def rows_to_csv(rows: list[ResultRow]) -> str:
+    """Return the rows as CSV, with the number of seeds in place of their scores."""
+    from regard.compare.formatting import row_to_json
+
+    values = []
     for row in rows:
-        values = row_to_json(row)
-        writer.writerow(values | {"seeds": len(values["seeds"])})
+        value = row_to_json(row)
+        value["seeds"] = len(value.pop("scores"))
+        values.append(value)
+    text = io.StringIO()
+    writer = csv_module.DictWriter(text, list(values[0]))
+    writer.writeheader()
+    writer.writerows(values)
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""How the command line talks: results to stdout, what went wrong in one line to stderr."""
+"""Output of the command line: results to stdout, errors and progress to stderr."""
 
 from __future__ import annotations
 
@@ -6,35 +6,68 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
 
-USAGE = 2  # the exit code of a wrong option
-INTERRUPTED = 130  # and of one that was stopped by Ctrl-C
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+USAGE = 2  # exit code of a wrong option
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 def console() -> Console:
-    """The terminal; a pipe or a file gets lines of a hundred characters, whatever the window."""
-    wide = None if sys.stdout.isatty() else 100
-    return Console(highlight=False, width=wide)
+    """Return the console for results; a pipe or file gets lines of 100 characters."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+
+
+def progress_bar(*, visible: bool, count: bool = False) -> Progress:
+    """Return a progress bar on stderr that disappears when it is done.
+
+    Args:
+        visible: Whether to show it at all.
+        count: Show "3/7" beside the bar.
+    """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *([MofNCompleteColumn()] if count else []),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not visible,
+    )
 
 
 def print_json(value: Any) -> None:
-    """One value on stdout, and nothing else."""
+    """Print a value as JSON to stdout."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """One line to stderr, and the end."""
+    """Print an error as one line to stderr and exit."""
     typer.echo(f"error: {' '.join(message.split())}", err=True)
     raise typer.Exit(code)
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Around what is done with the user's own values: there a ValueError or TypeError is an answer and not a bug."""
+    """Report errors in the user's input as one line; use it only around code that handles input.
+
+    Elsewhere a ValueError or TypeError is a bug, and its traceback is needed.
+    """
     try:
         yield
     except (ValueError, TypeError, OverflowError, ImportError) as error:

@@ -1,68 +1,53 @@
-"""regard report: the page of a comparison, written again."""
+"""regard report: write the page of a comparison again."""
 
 from __future__ import annotations
 
-import inspect
-import shlex
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli.output import print_json, user_errors
+
+if TYPE_CHECKING:
+    from regard.report import ComparisonReport
 
 PAGE = "report.html"
 
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="The folder that `regard compare` wrote.", show_default=False)
+        Path, typer.Argument(help="Folder written by `regard compare`.", show_default=False)
     ],
     html: Annotated[
-        Path | None, typer.Option(help="Where the page goes; FOLDER/report.html unless given.")
+        Path | None, typer.Option(help="Where to write the page [FOLDER/report.html].")
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="The data behind the page to stdout, and no page.")
+        bool, typer.Option("--json", help="Print the data of the page as JSON; write no page.")
     ] = False,
 ) -> None:
-    """Write the page of a comparison again: recommendation, tables, plots and maps in one file that opens offline.
+    """Write the HTML page of a comparison again.
+
+    The page has the recommendation, tables, plots and attention maps in one file that works offline.
 
     Example: regard report runs/compare --html page.html
     """
-    if json and html is not None:
-        with user_errors():
+    with user_errors():
+        if json and html is not None:
             raise ValueError("--json writes no page: leave out --html")
-    if json:
         from regard.report import load_report, report_to_json
 
-        with user_errors():
-            print_json(report_to_json(load_report(folder)))
+        content = load_report(folder)
+    if json:
+        print_json(report_to_json(content))
     else:
-        write_page(folder, html or folder / PAGE)
+        write_report(content, html or folder / PAGE)
 
 
-def write_page(folder: Path, path: Path) -> None:
-    """Write it, and say where it is."""
-    from regard.report import (  # plots take a second to import, and not every command draws
-        load_report,
-        write_page,
-    )
+def write_report(content: ComparisonReport, path: Path) -> None:
+    """Write the page and print its path."""
+    from regard.report import write_page
 
     with user_errors():
-        size = write_page(load_report(folder), path)
-    typer.echo(f"wrote {path} ({size / 1e6:.1f} MB)", err=True)
-
-
-def command(called: Callable[..., None], given: Mapping[str, object]) -> str:
-    """What to type for the same again: the arguments of a command that are not its defaults."""
-    words = ["regard", called.__name__]
-    for name, parameter in inspect.signature(called).parameters.items():
-        value = given[name]
-        if value is not None and value != parameter.default:
-            words += (
-                [f"--{name}" if value else f"--no-{name}"]
-                if isinstance(value, bool)
-                else [f"--{name}", str(value)]
-            )
-    return shlex.join(words)
+        size = write_page(content, path)
+    typer.echo(f"Wrote {path} ({size / 1e6:.1f} MB)", err=True)

@@ -1,4 +1,4 @@
-"""When a command was typed: to load torch takes seconds, which are part of a budget too."""
+"""How long the process took to start: importing torch takes seconds, which count to a time budget."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import os
 import time
 from pathlib import Path
 
-_before = 0.0
+_seconds = 0.0
 
 
 def record_startup() -> None:
-    """Called once, when the command line begins; from Python, commands begin when they are called."""
-    global _before
-    _before = process_age()
+    """Store the age of the process; `main` calls it once the command is about to run."""
+    global _seconds
+    _seconds = process_age()
 
 
 def startup_seconds() -> float:
-    """The seconds that this process took to come to the command."""
-    return _before
+    """Return the seconds from process start to the command; 0 if it was called from Python."""
+    return _seconds
 
 
 def process_age() -> float:
-    """The seconds since this process began, where the system tells it as Linux does; else 0."""
+    """Return the seconds since this process started, or 0 where there is no /proc."""
     try:
-        began = int(
-            Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-        ) / os.sysconf("SC_CLK_TCK")
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
     except (OSError, ValueError, IndexError, AttributeError):
         return 0.0

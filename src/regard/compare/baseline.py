@@ -1,4 +1,4 @@
-"""The trivial baseline: what is known without looking at the input, only at how often each target occurs."""
+"""The constant baseline: a predictor that ignores its input and knows only the class frequencies."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ import torch
 from torch import Tensor
 
 from regard.models.losses import IGNORE_INDEX
-from regard.tasks import Example, Task
+from regard.tasks import Task
 
-EXAMPLES = 512  # of the training split that are counted, and of the test split that are judged
+EXAMPLES = 512  # training examples used for the frequencies, and test examples used for the score
 
 
-def constant_baseline_score(made: Task) -> float:
-    """The metric of always saying the same: the most frequent target, or their frequencies, each counted once more."""
-    seen = torch.cat(
-        [
-            _targets(made.example("train", index))
-            for index in range(min(EXAMPLES, made.size("train")))
-        ]
-    )
-    counts = torch.bincount(seen, minlength=made.classes).double() + 1
+def constant_baseline_score(task: Task) -> float:
+    """Return the test metric of predicting the training frequencies (with add-one smoothing).
+
+    For accuracy this is the majority class.
+    """
+
+    def targets(split: str) -> list[Tensor]:
+        count = min(EXAMPLES, task.size(split))
+        flat = (task.example(split, index).target.view(-1) for index in range(count))
+        return [target[target != IGNORE_INDEX] for target in flat]
+
+    counts = torch.bincount(torch.cat(targets("train")), minlength=task.classes).double() + 1
     logits = (counts / counts.sum()).log()
-    asked = [
-        _targets(made.example("test", index)) for index in range(min(EXAMPLES, made.size("test")))
-    ]
-    scores = [made.score(logits.expand(len(each), -1), each) for each in asked]
-    return sum(summed for summed, _ in scores) / max(1, sum(count for _, count in scores))
-
-
-def _targets(example: Example) -> Tensor:
-    flat = example.target.view(-1)
-    return flat[flat != IGNORE_INDEX]
+    scores = [task.score(logits.expand(len(target), -1), target) for target in targets("test")]
+    return sum(total for total, _ in scores) / max(1, sum(count for _, count in scores))

@@ -1,7 +1,7 @@
-"""Where runs are run: processes of this machine, jobs of a SLURM cluster, tasks of Ray.
+"""Executors of `regard compare`: local processes, SLURM jobs (submitit) or Ray tasks.
 
-Each run is the same process everywhere, `python -m regard.compare.worker FOLDER`.  What it does and says goes into its folder,
-and is read from there: nothing that another machine sends back is unpacked.
+Every executor starts the same process, `python -m regard.compare.worker FOLDER START`. The run writes
+its log, progress and result to FOLDER, and only these files are read: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ from typing import Any
 from regard.errors import check_int, check_positive, did_you_mean
 from regard.models import ModuleSpec
 
-LOG_FILE = "log.txt"  # what a process said
-STOP_FILE = "stop"  # a file that asks a run to save itself and end
-LOCK_FILE = "lock"  # one that is held while a process is at work in the folder
-MINUTES = 60  # of a job, where there is no budget
+LOG_FILE = "log.txt"  # stdout and stderr of the run
+STOP_FILE = "stop"  # asks the run to save a checkpoint and exit
+LOCK_FILE = "lock"  # locked while a process works in the folder
+DEFAULT_MINUTES = 60  # time limit of a SLURM job without a budget
 
 
 class RunHandle(ABC):
-    """A run at work."""
+    """A run that was started."""
 
     @abstractmethod
-    def over(self) -> bool:
-        """Whether it has ended, in whatever way."""
+    def done(self) -> bool:
+        """Whether it has ended, successfully or not."""
 
     @abstractmethod
     def kill(self) -> None:
         """End it at once."""
 
-    def why(self) -> str:
-        """What ended a run from outside, so that it could not say so itself; "": nothing did."""
+    def failure_reason(self) -> str:
+        """Why the run was ended from outside; "" if it was not."""
         return ""
 
 
 class Executor(ABC):
     """Starts runs.
 
-    threads   of each run
-    queues    a run may wait before it begins, for as long as others please: so its time is its own, and no common end
+    Attributes:
+        threads: Threads of each run.
+        has_queue: Whether a run may wait before it starts. Then each run gets its whole time share
+            from when it starts, and there is no common deadline.
     """
 
     threads: int
@@ -55,21 +57,23 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, folder: Path, seconds: float | None) -> RunHandle:
-        """Begin the run whose words are in the folder; it is told to take so long at most."""
+        """Start the run whose spec is in the folder; `seconds` is its time limit."""
 
-    def close(self) -> None:  # noqa: B027  most have nothing to let go of
-        """No more runs come."""
+    def close(self) -> None:  # noqa: B027  most executors hold no resources
+        """Release resources after the last run."""
 
 
 def worker_command(folder: Path, threads: int) -> list[str]:
-    """What to call for a run, wherever.  The shell says when that was: to load torch takes seconds, and they count."""
-    script = f'OMP_NUM_THREADS="$2" exec "$0" -m regard.compare.worker "$1" "$(date +%s)" > "$1/{LOG_FILE}" 2>&1'
+    """Return the command of a run. The shell takes the start time: importing torch counts too."""
+    script = (
+        'OMP_NUM_THREADS="$2" exec "$0" -m regard.compare.worker "$1" "$(date +%s)" '
+        f'> "$1/{LOG_FILE}" 2>&1'
+    )
     return ["sh", "-c", script, sys.executable, str(folder.absolute()), str(threads)]
 
 
-# ---------------------------------------------------------------------------------------------- this machine
 class LocalExecutor(Executor):
-    """Processes of this machine, which share its cores."""
+    """Runs processes on this machine, which share its cores."""
 
     has_queue = False
 
@@ -77,44 +81,43 @@ class LocalExecutor(Executor):
         self.threads = max(1, (os.cpu_count() or 1) // jobs)
 
     def start(self, folder: Path, seconds: float | None) -> RunHandle:
-        """See `Place`."""
-        return ProcessHandle(
-            subprocess.Popen(worker_command(folder, self.threads), start_new_session=True)
-        )
+        command = worker_command(folder, self.threads)
+        return ProcessHandle(subprocess.Popen(command, start_new_session=True))
 
 
 class ProcessHandle(RunHandle):
-    """A process of this machine."""
+    """A local process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process, self.ours = process, False
+        self.process, self.killed_by_us = process, False
 
-    def over(self) -> bool:
-        """See `Job`."""
+    def done(self) -> bool:
         return self.process.poll() is not None
 
     def kill(self) -> None:
-        """See `Job`."""
-        self.ours = True
+        self.killed_by_us = True
         self.process.kill()
         self.process.wait()
 
-    def why(self) -> str:
-        """See `Job`."""
+    def failure_reason(self) -> str:
         code = self.process.returncode
-        if self.ours or code >= 0:
+        if self.killed_by_us or code >= 0:
             return ""
-        return f"ended by {signal.Signals(-code).name}{', as is done where memory runs out' if code == -signal.SIGKILL else ''}"
+        hint = " (possibly out of memory)" if code == -signal.SIGKILL else ""
+        return f"killed by {signal.Signals(-code).name}{hint}"
 
 
-# ---------------------------------------------------------------------------------------------- SLURM
 class SlurmExecutor(Executor):
-    """Jobs of a SLURM cluster, by submitit; the folder of the comparison must be one that all machines see.
+    """Submits SLURM jobs with submitit. All machines must see the folder of the comparison.
 
-    partition   where to queue
-    cores       of each run; `memory` in GB
-    minutes     after which a job is ended; without it the time that the budget gives a run, and a little more, else an hour
-    cluster     "slurm"; "local" does the same without one, to try it out
+    Args:
+        root: Folder of the comparison.
+        jobs: Runs at a time; the queue needs no limit.
+        partition: SLURM partition.
+        cores: CPU cores per run.
+        memory: Memory per run in GB.
+        minutes: Time limit per job. Default: the run's share of the budget and a margin, or an hour.
+        cluster: "slurm", or "local" to try submitit without a cluster.
     """
 
     def __init__(
@@ -132,113 +135,108 @@ class SlurmExecutor(Executor):
         for name, value in (("memory", memory), ("minutes", minutes)):
             if value is not None:
                 check_positive(name, value)
-        submitit = import_optional("submitit", "--on slurm")
+        submitit = import_optional("submitit", "--executor slurm")
         logging.getLogger("submitit").setLevel(logging.ERROR)
         try:
-            self.executor = submitit.AutoExecutor(folder=root / "jobs", cluster=cluster)
+            self.submitit = submitit.AutoExecutor(folder=root / "jobs", cluster=cluster)
         except (RuntimeError, ValueError) as error:
-            raise ValueError(f"--on slurm: {error}; --on local runs on this machine") from None
+            raise ValueError(
+                f"--executor slurm: {error}. Use --executor local to run on this machine."
+            ) from None
         self.threads, self.minutes = cores, minutes
-        given = {
+        parameters = {
             "cpus_per_task": cores,
             "mem_gb": memory,
             "slurm_partition": partition,
             "name": "regard",
         }
-        self.executor.update_parameters(
-            **{name: value for name, value in given.items() if value is not None}
+        self.submitit.update_parameters(
+            **{name: value for name, value in parameters.items() if value is not None}
         )
 
     def start(self, folder: Path, seconds: float | None) -> RunHandle:
-        """See `Place`."""
-        usual = MINUTES if seconds is None else 1.1 * seconds / 60 + 2
-        self.executor.update_parameters(timeout_min=math.ceil(self.minutes or usual))
+        default = DEFAULT_MINUTES if seconds is None else 1.1 * seconds / 60 + 2
+        self.submitit.update_parameters(timeout_min=math.ceil(self.minutes or default))
         return SubmititHandle(
-            self.executor.submit(subprocess.call, worker_command(folder, self.threads))
+            self.submitit.submit(subprocess.call, worker_command(folder, self.threads))
         )
 
 
 class SubmititHandle(RunHandle):
-    """A job of submitit, whose pickled result is left where it is."""
+    """A submitit job. Its pickled result is never read."""
 
     def __init__(self, job: Any) -> None:
         self.job = job
 
-    def over(self) -> bool:
-        """See `Job`."""
+    def done(self) -> bool:
         return bool(self.job.done())
 
     def kill(self) -> None:
-        """See `Job`."""
         self.job.cancel()
 
-    def why(self) -> str:
-        """See `Job`."""
+    def failure_reason(self) -> str:
         state = self.job.state
-        return (
-            "" if state in ("COMPLETED", "FINISHED") else f"job {self.job.job_id} ended as {state}"
-        )
-
-
-# ---------------------------------------------------------------------------------------------- Ray
-def call(words: list[str]) -> None:
-    """What Ray does: it wants a function with a signature of its own."""
-    subprocess.call(words)
+        if state in ("COMPLETED", "FINISHED"):
+            return ""
+        return f"job {self.job.job_id} ended with state {state}"
 
 
 class RayExecutor(Executor):
-    """Tasks of Ray: of the cluster at `address`, or of one that is started here.
+    """Runs Ray tasks, on an existing cluster or on one that is started here.
 
-    cores     of each run
-    address   "auto" finds a cluster that runs; the folder of the comparison must be one that all its machines see
+    Args:
+        root: Folder of the comparison; all machines must see it.
+        jobs: Runs at a time.
+        cores: CPU cores per run.
+        address: Address of a cluster; "auto" finds a running one.
     """
 
     def __init__(
         self, root: Path, jobs: int, *, cores: int = 1, address: str | None = None
     ) -> None:
         check_int(1, cores=cores)
-        os.environ.setdefault(
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-        )  # it warns of what will change, and asks for this
-        self.ray, self.threads = import_optional("ray", "--on ray"), cores
-        own = (
-            {}
-            if address
-            else {"num_cpus": max(os.cpu_count() or 1, cores), "include_dashboard": False}
-        )
+        # silences a warning of Ray about a coming change, as the warning recommends
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        self.ray, self.threads = import_optional("ray", "--executor ray"), cores
+        local: dict[str, Any] = {}
+        if not address:
+            local = {"num_cpus": max(os.cpu_count() or 1, cores), "include_dashboard": False}
         try:
-            self.ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **own)
+            self.ray.init(
+                address=address, logging_level=logging.ERROR, log_to_driver=False, **local
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(
-                f"--on ray: {error}; without an address a cluster is started here"
+                f"--executor ray: {error}. Without an address a cluster is started here."
             ) from None
-        self.remote = self.ray.remote(num_cpus=cores, max_retries=0)(call)
+        self.remote = self.ray.remote(num_cpus=cores, max_retries=0)(run_command)
 
     def start(self, folder: Path, seconds: float | None) -> RunHandle:
-        """See `Place`."""
         return RayHandle(self.ray, self.remote.remote(worker_command(folder, self.threads)))
 
     def close(self) -> None:
-        """See `Place`."""
         self.ray.shutdown()
 
 
+def run_command(command: list[str]) -> None:
+    """Run a command. Ray needs a function with a plain signature, which subprocess.call is not."""
+    subprocess.call(command)
+
+
 class RayHandle(RunHandle):
-    """A task of Ray, whose result is never asked for."""
+    """A Ray task. Its result is never fetched."""
 
     def __init__(self, ray: Any, task: Any) -> None:
         self.ray, self.task = ray, task
 
-    def over(self) -> bool:
-        """See `Job`."""
+    def done(self) -> bool:
         return bool(self.ray.wait([self.task], timeout=0)[0])
 
     def kill(self) -> None:
-        """See `Job`: the process of the run ends when it sees that its parent is gone."""
+        """End the task; the process of the run exits when it sees that its parent is gone."""
         self.ray.cancel(self.task, force=True)
 
 
-# ---------------------------------------------------------------------------------------------- by name
 EXECUTORS: dict[str, Callable[..., Executor]] = {
     "local": LocalExecutor,
     "slurm": SlurmExecutor,
@@ -246,26 +244,23 @@ EXECUTORS: dict[str, Callable[..., Executor]] = {
 }
 
 
-def create_executor(part: ModuleSpec, root: Path, jobs: int) -> Executor:
-    """A place by name: `Part(name="slurm", arguments={"partition": "cpu"})`; what is wrong is named with the nearest."""
-    if part.name not in EXECUTORS:
-        raise ValueError(f"no place {part.name!r} to run: {did_you_mean(part.name, EXECUTORS)}")
-    known = [
-        name
-        for name in inspect.signature(EXECUTORS[part.name]).parameters
-        if name not in ("root", "jobs")
-    ]
-    for name in part.arguments:
+def create_executor(spec: ModuleSpec, root: Path, jobs: int) -> Executor:
+    """Create an executor by name, such as `module_spec("slurm", partition="cpu")`."""
+    if spec.name not in EXECUTORS:
+        raise ValueError(f"Unknown executor {spec.name!r}: {did_you_mean(spec.name, EXECUTORS)}")
+    known = set(inspect.signature(EXECUTORS[spec.name]).parameters) - {"root", "jobs"}
+    for name in spec.arguments:
         if name not in known:
-            raise ValueError(
-                f"--on {part.name} takes no {name!r}: {did_you_mean(name, known) if known else 'it takes none'}"
-            )
-    return EXECUTORS[part.name](root, jobs, **part.arguments)
+            hint = did_you_mean(name, known) if known else "it has no options"
+            raise ValueError(f"--executor {spec.name} has no option {name!r}: {hint}")
+    return EXECUTORS[spec.name](root, jobs, **spec.arguments)
 
 
-def import_optional(name: str, what: str) -> Any:
-    """An optional package; a missing one is named with its extra."""
+def import_optional(name: str, needed_by: str) -> Any:
+    """Import an optional package; ImportError names the extra that installs it."""
     try:
         return __import__(name)
     except ImportError:
-        raise ImportError(f"{what} needs the package {name}: pip install 'regard[sweep]'") from None
+        raise ImportError(
+            f"{needed_by} needs the package {name}: pip install 'regard[sweep]'"
+        ) from None

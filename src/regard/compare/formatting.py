@@ -1,57 +1,87 @@
-"""Rows in words, the same in the terminal, in JSON and on the page."""
+"""Results of a comparison in words, the same for the terminal, JSON, CSV and the page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
-from regard.compare.verdict import ResultRow, Verdict
+from regard.compare.results import SINGLE_SEED_GAP, Caveats, ResultRow, Verdict
 
-COLUMNS = (
-    "mixer",
-    "task",
-    "length",
-    "metric",
-    "score",
-    "spread",
-    "seeds",
-    "speed",
-    "memory",
-    "parameters",
-    "steps",
-    "why",
-)
+NO_RESULT = "No run finished, so there is no recommendation."
 
 
-def group_rows(rows: Iterable[ResultRow]) -> dict[tuple[str, int], list[ResultRow]]:
-    """The rows by task and length: only those of one place can be compared."""
-    found: dict[tuple[str, int], list[ResultRow]] = {}
-    for row in rows:
-        found.setdefault((row.task, row.length), []).append(row)
-    return found
+def describe_verdict(verdict: Verdict) -> str:
+    """Return the recommendation and its evidence."""
+    row, best, dense, baseline = (
+        verdict.recommended,
+        verdict.best,
+        verdict.dense,
+        verdict.baseline,
+    )
+    place = f"{verdict.task} at {verdict.length:,} tokens"
+    if row is None:
+        assert baseline is not None
+        return (
+            f"No recommendation for {place}: nothing was learned. The best mixer, {best.mixer}, "
+            f"has {format_score(best)}; the constant baseline has {format_score(baseline)}. "
+            "Train longer or make the task easier."
+        )
+    text = f"Use {row.mixer} for {place} on this machine: {format_score(row)}"
+    if dense is not None and row is not dense:
+        text += f", {row.tokens_per_second / dense.tokens_per_second:.2g} × the training speed"
+        if dense.peak_bytes:  # 0: a model too small to be measured
+            text += f" and {row.peak_bytes / dense.peak_bytes:.2g} × the peak memory"
+        text += f" of dense softmax ({format_score(dense)})"
+    if not verdict.ties:
+        return f"{text}. No other mixer is close."
+    ties = [
+        f"{tie.mixer} ({format_score(tie)}, the best score)" if tie is best else tie.mixer
+        for tie in verdict.ties
+    ]
+    significant = "significantly " if len(row.scores) > 1 else "clearly "
+    return f"{text}. Not {significant}different: {', '.join(ties)}."
 
 
-def metric_of(rows: Iterable[ResultRow]) -> str:
-    """What the rows of a place were judged by; "" where none has a score."""
-    return next((row.metric for row in rows if row.metric), "")
+def describe_caveats(caveats: Caveats) -> list[str]:
+    """Return a sentence for each caveat that applies."""
+    sentences = []
+    if caveats.seeds == 1:
+        sentences.append(
+            "One seed only: the variance is unknown and differences below "
+            f"{SINGLE_SEED_GAP:.0%} count as ties. Use --seeds 3."
+        )
+    elif caveats.seeds:
+        sentences.append(f"{caveats.seeds} seeds give only a rough estimate of the variance.")
+    if caveats.test_examples:
+        fewest, most = caveats.test_examples
+        sentences.append(
+            f"Out of time: some models were tested on {fewest:,} examples, others on {most:,}."
+        )
+    if caveats.parameters:
+        fewest, most = caveats.parameters
+        sentences.append(f"Model sizes differ: from {fewest:,} to {most:,} parameters.")
+    if caveats.failed_runs:
+        sentences.append("Some runs failed: see the table.")
+    elif caveats.unfinished_runs:
+        sentences.append("Some runs have not finished.")
+    return sentences
 
 
-def rank_rows(rows: list[ResultRow]) -> list[ResultRow]:
-    """The best first; those without a score last."""
-    sign = -1 if metric_of(rows) == "accuracy" else 1
-    return sorted(rows, key=lambda row: (not row.scores, sign * row.score if row.scores else 0))
+def format_score(row: ResultRow) -> str:
+    """Return "0.93 ± 0.01 accuracy"."""
+    std = f" ± {row.std:.2g}" if len(row.scores) > 1 else ""
+    return f"{row.score:.3g}{std} {row.metric}"
 
 
-def headings(metric: str) -> tuple[str, ...]:
-    """What stands above the words of `format_row`."""
+def table_header(metric: str) -> tuple[str, ...]:
+    """Return the column names of `format_row`."""
     return (
-        "mechanism",
+        "mixer",
         metric,
-        "± seeds",
+        "± std",
         "tokens/s",
         "× dense",
-        "memory MB",
+        "peak MB",
         "parameters",
         "steps",
         "",
@@ -59,45 +89,56 @@ def headings(metric: str) -> tuple[str, ...]:
 
 
 def format_row(row: ResultRow, verdict: Verdict | None) -> list[str]:
-    """One row in words."""
-    dense = verdict.dense if verdict is not None else None
-    ratio = "" if dense is None or math.isnan(row.speed) else f"{row.speed / dense.speed:.2f}"
-    note = row.why or ("← take this" if verdict is not None and row is verdict.take else "")
+    """Return the cells of a table row; cells without a value are empty."""
+
+    def number(value: float, spec: str) -> str:
+        return "" if math.isnan(value) else format(value, spec)
+
+    dense = math.nan if verdict is None or verdict.dense is None else verdict.dense.tokens_per_second
+    recommended = verdict is not None and row is verdict.recommended
     return [
         row.mixer,
-        shown(row.score, "{:.3f}"),
-        shown(row.spread, "{:.3f}"),
-        shown(row.speed, "{:,.0f}"),
-        ratio,
-        shown(row.memory / 1e6, "{:,.0f}"),
+        number(row.score, ".3f"),
+        number(row.std, ".3f"),
+        number(row.tokens_per_second, ",.0f"),
+        number(row.tokens_per_second / dense, ".2f"),
+        number(row.peak_bytes / 1e6, ",.0f"),
         f"{row.parameters:,}" if row.parameters else "",
-        shown(row.steps, "{:,.0f}"),
-        note,
+        number(row.steps, ",.0f"),
+        row.reason or ("← recommended" if recommended else ""),
     ]
 
 
-def shown(number: float, form: str) -> str:
-    """A number, or nothing where there is none."""
-    return "" if math.isnan(number) else form.format(number)
-
-
 def row_to_json(row: ResultRow) -> dict[str, Any]:
-    """One row; what is not there is null."""
-    values = (
-        row.mixer,
-        row.task,
-        row.length,
-        row.metric,
-        row.score,
-        row.spread,
-        row.scores,
-        row.speed,
-        row.memory,
-        row.parameters,
-        row.steps,
-        row.why,
-    )
+    """Return a row as plain values; numbers that are missing are None."""
+    values = {
+        "mixer": row.mixer,
+        "task": row.task,
+        "length": row.length,
+        "metric": row.metric,
+        "score": row.score,
+        "std": row.std,
+        "scores": row.scores,
+        "tokens_per_second": row.tokens_per_second,
+        "peak_bytes": row.peak_bytes,
+        "parameters": row.parameters,
+        "steps": row.steps,
+        "reason": row.reason,
+    }
     return {
-        k: None if isinstance(v, float) and math.isnan(v) else v
-        for k, v in zip(COLUMNS, values, strict=True)
+        key: None if isinstance(value, float) and math.isnan(value) else value
+        for key, value in values.items()
+    }
+
+
+def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as plain values: names of mixers, and the text that the table shows."""
+    return {
+        "task": verdict.task,
+        "length": verdict.length,
+        "recommended": verdict.recommended and verdict.recommended.mixer,
+        "best": verdict.best.mixer,
+        "ties": [row.mixer for row in verdict.ties],
+        "summary": describe_verdict(verdict),
+        "caveats": describe_caveats(verdict.caveats),
     }

@@ -1,4 +1,4 @@
-"""What was done already: a small database beside the runs, so that an interrupted comparison goes on where it stopped."""
+"""The ledger: an SQLite table of runs, so that an interrupted comparison can be resumed."""
 
 from __future__ import annotations
 
@@ -8,66 +8,84 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 DONE, FAILED, REFUSED, WAITING = "done", "failed", "refused", "waiting"
-INTERRUPTED = "interrupted"  # what a run says last that was stopped and can go on
+INTERRUPTED = "interrupted"  # the reason of a run that was stopped and can be resumed
 
 TABLE = """CREATE TABLE IF NOT EXISTS runs (
-    key TEXT PRIMARY KEY, name TEXT NOT NULL, status TEXT NOT NULL, words TEXT NOT NULL, result TEXT, why TEXT
+    key TEXT PRIMARY KEY, name TEXT NOT NULL, status TEXT NOT NULL, settings TEXT NOT NULL,
+    result TEXT, reason TEXT
 )"""
 
 
 class LedgerEntry(NamedTuple):
-    """One run: where it stands, and what came of it."""
+    """One run: its status and, once it is done, its result.
+
+    Attributes:
+        key: Hash of the run's settings.
+        name: Readable name.
+        status: DONE, FAILED, REFUSED or WAITING.
+        settings: The mixer, task, length and seed.
+        result: What `regard.train.run.run_training` returned, or None.
+        reason: Why the run was refused or failed.
+    """
 
     key: str
     name: str
     status: str
-    words: dict[str, Any]
+    settings: dict[str, Any]
     result: dict[str, Any] | None
-    why: str
+    reason: str
 
 
 class Ledger:
-    """A table of runs in a file; every change is on the disk when it returns."""
+    """A table of runs in a file. Every change is committed before the method returns."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self.file = sqlite3.connect(path, isolation_level=None)
-            self.file.execute("PRAGMA journal_mode=WAL")
-            self.file.execute(TABLE)
-            self.entries()  # where a later page is torn, or the table is another's, it shows only here
+            self.connection = sqlite3.connect(path, isolation_level=None)
+            self.connection.execute("PRAGMA journal_mode=WAL")
+            self.connection.execute(TABLE)
+            self.entries()  # a corrupt page or a foreign table shows only when it is read
         except (sqlite3.DatabaseError, ValueError) as error:
             raise ValueError(f"{path} is not a ledger: {error}") from None
 
-    def add(self, key: str, name: str, words: dict[str, Any], *, refusal: str = "") -> None:
-        """Take a run in, unless it is there."""
-        status = REFUSED if refusal else WAITING
-        row = (key, name, status, json.dumps(words), refusal)
-        self.file.execute(
-            "INSERT OR IGNORE INTO runs (key, name, status, words, why) VALUES (?, ?, ?, ?, ?)", row
+    def add(self, key: str, name: str, settings: dict[str, Any], *, refusal: str = "") -> None:
+        """Add a run, unless it is already in the table."""
+        self.connection.execute(
+            "INSERT OR IGNORE INTO runs (key, name, status, settings, reason) VALUES (?, ?, ?, ?, ?)",
+            (key, name, REFUSED if refusal else WAITING, json.dumps(settings), refusal),
         )
 
     def finish(self, key: str, result: dict[str, Any]) -> None:
-        """It is done."""
-        self.file.execute(
-            "UPDATE runs SET status = ?, result = ?, why = '' WHERE key = ?",
+        """Store the result of a run and mark it done."""
+        self.connection.execute(
+            "UPDATE runs SET status = ?, result = ?, reason = '' WHERE key = ?",
             (DONE, json.dumps(result), key),
         )
 
-    def fail(self, key: str, why: str) -> None:
-        """It ended badly; the next comparison tries it again."""
-        self.file.execute("UPDATE runs SET status = ?, why = ? WHERE key = ?", (FAILED, why, key))
+    def fail(self, key: str, reason: str) -> None:
+        """Mark a run failed. The next comparison tries it again."""
+        self.connection.execute(
+            "UPDATE runs SET status = ?, reason = ? WHERE key = ?", (FAILED, reason, key)
+        )
 
     def entries(self) -> list[LedgerEntry]:
-        """All runs, in the order in which they came."""
-        rows = self.file.execute(
-            "SELECT key, name, status, words, result, why FROM runs ORDER BY rowid"
-        ).fetchall()
+        """Return all runs in the order they were added."""
+        rows = self.connection.execute(
+            "SELECT key, name, status, settings, result, reason FROM runs ORDER BY rowid"
+        )
         return [
-            LedgerEntry(k, n, s, json.loads(w), None if r is None else json.loads(r), y or "")
-            for k, n, s, w, r, y in rows
+            LedgerEntry(
+                key,
+                name,
+                status,
+                json.loads(settings),
+                None if result is None else json.loads(result),
+                reason or "",
+            )
+            for key, name, status, settings, result, reason in rows.fetchall()
         ]
 
     def close(self) -> None:
-        """Let the file go."""
-        self.file.close()
+        """Close the file."""
+        self.connection.close()

@@ -1,12 +1,13 @@
-"""What is compared with what: mixers × tasks × lengths × seeds, each a run in words."""
+"""The runs of a comparison: mixers × tasks × lengths × seeds."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -19,17 +20,22 @@ from regard.tasks import TASKS, Task, create_task
 from regard.train.run import RunSpec, model_config
 from regard.train.settings import TrainSettings
 
-SEEN = 64  # examples, by which a task is judged to have some that differ in length
-DENSE_MIXER = ModuleSpec(name="vanilla")  # always among the rows: nothing says much without it
-CONSTANT_BASELINE = "constant"  # the row that learns nothing of the input
+PADDING_SAMPLE = 64  # training examples checked for different lengths
+DENSE_MIXER = ModuleSpec(name="vanilla")  # dense softmax attention, part of every comparison
+CONSTANT_BASELINE = "constant"  # name of the row of `constant_baseline_score`
 
 
 class ComparisonPlan(StrictModel):
-    """A comparison in words.
+    """Settings of a comparison.
 
-    lengths            of the tasks; none: each task's own
-    seeds              runs of each that differ in nothing but the seed
-    equal_parameters   feed-forward layers are made wider or narrower until all have the parameters of dense softmax
+    Attributes:
+        tasks: Tasks to train on.
+        mixers: Mixers to compare; dense softmax attention is added if it is missing.
+        lengths: Sequence lengths of the tasks. Empty: each task's default length.
+        seeds: Number of runs per mixer that differ only in the seed.
+        dim, heads, layers, position: The model around each mixer.
+        match_params: Adjust the FFN width until each model has as many parameters as the dense one.
+        settings: Training settings.
     """
 
     tasks: list[ModuleSpec]
@@ -45,7 +51,7 @@ class ComparisonPlan(StrictModel):
 
 
 class PlannedRun(NamedTuple):
-    """One run, or the reason why there is none."""
+    """One run, or the reason (`refusal`) why the mixer cannot be trained on the task."""
 
     mixer: ModuleSpec
     task: ModuleSpec
@@ -56,159 +62,142 @@ class PlannedRun(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The same for the same words, so that a comparison can be taken up again."""
-        words = (
-            self.spec.model_dump_json(exclude={"threads": True, "settings": {"seconds"}})
-            if self.spec
-            else repr(self)
-        )
-        return hashlib.sha256(words.encode()).hexdigest()[:16]
+        """A hash of the settings, without thread count and time limit: the run's folder name."""
+        exclude: Any = {"threads": True, "settings": {"seconds"}}
+        text = self.spec.model_dump_json(exclude=exclude) if self.spec else repr(self)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
-        return (
-            f"{spec_label(self.mixer)} · {spec_label(self.task)} · {self.length} · seed {self.seed}"
-        )
+        """A readable name."""
+        parts = (spec_label(self.mixer), spec_label(self.task), self.length, f"seed {self.seed}")
+        return " · ".join(map(str, parts))
+
+    def settings(self) -> dict[str, Any]:
+        """What identifies the run in the ledger."""
+        return {
+            "mixer": self.mixer.model_dump(),
+            "task": self.task.model_dump(),
+            "length": self.length,
+            "seed": self.seed,
+        }
 
 
-def spec_label(part: ModuleSpec) -> str:
-    """ "local", or "local(window=64)"; of the path to data, the last name."""
-    shown = (
-        (name, Path(str(value)).name if name == "data" else value)
-        for name, value in part.arguments.items()
+def spec_label(spec: ModuleSpec) -> str:
+    """Return "local" or "local(window=64)"; of a path to data only the file name is shown."""
+    shown = ", ".join(
+        f"{name}={Path(str(value)).name if name == 'data' else value}"
+        for name, value in spec.arguments.items()
+        if name != "length"
     )
-    given = ", ".join(f"{name}={value}" for name, value in shown if name != "length")
-    return f"{part.name}({given})" if given else part.name
+    return f"{spec.name}({shown})" if shown else spec.name
 
 
 def plan_runs(plan: ComparisonPlan) -> list[PlannedRun]:
-    """All runs; what does not fit together is refused here, before anything is trained.
+    """Return all runs of a plan. Mixers that do not fit a task are refused here, before training.
 
-    Seeds come first, so that whoever stops early has a whole comparison with fewer seeds.
+    The seed varies slowest, so a comparison that is stopped early is complete for its first seeds.
     """
-    mixers = [DENSE_MIXER, *(m for m in plan.mixers if m != DENSE_MIXER)]
-    tasks = [sized for part in plan.tasks for sized in tasks_at_lengths(part, plan.lengths)]
-    named = {task_identity(part): part for part in tasks}
-    for part in tasks:
-        if named[task_identity(part)] != part:
-            raise ValueError(
-                f"two tasks would both be called {spec_label(part)}: compare them one after the other"
-            )
-    wide = {name: _Fitted(plan, part) for name, part in named.items()}
+    mixers = [DENSE_MIXER, *(mixer for mixer in plan.mixers if mixer != DENSE_MIXER)]
+    tasks = [task for spec in plan.tasks for task in tasks_at_lengths(spec, plan.lengths)]
+    labels: dict[tuple[str, object], ModuleSpec] = {}
+    for task in tasks:
+        label = spec_label(task)
+        if labels.setdefault((label, task.arguments.get("length")), task) != task:
+            raise ValueError(f"Two tasks have the same name {label}. Compare them separately.")
+    fitted = [(task, list(_fit_mixers(plan, task, mixers))) for task in tasks]
+    runs = []
+    for seed in range(plan.seeds):
+        for task, fits in fitted:
+            for mixer, (ffn_width, refusal) in zip(mixers, fits, strict=True):
+                spec = None if refusal else _run_spec(plan, task, mixer, seed, ffn_width)
+                length = cached_task(task).length
+                runs.append(PlannedRun(mixer, task, length, seed, spec, refusal))
+    return runs
+
+
+def tasks_at_lengths(task: ModuleSpec, lengths: tuple[int, ...]) -> list[ModuleSpec]:
+    """Return the task at each length, or as it is if there are none."""
+    if not lengths:
+        return [task]
+    if task.name in TASKS and "length" not in inspect.signature(TASKS[task.name]).parameters:
+        raise ValueError(f"Task {task.name!r} has a fixed length. Leave out --lengths.")
     return [
-        wide[task_identity(part)].cell(mixer, seed)
-        for seed in range(plan.seeds)
-        for part in tasks
-        for mixer in mixers
+        ModuleSpec(name=task.name, arguments=task.arguments | {"length": length})
+        for length in lengths
     ]
 
 
-def tasks_at_lengths(part: ModuleSpec, lengths: tuple[int, ...]) -> list[ModuleSpec]:
-    """A task at each length that was asked for."""
-    if (
-        part.name in TASKS
-        and "length" not in inspect.signature(TASKS[part.name]).parameters
-        and lengths
-    ):
-        raise ValueError(f"the task {part.name!r} has its own length: leave lengths out")
-    return [
-        ModuleSpec(name=part.name, arguments=part.arguments | {"length": n}) for n in lengths
-    ] or [part]
-
-
-def task_identity(part: ModuleSpec) -> tuple[str, object]:
-    """What tells tasks apart."""
-    return spec_label(part), part.arguments.get("length")
-
-
-def cached_task(part: ModuleSpec) -> Task:
-    """The task of these words; a comparison asks for it several times, and its data may take long to read."""
-    return _made(part.model_dump_json())
+def cached_task(spec: ModuleSpec) -> Task:
+    """Create a task, or return it if it was created before: its data may take long to read."""
+    return _create_task(spec.model_dump_json())
 
 
 @lru_cache(16)
-def _made(words: str) -> Task:
-    part = ModuleSpec.model_validate_json(words)
-    return create_task(part.name, **part.arguments)
+def _create_task(json: str) -> Task:
+    spec = ModuleSpec.model_validate_json(json)
+    return create_task(spec.name, **spec.arguments)
 
 
-class _Fitted:
-    """The cells of one task: dense softmax sets the number of parameters."""
+def _run_spec(
+    plan: ComparisonPlan, task: ModuleSpec, mixer: ModuleSpec, seed: int, ffn_width: int | None
+) -> RunSpec:
+    return RunSpec(
+        task=task,
+        mixer=mixer,
+        dim=plan.dim,
+        heads=plan.heads,
+        layers=plan.layers,
+        hidden=ffn_width,
+        position=plan.position,
+        settings=plan.settings.model_copy(update={"seed": seed}),
+    )
 
-    def __init__(self, plan: ComparisonPlan, part: ModuleSpec) -> None:
-        self.plan, self.part = plan, part
-        self.task = cached_task(part)
-        self.most = count_parameters(self._spec(DENSE_MIXER, 0), self.task)
-        self.masked = (
-            self.task.batch("train", range(min(SEEN, self.task.size("train")))).mask is not None
-        )
-        self.known: dict[
-            str, tuple[int | None, str]
-        ] = {}  # by mixer: the width of its feed-forward layers, or a refusal
 
-    def _spec(self, mixer: ModuleSpec, seed: int, hidden: int | None = None) -> RunSpec:
-        p = self.plan
-        settings = p.settings.model_copy(update={"seed": seed})
-        return RunSpec(
-            task=self.part,
-            mixer=mixer,
-            dim=p.dim,
-            heads=p.heads,
-            layers=p.layers,
-            hidden=hidden,
-            position=p.position,
-            settings=settings,
-        )
-
-    def cell(self, mixer: ModuleSpec, seed: int) -> PlannedRun:
-        """The run of a mixer on this task."""
-        name = mixer.model_dump_json()
-        if name not in self.known:
-            self.known[name] = self._fit(self._spec(mixer, seed))
-        hidden, refusal = self.known[name]
-        return PlannedRun(
-            mixer,
-            self.part,
-            self.task.length,
-            seed,
-            None if refusal else self._spec(mixer, seed, hidden),
-            refusal,
-        )
-
-    def _fit(self, spec: RunSpec) -> tuple[int | None, str]:
-        """The same for all seeds."""
+def _fit_mixers(
+    plan: ComparisonPlan, task_spec: ModuleSpec, mixers: list[ModuleSpec]
+) -> Iterator[tuple[int | None, str]]:
+    """Yield the FFN width of each mixer's model (None: the default), or why it cannot be built."""
+    task = cached_task(task_spec)
+    target = count_parameters(_run_spec(plan, task_spec, DENSE_MIXER, 0, None), task)
+    sample = task.batch("train", range(min(PADDING_SAMPLE, task.size("train"))))
+    for mixer in mixers:
+        spec = _run_spec(plan, task_spec, mixer, 0, None)
         try:
-            if self.masked:
-                check_mask(spec, self.task)
-            if self.plan.match_params:
-                return matching_ffn_width(self.most, spec, self.task), ""
-            count_parameters(spec, self.task)
+            if sample.mask is not None:
+                check_mask(spec, task)
+            if plan.match_params:
+                yield matching_ffn_width(target, spec, task), ""
+            else:
+                count_parameters(spec, task)  # raises if the model cannot be built
+                yield None, ""
         except Unsupported as refusal:
-            return None, str(refusal)
-        return None, ""
+            yield None, str(refusal)
 
 
-def check_mask(spec: RunSpec, made: Task) -> None:
-    """Where examples differ in length they are filled up, and a mixer has to be told so."""
-    for mixer in outer_mixers(build(model_config(spec, made))):
+def check_mask(spec: RunSpec, task: Task) -> None:
+    """Raise `Unsupported` if the mixer takes no padding mask."""
+    for mixer in outer_mixers(build(model_config(spec, task))):
         if (reason := mixer.can.reason("mask")) is not None:
-            task, name = spec.task.name, spec.mixer.name
             raise Unsupported(
-                f"the examples of {task} differ in length, and {name} takes no mask: {reason}"
+                f"The examples of {spec.task.name} differ in length and {spec.mixer.name} does not "
+                f"support a padding mask: {reason}"
             )
 
 
-def count_parameters(spec: RunSpec, made: Task) -> int:
-    """Parameters of the model of a run."""
+def count_parameters(spec: RunSpec, task: Task) -> int:
+    """Return the number of parameters of a run's model."""
     with torch.random.fork_rng(devices=[]):
-        return sum(p.numel() for p in build(model_config(spec, made)).parameters())
+        return sum(p.numel() for p in build(model_config(spec, task)).parameters())
 
 
-def matching_ffn_width(wanted: int, spec: RunSpec, made: Task) -> int | None:
-    """The width of the feed-forward layers with which a model has as many parameters as wanted, as nearly as can be."""
-    narrow, wide = (
-        count_parameters(spec.model_copy(update={"hidden": hidden}), made) for hidden in (1, 2)
+def matching_ffn_width(target: int, spec: RunSpec, task: Task) -> int | None:
+    """Return the FFN width that brings the parameter count closest to `target`; None: the default.
+
+    The count is linear in the width, so two widths determine it.
+    """
+    one, two = (
+        count_parameters(spec.model_copy(update={"hidden": hidden}), task) for hidden in (1, 2)
     )
-    hidden = 1 + round((wanted - narrow) / (wide - narrow))
-    return None if hidden == 4 * spec.dim else max(1, hidden)
+    width = 1 + round((target - one) / (two - one))
+    return None if width == 4 * spec.dim else max(1, width)

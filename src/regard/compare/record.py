@@ -1,8 +1,8 @@
-"""What a comparison was, kept beside its runs, so that its report can be written again: plan.json."""
+"""The folder of a comparison: plan.json, ledger.sqlite, and runs/ with a folder per run."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -16,19 +16,20 @@ from regard.compare.plan import (
     spec_label,
     tasks_at_lengths,
 )
-from regard.compare.verdict import ResultRow, summarize_runs
-from regard.json_files import write_json
+from regard.compare.results import ResultRow, Verdict, compute_verdicts, summarize_runs
 from regard.models.config import StrictModel
-from regard.tasks import Task
+from regard.json_files import write_json
 
-PLAN, LEDGER = "plan.json", "ledger.sqlite"
+PLAN_FILE, LEDGER_FILE, RUNS_DIR = "plan.json", "ledger.sqlite", "runs"
 
 
 class ComparisonRecord(StrictModel):
-    """A comparison in words.
+    """What plan.json stores.
 
-    command   what to type to have it again
-    keys      of its runs, in their order; the folder may hold the runs of other comparisons too
+    Attributes:
+        plan: Settings of the comparison.
+        command: The command that repeats it.
+        keys: Keys of its runs in order. The folder may also hold runs of other comparisons.
     """
 
     plan: ComparisonPlan
@@ -36,51 +37,49 @@ class ComparisonRecord(StrictModel):
     keys: list[str]
 
 
+@dataclass(frozen=True)
+class ComparisonResult:
+    """The outcome of a comparison, computed once for the table, JSON and the page."""
+
+    record: ComparisonRecord
+    entries: list[LedgerEntry]
+    rows: list[ResultRow]
+    verdicts: list[Verdict]
+
+
 def write_record(folder: Path, record: ComparisonRecord) -> None:
-    """Write it into the folder of the comparison."""
+    """Write plan.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / PLAN, record.model_dump(mode="json"))
+    write_json(folder / PLAN_FILE, record.model_dump(mode="json"))
 
 
 def read_record(folder: Path) -> ComparisonRecord:
-    """What `write_record` wrote."""
+    """Read plan.json; ValueError if it is missing or invalid."""
     try:
-        return ComparisonRecord.model_validate_json((folder / PLAN).read_bytes(), strict=False)
+        return ComparisonRecord.model_validate_json((folder / PLAN_FILE).read_bytes(), strict=False)
     except OSError:
-        raise ValueError(f"{folder} is no comparison: it has no {PLAN}") from None
+        raise ValueError(f"{folder} is not a comparison: it has no {PLAN_FILE}") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        raise ValueError(f"{folder / PLAN}: {where}: {first['msg']}") from None
+        raise ValueError(f"{folder / PLAN_FILE}: {where}: {first['msg']}") from None
 
 
-def read_entries(folder: Path, record: ComparisonRecord) -> list[LedgerEntry]:
-    """The runs of this comparison, as the ledger has them now."""
-    if not (folder / LEDGER).is_file():
-        raise ValueError(f"{folder} is no comparison: it has no {LEDGER}")
-    ledger = Ledger(folder / LEDGER)
-    found = {entry.key: entry for entry in ledger.entries()}
+def load_result(folder: Path) -> ComparisonResult:
+    """Read a comparison and compute its rows and verdicts, whether or not all runs are finished."""
+    record = read_record(folder)
+    if not (folder / LEDGER_FILE).is_file():
+        raise ValueError(f"{folder} is not a comparison: it has no {LEDGER_FILE}")
+    ledger = Ledger(folder / LEDGER_FILE)
+    known = {entry.key: entry for entry in ledger.entries()}
     ledger.close()
-    return [found[key] for key in record.keys if key in found]
-
-
-def result_rows(plan: ComparisonPlan, found: list[LedgerEntry]) -> list[ResultRow]:
-    """A row for each mechanism, and for each task that of a constant answer."""
-    return [*summarize_runs(found), *baselines(plan)]
-
-
-def baselines(plan: ComparisonPlan) -> list[ResultRow]:
-    """The row of a constant answer for each task."""
-    found = [
-        (part, cached_task(part)) for p in plan.tasks for part in tasks_at_lengths(p, plan.lengths)
-    ]
-    return [
-        ResultRow(CONSTANT_BASELINE, spec_label(part), m.length, m.metric, [_constant(m)])
-        for part, m in found
-    ]
-
-
-@lru_cache(16)
-def _constant(made: Task) -> float:
-    """The table asks for it, and so does the page; to draw so many examples may take seconds."""
-    return constant_baseline_score(made)
+    entries = [known[key] for key in record.keys if key in known]
+    rows = summarize_runs(entries)
+    for spec in record.plan.tasks:
+        for sized in tasks_at_lengths(spec, record.plan.lengths):
+            task = cached_task(sized)
+            score = constant_baseline_score(task)
+            label = spec_label(sized)
+            rows.append(ResultRow(CONSTANT_BASELINE, label, task.length, task.metric, [score]))
+    statuses = {entry.status for entry in entries}
+    return ComparisonResult(record, entries, rows, compute_verdicts(rows, statuses))

@@ -1,4 +1,4 @@
-"""Run all cells: each in its own process, some at a time, within a budget, and once only."""
+"""Execute the runs of a comparison, each in its own process, some at a time, within a time budget."""
 
 from __future__ import annotations
 
@@ -13,192 +13,181 @@ from regard import native
 from regard.compare.executors import LOG_FILE, STOP_FILE, Executor, LocalExecutor, RunHandle
 from regard.compare.ledger import DONE, INTERRUPTED, Ledger
 from regard.compare.plan import PlannedRun
+from regard.compare.record import LEDGER_FILE, RUNS_DIR
 from regard.json_files import CorruptFile, read_json, write_json
 from regard.train.interrupts import catch_interrupts
-from regard.train.metrics_log import METRICS_FILE as METRICS, last_row
+from regard.train.metrics_log import METRICS_FILE, last_row
 from regard.train.run import RESULT_FILE, SPEC_FILE
 
-LEAST = 5.0  # seconds of a run, at least, on a machine that has nothing else to do
-GRACE = 3.0  # seconds, and a twentieth of its time, after which a run that goes on is ended
-PATIENCE = 10.0  # seconds that a run has to save itself when all is stopped
-POLL = 0.1
+MIN_RUN_SECONDS = 5.0  # a run needs at least this long on an idle machine
+GRACE_SECONDS = 3.0  # a run is killed this long, and a twentieth of its time, after its limit
+SHUTDOWN_SECONDS = 10.0  # time to save a checkpoint when the comparison is stopped
+POLL_SECONDS = 0.1
 
 
 class ActiveRun(NamedTuple):
-    """A run at work."""
+    """A run in progress; `seconds` is its time limit, process start included."""
 
-    cell: PlannedRun
+    run: PlannedRun
     folder: Path
-    job: RunHandle
-    began: float
-    seconds: float | None  # for all of it
+    handle: RunHandle
+    started: float
+    seconds: float | None
 
 
 class Schedule:
-    """Runs cells that are not done yet.
+    """Executes the runs that are not done yet.
 
-    root      the folder of the comparison: ledger.sqlite, and runs/ with a folder for each
-    place     where runs are run; None: processes of this machine
-    jobs      runs at a time
-    budget    seconds for all cells, those that are done too: each has the same share, whenever it is run.  None: each as long
-              as its settings say
-    least     seconds that a run needs, or the budget is refused: its process must start, and train for a while
-    watch     called with (cell, fraction) while a run is at work, and with (cell, None) once it has ended
+    Args:
+        root: Folder of the comparison.
+        executor: Where to run; None: processes on this machine.
+        jobs: Number of runs at a time.
+        budget: Seconds for all runs, including those done before: every run gets the same share,
+            whenever it is executed. None: no limit but the training settings.
+        min_seconds: A budget that gives a run less than this is refused: its process has to start
+            and to train.
+        on_progress: Called with (run, fraction) during a run and (run, None) when it has ended.
     """
 
     def __init__(
         self,
         root: Path,
         *,
-        place: Executor | None = None,
+        executor: Executor | None = None,
         jobs: int = 1,
         budget: float | None = None,
-        least: float = LEAST,
-        watch: Callable[[PlannedRun, float | None], None] = lambda cell, fraction: None,
+        min_seconds: float = MIN_RUN_SECONDS,
+        on_progress: Callable[[PlannedRun, float | None], None] = lambda run, fraction: None,
     ) -> None:
-        self.root, self.jobs, self.budget, self.least, self.watch = root, jobs, budget, least, watch
-        self.place = place or LocalExecutor(root, jobs)
-        self.ledger = Ledger(root / "ledger.sqlite")
+        self.root, self.jobs, self.budget, self.min_seconds = root, jobs, budget, min_seconds
+        self.on_progress = on_progress
+        self.executor = executor or LocalExecutor(root, jobs)
+        self.ledger = Ledger(root / LEDGER_FILE)
 
-    def run(self, cells: list[PlannedRun]) -> None:
-        """Do what is not done; Ctrl-C and SIGTERM have the runs at work save themselves, and end in KeyboardInterrupt."""
-        share = self.share(cells)
-        for cell in cells:
-            words = {
-                "mixer": cell.mixer.model_dump(),
-                "task": cell.task.model_dump(),
-                "length": cell.length,
-                "seed": cell.seed,
-            }
-            self.ledger.add(cell.key, cell.name, words, refusal=cell.refusal)
-        waiting = self.waiting(cells)
-        if waiting:
-            native.library()  # built now, once: else the first runs would wait for a compiler, and seem slow
-        end = time.monotonic() + (share or 0) * self._rounds(waiting)
-        working: list[ActiveRun] = []
-        with stopped_at_the_end(working), catch_interrupts() as asked:
-            while waiting or working:
-                if asked.requested:
+    def run(self, runs: list[PlannedRun]) -> None:
+        """Execute all runs that are not done.
+
+        Ctrl-C and SIGTERM make the active runs save checkpoints; then KeyboardInterrupt is raised.
+        """
+        share = self.time_share(runs)
+        for run in runs:
+            self.ledger.add(run.key, run.name, run.settings(), refusal=run.refusal)
+        pending = self.pending(runs)
+        if pending:
+            native.library()  # compile before the first run, which would seem slow otherwise
+        deadline = time.monotonic() + (share or 0) * self._rounds(pending)
+        active: list[ActiveRun] = []
+        with stop_on_exit(active), catch_interrupts() as stop:
+            while pending or active:
+                if stop.requested:
                     raise KeyboardInterrupt
-                while waiting and len(working) < self.jobs:
-                    working.append(
-                        self._start(waiting[0], self._now(share, end, self._rounds(waiting)))
-                    )
-                    waiting.pop(0)
-                time.sleep(POLL)
-                for each in [w for w in working if not self._at_work(w)]:
-                    working.remove(each)
-                    self._ended(each)
+                while pending and len(active) < self.jobs:
+                    seconds = share
+                    if share is not None and not self.executor.has_queue:
+                        # less than the share if earlier runs took longer than theirs
+                        left = (deadline - time.monotonic()) / self._rounds(pending)
+                        seconds = min(share, max(1.0, left))
+                    active.append(self._start(pending[0], seconds))
+                    pending.pop(0)
+                time.sleep(POLL_SECONDS)
+                for each in [each for each in active if self._check(each)]:
+                    active.remove(each)
+                    self._finish(each)
 
-    def waiting(self, cells: list[PlannedRun]) -> list[PlannedRun]:
-        """Those that are neither refused nor done."""
+    def pending(self, runs: list[PlannedRun]) -> list[PlannedRun]:
+        """Return the runs that are neither refused nor done."""
         done = {entry.key for entry in self.ledger.entries() if entry.status == DONE}
-        return [cell for cell in cells if cell.spec is not None and cell.key not in done]
+        return [run for run in runs if run.spec is not None and run.key not in done]
 
-    def share(self, cells: list[PlannedRun]) -> float | None:
-        """The seconds of each run, the same for all; too few of them are refused."""
-        todo = [cell for cell in cells if cell.spec is not None]
-        if self.budget is None or not todo:
+    def time_share(self, runs: list[PlannedRun]) -> float | None:
+        """Return the seconds of each run; ValueError if the budget is too small."""
+        trainable = [run for run in runs if run.spec is not None]
+        if self.budget is None or not trainable:
             return None
-        rounds = self._rounds(todo)
-        if self.budget < self.least * rounds and self.waiting(cells):
+        rounds = self._rounds(trainable)
+        if self.budget < self.min_seconds * rounds and self.pending(runs):
             raise ValueError(
-                f"the budget leaves {max(self.budget, 0):.0f} s for {len(todo)} runs, {self.jobs} at a time, and here each "
-                f"needs {self.least:.0f} s at least, to start and to train: give more time, or fewer mixers, tasks or seeds"
+                f"The budget leaves {max(self.budget, 0):.0f} s for {len(trainable)} runs, "
+                f"{self.jobs} at a time, but on this machine each needs at least "
+                f"{self.min_seconds:.0f} s to start and train. Use a larger --budget, or fewer "
+                "mixers, tasks or seeds."
             )
         return self.budget / rounds
 
-    def _rounds(self, cells: list[PlannedRun]) -> int:
-        """How many runs follow one another, when so many are still to begin."""
-        return math.ceil(len(cells) / self.jobs)
+    def _rounds(self, runs: list[PlannedRun]) -> int:
+        return math.ceil(len(runs) / self.jobs)
 
-    def _now(self, share: float | None, end: float, rounds: int) -> float | None:
-        """The seconds of a run that begins now: its share, or less where those before it took longer."""
-        if share is None or self.place.has_queue:
-            return share
-        return min(share, max(1.0, (end - time.monotonic()) / rounds))
-
-    def _start(self, cell: PlannedRun, seconds: float | None) -> ActiveRun:
-        """A process for one cell."""
-        assert cell.spec is not None
-        spec = cell.spec.model_copy(update={"threads": self.place.threads})
+    def _start(self, run: PlannedRun, seconds: float | None) -> ActiveRun:
+        assert run.spec is not None
+        spec = run.spec.model_copy(update={"threads": self.executor.threads})
         if seconds is not None:
-            spec = spec.model_copy(
-                update={"settings": spec.settings.model_copy(update={"seconds": seconds})}
-            )
-        folder = self.root / "runs" / cell.key
+            settings = spec.settings.model_copy(update={"seconds": seconds})
+            spec = spec.model_copy(update={"settings": settings})
+        folder = self.root / RUNS_DIR / run.key
         folder.mkdir(parents=True, exist_ok=True)
         (folder / STOP_FILE).unlink(missing_ok=True)
         write_json(folder / SPEC_FILE, spec.model_dump(mode="json"))
-        return ActiveRun(cell, folder, self.place.start(folder, seconds), time.monotonic(), seconds)
+        handle = self.executor.start(folder, seconds)
+        return ActiveRun(run, folder, handle, time.monotonic(), seconds)
 
-    def _at_work(self, run: ActiveRun) -> bool:
-        if run.job.over():
-            return False
-        if (
-            run.seconds is not None
-            and not self.place.has_queue
-            and time.monotonic() - run.began > 1.05 * run.seconds + GRACE
-        ):
-            run.job.kill()
-            with (run.folder / LOG_FILE).open("a") as log:
-                log.write(
-                    f"\nit took longer than its {run.seconds:.0f} s: give more time, or make it smaller\n"
-                )
-        row = last_row(run.folder / METRICS)
-        steps = run.cell.spec.settings.steps if run.cell.spec else 1
-        by_steps = row.get("step", 0) / steps
-        self.watch(
-            run.cell,
-            max(by_steps, min(1.0, row.get("seconds", 0) / run.seconds))
-            if run.seconds
-            else by_steps,
-        )
-        return True
+    def _check(self, active: ActiveRun) -> bool:
+        """Report the progress of a run and kill it if it is late; whether it has ended."""
+        if active.handle.done():
+            return True
+        if active.seconds is not None and not self.executor.has_queue:
+            limit = 1.05 * active.seconds + GRACE_SECONDS
+            if time.monotonic() - active.started > limit:
+                active.handle.kill()
+                with (active.folder / LOG_FILE).open("a") as log:
+                    log.write(
+                        f"\nThe run exceeded its {active.seconds:.0f} s. Use a larger --budget or "
+                        "a smaller model.\n"
+                    )
+        assert active.run.spec is not None
+        row = last_row(active.folder / METRICS_FILE)
+        fraction = row.get("step", 0) / active.run.spec.settings.steps
+        if active.seconds:
+            fraction = max(fraction, min(1.0, row.get("seconds", 0) / active.seconds))
+        self.on_progress(active.run, fraction)
+        return False
 
-    def _ended(self, run: ActiveRun) -> None:
-        """Take down what came of it."""
+    def _finish(self, active: ActiveRun) -> None:
+        """Store the result of a run, or the reason why it has none, in the ledger."""
+        key, path = active.run.key, active.folder / RESULT_FILE
         try:
-            if not (run.folder / RESULT_FILE).exists():
-                raise CorruptFile(
-                    run.job.why()
-                    or last_log_line(run.folder / LOG_FILE)
-                    or "it ended without a word"
-                )
-            self.ledger.finish(run.cell.key, read_json(run.folder / RESULT_FILE))
+            if not path.exists():
+                log = last_log_line(active.folder / LOG_FILE)
+                reason = active.handle.failure_reason() or log or "it ended without a message"
+                raise CorruptFile(reason)
+            self.ledger.finish(key, read_json(path))
         except CorruptFile as error:
-            self.ledger.fail(
-                run.cell.key, INTERRUPTED if str(error).startswith(INTERRUPTED) else str(error)
-            )
-        self.watch(run.cell, None)
+            reason = str(error)
+            self.ledger.fail(key, INTERRUPTED if reason.startswith(INTERRUPTED) else reason)
+        self.on_progress(active.run, None)
 
     def close(self) -> None:
-        """Let everything go."""
+        """Close the ledger and the executor."""
         self.ledger.close()
-        self.place.close()
+        self.executor.close()
 
 
 @contextmanager
-def stopped_at_the_end(working: list[ActiveRun]) -> Iterator[None]:
-    """Whatever happens inside, no run is left: each is asked to save itself, and then made to stop."""
+def stop_on_exit(active: list[ActiveRun]) -> Iterator[None]:
+    """On leaving, ask every active run to save a checkpoint and exit, then kill those that do not."""
     try:
         yield
     finally:
-        for run in working:
-            (run.folder / STOP_FILE).touch()
-        end = time.monotonic() + PATIENCE
-        while any(not run.job.over() for run in working) and time.monotonic() < end:
-            time.sleep(POLL)
-        for run in working:
-            if not run.job.over():
-                run.job.kill()
+        for each in active:
+            (each.folder / STOP_FILE).touch()
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
+        while any(not each.handle.done() for each in active) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        for each in active:
+            if not each.handle.done():
+                each.handle.kill()
 
 
 def last_log_line(path: Path) -> str:
-    """The last line that a process wrote."""
-    lines = (
-        path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        if path.exists()
-        else []
-    )
-    return lines[-1] if lines else ""
+    """Return the last line of a log, "" if there is none."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return text.strip().rpartition("\n")[2]

@@ -1,7 +1,7 @@
-"""One run in a process of its own: `python -m regard.compare.worker FOLDER BEGAN`, where FOLDER has a spec.json and BEGAN is
-when the process was called for, in seconds since 1970.
+"""One run in its own process: `python -m regard.compare.worker FOLDER START`.
 
-So its peak memory is its own, and if it crashes the others go on.
+FOLDER has a spec.json, START is the time of the command in seconds since 1970. The process measures
+its own peak memory, and a crash affects no other run.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from regard.train.trainer import Diverged, Interrupted, TrainProgress
 
 
 def main() -> int:
-    """The entry point."""
+    """Train the run of the folder; the exit code is 1 if it fails."""
     folder, parent = Path(sys.argv[1]), os.getppid()
 
-    def watch(progress: TrainProgress) -> None:
-        # killed, the parent waits for no result: save, and stop
+    def stop_if_asked(progress: TrainProgress) -> None:
+        # a parent that was killed waits for no result
         if os.getppid() != parent or (folder / STOP_FILE).exists():
             os.kill(os.getpid(), signal.SIGTERM)
 
     try:
-        with alone(folder):
-            run_training(read_spec(folder), folder, watch, since=float(sys.argv[2]))
+        with lock_folder(folder):
+            run_training(read_spec(folder), folder, stop_if_asked, since=float(sys.argv[2]))
     except Interrupted as stop:
         print(f"{INTERRUPTED}: {stop}", file=sys.stderr)
         return 1
@@ -42,14 +42,14 @@ def main() -> int:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Inside, no other process works in the folder; one that does is left alone."""
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes; ValueError if one already works in it."""
     with (folder / LOCK_FILE).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"another process is at work in {folder}: wait for it, and run the same again"
+                f"Another process is working in {folder}. Wait for it, then run the same command."
             ) from None
         yield
 

@@ -1,4 +1,4 @@
-"""Vega, Vega-Lite and vega-embed as one piece of JavaScript, to be put into the page: it has to open without a network."""
+"""Vega, Vega-Lite and vega-embed as one script, written into the page so that it works offline."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from importlib.metadata import version
 
 from regard.disk_cache import read_or_create
 
-MISSING = "Plots need the extra `plot_text`: pip install 'regard[plot]', then `regard report` writes this page again with them."
+MISSING = (
+    "Plots need the extra `plot`: pip install 'regard[plot]', then write this page again with "
+    "`regard report`."
+)
 NEEDED = ("altair", "vl_convert")
 
 
 def plots_available() -> bool:
-    """Whether plots can be drawn here."""
+    """Whether the packages that plots need are installed."""
     return all(importlib.util.find_spec(name) is not None for name in NEEDED)
 
 
 def vega_javascript() -> str:
-    """The bundle that vl-convert makes: it takes seconds, so it is kept in the cache of Regard."""
-    return read_or_create(f"vega-{version('altair')}-{version('vl-convert-python')}.js", _made)
+    """Return the script. Bundling takes seconds, so it is stored in Regard's cache."""
 
+    def bundle() -> str:
+        altair, convert = (importlib.import_module(name) for name in NEEDED)
+        vega_lite = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+        script = str(convert.javascript_bundle(vl_version=vega_lite))
+        return script.replace("</script", r"<\/script")
 
-def _made() -> str:
-    altair, convert = (importlib.import_module(name) for name in NEEDED)
-    wanted = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-    return str(convert.javascript_bundle(vl_version=wanted)).replace("</script", r"<\/script")
+    return read_or_create(f"vega-{version('altair')}-{version('vl-convert-python')}.js", bundle)

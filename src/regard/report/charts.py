@@ -1,4 +1,4 @@
-"""The plots, as Vega-Lite by Altair: score against cost, learning curves, growth with the length."""
+"""Plots as Vega-Lite specifications (Altair): score against cost, learning curves, cost by length."""
 
 from __future__ import annotations
 
@@ -7,262 +7,230 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from regard.compare import ResultRow
-from regard.report.curves import Curve
-from regard.report.labels import GAP, LIMIT, Axis, axis, place_labels
-from regard.report.styles import SeriesStyle
+from regard.compare.formatting import format_score
+from regard.compare.results import higher_is_better
+from regard.report.curves import LearningCurve
+from regard.report.labels import GAP, MAX_LABEL_WIDTH, PlotAxis, fit_axis, place_labels
+from regard.report.styles import GREY, SeriesStyle
 
 HEIGHT = 260
-WIDE = 5.0  # a ratio of largest to smallest from which an axis is logarithmic
+LOG_RATIO = 5.0  # an axis is logarithmic if the largest value is this many times the smallest
 Chart = dict[str, Any]
 
 
 class CostAxis(NamedTuple):
-    """What a score is set against; `more` of it is better, or less."""
+    """A cost that scores are plotted against."""
 
-    words: str
-    of: Callable[[ResultRow], float]
-    more: bool
-
-
-SPEED = CostAxis("tokens trained on in a second", lambda row: row.speed, True)
-MEMORY = CostAxis("peak memory of training in MB", lambda row: row.memory / 1e6, False)
-TIME = CostAxis("milliseconds for a step", lambda row: 1e3 * row.seconds / row.steps, False)
+    title: str
+    value: Callable[[ResultRow], float]
+    higher_is_better: bool = False
 
 
-def goodness(metric: str) -> str:
-    """The title of an axis of scores."""
-    return (
-        "accuracy on the test split"
-        if metric == "accuracy"
-        else f"{metric} on the test split, less is better"
-    )
+SPEED = CostAxis("training tokens per second", lambda row: row.tokens_per_second, True)
+MEMORY = CostAxis("peak training memory in MB", lambda row: row.peak_bytes / 1e6)
+TIME = CostAxis("milliseconds per training step", lambda row: 1e3 * row.seconds / row.steps)
 
 
-# ---------------------------------------------------------------------------------------------- score against cost
+def score_title(split: str, metric: str) -> str:
+    """Return the title of an axis of scores, such as "test accuracy"."""
+    hint = "" if higher_is_better(metric) else " (lower is better)"
+    return f"{split} {metric}{hint}"
+
+
 def pareto_front(rows: Sequence[ResultRow], cost: CostAxis) -> list[ResultRow]:
-    """The rows that no other beats in both score and cost, from the least cost up."""
-    sign = 1 if rows and rows[0].metric == "accuracy" else -1
-    cheap = sorted(
-        rows, key=lambda row: ((-1 if cost.more else 1) * cost.of(row), -sign * row.score)
-    )
-    kept: list[ResultRow] = []
-    for row in cheap:
-        if not kept or sign * row.score > sign * kept[-1].score:
-            kept.append(row)
-    return kept
+    """Return the rows that no other row beats in both score and cost, cheapest first."""
+    score_sign = 1 if rows and higher_is_better(rows[0].metric) else -1
+    cost_sign = -1 if cost.higher_is_better else 1
+    front: list[ResultRow] = []
+    for row in sorted(rows, key=lambda row: (cost_sign * cost.value(row), -score_sign * row.score)):
+        if not front or score_sign * row.score > score_sign * front[-1].score:
+            front.append(row)
+    return front
 
 
-def pareto(rows: Sequence[ResultRow], cost: CostAxis, look: dict[str, SeriesStyle]) -> Chart:
-    """A point for each mechanism, with its name and its spread over seeds, and the line of those that none beats."""
+def pareto_chart(
+    rows: Sequence[ResultRow], cost: CostAxis, styles: dict[str, SeriesStyle]
+) -> Chart:
+    """Plot the score of each mixer against a cost, with its name, std over seeds and the Pareto front."""
     alt = altair()
-    across, up = _axes(rows, cost)
+    costs = [cost.value(row) for row in rows]
+    spans = [
+        (row.score - row.std, row.score + row.std) if len(row.scores) > 1 else (row.score,) * 2
+        for row in rows
+    ]
+    log = min(costs) > 0 and max(costs) / min(costs) > LOG_RATIO
+    metric = rows[0].metric
+    x_axis = fit_axis(costs, margin=0.15, log=log)
+    y_axis = fit_axis(
+        [end for span in spans for end in span], margin=0.12, reverse=not higher_is_better(metric)
+    )
+    labels = place_labels(
+        [
+            (x_axis.fraction(value), y_axis.fraction(row.score), row.mixer)
+            for row, value in zip(rows, costs, strict=True)
+        ]
+    )
+    data = [
+        {
+            "x": value,
+            "y": row.score,
+            "low": low,
+            "high": high,
+            "label": y_axis.value(label.height),
+            "left": label.left,
+            "mixer": row.mixer,
+            "cost": f"{value:,.4g} {cost.title}",
+            "score": format_score(row),
+        }
+        for row, value, (low, high), label in zip(rows, costs, spans, labels, strict=True)
+    ]
+    title = score_title("test", metric)
     x = alt.X(
         "x:Q",
-        title=cost.words,
-        scale=_scale(across),
+        title=cost.title,
+        scale=_scale(x_axis),
         axis=alt.Axis(tickCount=4, format="~s", labelFlush=True),
     )
-    y = alt.Y("y:Q", title=goodness(rows[0].metric), scale=_scale(up), axis=alt.Axis(tickCount=6))
-    data = _points(rows, cost, across, up)
-    base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y)
-    best = [{"x": cost.of(row), "y": row.score} for row in pareto_front(rows, cost)]
-    line = alt.Chart(alt.Data(values=best)).mark_line(
-        interpolate="step-before" if cost.more else "step-after",
-        color="#808080",
+    y = alt.Y("y:Q", title=title, scale=_scale(y_axis), axis=alt.Axis(tickCount=6))
+    front = [{"x": cost.value(row), "y": row.score} for row in pareto_front(rows, cost)]
+    front_line = alt.Chart(alt.Data(values=front)).mark_line(
+        interpolate="step-before" if cost.higher_is_better else "step-after",
+        color=GREY,
         strokeDash=[4, 3],
         strokeWidth=1.2,
     )
-    tips = [alt.Tooltip(f"{name}:N") for name in ("mechanism", "score", "cost")]
-    points = base.mark_point(filled=True, size=90, opacity=1).encode(
-        **_marks(look, dash=False), tooltip=tips
-    )
+    base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y)
+    tooltip = [alt.Tooltip(f"{name}:N") for name in ("mixer", "score", "cost")]
     layers = [
-        line.encode(x=x, y=y),
-        base.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q", **_marks(look, shape=False)),
+        front_line.encode(x=x, y=y),
+        base.mark_rule(opacity=0.5).encode(
+            y="low:Q", y2="high:Q", **_encodings(styles, "colour", "dash")
+        ),
+        base.mark_rule(opacity=0.6, strokeWidth=0.8).encode(y2="label:Q"),
+        base.mark_point(filled=True, size=90, opacity=1).encode(
+            **_encodings(styles, "colour", "shape"), tooltip=tooltip
+        ),
     ]
-    layers += [base.mark_rule(opacity=0.6, strokeWidth=0.8).encode(y2="label:Q"), points]
-    for side, align, dx in ((True, "right", -GAP), (False, "left", GAP)):
-        names = base.transform_filter(f"datum.left === {str(side).lower()}")
-        layers += _names(names.encode(y="label:Q"), align=align, dx=dx, limit=LIMIT)
-    return _finished(
-        alt.layer(*layers),
-        f"{goodness(rows[0].metric)} against {cost.words}, a point for each mechanism",
-    )
+    for left, align, dx in (("true", "right", -GAP), ("false", "left", GAP)):
+        names = base.transform_filter(f"datum.left === {left}").encode(y="label:Q")
+        layers += _text(names, align=align, dx=dx, limit=MAX_LABEL_WIDTH)
+    return _finish(alt.layer(*layers), f"{title} against {cost.title}, one point per mixer")
 
 
-def _axes(rows: Sequence[ResultRow], cost: CostAxis) -> tuple[Axis, Axis]:
-    costs = [cost.of(row) for row in rows]
-    ends = [end for row in rows for end in _ends(row)]
-    log = min(costs) > 0 and max(costs) / min(costs) > WIDE
-    return axis(costs, margin=0.15, log=log), axis(
-        ends, margin=0.12, down=rows[0].metric != "accuracy"
-    )
-
-
-def _ends(row: ResultRow) -> tuple[float, float]:
-    """The score less and plus its spread."""
-    spread = row.spread if len(row.scores) > 1 else 0.0
-    return row.score - spread, row.score + spread
-
-
-def _points(
-    rows: Sequence[ResultRow], cost: CostAxis, across: Axis, up: Axis
-) -> list[dict[str, Any]]:
-    names = place_labels(
-        [(across.share(cost.of(row)), up.share(row.score), row.mixer) for row in rows]
-    )
-    return [
-        {
-            "x": cost.of(row),
-            "y": row.score,
-            "low": _ends(row)[0],
-            "high": _ends(row)[1],
-            "label": up.at(name.share),
-            "left": name.left,
-            "mechanism": row.mixer,
-            "cost": f"{cost.of(row):,.4g} {cost.words}",
-            "score": f"{row.score:.4g} {row.metric}"
-            + (f" ± {row.spread:.2g}" if len(row.scores) > 1 else ""),
-        }
-        for row, name in zip(rows, names, strict=True)
-    ]
-
-
-# ---------------------------------------------------------------------------------------------- lines
-def learning(
-    curves: Sequence[Curve],
+def learning_chart(
+    curves: Sequence[LearningCurve],
     by: str,
     metric: str,
-    look: dict[str, SeriesStyle],
-    constant: float | None,
+    styles: dict[str, SeriesStyle],
+    baseline: float | None,
 ) -> Chart:
-    """Validation score by "step" or by "seconds": the mean over seeds, and a band from the worst seed to the best."""
+    """Plot validation scores by "step" or "seconds": the mean over seeds, and a band from worst to best."""
     alt = altair()
-    data = [{"mechanism": c.mixer, **p._asdict()} for c in curves for p in c.points]
-    values = [p[name] for p in data for name in ("low", "high")] + (
-        [] if constant is None else [constant]
-    )
-    title = "accuracy" if metric == "accuracy" else f"{metric}, less is better"
-    scale = _scale(axis(values, margin=0.1, down=metric != "accuracy"))
+    data = [{"mixer": c.mixer, **point._asdict()} for c in curves for point in c.points]
+    values = [point[name] for point in data for name in ("low", "high")]
+    values += [] if baseline is None else [baseline]
+    title = score_title("validation", metric)
+    scale = _scale(fit_axis(values, margin=0.1, reverse=not higher_is_better(metric)))
     y, low = (
-        alt.Y(f"{name}:Q", title=f"validation {title}", scale=scale, axis=alt.Axis(tickCount=6))
+        alt.Y(f"{name}:Q", title=title, scale=scale, axis=alt.Axis(tickCount=6))
         for name in ("score", "low")
     )
     base = alt.Chart(alt.Data(values=data)).encode(
         x=alt.X(f"{by}:Q", title=by, axis=alt.Axis(tickCount=5))
     )
-    tips = [
-        alt.Tooltip("mechanism:N"),
+    tooltip = [
+        alt.Tooltip("mixer:N"),
         alt.Tooltip("step:Q"),
         alt.Tooltip("seconds:Q", format=".1f"),
+        *(alt.Tooltip(f"{name}:Q", format=".3f") for name in ("score", "low", "high")),
     ]
-    tips += [alt.Tooltip(f"{name}:Q", format=".3f") for name in ("score", "low", "high")]
     layers = [
-        base.mark_area(opacity=0.16).encode(
-            y=low, y2="high:Q", **_marks(look, shape=False, dash=False)
-        ),
-        base.mark_line(strokeWidth=1.8).encode(y=y, **_marks(look, shape=False)),
+        base.mark_area(opacity=0.16).encode(y=low, y2="high:Q", **_encodings(styles, "colour")),
+        base.mark_line(strokeWidth=1.8).encode(y=y, **_encodings(styles, "colour", "dash")),
         base.mark_point(filled=True, size=32, opacity=1).encode(
-            y=y, **_marks(look, dash=False), tooltip=tips
+            y=y, **_encodings(styles, "colour", "shape"), tooltip=tooltip
         ),
     ]
-    if constant is not None:
-        level = alt.Chart(
-            alt.Data(values=[{"score": constant, "mechanism": "a constant answer"}])
-        ).encode(y=y)
-        layers += [
-            level.mark_rule(strokeDash=[2, 3], color="#808080").encode(tooltip="mechanism:N")
-        ]
-        layers += _names(
+    if baseline is not None:
+        point = {"score": baseline, "mixer": "constant baseline"}
+        level = alt.Chart(alt.Data(values=[point])).encode(y=y)
+        layers += [level.mark_rule(strokeDash=[2, 3], color=GREY).encode(tooltip="mixer:N")]
+        layers += _text(
             level.encode(x=alt.value("width")), align="right", dy=9, dx=-3, fontSize=10
         )
-    return _finished(alt.layer(*layers), f"validation {title} by {by}, a line for each mechanism")
+    return _finish(alt.layer(*layers), f"{title} by {by}, one line per mixer")
 
 
-def growth(
-    points: Sequence[tuple[str, int, float]], words: str, look: dict[str, SeriesStyle]
+def scaling_chart(
+    points: Sequence[tuple[str, int, float]], title: str, styles: dict[str, SeriesStyle]
 ) -> Chart:
-    """Points (mechanism, length, cost), both axes logarithmic: a straight line is a power, and its slope the exponent."""
+    """Plot points (mixer, length, cost) on logarithmic axes: the slope of a line is its exponent."""
     alt = altair()
-    above = [point for point in points if point[2] > 0]
-    data = [dict(zip(("mechanism", "length", "cost"), point, strict=True)) for point in above]
-    lengths, costs = sorted({length for _, length, _ in points}), [cost for *_, cost in above]
-    ticks = alt.Axis(values=lengths, format=",d", labelFlush=False)
+    lengths = sorted({length for _, length, _ in points})
+    data = [
+        {"mixer": mixer, "length": length, "cost": cost}
+        for mixer, length, cost in points
+        if cost > 0
+    ]
     x = alt.X(
-        "length:Q", title="tokens", scale=_scale(axis(lengths, margin=0.08, log=True)), axis=ticks
+        "length:Q",
+        title="tokens",
+        scale=_scale(fit_axis(lengths, margin=0.08, log=True)),
+        axis=alt.Axis(values=lengths, format=",d", labelFlush=False),
     )
     y = alt.Y(
         "cost:Q",
-        title=words,
-        scale=_scale(axis(costs, margin=0.08, log=True)),
+        title=title,
+        scale=_scale(fit_axis([point["cost"] for point in data], margin=0.08, log=True)),
         axis=alt.Axis(tickCount=4),
     )
     base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y)
-    tips = [
-        alt.Tooltip("mechanism:N"),
+    tooltip = [
+        alt.Tooltip("mixer:N"),
         alt.Tooltip("length:Q"),
-        alt.Tooltip("cost:Q", format=",.3g", title=words),
+        alt.Tooltip("cost:Q", format=",.3g", title=title),
     ]
-    line = base.mark_line(strokeWidth=1.8).encode(**_marks(look, shape=False))
-    points = base.mark_point(filled=True, size=60, opacity=1).encode(
-        **_marks(look, dash=False), tooltip=tips
+    line = base.mark_line(strokeWidth=1.8).encode(**_encodings(styles, "colour", "dash"))
+    marks = base.mark_point(filled=True, size=60, opacity=1).encode(
+        **_encodings(styles, "colour", "shape"), tooltip=tooltip
     )
-    return _finished(
-        alt.layer(line, points),
-        f"{words} against length, both logarithmic, a line for each mechanism",
-    )
+    return _finish(alt.layer(line, marks), f"{title} by length on log axes, one line per mixer")
 
 
-# ---------------------------------------------------------------------------------------------- what they share
 def altair() -> Any:
-    """The package: it is loaded when a plot is made, and may be missing until then."""
+    """Import Altair, which is optional and takes a while to load."""
     return importlib.import_module("altair")
 
 
-def _scale(along: Axis) -> Any:
+def _scale(axis: PlotAxis) -> Any:
+    kind = {"type": "log"} if axis.log else {"zero": False}
+    return altair().Scale(
+        domain=[axis.low, axis.high], nice=False, reverse=axis.reverse, **kind
+    )
+
+
+def _encodings(styles: dict[str, SeriesStyle], *fields: str) -> dict[str, Any]:
+    """Return the encodings that distinguish mixers by fields of their style."""
     alt = altair()
-    domain = [along.low, along.high]
-    if along.log:
-        return alt.Scale(type="log", domain=domain, nice=False, reverse=along.down)
-    return alt.Scale(domain=domain, nice=False, zero=False, reverse=along.down)
+    channels = {"colour": alt.Color, "shape": alt.Shape, "dash": alt.StrokeDash}
+    encodings = {}
+    for field in fields:
+        values = [getattr(style, field) for style in styles.values()]
+        values = [list(value) if field == "dash" else value for value in values]
+        scale = alt.Scale(domain=list(styles), range=values)
+        name = {"colour": "color", "dash": "strokeDash"}.get(field, field)
+        encodings[name] = channels[field]("mixer:N", scale=scale, legend=None)
+    return encodings
 
 
-def _marks(
-    look: dict[str, SeriesStyle], *, shape: bool = True, dash: bool = True
-) -> dict[str, Any]:
-    """The channels that tell mechanisms apart."""
-    alt = altair()
-    names = list(look)
-    channels: dict[str, Any] = {
-        "color": alt.Color(
-            "mechanism:N", scale=_of(names, [x.colour for x in look.values()]), legend=None
-        )
-    }
-    if shape:
-        channels["shape"] = alt.Shape(
-            "mechanism:N", scale=_of(names, [x.shape for x in look.values()]), legend=None
-        )
-    if dash:
-        channels["strokeDash"] = alt.StrokeDash(
-            "mechanism:N", scale=_of(names, [list(x.dash) for x in look.values()]), legend=None
-        )
-    return channels
-
-
-def _names(base: Any, **place: Any) -> list[Any]:
-    """Text that can be read upon lines: it has a rim in the colour of the ground, which the page knows."""
+def _text(base: Any, **position: Any) -> list[Any]:
+    """Return text with an outline in the colour of the background, readable on top of lines."""
     return [
-        base.mark_text(style=style, **place).encode(text="mechanism:N") for style in ("rim", "name")
+        base.mark_text(style=style, **position).encode(text="mixer:N")
+        for style in ("outline", "name")
     ]
 
 
-def _of(names: list[str], values: list[Any]) -> Any:
-    alt = altair()
-    return alt.Scale(domain=names, range=values)
-
-
-def _finished(chart: Any, description: str) -> Chart:
-    """As wide as its place; plain JSON."""
-    return dict(
-        chart.properties(width="container", height=HEIGHT, description=description).to_dict()
-    )
+def _finish(chart: Any, description: str) -> Chart:
+    properties = {"width": "container", "height": HEIGHT, "description": description}
+    return dict(chart.properties(**properties).to_dict())

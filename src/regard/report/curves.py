@@ -1,4 +1,4 @@
-"""Learning curves: the validation score of each mechanism as it is trained, over its seeds."""
+"""Learning curves: the validation score of each mixer during training, over its seeds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from regard.compare.ledger import DONE, LedgerEntry
-from regard.compare.plan import spec_label
-from regard.models import ModuleSpec
+from regard.compare.results import entry_labels
 
 
-class Point(NamedTuple):
-    """An evaluation: means over seeds, and the least and greatest score of a seed."""
+class CurvePoint(NamedTuple):
+    """One evaluation: means over seeds, and the lowest and highest score of a seed."""
 
     step: int
     seconds: float
@@ -22,39 +21,36 @@ class Point(NamedTuple):
     high: float
 
 
-class Curve(NamedTuple):
-    """Of one mechanism at one place."""
+class LearningCurve(NamedTuple):
+    """The curve of one mixer on one task at one length."""
 
     mixer: str
     task: str
     length: int
-    points: list[Point]
+    points: list[CurvePoint]
 
 
-def curves(entries: Iterable[LedgerEntry]) -> list[Curve]:
-    """One for each mechanism, task and length that has a finished run."""
+def learning_curves(entries: Iterable[LedgerEntry]) -> list[LearningCurve]:
+    """Return the curve of each mixer, task and length that has a finished run."""
     groups: dict[tuple[str, str, int], list[list[dict[str, Any]]]] = {}
     for entry in entries:
         if entry.status == DONE and entry.result is not None:
-            words = entry.words
-            key = (
-                spec_label(ModuleSpec(**words["mixer"])),
-                spec_label(ModuleSpec(**words["task"])),
-                int(words["length"]),
-            )
-            groups.setdefault(key, []).append(entry.result["curve"])
-    return [Curve(*key, points(runs)) for key, runs in groups.items()]
+            groups.setdefault(entry_labels(entry), []).append(entry.result["curve"])
+    return [LearningCurve(*labels, average_curves(runs)) for labels, runs in groups.items()]
 
 
-def points(runs: list[list[dict[str, Any]]]) -> list[Point]:
-    """At the steps that all seeds were judged at: a mean over fewer would jump where a seed ends."""
+def average_curves(runs: list[list[dict[str, Any]]]) -> list[CurvePoint]:
+    """Average over seeds at the steps where all seeds were evaluated.
+
+    A mean over fewer seeds would jump where one of them ends.
+    """
     by_step = [{row["step"]: row for row in run} for run in runs]
-    shared = sorted(set.intersection(*(set(each) for each in by_step)))
-    found = (_point([each[step] for each in by_step]) for step in shared)
-    return [point for point in found if math.isfinite(point.score)]
-
-
-def _point(rows: list[dict[str, Any]]) -> Point:
-    scores = [row["valid"] for row in rows]
-    seconds = statistics.fmean(row["seconds"] for row in rows)
-    return Point(rows[0]["step"], seconds, statistics.fmean(scores), min(scores), max(scores))
+    points = []
+    for step in sorted(set.intersection(*(set(rows) for rows in by_step))):
+        rows = [run[step] for run in by_step]
+        scores = [row["valid"] for row in rows]
+        score = statistics.fmean(scores)
+        if math.isfinite(score):
+            seconds = statistics.fmean(row["seconds"] for row in rows)
+            points.append(CurvePoint(step, seconds, score, min(scores), max(scores)))
+    return points

@@ -1,4 +1,4 @@
-"""All that a report says of a comparison, read from its folder."""
+"""The content of a report: the result of a comparison with its curves, patterns, maps and settings."""
 
 from __future__ import annotations
 
@@ -7,33 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from regard.compare import ResultRow, Verdict, compute_verdicts
-from regard.compare.formatting import group_rows, row_to_json
-from regard.compare.ledger import DONE, FAILED, REFUSED, LedgerEntry
+from regard.compare import ComparisonResult, load_result
+from regard.compare.formatting import row_to_json, verdict_to_json
 from regard.compare.plan import cached_task, spec_label, tasks_at_lengths
-from regard.compare.record import ComparisonRecord, read_entries, read_record, result_rows
+from regard.compare.record import RUNS_DIR
+from regard.report.curves import LearningCurve, learning_curves
+from regard.report.maps import AttentionMap, PatternPictures, load_maps, load_patterns
 from regard.json_files import read_json
-from regard.report.curves import Curve, curves
-from regard.report.maps import AttentionMap, PatternPictures, maps, patterns
 from regard.train.run import SPEC_FILE
-
-FEW = 3  # seeds from which a spread says something
-APART = 0.1  # a difference of parameters that is worth a word
 
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """A comparison, and what came of it.
+    """All that the page shows.
 
-    samples   (task, length, one example as its task shows it)
-    specs     the words of each run by its name, and where it was run by `environments`
+    Attributes:
+        result: Rows and verdicts.
+        curves: Learning curves.
+        patterns: Pictures of the pattern of each mixer.
+        maps: Attention maps of the trained models.
+        samples: (task, length, text of one test example).
+        specs: The spec of each run that has started, by name.
+        environments: The distinct environments the runs were executed in.
     """
 
-    record: ComparisonRecord
-    rows: list[ResultRow]
-    verdicts: list[Verdict]
-    runs: list[LedgerEntry]
-    curves: list[Curve]
+    result: ComparisonResult
+    curves: list[LearningCurve]
     patterns: list[PatternPictures]
     maps: list[AttentionMap]
     samples: list[tuple[str, int, str]]
@@ -42,117 +41,69 @@ class ComparisonReport:
 
 
 def load_report(folder: Path) -> ComparisonReport:
-    """Read the folder of a comparison; ValueError where it is none."""
-    record = read_record(folder)
-    runs = read_entries(folder, record)
-    rows = result_rows(record.plan, runs)
+    """Build the report of a comparison's folder; ValueError if it is not one."""
+    return build_report(folder, load_result(folder))
+
+
+def build_report(folder: Path, result: ComparisonResult) -> ComparisonReport:
+    """Build the report of a result; curves, models and specs are read from the folder."""
+    plan, entries = result.record.plan, result.entries
+    samples = []
+    for spec in plan.tasks:
+        tasks = [cached_task(sized) for sized in tasks_at_lengths(spec, plan.lengths)]
+        shortest = min(tasks, key=lambda task: task.length)
+        text = shortest.show(shortest.example("test", 0))
+        samples.append((spec_label(spec), shortest.length, text))
+    paths = {entry.name: folder / RUNS_DIR / entry.key / SPEC_FILE for entry in entries}
+    environments: list[dict[str, Any]] = []
+    for entry in entries:
+        environment = {} if entry.result is None else entry.result["environment"]
+        if environment and environment not in environments:
+            environments.append(environment)
     return ComparisonReport(
-        record,
-        rows,
-        compute_verdicts(rows),
-        runs,
-        curves(runs),
-        patterns(folder, runs),
-        maps(folder, runs),
-        samples(record),
-        specs(folder, runs),
-        environments(runs),
+        result,
+        learning_curves(entries),
+        load_patterns(folder, entries),
+        load_maps(folder, entries),
+        samples,
+        {name: read_json(path) for name, path in paths.items() if path.is_file()},
+        environments,
     )
 
 
-def samples(record: ComparisonRecord) -> list[tuple[str, int, str]]:
-    """The first test example of each task, at its shortest length."""
-    found = []
-    for part in record.plan.tasks:
-        short = min(
-            map(cached_task, tasks_at_lengths(part, record.plan.lengths)),
-            key=lambda task: task.length,
-        )
-        found.append((spec_label(part), short.length, short.show(short.example("test", 0))))
-    return found
-
-
-def specs(folder: Path, runs: list[LedgerEntry]) -> dict[str, Any]:
-    """What each run was made from, by its name; a run that never began has none."""
-    paths = {run.name: folder / "runs" / run.key / SPEC_FILE for run in runs}
-    return {name: read_json(path) for name, path in paths.items() if path.is_file()}
-
-
-def environments(runs: list[LedgerEntry]) -> list[dict[str, Any]]:
-    """Where the runs were made, each that differs once."""
-    found: list[dict[str, Any]] = []
-    for run in runs:
-        place = {} if run.result is None else run.result["environment"]
-        if place and place not in found:
-            found.append(place)
-    return found
-
-
-def find_caveats(found: ComparisonReport, verdict: Verdict) -> list[str]:
-    """What speaks against taking a recommendation at its word."""
-    rows = group_rows(found.rows)[verdict.task, verdict.length]
-    said = []
-    seeds = len(verdict.best.scores)
-    if 1 < seeds < FEW:
-        said.append(f"{seeds} seeds give a rough idea of the noise only.")
-    judged = [row.examples for row in rows if row.examples]
-    if judged and max(judged) > min(judged):
-        said.append(
-            f"Time was short: some were judged on {min(judged):,} test examples, others on {max(judged):,}."
-        )
-    sizes = [row.parameters for row in rows if row.parameters]
-    if max(sizes) > (1 + APART) * min(sizes):
-        said.append(
-            f"The models are not of one size: from {min(sizes):,} to {max(sizes):,} parameters."
-        )
-    ends = {run.status for run in found.runs}
-    if not ends <= {DONE, REFUSED}:
-        said.append(
-            "Some runs did not come to an end."
-            if FAILED not in ends
-            else "Some runs failed: see the table."
-        )
-    return said
-
-
-def report_to_json(found: ComparisonReport) -> dict[str, Any]:
-    """The data behind the page."""
+def report_to_json(report: ComparisonReport) -> dict[str, Any]:
+    """Return the data of the page as plain values."""
+    result = report.result
     return {
         "version": regard.__version__,
-        "command": found.record.command,
-        "plan": found.record.plan.model_dump(mode="json"),
-        "rows": [row_to_json(row) for row in found.rows],
-        "verdicts": [
-            {
-                "task": v.task,
-                "length": v.length,
-                "take": v.take and v.take.mixer,
-                "words": v.words,
-                "doubts": find_caveats(found, v),
-            }
-            for v in found.verdicts
+        "command": result.record.command,
+        "plan": result.record.plan.model_dump(mode="json"),
+        "rows": [row_to_json(row) for row in result.rows],
+        "verdicts": [verdict_to_json(verdict) for verdict in result.verdicts],
+        "curves": [
+            curve._asdict() | {"points": [point._asdict() for point in curve.points]}
+            for curve in report.curves
         ],
-        "curves": [c._asdict() | {"points": [p._asdict() for p in c.points]} for c in found.curves],
-        "maps": [_map_json(each) for each in found.maps],
+        "maps": [_map_to_json(each) for each in report.maps],
         "samples": [
-            {"task": name, "length": length, "text": text} for name, length, text in found.samples
+            {"task": task, "length": length, "text": text} for task, length, text in report.samples
         ],
-        "specs": found.specs,
-        "environments": found.environments,
+        "specs": report.specs,
+        "environments": report.environments,
     }
 
 
-def _map_json(found: AttentionMap) -> dict[str, Any]:
-    """The map of the first layer that has one, the mean over its heads."""
-    first = next((layer for layer in found.layers if layer is not None), None)
-    weights = (
-        None if first is None else [[round(w, 5) for w in row] for row in first.mean(0).tolist()]
-    )
+def _map_to_json(each: AttentionMap) -> dict[str, Any]:
+    """Return the first layer that has a map, averaged over its heads."""
+    layer = next((layer for layer in each.layers if layer is not None), None)
+    weights = None
+    if layer is not None:
+        weights = [[round(weight, 5) for weight in row] for row in layer.mean(0).tolist()]
     return {
-        "mixer": found.mixer,
-        "task": found.task,
-        "length": found.length,
-        "tokens": found.tokens,
+        "mixer": each.mixer,
+        "task": each.task,
+        "length": each.length,
+        "tokens": each.tokens,
         "weights": weights,
-        "why": found.why,
+        "reason": each.reason,
     }

@@ -1,4 +1,4 @@
-"""Patterns and maps as figures: pixels in a data URI, token names beside them."""
+"""Patterns and attention maps as figures."""
 
 from __future__ import annotations
 
@@ -6,138 +6,106 @@ import math
 
 from torch import Tensor
 
-from regard.report.maps import AttentionMap, PatternPictures, coarse
+from regard.report.maps import AttentionMap, PatternPictures, downsample
 from regard.report.markup import SafeHtml, join, tag
 from regard.report.png import pattern_pixels, png_data_uri, weight_pixels
-from regard.show.picture import Picture
 from regard.show.style import assign_styles, legend_entries
 
-SIDE, MARGIN = 330, 28  # of a labelled map and of the names beside it, in units of its picture
-LETTERS = 9.5  # units that a name needs
+MAP_SIZE, MAP_MARGIN = 330, 28  # of a map and the token names beside it, in SVG units
+NAME_HEIGHT = 9.5  # of a token name
 
 
 def pattern_figure(drawn: PatternPictures) -> SafeHtml:
-    """The pictures of a mechanism, and what their colours mean."""
-    name = tag("figcaption", tag("strong", drawn.mixer), " · ", drawn.words)
+    """Return the pictures of a mixer's pattern with a legend."""
+    caption = tag("figcaption", tag("strong", drawn.mixer), " · ", drawn.caption)
     if not drawn.pictures:
-        return tag("figure", tag("div", "not drawn", class_="nothing"), name, class_="card")
-    look = assign_styles(drawn.pictures)
-    squares = (
-        _square(
-            drawn.mixer,
-            p,
-            [look[part.words].colour if part.words in look else (0, 0, 0) for part in p.parts],
+        return tag("figure", tag("div", "not drawn", class_="empty"), caption, class_="card")
+    styles = assign_styles(drawn.pictures)
+    squares = []
+    for picture in drawn.pictures:
+        colours = [
+            styles[part.words].colour if part.words in styles else (0, 0, 0)
+            for part in picture.parts
+        ]
+        image = tag(
+            "img",
+            class_="pixels",
+            src=png_data_uri(pattern_pixels(picture.part, picture.shade, colours)),
+            alt=f"Attention pattern of {drawn.mixer} {picture.title} on {picture.tokens} tokens: "
+            "rows are queries, columns are keys.",
         )
-        for p in drawn.pictures
-    )
-    keys = (tag("li", _sample(style.colour), words) for style, words in legend_entries(look))
+        title = tag("span", picture.title) if picture.title else ""
+        squares.append(tag("div", image, title))
+    keys = []
+    for style, text in legend_entries(styles):
+        colour = f"background:rgb{style.colour}"
+        keys.append(tag("li", tag("i", class_="sample", style=colour, aria_hidden="true"), text))
     return tag(
         "figure",
         tag("div", *squares, class_="squares"),
-        name,
+        caption,
         tag("ul", *keys, class_="legend"),
         class_="card",
     )
 
 
-def _square(name: str, picture: Picture, colours: list[tuple[int, int, int]]) -> SafeHtml:
-    words = f"Who may look at whom: {name} {picture.title}, {picture.tokens} tokens, rows are queries, columns are keys."
-    seen = tag(
-        "img",
-        class_="pixels",
-        src=png_data_uri(pattern_pixels(picture.part, picture.shade, colours)),
-        alt=words,
-    )
-    return tag("div", seen, tag("span", picture.title) if picture.title else "")
-
-
-def _sample(colour: tuple[int, int, int]) -> SafeHtml:
-    return tag("i", class_="sample", style=f"background:rgb{colour}", aria_hidden="true")
-
-
-# ---------------------------------------------------------------------------------------------- maps
 def map_figure(found: AttentionMap) -> SafeHtml:
-    """The mean over the heads of the first layer that has a map, and all heads folded below."""
+    """Return the first layer that has a map, averaged over heads, with all heads folded below."""
     name = tag("strong", found.mixer)
-    number = next((i for i, layer in enumerate(found.layers) if layer is not None), None)
-    if number is None:
-        return tag(
-            "figure",
-            tag("div", "no map", class_="nothing"),
-            tag("figcaption", name, " · ", found.why),
-            class_="card",
-        )
-    layer = found.layers[number]
-    assert layer is not None
-    title = f"Attention map of {found.mixer} on a test example of {found.task}: rows are queries, columns are keys."
-    words = f" · layer {number + 1}, mean of {len(layer)} heads"
+    layers = [(i, layer) for i, layer in enumerate(found.layers, 1) if layer is not None]
+    if not layers:
+        caption = tag("figcaption", name, " · ", found.reason)
+        return tag("figure", tag("div", "no map", class_="empty"), caption, class_="card")
+    number, first = layers[0]
+    title = (
+        f"Attention map of {found.mixer} on a test example of {found.task}: rows are queries, "
+        "columns are keys."
+    )
+    small = []
+    for i, layer in layers:
+        for h, head in enumerate(layer, 1):
+            alt = f"layer {i}, head {h}"
+            pixels = png_data_uri(weight_pixels(downsample(head)))
+            image = tag("img", class_="pixels", src=pixels, alt=alt)
+            small.append(tag("div", image, tag("span", alt)))
+    heads = tag("div", *small, class_="squares heads")
     return tag(
         "figure",
-        labelled(layer.mean(0), found, title),
-        tag("figcaption", name, words),
-        _heads(found),
+        map_svg(first.mean(0), found, title),
+        tag("figcaption", name, f" · layer {number}, mean of {len(first)} heads"),
+        tag("details", tag("summary", "all heads"), heads),
         class_="card",
     )
 
 
-def labelled(weights: Tensor, found: AttentionMap, title: str) -> SafeHtml:
-    """A map with the names of its tokens: keys above, queries at the left, those that have a target in bold."""
-    whole = MARGIN + SIDE
+def map_svg(weights: Tensor, found: AttentionMap, title: str) -> SafeHtml:
+    """Return a map with token names: keys above, queries on the left, those with a target bold."""
+    box = {"x": MAP_MARGIN, "y": MAP_MARGIN, "width": MAP_SIZE, "height": MAP_SIZE}
     image = tag(
         "image",
-        href=png_data_uri(weight_pixels(coarse(weights))),
-        x=MARGIN,
-        y=MARGIN,
-        width=SIDE,
-        height=SIDE,
+        href=png_data_uri(weight_pixels(downsample(weights))),
+        **box,
         class_="pixels",
         preserveAspectRatio="none",
     )
-    frame = tag("rect", x=MARGIN, y=MARGIN, width=SIDE, height=SIDE, class_="frame")
-    names = _names(found) if len(found.tokens) == len(weights) else join()
+    names = []
+    if len(found.tokens) == len(weights):
+        cell = MAP_SIZE / len(weights)
+        for i in range(0, len(weights), max(1, math.ceil(NAME_HEIGHT / cell))):
+            position, name = MAP_MARGIN + (i + 0.5) * cell + 3, found.tokens[i]
+            style = "target" if found.has_target[i] else ""
+            at = {"x": MAP_MARGIN - 4, "y": f"{position:.1f}", "text_anchor": "end"}
+            names.append(tag("text", name, **at, class_=style))
+            rotated = f"translate({position:.1f},{MAP_MARGIN - 4}) rotate(-90)"
+            names.append(tag("text", name, transform=rotated, class_=style))
+    size = MAP_MARGIN + MAP_SIZE
     return tag(
         "svg",
         tag("title", title),
         image,
-        frame,
-        names,
-        viewBox=f"0 0 {whole} {whole}",
+        tag("rect", **box, class_="frame"),
+        join(*names),
+        viewBox=f"0 0 {size} {size}",
         role="img",
         class_="map",
     )
-
-
-def _names(found: AttentionMap) -> SafeHtml:
-    """As many as can be read."""
-    n = len(found.tokens)
-    cell = SIDE / n
-    made = []
-    for i in range(0, n, max(1, math.ceil(LETTERS / cell))):
-        at, name = MARGIN + (i + 0.5) * cell, found.tokens[i]
-        look = "asked" if found.asked[i] else ""
-        made.append(
-            tag("text", name, x=MARGIN - 4, y=f"{at + 3:.1f}", text_anchor="end", class_=look)
-        )
-        turned = f"translate({at + 3:.1f},{MARGIN - 4}) rotate(-90)"
-        made.append(tag("text", name, transform=turned, class_=look))
-    return join(*made)
-
-
-def _heads(found: AttentionMap) -> SafeHtml:
-    """All heads of all layers, small."""
-    small = [
-        tag(
-            "div",
-            tag(
-                "img",
-                class_="pixels",
-                src=png_data_uri(weight_pixels(coarse(head))),
-                alt=f"layer {number}, head {h}",
-            ),
-            tag("span", f"layer {number}, head {h}"),
-        )
-        for number, layer in enumerate(found.layers, 1)
-        if layer is not None
-        for h, head in enumerate(layer, 1)
-    ]
-    return tag("details", tag("summary", "each head"), tag("div", *small, class_="squares heads"))

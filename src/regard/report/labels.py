@@ -1,4 +1,4 @@
-"""Names beside the points of a plot, moved up or down until none lies on another."""
+"""Axes of a plot, and labels beside its points that do not overlap."""
 
 from __future__ import annotations
 
@@ -6,50 +6,44 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-WIDTH, HEIGHT = (
-    290,
-    240,
-)  # of the smallest plot, a phone's, in pixels: what fits there fits everywhere
-LETTER, LINE, MARK, GAP = (
-    6.3,
-    13.0,
-    6.0,
-    9.0,
-)  # a letter's width, a line's height, a mark's radius, between mark and name
-STEPS = int(2 * HEIGHT / LINE)  # of half a line, by which a name is moved at most
-LIMIT = 170.0  # longer names are cut by the plot
+WIDTH, HEIGHT = 290, 240  # pixels of the smallest plot, on a phone: what fits there fits everywhere
+LETTER_WIDTH, LINE_HEIGHT, MARK_RADIUS, GAP = 6.3, 13.0, 6.0, 9.0  # GAP: between mark and label
+MAX_STEPS = int(2 * HEIGHT / LINE_HEIGHT)  # half lines by which a label is moved at most
+MAX_LABEL_WIDTH = 170.0  # longer labels are cut
 
 
-class Axis(NamedTuple):
-    """What a plot shows in one direction: from low to high, `log` or not; `down`: the least is the best and stands above."""
+class PlotAxis(NamedTuple):
+    """The range of an axis; on a `reverse` axis low values are at the top."""
 
     low: float
     high: float
     log: bool = False
-    down: bool = False
+    reverse: bool = False
 
-    def share(self, value: float) -> float:
-        """Where a value stands, from 0 to 1."""
+    def fraction(self, value: float) -> float:
+        """Return the position of a value, from 0 to 1."""
         low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, value))
-        share = (at - low) / (high - low)
-        return 1 - share if self.down else share
+        fraction = (at - low) / (high - low)
+        return 1 - fraction if self.reverse else fraction
 
-    def at(self, share: float) -> float:
-        """The value that stands there, of an axis that is not `log`."""
-        return self.low + (1 - share if self.down else share) * (self.high - self.low)
+    def value(self, fraction: float) -> float:
+        """Return the value at a position of a linear axis."""
+        return self.low + (1 - fraction if self.reverse else fraction) * (self.high - self.low)
 
 
-def axis(values: Sequence[float], *, margin: float, log: bool = False, down: bool = False) -> Axis:
-    """Around all values, with a margin on both sides."""
+def fit_axis(
+    values: Sequence[float], *, margin: float, log: bool = False, reverse: bool = False
+) -> PlotAxis:
+    """Return an axis that shows all values with a margin on both sides."""
     low, high = min(values), max(values)
     if log:
-        beyond = max(high / low, 1.1) ** margin
-        return Axis(low / beyond, high * beyond, log, down)
-    beyond = margin * max(high - low, 1e-3, 0.02 * abs(high))
-    return Axis(low - beyond, high + beyond, log, down)
+        factor = max(high / low, 1.1) ** margin
+        return PlotAxis(low / factor, high * factor, log, reverse)
+    extra = margin * max(high - low, 1e-3, 0.02 * abs(high))
+    return PlotAxis(low - extra, high + extra, log, reverse)
 
 
-class Box(NamedTuple):
+class PixelBox(NamedTuple):
     """A rectangle in pixels."""
 
     left: float
@@ -57,52 +51,58 @@ class Box(NamedTuple):
     top: float
     bottom: float
 
-    def meets(self, other: Box) -> bool:
-        """Whether they share a pixel."""
+    def overlaps(self, other: PixelBox) -> bool:
+        """Whether two rectangles share a pixel."""
         across = self.left < other.right and other.left < self.right
         return across and self.top < other.bottom and other.top < self.bottom
 
 
-class Label(NamedTuple):
-    """Where a name stands: `left` of its point or right, and at which height, from 0 to 1."""
+class LabelPosition(NamedTuple):
+    """Whether a label is `left` or right of its point, and its height from 0 to 1."""
 
     left: bool
-    share: float
+    height: float
 
 
-def place_labels(points: Sequence[tuple[float, float, str]]) -> list[Label]:
-    """points (x, y, name), x and y from 0 to 1, from the left and from below -> where their names go."""
-    taken = [_mark(x, y) for x, y, _ in points]
-    found = []
-    for x, y, name in points:
-        others = [box for box in taken if box != _mark(x, y)]
-        free = (
-            at
-            for at in _places(x, y, name)
-            if not any(_name(x, at.share, name, at.left).meets(box) for box in others)
-        )
-        at = next(free, Label(x > 0.5, y))
-        taken.append(_name(x, at.share, name, at.left))
-        found.append(at)
-    return found
+def place_labels(points: Sequence[tuple[float, float, str]]) -> list[LabelPosition]:
+    """Place the labels of points (x, y, name), with x and y from 0 to 1, origin at the lower left."""
+    marks = [_mark_box(x, y) for x, y, _ in points]
+    labels: list[PixelBox] = []
+    positions = []
+    for (x, y, name), mark in zip(points, marks, strict=True):
+        occupied = [*(other for other in marks if other != mark), *labels]
+        position = LabelPosition(x > 0.5, y)
+        for candidate in _candidates(x, y, name):
+            box = _label_box(x, candidate.height, name, candidate.left)
+            if not any(box.overlaps(other) for other in occupied):
+                position = candidate
+                break
+        labels.append(_label_box(x, position.height, name, position.left))
+        positions.append(position)
+    return positions
 
 
-def _places(x: float, y: float, name: str) -> Iterator[Label]:
-    """Where a name may go, the nearest first: towards the middle of the plot, or to the other side where it fits there."""
-    heights = (y + sign * step * 0.5 * LINE / HEIGHT for step in range(STEPS) for sign in (1, -1))
+def _candidates(x: float, y: float, name: str) -> Iterator[LabelPosition]:
+    """Yield positions of a label, nearest first: towards the centre, then outwards if it fits."""
     sides = [x > 0.5]
-    outer = _name(x, y, name, not sides[0])
+    outer = _label_box(x, y, name, not sides[0])
     if outer.left > 0 and outer.right < WIDTH:
         sides.append(not sides[0])
-    return (Label(left, height) for height in heights if 0.02 < height < 0.98 for left in sides)
+    for step in range(MAX_STEPS):
+        for sign in (1, -1):
+            height = y + sign * step * 0.5 * LINE_HEIGHT / HEIGHT
+            if 0.02 < height < 0.98:
+                yield from (LabelPosition(left, height) for left in sides)
 
 
-def _mark(x: float, y: float) -> Box:
+def _mark_box(x: float, y: float) -> PixelBox:
     across, down = x * WIDTH, (1 - y) * HEIGHT
-    return Box(across - MARK, across + MARK, down - MARK, down + MARK)
+    return PixelBox(
+        across - MARK_RADIUS, across + MARK_RADIUS, down - MARK_RADIUS, down + MARK_RADIUS
+    )
 
 
-def _name(x: float, y: float, name: str, left: bool) -> Box:
-    wide, down = min(LETTER * len(name), LIMIT), (1 - y) * HEIGHT
-    start = x * WIDTH + (-GAP - wide if left else GAP)
-    return Box(start, start + wide, down - LINE / 2, down + LINE / 2)
+def _label_box(x: float, y: float, name: str, left: bool) -> PixelBox:
+    width, down = min(LETTER_WIDTH * len(name), MAX_LABEL_WIDTH), (1 - y) * HEIGHT
+    start = x * WIDTH + (-GAP - width if left else GAP)
+    return PixelBox(start, start + width, down - LINE_HEIGHT / 2, down + LINE_HEIGHT / 2)

@@ -1,45 +1,42 @@
-"""HTML as values: whatever is not marked as HTML is escaped."""
+"""HTML as values: text is escaped unless it is marked as HTML."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
 
-VOID = frozenset({"meta", "br", "img"})  # nothing stands inside them, and they are not closed
+VOID = frozenset({"meta", "br", "img"})  # elements without content and closing tag
 
 
 class SafeHtml(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
 
-Inside = str | Iterable["Inside"]
+Content = str | Iterable["Content"]
 
 
-def tag(name: str, /, *inside: Inside, **attributes: str | int | float | bool) -> SafeHtml:
-    """An element.  A trailing _ of a name is dropped and another _ is a hyphen: `class_`, `aria_label`; False leaves it out."""
-    words = "".join(
-        f" {_name(key)}{_value(value)}" for key, value in attributes.items() if value is not False
-    )
-    opened = f"<{name}{words}>"
-    return SafeHtml(opened if name in VOID else f"{opened}{join(*inside)}</{name}>")
+def tag(name: str, /, *content: Content, **attributes: str | int | float | bool) -> SafeHtml:
+    """Return an element.
+
+    In attribute names a trailing _ is dropped and any other becomes a hyphen (`class_`,
+    `aria_label`). The value True gives an attribute without a value, False leaves it out.
+    """
+    opening = name
+    for key, value in attributes.items():
+        if value is not False:
+            opening += " " + key.rstrip("_").replace("_", "-")
+            opening += "" if value is True else f'="{escape(str(value))}"'
+    return SafeHtml(f"<{opening}>" if name in VOID else f"<{opening}>{join(*content)}</{name}>")
 
 
-def join(*inside: Inside) -> SafeHtml:
-    """One after the other, each escaped unless it is HTML."""
-    return SafeHtml("".join(_text(each) for each in inside))
-
-
-def _text(inside: Inside) -> str:
-    if isinstance(inside, SafeHtml):
-        return inside
-    return escape(inside) if isinstance(inside, str) else join(*inside)
-
-
-def _name(key: str) -> str:
-    return key.rstrip("_").replace("_", "-")
-
-
-def _value(value: str | int | float | bool) -> str:
-    return "" if value is True else f'="{escape(str(value))}"'
+def join(*content: Content) -> SafeHtml:
+    """Concatenate, escaping all that is not HTML."""
+    text = ""
+    for each in content:
+        if isinstance(each, str):
+            text += each if isinstance(each, SafeHtml) else escape(each)
+        else:
+            text += join(*each)
+    return SafeHtml(text)

@@ -1,4 +1,4 @@
-"""The page: one file with everything in it."""
+"""The page: one HTML file with everything in it."""
 
 from __future__ import annotations
 
@@ -11,117 +11,100 @@ from regard.compare.plan import CONSTANT_BASELINE
 from regard.report.bundle import plots_available, vega_javascript
 from regard.report.data import ComparisonReport
 from regard.report.markup import SafeHtml, join, tag
-from regard.report.plots import Plots
+from regard.report.plots import plot_sections
 from regard.report.sections import (
-    configurations,
     environment,
     maps,
     patterns,
     recommendations,
-    repeat,
+    reproduce,
     samples,
+    settings,
     tables,
 )
 
-# Nothing is loaded from anywhere, and the browser is told so.  Vega compiles its expressions, hence unsafe-eval.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'"
+# The page may load nothing. Vega compiles its expressions, hence unsafe-eval.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline' 'unsafe-eval'"
+)
 CONTENTS = {
     "recommendation": "Recommendation",
     "table": "Results",
-    "tradeoffs": "Score and cost",
-    "curves": "Learning",
-    "scaling": "Growth",
+    "tradeoffs": "Pareto front",
+    "curves": "Learning curves",
+    "scaling": "Scaling",
     "patterns": "Patterns",
-    "maps": "Maps",
+    "maps": "Attention maps",
     "samples": "Tasks",
-    "configurations": "Configurations",
+    "settings": "Settings",
     "environment": "Environment",
-    "repeat": "Again",
+    "reproduce": "Reproduce",
 }
 
 
-def write_page(found: ComparisonReport, path: Path) -> int:
-    """Write the page; its size in bytes."""
-    content = render_page(found).encode()
+def write_page(report: ComparisonReport, path: Path) -> int:
+    """Write the page and return its size in bytes."""
+    content = render_page(report).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return len(content)
 
 
-def render_page(found: ComparisonReport) -> str:
-    """The whole of it, as HTML."""
-    plots = Plots(found, drawn=plots_available())
-    parts = [
-        recommendations(found),
-        tables(found),
-        plots.tradeoffs(),
-        plots.learning(),
-        plots.scaling(),
-        patterns(found),
-        maps(found),
-        samples(found),
-        configurations(found),
-        environment(found),
-        repeat(found),
+def render_page(report: ComparisonReport) -> str:
+    """Return the page of a comparison as HTML."""
+    plan = report.result.record.plan
+    mixers = len({row.mixer for row in report.result.rows} - {CONSTANT_BASELINE})
+    counts = (
+        (mixers, "mixer"),
+        (len(plan.tasks), "task"),
+        (plan.seeds, "seed"),
+        (plan.layers, "layer"),
+        (plan.heads, "head"),
+    )
+    summary = ", ".join(f"{n:,} {name}{'' if n == 1 else 's'}" for n, name in counts)
+    summary += f", width {plan.dim}, at most {plan.settings.steps:,} steps"
+    links = (tag("li", tag("a", title, href=f"#{name}")) for name, title in CONTENTS.items())
+    header = tag(
+        "header",
+        tag("h1", "Comparison of mixers"),
+        tag("p", summary, class_="muted"),
+        tag("nav", tag("ul", *links), aria_label="Contents"),
+    )
+    sections = [
+        recommendations(report),
+        tables(report),
+        *plot_sections(report, available=plots_available()),
+        patterns(report),
+        maps(report),
+        samples(report),
+        settings(report),
+        environment(report),
+        reproduce(report),
     ]
-    return document("Comparison of mixers", _top(found), parts)
+    return document("Comparison of mixers", header, sections)
 
 
-def document(title: str, top: SafeHtml, parts: Sequence[SafeHtml]) -> str:
-    """A page of parts, with all that its plots need where they can be drawn, and nothing from elsewhere."""
-    scripts = (
-        [tag("script", SafeHtml(text)) for text in (vega_javascript(), _file("draw.js"))]
-        if plots_available()
-        else []
-    )
-    main = tag("main", *parts)
-    size = sum(map(len, (main, *scripts))) / 1e6
-    foot = tag(
-        "footer",
-        f"Regard {regard.__version__}. One file of about {size:.1f} MB that needs no network.",
-    )
-    return join(
-        SafeHtml("<!doctype html>\n"),
-        tag("html", _head(title), tag("body", top, main, foot, *scripts), lang="en"),
-    )
+def document(title: str, header: SafeHtml, sections: Sequence[SafeHtml]) -> str:
+    """Return an HTML document with style and scripts inside."""
 
+    def resource(name: str) -> SafeHtml:
+        return SafeHtml((files("regard.report") / name).read_text(encoding="utf-8"))
 
-def _head(title: str) -> SafeHtml:
-    return tag(
+    scripts = []
+    if plots_available():
+        scripts = [tag("script", SafeHtml(vega_javascript())), tag("script", resource("draw.js"))]
+    main = tag("main", *sections)
+    megabytes = sum(map(len, (main, *scripts))) / 1e6
+    footer = f"Regard {regard.__version__}. One file of about {megabytes:.1f} MB, works offline."
+    head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", http_equiv="Content-Security-Policy", content=CONTENT_SECURITY_POLICY),
         tag("title", f"{title} · Regard"),
-        tag("style", SafeHtml(_file("style.css"))),
+        tag("style", resource("style.css")),
     )
-
-
-def _top(found: ComparisonReport) -> SafeHtml:
-    """The title, what was compared, and the contents."""
-    plan = found.record.plan
-    mechanisms = len({row.mixer for row in found.rows} - {CONSTANT_BASELINE})
-    counts = (
-        (plan.seeds, "seed"),
-        (plan.layers, "layer"),
-        (plan.heads, "head"),
-        (plan.settings.steps, "step"),
-    )
-    words = (
-        f"{_many(mechanisms, 'mechanism')} on {_many(len(plan.tasks), 'task')}: width {plan.dim}, "
-    )
-    words += ", ".join(_many(*count) for count in counts) + " at most"
-    links = (tag("li", tag("a", title, href=f"#{name}")) for name, title in CONTENTS.items())
-    contents = tag("nav", tag("ul", *links), aria_label="Contents")
-    return tag(
-        "header", tag("h1", "Which mixer to take"), tag("p", words, class_="muted"), contents
-    )
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _file(name: str) -> str:
-    return (files("regard.report") / name).read_text(encoding="utf-8")
+    body = tag("body", header, main, tag("footer", footer), *scripts)
+    return join(SafeHtml("<!doctype html>\n"), tag("html", head, body, lang="en"))

@@ -1,125 +1,147 @@
-"""The sections of the page that hold plots."""
+"""The sections of the page with plots."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 
 from regard.compare import ResultRow
-from regard.compare.formatting import group_rows, metric_of
 from regard.compare.plan import CONSTANT_BASELINE
+from regard.compare.results import group_metric, group_rows
 from regard.report.bundle import MISSING
-from regard.report.charts import MEMORY, SPEED, TIME, Chart, CostAxis, growth, learning, pareto
+from regard.report.charts import (
+    MEMORY,
+    SPEED,
+    TIME,
+    Chart,
+    learning_chart,
+    pareto_chart,
+    scaling_chart,
+)
 from regard.report.data import ComparisonReport
-from regard.report.markup import Inside, SafeHtml, join, tag
-from regard.report.sections import place, section
-from regard.report.styles import assign_styles, legend
-
-Pair = tuple[
-    str, list[Callable[[], Chart]]
-]  # a title, and the plots that stand side by side below it
+from regard.report.markup import SafeHtml, join, tag
+from regard.report.sections import group_title, section
+from regard.report.styles import SeriesStyle, legend, series_styles
 
 
-class Plots:
-    """Makes them, or says why it does not; a mechanism looks the same in all."""
+Groups = dict[tuple[str, int], list[ResultRow]]
+Styles = dict[str, SeriesStyle]
 
-    def __init__(self, found: ComparisonReport, *, drawn: bool) -> None:
-        self.found, self.drawn = found, drawn
-        self.look = assign_styles(row.mixer for row in found.rows if row.scores)
-        self.scored = {
-            key: _scored(rows) for key, rows in group_rows(found.rows).items() if _scored(rows)
-        }
 
-    def tradeoffs(self) -> SafeHtml:
-        """Score against speed and against memory."""
-        note = "The broken line joins the mechanisms that no other beats in both. Upright lines are ± the spread over seeds."
-        pairs = [
-            (place(*key), [self._pareto(rows, cost) for cost in (SPEED, MEMORY)])
-            for key, rows in self.scored.items()
+def plot_sections(report: ComparisonReport, *, available: bool) -> list[SafeHtml]:
+    """Return the sections score against cost, learning curves and scaling with length.
+
+    Args:
+        report: What to plot.
+        available: Whether plots can be drawn; if not, each section says what to install.
+    """
+    styles = series_styles(row.mixer for row in report.result.rows if row.scores)
+    scored: Groups = {}
+    for key, rows in group_rows(report.result.rows).items():
+        rows = [r for r in rows if r.mixer != CONSTANT_BASELINE and math.isfinite(r.score)]
+        if rows:
+            scored[key] = rows
+    sections = []
+    for name, title, note, make_charts in (
+        (
+            "tradeoffs",
+            "Score against cost",
+            "The dashed line is the Pareto front: the mixers that no other beats in both. "
+            "Vertical lines are the standard deviation over seeds.",
+            tradeoff_charts,
+        ),
+        (
+            "curves",
+            "Learning curves",
+            "Lines are means over seeds, bands range from the worst seed to the best.",
+            curve_charts,
+        ),
+        (
+            "scaling",
+            "Scaling with length",
+            "Both axes are logarithmic. The time of a step includes its share of evaluations.",
+            scaling_charts,
+        ),
+    ):
+        if not scored:
+            sections.append(section(name, title, tag("p", "No run finished.")))
+        elif make_charts is scaling_charts and not rows_by_task(scored):
+            hint = "All tasks were run at one length. Use --lengths 128,512 to see how cost grows."
+            sections.append(section(name, title, tag("p", hint)))
+        elif not available:
+            sections.append(section(name, title, tag("p", MISSING, class_="missing")))
+        else:
+            charts = make_charts(report, scored, styles)
+            sections.append(plot_section(name, title, note, styles, charts))
+    return sections
+
+
+def tradeoff_charts(
+    report: ComparisonReport, scored: Groups, styles: Styles
+) -> dict[str, list[Chart]]:
+    """Plot score against speed and memory, by title."""
+    return {
+        group_title(*key): [pareto_chart(rows, cost, styles) for cost in (SPEED, MEMORY)]
+        for key, rows in scored.items()
+    }
+
+
+def curve_charts(
+    report: ComparisonReport, scored: Groups, styles: Styles
+) -> dict[str, list[Chart]]:
+    """Plot learning curves by step and by time."""
+    groups = group_rows(report.result.rows)
+    charts = {}
+    for key in scored:
+        rows = groups[key]
+        baseline = next((row.score for row in rows if row.mixer == CONSTANT_BASELINE), None)
+        curves = [c for c in report.curves if (c.task, c.length) == key and c.points]
+        charts[group_title(*key)] = [
+            learning_chart(curves, by, group_metric(rows), styles, baseline)
+            for by in ("step", "seconds")
         ]
-        return self._section("tradeoffs", "Score against cost", note, pairs)
-
-    def _pareto(self, rows: list[ResultRow], cost: CostAxis) -> Callable[[], Chart]:
-        return lambda: pareto(rows, cost, self.look)
-
-    def learning(self) -> SafeHtml:
-        """By step, and by time."""
-        note = "Lines are means over seeds, bands reach from the worst seed to the best."
-        pairs = [
-            (place(*key), [self._learning(key, by) for by in ("step", "seconds")])
-            for key in self.scored
-        ]
-        return self._section("curves", "Learning curves", note, pairs)
-
-    def _learning(self, key: tuple[str, int], by: str) -> Callable[[], Chart]:
-        rows = group_rows(self.found.rows)[key]
-        level = next((row.score for row in rows if row.mixer == CONSTANT_BASELINE), None)
-        mine = [
-            curve
-            for curve in self.found.curves
-            if (curve.task, curve.length) == key and curve.points
-        ]
-        return lambda: learning(mine, by, metric_of(rows), self.look, level)
-
-    def scaling(self) -> SafeHtml:
-        """Time and memory by length, where there are several."""
-        by_task: dict[str, list[ResultRow]] = {}
-        for (task, _), rows in self.scored.items():
-            by_task.setdefault(task, []).extend(rows)
-        several = {
-            task: rows for task, rows in by_task.items() if len({row.length for row in rows}) > 1
-        }
-        if not several:
-            only = tag(
-                "p",
-                "Each task was run at one length only: --lengths 128,512 would show how cost grows with it.",
-            )
-            return section("scaling", "Growth with the length", only)
-        note = "Both axes are logarithmic. A step is an update of the weights, its share of evaluations included."
-        pairs = [
-            (task, [self._growth(rows, cost) for cost in _above_zero(rows)])
-            for task, rows in several.items()
-        ]
-        return self._section("scaling", "Growth with the length", note, pairs)
-
-    def _growth(self, rows: list[ResultRow], cost: CostAxis) -> Callable[[], Chart]:
-        return lambda: growth(
-            [(row.mixer, row.length, cost.of(row)) for row in rows], cost.words, self.look
-        )
-
-    def _section(self, name: str, title: str, note: str, pairs: list[Pair]) -> SafeHtml:
-        if not pairs:
-            return section(name, title, tag("p", "No run came to an end."))
-        if not self.drawn:
-            return section(name, title, tag("p", MISSING, class_="missing"))
-        return section(
-            name,
-            title,
-            tag("p", note, class_="muted"),
-            legend(self.look),
-            *(side_by_side(*pair) for pair in pairs),
-        )
+    return charts
 
 
-def _scored(rows: list[ResultRow]) -> list[ResultRow]:
-    """Those that a plot can show."""
-    return [row for row in rows if row.mixer != CONSTANT_BASELINE and math.isfinite(row.score)]
+def scaling_charts(
+    report: ComparisonReport, scored: Groups, styles: Styles
+) -> dict[str, list[Chart]]:
+    """Plot the time and memory of training by length."""
+    charts: dict[str, list[Chart]] = {}
+    for task, rows in rows_by_task(scored).items():
+        for cost in (TIME, MEMORY):
+            points = [(row.mixer, row.length, cost.value(row)) for row in rows]
+            # a log axis needs values above 0; the memory of a tiny model may be too small to see
+            if any(value > 0 for _, _, value in points):
+                charts.setdefault(task, []).append(scaling_chart(points, cost.title, styles))
+    return charts
 
 
-def _above_zero(rows: list[ResultRow]) -> list[CostAxis]:
-    """A logarithm needs it; a very small model may take no memory beyond what the process had."""
-    return [cost for cost in (TIME, MEMORY) if any(cost.of(row) > 0 for row in rows)]
+def rows_by_task(scored: Groups) -> dict[str, list[ResultRow]]:
+    """Return the rows of each task that was run at several lengths."""
+    rows: dict[str, list[ResultRow]] = {}
+    for (task, _), group in scored.items():
+        rows.setdefault(task, []).extend(group)
+    return {task: each for task, each in rows.items() if len({r.length for r in each}) > 1}
 
 
-def side_by_side(title: str, charts: list[Callable[[], Chart]]) -> SafeHtml:
-    """Plots, made one after the other, below a title."""
-    figures: list[Inside] = [_figure(chart()) for chart in charts]
-    return join(tag("h3", title), tag("div", *figures, class_="pair"))
+def plot_section(
+    name: str,
+    title: str,
+    note: str,
+    styles: Styles,
+    charts: dict[str, list[Chart]],
+) -> SafeHtml:
+    """Return a section of plots, those of one title side by side."""
+    rows = (
+        join(tag("h3", heading), tag("div", *map(plot_figure, row), class_="pair"))
+        for heading, row in charts.items()
+    )
+    return section(name, title, tag("p", note, class_="muted"), legend(styles), *rows)
 
 
-def _figure(chart: Chart) -> SafeHtml:
-    """The place of a plot, with its specification beside it; no text in it can end the script."""
+def plot_figure(chart: Chart) -> SafeHtml:
+    """Return the element of a plot with its specification; no text in it can end the script."""
     text = SafeHtml(json.dumps(chart, allow_nan=False).replace("<", "\\u003c"))
     plot = tag("div", class_="plot", role="img", aria_label=str(chart["description"]))
     return tag("figure", plot, tag("script", text, type="application/json"))

@@ -1,4 +1,4 @@
-"""How a mechanism looks: a colour, a shape and a dash, the same in all plots of a page."""
+"""The colour, shape and dash of each mixer, the same in all plots of a page."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from regard.compare.plan import CONSTANT_BASELINE, DENSE_MIXER, spec_label
-from regard.report.markup import SafeHtml, join, tag
+from regard.report.markup import SafeHtml, tag
 
-GREY = "#808080"  # dense softmax, always; it can be read on black and on white
-# colours that are told apart by those who confuse red and green (Okabe & Ito 2008), without black and yellow
+GREY = "#808080"  # dense softmax; visible on black and on white
+# the colour-blind safe palette of Okabe & Ito (2008) without black and yellow
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 SHAPES = {
     "circle": "M0,-4.5A4.5,4.5 0 1 1 -0.01,-4.5Z",
@@ -23,48 +23,40 @@ DASHES = ((1, 0), (6, 3), (2, 2), (8, 2, 2, 2))
 
 
 class SeriesStyle(NamedTuple):
-    """Of one mechanism."""
+    """How one mixer is drawn."""
 
     colour: str
     shape: str
     dash: tuple[int, ...]
 
 
-def assign_styles(
+def series_styles(
     names: Iterable[str], dense: str = spec_label(DENSE_MIXER)
 ) -> dict[str, SeriesStyle]:
-    """name -> look; colours come again with another dash and shape, so that no two are alike before 24 of them."""
-    found = {dense: SeriesStyle(GREY, "circle", DASHES[0])}
+    """Return a style for each name. Up to 24 are distinct: colours repeat with another dash and shape."""
+    styles = {dense: SeriesStyle(GREY, "circle", DASHES[0])}
     others = [name for name in dict.fromkeys(names) if name not in (dense, CONSTANT_BASELINE)]
     shapes = list(SHAPES)
     for i, name in enumerate(others):
-        turn, colour = divmod(i, len(COLOURS))
-        found[name] = SeriesStyle(
-            COLOURS[colour], shapes[(colour + turn + 1) % len(shapes)], DASHES[turn % len(DASHES)]
-        )
-    return found
+        cycle, colour = divmod(i, len(COLOURS))
+        shape = shapes[(colour + cycle + 1) % len(shapes)]
+        styles[name] = SeriesStyle(COLOURS[colour], shape, DASHES[cycle % len(DASHES)])
+    return styles
 
 
-def legend(found: dict[str, SeriesStyle]) -> SafeHtml:
-    """A sample of each, and its name."""
-    items = (
-        tag(
-            "li",
-            swatch(look),
-            name + (" (dense softmax)" if name == spec_label(DENSE_MIXER) else ""),
+def legend(styles: dict[str, SeriesStyle]) -> SafeHtml:
+    """Return a list of all names, each with a short line in its style."""
+    items = []
+    for name, style in styles.items():
+        colour, shape, dash = style
+        dashes = " ".join(map(str, dash)) if dash[1] else "none"
+        line = tag(
+            "line", x1=0, y1=8, x2=30, y2=8, stroke=colour, stroke_width=2, stroke_dasharray=dashes
         )
-        for name, look in found.items()
-    )
+        mark = tag("path", d=SHAPES[shape], transform="translate(15,8)", fill=colour)
+        swatch = tag(
+            "svg", line, mark, width=30, height=16, viewBox="0 0 30 16", aria_hidden="true"
+        )
+        suffix = " (dense softmax)" if name == spec_label(DENSE_MIXER) else ""
+        items.append(tag("li", swatch, name + suffix))
     return tag("ul", *items, class_="legend")
-
-
-def swatch(look: SeriesStyle) -> SafeHtml:
-    """A short line with the shape on it."""
-    dash = " ".join(map(str, look.dash)) if look.dash[1] else "none"
-    line = tag(
-        "line", x1=0, y1=8, x2=30, y2=8, stroke=look.colour, stroke_width=2, stroke_dasharray=dash
-    )
-    shape = tag("path", d=SHAPES[look.shape], transform="translate(15,8)", fill=look.colour)
-    return tag(
-        "svg", join(line, shape), width=30, height=16, viewBox="0 0 30 16", aria_hidden="true"
-    )
