@@ -1,4 +1,4 @@
-"""The page of a comparison: what stands on it, that it loads nothing, and how it looks in a browser."""
+"""The page of a comparison: its content, that it loads nothing, and that a browser draws it."""
 
 import base64
 import json
@@ -9,6 +9,7 @@ import struct
 import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import product
 
 import numpy as np
 import pytest
@@ -19,19 +20,27 @@ from typer.testing import CliRunner
 from regard.cli import app
 from regard.cli.parsing import parse_specs
 from regard.compare import ComparisonPlan, ResultRow, Schedule, compute_verdicts
-from regard.compare.ledger import Ledger
-from regard.compare.record import ComparisonRecord, read_entries, read_record, write_record
+from regard.compare.formatting import describe_caveats
+from regard.compare.ledger import DONE, FAILED, REFUSED, Ledger
+from regard.compare.record import ComparisonRecord, load_result, read_record, write_record
 from regard.models import ModuleSpec, load
 from regard.report import bundle, load_report, render_page, report_to_json
 from regard.report.charts import MEMORY, SPEED, pareto_front
-from regard.report.curves import points
-from regard.report.data import find_caveats
-from regard.report.labels import GAP, HEIGHT, LETTER, LINE, WIDTH, axis, place_labels
-from regard.report.maps import attention_maps, coarse
+from regard.report.curves import average_curves
+from regard.report.labels import (
+    GAP,
+    HEIGHT,
+    LETTER_WIDTH,
+    LINE_HEIGHT,
+    WIDTH,
+    fit_axis,
+    place_labels,
+)
+from regard.report.maps import attention_maps, downsample
 from regard.report.markup import SafeHtml, tag
 from regard.report.page import CONTENTS
 from regard.report.png import pattern_pixels, png_data_uri, weight_pixels
-from regard.report.styles import COLOURS, GREY, assign_styles
+from regard.report.styles import COLOURS, GREY, series_styles
 from regard.tasks import TASKS, create_task
 from regard.tasks.probes import ParityTask
 from regard.train.run import RunSpec, run_training
@@ -44,7 +53,7 @@ PLOTS = pytest.mark.skipif(
 
 
 class Rude(ParityTask):
-    """Parity that shows its examples as a script, and is judged by bits."""
+    """Parity that shows its examples as a script and is measured in bits."""
 
     metric = "bits"
 
@@ -52,7 +61,7 @@ class Rude(ParityTask):
         return EVIL
 
 
-def result(score, *, speed=1000.0, memory=5e6, parameters=900, metric="accuracy", seed=0):
+def invented_result(score, *, speed=1000.0, memory=5e6, parameters=900, metric="accuracy", seed=0):
     curve = [
         {"step": s, "seconds": s / 10 + seed, "valid": score * s / 20, "loss": 1.0}
         for s in (5, 10, 20)
@@ -81,7 +90,7 @@ def result(score, *, speed=1000.0, memory=5e6, parameters=900, metric="accuracy"
     }
 
 
-def made_up(
+def invented_comparison(
     folder,
     *,
     tasks="parity",
@@ -90,7 +99,7 @@ def made_up(
     metric="accuracy",
     seeds=2,
 ):
-    """A finished comparison with results that nobody measured; `fnet` is refused, `local` failed."""
+    """A finished comparison with invented results; `fnet` is refused, `local` failed."""
     plan = ComparisonPlan(
         tasks=parse_specs(tasks),
         mixers=[ModuleSpec(name=m) for m in mixers],
@@ -98,42 +107,34 @@ def made_up(
         seeds=seeds,
     )
     ledger, keys = Ledger(folder / "ledger.sqlite"), []
-    for part in plan.tasks:
-        for n in lengths:
-            for number, mixer in enumerate((*mixers, "fnet", "local")):
-                for seed in range(seeds):
-                    keys.append(f"{part.name}-{n}-{number}-{seed}")
-                    words = {
-                        "mixer": {"name": mixer},
-                        "task": {"name": part.name, "arguments": {"length": n}},
-                    }
-                    refusal = f"it cannot be causal: {EVIL}" if mixer == "fnet" else ""
-                    ledger.add(
-                        keys[-1],
-                        f"{mixer} · {n} · {seed}",
-                        {**words, "length": n, "seed": seed},
-                        refusal=refusal,
-                    )
-                    if mixer == "local":
-                        ledger.fail(keys[-1], "MemoryError: too much")
-                    elif mixer != "fnet":
-                        cost = {"speed": 900.0 * (number + 1) / n, "memory": 1e6 * n / (number + 1)}
-                        ledger.finish(
-                            keys[-1],
-                            result(
-                                0.6 + 0.1 * number + 0.01 * seed, **cost, metric=metric, seed=seed
-                            ),
-                        )
+    for task, n, (number, mixer), seed in product(
+        plan.tasks, lengths, enumerate((*mixers, "fnet", "local")), range(seeds)
+    ):
+        key = f"{task.name}-{n}-{number}-{seed}"
+        settings = {
+            "mixer": {"name": mixer},
+            "task": {"name": task.name, "arguments": {"length": n}},
+            "length": n,
+            "seed": seed,
+        }
+        refusal = f"it cannot be causal: {EVIL}" if mixer == "fnet" else ""
+        ledger.add(key, f"{mixer} · {n} · {seed}", settings, refusal=refusal)
+        keys.append(key)
+        if mixer == "local":
+            ledger.fail(key, "MemoryError: too much")
+        elif mixer != "fnet":
+            score = 0.6 + 0.1 * number + 0.01 * seed
+            cost = {"speed": 900.0 * (number + 1) / n, "memory": 1e6 * n / (number + 1)}
+            ledger.finish(key, invented_result(score, **cost, metric=metric, seed=seed))
     ledger.close()
-    write_record(
-        folder, ComparisonRecord(plan=plan, command=f"regard compare --tasks '{EVIL}'", keys=keys)
-    )
+    command = f"regard compare --tasks '{EVIL}'"
+    write_record(folder, ComparisonRecord(plan=plan, command=command, keys=keys))
     return folder
 
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
-    return made_up(tmp_path_factory.mktemp("compared"))
+    return invented_comparison(tmp_path_factory.mktemp("compared"))
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +142,9 @@ def html(comparison):
     return render_page(load_report(comparison))
 
 
-# ---------------------------------------------------------------------------------------------- the page as text
+# ---------------------------------------------------------------------- the page as text
 class Reader(HTMLParser):
-    """Keeps the elements, their attributes, and what stands open at the end."""
+    """Collects elements, attributes, text, and the elements that are not closed."""
 
     VOID = frozenset({"meta", "br", "img"})
 
@@ -168,7 +169,7 @@ class Reader(HTMLParser):
         return [attributes for name, attributes in self.found if name == tag]
 
 
-def parsed(html):
+def parse_html(html):
     reader = Reader()
     reader.feed(html)
     reader.close()
@@ -177,16 +178,16 @@ def parsed(html):
 
 
 def test_the_page_has_all_sections_in_order(html):
-    """Fails if a section is missing, stands elsewhere, or a link of the contents leads nowhere."""
-    reader = parsed(html)
+    """Fails if a section is missing or out of order, or a link of the contents is broken."""
+    reader = parse_html(html)
     assert [each["id"] for each in reader.all("section")] == list(CONTENTS)
     assert [each["href"] for each in reader.all("a")] == [f"#{name}" for name in CONTENTS]
     assert reader.all("html")[0]["lang"] == "en" and len(reader.all("h1")) == 1
 
 
-def test_nothing_is_loaded_from_anywhere(html):
-    """Fails if a script, picture, style or font has an address other than the page itself."""
-    reader = parsed(html)
+def test_the_page_loads_nothing(html):
+    """Fails if a script, picture, style or font is loaded from another address."""
+    reader = parse_html(html)
     for name, attributes in reader.found:
         for key in (
             "src",
@@ -208,9 +209,9 @@ def test_nothing_is_loaded_from_anywhere(html):
     assert policy.startswith("default-src 'none'") and "http" not in policy
 
 
-def test_what_users_write_is_text(html):
+def test_user_text_is_escaped(html):
     """Fails if the name of a mixer, a refusal or a command becomes a script."""
-    reader = parsed(html)
+    reader = parse_html(html)
     scripts = reader.all("script")
     assert EVIL not in html
     assert {each.get("type") for each in scripts} <= {None, "application/json"}
@@ -222,7 +223,7 @@ def test_what_users_write_is_text(html):
 
 
 def test_markup_is_escaped_unless_it_is_safe():
-    """Fails if text or an attribute can leave its place."""
+    """Fails if text or an attribute can inject markup."""
     assert (
         tag("p", "<b>", SafeHtml("<i>"), class_='"x"')
         == '<p class="&quot;x&quot;">&lt;b&gt;<i></p>'
@@ -231,8 +232,8 @@ def test_markup_is_escaped_unless_it_is_safe():
 
 
 def test_tables_have_headers_and_reasons(html):
-    """Fails if a table cannot be read aloud, or a mechanism without a score has no reason."""
-    reader = parsed(html)
+    """Fails if a table has no headers for screen readers, or a mixer without a score no reason."""
+    reader = parse_html(html)
     assert len(reader.all("table")) == len(reader.all("caption")) == 2
     assert {each.get("scope") for each in reader.all("th")} == {"row", "col"}
     muted = re.findall(r'<tr class="muted">(.*?)</tr>', html)
@@ -244,19 +245,17 @@ def test_tables_have_headers_and_reasons(html):
 
 
 @PLOTS
-def test_every_plot_is_there_as_data(html):
-    """Fails if a plot misses a mechanism, or gives dense softmax another colour than its own."""
+def test_plots_have_all_mixers(html):
+    """Fails if a plot lacks a mixer, or dense softmax is not grey."""
     plots = [
         json.loads(text)
         for text in re.findall(r'<script type="application/json">(.*?)</script>', html)
     ]
-    assert (
-        len(plots) == 2 * 2 + 2 * 2 + 2
-    )  # score against two costs, learning by two, at two lengths; growth of two
+    assert len(plots) == 2 * 2 + 2 * 2 + 2  # two trade-offs and two curves per length, two scaling
     for plot in plots:
         data = [layer.get("data", plot.get("data"))["values"] for layer in plot["layer"]]
-        names = {point["mechanism"] for values in data for point in values if "mechanism" in point}
-        assert names - {"a constant answer"} == {"vanilla", "linear", EVIL}
+        names = {point["mixer"] for values in data for point in values if "mixer" in point}
+        assert names - {"constant baseline"} == {"vanilla", "linear", EVIL}
         scale = next(
             layer["encoding"]["color"]["scale"]
             for layer in plot["layer"]
@@ -266,67 +265,78 @@ def test_every_plot_is_there_as_data(html):
         assert plot["description"] and plot["width"] == "container"
 
 
-def test_without_the_extra_the_page_says_so(comparison, monkeypatch):
-    """Fails if the page needs altair, or leaves plots out in silence."""
+def test_page_without_the_plot_extra(comparison, monkeypatch):
+    """Fails if the page needs altair, or does not say why plots are missing."""
     monkeypatch.setattr(bundle, "NEEDED", ("altair", "no_such_package"))
     html = render_page(load_report(comparison))
     assert html.count("pip install &#x27;regard[plot]&#x27;") == 3 and "<script" not in html
-    assert [each["id"] for each in parsed(html).all("section")] == list(CONTENTS) and len(
-        html
-    ) < 100_000
+    assert [each["id"] for each in parse_html(html).all("section")] == list(CONTENTS)
+    assert len(html) < 100_000
 
 
 def test_one_length_and_bits(tmp_path, monkeypatch):
-    """Fails if less is not better for bits, or growth is drawn from one length."""
+    """Fails if more bits are better, or scaling is plotted for a single length."""
     monkeypatch.setitem(TASKS, "rude", Rude)
-    found = load_report(made_up(tmp_path, tasks="rude", lengths=(8,), metric="bits", seeds=1))
-    html = render_page(found)
-    assert (
-        "run at one length only" in html
-        and EVIL not in html
-        and found.samples == [("rude", 8, EVIL)]
+    found = load_report(
+        invented_comparison(tmp_path, tasks="rude", lengths=(8,), metric="bits", seeds=1)
     )
-    assert [v.take.mixer for v in found.verdicts] == [
-        v["take"] for v in report_to_json(found)["verdicts"]
+    html = render_page(found)
+    assert "All tasks were run at one length." in html
+    assert EVIL not in html and found.samples == [("rude", 8, EVIL)]
+    assert [v.recommended.mixer for v in found.result.verdicts] == [
+        v["recommended"] for v in report_to_json(found)["verdicts"]
     ]
-    text = " ".join(parsed(html).texts)
-    assert "less is better" in html or not bundle.plots_available()
+    text = " ".join(parse_html(html).texts)
+    assert "lower is better" in html or not bundle.plots_available()
     assert text.index("vanilla") < text.index("linear", text.index("All results"))
 
 
 def test_nothing_finished(tmp_path):
-    """Fails if a comparison in which all failed has no page."""
-    html = render_page(load_report(made_up(tmp_path, mixers=())))
-    assert "nothing can be recommended" in html and [
-        s["id"] for s in parsed(html).all("section")
-    ] == list(CONTENTS)
+    """Fails if a comparison whose runs all failed has no page."""
+    html = render_page(load_report(invented_comparison(tmp_path, mixers=())))
+    assert "there is no recommendation" in html
+    assert [each["id"] for each in parse_html(html).all("section")] == list(CONTENTS)
 
 
-def test_doubts(comparison):
-    """Fails if a recommendation hides that nothing was learned, that seeds are few, or that runs failed."""
-    found = load_report(comparison)
-    said = " ".join(find_caveats(found, found.verdicts[0]))
-    assert "2 seeds" in said and "Some runs failed" in said and "Time was short" not in said
+def test_caveats(comparison):
+    """Fails if a verdict hides few seeds, failed runs, few test examples or unequal models."""
+    result = load_result(comparison)
+    text = " ".join(describe_caveats(result.verdicts[0].caveats))
+    assert "2 seeds" in text and "Some runs failed" in text and "Out of time" not in text
     rows = [
-        replace(r, parameters=r.parameters or 100, examples=96 if r.mixer == "linear" else 512)
-        for r in found.rows
+        replace(
+            row,
+            parameters=row.parameters or 100,
+            test_examples=96 if row.mixer == "linear" else 512,
+        )
+        for row in result.rows
     ]
-    said = " ".join(find_caveats(replace(found, rows=rows), found.verdicts[0]))
-    assert "on 96 test examples, others on 512" in said and "from 100 to 900 parameters" in said
+    text = " ".join(describe_caveats(compute_verdicts(rows)[0].caveats))
+    assert "tested on 96 examples, others on 512" in text
+    assert "from 100 to 900 parameters" in text and "failed" not in text
+    unfinished = compute_verdicts(rows, {DONE, REFUSED, "waiting"})[0].caveats
+    assert "Some runs have not finished." in describe_caveats(unfinished)
+    assert compute_verdicts(rows, {DONE, FAILED})[0].caveats.failed_runs
 
 
-def test_where_nothing_was_learned_nothing_is_taken(comparison):
-    """Fails if the page recommends what is no better than a constant answer."""
-    found = load_report(comparison)
-    low = [replace(row, scores=[0.99]) if row.mixer == "constant" else row for row in found.rows]
-    html = render_page(replace(found, rows=low, verdicts=compute_verdicts(low)))
-    assert "nothing was learned" in html and "nothing yet" in html and "take this" not in html
+def test_no_recommendation_if_nothing_was_learned(comparison):
+    """Fails if the page recommends what does not beat the constant baseline."""
+    report = load_report(comparison)
+    rows = [
+        replace(row, scores=[0.99]) if row.mixer == "constant" else row
+        for row in report.result.rows
+    ]
+    result = replace(report.result, rows=rows, verdicts=compute_verdicts(rows))
+    html = render_page(replace(report, result=result))
+    assert "nothing was learned" in html and ": none</h3>" in html and "← recommended" not in html
+    assert "← recommended" in render_page(report)
 
 
-# ---------------------------------------------------------------------------------------------- its parts
-def beats(a, b, cost, sign):
-    """Whether a is at least as good in both, and better in one."""
-    gain, saving = sign * (a.score - b.score), (1 if cost.more else -1) * (cost.of(a) - cost.of(b))
+# ---------------------------------------------------------------------- plots and pictures
+def dominates(a, b, cost, sign):
+    """Whether a is at least as good in both score and cost, and better in one."""
+    gain = sign * (a.score - b.score)
+    saving = (1 if cost.higher_is_better else -1) * (cost.value(a) - cost.value(b))
     return gain >= 0 and saving >= 0 and (gain > 0 or saving > 0)
 
 
@@ -341,61 +351,68 @@ def beats(a, b, cost, sign):
     st.sampled_from((SPEED, MEMORY)),
     st.sampled_from(("accuracy", "bits")),
 )
-def test_the_front_is_what_nothing_beats(values, cost, metric):
-    """Fails if the line misses a mechanism that no other beats, or has one that another does.  Of equals, it has one."""
+def test_the_pareto_front_is_not_dominated(values, cost, metric):
+    """Fails if the front lacks a row that no other dominates, or has one that another does.
+
+    Of equal rows it has one.
+    """
     rows = [
-        ResultRow(f"m{i}", "t", 8, metric, [float(s)], speed=float(v), memory=1e6 * m)
-        for i, (s, v, m) in enumerate(values)
+        ResultRow(
+            f"m{i}", "t", 8, metric, [float(score)], tokens_per_second=speed, peak_bytes=1e6 * size
+        )
+        for i, (score, speed, size) in enumerate(values)
     ]
     sign = 1 if metric == "accuracy" else -1
     expected = {
-        (r.score, cost.of(r)) for r in rows if not any(beats(o, r, cost, sign) for o in rows)
+        (row.score, cost.value(row))
+        for row in rows
+        if not any(dominates(other, row, cost, sign) for other in rows)
     }
-    found = [(r.score, cost.of(r)) for r in pareto_front(rows, cost)]
-    assert set(found) == expected and len(found) == len(expected)
+    front = [(row.score, cost.value(row)) for row in pareto_front(rows, cost)]
+    assert set(front) == expected and len(front) == len(expected)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.1, 0.9), st.floats(0.1, 0.9)), min_size=1, max_size=4))
-def test_names_do_not_lie_on_each_other(where):
-    """Fails if two names of a plot overlap, or one leaves it; with four there is always room."""
-    named = [(x, y, f"name{i}") for i, (x, y) in enumerate(where)]
-    wide, spots = 5 * LETTER, []
-    for (x, _, _), label in zip(named, place_labels(named), strict=True):
-        start = x * WIDTH + (-GAP - wide if label.left else GAP)
-        assert 0 < label.share < 1 and 0 < start < start + wide < WIDTH
-        for other, height in spots:
-            assert (
-                abs(other - start) >= wide - 1e-6
-                or abs(height - label.share) * HEIGHT >= LINE - 1e-6
-            )
-        spots.append((start, label.share))
+def test_labels_do_not_overlap(where):
+    """Fails if two labels of a plot overlap, or one leaves it; for four there is always room."""
+    points = [(x, y, f"name{i}") for i, (x, y) in enumerate(where)]
+    width, placed = 5 * LETTER_WIDTH, []
+    for (x, _, _), label in zip(points, place_labels(points), strict=True):
+        start = x * WIDTH + (-GAP - width if label.left else GAP)
+        assert 0 < label.height < 1 and 0 < start < start + width < WIDTH
+        for other_start, other_height in placed:
+            beside = abs(other_start - start) >= width - 1e-6
+            distance = abs(other_height - label.height) * HEIGHT
+            assert beside or distance >= LINE_HEIGHT - 1e-6
+        placed.append((start, label.height))
 
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("values", [[3.0], [1.0, 4.0, 9.0], [0.5, 0.5]])
-def test_an_axis_holds_all_values(log, values):
-    """Fails if a point would stand on the rim of a plot or beyond it."""
-    along = axis(values, margin=0.1, log=log)
-    assert all(0 < along.share(v) < 1 for v in values)
+def test_an_axis_shows_all_values(log, values):
+    """Fails if a point would be on the border of a plot or outside."""
+    axis = fit_axis(values, margin=0.1, log=log)
+    assert all(0 < axis.fraction(value) < 1 for value in values)
     if not log:
-        assert along.at(along.share(values[0])) == pytest.approx(values[0])
-        down = axis(values, margin=0.1, down=True)
-        assert down.share(values[-1]) == pytest.approx(1 - along.share(values[-1]))
+        assert axis.value(axis.fraction(values[0])) == pytest.approx(values[0])
+        reverse = fit_axis(values, margin=0.1, reverse=True)
+        assert reverse.fraction(values[-1]) == pytest.approx(1 - axis.fraction(values[-1]))
 
 
 def test_curves_are_means_over_all_seeds():
-    """Fails if a step counts that one seed was not judged at, or the band is not from the worst to the best."""
+    """Fails if a step counts at which a seed is missing, or the band is not from worst to best."""
     runs = [
         [{"step": s, "seconds": s * k, "valid": s + k} for s in steps]
         for k, steps in ((1, (5, 10, 15)), (3, (5, 10, 12)))
     ]
-    assert [tuple(p) for p in points(runs)] == [(5, 10.0, 7.0, 6, 8), (10, 20.0, 12.0, 11, 13)]
-    assert points([[{"step": 1, "seconds": 1.0, "valid": math.nan}]]) == []
+    expected = [(5, 10.0, 7.0, 6, 8), (10, 20.0, 12.0, 11, 13)]
+    assert [tuple(point) for point in average_curves(runs)] == expected
+    assert average_curves([[{"step": 1, "seconds": 1.0, "valid": math.nan}]]) == []
 
 
-def pixels(address):
-    """A PNG read by hand: (rows columns 4)."""
+def decode_png(address):
+    """Decode a PNG: (rows, columns, 4)."""
     data = base64.b64decode(address.removeprefix("data:image/png;base64,"))
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     at, chunks = 8, {}
@@ -413,15 +430,15 @@ def pixels(address):
 
 
 def test_pictures_are_png_of_the_weights(rand):
-    """Fails if a pixel is not as opaque as the root of its weight, or a pattern's cell has another colour."""
+    """Fails if an opacity is not the root of its weight, or a cell has the wrong colour."""
     weights = rand(3, 5).abs()
-    found = pixels(png_data_uri(weight_pixels(weights)))
+    found = decode_png(png_data_uri(weight_pixels(weights)))
     expected = [
         [round(255 * math.sqrt(float(w) / float(weights.max()))) for w in row] for row in weights
     ]
     assert found[..., 3].tolist() == expected and (found[..., :3] == (46, 110, 216)).all()
     part, shade = torch.tensor([[0, -1], [1, 0]]), torch.tensor([[1.0, 0.0], [1.0, 0.25]])
-    found = pixels(png_data_uri(pattern_pixels(part, shade, [(1, 2, 3), (4, 5, 6)])))
+    found = decode_png(png_data_uri(pattern_pixels(part, shade, [(1, 2, 3), (4, 5, 6)])))
     assert found.reshape(4, 4).tolist() == [
         [1, 2, 3, 255],
         [0, 0, 0, 0],
@@ -433,24 +450,24 @@ def test_pictures_are_png_of_the_weights(rand):
 def test_many_tokens_share_cells(rand):
     """Fails if a cell is not the mean of its tokens, the last ones included."""
     weights = rand(7, 7)
-    found = coarse(weights, 4)
+    found = downsample(weights, 4)
     for i in range(4):
         for j in range(4):
             cell = weights[2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
             assert float(found[i, j]) == pytest.approx(float(cell.sum()) / cell.numel())
-    assert coarse(weights, 7) is weights
+    assert downsample(weights, 7) is weights
 
 
-def test_no_two_of_twenty_mechanisms_look_alike():
-    """Fails if two cannot be told apart, or dense softmax is not grey."""
-    found = assign_styles(["constant", "vanilla", *(f"m{i}" for i in range(20))])
+def test_styles_are_distinct():
+    """Fails if two of twenty mixers have the same style, or dense softmax is not grey."""
+    found = series_styles(["constant", "vanilla", *(f"m{i}" for i in range(20))])
     assert (
         len(set(found.values())) == len(found) == 21
         and found["vanilla"].colour == GREY not in COLOURS
     )
 
 
-# ---------------------------------------------------------------------------------------------- real runs
+# ---------------------------------------------------------------------- real runs
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """Two tiny models, trained for two steps: one with a map, one without."""
@@ -480,19 +497,19 @@ def real(tmp_path_factory):
 
 
 def test_maps_are_those_of_the_trained_model(real):
-    """Fails if the map is not the model's on the first test example, or a mixer without one is passed over in silence."""
+    """Fails if the map is not that of the first test example, or a missing one has no reason."""
     found = {each.mixer: each for each in load_report(real).maps}
     tokens = create_task("parity", length=8).example("test", 0).tokens
     x = load(real / "runs/vanilla/model").eval()
     first = x.attention(tokens[None])[0][0].abs()
     torch.testing.assert_close(found["vanilla"].layers[0], first)
     assert found["vanilla"].tokens == [str(t) for t in tokens.tolist()] and all(
-        found["vanilla"].asked
+        found["vanilla"].has_target
     )
     torch.testing.assert_close(
         attention_maps(real / "runs/vanilla/model", tokens)[1].sum(-1), torch.ones(2, 8)
     )
-    assert found["gmlp"].why == "this mixer has no attention map"
+    assert found["gmlp"].reason == "this mixer has no attention map"
     html = render_page(load_report(real))
     assert "this mixer has no attention map" in html and html.count('class="map"') == 1
     weights = {m["mixer"]: m["weights"] for m in report_to_json(load_report(real))["maps"]}
@@ -501,18 +518,18 @@ def test_maps_are_those_of_the_trained_model(real):
     )
 
 
-def test_a_model_that_is_gone_is_said(real, tmp_path):
-    """Fails if a file that was deleted takes the whole page with it."""
+def test_a_deleted_model_is_reported(real, tmp_path):
+    """Fails if a deleted file breaks the whole page."""
     copy = tmp_path / "copy"
     shutil.copytree(real, copy)
     shutil.rmtree(copy / "runs/vanilla/model")
     (copy / "runs/gmlp/spec.json").unlink()
     found = load_report(copy)
-    assert found.maps[0].layers == [] and found.maps[0].why and list(found.specs) == ["vanilla"]
+    assert found.maps[0].layers == [] and found.maps[0].reason and list(found.specs) == ["vanilla"]
     assert "no spec.json" in render_page(found)
 
 
-# ---------------------------------------------------------------------------------------------- the command line
+# ---------------------------------------------------------------------- the command line
 def run(*arguments, code=0):
     done = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "120"})
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -522,11 +539,11 @@ def run(*arguments, code=0):
 
 
 def test_report_writes_the_page_again(comparison, tmp_path):
-    """Fails if the page goes elsewhere, or the JSON is not all that stands on it."""
+    """Fails if the page is written elsewhere, or the JSON lacks something that it shows."""
     path = tmp_path / "deep" / "page.html"
     done = run("report", comparison, "--html", path)
     assert (
-        f"wrote {path}" in done.stderr
+        f"Wrote {path}" in done.stderr
         and re.search(r"\(\d\.\d MB\)", done.stderr)
         and path.read_text().startswith("<!doctype")
     )
@@ -553,12 +570,12 @@ def test_report_writes_the_page_again(comparison, tmp_path):
     }
 
 
-def test_compare_writes_the_page_and_how_to_have_it_again(tmp_path, monkeypatch):
-    """Fails if the command on the page is not the plan, or there is no page at the end."""
+def test_compare_writes_the_page_and_the_command(tmp_path, monkeypatch):
+    """Fails if the command does not reproduce the plan, or there is no page."""
     monkeypatch.setattr(
         Schedule,
         "run",
-        lambda self, cells: [self.ledger.add(c.key, c.name, _words(c)) for c in cells],
+        lambda self, runs: [self.ledger.add(r.key, r.name, r.settings()) for r in runs],
     )
     given = [
         "--mixers",
@@ -567,33 +584,29 @@ def test_compare_writes_the_page_and_how_to_have_it_again(tmp_path, monkeypatch)
         "parity",
         "--lengths",
         "8,16",
-        "--no-equal",
-        "--rate",
+        "--no-match-params",
+        "--lr",
         "0.01",
     ]
     done = run("compare", *given, "--out", tmp_path, "--json")
     assert json.loads(done.stdout)["verdicts"] == [] and (tmp_path / "report.html").is_file()
-    assert done.stderr.splitlines()[-1].startswith(f"wrote {tmp_path / 'report.html'}")
+    assert done.stderr.splitlines()[-1].startswith(f"Wrote {tmp_path / 'report.html'}")
     record = read_record(tmp_path)
-    assert (
-        record.command
-        == f"regard compare {' '.join(given[:6])} --rate 0.01 --no-equal --out {tmp_path} --json"
-    )
-    assert (
-        len(read_entries(tmp_path, record)) == len(record.keys) == 6
-        and not record.plan.match_params
-    )
+    options = f"--lr 0.01 --no-match-params --out {tmp_path} --json"
+    assert record.command == f"regard compare {' '.join(given[:6])} {options}"
+    assert len(load_result(tmp_path).entries) == len(record.keys) == 6
+    assert not record.plan.match_params
     elsewhere = tmp_path / "elsewhere.html"
     run("compare", *record.command.split()[2:], "--html", elsewhere)
     assert elsewhere.is_file() and read_record(tmp_path).plan == record.plan
 
 
-def test_the_demo_has_a_page_too(tmp_path, monkeypatch):
-    """Fails if a command that calls `compare` as a function has no command on its page."""
+def test_the_demo_writes_a_page(tmp_path, monkeypatch):
+    """Fails if calling `compare` as a function stores no command."""
     monkeypatch.setattr(
         Schedule,
         "run",
-        lambda self, cells: [self.ledger.add(c.key, c.name, _words(c)) for c in cells],
+        lambda self, runs: [self.ledger.add(r.key, r.name, r.settings()) for r in runs],
     )
     run("demo", "--out", tmp_path)
     assert (
@@ -603,17 +616,8 @@ def test_the_demo_has_a_page_too(tmp_path, monkeypatch):
     assert "Example: regard report" in run("report", "--help").stdout
 
 
-def _words(cell):
-    return {
-        "mixer": cell.mixer.model_dump(),
-        "task": cell.task.model_dump(),
-        "length": cell.length,
-        "seed": cell.seed,
-    }
-
-
-def test_what_is_no_comparison_is_refused(tmp_path, comparison):
-    """Fails if a wrong folder or file is met with a traceback."""
+def test_report_errors(tmp_path, comparison):
+    """Fails if a wrong folder or file gives a traceback."""
     assert "it has no plan.json" in run("report", tmp_path, code=1).stderr
     assert (
         "leave out --html"
@@ -630,7 +634,7 @@ def test_what_is_no_comparison_is_refused(tmp_path, comparison):
     assert "it has no ledger.sqlite" in run("report", tmp_path, code=1).stderr
 
 
-# ---------------------------------------------------------------------------------------------- in a browser
+# ---------------------------------------------------------------------- in a browser
 @pytest.fixture(scope="module")
 def browser():
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -648,8 +652,8 @@ def browser():
 @pytest.mark.slow
 @PLOTS
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_it_opens_offline(browser, html, tmp_path, width, scheme):
-    """Fails if a plot is not drawn, the console complains, something is asked from a network, or the page is too wide."""
+def test_the_page_opens_offline(browser, html, tmp_path, width, scheme):
+    """Fails if a plot is not drawn, the console has messages, a URL is loaded or the page overflows."""
     path = tmp_path / "report.html"
     path.write_text(html, encoding="utf-8")
     context = browser.new_context(

@@ -38,7 +38,9 @@ def compare(
     mixers: Annotated[
         str,
         typer.Option(
-            "--mixers", "--mixer", help="Mixers to compare, comma-separated: linear,local:window=64."
+            "--mixers",
+            "--mixer",
+            help="Mixers, comma-separated: linear,local:window=64.",
         ),
     ],
     tasks: Annotated[
@@ -50,19 +52,27 @@ def compare(
         typer.Option(help="Your own data: a file, a folder or hf:NAME (a Hugging Face dataset)."),
     ] = None,
     text: Annotated[str | None, typer.Option(help="Text column of tabular data.")] = None,
-    label: Annotated[str | None, typer.Option(help="Label column of tabular data [label].")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Label column of tabular data.", show_default="label")
+    ] = None,
     lengths: Annotated[
         str,
         typer.Option(
-            "--lengths", "--length", help="Sequence lengths, comma-separated: 128,512 [the task's]."
+            "--lengths",
+            "--length",
+            help="Sequence lengths, comma-separated: 128,512.",
+            show_default="each task's default",
         ),
     ] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds per mixer.")] = 1,
     budget: Annotated[
-        str | None, typer.Option(help="Time for the whole comparison: 90s, 3m, 1h30m [no limit].")
+        str | None,
+        typer.Option(
+            help="Time for the whole comparison: 90s, 3m, 1h30m.", show_default="no limit"
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Maximum training steps per run.")] = 1000,
-    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Batch size.")] = 32,
     lr: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 2e-3,
     dim: Annotated[int, typer.Option(min=1, help="Model width.")] = 64,
     heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 4,
@@ -86,7 +96,7 @@ def compare(
         Path, typer.Option(help="Folder of the comparison. Repeat the command to resume it.")
     ] = Path("runs/compare"),
     html: Annotated[
-        Path | None, typer.Option(help="Where to write the page [OUT/report.html].")
+        Path | None, typer.Option(help="Where to write the page.", show_default="OUT/report.html")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")] = False,
@@ -131,7 +141,7 @@ def compare(
             position=parse_specs(position)[0],
             match_params=match_params,
             settings=TrainSettings(
-                steps=steps, batch=batch, rate=lr, evaluate=interval, save=interval
+                steps=steps, batch=batch_size, rate=lr, evaluate=interval, save=interval
             ),
         )
         runs = plan_runs(plan)

@@ -24,7 +24,7 @@ def demo(
         "tasks": "copy:length=49:symbols=8,selective_copy:length=32:symbols=8:count=4",
         "budget": budget,
         "steps": 100_000,  # more than there is time for
-        "batch": 64,
+        "batch_size": 64,
         "lr": 5e-3,
         "dim": 32,
         "heads": 2,

@@ -13,6 +13,22 @@ from typer.core import TyperCommand
 
 # command -> {old option: current option}
 RENAMED_OPTIONS: dict[str, dict[str, str]] = {
+    "compare": {
+        "--batch": "--batch-size",
+        "--equal": "--match-params",
+        "--no-equal": "--no-match-params",
+        "--on": "--executor",
+        "--rate": "--lr",
+    },
+    "bench": {
+        "--anyway": "--force",
+        "--batch": "--batch-size",
+        "--levels": "--scope",
+        "--memory": "--memory-limit",
+        "--page": "--html",
+        "--ways": "--mode",
+        "--width": "--head-dim",
+    },
     "train": {
         "--rate": "--lr",
         "--batch": "--batch-size",

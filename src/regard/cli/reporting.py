@@ -20,7 +20,8 @@ def report(
         Path, typer.Argument(help="Folder written by `regard compare`.", show_default=False)
     ],
     html: Annotated[
-        Path | None, typer.Option(help="Where to write the page [FOLDER/report.html].")
+        Path | None,
+        typer.Option(help="Where to write the page.", show_default="FOLDER/report.html"),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the data of the page as JSON; write no page.")
@@ -28,7 +29,7 @@ def report(
 ) -> None:
     """Write the HTML page of a comparison again.
 
-    The page has the recommendation, tables, plots and attention maps in one file that works offline.
+    It has the recommendation, tables, plots and attention maps in one file that works offline.
 
     Example: regard report runs/compare --html page.html
     """

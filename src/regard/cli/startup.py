@@ -1,4 +1,4 @@
-"""How long the process took to start: importing torch takes seconds, which count to a time budget."""
+"""How long the process took to start: importing torch counts to a time budget."""
 
 from __future__ import annotations
 

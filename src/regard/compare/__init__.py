@@ -1,7 +1,8 @@
 """Compare mixers on a task, a length and a machine: train all of them alike and recommend one.
 
-`plan_runs` lists the runs of a `ComparisonPlan`, `Schedule` executes them, and `load_result` returns
-the outcome as data: rows, verdicts and caveats. `regard.compare.formatting` puts them into words.
+`plan_runs` lists the runs of a `ComparisonPlan`, `Schedule` executes them, and `load_result`
+returns the outcome as data: rows, verdicts and caveats. `regard.compare.formatting` puts them into
+words.
 """
 
 from regard.compare.plan import ComparisonPlan, PlannedRun, plan_runs

@@ -1,4 +1,4 @@
-"""The constant baseline: a predictor that ignores its input and knows only the class frequencies."""
+"""The constant baseline: it ignores its input and predicts the class frequencies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Executors of `regard compare`: local processes, SLURM jobs (submitit) or Ray tasks.
 
-Every executor starts the same process, `python -m regard.compare.worker FOLDER START`. The run writes
-its log, progress and result to FOLDER, and only these files are read: nothing is unpickled.
+Every executor starts the same process, `python -m regard.compare.worker FOLDER START`. The run
+writes its log, progress and result to FOLDER, and only these files are read: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class SlurmExecutor(Executor):
         partition: SLURM partition.
         cores: CPU cores per run.
         memory: Memory per run in GB.
-        minutes: Time limit per job. Default: the run's share of the budget and a margin, or an hour.
+        minutes: Time limit per job. Default: the run's share of the budget plus a margin, or 60.
         cluster: "slurm", or "local" to try submitit without a cluster.
     """
 

@@ -94,7 +94,9 @@ def format_row(row: ResultRow, verdict: Verdict | None) -> list[str]:
     def number(value: float, spec: str) -> str:
         return "" if math.isnan(value) else format(value, spec)
 
-    dense = math.nan if verdict is None or verdict.dense is None else verdict.dense.tokens_per_second
+    dense = (
+        math.nan if verdict is None or verdict.dense is None else verdict.dense.tokens_per_second
+    )
     recommended = verdict is not None and row is verdict.recommended
     return [
         row.mixer,

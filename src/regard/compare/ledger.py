@@ -52,7 +52,8 @@ class Ledger:
     def add(self, key: str, name: str, settings: dict[str, Any], *, refusal: str = "") -> None:
         """Add a run, unless it is already in the table."""
         self.connection.execute(
-            "INSERT OR IGNORE INTO runs (key, name, status, settings, reason) VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO runs (key, name, status, settings, reason) "
+            "VALUES (?, ?, ?, ?, ?)",
             (key, name, REFUSED if refusal else WAITING, json.dumps(settings), refusal),
         )
 

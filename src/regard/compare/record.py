@@ -17,8 +17,8 @@ from regard.compare.plan import (
     tasks_at_lengths,
 )
 from regard.compare.results import ResultRow, Verdict, compute_verdicts, summarize_runs
-from regard.models.config import StrictModel
 from regard.json_files import write_json
+from regard.models.config import StrictModel
 
 PLAN_FILE, LEDGER_FILE, RUNS_DIR = "plan.json", "ledger.sqlite", "runs"
 

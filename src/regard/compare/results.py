@@ -1,4 +1,4 @@
-"""Results of a comparison as data: a row per mixer, task and length; a verdict per task and length."""
+"""Results of a comparison as data: a row per mixer, task and length; verdicts with caveats."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def compute_verdicts(rows: Iterable[ResultRow], statuses: Collection[str] = ()) 
 
 
 def beats_baseline(row: ResultRow, baseline: ResultRow) -> bool:
-    """Whether a score beats the constant baseline by more than the sampling error of its test set."""
+    """Whether a score beats the constant baseline by more than its sampling error."""
     if not higher_is_better(row.metric):
         return row.score < baseline.score
     p, n = baseline.score, row.test_examples

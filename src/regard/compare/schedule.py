@@ -1,4 +1,4 @@
-"""Execute the runs of a comparison, each in its own process, some at a time, within a time budget."""
+"""Execute the runs of a comparison in their own processes, within a time budget."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Schedule:
 
 @contextmanager
 def stop_on_exit(active: list[ActiveRun]) -> Iterator[None]:
-    """On leaving, ask every active run to save a checkpoint and exit, then kill those that do not."""
+    """On exit, ask every active run to save a checkpoint and stop; kill those that do not."""
     try:
         yield
     finally:

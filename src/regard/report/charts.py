@@ -1,4 +1,4 @@
-"""Plots as Vega-Lite specifications (Altair): score against cost, learning curves, cost by length."""
+"""Plots in Vega-Lite (by Altair): score against cost, learning curves, cost by length."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def pareto_front(rows: Sequence[ResultRow], cost: CostAxis) -> list[ResultRow]:
 def pareto_chart(
     rows: Sequence[ResultRow], cost: CostAxis, styles: dict[str, SeriesStyle]
 ) -> Chart:
-    """Plot the score of each mixer against a cost, with its name, std over seeds and the Pareto front."""
+    """Plot the score of each mixer against a cost, its std over seeds and the Pareto front."""
     alt = altair()
     costs = [cost.value(row) for row in rows]
     spans = [
@@ -124,7 +124,7 @@ def learning_chart(
     styles: dict[str, SeriesStyle],
     baseline: float | None,
 ) -> Chart:
-    """Plot validation scores by "step" or "seconds": the mean over seeds, and a band from worst to best."""
+    """Plot validation scores by "step" or "seconds": mean over seeds, band from worst to best."""
     alt = altair()
     data = [{"mixer": c.mixer, **point._asdict()} for c in curves for point in c.points]
     values = [point[name] for point in data for name in ("low", "high")]
@@ -155,16 +155,14 @@ def learning_chart(
         point = {"score": baseline, "mixer": "constant baseline"}
         level = alt.Chart(alt.Data(values=[point])).encode(y=y)
         layers += [level.mark_rule(strokeDash=[2, 3], color=GREY).encode(tooltip="mixer:N")]
-        layers += _text(
-            level.encode(x=alt.value("width")), align="right", dy=9, dx=-3, fontSize=10
-        )
+        layers += _text(level.encode(x=alt.value("width")), align="right", dy=9, dx=-3, fontSize=10)
     return _finish(alt.layer(*layers), f"{title} by {by}, one line per mixer")
 
 
 def scaling_chart(
     points: Sequence[tuple[str, int, float]], title: str, styles: dict[str, SeriesStyle]
 ) -> Chart:
-    """Plot points (mixer, length, cost) on logarithmic axes: the slope of a line is its exponent."""
+    """Plot points (mixer, length, cost) on log axes: the slope of a line is its exponent."""
     alt = altair()
     lengths = sorted({length for _, length, _ in points})
     data = [
@@ -204,9 +202,7 @@ def altair() -> Any:
 
 def _scale(axis: PlotAxis) -> Any:
     kind = {"type": "log"} if axis.log else {"zero": False}
-    return altair().Scale(
-        domain=[axis.low, axis.high], nice=False, reverse=axis.reverse, **kind
-    )
+    return altair().Scale(domain=[axis.low, axis.high], nice=False, reverse=axis.reverse, **kind)
 
 
 def _encodings(styles: dict[str, SeriesStyle], *fields: str) -> dict[str, Any]:

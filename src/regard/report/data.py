@@ -1,4 +1,4 @@
-"""The content of a report: the result of a comparison with its curves, patterns, maps and settings."""
+"""The content of a report: a result with its curves, patterns, maps and settings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from regard.compare import ComparisonResult, load_result
 from regard.compare.formatting import row_to_json, verdict_to_json
 from regard.compare.plan import cached_task, spec_label, tasks_at_lengths
 from regard.compare.record import RUNS_DIR
+from regard.json_files import read_json
 from regard.report.curves import LearningCurve, learning_curves
 from regard.report.maps import AttentionMap, PatternPictures, load_maps, load_patterns
-from regard.json_files import read_json
 from regard.train.run import SPEC_FILE
 
 

@@ -65,7 +65,7 @@ class LabelPosition(NamedTuple):
 
 
 def place_labels(points: Sequence[tuple[float, float, str]]) -> list[LabelPosition]:
-    """Place the labels of points (x, y, name), with x and y from 0 to 1, origin at the lower left."""
+    """Place the labels of points (x, y, name); x and y from 0 to 1, origin at the lower left."""
     marks = [_mark_box(x, y) for x, y, _ in points]
     labels: list[PixelBox] = []
     positions = []

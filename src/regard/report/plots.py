@@ -23,7 +23,6 @@ from regard.report.markup import SafeHtml, join, tag
 from regard.report.sections import group_title, section
 from regard.report.styles import SeriesStyle, legend, series_styles
 
-
 Groups = dict[tuple[str, int], list[ResultRow]]
 Styles = dict[str, SeriesStyle]
 

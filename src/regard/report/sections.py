@@ -1,4 +1,4 @@
-"""The sections of the page without plots: recommendations, tables, pictures, samples and settings."""
+"""The sections of the page without plots: recommendations, tables, pictures and settings."""
 
 from __future__ import annotations
 

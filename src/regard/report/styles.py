@@ -33,7 +33,7 @@ class SeriesStyle(NamedTuple):
 def series_styles(
     names: Iterable[str], dense: str = spec_label(DENSE_MIXER)
 ) -> dict[str, SeriesStyle]:
-    """Return a style for each name. Up to 24 are distinct: colours repeat with another dash and shape."""
+    """Return a style for each name; up to 24 are distinct."""
     styles = {dense: SeriesStyle(GREY, "circle", DASHES[0])}
     others = [name for name in dict.fromkeys(names) if name not in (dense, CONSTANT_BASELINE)]
     shapes = list(SHAPES)
