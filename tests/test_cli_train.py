@@ -369,7 +369,7 @@ def test_a_disk_that_fills_under_a_comparison(tmp_path, monkeypatch):
         "--out",
         tmp_path / "x",
     )
-    assert "database or disk is full; what was done is kept" in said
+    assert "database or disk is full. Finished runs are kept" in said
 
 
 def test_a_disk_that_fills_while_tensors_are_written(tmp_path, monkeypatch):

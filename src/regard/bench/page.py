@@ -20,12 +20,12 @@ from regard.bench.formatting import (
 from regard.bench.plan import DONE, BenchResult, BenchRow
 from regard.environment import environment
 from regard.report.bundle import MISSING, plots_available
-from regard.report.charts import Chart, growth
+from regard.report.charts import Chart, scaling_chart
 from regard.report.markup import SafeHtml, join, tag
 from regard.report.page import document
-from regard.report.plots import side_by_side
+from regard.report.plots import plot_figure
 from regard.report.sections import section
-from regard.report.styles import SeriesStyle, assign_styles, legend
+from regard.report.styles import SeriesStyle, legend, series_styles
 
 SEVERAL = 2  # lengths from which a line can be drawn
 Value = Callable[[BenchRow], float | None]
@@ -67,7 +67,7 @@ def page(found: BenchResult) -> str:
 def _plots(found: BenchResult) -> SafeHtml:
     if not plots_available():
         return section("plots", "Growth with the length", tag("p", MISSING, class_="missing"))
-    look = assign_styles((row.name for row in found.rows if row.seconds is not None), DENSE)
+    look = series_styles((row.name for row in found.rows if row.seconds is not None), DENSE)
     figures = [_pair(key, rows, look) for key, rows in tables(found.rows)]
     figures = [figure for figure in figures if figure]
     if not figures:
@@ -94,8 +94,12 @@ def _pair(
             )
         )
         if len({length for _, length, _ in points}) >= SEVERAL:
-            charts.append(lambda points=points, words=words: growth(points, words, look))  # type: ignore[misc]
-    return side_by_side(_title(key), charts) if charts else SafeHtml("")
+            charts.append(lambda points=points, words=words: scaling_chart(points, words, look))  # type: ignore[misc]
+    return (
+        join(tag("h3", _title(key)), tag("div", *(plot_figure(c()) for c in charts), class_="pair"))
+        if charts
+        else SafeHtml("")
+    )
 
 
 def _title(key: tuple[str, str, int]) -> str:

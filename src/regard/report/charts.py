@@ -165,11 +165,8 @@ def scaling_chart(
     """Plot points (mixer, length, cost) on log axes: the slope of a line is its exponent."""
     alt = altair()
     lengths = sorted({length for _, length, _ in points})
-    data = [
-        {"mixer": mixer, "length": length, "cost": cost}
-        for mixer, length, cost in points
-        if cost > 0
-    ]
+    visible = [point for point in points if point[2] > 0]
+    data = [{"mixer": mixer, "length": length, "cost": cost} for mixer, length, cost in visible]
     x = alt.X(
         "length:Q",
         title="tokens",
@@ -179,7 +176,7 @@ def scaling_chart(
     y = alt.Y(
         "cost:Q",
         title=title,
-        scale=_scale(fit_axis([point["cost"] for point in data], margin=0.08, log=True)),
+        scale=_scale(fit_axis([cost for _, _, cost in visible], margin=0.08, log=True)),
         axis=alt.Axis(tickCount=4),
     )
     base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y)

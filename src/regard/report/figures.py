@@ -94,8 +94,8 @@ def map_svg(weights: Tensor, found: AttentionMap, title: str) -> SafeHtml:
         for i in range(0, len(weights), max(1, math.ceil(NAME_HEIGHT / cell))):
             position, name = MAP_MARGIN + (i + 0.5) * cell + 3, found.tokens[i]
             style = "target" if found.has_target[i] else ""
-            at = {"x": MAP_MARGIN - 4, "y": f"{position:.1f}", "text_anchor": "end"}
-            names.append(tag("text", name, **at, class_=style))
+            y = f"{position:.1f}"
+            names.append(tag("text", name, x=MAP_MARGIN - 4, y=y, text_anchor="end", class_=style))
             rotated = f"translate({position:.1f},{MAP_MARGIN - 4}) rotate(-90)"
             names.append(tag("text", name, transform=rotated, class_=style))
     size = MAP_MARGIN + MAP_SIZE
