@@ -219,7 +219,7 @@ def test_refusal_of_load(monkeypatch, quiet):
 # ---------------------------------------------------------------------------------------------- what is run
 @pytest.mark.parametrize("way", MODES)
 @pytest.mark.parametrize("level", SCOPES)
-@pytest.mark.parametrize("word", ["local:window=4", "linear", "grouped_query:share=2"])
+@pytest.mark.parametrize("word", ["local:window=4", "linear", "grouped_query:group_size=2"])
 def test_ours_runs(level, way, word):
     """Fails if a way or a level is not what it says: no gradients, gradients, or one token."""
     cell = BenchCell(level, way, 20, batch=2, heads=2, width=4)

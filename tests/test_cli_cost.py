@@ -102,7 +102,7 @@ LARGE = {
     "dim": 8192,
     "heads": 64,
     "layers": 80,
-    "mixer": {"name": "grouped_query", "arguments": {"share": 8}},
+    "mixer": {"name": "grouped_query", "arguments": {"group_size": 8}},
     "position": "rope",
     "ffn": {"name": "swiglu", "arguments": {"hidden": 28672}},
     "norm": "rms",

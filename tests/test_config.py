@@ -74,12 +74,12 @@ def test_short_forms_are_the_long_ones():
     )
     assert config(norm="layer").norm == module_spec("layer")
     assert config(input=TokenInput(vocab_size=11)) == config()
-    assert module_spec("longformer", steps=(1, 2)).arguments == {"steps": [1, 2]}  # as JSON says it
+    assert module_spec("longformer", dilation=(1, 2)).arguments == {"dilation": [1, 2]}  # as JSON says it
 
 
 def test_lists_reach_a_recipe_as_tuples():
     """Fails if what JSON can only say as a list is refused by a recipe that wants a tuple."""
-    model = build(config(mixer=module_spec("longformer", window=2, steps=(1, 3))))
+    model = build(config(mixer=module_spec("longformer", window=2, dilation=(1, 3))))
     assert model.backbone.stack.layers[0].mixer.name == "longformer"
 
 

@@ -11,7 +11,7 @@ N = 4096
 BANDED = {
     "global_tokens": {"tokens": 64},
     "local": {"window": 64},
-    "dilated": {"window": 32, "step": 4},
+    "dilated": {"window": 32, "dilation": 4},
     "block_local": {"block": 128},
     "longformer": {"window": 64},
     "random_blocks": {"block": 64},

@@ -185,7 +185,7 @@ WHOLE = [
     "prob_sparse?factor=1",
     "bigbird?block=2&random=1",
     "performer?features=8",
-    "dilated?window=2&step=2",
+    "dilated?window=2&dilation=2",
 ]
 
 

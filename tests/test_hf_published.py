@@ -110,7 +110,7 @@ def test_bigbird_with_the_same_draws():
         )
         drawn = [[[], *head.tolist(), []] for head in plan]
         mixers.append(
-            models.module_spec("bigbird", block=4, globals=2, ends=True, bias=True, drawn=drawn)
+            models.module_spec("bigbird_hf", block=4, random_blocks=drawn)
         )
     ours = models.build(config.replace(mixer=mixers)).double().train()
     models.load_weights(ours, peer.state_dict(), names)
@@ -461,7 +461,7 @@ def test_xcit(rand):
         p, "xcit_nano_2_p8_32", models.SequenceClassificationHeadConfig(classes=3), **size
     )
     alike(ours(images), naive_xcit(p, images), atol=1e-9)
-    assert set(timm.xcit_config(p, None, 32).mixer[0].arguments) == {"width", "norm", "only"}
+    assert set(timm.xcit_config(p, None, 32).mixer[0].arguments) == {"width", "component"}
 
 
 # ---------------------------------------------------------------------------------------------- what does not fit

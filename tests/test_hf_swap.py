@@ -344,7 +344,7 @@ def test_fewer_heads_of_keys_stay_fewer():
         ("vanilla", {}),
         ("local", {"window": 9}),
         ("adaptive_span", {}),
-        ("grouped_query", {"share": 2}),
+        ("grouped_query", {"group_size": 2}),
     ):
         swap(model, name, **arguments)
         torch.testing.assert_close(model(x), want, rtol=0, atol=1e-10)
@@ -363,7 +363,7 @@ def test_fewer_heads_of_keys_stay_fewer():
         ("sinks", {"window": 20}),
         ("bigbird", {}),
         ("low_rank", {"rank": 4}),
-        ("grouped_query", {"share": 1}),
+        ("grouped_query", {"group_size": 1}),
     ],
 )
 def test_what_is_new_begins_gently(name, arguments):

@@ -288,15 +288,15 @@ def test_top_k_keeps_ties_and_no_more(rand):
 
 
 def test_grouped_queries_keep_fewer_keys(rand):
-    mixer = regard.create("grouped_query", dim=8, heads=4, share=2, causal=True).double()
+    mixer = regard.create("grouped_query", dim=8, heads=4, group_size=2, causal=True).double()
     _, state = mixer.stream(rand(1, 5, 8))
     assert state.k.shape[1] == 2
     _, state = (
         regard.create("multi_query", dim=8, heads=4, causal=True).double().stream(rand(1, 5, 8))
     )
     assert state.k.shape[1] == 1
-    with pytest.raises(ValueError, match="divisible by share"):
-        regard.create("grouped_query", dim=8, heads=4, share=3)
+    with pytest.raises(ValueError, match="divisible by group_size"):
+        regard.create("grouped_query", dim=8, heads=4, group_size=3)
 
 
 def test_fixed_spans_of_one_length_are_one_band():

@@ -44,7 +44,7 @@ OPTIONS = [
     ("etc", {"globals": 3, "radius": 2, "clip": 1, "segment": 4}),
     ("etc", {"globals": 2, "radius": 1, "shared": True}),
     ("bp_transformer", {"near": 5, "clip": 1}),
-    ("longformer", {"window": (1, 3), "steps": (2, 1), "bias": True}),
+    ("longformer", {"window": (1, 3), "dilation": (2, 1), "bias": True}),
 ]
 
 
@@ -411,7 +411,7 @@ def test_no_marks_at_all_are_fine(executor, rand):
 
 def test_windows_and_steps_are_for_each_head():
     """Fails if one head's window or dilation is given to another."""
-    mixer = made("longformer", window=(1, 4), steps=(3, 1), causal=True)
+    mixer = made("longformer", window=(1, 4), dilation=(3, 1), causal=True)
     assert mixer.local.inner.pattern == regard.PerHead((regard.Band(1, 1, 3), regard.Band(4, 4)))
     assert made("longformer", window=(3, 3)).local.inner.pattern.parts[0] == regard.Band(3, 3)
 

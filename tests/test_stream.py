@@ -11,9 +11,9 @@ from regard.pattern import Band, Chunks, Keys, PerHead
 N = 400
 BOUNDED = {  # recipe, arguments, and how many keys can matter to a later query
     "local": ({"window": 16}, 16),
-    "dilated": ({"window": 4, "step": 5}, 20),
+    "dilated": ({"window": 4, "dilation": 5}, 20),
     "block_local": ({"block": 20}, 20),
-    "longformer": ({"window": 12, "steps": (1, 2)}, 24),
+    "longformer": ({"window": 12, "dilation": (1, 2)}, 24),
     "sparse_fixed": ({"stride": 20, "cells": 2, "split": "merged"}, 20 + N // 10),
     "global_tokens": ({"tokens": 5}, 5),
 }

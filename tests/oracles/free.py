@@ -89,7 +89,7 @@ def amlp(p, x, *, attention=64, **more):
 
 
 def xcit(
-    p, x, *, heads, causal=False, width, norm="example", mask=None, global_attention_mask=None
+    p, x, *, heads, causal=False, width, norm="instance", mask=None, global_attention_mask=None
 ):
     """El-Nouby et al. 2021, equations 2 and 3, and the two convolutions: each half of the layer with its norm and residual."""
     e, out = x.shape[2] // heads, []

@@ -29,7 +29,7 @@ CASES = {
     "collaborative": [{"width": 5}, {}],
     "disagreement": [{"kind": kind} for kind in ("outputs", "positions", "subspace")],
     "multi_query": [{}],
-    "grouped_query": [{"share": 2}],
+    "grouped_query": [{"group_size": 2}],
     "top_k": [{"k": 4}, {"k": 1}, {"k": 1000}],
 }
 
@@ -254,9 +254,9 @@ def multi_query(p, x, *, heads, causal, context=None, mask=None, global_attentio
 
 
 def grouped_query(
-    p, x, *, heads, causal, context=None, mask=None, global_attention_mask=None, share=4
+    p, x, *, heads, causal, context=None, mask=None, global_attention_mask=None, group_size=4
 ):
-    """Ainslie et al. 2023: one for every `share` heads."""
+    """Ainslie et al. 2023: one for every `group_size` heads."""
     return by_rule(p, x, heads, lambda h, i, j: j <= i or not causal, context=context, mask=mask)
 
 

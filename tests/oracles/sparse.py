@@ -15,7 +15,7 @@ SPLITS = [
 CASES = {
     "global_tokens": [{"tokens": 3}, {"tokens": 70}, {"tokens": 0}],
     "local": [{"window": 3}, {"window": 0}, {"window": 40}],
-    "dilated": [{"window": 2, "step": 3}, {"window": 20, "step": 7}],
+    "dilated": [{"window": 2, "dilation": 3}, {"window": 20, "dilation": 7}],
     "random_blocks": [{"block": 4, "count": 2}, {"block": 16, "count": 1, "seed": 5}],
     "block_local": [{"block": 5}, {"block": 32}, {"block": 1}],
     "sparse_strided": [{"stride": 4, **split} for split in SPLITS] + [{"stride": 10}],
@@ -24,8 +24,8 @@ CASES = {
     "star": [{"cycles": 2}, {"cycles": 3, "shared": True}, {"cycles": 1}],
     "longformer": [
         {"window": 2},
-        {"window": 2, "steps": (1, 3, 1, 5)},
-        {"window": (0, 1, 5, 2), "steps": 2, "bias": True},
+        {"window": 2, "dilation": (1, 3, 1, 5)},
+        {"window": (0, 1, 5, 2), "dilation": 2, "bias": True},
     ],
     "etc": [
         {"globals": 3, "radius": 2, "clip": 2},
@@ -70,11 +70,11 @@ def local(p, x, *, heads, causal, mask=None, global_attention_mask=None, window=
     )
 
 
-def dilated(p, x, *, heads, causal, mask=None, global_attention_mask=None, window=64, step=4):
-    """`window` keys to either side, `step` apart."""
+def dilated(p, x, *, heads, causal, mask=None, global_attention_mask=None, window=64, dilation=4):
+    """`window` keys on each side, `dilation` apart."""
 
     def see(h, i, j):
-        return j in range(i - window * step, i + window * step + 1, step) and (j <= i or not causal)
+        return j in range(i - window * dilation, i + window * dilation + 1, dilation) and (j <= i or not causal)
 
     return by_rule(p, x, heads, see, mask=mask)
 
@@ -202,13 +202,15 @@ def star(
 
 
 def longformer(
-    p, x, *, heads, causal, mask=None, global_attention_mask=None, window=256, steps=1, bias=False
+    p, x, *, heads, causal, mask=None, global_attention_mask=None, window=256, dilation=1, bias=False
 ):
     """Beltagy et al. 2020, section 3: a dilated window and the marked tokens; for marked tokens all, by Qg, Kg and Vg.
 
     There are two sets of projections to queries, keys and values, and one output projection.
     """
-    steps, window = ((each,) * heads if isinstance(each, int) else each for each in (steps, window))
+    steps, window = (
+        (each,) * heads if isinstance(each, int) else each for each in (dilation, window)
+    )
     marked = (
         [[False] * x.shape[1]] * x.shape[0]
         if global_attention_mask is None

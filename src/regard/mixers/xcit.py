@@ -79,7 +79,7 @@ class MaskedBatchNorm(nn.Module):
         return torch.zeros_like(x).masked_scatter(mask[..., None], self.norm(x[mask]))
 
 
-NORMS = {"example": MaskedInstanceNorm, "batch": MaskedBatchNorm}
+NORMS = {"instance": MaskedInstanceNorm, "batch": MaskedBatchNorm}
 
 
 class LocalPatchInteraction(nn.Module):
@@ -88,7 +88,7 @@ class LocalPatchInteraction(nn.Module):
     (b n d) -> (b n d).  Left-out tokens, and those that the last row lacks, are zero for both convolutions.
     """
 
-    def __init__(self, dim: int, width: int, *, norm: str = "example") -> None:
+    def __init__(self, dim: int, width: int, *, norm: str = "instance") -> None:
         super().__init__()
         check_int(1, width=width)
         check_choice("norm", norm, NORMS)
@@ -112,7 +112,7 @@ class XCiT(Mixer):
     """y = XCA(norm(x)), out = y + LPI(norm(x + y)): x + out is a layer of the paper without its feed-forward part."""
 
     def __init__(
-        self, dim: int, heads: int, width: int, *, norm: str = "example", causal: bool = False
+        self, dim: int, heads: int, width: int, *, norm: str = "instance", causal: bool = False
     ) -> None:
         can = Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS)
         super().__init__(dim, can=can, causal=causal)

@@ -1,13 +1,13 @@
-"""The recipes, one function a paper; importing this package registers them all."""
+"""The recipes, one function per paper. Importing this package registers all of them."""
 
 from regard.recipes import (
-    capacity,
+    checkpoints,
     compressed,
     early,
     free,
     grid,
     heads,
-    light,
+    hybrid,
     linear,
     priors,
     prototypes,
@@ -18,13 +18,13 @@ from regard.recipes import (
 )
 
 __all__ = [
-    "capacity",
+    "checkpoints",
     "compressed",
     "early",
     "free",
     "grid",
     "heads",
-    "light",
+    "hybrid",
     "linear",
     "priors",
     "prototypes",

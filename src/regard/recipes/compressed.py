@@ -1,4 +1,4 @@
-"""Low rank and compressed: fewer keys and values than tokens, or narrower ones."""
+"""Low-rank and compressed attention: fewer keys and values than tokens, or narrower queries and keys."""
 
 from __future__ import annotations
 
@@ -35,53 +35,38 @@ def linformer(
     projection: Mixer | None = None,
     causal: bool = False,
 ) -> Mixer:
-    """Keys and values projected along the sequence, from `length` to `rank` of them.
+    """Linformer: keys and values are projected along the sequence, from `length` to `rank`.
 
-    rank         256 unless given, or `length` where that is less
-    share        "none": projections for each head; "heads" (unless given): for all heads alike; "kv": one for keys and values
-    projection   another linformer, whose projections this one uses too: sharing over layers
+    Args:
+        length: Maximum length.
+        rank: Projected length. Default: 256, or `length` if that is less.
+        share: "none": separate projections for each head. "heads" (default): the same for all heads. "kv": also the same for
+            keys and values.
+        projection: Another linformer whose projections to use, to share them over layers.
     """
     check_int(1, length=length)
     if projection is None:
-        compression = LengthProjection(
-            length, min(256, length) if rank is None else rank, heads, share=share or "heads"
-        )
+        rank = min(256, length) if rank is None else rank
+        compression = LengthProjection(length, rank, heads, share=share or "heads")
     else:
-        compression = _projection_of(projection)
-        asked = {
-            "length": length,
-            "rank": rank,
-            "share": share,
-            "heads": heads if compression.share == "none" else None,
+        inner = projection.inner if isinstance(projection, MultiHead) else None
+        compression = inner.compression if isinstance(inner, CompressedAttention) else None
+        if not isinstance(compression, LengthProjection):
+            name = type(projection).__name__
+            raise TypeError(f"projection must be another linformer, not {name}")
+        given = {"length": length, "rank": rank, "share": share}
+        if compression.share == "none":
+            given["heads"] = heads
+        shared = {"heads": compression.e.shape[0]} | {
+            name: getattr(compression, name) for name in ("length", "rank", "share")
         }
-        _check_same(compression, asked)
-    return MultiHead(
-        dim, heads, CompressedAttention(compression, SoftmaxAttention()), causal=causal
-    )
-
-
-def _projection_of(mixer: Mixer) -> LengthProjection:
-    inner = mixer.inner if isinstance(mixer, MultiHead) else None
-    if not isinstance(inner, CompressedAttention) or not isinstance(
-        inner.compression, LengthProjection
-    ):
-        raise TypeError(f"projection must be another linformer, not {type(mixer).__name__}")
-    return inner.compression
-
-
-def _check_same(compression: LengthProjection, asked: dict[str, int | str | None]) -> None:
-    """What is shared cannot be chosen again."""
-    has = {
-        "length": compression.length,
-        "rank": compression.rank,
-        "share": compression.share,
-        "heads": compression.e.shape[0],
-    }
-    for name, value in asked.items():
-        if value not in (None, has[name]):
-            raise ValueError(
-                f"{name} must be {has[name]!r}, as in the projection that is shared, not {value!r}"
-            )
+        for name, value in given.items():
+            if value not in (None, shared[name]):
+                raise ValueError(
+                    f"{name} must be {shared[name]!r}, as in the shared projection, not {value!r}"
+                )
+    attention = CompressedAttention(compression, SoftmaxAttention())
+    return MultiHead(dim, heads, attention, causal=causal)
 
 
 @recipe(
@@ -91,8 +76,13 @@ def _check_same(compression: LengthProjection, asked: dict[str, int | str | None
     example_kwargs={"rank": 2},
 )
 def low_rank(dim: int, heads: int, *, rank: int = 8, causal: bool = False) -> Mixer:
-    """Queries and keys of a small width in each head, so that the scores have a low rank; values keep their width."""
-    return narrow_queries_and_keys(MultiHead(dim, heads, SoftmaxAttention(), causal=causal), rank)
+    """Low-rank attention: narrow queries and keys, so that the scores have a low rank; values keep their width.
+
+    Args:
+        rank: Width of queries and keys in each head.
+    """
+    mixer = MultiHead(dim, heads, SoftmaxAttention(), causal=causal)
+    return narrow_queries_and_keys(mixer, rank)
 
 
 @recipe(
@@ -104,7 +94,12 @@ def low_rank(dim: int, heads: int, *, rank: int = 8, causal: bool = False) -> Mi
 def low_rank_band(
     dim: int, heads: int, *, rank: int = 8, window: int = 8, causal: bool = False
 ) -> Mixer:
-    """Low-rank attention to everything, plus band attention to `window` tokens at either side."""
+    """Low-rank attention to all tokens plus attention to a sliding window.
+
+    Args:
+        rank: Width of queries and keys of the low-rank part, in each head.
+        window: Tokens on each side (±window) of the sliding window.
+    """
     return LowRankBand(dim, heads, rank=rank, window=window, causal=causal)
 
 
@@ -125,12 +120,13 @@ def nystrom(
     bias: bool = False,
     causal: bool = False,
 ) -> Mixer:
-    """Nyströmformer: the means of segments stand between queries and keys.
+    """Nyströmformer: Nyström approximation of softmax attention, with segment means as landmarks.
 
-    landmarks    how many segments; no more tokens than that attend exactly
-    iterations   of the pseudo-inverse
-    kernel       width of a convolution over the values that is added, 33 in the paper; None: none
-    bias         whether the projections have one
+    Args:
+        landmarks: Number of segments. Sequences of at most this length attend exactly.
+        iterations: Iterations of the pseudo-inverse.
+        kernel: Kernel size of a convolution over the values that is added, 33 in the paper. Default: none.
+        bias: Add a bias to the projections.
     """
     attention = NystromAttention(heads, landmarks, iterations=iterations, kernel=kernel)
     return MultiHead(dim, heads, attention, bias=bias, causal=causal)
@@ -151,35 +147,28 @@ def memory_compressed(
     layer: int = 1,
     causal: bool = False,
 ) -> Mixer:
-    """A convolution makes one key and one value of `stride` tokens; layers with blocks of `block` tokens alternate with it.
+    """Memory-compressed attention: a strided convolution shortens keys and values, in every other layer.
 
-    layer    odd: compressed; even: each token sees its own block only
-    stride   of odd layers, 3 unless given
-    block    of even layers, 256 unless given
+    Args:
+        stride: Tokens per compressed key, in odd layers. Default: 3.
+        block: Block size, in even layers. Default: 256.
+        layer: Layer number. Odd layers compress; in even layers each token attends to its own block.
     """
     check_heads(dim, heads)
     check_int(0, layer=layer)
     if layer % 2 == 0:
         if stride is not None:
-            raise ValueError(
-                f"stride is for odd layers, which compress; layer {layer} sees blocks: give block"
-            )
+            raise ValueError(f"stride is for odd layers; layer={layer} attends to blocks: use block")
         block = 256 if block is None else block
         check_int(1, block=block)
         return MultiHead(dim, heads, SoftmaxAttention(Chunks(block)), causal=causal)
     if block is not None:
-        raise ValueError(
-            f"block is for even layers, which see blocks; layer {layer} compresses: give stride"
-        )
+        raise ValueError(f"block is for even layers; layer={layer} compresses: use stride")
     stride = 3 if stride is None else stride
     check_int(1, stride=stride)
     null = torch.zeros(2, heads, 1, dim // heads) if causal else None
-    return MultiHead(
-        dim,
-        heads,
-        BlockCompressedAttention(ConvCompression(dim, heads, stride), null=null),
-        causal=causal,
-    )
+    attention = BlockCompressedAttention(ConvCompression(dim, heads, stride), null=null)
+    return MultiHead(dim, heads, attention, causal=causal)
 
 
 @recipe(
@@ -199,10 +188,13 @@ def pooling(
     stride: int = 4,
     causal: bool = False,
 ) -> Mixer:
-    """Poolingformer: a window, and over its result a larger one, of pooled keys and values.
+    """Poolingformer: a sliding window, then a larger window of pooled keys and values over its output.
 
-    window   tokens to either side, of the first level; `reach` those of the second
-    kernel   tokens that are pooled to one, every `stride` tokens
+    Args:
+        window: Tokens on each side (±window) of the first level.
+        reach: Tokens on each side (±reach) of the second level.
+        kernel: Tokens that are pooled into one key.
+        stride: Distance between pooled keys.
     """
     return Poolingformer(
         dim, heads, window=window, reach=reach, kernel=kernel, stride=stride, causal=causal

@@ -1,4 +1,4 @@
-"""Before 2017: the mechanisms from which attention grew.  The recurrent networks around them are in `regard.cells`."""
+"""Attention before 2017. The recurrent networks around it are in `regard.cells`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from regard.registry import recipe
     formula="softmax_j(v · tanh(W s_i + U h_j)) h_j",
 )
 def bahdanau(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
-    """A small network compares each token with each, and the tokens themselves are averaged.
+    """Additive attention: a small network scores each pair of tokens, and the tokens themselves are averaged.
 
-    With several heads each has its own part of the network, and averages its share of the width.
+    Each head has its own network, and averages dim / heads channels.
     """
     check_heads(dim, heads)
     mixer = MultiHead(dim, heads, AdditiveAttention(heads, dim // heads), causal=causal)
@@ -34,10 +34,13 @@ def bahdanau(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
     family="early",
     formula="Σ_u Σ_k α exp(−β (κ − u)²) c_u,  κ_t = κ_{t−1} + exp(κ̂_t)",
 )
-def graves_window(dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool = False) -> Mixer:
-    """A window of Gaussian bells that only moves forward over the memory.  There is one window: `heads` must be 1.
+def graves_window(
+    dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool = False
+) -> Mixer:
+    """Graves' window: a mixture of Gaussians that only moves forward over the context. `heads` must be 1.
 
-    mixtures   bells in the window
+    Args:
+        mixtures: Number of Gaussians.
     """
     check_single_head("graves_window", heads)
     return GaussianWindow(dim, mixtures, causal=causal)
@@ -53,9 +56,13 @@ def graves_window(dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool 
 def draw_read(
     dim: int, heads: int = 1, *, width: int, patch: int = 5, causal: bool = False
 ) -> Mixer:
-    """DRAW's glimpse: `patch` × `patch` Gaussian filters read an image, and lay back what they saw.  `heads` must be 1.
+    """DRAW's read operation: a grid of Gaussian filters reads a patch of the image and writes it back in place.
 
-    width   columns of the image whose pixels the tokens are
+    `heads` must be 1.
+
+    Args:
+        width: Columns of the image whose pixels are the tokens.
+        patch: Rows and columns of the filter grid.
     """
     check_single_head("draw_read", heads)
     return GlimpseRead(dim, patch, width, causal=causal)
@@ -71,9 +78,13 @@ def draw_read(
 def draw_write(
     dim: int, heads: int = 1, *, width: int, patch: int = 5, causal: bool = False
 ) -> Mixer:
-    """DRAW's brush: a patch made from the mean of all tokens, written through Gaussian filters.  `heads` must be 1.
+    """DRAW's write operation: a patch predicted from the mean of all tokens is written through Gaussian filters.
 
-    width   columns of the image whose pixels the tokens are
+    `heads` must be 1.
+
+    Args:
+        width: Columns of the image whose pixels are the tokens.
+        patch: Rows and columns of the filter grid.
     """
     check_single_head("draw_write", heads)
     return GlimpseWrite(dim, patch, width, causal=causal)
@@ -93,13 +104,13 @@ def show_attend(
     penalty: float = 1.0,
     causal: bool = False,
 ) -> Mixer:
-    """Show, attend and tell's soft attention, with its gate and its cost.  There is one head: `heads` must be 1.
+    """Soft attention of Show, Attend and Tell, with its gate and its doubly stochastic loss. `heads` must be 1.
 
-    hidden    width of the network that compares, `dim` unless given
-    penalty   λ of the cost for cells that are looked at too little or too much; see `regard.collect_aux`
+    Args:
+        hidden: Width of the scoring network. Default: dim.
+        penalty: Weight λ of the loss on tokens that get too little or too much attention; see `regard.collect_aux`.
     """
     check_single_head("show_attend", heads)
-    check_int(1, dim=dim, hidden=dim if hidden is None else hidden)
-    return SoftVisualAttention(
-        dim, dim if hidden is None else hidden, penalty=penalty, causal=causal
-    )
+    hidden = dim if hidden is None else hidden
+    check_int(1, dim=dim, hidden=hidden)
+    return SoftVisualAttention(dim, hidden, penalty=penalty, causal=causal)

@@ -1,10 +1,10 @@
-"""Without attention: no queries, or no keys, or neither."""
+"""Token mixing without attention: no queries, or no keys, or neither."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from regard.errors import check_choice, check_int, check_single_head, did_you_mean
+from regard.errors import check_choice, check_int, check_single_head
 from regard.mixer import Mixer, check_heads
 from regard.mixers import (
     AFT,
@@ -25,11 +25,9 @@ from regard.mixers.synthesizer import (
     RandomLogits,
     SynthesizerLogits,
 )
-from regard.mixers.xcit import CrossCovarianceAttention, LocalPatchInteraction, XCiTComponent
 from regard.registry import recipe
 
 
-# ---------------------------------------------------------------------------------------------- synthesizers
 @recipe(
     "Tay et al. 2020",
     arxiv="2005.00743",
@@ -38,8 +36,13 @@ from regard.registry import recipe
     example_kwargs={"length": 32},
 )
 def synthesizer_dense(dim: int, heads: int, *, length: int, causal: bool = False) -> Mixer:
-    """Each token says by itself how much it wants of each of `length` positions, and asks no other."""
-    return _synthesizer(dim, heads, length, ("dense",), causal)
+    """Dense Synthesizer: each token predicts its attention weights over `length` positions by itself.
+
+    Args:
+        length: Maximum length.
+    """
+    _check_synthesizer(dim, heads, length)
+    return Synthesizer(dim, heads, [DenseLogits(dim, heads, length)], causal=causal)
 
 
 @recipe(
@@ -50,13 +53,24 @@ def synthesizer_dense(dim: int, heads: int, *, length: int, causal: bool = False
     example_kwargs={"length": 32},
 )
 def synthesizer_random(
-    dim: int, heads: int, *, length: int, learned: bool = True, seed: int = 0, causal: bool = False
+    dim: int,
+    heads: int,
+    *,
+    length: int,
+    learned: bool = True,
+    seed: int = 0,
+    causal: bool = False,
 ) -> Mixer:
-    """A table of logits, drawn by `seed`, that no token has a say in.
+    """Random Synthesizer: a table of attention logits that does not depend on the tokens.
 
-    learned   False: the table stays as it was drawn
+    Args:
+        length: Maximum length.
+        learned: If False, the table stays as it was drawn.
+        seed: Seed of the table.
     """
-    return _synthesizer(dim, heads, length, ("random",), causal, learned=learned, seed=seed)
+    _check_synthesizer(dim, heads, length, seed=seed)
+    logits = RandomLogits(heads, length, learned=learned, seed=seed)
+    return Synthesizer(dim, heads, [logits], causal=causal)
 
 
 @recipe(
@@ -77,20 +91,27 @@ def synthesizer_factorised(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """The same with fewer parameters: a row of logits is a product of two short rows, or the table one of two thin tables.
+    """Factorised Synthesizer: the dense or random logits as a product of two small factors.
 
-    kind      "dense" or "random"
-    factors   dense: the lengths of the two rows, whose product is at least `length`; near its root unless given
-    rank      random: columns of the two tables, 8 unless given
+    Args:
+        length: Maximum length.
+        kind: "dense" or "random".
+        factors: kind="dense": lengths of the two factors, whose product is at least `length`. Default: near its root.
+        rank: kind="random": rank of the table. Default: 8.
+        seed: kind="random": seed of the table.
     """
     check_choice("kind", kind, ("dense", "random"))
-    if kind == "random" and factors is not None:
-        raise ValueError("factors are for kind='dense'; kind='random' has a rank")
-    if kind == "dense" and rank is not None:
-        raise ValueError("rank is for kind='random'; kind='dense' has factors")
-    return _synthesizer(
-        dim, heads, length, (f"factorised_{kind}",), causal, factors=factors, rank=rank, seed=seed
-    )
+    _check_synthesizer(dim, heads, length, rank=rank, seed=seed)
+    logits: SynthesizerLogits
+    if kind == "dense":
+        if rank is not None:
+            raise ValueError("rank is for kind='random'; kind='dense' has factors")
+        logits = FactorisedDenseLogits(dim, heads, length, factors)
+    else:
+        if factors is not None:
+            raise ValueError("factors are for kind='dense'; kind='random' has a rank")
+        logits = FactorisedRandomLogits(heads, length, rank or 8, seed=seed)
+    return Synthesizer(dim, heads, [logits], causal=causal)
 
 
 @recipe(
@@ -110,55 +131,57 @@ def synthesizer_mixture(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Logits of several kinds, in shares that are learned.
+    """Mixture of Synthesizers: a learned weighted sum of several kinds of logits.
 
-    parts   any of "dense", "random", "factorised_dense", "factorised_random", "vanilla"
-    rank    of the part "factorised_random", 8 unless given
+    Args:
+        length: Maximum length.
+        parts: Any of "dense", "random", "factorised_dense", "factorised_random" and "vanilla" (dot products).
+        rank: Rank of the part "factorised_random". Default: 8.
+        seed: Seed of the random parts.
     """
     if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
-        raise ValueError(f"parts must be a sequence of names, not {parts!r}")
+        raise ValueError(f"parts must be a list of names, not {parts!r}")
     if rank is not None and "factorised_random" not in parts:
-        raise ValueError(f"rank is for the part 'factorised_random', which is not among {parts!r}")
-    return _synthesizer(dim, heads, length, parts, causal, rank=rank, seed=seed)
+        raise ValueError(f"rank is for the part 'factorised_random', which is not in {parts!r}")
+    _check_synthesizer(dim, heads, length, rank=rank, seed=seed)
 
+    def build(part: str, seed: int) -> SynthesizerLogits:
+        match part:
+            case "dense":
+                return DenseLogits(dim, heads, length)
+            case "random":
+                return RandomLogits(heads, length, seed=seed)
+            case "factorised_dense":
+                return FactorisedDenseLogits(dim, heads, length)
+            case "factorised_random":
+                return FactorisedRandomLogits(heads, length, rank or 8, seed=seed)
+            case _:
+                return DotProductLogits(dim, heads)
 
-def _synthesizer(
-    dim: int,
-    heads: int,
-    length: int,
-    parts: Sequence[str],
-    causal: bool,
-    *,
-    learned: bool = True,
-    factors: tuple[int, int] | None = None,
-    rank: int | None = None,
-    seed: int = 0,
-) -> Mixer:
-    check_heads(dim, heads)
-    rank = 8 if rank is None else rank
-    check_int(1, length=length, rank=rank)
-    check_int(0, seed=seed)
-    known: dict[
-        str, Callable[[int], SynthesizerLogits]
-    ] = {  # the i-th part draws by seed + i, lest two of a kind be equal
-        "dense": lambda i: DenseLogits(dim, heads, length),
-        "random": lambda i: RandomLogits(heads, length, learned=learned, seed=seed + i),
-        "factorised_dense": lambda i: FactorisedDenseLogits(dim, heads, length, factors),
-        "factorised_random": lambda i: FactorisedRandomLogits(heads, length, rank, seed=seed + i),
-        "vanilla": lambda i: DotProductLogits(dim, heads),
-    }
+    kinds = ("dense", "random", "factorised_dense", "factorised_random", "vanilla")
     for part in parts:
-        if part not in known:
-            raise ValueError(f"no part {part!r}: {did_you_mean(str(part), known)}")
-    return Synthesizer(dim, heads, [known[part](i) for i, part in enumerate(parts)], causal=causal)
+        check_choice("part", part, kinds)
+    # every part has a seed of its own, so that two random parts differ
+    logits = [build(part, seed + i) for i, part in enumerate(parts)]
+    return Synthesizer(dim, heads, logits, causal=causal)
 
 
-# ---------------------------------------------------------------------------------------------- no heads at all
+def _check_synthesizer(
+    dim: int, heads: int, length: int, *, rank: int | None = None, seed: int = 0
+) -> None:
+    check_heads(dim, heads)
+    check_int(1, length=length, rank=8 if rank is None else rank)
+    check_int(0, seed=seed)
+
+
 @recipe(
-    "Lee-Thorp et al. 2021", arxiv="2105.03824", family="attention-free", formula="Re F_n F_d x"
+    "Lee-Thorp et al. 2021",
+    arxiv="2105.03824",
+    family="attention-free",
+    formula="Re F_n F_d x",
 )
 def fnet(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
-    """FNet: the real part of the Fourier transform over tokens and width.  There are no heads: `heads` must be 1."""
+    """FNet: the real part of a Fourier transform over tokens and channels. `heads` must be 1."""
     check_single_head("fnet", heads)
     return FourierMixer(dim, causal=causal)
 
@@ -173,13 +196,16 @@ def fnet(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
 def mlp_mixer(
     dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False
 ) -> Mixer:
-    """MLP-Mixer's token mixing: two layers over positions, the same for each channel.  There are no heads: it must be 1.
+    """MLP-Mixer's token mixing: a two-layer MLP over positions, the same for each channel. `heads` must be 1.
 
-    hidden   the width between the two layers, half of `length` unless given
+    Args:
+        length: Maximum length.
+        hidden: Hidden width. Default: length / 2.
     """
     check_single_head("mlp_mixer", heads)
     check_int(1, length=length)
-    return TokenMLP(dim, length, max(1, length // 2) if hidden is None else hidden, causal=causal)
+    hidden = max(1, length // 2) if hidden is None else hidden
+    return TokenMLP(dim, length, hidden, causal=causal)
 
 
 @recipe(
@@ -192,12 +218,15 @@ def mlp_mixer(
 def gmlp(
     dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False
 ) -> Mixer:
-    """gMLP: half of the channels, mixed over positions, gate the other half.  There are no heads: `heads` must be 1.
+    """gMLP: half of the channels, mixed over positions, gate the other half. `heads` must be 1.
 
-    hidden   the width that is split in two, 6 · dim unless given
+    Args:
+        length: Maximum length.
+        hidden: Hidden width, of which half is the gate. Default: 6 · dim.
     """
     check_single_head("gmlp", heads)
-    return GatedMLP(dim, length, _six_times(dim, hidden), causal=causal)
+    check_int(1, dim=dim)
+    return GatedMLP(dim, length, 6 * dim if hidden is None else hidden, causal=causal)
 
 
 @recipe(
@@ -216,14 +245,17 @@ def amlp(
     attention: int = 64,
     causal: bool = False,
 ) -> Mixer:
-    """aMLP: gMLP with a tiny attention of one head, added inside the gate.  `heads` must be 1.
+    """aMLP: gMLP with a small single-head attention added inside the gate. `heads` must be 1.
 
-    attention   the width of the tiny attention
-    hidden      the width that is split in two, 6 · dim unless given
+    Args:
+        length: Maximum length.
+        hidden: Hidden width, of which half is the gate. Default: 6 · dim.
+        attention: Width of the attention.
     """
     check_single_head("amlp", heads)
-    check_int(1, attention=attention)
-    return GatedMLP(dim, length, _six_times(dim, hidden), attention=attention, causal=causal)
+    check_int(1, dim=dim, attention=attention)
+    hidden = 6 * dim if hidden is None else hidden
+    return GatedMLP(dim, length, hidden, attention=attention, causal=causal)
 
 
 @recipe(
@@ -243,28 +275,27 @@ def aft(
     kernel: int | None = None,
     causal: bool = False,
 ) -> Mixer:
-    """AFT: keys weigh values channel by channel, queries gate.  Each channel is a head of its own: but for AFT-conv, `heads`
-    must be 1.
+    """Attention Free Transformer: keys weigh values channel by channel, and queries gate the result.
 
-    length   AFT-full: biases w for so many positions; None: AFT-simple, which has none
-    rank     of AFT-full: w is the product of two tables of so many columns, 128 unless given
-    window   AFT-local: w is zero where |i − j| >= window
-    kernel   AFT-conv: w depends on i − j alone, a kernel of so many tokens for each of the `heads`; needs no length
+    `heads` must be 1, except for AFT-conv.
+
+    Args:
+        length: Maximum length, for the position biases w of AFT-full. None: no biases (AFT-simple).
+        rank: Rank of the table of biases. Default: 128.
+        window: AFT-local: w_ij is zero if |i − j| >= window, so w covers ±(window − 1) tokens.
+        kernel: AFT-conv: w_ij depends on i − j only, a kernel of this size for each head. Requires length=None.
     """
     if kernel is not None:
         if (length, rank, window) != (None, None, None):
-            raise ValueError(
-                "with a kernel (AFT-conv) there is no table: length must be None, rank and window left out"
-            )
+            raise ValueError("kernel (AFT-conv) requires length=None and no rank or window")
         check_heads(dim, heads)
         return AFT(dim, KernelBias(heads, kernel, causal=causal), causal=causal)
     check_single_head("aft", heads)
     if length is not None:
-        return AFT(dim, PositionBias(length, 128 if rank is None else rank, window), causal=causal)
+        bias = PositionBias(length, 128 if rank is None else rank, window)
+        return AFT(dim, bias, causal=causal)
     if rank is not None or window is not None:
-        raise ValueError(
-            "rank and window are for the biases of AFT-full and AFT-local; without a length there are none"
-        )
+        raise ValueError("rank and window are for AFT-full and AFT-local: pass a length")
     return AFT(dim, causal=causal)
 
 
@@ -275,18 +306,24 @@ def aft(
     formula="mean of the neighbours − x",
 )
 def average_pool(
-    dim: int, heads: int = 1, *, window: int = 3, width: int | None = None, causal: bool = False
+    dim: int,
+    heads: int = 1,
+    *,
+    window: int = 3,
+    width: int | None = None,
+    causal: bool = False,
 ) -> Mixer:
-    """PoolFormer's mixing: the mean over a window, less the token itself.  There are no heads: `heads` must be 1.
+    """PoolFormer's token mixing: average pooling minus the token itself. `heads` must be 1.
 
-    window   tokens in a line, or cells to each side of a square on a grid; odd, but for a causal line
-    width    columns of the grid; None: a line
+    Args:
+        window: Size of the window in tokens (not on each side), or rows and columns on a grid; odd, except for a
+            causal sequence.
+        width: Columns of the grid. Default: a sequence.
     """
     check_single_head("average_pool", heads)
     return AveragePool(dim, window, width=width, causal=causal)
 
 
-# ---------------------------------------------------------------------------------------------- with heads
 @recipe(
     "El-Nouby et al. 2021",
     arxiv="2106.09681",
@@ -295,28 +332,16 @@ def average_pool(
     example_kwargs={"width": 5},
 )
 def xcit(
-    dim: int,
-    heads: int,
-    *,
-    width: int,
-    norm: str = "example",
-    only: str | None = None,
-    causal: bool = False,
+    dim: int, heads: int, *, width: int, norm: str = "instance", causal: bool = False
 ) -> Mixer:
-    """XCiT: channels attend to channels over all tokens, then each token to its neighbours on a grid of `width` columns.
+    """XCiT: cross-covariance attention between channels, then convolutions over the neighbours on a grid.
 
-    norm   between the two convolutions: "batch", as in the paper, in training mixes examples; "example" does not
-    only   "covariance" or "patches": one of the two alone, and without the norm before it, for blocks that bring their own
+    Args:
+        width: Columns of the grid.
+        norm: Norm between the two convolutions. "batch": batch norm, as in the paper. "instance": over the tokens of each
+            example, so that examples do not influence each other in training.
     """
-    if only is None:
-        return XCiT(dim, heads, width, norm=norm, causal=causal)
-    check_choice("only", only, ("covariance", "patches"))
-    part = (
-        CrossCovarianceAttention(dim, heads)
-        if only == "covariance"
-        else LocalPatchInteraction(dim, width, norm=norm)
-    )
-    return XCiTComponent(dim, part, causal=causal)
+    return XCiT(dim, heads, width, norm=norm, causal=causal)
 
 
 @recipe(
@@ -327,10 +352,9 @@ def xcit(
     example_kwargs={"kernel": 5},
 )
 def dynamic_conv(dim: int, heads: int, *, kernel: int = 7, causal: bool = False) -> Mixer:
-    """Dynamic convolution: each token makes the kernel with which it looks at its neighbours, one for each head."""
+    """Dynamic convolution: each token predicts the kernel that is applied to its neighbours, one per head.
+
+    Args:
+        kernel: Kernel size.
+    """
     return DynamicConv(dim, heads, kernel, causal=causal)
-
-
-def _six_times(dim: int, hidden: int | None) -> int:
-    check_int(1, dim=dim)
-    return 6 * dim if hidden is None else hidden

@@ -1,9 +1,4 @@
-"""Sparse by position, on images: tokens are the cells of a grid, in raster order unless it is said otherwise.
-
-To draw every pattern of the family:
-
-    python -m regard.recipes.grid
-"""
+"""Sparse by position, on images: tokens are the cells of a grid, in raster order unless stated otherwise."""
 
 from __future__ import annotations
 
@@ -14,25 +9,17 @@ from regard.attentions import SoftmaxAttention
 from regard.errors import check_choice, check_int
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import AxialPasses
-from regard.pattern import Axial, Band, Blocks, Blocks2D, Chunks, Neighbourhood, Pattern
+from regard.pattern import Axial, Band, Blocks, Blocks2D, Chunks, Neighbourhood
 from regard.position.relative import WindowBias
-from regard.prior import Prior
 from regard.registry import recipe
 
 
-def _sparse(
-    dim: int, heads: int, pattern: Pattern, causal: bool, prior: Prior | None = None
-) -> Mixer:
-    return MultiHead(dim, heads, SoftmaxAttention(pattern, prior), causal=causal)
-
-
-def _pair(**given: int | Sequence[int]) -> tuple[int, int]:
-    """Rows and columns; one number is both."""
-    ((name, value),) = given.items()
-    both = (value, value) if isinstance(value, int) else value
-    if not isinstance(both, Sequence) or len(both) != 2:
+def _rows_and_columns(name: str, value: int | Sequence[int]) -> tuple[int, int]:
+    """One number stands for both."""
+    pair = (value, value) if isinstance(value, int) else value
+    if not isinstance(pair, Sequence) or len(pair) != 2:
         raise ValueError(f"{name} must be two numbers, rows and columns, not {value!r}")
-    return both[0], both[1]
+    return pair[0], pair[1]
 
 
 @recipe(
@@ -45,11 +32,16 @@ def _pair(**given: int | Sequence[int]) -> tuple[int, int]:
 def image_local_1d(
     dim: int, heads: int, *, block: int = 256, memory: int = 256, causal: bool = False
 ) -> Mixer:
-    """Image Transformer in one dimension: query blocks of `block` tokens in raster order, each of which sees itself and
-    `memory` tokens before it; not causal, as many behind it as well."""
+    """Image Transformer, 1D local attention: blocks of queries that see themselves and the tokens around them.
+
+    Args:
+        block: Tokens of a query block, in raster order.
+        memory: Tokens before the block that it sees, and as many behind it if not causal.
+    """
     check_int(1, block=block)
     check_int(0, memory=memory)
-    return _sparse(dim, heads, Blocks(block, memory, 0 if causal else memory), causal)
+    pattern = Blocks(block, memory, 0 if causal else memory)
+    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
 
 
 @recipe(
@@ -69,24 +61,32 @@ def image_local_2d(
     order: str = "raster",
     causal: bool = False,
 ) -> Mixer:
-    """Image Transformer in two dimensions: query blocks on a grid, each with a memory block around it.
+    """Image Transformer, 2D local attention: query blocks on a grid, each with a memory block around it.
 
-    Tokens are pixels, `width` to a row.  The memory is the query block, extended by memory[0] rows above and memory[1]
-    columns to either side; not causal, by as many rows below as well.
-
-    order   "raster": pixels come row by row; "block": block by block, and row by row within a block, as the paper
-            generates them.  `regard.block_order` tells how to put an image into that order.
+    Args:
+        width: Columns of the image.
+        block: Rows and columns of a query block.
+        memory: Margin of the memory block: rows above (and below, if not causal), and columns on each side.
+        order: "raster": tokens are in raster order. "block": block by block, as the paper generates them;
+            `regard.block_order` gives the permutation.
     """
     for name, pair in (("block", block), ("memory", memory)):
         if isinstance(pair, int):
             raise ValueError(f"{name} must be two numbers, rows and columns, not {pair!r}")
     check_choice("order", order, ("raster", "block"))
-    (rows, cols), (up, aside) = _pair(block=block), _pair(memory=memory)
-    down = 0 if causal else up
+    rows, cols = _rows_and_columns("block", block)
+    above, beside = _rows_and_columns("memory", memory)
     pattern = Blocks2D(
-        width, rows, cols, up=up, left=aside, right=aside, down=down, by_block=order == "block"
+        width,
+        rows,
+        cols,
+        up=above,
+        left=beside,
+        right=beside,
+        down=0 if causal else above,
+        by_block=order == "block",
     )
-    return _sparse(dim, heads, pattern, causal)
+    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
 
 
 @recipe(
@@ -96,19 +96,21 @@ def image_local_2d(
     formula="softmax over i's row ∪ i's column",
     example_kwargs={"width": 5},
 )
-def axial(dim: int, heads: int, *, width: int, form: str = "union", causal: bool = False) -> Mixer:
-    """Rows and columns: on a grid in raster order, `width` to a row, each token sees its row and its column.
+def axial(
+    dim: int, heads: int, *, width: int, form: str = "union", causal: bool = False
+) -> Mixer:
+    """Axial attention: each token attends to its row and its column.
 
-    form   "union": both in one softmax; "two": attention along rows, then along columns, each with projections of its own;
-           "row" or "column": one of them, for layers that take turns
+    Args:
+        width: Columns of the image.
+        form: "union": row and column in one softmax. "two": attention along rows, then along columns, with separate
+            projections. "row" or "column": one of them, to alternate over layers.
     """
     patterns = {"union": Axial(width), "row": Chunks(width), "column": Band(step=width)}
     check_choice("form", form, (*patterns, "two"))
-    return (
-        AxialPasses(dim, heads, width, causal=causal)
-        if form == "two"
-        else _sparse(dim, heads, patterns[form], causal)
-    )
+    if form == "two":
+        return AxialPasses(dim, heads, width, causal=causal)
+    return MultiHead(dim, heads, SoftmaxAttention(patterns[form]), causal=causal)
 
 
 @recipe(
@@ -127,21 +129,23 @@ def neighbourhood(
     width: int | None = None,
     causal: bool = False,
 ) -> Mixer:
-    """Neighbourhood attention: each token sees the `size` tokens around it; at the ends the window is shifted inward, so
-    that each sees as many.  Causal, it sees itself and those before it.
+    """Neighbourhood attention: each token attends to the `size` nearest tokens; at the border the window shifts inward.
 
-    length   of the sequence; with `width`, the cells of a grid of so many columns, rounded up to whole rows
-    size     with `width`, rows and columns of the window, or one number for both
+    Args:
+        length: Length of the sequence; with `width`, cells of the grid, rounded up to whole rows.
+        size: Size of the window in tokens (not on each side). With `width`, rows and columns, or one number for both.
+        width: Columns of the grid. Default: a sequence.
     """
     check_int(1, length=length)
     if width is None:
         if not isinstance(size, int):
-            raise ValueError(f"size must be one number where there is no width, not {size!r}")
-        return _sparse(dim, heads, Neighbourhood(1, length, 1, size, causal), causal)
-    check_int(1, width=width)
-    return _sparse(
-        dim, heads, Neighbourhood(ceil(length / width), width, *_pair(size=size), causal), causal
-    )
+            raise ValueError(f"size must be one number if there is no width, not {size!r}")
+        pattern = Neighbourhood(1, length, 1, size, causal)
+    else:
+        check_int(1, width=width)
+        rows, cols = _rows_and_columns("size", size)
+        pattern = Neighbourhood(ceil(length / width), width, rows, cols, causal)
+    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
 
 
 @recipe(
@@ -161,27 +165,25 @@ def swin(
     bias: bool = True,
     causal: bool = False,
 ) -> Mixer:
-    """Swin windows: the grid is cut into windows, and each token sees its own; in every other layer the windows stand half
-    a window further down and right.
+    """Swin: the grid is cut into windows, and each token attends to its own; odd layers shift them by half a window.
 
-    Tokens are in raster order, `width` to a row.
-
-    window   its rows and columns, or one number for both
-    layer    odd: shifted
-    bias     whether scores get a learned number for each offset within a window, as in the paper
+    Args:
+        width: Columns of the image.
+        window: Rows and columns of a window, or one number for both.
+        layer: Layer number. Odd layers are shifted.
+        bias: Add a learned relative position bias to the scores.
     """
     check_int(0, layer=layer)
     check_heads(dim, heads)
-    rows, cols = _pair(window=window)
+    rows, cols = _rows_and_columns("window", window)
     check_int(1, rows=rows, cols=cols)
-    cut = (rows - rows // 2) % rows * (layer % 2), (cols - cols // 2) % cols * (layer % 2)
-    pattern = Blocks2D(width, rows, cols, cut_rows=cut[0], cut_cols=cut[1])
-    return _sparse(
-        dim, heads, pattern, causal, WindowBias(heads, width, rows, cols) if bias else None
+    shifted = layer % 2
+    pattern = Blocks2D(
+        width,
+        rows,
+        cols,
+        cut_rows=(rows - rows // 2) % rows * shifted,
+        cut_cols=(cols - cols // 2) % cols * shifted,
     )
-
-
-if __name__ == "__main__":
-    from regard.show import draw_family
-
-    draw_family("C")
+    prior = WindowBias(heads, width, rows, cols) if bias else None
+    return MultiHead(dim, heads, SoftmaxAttention(pattern, prior), causal=causal)

@@ -1,4 +1,4 @@
-"""What heads have to do with each other."""
+"""Variants of the heads: shared, mixed, or made to differ."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from regard.registry import recipe
     family="priors",
     formula="P_w softmax(P_l (Q Kᵀ / √e)) V, P over heads",
 )
-def talking_heads(dim: int, heads: int, *, inner: int | None = None, causal: bool = False) -> Mixer:
-    """Heads talk before and after the softmax: scores, then weights, are mixed over heads by learned matrices.
+def talking_heads(
+    dim: int, heads: int, *, inner: int | None = None, causal: bool = False
+) -> Mixer:
+    """Talking heads: learned matrices mix the scores over heads before the softmax and the weights after it.
 
-    inner   how many heads stand between the two, as many as outside unless given
+    Args:
+        inner: Number of heads in the softmax. Default: heads.
     """
     check_heads(dim, heads)
     inner = heads if inner is None else inner
     check_int(1, inner=inner)
-    return MultiHead(
-        dim,
-        heads,
-        MaterializedAttention(before=TalkingHeads(heads, inner), after=TalkingHeads(inner, heads)),
-        causal=causal,
+    attention = MaterializedAttention(
+        before=TalkingHeads(heads, inner), after=TalkingHeads(inner, heads)
     )
+    return MultiHead(dim, heads, attention, causal=causal)
 
 
 @recipe(
@@ -38,16 +39,22 @@ def talking_heads(dim: int, heads: int, *, inner: int | None = None, causal: boo
     formula="softmax(X W_Q diag(m_h) W_Kᵀ Xᵀ / √e) V_h",
     example_kwargs={"width": 5},
 )
-def collaborative(dim: int, heads: int, *, width: int | None = None, causal: bool = False) -> Mixer:
-    """Heads share one projection of queries and one of keys, of which each takes its own mixture.
+def collaborative(
+    dim: int, heads: int, *, width: int | None = None, causal: bool = False
+) -> Mixer:
+    """Collaborative heads: one projection of queries and keys for all heads, which each head mixes in its own way.
 
-    width   of the shared projections, half of dim unless given; `regard.mixers.collaborate` turns a trained layer into such
+    `regard.mixers.collaborate` converts a trained layer.
+
+    Args:
+        width: Width of the shared projections. Default: dim / 2.
     """
     check_heads(dim, heads)
     width = max(1, dim // 2) if width is None else width
     check_int(1, width=width)
     mixer = MultiHead(dim, heads, SoftmaxAttention(scale=(dim // heads) ** -0.5), causal=causal)
-    mixer.q, mixer.k = (SharedProjection(dim, heads, width, mixed=mixed) for mixed in (True, False))
+    mixer.q = SharedProjection(dim, heads, width, mixed=True)
+    mixer.k = SharedProjection(dim, heads, width, mixed=False)
     return mixer
 
 
@@ -60,17 +67,14 @@ def collaborative(dim: int, heads: int, *, width: int | None = None, causal: boo
 def disagreement(
     dim: int, heads: int, *, kind: str = "outputs", penalty: float = 1.0, causal: bool = False
 ) -> Mixer:
-    """Plain attention whose heads pay for being alike.
+    """Softmax attention with an auxiliary loss on the similarity of its heads.
 
-    kind      "subspace": alike in their values, "positions": in their maps, "outputs": in their results
-    penalty   the weight of the cost, told to `regard.collect_aux`
+    Args:
+        kind: What is compared: "subspace" (values), "positions" (attention maps) or "outputs".
+        penalty: Weight of the loss; see `regard.collect_aux`.
     """
-    return MultiHead(
-        dim,
-        heads,
-        DisagreementAttention(SoftmaxAttention(), kind=kind, penalty=penalty),
-        causal=causal,
-    )
+    attention = DisagreementAttention(SoftmaxAttention(), kind=kind, penalty=penalty)
+    return MultiHead(dim, heads, attention, causal=causal)
 
 
 @recipe(
@@ -80,7 +84,7 @@ def disagreement(
     formula="softmax(Q_h Kᵀ / √e) V, one K and V for all heads",
 )
 def multi_query(dim: int, heads: int, *, causal: bool = False) -> Mixer:
-    """All heads share one head of keys and values, so a stream keeps `heads` times less."""
+    """Multi-query attention: all heads share one head of keys and values, so the KV cache is `heads` times smaller."""
     return MultiHead(dim, heads, SoftmaxAttention(), kv_heads=1, causal=causal)
 
 
@@ -88,13 +92,20 @@ def multi_query(dim: int, heads: int, *, causal: bool = False) -> Mixer:
     "Ainslie et al. 2023",
     arxiv="2305.13245",
     family="priors",
-    formula="softmax(Q_h K_gᵀ / √e) V_g, g = ⌊h / share⌋",
-    example_kwargs={"share": 2},
+    formula="softmax(Q_h K_gᵀ / √e) V_g, g = ⌊h / group_size⌋",
+    example_kwargs={"group_size": 2},
 )
-def grouped_query(dim: int, heads: int, *, share: int = 4, causal: bool = False) -> Mixer:
-    """Every `share` heads have one head of keys and values in common."""
+def grouped_query(
+    dim: int, heads: int, *, group_size: int = 4, causal: bool = False
+) -> Mixer:
+    """Grouped-query attention: groups of heads share one head of keys and values.
+
+    Args:
+        group_size: Query heads per key/value head.
+    """
     check_heads(dim, heads)
-    check_int(1, share=share)
-    if heads % share:
-        raise ValueError(f"heads must be divisible by share, and {heads} is not by {share}")
-    return MultiHead(dim, heads, SoftmaxAttention(), kv_heads=heads // share, causal=causal)
+    check_int(1, group_size=group_size)
+    if heads % group_size:
+        raise ValueError(f"heads={heads} must be divisible by group_size={group_size}")
+    attention = SoftmaxAttention()
+    return MultiHead(dim, heads, attention, kv_heads=heads // group_size, causal=causal)

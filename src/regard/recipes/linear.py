@@ -1,12 +1,12 @@
-"""Linearised: the sum over keys is taken before the queries ask, or kept in a state that they read.
+"""Linear attention and recurrences: a state of fixed size instead of a cache of keys.
 
-All take `chunk`: their causal form works through the sequence in chunks of so many tokens.  The result does not depend on it.
+`chunk` sets how many tokens the causal form processes at once. It changes the speed, not the result.
 """
 
 from __future__ import annotations
 
 from regard.attentions import EfficientAttention, LinearAttention
-from regard.errors import did_you_mean
+from regard.errors import check_choice
 from regard.feature import (
     CosineFeatures,
     PositiveFeatures,
@@ -27,7 +27,11 @@ from regard.registry import recipe
     formula="φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k),  φ = elu + 1",
 )
 def linear(dim: int, heads: int, *, chunk: int = 64, causal: bool = False) -> Mixer:
-    """The Linear Transformer: elu(x) + 1 in place of the exponential, sums as state."""
+    """Linear Transformer: elu(x) + 1 as the feature map of queries and keys.
+
+    Args:
+        chunk: Tokens processed at once by the causal form.
+    """
     return MultiHead(dim, heads, LinearAttention(chunk=chunk), causal=causal)
 
 
@@ -38,7 +42,7 @@ def linear(dim: int, heads: int, *, chunk: int = 64, causal: bool = False) -> Mi
     formula="softmax_e(Q) (softmax_n(K)ᵀ V)",
 )
 def efficient(dim: int, heads: int, *, causal: bool = False) -> Mixer:
-    """Efficient attention: a softmax over features for queries, and one over positions for keys."""
+    """Efficient attention: softmax over channels for queries and over positions for keys."""
     return MultiHead(dim, heads, EfficientAttention(), causal=causal)
 
 
@@ -67,20 +71,22 @@ def performer(
     chunk: int = 64,
     causal: bool = False,
 ) -> Mixer:
-    """The Performer, FAVOR+: softmax attention estimated by positive orthogonal random features.
+    """Performer (FAVOR+): softmax attention approximated by positive orthogonal random features.
 
-    features  the number m of random rows; 4 e of them unless given, for heads of width e
-    kernel    "positive": exp(w·x − |x|²/2); "trigonometric": sin and cos, the other estimate of the same; "relu": relu(w·x),
-              an attention of its own
-    redraw    draw rows anew every so many training calls; None: never
+    Args:
+        features: Number m of random features. Default: 4 e, for heads of width e.
+        kernel: "positive": exp(w·x − |x|²/2). "trigonometric": sine and cosine, for the same kernel. "relu": relu(w·x), which
+            is another kernel.
+        redraw: Draw new features every `redraw` training calls. Default: never.
+        seed: Seed of the features.
+        chunk: Tokens processed at once by the causal form.
     """
     check_heads(dim, heads)
-    if kernel not in KERNELS:
-        raise ValueError(f"no kernel {kernel!r}: {did_you_mean(str(kernel), KERNELS)}")
+    check_choice("kernel", kernel, KERNELS)
     width = dim // heads
     features = 4 * width if features is None else features
-    feature = KERNELS[kernel](width, features, seed=seed, redraw=redraw)
-    return MultiHead(dim, heads, LinearAttention(feature, chunk=chunk), causal=causal)
+    feature_map = KERNELS[kernel](width, features, seed=seed, redraw=redraw)
+    return MultiHead(dim, heads, LinearAttention(feature_map, chunk=chunk), causal=causal)
 
 
 @recipe(
@@ -100,14 +106,17 @@ def rfa(
     chunk: int = 64,
     causal: bool = False,
 ) -> Mixer:
-    """Random feature attention: a Gaussian kernel of normalised queries and keys, estimated by sines and cosines.
+    """Random feature attention: random Fourier features of a Gaussian kernel, for normalised queries and keys.
 
-    features  the number m of random rows; there are twice as many features
-    redraw    draw rows anew every so many training calls; None: never
+    Args:
+        features: Number m of random projections; each gives a sine and a cosine.
+        redraw: Draw new features every `redraw` training calls. Default: never.
+        seed: Seed of the features.
+        chunk: Tokens processed at once by the causal form.
     """
     check_heads(dim, heads)
-    feature = RandomFourierFeatures(dim // heads, features, heads, seed=seed, redraw=redraw)
-    return MultiHead(dim, heads, LinearAttention(feature, chunk=chunk), causal=causal)
+    feature_map = RandomFourierFeatures(dim // heads, features, heads, seed=seed, redraw=redraw)
+    return MultiHead(dim, heads, LinearAttention(feature_map, chunk=chunk), causal=causal)
 
 
 @recipe(
@@ -127,10 +136,13 @@ def rfa_gated(
     chunk: int = 64,
     causal: bool = True,
 ) -> Mixer:
-    """Random feature attention with a gate by which each token sets how much of the past stays; causal only.
+    """Random feature attention with a gate that decides how much of the state is kept. Causal only.
 
-    features  the number m of random rows; there are twice as many features
-    redraw    draw rows anew every so many training calls; None: never
+    Args:
+        features: Number m of random projections; each gives a sine and a cosine.
+        redraw: Draw new features every `redraw` training calls. Default: never.
+        seed: Seed of the features.
+        chunk: Tokens processed at once.
     """
     return GatedRandomFeatures(
         dim, heads, features=features, seed=seed, redraw=redraw, causal=causal, chunk=chunk
@@ -144,27 +156,34 @@ def rfa_gated(
     formula="Σ relu(q_i)·relu(k_j) cos(π (i − j) / 2M) v_j / Σ …",
     example_kwargs={"length": 32},
 )
-def cosformer(dim: int, heads: int, *, length: int, chunk: int = 64, causal: bool = False) -> Mixer:
-    """cosFormer: relu in place of the exponential, and a cosine that favours near tokens.
+def cosformer(
+    dim: int, heads: int, *, length: int, chunk: int = 64, causal: bool = False
+) -> Mixer:
+    """cosFormer: relu features and a cosine re-weighting that favours nearby tokens.
 
-    length   the longest sequence, the M of the formula
+    Args:
+        length: Maximum length, M in the formula.
+        chunk: Tokens processed at once by the causal form.
     """
-    return MultiHead(
-        dim, heads, LinearAttention(CosineFeatures(length), chunk=chunk), causal=causal
-    )
+    attention = LinearAttention(CosineFeatures(length), chunk=chunk)
+    return MultiHead(dim, heads, attention, causal=causal)
 
 
 @recipe(
     "Sun et al. 2023",
     arxiv="2307.08621",
     family="linear",
-    formula="W⁰ (swish(W x) ∘ GN(S q)),  S ← γ S + k vᵀ, q and k turned",
+    formula="W⁰ (swish(W x) ∘ GN(S q)),  S ← γ S + k vᵀ, rotary q and k",
     example_kwargs={"expand": 1},
 )
-def retnet(dim: int, heads: int, *, expand: int = 2, chunk: int = 64, causal: bool = True) -> Mixer:
-    """RetNet's multi-scale retention: a state that fades at a rate of each head's own; causal only.
+def retnet(
+    dim: int, heads: int, *, expand: int = 2, chunk: int = 64, causal: bool = True
+) -> Mixer:
+    """RetNet: multi-scale retention, a state that decays at a fixed rate in each head. Causal only.
 
-    expand   values are so many times as wide as keys
+    Args:
+        expand: Width of the values, in multiples of the width of the keys.
+        chunk: Tokens processed at once.
     """
     return Retention(dim, heads, expand=expand, causal=causal, chunk=chunk)
 
@@ -184,10 +203,12 @@ def gated_linear(
     chunk: int = 64,
     causal: bool = True,
 ) -> Mixer:
-    """Gated linear attention: each token sets how fast each row of the state fades; causal only.
+    """Gated linear attention: each token sets the decay of each row of the state. Causal only.
 
-    key     the width of a head's keys and queries, half of that of its values unless given
-    rank    the width between the two matrices of the gate
+    Args:
+        key: Width of keys and queries in each head. Default: half the width of the values.
+        rank: Rank of the gate's projection.
+        chunk: Tokens processed at once.
     """
     return GatedLinear(dim, heads, key=key, rank=rank, causal=causal, chunk=chunk)
 
@@ -201,8 +222,10 @@ def gated_linear(
 def delta_rule(
     dim: int, heads: int, *, convolution: int = 4, chunk: int = 64, causal: bool = True
 ) -> Mixer:
-    """DeltaNet: each token replaces what the state says of its key; causal only.
+    """DeltaNet: each token replaces the value that the state stores under its key. Causal only.
 
-    convolution   a short one over so many tokens before the heads; 0: none
+    Args:
+        convolution: Kernel size of the short convolution before the heads; 0 for none.
+        chunk: Tokens processed at once.
     """
     return DeltaRule(dim, heads, convolution=convolution, causal=causal, chunk=chunk)

@@ -1,4 +1,4 @@
-"""Priors: what is known of the weights before any token is read."""
+"""Priors: attention weights that depend on positions or on the layer before, not only on the tokens."""
 
 from __future__ import annotations
 
@@ -37,24 +37,26 @@ def gaussian_prior(
     window: str = "query",
     causal: bool = False,
 ) -> Mixer:
-    """Near tokens are preferred, by a Gaussian around each token or around a place that it predicts.
+    """Localness: a Gaussian bias around each token, or around a position that it predicts.
 
-    sigma    the width, half of the paper's window D; None: predicted, as `window` says
-    learn    whether sigma is learned, head by head; only around the token itself
-    centre   "token": the token itself, or "predicted"
-    window   "query": each token predicts its own width, "layer": one for all
+    Args:
+        sigma: Standard deviation, half of the paper's window D. None: predicted, as `window` says.
+        learn: Learn sigma for each head; for centre="token" only.
+        centre: "token": the token itself. "predicted": a predicted position.
+        window: For sigma=None. "query": each token predicts its sigma. "layer": one sigma for all tokens.
     """
     check_heads(dim, heads)
     if sigma is not None and window != "query":
-        raise ValueError("window is for a predicted width: give sigma=None with it")
+        raise ValueError("window is for a predicted sigma only: pass sigma=None")
     if sigma is not None and centre == "token":
-        return MultiHead(
-            dim, heads, SoftmaxAttention(prior=Gaussian(heads, sigma, learn=learn)), causal=causal
-        )
+        attention = SoftmaxAttention(prior=Gaussian(heads, sigma, learn=learn))
+        return MultiHead(dim, heads, attention, causal=causal)
     if not learn:
-        raise ValueError("learn=False is for a Gaussian of given sigma around the token itself")
-    located = LocalnessAttention(heads, dim // heads, centre=centre, window=window, sigma=sigma)
-    return MultiHead(dim, heads, located, causal=causal)
+        raise ValueError("learn=False requires a given sigma and centre='token'")
+    localness = LocalnessAttention(
+        heads, dim // heads, centre=centre, window=window, sigma=sigma
+    )
+    return MultiHead(dim, heads, localness, causal=causal)
 
 
 @recipe(
@@ -73,9 +75,12 @@ def conditional_prior(
     tasks: int = 2,
     causal: bool = False,
 ) -> Mixer:
-    """A block-diagonal bias that depends on the task: CA-MTL's conditional attention.  `mixer.of(task)` picks the task.
+    """CA-MTL's conditional attention: a block-diagonal bias that depends on the task. `mixer.for_task(task)` selects one.
 
-    blocks   along the diagonal: 8 unless given, or as many as there are tokens
+    Args:
+        length: Maximum length.
+        blocks: Blocks on the diagonal. Default: 8, or `length` if that is less.
+        tasks: Number of tasks.
     """
     check_int(1, length=length)
     blocks = min(8, length) if blocks is None else blocks
@@ -89,7 +94,7 @@ def conditional_prior(
     formula="softmax(S_l) V,  S_l = Q Kᵀ / √e + S_{l−1}",
 )
 def realformer(dim: int, heads: int, *, causal: bool = False) -> Mixer:
-    """The scores of the layer before are a prior for this one; `mixer.chain` hands them on."""
+    """RealFormer: the scores of the layer before are added to the scores of this one; `mixer.chain` passes them on."""
     return RealFormer(dim, heads, causal=causal)
 
 
@@ -99,16 +104,24 @@ def realformer(dim: int, heads: int, *, causal: bool = False) -> Mixer:
     family="priors",
     formula="gate(x_i, FFN(mean of x_j, j ≤ i))",
 )
-def average(dim: int, heads: int = 1, *, hidden: int | None = None, causal: bool = False) -> Mixer:
-    """Every token so far weighs the same: the mean, a small network and a gate.
+def average(
+    dim: int, heads: int = 1, *, hidden: int | None = None, causal: bool = False
+) -> Mixer:
+    """Average attention network: the mean of all tokens so far, a feed-forward layer and a gate. `heads` must be 1.
 
-    hidden   of the network, 4 dim unless given
+    Args:
+        hidden: Width of the feed-forward layer. Default: 4 · dim.
     """
     check_single_head("average", heads)
     return Average(dim, hidden=hidden, causal=causal)
 
 
-@recipe("You et al. 2020", arxiv="2005.00742", family="priors", formula="Σ_j N(j; i + o_h, σ²) v_j")
+@recipe(
+    "You et al. 2020",
+    arxiv="2005.00742",
+    family="priors",
+    formula="Σ_j N(j; i + o_h, σ²) v_j",
+)
 def hard_gaussian(
     dim: int,
     heads: int,
@@ -117,16 +130,18 @@ def hard_gaussian(
     sigma: float = 1.0,
     causal: bool = False,
 ) -> Mixer:
-    """Weights fixed before training: a Gaussian around the token before, the token itself or the one after, head by head.
+    """Hard-coded Gaussian attention: fixed weights around the previous token, the token itself or the next one.
 
-    offsets   of the centres, in turn over heads: (-1, 0, 1) unless given, (-1, 0) where causal
+    Args:
+        offsets: Centre of each head relative to the token, repeated over heads. Default: (-1, 0, 1), or (-1, 0) if causal.
+        sigma: Standard deviation.
     """
     check_heads(dim, heads)
-    offsets = ((-1, 0) if causal else (-1, 0, 1)) if offsets is None else tuple(offsets)
-    mixer = MultiHead(
-        dim, heads, HardCodedAttention(heads, offsets=offsets, sigma=sigma), causal=causal
-    )
-    mixer.q, mixer.k = nn.Identity(), nn.Identity()  # nobody asks, so nobody is asked
+    if offsets is None:
+        offsets = (-1, 0) if causal else (-1, 0, 1)
+    attention = HardCodedAttention(heads, offsets=tuple(offsets), sigma=sigma)
+    mixer = MultiHead(dim, heads, attention, causal=causal)
+    mixer.q, mixer.k = nn.Identity(), nn.Identity()  # the weights are fixed, so neither is used
     return mixer
 
 
@@ -138,20 +153,24 @@ def hard_gaussian(
     example_kwargs={"spans": (2, 6)},
 )
 def fixed_span(
-    dim: int, heads: int, *, spans: Sequence[int] = (16, 64, 256, 1024), causal: bool = False
+    dim: int,
+    heads: int,
+    *,
+    spans: Sequence[int] = (16, 64, 256, 1024),
+    causal: bool = False,
 ) -> Mixer:
-    """Each head looks a fixed number of tokens to either side, or back where causal: `spans`, in turn."""
+    """Fixed spans: a sliding window of a different size in each head.
+
+    Args:
+        spans: Tokens on each side (±span), repeated over heads.
+    """
     check_heads(dim, heads)
     if not isinstance(spans, Sequence) or not spans:
-        raise ValueError(f"spans must name at least one number of tokens, as a list, not {spans!r}")
+        raise ValueError(f"spans must be a list of at least one number of tokens, not {spans!r}")
     check_int(0, **{f"spans[{i}]": span for i, span in enumerate(spans)})
     bands = tuple(Band(spans[h % len(spans)], spans[h % len(spans)]) for h in range(heads))
-    return MultiHead(
-        dim,
-        heads,
-        SoftmaxAttention(bands[0] if len(set(bands)) == 1 else PerHead(bands)),
-        causal=causal,
-    )
+    pattern = bands[0] if len(set(bands)) == 1 else PerHead(bands)
+    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
 
 
 @recipe(
@@ -171,22 +190,16 @@ def adaptive_span(
     penalty: float = 2e-6,
     causal: bool = False,
 ) -> Mixer:
-    """Each head learns how far it looks, pays for it, and computes no further.
+    """Adaptive spans: each head learns the size of its window, and computes no more than that.
 
-    longest   the most a span can grow to; `start` is the share of it to begin with
-    ramp      over so many tokens the weight falls from one to zero
-    penalty   of one token of span, told as a cost: see `regard.collect_aux`
+    Args:
+        longest: Maximum span on each side (±longest).
+        ramp: Tokens over which the weight falls from one to zero.
+        start: Initial span, as a fraction of `longest`.
+        penalty: Weight of the auxiliary loss on the spans; see `regard.collect_aux`.
     """
     check_heads(dim, heads)
-    return MultiHead(
-        dim,
-        heads,
-        AdaptiveSpanAttention(heads, longest=longest, ramp=ramp, start=start, penalty=penalty),
-        causal=causal,
+    attention = AdaptiveSpanAttention(
+        heads, longest=longest, ramp=ramp, start=start, penalty=penalty
     )
-
-
-if __name__ == "__main__":
-    from regard.show import draw_family
-
-    draw_family("G")
+    return MultiHead(dim, heads, attention, causal=causal)

@@ -1,4 +1,4 @@
-"""Fewer queries: those that are alike, or neighbours, ask once, or only those that stand out ask at all."""
+"""Fewer queries: clusters or neighbours share one, or only the most informative ones attend."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import FunnelMixer
 from regard.query_prototypes import QueryClusters
 from regard.registry import recipe
-
-
-def _clusters(
-    dim: int, heads: int, clusters: int, bits: int, iterations: int, seed: int
-) -> QueryClusters:
-    check_heads(dim, heads)
-    return QueryClusters(dim // heads, clusters, bits=bits, iterations=iterations, seed=seed)
 
 
 @recipe(
@@ -38,13 +31,17 @@ def clustered(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Queries are clustered, and each cluster asks once, by its mean.
+    """Clustered attention: queries are clustered, and the mean of each cluster attends for all of them.
 
-    bits         signs that a query is hashed to, by planes drawn with `seed`
-    iterations   of k-means over the hashes
+    Args:
+        clusters: Number of clusters.
+        bits: Hash bits per query.
+        iterations: Iterations of k-means over the hashes.
+        seed: Seed of the hash planes.
     """
-    found = _clusters(dim, heads, clusters, bits, iterations, seed)
-    return MultiHead(dim, heads, PrototypeAttention(found, SoftmaxAttention()), causal=causal)
+    check_heads(dim, heads)
+    queries = QueryClusters(dim // heads, clusters, bits=bits, iterations=iterations, seed=seed)
+    return MultiHead(dim, heads, PrototypeAttention(queries, SoftmaxAttention()), causal=causal)
 
 
 @recipe(
@@ -65,13 +62,18 @@ def clustered_improved(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Clustered attention, in which each query weighs anew the `top` keys that matter most to its cluster.
+    """Improved clustered attention: each query recomputes the weights of the top keys of its cluster.
 
-    bits         signs that a query is hashed to, by planes drawn with `seed`
-    iterations   of k-means over the hashes
+    Args:
+        clusters: Number of clusters.
+        top: Keys per cluster that are recomputed.
+        bits: Hash bits per query.
+        iterations: Iterations of k-means over the hashes.
+        seed: Seed of the hash planes.
     """
-    found = _clusters(dim, heads, clusters, bits, iterations, seed)
-    return MultiHead(dim, heads, ImprovedClusteredAttention(found, top), causal=causal)
+    check_heads(dim, heads)
+    queries = QueryClusters(dim // heads, clusters, bits=bits, iterations=iterations, seed=seed)
+    return MultiHead(dim, heads, ImprovedClusteredAttention(queries, top), causal=causal)
 
 
 @recipe(
@@ -84,9 +86,11 @@ def clustered_improved(
 def prob_sparse(
     dim: int, heads: int, *, factor: int = 5, seed: int = 0, causal: bool = False
 ) -> Mixer:
-    """Informer's ProbSparseAttention attention: only the queries whose scores stand out attend; the others take the mean.
+    """Informer's ProbSparse attention: only the queries with the most uneven scores attend; the others take the mean.
 
-    factor   `factor` ⌈ln n⌉ queries attend, chosen by as many keys, drawn with `seed`
+    Args:
+        factor: `factor` ⌈ln n⌉ queries attend, selected with as many sampled keys.
+        seed: Seed of the sample.
     """
     return MultiHead(dim, heads, ProbSparseAttention(factor=factor, seed=seed), causal=causal)
 
@@ -100,8 +104,10 @@ def prob_sparse(
 def funnel(
     dim: int, heads: int, *, stride: int = 2, cls: bool = False, causal: bool = False
 ) -> Mixer:
-    """Funnel-Transformer: the mean of `stride` tokens asks for all of them.
+    """Funnel-Transformer: queries are mean-pooled over `stride` tokens, and the outputs repeated.
 
-    cls   the first token is not pooled
+    Args:
+        stride: Tokens per query.
+        cls: Keep the first token unpooled.
     """
     return FunnelMixer(dim, heads, stride=stride, cls=cls, causal=causal)

@@ -1,4 +1,4 @@
-"""Sparse by content: who may look at whom is decided by what the tokens say."""
+"""Sparse by content: the tokens themselves decide which pairs attend."""
 
 from __future__ import annotations
 
@@ -29,28 +29,26 @@ def reformer(
     rounds: int = 4,
     same_bucket: bool = True,
     once: bool = True,
-    scale: float | None = None,
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Reformer: tokens see those that fall into the same bucket of a hash, in one of several rounds.
+    """Reformer: locality-sensitive hashing; tokens attend to tokens in the same hash bucket, in one of several rounds.
 
-    Keys are the queries, made of length one.  Tokens are sorted by bucket and cut into chunks of `chunk`, each of which sees
-    itself and the chunk before it.  Causal, chunks are counted inside each bucket, so that no later token moves their borders.
+    Keys are the normalised queries. Tokens are sorted by bucket and cut into chunks; each chunk attends to itself and the one
+    before it. If causal, chunks are counted within each bucket, so that later tokens cannot move their borders.
 
-    buckets      of a round, an even number; whatever the length
-    same_bucket  False: tokens of other buckets in those chunks are seen too, as in most implementations
-    once         False: a key that is met in several rounds counts so many times, as in most implementations
-    scale        of the scores, 1/√e unless given
+    Args:
+        buckets: Hash buckets per round, even.
+        chunk: Tokens per chunk.
+        rounds: Hash rounds.
+        same_bucket: If False, tokens of other buckets in these chunks are visible too, as in most implementations.
+        once: If False, a key that is met in several rounds counts several times, as in most implementations.
+        seed: Seed of the hashes.
     """
     check_heads(dim, heads)
     hashing = AngularHash(heads, dim // heads, buckets=buckets, rounds=rounds, seed=seed)
-    return MultiHead(
-        dim,
-        heads,
-        LSHAttention(hashing, chunk=chunk, same_bucket=same_bucket, once=once, scale=scale),
-        causal=causal,
-    )
+    attention = LSHAttention(hashing, chunk=chunk, same_bucket=same_bucket, once=once)
+    return MultiHead(dim, heads, attention, causal=causal)
 
 
 @recipe(
@@ -70,17 +68,20 @@ def routing(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Routing Transformer: each of `clusters` centroids takes the queries and keys nearest to it, the same number for all.
+    """Routing Transformer: k-means centroids; each takes the same number of nearest queries and keys, which attend.
 
-    Centroids follow the tokens while training, by a moving average with `decay`.
-
-    shared   keys are the queries, as in the left-to-right form of the paper
+    Args:
+        clusters: Number of centroids.
+        decay: Decay of the moving average by which centroids follow the tokens in training.
+        shared: Use the queries as keys, as in the paper's autoregressive models.
+        seed: Seed of the centroids.
     """
     check_heads(dim, heads)
-    route = KMeans(heads, dim // heads, clusters=clusters, decay=decay, shared=shared, seed=seed)
-    return MultiHead(
-        dim, heads, RoutedAttention(route, shared_qk=shared, level=True), causal=causal
+    route = KMeans(
+        heads, dim // heads, clusters=clusters, decay=decay, shared=shared, seed=seed
     )
+    attention = RoutedAttention(route, shared_qk=shared, level=True)
+    return MultiHead(dim, heads, attention, causal=causal)
 
 
 @recipe(
@@ -102,11 +103,15 @@ def sinkhorn(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Sparse Sinkhorn attention: each block sees itself, and the block that a learned sorting puts in its place.
+    """Sparse Sinkhorn attention: each block attends to itself and to the block that a learned sorting matches with it.
 
-    length   the longest sequence, rounded up to whole blocks
-    cut      SortCut: all tokens see the first `cut` sorted blocks, and nothing else
-    seed     of the Gumbel noise, which is drawn while training only
+    Args:
+        length: Maximum length, rounded up to whole blocks.
+        block: Block size.
+        cut: SortCut: all tokens attend to the first `cut` sorted blocks only. Default: off.
+        iterations: Sinkhorn iterations.
+        temperature: Temperature of the sorting.
+        seed: Seed of the Gumbel noise in training.
     """
     check_int(1, length=length, block=block)
     sort = BlockSort(
@@ -129,11 +134,10 @@ def sinkhorn(
     example_kwargs={"k": 4},
 )
 def top_k(dim: int, heads: int, *, k: int = 8, causal: bool = False) -> Mixer:
-    """Each query keeps the keys with its `k` highest scores, and those that equal the last of them."""
-    return MultiHead(dim, heads, MaterializedAttention(normalize=TopK(k)), causal=causal)
+    """Top-k attention: each query keeps its `k` largest scores, and those equal to the smallest of them.
 
-
-if __name__ == "__main__":
-    from regard.show import draw_family
-
-    draw_family("D")
+    Args:
+        k: Keys per query.
+    """
+    attention = MaterializedAttention(normalize=TopK(k))
+    return MultiHead(dim, heads, attention, causal=causal)

@@ -1,4 +1,4 @@
-"""A few learned vectors stand between the tokens, and blocks that know no order."""
+"""Attention through a few learned vectors, and blocks for sets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from regard.registry import recipe
     formula="norm(H + rFF(H)),  H = norm(X + MultiHead(X, X))",
 )
 def sab(dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> Mixer:
-    """Set Transformer's SAB: attention among the elements of a set, and a feed-forward layer.
+    """Set attention block (Set Transformer): attention among the elements of a set, and a feed-forward layer.
 
-    norm   whether it has its two layer normalisations
+    Args:
+        norm: Use the two layer norms.
     """
     return SAB(dim, heads, norm=norm, causal=causal)
 
@@ -31,9 +32,11 @@ def sab(dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> Mix
 def isab(
     dim: int, heads: int, *, points: int = 16, norm: bool = True, causal: bool = False
 ) -> Mixer:
-    """Set Transformer's ISAB: a few inducing points read the set, and the set reads them.
+    """Induced set attention block (Set Transformer): learned inducing points read the set, and the set reads them.
 
-    norm   whether it has its layer normalisations
+    Args:
+        points: Number of inducing points.
+        norm: Use the layer norms.
     """
     return ISAB(dim, heads, points=points, norm=norm, causal=causal)
 
@@ -48,18 +51,16 @@ def isab(
 def luna(
     dim: int, heads: int, *, packed: int = 64, activation: str | None = None, causal: bool = False
 ) -> Mixer:
-    """Luna: a learned sequence of `packed` vectors packs the tokens, and the tokens unpack it.
+    """Luna: a short learned sequence attends to the tokens (pack), and the tokens attend to the result (unpack).
 
-    activation   of the causal form, which cannot take a softmax over tokens: "softplus" unless given, or "elu"
+    Args:
+        packed: Length of the learned sequence.
+        activation: Causal form only, where it replaces the softmax over tokens: "softplus" (default) or "elu".
     """
     if causal:
-        return CausalLuna(
-            dim, heads, packed=packed, activation="softplus" if activation is None else activation
-        )
+        return CausalLuna(dim, heads, packed=packed, activation="softplus" if activation is None else activation)
     if activation is not None:
-        raise ValueError(
-            f"only the causal form has an activation in place of the softmax; leave {activation!r} out"
-        )
+        raise ValueError(f"activation={activation!r} is for causal=True only; leave it out")
     return Luna(dim, heads, packed=packed)
 
 
@@ -79,8 +80,13 @@ def perceiver(
     widening: int = 1,
     causal: bool = False,
 ) -> Mixer:
-    """Perceiver: latent vectors read the tokens, attend to each other `depth` times, and are read by the tokens.
+    """Perceiver: learned latents attend to the tokens, then to each other, and the tokens attend to the latents.
 
-    widening   of the feed-forward layers
+    Args:
+        latents: Number of latents.
+        depth: Self-attention layers of the latents.
+        widening: Widening factor of the feed-forward layers.
     """
-    return Perceiver(dim, heads, latents=latents, depth=depth, widening=widening, causal=causal)
+    return Perceiver(
+        dim, heads, latents=latents, depth=depth, widening=widening, causal=causal
+    )

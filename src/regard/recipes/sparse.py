@@ -1,11 +1,6 @@
-"""Sparse by position: who may look at whom is known before any token is read.
+"""Sparse by position: softmax attention over a pattern that does not depend on the tokens.
 
-To draw every pattern of this file:
-
-    python -m regard.recipes.sparse
-
-Most are a pattern inside `MultiHead`; Star-Transformer, Longformer, ETC and BP-Transformer have parts of their own.  The
-patterns of images are in `regard.recipes.grid`.
+Most recipes are a pattern inside `MultiHead`. Patterns for images are in `regard.recipes.grid`.
 """
 
 from __future__ import annotations
@@ -18,32 +13,8 @@ from regard.attentions import SoftmaxAttention
 from regard.errors import Unsupported, check_choice, check_int
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import ETC, BPTransformer, Longformer, Star
-from regard.pattern import (
-    Band,
-    BlockTable,
-    Chunks,
-    Global,
-    KeyPhase,
-    Keys,
-    Pattern,
-    PerHead,
-    Queries,
-    RandomBlocks,
-)
-from regard.prior import Prior, RepeatedKeys
+from regard.pattern import Band, Chunks, Global, KeyPhase, Keys, Pattern, PerHead, RandomBlocks
 from regard.registry import recipe
-
-
-def _sparse(
-    dim: int,
-    heads: int,
-    pattern: Pattern,
-    causal: bool,
-    *,
-    prior: Prior | None = None,
-    bias: bool = False,
-) -> Mixer:
-    return MultiHead(dim, heads, SoftmaxAttention(pattern, prior), causal=causal, bias=bias)
 
 
 @recipe(
@@ -54,8 +25,12 @@ def _sparse(
     example_kwargs={"tokens": 3},
 )
 def global_tokens(dim: int, heads: int, *, tokens: int = 64, causal: bool = False) -> Mixer:
-    """The first `tokens` tokens see all and are seen by all; the others see only them."""
-    return _sparse(dim, heads, Global(tokens), causal)
+    """Global tokens: the first `tokens` tokens attend to all and are visible to all; the others see only them.
+
+    Args:
+        tokens: Number of global tokens.
+    """
+    return MultiHead(dim, heads, SoftmaxAttention(Global(tokens)), causal=causal)
 
 
 @recipe(
@@ -66,8 +41,12 @@ def global_tokens(dim: int, heads: int, *, tokens: int = 64, causal: bool = Fals
     example_kwargs={"window": 3},
 )
 def local(dim: int, heads: int, *, window: int = 128, causal: bool = False) -> Mixer:
-    """A sliding window: each token sees itself and `window` tokens to either side, or before it where causal."""
-    return _sparse(dim, heads, Band(window, window), causal)
+    """Sliding window: each token attends to itself and to `window` tokens on each side.
+
+    Args:
+        window: Tokens on each side (±window), so 2 · window + 1 keys per query; if causal, window + 1.
+    """
+    return MultiHead(dim, heads, SoftmaxAttention(Band(window, window)), causal=causal)
 
 
 @recipe(
@@ -75,13 +54,19 @@ def local(dim: int, heads: int, *, window: int = 128, causal: bool = False) -> M
     arxiv="2004.05150",
     family="sparse",
     formula="softmax over i − j = s t, |t| ≤ w",
-    example_kwargs={"window": 2, "step": 3},
+    example_kwargs={"window": 2, "dilation": 3},
 )
 def dilated(
-    dim: int, heads: int, *, window: int = 64, step: int = 4, causal: bool = False
+    dim: int, heads: int, *, window: int = 64, dilation: int = 4, causal: bool = False
 ) -> Mixer:
-    """A window with gaps: each token sees itself and every `step`-th of its neighbours, `window` of them to either side."""
-    return _sparse(dim, heads, Band(window, window, step), causal)
+    """Dilated sliding window: `window` keys on each side, `dilation` tokens apart.
+
+    Args:
+        window: Keys on each side (±window); they reach window · dilation tokens.
+        dilation: Distance between two neighbouring keys.
+    """
+    check_int(1, dilation=dilation)
+    return MultiHead(dim, heads, SoftmaxAttention(Band(window, window, dilation)), causal=causal)
 
 
 @recipe(
@@ -101,14 +86,19 @@ def random_blocks(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Each block of queries sees `count` random blocks of keys, drawn once by `seed`; causal: from those not after it.
+    """Random blocks: each block of queries attends to `count` random blocks of keys, drawn once.
 
-    `length` is rounded up to whole blocks.
+    Args:
+        length: Maximum length, rounded up to whole blocks.
+        block: Block size.
+        count: Random key blocks for each query block. If causal, they are drawn from the blocks up to it.
+        seed: Seed of the draw.
     """
-    return _sparse(dim, heads, _random(length, block, count, seed, causal), causal)
+    pattern = _random_pattern(length, block, count, seed, causal)
+    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
 
 
-def _random(length: int, block: int, count: int, seed: int, causal: bool) -> Pattern:
+def _random_pattern(length: int, block: int, count: int, seed: int, causal: bool) -> Pattern:
     check_int(1, length=length, block=block)
     return RandomBlocks(block, count, ceil(length / block), seed, causal=causal)
 
@@ -121,31 +111,34 @@ def _random(length: int, block: int, count: int, seed: int, causal: bool) -> Pat
     example_kwargs={"block": 5},
 )
 def block_local(dim: int, heads: int, *, block: int = 128, causal: bool = False) -> Mixer:
-    """The sequence is cut into blocks, and each token sees its own block only."""
-    return _sparse(dim, heads, Chunks(block), causal)
+    """Block-local attention: each token attends to the tokens of its own block.
+
+    Args:
+        block: Block size.
+    """
+    return MultiHead(dim, heads, SoftmaxAttention(Chunks(block)), causal=causal)
 
 
-def _in_turn(patterns: Sequence[Pattern], dim: int, heads: int) -> Pattern:
-    """One of the patterns for each head, over and over."""
+def _repeat_over_heads(patterns: Sequence[Pattern], dim: int, heads: int) -> Pattern:
+    """One pattern per head, repeating the list as often as needed."""
     check_heads(dim, heads)
     return PerHead(tuple(islice(cycle(patterns), heads)))
 
 
-def _factorised(
+def _factorise(
     near: Pattern, far: Pattern, dim: int, heads: int, split: str, layer: int | None
 ) -> Pattern:
-    """Two patterns, merged into one, or alternating over heads or over layers, as in section 5.2 of Child et al."""
+    """Combine two patterns in one of the three ways of Child et al. 2019, section 5.2."""
     check_choice("split", split, ("merged", "heads", "layers"))
     if layer is not None and split != "layers":
-        raise ValueError(f"layer is for split='layers'; with split={split!r} all layers are alike")
+        raise ValueError(f"layer is only used with split='layers', not with split={split!r}")
+    if split == "merged":
+        return near | far
+    if split == "heads":
+        return _repeat_over_heads((near, far), dim, heads)
     layer = 0 if layer is None else layer
     check_int(0, layer=layer)
-    kinds = {
-        "merged": near | far,
-        "heads": _in_turn((near, far), dim, heads),
-        "layers": (near, far)[layer % 2],
-    }
-    return kinds[split]
+    return (near, far)[layer % 2]
 
 
 @recipe(
@@ -164,14 +157,15 @@ def sparse_strided(
     layer: int | None = None,
     causal: bool = False,
 ) -> Mixer:
-    """Sparse Transformer, strided: the `stride` tokens before, and every `stride`-th token.
+    """Sparse Transformer, strided: the nearest `stride` tokens, and every `stride`-th token.
 
-    split   "heads": heads take turns; "merged": each sees both; "layers": even and odd `layer` take turns
+    Args:
+        stride: Size of the window (±stride) and distance of the far keys.
+        split: "heads" alternates the two patterns over heads, "layers" over layers, "merged" takes their union.
+        layer: Layer number, for split="layers". Even layers have the window.
     """
-    far = Band(step=stride)
-    return _sparse(
-        dim, heads, _factorised(Band(stride, stride), far, dim, heads, split, layer), causal
-    )
+    pattern = _factorise(Band(stride, stride), Band(step=stride), dim, heads, split, layer)
+    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
 
 
 @recipe(
@@ -191,19 +185,20 @@ def sparse_fixed(
     layer: int | None = None,
     causal: bool = False,
 ) -> Mixer:
-    """Sparse Transformer, fixed: the token's own block of `stride`, and the last `cells` tokens of every block.
+    """Sparse Transformer, fixed: the token's own block, and the last `cells` tokens of every block.
 
-    split   "heads": heads take turns; "merged": each sees both; "layers": even and odd `layer` take turns
+    Args:
+        stride: Block size.
+        cells: Summary tokens at the end of each block.
+        split: "heads" alternates the two patterns over heads, "layers" over layers, "merged" takes their union.
+        layer: Layer number, for split="layers". Even layers have the own block.
     """
     check_int(1, stride=stride, cells=cells)
     if cells > stride:
-        raise ValueError(f"cells must be between 1 and stride, {stride}, not {cells}")
-    return _sparse(
-        dim,
-        heads,
-        _factorised(Chunks(stride), KeyPhase(stride, stride - cells), dim, heads, split, layer),
-        causal,
-    )
+        raise ValueError(f"cells must be between 1 and stride={stride}, not {cells}")
+    summaries = KeyPhase(stride, stride - cells)
+    pattern = _factorise(Chunks(stride), summaries, dim, heads, split, layer)
+    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
 
 
 @recipe(
@@ -216,9 +211,11 @@ def sparse_fixed(
 def star(
     dim: int, heads: int, *, cycles: int = 2, shared: bool = False, causal: bool = False
 ) -> Mixer:
-    """Star-Transformer: tokens in a ring around a relay, which are updated in turn, `cycles` times.
+    """Star-Transformer: a ring of tokens around a relay node, updated in turn.
 
-    shared   one set of parameters for all rounds; else each round has its own
+    Args:
+        cycles: Number of updates.
+        shared: Use one set of parameters for all updates.
     """
     return Star(dim, heads, cycles=cycles, shared=shared, causal=causal)
 
@@ -227,43 +224,43 @@ def star(
     "Beltagy et al. 2020",
     arxiv="2004.05150",
     family="sparse",
-    formula="softmax over |i − j| ≤ w or j marked; all for i marked",
-    example_kwargs={"window": 2, "steps": (1, 3)},
+    formula="softmax over |i − j| ≤ w or j global; over all j for global i",
+    example_kwargs={"window": 2, "dilation": (1, 3)},
 )
 def longformer(
     dim: int,
     heads: int,
     *,
     window: int | Sequence[int] = 256,
-    steps: int | Sequence[int] = 1,
+    dilation: int | Sequence[int] = 1,
     bias: bool = False,
     causal: bool = False,
 ) -> Mixer:
-    """A window of `window` to either side, and tokens marked by the caller that see all and are seen by all.
+    """Longformer: a sliding window, and global tokens that attend to all and are visible to all.
 
-    Marked tokens have query, key and value projections of their own.  Give them as `marks`, (b n), for each example its
-    own.  The causal form, as in the paper, has a window only.
+    The caller chooses the global tokens of each example: `mixer(x, global_attention_mask=...)`, (b n). They have their own
+    query, key and value projections. As in the paper, the causal form has the window only.
 
-    window   how many keys to either side: one number for all heads, or one for each
-    steps    the dilation, likewise
-    bias     whether the projections have one
+    Args:
+        window: Tokens on each side (±window), one number or one per head.
+        dilation: Distance between two neighbouring keys, one number or one per head.
+        bias: Add a bias to the projections.
     """
     check_heads(dim, heads)
-    near = zip(_each(heads, window=window), _each(heads, steps=steps), strict=True)
-    bands = [Band(reach, reach, step) for reach, step in near]
-    local = bands[0] if len(set(bands)) == 1 else PerHead(tuple(bands))
-    return Longformer(dim, heads, local, bias=bias, causal=causal)
+    windows = _one_per_head("window", window, heads)
+    dilations = _one_per_head("dilation", dilation, heads)
+    for step in dilations:
+        check_int(1, dilation=step)
+    bands = [Band(w, w, step) for w, step in zip(windows, dilations, strict=True)]
+    pattern = bands[0] if len(set(bands)) == 1 else PerHead(tuple(bands))
+    return Longformer(dim, heads, pattern, bias=bias, causal=causal)
 
 
-def _each(heads: int, **given: int | Sequence[int]) -> tuple[int, ...]:
-    """One number for each head."""
-    ((name, value),) = given.items()
-    numbers = tuple(value) if isinstance(value, Sequence) else (value,) * heads
-    if len(numbers) != heads:
-        raise ValueError(
-            f"{name} must be one number or one for each of {heads} heads, not {numbers}"
-        )
-    return numbers
+def _one_per_head(name: str, value: int | Sequence[int], heads: int) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, Sequence) else (value,) * heads
+    if len(values) != heads:
+        raise ValueError(f"{name} must be one number or one for each of {heads} heads, not {values}")
+    return values
 
 
 @recipe(
@@ -285,14 +282,16 @@ def etc(
     masks: Mapping[str, Pattern] | None = None,
     causal: bool = False,
 ) -> Mixer:
-    """Extended Transformer Construction: the first `globals` tokens see all and are seen by all, the others see `radius`
-    to either side, and every pair has a label with a learned vector.
+    """Extended Transformer Construction: global tokens, a sliding window, and a learned vector for the relation of each
+    query and key.
 
-    clip      labels of two tokens of a kind tell how far they are apart, up to so many
-    segment   the long tokens belong to the global ones, so many to each, and labels tell which; None: to none
-    shared    one set of projections for all; else queries and output have one for each kind of token, and keys and values
-              one for each pair of kinds
-    masks     patterns that cut down the pieces "g2g", "g2l", "l2g" and "l2l", over the positions of all tokens
+    Args:
+        globals: Number of global tokens, the first ones. They attend to all tokens and are visible to all.
+        radius: Window of the other tokens, on each side (±radius).
+        clip: Largest relative distance that has a label of its own.
+        segment: Long tokens per global token; labels then tell which belong together. Default: none do.
+        shared: Use the same projections for global and long tokens.
+        masks: Patterns that restrict the pieces "g2g", "g2l", "l2g" and "l2l".
     """
     if causal:
         raise Unsupported("its global tokens read the whole sequence")
@@ -325,63 +324,30 @@ def bigbird(
     globals: int | None = None,
     random: int = 3,
     seed: int = 0,
-    ends: bool = False,
-    drawn: Sequence[Sequence[Sequence[int]]] | None = None,
-    again: int = 0,
     bias: bool = False,
     causal: bool = False,
 ) -> Mixer:
-    """A window of `window` blocks, `globals` global blocks, and `random` random blocks for each block of queries.
+    """BigBird: a window of blocks, global blocks, and random blocks for each block of queries.
 
-    length    the longest sequence, rounded up to whole blocks
-    globals   2 unless given; causal, there can be none: their queries would look at the future
-    ends      half of the global blocks are the last of `length`, as in Hugging Face; else all are the first
-    drawn     the random blocks, in place of those that `seed` draws: for each head, for each block of queries, block numbers
-    again     the first block counts so many times more for all but global queries: what Hugging Face does in evaluation, where
-              it draws no random blocks
-    bias      whether the projections have one
+    Args:
+        length: Maximum length, rounded up to whole blocks.
+        block: Block size.
+        window: Width of the window in blocks, odd: the query's own block and (window − 1) / 2 on each side.
+        globals: Number of global blocks, the first ones. Default: 2, or 0 if causal, where there can be none.
+        random: Random key blocks for each query block.
+        seed: Seed of the draw.
+        bias: Add a bias to the projections.
     """
     if causal and globals:
-        raise Unsupported(
-            "global tokens look at the whole sequence, so the causal form has none: give globals=0"
-        )
+        raise Unsupported("global tokens attend to the whole sequence. Use globals=0 with causal=True")
     if globals is None:
         globals = 0 if causal else 2
     check_int(0, window=window, globals=globals)
     if window % 2 == 0:
-        raise ValueError(
-            f"window counts the block itself and as many on either side, so it is odd, not {window}"
-        )
-    check_int(0, again=again)
+        raise ValueError(f"window must be odd (own block, and as many on each side), not {window}")
     near = Chunks(block, back=window // 2, ahead=window // 2)
-    far = (
-        _random(length, block, random, seed, causal)
-        if drawn is None
-        else _drawn(drawn, block, heads)
-    )
-    last = ceil(length / block) * block
-    prior = (
-        RepeatedKeys(block, again + 1, last - block * (globals // 2 if ends else 0))
-        if again
-        else None
-    )
-    pattern = near | far | (_both_ends(globals, block, last) if ends else Global(globals * block))
-    return _sparse(dim, heads, pattern, causal, prior=prior, bias=bias)
-
-
-def _both_ends(globals: int, block: int, last: int) -> Pattern:
-    """As many global blocks at the end of `last_row` tokens as at the beginning."""
-    if globals % 2:
-        raise ValueError(f"globals are shared by both ends, so their number is even, not {globals}")
-    size = globals // 2 * block
-    return Global(size) | Queries(last - size, last) | Keys(last - size, last)
-
-
-def _drawn(rows: Sequence[Sequence[Sequence[int]]], block: int, heads: int) -> Pattern:
-    """A table of block numbers for each head."""
-    if len(rows) != heads:
-        raise ValueError(f"drawn has blocks for {len(rows)} heads, and there are {heads}")
-    return PerHead(tuple(BlockTable(block, tuple(tuple(row) for row in head)) for head in rows))
+    pattern = near | _random_pattern(length, block, random, seed, causal) | Global(globals * block)
+    return MultiHead(dim, heads, SoftmaxAttention(pattern), bias=bias, causal=causal)
 
 
 @recipe(
@@ -394,16 +360,17 @@ def _drawn(rows: Sequence[Sequence[Sequence[int]]], block: int, heads: int) -> P
 def bp_transformer(
     dim: int, heads: int, *, near: int = 4, clip: int = 10, causal: bool = False
 ) -> Mixer:
-    """BP-Transformer: each token sees itself and `near` spans to either side on each level of a binary tree over the
-    tokens, fine near and coarse far; causal, spans before it.
+    """BP-Transformer: a binary tree over the tokens; each token attends to short spans nearby and long spans far away.
 
-    clip   levels from this one on share the vectors that tell where a span stands
+    Args:
+        near: Spans on each side (±near), on each level of the tree.
+        clip: Levels from this one on share their position vectors.
     """
     return BPTransformer(dim, heads, near=near, clip=clip, causal=causal)
 
 
 @recipe(
-    "any mix of the above",
+    "any combination",
     family="sparse",
     formula="softmax over P_h(i, j) for head h",
     example_kwargs={"patterns": (Band(2, 2), Band(2, 2, 4) | Global(1))},
@@ -411,19 +378,22 @@ def bp_transformer(
 def per_head(
     dim: int, heads: int, *, patterns: Sequence[Pattern] | None = None, causal: bool = False
 ) -> Mixer:
-    """A pattern for each head: `patterns`, taken in turn; by default windows that reach twice as far from head to head."""
+    """A pattern of its own for each head.
+
+    Args:
+        patterns: Patterns, repeated over the heads. Default: sliding windows of ±16, ±32, ±64, ... tokens.
+    """
     check_heads(dim, heads)
     if patterns is None:
         patterns = [Band(16 * 2**i, 16 * 2**i) for i in range(heads)]
-    if (
-        not isinstance(patterns, Sequence)
-        or not patterns
-        or not all(isinstance(p, Pattern) for p in patterns)
-    ):
+    is_list = isinstance(patterns, Sequence) and len(patterns) > 0
+    if not is_list or not all(isinstance(pattern, Pattern) for pattern in patterns):
         raise ValueError(
-            f"patterns must be a list of at least one Pattern, such as [Band(8, 8), Global(2)], not {patterns!r}"
+            "patterns must be a list of at least one Pattern, such as [Band(8, 8), Global(2)], "
+            f"not {patterns!r}"
         )
-    return _sparse(dim, heads, _in_turn(patterns, dim, heads), causal)
+    pattern = _repeat_over_heads(patterns, dim, heads)
+    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
 
 
 @recipe(
@@ -436,13 +406,12 @@ def per_head(
 def sinks(
     dim: int, heads: int, *, sinks: int = 4, window: int = 1020, causal: bool = False
 ) -> Mixer:
-    """Attention sinks: each token sees the first `sinks` tokens, and `window` tokens before it, or to either side where
-    not causal."""
+    """Attention sinks: a sliding window, and the first `sinks` tokens.
+
+    Args:
+        sinks: Number of first tokens that stay visible.
+        window: Tokens on each side (±window); if causal, tokens before.
+    """
     check_int(0, sinks=sinks)
-    return _sparse(dim, heads, Band(window, window) | Keys(0, sinks), causal)
-
-
-if __name__ == "__main__":
-    from regard.show import draw_family
-
-    draw_family("C")
+    pattern = Band(window, window) | Keys(0, sinks)
+    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)

@@ -199,16 +199,10 @@ def bigbird_config(their: Json, head: HeadConfig | None) -> ModelConfig:
     if their.get("attention_type", "block_sparse") == "original_full":
         mixer = module_spec("vanilla", bias=True)
     else:
-        random = their.get("num_random_blocks", 3)
         mixer = module_spec(
-            "bigbird",
+            "bigbird_hf",
             block=their.get("block_size", 64),
-            window=3,
-            globals=2,
-            random=0,
-            again=random,
-            ends=True,
-            bias=True,
+            first_block_repeats=their.get("num_random_blocks", 3),
         )
     tokens = TokenInput(
         vocab_size=their["vocab_size"],

@@ -127,11 +127,8 @@ def mixing(kind: str, their: Json, causal: bool) -> ModuleSpec:
     if kind != "lsh":
         raise Unsupported(f"attn_layers names {kind!r}, and there are 'lsh' and 'local'")
     return module_spec(
-        "reformer",
+        "reformer_hf",
         buckets=their["num_buckets"],
         chunk=their["lsh_attn_chunk_length"],
         rounds=their["num_hashes"],
-        same_bucket=causal,
-        once=False,
-        scale=1.0,
     )

@@ -85,8 +85,8 @@ def xcit_config(tensors: Tensors, head: HeadConfig | None, image: int = 224) -> 
     columns, heads = image // patch, tensors["blocks.0.attn.temperature"].shape[0]
     hidden = tensors["blocks.0.mlp.fc1.weight"].shape[0]
     half = [
-        module_spec("xcit", width=columns, norm="batch", only=only)
-        for only in ("covariance", "patches")
+        module_spec("xcit_component", width=columns, component=component)
+        for component in ("covariance", "patches")
     ]
     return ModelConfig(
         kind="encoder",
