@@ -74,7 +74,9 @@ def test_short_forms_are_the_long_ones():
     )
     assert config(norm="layer").norm == module_spec("layer")
     assert config(input=TokenInput(vocab_size=11)) == config()
-    assert module_spec("longformer", dilation=(1, 2)).arguments == {"dilation": [1, 2]}  # as JSON says it
+    assert module_spec("longformer", dilation=(1, 2)).arguments == {
+        "dilation": [1, 2]
+    }  # as JSON says it
 
 
 def test_lists_reach_a_recipe_as_tuples():

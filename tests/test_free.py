@@ -448,7 +448,7 @@ ABSURD = [
     ("aft", {"length": None, "window": 3}, "rank and window are for"),
     ("aft", {"length": 8, "window": 0}, "window"),
     ("aft", {"length": None, "kernel": 0}, "kernel"),
-    ("aft", {"length": 8, "kernel": 3}, "length must be None"),
+    ("aft", {"length": 8, "kernel": 3}, "requires length=None"),
     ("aft", {"length": None, "kernel": 3, "heads": 3}, "divisible by heads"),
     ("aft", {"length": None, "heads": 2}, "no heads"),
     ("average_pool", {"window": 4}, "odd"),

@@ -109,9 +109,7 @@ def test_bigbird_with_the_same_draws():
             48, 48, 4, 4, 2, *draw._get_rand_attn_plan(48, 4, 2)
         )
         drawn = [[[], *head.tolist(), []] for head in plan]
-        mixers.append(
-            models.module_spec("bigbird_hf", block=4, random_blocks=drawn)
-        )
+        mixers.append(models.module_spec("bigbird_hf", block=4, random_blocks=drawn))
     ours = models.build(config.replace(mixer=mixers)).double().train()
     models.load_weights(ours, peer.state_dict(), names)
     x = tokens(48)

@@ -120,7 +120,7 @@ def gradients(mixer: Mixer, n: int) -> str:
     assert x.grad is not None and x.grad.isfinite().all()
     for name, p in mixer.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all(), f"no finite gradient for {name}"
-        assert p.grad.abs().max() > 0, f"the gradient for {name} is zero"
+        assert p.grad.abs().max() > 0, f"zero gradient for {name}"
     return SUPPORTED
 
 

@@ -1,22 +1,21 @@
-"""Naive loops, one for each recipe, written from the papers.  Nothing here may import the library that they check.
+"""Naive loops, one for each recipe, written from the papers. Nothing here may import the library.
 
-Each is called as
+Each oracle is called as
 
-    oracle(p, x, heads=..., causal=..., memory=None, mask=None, marks=None, **arguments) -> (b n d)
+    oracle(p, x, heads=..., causal=..., context=None, mask=None, global_attention_mask=None, **kwargs)
 
-with p the parameters and buffers by name, as plain tensors, and the arguments that the recipe was given.  Left-out tokens
-(mask False) are skipped as keys; what stands in their own rows of the output means nothing.
+and returns (b n d). `p` holds the parameters and buffers by name, as plain tensors; `kwargs` are the arguments of the recipe.
+Masked tokens are skipped as keys; their own rows of the output are undefined.
 
-A file is a family.  Its `CASES` name the recipes that it checks, and the arguments to check them with.
+Each file covers one family of recipes. Its `CASES` list the recipes, and the arguments to check them with.
 """
 
 from oracles import (
-    capacity,
     compressed,
     early,
     free,
     grid,
-    light,
+    hybrid,
     linear,
     priors,
     prototypes,
@@ -40,8 +39,7 @@ FAMILIES = (
     free,
     synthesizer,
     early,
-    capacity,
-    light,
+    hybrid,
 )
 CASES = {name: cases for family in FAMILIES for name, cases in family.CASES.items()}
 ORACLES = {name: getattr(family, name) for family in FAMILIES for name in family.CASES}

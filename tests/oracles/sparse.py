@@ -74,7 +74,9 @@ def dilated(p, x, *, heads, causal, mask=None, global_attention_mask=None, windo
     """`window` keys on each side, `dilation` apart."""
 
     def see(h, i, j):
-        return j in range(i - window * dilation, i + window * dilation + 1, dilation) and (j <= i or not causal)
+        return j in range(i - window * dilation, i + window * dilation + 1, dilation) and (
+            j <= i or not causal
+        )
 
     return by_rule(p, x, heads, see, mask=mask)
 
@@ -202,7 +204,16 @@ def star(
 
 
 def longformer(
-    p, x, *, heads, causal, mask=None, global_attention_mask=None, window=256, dilation=1, bias=False
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    mask=None,
+    global_attention_mask=None,
+    window=256,
+    dilation=1,
+    bias=False,
 ):
     """Beltagy et al. 2020, section 3: a dilated window and the marked tokens; for marked tokens all, by Qg, Kg and Vg.
 

@@ -158,7 +158,9 @@ def memory_compressed(
     check_int(0, layer=layer)
     if layer % 2 == 0:
         if stride is not None:
-            raise ValueError(f"stride is for odd layers; layer={layer} attends to blocks: use block")
+            raise ValueError(
+                f"stride is for odd layers; layer={layer} attends to blocks: use block"
+            )
         block = 256 if block is None else block
         check_int(1, block=block)
         return MultiHead(dim, heads, SoftmaxAttention(Chunks(block)), causal=causal)

@@ -34,9 +34,7 @@ def bahdanau(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
     family="early",
     formula="Σ_u Σ_k α exp(−β (κ − u)²) c_u,  κ_t = κ_{t−1} + exp(κ̂_t)",
 )
-def graves_window(
-    dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool = False
-) -> Mixer:
+def graves_window(dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool = False) -> Mixer:
     """Graves' window: a mixture of Gaussians that only moves forward over the context. `heads` must be 1.
 
     Args:

@@ -96,9 +96,7 @@ def image_local_2d(
     formula="softmax over i's row ∪ i's column",
     example_kwargs={"width": 5},
 )
-def axial(
-    dim: int, heads: int, *, width: int, form: str = "union", causal: bool = False
-) -> Mixer:
+def axial(dim: int, heads: int, *, width: int, form: str = "union", causal: bool = False) -> Mixer:
     """Axial attention: each token attends to its row and its column.
 
     Args:

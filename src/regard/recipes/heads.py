@@ -15,9 +15,7 @@ from regard.registry import recipe
     family="priors",
     formula="P_w softmax(P_l (Q Kᵀ / √e)) V, P over heads",
 )
-def talking_heads(
-    dim: int, heads: int, *, inner: int | None = None, causal: bool = False
-) -> Mixer:
+def talking_heads(dim: int, heads: int, *, inner: int | None = None, causal: bool = False) -> Mixer:
     """Talking heads: learned matrices mix the scores over heads before the softmax and the weights after it.
 
     Args:
@@ -39,9 +37,7 @@ def talking_heads(
     formula="softmax(X W_Q diag(m_h) W_Kᵀ Xᵀ / √e) V_h",
     example_kwargs={"width": 5},
 )
-def collaborative(
-    dim: int, heads: int, *, width: int | None = None, causal: bool = False
-) -> Mixer:
+def collaborative(dim: int, heads: int, *, width: int | None = None, causal: bool = False) -> Mixer:
     """Collaborative heads: one projection of queries and keys for all heads, which each head mixes in its own way.
 
     `regard.mixers.collaborate` converts a trained layer.
@@ -95,9 +91,7 @@ def multi_query(dim: int, heads: int, *, causal: bool = False) -> Mixer:
     formula="softmax(Q_h K_gᵀ / √e) V_g, g = ⌊h / group_size⌋",
     example_kwargs={"group_size": 2},
 )
-def grouped_query(
-    dim: int, heads: int, *, group_size: int = 4, causal: bool = False
-) -> Mixer:
+def grouped_query(dim: int, heads: int, *, group_size: int = 4, causal: bool = False) -> Mixer:
     """Grouped-query attention: groups of heads share one head of keys and values.
 
     Args:

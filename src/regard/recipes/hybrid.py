@@ -69,6 +69,8 @@ def lite(
     near = dim // 2 if near is None else near
     check_int(1, near=near)
     if near >= dim:
-        raise ValueError(f"near must be less than dim={dim}, so that some channels attend, not {near}")
+        raise ValueError(
+            f"near must be less than dim={dim}, so that some channels attend, not {near}"
+        )
     attention = MultiHead(dim - near, heads, SoftmaxAttention(), causal=causal)
     return Branches([attention, DynamicConv(near, heads, kernel, dynamic=dynamic, causal=causal)])

@@ -156,9 +156,7 @@ def rfa_gated(
     formula="Σ relu(q_i)·relu(k_j) cos(π (i − j) / 2M) v_j / Σ …",
     example_kwargs={"length": 32},
 )
-def cosformer(
-    dim: int, heads: int, *, length: int, chunk: int = 64, causal: bool = False
-) -> Mixer:
+def cosformer(dim: int, heads: int, *, length: int, chunk: int = 64, causal: bool = False) -> Mixer:
     """cosFormer: relu features and a cosine re-weighting that favours nearby tokens.
 
     Args:
@@ -176,9 +174,7 @@ def cosformer(
     formula="W⁰ (swish(W x) ∘ GN(S q)),  S ← γ S + k vᵀ, rotary q and k",
     example_kwargs={"expand": 1},
 )
-def retnet(
-    dim: int, heads: int, *, expand: int = 2, chunk: int = 64, causal: bool = True
-) -> Mixer:
+def retnet(dim: int, heads: int, *, expand: int = 2, chunk: int = 64, causal: bool = True) -> Mixer:
     """RetNet: multi-scale retention, a state that decays at a fixed rate in each head. Causal only.
 
     Args:

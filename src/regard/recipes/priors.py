@@ -53,9 +53,7 @@ def gaussian_prior(
         return MultiHead(dim, heads, attention, causal=causal)
     if not learn:
         raise ValueError("learn=False requires a given sigma and centre='token'")
-    localness = LocalnessAttention(
-        heads, dim // heads, centre=centre, window=window, sigma=sigma
-    )
+    localness = LocalnessAttention(heads, dim // heads, centre=centre, window=window, sigma=sigma)
     return MultiHead(dim, heads, localness, causal=causal)
 
 
@@ -104,9 +102,7 @@ def realformer(dim: int, heads: int, *, causal: bool = False) -> Mixer:
     family="priors",
     formula="gate(x_i, FFN(mean of x_j, j ≤ i))",
 )
-def average(
-    dim: int, heads: int = 1, *, hidden: int | None = None, causal: bool = False
-) -> Mixer:
+def average(dim: int, heads: int = 1, *, hidden: int | None = None, causal: bool = False) -> Mixer:
     """Average attention network: the mean of all tokens so far, a feed-forward layer and a gate. `heads` must be 1.
 
     Args:

@@ -77,9 +77,7 @@ def routing(
         seed: Seed of the centroids.
     """
     check_heads(dim, heads)
-    route = KMeans(
-        heads, dim // heads, clusters=clusters, decay=decay, shared=shared, seed=seed
-    )
+    route = KMeans(heads, dim // heads, clusters=clusters, decay=decay, shared=shared, seed=seed)
     attention = RoutedAttention(route, shared_qk=shared, level=True)
     return MultiHead(dim, heads, attention, causal=causal)
 

@@ -58,7 +58,9 @@ def luna(
         activation: Causal form only, where it replaces the softmax over tokens: "softplus" (default) or "elu".
     """
     if causal:
-        return CausalLuna(dim, heads, packed=packed, activation="softplus" if activation is None else activation)
+        return CausalLuna(
+            dim, heads, packed=packed, activation="softplus" if activation is None else activation
+        )
     if activation is not None:
         raise ValueError(f"activation={activation!r} is for causal=True only; leave it out")
     return Luna(dim, heads, packed=packed)
@@ -87,6 +89,4 @@ def perceiver(
         depth: Self-attention layers of the latents.
         widening: Widening factor of the feed-forward layers.
     """
-    return Perceiver(
-        dim, heads, latents=latents, depth=depth, widening=widening, causal=causal
-    )
+    return Perceiver(dim, heads, latents=latents, depth=depth, widening=widening, causal=causal)

@@ -259,7 +259,9 @@ def longformer(
 def _one_per_head(name: str, value: int | Sequence[int], heads: int) -> tuple[int, ...]:
     values = tuple(value) if isinstance(value, Sequence) else (value,) * heads
     if len(values) != heads:
-        raise ValueError(f"{name} must be one number or one for each of {heads} heads, not {values}")
+        raise ValueError(
+            f"{name} must be one number or one for each of {heads} heads, not {values}"
+        )
     return values
 
 
@@ -339,7 +341,9 @@ def bigbird(
         bias: Add a bias to the projections.
     """
     if causal and globals:
-        raise Unsupported("global tokens attend to the whole sequence. Use globals=0 with causal=True")
+        raise Unsupported(
+            "global tokens attend to the whole sequence. Use globals=0 with causal=True"
+        )
     if globals is None:
         globals = 0 if causal else 2
     check_int(0, window=window, globals=globals)

@@ -13,9 +13,7 @@ def parameter_free(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
     return MultiHead(dim, heads, SoftmaxAttention(scale=1.0), causal=causal, project=False)
 
 
-@recipe(
-    "Vaswani et al. 2017", arxiv="1706.03762", family="dense", formula="softmax(Q Kᵀ / √e) V"
-)
+@recipe("Vaswani et al. 2017", arxiv="1706.03762", family="dense", formula="softmax(Q Kᵀ / √e) V")
 def vanilla(
     dim: int, heads: int, *, kv_heads: int | None = None, bias: bool = False, causal: bool = False
 ) -> Mixer:

@@ -125,7 +125,7 @@ def _xcit(module: XCiT, call: CallShape) -> ModuleCost:
 def _aft(module: AFT, call: CallShape) -> ModuleCost:
     """exp(w) times keys and values, in chunks as long as the bias reaches: O(n chunk d); without one sums alone, O(n d)."""
     tokens = linear(call, module.q, module.k, module.v)
-    d, size = module.dim, module.size(call.n)
+    d, size = module.dim, module.chunk_size(call.n)
     chunks, steps, bias = ceil(call.n / size), size.bit_length(), module.bias
     reach = 0 if bias is None else bias.reach
     held = call.n if reach is None else min(call.n, reach)
