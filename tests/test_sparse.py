@@ -136,7 +136,7 @@ def test_block_order_is_the_order_of_generation():
         "image_local_2d",
         width=width,
         block=(rows, cols),
-        context=(up, aside),
+        memory=(up, aside),
         order="block",
         causal=True,
     )
