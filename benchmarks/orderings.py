@@ -69,7 +69,7 @@ def recall() -> Ordering:
     cases = []
     for pairs in PAIRS:
         probe = module_spec("recall", length=4 * pairs, pairs=pairs, keys=32, values=32)
-        settings = {"steps": 400, "batch": 32, "rate": 3e-3}
+        settings = {"steps": 400, "batch_size": 32, "lr": 3e-3}
         for row, mixer in mixers.items():
             layers = {"mixer": [module_spec("local", window=1), module_spec(mixer)]}
             cases.append(Case(row, probe, {f"{pairs} pairs": probe}, layers, settings))
@@ -87,7 +87,7 @@ def copy() -> Ordering:
         "window + 4 global tokens": module_spec("bigbird", globals=1, **blocks),
         "dense softmax": module_spec("vanilla"),
     }
-    settings = {"steps": 400, "batch": 16, "rate": 3e-3}
+    settings = {"steps": 400, "batch_size": 16, "lr": 3e-3}
     cases = [
         Case(row, probe, {"accuracy": probe}, {"mixer": [mixer]}, settings)
         for row, mixer in mixers.items()
@@ -100,7 +100,7 @@ def copy() -> Ordering:
 def extrapolate() -> Ordering:
     """The built-in language; windows lie side by side, so that a longer one has seen more and should score better."""
     asked = {f"at {length}": module_spec("lm", length=length) for length in (64, 128, 256, 512)}
-    settings = {"steps": 400, "batch": 16, "rate": 3e-3}
+    settings = {"steps": 400, "batch_size": 16, "lr": 3e-3}
     loud = TokenInput(
         vocab_size=made(asked["at 64"]).vocab_size, scale=True
     )  # as the sinusoid's paper has them: else it drowns the tokens
@@ -137,7 +137,7 @@ def scored(case: Case, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     model = build(model_config(RunSpec(task=case.task), learned).replace(**case.model))
     steps = case.settings["steps"]
-    settings = TrainSettings(**case.settings, seed=seed, evaluate=steps)
+    settings = TrainSettings(**case.settings, seed=seed, eval_every=steps)
     Trainer(model, learned, settings).run()
     return {
         column: Trainer(model, made(words), settings).score("test")

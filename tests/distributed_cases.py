@@ -1,6 +1,6 @@
 """Training runs for `test_parallel.py`: the same in one process and in two.
 
-As a program, `torchrun --nproc-per-node 2 parallel_cases.py FOLDER`, it runs all cases and leaves what came of each in FOLDER.
+As a program, `torchrun --nproc-per-node 2 distributed_cases.py FOLDER`, it runs all cases and leaves what came of each in FOLDER.
 """
 
 import os
@@ -24,12 +24,20 @@ from regard.tasks.base import Example, Task
 from regard.train import Diverged, Interrupted, Trainer, TrainSettings, init_distributed
 from regard.train.run import RunSpec, run_training
 
-PLAN = {"steps": 6, "batch": 8, "evaluate": 3, "examples": 9, "save": 3, "warmup": 2, "rate": 1e-2}
+PLAN = {
+    "steps": 6,
+    "batch_size": 8,
+    "eval_every": 3,
+    "eval_examples": 9,
+    "save_every": 3,
+    "warmup_steps": 2,
+    "lr": 1e-2,
+}
 CASES = {
-    "ddp": {"clip": 0.5, "ema": 0.9},
-    "parts": {"accumulate": 3, "clip": None},
-    "fsdp": {"parallel": "fsdp", "clip": 0.5, "ema": 0.9},
-    "fsdp-parts": {"parallel": "fsdp", "accumulate": 2},
+    "ddp": {"max_grad_norm": 0.5, "ema_decay": 0.9},
+    "parts": {"accumulation_steps": 3, "max_grad_norm": None},
+    "fsdp": {"parallel": "fsdp", "max_grad_norm": 0.5, "ema_decay": 0.9},
+    "fsdp-parts": {"parallel": "fsdp", "accumulation_steps": 2},
 }
 STACKS = {
     "reversible": lambda blocks: ReversibleStack(
@@ -39,8 +47,8 @@ STACKS = {
     "twice": lambda blocks: SequentialStack([blocks[1], *blocks]),
 }
 EXPERTS = {
-    "experts-ddp": {"ema": 0.9, "clip": 0.5, "schedule": "constant"},
-    "experts-fsdp": {"parallel": "fsdp", "clip": 0.5, "schedule": "constant"},
+    "experts-ddp": {"ema_decay": 0.9, "max_grad_norm": 0.5, "schedule": "constant"},
+    "experts-fsdp": {"parallel": "fsdp", "max_grad_norm": 0.5, "schedule": "constant"},
 }
 WORDS = RunSpec(
     task=ModuleSpec(name="copy", arguments={"length": 9, "symbols": 4}),
@@ -51,11 +59,11 @@ WORDS = RunSpec(
     threads=1,
     settings=TrainSettings(
         steps=6,
-        batch=4,
-        evaluate=3,
-        examples=7,
-        save=2,
-        ema=0.9,
+        batch_size=4,
+        eval_every=3,
+        eval_examples=7,
+        save_every=2,
+        ema_decay=0.9,
         parallel="fsdp",
         tensorboard=False,
     ),
@@ -65,7 +73,7 @@ WORDS = RunSpec(
 class Ragged(Task):
     """Examples of many lengths, with few targets or many, and some with none."""
 
-    output, causal, metric = "token", True, "bits"
+    output, causal, metric = "token", True, "bits_per_token"
 
     def __init__(self):
         super().__init__(vocab_size=7, classes=7, length=9)
@@ -129,21 +137,22 @@ class Small(nn.Module):
 
 def trainer(folder=None, *, model=None, watch=lambda progress: None, **given):
     model = Small().double() if model is None else model
-    return Trainer(model, Ragged(), TrainSettings(**PLAN | given), folder=folder, watch=watch)
+    return Trainer(model, Ragged(), TrainSettings(**PLAN | given), folder=folder, on_step=watch)
 
 
 def outcome(run):
     """What two runs are compared by."""
     result = run.run()
     found = {
-        "weights": run.place.collect(),
+        "weights": run.strategy.full_state(),
         "numbers": [result.loss, result.best, result.test],
         "tokens": result.tokens,
     }
     found["curve"], found["parameters"] = [row["valid"] for row in result.curve], result.parameters
-    if run.average is not None:
+    if run.ema is not None:
         found["average"] = {
-            run.place.public(n): run.place.kept(t, p) for n, p, t in run.average.pairs(run.model)
+            run.strategy.full_name(name): run.strategy.full_tensor(run.ema.weights[name], p)
+            for name, p in run.model.named_parameters()
         }
     return found
 
@@ -172,7 +181,7 @@ def mishaps(folder, rank):
             os.kill(os.getpid(), signal.SIGINT)
 
     for kind in ("ddp", "fsdp"):
-        dropped = partial(trainer, parallel=kind, ema=0.9)
+        dropped = partial(trainer, parallel=kind, ema_decay=0.9)
         try:
             dropped(folder / f"stop-{kind}", model=Small(dropout=0.3), watch=stop).run()
         except Interrupted as error:
@@ -185,7 +194,7 @@ def mishaps(folder, rank):
 def main():
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    with init_distributed(patience=120):
+    with init_distributed(timeout=120):
         rank = torch.distributed.get_rank()
         for name, given in CASES.items():
             keep(folder, name, outcome(trainer(**given)), rank)
@@ -201,10 +210,10 @@ def main():
         for kind in ("ddp", "fsdp"):
             for name, stack in STACKS.items():
                 run = trainer(
-                    model=Small(stack=stack).double(), parallel=kind, steps=3, accumulate=2
+                    model=Small(stack=stack).double(), parallel=kind, steps=3, accumulation_steps=2
                 )
                 keep(folder, f"{name}-{kind}", outcome(run), rank)
-            more = {"ema": 0.9, "schedule": "constant", "parallel": kind}
+            more = {"ema_decay": 0.9, "schedule": "constant", "parallel": kind}
             keep(folder, f"from-one-{kind}", outcome(trainer(folder / f"one-{kind}", **more)), rank)
             outcome(trainer(folder / f"two-{kind}", **more | {"steps": 3}))
         mishaps(folder, rank)

@@ -21,12 +21,12 @@ EVENTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree", "op
 def spec(**given):
     plan = {
         "steps": 12,
-        "batch": 4,
-        "evaluate": 3,
-        "examples": 8,
-        "save": 2,
-        "ema": 0.9,
-        "warmup": 2,
+        "batch_size": 4,
+        "eval_every": 3,
+        "eval_examples": 8,
+        "save_every": 2,
+        "ema_decay": 0.9,
+        "warmup_steps": 2,
     }
     return RunSpec(
         task=ModuleSpec(name="copy", arguments={"length": 9, "symbols": 4}),

@@ -35,10 +35,10 @@ LM = (
     "2",
     "--layers",
     "1",
-    "--batch",
+    "--batch-size",
     "4",
     "--set",
-    "examples=8",
+    "eval_examples=8",
 )
 SMALL = (
     "--length",
@@ -49,10 +49,10 @@ SMALL = (
     "2",
     "--layers",
     "1",
-    "--batch",
+    "--batch-size",
     "4",
     "--set",
-    "examples=8",
+    "eval_examples=8",
 )
 
 
@@ -102,12 +102,12 @@ def labels(tmp_path_factory, rows):
         "classify:text=body:label=topic",
         "--data",
         rows,
-        "--rate",
+        "--lr",
         "0.01",
         "--steps",
         50,
         "--set",
-        "warmup=5",
+        "warmup_steps=5",
     )
     run("train", *SMALL, "--task", *words, "--out", folder)
     return folder
@@ -205,7 +205,7 @@ def test_train_writes_a_run_and_says_what_came_of_it(tmp_path):
         "--steps",
         10,
         "--set",
-        "ema=0.9",
+        "ema_decay=0.9",
         "--seed",
         3,
         "--out",
@@ -214,15 +214,15 @@ def test_train_writes_a_run_and_says_what_came_of_it(tmp_path):
     found = run("train", *words, "--json")
     result = json.loads(found.stdout)
     spec = read_spec(tmp_path / "x")
-    assert result["steps"] == 10 and result["metric"] == "bits" and found.stderr == ""
-    assert (spec.mixer.arguments, spec.settings.ema, spec.settings.seed, spec.dim) == (
+    assert result["steps"] == 10 and result["metric"] == "bits_per_character" and found.stderr == ""
+    assert (spec.mixer.arguments, spec.settings.ema_decay, spec.settings.seed, spec.dim) == (
         {"window": 8},
         0.9,
         3,
         16,
     )
     again = run("train", *words)
-    assert "kept in" in again.stdout and "10 steps" in again.stdout
+    assert "saved to" in again.stdout and "10 steps" in again.stdout
     assert (
         json.loads(run("train", "--resume", tmp_path / "x", "--json").stdout)["test"]
         == result["test"]
@@ -241,10 +241,10 @@ def test_a_run_that_is_over_is_trained_for_longer(tmp_path):
     """Fails if --resume --steps does nothing, or a number that is too small costs the result."""
     words = (*LM, "--steps", 4, "--out", tmp_path / "x")
     run("train", *words)
-    assert "has had 4 steps: to go on it needs more, not 4" in refused(
+    assert "has already used 4 steps: give more than that, not 4" in refused(
         "train", "--resume", tmp_path / "x", "--steps", 4
     )
-    assert "leave --rate out" in refused("train", "--resume", tmp_path / "x", "--rate", "0.1")
+    assert "omit --lr" in refused("train", "--resume", tmp_path / "x", "--lr", "0.1")
     assert json.loads(run("train", "--resume", tmp_path / "x", "--json").stdout)["steps"] == 4
     assert (
         json.loads(run("train", "--resume", tmp_path / "x", "--steps", 9, "--json").stdout)["steps"]
@@ -256,7 +256,7 @@ def test_a_run_that_is_over_is_trained_for_longer(tmp_path):
 @pytest.mark.parametrize("twice", [False, True])
 def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(tmp_path, monkeypatch, twice):
     """Fails if what was done is lost, or the run that goes on comes to something else; a second Ctrl-C does not wait."""
-    words = (*LM, "--steps", 10, "--set", "save=2")
+    words = (*LM, "--steps", 10, "--set", "save_every=2")
     whole = json.loads(run("train", *words, "--out", tmp_path / "whole", "--json").stdout)
     usual = checkpoint.save
 
@@ -269,7 +269,7 @@ def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(tmp_path, monkeypatch, twice
     said = refused("train", *words, "--out", tmp_path / "parts", "--json", code=130)
     monkeypatch.undo()
     assert (
-        "stopped at once" if twice else "stopped at step 4"
+        "Stopped at once" if twice else "Stopped at step 4"
     ) in said and f"regard train --resume {tmp_path / 'parts'}" in said
     rest = json.loads(run("train", "--resume", tmp_path / "parts", "--json").stdout)
     assert (rest["test"], rest["loss"]) == (whole["test"], whole["loss"])
@@ -282,15 +282,13 @@ def test_ctrl_c_before_the_first_step(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("regard.train.run.build_task", stopping)
-    assert "nothing to keep yet" in refused(
-        "train", *LM, "--out", tmp_path / "x", "--json", code=130
-    )
+    assert "nothing was saved" in refused("train", *LM, "--out", tmp_path / "x", "--json", code=130)
 
 
 def test_a_disk_that_fills(tmp_path, monkeypatch):
     """Fails if a full disk costs the last checkpoint, or is not told with how to go on."""
     usual = checkpoint.write_json
-    words = (*LM, "--steps", 10, "--set", "save=3", "--out", tmp_path / "x", "--json")
+    words = (*LM, "--steps", 10, "--set", "save_every=3", "--out", tmp_path / "x", "--json")
 
     def full(path, value):
         if "step" in value and value["step"] == 6:
@@ -316,7 +314,7 @@ def test_a_small_disk(tmp_path):
     ).returncode:
         pytest.skip("a disk can only be mounted by root")
     try:
-        words = (*LM, "--steps", 400, "--set", "save=1", "--out", disk / "x", "--json")
+        words = (*LM, "--steps", 400, "--set", "save_every=1", "--out", disk / "x", "--json")
         (disk / "other").write_bytes(bytes(200_000))
         said = refused("train", *words)
         assert (
@@ -383,7 +381,7 @@ def test_a_disk_that_fills_while_tensors_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(
         checkpoint.CheckpointWriteError,
-        match=r"step 2 could not be written: .*No space left.*the last one is .*00001",
+        match=r"Cannot write the checkpoint of step 2: .*No space left.*The last checkpoint is .*00001",
     ):
         checkpoint.save(tmp_path, 2, tensors, {})
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
@@ -392,19 +390,19 @@ def test_a_disk_that_fills_while_tensors_are_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "say what to learn"),
-        (("--task", "lmm"), "no task 'lmm'"),
+        ((), "Give a task"),
+        (("--task", "lmm"), "No task 'lmm'"),
         (("--task", "lm:lenght=3"), "did you mean 'length'"),
-        (("--task", "lm", "--mixer", "fnet"), "Fourier cannot be causal"),
+        (("--task", "lm", "--mixer", "fnet"), "fnet does not support causal=True"),
         (("--task", "lm", "--mixer", "loca"), "did you mean 'local'"),
         (("--task", "lm", "--mixer", "local:windw=3"), "did you mean 'window'"),
         (("--task", "lm", "--dim", "10", "--heads", "3"), "divisible"),
-        (("--task", "lm", "--set", "warmpu=3"), "did you mean 'warmup'"),
-        (("--task", "lm", "--set", "warmup"), "--set takes name=value"),
-        (("--task", "lm", "--seconds", "soon"), "a span of time"),
+        (("--task", "lm", "--set", "warmpu_steps=3"), "did you mean 'warmup_steps'"),
+        (("--task", "lm", "--set", "warmup_steps"), "--set takes name=value"),
+        (("--task", "lm", "--max-time", "soon"), "Expected a duration"),
         (("--task", "lm", "--data", "nowhere/x.txt"), "there is no folder"),
         (("--task", "recall", "--data", "x.txt"), "takes no argument 'data'"),
-        (("--task", "lm", "--rate", "0"), "rate: "),
+        (("--task", "lm", "--lr", "0"), "lr: "),
         (("--task", "lm", "--position", "lerned"), "lerned"),
     ],
 )
@@ -426,8 +424,8 @@ def test_bad_data_is_refused_in_one_line(tmp_path, rows):
         (tmp_path / name).write_bytes(content)
     said = {
         "empty.csv": "is empty",
-        "torn.csv": "has 1 fields, and the header has 2",
-        "coded.csv": "offset 13, in line 2",
+        "torn.csv": "has 1 fields, but the header has 2",
+        "coded.csv": "offset 13, line 2",
         "lacking.csv": "missing='drop'",
     }
     for name, words in said.items():
@@ -456,10 +454,12 @@ def test_bad_data_is_refused_in_one_line(tmp_path, rows):
 
 def test_another_run_in_the_folder_is_not_overwritten(speaks, tmp_path):
     """Fails if other words take over a folder, or options beside --resume are ignored."""
-    assert "has a run with another mixer" in refused("train", *LM, "--steps", 10, "--out", speaks)
-    assert "leave --dim out" in refused("train", "--resume", speaks, "--dim", 20)
-    assert "leave --set out" in refused("train", "--resume", speaks, "--set", "ema=0.9")
-    assert "is no run" in refused("train", "--resume", tmp_path)
+    assert "has a run with a different mixer" in refused(
+        "train", *LM, "--steps", 10, "--out", speaks
+    )
+    assert "omit --dim" in refused("train", "--resume", speaks, "--dim", 20)
+    assert "omit --set" in refused("train", "--resume", speaks, "--set", "ema_decay=0.9")
+    assert "is not a run" in refused("train", "--resume", tmp_path)
     (tmp_path / "file").write_text("")
     assert "is a file" in refused("train", *LM, "--out", tmp_path / "file")
 
@@ -471,23 +471,25 @@ def test_data_that_changed_are_not_resumed(tmp_path):
     run(*words)
     (tmp_path / "run" / "result.json").unlink()
     (tmp_path / "x.txt").write_text("abce\n" * 100)
-    assert "have changed since it began" in refused(*words)
+    assert "changed since it started" in refused(*words)
 
 
 # ---------------------------------------------------------------------------------------------- eval
 def test_eval_measures_a_whole_split(speaks):
     """Fails if the metric is not that of the model over all windows, counted by hand."""
-    found = json.loads(run("eval", speaks, "--split", "valid", "--batch", 7, "--json").stdout)
+    found = json.loads(run("eval", speaks, "--split", "valid", "--batch-size", 7, "--json").stdout)
     made, model = create_task("lm", length=24), load_run(speaks).model
     bits = 0.0
     for index in range(made.size("valid")):
         tokens, target = made.example("valid", index)
         logp = model(tokens[None])[0].detach().double().log_softmax(-1)
         bits -= float(logp[range(len(target)), target].sum()) / 0.6931471805599453
-    assert found["bits"] == pytest.approx(bits / (len(made.streams["valid"]) - 1), rel=1e-5)
-    assert found["examples"] == made.size("valid") and found["unit"] == "character"
-    assert found["perplexity"] == pytest.approx(2 ** found["bits"], rel=1e-5)
-    assert "over 5 examples of test" in run("eval", speaks, "--examples", 5).stdout
+    assert found["bits_per_character"] == pytest.approx(
+        bits / (len(made.streams["valid"]) - 1), rel=1e-5
+    )
+    assert found["examples"] == made.size("valid")
+    assert found["perplexity"] == pytest.approx(2 ** found["bits_per_character"], rel=1e-5)
+    assert "over 5 examples of test" in run("eval", speaks, "--max-examples", 5).stdout
 
 
 def test_macro_f1():
@@ -497,7 +499,7 @@ def test_macro_f1():
     tally = MetricAccumulator(made)
     meant, said = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 1, 1, 0])
     tally.add(torch.nn.functional.one_hot(said, 4).float(), meant)
-    found = tally.found()
+    found = tally.compute()
     assert found["accuracy"] == pytest.approx(3 / 5)
     assert found["macro_f1"] == pytest.approx((2 / 4 + 4 / 5 + 0) / 3)
 
@@ -506,10 +508,10 @@ def test_eval_refusals(speaks, tmp_path):
     """Fails if a split that is none, an endless one, or a run that is not over is measured."""
     assert "split must be one of" in refused("eval", speaks, "--split", "tset")
     assert "may be endless" in refused("eval", speaks, "--split", "train")
-    assert "is no run" in refused("eval", tmp_path)
+    assert "is not a run" in refused("eval", tmp_path)
     shutil.copytree(speaks, tmp_path / "half")
     shutil.rmtree(tmp_path / "half" / "model")
-    assert f"is not over: regard train --resume {tmp_path / 'half'}" in refused(
+    assert f"is not finished. Resume it with: regard train --resume {tmp_path / 'half'}" in refused(
         "eval", tmp_path / "half"
     )
     assert (
@@ -546,7 +548,7 @@ def test_predict_a_file_in_batches(labels, rows, tmp_path):
     given = list(csv.DictReader(rows.open()))
     shown = list(
         csv.DictReader(
-            io.StringIO(run("predict", labels, "--data", rows, "--batch", 7, "--csv").stdout)
+            io.StringIO(run("predict", labels, "--data", rows, "--batch-size", 7, "--csv").stdout)
         )
     )
     assert [one["text"] for one in shown] == [row["body"] for row in given]
@@ -564,11 +566,11 @@ def test_predict_refusals(labels, speaks, rows):
     """Fails if what cannot be predicted is."""
     assert "either --text or --data" in refused("predict", labels)
     assert "either --text or --data" in refused("predict", labels, "--text", "x", "--data", rows)
-    assert "--column names a column" in refused(
+    assert "--column is a column of --data" in refused(
         "predict", labels, "--text", "x", "--column", "body"
     )
     assert "did you mean 'body'" in refused("predict", labels, "--data", rows, "--column", "bdy")
-    assert "gives no labels" in refused("predict", speaks, "--text", "x")
+    assert "does not predict labels" in refused("predict", speaks, "--text", "x")
 
 
 # ---------------------------------------------------------------------------------------------- generate
@@ -579,7 +581,7 @@ def test_generate_is_the_same_streamed_or_whole_and_by_its_seed(speaks):
         speaks,
         "--prompt",
         "the ",
-        "--length",
+        "--max-new-tokens",
         60,
         "--temperature",
         "0.9",
@@ -597,7 +599,7 @@ def test_generate_is_the_same_streamed_or_whole_and_by_its_seed(speaks):
 def test_a_speaker_reads_half_again_when_its_window_is_full(speaks):
     """Fails if the next token is not what the model says after the tokens that it still sees."""
     ready = load_run(speaks)
-    step, codec = generation_step(ready), ready.processor.codec
+    step, codec = generation_step(ready), ready.processor.tokenizer
     prompt = codec.encode("the dog sees the ").tolist()
     new = generate(step, [prompt], max_new_tokens=40)[0].tokens
     whole, seen = prompt + new, len(prompt)
@@ -618,26 +620,50 @@ def test_generate_with_beams_stops_and_the_best(speaks):
     assert "e" not in stopped["text"] and stopped["why"] == "string"
     best = json.loads(
         run(
-            "generate", speaks, "--prompt", "the ", "--length", 8, "--temperature", 0, "--json"
+            "generate",
+            speaks,
+            "--prompt",
+            "the ",
+            "--max-new-tokens",
+            8,
+            "--temperature",
+            0,
+            "--json",
         ).stdout
     )
     wide = json.loads(
-        run("generate", speaks, "--prompt", "the ", "--length", 8, "--beams", 4, "--json").stdout
+        run(
+            "generate",
+            speaks,
+            "--prompt",
+            "the ",
+            "--max-new-tokens",
+            8,
+            "--num-beams",
+            4,
+            "--json",
+        ).stdout
     )
     assert sum(wide["logp"]) >= sum(best["logp"]) - 1e-6
     assert (
-        run("generate", speaks, "--prompt", "the ", "--length", 8, "--beams", 4).stdout
+        run("generate", speaks, "--prompt", "the ", "--max-new-tokens", 8, "--num-beams", 4).stdout
         == f"the {wide['text']}\n"
     )
 
 
 def test_generate_refusals(speaks, labels):
     """Fails if a word is ignored, or a model made to speak that cannot."""
-    assert "says no texts" in refused("generate", labels)
-    assert "the prompt is empty" in refused("generate", speaks, "--prompt", "")
-    assert "'Q', which the training text lacks" in refused("generate", speaks, "--prompt", "the Q")
-    assert "--top-k shapes draws" in refused("generate", speaks, "--beams", 2, "--top-k", 3)
-    assert "--seed shapes draws" in refused("generate", speaks, "--temperature", 0, "--seed", 3)
+    assert "does not generate text" in refused("generate", labels)
+    assert "The prompt is empty" in refused("generate", speaks, "--prompt", "")
+    assert "'Q', which is not in the training text" in refused(
+        "generate", speaks, "--prompt", "the Q"
+    )
+    assert "--top-k applies to sampling" in refused(
+        "generate", speaks, "--num-beams", 2, "--top-k", 3
+    )
+    assert "--seed applies to sampling" in refused(
+        "generate", speaks, "--temperature", 0, "--seed", 3
+    )
     assert "p must be" in refused("generate", speaks, "--top-p", 3)
 
 
@@ -651,17 +677,17 @@ def test_runs_list_show_and_compare(speaks, labels, tmp_path):
     found = run("runs", "list", tmp_path, "--json")
     listed = {entry["folder"].rsplit("/")[-1]: entry for entry in json.loads(found.stdout)}
     assert set(listed) == {"one", "two", "half"} and "broken" in found.stderr
-    assert listed["one"]["metric"] == "bits" and listed["two"]["test"] > 0.9
+    assert listed["one"]["metric"] == "bits_per_character" and listed["two"]["test"] > 0.9
     assert listed["half"]["test"] is None and listed["half"]["steps"] == 10
     assert "local(window=8)" in run("runs", "list", tmp_path).stdout
     shown = run("runs", "show", tmp_path / "one").stdout
-    assert "bits on valid" in shown and "│" in shown and "█" in shown
-    assert "not over yet" in run("runs", "show", tmp_path / "half").stdout
+    assert "bits_per_character on valid" in shown and "│" in shown and "█" in shown
+    assert "Not finished" in run("runs", "show", tmp_path / "half").stdout
     assert len(json.loads(run("runs", "show", tmp_path / "one", "--json").stdout)["curve"]) == 10
     beside = run("runs", "compare", tmp_path / "one", tmp_path / "two").stdout
     assert (
         "mixer.name" in beside
-        and "bits" in beside
+        and "bits_per_character" in beside
         and "accuracy" in beside
         and "dropout" not in beside
     )
@@ -670,19 +696,19 @@ def test_runs_list_show_and_compare(speaks, labels, tmp_path):
         == 2
     )
     assert "at least two" in refused("runs", "compare", tmp_path / "one")
-    assert "there is no folder" in refused("runs", "list", tmp_path / "none")
+    assert "There is no folder" in refused("runs", "list", tmp_path / "none")
 
 
 def test_runs_delete_only_what_a_run_wrote(speaks, tmp_path):
     """Fails if something else than a run is deleted, or a run without being asked."""
     shutil.copytree(speaks, tmp_path / "x")
-    assert "is no run" in refused("runs", "delete", tmp_path, "--yes")
+    assert "is not a run" in refused("runs", "delete", tmp_path, "--yes")
     run("runs", "delete", tmp_path / "x", code=1, input="n\n")
     (tmp_path / "x" / "thesis.tex").write_text("mine")
-    assert "holds 'thesis.tex'" in refused("runs", "delete", tmp_path / "x", "--yes")
+    assert "contains 'thesis.tex'" in refused("runs", "delete", tmp_path / "x", "--yes")
     (tmp_path / "x" / "thesis.tex").unlink()
     (tmp_path / "link").symlink_to(tmp_path / "x")
-    assert "is a link" in refused("runs", "delete", tmp_path / "link", "--yes")
+    assert "is a symbolic link" in refused("runs", "delete", tmp_path / "link", "--yes")
     assert (tmp_path / "x" / "model").is_dir()
     run("runs", "delete", tmp_path / "x", input="y\n")
     assert not (tmp_path / "x").exists()

@@ -39,7 +39,7 @@ TINY = {
     "dim": 8,
     "heads": 2,
     "layers": 1,
-    "settings": TrainSettings(steps=3, batch=4, evaluate=3, examples=8, save=3),
+    "settings": TrainSettings(steps=3, batch_size=4, eval_every=3, eval_examples=8, save_every=3),
 }
 
 
@@ -168,7 +168,7 @@ def test_an_interrupted_comparison_can_be_resumed(tmp_path, how, request):
     code = (
         "from pathlib import Path; from regard.compare import *;"
         "from regard.models import module_spec; from regard.train.settings import TrainSettings;"
-        "s = TrainSettings(steps=10**6, batch=4, evaluate=10**6, examples=8, save=10**6);"
+        "s = TrainSettings(steps=10**6, batch_size=4, eval_every=10**6, eval_examples=8, save_every=10**6);"
         "p = ComparisonPlan(tasks=[module_spec('parity')], mixers=[], lengths=(8,), dim=8,"
         " heads=2, layers=1, settings=s);"
         f"Schedule(Path({str(tmp_path)!r})).run(plan_runs(p))"
@@ -196,7 +196,7 @@ def wait_for(condition, seconds=90):
     pytest.fail("timeout")
 
 
-ENDLESS = TrainSettings(steps=10**7, batch=4, evaluate=10**7, examples=8, save=10**7)
+ENDLESS = TrainSettings(steps=10**7, batch_size=4, eval_every=10**7, eval_examples=8, save_every=10**7)
 
 
 def test_runs_keep_their_time_share(tmp_path):
@@ -209,7 +209,7 @@ def test_runs_keep_their_time_share(tmp_path):
     results = [entry.result for entry in schedule.ledger.entries()]
     assert [r["stopped"] for r in results] == ["seconds", "seconds"]
     specs = [json.loads(p.read_text()) for p in tmp_path.glob("runs/*/spec.json")]
-    assert [spec["settings"]["seconds"] for spec in specs] == [7, 7]
+    assert [spec["settings"]["max_seconds"] for spec in specs] == [7, 7]
     assert all(r["seconds"] < 7 for r in results)
 
 
@@ -397,7 +397,7 @@ def test_nothing_is_recommended_if_nothing_was_learned():
         learned = "nothing was learned. The best mixer, vanilla, has" not in text
         assert learned == (recommended is not None)
     (verdict,) = compute_verdicts(
-        [row("vanilla", [2.0], metric="bits"), ResultRow("constant", "recall", 64, "bits", [1.9])]
+        [row("vanilla", [2.0], metric="bits_per_byte"), ResultRow("constant", "recall", 64, "bits_per_byte", [1.9])]
     )
     assert verdict.recommended is None
 
@@ -406,8 +406,8 @@ def test_fewer_bits_are_better():
     """Fails if the largest number of bits wins."""
     (verdict,) = compute_verdicts(
         [
-            row("vanilla", [2.0, 2.01], metric="bits"),
-            row("linear", [3.0, 3.01], speed=500.0, metric="bits"),
+            row("vanilla", [2.0, 2.01], metric="bits_per_byte"),
+            row("linear", [3.0, 3.01], speed=500.0, metric="bits_per_byte"),
         ]
     )
     assert verdict.recommended.mixer == "vanilla" and not verdict.ties
@@ -437,7 +437,7 @@ def test_constant_baseline():
     assert parity == pytest.approx(0.5, abs=0.03)
     task = create_task("recall", length=64)
     assert constant_baseline_score(task) < 3 / task.values
-    task.metric = "bits"
+    task.metric = "bits_per_token"
     assert constant_baseline_score(task) == pytest.approx(math.log2(task.values), abs=0.2)
     assert torch.is_tensor(task.example("test", 0).target)
 

@@ -49,7 +49,7 @@ def two(tmp_path_factory):
     """The folder in which two processes left what came of all cases, and a reader of it."""
     folder = tmp_path_factory.mktemp("two")
     for kind in ("ddp", "fsdp"):  # what they go on from
-        trainer(folder / f"one-{kind}", ema=0.9, steps=3, schedule="constant").run()
+        trainer(folder / f"one-{kind}", ema_decay=0.9, steps=3, schedule="constant").run()
     done = torchrun(HERE / "distributed_cases.py", folder)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
@@ -94,7 +94,7 @@ def test_two_processes_are_one(two, case):
 @pytest.mark.parametrize("name", STACKS)
 def test_layers_that_run_again_or_twice_train_as_in_one_process(two, name, kind):
     """Fails if the weights are not there when a layer is run again on the way back, or if its gradients come together early."""
-    want = outcome(trainer(model=Small(stack=STACKS[name]).double(), steps=3, accumulate=2))
+    want = outcome(trainer(model=Small(stack=STACKS[name]).double(), steps=3, accumulation_steps=2))
     same(left(two, f"{name}-{kind}"), want)
 
 
@@ -119,15 +119,15 @@ def test_experts_on_two_processes_train_as_on_one(two, case):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_any_number_of_processes_goes_on_from_a_checkpoint(two, kind):
     """Fails if a checkpoint of two processes says less than one of one process, or the other way round."""
-    want = outcome(trainer(ema=0.9, schedule="constant"))
+    want = outcome(trainer(ema_decay=0.9, schedule="constant"))
     same(left(two, f"from-one-{kind}"), want)
-    same(outcome(trainer(two / f"two-{kind}", ema=0.9, schedule="constant")), want)
+    same(outcome(trainer(two / f"two-{kind}", ema_decay=0.9, schedule="constant")), want)
 
 
 def test_all_processes_stop_when_one_finds_no_number(two):
     """Fails if a NaN in one process lets the other train on or wait, or if they tell different stories."""
     said = [left(two, "nan", rank) for rank in range(2)]
-    assert said[0] == said[1] and "the loss is nan" in said[0] and "at step 4" in said[0]
+    assert said[0] == said[1] and "The loss is nan" in said[0] and "at step 4" in said[0]
     assert "the last good checkpoint is" in said[0] and "step-00000003" in said[0]
 
 
@@ -136,7 +136,7 @@ def test_all_processes_stop_together_and_go_on_bit_by_bit(two, kind):
     """Fails if a signal to one process leaves the other behind, if dropout is the same in both, or if it does not go on where
     it was."""
     said = [left(two, f"stop-{kind}", rank) for rank in range(2)]
-    assert said[0] == said[1] and "stopped at step 4" in said[0]
+    assert said[0] == said[1] and "Stopped at step 4" in said[0]
     drawn = []
     for rank in range(2):
         rest, whole, seed = left(two, f"rest-{kind}", rank)
@@ -176,14 +176,14 @@ def test_the_saved_model_is_the_averaged_one_that_was_evaluated(two):
 DIES = """
 import os, sys, time, torch
 from distributed_cases import trainer
-from regard.train import Lost, joined
+from regard.train import ProcessLost, init_distributed
 def watch(progress):
     if progress.step == 2:
         os._exit(3)
 try:
-    with joined(patience=60):
-        trainer(watch=watch, steps=10**6, evaluate=10**6).run()
-except Lost as error:
+    with init_distributed(timeout=60):
+        trainer(watch=watch, steps=10**6, eval_every=10**6).run()
+except ProcessLost as error:
     print("LOST", error, file=sys.stderr, flush=True)
     sys.exit(4)
 """
@@ -197,7 +197,7 @@ def test_a_process_that_dies_ends_the_others(tmp_path):
     done = torchrun(path)
     assert done.returncode != 0 and time.monotonic() - began < 60
     assert (
-        "LOST another process of this run ended or does not answer" in done.stderr
+        "LOST Another process of this run ended or does not respond" in done.stderr
         or "exitcode  : 3" in done.stderr
     )
     assert "dies.py FAILED" in done.stderr
@@ -207,7 +207,7 @@ def test_a_process_that_dies_ends_the_others(tmp_path):
 def test_errors_of_lost_processes_are_said_in_words():
     """Fails if a closed connection stays a line of C++, or another error is taken for one."""
     with (
-        pytest.raises(ProcessLost, match=r"another process .* goes on from the last checkpoint"),
+        pytest.raises(ProcessLost, match=r"Another process .* resumes from the last checkpoint"),
         distributed.detect_lost_process(),
     ):
         raise RuntimeError(
@@ -223,19 +223,19 @@ def test_what_does_not_fit_is_refused():
         parse_settings({"parallel": "dp"})
     with pytest.raises(ValueError, match="needs a folder"):
         trainer(tensorboard=True)
-    assert set(strategy.PARALLEL) == {"ddp", "fsdp"}
+    assert set(strategy.STRATEGIES) == {"ddp", "fsdp"}
 
 
 def test_layers_that_share_weights_are_not_taken_apart():
     """Fails if a weight of two layers would be sharded twice."""
     blocks = [Block(regard.create("vanilla", dim=8, heads=2), MLP(8)) for _ in range(3)]
     blocks[1].ffn.up.weight = blocks[0].ffn.up.weight
-    assert strategy.separate(nn.Sequential(SequentialStack(blocks))) == [blocks[2]]
+    assert strategy.shardable_layers(nn.Sequential(SequentialStack(blocks))) == [blocks[2]]
     outside = nn.Sequential(SequentialStack(blocks[2:]), nn.Linear(8, 8))
     outside[1].weight = blocks[2].mixer.get_parameter(
         next(n for n, p in blocks[2].mixer.named_parameters() if p.shape == (8, 8))
     )
-    assert strategy.separate(outside) == []
+    assert strategy.shardable_layers(outside) == []
 
 
 def test_the_parts_of_a_step_add_up_to_its_mean():
@@ -243,8 +243,8 @@ def test_the_parts_of_a_step_add_up_to_its_mean():
     task, model = Ragged(), Small().double()
     lesson, whole = LossModule(model, task, "float32"), task.batch("train", range(8))
     want = torch.autograd.grad(lesson(whole), model.embed.weight)[0]
-    run = trainer(model=model, accumulate=3, clip=None)
-    run.wrapped, run.task.size = run.lesson, lambda split: 8
-    assert run._gradients() == pytest.approx(float(lesson(whole).detach()))
+    run = trainer(model=model, accumulation_steps=3, max_grad_norm=None)
+    run.wrapped, run.task.size = run.loss_module, lambda split: 8
+    assert run._backward() == pytest.approx(float(lesson(whole).detach()))
     torch.testing.assert_close(model.embed.weight.grad, want)
     assert TrainSettings(**PLAN).parallel == "ddp"

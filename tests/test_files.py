@@ -12,7 +12,7 @@ import types
 import numpy as np
 import pytest
 
-from regard.tasks import files, rows
+from regard.tasks import files, rows, tokenizers
 from regard.tasks.files import (
     ArrayBuilder,
     decode_chunks,
@@ -117,20 +117,20 @@ def test_a_text_with_many_separators_does_not_win():
         (
             "x.csv",
             "a,b\n1,2\n3\n4,5\n" + "6,7\n" * 20,
-            "line 3 of .* has 1 fields, and the header has 2",
+            "line 3 of .* has 1 fields, but the header has 2",
         ),
-        ("x.csv", "a,b,a\n1,2,3\n", "x.csv has more than one column 'a': give each"),
+        ("x.csv", "a,b,a\n1,2,3\n", "x.csv has two columns 'a': rename one"),
         ("x.csv", "", "is empty"),
-        ("x.jsonl", '{"a": 1}\n{"a": \n', "line 2 of .* is no JSON"),
+        ("x.jsonl", '{"a": 1}\n{"a": \n', "line 2 of .* is not valid JSON"),
         ("x.jsonl", '{"a": 1}\n[1]\n', "line 2 of .* must be an object, not list"),
-        ("x.jsonl", "[" * 100_000 + "\n", "line 1 of .* (nested too deeply|is no JSON)"),
-        ("x.jsonl", '{"a": ' * 50_000, "line 1 of .* (nested too deeply|is no JSON)"),
-        ("x.jsonl", '{"a": ' + "9" * 5000 + "}\n", "line 1 of .* is no JSON"),
+        ("x.jsonl", "[" * 100_000 + "\n", "line 1 of .* (nested too deeply|is not valid JSON)"),
+        ("x.jsonl", '{"a": ' * 50_000, "line 1 of .* (nested too deeply|is not valid JSON)"),
+        ("x.jsonl", '{"a": ' + "9" * 5000 + "}\n", "line 1 of .* is not valid JSON"),
         ("x.json", '{"a": 1}', "array of objects, not dict"),
         ("x.json", "[1]", "row 1 of .* must be an object, not int"),
-        ("x.docx", "a", "rows are read from .csv"),
-        ("x.csv", b"a,b\n1,\xff\n", "byte 0xff at offset 6, in line 2"),
-        ("x.jsonl", b'{"a": 1}\n{"a": "\xe4"}\n', "byte 0xe4 at offset 16, in line 2"),
+        ("x.docx", "a", "Cannot read rows from .*supported are .csv"),
+        ("x.csv", b"a,b\n1,\xff\n", "byte 0xff at offset 6, line 2"),
+        ("x.jsonl", b'{"a": 1}\n{"a": "\xe4"}\n', "byte 0xe4 at offset 16, line 2"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path, name, content, words):
@@ -146,11 +146,11 @@ def test_huge_values_in_json_do_no_harm(tmp_path):
 
 def test_a_line_without_end_is_not_read_into_memory(tmp_path, monkeypatch):
     """Fails if a file that is one endless line is taken for a row."""
-    monkeypatch.setattr(rows, "LONGEST", 1000)
+    monkeypatch.setattr(rows, "MAX_LINE", 1000)
     for name in ("x.jsonl", "x.csv"):
         with pytest.raises(ValueError, match=r"line 1 of .* has 1000 characters or more"):
             read(put(tmp_path / name, '{"a": "' + "x" * 100_000))
-    monkeypatch.setattr(rows, "ARRAY", 10)
+    monkeypatch.setattr(rows, "MAX_JSON_ARRAY", 10)
     with pytest.raises(ValueError, match="write it as JSON lines"):
         read(put(tmp_path / "x.json", json.dumps(ROWS)))
 
@@ -172,10 +172,10 @@ def test_packed_files_that_were_cut_off(tmp_path, name):
         tmp_path / name, as_csv(found) if "csv" in name else "\n".join(map(json.dumps, found))
     )
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(ValueError, match=f"is no whole .{name[-2:]} file"):
+    with pytest.raises(ValueError, match=f"is not a complete .{name[-2:]} file"):
         read(path)
     path.write_bytes(b"not packed at all")
-    with pytest.raises(ValueError, match=f"is no whole .{name[-2:]} file"):
+    with pytest.raises(ValueError, match=f"is not a complete .{name[-2:]} file"):
         read(path)
 
 
@@ -190,17 +190,17 @@ def test_parquet(tmp_path):
         with pytest.raises(ImportError, match=r"pip install 'regard\[text\]'"):
             read(path)
         pytest.skip("pyarrow is not installed: only the message was tested")
-    with pytest.raises(ValueError, match="no whole Parquet file"):
+    with pytest.raises(ValueError, match="not a complete Parquet file"):
         read(path)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
     assert read(path) == ROWS
     whole = path.read_bytes()
     for size in (0, 4, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match="no whole Parquet file"):
+        with pytest.raises(ValueError, match="not a complete Parquet file"):
             read(path)
     path.write_bytes(whole[:10] + b"?" * 60 + whole[70:])
-    with pytest.raises(ValueError, match="no whole Parquet file"):
+    with pytest.raises(ValueError, match="not a complete Parquet file"):
         read(path)
 
 
@@ -269,7 +269,7 @@ def test_hugging_face_from_a_folder_of_files(tmp_path, monkeypatch):
         {"body": "c d", "topic": "two"},
     ]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"hf:.*empty cannot be read: "):
+    with pytest.raises(ValueError, match=r"Cannot read hf:.*empty: "):
         read_rows(f"hf:{tmp_path / 'empty'}")
 
 
@@ -300,7 +300,7 @@ def test_names_of_splits(tmp_path):
 def test_a_path_that_is_not_there(tmp_path):
     """Fails if the nearest name is not told."""
     put(tmp_path / "news.csv", "a\n")
-    with pytest.raises(ValueError, match=r"there is no .*nws.csv: did you mean 'news.csv'"):
+    with pytest.raises(ValueError, match=r".*nws.csv does not exist: did you mean 'news.csv'"):
         existing_path(tmp_path / "nws.csv")
     with pytest.raises(ValueError, match="there is no folder"):
         existing_path(tmp_path / "no" / "x.csv")
@@ -311,7 +311,7 @@ def test_the_place_of_a_wrong_byte_whatever_the_chunks():
     """Fails if the offset or the line of a wrong byte depends on where the chunks end, or a mark shifts it."""
     for mark in (b"", b"\xef\xbb\xbf"):
         content = mark + "añ\nbö\nc".encode() + b"\xc3(" + b"x\n" * 5
-        expected = rf"byte 0xc3 at offset {len(mark) + 9}, in line 3"
+        expected = rf"byte 0xc3 at offset {len(mark) + 9}, line 3"
         for size in range(1, len(content) + 1):
             pieces = (content[i : i + size] for i in range(0, len(content), size))
             with pytest.raises(ValueError, match=expected):
@@ -321,11 +321,11 @@ def test_the_place_of_a_wrong_byte_whatever_the_chunks():
         "".join(decode_chunks((marked[i : i + n] for i in range(0, 5, n)), "x")) == "ab"
         for n in range(1, 6)
     )
-    with pytest.raises(ValueError, match="offset 1, in line 1"):
+    with pytest.raises(ValueError, match="offset 1, line 1"):
         list(decode_chunks([b"a\xc3"], "x"))  # a character that is not finished
     with pytest.raises(ValueError, match="encoding='utf-16'"):
         list(decode_chunks(["hello".encode("utf-16")], "x"))
-    with pytest.raises(ValueError, match="no encoding 'latin1x'"):
+    with pytest.raises(ValueError, match="No encoding 'latin1x'"):
         list(decode_chunks([b"a"], "x", "latin1x"))
 
 
@@ -349,7 +349,7 @@ def test_plain_files_are_mapped_and_others_copied(tmp_path, monkeypatch):
     plain = load_bytes(paths[:1], "utf-8")
     assert isinstance(plain, np.memmap) and plain.tobytes() == text.encode()
     assert load_bytes(paths, "utf-8").tobytes() == 3 * text.encode()
-    monkeypatch.setattr(files, "SMALL", 100)
+    monkeypatch.setattr(files, "MAX_IN_MEMORY", 100)
     assert isinstance(load_bytes(paths[1:], "utf-8"), np.memmap)
     assert len(load_bytes([put(tmp_path / "e.txt", "")], "utf-8")) == 0
 
@@ -368,38 +368,38 @@ def test_a_gigantic_file_costs_no_memory(tmp_path):
 def test_a_store_holds_what_was_put_in(monkeypatch):
     """Fails if pieces are lost, in memory or in a file."""
     for small in (0, 1 << 20):
-        monkeypatch.setattr(files, "SMALL", small)
+        monkeypatch.setattr(files, "MAX_IN_MEMORY", small)
         store = ArrayBuilder(np.uint16)
         for piece in (np.arange(5), np.arange(0), np.arange(300, 310)):
             store.append(piece)
         assert store.finish().tolist() == [*range(5), *range(300, 310)]
 
 
-# ---------------------------------------------------------------------------------------------- codecs
+# ---------------------------------------------------------------------------------------------- all_tokenizers
 TEXT = "naïve ⟨fill⟩ <unk> 日本\n\x00\n\n  end" * 3
 
 
-def codecs():
-    found = [ByteTokenizer(), CharTokenizer.of([TEXT])]
+def all_tokenizers():
+    found = [ByteTokenizer(), CharTokenizer.train([TEXT])]
     try:
-        return [*found, BPETokenizer.of(lambda: [TEXT] * 4, 300)]
+        return [*found, BPETokenizer.train(lambda: [TEXT] * 4, 300)]
     except ImportError:
         return found
 
 
-def test_codecs_keep_every_text():
+def test_tokenizers_keep_every_text():
     """Fails if a text does not come back, a token is out of range, or a unit is counted twice."""
-    for codec in codecs():
-        tokens = codec.encode(TEXT)
-        assert codec.decode(tokens.tolist()) == TEXT
+    for tokenizer in all_tokenizers():
+        tokens = tokenizer.encode(TEXT)
+        assert tokenizer.decode(tokens.tolist()) == TEXT
         assert (
             tokens.min() >= 1
-            and tokens.max() < codec.vocab_size
-            and len(codec.widths()) == codec.vocab_size
+            and tokens.max() < tokenizer.vocab_size
+            and len(tokenizer.token_units()) == tokenizer.vocab_size
         )
-        units = len(TEXT) if codec.unit == "character" else len(TEXT.encode())
-        assert codec.widths()[tokens].sum() == units
-        again = tokenizer_from_dict(json.loads(json.dumps(codec.facts())))
+        units = len(TEXT) if tokenizer.unit == "character" else len(TEXT.encode())
+        assert tokenizer.token_units()[tokens].sum() == units
+        again = tokenizer_from_dict(json.loads(json.dumps(tokenizer.to_dict())))
         assert (again.encode(TEXT) == tokens).all() and again.decode(tokens.tolist()) == TEXT
 
 
@@ -407,8 +407,11 @@ def test_byte_pairs_are_learned_alike_each_time():
     """Fails if the same text gives another vocabulary, so that a run could not be resumed."""
     pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     text = " ".join(f"word{i % 37} {i % 11}" for i in range(2000))
-    made = [BPETokenizer.of(lambda: [text[:5000], text[5000:]], 320) for _ in range(3)]
-    assert made[0].facts() == made[1].facts() == made[2].facts() and 258 < made[0].vocab_size <= 320
+    made = [BPETokenizer.train(lambda: [text[:5000], text[5000:]], 320) for _ in range(3)]
+    assert (
+        made[0].to_dict() == made[1].to_dict() == made[2].to_dict()
+        and 258 < made[0].vocab_size <= 320
+    )
     assert len(made[0].encode(text)) < len(text) / 2
 
 
@@ -416,42 +419,47 @@ def test_byte_pairs_are_learned_once(tmp_path, monkeypatch):
     """Fails if the same texts are learned from again, or others are taken for them."""
     pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
-    learned, usual = [], BPETokenizer._learned
+    learned, usual = [], tokenizers._learn_merges
     monkeypatch.setattr(
-        BPETokenizer, "_learned", lambda *given: learned.append(given[2]) or usual(*given)
+        tokenizers, "_learn_merges", lambda *given: learned.append(given[1]) or usual(*given)
     )
-    first = BPETokenizer.of(lambda: ["aab aab", "b"], 259)
-    again = BPETokenizer.of(lambda: ["aab aab", "b"], 259)
-    assert first.facts() == again.facts() and learned == [259]
-    BPETokenizer.of(lambda: ["aab aabb"], 259), BPETokenizer.of(lambda: ["aab aab", "b"], 260)
+    first = BPETokenizer.train(lambda: ["aab aab", "b"], 259)
+    again = BPETokenizer.train(lambda: ["aab aab", "b"], 259)
+    assert first.to_dict() == again.to_dict() and learned == [259]
+    BPETokenizer.train(lambda: ["aab aabb"], 259), BPETokenizer.train(lambda: ["aab aab", "b"], 260)
     assert learned == [259, 259, 260] and len(list(tmp_path.iterdir())) == 3
 
 
 def test_unknown_characters_and_empty_texts():
     """Fails if a character that training lacked is taken for another, or a text has no token."""
-    codec = CharTokenizer.of(["abc"])
-    assert codec.encode("axc").tolist() == [2, 1, 4] and codec.decode([2, 1, 4, 0]) == "a\ufffdc"
-    assert [TextProcessor(each, 4).encode("").tolist() for each in (codec, ByteTokenizer())] == [
+    tokenizer = CharTokenizer.train(["abc"])
+    assert (
+        tokenizer.encode("axc").tolist() == [2, 1, 4]
+        and tokenizer.decode([2, 1, 4, 0]) == "a\ufffdc"
+    )
+    assert [
+        TextProcessor(each, 4).encode("").tolist() for each in (tokenizer, ByteTokenizer())
+    ] == [
         [1],
         [1],
     ]
-    assert TextProcessor(codec, 2).encode("cab").tolist() == [4, 2]
+    assert TextProcessor(tokenizer, 2).encode("cab").tolist() == [4, 2]
 
 
-def test_wrong_codecs():
+def test_wrong_tokenizers():
     """Fails if nonsense is accepted."""
-    with pytest.raises(ValueError, match="no level 'chars': did you mean 'char'"):
+    with pytest.raises(ValueError, match="No tokenizer 'chars': did you mean 'char'"):
         train_tokenizer("chars", list)
-    with pytest.raises(ValueError, match="vocab is for level 'bpe'"):
+    with pytest.raises(ValueError, match="vocab_size applies to tokenizer='bpe'"):
         train_tokenizer("char", lambda: ["a"], 300)
-    for facts in (
+    for content in (
         {},
-        {"level": "char"},
-        {"level": "no"},
-        {"level": "char", "characters": "aa"},
-        {"level": []},
+        {"type": "char"},
+        {"type": "no"},
+        {"type": "char", "characters": "aa"},
+        {"type": []},
     ):
-        with pytest.raises(ValueError, match="make no codec"):
-            tokenizer_from_dict(facts)
-    with pytest.raises(ValueError, match="no task that reads texts"):
-        processor_from_dict({"codec": {"level": "byte"}})
+        with pytest.raises(ValueError, match="Not a saved tokenizer"):
+            tokenizer_from_dict(content)
+    with pytest.raises(ValueError, match="Not a saved text processor"):
+        processor_from_dict({"tokenizer": {"type": "byte"}})

@@ -20,10 +20,10 @@ from regard.tasks.grammar import (
     VERBS,
     entropy_per_character,
     expected_length,
-    noun,
-    sentence,
-    text,
-    verb,
+    generate_sentence,
+    generate_text,
+    inflect_noun,
+    inflect_verb,
 )
 from regard.tasks.language_modeling import ENDLESS
 
@@ -40,17 +40,17 @@ def path(tmp_path):
 def said(made, split):
     """The text of all windows of a split, and of the first token before them."""
     found = [made.example(split, index) for index in range(made.size(split))]
-    return made.processor.codec.decode(
+    return made.processor.tokenizer.decode(
         [int(found[0].tokens[0]), *torch.cat([e.target for e in found]).tolist()]
     )
 
 
-@pytest.mark.parametrize("level", ["byte", "char", "bpe"])
-def test_each_token_is_foretold_once(path, level):
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_each_token_is_foretold_once(path, tokenizer):
     """Fails if windows overlap, leave a gap, or splits are not cut by position between characters."""
-    if level == "bpe":
+    if tokenizer == "bpe":
         pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
-    made = create_task("lm", data=str(path), level=level, length=50)
+    made = create_task("lm", data=str(path), tokenizer=tokenizer, length=50)
     valid, test = said(made, "valid"), said(made, "test")
     assert PLAIN.endswith(valid + test) and "\ufffd" not in valid + test
     share = 0.05 * len(PLAIN.encode())
@@ -62,7 +62,7 @@ def test_each_token_is_foretold_once(path, level):
 
 def test_training_windows_stand_anywhere_in_the_training_split(path):
     """Fails if a window leaves the split, an offset is never drawn, or a number gives another window the next time."""
-    made = create_task("lm", data=str(path), level="byte", length=64)
+    made = create_task("lm", data=str(path), tokenizer="byte", length=64)
     rest = len(PLAIN.encode()) - sum(len(made.streams[s]) for s in ("valid", "test"))
     train = PLAIN.encode()[:rest]
     seen = [made.example("train", i) for i in range(300)]
@@ -72,23 +72,23 @@ def test_training_windows_stand_anywhere_in_the_training_split(path):
     assert (
         len({tuple(tokens.tolist()) for tokens, _ in seen}) > 200 and made.size("train") == ENDLESS
     )
-    short = create_task("lm", data=str(path), level="byte", length=rest - 2)
+    short = create_task("lm", data=str(path), tokenizer="byte", length=rest - 2)
     assert {
         int((short.example("train", i).tokens == seen[0].tokens[0]).sum()) > 0 for i in range(9)
     } == {True}
     with pytest.raises(
-        ValueError, match=f"train split has {rest} tokens, and {rest + 1} are the least"
+        ValueError, match=f"train split has {rest} tokens, but at least {rest + 1} are needed"
     ):
-        create_task("lm", data=str(path), level="byte", length=rest)
-    with pytest.raises(IndexError, match="not among them"):
+        create_task("lm", data=str(path), tokenizer="byte", length=rest)
+    with pytest.raises(IndexError, match="there is no example"):
         made.example("valid", made.size("valid"))
 
 
 def test_bits_are_counted_by_bytes_or_characters():
     """Fails if bits of byte pairs are for each token, so that levels could not be compared."""
     pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
-    for level, unit in (("byte", "byte"), ("char", "character"), ("bpe", "byte")):
-        made = create_task("lm", level=level, length=40)
+    for tokenizer, unit in (("byte", "byte"), ("char", "character"), ("bpe", "byte")):
+        made = create_task("lm", tokenizer=tokenizer, length=40)
         target = made.example("valid", 0).target[None]
         target[0, :3] = IGNORE_INDEX
         logits = torch.randn(1, 40, made.vocab_size, generator=torch.Generator().manual_seed(0))
@@ -99,16 +99,16 @@ def test_bits_are_counted_by_bytes_or_characters():
             -sum(float(logp[i, t]) for i, t in there) / math.log(2), rel=1e-5
         )
         assert (
-            count == len(made.processor.codec.decode([t for _, t in there]).encode())
-            and made.processor.codec.unit == unit
+            count == len(made.processor.tokenizer.decode([t for _, t in there]).encode())
+            and made.processor.tokenizer.unit == unit
         )
 
 
 def test_the_baseline_is_in_the_same_units(path):
     """Fails if always saying the frequencies costs something else than their cross-entropy by bytes."""
     pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
-    for level in ("byte", "bpe"):
-        made = create_task("lm", data=str(path), level=level, length=32)
+    for tokenizer in ("byte", "bpe"):
+        made = create_task("lm", data=str(path), tokenizer=tokenizer, length=32)
         seen = collections.Counter(
             t for i in range(512) for t in made.example("train", i).target.tolist()
         )
@@ -120,7 +120,7 @@ def test_the_baseline_is_in_the_same_units(path):
         ]
         bits = -sum(math.log2((seen[t] + 1) / whole) for t in asked)
         assert constant_baseline_score(made) == pytest.approx(
-            bits / len(made.processor.codec.decode(asked).encode()), rel=1e-5
+            bits / len(made.processor.tokenizer.decode(asked).encode()), rel=1e-5
         )
 
 
@@ -131,20 +131,20 @@ def test_folders_of_splits_and_of_texts(tmp_path):
     for split, letter in (("train", "a"), ("valid", "b"), ("test", "c")):
         (folder / f"{split}.txt.xz").write_bytes(lzma.compress(letter.encode() * 100))
     (folder / "SOURCE.txt").write_text("not a part of it")
-    made = create_task("lm", data=str(folder), level="byte", length=8)
+    made = create_task("lm", data=str(folder), tokenizer="byte", length=8)
     assert [bytes(made.streams[s]) for s in ("train", "valid", "test")] == [
         b"a" * 100,
         b"b" * 100,
         b"c" * 100,
     ]
     (folder / "valid.txt.xz").unlink()
-    made = create_task("lm", data=str(folder), level="byte", length=8)
+    made = create_task("lm", data=str(folder), tokenizer="byte", length=8)
     assert {s: len(made.streams[s]) for s in made.streams} == {"train": 95, "valid": 5, "test": 100}
     several = tmp_path / "texts"
     several.mkdir()
     for name in "zab":
         (several / f"{name}.md").write_text(name * 40)
-    made = create_task("lm", data=str(several), level="byte", length=8)
+    made = create_task("lm", data=str(several), tokenizer="byte", length=8)
     assert (
         b"".join(bytes(made.streams[s]) for s in ("train", "valid", "test"))
         == b"a" * 40 + b"b" * 40 + b"z" * 40
@@ -156,7 +156,8 @@ def test_a_column_of_rows(tmp_path):
     (tmp_path / "x.csv").write_text("body,n\n" + "".join(f'"words, {i}",1\n' for i in range(50)))
     made = create_task("lm", data=str(tmp_path / "x.csv"), text="body", length=8)
     assert "".join(
-        made.processor.codec.decode(made.streams[s].tolist()) for s in ("train", "valid", "test")
+        made.processor.tokenizer.decode(made.streams[s].tolist())
+        for s in ("train", "valid", "test")
     ) == "".join(f"words, {i}\n" for i in range(50))
     with pytest.raises(ValueError, match="no column 'bdy': did you mean 'body'"):
         create_task("lm", data=str(tmp_path / "x.csv"), text="bdy")
@@ -186,12 +187,16 @@ def test_boundaries_fall_between_characters():
     ("content", "given", "words"),
     [
         (b"", {}, "is empty"),
-        (b"abc", {}, "train split has 1 tokens, and 257 are the least"),
-        (b"ab\xffcd\n" * 200, {}, r"byte 0xff at offset 2, in line 1"),
-        (b"ab\n" * 500, {"level": "word"}, "no level 'word'"),
-        (b"ab\n" * 500, {"vocab_size": 300}, "vocab is for level 'bpe'"),
-        (b"ab\n" * 500, {"level": "bpe", "vocab_size": 200}, "vocab must be an integer >= 258"),
-        (b"ab\n" * 500, {"encoding": "utf8x"}, "no encoding 'utf8x'"),
+        (b"abc", {}, "train split has 1 tokens, but at least 257 are needed"),
+        (b"ab\xffcd\n" * 200, {}, r"byte 0xff at offset 2, line 1"),
+        (b"ab\n" * 500, {"tokenizer": "word"}, "No tokenizer 'word'"),
+        (b"ab\n" * 500, {"vocab_size": 300}, "vocab_size applies to tokenizer='bpe'"),
+        (
+            b"ab\n" * 500,
+            {"tokenizer": "bpe", "vocab_size": 200},
+            "vocab_size must be an integer >= 258",
+        ),
+        (b"ab\n" * 500, {"encoding": "utf8x"}, "No encoding 'utf8x'"),
     ],
 )
 def test_bad_texts_are_refused(tmp_path, content, given, words):
@@ -206,7 +211,7 @@ def test_bytes_that_are_no_text_are_fine_at_the_level_of_bytes(tmp_path):
     """Fails if bytes are checked where nobody asked for text."""
     path = tmp_path / "x.bin"
     path.write_bytes(bytes(range(256)) * 20)
-    made = create_task("lm", data=str(path), level="byte", length=16)
+    made = create_task("lm", data=str(path), tokenizer="byte", length=16)
     assert (
         made.vocab_size == 257
         and int(torch.stack([made.example("train", i).tokens for i in range(200)]).min()) == 1
@@ -220,7 +225,7 @@ def test_a_text_of_eight_gigabytes_takes_no_time(tmp_path):
         file.truncate(8 << 30)
         file.seek((8 << 30) - 1)
         file.write(b"z")
-    made = create_task("lm", data=str(path), level="byte", length=64)
+    made = create_task("lm", data=str(path), tokenizer="byte", length=64)
     assert [len(made.streams[s]) >> 20 for s in ("train", "valid", "test")] == [7372, 409, 409]
     assert (
         made.example("train", 9).tokens.shape == (64,)
@@ -231,13 +236,13 @@ def test_a_text_of_eight_gigabytes_takes_no_time(tmp_path):
 def test_a_missing_package_is_named(monkeypatch):
     """Fails if byte pairs without `tokenizers` end in anything else than how to get it."""
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(ImportError, match=r"pip install regard\[text\]"):
-        create_task("lm", level="bpe")
+    with pytest.raises(ImportError, match=r"pip install 'regard\[text\]'"):
+        create_task("lm", tokenizer="bpe")
 
 
 # ---------------------------------------------------------------------------------------------- the language of our own
-WORDS = {noun(w, p): p for w in NOUNS for p in (0, 1)}
-ACTS = {verb(w, p): p for w in VERBS for p in (0, 1)}
+WORDS = {inflect_noun(w, p): p for w in NOUNS for p in (0, 1)}
+ACTS = {inflect_verb(w, p): p for w in VERBS for p in (0, 1)}
 
 
 def probability(line):
@@ -252,7 +257,7 @@ def probability(line):
 
 def test_the_entropy_of_the_language():
     """Fails if the best possible number of bits is not what the sentences themselves cost."""
-    lines = text(np.random.default_rng(0), 20_000).splitlines()
+    lines = generate_text(np.random.default_rng(0), 20_000).splitlines()
     bits = -sum(math.log2(probability(line)) for line in lines)
     length = sum(len(line) + 1 for line in lines)
     assert length / len(lines) == pytest.approx(expected_length(), rel=0.01)
@@ -265,7 +270,7 @@ def test_the_entropy_of_the_language():
 def test_every_sentence_has_one_derivation():
     """Fails if two derivations give one sentence: then its entropy would be less."""
     short = itertools.product(WORDS, VERBS, WORDS)
-    made = {f"the {s} {verb(v, WORDS[s])} the {o}." for s, v, o in short}
+    made = {f"the {s} {inflect_verb(v, WORDS[s])} the {o}." for s, v, o in short}
     assert len(made) == (2 * len(NOUNS)) ** 2 * len(VERBS)
     assert sum(map(probability, made)) == pytest.approx(0.5)  # half of all sentences have no clause
 
@@ -274,7 +279,7 @@ def test_sentences_that_do_not_agree():
     """Fails if a wrong sentence is right."""
     for seed in range(50):
         with pytest.raises(AssertionError):
-            probability(sentence(np.random.default_rng(seed), agrees=False))
+            probability(generate_sentence(np.random.default_rng(seed), agree=False))
 
 
 def test_the_built_in_language_knows_its_best():
@@ -285,7 +290,7 @@ def test_the_built_in_language_knows_its_best():
         and constant_baseline_score(made) > 3 > made.best
     )
     assert bytes(made.streams["valid"][:200]) != bytes(made.streams["test"][:200])
-    assert create_task("language").streams["test"].tolist() == made.streams["test"].tolist()
+    assert create_task("lm").streams["test"].tolist() == made.streams["test"].tolist()
 
 
 def test_real_text_of_a_known_size():
@@ -293,7 +298,7 @@ def test_real_text_of_a_known_size():
     real_data = real("tinyshakespeare", "wikitext-2")
     made = create_task("lm", data=str(real_data / "tinyshakespeare" / "input.txt.xz"))
     assert made.vocab_size == 67 and sum(map(len, made.streams.values())) == 1_115_394
-    wiki = create_task("lm", data=str(real_data / "wikitext-2"), level="byte")
+    wiki = create_task("lm", data=str(real_data / "wikitext-2"), tokenizer="byte")
     words = [
         len(bytes(wiki.streams[s]).split()) + bytes(wiki.streams[s]).count(b"\n")
         for s in ("valid", "test")

@@ -55,7 +55,7 @@ PLOTS = pytest.mark.skipif(
 class Rude(ParityTask):
     """Parity that shows its examples as a script and is measured in bits."""
 
-    metric = "bits"
+    metric = "bits_per_token"
 
     def show(self, example):
         return EVIL
@@ -85,7 +85,7 @@ def invented_result(score, *, speed=1000.0, memory=5e6, parameters=900, metric="
         "metric": metric,
         "stopped": "steps",
         "curve": curve,
-        "memory": memory,
+        "peak_bytes": memory,
         "environment": where,
     }
 
@@ -278,7 +278,7 @@ def test_one_length_and_bits(tmp_path, monkeypatch):
     """Fails if more bits are better, or scaling is plotted for a single length."""
     monkeypatch.setitem(TASKS, "rude", Rude)
     found = load_report(
-        invented_comparison(tmp_path, tasks="rude", lengths=(8,), metric="bits", seeds=1)
+        invented_comparison(tmp_path, tasks="rude", lengths=(8,), metric="bits_per_byte", seeds=1)
     )
     html = render_page(found)
     assert "All tasks were run at one length." in html
@@ -349,7 +349,7 @@ def dominates(a, b, cost, sign):
         unique=True,
     ),
     st.sampled_from((SPEED, MEMORY)),
-    st.sampled_from(("accuracy", "bits")),
+    st.sampled_from(("accuracy", "bits_per_byte")),
 )
 def test_the_pareto_front_is_not_dominated(values, cost, metric):
     """Fails if the front lacks a row that no other dominates, or has one that another does.
@@ -481,7 +481,7 @@ def real(tmp_path_factory):
             dim=8,
             heads=2,
             layers=2,
-            settings=TrainSettings(steps=2, batch=2, evaluate=1, examples=2),
+            settings=TrainSettings(steps=2, batch_size=2, eval_every=1, eval_examples=2),
         )
         ledger.add(
             name,

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 
 
 class Trains:
-    """The program of `survive_cases`, which trains in one process after the other."""
+    """The program of `resume_cases`, which trains in one process after the other."""
 
     def __init__(self, **given):
         path = os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
@@ -152,13 +152,13 @@ def test_killed_before_any_change_of_its_folder_it_comes_to_the_same_end(short, 
 def test_half_a_line_is_forgotten_and_the_rest_is_not(tmp_path):
     """Fails if a row that was cut off spoils the log, or if a process that dies while it cleans up loses the other rows."""
     log = MetricsLog(tmp_path)
-    log.cut(0)
+    log.truncate(0)
     for step in range(1, 5):
         log.write({"step": step, "loss": 0.5})
     with log.path.open("a") as file:
         file.write('{"step": 5, "lo')
     kept = log.path.read_text()
-    log.cut(3)
+    log.truncate(3)
     assert [json.loads(row)["step"] for row in log.path.read_text().splitlines()] == [1, 2, 3]
     assert kept.startswith(log.path.read_text()) and not list(tmp_path.glob(".*"))
 
@@ -183,7 +183,7 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
 def test_a_checkpoint_without_settings_is_named(tmp_path):
     """Fails if facts that were tampered with end in a KeyError."""
     checkpoint.save(tmp_path / "checkpoints", 2, {"model": {"w": torch.ones(2)}}, {"seconds": 1.0})
-    with pytest.raises(CorruptFile, match="does not say what it was trained with"):
+    with pytest.raises(CorruptFile, match="does not contain its training settings"):
         run_training(spec(), tmp_path)
 
 
@@ -207,16 +207,23 @@ class Tiny(nn.Module):
 
 def trainer(folder=None, watch=lambda progress: None, **given):
     made = create_task("parity", length=8)
-    plan = {"steps": 6, "batch": 8, "evaluate": 2, "examples": 16, "save": 5, "warmup": 3}
-    return Trainer(Tiny(made), made, TrainSettings(**plan | given), folder=folder, watch=watch)
+    plan = {
+        "steps": 6,
+        "batch_size": 8,
+        "eval_every": 2,
+        "eval_examples": 16,
+        "save_every": 5,
+        "warmup_steps": 3,
+    }
+    return Trainer(Tiny(made), made, TrainSettings(**plan | given), folder=folder, on_step=watch)
 
 
 def test_the_moving_average_is_one_and_is_what_is_evaluated():
     """Fails if it forgets a step, moves at another pace, is not used for the score, or leaks into the weights."""
     seen = []
     run = trainer(
-        ema=0.5,
-        rate=0.05,
+        ema_decay=0.5,
+        lr=0.05,
         watch=lambda progress: seen.append(run.model.head.weight.detach().clone()),
     )
     want = run.model.head.weight.detach().clone()
@@ -224,13 +231,13 @@ def test_the_moving_average_is_one_and_is_what_is_evaluated():
     for t, weight in enumerate(seen):
         beta = min(0.5, (1 + t) / (10 + t))
         want = beta * want + (1 - beta) * weight
-    torch.testing.assert_close(run.average.weights["head.weight"], want)
+    torch.testing.assert_close(run.ema.weights["head.weight"], want)
     assert torch.equal(run.model.head.weight, seen[-1])
     batch = run.task.batch("valid", range(16))
     own = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     with torch.no_grad():
         for name, p in run.model.named_parameters():
-            p.copy_(run.average.weights[name])
+            p.copy_(run.ema.weights[name])
     score = float((run.model(batch.tokens).argmax(-1) == batch.target).double().mean())
     with torch.no_grad():
         for name, p in run.model.named_parameters():
@@ -251,7 +258,7 @@ def test_narrow_numbers_are_used_for_the_layers_alone():
 
 def test_patience_counts_evaluations_since_the_best(monkeypatch):
     """Fails if it stops one evaluation too early or too late, or forgets the best when it goes on."""
-    run = trainer(steps=50, evaluate=1, patience=3)
+    run = trainer(steps=50, eval_every=1, patience=3)
     values = iter([0.1, 0.5, 0.4, 0.5, 0.3, 0.9, 0.0])
     monkeypatch.setattr(run, "score", lambda split, **limit: next(values))
     result = run.run()
@@ -261,11 +268,11 @@ def test_patience_counts_evaluations_since_the_best(monkeypatch):
 def test_the_norm_of_the_gradient_is_cut():
     """Fails if clip is not applied, or applied to a gradient that is small enough."""
     for clip, want in ((1e-3, 1e-3), (1e6, None), (None, None)):
-        run = trainer(clip=clip)
-        run.wrapped = run.lesson
-        run._gradients()
+        run = trainer(max_grad_norm=clip)
+        run.wrapped = run.loss_module
+        run._backward()
         before = torch.cat([p.grad.flatten() for p in run.model.parameters()])
-        norm = run.place.clip(clip)
+        norm = run.strategy.clip_gradients(clip)
         after = torch.cat([p.grad.flatten() for p in run.model.parameters()])
         assert norm == pytest.approx(float(before.norm()), rel=1e-5)
         assert float(after.norm()) == pytest.approx(want or norm, rel=1e-3)
@@ -287,5 +294,5 @@ def test_tensorboard_shows_what_the_log_says(tmp_path):
 def test_tensorboard_is_named_where_it_is_missing(tmp_path, monkeypatch):
     """Fails if the error does not say what to install."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r"pip install regard\[track\]"):
+    with pytest.raises(ImportError, match=r"pip install 'regard\[track\]'"):
         trainer(tmp_path, tensorboard=True)

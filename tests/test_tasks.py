@@ -6,7 +6,7 @@ import torch
 
 from regard.tasks import IGNORE_INDEX, TASKS, create_task
 from regard.tasks.base import Example, collate
-from regard.tasks.probes import ASK, BLANK, FIRST
+from regard.tasks.probes import BLANK, FIRST, QUERY
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -47,14 +47,16 @@ def test_copy():
     """Fails if what is asked is not what stood there, in order, behind the gap."""
     tokens, target = create_task("copy", length=20, gap=5).example("train", 3)
     assert (
-        tokens[12] == ASK and (tokens[7:12] == BLANK).all() and (target[:12] == IGNORE_INDEX).all()
+        tokens[12] == QUERY
+        and (tokens[7:12] == BLANK).all()
+        and (target[:12] == IGNORE_INDEX).all()
     )
     assert torch.equal(target[12:], tokens[:7])
     tokens, target = create_task("copy", length=20, gap=5, lead=4).example("train", 3)
     assert (
         (tokens[:4] == BLANK).all()
         and torch.equal(target[14:], tokens[4:9])
-        and tokens[14] == ASK
+        and tokens[14] == QUERY
         and len(tokens) == 19
     )
 
@@ -63,7 +65,7 @@ def test_selective_copy():
     """Fails if the symbols after the sign are not those before it, in order."""
     tokens, target = create_task("selective_copy", length=30, count=6).example("train", 1)
     assert (
-        torch.equal(target[target != IGNORE_INDEX], tokens[tokens >= FIRST]) and tokens[24] == ASK
+        torch.equal(target[target != IGNORE_INDEX], tokens[tokens >= FIRST]) and tokens[24] == QUERY
     )
 
 
@@ -121,7 +123,7 @@ def test_loss_and_score_count_what_is_there():
     assert made.score(logits, target) == (1.0, 2)
     expected = -torch.log_softmax(logits[0, :2], -1)[:, 0]
     torch.testing.assert_close(made.loss(logits, target), expected.mean())
-    made.metric = "bits"
+    made.metric = "bits_per_token"
     bits, count = made.score(logits, target)
     assert count == 2 and bits == pytest.approx(float(expected.sum()) / np.log(2), rel=1e-6)
 
@@ -133,10 +135,10 @@ def test_loss_and_score_count_what_is_there():
         ("copy", {"lenght": 3}, "did you mean 'length'"),
         ("copy", {"length": 2}, "length must be"),
         ("copy", {"length": 9, "gap": 9}, "no room"),
-        ("copy", {"length": 9, "gap": 3, "lead": 4}, "a lead of 4"),
+        ("copy", {"length": 9, "gap": 3, "lead": 4}, "lead=4 leave no room"),
         ("copy", {"causal": "no"}, "causal must be"),
         ("recall", {"length": 8, "pairs": 3}, "at least 12"),
-        ("recall", {"pairs": 9, "keys": 4}, "as many keys"),
+        ("recall", {"pairs": 9, "keys": 4}, "as many keys, but keys=4"),
         ("selective_copy", {"length": 4, "count": 3}, "at least 6"),
         ("dyck", {"depth": 0}, "depth must be"),
         ("parity", {"seed": -1}, "seed must be"),

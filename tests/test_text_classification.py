@@ -56,21 +56,21 @@ def test_files_named_after_splits(tmp_path):
     assert [made.size(split) for split in SPLITS] == [200, 7, 30]
 
 
-@pytest.mark.parametrize("level", ["byte", "char", "bpe"])
-def test_all_that_prediction_needs_is_in_the_facts(tmp_path, level):
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_all_that_prediction_needs_is_in_the_facts(tmp_path, tokenizer):
     """Fails if tokens or labels cannot be made again without the data."""
-    if level == "bpe":
+    if tokenizer == "bpe":
         pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     made = create_task(
         "classify",
         data=write(tmp_path / "x.jsonl", some(60)),
         text="body",
         label="topic",
-        level=level,
+        tokenizer=tokenizer,
         length=9,
     )
-    processor = processor_from_dict(json.loads(json.dumps(made.facts())))
-    assert processor.labels == ("a", "b") and processor.decode(1) == "b"
+    processor = processor_from_dict(json.loads(json.dumps(made.processor_dict())))
+    assert processor.labels == ("a", "b") and processor.labels[1] == "b"
     row = next(
         module.LabelledRows(
             {"all": [("", r) for r in some(60)]}, "body", "topic", drop=False, seed=0
@@ -78,7 +78,8 @@ def test_all_that_prediction_needs_is_in_the_facts(tmp_path, level):
     )
     assert processor.encode(row.text).tolist() == made.example("train", 0).tokens.tolist()
     assert (
-        len(processor.encode("text " * 99)) == 9 and made.vocab_size == processor.codec.vocab_size
+        len(processor.encode("text " * 99)) == 9
+        and made.vocab_size == processor.tokenizer.vocab_size
     )
 
 
@@ -101,15 +102,15 @@ def test_classes_are_in_the_order_of_frequency(tmp_path):
     [
         (some(40), {"text": "bdy"}, "no column 'bdy': did you mean 'body'"),
         (some(40), {"label": "tpic"}, "no column 'tpic': did you mean 'topic'"),
-        (some(40, "a"), {}, "all training rows have the label 'a'"),
+        (some(40, "a"), {}, "All training rows have the label 'a'"),
         (some(3), {}, "split has no rows"),
         ([], {}, "split has no rows"),
         ([{"body": ["x"], "topic": "a"}] * 40, {}, "'body' must be text or a number, not list"),
         ([{"body": "x", "topic": {}}] * 40, {}, "'topic' must be text or a number, not dict"),
-        (some(40), {"missing": "ignore"}, "missing must be one of 'refuse', 'drop'"),
+        (some(40), {"missing": "ignore"}, "missing must be one of 'error', 'drop'"),
         (some(40), {"length": 0}, "length must be"),
-        (some(40), {"data": "nowhere.csv"}, "there is no nowhere.csv"),
-        (some(40), {"data": None}, "give data too"),
+        (some(40), {"data": "nowhere.csv"}, "nowhere.csv does not exist"),
+        (some(40), {"data": None}, "also give data"),
     ],
 )
 def test_bad_rows_are_refused(tmp_path, rows, given, words):
@@ -132,13 +133,13 @@ def test_missing_labels_are_refused_by_line_or_dropped(tmp_path):
     for split in ("valid", "test"):
         write(tmp_path / f"{split}.jsonl", some(5))
     with pytest.raises(
-        ValueError, match=r"no 'topic' in line 1 of .*, line 2 of .*, line 3 of [^,]*: fill it in"
+        ValueError, match=r"no 'topic' in line 1 of .*, line 2 of .*, line 3 of [^,]*: fill in"
     ):
         create_task("classify", data=str(tmp_path), text="body", label="topic")
     made = create_task("classify", data=str(tmp_path), text="body", label="topic", missing="drop")
     assert made.size("train") == 97
     write(tmp_path / "train.jsonl", [row | {"topic": None} for row in rows[:20]] + rows[3:])
-    with pytest.raises(ValueError, match=r"line 5 of \S+ and 15 more: fill it in"):
+    with pytest.raises(ValueError, match=r"line 5 of \S+ and 15 more: fill in"):
         create_task("classify", data=str(tmp_path), text="body", label="topic")
     assert path
 
@@ -166,7 +167,7 @@ def test_a_label_that_training_lacks_is_named(tmp_path):
     write(tmp_path / "test.jsonl", [*some(5), {"body": "x", "topic": "c"}])
     with pytest.raises(
         ValueError,
-        match=r"line 6 of .*test.jsonl has the label 'c', which no training row has: there are",
+        match=r"line 6 of .*test.jsonl has label 'c', which no training row has: choose from a, b",
     ):
         create_task("classify", data=str(tmp_path), text="body", label="topic")
 

@@ -50,14 +50,14 @@ def trainer(folder=None, *, stop=None, poison=None, **given):
 
     plan = {
         "steps": 12,
-        "batch": 8,
-        "evaluate": 4,
-        "examples": 16,
-        "save": 5,
-        "ema": 0.9,
-        "warmup": 3,
+        "batch_size": 8,
+        "eval_every": 4,
+        "eval_examples": 16,
+        "save_every": 5,
+        "ema_decay": 0.9,
+        "warmup_steps": 3,
     }
-    return Trainer(model, made, TrainSettings(**plan | given), folder=folder, watch=watch)
+    return Trainer(model, made, TrainSettings(**plan | given), folder=folder, on_step=watch)
 
 
 def weights(run):
@@ -68,7 +68,7 @@ def test_a_run_that_was_stopped_goes_on_bit_by_bit(tmp_path):
     """Fails if anything that matters, dropout included, is not in the checkpoint."""
     whole = trainer(tmp_path / "whole")
     first = whole.run()
-    with pytest.raises(Interrupted, match=r"stopped at step 7; kept in .*step-00000007"):
+    with pytest.raises(Interrupted, match=r"Stopped at step 7; saved to .*step-00000007"):
         trainer(tmp_path / "parts", stop=7).run()
     rest = trainer(tmp_path / "parts")
     second = rest.run()
@@ -87,7 +87,10 @@ def test_a_run_that_was_stopped_goes_on_bit_by_bit(tmp_path):
 
 def test_parts_of_a_batch_add_up_to_it():
     """Fails if accumulation changes the gradient."""
-    runs = [trainer(accumulate=parts, steps=1, clip=None, ema=None) for parts in (1, 3, 8)]
+    runs = [
+        trainer(accumulation_steps=parts, steps=1, max_grad_norm=None, ema_decay=None)
+        for parts in (1, 3, 8)
+    ]
     for run in runs:
         run.model = run.model.double()
         run.model.eval()
@@ -102,7 +105,7 @@ def test_what_is_no_number_stops_the_run(tmp_path):
     run = trainer(tmp_path, poison=11)
     with pytest.raises(
         Diverged,
-        match=r"the loss is nan .* at step 11; the last good checkpoint is .*step-00000010",
+        match=r"The loss is nan .* at step 11; the last good checkpoint is .*step-00000010",
     ):
         run.run()
     tensors, _ = checkpoint.load(checkpoint.latest_checkpoint(tmp_path / "checkpoints"))
@@ -111,8 +114,8 @@ def test_what_is_no_number_stops_the_run(tmp_path):
 
 def test_patience_and_time_stop_it():
     """Fails if a run goes on when nothing gets better, or when its time is over."""
-    assert trainer(steps=400, rate=1e-12, evaluate=1, patience=3).run().stopped == "patience"
-    result = trainer(steps=10**6, seconds=0.5, evaluate=10**6).run()
+    assert trainer(steps=400, lr=1e-12, eval_every=1, patience=3).run().stopped == "patience"
+    result = trainer(steps=10**6, max_seconds=0.5, eval_every=10**6).run()
     assert result.stopped == "seconds" and result.steps > 1
 
 
@@ -136,7 +139,9 @@ class Slow:
 def test_time_is_kept_whatever_a_step_takes(monkeypatch, step):
     """Fails if the last evaluations come on top of the time, however many examples there are to judge, or steps go on to its
     end and leave none for them."""
-    run = trainer(steps=10**6, seconds=30.0, evaluate=10**6, examples=4096, batch=16)
+    run = trainer(
+        steps=10**6, max_seconds=30.0, eval_every=10**6, eval_examples=4096, batch_size=16
+    )
     clock = Slow(run.task, step)
     monkeypatch.setattr("regard.train.trainer.time", clock)
     result = run.run()
@@ -172,11 +177,13 @@ def test_tokens_are_as_large_as_their_positions(position, scaled):
 
 def test_schedules():
     """Fails if the warm-up does not rise, the cosine does not end at zero, or 1/√step is not that."""
-    cosine = TrainSettings(warmup=10)
-    assert [cosine.factor(i, 0) for i in (0, 4, 9)] == [0.1, 0.5, 1.0]
-    assert cosine.factor(10, 0) == 1 and cosine.factor(500, 0.5) == pytest.approx(0.5)
-    assert cosine.factor(999, 1) == 0 and TrainSettings(schedule="constant").factor(999, 1) == 1
-    assert TrainSettings(schedule="rsqrt", warmup=100).factor(399, 0.1) == 0.5
+    cosine = TrainSettings(warmup_steps=10)
+    assert [cosine.lr_factor(i, 0) for i in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    assert cosine.lr_factor(10, 0) == 1 and cosine.lr_factor(500, 0.5) == pytest.approx(0.5)
+    assert (
+        cosine.lr_factor(999, 1) == 0 and TrainSettings(schedule="constant").lr_factor(999, 1) == 1
+    )
+    assert TrainSettings(schedule="rsqrt", warmup_steps=100).lr_factor(399, 0.1) == 0.5
 
 
 def test_every_example_is_seen_once_in_each_epoch_by_one_process():
@@ -186,7 +193,7 @@ def test_every_example_is_seen_once_in_each_epoch_by_one_process():
             sorted(
                 i
                 for r in range(world)
-                for i in batch_indices(12, 4, s, seed=3, rank=r, world=world)
+                for i in batch_indices(12, 4, s, seed=3, rank=r, world_size=world)
             )
             for s in range(6)
         ]
@@ -196,9 +203,9 @@ def test_every_example_is_seen_once_in_each_epoch_by_one_process():
         for steps in ((0, 1, 2), (3, 4, 5))
     ]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12)) and epochs[0] != epochs[1]
-    with pytest.raises(ValueError, match="does not divide among 3"):
-        batch_indices(12, 4, 0, seed=0, world=3)
-    with pytest.raises(ValueError, match="no examples"):
+    with pytest.raises(ValueError, match="not divisible by the number of processes, 3"):
+        batch_indices(12, 4, 0, seed=0, world_size=3)
+    with pytest.raises(ValueError, match="There are no examples"):
         batch_indices(0, 4, 0, seed=0)
 
 
@@ -209,14 +216,20 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     assert last.name == "step-00000010"
     path = last / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(CorruptFile, match="changed or cut off"):
+    with pytest.raises(CorruptFile, match="modified or truncated"):
         checkpoint.load(last)
     said = []
     assert (
         checkpoint.latest_checkpoint(tmp_path / "checkpoints", said.append).name == "step-00000005"
-        and "cut off" in said[0]
+        and "truncated" in said[0]
     )
-    for text in ("", "{", '{"files": 3}', '{"files": {"../x": "0"}, "facts": {}}', "[" * 100_000):
+    for text in (
+        "",
+        "{",
+        '{"files": 3}',
+        '{"files": {"../x": "0"}, "metadata": {}}',
+        "[" * 100_000,
+    ):
         (last / "manifest.json").write_text(text)
         with pytest.raises(CorruptFile):
             checkpoint.load(last)
@@ -256,11 +269,11 @@ def test_whatever_moment_a_save_is_killed_at_the_last_one_is_whole(tmp_path, mom
     [
         ({"step": 3}, "did you mean 'steps'"),
         ({"steps": 0}, "steps: "),
-        ({"rate": float("nan")}, "rate: "),
+        ({"lr": float("nan")}, "lr: "),
         ({"schedule": "linear"}, "schedule must be one of"),
         ({"precision": "int8"}, "precision must be one of"),
-        ({"ema": 1.0}, "ema: "),
-        ({"batch": "many"}, "batch: "),
+        ({"ema_decay": 1.0}, "ema_decay: "),
+        ({"batch_size": "many"}, "batch_size: "),
     ],
 )
 def test_wrong_settings_are_named(given, words):
@@ -272,6 +285,6 @@ def test_wrong_settings_are_named(given, words):
 def test_other_settings_are_not_resumed(tmp_path):
     """Fails if a run goes on with a rate that it did not begin with; more steps are fine."""
     trainer(tmp_path, steps=5).run()
-    with pytest.raises(ValueError, match="another rate"):
-        trainer(tmp_path, steps=5, rate=0.5).run()
+    with pytest.raises(ValueError, match="different lr"):
+        trainer(tmp_path, steps=5, lr=0.5).run()
     assert trainer(tmp_path, steps=7).run().steps == 7

@@ -141,7 +141,7 @@ def compare(
             position=parse_specs(position)[0],
             match_params=match_params,
             settings=TrainSettings(
-                steps=steps, batch=batch_size, rate=lr, evaluate=interval, save=interval
+                steps=steps, batch_size=batch_size, lr=lr, eval_every=interval, save_every=interval
             ),
         )
         runs = plan_runs(plan)

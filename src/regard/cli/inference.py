@@ -1,231 +1,199 @@
-"""regard predict, regard generate: a trained model put to use."""
+"""The commands `regard predict` and `regard generate`."""
 
 from __future__ import annotations
 
-import csv as comma
+import csv as csv_module
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli.output import print_json, user_errors
-from regard.models.beam import BeamSearchConfig, beam_search
-from regard.models.generation import GenerationOutput, generate as go_on, stream_tokens
-from regard.models.sampling import (
-    DecodingStrategy,
-    GreedySearch,
-    LogitsProcessor,
-    Sampling,
-    Temperature,
-    TopKFilter,
-    TopPFilter,
-)
-from regard.models.stopping_criteria import StoppingCriteria
-from regard.tasks.corpus import TEXT_SUFFIXES
-from regard.tasks.files import existing_path, file_type, open_text
-from regard.tasks.rows import HUGGING_FACE, get_column, read_rows
-from regard.tasks.tokenizers import Tokenizer
-from regard.train.inference import (
-    Prediction,
-    TrainedRun,
-    generation_step,
-    load_run,
-    predict as labelled,
-)
+from regard.progress import announce_loading
+
+if TYPE_CHECKING:
+    from regard.models.generation import GenerationOutput
+    from regard.models.sampling import DecodingStrategy
+    from regard.tasks.tokenizers import Tokenizer
+    from regard.train.inference import TrainedRun
 
 
 def predict(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run of the task classify.")],
-    text: Annotated[list[str], typer.Option(help="A text; may be given several times.")] = [],  # noqa: B006
+    folder: Annotated[Path, typer.Argument(help="Folder of a run of the task classify.")],
+    text: Annotated[list[str], typer.Option(help="A text to label; may be repeated.")] = [],  # noqa: B006
     data: Annotated[
-        str | None, typer.Option(help="A file of rows, or of texts, a line each.")
+        str | None, typer.Option(help="A file of rows, or a text file with one text per line.")
     ] = None,
     column: Annotated[
-        str | None, typer.Option(help="The column of the text [as in training].")
+        str | None, typer.Option(help="Column of the text in --data [as in training].")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Texts at a time.")] = 32,
-    json: Annotated[bool, typer.Option("--json", help="One JSON array to stdout.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="CSV to stdout, row by row.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 32,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
-    """Label texts with a trained model, and say how sure it is.
+    """Predict the labels of texts, with their probabilities.
 
     Example: regard predict runs/mine --text "a fine day" --json
     """
+    announce_loading("regard predict", quiet=json or csv)
+    from regard.train import inference
+
     with user_errors():
         if bool(text) == (data is not None):
-            raise ValueError("give either --text or --data")
+            raise ValueError("Give either --text or --data.")
         if column is not None and data is None:
-            raise ValueError("--column names a column of --data")
-        run = load_run(folder)
-        given = (
-            text
-            if data is None
-            else texts_of(data, column or run.spec.task.arguments.get("text", "text"), run)
-        )
-        found = labelled(run, given, batch=batch)
+            raise ValueError("--column is a column of --data, which is missing.")
+        run = inference.load_run(folder)
+        texts: Iterable[str] = text
+        if data is not None:
+            texts = _read_texts(data, column or run.spec.task.arguments.get("text", "text"), run)
+        predictions = inference.predict(run, texts, batch_size=batch_size)
         if json:
-            print_json([as_row(one) | {"probabilities": one.all} for one in found])
+            print_json([prediction._asdict() for prediction in predictions])
         elif csv:
-            as_csv(found)
+            writer = csv_module.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(["text", "label", "probability"])
+            for prediction in predictions:
+                writer.writerow(prediction[:3])
         else:
-            for one in found:
-                typer.echo(in_words(one))
+            for one in predictions:
+                short = one.text if len(one.text) <= 60 else f"{one.text[:59]}…"
+                percent = f"{100 * one.probability:.1f} %"
+                typer.echo(f"{one.label}  {percent}  {' '.join(short.split())}")
 
 
-def texts_of(data: str, name: str, run: TrainedRun) -> Iterator[str]:
-    """The texts of a file: of a column where it has rows, else its lines."""
+def _read_texts(data: str, column: str, run: TrainedRun) -> Iterator[str]:
+    """The texts of a file: a column if it has rows, otherwise its lines."""
+    from regard.tasks.corpus import TEXT_SUFFIXES
+    from regard.tasks.files import existing_path, file_type, open_text
+    from regard.tasks.rows import HUGGING_FACE, get_column, read_rows
+
     encoding = run.spec.task.arguments.get("encoding", "utf-8")
-    if (
-        not data.startswith(HUGGING_FACE)
-        and file_type(path := existing_path(data)) in TEXT_SUFFIXES
-        and not path.is_dir()
-    ):
-        with open_text(path, encoding) as file:
-            yield from (line.rstrip("\r\n") for line in file)
-        return
+    if not data.startswith(HUGGING_FACE):
+        path = existing_path(data)
+        if path.is_file() and file_type(path) in TEXT_SUFFIXES:
+            with open_text(path, encoding) as file:
+                yield from (line.rstrip("\r\n") for line in file)
+            return
     for rows in read_rows(data, encoding).values():
-        for place, row in rows:
-            value = get_column(row, name, place)
+        for where, row in rows:
+            value = get_column(row, column, where)
             yield "" if value is None else str(value)
 
 
-def as_row(one: Prediction) -> dict[str, object]:
-    """What is written of a prediction."""
-    return {"text": one.text, "label": one.label, "probability": one.probability}
-
-
-def as_csv(found: Iterable[Prediction]) -> None:
-    """A line for each text, as soon as it is known."""
-    writer = comma.DictWriter(sys.stdout, ["text", "label", "probability"], lineterminator="\n")
-    writer.writeheader()
-    for one in found:
-        writer.writerow(as_row(one))
-
-
-def in_words(one: Prediction) -> str:
-    """ "right  98.1 %  the dog sees the cat."."""
-    short = one.text if len(one.text) <= 60 else f"{one.text[:59]}…"
-    return f"{one.label}  {100 * one.probability:.1f} %  {' '.join(short.split())}"
-
-
-# ---------------------------------------------------------------------------------------------- generate
+# ---------------------------------------------------------------------------------------- generate
 def generate(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run of the task lm.")],
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "\n",
-    length: Annotated[int, typer.Option(min=1, help="New tokens, at most.")] = 200,
+    folder: Annotated[Path, typer.Argument(help="Folder of a run of the task lm.")],
+    prompt: Annotated[str, typer.Option(help="Start of the text.")] = "\n",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 200,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Below 1 surer, above 1 bolder; 0: the best [1].")
+        float | None,
+        typer.Option(min=0, help="Sampling temperature; 0 takes the most probable token [1]."),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="Only so many of the most probable tokens.")
+        int | None, typer.Option(min=1, help="Sample from the k most probable tokens.")
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Only the most probable tokens that make up this share.")
+        float | None,
+        typer.Option(help="Sample from the most probable tokens with this total probability."),
     ] = None,
-    beams: Annotated[
-        int, typer.Option(min=1, help="Search for the most probable text with so many at a time.")
-    ] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the draws [0].")] = None,
+    num_beams: Annotated[int, typer.Option(min=1, help="Beam search with this many beams.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling [0].")] = None,
     stop: Annotated[
         list[str],
-        typer.Option(help=r"End before this; \n is the end of a line. May be given again."),
+        typer.Option(help=r"Stop before this string; \n is a newline. May be repeated."),
     ] = [],  # noqa: B006
-    json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """Go on with a text, token by token as it comes.
+    """Continue a text, token by token.
 
-    Example: regard generate runs/mine --prompt "the dog" --length 100 --temperature 0.8 --seed 1
+    Example: regard generate runs/mine --prompt "the dog" --max-new-tokens 100 --temperature 0.8 --seed 1
     """
+    announce_loading("regard generate", quiet=json)
+    from regard.models.beam import BeamSearchConfig, beam_search
+    from regard.models.generation import generate as generate_texts, stream_tokens
+    from regard.models.stopping_criteria import StoppingCriteria
+    from regard.train.inference import generation_step, load_run
+
     with user_errors():
         run = load_run(folder)
-        step, codec = generation_step(run), reading_codec(run)
-        start = checked_prompt(prompt, codec)
-        ends = StoppingCriteria(
-            strings=[one.replace("\\n", "\n") for one in stop], decode=lambda new: codec.decode(new)
+        step = generation_step(run)
+        assert run.processor is not None
+        tokenizer = run.processor.tokenizer
+        tokens = _encode_prompt(prompt, tokenizer)
+        criteria = StoppingCriteria(
+            strings=[one.replace("\\n", "\n") for one in stop],
+            decode=lambda new: tokenizer.decode(new),
         )
-        if beams > 1:
-            refuse_draws(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-            tell(
-                prompt,
-                beam_search(
-                    step, [start], BeamSearchConfig(beams), max_new_tokens=length, stop=ends
-                )[0][0],
-                json=json,
+        if num_beams > 1:
+            _refuse_sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+            beams = BeamSearchConfig(num_beams)
+            searched = beam_search(
+                step, [tokens], beams, max_new_tokens=max_new_tokens, stop=criteria
             )
+            _print_output(prompt, searched[0][0], json=json)
             return
-        strategy = choice(temperature, top_k, top_p, seed)
+        strategy = _decoding_strategy(temperature, top_k, top_p, seed)
         if json:
-            tell(
-                prompt,
-                go_on(step, [start], max_new_tokens=length, strategy=strategy, stop=ends)[0],
-                json=True,
+            found = generate_texts(
+                step, [tokens], max_new_tokens=max_new_tokens, strategy=strategy, stop=criteria
             )
+            _print_output(prompt, found[0], json=True)
             return
         typer.echo(prompt, nl=False)
         for piece in stream_tokens(
-            step, [start], max_new_tokens=length, strategy=strategy, stop=ends
+            step, [tokens], max_new_tokens=max_new_tokens, strategy=strategy, stop=criteria
         ):
             typer.echo(piece.text, nl=False)
             sys.stdout.flush()
         typer.echo()
 
 
-def reading_codec(run: TrainedRun) -> Tokenizer:
-    """Of a run that speaks."""
-    assert run.processor is not None
-    return run.processor.codec
-
-
-def checked_prompt(prompt: str, codec: Tokenizer) -> list[int]:
-    """The tokens of a prompt; what the model has never seen is named."""
-    tokens: list[int] = codec.encode(prompt).tolist()
+def _encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a prompt; characters that the model does not know are an error."""
+    tokens: list[int] = tokenizer.encode(prompt).tolist()
     if not tokens:
-        raise ValueError("the prompt is empty: the model goes on from at least one token")
-    strange = (
-        [prompt[place] for place, token in enumerate(tokens) if token in codec.silent()]
-        if codec.unit == "character"
-        else []
-    )
-    if strange:
-        raise ValueError(f"the prompt has {strange[0]!r}, which the training text lacks")
+        raise ValueError("The prompt is empty: give at least one token.")
+    if tokenizer.unit == "character":
+        for character, token in zip(prompt, tokens, strict=True):
+            if token in tokenizer.special_tokens():
+                raise ValueError(
+                    f"The prompt contains {character!r}, which is not in the training text."
+                )
     return tokens
 
 
-def choice(
+def _decoding_strategy(
     temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
 ) -> DecodingStrategy:
-    """How a token is chosen; a temperature of 0 takes the best, and nothing is drawn."""
+    """Sampling with the given filters, or greedy search at temperature 0."""
+    from regard.models.sampling import GreedySearch, Sampling, Temperature, TopKFilter, TopPFilter
+
     if temperature == 0:
-        refuse_draws(top_k=top_k, top_p=top_p, seed=seed)
+        _refuse_sampling(top_k=top_k, top_p=top_p, seed=seed)
         return GreedySearch()
-    shapes: list[LogitsProcessor] = [] if temperature is None else [Temperature(temperature)]
-    shapes += [] if top_k is None else [TopKFilter(top_k)]
-    shapes += [] if top_p is None else [TopPFilter(top_p)]
-    return Sampling(*shapes, seed=0 if seed is None else seed)
+    filters = [
+        *([] if temperature is None else [Temperature(temperature)]),
+        *([] if top_k is None else [TopKFilter(top_k)]),
+        *([] if top_p is None else [TopPFilter(top_p)]),
+    ]
+    return Sampling(*filters, seed=0 if seed is None else seed)
 
 
-def refuse_draws(**given: float | None) -> None:
-    """Where nothing is drawn, nothing about draws can be said."""
-    for name, value in given.items():
+def _refuse_sampling(**options: float | None) -> None:
+    """Refuse sampling options where nothing is sampled."""
+    for name, value in options.items():
         if value is not None:
             raise ValueError(
-                f"--{name.replace('_', '-')} shapes draws, and here none are made: leave it out"
+                f"--{name.replace('_', '-')} applies to sampling, which beam search and "
+                "temperature 0 do not use: omit it."
             )
 
 
-def tell(prompt: str, result: GenerationOutput, *, json: bool) -> None:
-    """A whole text at once."""
+def _print_output(prompt: str, output: GenerationOutput, *, json: bool) -> None:
     if json:
-        print_json(
-            {
-                "prompt": prompt,
-                "text": result.text,
-                "tokens": result.tokens,
-                "logp": result.logp,
-                "why": result.why,
-            }
-        )
+        print_json({"prompt": prompt, **output._asdict()})
     else:
-        typer.echo(f"{prompt}{result.text}")
+        typer.echo(f"{prompt}{output.text}")

@@ -1,54 +1,53 @@
-"""What a user may set of a recipe, read safely: `--set block=32 --set split=merged`."""
+"""Parse and check the arguments of a recipe: `--set block=32 --set split=merged`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_type_hints
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from regard.errors import did_you_mean
 from regard.literals import parse_literal
-from regard.pattern import MAX_POSITION
-from regard.registry import Recipe
 
-OPTIONS = ("dim", "heads", "length", "causal")  # have an option of their own
-HINTS_OF_PATTERNS = "Pattern"
+if TYPE_CHECKING:
+    from regard.registry import Recipe
+
+OPTIONS = ("dim", "heads", "length", "causal")  # have their own option
 
 
 def parse_recipe_arguments(recipe: Recipe, settings: Sequence[str]) -> dict[str, Any]:
-    """name=value, each checked against the recipe's signature."""
-    found: dict[str, Any] = {}
+    """Parse name=value settings and check them against the signature of the recipe."""
+    arguments: dict[str, Any] = {}
+    settable = [name for name in recipe.parameters if name not in OPTIONS]
     for setting in settings:
         name, equals, text = setting.partition("=")
         name = name.strip()
         if not equals:
-            raise ValueError(f"--set takes name=value, not {setting!r}")
-        _check_name(recipe, name)
-        found[name] = _checked(recipe, name, parse_literal(text.strip()))
-    return found
+            raise ValueError(f"--set takes name=value, not {setting!r}.")
+        if name in OPTIONS:
+            raise ValueError(f"Set {name!r} with its own option: --{name}")
+        if name not in settable:
+            hint = did_you_mean(name, settable) if settable else "it has no arguments."
+            raise ValueError(f"{recipe.name} takes no argument {name!r}: {hint}")
+        arguments[name] = _validate(recipe, name, parse_literal(text.strip()))
+    return arguments
 
 
-def _check_name(recipe: Recipe, name: str) -> None:
-    if name in OPTIONS:
-        raise ValueError(f"{name!r} has an option of its own: --{name}")
-    settable = [known for known in recipe.parameters if known not in OPTIONS]
-    if name not in settable:
-        hint = did_you_mean(name, settable) if settable else "there is nothing to set"
-        raise ValueError(f"{recipe.name} takes no argument {name!r}: {hint}")
+def _validate(recipe: Recipe, name: str, value: Any) -> Any:
+    """Convert a value to the annotated type of the argument."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+    from regard.pattern import MAX_POSITION
 
-def _checked(recipe: Recipe, name: str, value: Any) -> Any:
-    hint = get_type_hints(recipe.build).get(name, Any)
-    if HINTS_OF_PATTERNS in str(hint):
+    annotation = get_type_hints(recipe.build).get(name, Any)
+    if "Pattern" in str(annotation):
         raise ValueError(
-            f"{name!r} takes patterns, which are written in Python: regard.create({recipe.name!r}, {name}=...)"
+            f"{name!r} takes patterns, which are written in Python: "
+            f"regard.create({recipe.name!r}, {name}=...)"
         )
     if isinstance(value, int) and abs(value) > MAX_POSITION:
-        raise ValueError(f"{name}={value} is beyond every position")
+        raise ValueError(f"{name}={value} is larger than the largest position, {MAX_POSITION}.")
     try:
-        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(
-            value
-        )
+        adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        return adapter.validate_python(value)
     except ValidationError as error:
         raise ValueError(f"{name}={value!r}: {error.errors()[0]['msg'].lower()}") from error

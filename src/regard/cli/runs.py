@@ -1,266 +1,233 @@
-"""regard runs: what was trained, side by side; and away with it."""
+"""The commands `regard runs list`, `show`, `compare` and `delete`."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.table import Table
 
 from regard.cli.output import console, print_json, user_errors
+from regard.cli.renamed import Command
 from regard.cli.text_plot import plot_text
-from regard.compare.executors import LOCK_FILE, LOG_FILE, STOP_FILE
-from regard.compare.plan import spec_label
 from regard.json_files import CorruptFile, read_json
-from regard.train.metrics_log import METRICS_FILE as METRICS, read_metrics
-from regard.train.run import MODEL_DIR, RESULT_FILE, SPEC_FILE, TASK_FILE, RunSpec, read_spec
-from regard.train.trainer import CHECKPOINTS
 
-runs = typer.Typer(no_args_is_help=True, help="Look at runs: list, show, compare, delete.")
-OWN = {
-    SPEC_FILE,
-    TASK_FILE,
-    METRICS,
-    CHECKPOINTS,
-    MODEL_DIR,
-    RESULT_FILE,
-    LOG_FILE,
-    LOCK_FILE,
-    STOP_FILE,
-}  # what a run writes into its folder
+if TYPE_CHECKING:
+    from rich.table import Table
 
-Folder = Annotated[Path, typer.Argument(help="The folder of a run.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON to stdout.")]
+    from regard.train.run import RunSpec
+
+runs = typer.Typer(no_args_is_help=True, help="List, show, compare and delete runs.")
+
+Folder = Annotated[Path, typer.Argument(help="Folder of a run.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SUMMARY = ("steps", "metric", "valid", "test", "seconds", "parameters")
 
 
-class Found(NamedTuple):
-    """A run: where, its words, and what came of it if it is over."""
+class RunRecord(NamedTuple):
+    """A run in a folder: its spec, and its result if it is finished."""
 
     folder: Path
     spec: RunSpec
     result: dict[str, Any] | None
 
-    def facts(self) -> dict[str, Any]:
-        """What is told of it in one line."""
-        r = self.result or {}
-        rows = [] if r else metrics(self.folder)
-        at = r.get("steps", rows[-1]["step"] if rows else 0)
+    def summary(self) -> dict[str, Any]:
+        """The values of one table row."""
+        from regard.compare.plan import spec_label
+
+        result = self.result or {}
+        rows = [] if result else _read_run_metrics(self.folder)
         return {
             "folder": str(self.folder),
             "task": spec_label(self.spec.task),
             "mixer": spec_label(self.spec.mixer),
             "dim": self.spec.dim,
             "layers": self.spec.layers,
-            "steps": at,
-            "of": self.spec.settings.steps,
-            "metric": r.get("metric"),
-            "valid": r.get("best"),
-            "test": r.get("test"),
-            "seconds": r.get("seconds"),
-            "parameters": r.get("parameters"),
+            "steps": result.get("steps", rows[-1]["step"] if rows else 0),
+            "max_steps": self.spec.settings.steps,
+            "metric": result.get("metric"),
+            "valid": result.get("best"),
+            "test": result.get("test"),
+            "seconds": result.get("seconds"),
+            "parameters": result.get("parameters"),
         }
 
 
-def run_at(folder: Path) -> Found:
-    """The run in a folder."""
-    spec = read_spec(folder)
-    return Found(
-        folder,
-        spec,
-        dict(read_json(folder / RESULT_FILE)) if (folder / RESULT_FILE).exists() else None,
-    )
+def _read_run(folder: Path) -> RunRecord:
+    from regard.train.run import RESULT_FILE, read_spec
+
+    spec, path = read_spec(folder), folder / RESULT_FILE
+    return RunRecord(folder, spec, dict(read_json(path)) if path.exists() else None)
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines that a run wrote so far."""
-    return read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
+def _read_run_metrics(folder: Path) -> list[dict[str, Any]]:
+    from regard.train.metrics_log import METRICS_FILE, read_metrics
+
+    path = folder / METRICS_FILE
+    return read_metrics(path) if path.exists() else []
 
 
-def runs_under(root: Path) -> tuple[list[Found], list[str]]:
-    """All runs below a folder, by name; and what is wrong with those that cannot be read."""
-    if not root.is_dir():
-        raise ValueError(f"there is no folder {root}")
-    found, wrong = [], []
-    for path in sorted(root.rglob(SPEC_FILE)):
-        try:
-            found.append(run_at(path.parent))
-        except (ValueError, CorruptFile) as error:
-            wrong.append(str(error))
-    return found, wrong
-
-
-@runs.command("list")
+@runs.command("list", cls=Command)
 def list_command(
-    root: Annotated[Path, typer.Argument(help="Where to look, with all below.")] = Path("runs"),
+    root: Annotated[Path, typer.Argument(help="Folder to search, with all subfolders.")] = Path(
+        "runs"
+    ),
     json: Json = False,
 ) -> None:
-    """A table of all runs below a folder.
+    """List all runs below a folder.
 
     Example: regard runs list runs/
     """
+    from regard.train.run import SPEC_FILE
+
+    found: list[RunRecord] = []
     with user_errors():
-        found, wrong = runs_under(root)
-    for words in wrong:
-        typer.echo(f"left out: {words}", err=True)
+        if not root.is_dir():
+            raise ValueError(f"There is no folder {root}.")
+        for path in sorted(root.rglob(SPEC_FILE)):
+            try:
+                found.append(_read_run(path.parent))
+            except (ValueError, CorruptFile) as error:
+                typer.echo(f"skipped: {error}", err=True)
     if json:
-        print_json([run.facts() for run in found])
-    elif found:
-        console().print(table(found))
+        print_json([run.summary() for run in found])
+    elif not found:
+        typer.echo(f"There is no run below {root}.", err=True)
     else:
-        typer.echo(f"there is no run below {root}", err=True)
+        formats = {"valid": ".4f", "test": ".4f", "seconds": ",.0f", "steps": ",d"}
+        names = ("folder", "task", "mixer", "steps", "metric", "valid", "test", "seconds")
+        table = _new_table()
+        for name in names:
+            justify: Any = "right" if name in formats else "left"
+            table.add_column(name.replace("folder", "run"), justify=justify, overflow="fold")
+        for run in found:
+            row = run.summary()
+            cells = {
+                name: "" if row[name] is None else format(row[name], formats.get(name, ""))
+                for name in names
+            }
+            if run.result is None:
+                cells["steps"] += f" of {row['max_steps']:,}"
+            table.add_row(*cells.values())
+        console().print(table)
 
 
-def table(found: list[Found]) -> Table:
-    """A line for each."""
-    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("run", "task", "mixer", "steps", "metric", "valid", "test", "seconds"):
-        made.add_column(
-            name,
-            justify="right" if name in ("steps", "valid", "test", "seconds") else "left",
-            overflow="fold",
-        )
-    for run in found:
-        facts = run.facts()
-        steps = f"{facts['steps']:,}" if run.result else f"{facts['steps']:,} of {facts['of']:,}"
-        values = (
-            facts["folder"],
-            facts["task"],
-            facts["mixer"],
-            steps,
-            facts["metric"],
-            *numbers(facts),
-        )
-        made.add_row(*("" if value is None else str(value) for value in values))
-    return made
-
-
-def numbers(facts: dict[str, Any]) -> list[str]:
-    """The last columns."""
-    forms = {"valid": "{:.4f}", "test": "{:.4f}", "seconds": "{:,.0f}"}
-    return ["" if facts[name] is None else form.format(facts[name]) for name, form in forms.items()]
-
-
-@runs.command()
+@runs.command(cls=Command)
 def show(folder: Folder, json: Json = False) -> None:
-    """The words of a run, its curve, and what came of it.
+    """Show the spec, the learning curve and the result of a run.
 
     Example: regard runs show runs/mine
     """
     with user_errors():
-        run = run_at(folder)
-        curve = [row for row in metrics(folder) if "valid" in row]
+        run = _read_run(folder)
+        curve = [row for row in _read_run_metrics(folder) if "valid" in row]
     if json:
-        print_json(
-            {
-                "folder": str(folder),
-                "spec": run.spec.model_dump(mode="json"),
-                "curve": curve,
-                "result": run.result,
-            }
-        )
+        spec = run.spec.model_dump(mode="json")
+        print_json({"folder": str(folder), "spec": spec, "curve": curve, "result": run.result})
         return
-    to = console()
-    to.print(pairs([run], {name: value for name, value in run.facts().items() if name != "folder"}))
-    metric = run.facts()["metric"] or "the metric"
-    to.print(
-        plot_text(
-            [row["step"] for row in curve], [row["valid"] for row in curve], f"{metric} on valid"
-        ),
-        markup=False,
-    )
+    to, summary = console(), run.summary()
+    del summary["folder"]
+    to.print(_comparison_table([run], [summary]))
+    title = f"{summary['metric'] or 'metric'} on valid"
+    steps, values = [row["step"] for row in curve], [row["valid"] for row in curve]
+    to.print(plot_text(steps, values, title), markup=False)
     if run.result is None:
-        to.print(f"not over yet: regard train --resume {folder}")
+        to.print(f"Not finished. Resume it with: regard train --resume {folder}")
 
 
-@runs.command()
+@runs.command(cls=Command)
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Two runs or more.")], json: Json = False
+    folders: Annotated[list[Path], typer.Argument(help="Folders of two or more runs.")],
+    json: Json = False,
 ) -> None:
-    """Runs side by side, with what differs between them first.
+    """Compare runs side by side: the settings in which they differ, and their results.
 
     Example: regard runs compare runs/one runs/two
     """
     with user_errors():
         if len(folders) < 2:
-            raise ValueError("give at least two runs to compare")
-        found = [run_at(folder) for folder in folders]
+            raise ValueError("Give at least two runs to compare.")
+        found = [_read_run(folder) for folder in folders]
+    summaries = [run.summary() for run in found]
+    specs = [run.spec.model_dump(mode="json") for run in found]
     if json:
-        print_json([run.facts() | {"spec": run.spec.model_dump(mode="json")} for run in found])
+        pairs = zip(summaries, specs, strict=True)
+        print_json([summary | {"spec": spec} for summary, spec in pairs])
         return
-    console().print(pairs(found, *(differing(run, found) | results(run) for run in found)))
+    flat = list(map(_flatten, specs))
+    names = dict.fromkeys(name for spec in flat for name in spec)
+    differing = [name for name in names if len({str(spec.get(name)) for spec in flat}) > 1]
+    columns = [
+        {name: spec.get(name) for name in differing} | {name: row[name] for name in SUMMARY}
+        for spec, row in zip(flat, summaries, strict=True)
+    ]
+    console().print(_comparison_table(found, columns))
 
 
-def flat(value: Any, name: str = "") -> dict[str, Any]:
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} -> {"a.b": 1}."""
     if not isinstance(value, dict):
-        return {name: value}
-    return {
-        key: leaf
-        for word, inner in value.items()
-        for key, leaf in flat(inner, f"{name}.{word}".strip(".")).items()
-    }
+        return {prefix: value}
+    parts = (_flatten(inner, f"{prefix}.{key}".strip(".")) for key, inner in value.items())
+    return {name: leaf for part in parts for name, leaf in part.items()}
 
 
-def differing(run: Found, among: list[Found]) -> dict[str, Any]:
-    """The words of a run that are not the same in all."""
-    words = [flat(other.spec.model_dump(mode="json")) for other in among]
-    names = list(dict.fromkeys(name for each in words for name in each))
-    mine = flat(run.spec.model_dump(mode="json"))
-    return {
-        name: mine.get(name) for name in names if len({str(each.get(name)) for each in words}) > 1
-    }
+def _new_table() -> Table:
+    from rich.table import Table
+
+    return Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
 
 
-def results(run: Found) -> dict[str, Any]:
-    """What came of it."""
-    facts = run.facts()
-    return {
-        name: facts[name] for name in ("steps", "metric", "valid", "test", "seconds", "parameters")
-    }
-
-
-def pairs(found: list[Found], *columns: dict[str, Any]) -> Table:
-    """Names at the side, and a column for each run."""
-    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+def _comparison_table(found: list[RunRecord], columns: list[dict[str, Any]]) -> Table:
+    """A row for each value and a column for each run."""
+    table = _new_table()
     for header in ("", *(str(run.folder) for run in found)):
-        made.add_column(header, overflow="fold")
+        table.add_column(header, overflow="fold")
     for name in dict.fromkeys(name for column in columns for name in column):
         values = [column.get(name) for column in columns]
-        made.add_row(
-            name,
-            *("" if v is None else f"{v:.4f}" if isinstance(v, float) else str(v) for v in values),
+        cells = (
+            f"{v:.4f}" if isinstance(v, float) else "" if v is None else str(v) for v in values
         )
-    return made
+        table.add_row(name, *cells)
+    return table
 
 
-@runs.command()
+@runs.command(cls=Command)
 def delete(
     folder: Folder,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     json: Json = False,
 ) -> None:
-    """Delete a run, after asking; what is no run, or holds more than one wrote, is left alone.
+    """Delete a run, after confirmation. Folders with other files than those of a run are refused.
 
     Example: regard runs delete runs/mine --yes
     """
     with user_errors():
-        check_own(folder)
-        if not yes and not typer.confirm(f"delete {folder} for good?", err=True):
+        _check_deletable(folder)
+        if not yes and not typer.confirm(f"Delete {folder}?", err=True):
             raise typer.Exit(1)
         shutil.rmtree(folder)
     if json:
         print_json({"deleted": str(folder)})
     else:
-        typer.echo(f"deleted {folder}")
+        typer.echo(f"Deleted {folder}")
 
 
-def check_own(folder: Path) -> None:
-    """A folder that a run wrote, and nobody else wrote into."""
+def _check_deletable(folder: Path) -> None:
+    """Refuse links, and folders that contain anything that a run does not write."""
+    from regard.compare.executors import LOCK_FILE, LOG_FILE, STOP_FILE
+    from regard.train import run, tensorboard
+    from regard.train.metrics_log import METRICS_FILE
+    from regard.train.trainer import CHECKPOINTS
+
     if folder.is_symlink():
-        raise ValueError(f"{folder} is a link: delete what it points at")
-    read_spec(folder)
-    strange = sorted(path.name for path in folder.iterdir() if path.name not in OWN)
-    if strange:
-        raise ValueError(f"{folder} holds {strange[0]!r}, which no run writes: delete it by hand")
+        raise ValueError(f"{folder} is a symbolic link: delete its target instead.")
+    run.read_spec(folder)
+    own = {run.SPEC_FILE, run.TASK_FILE, run.MODEL_DIR, run.RESULT_FILE, METRICS_FILE, CHECKPOINTS}
+    own |= {LOG_FILE, LOCK_FILE, STOP_FILE, tensorboard.FOLDER}
+    other = sorted(path.name for path in folder.iterdir() if path.name not in own)
+    if other:
+        raise ValueError(
+            f"{folder} contains {other[0]!r}, which is not part of a run: delete it by hand."
+        )

@@ -1,311 +1,272 @@
-"""regard train, regard eval: one run, from words to a folder, and measured again."""
+"""The commands `regard train` and `regard eval`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from regard.cli.output import INTERRUPTED, console, fail, print_json, user_errors
 from regard.cli.parsing import add_data_arguments, parse_duration, parse_key_values, parse_spec
+from regard.cli.renamed import RENAMED_SETTINGS
 from regard.cli.text_plot import plot_text
-from regard.json_files import read_json
-from regard.models import ModuleSpec
-from regard.train.checkpoint import latest_checkpoint
-from regard.train.distributed import ProcessLost, is_main_process
-from regard.train.inference import evaluate, load_run
-from regard.train.run import RESULT_FILE, SPEC_FILE, RunSpec, build_task, read_spec, run_training
-from regard.train.settings import parse_settings
-from regard.train.trainer import CHECKPOINTS, Diverged, Interrupted, TrainProgress as Seen
+from regard.progress import ProgressBar, announce_loading, progress_bar
+
+if TYPE_CHECKING:
+    from regard.train.run import RunSpec
+    from regard.train.trainer import TrainProgress
 
 OUT = Path("runs/last")
-Watch = Callable[[Seen], None]
 
 
 def train(
     context: typer.Context,
     task: Annotated[
-        str, typer.Option(help="Name and arguments: lm, classify:level=char, recall:pairs=8.")
+        str, typer.Option(help="Task with arguments: lm, classify:tokenizer=char, recall:pairs=8.")
     ] = "",
     data: Annotated[
-        str | None, typer.Option(help="File, folder or hf:name, for tasks on your own data.")
+        str | None, typer.Option(help="Your data: a file, a folder or hf:name.")
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="The column of the text, where the data are rows.")
+        str | None, typer.Option(help="Column of the text, if the data is rows.")
     ] = None,
-    label: Annotated[
-        str | None, typer.Option(help="The column of the label; label unless given.")
+    label: Annotated[str | None, typer.Option(help="Column of the label [label].")] = None,
+    mixer: Annotated[
+        str, typer.Option(help="Mixer with arguments: vanilla, local:window=64.")
+    ] = "vanilla",
+    length: Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens.")] = None,
+    dim: Annotated[int, typer.Option(min=1, help="Model width.")] = 64,
+    heads: Annotated[int, typer.Option(min=1, help="Number of attention heads.")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 2,
+    ffn_dim: Annotated[
+        int | None, typer.Option(min=1, help="Width of the feed-forward layers [4 * dim].")
     ] = None,
-    mixer: Annotated[str, typer.Option(help="Name and arguments: local:window=64.")] = "vanilla",
-    length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of an example, at most.")
+    position: Annotated[
+        str, typer.Option(help="Positional encoding: learned, sinusoid, rope, alibi, t5, none.")
+    ] = "learned",
+    dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Dropout probability.")] = 0.0,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 1000,
+    max_time: Annotated[
+        str | None, typer.Option(help="Time limit of the run: 90s, 3m, 1h30m.")
     ] = None,
-    dim: Annotated[int, typer.Option(min=1, help="Width of a token.")] = 64,
-    heads: Annotated[int, typer.Option(min=1, help="Heads of attention.")] = 4,
-    layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 2,
-    hidden: Annotated[
-        int | None, typer.Option(min=1, help="Width of the feed-forward layers [4 × dim].")
-    ] = None,
-    position: Annotated[str, typer.Option(help="How tokens know where they stand.")] = "learned",
-    dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Share that is dropped.")] = 0.0,
-    steps: Annotated[int, typer.Option(min=1, help="Updates of the weights.")] = 1000,
-    seconds: Annotated[str | None, typer.Option(help="Stop after so long: 90s, 3m.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Examples in an update.")] = 32,
-    rate: Annotated[float, typer.Option(min=0, help="Learning rate.")] = 1e-3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 32,
+    lr: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 1e-3,
     set_: Annotated[
         list[str],
-        typer.Option("--set", help="Any other setting: warmup=100, ema=0.999, schedule=rsqrt."),
+        typer.Option(
+            "--set",
+            help="Other training settings: warmup_steps=100, ema_decay=0.999, schedule=rsqrt. "
+            "May be repeated.",
+        ),
     ] = [],  # noqa: B006
-    seed: Annotated[int, typer.Option(min=0, help="Of the weights and the order of examples.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the weights and the order of the examples.")
+    ] = 0,
     out: Annotated[
-        Path, typer.Option(help="Folder of the run; the same words again go on where it stopped.")
+        Path, typer.Option(help="Folder of the run. The same command resumes an unfinished run.")
     ] = OUT,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Go on with the run in this folder; --steps or --seconds: for longer."),
+        typer.Option(help="Resume the run in this folder; with --steps or --max-time, for longer."),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="The result as one JSON object to stdout.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train one model on one task, into a folder.  Ctrl-C keeps what was done.
+    """Train a model on a task and save it in a folder. Ctrl-C saves a checkpoint first.
 
-    Example: regard train --task lm --data texts/ --mixer local:window=64 --length 256 --dim 128 --layers 4 --out runs/mine
+    Example: regard train --task lm --data texts/ --mixer local:window=64 --length 256 --dim 128 --out runs/mine
     """
+    announce_loading("regard train", quiet=json)
+    from regard.train.distributed import is_main_process
+    from regard.train.run import RunSpec
+    from regard.train.settings import parse_settings
+
     with user_errors():
+        limit = {} if max_time is None else {"max_seconds": parse_duration(max_time)}
         if resume is not None:
-            refuse_others(context, {"resume", "json", "steps", "seconds"})
-            more: dict[str, Any] = {"steps": steps} if given_in(context, "steps") else {}
-            more |= {} if seconds is None else {"seconds": parse_duration(seconds)}
-            spec, folder = extended(resume, more), resume
+            _refuse_options(context, allowed={"resume", "json", "steps", "max_time"})
+            more = {"steps": steps} if _is_given(context, "steps") else {}
+            spec, folder = _extend_run(resume, more | limit), resume
+        elif not task:
+            raise ValueError(
+                "Give a task: --task lm, --task classify, --task recall:pairs=8; or --resume a run."
+            )
         else:
-            often = max(1, steps // 10)
-            given = {
-                "steps": steps,
-                "batch": batch,
-                "rate": rate,
-                "seed": seed,
-                "evaluate": often,
-                "save": often,
-            }
-            given |= {} if seconds is None else {"seconds": parse_duration(seconds)}
-            given |= parse_key_values(set_, f"--set takes name=value, not {' '.join(set_)!r}")
+            every = max(1, steps // 10)
+            settings = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
+            settings |= {"eval_every": every, "save_every": every} | limit
+            settings |= _parse_settings_option(set_)
+            arguments = {"length": length, "text": text, "label": label}
             spec = RunSpec(
-                task=task_part(task, data, length, text=text, label=label),
+                task=add_data_arguments(parse_spec(task), data, arguments),
                 mixer=parse_spec(mixer),
                 dim=dim,
                 heads=heads,
                 layers=layers,
-                hidden=hidden,
+                ffn_dim=ffn_dim,
                 position=parse_spec(position),
                 dropout=dropout,
-                settings=parse_settings(given),
+                settings=parse_settings(settings),
             )
-            folder = checked_folder(out, spec)
-    found = _run(spec, folder, quiet=json or not is_main_process())
+            folder = out
+            _check_folder(folder, spec)
+    result = _train(spec, folder, quiet=json or not is_main_process())
     if not is_main_process():
         return
     if json:
-        print_json({"folder": str(folder), **found})
+        print_json({"folder": str(folder), **result})
     else:
-        tell(folder, found, console())
+        _print_result(folder, result)
 
 
-def refuse_others(context: typer.Context, allowed: set[str]) -> None:
-    """A resumed run has its words already."""
-    extra = sorted(
-        name for name in context.params if name not in allowed and given_in(context, name)
-    )
-    if extra:
-        raise ValueError(
-            f"--resume goes on with the words of the run: leave --{extra[0].strip('_')} out"
-        )
+def _parse_settings_option(settings: list[str]) -> dict[str, Any]:
+    values = parse_key_values(settings, f"--set takes name=value, not {' '.join(settings)!r}.")
+    for name in values:
+        if name in RENAMED_SETTINGS:
+            raise ValueError(f"No setting {name!r}: did you mean {RENAMED_SETTINGS[name]!r}?")
+    return values
 
 
-def given_in(context: typer.Context, name: str) -> bool:
-    """Whether the user wrote this option."""
+def _refuse_options(context: typer.Context, allowed: set[str]) -> None:
+    """Refuse options beside --resume, which reads them from the run."""
+    for name in context.params:
+        if name not in allowed and _is_given(context, name):
+            option = name.strip("_").replace("_", "-")
+            raise ValueError(f"--resume continues with the options of the run: omit --{option}.")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def extended(folder: Path, more: dict[str, Any]) -> RunSpec:
-    """The words of a run, with more steps or seconds than it has had; then it is not over any more."""
+def _extend_run(folder: Path, more: dict[str, Any]) -> RunSpec:
+    """The spec of a run with more steps or time; its result is deleted, so that it continues."""
+    from regard.json_files import read_json
+    from regard.train.run import RESULT_FILE, read_spec
+    from regard.train.settings import parse_settings
+
     spec = read_spec(folder)
     if not more:
         return spec
     result = read_json(folder / RESULT_FILE) if (folder / RESULT_FILE).exists() else {}
-    for name, had in ((name, result.get(name, 0)) for name in more):
-        if more[name] <= had:
+    for name, value in more.items():
+        unit = name.removeprefix("max_")
+        used = result.get(unit, 0)
+        if value <= used:
             raise ValueError(
-                f"the run in {folder} has had {had:.6g} {name}: to go on it needs more, not {more[name]:g}"
+                f"Run {folder} has already used {used:.6g} {unit}: give more than that, "
+                f"not {value:g}."
             )
-    (folder / RESULT_FILE).unlink(
-        missing_ok=True
-    )  # the checkpoint of its end is there: nothing is lost if this ends here
-    return spec.model_copy(update={"settings": parse_settings(spec.settings.model_dump() | more)})
+    (folder / RESULT_FILE).unlink(missing_ok=True)  # the last checkpoint has everything
+    settings = parse_settings(spec.settings.model_dump() | more)
+    return spec.model_copy(update={"settings": settings})
 
 
-def task_part(word: str, data: str | None, length: int | None, **columns: str | None) -> ModuleSpec:
-    """The task with its data, whose path is made whole so that the run can be used from anywhere."""
-    if not word:
-        raise ValueError(
-            "say what to learn: --task lm, --task classify, --task recall:pairs=8; or --resume a run"
-        )
-    return add_data_arguments(parse_spec(word), data, {"length": length, **columns})
+def _check_folder(folder: Path, spec: RunSpec) -> None:
+    """Accept a folder that is free or contains the same run."""
+    from regard.train.run import SPEC_FILE, RunSpec, read_spec
+
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file: give a folder.")
+    if (folder / SPEC_FILE).exists():
+        existing = read_spec(folder)
+        other = [f for f in RunSpec.model_fields if getattr(existing, f) != getattr(spec, f)]
+        if other:
+            raise ValueError(
+                f"{folder} has a run with a different {', '.join(other)}: "
+                f"choose another --out, or use --resume {folder}"
+            )
 
 
-def checked_folder(out: Path, spec: RunSpec) -> Path:
-    """A folder that is free, or has this very run."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file: --out names a folder")
-    if (out / SPEC_FILE).exists() and (there := read_spec(out)) != spec:
-        other = [
-            name for name in RunSpec.model_fields if getattr(there, name) != getattr(spec, name)
-        ]
-        raise ValueError(
-            f"{out} has a run with another {', '.join(other)}: take another --out, or --resume {out}"
-        )
-    return out
+def _train(spec: RunSpec, folder: Path, *, quiet: bool) -> dict[str, Any]:
+    """Train with a progress bar on stderr; errors say how to resume."""
+    from regard.train import Diverged, Interrupted, ProcessLost
+    from regard.train.checkpoint import latest_checkpoint
+    from regard.train.run import run_training
+    from regard.train.trainer import CHECKPOINTS
 
-
-def _run(spec: RunSpec, folder: Path, *, quiet: bool) -> dict[str, Any]:
-    """Train with a bar on stderr; what stops it is said in one line, with how to go on."""
-    go_on = f"regard train --resume {folder}"
+    resume = f"Resume with: regard train --resume {folder}"
     try:
-        with user_values(), bar(Console(stderr=True), quiet=quiet) as watch:
-            return run_training(spec, folder, watch)
-    except Interrupted as stop:
-        fail(f"{str(stop).split(': run the same')[0]}; go on with: {go_on}", INTERRUPTED)
-    except KeyboardInterrupt:  # the second time, or before the first step
-        begun = latest_checkpoint(folder / CHECKPOINTS) is not None
-        fail(
-            f"stopped at once; go on with: {go_on}"
-            if begun
-            else "stopped: there was nothing to keep yet",
-            INTERRUPTED,
-        )
-    except Diverged as error:
-        fail(f"{error}; try a smaller --rate")
-    except ProcessLost as error:
-        fail(f"{error}; go on with: {go_on}")
-    except OSError as error:
-        last = latest_checkpoint(folder / CHECKPOINTS)
-        kept = (
-            f"; the last checkpoint is {last}"
-            if last is not None and str(last) not in str(error)
-            else ""
-        )
-        fail(f"{error}{kept}; when that is mended, go on with: {go_on}")
-
-
-@contextmanager
-def user_values() -> Iterator[None]:
-    """What does not fit together is an answer; what the system says, such as a full disk, is another."""
-    try:
-        yield
+        with progress_bar(quiet=quiet) as bar:
+            return run_training(spec, folder, _ProgressPrinter(bar, quiet=quiet))
     except (ValueError, TypeError, OverflowError, ImportError) as error:
         fail(str(error))
+    except Interrupted as stop:
+        fail(f"{stop}. {resume}", INTERRUPTED)
+    except KeyboardInterrupt:  # a second Ctrl-C, or one before the first step
+        if latest_checkpoint(folder / CHECKPOINTS) is None:
+            fail("Stopped before the first checkpoint; nothing was saved.", INTERRUPTED)
+        fail(f"Stopped at once. {resume}", INTERRUPTED)
+    except Diverged as error:
+        fail(f"{error}. Try a smaller --lr.")
+    except ProcessLost as error:
+        fail(f"{error} {resume}")
+    except OSError as error:
+        last, message = latest_checkpoint(folder / CHECKPOINTS), str(error).removesuffix(".")
+        if last is not None and str(last) not in message:
+            message += f". The last checkpoint is {last}"
+        fail(f"{message}. Fix this, then {resume[0].lower()}{resume[1:]}")
 
 
-@contextmanager
-def bar(to: Console, *, quiet: bool) -> Iterator[Watch]:
-    """A bar with the time left, the loss and the speed; where there is no terminal, a line for each tenth."""
-    if not quiet and not to.is_terminal:
-        yield Lines(to)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=to, transient=True, disable=quiet) as shown:
-        whole = shown.add_task("training", total=1.0)
-        yield lambda seen: shown.update(whole, completed=seen.fraction, description=in_words(seen))
+class _ProgressPrinter:
+    """Shows the loss and the speed: in the bar, or as a line at each tenth without a terminal."""
 
+    def __init__(self, bar: ProgressBar, *, quiet: bool) -> None:
+        self.bar, self.quiet, self.tenths = bar, quiet, 0
 
-def in_words(seen: Seen) -> str:
-    """ "step 40/200  loss 1.234  5,678 tokens/s"."""
-    speed = seen.tokens / max(seen.seconds, 1e-9)
-    return f"step {seen.step}/{seen.steps}  loss {seen.loss:.3f}  {speed:,.0f} tokens/s"
-
-
-class Lines:
-    """Says so at each tenth."""
-
-    def __init__(self, to: Console) -> None:
-        self.to, self.tenths = to, 0
-
-    def __call__(self, seen: Seen) -> None:
-        """After a step."""
-        tenths = math.floor(10 * seen.fraction + 1e-9)
-        if tenths > self.tenths:
-            self.tenths = tenths
-            left = seen.seconds * (1 - seen.fraction) / seen.fraction
-            self.to.print(f"{in_words(seen)}  {left:.0f} s left", highlight=False)
-
-
-def tell(folder: Path, found: dict[str, Any], to: Console) -> None:
-    """What came of a run."""
-    to.print(
-        plot_text(
-            [row["step"] for row in found["curve"]],
-            [row["valid"] for row in found["curve"]],
-            found["metric"],
+    def __call__(self, progress: TrainProgress) -> None:
+        speed = progress.tokens / max(progress.seconds, 1e-9)
+        status = (
+            f"step {progress.step}/{progress.steps}  loss {progress.loss:.3f}  "
+            f"{speed:,.0f} tokens/s"
         )
-    )
-    speed = found["tokens"] / max(found["seconds"], 1e-9)
-    to.print(f"{found['metric']} {found['test']:.4f} on test, {found['best']:.4f} at best on valid")
+        self.bar.update(progress.fraction, status)
+        tenths = math.floor(10 * progress.fraction + 1e-9)
+        if tenths > self.tenths and not self.quiet and not self.bar.visible:
+            left = progress.seconds * (1 - progress.fraction) / progress.fraction
+            typer.echo(f"{status}  {left:.0f} s left", err=True)
+        self.tenths = max(tenths, self.tenths)
+
+
+def _print_result(folder: Path, result: dict[str, Any]) -> None:
+    to, metric, curve = console(), result["metric"], result["curve"]
+    to.print(plot_text([row["step"] for row in curve], [row["valid"] for row in curve], metric))
+    speed = result["tokens"] / max(result["seconds"], 1e-9)
+    to.print(f"{metric} {result['test']:.4f} on test, best on valid {result['best']:.4f}")
     to.print(
-        f"{found['steps']:,} steps, {found['seconds']:.0f} s, {speed:,.0f} tokens/s, {found['parameters']:,} parameters"
+        f"{result['steps']:,} steps, {result['seconds']:.0f} s, {speed:,.0f} tokens/s, "
+        f"{result['parameters']:,} parameters"
     )
-    to.print(f"kept in {folder}")
+    to.print(f"saved to {folder}")
 
 
 def eval_command(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run that is over.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    examples: Annotated[
-        int | None, typer.Option(min=1, help="The first so many; all unless given.")
+    max_examples: Annotated[
+        int | None, typer.Option(min=1, help="Evaluate only the first examples [all].")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Examples at a time.")] = 32,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per batch.")] = 32,
+    json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
-    """Measure a trained model again, on a whole split.
+    """Evaluate a trained model on a whole split.
 
     Example: regard eval runs/mine --split test
     """
+    announce_loading("regard eval", quiet=json)
+    from regard.train.inference import evaluate, load_run
+    from regard.train.run import build_task
+
     with user_errors():
         run = load_run(folder)
-        found = evaluate(run.model, build_task(run.spec), split, examples=examples, batch=batch)
-    if json:
-        print_json(
-            {
-                "folder": str(folder),
-                "task": run.spec.task.name,
-                "mixer": run.spec.mixer.name,
-                **found,
-            }
+        metrics = evaluate(
+            run.model, build_task(run.spec), split, examples=max_examples, batch_size=batch_size
         )
+    if json:
+        names = {"task": run.spec.task.name, "mixer": run.spec.mixer.name}
+        print_json({"folder": str(folder), **names, **metrics})
         return
-    unit = {"bits": f" for each {found['unit']}"} if "unit" in found else {}
-    numbers = ", ".join(
-        f"{k} {value:.4f}{unit.get(k, '')}"
-        for k, value in found.items()
-        if isinstance(value, float)
-    )
-    typer.echo(f"{numbers} over {found['examples']:,} examples of {split}")
+    numbers = (f"{k} {value:.4f}" for k, value in metrics.items() if isinstance(value, float))
+    typer.echo(f"{', '.join(numbers)} over {metrics['examples']:,} examples of {split}")

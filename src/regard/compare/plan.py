@@ -63,7 +63,7 @@ class PlannedRun(NamedTuple):
     @property
     def key(self) -> str:
         """A hash of the settings, without thread count and time limit: the run's folder name."""
-        exclude: Any = {"threads": True, "settings": {"seconds"}}
+        exclude: Any = {"threads": True, "settings": {"max_seconds"}}
         text = self.spec.model_dump_json(exclude=exclude) if self.spec else repr(self)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -148,7 +148,7 @@ def _run_spec(
         dim=plan.dim,
         heads=plan.heads,
         layers=plan.layers,
-        hidden=ffn_width,
+        ffn_dim=ffn_width,
         position=plan.position,
         settings=plan.settings.model_copy(update={"seed": seed}),
     )
@@ -197,7 +197,7 @@ def matching_ffn_width(target: int, spec: RunSpec, task: Task) -> int | None:
     The count is linear in the width, so two widths determine it.
     """
     one, two = (
-        count_parameters(spec.model_copy(update={"hidden": hidden}), task) for hidden in (1, 2)
+        count_parameters(spec.model_copy(update={"ffn_dim": width}), task) for width in (1, 2)
     )
     width = 1 + round((target - one) / (two - one))
     return None if width == 4 * spec.dim else max(1, width)

@@ -147,7 +147,7 @@ def summarize_runs(entries: Iterable[LedgerEntry]) -> list[ResultRow]:
                 tokens_per_second=statistics.fmean(
                     r["tokens"] / max(r["seconds"], 1e-9) for r in results
                 ),
-                peak_bytes=max(r["memory"] for r in results),
+                peak_bytes=max(r["peak_bytes"] for r in results),
                 parameters=results[0]["parameters"],
                 steps=statistics.fmean(r["steps"] for r in results),
                 seconds=statistics.fmean(r["seconds"] for r in results),

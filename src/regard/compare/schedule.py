@@ -121,7 +121,7 @@ class Schedule:
         assert run.spec is not None
         spec = run.spec.model_copy(update={"threads": self.executor.threads})
         if seconds is not None:
-            settings = spec.settings.model_copy(update={"seconds": seconds})
+            settings = spec.settings.model_copy(update={"max_seconds": seconds})
             spec = spec.model_copy(update={"settings": settings})
         folder = self.root / RUNS_DIR / run.key
         folder.mkdir(parents=True, exist_ok=True)

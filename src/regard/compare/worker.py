@@ -31,7 +31,7 @@ def main() -> int:
 
     try:
         with lock_folder(folder):
-            run_training(read_spec(folder), folder, stop_if_asked, since=float(sys.argv[2]))
+            run_training(read_spec(folder), folder, stop_if_asked, start_time=float(sys.argv[2]))
     except Interrupted as stop:
         print(f"{INTERRUPTED}: {stop}", file=sys.stderr)
         return 1

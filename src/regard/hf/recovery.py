@@ -31,7 +31,7 @@ from regard.train.trainer import Trainer
 FIRST = 0.3  # the share of the time for layers one by one
 HELD = 0.1  # of the examples are not trained on
 MOST_HELD = 100
-OFTEN = {"evaluate": 50, "save": 50, "examples": 64, "warmup": 20}
+OFTEN = {"eval_every": 50, "save_every": 50, "eval_examples": 64, "warmup_steps": 20}
 EVER = 10**9  # steps, where time is the limit
 OBJECTIVES = ("match", "masked")
 FACTS = "recovery.json"
@@ -121,7 +121,7 @@ def recover(
         model if objective == "masked" else restore(deepcopy(model)).requires_grad_(False).eval()
     )
     plan = stages(model, teacher, new, blocks, objective, tokenizer)
-    settings: dict[str, Any] = {"batch": batch, "rate": rate, "seed": seed, "decay": 0.0, **OFTEN}
+    settings: dict[str, Any] = {"batch_size": batch, "lr": rate, "seed": seed, "weight_decay": 0.0, **OFTEN}
     facts = {
         "objective": objective,
         "layers": standing(model),
@@ -142,13 +142,13 @@ def recover(
             limits: dict[str, Any] = {
                 "steps": EVER if steps is None else max(1, round(steps * share))
             }
-            limits["seconds"] = None if seconds is None else seconds * share
+            limits["max_seconds"] = None if seconds is None else seconds * share
             trainer = Trainer(
                 lesson,
                 examples,
                 TrainSettings(**settings, **limits),
                 folder=None if folder is None else Path(folder) / stage,
-                watch=lambda p, stage=stage: told(stage, p.fraction, p.loss),  # type: ignore[misc]
+                on_step=lambda p, stage=stage: told(stage, p.fraction, p.loss),  # type: ignore[misc]
             )
             with evaluated(lesson):
                 start = {

@@ -52,7 +52,7 @@ def tables(report: ComparisonReport) -> SafeHtml:
         "peak of the training process, minus what it used before the model was built. “constant” "
         "is the constant baseline: it ignores the input."
     )
-    if any(row.metric == "bits" for row in rows):
+    if any(row.metric.startswith("bits") for row in rows):
         note += " Bits are per character or byte of text; lower is better."
     verdicts = {(verdict.task, verdict.length): verdict for verdict in report.result.verdicts}
     all_tables = (table(group, verdicts.get(key)) for key, group in group_rows(rows).items())

@@ -1,4 +1,4 @@
-"""Tasks by name."""
+"""Tasks to train on, by name: synthetic probes, Long Range Arena, and your own data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ TASKS: dict[str, type[Task]] = {
     "parity": ParityTask,
     "dyck": DyckTask,
     "classify": TextClassification,
-    "language": LanguageModeling,
     "lm": LanguageModeling,
     "listops": ListOps,
     "pathfinder": Pathfinder,
@@ -38,21 +37,20 @@ __all__ = [
     "TASKS",
     "Batch",
     "Example",
-    "TextProcessor",
     "Task",
-    "processor_from_dict",
+    "TextProcessor",
     "create_task",
+    "processor_from_dict",
 ]
 
 
 def create_task(name: str, /, **arguments: Any) -> Task:
-    """Make a task by name: `create_task("recall", length=256, pairs=32)`.  Unknown names and arguments raise, with the nearest."""
+    """Create a task by name: `create_task("recall", length=256, pairs=32)`."""
     if name not in TASKS:
-        raise ValueError(f"no task {name!r}: {did_you_mean(str(name), TASKS)}")
+        raise ValueError(f"No task {name!r}: {did_you_mean(str(name), TASKS)}")
     known = inspect.signature(TASKS[name]).parameters
     for argument in arguments:
         if argument not in known:
-            raise TypeError(
-                f"{name} takes no argument {argument!r}: {did_you_mean(argument, known)}"
-            )
+            hint = did_you_mean(argument, known)
+            raise TypeError(f"Task {name!r} takes no argument {argument!r}: {hint}")
     return TASKS[name](**arguments)

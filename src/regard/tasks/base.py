@@ -1,7 +1,7 @@
-"""A task: examples, what is to be predicted, how well it was, and how to look at one.
+"""The base class of tasks.
 
-Examples are numbered.  Number i of a split is always the same, whoever asks and in whatever order: so a run can be resumed
-anywhere and spread over any number of processes without a state.
+Examples are numbered, and number i of a split is always the same example. So a run can resume
+anywhere, and on any number of processes, without saving the state of a data loader.
 """
 
 from __future__ import annotations
@@ -17,60 +17,70 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import check_choice, check_int
-from regard.models.losses import (
-    IGNORE_INDEX as IGNORE_INDEX,  # what has no target, here and there
-    cross_entropy_loss,
-)
+from regard.models.losses import IGNORE_INDEX as IGNORE_INDEX, cross_entropy_loss
 from regard.tasks.tokenizers import TextProcessor
 
 SPLITS = ("train", "valid", "test")
-OUTPUTS = (
-    "sequence",
-    "token",
-    "pair",
-)  # a target for a whole, for each token, or for two sequences side by side
+OUTPUTS = ("sequence", "token", "pair")
 
 
 class Example(NamedTuple):
-    """tokens (n) of int64, or (2 n) for a pair, the shorter one filled up with 0; target () for a whole or (n) for each token,
-    IGNORE where there is none."""
+    """One example.
+
+    Attributes:
+        tokens: (n) of int64, or (2, n) for a pair, the shorter sequence padded with 0.
+        target: A scalar, or (n) for a target per token with IGNORE_INDEX where there is none.
+    """
 
     tokens: Tensor
     target: Tensor
 
 
 class Batch(NamedTuple):
-    """Examples side by side, filled up at the end.
+    """Examples padded at the end to the same length.
 
-    tokens   (b n) of int64, or (b 2 n) for pairs
-    mask     (b n) or (b 2 n), True = a real token; None: all are
-    target   (b), or (b n) with IGNORE where there is none
+    Attributes:
+        tokens: (b, n) of int64, or (b, 2, n) for pairs.
+        mask: Same shape as tokens, True = real token, False = padding. None: no padding.
+        target: (b), or (b, n) with IGNORE_INDEX where there is no target.
     """
 
     tokens: Tensor
     mask: Tensor | None
     target: Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        mask = None if self.mask is None else self.mask.to(device)
+        return Batch(self.tokens.to(device), mask, self.target.to(device))
+
+    def count_tokens(self) -> int:
+        """Number of tokens without padding."""
+        return self.tokens.numel() if self.mask is None else int(self.mask.sum())
+
 
 class Task(ABC):
-    """What a model learns.
+    """What a model learns: numbered examples, a loss and a metric.
 
-    output   one of OUTPUTS
-    vocab    kinds of tokens; 0 fills up
-    classes  kinds of targets
-    length   the longest example
-    causal   a target may depend only on tokens up to its own
-    metric   "accuracy", or "bits" for each target
-    speaks   targets are tokens, so that the model can go on by itself
-    widths   (classes), what each target counts as where bits are measured, such as bytes; None: one
-    reading  of texts, for tasks that have some: kept beside a trained model, so that it can be used without the data
+    Args:
+        vocab_size: Number of different tokens; token 0 is padding.
+        classes: Number of different targets.
+        length: Maximum length of an example.
+
+    Attributes:
+        output: What has a target: "sequence", "token" (each), or "pair" (of sequences).
+        causal: Whether a target may only depend on tokens up to its own position.
+        metric: "accuracy", or "bits_per_token", "bits_per_byte", "bits_per_character".
+        is_language_model: Whether targets are tokens, so that the model can generate.
+        target_units: (classes), the bytes or characters of each target; None: 1.
+        processor: Turns texts into tokens; saved with a trained model. None: no texts.
     """
 
     output: str = "sequence"
     causal: bool = False
     metric: str = "accuracy"
     is_language_model: bool = False
-    widths: Tensor | None = None
+    target_units: Tensor | None = None
     processor: TextProcessor | None = None
 
     def __init__(self, *, vocab_size: int, classes: int, length: int) -> None:
@@ -80,71 +90,75 @@ class Task(ABC):
 
     @abstractmethod
     def size(self, split: str) -> int:
-        """How many examples a split has."""
+        """Number of examples in a split."""
 
     @abstractmethod
     def example(self, split: str, index: int) -> Example:
-        """One of them, the same each time."""
+        """Example `index` of a split; always the same."""
 
     @abstractmethod
     def show(self, example: Example) -> str:
-        """What a person wants to see of it."""
+        """An example as text for the terminal."""
 
-    def batch(self, split: str, indexes: Sequence[int]) -> Batch:
-        """Some examples side by side."""
-        return collate([self.example(split, index) for index in indexes])
+    def batch(self, split: str, indices: Sequence[int]) -> Batch:
+        """Several examples as a batch."""
+        return collate([self.example(split, index) for index in indices])
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy in nats, the mean over all targets that are there; logits (b classes) or (b n classes)."""
+        """Mean cross-entropy in nats over all targets; logits (b, classes) or (b, n, classes)."""
         return cross_entropy_loss(logits.float(), target)
 
-    def counted(self, target: Tensor) -> int:
-        """How many targets there are: what `training_loss` is the mean over."""
+    def count_targets(self, target: Tensor) -> int:
+        """Number of targets that `loss` is the mean of."""
         return int((target != IGNORE_INDEX).sum())
 
     def score(self, logits: Tensor, target: Tensor) -> tuple[float, int]:
-        """What the metric sums over the targets that are there, and how many these are."""
-        there, count = target != IGNORE_INDEX, self.counted(target)
-        if self.metric == "bits":
-            bits = float(self.loss(logits, target)) * count / math.log(2)
-            return bits, count if self.widths is None else int(self.widths[target[there]].sum())
-        return float(((logits.argmax(-1) == target) & there).sum()), count
+        """Sum of the metric over a batch, and the count to divide it by."""
+        has_target, count = target != IGNORE_INDEX, self.count_targets(target)
+        if self.metric == "accuracy":
+            return float(((logits.argmax(-1) == target) & has_target).sum()), count
+        bits = float(self.loss(logits, target)) * count / math.log(2)
+        if self.target_units is not None:
+            count = int(self.target_units[target[has_target]].sum())
+        return bits, count
 
-    def facts(self) -> dict[str, Any]:
-        """What has to be kept to use a trained model without the data, as JSON; `regard.tasks.processor_from_dict` reads it."""
-        return {} if self.processor is None else self.processor.facts()
+    def processor_dict(self) -> dict[str, Any]:
+        """The text processor as JSON, for `regard.tasks.processor_from_dict`; empty without one."""
+        return {} if self.processor is None else self.processor.to_dict()
 
     @property
     def larger_is_better(self) -> bool:
-        """Of the metric."""
+        """Whether a larger metric is better."""
         return self.metric == "accuracy"
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Fill up to the longest: tokens with 0, targets of tokens with IGNORE."""
+    """Pad examples to the longest: tokens with 0, per-token targets with IGNORE_INDEX."""
     if not examples:
-        raise ValueError("a batch needs at least one example")
+        raise ValueError("A batch needs at least one example.")
     lengths = torch.tensor([e.tokens.shape[-1] for e in examples])
     longest = int(lengths.max())
     tokens = torch.stack([F.pad(e.tokens, (0, longest - e.tokens.shape[-1])) for e in examples])
-    there = (
-        tokens != 0 if tokens.dim() == 3 else torch.arange(longest) < lengths[:, None]
-    )  # 0 fills up both of a pair
-    mask = None if there.all() else there
-    each = examples[0].target.dim() > 0
-    fill = [
-        F.pad(e.target, (0, longest - len(e.target)), value=IGNORE_INDEX) if each else e.target
-        for e in examples
-    ]
-    return Batch(tokens, mask, torch.stack(fill))
+    is_pair = tokens.dim() == 3  # each sequence of a pair has its own padding
+    mask = tokens != 0 if is_pair else torch.arange(longest) < lengths[:, None]
+    targets = [e.target for e in examples]
+    if targets[0].dim():
+        targets = [F.pad(t, (0, longest - len(t)), value=IGNORE_INDEX) for t in targets]
+    return Batch(tokens, None if mask.all() else mask, torch.stack(targets))
+
+
+def check_index(split: str, index: int, size: int) -> None:
+    """Raise an IndexError for an example that does not exist."""
+    if not 0 <= index < size:
+        raise IndexError(f"The {split} split has {size} examples; there is no example {index}.")
 
 
 def example_rng(seed: int, split: str, index: int) -> np.random.Generator:
-    """Random numbers that belong to one example alone."""
+    """The random number generator of one example."""
     check_choice("split", split, SPLITS)
     return np.random.default_rng([seed, SPLITS.index(split), index])
 
 
 def to_int64(values: Sequence[int] | np.ndarray) -> Tensor:
-    """Whole numbers as a tensor of int64."""
+    """Integers as a tensor of int64."""
     return torch.as_tensor(np.asarray(values, dtype=np.int64))

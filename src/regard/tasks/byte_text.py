@@ -1,4 +1,4 @@
-"""Texts byte by byte: which kind is it?"""
+"""Text classification byte by byte, as in Long Range Arena."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import numpy as np
 
 from regard.errors import check_int, did_you_mean
 from regard.tasks.base import SPLITS, Example
-from regard.tasks.dataset_files import BUILT_IN, read_labelled_texts, resolve_dataset, split_files
+from regard.tasks.dataset_files import (
+    BUILT_IN,
+    HELD_OUT,
+    hold_out,
+    read_labelled_texts,
+    resolve_dataset,
+)
 from regard.tasks.example_source import (
     ExampleSource,
     GeneratedExamples,
@@ -17,29 +23,36 @@ from regard.tasks.example_source import (
     StoredExamples,
     check_generated_only,
 )
-from regard.tasks.synthetic_reviews import SHORTEST, review
+from regard.tasks.files import files_by_split
+from regard.tasks.synthetic_reviews import MIN_BYTES, generate_review
 
-BYTES = 256
-KNOWN = {"imdb": "imdb"}
-ENDINGS = (".jsonl",)
-HELD = 10  # one in so many is kept for validation, and for a test, where there are none
+VOCAB_SIZE = 257  # bytes and padding
+DATASETS = {"imdb": "imdb"}
 
-TextRows = list[tuple[str, str]]  # texts and labels
+LabelledTexts = list[tuple[str, str]]
 
 
 class ByteTextClassification(SourceTask):
-    """A text as a sequence of its bytes: which of the classes (as in Long Range Arena, Tay et al. 2020, arXiv 2011.04006, whose
-    texts are those of IMDb, Maas et al. 2011).
+    """Classify a text as a sequence of bytes (Long Range Arena, Tay et al. 2020, arXiv 2011.04006,
+    with the texts of IMDb, Maas et al. 2011).
 
-    length   bytes that are read of a text: what comes after them is cut off
-    data     "built-in": made-up reviews, see `regard.tasks.synthetic_reviews`; "imdb", in the folder that REGARD_DATA names; or a file of
-             JSON lines with "text" and "label", or a folder of them with names that begin with train, valid and test; .gz and
-             .xz are unpacked.  Where there is no validation split a tenth of the training texts is held out for it.
-    seed     of what is drawn, or of which texts are held out
+    Args:
+        length: Maximum number of bytes; longer texts are truncated.
+        data: "built-in": generated reviews, see `regard.tasks.synthetic_reviews`; "imdb" in the
+            folder REGARD_DATA; a JSON lines file with "text" and "label", or a folder of such files
+            named train, valid and test, also .gz or .xz. Missing splits get a tenth of the training
+            texts.
+        seed: Seed of the generated or of the held-out texts.
+        examples: Size of the training split of generated texts. None: endless.
     """
 
     def __init__(
-        self, length: int = 512, *, data: str = BUILT_IN, seed: int = 0, examples: int | None = None
+        self,
+        length: int = 512,
+        *,
+        data: str = BUILT_IN,
+        seed: int = 0,
+        examples: int | None = None,
     ) -> None:
         check_int(1, length=length)
         self.data = data
@@ -47,85 +60,69 @@ class ByteTextClassification(SourceTask):
         source: ExampleSource = GeneratedExamples(self.draw, seed=seed, examples=examples)
         if data != BUILT_IN:
             check_generated_only(data, examples=examples)
-            self.names, source = listed(splits_of(resolve_dataset(data, KNOWN), seed), length)
-        elif length < SHORTEST:
+            splits = _load_splits(resolve_dataset(data, DATASETS), seed)
+            self.names = tuple(sorted({label for _, label in splits["train"]}))
+            for split, texts in splits.items():
+                if unknown := {label for _, label in texts} - set(self.names):
+                    raise ValueError(
+                        f"The {split} split has the label {min(unknown)!r}, "
+                        "which no training text has."
+                    )
+            source = self._stored_examples(splits, length)
+        elif length < MIN_BYTES:
             raise ValueError(
-                f"a built-in review has at least {SHORTEST} bytes: length={length} is too short"
+                f"Built-in reviews have at least {MIN_BYTES} bytes: length={length} is too short."
             )
-        super().__init__(source, vocab_size=1 + BYTES, classes=len(self.names), length=length)
+        super().__init__(source, vocab_size=VOCAB_SIZE, classes=len(self.names), length=length)
 
-    def draw(self, random: np.random.Generator) -> tuple[np.ndarray, int]:
-        """The bytes of a built-in review, and its class."""
-        text, label = review(random, self.length)
-        return as_bytes(text, self.length), label
+    def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+        """Generate the bytes of a review and its class."""
+        text, label = generate_review(rng, self.length)
+        return encode_bytes(text, self.length), label
+
+    def _stored_examples(self, splits: dict[str, LabelledTexts], length: int) -> StoredExamples:
+        def get(split: str, index: int) -> tuple[np.ndarray, int]:
+            text, label = splits[split][index]
+            return encode_bytes(text, length), self.names.index(label)
+
+        return StoredExamples({split: len(texts) for split, texts in splits.items()}, get)
 
     def show(self, example: Example) -> str:
-        """The text, and its class."""
-        said = "a built-in review, made up" if self.data == BUILT_IN else f"a text of {self.data}"
-        return f"{wrapped(example.tokens.numpy())}\n{said}: {self.names[int(example.target)]}"
+        """The text and its class."""
+        source = "generated review" if self.data == BUILT_IN else f"text of {self.data}"
+        name = self.names[int(example.target)]
+        return f"{wrap_bytes(example.tokens.numpy())}\n{source}: {name}"
 
 
-def as_bytes(text: str, length: int) -> np.ndarray:
-    """The first bytes of a text as tokens 1..256; 0 fills up."""
-    return (
-        np.frombuffer(text[:length].encode("utf-8", "surrogatepass")[:length], np.uint8).astype(
-            np.int64
-        )
-        + 1
-    )
+def encode_bytes(text: str, length: int) -> np.ndarray:
+    """The first bytes of a text as tokens 1..256; 0 is padding."""
+    content = text[:length].encode("utf-8", "surrogatepass")[:length]
+    return np.frombuffer(content, np.uint8).astype(np.int64) + 1
 
 
-def wrapped(tokens: np.ndarray) -> str:
-    """Tokens as text, in lines; what is no whole character shows as a sign for that."""
+def wrap_bytes(tokens: np.ndarray) -> str:
+    """Tokens as lines of text."""
     text = bytes((tokens[tokens > 0] - 1).tolist()).decode("utf-8", "replace")
     return "\n".join(textwrap.wrap(text, 100))
 
 
-# ---------------------------------------------------------------------------------------------- real texts
-def splits_of(path: Path, seed: int) -> dict[str, TextRows]:
-    """The rows of each split: as the files have them, or else held out at random."""
+def _load_splits(path: Path, seed: int) -> dict[str, LabelledTexts]:
+    """The texts of each split; splits without a file get a tenth of the training texts."""
     if path.is_file():
-        return held_out({"train": read_labelled_texts(path)}, seed)
-    files = split_files(path, ENDINGS)
-    if "train" not in files:
-        names = sorted(file.name for file in path.iterdir())
-        raise ValueError(
-            f"{path} has no train.jsonl, nor .gz or .xz: {did_you_mean('train.jsonl', names) if names else 'it is empty'}"
-        )
-    return held_out({split: read_labelled_texts(file) for split, file in files.items()}, seed)
-
-
-def held_out(splits: dict[str, TextRows], seed: int) -> dict[str, TextRows]:
-    """A tenth of the training rows for each split that is missing."""
+        splits = {"train": read_labelled_texts(path)}
+    else:
+        files = files_by_split(path, [".jsonl"])
+        if "train" not in files:
+            hint = did_you_mean("train.jsonl", [file.name for file in files["all"]])
+            raise ValueError(f"{path} has no train.jsonl, nor .gz or .xz: {hint}")
+        splits = {
+            s: [t for p in paths for t in read_labelled_texts(p)] for s, paths in files.items()
+        }
     missing = [split for split in SPLITS if split not in splits]
-    rows = splits["train"]
-    share = max(1, len(rows) // HELD)
-    if len(rows) <= share * len(missing):
+    texts = splits["train"]
+    count = max(1, len(texts) // HELD_OUT)
+    if len(texts) <= count * len(missing):
         raise ValueError(
-            f"{len(rows)} texts are too few to hold some out for {' and '.join(missing)}"
+            f"{len(texts)} texts are too few to hold some out for {' and '.join(missing)}."
         )
-    order = (
-        np.random.default_rng(seed).permutation(len(rows)).tolist() if missing else range(len(rows))
-    )
-    parts = {split: order[i * share : (i + 1) * share] for i, split in enumerate(missing)} | {
-        "train": order[len(missing) * share :]
-    }
-    return splits | {split: [rows[i] for i in part] for split, part in parts.items()}
-
-
-def listed(splits: dict[str, TextRows], length: int) -> tuple[tuple[str, ...], ExampleSource]:
-    """The names of the classes, those of the training texts in order, and the examples."""
-    names = tuple(sorted({label for _, label in splits["train"]}))
-    for split, rows in splits.items():
-        strange = {label for _, label in rows} - set(names)
-        if strange:
-            raise ValueError(
-                f"the split {split!r} has the label {min(strange)!r}, which no training text has"
-            )
-    number = {name: i for i, name in enumerate(names)}
-
-    def at(split: str, index: int) -> tuple[np.ndarray, int]:
-        text, label = splits[split][index]
-        return as_bytes(text, length), number[label]
-
-    return names, StoredExamples({split: len(rows) for split, rows in splits.items()}, at)
+    return splits | hold_out(texts, missing, count, seed) if missing else splits

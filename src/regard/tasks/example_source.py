@@ -1,4 +1,4 @@
-"""Tasks with one target for the whole, whose examples are drawn, or taken from real data."""
+"""Where the examples of a task come from: a generator, or stored data."""
 
 from __future__ import annotations
 
@@ -8,86 +8,84 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from regard.errors import check_choice, check_int
-from regard.tasks.base import SPLITS, Example, Task, example_rng, to_int64
-from regard.tasks.probes import SIZES
+from regard.tasks.base import SPLITS, Example, Task, check_index, example_rng, to_int64
 
-CHUNK = 4096  # random numbers drawn at once
+SIZES = {"train": 1 << 40, "valid": 512, "test": 2048}  # training never sees an example twice
+CHUNK = 4096  # random numbers per call of the generator
 
-Draw = Callable[
-    [np.random.Generator], tuple[np.ndarray, int]
-]  # -> tokens (n), or (2 n) for a pair, and the target
+# random generator -> tokens (n), or (2, n) for a pair; and the target, a number or (n)
+Draw = Callable[[np.random.Generator], tuple[np.ndarray, int | np.ndarray]]
 
 
 class ExampleSource(ABC):
-    """Where examples come from, by their number."""
+    """Numbered examples of three splits, of the given sizes."""
 
-    @abstractmethod
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+
     def size(self, split: str) -> int:
-        """How many there are."""
+        """Number of examples in a split."""
+        check_choice("split", split, SPLITS)
+        return self.sizes[split]
 
     @abstractmethod
     def example(self, split: str, index: int) -> Example:
-        """One of them."""
+        """Example `index` of a split."""
 
 
 class GeneratedExamples(ExampleSource):
-    """Examples that are drawn, each with numbers of its own.
+    """Examples generated from a seed, the split and their index.
 
-    examples   how many there are to train on; None: no end of them, so that training never sees one twice
+    Args:
+        draw: The generator, or one for each split.
+        examples: Size of the training split. None: endless, so that no example is seen twice.
     """
 
     def __init__(
-        self, draws: Draw | Mapping[str, Draw], *, seed: int, examples: int | None = None
+        self, draw: Draw | Mapping[str, Draw], *, seed: int, examples: int | None = None
     ) -> None:
         check_int(0, seed=seed)
         if examples is not None:
             check_int(1, examples=examples)
-        self.draws = draws if isinstance(draws, Mapping) else dict.fromkeys(SPLITS, draws)
-        self.seed, self.sizes = seed, SIZES | ({} if examples is None else {"train": examples})
-
-    def size(self, split: str) -> int:
-        """See `Source`."""
-        check_choice("split", split, SPLITS)
-        return self.sizes[split]
+        super().__init__(SIZES if examples is None else SIZES | {"train": examples})
+        self.draws = draw if isinstance(draw, Mapping) else dict.fromkeys(SPLITS, draw)
+        self.seed = seed
 
     def example(self, split: str, index: int) -> Example:
-        """See `Source`."""
-        random = example_rng(self.seed, split, index)
-        tokens, target = self.draws[split](random)
+        """See `ExampleSource`."""
+        rng = example_rng(self.seed, split, index)
+        tokens, target = self.draws[split](rng)
         return Example(to_int64(tokens), to_int64(np.asarray(target)))
 
 
 class StoredExamples(ExampleSource):
-    """Examples of real data: so many of each split, and a function for one of them.
+    """Examples of a dataset, in a fixed random order.
 
-    They come in an order that is shuffled once for all: files are often sorted by class, and an evaluation takes the first.
+    Datasets are often sorted by class, and evaluations read the first examples.
+
+    Args:
+        sizes: Number of examples in each split.
+        get: Split and row -> tokens and target.
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], at: Callable[[str, int], tuple[np.ndarray, int]]
+        self, sizes: Mapping[str, int], get: Callable[[str, int], tuple[np.ndarray, int]]
     ) -> None:
-        self.sizes, self.at = sizes, at
+        super().__init__(sizes)
+        self.get = get
         self.order = {
             split: np.random.default_rng(size).permutation(size) for split, size in sizes.items()
         }
 
-    def size(self, split: str) -> int:
-        """See `Source`."""
-        check_choice("split", split, SPLITS)
-        return self.sizes[split]
-
     def example(self, split: str, index: int) -> Example:
-        """See `Source`."""
-        if not 0 <= index < self.size(split):
-            raise IndexError(
-                f"the split {split!r} has {self.size(split)} examples, and number {index} is asked for"
-            )
-        tokens, target = self.at(split, int(self.order[split][index]))
+        """See `ExampleSource`."""
+        check_index(split, index, self.size(split))
+        tokens, target = self.get(split, int(self.order[split][index]))
         return Example(to_int64(tokens), to_int64(np.asarray(target)))
 
 
 class SourceTask(Task):
-    """A task whose examples come from a source."""
+    """A task whose examples come from an `ExampleSource`."""
 
     def __init__(
         self, source: ExampleSource, *, vocab_size: int, classes: int, length: int
@@ -104,16 +102,16 @@ class SourceTask(Task):
         return self.source.example(split, index)
 
 
-def check_generated_only(data: str, **given: object) -> None:
-    """Arguments that say how to draw examples are not for real data; those that are None or 0 were not given."""
-    for name, value in given.items():
+def check_generated_only(data: str, **arguments: object) -> None:
+    """Refuse arguments of the generator together with a dataset; None and 0 mean "not given"."""
+    for name, value in arguments.items():
         if value:
             raise ValueError(
-                f"{name}={value!r} is for what is drawn, and the data {data!r} are as they are: leave it out"
+                f"{name}={value!r} applies to generated examples, not to data={data!r}: omit it."
             )
 
 
-def random_stream(random: np.random.Generator) -> Iterator[float]:
-    """Numbers in [0, 1) one by one: drawn by the thousand, since a call for each would take longer than all the rest."""
+def random_stream(rng: np.random.Generator) -> Iterator[float]:
+    """Endless numbers in [0, 1), drawn in chunks because single calls are slow."""
     while True:
-        yield from random.random(CHUNK).tolist()
+        yield from rng.random(CHUNK).tolist()

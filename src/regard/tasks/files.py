@@ -1,10 +1,11 @@
-"""Files as users have them: compressed or not, in any encoding, one or a folder of them; never more in memory than a chunk."""
+"""Read data files: compressed or not, in any encoding, single or in folders, chunk by chunk."""
 
 from __future__ import annotations
 
 import codecs
 import gzip
 import io
+import itertools
 import lzma
 import re
 import tempfile
@@ -18,10 +19,10 @@ import numpy as np
 
 from regard.errors import did_you_mean
 
-CHUNK = 1 << 20  # bytes that are read at a time
-SMALL = 1 << 26  # bytes up to which numbers are held in memory; more stay in a file
+CHUNK = 1 << 20  # bytes read at a time
+MAX_IN_MEMORY = 1 << 26  # bytes of an array; larger arrays are memory-mapped from a file
 COMPRESSED: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
-NAMES = {
+SPLIT_NAMES = {
     "train": "train",
     "training": "train",
     "valid": "valid",
@@ -34,63 +35,61 @@ NAMES = {
 BOM = codecs.BOM_UTF8
 
 
-# ---------------------------------------------------------------------------------------------- names
+# ------------------------------------------------------------------------------------------- paths
 def existing_path(path: str | Path) -> Path:
-    """A path that is there; else an error with the nearest name in its folder."""
+    """The path, if it exists; otherwise a ValueError with the most similar name in its folder."""
     path = Path(path).expanduser()
     if path.exists():
         return path
     if not path.parent.is_dir():
-        raise ValueError(f"there is no {path}: there is no folder {path.parent}")
-    beside = [other.name for other in path.parent.iterdir()]
-    raise ValueError(
-        f"there is no {path}: {did_you_mean(path.name, beside) if beside else 'its folder is empty'}"
-    )
+        raise ValueError(f"{path} does not exist: there is no folder {path.parent}.")
+    siblings = [other.name for other in path.parent.iterdir()]
+    hint = did_you_mean(path.name, siblings) if siblings else "its folder is empty."
+    raise ValueError(f"{path} does not exist: {hint}")
 
 
 def file_type(path: Path) -> str:
-    """What a file holds by its name, without what it is packed with: "a.csv.xz" -> ".csv"."""
+    """The suffix of a file without that of its compression: "a.csv.xz" -> ".csv"."""
     return (path.with_suffix("") if path.suffix.lower() in COMPRESSED else path).suffix.lower()
 
 
 def split_from_name(path: Path) -> str | None:
-    """ "payload_train.csv.xz" -> "train"; None where the name tells no split."""
+    """The split in a file name: "payload_train.csv.xz" -> "train"; None if there is none."""
     words = re.split(r"[._\- ]+", path.name.lower())
-    return next((NAMES[word] for word in words if word in NAMES), None)
+    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
 
 
-def files_by_split(folder: Path, kinds: Iterable[str]) -> dict[str, list[Path]]:
-    """The files of a folder: by split where their names tell a training split, else all of them under "all"."""
-    kinds = tuple(kinds)
+def files_by_split(folder: Path, suffixes: Iterable[str]) -> dict[str, list[Path]]:
+    """The files of a folder by split, or under "all" if no file name contains "train"."""
+    suffixes = tuple(suffixes)
     files = sorted(
         path
         for path in folder.iterdir()
-        if path.is_file() and file_type(path) in kinds and path.name[0] != "."
+        if path.is_file() and file_type(path) in suffixes and path.name[0] != "."
     )
     if not files:
-        raise ValueError(
-            f"there is no file in {folder} that ends in one of {', '.join(k for k in kinds if k)}"
-        )
-    found: dict[str, list[Path]] = {}
+        known = ", ".join(filter(None, suffixes))
+        raise ValueError(f"There is no file in {folder} that ends in one of {known}.")
+    splits: dict[str, list[Path]] = {}
     for path in files:
         if (split := split_from_name(path)) is not None:
-            found.setdefault(split, []).append(path)
-    return found if "train" in found else {"all": files}
+            splits.setdefault(split, []).append(path)
+    return splits if "train" in splits else {"all": files}
 
 
-# ---------------------------------------------------------------------------------------------- bytes and text
+# ---------------------------------------------------------------------------------- bytes and text
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked; one that was cut off is said to be so."""
+    """Open a file for reading, decompressed."""
     try:
         with COMPRESSED.get(path.suffix.lower(), open)(path, "rb") as file:
             yield file
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{path} is no whole {path.suffix} file: {error}") from None
+        raise ValueError(f"{path} is not a complete {path.suffix} file: {error}") from None
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, a chunk at a time."""
+    """The decompressed bytes of a file, chunk by chunk."""
     with open_bytes(path) as file:
         while chunk := file.read(CHUNK):
             yield chunk
@@ -98,126 +97,93 @@ def read_chunks(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def open_text(path: Path, encoding: str = "utf-8") -> Iterator[IO[str]]:
-    """A file as text, its lines as they are; what is not in the encoding is named by its place."""
-    check_encoding(encoding)
+    """Open a file as text, with its line endings; decoding errors give the offset and the line."""
+    codec = "utf-8-sig" if is_utf8(encoding) else encoding
     with open_bytes(path) as file:
         try:
-            yield io.TextIOWrapper(
-                file, encoding="utf-8-sig" if is_utf8(encoding) else encoding, newline=""
-            )
-        except UnicodeDecodeError:
-            raise ValueError(wrong_byte(read_chunks(path), str(path), encoding)) from None
+            yield io.TextIOWrapper(file, encoding=codec, newline="")
+        except UnicodeDecodeError as error:
+            for _ in decode_chunks(read_chunks(path), str(path), encoding):
+                pass  # raises an error with the position
+            raise ValueError(f"{path} is not {encoding}: {error}") from None
 
 
-def decode_chunks(pieces: Iterable[bytes], where: str, encoding: str = "utf-8") -> Iterator[str]:
-    """Bytes as text, a chunk at a time, whole characters each."""
-    check_encoding(encoding)
+def decode_chunks(chunks: Iterable[bytes], where: str, encoding: str = "utf-8") -> Iterator[str]:
+    """Decode bytes to text chunk by chunk, without splitting characters."""
     decoder = codecs.getincrementaldecoder("utf-8" if is_utf8(encoding) else encoding)()
-    start, line, begun = 0, 1, False
-    for piece in _ending(pieces):
+    offset, line, started = 0, 1, False
+    for chunk in itertools.chain(chunks, [b""]):
         pending = len(decoder.getstate()[0])
         try:
-            text = decoder.decode(piece, final=not piece)
+            text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            at = start - pending + error.start
-            before = error.object[: error.start].count(b"\n")
+            byte, at = error.object[error.start], offset - pending + error.start
+            line += error.object[: error.start].count(b"\n")
+            hint = "set encoding=... of the task."
+            if at == 0 and byte in (0xFF, 0xFE):
+                hint = "it looks like UTF-16: set encoding='utf-16'."
             raise ValueError(
-                _wrong(where, encoding, error.object[error.start], at, line + before, at == 0)
+                f"{where} is not {encoding}: byte 0x{byte:02x} at offset {at}, line {line}; {hint}"
             ) from None
-        yield text if begun else text.removeprefix("\ufeff")  # a mark of the byte order is no text
-        start, line, begun = start + len(piece), line + text.count("\n"), begun or bool(text)
-
-
-def _ending(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    yield from pieces
-    yield b""
-
-
-def wrong_byte(pieces: Iterable[bytes], where: str, encoding: str) -> str:
-    """Which byte is not in the encoding: its offset, and its line."""
-    try:
-        for _ in decode_chunks(pieces, where, encoding):
-            pass
-    except ValueError as error:
-        return str(error)
-    return f"{where} is not in {encoding}"
-
-
-def _wrong(where: str, encoding: str, byte: int, at: int, line: int, first: bool) -> str:
-    hint = (
-        "it looks like UTF-16: give encoding='utf-16'"
-        if first and byte in (0xFF, 0xFE)
-        else "give its encoding=..."
-    )
-    return f"{where} is not in {encoding}: byte 0x{byte:02x} at offset {at}, in line {line}; {hint}"
-
-
-def check_encoding(encoding: str) -> None:
-    """A name that Python knows."""
-    try:
-        codecs.lookup(encoding)
-    except LookupError:
-        known = ("utf-8", "utf-16", "latin-1", "cp1252", "ascii", "shift_jis", "gb18030")
-        raise ValueError(f"no encoding {encoding!r}: {did_you_mean(encoding, known)}") from None
+        yield text if started else text.removeprefix("\ufeff")  # the byte-order mark
+        offset, line, started = offset + len(chunk), line + text.count("\n"), started or bool(text)
 
 
 def is_utf8(encoding: str) -> bool:
-    """Whatever it is called."""
-    check_encoding(encoding)
-    return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+    """Whether an encoding is UTF-8; raises a ValueError for unknown encodings."""
+    try:
+        return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+    except LookupError:
+        known = ("utf-8", "utf-16", "latin-1", "cp1252", "ascii", "shift_jis", "gb18030")
+        raise ValueError(f"No encoding {encoding!r}: {did_you_mean(encoding, known)}") from None
 
 
-# ---------------------------------------------------------------------------------------------- many numbers
+# ------------------------------------------------------------------------------------------ arrays
 class ArrayBuilder:
-    """Numbers that are appended one piece after the other.  They go into a file without a name, which ends with the process;
-    few are read back into memory, many are mapped."""
+    """Builds a long array from pieces, in a temporary file.
+
+    Small arrays are read back into memory; large ones are memory-mapped.
+    """
 
     def __init__(self, dtype: Any) -> None:
         self.dtype, self.count = np.dtype(dtype), 0
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as what is mapped from it
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the mapped array
 
     def append(self, values: np.ndarray) -> None:
-        """More of them."""
+        """Add a piece."""
         self.file.write(np.ascontiguousarray(values, dtype=self.dtype).data)
         self.count += len(values)
 
     def finish(self) -> np.ndarray:
-        """All of them (count)."""
+        """The whole array (count)."""
         self.file.flush()
-        if self.count * self.dtype.itemsize > SMALL:
+        if self.count * self.dtype.itemsize > MAX_IN_MEMORY:
             return np.memmap(self.file, dtype=self.dtype, mode="r", shape=(self.count,))
         self.file.seek(0)
         return np.frombuffer(self.file.read(), dtype=self.dtype)
 
 
 def load_bytes(paths: list[Path], encoding: str | None) -> np.ndarray:
-    """The bytes (count) of text files one after the other.  encoding None: the bytes as they are; else they become UTF-8.
+    """The concatenated bytes (count) of text files.
 
-    A single plain file is mapped where it lies; packed, several or in another encoding, they are copied into a `ArrayBuilder`.
+    A single uncompressed file is memory-mapped; otherwise the bytes are copied.
+
+    Args:
+        encoding: Encoding of the files, which are converted to UTF-8. None: raw bytes.
     """
-    if (
-        len(paths) == 1
-        and paths[0].suffix.lower() not in COMPRESSED
-        and (encoding is None or is_utf8(encoding))
-    ):
-        found = (
-            np.memmap(paths[0], dtype=np.uint8, mode="r")
-            if paths[0].stat().st_size
-            else np.zeros(0, np.uint8)
-        )
-        return (
-            found[len(BOM) :]
-            if encoding is not None and found[: len(BOM)].tobytes() == BOM
-            else found
-        )
-    store = ArrayBuilder(np.uint8)
+    first = paths[0]
+    keep_bytes = encoding is None or is_utf8(encoding)
+    if len(paths) == 1 and first.suffix.lower() not in COMPRESSED and keep_bytes:
+        if not first.stat().st_size:
+            return np.zeros(0, np.uint8)
+        mapped = np.memmap(first, dtype=np.uint8, mode="r")
+        has_bom = encoding is not None and mapped[: len(BOM)].tobytes() == BOM
+        return mapped[len(BOM) :] if has_bom else mapped
+    builder = ArrayBuilder(np.uint8)
     for path in paths:
-        for piece in (
-            read_chunks(path)
-            if encoding is None
-            else decode_chunks(read_chunks(path), str(path), encoding)
-        ):
-            store.append(
-                np.frombuffer(piece if isinstance(piece, bytes) else piece.encode(), np.uint8)
-            )
-    return store.finish()
+        chunks = read_chunks(path)
+        if encoding is not None:
+            chunks = (text.encode() for text in decode_chunks(chunks, str(path), encoding))
+        for chunk in chunks:
+            builder.append(np.frombuffer(chunk, np.uint8))
+    return builder.finish()

@@ -1,11 +1,11 @@
-"""A small language of our own, whose entropy is known: what a language model can learn at best is a number, not a guess.
+"""A small language with known entropy, so that the best possible language model is known.
 
-    the dogs that a... ->  the SUBJECT (that the NOUN VERB)* VERB the OBJECT.
+    the SUBJECT (that the NOUN VERB)* VERB the OBJECT.
 
-Each verb agrees in number with its noun; the last agrees with the subject, however many clauses stand between.  Every choice is
-independent and uniform, but for the number of clauses, which is geometric with 1/2; and a sentence has one derivation only.  So
-the entropy of a sentence is the sum of the entropies of its choices, and divided by the expected length it is the entropy of
-a character.
+Each verb agrees in number with its noun; the last verb agrees with the subject, after any number of
+clauses. All choices are independent and uniform, except the number of clauses, which is geometric
+with probability 1/2, and every sentence has one derivation. So the entropy of a sentence is the sum
+of the entropies of its choices; divided by the expected length, it is the entropy per character.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-NOUNS = (
+NOUNS = [
     "dog",
     "cat",
     "bird",
@@ -31,59 +31,60 @@ NOUNS = (
     "winter",
     "lantern",
     "road",
-)
-VERBS = ("see", "follow", "know", "help", "find", "remember", "paint", "call")
+]
+VERBS = ["see", "follow", "know", "help", "find", "remember", "paint", "call"]
 PLURALS = {"child": "children"}
-GOES_ON = 0.5  # the probability of one clause more
+CLAUSE_PROBABILITY = 0.5
 
 
-def noun(word: str, plural: int) -> str:
-    """The dog, the dogs."""
+def inflect_noun(word: str, plural: int) -> str:
+    """The singular or plural of a noun: "dog", "dogs"."""
     return PLURALS.get(word, f"{word}s") if plural else word
 
 
-def verb(word: str, plural: int) -> str:
-    """Sees, see."""
+def inflect_verb(word: str, plural: int) -> str:
+    """The singular or plural of a verb: "sees", "see"."""
     return word if plural else f"{word}s"
 
 
-def sentence(random: np.random.Generator, *, agrees: bool = True) -> str:
-    """One sentence, with its point; `agrees` False: the last verb has the wrong number."""
-    subject, many = _noun(random)
-    clauses = []
-    while random.random() < GOES_ON:
-        word, plural = _noun(random)
-        clauses.append(f" that the {word} {_verb(random, plural)}")
-    last = _verb(random, many if agrees else 1 - many)
-    return f"the {subject}{''.join(clauses)} {last} the {_noun(random)[0]}."
+def generate_sentence(rng: np.random.Generator, *, agree: bool = True) -> str:
+    """A random sentence; with agree=False, the last verb has the wrong number."""
+
+    def draw_noun() -> tuple[str, int]:
+        plural = int(rng.integers(2))
+        return inflect_noun(NOUNS[rng.integers(len(NOUNS))], plural), plural
+
+    def draw_verb(plural: int) -> str:
+        return inflect_verb(VERBS[rng.integers(len(VERBS))], plural)
+
+    subject, subject_plural = draw_noun()
+    clauses = ""
+    while rng.random() < CLAUSE_PROBABILITY:
+        noun, plural = draw_noun()
+        clauses += f" that the {noun} {draw_verb(plural)}"
+    verb = draw_verb(subject_plural if agree else 1 - subject_plural)
+    return f"the {subject}{clauses} {verb} the {draw_noun()[0]}."
 
 
-def _noun(random: np.random.Generator) -> tuple[str, int]:
-    plural = int(random.integers(2))
-    return noun(NOUNS[random.integers(len(NOUNS))], plural), plural
-
-
-def _verb(random: np.random.Generator, plural: int) -> str:
-    return verb(VERBS[random.integers(len(VERBS))], plural)
-
-
-def text(random: np.random.Generator, sentences: int) -> str:
-    """So many sentences, a line each."""
-    return "".join(f"{sentence(random)}\n" for _ in range(sentences))
+def generate_text(rng: np.random.Generator, sentences: int) -> str:
+    """Random sentences, one per line."""
+    return "".join(f"{generate_sentence(rng)}\n" for _ in range(sentences))
 
 
 def entropy_per_character() -> float:
-    """The entropy in bits for each character of `text`: no model can do with less, on average."""
-    name, act = math.log2(2 * len(NOUNS)), math.log2(len(VERBS))  # a verb's number is its noun's
-    clauses = GOES_ON / (1 - GOES_ON)  # how many, in the mean
-    stops = -math.log2(1 - GOES_ON) - clauses * math.log2(GOES_ON)
-    return (2 * name + act + clauses * (name + act) + stops) / expected_length()
+    """Entropy of the language in bits per character: a lower bound for any model, on average."""
+    noun_bits, verb_bits = math.log2(2 * len(NOUNS)), math.log2(len(VERBS))
+    p = CLAUSE_PROBABILITY
+    clauses = p / (1 - p)  # expected number
+    count_bits = -math.log2(1 - p) - clauses * math.log2(p)
+    sentence_bits = 2 * noun_bits + verb_bits + clauses * (noun_bits + verb_bits) + count_bits
+    return sentence_bits / expected_length()
 
 
 def expected_length() -> float:
-    """Characters of a sentence in the mean, with the end of its line."""
-    wide = np.mean([len(noun(word, plural)) for word in NOUNS for plural in (0, 1)])
-    act = np.mean([len(verb(word, plural)) for word in VERBS for plural in (0, 1)])
-    clauses = GOES_ON / (1 - GOES_ON)
-    whole = len("the ") + wide + len(" ") + act + len(" the ") + wide + len(".\n")
-    return float(whole + clauses * (len(" that the ") + wide + len(" ") + act))
+    """Expected number of characters of a sentence, including the newline."""
+    noun = np.mean([len(inflect_noun(word, plural)) for word in NOUNS for plural in (0, 1)])
+    verb = np.mean([len(inflect_verb(word, plural)) for word in VERBS for plural in (0, 1)])
+    clauses = CLAUSE_PROBABILITY / (1 - CLAUSE_PROBABILITY)
+    main = len("the ") + noun + len(" ") + verb + len(" the ") + noun + len(".\n")
+    return float(main + clauses * (len(" that the ") + noun + len(" ") + verb))

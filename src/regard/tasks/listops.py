@@ -1,4 +1,4 @@
-"""ListOps: a long expression of nested lists, and what it comes to."""
+"""ListOps: evaluate a long expression of nested lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.tasks.example_source import GeneratedExamples, SourceTask, random_st
 
 
 def median(values: Sequence[int]) -> int:
-    """The middle one, or the mean of the two in the middle, cut down to a whole number."""
+    """The median, rounded down."""
     ordered = sorted(values)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
 
@@ -24,37 +24,42 @@ OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "[MED": median,
     "[SM": lambda values: sum(values) % 10,
 }
-APPLY = list(OPERATORS.values())
-CLOSE = "]"
-WORDS = ("", *OPERATORS, CLOSE, *map(str, range(10)))  # by the number of their token; 0 fills up
-OPEN, CLOSED, ZERO = 1, 1 + len(OPERATORS), 2 + len(OPERATORS)
-NESTED = 0.25  # how often an argument is a list itself
-TRIES = 20_000  # trees drawn for one example before giving up
+FUNCTIONS = list(OPERATORS.values())
+WORDS = ("", *OPERATORS, "]", *map(str, range(10)))  # by token; 0 is padding
+OPEN, CLOSE, ZERO = 1, 1 + len(OPERATORS), 2 + len(OPERATORS)
+LIST_PROBABILITY = 0.25  # that an argument is a list
+MAX_TRIES = 20_000  # trees drawn for one example
 
 
-class TooLong(Exception):
-    """A tree has more tokens than are wanted: the rest of it need not be drawn."""
+class _TooLong(Exception):
+    """A tree has too many tokens; the rest need not be drawn."""
 
 
 class ListOps(SourceTask):
-    """Lists of digits under MAX, MIN, MED (the median, cut down to a whole number) and SM (the sum modulo 10), in each other:
-    ten classes (Nangia & Bowman 2018, arXiv 1804.06028; as in Long Range Arena, Tay et al. 2020, arXiv 2011.04006).
+    """Nested lists of digits under MAX, MIN, MED (median, rounded down) and SM (sum modulo 10), with
+    ten classes (Nangia & Bowman 2018, arXiv 1804.06028; Long Range Arena, Tay et al. 2020,
+    arXiv 2011.04006).
 
-        tree(level) = a list of 2..args trees(level + 1) with probability 1/4, if level < depth; else a digit
+        tree(level) = a list of 2..args trees(level + 1) with probability 1/4 if level < depth,
+                      otherwise a digit
 
-    Trees are drawn until one has more than `shortest` and fewer than `length` tokens.  An operator with its bracket is a token,
-    and so are a closing bracket and a digit.  Long Range Arena: length=2000, and so shortest=500, and examples=96000.
+    Trees are drawn until one has more than `min_length` and fewer than `length` tokens. An operator
+    with its opening bracket is one token. Long Range Arena uses length=2000 and examples=96000.
 
-    length   a bound of the tokens; `shortest`: the other one, a quarter of it unless given
-    depth    levels of the tree, with that of the digits
-    args     the most arguments of a list
+    Args:
+        length: Upper bound of the number of tokens.
+        min_length: Lower bound of the number of tokens. None: length // 4.
+        depth: Levels of the tree, including the digits.
+        args: Maximum number of arguments of a list.
+        seed: Seed of the examples.
+        examples: Size of the training split. None: endless.
     """
 
     def __init__(
         self,
         length: int = 512,
         *,
-        shortest: int | None = None,
+        min_length: int | None = None,
         depth: int = 10,
         args: int = 10,
         seed: int = 0,
@@ -62,69 +67,56 @@ class ListOps(SourceTask):
     ) -> None:
         check_int(6, length=length)
         check_int(2, depth=depth, args=args)
-        super().__init__(
-            GeneratedExamples(self.draw, seed=seed, examples=examples),
-            vocab_size=len(WORDS),
-            classes=10,
-            length=length,
-        )
-        self.shortest, self.depth, self.args = (
-            length // 4 if shortest is None else shortest,
-            depth,
-            args,
-        )
-        check_int(0, shortest=self.shortest)
-        if self.shortest > length - 2:
+        source = GeneratedExamples(self.draw, seed=seed, examples=examples)
+        super().__init__(source, vocab_size=len(WORDS), classes=10, length=length)
+        self.min_length = length // 4 if min_length is None else min_length
+        self.depth, self.args = depth, args
+        check_int(0, min_length=self.min_length)
+        if self.min_length > length - 2:
             raise ValueError(
-                f"no length is more than shortest={shortest} and less than length={length}"
+                f"No length is more than min_length={min_length} and less than length={length}."
             )
-        if longest(depth, args) <= self.shortest:
+        longest = 1
+        for _ in range(depth - 1):
+            longest = 2 + args * longest
+        if longest <= self.min_length:
             raise ValueError(
-                f"a tree of depth {depth} with up to {args} arguments has at most {longest(depth, args)} tokens, "
-                f"and more than {self.shortest} are wanted: a larger depth or a smaller shortest would do"
+                f"A tree with depth={depth} and args={args} has at most {longest} tokens, but "
+                f"min_length={self.min_length}: increase depth or decrease min_length."
             )
 
-    def draw(self, random: np.random.Generator) -> tuple[np.ndarray, int]:
-        """Tokens (n), and what they come to."""
-        draws = random_stream(random)
-        for _ in range(TRIES):
+    def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+        """Generate tokens (n) and their value."""
+        draws = random_stream(rng)
+        for _ in range(MAX_TRIES):
             tokens: list[int] = []
             try:
-                value = self._grow(tokens, 1, draws)
-            except TooLong:
+                value = self._draw_tree(tokens, 1, draws)
+            except _TooLong:
                 continue
-            if len(tokens) > self.shortest:
+            if len(tokens) > self.min_length:
                 return np.array(tokens), value
         raise ValueError(
-            f"of {TRIES} trees none had more than {self.shortest} and fewer than {self.length} tokens: ask for others"
+            f"None of {MAX_TRIES} trees had more than {self.min_length} and fewer than "
+            f"{self.length} tokens: change length, min_length, depth or args."
         )
 
-    def _grow(self, tokens: list[int], level: int, draws: Iterator[float]) -> int:
-        """Write a tree at the end of the tokens, and return its value."""
-        if level == self.depth or next(draws) > NESTED:
+    def _draw_tree(self, tokens: list[int], level: int, draws: Iterator[float]) -> int:
+        """Append a random tree to the tokens, and return its value."""
+        if level == self.depth or next(draws) > LIST_PROBABILITY:
             digit = int(10 * next(draws))
             tokens.append(ZERO + digit)
             return digit
-        which = int(len(APPLY) * next(draws))
-        tokens.append(OPEN + which)
-        values = [
-            self._grow(tokens, level + 1, draws)
-            for _ in range(2 + int((self.args - 1) * next(draws)))
-        ]
-        tokens.append(CLOSED)
+        operator = int(len(FUNCTIONS) * next(draws))
+        tokens.append(OPEN + operator)
+        count = 2 + int((self.args - 1) * next(draws))
+        values = [self._draw_tree(tokens, level + 1, draws) for _ in range(count)]
+        tokens.append(CLOSE)
         if len(tokens) >= self.length:
-            raise TooLong
-        return APPLY[which](values)
+            raise _TooLong
+        return FUNCTIONS[operator](values)
 
     def show(self, example: Example) -> str:
-        """The expression, and its value."""
+        """The expression and its value."""
         text = " ".join(WORDS[token] for token in example.tokens.tolist())
         return "\n".join(textwrap.wrap(f"{text} = {int(example.target)}", 100))
-
-
-def longest(depth: int, args: int) -> int:
-    """Tokens of the largest tree."""
-    size = 1
-    for _ in range(depth - 1):
-        size = 2 + args * size
-    return size

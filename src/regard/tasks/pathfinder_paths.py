@@ -1,6 +1,6 @@
-"""Dashed paths that wind through a square and never come near each other.
+"""Random dashed paths that wind through a square and keep a distance from each other.
 
-Plain Python on plain numbers: a dash is checked against the few that are near it, and calls into numpy would cost more.
+Plain Python: each dash is compared with few others, for which numpy calls would be slower.
 """
 
 from __future__ import annotations
@@ -14,196 +14,204 @@ import numpy as np
 
 from regard.tasks.example_source import random_stream
 
-CANDIDATES = 10  # places tried for a dash
-BACK = 2  # a path that is stuck takes back up to so many dashes
-PATIENCE = 4  # dashes laid for each that is wanted, before a path is given up
-STARTS = 8  # times that a path that distracts is begun, before it is left out
-TRIES = 300  # times that all is begun again
-CLEAR = 1.1  # gaps between dashes that do not follow each other, at least
-DENSE = 0.5  # the points that stand for a dash are no further apart than so many gaps
+CANDIDATES = 10  # directions tried for a dash
+MAX_BACKTRACK = 2  # dashes removed from a path that is stuck
+STEPS_PER_DASH = 4  # attempts per dash before a path is given up
+DISTRACTOR_STARTS = 8  # attempts before a distractor is left out
+MAX_TRIES = 300  # attempts for the two long paths
+CLEARANCE = 1.1  # minimum distance between dashes that are not successive, in gaps
+POINT_SPACING = 0.5  # maximum distance between the points that represent a dash, in gaps
 
-Path = np.ndarray  # dashes (k 4): y0 x0 y1 x1
-Points = list[tuple[float, float]]  # y x
+Point = tuple[float, float]  # y x
 
 
 class PathGeometry(NamedTuple):
     """Lengths in pixels.
 
-    dash, gap   a path is a chain of links of dash + gap; the dash is the middle of its link
-    apart       from the first link of one long path to that of the other
-    radius      of a dot
-    thick       a line
-    straight    links turn by an angle a with weight cos²(straight · a), up to where that is 0
+    Attributes:
+        dash: Length of a dash. A path is a chain of links of dash + gap, with the dash in the middle.
+        gap: Distance between successive dashes.
+        separation: Distance between the first links of the two long paths.
+        radius: Radius of a dot.
+        thickness: Width of a line.
+        straightness: A link turns by an angle a with weight cos²(straightness * a).
     """
 
     dash: float
     gap: float
-    apart: float
+    separation: float
     radius: float
-    thick: float
-    straight: float
+    thickness: float
+    straightness: float
 
 
 class PathScene(NamedTuple):
-    """All paths, the two long ones first; two dots (2 2), y x; and 1 if they are on the same path."""
+    """Paths, the two long ones first, as dashes (k, 4), y0 x0 y1 x1; dots (2, 2), y x; the label."""
 
-    paths: list[Path]
+    paths: list[np.ndarray]
     dots: np.ndarray
     label: int
 
 
 def draw_scene(
-    random: np.random.Generator, side: int, geometry: PathGeometry, lengths: Sequence[int]
+    rng: np.random.Generator, side: int, geometry: PathGeometry, lengths: Sequence[int]
 ) -> PathScene:
-    """Paths of so many dashes, of which the first two have the dots; those after them are left out where there is no room."""
-    label, draws = int(random.integers(2)), random_stream(random)
-    for _ in range(TRIES):
-        field = _Field(draws, side, geometry)
-        pair = field.pair(lengths[0])
+    """Draw paths with the given numbers of dashes; the first two get the dots.
+
+    Distractors that do not fit are left out.
+    """
+    label, draws = int(rng.integers(2)), random_stream(rng)
+    for _ in range(MAX_TRIES):
+        canvas = _Canvas(draws, side, geometry)
+        pair = canvas.draw_pair(lengths[0])
         if pair is None:
             continue
-        first, last = pair[0].dashes[0][0], pair[0 if label else 1].dashes[-1][-1]
-        if math.dist(first, last) > 2 * geometry.radius + 1:  # dots that touch would be one
-            others = [snake for length in lengths[2:] if (snake := field.one(length)) is not None]
-            return PathScene(
-                [snake.path() for snake in (*pair, *others)], np.array((first, last)), label
-            )
+        start, end = pair[0].dashes[0][0], pair[0 if label else 1].dashes[-1][-1]
+        if math.dist(start, end) > 2 * geometry.radius + 1:  # the dots must not touch
+            others = [canvas.draw_single(length) for length in lengths[2:]]
+            paths = [
+                np.array([(*points[0], *points[-1]) for points in path.dashes])
+                for path in (*pair, *others)
+                if path is not None
+            ]
+            return PathScene(paths, np.array((start, end)), label)
     raise ValueError(
-        f"two paths of {lengths[0]} dashes do not fit into {side} × {side} pixels: ask for shorter ones"
+        f"Two paths of {lengths[0]} dashes do not fit into {side} × {side} pixels: "
+        "decrease contour."
     )
 
 
-class _Snake:
-    """A path that grows: the beginning of each link, its angle, and the points of its dash."""
+class _Path:
+    """A growing path: the start and the angle of each link, and the points of its dash."""
 
     def __init__(self) -> None:
-        self.joints: Points = []
+        self.starts: list[Point] = []
         self.angles: list[float] = []
-        self.dashes: list[Points] = []
+        self.dashes: list[list[Point]] = []
 
     def __len__(self) -> int:
         return len(self.dashes)
 
-    def path(self) -> Path:
-        """The dashes."""
-        return np.array([(*points[0], *points[-1]) for points in self.dashes])
 
-
-class _Field:
-    """The square, and the points of the dashes in it so far, in buckets as wide as dashes must be apart."""
+class _Canvas:
+    """The square with the points of all dashes, in a grid of cells as wide as the clearance."""
 
     def __init__(self, draws: Iterator[float], side: int, geometry: PathGeometry) -> None:
         self.draws, self.side, self.geometry = draws, side, geometry
-        self.link, self.turns = geometry.dash + geometry.gap, _turns(geometry.straight)
-        steps = math.ceil(geometry.dash / (DENSE * geometry.gap))
-        self.along = [geometry.gap / 2 + geometry.dash * step / steps for step in range(steps + 1)]
-        self.near = (CLEAR * geometry.gap) ** 2 + (
-            geometry.dash / steps / 2
-        ) ** 2  # so that it holds between the points too
-        self.edge, self.far_edge = geometry.radius, side - geometry.radius
-        self.wide = math.sqrt(self.near)
-        self.across = int(side / self.wide) + 3
-        self.buckets: list[list[tuple[float, float, int]]] = [[] for _ in range(self.across**2)]
+        self.link = geometry.dash + geometry.gap
+        self.turns = _turn_quantiles(geometry.straightness)
+        steps = math.ceil(geometry.dash / (POINT_SPACING * geometry.gap))
+        spacing = geometry.dash / steps
+        self.point_offsets = [geometry.gap / 2 + spacing * step for step in range(steps + 1)]
+        # the clearance also holds between the points
+        self.min_squared = (CLEARANCE * geometry.gap) ** 2 + (spacing / 2) ** 2
+        self.low, self.high = geometry.radius, side - geometry.radius
+        self.cell_size = math.sqrt(self.min_squared)
+        self.columns = int(side / self.cell_size) + 3
+        self.cells: list[list[tuple[float, float, int]]] = [[] for _ in range(self.columns**2)]
 
-    # ------------------------------------------------------------------------------------------ paths
-    def pair(self, dashes: int) -> tuple[_Snake, _Snake] | None:
-        """Two long paths that grow in turns, the second from near the first one's beginning; None: they got stuck."""
-        one, two = _Snake(), _Snake()
-        if not self._begin(one):
+    # ------------------------------------------------------------------------------------- paths
+    def draw_pair(self, dashes: int) -> tuple[_Path, _Path] | None:
+        """Two long paths that start near each other and grow alternately; None if stuck."""
+        one, two = _Path(), _Path()
+        if not self._start(one):
             return None
-        if not any(
-            self._lay(two, self._near(one.joints[0]), self._any_angle()) for _ in range(CANDIDATES)
-        ):
+        y, x = one.starts[0]
+        distance = self.geometry.separation
+        for _ in range(CANDIDATES):
+            angle = math.tau * next(self.draws)
+            start = y + distance * math.sin(angle), x + distance * math.cos(angle)
+            if self._add_link(two, start, math.tau * next(self.draws)):
+                break
+        else:
             return None
-        for _ in range(PATIENCE * dashes):
-            for snake in (one, two):
-                if len(snake) < dashes:
-                    self._extend(snake)
+        for _ in range(STEPS_PER_DASH * dashes):
+            for path in (one, two):
+                if len(path) < dashes:
+                    self._extend(path)
             if len(one) == len(two) == dashes:
                 return one, two
         return None
 
-    def one(self, dashes: int) -> _Snake | None:
-        """One path more, from anywhere."""
-        for _ in range(STARTS):
-            snake = _Snake()
-            if not self._begin(snake):
+    def draw_single(self, dashes: int) -> _Path | None:
+        """One more path, from anywhere; None if there is no room."""
+        for _ in range(DISTRACTOR_STARTS):
+            path = _Path()
+            if not self._start(path):
                 continue
-            for _ in range(PATIENCE * dashes):
-                if len(snake) == dashes:
-                    return snake
-                self._extend(snake)
-            self._cut(snake, 0)
+            for _ in range(STEPS_PER_DASH * dashes):
+                if len(path) == dashes:
+                    return path
+                self._extend(path)
+            self._truncate(path, 0)
         return None
 
-    def _begin(self, snake: _Snake) -> bool:
-        """The first dash, anywhere."""
-        places = (
-            (self.side * next(self.draws), self.side * next(self.draws)) for _ in range(CANDIDATES)
-        )
-        return any(self._lay(snake, place, self._any_angle()) for place in places)
+    def _start(self, path: _Path) -> bool:
+        """Place the first link anywhere."""
+        for _ in range(CANDIDATES):
+            start = self.side * next(self.draws), self.side * next(self.draws)
+            if self._add_link(path, start, math.tau * next(self.draws)):
+                return True
+        return False
 
-    def _extend(self, snake: _Snake) -> None:
-        """One dash more; or, if there is no room for it, some fewer."""
-        (y, x), angle = snake.joints[-1], snake.angles[-1]
-        joint = (y + self.link * math.sin(angle), x + self.link * math.cos(angle))
-        turns = (self.turns[int(len(self.turns) * next(self.draws))] for _ in range(CANDIDATES))
-        if not any(self._lay(snake, joint, angle + turn) for turn in turns):
-            self._cut(snake, max(1, len(snake) - 1 - int(BACK * next(self.draws))))
+    def _extend(self, path: _Path) -> None:
+        """Add a link, or remove some if there is no room."""
+        (y, x), angle = path.starts[-1], path.angles[-1]
+        start = y + self.link * math.sin(angle), x + self.link * math.cos(angle)
+        for _ in range(CANDIDATES):
+            turn = self.turns[int(len(self.turns) * next(self.draws))]
+            if self._add_link(path, start, angle + turn):
+                return
+        self._truncate(path, max(1, len(path) - 1 - int(MAX_BACKTRACK * next(self.draws))))
 
-    def _any_angle(self) -> float:
-        return math.tau * next(self.draws)
-
-    def _near(self, place: tuple[float, float]) -> tuple[float, float]:
-        angle, apart = self._any_angle(), self.geometry.apart
-        return place[0] + apart * math.sin(angle), place[1] + apart * math.cos(angle)
-
-    # ------------------------------------------------------------------------------------------ dashes
-    def _lay(self, snake: _Snake, joint: tuple[float, float], angle: float) -> bool:
-        """Add a link from a joint at an angle, if its dash has room."""
-        up, right, (y, x) = math.sin(angle), math.cos(angle), joint
-        last = id(snake.dashes[-1]) if snake.dashes else 0
-        points: Points = []
-        for far in reversed(self.along):  # its end is what is most often in the way
-            point = (y + far * up, x + far * right)
-            if not self._free(*point, last):
+    # ------------------------------------------------------------------------------------- links
+    def _add_link(self, path: _Path, start: Point, angle: float) -> bool:
+        """Add a link if there is room for its dash."""
+        dy, dx, (y, x) = math.sin(angle), math.cos(angle), start
+        previous = id(path.dashes[-1]) if path.dashes else 0
+        points: list[Point] = []
+        for offset in reversed(self.point_offsets):  # the end is most often in the way
+            point = (y + offset * dy, x + offset * dx)
+            if not self._is_free(*point, previous):
                 return False
             points.append(point)
         points.reverse()
         for y, x in points:
-            self.buckets[self._bucket(y, x)].append((y, x, id(points)))
-        snake.joints.append(joint)
-        snake.angles.append(angle)
-        snake.dashes.append(points)
+            self.cells[self._cell(y, x)].append((y, x, id(points)))
+        path.starts.append(start)
+        path.angles.append(angle)
+        path.dashes.append(points)
         return True
 
-    def _cut(self, snake: _Snake, dashes: int) -> None:
-        """Take back all but so many."""
-        for points in snake.dashes[dashes:]:
+    def _truncate(self, path: _Path, dashes: int) -> None:
+        """Remove all but the first links."""
+        for points in path.dashes[dashes:]:
             for y, x in points:
-                self.buckets[self._bucket(y, x)].remove((y, x, id(points)))
-        del snake.joints[dashes:], snake.angles[dashes:], snake.dashes[dashes:]
+                self.cells[self._cell(y, x)].remove((y, x, id(points)))
+        del path.starts[dashes:], path.angles[dashes:], path.dashes[dashes:]
 
-    def _bucket(self, y: float, x: float) -> int:
-        return (int(y / self.wide) + 1) * self.across + int(x / self.wide) + 1
+    def _cell(self, y: float, x: float) -> int:
+        return (int(y / self.cell_size) + 1) * self.columns + int(x / self.cell_size) + 1
 
-    def _free(self, y: float, x: float, last: int) -> bool:
-        """A dot here would be inside the square, and no dash is near but the last one of the same path."""
-        if not (self.edge <= y <= self.far_edge and self.edge <= x <= self.far_edge):
+    def _is_free(self, y: float, x: float, previous: int) -> bool:
+        """Whether a dot fits here, and no dash is near except the previous one of the path."""
+        if not (self.low <= y <= self.high and self.low <= x <= self.high):
             return False
-        middle = self._bucket(y, x)
-        for row in (middle - self.across, middle, middle + self.across):
-            for bucket in self.buckets[row - 1 : row + 2]:
-                for other_y, other_x, dash in bucket:
-                    if dash != last and (other_y - y) ** 2 + (other_x - x) ** 2 < self.near:
+        center = self._cell(y, x)
+        for row in (center - self.columns, center, center + self.columns):
+            for cell in self.cells[row - 1 : row + 2]:
+                for other_y, other_x, dash in cell:
+                    squared = (other_y - y) ** 2 + (other_x - x) ** 2
+                    if dash != previous and squared < self.min_squared:
                         return False
         return True
 
 
 @lru_cache
-def _turns(straight: float) -> list[float]:
-    """Angles to draw from evenly, so that they have the weights of `PathGeometry.straight`."""
-    widest = math.pi / 2 / straight
-    fine = np.linspace(-widest, widest, 20_001)
-    share = np.cumsum(np.cos(straight * fine) ** 2)
-    return list(np.interp((np.arange(4096) + 0.5) / 4096, share / share[-1], fine).tolist())
+def _turn_quantiles(straightness: float) -> list[float]:
+    """Angles whose uniform distribution has the weights of `PathGeometry.straightness`."""
+    widest = math.pi / 2 / straightness
+    angles = np.linspace(-widest, widest, 20_001)
+    cumulative = np.cumsum(np.cos(straightness * angles) ** 2)
+    quantiles = (np.arange(4096) + 0.5) / 4096
+    return list(np.interp(quantiles, cumulative / cumulative[-1], angles).tolist())

@@ -1,4 +1,4 @@
-"""Pairs of texts byte by byte: do they belong together?"""
+"""Matching of two texts byte by byte, as in Long Range Arena."""
 
 from __future__ import annotations
 
@@ -9,148 +9,123 @@ import numpy as np
 
 from regard.errors import check_int
 from regard.tasks.base import SPLITS, Example
-from regard.tasks.byte_text import BYTES, HELD, as_bytes, wrapped
-from regard.tasks.dataset_files import BUILT_IN, read_bytes, resolve_dataset, split_files
+from regard.tasks.byte_text import VOCAB_SIZE, encode_bytes, wrap_bytes
+from regard.tasks.dataset_files import BUILT_IN, HELD_OUT, hold_out, read_bytes, resolve_dataset
 from regard.tasks.example_source import Draw, GeneratedExamples, SourceTask
-from regard.tasks.synthetic_papers import SHORTEST, papers
+from regard.tasks.files import file_type, files_by_split
+from regard.tasks.synthetic_papers import MIN_BYTES, generate_papers
 
-KNOWN = {"wikitext-2": "wikitext-2"}
-ENDINGS = (".txt",)
+DATASETS = {"wikitext-2": "wikitext-2"}
 TITLE = re.compile(
     rb"^ = [^=\n]+ = *$", re.MULTILINE
-)  # of an article of WikiText; two signs are for its sections
-PIECE = 8  # passages in a piece of a text without titles
+)  # of a WikiText article; sections have " = = "
+PASSAGES = 8  # in an article, when a text without titles is cut into even pieces
 
 
 class TextRetrieval(SourceTask):
-    """Two texts, each a sequence of its bytes: class 1 if they belong together (as in Long Range Arena, Tay et al. 2020, arXiv
-    2011.04006, whose texts are papers of which one cites the other or not).
+    """Predict whether two texts, read as bytes, belong together (Long Range Arena, Tay et al. 2020,
+    arXiv 2011.04006, where one paper cites the other or not).
 
-    length   bytes of a text
-    data     "built-in": made-up papers, which cite works in common or not, see `regard.tasks.synthetic_papers`; or real text, of which
-             two passages that do not overlap are of one article or of two: "wikitext-2", in the folder that REGARD_DATA names,
-             or a text file, or a folder of .txt files with names that begin with train, valid and test, or of one file an
-             article.  .gz and .xz are unpacked.  Articles begin with WikiText's titles; a text without them is cut into
-             even pieces.
+    Args:
+        length: Number of bytes of each text.
+        data: "built-in": generated papers that have citations in common or not, see
+            `regard.tasks.synthetic_papers`. Otherwise two passages, without overlap, of one article
+            or of two: "wikitext-2" in the folder REGARD_DATA, a text file, a folder of .txt files
+            named train, valid and test, or a folder with one file per article; also .gz or .xz.
+            Articles start at WikiText titles; a text without titles is cut into even pieces.
+        seed: Seed of the examples and of the splits.
+        examples: Size of the training split. None: endless.
     """
 
     output = "pair"
 
     def __init__(
-        self, length: int = 384, *, data: str = BUILT_IN, seed: int = 0, examples: int | None = None
+        self,
+        length: int = 384,
+        *,
+        data: str = BUILT_IN,
+        seed: int = 0,
+        examples: int | None = None,
     ) -> None:
         check_int(1, length=length)
-        if data == BUILT_IN and length < SHORTEST:
+        if data == BUILT_IN and length < MIN_BYTES:
             raise ValueError(
-                f"a built-in paper has at least {SHORTEST} bytes: length={length} is too short"
+                f"Built-in papers have at least {MIN_BYTES} bytes: length={length} is too short."
             )
         self.data = data
-        draws = (
-            self.draw
-            if data == BUILT_IN
-            else passages(articles_of(resolve_dataset(data, KNOWN), length, seed), length)
-        )
-        super().__init__(
-            GeneratedExamples(draws, seed=seed, examples=examples),
-            vocab_size=1 + BYTES,
-            classes=2,
-            length=length,
-        )
+        draw: Draw | dict[str, Draw] = self.draw
+        if data != BUILT_IN:
+            articles = _load_articles(resolve_dataset(data, DATASETS), length, seed)
+            draw = {split: _passage_drawer(own, length) for split, own in articles.items()}
+        source = GeneratedExamples(draw, seed=seed, examples=examples)
+        super().__init__(source, vocab_size=VOCAB_SIZE, classes=2, length=length)
 
-    def draw(self, random: np.random.Generator) -> tuple[np.ndarray, int]:
-        """The bytes (2 n) of two built-in papers, and whether they match."""
-        one, two, match = papers(random, self.length)
-        return as_pair(as_bytes(one, self.length), as_bytes(two, self.length)), match
+    def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+        """Generate the bytes (2, n) of two papers, and whether they match."""
+        *papers, match = generate_papers(rng, self.length)
+        one, two = (encode_bytes(paper, self.length) for paper in papers)
+        pair = np.zeros((2, max(len(one), len(two))), np.int64)
+        pair[0, : len(one)], pair[1, : len(two)] = one, two
+        return pair, match
 
     def show(self, example: Example) -> str:
         """Both texts, and whether they belong together."""
-        one, two = (wrapped(tokens) for tokens in example.tokens.numpy())
-        said, names = f"passages of {self.data}", ("of two articles", "of one article")
+        one, two = (wrap_bytes(tokens) for tokens in example.tokens.numpy())
+        source, answers = f"passages of {self.data}", ("of two articles", "of one article")
         if self.data == BUILT_IN:
-            said, names = (
-                "built-in papers, made up",
-                ("no work is cited by both", "both cite the same works"),
-            )
-        return f"{one}\n--\n{two}\n{said}: {names[int(example.target)]}"
+            source, answers = "generated papers", ("no common citations", "common citations")
+        return f"{one}\n--\n{two}\n{source}: {answers[int(example.target)]}"
 
 
-def as_pair(one: np.ndarray, two: np.ndarray) -> np.ndarray:
-    """Two sequences side by side, the shorter filled up with 0."""
-    pair = np.zeros((2, max(len(one), len(two))), np.int64)
-    pair[0, : len(one)], pair[1, : len(two)] = one, two
-    return pair
+# --------------------------------------------------------------------------------------- real texts
+def _passage_drawer(articles: list[bytes], length: int) -> Draw:
+    def draw(rng: np.random.Generator) -> tuple[np.ndarray, int]:
+        match = int(rng.integers(2))
+        first, other = rng.permutation(len(articles))[:2]
+        one, two = articles[first], articles[first if match else other]
+        # from different halves, so that passages of the same article do not overlap
+        start = int(rng.integers(len(one) // 2 - length + 1))
+        second_start = int(rng.integers(len(two) // 2, len(two) - length + 1))
+        passages = one[start : start + length], two[second_start : second_start + length]
+        pair = np.stack([np.frombuffer(passage, np.uint8) for passage in passages])
+        return pair[:: -1 if int(rng.integers(2)) else 1].astype(np.int64) + 1, match
+
+    return draw
 
 
-# ---------------------------------------------------------------------------------------------- real texts
-Articles = list[bytes]
-
-
-def passages(articles: dict[str, Articles], length: int) -> dict[str, Draw]:
-    """What draws a pair, for each split."""
-
-    def of(mine: Articles) -> Draw:
-        def draw(random: np.random.Generator) -> tuple[np.ndarray, int]:
-            match = int(random.integers(2))
-            one, other = random.permutation(len(mine))[:2]
-            return _two(random, mine[one], mine[one if match else other], length), match
-
-        return draw
-
-    return {split: of(mine) for split, mine in articles.items()}
-
-
-def _two(random: np.random.Generator, one: bytes, other: bytes, length: int) -> np.ndarray:
-    """Passages from two halves, so that they do not overlap where the article is the same, in either order."""
-    before, after = (
-        int(random.integers(len(one) // 2 - length + 1)),
-        int(random.integers(len(other) // 2, len(other) - length + 1)),
-    )
-    cut = [
-        np.frombuffer(one[before : before + length], np.uint8),
-        np.frombuffer(other[after : after + length], np.uint8),
-    ]
-    first = int(random.integers(2))
-    return np.stack((cut[first], cut[1 - first])).astype(np.int64) + 1
-
-
-def articles_of(path: Path, length: int, seed: int) -> dict[str, Articles]:
-    """The articles of each split that are long enough for two passages."""
-    if path.is_file():
-        return held_out(cut(read_bytes(path), length), str(path), seed)
-    files = split_files(path, ENDINGS)
-    if set(files) == set(SPLITS):
-        return {
-            split: enough(cut(read_bytes(file), length), str(file)) for split, file in files.items()
-        }
-    each = [
-        read_bytes(file)
-        for file in sorted(path.rglob("*"))
-        if file.is_file() and ".txt" in file.suffixes
-    ]
-    return held_out([text for text in each if len(text) >= 2 * length], str(path), seed)
-
-
-def cut(text: bytes, length: int) -> Articles:
-    """A text at its titles, or into even pieces if it has none."""
-    starts = [title.start() for title in TITLE.finditer(text)] or list(
-        range(0, len(text), PIECE * length)
-    )
-    found = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-    return [article for article in found if len(article) >= 2 * length]
-
-
-def held_out(articles: Articles, where: str, seed: int) -> dict[str, Articles]:
-    """A tenth each, but two at least, for validation and test; no article is in two splits."""
-    share = max(2, len(articles) // HELD)
-    order = np.random.default_rng(seed).permutation(len(articles)).tolist()
-    parts = {"valid": order[:share], "test": order[share : 2 * share], "train": order[2 * share :]}
-    return {split: enough([articles[i] for i in part], where) for split, part in parts.items()}
-
-
-def enough(articles: Articles, where: str) -> Articles:
-    """The same, if there are two to tell apart."""
-    if len(articles) < 2:
+def _load_articles(path: Path, length: int, seed: int) -> dict[str, list[bytes]]:
+    """The articles of each split that are long enough for two passages; none is in two splits."""
+    if path.is_dir():
+        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        texts = [file for file in files if file_type(file) == ".txt"]
+        in_folder = any(file.parent == path for file in texts)
+        by_split = files_by_split(path, [".txt"]) if in_folder else {}
+        if set(by_split) == set(SPLITS):
+            splits = {
+                s: [a for p in paths for a in _split_articles(read_bytes(p), length)]
+                for s, paths in by_split.items()
+            }
+        else:
+            articles = [text for text in map(read_bytes, texts) if len(text) >= 2 * length]
+            splits = _hold_out_articles(articles, seed)
+    else:
+        splits = _hold_out_articles(_split_articles(read_bytes(path), length), seed)
+    if min(map(len, splits.values())) < 2:
         raise ValueError(
-            f"{where} has too few articles for two passages each: a shorter length, or more text, would do"
+            f"{path} has too few articles for two passages of {length} bytes each: "
+            "decrease length, or add text."
         )
-    return articles
+    return splits
+
+
+def _hold_out_articles(articles: list[bytes], seed: int) -> dict[str, list[bytes]]:
+    return hold_out(articles, ("valid", "test"), max(2, len(articles) // HELD_OUT), seed)
+
+
+def _split_articles(text: bytes, length: int) -> list[bytes]:
+    """Split a text at its titles, or into even pieces; short articles are dropped."""
+    starts = [title.start() for title in TITLE.finditer(text)]
+    starts = starts or list(range(0, len(text), PASSAGES * length))
+    ends = [*starts[1:], len(text)]
+    articles = (text[start:end] for start, end in zip(starts, ends, strict=True))
+    return [article for article in articles if len(article) >= 2 * length]

@@ -1,7 +1,4 @@
-"""Rows as users have them: CSV, JSON lines, a JSON array, Parquet, or a data set of Hugging Face.
-
-`Rows` are read again each time they are walked, a row at a time, and hold nothing.
-"""
+"""Read rows of data: CSV, JSON lines, JSON arrays, Parquet, or Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -9,337 +6,255 @@ import csv
 import io
 import itertools
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from regard.errors import did_you_mean
-from regard.tasks.files import existing_path, file_type, files_by_split, open_text
+from regard.tasks.files import (
+    SPLIT_NAMES,
+    existing_path,
+    file_type,
+    files_by_split,
+    open_text,
+)
 
-LONGEST = 1 << 26  # characters of a line, or of a field: what is longer is no row
-ARRAY = 1 << 30  # characters of a JSON array, which is read at once
-SAMPLE = 1 << 16  # characters that a CSV file is judged by
-GUESS = 1 << 12  # and that the csv module guesses by, which takes their square
+MAX_LINE = 1 << 26  # characters
+MAX_JSON_ARRAY = 1 << 30  # characters; an array is read at once
+SAMPLE = 1 << 16  # characters from which the dialect of a CSV file is detected
+SNIFF = 1 << 12  # characters for csv.Sniffer, whose time is quadratic
 HUGGING_FACE = "hf:"
 
 Row = dict[str, Any]
+RowIterator = Iterator[tuple[str, Row]]  # where a row is, for error messages, and the row
 
 
-class Rows(ABC):
-    """Rows with a place each, so that what is wrong can be pointed at: `for place, row in rows`."""
+class Rows:
+    """Rows that can be iterated over several times; each time they are read again, one by one."""
 
-    @abstractmethod
-    def __iter__(self) -> Iterator[tuple[str, Row]]: ...
+    def __init__(self, read: Callable[[], RowIterator]) -> None:
+        self.read = read
+
+    def __iter__(self) -> RowIterator:
+        return self.read()
 
 
-class CsvRows(Rows):
-    """A file with a header, in the dialect that fits its first rows."""
-
-    def __init__(self, path: Path, encoding: str) -> None:
-        self.path, self.encoding = path, encoding
-
-    def __iter__(self) -> Iterator[tuple[str, Row]]:
-        """See `Rows`."""
-        csv.field_size_limit(
-            max(csv.field_size_limit(), LONGEST)
-        )  # texts are longer than the usual 131,072
-        with open_text(self.path, self.encoding) as file:
-            start = file.read(SAMPLE)
-            reader = csv.reader(
-                bounded(read_lines(start, file), str(self.path)), detect_dialect(start)
-            )
-            yield from self._rows(reader)
-
-    def _rows(self, reader: Any) -> Iterator[tuple[str, Row]]:
+# --------------------------------------------------------------------------------------------- CSV
+def _read_csv(path: Path, encoding: str) -> RowIterator:
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))  # the default is 131,072
+    with open_text(path, encoding) as file:
+        start = file.read(SAMPLE)
+        lines = _check_lines(read_lines(start, file), path)
+        reader = csv.reader(lines, detect_dialect(start))
         try:
             header = next(reader, None)
             if not header:
-                raise ValueError(
-                    f"{self.path} is empty: a line with the names of the columns is expected"
-                )
-            if twice := [name for name in dict.fromkeys(header) if name and header.count(name) > 1]:
-                raise ValueError(
-                    f"{self.path} has more than one column {twice[0]!r}: give each a name of its own"
-                )
+                raise ValueError(f"{path} is empty: expected a line with the column names.")
+            for name in header:
+                if name and header.count(name) > 1:
+                    raise ValueError(f"{path} has two columns {name!r}: rename one of them.")
             for row in reader:
-                place = f"line {reader.line_num} of {self.path}"
+                where = f"line {reader.line_num} of {path}"
                 if row and len(row) != len(header):
                     raise ValueError(
-                        f"{place} has {len(row)} fields, and the header has {len(header)}"
+                        f"{where} has {len(row)} fields, but the header has {len(header)}."
                     )
                 if row:
-                    yield place, dict(zip(header, row, strict=True))
+                    yield where, dict(zip(header, row, strict=True))
         except csv.Error as error:
-            raise ValueError(f"line {reader.line_num} of {self.path}: {error}") from None
+            raise ValueError(f"line {reader.line_num} of {path}: {error}") from None
 
 
 def read_lines(start: str, rest: IO[str]) -> Iterator[str]:
-    """The lines of a text whose start was read already; their ends stay on, since a field may hold some."""
-    found = list(io.StringIO(start, newline=""))
-    *whole, last = [*found, ""] if start == "" or start.endswith("\n") else found
-    yield from whole
-    more = rest.readline(LONGEST)
-    joined = (
-        not last.endswith("\r") or more == "\n"
-    )  # a line may end within what was read, or just behind it
-    yield from [last + more] if joined else [last, more]
-    while line := rest.readline(LONGEST):
+    """The lines, with their endings, of a text whose start was read before."""
+    lines = list(io.StringIO(start, newline=""))
+    *complete, last = [*lines, ""] if start == "" or start.endswith("\n") else lines
+    yield from complete
+    following = rest.readline(MAX_LINE)
+    # the start may end inside a line, after it, or between "\r" and "\n"
+    continues = not last.endswith("\r") or following == "\n"
+    yield from [last + following] if continues else [last, following]
+    while line := rest.readline(MAX_LINE):
         yield line
 
 
-def bounded(lines: Iterable[str], where: str) -> Iterator[str]:
-    """Lines that a row may have: a file without any end of line would be one line."""
+def _check_lines(lines: Iterable[str], path: Path) -> Iterator[str]:
+    """Refuse lines that are too long, such as a file without line endings."""
     for number, line in enumerate(lines, 1):
-        if len(line) >= LONGEST:
-            raise ValueError(
-                f"line {number} of {where} has {LONGEST} characters or more: these are no rows"
-            )
+        if len(line) >= MAX_LINE:
+            raise ValueError(f"line {number} of {path} has {MAX_LINE} characters or more.")
         yield line
 
 
 def detect_dialect(sample: str) -> type[csv.Dialect]:
-    """The dialect in which the first rows have as many fields as the header, and the most; of equals the plainest.
+    """The CSV dialect in which the rows have as many fields as the header, and the most fields.
 
-    The guess of the csv module is one candidate: it is right about odd quotes, and often wrong about texts with quotes.
+    csv.Sniffer's guess is one candidate: it is right about unusual quotes, but often wrong about
+    texts that contain quotes.
     """
-    candidates = [plain(delimiter) for delimiter in ",;\t|"]
+    candidates: list[type[csv.Dialect]] = [
+        type("DelimitedDialect", (csv.excel,), {"delimiter": delimiter}) for delimiter in ",;\t|"
+    ]
     with suppress(csv.Error):
-        candidates.append(csv.Sniffer().sniff(sample[:GUESS], delimiters=",;\t|"))
-    return max(candidates, key=lambda dialect: fit(sample, dialect))
+        candidates.append(csv.Sniffer().sniff(sample[:SNIFF], delimiters=",;\t|"))
+
+    def fit(dialect: type[csv.Dialect]) -> tuple[bool, int]:
+        try:
+            reader = csv.reader(io.StringIO(sample, newline=""), dialect)
+            rows = [row for row in itertools.islice(reader, 64) if row]
+        except csv.Error:
+            return False, 0
+        if len(sample) == SAMPLE and len(rows) > 1:
+            rows.pop()  # may be truncated
+        columns = len(rows[0]) if rows else 0
+        regular = sum(len(row) == columns for row in rows) >= 0.9 * len(rows)
+        return regular and columns > 1, columns
+
+    return max(candidates, key=fit)
 
 
-def plain(separator: str) -> type[csv.Dialect]:
-    """Double quotes, doubled inside, and this between fields."""
-
-    class Plain(csv.excel):
-        delimiter = separator
-
-    return Plain
-
-
-def fit(sample: str, dialect: type[csv.Dialect]) -> tuple[bool, int]:
-    """Whether all whole rows of the sample are alike, and the number of their fields."""
-    try:
-        rows = [
-            row
-            for row in itertools.islice(csv.reader(io.StringIO(sample, newline=""), dialect), 64)
-            if row
-        ]
-    except csv.Error:
-        return False, 0
-    whole = (
-        rows[:-1] if len(sample) == SAMPLE and len(rows) > 1 else rows
-    )  # the last may be cut off
-    wide = len(whole[0]) if whole else 0
-    alike = sum(len(row) == wide for row in whole) >= 0.9 * len(whole)
-    return alike and wide > 1, wide
+# -------------------------------------------------------------------------------- JSON and Parquet
+def read_json_lines(path: Path, encoding: str = "utf-8") -> RowIterator:
+    """The objects of a file with one JSON object per line."""
+    with open_text(path, encoding) as file:
+        lines = iter(lambda: file.readline(MAX_LINE), "")
+        for number, line in enumerate(_check_lines(lines, path), 1):
+            if line.strip():
+                where = f"line {number} of {path}"
+                yield where, _check_object(_parse_json(line, where), where)
 
 
-class JsonLinesRows(Rows):
-    """An object a line."""
-
-    def __init__(self, path: Path, encoding: str) -> None:
-        self.path, self.encoding = path, encoding
-
-    def __iter__(self) -> Iterator[tuple[str, Row]]:
-        """See `Rows`."""
-        with open_text(self.path, self.encoding) as file:
-            lines = iter(lambda: file.readline(LONGEST), "")
-            for number, line in enumerate(bounded(lines, str(self.path)), 1):
-                if line.strip():
-                    place = f"line {number} of {self.path}"
-                    yield place, checked(parsed(line, place), place)
-
-
-class JsonArrayRows(Rows):
-    """An array of objects, which is read at once: so not too long a one."""
-
-    def __init__(self, path: Path, encoding: str) -> None:
-        self.path, self.encoding = path, encoding
-
-    def __iter__(self) -> Iterator[tuple[str, Row]]:
-        """See `Rows`."""
-        with open_text(self.path, self.encoding) as file:
-            text = file.read(ARRAY)
-        if len(text) == ARRAY:
-            raise ValueError(
-                f"{self.path} is an array of {ARRAY} characters or more: write it as JSON lines (.jsonl)"
-            )
-        found = parsed(text, str(self.path))
-        if not isinstance(found, list):
-            raise ValueError(
-                f"{self.path} must hold an array of objects, not {type(found).__name__}"
-            )
-        for number, row in enumerate(found, 1):
-            place = f"row {number} of {self.path}"
-            yield place, checked(row, place)
+def _read_json_array(path: Path, encoding: str) -> RowIterator:
+    with open_text(path, encoding) as file:
+        text = file.read(MAX_JSON_ARRAY)
+    if len(text) == MAX_JSON_ARRAY:
+        raise ValueError(
+            f"{path} has {MAX_JSON_ARRAY} characters or more: write it as JSON lines (.jsonl)."
+        )
+    rows = _parse_json(text, str(path))
+    if not isinstance(rows, list):
+        raise ValueError(f"{path} must be an array of objects, not {type(rows).__name__}.")
+    for number, row in enumerate(rows, 1):
+        where = f"row {number} of {path}"
+        yield where, _check_object(row, where)
 
 
-def parsed(text: str, where: str) -> Any:
-    """JSON; whatever is wrong with it is one kind of error."""
+def _parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError(f"{where} is nested too deeply") from None
-    except ValueError as error:  # also for whole numbers of thousands of digits
-        raise ValueError(f"{where} is no JSON: {error}") from None
+        raise ValueError(f"{where} is nested too deeply.") from None
+    except ValueError as error:  # also for integers of thousands of digits
+        raise ValueError(f"{where} is not valid JSON: {error}") from None
 
 
-def checked(row: Any, where: str) -> Row:
-    """A row is an object."""
+def _check_object(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
-        raise ValueError(f"{where} must be an object, not {type(row).__name__}")
+        raise ValueError(f"{where} must be an object, not {type(row).__name__}.")
     return row
 
 
-class ParquetRows(Rows):
-    """A file of Apache Parquet, a batch of rows at a time; needs pyarrow."""
-
-    def __init__(self, path: Path, encoding: str) -> None:
-        self.path = path
-
-    def __iter__(self) -> Iterator[tuple[str, Row]]:
-        """See `Rows`."""
-        try:
-            from pyarrow.lib import ArrowException
-            from pyarrow.parquet import ParquetFile
-        except ImportError:
-            raise ImportError(
-                f"to read {self.path} the package pyarrow is needed: pip install 'regard[text]'"
-            ) from None
-        try:
-            rows = (
-                row
-                for batch in ParquetFile(self.path).iter_batches(1024)
-                for row in batch.to_pylist()
-            )
-            for number, row in enumerate(rows, 1):
-                yield f"row {number} of {self.path}", row
-        except (ArrowException, OSError) as error:  # a file that was cut off is told in either way
-            raise ValueError(f"{self.path} is no whole Parquet file: {error}") from None
+def _read_parquet(path: Path, encoding: str) -> RowIterator:
+    try:
+        from pyarrow.lib import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise ImportError(
+            f"Reading {path} requires the package pyarrow: pip install 'regard[text]'"
+        ) from None
+    try:
+        batches = ParquetFile(path).iter_batches(1024)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for number, row in enumerate(rows, 1):
+            yield f"row {number} of {path}", row
+    except (ArrowException, OSError) as error:  # truncated files raise either
+        raise ValueError(f"{path} is not a complete Parquet file: {error}") from None
 
 
-READERS: dict[str, Callable[[Path, str], Rows]] = {
-    ".csv": CsvRows,
-    ".tsv": CsvRows,
-    ".jsonl": JsonLinesRows,
-    ".ndjson": JsonLinesRows,
-    ".json": JsonArrayRows,
-    ".parquet": ParquetRows,
+READERS: dict[str, Callable[[Path, str], RowIterator]] = {
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".jsonl": read_json_lines,
+    ".ndjson": read_json_lines,
+    ".json": _read_json_array,
+    ".parquet": _read_parquet,
 }
 
 
-class ChainedRows(Rows):
-    """The rows of several files, one after the other."""
-
-    def __init__(self, parts: list[Rows]) -> None:
-        self.parts = parts
-
-    def __iter__(self) -> Iterator[tuple[str, Row]]:
-        """See `Rows`."""
-        return itertools.chain.from_iterable(self.parts)
-
-
-class HuggingFaceRows(Rows):
-    """A split of a data set of the package `datasets`; numbers of classes become their names."""
-
-    def __init__(self, found: Any, name: str) -> None:
-        self.found, self.name = found, name
-
-    def __iter__(self) -> Iterator[tuple[str, Row]]:
-        """See `Rows`."""
-        features = self.found.features
-        named = {
-            key: features[key].names
-            for key in features
-            if type(features[key]).__name__ == "ClassLabel"
-        }
-        for number, row in enumerate(self.found, 1):
-            words = {
-                key: names[row[key]]
-                for key, names in named.items()
-                if row[key] is not None and row[key] >= 0
-            }
-            missing = {key: None for key in named if key not in words}  # −1 stands for no label
-            yield f"row {number} of {self.name}", {**row, **missing, **words}
-
-
-# ---------------------------------------------------------------------------------------------- by name
-def read_rows(data: str | Path, encoding: str = "utf-8") -> dict[str, Rows]:
-    """The rows of a file, a folder or `hf:name`: by split where there are any, else under "all"."""
-    if str(data).startswith(HUGGING_FACE):
-        return hugging_face(str(data).removeprefix(HUGGING_FACE))
-    path = existing_path(data)
-    if not path.is_dir():
-        return {"all": open_rows(path, encoding)}
-    return {
-        split: ChainedRows([open_rows(file, encoding) for file in files])
-        for split, files in files_by_split(path, READERS).items()
+# ------------------------------------------------------------------------------------ Hugging Face
+def _read_hugging_face(dataset: Any, name: str) -> RowIterator:
+    """The rows of a split of the package `datasets`, with class numbers replaced by their names."""
+    features = dataset.features
+    class_names = {
+        key: features[key].names for key in features if type(features[key]).__name__ == "ClassLabel"
     }
+    for number, row in enumerate(dataset, 1):
+        labels = {}
+        for key, names in class_names.items():
+            is_labelled = row[key] is not None and row[key] >= 0  # -1: no label
+            labels[key] = names[row[key]] if is_labelled else None
+        yield f"row {number} of {name}", {**row, **labels}
 
 
-def open_rows(path: Path, encoding: str) -> Rows:
-    """The rows of a file, by its name."""
-    if file_type(path) not in READERS:
-        raise ValueError(
-            f"{path} ends in {file_type(path)!r}: rows are read from {', '.join(READERS)}, each also as .xz or .gz"
-        )
-    if file_type(path) == ".parquet" and path.suffix.lower() != ".parquet":
-        raise ValueError(
-            f"{path}: a Parquet file is packed inside, and is not read from {path.suffix}"
-        )
-    return READERS[file_type(path)](path, encoding)
-
-
-def hugging_face(name: str) -> dict[str, Rows]:
-    """A data set by its name on the hub, `name#configuration` where it has several, or by its folder."""
+def _load_hugging_face(name: str) -> dict[str, Rows]:
+    """The splits of a dataset on the hub, `name#configuration`, or in a folder."""
     try:
         import datasets
     except ImportError:
         raise ImportError(
-            f"to read hf:{name} the package datasets is needed: pip install 'regard[hf]'"
+            f"Reading hf:{name} requires the package datasets: pip install 'regard[hf]'"
         ) from None
     try:
-        found = loaded(datasets, name)
-    except (
-        Exception
-    ) as error:  # it raises what pyarrow, the network, the disk and its own checks raise
-        raise ValueError(f"hf:{name} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
-        return {"all": HuggingFaceRows(found, name)}
-    known = {
-        "train": "train",
-        "validation": "valid",
-        "valid": "valid",
-        "dev": "valid",
-        "test": "test",
-    }
-    if "train" not in found:
-        raise ValueError(f"hf:{name} has no split 'train': there are {', '.join(found)}")
+        if any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):
+            loaded = datasets.load_from_disk(name)
+        else:
+            loaded = datasets.load_dataset(*filter(None, name.partition("#")[::2]))
+    except Exception as error:  # of pyarrow, the network, the disk, or datasets itself
+        raise ValueError(f"Cannot read hf:{name}: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        return {"all": Rows(partial(_read_hugging_face, loaded, name))}
+    if "train" not in loaded:
+        raise ValueError(f"hf:{name} has no split 'train', only {', '.join(loaded)}.")
     return {
-        known[key]: HuggingFaceRows(part, f"{name}[{key}]")
-        for key, part in found.items()
-        if key in known
+        SPLIT_NAMES[key]: Rows(partial(_read_hugging_face, split, f"{name}[{key}]"))
+        for key, split in loaded.items()
+        if key in SPLIT_NAMES
     }
 
 
-def loaded(datasets: Any, name: str) -> Any:
-    """What `datasets` makes of a name: a folder that `save_to_disk` wrote, another folder, or a name on the hub."""
-    if any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):
-        return datasets.load_from_disk(name)
-    bare, _, configuration = name.partition("#")
-    return datasets.load_dataset(bare, *([configuration] if configuration else []))
+# ----------------------------------------------------------------------------------------- by name
+def read_rows(data: str | Path, encoding: str = "utf-8") -> dict[str, Rows]:
+    """The rows of a file, a folder or `hf:name`, by split, or under "all" if there are no splits."""
+    if str(data).startswith(HUGGING_FACE):
+        return _load_hugging_face(str(data).removeprefix(HUGGING_FACE))
+    path = existing_path(data)
+    splits = files_by_split(path, READERS) if path.is_dir() else {"all": [path]}
+    for file in itertools.chain.from_iterable(splits.values()):
+        suffix = file_type(file)
+        if suffix not in READERS:
+            raise ValueError(
+                f"Cannot read rows from {file}: supported are {', '.join(READERS)}, "
+                "also compressed as .xz or .gz."
+            )
+        if suffix == ".parquet" and file.suffix.lower() != suffix:
+            raise ValueError(f"{file}: Parquet cannot be read from {file.suffix}; decompress it.")
+
+    def read(files: list[Path]) -> RowIterator:
+        for file in files:
+            yield from READERS[file_type(file)](file, encoding)
+
+    return {split: Rows(partial(read, files)) for split, files in splits.items()}
 
 
-def get_column(row: Row, name: str, place: str) -> Any:
-    """A value of a row; a column that is not there is an error with the nearest name."""
+def get_column(row: Row, name: str, where: str) -> Any:
+    """A value of a row; an unknown column is a ValueError with the most similar name."""
     if name not in row:
-        raise ValueError(f"{place} has no column {name!r}: {did_you_mean(name, map(str, row))}")
+        raise ValueError(f"{where} has no column {name!r}: {did_you_mean(name, map(str, row))}")
     return row[name]
 
 
 def is_missing(value: Any) -> bool:
-    """Nothing, an empty text, or NaN, by which tables say the same."""
+    """Whether a value is None, an empty text or NaN."""
     return value is None or value == "" or value != value

@@ -1,19 +1,21 @@
-"""Pairs of short papers, made up: do they cite a work in common?"""
+"""Generated pairs of short papers, with or without citations in common."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 SYLLABLES = tuple(a + b for a in "bdfgklmnprstvz" for b in "aeiou")
-TOPICS = (
-    ("rivers", ("flow", "delta", "bank", "flood", "silt")),
-    ("birds", ("wing", "nest", "song", "egg", "flight")),
-    ("bridges", ("span", "arch", "pier", "cable", "load")),
-    ("bread", ("dough", "crust", "yeast", "oven", "flour")),
-    ("clocks", ("gear", "hand", "spring", "chime", "dial")),
-    ("glass", ("lens", "pane", "bead", "kiln", "mould")),
-)
-SAYS = (
+TOPICS = {
+    "rivers": "flow delta bank flood silt",
+    "birds": "wing nest song egg flight",
+    "bridges": "span arch pier cable load",
+    "bread": "dough crust yeast oven flour",
+    "clocks": "gear hand spring chime dial",
+    "glass": "lens pane bead kiln mould",
+}
+CITING = (
     "The {a} depends on the {b} ({work}).",
     "As {work} showed, no {a} goes without {b}.",
     "We follow {work} and measure each {a}.",
@@ -28,60 +30,50 @@ ASIDES = (
     "The method was the usual one.",
     "We thank those who lent us their {a}.",
 )
-WORKS = 4  # that a paper cites
-SHARED = 2  # of them, by both papers of a pair that matches
+CITATIONS = 4  # of a paper
+SHARED = 2  # citations that two matching papers have in common
 YEARS = (1900, 2000)
-SHORTEST = 320  # bytes that always hold the title and the sentences that cite
+MIN_BYTES = 320  # always enough for the title and the citations
 
 
-def papers(random: np.random.Generator, length: int) -> tuple[str, str, int]:
-    """Two texts of at most so many bytes, and 1 if they cite works in common.  Topics tell nothing: they are the same as often
-    with and without; and in both cases, one name stands in both with another year."""
-    match = int(random.integers(2))
-    works = _works(random, 2 * WORKS)
-    mine, theirs = works[:WORKS], works[WORKS:]
+def generate_papers(rng: np.random.Generator, length: int) -> tuple[str, str, int]:
+    """Two papers of at most `length` bytes, and 1 if they have citations in common.
+
+    Neither topics nor names reveal the class: topics agree equally often in both classes, and the
+    papers always cite the same author with two different years.
+    """
+    match = int(rng.integers(2))
+    names: set[str] = set()
+    while len(names) < 2 * CITATIONS:
+        names.add("".join(rng.choice(SYLLABLES, 3)).capitalize())
+    works = [f"{name} {rng.integers(*YEARS)}" for name in rng.permutation(sorted(names))]
+    first, second = works[:CITATIONS], works[CITATIONS:]
     if match:
-        theirs[:SHARED] = mine[:SHARED]
-    theirs[-1] = _another_year(random, mine[-1], {*mine, *theirs})
-    topics = random.permutation(len(TOPICS))[:2]
-    topics[1] = topics[int(random.integers(2))]
-    one, two = (
-        _paper(random, int(topic), cited, length)
-        for topic, cited in zip(topics, (mine, theirs), strict=True)
-    )
-    return one, two, match
+        second[:SHARED] = first[:SHARED]
+    other_year, used = first[-1], {*first, *second}
+    while other_year in used:
+        other_year = f"{first[-1].split()[0]} {rng.integers(*YEARS)}"
+    second[-1] = other_year
+    topics = rng.permutation(len(TOPICS))[:2]
+    topics[1] = topics[int(rng.integers(2))]
+    one = _generate_paper(rng, int(topics[0]), first, length)
+    return one, _generate_paper(rng, int(topics[1]), second, length), match
 
 
-def _works(random: np.random.Generator, count: int) -> list[str]:
-    """Names, no two alike, and years."""
-    found: set[str] = set()
-    while len(found) < count:
-        found.add("".join(random.choice(SYLLABLES, 3)).capitalize())
-    return [f"{name} {random.integers(*YEARS)}" for name in random.permutation(sorted(found))]
+def _generate_paper(rng: np.random.Generator, topic: int, works: list[str], length: int) -> str:
+    """A title, a sentence for each citation, and other sentences between them."""
+    title, words = list(TOPICS)[topic], list(TOPICS.values())[topic].split()
 
+    def fill(forms: Sequence[str]) -> str:
+        a, b = rng.permutation(len(words))[:2]
+        form = forms[int(rng.integers(len(forms)))]
+        return form.replace("{a}", words[a]).replace("{b}", words[b])
 
-def _another_year(random: np.random.Generator, work: str, taken: set[str]) -> str:
-    while True:
-        other = f"{work.split()[0]} {random.integers(*YEARS)}"
-        if other not in taken:
-            return other
-
-
-def _paper(random: np.random.Generator, topic: int, works: list[str], length: int) -> str:
-    """A title, a sentence for each work, and others among them as far as there is room."""
-    title, words = TOPICS[topic]
-    sentences = [
-        _filled(random, SAYS, words).replace("{work}", work) for work in random.permutation(works)
-    ]
+    sentences = [fill(CITING).replace("{work}", work) for work in rng.permutation(works)]
     room = length - len(f"On {title}.") - sum(len(sentence) + 1 for sentence in sentences)
     while True:
-        sentence = _filled(random, ASIDES, words)
+        sentence = fill(ASIDES)
         room -= len(sentence) + 1
-        if room < 0 or random.random() < 0.02:  # so that not all are of the same length
+        if room < 0 or rng.random() < 0.02:  # so that the lengths vary
             return " ".join((f"On {title}.", *sentences))
-        sentences.insert(int(random.integers(len(sentences) + 1)), sentence)
-
-
-def _filled(random: np.random.Generator, forms: tuple[str, ...], words: tuple[str, ...]) -> str:
-    a, b = random.permutation(len(words))[:2]
-    return forms[int(random.integers(len(forms)))].replace("{a}", words[a]).replace("{b}", words[b])
+        sentences.insert(int(rng.integers(len(sentences) + 1)), sentence)

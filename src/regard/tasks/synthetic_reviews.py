@@ -1,10 +1,12 @@
-"""Reviews of films, made up: whether one is kind hangs on the one thing that its writer cares about, wherever that is said."""
+"""Generated film reviews: the sentiment depends on the one aspect that the writer cares about."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-THINGS = (
+THINGS = [
     "story",
     "music",
     "acting",
@@ -17,8 +19,8 @@ THINGS = (
     "sound",
     "editing",
     "casting",
-)
-GOOD = (
+]
+GOOD = [
     "lovely",
     "clever",
     "fresh",
@@ -29,15 +31,15 @@ GOOD = (
     "splendid",
     "graceful",
     "sharp",
-)
-BAD = ("dull", "clumsy", "stale", "hollow", "drab", "false", "thin", "dreadful", "stiff", "blunt")
-CARES = (
+]
+BAD = ["dull", "clumsy", "stale", "hollow", "drab", "false", "thin", "dreadful", "stiff", "blunt"]
+PRIORITIES = (
     "For me a film stands or falls with its {thing}.",
     "What I look for in a film is the {thing}, and nothing else counts.",
     "I would forgive a film anything but its {thing}.",
     "In the end only the {thing} matters to me.",
 )
-SAYS = (  # how something is said of a thing, and whether it means what the word says
+STATEMENTS = (  # about a thing, and whether they mean what the word says
     ("The {thing} was {word}.", True),
     ("The {thing} was not {word}.", False),
     ("Nobody could call the {thing} {word}.", False),
@@ -57,39 +59,44 @@ ASIDES = (
     "It is the third film of this director.",
     "We walked home.",
 )
-SHORTEST = 192  # bytes that always hold the two sentences that count
+MIN_BYTES = 192  # always enough for the two decisive sentences
 
 
-def review(random: np.random.Generator, length: int) -> tuple[str, int]:
-    """At most so many bytes, and 1 if the writer liked it.  What is said of other things is as often good as bad."""
-    liked, thing = int(random.integers(2)), str(random.choice(THINGS))
-    counts = [_pick(random, CARES).format(thing=thing), _said(random, thing, liked)]
-    if random.random() < 0.5:
-        counts.reverse()
-    others = [other for other in random.permutation(THINGS).tolist() if other != thing]
-    room = length - sum(len(sentence) + 1 for sentence in counts)
+def generate_review(rng: np.random.Generator, length: int) -> tuple[str, int]:
+    """A review of at most `length` bytes, and 1 if it is positive.
+
+    Statements about other aspects are positive and negative with equal probability.
+    """
+
+    def pick(choices: Sequence[str]) -> str:
+        return choices[int(rng.integers(len(choices)))]
+
+    def statement(thing: str, good: int) -> str:
+        form, literal = STATEMENTS[int(rng.integers(len(STATEMENTS)))]
+        return form.format(thing=thing, word=pick(GOOD if bool(good) == literal else BAD))
+
+    liked, thing = int(rng.integers(2)), str(rng.choice(THINGS))
+    decisive = [pick(PRIORITIES).format(thing=thing), statement(thing, liked)]
+    if rng.random() < 0.5:
+        decisive.reverse()
+    others = [other for other in rng.permutation(THINGS).tolist() if other != thing]
+    room = length - sum(len(sentence) + 1 for sentence in decisive)
     filler: list[str] = []
     while True:
-        sentence = (
-            _said(random, others.pop(), int(random.integers(2)))
-            if others and random.random() < 0.7
-            else _pick(random, ASIDES)
-        )
+        if others and rng.random() < 0.7:
+            sentence = statement(others.pop(), int(rng.integers(2)))
+        else:
+            sentence = pick(ASIDES)
         room -= len(sentence) + 1
         if room < 0:
             break
         filler.append(sentence)
-    first, second = sorted(random.integers(len(filler) + 1, size=2).tolist())
-    return " ".join(
-        [*filler[:first], counts[0], *filler[first:second], counts[1], *filler[second:]]
-    ), liked
-
-
-def _said(random: np.random.Generator, thing: str, good: int) -> str:
-    """A sentence that says of a thing that it is good, or not."""
-    form, meant = SAYS[int(random.integers(len(SAYS)))]
-    return form.format(thing=thing, word=_pick(random, GOOD if bool(good) == meant else BAD))
-
-
-def _pick(random: np.random.Generator, words: tuple[str, ...]) -> str:
-    return words[int(random.integers(len(words)))]
+    first, second = sorted(rng.integers(len(filler) + 1, size=2).tolist())
+    sentences = [
+        *filler[:first],
+        decisive[0],
+        *filler[first:second],
+        decisive[1],
+        *filler[second:],
+    ]
+    return " ".join(sentences), liked

@@ -1,10 +1,10 @@
-"""Classification of the user's own texts, or of sentences with and without a mistake."""
+"""Classification of your own texts, or of sentences with and without a grammatical error."""
 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,27 +13,27 @@ import torch
 
 from regard.errors import check_choice, check_int, did_you_mean
 from regard.models.sampling import uniform
-from regard.tasks.base import SPLITS, Example, Task, example_rng, to_int64
+from regard.tasks.base import SPLITS, Example, Task, check_index, example_rng, to_int64
 from regard.tasks.files import ArrayBuilder
-from regard.tasks.grammar import sentence
-from regard.tasks.rows import Row, Rows, get_column, is_missing, read_rows
+from regard.tasks.grammar import generate_sentence
+from regard.tasks.rows import Row, RowIterator, Rows, get_column, is_missing, read_rows
 from regard.tasks.tokenizers import TextProcessor, train_tokenizer
 
-SHARE = 0.1  # of the rows: what valid and test get, each, where they have no file of their own
-FEW = 5  # rows that are named where something is wrong with many
+HELD_OUT = 0.1  # share of the rows for each of valid and test, if they have no file
+MAX_NAMED = 5  # rows named in an error message
 SENTENCES = {"train": 2000, "valid": 200, "test": 400}
 
 
 class LabelledText(NamedTuple):
-    """A text with its label, and where it stands."""
+    """A text with its label, and where it is."""
 
-    place: str
+    where: str
     text: str
     label: str
 
 
 class EncodedTexts(NamedTuple):
-    """The tokens of many texts, one behind the other: text i is tokens[ends[i] : ends[i + 1]]; and their classes."""
+    """Concatenated tokens; text i is tokens[ends[i] : ends[i + 1]] and has class classes[i]."""
 
     tokens: np.ndarray
     ends: np.ndarray
@@ -41,18 +41,23 @@ class EncodedTexts(NamedTuple):
 
 
 class TextClassification(Task):
-    """A label for each text.
+    """Predict the label of a text.
 
-    data      CSV, JSON lines, a JSON array or Parquet, a folder of them, or hf:name.  None: sentences of
-              `regard.tasks.grammar`, to be told from those whose last verb does not agree
-    text      the column of the text, and `spec_label` of the label
-    length    the most tokens of a text; what comes after is not read
-    level     tokens are "byte", "char" or "bpe", learned from the training split
-    missing   rows without a text or a label: "refuse" or "drop"
+    Splits are files named train, valid and test. Missing splits get 10 % of the training rows
+    each, by a hash of the seed and the row number: a row stays in its split when rows are
+    appended. The classes are the labels of the training split, most frequent first. A label that
+    only occurs in another split is an error.
 
-    Splits are files named train, valid and test.  Those that are missing are drawn from the training rows, 10 % each, by a
-    hash of the seed and of the row's number: a row stays in its split when rows are appended.  Classes are the labels of the
-    training split, the most frequent first; a label that it lacks is an error in the others: no model could ever say it.
+    Args:
+        data: CSV, JSON lines, a JSON array or Parquet, a folder of them, or hf:name. None:
+            sentences of `regard.tasks.grammar`, of which half have a wrong last verb.
+        text: The column of the text.
+        label: The column of the label.
+        length: Maximum number of tokens; longer texts are truncated.
+        tokenizer: "byte", "char" or "bpe", learned from the training split.
+        missing: What to do with rows without text or label: "error" or "drop".
+        encoding: Encoding of the files.
+        seed: Seed of the splits and of the built-in sentences.
     """
 
     output = "sequence"
@@ -64,33 +69,28 @@ class TextClassification(Task):
         text: str = "text",
         label: str = "label",
         length: int = 512,
-        level: str = "byte",
-        missing: str = "refuse",
+        tokenizer: str = "byte",
+        missing: str = "error",
         encoding: str = "utf-8",
         seed: int = 0,
     ) -> None:
-        check_choice("missing", missing, ("refuse", "drop"))
+        check_choice("missing", missing, ("error", "drop"))
         check_int(0, seed=seed)
         check_int(1, length=length)
-        if data is None and (text, label, missing, encoding) != (
-            "text",
-            "label",
-            "refuse",
-            "utf-8",
-        ):
-            raise ValueError(
-                "text, label, missing and encoding tell how to read data: give data too"
-            )
-        rows = dict(built_in(seed)) if data is None else read_rows(data, encoding)
-        self.source = LabelledRows(rows, text, label, drop=missing == "drop", seed=seed)
-        codec = train_tokenizer(level, lambda: (row.text for row in self.source.walk("train")))
-        processor = TextProcessor(codec, length)
-        first, labels = read(self.source, "train", processor, None)
-        super().__init__(vocab_size=codec.vocab_size, classes=len(labels), length=length)
-        self.processor = TextProcessor(codec, length, labels)
-        self.texts = {"train": first} | {
-            s: read(self.source, s, self.processor, labels)[0] for s in ("valid", "test")
-        }
+        if data is not None:
+            rows = read_rows(data, encoding)
+        elif (text, label, missing, encoding) != ("text", "label", "error", "utf-8"):
+            raise ValueError("text, label, missing and encoding describe the data: also give data.")
+        else:
+            rows = {split: Rows(partial(_built_in_rows, split, seed)) for split in SPLITS}
+        source = LabelledRows(rows, text, label, drop=missing == "drop", seed=seed)
+        trained = train_tokenizer(tokenizer, lambda: (row.text for row in source.walk("train")))
+        train, labels = _encode_split(source, "train", TextProcessor(trained, length))
+        super().__init__(vocab_size=trained.vocab_size, classes=len(labels), length=length)
+        self.processor = TextProcessor(trained, length, labels)
+        self.texts = {"train": train}
+        for split in ("valid", "test"):
+            self.texts[split] = _encode_split(source, split, self.processor)[0]
 
     def size(self, split: str) -> int:
         """See `Task`."""
@@ -98,146 +98,121 @@ class TextClassification(Task):
 
     def example(self, split: str, index: int) -> Example:
         """See `Task`."""
-        found = self.texts[split]
-        if not 0 <= index < len(found.classes):
-            raise IndexError(
-                f"the {split} split has {len(found.classes)} examples, and {index} is not among them"
-            )
-        tokens = found.tokens[found.ends[index] : found.ends[index + 1]]
-        return Example(to_int64(tokens), torch.tensor(int(found.classes[index])))
+        check_index(split, index, self.size(split))
+        tokens, ends, classes = self.texts[split]
+        target = torch.tensor(int(classes[index]))
+        return Example(to_int64(tokens[ends[index] : ends[index + 1]]), target)
 
     def show(self, example: Example) -> str:
-        """The text, and its label."""
+        """The text and its label."""
         assert self.processor is not None
-        return f"{self.processor.codec.decode(example.tokens.tolist())} → {self.processor.decode(int(example.target))}"
+        text = self.processor.tokenizer.decode(example.tokens.tolist())
+        return f"{text} → {self.processor.labels[int(example.target)]}"
 
 
 class LabelledRows:
-    """The labelled texts of each split, read row by row, as often as one likes."""
+    """The labelled texts of each split, read row by row.
+
+    Args:
+        rows: Rows by split, or under "all".
+        text: The column of the text.
+        label: The column of the label.
+        drop: Drop rows without text or label instead of raising an error.
+        seed: Seed for the splits that are missing.
+    """
 
     def __init__(
-        self, rows: dict[str, Rows], text: str, label: str, *, drop: bool, seed: int
+        self,
+        rows: Mapping[str, Iterable[tuple[str, Row]]],
+        text: str,
+        label: str,
+        *,
+        drop: bool,
+        seed: int,
     ) -> None:
         self.rows, self.text, self.label, self.drop, self.seed = rows, text, label, drop, seed
-        self.drawn = [
-            split for split in ("valid", "test") if split not in rows
-        ]  # from the rows for training
+        self.held_out = [split for split in ("valid", "test") if split not in rows]
 
     def walk(self, split: str) -> Iterator[LabelledText]:
-        """All of a split; where rows lack something they are dropped, or refused at the end, when all of them are known."""
-        lacking: list[str] = []
-        count = found = 0
-        without: tuple[str, Row] | None = (
-            None  # the first row that lacks a whole column, as lines of JSON may
-        )
-        for number, (place, row) in enumerate(
-            self.rows.get(split) or self.rows.get("train") or self.rows["all"]
-        ):
-            if self.split_of(number, split) != split:
+        """All texts of a split; incomplete rows are dropped, or raise an error at the end."""
+        incomplete: list[str] = []  # the first of them
+        count = complete = 0
+        without_column: tuple[str, Row] | None = None
+        rows = self.rows.get(split) or self.rows.get("train") or self.rows["all"]
+        for number, (where, row) in enumerate(rows):
+            if self._split_of_row(number, split) != split:
                 continue
-            if self.drop and not {self.text, self.label} <= row.keys():
-                without = without or (place, row)
+            if self.drop and not {self.text, self.label} <= row.keys():  # possible in JSON lines
+                without_column = without_column or (where, row)
                 continue
-            text, label = get_column(row, self.text, place), get_column(row, self.label, place)
-            if is_missing(text) or is_missing(label):
+            values = [get_column(row, name, where) for name in (self.text, self.label)]
+            if any(map(is_missing, values)):
                 count += 1
-                lacking += [place] if len(lacking) < FEW else []
-            else:
-                found += 1
-                yield LabelledText(
-                    place, worded(text, self.text, place), worded(label, self.label, place)
-                )
-        if without and not found:  # then it is a wrong name
-            place, row = without
-            get_column(row, self.text, place), get_column(row, self.label, place)
+                if len(incomplete) < MAX_NAMED:
+                    incomplete.append(where)
+                continue
+            complete += 1
+            for name, value in zip((self.text, self.label), values, strict=True):
+                if not isinstance(value, str | int | float):
+                    kind = type(value).__name__
+                    raise ValueError(f"{where}: {name!r} must be text or a number, not {kind}.")
+            yield LabelledText(where, *map(str, values))
+        if without_column and not complete:  # then the name of the column is wrong
+            where, row = without_column
+            for name in (self.text, self.label):
+                get_column(row, name, where)
         if count and not self.drop:
-            more = f" and {count - FEW} more" if count > FEW else ""
-            where = f"{', '.join(lacking)}{more}"
+            places = ", ".join(incomplete)
+            more = f" and {count - MAX_NAMED} more" if count > MAX_NAMED else ""
             raise ValueError(
-                f"no {self.text!r} or no {self.label!r} in {where}: fill it in, or give missing='drop'"
+                f"No {self.text!r} or no {self.label!r} in {places}{more}: "
+                "fill in the values, or set missing='drop'."
             )
 
-    def split_of(self, number: int, asked: str) -> str:
-        """Where a row belongs; a split with a file of its own has all rows of it."""
-        if asked in self.rows and asked != "train":
-            return asked
-        place = int(uniform(self.seed, number) / SHARE)
-        return self.drawn[place] if place < len(self.drawn) else "train"
+    def _split_of_row(self, number: int, wanted: str) -> str:
+        """The split of a row, by a hash of its number; files of a split belong to it as a whole."""
+        if wanted in self.rows and wanted != "train":
+            return wanted
+        tenth = int(uniform(self.seed, number) / HELD_OUT)
+        return self.held_out[tenth] if tenth < len(self.held_out) else "train"
 
 
-def worded(value: Any, name: str, place: str) -> str:
-    """A value as text; lists and objects are none."""
-    if not isinstance(value, str | int | float):
-        raise ValueError(f"{place}: {name!r} must be text or a number, not {type(value).__name__}")
-    return str(value)
-
-
-def read(
-    source: LabelledRows, split: str, processor: TextProcessor, labels: list[str] | None
+def _encode_split(
+    source: LabelledRows, split: str, processor: TextProcessor
 ) -> tuple[EncodedTexts, list[str]]:
-    """The tokens and classes of a split; labels None: those of this split, the most frequent first."""
-    store, ends, names = ArrayBuilder(processor.codec.dtype), array("q", [0]), LabelEncoder(labels)
+    """The tokens and classes of a split, and the labels.
+
+    Without labels in the processor, they are those of this split, most frequent first.
+    """
+    builder, ends = ArrayBuilder(processor.tokenizer.dtype), array("q", [0])
+    numbers = array("q")
+    known = {label: number for number, label in enumerate(processor.labels)}
     for row in source.walk(split):
         tokens = processor.encode(row.text)
-        store.append(tokens)
+        builder.append(tokens)
         ends.append(ends[-1] + len(tokens))
-        names.add(row)
-    if not names.numbers:
-        raise ValueError(
-            f"the {split} split has no rows: there are too few to split, or all were dropped"
-        )
-    classes, labels = names.finish()
-    return EncodedTexts(store.finish(), np.array(ends), classes), labels
-
-
-class LabelEncoder:
-    """Labels as numbers, in the order in which they come until they are finished."""
-
-    def __init__(self, labels: list[str] | None) -> None:
-        self.labels, self.known = labels, {label: i for i, label in enumerate(labels or [])}
-        self.numbers = array("q")
-
-    def add(self, row: LabelledText) -> None:
-        """The label of one row more."""
-        if self.labels is None:
-            self.known.setdefault(row.label, len(self.known))
-        elif row.label not in self.known:
-            hint = f": {did_you_mean(row.label, self.labels)}" if len(self.labels) < 50 else ""
+        if processor.labels and row.label not in known:
+            hint = f": {did_you_mean(row.label, known)}" if len(known) < 50 else "."
             raise ValueError(
-                f"{row.place} has the label {row.label!r}, which no training row has{hint}"
+                f"{row.where} has label {row.label!r}, which no training row has{hint}"
             )
-        self.numbers.append(self.known[row.label])
-
-    def finish(self) -> tuple[np.ndarray, list[str]]:
-        """The classes, and what they are called; where the labels were not given, the most frequent is class 0."""
-        found = np.array(self.numbers)
-        if self.labels is not None:
-            return found, self.labels
-        counts = Counter(self.numbers)
-        if len(counts) < 2:
-            raise ValueError(
-                f"all training rows have the label {next(iter(self.known))!r}: there is nothing to tell apart"
-            )
-        order = sorted(self.known, key=lambda label: (-counts[self.known[label]], label))
-        place = np.empty(len(order), dtype=np.int64)
-        place[[self.known[label] for label in order]] = np.arange(len(order))
-        return place[found], order
+        numbers.append(known.setdefault(row.label, len(known)))
+    if not numbers:
+        raise ValueError(f"The {split} split has no rows: there are too few, or all were dropped.")
+    classes, labels = np.array(numbers), list(known)
+    if not processor.labels:
+        if len(labels) < 2:
+            raise ValueError(f"All training rows have the label {labels[0]!r}: there is one class.")
+        counts = np.bincount(classes)
+        order = sorted(range(len(labels)), key=lambda i: (-counts[i], labels[i]))
+        classes, labels = np.argsort(order)[classes], [labels[i] for i in order]
+    return EncodedTexts(builder.finish(), np.array(ends), classes), labels
 
 
-class Sentences(Rows):
-    """The built-in rows: sentences that are right, and as many whose last verb does not agree with the subject."""
-
-    def __init__(self, split: str, seed: int) -> None:
-        self.split, self.seed = split, seed
-
-    def __iter__(self) -> Iterator[tuple[str, Row]]:
-        """See `Rows`."""
-        for number in range(SENTENCES[self.split]):
-            right = number % 2 == 0
-            drawn = sentence(example_rng(self.seed, self.split, number), agrees=right)
-            yield f"sentence {number}", {"text": drawn, "label": "right" if right else "wrong"}
-
-
-def built_in(seed: int) -> Iterator[tuple[str, Rows]]:
-    """The three splits."""
-    return ((split, Sentences(split, seed)) for split in SPLITS)
+def _built_in_rows(split: str, seed: int) -> RowIterator:
+    """Correct sentences, and as many whose last verb does not agree with the subject."""
+    for number in range(SENTENCES[split]):
+        correct = number % 2 == 0
+        text = generate_sentence(example_rng(seed, split, number), agree=correct)
+        row: dict[str, Any] = {"text": text, "label": "right" if correct else "wrong"}
+        yield f"sentence {number}", row

@@ -1,4 +1,4 @@
-"""Training: settings, the loop, and checkpoints that survive."""
+"""Training: settings, the trainer, checkpoints and distributed training."""
 
 from regard.json_files import CorruptFile
 from regard.train.checkpoint import CheckpointWriteError
@@ -7,6 +7,7 @@ from regard.train.settings import TrainSettings
 from regard.train.trainer import Diverged, Interrupted, Trainer, TrainResult
 
 __all__ = [
+    "CheckpointWriteError",
     "CorruptFile",
     "Diverged",
     "Interrupted",
@@ -14,6 +15,5 @@ __all__ = [
     "TrainResult",
     "TrainSettings",
     "Trainer",
-    "CheckpointWriteError",
     "init_distributed",
 ]

@@ -1,8 +1,7 @@
-"""Checkpoints: a folder of safetensors and JSON that either is whole or is not there.
+"""Checkpoints: folders of safetensors and JSON that are either complete or absent.
 
-Everything is written into a folder of another name, flushed to the disk, and the manifest, which holds the sums of all other
-files, is written last; then the folder is renamed.  Whatever moment the process is killed at, the newest folder that has a
-manifest is a good one.
+All files are written into a temporary folder and flushed; the manifest with the checksums of the other files comes last,
+then the folder is renamed. If the process is killed at any moment, the newest folder with a manifest is intact.
 """
 
 from __future__ import annotations
@@ -17,42 +16,57 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.json_files import (
-    PARTIAL_PREFIX,
-    CorruptFile,
-    flush_to_disk,
-    read_json,
-    write_json,
-)
+from regard.json_files import PARTIAL_PREFIX, CorruptFile, flush_to_disk, read_json, write_json
 
 PREFIX, MANIFEST = "step-", "manifest.json"
 
 
 class CheckpointWriteError(OSError):
-    """A checkpoint that could not be written, and why; those before it are as they were."""
+    """A checkpoint could not be written; earlier checkpoints are unchanged."""
 
 
 def save(
     root: Path,
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     *,
     keep: int = 2,
 ) -> Path:
-    """Write a checkpoint: files of tensors by name, and facts as JSON.  Older ones go, but for the last `write_record`."""
+    """Write a checkpoint and delete all but the last `keep`.
+
+    Args:
+        root: Folder of the checkpoints of a run.
+        step: Number of completed steps.
+        tensors: File name -> tensors by name.
+        metadata: Values for the manifest, as JSON.
+    """
     partial, final = root / f"{PARTIAL_PREFIX}{step}", checkpoint_path(root, step)
     try:
-        _write(partial, step, tensors, facts)
+        root.mkdir(parents=True, exist_ok=True)
+        complete = set(list_checkpoints(root))
+        for left_over in {*root.glob(f"{PARTIAL_PREFIX}*"), *root.glob(f"{PREFIX}*")} - complete:
+            shutil.rmtree(left_over)  # of a process that was killed
+        partial.mkdir()
+        for name, each in tensors.items():
+            path = partial / f"{name}.safetensors"
+            save_file({key: value.detach().contiguous() for key, value in each.items()}, path)
+            flush_to_disk(path)
+        checksums = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
+        manifest = {"step": step, "files": checksums, "metadata": dict(metadata)}
+        write_json(partial / MANIFEST, manifest)
+        flush_to_disk(partial)
         if final.exists():
             shutil.rmtree(final)
         partial.rename(final)
-    except (OSError, SafetensorError) as error:  # safetensors tells of a full disk in its own way
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
         shutil.rmtree(partial, ignore_errors=True)
         last = list_checkpoints(root)
-        kept = f"the last one is {last[-1]}" if last else "there is none before it"
+        remaining = (
+            f"The last checkpoint is {last[-1]}" if last else "There is no earlier checkpoint"
+        )
         raise CheckpointWriteError(
-            f"the checkpoint of step {step} could not be written: {error}; {kept}"
+            f"Cannot write the checkpoint of step {step}: {error}. {remaining}."
         ) from error
     flush_to_disk(root)
     for old in list_checkpoints(root)[:-keep]:
@@ -60,62 +74,42 @@ def save(
     return final
 
 
-def _write(
-    partial: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]
-) -> None:
-    """All files of a checkpoint, the manifest last; what a process that was killed has left goes first."""
-    root = partial.parent
-    root.mkdir(parents=True, exist_ok=True)
-    for left in {*root.glob(f"{PARTIAL_PREFIX}*"), *root.glob(f"{PREFIX}*")} - set(
-        list_checkpoints(root)
-    ):
-        shutil.rmtree(left)
-    partial.mkdir()
-    for name, each in tensors.items():
-        path = partial / f"{name}.safetensors"
-        save_file({key: value.detach().contiguous() for key, value in each.items()}, path)
-        flush_to_disk(path)
-    sums = {path.name: _sum(path) for path in sorted(partial.iterdir())}
-    write_json(partial / MANIFEST, {"step": step, "files": sums, "facts": dict(facts)})
-    flush_to_disk(partial)
-
-
 def checkpoint_path(root: Path, step: int) -> Path:
-    """Where the checkpoint of a step is."""
+    """Folder of the checkpoint of a step."""
     return root / f"{PREFIX}{step:08d}"
 
 
 def list_checkpoints(root: Path) -> list[Path]:
-    """All whole checkpoints of a run, the oldest first."""
+    """All complete checkpoints of a run, oldest first."""
     return sorted(path for path in root.glob(f"{PREFIX}*") if (path / MANIFEST).is_file())
 
 
 def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """The tensors and the facts of a checkpoint, after comparing the sums."""
+    """Tensors and metadata of a checkpoint; raises `CorruptFile` if a checksum does not match."""
     manifest = read_json(path / MANIFEST)
     try:
-        sums, facts = manifest["files"], manifest["facts"]
-        for name, expected in sums.items():
-            if Path(name).name != name or _sum(path / name) != expected:
+        checksums, metadata = manifest["files"], manifest["metadata"]
+        for name, expected in checksums.items():
+            if Path(name).name != name or _checksum(path / name) != expected:
                 raise CorruptFile(
-                    f"{path / name} is not what the manifest says: it was changed or cut off"
+                    f"{path / name} does not match its checksum: it was modified or truncated."
                 )
-        return {Path(name).stem: load_file(path / name) for name in sums}, facts
+        return {Path(name).stem: load_file(path / name) for name in checksums}, metadata
     except (KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:
         raise CorruptFile(f"{path} is not a checkpoint: {error!r}") from None
 
 
-def latest_checkpoint(root: Path, say: Callable[[str], None] = lambda text: None) -> Path | None:
-    """The last checkpoint that can be read; `say` hears of those that cannot."""
+def latest_checkpoint(root: Path, warn: Callable[[str], None] = lambda text: None) -> Path | None:
+    """The last checkpoint that can be loaded; `warn` is called for each one that cannot."""
     for path in reversed(list_checkpoints(root)):
         try:
             load(path)
             return path
         except CorruptFile as error:
-            say(f"left out: {error}")
+            warn(f"Skipped: {error}")
     return None
 
 
-def _sum(path: Path) -> str:
+def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

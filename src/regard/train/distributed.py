@@ -1,6 +1,6 @@
-"""The processes of a run, as `torchrun` starts them, and what they say to each other.
+"""The processes of a training run, as started by `torchrun`, and their collective operations.
 
-RANK, WORLD_SIZE and LOCAL_RANK are read from the environment.  They talk through gloo on CPUs and through nccl on GPUs.
+RANK, WORLD_SIZE and LOCAL_RANK are read from the environment. The backend is gloo on CPUs and nccl on GPUs.
 """
 
 from __future__ import annotations
@@ -17,110 +17,112 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
-PATIENCE = 600.0  # seconds to wait for another process
-SIGNS = (
-    "gloo",
-    "nccl",
-    "connection closed",
-    "connection reset",
-    "timed out",
-)  # of an error that a lost process causes
+TIMEOUT = 600.0  # seconds to wait for another process
+CONNECTION_ERRORS = ("gloo", "nccl", "connection closed", "connection reset", "timed out")
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that shows and writes; also before `init_distributed`."""
+    """Whether this process prints and writes files; also valid before `init_distributed`."""
     return os.environ.get("RANK", "0") == "0"
 
 
 class ProcessLost(RuntimeError):
-    """Another process of the run ended or does not answer."""
+    """Another process of the run ended or does not respond."""
 
 
 class WorkerGroup:
-    """All processes of the run; one, where nobody started more.
+    """All processes of the run; a single one without `torchrun`.
 
-    rank    the number of this one
-    world   how many there are
-    device  what this one computes on
+    Attributes:
+        rank: Rank of this process.
+        world_size: Number of processes.
+        device: Device of this process.
     """
 
     def __init__(self) -> None:
         started = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if started else 0
-        self.world = dist.get_world_size() if started else 1
+        self.world_size = dist.get_world_size() if started else 1
         on_gpu = started and dist.get_backend() == "nccl"
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         )
 
     @property
-    def leads(self) -> bool:
-        """Whether this process is the one that writes and shows."""
+    def is_main(self) -> bool:
+        """Whether this process prints and writes files."""
         return self.rank == 0
 
     def sum(self, *values: float) -> list[float]:
-        """Numbers added up over all processes, in float64."""
-        if self.world == 1:
+        """The values summed over all processes, in float64."""
+        if self.world_size == 1:
             return list(values)
-        found = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(found)
-        return found.tolist()
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.tolist()
 
-    def first(self, do: Callable[[], T]) -> T:
-        """Do it in the first process alone; all get what it returned, or raise what it raised, once it is done."""
-        if self.world == 1:
-            return do()
-        told: list[Any] = [None, None]
-        if self.leads:
+    def run_on_main(self, function: Callable[[], T]) -> T:
+        """Call a function in the main process only; all processes return its result or raise its exception."""
+        if self.world_size == 1:
+            return function()
+        outcome: list[Any] = [None, None]
+        if self.is_main:
             try:
-                told[0] = do()
+                outcome[0] = function()
             except Exception as error:
-                told[1] = error
-        dist.broadcast_object_list(told, device=self.device)
-        if told[1] is not None:
-            raise told[1]
-        return told[0]
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, device=self.device)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
 
-    def every(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all processes, of one shape, by rank."""
-        if self.world == 1:
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all processes by rank; they must have the same shape."""
+        if self.world_size == 1:
             return [tensor]
-        sent = tensor.to(self.device).contiguous()
-        found = [torch.empty_like(sent) for _ in range(self.world)]
-        dist.all_gather(found, sent)
-        return [each.to(tensor.device) for each in found]
+        own = tensor.to(self.device).contiguous()
+        gathered = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(gathered, own)
+        return [each.to(tensor.device) for each in gathered]
 
 
 @contextmanager
-def init_distributed(patience: float = PATIENCE) -> Iterator[None]:
-    """Inside, the processes that `torchrun` started know of each other.  Where it started none, or where they do already,
-    nothing changes."""
+def init_distributed(timeout: float = TIMEOUT) -> Iterator[None]:
+    """Initialize `torch.distributed` for the processes that `torchrun` started, and shut it down at the end.
+
+    Does nothing for a single process, or if `torch.distributed` is already initialized.
+
+    Args:
+        timeout: Seconds to wait for another process before raising `ProcessLost`.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield
         return
-    gpu = torch.cuda.is_available()
-    if gpu:
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(seconds=patience))
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=timeout))
     try:
         with detect_lost_process():
             yield
-        dist.barrier()  # who leaves while others are still at it may bring them down
+        dist.barrier()  # a process that leaves early may crash the others
     finally:
-        gc.collect()  # what still holds the group, such as a model that is split, must be gone before it
+        gc.collect()  # a sharded model holds the process group and must be freed first
         dist.destroy_process_group()
 
 
 @contextmanager
 def detect_lost_process() -> Iterator[None]:
-    """Inside, what goes wrong because another process is gone is said in words."""
+    """Raise `ProcessLost` with a readable message for errors that a lost process causes."""
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, dist.DistError) or any(sign in str(error).lower() for sign in SIGNS):
-            text = " ".join(str(error).split())[:200]
+        text = " ".join(str(error).split())
+        if isinstance(error, dist.DistError) or any(
+            sign in text.lower() for sign in CONNECTION_ERRORS
+        ):
             raise ProcessLost(
-                "another process of this run ended or does not answer; its own message says why, and the same command goes on "
-                f"from the last checkpoint ({text})"
+                "Another process of this run ended or does not respond; see its own error message. "
+                f"The same command resumes from the last checkpoint. ({text[:200]})"
             ) from error
         raise

@@ -1,4 +1,4 @@
-"""Being asked to stop: the step at hand is finished first."""
+"""Stop at the next safe point on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether somebody asked."""
+    """Whether a stop was requested."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -18,21 +18,23 @@ class StopRequest:
 
 @contextmanager
 def catch_interrupts() -> Iterator[StopRequest]:
-    """Inside, the first Ctrl-C or SIGTERM is only noted; the second interrupts as usual.  In a thread nothing changes, since
-    signals reach the main one."""
-    asked = StopRequest()
+    """Record the first Ctrl-C or SIGTERM instead of raising; the second raises KeyboardInterrupt.
+
+    Does nothing outside the main thread, which never receives signals.
+    """
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield stop
         return
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if asked.requested:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.requested:
             raise KeyboardInterrupt
-        asked.requested = True
+        stop.requested = True
 
-    usual = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield stop
     finally:
-        for number, handler in usual.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What a model has to learn from a batch, as one module: so that whoever brings gradients together sees all of the loss."""
+"""The training loss as one module, so that DDP and FSDP see everything that has a gradient."""
 
 from __future__ import annotations
 
@@ -10,33 +10,24 @@ from regard.tasks.base import Batch, Task
 
 
 class LossModule(nn.Module):
-    """batch -> loss, a scalar: a · the task's mean over the targets + b · the costs that parts of the model tell.
+    """Maps a batch to a scalar loss: target_share · (mean task loss) + token_share · (auxiliary losses of the model).
 
-    a and b are the shares that the batch has of all targets and of all tokens of a step, so that the parts of a step add up
-    to the mean over it.  Costs that are means over tokens add up exactly, as do those that depend on weights alone.
+    The shares are the fractions of all targets and of all tokens of a step that are in this batch. With them, the losses of
+    the parts of a step add up to the mean over the step; this is exact for auxiliary losses that are means over tokens or
+    that depend on weights only.
     """
 
     def __init__(self, model: nn.Module, task: Task, precision: str) -> None:
         super().__init__()
-        self.model, self.task, self.narrow = model, task, precision == "bfloat16"
+        self.model, self.task, self.autocast = model, task, precision == "bfloat16"
 
-    def forward(self, batch: Batch, targets: float = 1.0, tokens: float = 1.0) -> Tensor:
-        """See the class."""
-        with collect_aux() as notes:
-            logits = self.answer(batch)
-        return self.task.loss(logits, batch.target) * targets + notes.loss() * tokens
+    def forward(self, batch: Batch, target_share: float = 1.0, token_share: float = 1.0) -> Tensor:
+        """The weighted loss of one batch."""
+        with collect_aux() as aux:
+            logits = self.predict(batch)
+        return self.task.loss(logits, batch.target) * target_share + aux.loss() * token_share
 
-    def answer(self, batch: Batch) -> Tensor:
-        """The logits."""
-        with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.narrow):
+    def predict(self, batch: Batch) -> Tensor:
+        """The logits of the model, under autocast if the precision is bfloat16."""
+        with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.autocast):
             return self.model(batch.tokens, mask=batch.mask)
-
-
-def move_batch(batch: Batch, device: torch.device) -> Batch:
-    """The same on another device."""
-    return Batch(*(None if each is None else each.to(device) for each in batch))  # type: ignore[arg-type]
-
-
-def count_tokens(batch: Batch) -> int:
-    """How many are no padding."""
-    return batch.tokens.numel() if batch.mask is None else int(batch.mask.sum())

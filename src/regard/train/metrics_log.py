@@ -1,4 +1,4 @@
-"""Metrics, a JSON object a line."""
+"""The metrics of a run: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -8,58 +8,53 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from regard.json_files import PARTIAL_PREFIX
 from regard.train.tensorboard import TensorBoardWriter
 
 METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Appends to a file in a folder; without a folder it forgets.
+    """Appends rows to metrics.jsonl in a folder, and to TensorBoard if given. Without a folder, it writes nothing."""
 
-    board   hears the same
-    """
-
-    def __init__(self, folder: Path | None, board: TensorBoardWriter | None = None) -> None:
+    def __init__(self, folder: Path | None, tensorboard: TensorBoardWriter | None = None) -> None:
         self.path = None if folder is None else folder / METRICS_FILE
-        self.board = board
+        self.tensorboard = tensorboard
 
     def write(self, row: dict[str, Any]) -> None:
-        """One line."""
+        """Append one row."""
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-        if self.board is not None:
-            self.board.write(row)
+        if self.tensorboard is not None:
+            self.tensorboard.write(row)
 
-    def cut(self, step: int, evaluated: Collection[float] = ()) -> None:
-        """Forget what was written after a step, and evaluations at other steps than these: a resumed run writes it again.
-        The folder is made if need be."""
+    def truncate(self, step: int, evaluated: Collection[float] = ()) -> None:
+        """Drop the rows after a step, and evaluations at steps other than `evaluated`: a resumed run writes them again."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = read_metrics(self.path) if self.path.exists() else []
-        good = [
+        rows = [
             row
-            for row in rows
+            for row in (read_metrics(self.path) if self.path.exists() else [])
             if row["step"] <= step and ("valid" not in row or row["step"] in evaluated)
         ]
-        kept = [json.dumps(row) for row in good]
-        beside = self.path.with_name(
-            f".partial-{METRICS_FILE}"
-        )  # a process that is killed here must not lose the rows
-        beside.write_text("".join(f"{row}\n" for row in kept), encoding="utf-8")
-        os.replace(beside, self.path)
-        if self.board is not None:
-            self.board.open(step)
+        partial = self.path.with_name(
+            f"{PARTIAL_PREFIX}{METRICS_FILE}"
+        )  # survives a kill at any time
+        partial.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        os.replace(partial, self.path)
+        if self.tensorboard is not None:
+            self.tensorboard.open(step)
 
     def close(self) -> None:
-        """Nothing more comes."""
-        if self.board is not None:
-            self.board.close()
+        """Close the TensorBoard files."""
+        if self.tensorboard is not None:
+            self.tensorboard.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; the last may have been cut off."""
+    """All complete rows of a metrics file; a truncated last line is dropped."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -70,7 +65,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def last_row(path: Path, window: int = 4096) -> dict[str, Any]:
-    """The last whole line that has one, read from the end of the file; nothing where there is none."""
+    """The last complete row, read from the end of the file; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - window))

@@ -1,11 +1,11 @@
-"""A run: from words, a task, a mixer and settings, to a folder with the trained model and what came of it.
+"""A training run: a folder made from a task, a mixer and settings.
 
-run/spec.json        the words
-run/task.json        how the task reads texts, for using the model without the data
+run/spec.json        the specification: task, mixer, model size, settings
+run/task.json        tokenizer and labels of the task, to use the model without its data
 run/metrics.jsonl    the loss of each step, and the evaluations
-run/checkpoints/     to go on from
+run/checkpoints/     checkpoints to resume from
 run/model/           config.json and model.safetensors
-run/result.json      what came of it, written last: a run that has one is over
+run/result.json      the result, written last: a run with this file is finished
 """
 
 from __future__ import annotations
@@ -36,25 +36,29 @@ from regard.models.serialization import load_tensors
 from regard.tasks import Task, create_task
 from regard.tasks.base import SPLITS
 from regard.train.distributed import WorkerGroup, init_distributed
-from regard.train.ema import WeightEMA
+from regard.train.ema import averaged_weights
 from regard.train.settings import TrainSettings
-from regard.train.strategy import ParallelStrategy
 from regard.train.trainer import Trainer, TrainProgress
 
 SPEC_FILE, RESULT_FILE, MODEL_DIR, TASK_FILE = "spec.json", "result.json", "model", "task.json"
-LEAST = 1.0  # seconds of training, at least
-WRITING = 0.5  # seconds that the model takes to write, and the process to end
-LOUD = {"sinusoid", "sinusoid_2d"}  # positions as large as 1: small embeddings would drown in them
+MIN_SECONDS = 1.0  # of training, however late the run starts
+EXIT_SECONDS = 0.5  # to write the model and end the process
 
 
 class RunSpec(StrictModel):
-    """A run in words.
+    """Everything that defines a run.
 
-    task      its name and arguments; `mixer` likewise
-    hidden    of the feed-forward layers; None: four times the width
-    position  of tokens; see `regard.models.components.POSITIONS`
-    settings  how to train
-    threads   of the process; None: as many as torch takes
+    Args:
+        task: Name and arguments of the task.
+        mixer: Name and arguments of the recipe.
+        dim: Model width.
+        heads: Number of attention heads.
+        layers: Number of layers.
+        ffn_dim: Width of the feed-forward layers. None: 4 * dim.
+        position: Positional encoding; see `regard.position`.
+        dropout: Dropout probability.
+        settings: How to train.
+        threads: Number of PyTorch threads. None: PyTorch's default.
     """
 
     task: ModuleSpec
@@ -62,154 +66,136 @@ class RunSpec(StrictModel):
     dim: Size = 64
     heads: Size = 4
     layers: Depth = 2
-    hidden: Size | None = None
+    ffn_dim: Size | None = None
     position: ModuleSpec = ModuleSpec(name="learned")
     dropout: Share = 0.0
     settings: TrainSettings = TrainSettings()
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
 
 
-def model_kind(made: Task) -> Literal["encoder", "decoder", "pair"]:
-    """What reads a task."""
-    if made.output == "pair":
-        return "pair"
-    return "decoder" if made.causal else "encoder"
-
-
-def head_config(
-    made: Task,
-) -> (
-    LMHeadConfig
-    | TokenClassificationHeadConfig
-    | SequenceClassificationHeadConfig
-    | MatchingHeadConfig
-):
-    """What answers it."""
-    if made.output == "pair":
-        return MatchingHeadConfig(classes=made.classes)
-    if made.output == "token":
-        return (
-            LMHeadConfig()
-            if made.is_language_model
-            else TokenClassificationHeadConfig(classes=made.classes)
-        )
-    return SequenceClassificationHeadConfig(
-        classes=made.classes, pooling="last" if made.causal else "mean"
+def model_config(spec: RunSpec, task: Task) -> ModelConfig:
+    """The model for a task: an encoder, a decoder or a pair encoder, with the head that it needs."""
+    kind: Literal["encoder", "decoder", "pair"] = "decoder" if task.causal else "encoder"
+    head: (
+        LMHeadConfig
+        | TokenClassificationHeadConfig
+        | SequenceClassificationHeadConfig
+        | MatchingHeadConfig
     )
-
-
-def model_config(spec: RunSpec, made: Task) -> ModelConfig:
-    """The model that a task wants, around the mixer."""
-    ffn = ModuleSpec(name="mlp", arguments={} if spec.hidden is None else {"hidden": spec.hidden})
+    if task.output == "pair":
+        kind, head = "pair", MatchingHeadConfig(classes=task.classes)
+    elif task.output == "sequence":
+        pooling: Literal["last", "mean"] = "last" if task.causal else "mean"
+        head = SequenceClassificationHeadConfig(classes=task.classes, pooling=pooling)
+    elif task.is_language_model:
+        head = LMHeadConfig()
+    else:
+        head = TokenClassificationHeadConfig(classes=task.classes)
+    ffn = {} if spec.ffn_dim is None else {"hidden": spec.ffn_dim}
+    # sinusoids have amplitude 1: unscaled embeddings would be negligible beside them
+    scale = spec.position.name in ("sinusoid", "sinusoid_2d")
     return ModelConfig(
-        kind=model_kind(made),
-        input=TokenInput(vocab_size=made.vocab_size, scale=spec.position.name in LOUD),
-        head=head_config(made),
+        kind=kind,
+        input=TokenInput(vocab_size=task.vocab_size, scale=scale),
+        head=head,
         dim=spec.dim,
         heads=spec.heads,
         layers=spec.layers,
-        length=made.length,
+        length=task.length,
         mixer=[spec.mixer],
-        ffn=[ffn],
+        ffn=[ModuleSpec(name="mlp", arguments=ffn)],
         position=spec.position,
         dropout=spec.dropout,
     )
 
 
 def build_task(spec: RunSpec) -> Task:
-    """The task that a specification names."""
+    """The task of a run."""
     return create_task(spec.task.name, **spec.task.arguments)
 
 
 def run_training(
     spec: RunSpec,
     folder: Path,
-    watch: Callable[[TrainProgress], None] = lambda progress: None,
+    on_step: Callable[[TrainProgress], None] = lambda progress: None,
     *,
-    since: float | None = None,
+    start_time: float | None = None,
 ) -> dict[str, Any]:
-    """Train, or go on where the folder stands; write the model and the result, and return the result.
+    """Train, or resume the run in a folder; write the model and the result, and return the result.
 
-    since   the time (of `time.time()`) from which the seconds in the settings count; None: from the first step on
+    Under `torchrun`, all processes call this and train one model. Only the main process writes
+    files and calls `on_step`.
 
-    Under `torchrun` all processes call it and train one model together; the first one writes, and calls `watch`.
+    Args:
+        start_time: `time.time()` from which `max_seconds` counts. None: from the first step.
     """
     if (folder / RESULT_FILE).exists():
         return dict(read_json(folder / RESULT_FILE))
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     with init_distributed():
-        return trained(spec, folder, watch, since)
+        group, task = WorkerGroup(), build_task(spec)
+        torch.manual_seed(spec.settings.seed)
+        idle_bytes = peak_bytes()
+        model = build(model_config(spec, task))
+        group.run_on_main(lambda: _write_spec(folder, spec, task))
+        settings = spec.settings
+        if settings.max_seconds is not None and start_time is not None:
+            left = settings.max_seconds - (time.time() - start_time) - EXIT_SECONDS
+            settings = settings.model_copy(update={"max_seconds": max(MIN_SECONDS, left)})
+        trainer = Trainer(model, task, settings, folder=folder, on_step=on_step)
+        result = {
+            **trainer.run()._asdict(),
+            "peak_bytes": peak_bytes() - idle_bytes,
+            "environment": environment() | {"processes": group.world_size},
+        }
+        with averaged_weights(trainer.ema, model):
+            full_model = _gather_model(model, trainer)
+        group.run_on_main(lambda: _write_result(full_model, result, folder))
+        return result
 
 
-def trained(
-    spec: RunSpec, folder: Path, watch: Callable[[TrainProgress], None], since: float | None
-) -> dict[str, Any]:
-    """The same, when the processes know of each other."""
-    group, made = WorkerGroup(), build_task(spec)
-    torch.manual_seed(spec.settings.seed)
-    idle = peak_bytes()
-    model = build(model_config(spec, made))
-    group.first(lambda: prepare(folder, spec, made))
-    trainer = Trainer(model, made, lasting(spec.settings, since), folder=folder, watch=watch)
-    result = trainer.run()
-    with WeightEMA.swapped(trainer.average, model):
-        whole = portable(model, trainer.place)
-    found = {
-        **result._asdict(),
-        "memory": peak_bytes() - idle,
-        "environment": environment() | {"processes": group.world},
+def _write_spec(folder: Path, spec: RunSpec, task: Task) -> None:
+    """Write spec.json and task.json; refuse a folder whose run had other data."""
+    content = {
+        "name": spec.task.name,
+        "metric": task.metric,
+        "sizes": {split: task.size(split) for split in SPLITS},
+        "processor": task.processor_dict(),
     }
-    group.first(lambda: finish(whole, found, folder))
-    return found
-
-
-def lasting(settings: TrainSettings, since: float | None) -> TrainSettings:
-    """With the seconds that are left: to start a process and to read the data takes some of them."""
-    if settings.seconds is None or since is None:
-        return settings
-    left = settings.seconds - (time.time() - since) - WRITING
-    return settings.model_copy(update={"seconds": max(LEAST, left)})
-
-
-def prepare(folder: Path, spec: RunSpec, made: Task) -> None:
-    """Write what is known before training; a folder whose run read other data is refused."""
-    sizes = {split: made.size(split) for split in SPLITS}
-    facts = {"name": spec.task.name, "metric": made.metric, "sizes": sizes, "facts": made.facts()}
-    if (folder / TASK_FILE).exists() and read_json(folder / TASK_FILE) != facts:
+    if (folder / TASK_FILE).exists() and read_json(folder / TASK_FILE) != content:
         raise ValueError(
-            f"the data of the run in {folder} have changed since it began: train into another folder"
+            f"The data of the run in {folder} changed since it started: train into another folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / SPEC_FILE, spec.model_dump(mode="json"))
-    write_json(folder / TASK_FILE, facts)
+    write_json(folder / TASK_FILE, content)
 
 
-def portable(model: Model, place: ParallelStrategy) -> Model:
-    """The same model in one piece."""
-    if place.group.world == 1:
+def _gather_model(model: Model, trainer: Trainer) -> Model:
+    """The model with all its weights in this process."""
+    if trainer.group.world_size == 1:
         return model
     assert model.config is not None
-    whole = build(model.config)
-    load_tensors(whole, place.collect())
-    return whole
+    full_model = build(model.config)
+    load_tensors(full_model, trainer.strategy.full_state())
+    return full_model
 
 
-def finish(model: Model, found: dict[str, Any], folder: Path) -> None:
-    """Write the model, and then the result."""
-    for left in (folder / MODEL_DIR).glob(".*"):  # of a process that was killed while it wrote
-        left.unlink()
+def _write_result(model: Model, result: dict[str, Any], folder: Path) -> None:
+    for left_over in (folder / MODEL_DIR).glob(".*"):  # of a process that was killed while writing
+        left_over.unlink()
     save(model, folder / MODEL_DIR)
-    write_json(folder / RESULT_FILE, found)
+    write_json(folder / RESULT_FILE, result)
 
 
 def read_spec(folder: Path) -> RunSpec:
-    """The words of a run."""
+    """The specification of the run in a folder."""
     try:
         return RunSpec.model_validate_json((folder / SPEC_FILE).read_bytes(), strict=False)
     except OSError:
-        raise ValueError(f"{folder} is no run: it has no {SPEC_FILE}") from None
+        raise ValueError(f"{folder} is not a run: it has no {SPEC_FILE}.") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "it"
+        where = ".".join(map(str, first["loc"])) or "content"
         raise ValueError(f"{folder / SPEC_FILE}: {where}: {first['msg']}") from None

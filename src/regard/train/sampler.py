@@ -1,4 +1,4 @@
-"""Which examples stand in which batch: a function of the step, so that there is no state to lose."""
+"""Which examples are in which batch: a function of the step, so that a run can resume anywhere without a sampler state."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ from functools import lru_cache
 
 import numpy as np
 
-DRAWN = (
-    1 << 30
-)  # splits larger than this are drawn as they are asked for, and so in random order already
+MAX_SHUFFLED = 1 << 30  # larger splits are generated on demand and already in random order
 
 
 def batch_indices(
-    size: int, batch: int, step: int, *, seed: int, rank: int = 0, world: int = 1
+    size: int, batch_size: int, step: int, *, seed: int, rank: int = 0, world_size: int = 1
 ) -> list[int]:
-    """The numbers of the examples of batch `step`, in an order that is new in each epoch; of them the share of one process.
+    """Indices of the examples that process `rank` reads at a step.
 
-    All processes together have the same examples, however many there are; every example is seen once in each epoch.
+    The order is reshuffled every epoch, and every example occurs once per epoch. The union over all processes does not
+    depend on their number.
     """
     if size < 1:
-        raise ValueError("there are no examples to train on")
-    if batch % world:
-        raise ValueError(f"a batch of {batch} does not divide among {world} processes")
-    share = batch // world
-    first = step * batch + rank * share
-    return [_at(size, place, seed) for place in range(first, first + share)]
-
-
-def _at(size: int, place: int, seed: int) -> int:
-    if size > DRAWN:
-        return place % size
-    epoch, within = divmod(place, size)
-    return int(_order(size, epoch, seed)[within])
+        raise ValueError("There are no examples to train on.")
+    if batch_size % world_size:
+        raise ValueError(
+            f"batch_size={batch_size} is not divisible by the number of processes, {world_size}."
+        )
+    local_size = batch_size // world_size
+    first = step * batch_size + rank * local_size
+    positions = range(first, first + local_size)
+    if size > MAX_SHUFFLED:
+        return [position % size for position in positions]
+    return [
+        int(_epoch_order(size, position // size, seed)[position % size]) for position in positions
+    ]
 
 
 @lru_cache(2)
-def _order(size: int, epoch: int, seed: int) -> np.ndarray:
+def _epoch_order(size: int, epoch: int, seed: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(size)

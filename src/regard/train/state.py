@@ -1,4 +1,4 @@
-"""All that a run needs to go on, as whole tensors: so that any number of processes can go on from it."""
+"""The training state in a checkpoint, as full tensors: any number of processes can resume from it."""
 
 from __future__ import annotations
 
@@ -14,99 +14,87 @@ from regard.train.ema import WeightEMA
 from regard.train.settings import TrainSettings
 from regard.train.strategy import ParallelStrategy
 
-FREE = (
-    "steps",
-    "seconds",
-    "parallel",
-    "tensorboard",
-)  # settings that may change when a run goes on
-APART = 1_000_003  # between the seeds of two processes
+RESUMABLE = ("steps", "max_seconds", "parallel", "tensorboard")  # may change when a run resumes
+SEED_STRIDE = 1_000_003  # between the seeds of two processes
+
+Files = Mapping[str, Mapping[str, Tensor]]
 
 
-def seed(settings: TrainSettings, rank: int, step: int = 0) -> None:
-    """Dropout differs from process to process."""
-    torch.manual_seed(settings.seed + APART * rank + step)
+def set_seed(settings: TrainSettings, rank: int, step: int = 0) -> None:
+    """Seed this process; dropout differs from process to process."""
+    torch.manual_seed(settings.seed + SEED_STRIDE * rank + step)
 
 
-def pack(
-    place: ParallelStrategy, optimizer: torch.optim.Optimizer, average: WeightEMA | None
+def collect_state(
+    strategy: ParallelStrategy, optimizer: torch.optim.Optimizer, ema: WeightEMA | None
 ) -> dict[str, Mapping[str, Tensor]]:
-    """The files of a checkpoint."""
+    """The files of a checkpoint: model, optimizer, random number generators and averaged weights."""
+    parameters = _numbered_parameters(optimizer)
+    moments = {
+        f"{number}.{key}": strategy.full_tensor(value, parameters[number])
+        for number, values in sorted(optimizer.state_dict()["state"].items())
+        for key, value in values.items()
+    }
+    rng_states = strategy.group.all_gather(torch.get_rng_state())
     files: dict[str, Mapping[str, Tensor]] = {
-        "model": place.collect(),
-        "optimizer": moments(place, optimizer),
+        "model": strategy.full_state(),
+        "optimizer": moments,
+        "rng": {str(rank): state for rank, state in enumerate(rng_states)},
     }
-    files["random"] = {
-        str(rank): state for rank, state in enumerate(place.group.every(torch.get_rng_state()))
-    }
-    if average is not None:
-        files["average"] = {
-            place.public(name): place.kept(t, p) for name, p, t in average.pairs(place.model)
-        }
-        files["average"] = {**files["average"], "steps": average.weights["steps"]}
+    if ema is not None:
+        files["ema"] = {
+            strategy.full_name(name): strategy.full_tensor(ema.weights[name], p)
+            for name, p in strategy.model.named_parameters()
+        } | {"steps": ema.weights["steps"]}
     return files
 
 
-def unpack(
-    files: Mapping[str, Mapping[str, Tensor]],
-    place: ParallelStrategy,
+def restore_state(
+    files: Files,
+    strategy: ParallelStrategy,
     optimizer: torch.optim.Optimizer,
-    average: WeightEMA | None,
+    ema: WeightEMA | None,
 ) -> None:
-    """The other way round, but for the random numbers."""
-    place.put(files["model"])
-    owners = numbered(optimizer)
+    """Load what `collect_state` returned, except the random number generators."""
+    strategy.load_full_state(files["model"])
+    parameters = _numbered_parameters(optimizer)
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in files["optimizer"].items():
         number, key = name.split(".", 1)
-        state.setdefault(int(number), {})[key] = place.share(value, owners[int(number)])
+        shard = strategy.local_shard(value, parameters[int(number)])
+        state.setdefault(int(number), {})[key] = shard
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    if average is not None:
-        for name, p, _ in average.pairs(place.model):
-            average.weights[name] = (
-                place.share(files["average"][place.public(name)], p).to(p.device).clone()
-            )
-        average.weights["steps"] = files["average"]["steps"]
+    if ema is not None:
+        for name, p in strategy.model.named_parameters():
+            shard = strategy.local_shard(files["ema"][strategy.full_name(name)], p)
+            ema.weights[name] = shard.to(p.device).clone()
+        ema.weights["steps"] = files["ema"]["steps"]
 
 
-def unpack_random(
-    files: Mapping[str, Mapping[str, Tensor]], settings: TrainSettings, rank: int, step: int
-) -> None:
-    """Go on with the random numbers of this process; one that there was not has new ones."""
-    mine = files["random"].get(str(rank))
-    if mine is None:
-        seed(settings, rank, step)
+def restore_rng(files: Files, settings: TrainSettings, rank: int, step: int) -> None:
+    """Restore the generator of this process; a process that is new to the run gets a fresh seed."""
+    own = files["rng"].get(str(rank))
+    if own is None:
+        set_seed(settings, rank, step)
     else:
-        torch.set_rng_state(mine)
+        torch.set_rng_state(own)
 
 
-def numbered(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The parameters in the order in which the optimiser numbers them."""
+def _numbered_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters in the order in which the optimizer numbers them."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def moments(place: ParallelStrategy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimiser remembers, by the number of the parameter: {"3.exp_avg": ...}."""
-    owners, state = numbered(optimizer), optimizer.state_dict()["state"]
-    return {
-        f"{n}.{key}": place.kept(value, owners[n])
-        for n, each in sorted(state.items())
-        for key, value in each.items()
-    }
-
-
-def check_settings(path: Path, facts: Mapping[str, Any], settings: TrainSettings) -> None:
-    """A run goes on only with what it began with."""
+def check_settings(path: Path, metadata: Mapping[str, Any], settings: TrainSettings) -> None:
+    """Refuse to resume a run with settings that it was not started with."""
     try:
-        before = facts["settings"]
-        changed = [
-            k
-            for k, v in settings.model_dump(mode="json").items()
-            if k not in FREE and before.get(k) != v
-        ]
+        before = metadata["settings"]
+        current = settings.model_dump(mode="json")
+        changed = [k for k, v in current.items() if k not in RESUMABLE and before.get(k) != v]
     except (KeyError, AttributeError) as error:
-        raise CorruptFile(f"{path} does not say what it was trained with: {error!r}") from None
+        raise CorruptFile(f"{path} does not contain its training settings: {error!r}") from None
     if changed:
         raise ValueError(
-            f"{path} was trained with another {', '.join(changed)}: resume it with the same settings"
+            f"{path} was trained with a different {', '.join(changed)}: "
+            "resume it with the same settings."
         )

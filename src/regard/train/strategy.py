@@ -1,8 +1,9 @@
-"""One model on several processes: copies of it (DDP), or a share of each weight on every process (FSDP2).
+"""One model on several processes: a copy on each (DDP), or a shard of every weight on each (FSDP2).
 
-Each process sees its share of a batch.  Gradients are those of the mean over all targets of the whole batch, whatever share of
-them a process has: what one process would have found, but for rounding.  Experts that were spread (`MixtureOfExperts.spread`) stay
-where they are: their gradients are complete already, and are only brought to the same scale.
+Each process reads its part of a batch. The gradients are those of the mean over all targets of the
+batch, however the targets are distributed: the same as in one process, up to rounding. Experts that
+are spread over the processes (`MixtureOfExperts.spread`) stay where they are. Their gradients are
+complete already and only need to be rescaled.
 """
 
 from __future__ import annotations
@@ -31,247 +32,247 @@ from regard.train.distributed import WorkerGroup
 
 
 class ParallelStrategy(ABC):
-    """Where the weights of a model are, and how their gradients come together.
+    """Where the weights of a model are, and how their gradients are combined.
 
-    Made before the optimiser, which has to see the parameters as they then are.  Every method is called by all processes.
+    Create it before the optimizer, because it may replace the parameters. All processes must call
+    every method.
+
+    Attributes:
+        foreach: The optimizer's `foreach` argument; None leaves it to PyTorch.
     """
 
-    foreach: bool | None = (
-        None  # whether the optimiser may take many parameters at once; None: as torch likes
-    )
+    foreach: bool | None = None
 
     def __init__(self, model: nn.Module, group: WorkerGroup) -> None:
         self.model, self.group = model, group
-        self.spread = spread_parameters(model, group)
-        if group.world > 1:
+        self.local_ids = local_expert_ids(model, group)
+        if group.world_size > 1:
             model.to(group.device)
-            self._agree()
+            self._broadcast_weights()
 
     @abstractmethod
-    def wrap(self, lesson: nn.Module) -> nn.Module:
-        """What to call for a loss, so that `backward` brings the gradients together."""
+    def wrap(self, loss_module: nn.Module) -> nn.Module:
+        """The module to call for the loss, whose backward pass combines the gradients."""
 
-    def holding(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
-        """Inside, gradients need not come together yet: more of the same batch follows."""
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        """A context in which gradients only accumulate: more parts of the same batch follow."""
         return nullcontext()
 
     @abstractmethod
-    def clip(self, most: float | None) -> float:
-        """Finish the gradients and cut them to a norm over all processes; returns the norm that they had."""
+    def clip_gradients(self, max_norm: float | None) -> float:
+        """Finish the gradients, clip their norm over all processes, and return the norm."""
 
-    # ------------------------------------------------------------------------------------------ whole tensors
-    def whole(self, tensor: Tensor, owner: Tensor) -> Tensor:
-        """All of a tensor of which this process may have a share; `owner` is the parameter that it is or belongs to."""
+    # ---------------------------------------------------------------- full tensors and shards
+    def full_tensor(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """The full tensor, on the CPU, of which this process may have a shard.
+
+        Args:
+            tensor: A parameter, or a tensor of its shape such as an optimizer state.
+            parameter: The parameter that it belongs to.
+        """
+        tensor = tensor.detach()
         if isinstance(tensor, DTensor):
-            return tensor.full_tensor()
-        if id(owner) in self.spread and tensor.shape == owner.shape:
-            return torch.cat(self.group.every(tensor.detach()))
+            tensor = tensor.full_tensor()
+        elif id(parameter) in self.local_ids and tensor.shape == parameter.shape:
+            tensor = torch.cat(self.group.all_gather(tensor))
+        return tensor.cpu()
+
+    def local_shard(self, tensor: Tensor, parameter: Tensor) -> Tensor:
+        """The inverse of `full_tensor`: the shard of a full tensor that belongs to this process."""
+        if isinstance(parameter, DTensor) and tensor.shape == parameter.shape:
+            tensor = tensor.to(self.group.device)
+            return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+        if id(parameter) in self.local_ids and tensor.dim():
+            return tensor.chunk(self.group.world_size)[self.group.rank]
         return tensor
 
-    def share(self, tensor: Tensor, owner: Tensor) -> Tensor:
-        """The other way round: what of a whole tensor belongs here."""
-        if isinstance(owner, DTensor) and tensor.shape == owner.shape:
-            return distribute_tensor(
-                tensor.to(self.group.device), owner.device_mesh, owner.placements
-            )
-        if id(owner) in self.spread and tensor.dim():
-            return tensor.chunk(self.group.world)[self.group.rank]
-        return tensor
-
-    def collect(self) -> dict[str, Tensor]:
-        """The model's own tensors, whole and on the CPU, under the names that they have in one process."""
-        return {
-            self.public(name): self.kept(t, t) for name, t in unique_tensors(self.model).items()
-        }
+    def full_state(self) -> dict[str, Tensor]:
+        """The tensors of the model, full and on the CPU, under their names in a single process."""
+        tensors = unique_tensors(self.model)
+        return {self.full_name(name): self.full_tensor(t, t) for name, t in tensors.items()}
 
     @torch.no_grad()
-    def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `collect` gave, here or with another number of processes."""
+    def load_full_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load what `full_state` returned, possibly with another number of processes."""
         for name, mine in unique_tensors(self.model).items():
-            mine.copy_(self.share(tensors[self.public(name)], mine))
+            mine.copy_(self.local_shard(tensors[self.full_name(name)], mine))
 
-    def kept(self, tensor: Tensor, owner: Tensor) -> Tensor:
-        """The whole tensor, on the CPU."""
-        return self.whole(tensor.detach(), owner).cpu()
-
-    def public(self, name: str) -> str:
-        """The name of a tensor in a model that is not spread."""
+    def full_name(self, name: str) -> str:
+        """The name of a tensor in a model whose experts are not spread."""
         for path, module in self.model.named_modules():
             if isinstance(module, ShardedExpertBank) and name.startswith(f"{path}.bank."):
                 return f"{path}.{name.removeprefix(f'{path}.bank.')}"
         return name
 
-    def parameters(self) -> int:
-        """How many numbers the whole model has."""
-        return sum(
-            p.numel() * (self.group.world if id(p) in self.spread else 1)
-            for p in self.model.parameters()
-        )
+    def count_parameters(self) -> int:
+        """Number of parameters of the full model."""
+        copies = {True: self.group.world_size, False: 1}
+        return sum(p.numel() * copies[id(p) in self.local_ids] for p in self.model.parameters())
 
     @torch.no_grad()
-    def _agree(self) -> None:
-        """All begin with the weights of the first process."""
+    def _broadcast_weights(self) -> None:
+        """Give all processes the weights of the first one."""
         for tensor in unique_tensors(self.model).values():
-            if id(tensor) not in self.spread:
-                told = (
-                    tensor.detach()
-                    .to(torch.uint8 if tensor.dtype == torch.bool else tensor.dtype)
-                    .contiguous()
-                )
-                dist.broadcast(told, 0)
-                tensor.copy_(told)
+            if id(tensor) not in self.local_ids:
+                dtype = torch.uint8 if tensor.dtype == torch.bool else tensor.dtype
+                sent = tensor.detach().to(dtype).contiguous()
+                dist.broadcast(sent, 0)
+                tensor.copy_(sent)
 
 
 class SingleProcess(ParallelStrategy):
-    """One process has it all."""
+    """One process has the whole model."""
 
-    def wrap(self, lesson: nn.Module) -> nn.Module:
-        """See `ParallelStrategy`."""
-        return lesson
+    def wrap(self, loss_module: nn.Module) -> nn.Module:
+        """Return the module itself."""
+        return loss_module
 
-    def clip(self, most: float | None) -> float:
+    def clip_gradients(self, max_norm: float | None) -> float:
         """See `ParallelStrategy`."""
-        return float(
-            nn.utils.clip_grad_norm_(self.model.parameters(), math.inf if most is None else most)
-        )
+        norm = math.inf if max_norm is None else max_norm
+        return float(nn.utils.clip_grad_norm_(self.model.parameters(), norm))
 
 
 class DDPStrategy(ParallelStrategy):
-    """Every process has a copy, and gradients are averaged while they are computed (`DistributedDataParallel`)."""
+    """Every process has a copy; gradients are averaged (`DistributedDataParallel`)."""
 
-    def wrap(self, lesson: nn.Module) -> nn.Module:
+    def wrap(self, loss_module: nn.Module) -> nn.Module:
         """See `ParallelStrategy`."""
-        names = [name for name, p in lesson.named_parameters() if id(p) in self.spread]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(lesson, names)
-        # a batch may leave out parts of a model, such as an expert that nobody asks
-        return DistributedDataParallel(lesson, find_unused_parameters=True)
+        ignored = [name for name, p in loss_module.named_parameters() if id(p) in self.local_ids]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(loss_module, ignored)
+        # a batch may not use all parameters, such as those of an expert without tokens
+        return DistributedDataParallel(loss_module, find_unused_parameters=True)
 
-    def holding(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
         """See `ParallelStrategy`."""
         assert isinstance(wrapped, DistributedDataParallel)
         return wrapped.no_sync()
 
-    def clip(self, most: float | None) -> float:
+    def clip_gradients(self, max_norm: float | None) -> float:
         """See `ParallelStrategy`."""
-        own = [p for p in self.model.parameters() if p.grad is not None and id(p) in self.spread]
-        copied = [
-            p for p in self.model.parameters() if p.grad is not None and id(p) not in self.spread
-        ]
-        scale(
-            own, 1 / self.group.world
-        )  # each process counted its loss `world` times, for the average over copies
-        return cut(own, copied, most, self.group)
+        used = [p for p in self.model.parameters() if p.grad is not None]
+        local = [p for p in used if id(p) in self.local_ids]
+        replicated = [p for p in used if id(p) not in self.local_ids]
+        # the loss of each process was multiplied by world_size, for the average over the copies
+        scale_gradients(local, 1 / self.group.world_size)
+        return clip_total_norm(local, replicated, max_norm, self.group)
 
 
 class FSDPStrategy(ParallelStrategy):
-    """Every process has a share of each weight, and all of it only while a layer runs (`fully_shard`, FSDP2).
+    """Every process has a shard of each weight, gathered while a layer runs (`fully_shard`, FSDP2).
 
-    Layers of other stacks than plain ones, and those that share weights, are gathered with the rest of the model.  Weights that
-    are one number are copied.
+    Layers of other stacks than `SequentialStack`, and layers that share weights, are gathered with
+    the rest of the model. Scalar weights are replicated.
     """
 
-    foreach = False  # it would mix shares and copies
+    foreach = False  # it would mix shards and copies
 
     def __init__(self, model: nn.Module, group: WorkerGroup) -> None:
         super().__init__(model, group)
-        self.copied = {id(p) for p in model.parameters() if p.dim() == 0}
-        mesh = init_device_mesh(group.device.type, (group.world,))
-        left = {p for p in model.parameters() if id(p) in self.copied or id(p) in self.spread}
-        for layer in separate(model):
-            fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=left)
-            register_fsdp_forward_method(layer, "run")  # stacks call it, and not `forward`
-        fully_shard(model, mesh=mesh, reshard_after_forward=True, ignored_params=left)
+        self.replicated_ids = {id(p) for p in model.parameters() if p.dim() == 0}
+        unsharded = self.replicated_ids | self.local_ids
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(group.device.type, (group.world_size,)),
+            "reshard_after_forward": True,
+            "ignored_params": {p for p in model.parameters() if id(p) in unsharded},
+        }
+        for layer in shardable_layers(model):
+            fully_shard(layer, **options)
+            register_fsdp_forward_method(layer, "run")  # stacks call it instead of `forward`
+        fully_shard(model, **options)
 
-    def wrap(self, lesson: nn.Module) -> nn.Module:
-        """See `ParallelStrategy`: the model itself does it."""
-        return lesson
+    def wrap(self, loss_module: nn.Module) -> nn.Module:
+        """Return the module itself: the sharded model combines its gradients."""
+        return loss_module
 
-    def clip(self, most: float | None) -> float:
+    def clip_gradients(self, max_norm: float | None) -> float:
         """See `ParallelStrategy`."""
-        copied = [p for p in self.model.parameters() if id(p) in self.copied]
-        for p in copied:
+        parameters = list(self.model.parameters())
+        replicated = [p for p in parameters if id(p) in self.replicated_ids]
+        for p in replicated:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.all_reduce(p.grad)
-        scale(
-            [*copied, *(p for p in self.model.parameters() if id(p) in self.spread)],
-            1 / self.group.world,
-        )
-        shares = [
-            p for p in self.model.parameters() if p.grad is not None and id(p) not in self.copied
-        ]
-        return cut(shares, copied, most, self.group)
+        local = [p for p in parameters if id(p) in self.local_ids]
+        scale_gradients([*replicated, *local], 1 / self.group.world_size)
+        shards = [p for p in parameters if p.grad is not None and id(p) not in self.replicated_ids]
+        return clip_total_norm(shards, replicated, max_norm, self.group)
 
 
-PARALLEL: dict[str, type[ParallelStrategy]] = {"ddp": DDPStrategy, "fsdp": FSDPStrategy}
+STRATEGIES: dict[str, type[ParallelStrategy]] = {"ddp": DDPStrategy, "fsdp": FSDPStrategy}
 
 
-def build_strategy(model: nn.Module, kind: str, group: WorkerGroup) -> ParallelStrategy:
-    """Put a model on the processes of a group."""
-    return (SingleProcess if group.world == 1 else PARALLEL[kind])(model, group)
+def build_strategy(model: nn.Module, name: str, group: WorkerGroup) -> ParallelStrategy:
+    """Place a model on the processes of a group."""
+    return (SingleProcess if group.world_size == 1 else STRATEGIES[name])(model, group)
 
 
-def separate(model: nn.Module) -> list[Layer]:
-    """The layers that can be gathered one by one: those of plain stacks, with parameters that are theirs alone.
+def shardable_layers(model: nn.Module) -> list[Layer]:
+    """Layers that FSDP can gather one at a time: in sequential stacks, without shared parameters.
 
-    Other stacks may go around `run`, or run a layer again while they go back.
+    Other stacks may bypass `Layer.run`, or run a layer again in the backward pass.
     """
-    stacks = [m for m in model.modules() if isinstance(m, Layer) and made_of_layers(m)]
+    stacks = [m for m in model.modules() if isinstance(m, Layer) and _has_layers(m)]
+    sequential = [stack for stack in stacks if isinstance(stack, SequentialStack)]
     hidden = {
         id(m) for stack in stacks if not isinstance(stack, SequentialStack) for m in stack.modules()
     }
-    plain = [
-        stack for stack in stacks if isinstance(stack, SequentialStack) and id(stack) not in hidden
-    ]
     layers = list(
         dict.fromkeys(
-            layer for stack in plain for layer in stack.layers if not made_of_layers(layer)
+            layer
+            for stack in sequential
+            if id(stack) not in hidden
+            for layer in stack.layers
+            if not _has_layers(layer)
         )
     )
     inside = {id(m) for layer in layers for m in layer.modules()}
-    held = Counter(id(p) for layer in layers for p in layer.parameters())
-    held.update(
-        id(p) for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)
-    )
-    return [layer for layer in layers if all(held[id(p)] == 1 for p in layer.parameters())]
+    owners = Counter(id(p) for layer in layers for p in layer.parameters())
+    outside = [m for m in model.modules() if id(m) not in inside]
+    owners.update(id(p) for m in outside for p in m.parameters(recurse=False))
+    return [layer for layer in layers if all(owners[id(p)] == 1 for p in layer.parameters())]
 
 
-def made_of_layers(module: nn.Module) -> bool:
-    """Whether there are layers inside."""
+def _has_layers(module: nn.Module) -> bool:
     return any(isinstance(m, Layer) for m in module.modules() if m is not module)
 
 
-def spread_parameters(model: nn.Module, group: WorkerGroup) -> set[int]:
-    """The parameters of experts that live on this process alone, by their ids."""
+def local_expert_ids(model: nn.Module, group: WorkerGroup) -> set[int]:
+    """The ids of the parameters of experts that only this process has."""
     banks = [module for module in model.modules() if isinstance(module, ShardedExpertBank)]
     for bank in banks:
-        if bank.world != group.world:
+        if bank.world != group.world_size:
             raise Unsupported(
-                f"experts are spread over {bank.world} processes, and {group.world} train: spread them over all"
+                f"Experts are spread over {bank.world} processes, but {group.world_size} train: "
+                "spread them over all."
             )
-    return {id(p) for bank in banks for p in bank.parameters()} if group.world > 1 else set()
+    if group.world_size == 1:
+        return set()
+    return {id(p) for bank in banks for p in bank.parameters()}
 
 
 @torch.no_grad()
-def scale(parameters: Iterable[Tensor], factor: float) -> None:
-    """Multiply the gradients that are there."""
+def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
+    """Multiply all gradients that exist."""
     for p in parameters:
         if p.grad is not None:
             p.grad.mul_(factor)
 
 
-def cut(
-    shares: Sequence[Tensor], copied: Sequence[Tensor], most: float | None, group: WorkerGroup
+def clip_total_norm(
+    shards: Sequence[Tensor],
+    replicated: Sequence[Tensor],
+    max_norm: float | None,
+    group: WorkerGroup,
 ) -> float:
-    """The norm of the gradient, of which some is here alone and some the same everywhere; cut it to `most`, as
-    `clip_grad_norm_` does."""
-    norm = math.sqrt(group.sum(squares(shares))[0] + squares(copied))
-    if most is not None:
-        scale([*shares, *copied], min(1.0, most / (norm + 1e-6)))
+    """Like `clip_grad_norm_`, where each process has its own `shards` and the same `replicated`."""
+    norm = math.sqrt(group.sum(_sum_squares(shards))[0] + _sum_squares(replicated))
+    if max_norm is not None:
+        scale_gradients([*shards, *replicated], min(1.0, max_norm / (norm + 1e-6)))
     return norm
 
 
-def squares(parameters: Iterable[Tensor]) -> float:
-    """Σ of the squared gradients that are on this process."""
+def _sum_squares(parameters: Iterable[Tensor]) -> float:
+    """Sum of the squared gradients on this process."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    here = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
-    return sum(float(g.detach().double().square().sum()) for g in here)
+    local = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
+    return sum(float(g.detach().double().square().sum()) for g in local)

@@ -1,37 +1,37 @@
-"""The metrics of a run for TensorBoard, beside metrics.jsonl."""
+"""Write the metrics of a run for TensorBoard."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-NAME = "tensorboard"  # the folder of its files
+FOLDER = "tensorboard"
 
 
 class TensorBoardWriter:
-    """Event files in a folder of a run: every number of a row but the step is a curve over the steps."""
+    """Writes event files into a subfolder of a run: one curve for every value of a metrics row except the step."""
 
     def __init__(self, folder: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError(
-                "the setting tensorboard needs tensorboard: pip install regard[track]"
+                "tensorboard=True requires TensorBoard: pip install 'regard[track]'"
             ) from error
-        self.make, self.folder = SummaryWriter, folder / NAME
+        self.create_writer, self.folder = SummaryWriter, folder / FOLDER
         self.writer: Any = None
 
     def open(self, step: int) -> None:
-        """Begin after a step; what was written of later ones is not shown any more."""
-        self.writer = self.make(str(self.folder), purge_step=step + 1)
+        """Start after a step; events of later steps, from an interrupted run, are hidden."""
+        self.writer = self.create_writer(str(self.folder), purge_step=step + 1)
 
     def write(self, row: dict[str, Any]) -> None:
-        """One row of the log."""
+        """Add one row of metrics."""
         for name, value in row.items():
             if name != "step":
                 self.writer.add_scalar(name, value, row["step"])
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Flush and close the files."""
         if self.writer is not None:
             self.writer.close()

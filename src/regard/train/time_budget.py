@@ -1,46 +1,52 @@
-"""How the time of a run is shared out, where it is limited: steps, a look at each tenth, and the last evaluations."""
+"""Divide the time limit of a run between steps, short evaluations on the way, and the final evaluations."""
 
 from __future__ import annotations
 
-LAST = 0.2  # of the time, at most, for the last two evaluations
-GLANCE = 0.02  # and for each one on the way
-MARKS = 10  # of those on the way
+FINAL_SHARE = 0.2  # of the time limit, at most, for the final evaluations on valid and test
+SHORT_SHARE = 0.02  # of the time limit, for each evaluation on the way
+NUM_CHECKPOINTS = 10  # evaluations on the way
 
 
 class TimeBudget:
-    """Decides by the clock; where there is no limit it decides nothing.
+    """Decides by the clock when to evaluate and when to stop; without a limit, it never does.
 
-    seconds   for all of a run; None: no limit
-    step      what the last step took, with what was due after it
-    judging   what an evaluation of all examples takes, as far as is known
+    Args:
+        max_seconds: Time limit of the run, or None.
+
+    Attributes:
+        step_seconds: Time of the last step, including the evaluation and the checkpoint after it.
+        eval_seconds: Estimated time of an evaluation on all examples.
     """
 
-    def __init__(self, seconds: float | None) -> None:
-        self.seconds, self.step, self.marks = seconds, 0.0, 0
-        self.judging = 0.0 if seconds is None else LAST * seconds
+    def __init__(self, max_seconds: float | None) -> None:
+        self.max_seconds, self.step_seconds, self.checkpoints_passed = max_seconds, 0.0, 0
+        self.eval_seconds = 0.0 if max_seconds is None else FINAL_SHARE * max_seconds
 
     @property
-    def training(self) -> float:
-        """When the last step is to be over, so that the model can still be judged."""
-        assert self.seconds is not None
-        return self.seconds - min(2 * self.judging, LAST * self.seconds)
+    def training_seconds(self) -> float:
+        """When the last step must be finished, to leave time for the final evaluations."""
+        assert self.max_seconds is not None
+        return self.max_seconds - min(2 * self.eval_seconds, FINAL_SHARE * self.max_seconds)
 
-    def over(self, clock: float) -> bool:
-        """Whether there is no time for one step more."""
-        return self.seconds is not None and clock + self.step > self.training
+    def is_over(self, elapsed: float) -> bool:
+        """Whether there is no time for another step."""
+        return self.max_seconds is not None and elapsed + self.step_seconds > self.training_seconds
 
-    def fraction(self, clock: float) -> float:
-        """How much of the time for steps has passed, from 0 to 1."""
-        return 0.0 if self.seconds is None else min(clock / self.training, 1.0)
+    def fraction(self, elapsed: float) -> float:
+        """Completed fraction of the time for steps, from 0 to 1."""
+        return 0.0 if self.max_seconds is None else min(elapsed / self.training_seconds, 1.0)
 
-    def passed(self, fraction: float) -> bool:
-        """Whether one tenth more is over; asked again, it is not."""
-        marks = 0 if self.seconds is None else int(MARKS * fraction)
-        new, self.marks = marks > self.marks, max(marks, self.marks)
-        return new
+    def pass_checkpoint(self, fraction: float) -> bool:
+        """Whether another tenth of the time has passed since the last call."""
+        passed = 0 if self.max_seconds is None else int(NUM_CHECKPOINTS * fraction)
+        is_new = passed > self.checkpoints_passed
+        self.checkpoints_passed = max(passed, self.checkpoints_passed)
+        return is_new
 
-    def limit(self, now: float, *, last: bool) -> float | None:
-        """When an evaluation that begins now must end: on the way soon, at last after half of what is left."""
-        if self.seconds is None:
+    def eval_deadline(self, now: float, *, final: bool) -> float | None:
+        """When an evaluation that starts now must end: soon on the way, after half of the remaining time at the end."""
+        if self.max_seconds is None:
             return None
-        return now + (max(self.seconds - now, 0) / 2 if last else GLANCE * self.seconds)
+        return now + (
+            max(self.max_seconds - now, 0) / 2 if final else SHORT_SHARE * self.max_seconds
+        )

@@ -1,4 +1,4 @@
-"""The loop: batches, updates, evaluations, checkpoints.  Stopped and resumed, it gives the same weights, bit by bit."""
+"""The training loop: steps, evaluations and checkpoints. A resumed run gives the same weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import nn
 from regard.tasks.base import Task
 from regard.train import checkpoint, state
 from regard.train.distributed import WorkerGroup
-from regard.train.ema import WeightEMA
+from regard.train.ema import WeightEMA, averaged_weights
 from regard.train.interrupts import catch_interrupts
-from regard.train.loss_module import LossModule, count_tokens, move_batch
+from regard.train.loss_module import LossModule
 from regard.train.metrics_log import MetricsLog
 from regard.train.sampler import batch_indices
 from regard.train.settings import TrainSettings
@@ -29,27 +29,38 @@ CHECKPOINTS = "checkpoints"  # the folder of a run's checkpoints
 
 
 class Diverged(RuntimeError):
-    """The loss is no number any more."""
+    """The loss or the gradient is not finite."""
 
 
 class Interrupted(RuntimeError):
-    """Somebody stopped the run; what it had done is kept."""
+    """The run was stopped by Ctrl-C or SIGTERM; a checkpoint was written."""
 
 
 class TrainProgress(NamedTuple):
-    """What a watcher sees after a step."""
+    """The state of a run after a step, for callbacks.
+
+    `fraction` is the completed part of the steps or of the time, whichever is larger.
+    """
 
     step: int
     steps: int
-    fraction: float  # how much is over: of the steps, or of the time if that goes faster
+    fraction: float
     loss: float
-    rate: float
+    lr: float
     seconds: float
     tokens: int
 
 
 class TrainResult(NamedTuple):
-    """What a run came to: the best evaluation, what it cost, and the evaluations one by one; `test` is over `state_batch_size`."""
+    """The result of a run.
+
+    Attributes:
+        loss: Training loss of the last step.
+        best: Best metric on the validation split.
+        test: Metric on the first `examples` examples of the test split.
+        stopped: Why training stopped: "steps", "seconds" or "patience".
+        curve: The evaluations: step, seconds, valid (the metric), loss.
+    """
 
     steps: int
     seconds: float
@@ -60,15 +71,17 @@ class TrainResult(NamedTuple):
     test: float
     examples: int
     metric: str
-    stopped: str  # "steps", "seconds" or "patience"
+    stopped: str
     curve: list[dict[str, float]]
 
 
 class Trainer:
-    """Trains a model, tokens (b n), mask (b n) -> logits, on a task; over several processes if `group.joined` knows of them.
+    """Trains a model on a task, on all processes that `init_distributed` connected.
 
-    folder   where metrics and checkpoints go, the same for all processes; None: nowhere
-    watch    called after each step, in the first process
+    Args:
+        model: Maps tokens (b, n) and mask (b, n) to logits.
+        folder: Folder for metrics and checkpoints, the same for all processes. None: nothing is written.
+        on_step: Called after each step, in the main process.
     """
 
     def __init__(
@@ -78,296 +91,272 @@ class Trainer:
         settings: TrainSettings,
         *,
         folder: Path | None = None,
-        watch: Callable[[TrainProgress], None] = lambda progress: None,
+        on_step: Callable[[TrainProgress], None] = lambda progress: None,
     ) -> None:
-        self.model, self.task, self.settings, self.folder, self.watch = (
-            model,
-            task,
-            settings,
-            folder,
-            watch,
-        )
+        if settings.tensorboard and folder is None:
+            raise ValueError("tensorboard=True needs a folder.")
+        self.model, self.task, self.settings = model, task, settings
+        self.folder, self.on_step = folder, on_step
         self.group = WorkerGroup()
-        self.place = build_strategy(model, settings.parallel, self.group)
+        self.strategy = build_strategy(model, settings.parallel, self.group)
         self.optimizer = torch.optim.AdamW(
-            param_groups(model, settings.decay),
-            lr=settings.rate,
+            param_groups(model, settings.weight_decay),
+            lr=settings.lr,
             betas=settings.betas,
-            foreach=self.place.foreach,
+            foreach=self.strategy.foreach,
         )
-        self.average = None if settings.ema is None else WeightEMA(model, settings.ema)
-        self.lesson = LossModule(model, task, settings.precision)
-        self.log = open_log(folder, settings) if self.group.leads else MetricsLog(None)
-        self.step, self.tokens, self.before = (
-            0,
-            0,
-            0.0,
-        )  # updates, tokens and seconds so far; seconds of earlier processes
-        self.began = time.monotonic()
-        self.clock, self.saved = (
-            0.0,
-            (0, 0),
-        )  # the seconds that all processes know of; steps and evaluations in the checkpoint
-        self.pace, self.judged = TimeBudget(settings.seconds), 0  # examples of the last evaluation
+        self.ema = None if settings.ema_decay is None else WeightEMA(model, settings.ema_decay)
+        self.loss_module = LossModule(model, task, settings.precision)
+        self.wrapped: nn.Module = self.loss_module
+        self.log = MetricsLog(None)
+        if self.group.is_main and folder is not None:
+            self.log = MetricsLog(
+                folder, TensorBoardWriter(folder) if settings.tensorboard else None
+            )
+        self.step, self.tokens, self.loss = 0, 0, math.nan
+        self.earlier_seconds = 0.0  # of processes before this one
+        self.start_time = time.monotonic()
+        self.synced_seconds = 0.0  # elapsed time of the main process, as all processes know it
+        self.time_budget = TimeBudget(settings.max_seconds)
+        self.evaluated_examples = 0  # in the last evaluation
         self.curve: list[dict[str, float]] = []
-        self.loss, self.rate = math.nan, settings.rate
+        self.last_saved = (0, 0)  # steps and evaluations in the last checkpoint
 
-    # ------------------------------------------------------------------------------------------ the run
+    # ---------------------------------------------------------------------------------- the run
     def run(self) -> TrainResult:
-        """Train to the end, evaluate on the test split, and say what came of it."""
-        state.seed(self.settings, self.group.rank)
+        """Train to the end and evaluate on the test split."""
+        state.set_seed(self.settings, self.group.rank)
         self._resume()
-        self.wrapped = self.place.wrap(self.lesson)
-        self.began = time.monotonic()
-        with catch_interrupts() as asked:
-            while not (stopped := self._over()):
+        self.wrapped = self.strategy.wrap(self.loss_module)
+        self.start_time = time.monotonic()
+        with catch_interrupts() as stop:
+            while not (stopped := self._stop_reason()):
                 self._update()
-                self._after()
-                if self._agreed(asked.requested):
-                    raise Interrupted(f"stopped at step {self.step}{self._kept()}")
+                self._after_step()
+                if self._synchronize(stop.requested):
+                    saved = "" if self.folder is None else f"; saved to {self._save()}"
+                    raise Interrupted(f"Stopped at step {self.step}{saved}")
         if not self.curve or self.curve[-1]["step"] != self.step:
             self._evaluate()
         if self.folder is not None:
             self._save()
         self.log.close()
-        return self._result(stopped)
+        test = self.score("test", deadline=self.settings.max_seconds)
+        return TrainResult(
+            steps=self.step,
+            seconds=self.seconds,
+            tokens=self.tokens,
+            parameters=self.strategy.count_parameters(),
+            loss=self.loss,
+            best=self._best([row["valid"] for row in self.curve]),
+            test=test,
+            examples=self.evaluated_examples,
+            metric=self.task.metric,
+            stopped=stopped,
+            curve=self.curve,
+        )
 
-    def _agreed(self, asked: bool) -> bool:
-        """Whether any process was asked to stop; and all look at the clock of the first."""
-        now, pace = self.seconds, self.pace
-        told = (now, now - self.clock, pace.judging) if self.group.leads else (0.0, 0.0, 0.0)
-        self.clock, pace.step, pace.judging, wish = self.group.sum(*told, float(asked))
-        return wish > 0
+    def _synchronize(self, stop: bool) -> bool:
+        """Give all processes the clock of the main one; returns whether any was asked to stop."""
+        now, budget = self.seconds, self.time_budget
+        clock = (now, now - self.synced_seconds, budget.eval_seconds)
+        values = clock if self.group.is_main else (0.0, 0.0, 0.0)
+        self.synced_seconds, budget.step_seconds, budget.eval_seconds, requests = self.group.sum(
+            *values, float(stop)
+        )
+        return requests > 0
 
-    def _over(self) -> str:
-        """Why to stop; "": not yet."""
-        s = self.settings
-        if self.step >= s.steps:
+    def _stop_reason(self) -> str:
+        """Why to stop now, or "" to continue."""
+        if self.step >= self.settings.steps:
             return "steps"
-        if self.step and self.pace.over(self.clock):
+        if self.step and self.time_budget.is_over(self.synced_seconds):
             return "seconds"
-        return "patience" if s.patience is not None and self._since_best() >= s.patience else ""
+        values, patience = [row["valid"] for row in self.curve], self.settings.patience
+        since_best = len(values) - 1 - values.index(self._best(values)) if values else 0
+        return "patience" if patience is not None and since_best >= patience else ""
 
     def _update(self) -> None:
         """One step of the optimizer."""
         s = self.settings
         self.model.train()
-        rate = s.rate * s.factor(self.step, self.fraction)
+        lr = s.lr * s.lr_factor(self.step, self.fraction)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        loss = self._gradients()
-        norm = self.place.clip(s.clip)
+            group["lr"] = lr
+        loss = self._backward()
+        norm = self.strategy.clip_gradients(s.max_grad_norm)
         if not (math.isfinite(loss) and math.isfinite(norm)):
+            path = self._latest_checkpoint()
             raise Diverged(
-                f"the loss is {loss} and the gradient's norm {norm} at step {self.step}{self._last()}"
+                f"The loss is {loss} and the gradient norm {norm} at step {self.step}"
+                + ("" if path is None else f"; the last good checkpoint is {path}")
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.average is not None:
-            self.average.update(self.model)
-        self.step, self.loss, self.rate = self.step + 1, loss, rate
+        if self.ema is not None:
+            self.ema.update(self.model)
+        self.step, self.loss = self.step + 1, loss
 
-    def _gradients(self) -> float:
-        """Of the mean over all targets of the step, whoever has them; returns that mean."""
+    def _backward(self) -> float:
+        """Compute the gradient of the mean loss over all targets of the step; returns that mean."""
         s, group, total = self.settings, self.group, 0.0
         rows = batch_indices(
             self.task.size("train"),
-            s.batch,
+            s.batch_size,
             self.step,
             seed=s.seed,
             rank=group.rank,
-            world=group.world,
+            world_size=group.world_size,
         )
-        parts = [rows[i :: s.accumulate] for i in range(min(s.accumulate, len(rows)))]
+        parts = [
+            rows[i :: s.accumulation_steps] for i in range(min(s.accumulation_steps, len(rows)))
+        ]
         batches = [self.task.batch("train", part) for part in parts]
-        counts = [(self.task.counted(batch.target), count_tokens(batch)) for batch in batches]
+        counts = [(self.task.count_targets(b.target), b.count_tokens()) for b in batches]
         targets, tokens = group.sum(sum(t for t, _ in counts), sum(n for _, n in counts))
         for batch, (t, n) in zip(batches, counts, strict=True):
-            with nullcontext() if batch is batches[-1] else self.place.holding(self.wrapped):
-                loss = self.wrapped(
-                    move_batch(batch, self.device), t / max(targets, 1), n / max(tokens, 1)
-                )
-                (
-                    loss * group.world
-                ).backward()  # processes are averaged over, and the shares add up to one already
+            last = batch is batches[-1]
+            with nullcontext() if last else self.strategy.no_sync(self.wrapped):
+                shares = t / max(targets, 1), n / max(tokens, 1)
+                loss = self.wrapped(batch.to(self.device), *shares)
+                # DDP and FSDP average over processes, but the shares already sum to one
+                (loss * group.world_size).backward()
             total += float(loss.detach())
         self.tokens += int(tokens)
         return group.sum(total)[0]
 
-    def _after(self) -> None:
-        """What is due after a step."""
+    def _after_step(self) -> None:
+        """Log, evaluate and save if they are due."""
         s = self.settings
-        self.log.write(
-            {"step": self.step, "loss": self.loss, "seconds": self.seconds, "tokens": self.tokens}
-        )
-        if self.group.leads:
-            self.watch(
-                TrainProgress(
-                    self.step,
-                    s.steps,
-                    self.fraction,
-                    self.loss,
-                    self.rate,
-                    self.seconds,
-                    self.tokens,
-                )
-            )
-        tenth = self.pace.passed(self.fraction)
-        if self.step % s.evaluate == 0 or self.step == s.steps or tenth:
+        row: dict[str, Any] = {
+            "step": self.step,
+            "loss": self.loss,
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+        }
+        self.log.write(row)
+        if self.group.is_main:
+            lr = self.optimizer.param_groups[0]["lr"]
+            self.on_step(TrainProgress(steps=s.steps, fraction=self.fraction, lr=lr, **row))
+        tenth = self.time_budget.pass_checkpoint(self.fraction)
+        if self.step % s.eval_every == 0 or self.step == s.steps or tenth:
             self._evaluate()
-        if self.folder is not None and (self.step % s.save == 0 or tenth):
+        if self.folder is not None and (self.step % s.save_every == 0 or tenth):
             self._save()
 
-    # ------------------------------------------------------------------------------------------ evaluation
+    # ------------------------------------------------------------------------------- evaluation
     def _evaluate(self) -> None:
-        began = self.seconds
-        value = self.score("valid", until=self.pace.limit(began, last=bool(self._over())))
-        most = min(self.task.size("valid"), self.settings.examples)
-        self.pace.judging = (self.seconds - began) * most / max(self.judged, 1)
-        self.curve.append(
-            {"step": self.step, "seconds": self.seconds, "valid": value, "loss": self.loss}
-        )
-        self.log.write({"step": self.step, "valid": value, "seconds": self.seconds})
+        """Evaluate on the validation split and add a row to the curve."""
+        start, final = self.seconds, bool(self._stop_reason())
+        value = self.score("valid", deadline=self.time_budget.eval_deadline(start, final=final))
+        wanted = min(self.task.size("valid"), self.settings.eval_examples)
+        per_example = (self.seconds - start) / max(self.evaluated_examples, 1)
+        self.time_budget.eval_seconds = per_example * wanted
+        row = {"step": self.step, "seconds": self.seconds, "valid": value}
+        self.curve.append({**row, "loss": self.loss})
+        self.log.write(row)
 
     @torch.no_grad()
     def score(
-        self, split: str, examples: int | None = None, *, until: float | None = None
+        self, split: str, examples: int | None = None, *, deadline: float | None = None
     ) -> float:
-        """The metric over the first examples of a split, with the averaged weights if there are any; over fewer of them, but
-        a batch at least, where all would not be done at the second `until` of the run."""
-        summed, count, group, began = 0.0, 0.0, self.group, self.seconds
-        most = min(self.task.size(split), self.settings.examples if examples is None else examples)
-        if not most:
-            raise ValueError(f"there are no examples in the split {split!r}")
+        """The metric on the first examples of a split, with averaged weights if there are any.
+
+        Args:
+            split: "train", "valid" or "test".
+            examples: Number of examples; None: `eval_examples` of the settings.
+            deadline: Stop after the batch before this second of the run, but evaluate at least one.
+        """
+        total, count, group, start = 0.0, 0.0, self.group, self.seconds
+        size = self.settings.batch_size
+        wanted = self.settings.eval_examples if examples is None else examples
+        wanted = min(self.task.size(split), wanted)
+        if not wanted:
+            raise ValueError(f"The {split} split has no examples.")
         self.model.eval()
-        with WeightEMA.swapped(self.average, self.model):
-            for first in range(0, most, self.settings.batch):
-                rows = range(first, min(first + self.settings.batch, most))[
-                    group.rank :: group.world
-                ]
-                # one that has none left answers all the same: the others may wait for its share of the weights
-                batch = move_batch(self.task.batch(split, rows or [first]), self.device)
-                s, n = self.task.score(self.lesson.answer(batch), batch.target)
-                summed, count = (summed + s, count + n) if rows else (summed, count)
-                self.judged = min(first + self.settings.batch, most)
-                if until is not None and self._late(
-                    until, (self.seconds - began) * self.settings.batch / self.judged
-                ):
-                    break
-        summed, count = group.sum(summed, count)
-        return summed / max(count, 1)
-
-    def _late(self, until: float, more: float) -> bool:
-        """Whether so many seconds more are too many, by the clock of the first process."""
-        return self.group.sum(float(self.group.leads and self.seconds + more > until))[0] > 0
-
-    def _since_best(self) -> int:
-        """How many evaluations ago the best one was."""
-        values = [row["valid"] for row in self.curve]
-        return len(values) - 1 - values.index(self._best(values)) if values else 0
+        with averaged_weights(self.ema, self.model):
+            for first in range(0, wanted, size):
+                rows = range(first, min(first + size, wanted))[group.rank :: group.world_size]
+                # a process without examples takes part, because FSDP gathers weights from all
+                batch = self.task.batch(split, rows or [first]).to(self.device)
+                value, n = self.task.score(self.loss_module.predict(batch), batch.target)
+                if rows:
+                    total, count = total + value, count + n
+                self.evaluated_examples = min(first + size, wanted)
+                if deadline is not None:
+                    elapsed = self.seconds - start
+                    next_end = self.seconds + elapsed * size / self.evaluated_examples
+                    if group.sum(float(group.is_main and next_end > deadline))[0] > 0:
+                        break
+        total, count = group.sum(total, count)
+        return total / max(count, 1)
 
     def _best(self, values: list[float]) -> float:
         return max(values) if self.task.larger_is_better else min(values)
 
-    def _result(self, stopped: str) -> TrainResult:
-        best, test = (
-            self._best([row["valid"] for row in self.curve]),
-            self.score("test", until=self.settings.seconds),
-        )
-        return TrainResult(
-            self.step,
-            self.seconds,
-            self.tokens,
-            self.place.parameters(),
-            self.loss,
-            best,
-            test,
-            self.judged,
-            self.task.metric,
-            stopped,
-            self.curve,
-        )
-
-    # ------------------------------------------------------------------------------------------ time and state
+    # ---------------------------------------------------------------------------- time and state
     @property
     def seconds(self) -> float:
-        """Spent on this run, in this and earlier processes."""
-        return self.before + time.monotonic() - self.began
+        """Time spent on this run, including earlier processes."""
+        return self.earlier_seconds + time.monotonic() - self.start_time
 
     @property
     def fraction(self) -> float:
-        """How much of the training is over, from 0 to 1."""
-        return max(self.step / self.settings.steps, self.pace.fraction(self.clock))
+        """Completed fraction of the training, from 0 to 1."""
+        by_time = self.time_budget.fraction(self.synced_seconds)
+        return max(self.step / self.settings.steps, by_time)
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     def _save(self) -> Path:
-        """A checkpoint; the same twice is written once."""
+        """Write a checkpoint, unless the last one has the same state."""
         assert self.folder is not None
-        root = self.folder / CHECKPOINTS
-        if self.saved != (self.step, len(self.curve)):
-            files = state.pack(self.place, self.optimizer, self.average)
-            facts = {
+        root, current = self.folder / CHECKPOINTS, (self.step, len(self.curve))
+        if self.last_saved != current:
+            files = state.collect_state(self.strategy, self.optimizer, self.ema)
+            metadata = {
                 "seconds": self.seconds,
                 "tokens": self.tokens,
                 "loss": self.loss,
                 "curve": self.curve,
+                "settings": self.settings.model_dump(mode="json"),
             }
-            facts["settings"] = self.settings.model_dump(mode="json")
-            self.group.first(lambda: checkpoint.save(root, self.step, files, facts))
-            self.saved = (self.step, len(self.curve))
+            self.group.run_on_main(lambda: checkpoint.save(root, self.step, files, metadata))
+            self.last_saved = current
         return checkpoint.checkpoint_path(root, self.step)
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
-        self.began = time.monotonic()
-        path = self._newest()
+        """Continue from the latest checkpoint, if there is one."""
+        self.start_time = time.monotonic()
+        path = self._latest_checkpoint()
         if path is not None:
-            files, facts = checkpoint.load(path)
-            state.check_settings(path, facts, self.settings)
-            state.unpack(files, self.place, self.optimizer, self.average)
+            files, metadata = checkpoint.load(path)
+            state.check_settings(path, metadata, self.settings)
+            state.restore_state(files, self.strategy, self.optimizer, self.ema)
             self.step = int(path.name.rsplit("-", 1)[1])
-            state.unpack_random(files, self.settings, self.group.rank, self.step)
-            self.before, self.tokens = facts["seconds"], facts["tokens"]
-            self.clock, self.curve, self.loss = self.before, facts["curve"], facts["loss"]
-            self.saved = (self.step, len(self.curve))
-            self.pace.passed(self.fraction)
-        self.log.cut(self.step, [row["step"] for row in self.curve])
+            state.restore_rng(files, self.settings, self.group.rank, self.step)
+            self.earlier_seconds = self.synced_seconds = metadata["seconds"]
+            self.tokens, self.loss = metadata["tokens"], metadata["loss"]
+            self.curve = metadata["curve"]
+            self.last_saved = (self.step, len(self.curve))
+            self.time_budget.pass_checkpoint(self.fraction)
+        self.log.truncate(self.step, [row["step"] for row in self.curve])
 
-    def _newest(self) -> Path | None:
-        """The last good checkpoint, which all processes take."""
-        root = None if self.folder is None else self.folder / CHECKPOINTS
-        return (
-            None if root is None else self.group.first(lambda: checkpoint.latest_checkpoint(root))
-        )
-
-    def _kept(self) -> str:
-        return (
-            "" if self.folder is None else f"; kept in {self._save()}: run the same again to go on"
-        )
-
-    def _last(self) -> str:
-        """Where the last good weights are."""
-        path = self._newest()
-        return "" if path is None else f"; the last good checkpoint is {path}"
+    def _latest_checkpoint(self) -> Path | None:
+        """The latest intact checkpoint, the same for all processes."""
+        if self.folder is None:
+            return None
+        root = self.folder / CHECKPOINTS
+        return self.group.run_on_main(lambda: checkpoint.latest_checkpoint(root))
 
 
-def open_log(folder: Path | None, settings: TrainSettings) -> MetricsLog:
-    """The log of a run."""
-    if settings.tensorboard and folder is None:
-        raise ValueError("the setting tensorboard needs a folder")
-    return MetricsLog(
-        folder, TensorBoardWriter(folder) if settings.tensorboard and folder is not None else None
-    )
-
-
-def param_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; biases, gains and other vectors do not."""
-    found = [p for p in model.parameters() if p.requires_grad]
+def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups for AdamW: matrices are decayed; biases, gains and other vectors are not."""
+    trained = [p for p in model.parameters() if p.requires_grad]
     return [
-        {"params": [p for p in found if p.dim() > 1], "weight_decay": decay},
-        {"params": [p for p in found if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
