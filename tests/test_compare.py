@@ -196,7 +196,9 @@ def wait_for(condition, seconds=90):
     pytest.fail("timeout")
 
 
-ENDLESS = TrainSettings(steps=10**7, batch_size=4, eval_every=10**7, eval_examples=8, save_every=10**7)
+ENDLESS = TrainSettings(
+    steps=10**7, batch_size=4, eval_every=10**7, eval_examples=8, save_every=10**7
+)
 
 
 def test_runs_keep_their_time_share(tmp_path):
@@ -397,7 +399,10 @@ def test_nothing_is_recommended_if_nothing_was_learned():
         learned = "nothing was learned. The best mixer, vanilla, has" not in text
         assert learned == (recommended is not None)
     (verdict,) = compute_verdicts(
-        [row("vanilla", [2.0], metric="bits_per_byte"), ResultRow("constant", "recall", 64, "bits_per_byte", [1.9])]
+        [
+            row("vanilla", [2.0], metric="bits_per_byte"),
+            ResultRow("constant", "recall", 64, "bits_per_byte", [1.9]),
+        ]
     )
     assert verdict.recommended is None
 

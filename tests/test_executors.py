@@ -17,7 +17,9 @@ from regard.train.run import RESULT_FILE, run_training
 from regard.train.settings import TrainSettings
 
 TINY = TrainSettings(steps=3, batch_size=4, eval_every=3, eval_examples=8, save_every=3)
-ENDLESS = TrainSettings(steps=10**7, batch_size=4, eval_every=10**7, eval_examples=8, save_every=10**7)
+ENDLESS = TrainSettings(
+    steps=10**7, batch_size=4, eval_every=10**7, eval_examples=8, save_every=10**7
+)
 SUBMITIT = module_spec("slurm", cluster="local")
 NO_EXTRA = "the extra sweep is not installed"
 

@@ -121,7 +121,13 @@ def recover(
         model if objective == "masked" else restore(deepcopy(model)).requires_grad_(False).eval()
     )
     plan = stages(model, teacher, new, blocks, objective, tokenizer)
-    settings: dict[str, Any] = {"batch_size": batch, "lr": rate, "seed": seed, "weight_decay": 0.0, **OFTEN}
+    settings: dict[str, Any] = {
+        "batch_size": batch,
+        "lr": rate,
+        "seed": seed,
+        "weight_decay": 0.0,
+        **OFTEN,
+    }
     facts = {
         "objective": objective,
         "layers": standing(model),
