@@ -113,8 +113,8 @@ def cost(part: object) -> str:
 
 def recurrent(part: Recurrence) -> str:
     """The state of a head."""
-    read, _ = part.read(torch.zeros(1, 1, part.dim), None)
-    return f"a state of {read.k.shape[-1]} × {read.v.shape[-1]}"
+    project_inputs, _ = part.project_inputs(torch.zeros(1, 1, part.dim), None)
+    return f"a state of {project_inputs.k.shape[-1]} × {project_inputs.v.shape[-1]}"
 
 
 def nodes(tree: BPTransformer) -> float:

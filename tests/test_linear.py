@@ -456,8 +456,8 @@ def test_left_out_tokens_are_as_if_cut_out(name):
 def test_the_map_is_what_heads_read(name):
     """Fails if the map times the values, normalised, gated and projected, is not the output."""
     mixer, x = make(name).double(), normal(2, 23, 16)
-    found, _ = mixer.read(x, None)
-    torch.testing.assert_close(mixer.write(mixer.attention_map(x) @ found.v, x), mixer(x))
+    found, _ = mixer.project_inputs(x, None)
+    torch.testing.assert_close(mixer.project_output(mixer.attention_map(x) @ found.v, x), mixer(x))
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -474,8 +474,8 @@ def test_retention_fades_at_its_rates():
     """Fails if a head does not fade by 1 − 2^(−5−h), or that is rounded to 1 in bfloat16."""
     mixer, x = make("retnet").double(), torch.ones(1, 5, 16, dtype=torch.float64)
     want = torch.tensor([1 - 2**-5, 1 - 2**-6], dtype=torch.float64)
-    torch.testing.assert_close(mixer.read(x, None)[0].gate[0, :, 0].exp(), want)
-    low = mixer.bfloat16().read(x.bfloat16(), None)[0].gate[0, :, 0].exp()
+    torch.testing.assert_close(mixer.project_inputs(x, None)[0].gate[0, :, 0].exp(), want)
+    low = mixer.bfloat16().project_inputs(x.bfloat16(), None)[0].gate[0, :, 0].exp()
     torch.testing.assert_close(low.double(), want, rtol=0, atol=1e-6)
 
 

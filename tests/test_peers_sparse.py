@@ -52,7 +52,7 @@ def test_longformer(padded, marked):
     parts = [(getattr(mixer.local, ours), getattr(peer, theirs)) for ours, theirs in names.items()]
     if marked:
         parts += [
-            (getattr(mixer.everywhere, ours), getattr(peer, f"{theirs}_global"))
+            (getattr(mixer.global_heads, ours), getattr(peer, f"{theirs}_global"))
             for ours, theirs in names.items()
         ]
     for ours, theirs in parts:

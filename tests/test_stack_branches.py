@@ -83,7 +83,7 @@ def test_it_stands_in_a_block(rand):
 
 def test_what_does_not_fit_is_said():
     """Fails if branches are accepted that cannot stand together."""
-    with pytest.raises(ValueError, match="at least one branch"):
+    with pytest.raises(ValueError, match="at least one mixer"):
         Branches([])
     with pytest.raises(ValueError, match="all branches must be causal, or none"):
         Branches([get_recipe("vanilla").example(8, causal=c) for c in (False, True)])

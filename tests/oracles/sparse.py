@@ -235,7 +235,7 @@ def longformer(
     y = softmax_loop(*project(p, x, None, heads, "local."), near, mask=mask)
     if global_attention_mask is not None:
         z = softmax_loop(
-            *project(p, x, None, heads, "everywhere."), lambda a, h, i, j: marked[a][i], mask=mask
+            *project(p, x, None, heads, "global_heads."), lambda a, h, i, j: marked[a][i], mask=mask
         )
         rows = zip(
             y.flatten(0, 1), z.flatten(0, 1), global_attention_mask.flatten().tolist(), strict=True

@@ -1,4 +1,4 @@
-"""AFT: keys weigh values channel by channel, and queries only gate the result (Zhai et al. 2021, arXiv 2105.14103)."""
+"""Attention Free Transformer (Zhai et al. 2021, arXiv 2105.14103): keys weigh values channel by channel, queries gate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from regard.errors import check_int, check_stream_length
 from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge_heads, split_heads
 from regard.numerics import at_least_float32, attention_mask, masked_softmax
 
-LOW = -1e30  # stands for the largest exponent of no keys: far below all others, and yet finite
-CHUNK = 64  # tokens, where no bias asks for more
+NO_KEYS = -1e30  # log of an empty sum: far below all others, but finite
+CHUNK = 64  # minimum chunk size
 
 
 class ExpSums(NamedTuple):
-    """Σ exp(k + w) v = top · exp(peak) and Σ exp(k + w) = bottom · exp(peak), each (... n e): nothing overflows."""
+    """Σ exp(k + w) v = top · exp(peak) and Σ exp(k + w) = bottom · exp(peak), each (... n e), without overflow."""
 
     top: Tensor
     bottom: Tensor
@@ -26,7 +26,7 @@ class ExpSums(NamedTuple):
 
 
 class AFTState(NamedTuple):
-    """Keys and values that a bias may still reach, (b h m e) each; the sums of all before them; and how many there were."""
+    """Keys and values within reach of the bias, (b h m e) each; the sums over all earlier ones; the next position."""
 
     k: Tensor | None
     v: Tensor | None
@@ -35,10 +35,12 @@ class AFTState(NamedTuple):
 
 
 class AFTBias(nn.Module, ABC):
-    """w_ij of positions i (... n) and j (... m): (h ... n m), the same for all channels of a head.
+    """Position bias w_ij of positions i (... n) and j (... m): (h ... n m), the same for all channels of a head.
 
-    reach   how far apart the two may be before w is zero; None: there is no such bound
-    length  positions that there are; None: any
+    Attributes:
+        reach: Largest |i − j| for which w may differ from zero, or None if there is no limit.
+        length: Maximum length, or None.
+        heads: Number of heads.
     """
 
     reach: int | None = None
@@ -50,9 +52,12 @@ class AFTBias(nn.Module, ABC):
 
 
 class PositionBias(AFTBias):
-    """w_ij = u_i · s_j, with u and s (length rank) learned; begins near zero, as in the paper.
+    """w_ij = u_i · s_j with learned u and s (length rank), initialised near zero as in the paper.
 
-    window   w_ij = 0 where |i − j| >= window; None: nowhere
+    Args:
+        length: Maximum length.
+        rank: Width of u and s.
+        window: w_ij = 0 if |i − j| >= window. Default: no window.
     """
 
     def __init__(self, length: int, rank: int, window: int | None = None) -> None:
@@ -62,16 +67,15 @@ class PositionBias(AFTBias):
         self.length, self.reach = length, None if window is None else window - 1
 
     def forward(self, i: Tensor, j: Tensor) -> Tensor:
-        """A product of two tables."""
-        last = len(self.u) - 1  # what a chunk is filled up with has no place, and no weight either
+        last = len(self.u) - 1  # padding of a chunk lies outside of the tables; its weight is zero
         w = (self.u[i.clamp(max=last)] @ self.s[j.clamp(0, last)].mT)[None]
-        return w if self.reach is None else w.masked_fill(_gaps(i, j).abs() > self.reach, 0)
+        return w if self.reach is None else w.masked_fill(_distances(i, j).abs() > self.reach, 0)
 
 
 class KernelBias(AFTBias):
-    """w_ij = w[i − j], a kernel for each head and zero beyond it: γ (t − mean t) / std t + β, with t (h kernel), γ, β learned.
+    """w_ij = w[i − j], one kernel per head: w = γ (t − mean t) / std t + β, with t (h kernel), γ and β learned.
 
-    γ begins at 0.01, not at zero as in the paper: there t would have no gradient.
+    γ is initialised to 0.01. With zero, as in the paper, t would have no gradient.
     """
 
     def __init__(self, heads: int, kernel: int, *, causal: bool) -> None:
@@ -86,25 +90,24 @@ class KernelBias(AFTBias):
         )
 
     def forward(self, i: Tensor, j: Tensor) -> Tensor:
-        """Looked up by how far apart they are."""
-        at = _gaps(i, j) + self.ahead
-        normal = F.layer_norm(self.table, self.table.shape[1:])
-        found = (self.gain * normal + self.shift)[:, at.clamp(0, self.table.shape[1] - 1)]
-        return found.masked_fill((at < 0) | (at >= self.table.shape[1]), 0)
+        tap, size = _distances(i, j) + self.ahead, self.table.shape[1]
+        kernel = self.gain * F.layer_norm(self.table, self.table.shape[1:]) + self.shift
+        return kernel[:, tap.clamp(0, size - 1)].masked_fill((tap < 0) | (tap >= size), 0)
 
 
 class AFT(Mixer):
-    """out_i = σ(q_i) ⊙ Σ_j exp(k_j + w_ij) ⊙ v_j / Σ_j exp(k_j + w_ij), all elementwise but w, a bias of positions.
+    """out_i = σ(q_i) ⊙ Σ_j exp(k_j + w_ij) ⊙ v_j / Σ_j exp(k_j + w_ij), channel by channel, with a position bias w.
 
-    bias   `PositionBias` (AFT-full, and with a window AFT-local) or `KernelBias` (AFT-conv), whose heads have a key each;
-           None: there is no bias (AFT-simple)
+    Args:
+        dim: Model width.
+        bias: `PositionBias` (AFT-full; with a window, AFT-local), `KernelBias` (AFT-conv, one key channel per head) or None
+            (AFT-simple).
+        causal: Attend to earlier tokens only.
     """
 
     def __init__(self, dim: int, bias: AFTBias | None = None, *, causal: bool = False) -> None:
-        can, length = (
-            Can(cross="its biases are of the positions of one sequence"),
-            None if bias is None else bias.length,
-        )
+        can = Can(cross="its biases relate the positions of one sequence")
+        length = None if bias is None else bias.length
         if length is not None:
             can = can & Can(length=f"its biases were built for {length} positions")
         super().__init__(dim, can=can, causal=causal, length=length)
@@ -115,7 +118,7 @@ class AFT(Mixer):
         self.bias = bias
 
     def initial_state(self) -> AFTState:
-        """Nothing yet."""
+        """State before the first token."""
         return AFTState(None, None, None, 0)
 
     def mix(
@@ -126,78 +129,82 @@ class AFT(Mixer):
         check_stream_length(self.length, past.next + x.shape[1])
         k, v = self._keys(x, mask), split_heads(at_least_float32(self.v(x)), self.heads)
         sums = self._sums(k, v, past.next)
-        for earlier in self._earlier(past, k):
-            sums = _merge(sums, earlier)
-        y = self.q(x).sigmoid() * merge_heads(_divide(sums).expand_as(v)).to(x.dtype)
-        return y, None if state is None else self._after(past, k, v)
+        if past.k is not None and past.v is not None and past.far is not None:
+            sums = _merge(_merge(sums, self._sums_over_past(past, k)), past.far)
+        mean = sums.top / sums.bottom.masked_fill(sums.bottom <= 0, 1)  # zero if all keys are masked
+        y = self.q(x).sigmoid() * merge_heads(mean.expand_as(v)).to(x.dtype)
+        return y, None if state is None else self._next_state(past, k, v)
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """(b d n n): each channel is a head of its own, and the gate of the query belongs to its weights."""
-        at, k = torch.arange(x.shape[1], device=x.device), self._keys(x, mask)
-        k = k.mT.expand(-1, -1, self.dim // self.heads, -1)[..., None, :]  # (b h e 1 n)
-        w = None if self.bias is None else at_least_float32(self.bias(at, at))[:, None]
-        scores = (k.expand(*k.shape[:3], x.shape[1], -1) if w is None else k + w).flatten(1, 2)
-        keep = attention_mask(
-            at.shape[0], at.shape[0], causal=self.causal, mask=mask, device=x.device
-        )
+        """(b d n n): each channel counts as a head, and its weights include the gate of the query."""
+        n = x.shape[1]
+        positions = torch.arange(n, device=x.device)
+        k = self._keys(x, mask).mT.expand(-1, -1, self.dim // self.heads, -1)[..., None, :]
+        scores = k.expand(*k.shape[:3], n, -1)  # (b h e n n)
+        if self.bias is not None:
+            scores = k + at_least_float32(self.bias(positions, positions))[:, None]
+        scores = scores.flatten(1, 2)
+        keep = attention_mask(n, n, causal=self.causal, mask=mask, device=x.device)
         return self.q(x).sigmoid().mT[..., None] * masked_softmax(scores, keep).to(x.dtype)
 
     def _keys(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(b h n e), or (b h n 1) where the channels of a head share them."""
+        """(b h n e), or (b h n 1) if the channels of a head share them."""
         k = split_heads(at_least_float32(self.k(x)), self.heads)
         return k if mask is None else k.masked_fill(~mask[:, None, :, None], -torch.inf)
 
-    def _earlier(self, state: AFTState, k: Tensor) -> list[ExpSums]:
-        """What the new keys' queries have of the stream before them."""
-        if state.k is None or state.v is None or state.far is None:
-            return []
+    def _sums_over_past(self, state: AFTState, k: Tensor) -> ExpSums:
+        """Sums over the keys of the state, for the queries of the new keys."""
+        assert state.k is not None
+        assert state.v is not None
         check_batch(state.k, k)
-        at = torch.arange(state.next - state.k.shape[2], state.next + k.shape[2], device=k.device)
-        new, old = at[-k.shape[2] :], at[: -k.shape[2]]
-        w = None if self.bias is None else at_least_float32(self.bias(new, old))
-        return [_sums(state.k, state.v, w), state.far]
+        if self.bias is None:
+            return _sums(state.k, state.v, None)
+        first, last = state.next - state.k.shape[2], state.next + k.shape[2]
+        positions = torch.arange(first, last, device=k.device)
+        new, old = positions[-k.shape[2] :], positions[: -k.shape[2]]
+        return _sums(state.k, state.v, at_least_float32(self.bias(new, old)))
 
-    def _after(self, state: AFTState, k: Tensor, v: Tensor) -> AFTState:
-        """Keys beyond the reach of the bias become sums."""
+    def _next_state(self, state: AFTState, k: Tensor, v: Tensor) -> AFTState:
+        """Append the new keys, and replace those beyond the reach of the bias by their sums."""
         end = state.next + k.shape[2]
         if state.k is not None and state.v is not None:
             k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
         reach = 0 if self.bias is None else self.bias.reach
-        gone = 0 if reach is None else max(0, k.shape[2] - reach)
-        new = _sums(k[:, :, :gone], v[:, :, :gone], None)
-        return AFTState(
-            k[:, :, gone:],
-            v[:, :, gone:],
-            new if state.far is None else _merge(state.far, new),
-            end,
-        )
+        cut = 0 if reach is None else max(0, k.shape[2] - reach)
+        far = _sums(k[:, :, :cut], v[:, :, :cut], None)
+        if state.far is not None:
+            far = _merge(state.far, far)
+        return AFTState(k[:, :, cut:], v[:, :, cut:], far, end)
 
-    def _sums(self, k: Tensor, v: Tensor, at: int) -> ExpSums:
-        """Over all keys, or over those up to each query: (b h n e), the first of them at position `at`.
+    def _sums(self, k: Tensor, v: Tensor, start: int) -> ExpSums:
+        """Sums over all keys, or over those up to each query: (b h n e). The first key is at position `start`.
 
-        In chunks as long as the bias reaches.  It tells apart the keys of a query's own chunk and of the chunks beside it; all
-        others weigh the same for the whole chunk.
+        Computed in chunks as long as the reach of the bias, so that the bias only matters within a chunk and between
+        neighbouring chunks. All other keys have the same weight for a whole chunk of queries.
         """
         if torch.compiler.is_exporting():
-            return self._at_once(k, v)
-        n, size = k.shape[2], self.size(k.shape[2])
-        k, v = _chunks(k, size, -torch.inf), _chunks(v, size, 0)
-        i = at + torch.arange(k.shape[2] * size, device=k.device).view(-1, size)
+            return self._sums_unchunked(k, v)
+        n, size = k.shape[2], self.chunk_size(k.shape[2])
+        padding = (0, 0, 0, -n % size)
+        k = F.pad(k, padding, value=-torch.inf).unflatten(2, (-1, size))  # (b h chunks size e)
+        v = F.pad(v, padding).unflatten(2, (-1, size))
+        i = start + torch.arange(k.shape[2] * size, device=k.device).view(-1, size)
 
-        def bias(to: int) -> Tensor | None:
-            return None if self.bias is None else at_least_float32(self.bias(i, i + to * size))
+        def bias(offset: int) -> Tensor | None:
+            return None if self.bias is None else at_least_float32(self.bias(i, i + offset * size))
 
-        sums = _past(k, v, bias(0)) if self.causal else _sums(k, v, bias(0))
+        sums = _causal_sums(k, v, bias(0)) if self.causal else _sums(k, v, bias(0))
         if k.shape[2] > 1:
-            sums = _merge(sums, _before(k, v, bias(-1)))
+            sums = _merge(sums, _sums_over_earlier_chunks(k, v, bias(-1)))
         if k.shape[2] > 1 and not self.causal:
             w = bias(1)
-            after = _before(k.flip(2), v.flip(2), None if w is None else w.flip(1))
-            sums = _merge(sums, ExpSums(*(t.flip(2) for t in after)))
+            w = None if w is None else w.flip(1)
+            later = _sums_over_earlier_chunks(k.flip(2), v.flip(2), w)
+            sums = _merge(sums, ExpSums(*(t.flip(2) for t in later)))
         return ExpSums(*(t.expand(*t.shape[:3], size, -1).flatten(2, 3)[:, :, :n] for t in sums))
 
-    def _at_once(self, k: Tensor, v: Tensor) -> ExpSums:
-        """For a length that is not known: one chunk, without halves.  Causal, a later key may be the peak, so in double."""
+    def _sums_unchunked(self, k: Tensor, v: Tensor) -> ExpSums:
+        """Sums for export, where the length is symbolic. A later key may have the largest exponent, so causal sums use float64."""
         i = torch.arange(k.shape[2], device=k.device)
         w = None if self.bias is None else at_least_float32(self.bias(i, i))
         if not self.causal:
@@ -205,35 +212,26 @@ class AFT(Mixer):
         w = torch.zeros(k.shape[2], k.shape[2], device=k.device) if w is None else w
         return _sums(k.double(), v.double(), w.double().masked_fill(i > i[:, None], -torch.inf))
 
-    def size(self, n: int) -> int:
-        """Of a chunk, of n tokens; a power of two where it is halved again and again."""
-        reach = (
-            None
-            if self.bias is None and not self.causal
-            else 0
-            if self.bias is None
-            else self.bias.reach
-        )
-        size = n if reach is None else min(n, max(reach, CHUNK))
+    def chunk_size(self, n: int) -> int:
+        """Chunk size for n tokens; a power of two if causal, where chunks are halved recursively."""
+        if self.bias is None:
+            size = min(n, CHUNK) if self.causal else n
+        else:
+            size = n if self.bias.reach is None else min(n, max(self.bias.reach, CHUNK))
         return 1 << (size - 1).bit_length() if self.causal else size
 
 
-def _gaps(i: Tensor, j: Tensor) -> Tensor:
+def _distances(i: Tensor, j: Tensor) -> Tensor:
     """(... n), (... m) -> (... n m)."""
     return i[..., :, None] - j[..., None, :]
 
 
-def _chunks(x: Tensor, size: int, fill: float) -> Tensor:
-    """(b h n e) -> (b h chunks size e)."""
-    return F.pad(x, (0, 0, 0, -x.shape[2] % size), value=fill).unflatten(2, (-1, size))
-
-
 def _sums(k: Tensor, v: Tensor, w: Tensor | None) -> ExpSums:
-    """Over all keys: k and v (... m e), w (... n m) -> (... n e); without w it is (... 1 e), the same for all queries."""
+    """Sums over all keys: k and v (... m e), w (... n m) -> (... n e); without w (... 1 e), the same for all queries."""
     if not k.shape[-2]:
         k, v = F.pad(k, (0, 0, 0, 1), value=-torch.inf), F.pad(v, (0, 0, 0, 1))
         w = None if w is None else F.pad(w, (0, 1))
-    peak = k.detach().amax(-2, keepdim=True).clamp(min=LOW)
+    peak = k.detach().amax(-2, keepdim=True).clamp(min=NO_KEYS)
     e = (k - peak).exp()
     if w is None:
         return ExpSums((e * v).sum(-2, keepdim=True), e.sum(-2, keepdim=True), peak)
@@ -242,70 +240,50 @@ def _sums(k: Tensor, v: Tensor, w: Tensor | None) -> ExpSums:
     return ExpSums(weight @ (e * v), weight @ e, peak + highest)
 
 
-def _past(k: Tensor, v: Tensor, w: Tensor | None) -> ExpSums:
-    """Sums over j <= i in each chunk (b h chunks size e), by halves: the later half takes sums over the earlier one, and so do
-    the halves of the halves, down to a token and itself.
+def _causal_sums(k: Tensor, v: Tensor, w: Tensor | None) -> ExpSums:
+    """Sums over j <= i in each chunk (b h chunks size e), by recursive halving.
 
-    So the largest exponent is looked for among keys that all queries of the half may see, and never in the future.
+    The later half of a block takes the sums over its earlier half. All its queries see those keys, so the largest exponent is
+    never that of a future key.
     """
-    full, size = k.shape[3], 1
-    sums = _flat(_sums(k[..., None, :], v[..., None, :], _squares(w, 1)))
-    while size < full:
-        blocks = _squares(w, 2 * size)
-        earlier_k, earlier_v = (t.unflatten(3, (-1, 2, size))[:, :, :, :, 0] for t in (k, v))
-        new = _sums(earlier_k, earlier_v, None if blocks is None else blocks[..., size:, :size])
-        sums, size = _merge(sums, _flat(_later(new, size))), 2 * size
+    size = 1
+    sums = _sums(k[..., None, :], v[..., None, :], _diagonal_blocks(w, 1))
+    sums = ExpSums(*(t.flatten(3, 4) for t in sums))
+    while size < k.shape[3]:
+        blocks = _diagonal_blocks(w, 2 * size)
+        early_k, early_v = (t.unflatten(3, (-1, 2, size))[:, :, :, :, 0] for t in (k, v))
+        new = _sums(early_k, early_v, None if blocks is None else blocks[..., size:, :size])
+        later = [t.expand(*t.shape[:-2], size, -1) for t in new]
+        none = [torch.full_like(t, empty) for t, empty in zip(later, (0, 0, NO_KEYS), strict=True)]
+        both = (torch.cat(halves, -2).flatten(3, 4) for halves in zip(none, later, strict=True))
+        sums, size = _merge(sums, ExpSums(*both)), 2 * size
     return sums
 
 
-def _before(k: Tensor, v: Tensor, w: Tensor | None) -> ExpSums:
-    """Sums over all chunks before each, (b h chunks size e): over the last one by w, over the others one after the other."""
-    last = _sums(
-        F.pad(k, (0, 0, 0, 0, 1, 0), value=-torch.inf)[:, :, :-1],
-        F.pad(v, (0, 0, 0, 0, 1, 0))[:, :, :-1],
-        w,
-    )
-    each = [
-        ExpSums(*parts) for parts in zip(*(t.unbind(2) for t in _sums(k, v, None)), strict=True)
-    ]
-    none = ExpSums(
-        torch.zeros_like(each[0].top),
-        torch.zeros_like(each[0].bottom),
-        torch.full_like(each[0].peak, LOW),
-    )
-    far = [none, none]
-    for one in each[:-2]:
-        far.append(_merge(far[-1], one))
-    return _merge(last, ExpSums(*(torch.stack(parts, 2) for parts in zip(*far, strict=True))))
+def _sums_over_earlier_chunks(k: Tensor, v: Tensor, w: Tensor | None) -> ExpSums:
+    """Sums over all chunks before each chunk, (b h chunks size e): with w over the previous one, without over the others."""
+    previous_k = F.pad(k, (0, 0, 0, 0, 1, 0), value=-torch.inf)[:, :, :-1]
+    previous_v = F.pad(v, (0, 0, 0, 0, 1, 0))[:, :, :-1]
+    by_chunk = zip(*(t.unbind(2) for t in _sums(k, v, None)), strict=True)
+    chunks = [ExpSums(*parts) for parts in by_chunk]
+    none = [torch.full_like(t, empty) for t, empty in zip(chunks[0], (0, 0, NO_KEYS), strict=True)]
+    far = [ExpSums(*none), ExpSums(*none)]
+    for chunk in chunks[:-2]:
+        far.append(_merge(far[-1], chunk))
+    stacked = ExpSums(*(torch.stack(parts, 2) for parts in zip(*far, strict=True)))
+    return _merge(_sums(previous_k, previous_v, w), stacked)
 
 
 def _merge(a: ExpSums, b: ExpSums) -> ExpSums:
     peak = torch.maximum(a.peak, b.peak)
-    less, more = (a.peak - peak).exp(), (b.peak - peak).exp()
-    return ExpSums(a.top * less + b.top * more, a.bottom * less + b.bottom * more, peak)
+    scale_a, scale_b = (a.peak - peak).exp(), (b.peak - peak).exp()
+    top = a.top * scale_a + b.top * scale_b
+    return ExpSums(top, a.bottom * scale_a + b.bottom * scale_b, peak)
 
 
-def _divide(sums: ExpSums) -> Tensor:
-    """top / bottom; zero where no key counts."""
-    return sums.top / sums.bottom.masked_fill(sums.bottom <= 0, 1)
-
-
-def _squares(w: Tensor | None, size: int) -> Tensor | None:
-    """The blocks of w (h chunks n n) on its diagonal: (h chunks n/size size size)."""
+def _diagonal_blocks(w: Tensor | None, size: int) -> Tensor | None:
+    """Blocks on the diagonal of w (h chunks n n): (h chunks n/size size size)."""
     if w is None:
         return None
-    return (
-        w.unflatten(3, (-1, size)).unflatten(2, (-1, size)).diagonal(dim1=2, dim2=4).movedim(-1, 2)
-    )
-
-
-def _later(sums: ExpSums, size: int) -> ExpSums:
-    """Sums for the later half of each block, (... blocks size e) or (... blocks 1 e), and none for the earlier half."""
-    parts = [t.expand(*t.shape[:-2], size, -1) for t in sums]
-    none = [torch.full_like(t, empty) for t, empty in zip(parts, (0, 0, LOW), strict=True)]
-    return ExpSums(*(torch.cat(pair, -2) for pair in zip(none, parts, strict=True)))
-
-
-def _flat(sums: ExpSums) -> ExpSums:
-    """Blocks of a chunk in a row."""
-    return ExpSums(*(t.flatten(3, 4) for t in sums))
+    blocks = w.unflatten(3, (-1, size)).unflatten(2, (-1, size))
+    return blocks.diagonal(dim1=2, dim2=4).movedim(-1, 2)

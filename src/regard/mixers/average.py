@@ -1,4 +1,4 @@
-"""Average attention: the mean of all tokens so far, a small network, and a gate."""
+"""Average attention network: the mean of all tokens so far, a feed-forward layer and a gate."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ from regard.numerics import at_least_float32
 
 
 class AverageState(NamedTuple):
-    """Of all tokens so far: their sum (b 1 d), and how many they were; None: no token yet."""
+    """Sum (b 1 d) and number of the tokens so far; the sum is None before the first."""
 
     total: Tensor | None
-    many: int
+    count: int
 
 
 class Average(Mixer):
     """g_i = FFN(mean of x_j, j ≤ i);  [a, f] = σ(W [x_i; g_i]);  out_i = a ⊙ x_i + f ⊙ g_i
-    (Zhang et al. 2018, arXiv 1805.00631).  Not causal, the mean is that of all tokens."""
+    (Zhang et al. 2018, arXiv 1805.00631). If not causal, the mean is over all tokens.
+
+    Args:
+        dim: Model width.
+        hidden: Width of the feed-forward layer. Default: 4 · dim.
+        causal: Average earlier tokens only.
+    """
 
     def __init__(self, dim: int, *, hidden: int | None = None, causal: bool = False) -> None:
         super().__init__(dim, can=Can(), causal=causal)
@@ -31,7 +37,7 @@ class Average(Mixer):
         self.gate = nn.Linear(2 * dim, 2 * dim)
 
     def initial_state(self) -> AverageState:
-        """No token yet."""
+        """State before the first token."""
         return AverageState(None, 0)
 
     def mix(
@@ -46,24 +52,22 @@ class Average(Mixer):
     def _mean(
         self, x: Tensor, source: Tensor, mask: Tensor | None, state: AverageState | None
     ) -> tuple[Tensor, AverageState | None]:
-        """The mean that each token sees; left-out tokens are zero already."""
-        wide = at_least_float32(source)  # long sums in half a precision lose
-        real = (
-            torch.ones(source.shape[:2], device=x.device) if mask is None else mask.to(wide.dtype)
-        )
+        """Mean over the tokens that each token sees, and the next state. Masked tokens are zero already."""
+        wide = at_least_float32(source)  # long sums lose precision in 16 bits
+        real = wide.new_ones(source.shape[:2]) if mask is None else mask.to(wide.dtype)
         if not self.causal:
-            return (wide.sum(1, keepdim=True) / real.sum(1)[:, None, None].clamp(min=1)).to(
-                x.dtype
-            ), None
+            count = real.sum(1)[:, None, None].clamp(min=1)
+            return (wide.sum(1, keepdim=True) / count).to(x.dtype), None
         total, count = wide.cumsum(1), real.cumsum(1)[..., None]
-        if state is not None and state.total is not None:
-            check_batch(state.total, wide)
-            total, count = total + state.total, count + state.many
-        after = None if state is None else AverageState(total[:, -1:], state.many + x.shape[1])
-        return (total / count.clamp(min=1)).to(x.dtype), after
+        if state is not None:
+            if state.total is not None:
+                check_batch(state.total, wide)
+                total, count = total + state.total, count + state.count
+            state = AverageState(total[:, -1:], state.count + x.shape[1])
+        return (total / count.clamp(min=1)).to(x.dtype), state
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """How much of each token is in each mean: one head, (b 1 n m)."""
+        """Weight of each token in each mean, (b 1 n m)."""
         m = x.shape[1] if context is None else context.shape[1]
         keep = torch.ones(x.shape[0], x.shape[1], m, dtype=x.dtype, device=x.device)
         keep = keep.tril() if self.causal else keep

@@ -1,8 +1,8 @@
-"""Branches: the channels are dealt out to several mixers."""
+"""Branches: the channels are split among several mixers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import and_
 
@@ -13,15 +13,17 @@ from regard.mixer import Mixer, State
 
 
 class Branches(Mixer):
-    """out = [mixer_1(x_1) ; mixer_2(x_2) ; ...]: each mixer has as many channels of x as it is wide, in turn, and nothing
-    crosses from one to the other before the feed-forward layer (Wu et al. 2020, arXiv 2004.11886).
+    """out = [mixer_1(x_1) ; mixer_2(x_2) ; ...]: each mixer gets `mixer.dim` channels of x (Wu et al. 2020, arXiv 2004.11886).
 
-    It can what all of them can; the map has the heads of all, one after the other.
+    The capabilities are those that all mixers have in common. The attention map has the heads of all mixers.
+
+    Args:
+        mixers: The mixers. All must be causal, or none.
     """
 
     def __init__(self, mixers: Sequence[Mixer]) -> None:
         if not mixers:
-            raise ValueError("there must be at least one branch")
+            raise ValueError("Branches needs at least one mixer")
         if len({mixer.causal for mixer in mixers}) > 1:
             raise ValueError("all branches must be causal, or none")
         limits = [mixer.length for mixer in mixers if mixer.length is not None]
@@ -35,7 +37,7 @@ class Branches(Mixer):
         self.widths = [mixer.dim for mixer in mixers]
 
     def initial_state(self) -> State:
-        """The states of all branches."""
+        """Initial states of all branches."""
         return tuple(branch.initial_state() for branch in self.branches)
 
     def mix(
@@ -48,18 +50,14 @@ class Branches(Mixer):
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         states = [None] * len(self.widths) if state is None else state
-        more = (
-            {}
-            if global_attention_mask is None
-            else {"global_attention_mask": global_attention_mask}
-        )
-        parts = zip(
-            self.branches, x.split(self.widths, -1), self._seen(context), states, strict=True
-        )
-        found = [branch.mix(part, seen, mask, mine, **more) for branch, part, seen, mine in parts]
-        return torch.cat([y for y, _ in found], -1), None if state is None else tuple(
-            mine for _, mine in found
-        )
+        kwargs = _optional(global_attention_mask)
+        outputs, next_states = [], []
+        for inputs, branch_state in zip(self._split(x, context), states, strict=True):
+            branch, part, part_context = inputs
+            y, branch_state = branch.mix(part, part_context, mask, branch_state, **kwargs)
+            outputs.append(y)
+            next_states.append(branch_state)
+        return torch.cat(outputs, -1), None if state is None else tuple(next_states)
 
     def weights(
         self,
@@ -68,16 +66,22 @@ class Branches(Mixer):
         mask: Tensor | None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """(b h n m), with h the heads of all branches together."""
-        more = (
-            {}
-            if global_attention_mask is None
-            else {"global_attention_mask": global_attention_mask}
-        )
-        parts = zip(self.branches, x.split(self.widths, -1), self._seen(context), strict=True)
-        return torch.cat(
-            [branch.weights(part, seen, mask, **more) for branch, part, seen in parts], 1
-        )
+        """(b h n m), with the heads of all branches."""
+        kwargs = _optional(global_attention_mask)
+        maps = [
+            branch.weights(part, part_context, mask, **kwargs)
+            for branch, part, part_context in self._split(x, context)
+        ]
+        return torch.cat(maps, 1)
 
-    def _seen(self, context: Tensor | None) -> Sequence[Tensor | None]:
-        return [None] * len(self.widths) if context is None else context.split(self.widths, -1)
+    def _split(
+        self, x: Tensor, context: Tensor | None
+    ) -> Iterator[tuple[Mixer, Tensor, Tensor | None]]:
+        """Each branch with its channels of x and of the context."""
+        contexts = [None] * len(self.widths) if context is None else context.split(self.widths, -1)
+        return zip(self.branches, x.split(self.widths, -1), contexts, strict=True)
+
+
+def _optional(global_attention_mask: Tensor | None) -> dict[str, Tensor]:
+    """As keyword arguments: not every mixer has this parameter."""
+    return {} if global_attention_mask is None else {"global_attention_mask": global_attention_mask}

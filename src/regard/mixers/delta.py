@@ -35,7 +35,7 @@ class DeltaRule(Recurrence):
         self.convolution = ShortConvolution(3 * dim, convolution) if convolution else None
         self.norm = nn.RMSNorm(dim // heads, eps=1e-5)
 
-    def read(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
+    def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
         """Keys, queries, values and β.  The past is the last few tokens' projections."""
         qkv = torch.cat([f(x) for f in (self.q, self.k, self.v)], -1)
         if self.convolution is not None:
@@ -44,7 +44,7 @@ class DeltaRule(Recurrence):
         q, k = (F.normalize(at_least_float32(t), dim=-1) for t in (q, k))
         return RecurrenceInputs(q, k, v, self.rate(x).sigmoid().transpose(1, 2)), past
 
-    def write(self, y: Tensor, x: Tensor) -> Tensor:
+    def project_output(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, and project."""
         return self.out(merge_heads(self.norm(y)))
 

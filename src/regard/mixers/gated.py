@@ -45,14 +45,14 @@ class GatedLinear(Recurrence):
         self.gate = nn.Linear(dim, dim)
         self.norm = nn.GroupNorm(heads, dim)
 
-    def read(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
+    def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
         """Keys, queries, values and log α."""
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
         return RecurrenceInputs(
             q, k, v, split_heads(F.logsigmoid(at_least_float32(self.forget(x))) / 16, self.heads)
         ), None
 
-    def write(self, y: Tensor, x: Tensor) -> Tensor:
+    def project_output(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, gate, and project."""
         y = self.norm(merge_heads(y).flatten(0, 1)).unflatten(0, x.shape[:2])
         return self.out(F.silu(self.gate(x)) * y)
@@ -96,7 +96,7 @@ class GatedRandomFeatures(Recurrence):
         """Nothing was read, but this is a stream: rows stay as they are."""
         return RecurrenceState((), None)
 
-    def read(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
+    def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
         """Features of keys and queries, values, log g and 1 − g."""
         if self.training and past is None:
             self.feature.advance()
@@ -114,6 +114,6 @@ class GatedRandomFeatures(Recurrence):
             phi_q, phi_k, v, stays, enters, (-torch.expm1(stayed)).clamp(min=LEAST_MASS)
         ), (stayed[..., -1:],)
 
-    def write(self, y: Tensor, x: Tensor) -> Tensor:
+    def project_output(self, y: Tensor, x: Tensor) -> Tensor:
         """Project."""
         return self.out(merge_heads(y))

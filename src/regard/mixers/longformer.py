@@ -31,13 +31,13 @@ class Longformer(Mixer):
         )
         super().__init__(dim, can=can, causal=causal, length=near.length)
         self.local = MultiHead(dim, heads, near, bias=bias, causal=causal)
-        self.everywhere = (
+        self.global_heads = (
             None
             if causal
             else MultiHead(dim, heads, SoftmaxAttention(GlobalMaskQueries()), bias=bias)
         )
-        if self.everywhere is not None:
-            self.everywhere.out = nn.Identity()
+        if self.global_heads is not None:
+            self.global_heads.out = nn.Identity()
 
     def initial_state(self) -> State:
         """The cache of the window."""
@@ -54,8 +54,8 @@ class Longformer(Mixer):
         """(b n d) -> (b n d)."""
         global_attention_mask = _real(global_attention_mask, mask)
         y, state = self.local.mix_heads(x, context, mask, state, global_attention_mask)
-        if global_attention_mask is not None and self.everywhere is not None:
-            z, _ = self.everywhere.mix_heads(x, context, mask, None, global_attention_mask)
+        if global_attention_mask is not None and self.global_heads is not None:
+            z, _ = self.global_heads.mix_heads(x, context, mask, None, global_attention_mask)
             y = torch.where(global_attention_mask[..., None], z, y)
         return self.local.out(y), state
 
@@ -69,9 +69,9 @@ class Longformer(Mixer):
         """The map of the window; for marked tokens, that of their own attention."""
         global_attention_mask = _real(global_attention_mask, mask)
         near = self.local.weights(x, context, mask, global_attention_mask=global_attention_mask)
-        if global_attention_mask is None or self.everywhere is None:
+        if global_attention_mask is None or self.global_heads is None:
             return near
-        far = self.everywhere.weights(x, context, mask, global_attention_mask=global_attention_mask)
+        far = self.global_heads.weights(x, context, mask, global_attention_mask=global_attention_mask)
         return torch.where(global_attention_mask[:, None, :, None], far, near)
 
 

@@ -71,11 +71,11 @@ class Recurrence(Mixer):
         )
 
     @abstractmethod
-    def read(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
+    def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
         """(b n d) -> what the heads need, and what the next chunk needs of this one."""
 
     @abstractmethod
-    def write(self, y: Tensor, x: Tensor) -> Tensor:
+    def project_output(self, y: Tensor, x: Tensor) -> Tensor:
         """What the heads found (b h n f), and the tokens (b n d) -> (b n d)."""
 
     def initial_state(self) -> RecurrenceState:
@@ -94,9 +94,9 @@ class Recurrence(Mixer):
         past, heads = RecurrenceState(None, None) if state is None else state
         if heads is not None:
             check_batch(heads, at_least_float32(x))
-        found, past = self.read(x, past)
+        found, past = self.project_inputs(x, past)
         y, heads = self._run(found, found.v, heads)
-        return self.write(y.to(x.dtype), x), None if state is None else RecurrenceState(past, heads)
+        return self.project_output(y.to(x.dtype), x), None if state is None else RecurrenceState(past, heads)
 
     def _run(
         self, found: RecurrenceInputs, v: Tensor, state: Tensor | None
@@ -124,7 +124,7 @@ class Recurrence(Mixer):
             if mask is None
             else _order(mask)
         )
-        found, _ = self.read(_take(x, order), None)
+        found, _ = self.project_inputs(_take(x, order), None)
         one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[
             order
         ]  # each value is the place that it came from

@@ -39,7 +39,7 @@ class Retention(Recurrence):
         self.norm = nn.GroupNorm(heads, expand * dim)
         self.out = nn.Linear(expand * dim, dim, bias=False)
 
-    def read(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
+    def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
         """Keys and queries turned, and log γ.  The past is the number of tokens so far."""
         at, n = past or 0, x.shape[1]
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
@@ -52,7 +52,7 @@ class Retention(Recurrence):
         )
         return RecurrenceInputs(q / math.sqrt(q.shape[-1]), k, v, gate), at + n
 
-    def write(self, y: Tensor, x: Tensor) -> Tensor:
+    def project_output(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, gate, and project."""
         y = self.norm(merge_heads(y).flatten(0, 1)).unflatten(0, x.shape[:2])
         return self.out(F.silu(self.gate(x)) * y)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from regard.errors import check_choice, check_int, check_single_head
+from regard.errors import check_choice, check_int, check_single_head, did_you_mean
 from regard.mixer import Mixer, check_heads
 from regard.mixers import (
     AFT,
@@ -160,7 +160,8 @@ def synthesizer_mixture(
 
     kinds = ("dense", "random", "factorised_dense", "factorised_random", "vanilla")
     for part in parts:
-        check_choice("part", part, kinds)
+        if part not in kinds:
+            raise ValueError(f"no part {part!r}: {did_you_mean(str(part), kinds)}")
     # every part has a seed of its own, so that two random parts differ
     logits = [build(part, seed + i) for i, part in enumerate(parts)]
     return Synthesizer(dim, heads, logits, causal=causal)

@@ -145,11 +145,11 @@ def longformer_map(their: Json) -> WeightMap:
     """Both sets of projections: of the window, and of the marked tokens."""
     marked = (
         *linear_rules(
-            "encoder.layer.{i}.attention.self.query_global", f"{LAYER}.mixer.everywhere.q"
+            "encoder.layer.{i}.attention.self.query_global", f"{LAYER}.mixer.global_heads.q"
         ),
-        *linear_rules("encoder.layer.{i}.attention.self.key_global", f"{LAYER}.mixer.everywhere.k"),
+        *linear_rules("encoder.layer.{i}.attention.self.key_global", f"{LAYER}.mixer.global_heads.k"),
         *linear_rules(
-            "encoder.layer.{i}.attention.self.value_global", f"{LAYER}.mixer.everywhere.v"
+            "encoder.layer.{i}.attention.self.value_global", f"{LAYER}.mixer.global_heads.v"
         ),
     )
     rows = encoder_rows(
