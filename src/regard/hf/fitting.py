@@ -102,7 +102,11 @@ def take_over(mixer: Mixer, parts: AttentionWeights) -> tuple[str, ...]:
     kept: list[str] = []
     for home in homes:
         given = dict(zip(NAMES, scaled(parts), strict=True))
-        if parts.marked is not None and isinstance(mixer, Longformer) and home is mixer.global_heads:
+        if (
+            parts.marked is not None
+            and isinstance(mixer, Longformer)
+            and home is mixer.global_heads
+        ):
             given = dict(zip(NAMES, parts.marked, strict=True))
         taken = {name for name in ("q", "v") if put(home, name, given[name], parts)}
         if "q" in taken and put(

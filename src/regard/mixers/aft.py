@@ -131,7 +131,9 @@ class AFT(Mixer):
         sums = self._sums(k, v, past.next)
         if past.k is not None and past.v is not None and past.far is not None:
             sums = _merge(_merge(sums, self._sums_over_past(past, k)), past.far)
-        mean = sums.top / sums.bottom.masked_fill(sums.bottom <= 0, 1)  # zero if all keys are masked
+        mean = sums.top / sums.bottom.masked_fill(
+            sums.bottom <= 0, 1
+        )  # zero if all keys are masked
         y = self.q(x).sigmoid() * merge_heads(mean.expand_as(v)).to(x.dtype)
         return y, None if state is None else self._next_state(past, k, v)
 

@@ -71,7 +71,9 @@ class Longformer(Mixer):
         near = self.local.weights(x, context, mask, global_attention_mask=global_attention_mask)
         if global_attention_mask is None or self.global_heads is None:
             return near
-        far = self.global_heads.weights(x, context, mask, global_attention_mask=global_attention_mask)
+        far = self.global_heads.weights(
+            x, context, mask, global_attention_mask=global_attention_mask
+        )
         return torch.where(global_attention_mask[:, None, :, None], far, near)
 
 

@@ -96,7 +96,9 @@ class Recurrence(Mixer):
             check_batch(heads, at_least_float32(x))
         found, past = self.project_inputs(x, past)
         y, heads = self._run(found, found.v, heads)
-        return self.project_output(y.to(x.dtype), x), None if state is None else RecurrenceState(past, heads)
+        return self.project_output(y.to(x.dtype), x), None if state is None else RecurrenceState(
+            past, heads
+        )
 
     def _run(
         self, found: RecurrenceInputs, v: Tensor, state: Tensor | None

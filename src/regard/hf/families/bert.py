@@ -147,7 +147,9 @@ def longformer_map(their: Json) -> WeightMap:
         *linear_rules(
             "encoder.layer.{i}.attention.self.query_global", f"{LAYER}.mixer.global_heads.q"
         ),
-        *linear_rules("encoder.layer.{i}.attention.self.key_global", f"{LAYER}.mixer.global_heads.k"),
+        *linear_rules(
+            "encoder.layer.{i}.attention.self.key_global", f"{LAYER}.mixer.global_heads.k"
+        ),
         *linear_rules(
             "encoder.layer.{i}.attention.self.value_global", f"{LAYER}.mixer.global_heads.v"
         ),
