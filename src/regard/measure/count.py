@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import log2, prod
-from typing import Any
+from typing import Any, ClassVar, Self
 from weakref import finalize
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
@@ -105,15 +105,48 @@ SUMS = (aten.sum, aten.add)
 
 
 class FlopCounter(TorchDispatchMode):
-    """Counts while it is entered; `total`, and `by` what operation.
+    """Counts FLOPs while it is entered.
 
-    A product that is written element by element counts once it is summed, or added to another: two for each number.
+    An elementwise product counts once it is summed or added to another tensor: two for each number.
+
+    Attributes:
+        total: FLOPs.
+        recomputed: The share of `total` that repeats earlier work, as far as it was reported.
+        by_operation: FLOPs of each operation.
     """
+
+    _active: ClassVar[list[FlopCounter]] = []
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.total, self.by = 0.0, Counter[str]()
+        self.total, self.recomputed, self.by_operation = 0.0, 0.0, Counter[str]()
         self._products = WeakIdKeyDictionary()  # results of products, for as long as they live
+
+    @classmethod
+    def report(cls, flops: float, recomputed: float = 0.0) -> None:
+        """Add FLOPs to all active counters, for an operation that computes nothing itself."""
+        for counter in cls._active:
+            counter.total += flops
+            counter.recomputed += recomputed
+
+    @classmethod
+    @contextmanager
+    def paused(cls) -> Iterator[None]:
+        """Inside, the counters that are active now do not count."""
+        active, cls._active = cls._active, []
+        try:
+            with _disable_current_modes():
+                yield
+        finally:
+            cls._active = active
+
+    def __enter__(self) -> Self:
+        self._active.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._active.remove(self)
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run it, and count it."""
@@ -130,7 +163,7 @@ class FlopCounter(TorchDispatchMode):
             self._products[out] = True
         if flops:
             self.total += flops
-            self.by[str(op)] += round(flops)
+            self.by_operation[str(op)] += round(flops)
         return out
 
     def _flops(self, op: Any, args: Any, kwargs: Any, out: Any) -> float:
@@ -147,7 +180,7 @@ class FlopCounter(TorchDispatchMode):
 
 
 @dataclass
-class Kept:
+class SavedActivations:
     """Bytes that autograd keeps, each storage once; parameters are not counted."""
 
     known: set[int] = field(default_factory=set)
@@ -167,9 +200,11 @@ class Kept:
 
 
 @contextmanager
-def keeping(module: nn.Module) -> Iterator[Kept]:
+def record_saved_activations(module: nn.Module) -> Iterator[SavedActivations]:
     """Watch what autograd keeps of a forward pass."""
-    seen = Kept({t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())})
+    seen = SavedActivations(
+        {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())}
+    )
     with torch.autograd.graph.saved_tensors_hooks(seen.take, lambda x: x):
         yield seen
 
@@ -210,7 +245,7 @@ class PeakCounter(TorchDispatchMode):
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedRun:
     """Of one run: FLOPs forward and backward, and bytes that were kept between."""
 
     forward: float
@@ -218,11 +253,11 @@ class Counted:
     saved: int
 
 
-def count(module: nn.Module, x: Tensor, **given: Any) -> Counted:
+def count(module: nn.Module, x: Tensor, **given: Any) -> CountedRun:
     """Run it forward and backward, and count.  On meta tensors nothing is computed, where the module allows that."""
     x = x.requires_grad_() if x.is_floating_point() else x
-    with keeping(module) as seen, FlopCounter() as ahead:
+    with record_saved_activations(module) as seen, FlopCounter() as ahead:
         y = module(x, **given)
     with FlopCounter() as back:
         y.sum().backward()
-    return Counted(ahead.total, back.total, seen.bytes)
+    return CountedRun(ahead.total, back.total, seen.bytes)
