@@ -1,2 +1,4 @@
-"""Measuring: what a module costs, by formula (`cost`), by counting (`count`) and on a machine (`plan`), and how hard a stack
-is to train (`probe`)."""
+"""What a module costs: counted (`cost`), on a given machine (`plan`), and measured (`timing`).
+
+`probe` measures how hard a deep stack is to train.
+"""

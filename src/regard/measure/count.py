@@ -1,8 +1,8 @@
-"""Counting what a real run does: FLOPs of products and transforms, and numbers that autograd keeps.
+"""Counters for a run: FLOPs, bytes saved by autograd, and peak memory.
 
-torch's own counter knows neither the fused attention of the CPU nor the Fourier transform, nor products that are written
-element by element and then summed.  A multiply-add is two FLOPs; a transform of N numbers is 5 N log₂ N, and half as much
-where they are real and half the result is asked for.
+`torch.utils.flop_counter` misses the fused attention of the CPU, Fourier transforms, and elementwise products that are
+summed. A multiply-add counts as 2 FLOPs. A transform of N numbers counts as 5 N log₂ N, or half of that for real
+numbers where half of the result is returned.
 """
 
 from __future__ import annotations
@@ -23,85 +23,73 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 aten = torch.ops.aten
-Flops = Callable[..., float]
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, products: tuple[int, int]) -> float:
-    """Products of the width of the keys, and of that of the values; heads (b h n e).  Every score is computed."""
-    b, h, n, e = q.shape
-    return 2 * b * h * n * k.shape[2] * (products[0] * e + products[1] * v.shape[3])
+def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> float:
+    return 2.0 * q[..., 0].numel() * k.shape[2] * (q.shape[3] + v.shape[3])
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **more: Any) -> float:
-    return _attention(q, k, v, (1, 1))
-
-
-def _flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **more: Any
+def _attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
 ) -> float:
-    """The scores once more, and two products for each of the two of the forward pass."""
-    return _attention(q, k, v, (3, 2))
+    """The scores again, and two products for each of the forward pass."""
+    return 2.0 * q[..., 0].numel() * k.shape[2] * (3 * q.shape[3] + 2 * v.shape[3])
 
 
-def _transform(x: Tensor, dims: list[int], *rest: Any, **more: Any) -> float:
-    """5 N log₂ of the numbers that are transformed together."""
-    size = prod(x.shape[d] for d in dims)
+def _fft(x: Tensor, dims: list[int], *args: Any, **kwargs: Any) -> float:
+    size = prod(x.shape[dim] for dim in dims)
     return 5 * x.numel() * log2(size) if size > 1 else 0.0
 
 
-def _real_transform(x: Tensor, dims: list[int], norm: int, half: bool, **more: Any) -> float:
-    """Half of that where half the result is asked for: of real numbers it tells the other half."""
-    return _transform(x, dims) / (2 if half else 1)
+def _real_fft(x: Tensor, dims: list[int], norm: int, onesided: bool, **kwargs: Any) -> float:
+    return _fft(x, dims) / (2 if onesided else 1)
 
 
-def _triangular(a: Tensor, b: Tensor, *rest: Any, **more: Any) -> float:
-    """Half of a product (n n) (n m)."""
-    return a.shape[-1] * b.numel()
+def _solve_triangular(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> float:
+    return float(a.shape[-1] * b.numel())
 
 
-def _convolved_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **more: Any) -> float:
-    """Once for x and once for the weight, where they have gradients.  torch's own formula takes no groups into account."""
-    wanted = rest[-1]
-    return 2.0 * grad.numel() * weight[0].numel() * sum(map(bool, wanted[:2]))
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any
+) -> float:
+    """Once for x and once for the weight, if they need gradients. torch's own formula ignores groups."""
+    needs_gradient = args[-1][:2]
+    return 2.0 * grad.numel() * weight[0].numel() * sum(map(bool, needs_gradient))
 
 
-def _matrix_vector(a: Tensor, b: Tensor, *rest: Any, **more: Any) -> float:
-    return 2 * a.numel()
+def _matrix_vector(a: Tensor, *args: Any, **kwargs: Any) -> float:
+    return 2.0 * a.numel()
 
 
-def _products_added(x: Tensor, a: Tensor, b: Tensor, **more: Any) -> float:
-    """x + a b in place, (b n inner) (b inner m)."""
-    return 2 * a.numel() * b.shape[2]
+def _baddbmm(x: Tensor, a: Tensor, b: Tensor, **kwargs: Any) -> float:
+    return 2.0 * a.numel() * b.shape[2]
 
 
-def _bag(table: Tensor, indices: Tensor, *rest: Any, **more: Any) -> float:
-    """Rows of a table, weighed and summed."""
-    return 2 * indices.numel() * table.shape[1]
+def _embedding_bag(table: Tensor, indices: Tensor, *args: Any, **kwargs: Any) -> float:
+    return 2.0 * indices.numel() * table.shape[1]
 
 
-def _bag_backward(grad: Tensor, *rest: Any, **more: Any) -> float:
-    """For the table, or for the weights: each number of each row that was read, once.  The indices are the first whole ones."""
-    indices = next(x for x in rest if isinstance(x, Tensor) and not x.is_floating_point())
-    return 2 * indices.numel() * grad.shape[1]
+def _embedding_bag_backward(grad: Tensor, *args: Any, **kwargs: Any) -> float:
+    """For the table or for the weights. The indices are the first integer tensor."""
+    indices = next(x for x in args if isinstance(x, Tensor) and not x.is_floating_point())
+    return 2.0 * indices.numel() * grad.shape[1]
 
 
-KNOWN: dict[Any, Flops] = {
-    aten._embedding_bag: _bag,
-    aten._embedding_bag_dense_backward: _bag_backward,
-    aten._embedding_bag_per_sample_weights_backward: _bag_backward,
-    aten._scaled_dot_product_flash_attention_for_cpu: _flash,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_backward,
-    aten._fft_c2c: _transform,
-    aten._fft_r2c: _real_transform,
-    aten._fft_c2r: _transform,
-    aten.convolution_backward: _convolved_backward,
-    aten.linalg_solve_triangular: _triangular,
+FLOPS: dict[Any, Callable[..., float]] = {
+    aten._embedding_bag: _embedding_bag,
+    aten._embedding_bag_dense_backward: _embedding_bag_backward,
+    aten._embedding_bag_per_sample_weights_backward: _embedding_bag_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten._fft_c2c: _fft,
+    aten._fft_r2c: _real_fft,
+    aten._fft_c2r: _fft,
+    aten.convolution_backward: _convolution_backward,
+    aten.linalg_solve_triangular: _solve_triangular,
     aten.mv: _matrix_vector,
     aten.dot: _matrix_vector,
-    aten.baddbmm_: _products_added,
+    aten.baddbmm_: _baddbmm,
 }
-PRODUCTS = (aten.mul,)
-SUMS = (aten.sum, aten.add)
 
 
 class FlopCounter(TorchDispatchMode):
@@ -120,7 +108,7 @@ class FlopCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total, self.recomputed, self.by_operation = 0.0, 0.0, Counter[str]()
-        self._products = WeakIdKeyDictionary()  # results of products, for as long as they live
+        self._products = WeakIdKeyDictionary()  # results of elementwise products
 
     @classmethod
     def report(cls, flops: float, recomputed: float = 0.0) -> None:
@@ -149,79 +137,68 @@ class FlopCounter(TorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it, and count it."""
         kwargs = kwargs or {}
         op = func._overloadpacket
         out = func(*args, **kwargs)
-        flops = self._flops(op, args, kwargs, out)
-        if (
-            op in PRODUCTS
-            and isinstance(out, Tensor)
-            and isinstance(args[1], Tensor)
-            and args[1].numel() > 1
-        ):
+        flops = 0.0
+        if op in FLOPS:
+            flops = FLOPS[op](*args, **kwargs)
+        elif op in flop_registry:
+            flops = flop_registry[op](*args, **kwargs, out_val=out)
+        elif op in (aten.sum, aten.add):
+            products = [x for x in args[:2] if isinstance(x, Tensor) and x in self._products]
+            flops = 2.0 * max((x.numel() for x in products), default=0)
+        elif op is aten.mul and isinstance(args[1], Tensor) and args[1].numel() > 1:
             self._products[out] = True
         if flops:
             self.total += flops
             self.by_operation[str(op)] += round(flops)
         return out
 
-    def _flops(self, op: Any, args: Any, kwargs: Any, out: Any) -> float:
-        if op in KNOWN:
-            return KNOWN[op](*args, **kwargs)
-        if op in flop_registry:
-            return float(flop_registry[op](*args, **kwargs, out_val=out))
-        if op in SUMS:
-            return 2.0 * max(
-                (x.numel() for x in args[:2] if isinstance(x, Tensor) and x in self._products),
-                default=0,
-            )
-        return 0.0
-
 
 @dataclass
 class SavedActivations:
-    """Bytes that autograd keeps, each storage once; parameters are not counted."""
+    """Storages that autograd saved, by address, with their bytes. Those in `ignored` are not counted."""
 
-    known: set[int] = field(default_factory=set)
+    ignored: set[int] = field(default_factory=set)
     storages: dict[int, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """In all."""
+        """Total size."""
         return sum(self.storages.values())
 
-    def take(self, x: Tensor) -> Tensor:
-        """Called for every tensor that is kept."""
-        at = x.untyped_storage()._cdata
-        if at not in self.known:
-            self.storages[at] = x.untyped_storage().nbytes()
+    def add(self, x: Tensor) -> Tensor:
+        """Record the storage of a tensor."""
+        storage = x.untyped_storage()
+        if storage._cdata not in self.ignored:
+            self.storages[storage._cdata] = storage.nbytes()
         return x
 
 
 @contextmanager
 def record_saved_activations(module: nn.Module) -> Iterator[SavedActivations]:
-    """Watch what autograd keeps of a forward pass."""
-    seen = SavedActivations(
-        {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())}
-    )
-    with torch.autograd.graph.saved_tensors_hooks(seen.take, lambda x: x):
-        yield seen
+    """Record what autograd saves inside, without the parameters and buffers of the module."""
+    tensors = (*module.parameters(), *module.buffers())
+    saved = SavedActivations({t.untyped_storage()._cdata for t in tensors})
+    with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda x: x):
+        yield saved
 
 
 class PeakCounter(TorchDispatchMode):
-    """The most bytes that were alive at once, of tensors that operations made while it is entered.
+    """Counts the bytes of tensors that operations create while it is entered; not the workspace of kernels.
 
-    What a kernel needs inside is not seen.
+    Attributes:
+        live_bytes: Bytes that are alive.
+        peak_bytes: The most bytes that were alive at once.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now, self.peak = 0, 0
+        self.live_bytes, self.peak_bytes = 0, 0
         self._alive: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it, and note what it made."""
         out = func(*args, **(kwargs or {}))
         for x in tree_leaves(out):
             if isinstance(x, Tensor):
@@ -229,35 +206,34 @@ class PeakCounter(TorchDispatchMode):
         return out
 
     def watch(self, x: Tensor) -> None:
-        """Count the storage of x until it dies."""
+        """Count the storage of x until it is freed."""
         storage = x.untyped_storage()
-        at, size = storage._cdata, storage.nbytes()
-        if at in self._alive:
+        if storage._cdata in self._alive:
             return
-        self._alive.add(at)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        finalize(storage, self._died, at, size)
+        self._alive.add(storage._cdata)
+        self.live_bytes += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        finalize(storage, self._free, storage._cdata, storage.nbytes())
 
-    def _died(self, at: int, size: int) -> None:
-        self._alive.discard(at)
-        self.now -= size
+    def _free(self, address: int, size: int) -> None:
+        self._alive.discard(address)
+        self.live_bytes -= size
 
 
 @dataclass(frozen=True)
 class CountedRun:
-    """Of one run: FLOPs forward and backward, and bytes that were kept between."""
+    """FLOPs of a forward and a backward pass, and bytes saved between them."""
 
-    forward: float
-    backward: float
-    saved: int
+    forward_flops: float
+    backward_flops: float
+    activation_bytes: int
 
 
-def count(module: nn.Module, x: Tensor, **given: Any) -> CountedRun:
-    """Run it forward and backward, and count.  On meta tensors nothing is computed, where the module allows that."""
+def count(module: nn.Module, x: Tensor, **kwargs: Any) -> CountedRun:
+    """Run a module forward and backward, and count."""
     x = x.requires_grad_() if x.is_floating_point() else x
-    with record_saved_activations(module) as seen, FlopCounter() as ahead:
-        y = module(x, **given)
-    with FlopCounter() as back:
+    with record_saved_activations(module) as saved, FlopCounter() as forward:
+        y = module(x, **kwargs)
+    with FlopCounter() as backward:
         y.sum().backward()
-    return CountedRun(ahead.total, back.total, seen.bytes)
+    return CountedRun(forward.total, backward.total, saved.bytes)

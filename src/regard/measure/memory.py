@@ -1,8 +1,8 @@
-"""The most memory that a training step needs at once: by formula, and counted.
+"""Peak memory of a training step: predicted, and counted.
 
-A step has three moments.  When the loss is there, all activations are kept.  Going back, those of a layer are let go while the
-gradients of its parameters come.  When the optimizer steps, all gradients are there and no activation is.  The peak is the
-greatest of these; parameters and the optimizer's numbers are there all the time.
+The peak is reached at one of three moments: when the loss is computed, all activations are saved; in the backward
+pass, the activations of a layer are freed while the gradients of its parameters appear; when the optimizer steps,
+all gradients are there and no activations. Parameters and optimizer state are there all the time.
 """
 
 from __future__ import annotations
@@ -15,75 +15,92 @@ from torch import Tensor
 from regard.errors import check_choice
 from regard.measure.cost import Cost, cost
 from regard.measure.count import PeakCounter
-from regard.measure.model import Outline, outline, training_loss
+from regard.measure.model import model_sizes, training_loss
 from regard.models import Model
 
-STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # numbers that an optimizer keeps for each parameter
-KEPT = 1.2  # a process beside its tensors: what the allocator of the system does not give back; 1.16 to 1.39 were measured
-AT_STEP = {
-    "sgd": 0,
-    "momentum": 0,
-    "adamw": 2,
-}  # tensors of the size of the largest parameter that it needs while it steps
+OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # numbers for each parameter
+# tensors of the size of the largest parameter that the optimizer needs while it steps
+STEP_TENSORS = {"sgd": 0, "momentum": 0, "adamw": 2}
+PROCESS_OVERHEAD = 1.2  # memory the allocator does not return; 1.16 to 1.39 were measured
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of a training step.
+    """Memory of a training step, in bytes.
 
-    saved       activations that autograd keeps, of the whole batch
-    workspace   what is there only for a moment
-    peak        the most that is there at once; less than the sum of all, for gradients come as activations go
-    process     what the process grows by: the peak, and what its allocator does not give back
+    Args:
+        parameter_bytes: Parameters.
+        gradient_bytes: Gradients.
+        optimizer_bytes: Optimizer state.
+        activation_bytes: Activations that autograd saves, for the whole batch.
+        workspace_bytes: Memory beyond the activations that is needed for a moment only.
+        peak_bytes: The peak. Less than the sum of all, since gradients appear as activations are freed.
     """
 
-    parameters: int
-    gradients: int
-    optimizer: int
-    saved: int
-    workspace: int
-    peak: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    workspace_bytes: int
+    peak_bytes: int
 
     @property
-    def process(self) -> int:
-        return round(KEPT * self.peak)
+    def process_bytes(self) -> int:
+        """What the process grows by: the peak, and memory that its allocator does not return."""
+        return round(PROCESS_OVERHEAD * self.peak_bytes)
 
 
 def step_memory(
-    model: Model, length: int, *, batch: int = 1, width: int = 4, optimizer: str = "adamw"
+    model: Model,
+    length: int,
+    *,
+    batch: int = 1,
+    itemsize: int = 4,
+    optimizer: str = "adamw",
+    total: Cost | None = None,
 ) -> StepMemory:
-    """Predicted, for numbers of `width` bytes."""
-    check_choice("optimizer", optimizer, STATES)
-    found, sizes = cost(model, length, batch=batch, width=width), outline(model, length, batch)
-    held = found.parameters * width
-    largest = max(p.numel() for p in model.parameters()) * width
-    loss_is_there = found.saved + 2 * sizes.logits * width
-    moments = [loss_is_there, *_backward(found, sizes, width), held + AT_STEP[optimizer] * largest]
-    states = STATES[optimizer] * held
-    peak = held + states + max(moments)
-    return StepMemory(held, held, states, found.saved, max(0, max(moments) - found.saved), peak)
+    """Predict the memory of a training step, for numbers of `itemsize` bytes.
 
+    `total` is the cost of the model at these sizes, where it is known already.
+    """
+    check_choice("optimizer", optimizer, OPTIMIZER_STATES)
+    if total is None:
+        total = cost(model, length, batch=batch, itemsize=itemsize)
+    sizes = model_sizes(model, length, batch)
+    parameters = total.parameters * itemsize
+    largest = max(p.numel() for p in model.parameters()) * itemsize
 
-def _backward(found: Cost, sizes: Outline, width: int) -> list[int]:
-    """Bytes while each part goes back: what is kept of those before it, gradients of those behind it, and its own."""
-    moments, saved, gradients = [], found.saved, 0
-    for part in reversed(found.parts):
-        moments.append(
-            saved + gradients + part.parameters * width + 2 * sizes.stream * width + part.saved // 2
-        )
-        saved, gradients = saved - part.saved, gradients + part.parameters * width
-    return moments
+    moments = [
+        total.activation_bytes + 2 * sizes.outputs * itemsize,  # at the loss
+        parameters + STEP_TENSORS[optimizer] * largest,  # in the optimizer
+    ]
+    saved, gradients = total.activation_bytes, 0
+    for part in reversed(total.parts):  # in the backward pass
+        gradients += part.parameters * itemsize
+        workspace = 2 * sizes.hidden * itemsize + part.activation_bytes // 2
+        moments.append(saved + gradients + workspace)
+        saved -= part.activation_bytes
+
+    state = OPTIMIZER_STATES[optimizer] * parameters
+    return StepMemory(
+        parameter_bytes=parameters,
+        gradient_bytes=parameters,
+        optimizer_bytes=state,
+        activation_bytes=total.activation_bytes,
+        workspace_bytes=max(0, max(moments) - total.activation_bytes),
+        peak_bytes=parameters + state + max(moments),
+    )
 
 
 def count_step_bytes(
-    model: Model, given: tuple[Tensor, ...], optimizer: torch.optim.Optimizer, *, steps: int = 2
+    model: Model, batch: tuple[Tensor, ...], optimizer: torch.optim.Optimizer, *, steps: int = 2
 ) -> int:
-    """The most bytes alive at once in so many training steps: parameters, and all tensors that operations made."""
-    with PeakCounter() as seen:
+    """Run training steps, and count the most bytes of tensors that were alive at once."""
+    with PeakCounter() as counter:
         for p in model.parameters():
-            seen.watch(p.detach())
+            counter.watch(p.detach())
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
-            training_loss(model, given).backward()
+            training_loss(model, batch).backward()
             optimizer.step()
-    return seen.peak
+    return counter.peak_bytes

@@ -84,7 +84,7 @@ def _call(module: nn.Module, shape: CallShape) -> Sequence[Tensor]:
     b, n, m, h = shape.b, shape.n, shape.m, shape.h
     empty = partial(torch.empty, device="meta", requires_grad=True)
     if isinstance(module, Attention):
-        return [module.attend(*_heads(module, shape), causal=shape.causal)[0]]
+        return [module(*_heads(module, shape), causal=shape.causal)[0]]
     if isinstance(module, Mixer):
         context = [] if m == n else [empty(b, m, module.dim)]
         return [module(empty(b, n, module.dim), *context)]
@@ -139,7 +139,7 @@ def _with_state(module: nn.Module, shape: CallShape, cost: ModuleCost) -> Module
         with torch.no_grad():
             if isinstance(module, Attention):
                 heads = _heads(module, shape.with_length(n))
-                state = module.attend(*heads, causal=True, state=module.start())[1]
+                state = module(*heads, causal=True, state=module.initial_state())[1]
             else:
                 x = torch.empty(shape.b, n, module.dim, device="meta")
                 state = module.stream(x, **context)[1]
@@ -220,7 +220,7 @@ def _replace_by_formula(part: nn.Module, by_formula: Formula) -> None:
         return _stand_in(cost, q.new_empty(b, h, n, m), q, k)
 
     replacements: dict[type, tuple[str, Callable[..., Any]]] = {
-        Attention: ("attend", attend),
+        Attention: ("forward", attend),
         Mixer: ("mix", mix),
         FeedForward: ("forward", feed_forward),
         Prior: ("forward", prior),
@@ -287,7 +287,7 @@ def _attend_on_meta(call: AttentionCall) -> Tensor:
 def _count_call_pairs(call: AttentionCall) -> int:
     """Visible pairs of a call, over all heads."""
     (_, h, n, _), m, q0, k0 = call.q.shape, call.k.shape[2], call.q_start, call.k_positions
-    pattern = call.pattern.given(False, False)
+    pattern = call.pattern.resolve_global_mask(False, False)
     if pattern == Full():
         return h * n * m
     if isinstance(k0, Tensor):

@@ -1,4 +1,4 @@
-"""The models that `regard cost` speaks of: any configuration, or one that a recipe and a few sizes make."""
+"""Models for cost estimates: built without data, with matching inputs and a loss."""
 
 from __future__ import annotations
 
@@ -31,22 +31,27 @@ def simple_config(
     vocab_size: int = 32_000,
     hidden: int | None = None,
 ) -> ModelConfig:
-    """An embedding, blocks of one mixer and an MLP with norms before, and a head over the vocabulary with weights of its own.
+    """A language model with one recipe in every layer: embedding, pre-norm blocks, and an untied head.
 
-    options   arguments of the recipe; the model tells it the width, and `causal` makes a decoder
-    hidden    width inside the feed-forward layers, four times `dim` unless given
+    Args:
+        recipe: Recipe of the mixers.
+        options: Arguments of the recipe, without `dim`. With causal=True the model is a decoder.
+        dim: Model width.
+        layers: Number of blocks.
+        vocab_size: Vocabulary size.
+        hidden: Width of the feed-forward layers. Default: 4 * dim.
     """
-    given = {name: value for name, value in options.items() if name != "causal"}
-    mixer = module_spec(recipe.name, **given)
+    options = dict(options)
+    causal = options.pop("causal", False)
     try:
         return ModelConfig(
-            kind="decoder" if options.get("causal") else "encoder",
+            kind="decoder" if causal else "encoder",
             input=TokenInput(vocab_size=vocab_size),
             head=LMHeadConfig(tie_weights=False),
             dim=dim,
             heads=options.get("heads", 1),
             layers=layers,
-            mixer=[mixer],
+            mixer=[module_spec(recipe.name, **options)],
             position=module_spec("none"),
             ffn=[module_spec("mlp") if hidden is None else module_spec("mlp", hidden=hidden)],
         )
@@ -55,70 +60,66 @@ def simple_config(
 
 
 def build_on_meta(config: ModelConfig) -> Model:
-    """The model without numbers: whatever its size, it takes no memory."""
+    """Build a model on the meta device, where it takes no memory."""
     try:
         with torch.device("meta"):
             return build(config)
-    except RuntimeError as error:  # a tensor of more bytes than can be counted
-        raise ValueError(
-            f"a tensor of it would be larger than torch can describe: {error}"
-        ) from error
+    except RuntimeError as error:
+        raise ValueError(f"The model has a tensor larger than torch can describe: {error}") from error
 
 
-def config_of(model: Model) -> ModelConfig:
-    """The configuration that a model was built from; one that was built by hand has none, and raises."""
-    if model.config is None:
-        raise ValueError(
-            "the model has no configuration, from which its sizes are read: build it from one"
-        )
-    return model.config
+class ModelSizes(NamedTuple):
+    """Sizes over the whole batch that memory and communication depend on.
 
-
-class Outline(NamedTuple):
-    """Sizes of a model that its memory and its traffic depend on.
-
-    stream   numbers of the tokens between two layers, over the whole batch
-    logits   numbers that come out, over the whole batch
-    layers   of both sides, where there are two
+    Args:
+        hidden: Numbers in the hidden states between two layers.
+        outputs: Numbers that the model returns, such as logits.
+        layers: Number of layers, of encoder and decoder together.
     """
 
-    stream: int
-    logits: int
+    hidden: int
+    outputs: int
     layers: int
 
 
-def outline(model: Model, length: int, batch: int) -> Outline:
-    """See `Outline`."""
+def model_sizes(model: Model, length: int, batch: int) -> ModelSizes:
+    """Sizes of a model that was built from a configuration."""
     config = config_of(model)
-    layers = config.layers + (config.encoder or config).layers * (config.kind == "seq2seq")
-    return Outline(batch * length * config.dim, batch * outputs(config, length), layers)
+    layers = config.layers
+    if config.kind == "seq2seq":
+        layers += (config.encoder or config).layers
+    if isinstance(config.head, LMHeadConfig | MaskedLMHeadConfig) and config.tokens is not None:
+        outputs = length * config.tokens.vocab_size
+    else:
+        with torch.device("meta"):
+            shallow = build(config.replace(layers=len(config.mixer)))
+            outputs = shallow(*example_batch(config, length, 1)).numel()
+    return ModelSizes(batch * length * config.dim, batch * outputs, layers)
 
 
-def outputs(config: ModelConfig, length: int) -> int:
-    """Numbers that come out of an example."""
-    head = config.head
-    if isinstance(head, LMHeadConfig | MaskedLMHeadConfig) and config.tokens is not None:
-        return length * config.tokens.vocab_size
-    with torch.device("meta"):
-        small = build(config.replace(layers=len(config.mixer)))
-        return small(*example_batch(config, length, 1)).numel()
+def config_of(model: Model) -> ModelConfig:
+    """The configuration of a model; ValueError if it was not built from one."""
+    if model.config is None:
+        raise ValueError("The model has no configuration to read its sizes from: build it from one.")
+    return model.config
 
 
 def example_batch(config: ModelConfig, length: int, batch: int) -> tuple[Tensor, ...]:
-    """A batch that the model can be called with: zeros, for costs do not depend on what is read."""
-    given = config.input
-    if isinstance(given, PatchInput):
-        first = torch.zeros(batch, given.channels, given.height, given.width)
-    elif isinstance(given, VectorInput):
-        first = torch.zeros(batch, length, given.width)
+    """Inputs of the right shape, all zeros."""
+    if isinstance(config.input, PatchInput):
+        image = config.input
+        first = torch.zeros(batch, image.channels, image.height, image.width)
+    elif isinstance(config.input, VectorInput):
+        first = torch.zeros(batch, length, config.input.width)
     else:
         first = torch.zeros(batch, length, dtype=torch.long)
-    second = (torch.zeros(batch, length, dtype=torch.long),) if config.kind == "seq2seq" else ()
-    return (first, *second)
+    if config.kind != "seq2seq":
+        return (first,)
+    return first, torch.zeros(batch, length, dtype=torch.long)
 
 
-def training_loss(model: Model, given: tuple[Tensor, ...]) -> Tensor:
-    """Cross-entropy of logits, or the mean square of what else comes out.  Logits are let go as soon as they were read."""
+def training_loss(model: Model, batch: tuple[Tensor, ...]) -> Tensor:
+    """Cross-entropy for language models, else the mean square of the output."""
     if isinstance(config_of(model).head, LMHeadConfig | MaskedLMHeadConfig):
-        return cross_entropy_loss(model(*given), given[-1])
-    return model(*given).square().mean()
+        return cross_entropy_loss(model(*batch), batch[-1])  # nothing else holds the logits
+    return model(*batch).square().mean()

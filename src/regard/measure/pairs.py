@@ -1,7 +1,7 @@
-"""How many pairs of a query and a key a pattern allows, at any length: never with an n x m mask.
+"""Count the (query, key) pairs that a pattern allows, at any length, without an n x m mask.
 
-Rectangles that are empty or full are counted whole; the others are cut in four, down to small tiles, which are counted pair by
-pair.  Where too many are partial, as for strides, a sample of them stands for all.
+Rectangles that are empty or full are counted whole. Others are cut in four, down to small tiles, which are counted
+pair by pair. If too many are left, as for strided patterns, a random sample estimates the count.
 """
 
 from __future__ import annotations
@@ -12,48 +12,34 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from regard.pattern import MAX_POSITION, Band, Causal, Full, Pattern
+from regard.pattern import Band, Full, Pattern
 
 TILE = 64
-MOST = 1 << 17  # partial rectangles that are followed at once
-AT_ONCE = 512  # tiles that are counted in one go
-SAMPLE = 1 << 22  # pairs that are looked at where a sample must do
+MAX_RECTANGLES = 1 << 17  # partial rectangles that are cut further
+TILES_AT_ONCE = 512
+SAMPLE_PAIRS = 1 << 22
 
 
 @lru_cache(1024)
 def count_pairs(pattern: Pattern, n: int, m: int, heads: int) -> int:
-    """Pairs (query, key) that may look at each other, over all heads, no token being marked."""
-    plain = pattern.resolve_global_mask(False, False)
-    if not plain.heads:
-        return heads * _of_one(plain, n, m)
-    return sum(times * _of_one(part, n, m) for part, times in Counter(plain.parts).items())
+    """Allowed pairs of n queries and m keys, summed over heads. No token is in a global attention mask."""
+    pattern = pattern.resolve_global_mask(False, False)
+    if not pattern.heads:
+        return heads * _count_one_head(pattern, n, m)
+    return sum(
+        times * _count_one_head(part, n, m) for part, times in Counter(pattern.parts).items()
+    )
 
 
-def _of_one(pattern: Pattern, n: int, m: int) -> int:
+def _count_one_head(pattern: Pattern, n: int, m: int) -> int:
     if not n or not m:
         return 0
     if pattern == Full():
         return n * m
     if isinstance(pattern, Band) and n == m:
-        return _band(pattern, n)
-    return _by_quarters(pattern, n, m)
+        sides = (n if side is None else side for side in (pattern.left, pattern.right))
+        return n + sum(_count_band_side(n, pattern.step, side) for side in sides)
 
-
-def _band(band: Band, n: int) -> int:
-    """Each side is Σ_i min(⌊i / step⌋, reach) over the queries, counted from the end that it looks to."""
-    return n + sum(
-        _side(n, band.step, n if side is None else side) for side in (band.left, band.right)
-    )
-
-
-def _side(n: int, step: int, reach: int) -> int:
-    """⌊i / step⌋ is each of 0, 1, 2 ... for `step` queries, the last for fewer."""
-    whole, rest = divmod(n, step)
-    full = min(whole, reach + 1)  # runs of queries that reach as far as the end allows
-    return step * full * (full - 1) // 2 + step * (whole - full) * reach + rest * min(whole, reach)
-
-
-def _by_quarters(pattern: Pattern, n: int, m: int) -> int:
     size = TILE << max(0, (-(-max(n, m) // TILE) - 1).bit_length())
     corners, total = torch.zeros(1, 2, dtype=torch.long), 0
     while True:
@@ -62,42 +48,36 @@ def _by_quarters(pattern: Pattern, n: int, m: int) -> int:
         some, every = pattern.block(q0, q1, k0, k1)
         total += int(((q1 - q0 + 1) * (k1 - k0 + 1))[every].sum())
         corners = corners[some & ~every]
-        if size == TILE or len(corners) > MOST:
+        if size == TILE or len(corners) > MAX_RECTANGLES:
             break
         size //= 2
-        corners = (
-            corners[:, None] + size * torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
-        ).flatten(0, 1)
+        quarters = size * torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+        corners = (corners[:, None] + quarters).flatten(0, 1)
         corners = corners[(corners[:, 0] < n) & (corners[:, 1] < m)]
-    if len(corners) > MOST:
-        return total + _sampled(pattern, corners, size, n, m)
-    return total + sum(_exact(pattern, part, size, n, m) for part in corners.split(AT_ONCE))
+    if len(corners) > MAX_RECTANGLES:
+        return total + _estimate(pattern, corners, size, n, m)
+    for part in corners.split(TILES_AT_ONCE):
+        q, k = (corner[:, None] + torch.arange(size) for corner in part.unbind(1))
+        inside = (q < n)[:, :, None] & (k < m)[:, None, :]
+        total += int((pattern.allowed(q[:, :, None], k[:, None, :]) & inside).sum())
+    return total
 
 
-def _exact(pattern: Pattern, corners: Tensor, size: int, n: int, m: int) -> int:
-    at = torch.arange(size)
-    q, k = (corner[:, None] + at for corner in corners.unbind(1))
-    keep = pattern.allows(q[:, :, None], k[:, None, :]) & (q < n)[:, :, None] & (k < m)[:, None, :]
-    return int(keep.sum())
+def _count_band_side(n: int, step: int, reach: int) -> int:
+    """Σ_i min(⌊i / step⌋, reach) for i < n: each quotient belongs to `step` queries, the last to fewer."""
+    whole, rest = divmod(n, step)
+    full = min(whole, reach + 1)  # quotients up to the reach
+    return step * full * (full - 1) // 2 + step * (whole - full) * reach + rest * min(whole, reach)
 
 
-def _sampled(pattern: Pattern, corners: Tensor, size: int, n: int, m: int) -> int:
-    """A random query of each of some rectangles, with all keys of the rectangle."""
-    make = torch.Generator().manual_seed(0)
-    many = min(len(corners), max(1, SAMPLE // size))
-    drawn = corners[torch.randperm(len(corners), generator=make)[:many]]
-    seen = 0
-    for part in drawn.split(max(1, AT_ONCE * TILE * TILE // size)):
-        q = part[:, 0] + torch.randint(size, (len(part),), generator=make)
+def _estimate(pattern: Pattern, corners: Tensor, size: int, n: int, m: int) -> int:
+    """Estimate the pairs in partial rectangles: a random query of each in a sample, with all its keys."""
+    generator = torch.Generator().manual_seed(0)
+    count = min(len(corners), max(1, SAMPLE_PAIRS // size))
+    sample = corners[torch.randperm(len(corners), generator=generator)[:count]]
+    pairs = 0
+    for part in sample.split(max(1, TILES_AT_ONCE * TILE * TILE // size)):
+        q = part[:, 0] + torch.randint(size, (len(part),), generator=generator)
         k = part[:, 1, None] + torch.arange(size)
-        seen += int((pattern.allows(q[:, None], k) & (q < n)[:, None] & (k < m)).sum())
-    return round(seen / many * size * len(corners))
-
-
-@lru_cache(1024)
-def count_live_keys(pattern: Pattern, n: int) -> int:
-    """How many of n keys a later query may still see, in some head: what a stream must keep."""
-    at = torch.arange(n)
-    past = (pattern & Causal()).resolve_global_mask(False, False)
-    some, _ = past.block(torch.tensor(n), torch.tensor(MAX_POSITION), at, at)
-    return int((some.any(0) if past.heads else some).sum())
+        pairs += int((pattern.allowed(q[:, None], k) & (q < n)[:, None] & (k < m)).sum())
+    return round(pairs / count * size * len(corners))

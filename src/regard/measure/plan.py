@@ -1,55 +1,46 @@
-"""Does a model fit, over how many devices must it be spread, and how long is a training step?
+"""How many accelerators a training job needs, what each holds, and how long a step takes.
 
-Bytes of a device, with N = data · tensor · sequence devices:
-
-    states        (weights + gradients + optimizer) / N                       all are sharded, as FSDP does
-    gathered      weights and gradients of the largest layer / tensor         where there is more than one shard; of experts
-                                                                              only those that live here
-    activations   those of ⌈batch / (data · accumulate)⌉ examples / (tensor · sequence)      by heads and widths, and by length
-
-Seconds of a step:
-
-    max(FLOPs / (N · peak · efficiency), bytes / bandwidth)  +  communication / link
-
-    bytes           2 weights + gradients + 2 optimizer, and activations four times: written and read, forward and backward
-    communication   for each part of the batch, weights gathered twice and gradients scattered once; four sums of all
-                    activations a layer between tensor ways; keys and values passed round three times a layer between
-                    sequence ways; tokens to their experts and back, forward and backward
-
-Experts live on as many of the data ways as divide them, and are not gathered.  Nothing is assumed to overlap, and there is no
-pipeline.
+This is arithmetic on data sheets; docs/cost.md has the model behind it. All states are sharded as by FSDP, experts are
+spread over data-parallel devices, nothing overlaps, and there is no pipeline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from math import ceil, gcd
-from typing import NamedTuple
 
 from regard.errors import Unsupported, check_choice, check_int, check_positive
 from regard.ffn import MixtureOfExperts
-from regard.measure.accelerators import Accelerator, peak
+from regard.measure.accelerators import Accelerator
 from regard.measure.cost import Cost, cost
-from regard.measure.model import Outline, outline
+from regard.measure.model import ModelSizes, model_sizes
 from regard.models import Model
 
-MOST_TENSOR = 8  # ways inside one node
-MOST_DEVICES = 1 << 17
-TOUCHED = 4  # how often the bytes of an activation are moved
-DAY = 86_400
-# bytes of a weight, of its gradient, and of what AdamW keeps for it: two moments, and where weights are short a long copy
+MAX_TENSOR_PARALLEL = 8  # inside one node
+MAX_DEVICES = 1 << 17
+ACTIVATION_TRAFFIC = 4  # how often an activation is moved: written and read, forward and backward
+SECONDS_PER_DAY = 86_400
+# bytes of a weight, of its gradient, and of AdamW's state: two moments, and a float32 copy of bfloat16 weights
 BYTES = {"float32": (4, 4, 8), "tf32": (4, 4, 8), "bfloat16": (2, 2, 12)}
-
-
-# what the backward pass computes again instead of keeping it, by name: the sub-layers that a layer makes again
 RECOMPUTE = ("nothing", "ffn", "layers")
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What is to be trained: `batch` examples of `length` tokens a step, in `accumulate` parts one after the other, and
-    `tokens` in all; of `recompute`, nothing, the feed-forward layers, or whole layers are computed again."""
+    """What is trained.
+
+    Args:
+        model: The model, which may be on the meta device.
+        length: Sequence length.
+        batch: Sequences in a step.
+        dtype: Type of weights and activations.
+        tokens: Tokens to train on in total.
+        accumulate: Number of micro-batches that a batch is split into.
+        recompute: Activation checkpointing: of "nothing", of feed-forward layers ("ffn"), or of whole "layers".
+    """
 
     model: Model
     length: int
@@ -71,19 +62,44 @@ class TrainingJob:
             check_int(1, tokens=self.tokens)
 
     @property
-    def width(self) -> int:
+    def itemsize(self) -> int:
         """Bytes of a number."""
         return BYTES[self.dtype][0]
 
-    @property
-    def outline(self) -> Outline:
+    @cached_property
+    def cost(self) -> Cost:
+        """Cost of a step without recomputation."""
+        return cost(self.model, self.length, batch=self.batch, itemsize=self.itemsize)
+
+    @cached_property
+    def sizes(self) -> ModelSizes:
         """Sizes over the whole batch."""
-        return outline(self.model, self.length, self.batch)
+        return model_sizes(self.model, self.length, self.batch)
+
+    @cached_property
+    def experts(self) -> list[MixtureOfExperts]:
+        """The mixture-of-experts layers."""
+        return [part for part in self.model.modules() if isinstance(part, MixtureOfExperts)]
+
+    @cached_property
+    def recomputation(self) -> tuple[int, int]:
+        """Activation bytes that are saved, and FLOPs that are repeated, with `recompute`.
+
+        A recomputed part saves its input alone; one part at a time has all its activations.
+        """
+        saved, layers = self.cost.activation_bytes, self.cost.parts
+        if self.recompute == "layers":
+            parts = [layer for layer in layers if layer.parts]
+            saved += len(parts) * self.sizes.hidden * self.itemsize
+        else:  # the norm before a feed-forward layer saves its input already
+            parts = [part for layer in layers for part in layer.parts if part.name == self.recompute]
+        freed = [part.activation_bytes for part in parts]
+        return saved - sum(freed) + max(freed, default=0), sum(part.forward_flops for part in parts)
 
 
 @dataclass(frozen=True)
-class Ways:
-    """Into how many parts the batch, the widths and the length are cut."""
+class Parallelism:
+    """Number of devices along each axis: batch, heads and widths, and sequence length."""
 
     data: int = 1
     tensor: int = 1
@@ -91,16 +107,21 @@ class Ways:
 
     @property
     def devices(self) -> int:
-        """All together."""
+        """Number of devices."""
         return self.data * self.tensor * self.sequence
+
+    @property
+    def shards(self) -> int:
+        """Devices that share the states of the same weights."""
+        return self.data * self.sequence
 
 
 @dataclass(frozen=True)
-class Share:
-    """Bytes on each device; experts live `expert` ways apart."""
+class DeviceMemory:
+    """Bytes on each device. `gathered` is the largest layer with its gradients, while it is in use."""
 
-    ways: Ways
-    expert: int
+    parallelism: Parallelism
+    expert_parallel: int
     parameters: int
     gradients: int
     optimizer: int
@@ -109,159 +130,125 @@ class Share:
 
     @property
     def total(self) -> int:
-        """All together."""
-        return self.parameters + self.gradients + self.optimizer + self.gathered + self.activations
+        """All bytes of a device."""
+        states = self.parameters + self.gradients + self.optimizer
+        return states + self.gathered + self.activations
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The fewest devices that hold it, what each holds, and the seconds of a step."""
+    """The fewest devices that hold a job, and the seconds of a step on them."""
 
-    share: Share
+    memory: DeviceMemory
     recompute: str
-    compute: float
-    memory: float
-    communication: float
+    compute_seconds: float
+    memory_seconds: float
+    communication_seconds: float
     tokens_per_second: float
     days: float | None
 
     @property
-    def seconds(self) -> float:
-        """Of a step."""
-        return max(self.compute, self.memory) + self.communication
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return max(self.compute_seconds, self.memory_seconds) + self.communication_seconds
 
 
-# ---------------------------------------------------------------------------------------------- what is computed again
-class Again(NamedTuple):
-    """What recomputation leaves: bytes that are kept over the whole batch, and FLOPs that are done a second time."""
-
-    kept: int
-    flops: int
-
-
-def again(job: TrainingJob, found: Cost) -> Again:
-    """A part that is computed again keeps its input alone, and one of them at a time all it needs."""
-    whole = job.recompute == "layers"
-    parts = [
-        part
-        for layer in found.parts
-        for part in ([layer] if whole else layer.parts)
-        if _repeats(job.recompute, part)
-    ]
-    if not parts:
-        return Again(found.saved, 0)
-    freed = sum(part.saved for part in parts) - max(part.saved for part in parts)
-    inputs = (
-        0 if not whole else len(parts) * job.outline.stream * job.width
-    )  # a norm keeps the input of an ffn already
-    return Again(found.saved - freed + inputs, sum(part.forward for part in parts))
-
-
-def _repeats(recompute: str, part: Cost) -> bool:
-    """Whether a part is made again: any layer, which has parts of its own, or a feed-forward layer by its name."""
-    return bool(part.parts) if recompute == "layers" else recompute == "ffn" and part.name == "ffn"
-
-
-# ---------------------------------------------------------------------------------------------- what a device holds
-class Crowd(NamedTuple):
-    """The experts of a model: how many stand side by side, their parameters in all, and choices of a token in all layers."""
-
-    side_by_side: int
-    parameters: int
-    asked: int
-
-
-def crowd(model: Model) -> Crowd:
-    """All experts of a model; layers with different numbers of them count by what divides all."""
-    layers = [part for part in model.modules() if isinstance(part, MixtureOfExperts)]
-    parameters = sum(p.numel() for part in layers for p in part.bank.parameters())
-    return Crowd(
-        gcd(*(part.count for part in layers)) or 1, parameters, sum(part.top for part in layers)
-    )
-
-
-def share(job: TrainingJob, found: Cost, ways: Ways) -> Share:
-    """What each device holds."""
-    weights, gradients, optimizer = (
-        ceil(found.parameters * each / ways.devices) for each in BYTES[job.dtype]
-    )
-    examples = ceil(job.batch / (ways.data * job.accumulate))
-    here = again(job, found).kept + 2 * job.outline.logits * job.width
-    kept = ceil(here * examples / job.batch / (ways.tensor * ways.sequence))
-    experts, shards = gcd(crowd(job.model).side_by_side, ways.data), ways.data * ways.sequence
-    largest = max(
-        part.parameters - (part.parameters - part.active) * (experts > 1) for part in found.parts
-    )
-    gathered = ceil(2 * largest * job.width / ways.tensor) if shards > 1 else 0
-    return Share(ways, experts, weights, gradients, optimizer, gathered, kept)
-
-
-def spread(job: TrainingJob, heads: int) -> Iterator[Ways]:
-    """Ways to cut the work, fewest devices first; the batch before the widths, and those before the length."""
-    count, examples = 1, job.batch // job.accumulate
-    while count <= MOST_DEVICES:
-        found = [
-            w
-            for w in _cuts(count)
-            if w.data <= examples and heads % w.tensor == 0 and w.sequence <= job.length
-        ]
-        yield from sorted(found, key=lambda w: (-w.data, w.sequence))
-        count *= 2
-
-
-def _cuts(count: int) -> Iterator[Ways]:
-    tensor = 1
-    while tensor <= min(MOST_TENSOR, count):
-        data = 1
-        while tensor * data <= count:
-            yield Ways(data, tensor, count // (tensor * data))
-            data *= 2
-        tensor *= 2
-
-
-# ---------------------------------------------------------------------------------------------- how long a step takes
 def plan(
     job: TrainingJob, device: Accelerator, *, heads: int = 1, efficiency: float | None = None
 ) -> TrainingPlan:
-    """The fewest devices, a power of two, that hold the job, and how long a step takes on them."""
+    """Find the smallest power of two of devices that holds a job, and the time of a step.
+
+    Args:
+        job: What is trained.
+        device: The accelerator.
+        heads: Attention heads, which tensor parallelism must divide.
+        efficiency: Share of the peak FLOP/s that is reached. Default: that of the device.
+    """
     efficiency = device.efficiency if efficiency is None else efficiency
     check_positive("efficiency", efficiency)
-    found = cost(job.model, job.length, batch=job.batch, width=job.width)
-    for ways in spread(job, heads):
-        each = share(job, found, ways)
-        if each.total <= device.memory:
-            return _timed(job, found, each, device, efficiency)
-    raise Unsupported(
-        f"{MOST_DEVICES:,} of {device.name} do not hold it: each has {device.memory / 1e9:,.0f} GB"
+    fitting = (
+        memory
+        for parallelism in parallelisms(job, heads)
+        if (memory := device_memory(job, parallelism)).total <= device.memory
+    )
+    memory = next(fitting, None)
+    if memory is None:
+        raise Unsupported(
+            f"The model does not fit on {MAX_DEVICES:,} {device.name} devices "
+            f"of {device.memory / 1e9:,.0f} GB each"
+        )
+    devices = memory.parallelism.devices
+    flops = job.cost.forward_flops + job.cost.backward_flops + job.recomputation[1]
+    compute = flops / (devices * device.peak(job.dtype) * efficiency)
+    states = 2 * memory.parameters + memory.gradients + 2 * memory.optimizer
+    traffic = states + ACTIVATION_TRAFFIC * job.cost.activation_bytes / devices
+    times = (
+        compute,
+        traffic / device.bandwidth,
+        communication_bytes(job, memory.parallelism) / device.link,
+    )
+    rate = job.batch * job.length / (max(times[:2]) + times[2])
+    days = None if job.tokens is None else job.tokens / rate / SECONDS_PER_DAY
+    return TrainingPlan(memory, job.recompute, *times, rate, days)
+
+
+def parallelisms(job: TrainingJob, heads: int) -> Iterator[Parallelism]:
+    """All ways to split a job, fewest devices first: the batch before the widths, these before the length."""
+    powers = [1 << i for i in range(MAX_DEVICES.bit_length())]
+    tensor_sizes = [t for t in powers if t <= MAX_TENSOR_PARALLEL and heads % t == 0]
+    for devices in powers:
+        found = [
+            Parallelism(data, tensor, devices // (data * tensor))
+            for data, tensor in product(powers, tensor_sizes)
+            if data * tensor <= devices and data <= job.batch // job.accumulate
+        ]
+        found = [each for each in found if each.sequence <= job.length]
+        yield from sorted(found, key=lambda each: (-each.data, each.sequence))
+
+
+def device_memory(job: TrainingJob, parallelism: Parallelism) -> DeviceMemory:
+    """Bytes on each device."""
+    p, itemsize = parallelism, job.itemsize
+    parameters, gradients, optimizer = (
+        ceil(job.cost.parameters * size / p.devices) for size in BYTES[job.dtype]
+    )
+    expert_parallel = _expert_parallel(job, p)
+    largest = max(
+        part.active_parameters if expert_parallel > 1 else part.parameters for part in job.cost.parts
+    )
+    examples = ceil(job.batch / (p.data * job.accumulate))
+    activations = job.recomputation[0] + 2 * job.sizes.outputs * itemsize
+    return DeviceMemory(
+        p,
+        expert_parallel,
+        parameters,
+        gradients,
+        optimizer,
+        gathered=ceil(2 * largest * itemsize / p.tensor) if p.shards > 1 else 0,
+        activations=ceil(activations * examples / job.batch / (p.tensor * p.sequence)),
     )
 
 
-def _timed(
-    job: TrainingJob, found: Cost, each: Share, device: Accelerator, efficiency: float
-) -> TrainingPlan:
-    """Seconds of a step on these devices."""
-    devices = each.ways.devices
-    flops = found.forward + found.backward + again(job, found).flops
-    compute = flops / (devices * peak(device, job.dtype) * efficiency)
-    moved = (
-        2 * each.parameters + each.gradients + 2 * each.optimizer + TOUCHED * found.saved / devices
-    )
-    memory, sent = moved / device.bandwidth, communication(job, found, each.ways) / device.link
-    rate = job.batch * job.length / (max(compute, memory) + sent)
-    days = None if job.tokens is None else job.tokens / rate / DAY
-    return TrainingPlan(each, job.recompute, compute, memory, sent, rate, days)
-
-
-def communication(job: TrainingJob, found: Cost, ways: Ways) -> float:
+def communication_bytes(job: TrainingJob, parallelism: Parallelism) -> float:
     """Bytes that each device sends and receives in a step."""
-    experts = crowd(job.model)
-    spread_over = gcd(experts.side_by_side, ways.data)
-    shards, layers = ways.data * ways.sequence, job.outline.layers
-    dense = (found.parameters - experts.parameters) * (shards - 1) / shards
-    own = experts.parameters / spread_over * (shards - spread_over) / shards
-    states = 3 * job.accumulate * (dense + own) * job.width / ways.tensor
-    stream = job.outline.stream * job.width / (ways.data * ways.sequence)
-    sums = 4 * layers * 2 * stream * (ways.tensor - 1) / ways.tensor
-    passed = 3 * layers * 2 * stream / ways.tensor * (ways.sequence - 1)
-    exchanged = 4 * experts.asked * stream * (spread_over - 1) / spread_over
-    return states + sums + passed + exchanged
+    p, layers = parallelism, job.sizes.layers
+    expert_parallel = _expert_parallel(job, p)
+    in_experts = sum(weight.numel() for part in job.experts for weight in part.bank.parameters())
+    dense = (job.cost.parameters - in_experts) * (p.shards - 1) / p.shards
+    own_experts = in_experts / expert_parallel * (p.shards - expert_parallel) / p.shards
+    # weights are gathered forward and backward, gradients are scattered
+    states = 3 * job.accumulate * (dense + own_experts) * job.itemsize / p.tensor
+    hidden = job.sizes.hidden * job.itemsize / p.shards
+    # two all-reduces forward and two backward in each layer
+    tensor = 4 * layers * 2 * hidden * (p.tensor - 1) / p.tensor
+    # keys and values around the ring, once forward and twice backward
+    sequence = 3 * layers * 2 * hidden / p.tensor * (p.sequence - 1)
+    # tokens to their experts and back, forward and backward
+    choices = sum(part.top for part in job.experts)
+    experts = 4 * choices * hidden * (expert_parallel - 1) / expert_parallel
+    return states + tensor + sequence + experts
+
+
+def _expert_parallel(job: TrainingJob, parallelism: Parallelism) -> int:
+    """Devices that the experts of a layer are spread over: as many data-parallel ones as divide them."""
+    return gcd(*(part.count for part in job.experts), parallelism.data) if job.experts else 1

@@ -1,4 +1,4 @@
-"""What a model really takes here: FLOPs counted, bytes kept, seconds of a step; only where it fits."""
+"""What a training step costs on this machine: FLOPs and bytes counted, seconds measured."""
 
 from __future__ import annotations
 
@@ -9,61 +9,63 @@ import torch
 
 from regard.measure.accelerators import processor_seconds
 from regard.measure.cost import cost
-from regard.measure.count import FlopCounter, keeping
+from regard.measure.count import FlopCounter, record_saved_activations
 from regard.measure.memory import count_step_bytes, step_memory
 from regard.measure.model import build_on_meta, example_batch, training_loss
-from regard.models import Model, ModelConfig, build
+from regard.models import ModelConfig, build
 
-MOST_FLOPS = 2 * 10**12  # of a step: some minutes at worst
-SHARE = 0.5  # of the memory of this machine
+MAX_STEP_FLOPS = 2 * 10**12  # a few minutes at worst
+MAX_MEMORY_SHARE = 0.5  # of the physical memory
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """Of one training step: FLOPs that were done, bytes that were kept and that were alive at most, and seconds."""
+    """One training step as it ran: FLOPs, bytes saved by autograd, peak bytes, and processor seconds."""
 
-    forward: float
-    backward: float
-    saved: int
-    peak: int
+    forward_flops: float
+    backward_flops: float
+    activation_bytes: int
+    peak_bytes: int
     seconds: float
 
 
 def refusal_reason(config: ModelConfig, length: int, batch: int) -> str | None:
-    """Why a model is not to be run here; None: it may be."""
+    """Why a model is too large to run here, or None."""
     model = build_on_meta(config)
-    found, memory = cost(model, length, batch=batch), step_memory(model, length, batch=batch)
-    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if memory.peak > SHARE * here:
-        return f"it needs {memory.peak / 1e9:,.1f} GB, and more than half of the {here / 1e9:,.1f} GB here is not taken"
-    if found.forward + found.backward > MOST_FLOPS:
-        return f"it needs {found.forward + found.backward:.2g} FLOPs a step, and more than {MOST_FLOPS:.0e} are not run"
+    total = cost(model, length, batch=batch)
+    peak = step_memory(model, length, batch=batch).peak_bytes
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if peak > MAX_MEMORY_SHARE * available:
+        return (
+            f"the model needs {peak / 1e9:,.1f} GB, "
+            f"more than half of the {available / 1e9:,.1f} GB of this machine"
+        )
+    flops = total.forward_flops + total.backward_flops
+    if flops > MAX_STEP_FLOPS:
+        return f"a step needs {flops:.2g} FLOPs, more than the limit of {MAX_STEP_FLOPS:.0e}"
     return None
 
 
 def measure_step(config: ModelConfig, length: int, batch: int) -> MeasuredStep:
-    """Build it, and run a few steps."""
+    """Build a model, and measure training steps with AdamW. The time is the fastest of three, after a warm-up."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(config)
-    given = example_batch(config, length, batch)
-    fastest = step_seconds(model, given)
-    with keeping(model) as kept, FlopCounter() as ahead:
-        found = training_loss(model, given)
-    with FlopCounter() as back:
-        found.backward()
-    del found
-    peak = count_step_bytes(model, given, torch.optim.AdamW(model.parameters()))
-    return MeasuredStep(ahead.total, back.total, kept.bytes, peak, fastest)
-
-
-def step_seconds(model: Model, given: tuple[torch.Tensor, ...], *, rounds: int = 3) -> float:
-    """The fastest of some training steps with AdamW, after one to warm up."""
+    inputs = example_batch(config, length, batch)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        training_loss(model, given).backward()
+        training_loss(model, inputs).backward()
         optimizer.step()
 
-    return min([processor_seconds(step) for _ in range(rounds + 1)][1:])
+    step()
+    fastest = min(processor_seconds(step) for _ in range(ROUNDS))
+    with record_saved_activations(model) as saved, FlopCounter() as forward:
+        loss = training_loss(model, inputs)
+    with FlopCounter() as backward:
+        loss.backward()
+    del loss
+    peak = count_step_bytes(model, inputs, torch.optim.AdamW(model.parameters()))
+    return MeasuredStep(forward.total, backward.total, saved.bytes, peak, fastest)
