@@ -8,13 +8,21 @@ import torch
 
 import regard
 from regard.errors import Unsupported
-from regard.measure.accelerators import TABLE, accelerator, peak
+from regard.measure.accelerators import ACCELERATORS, find_accelerator
 from regard.measure.cost import cost
-from regard.measure.count import PeakCounter, keeping
-from regard.measure.memory import STATES, count_step_bytes, step_memory
+from regard.measure.count import PeakCounter, record_saved_activations
+from regard.measure.memory import OPTIMIZER_STATES, count_step_bytes, step_memory
 from regard.measure.model import build_on_meta, example_batch, simple_config
-from regard.measure.plan import BYTES, TrainingJob, Ways, communication, plan, share, spread
-from regard.measure.work import CallShape, module_cost
+from regard.measure.module_cost import CallShape, module_cost
+from regard.measure.plan import (
+    BYTES,
+    Parallelism,
+    TrainingJob,
+    communication_bytes,
+    device_memory,
+    parallelisms,
+    plan,
+)
 from regard.models import build
 from regard.registry import get_recipe, list_recipes
 from regard.show.build import fill_length_arguments
@@ -60,8 +68,10 @@ def test_peak_of_a_training_step(name, n, layers, dim, vocab_size):
         model, example_batch(sizes, n, 2), torch.optim.AdamW(model.parameters())
     )
     predicted = step_memory(build_on_meta(sizes), n, batch=2)
-    assert predicted.peak == pytest.approx(counted, rel=0.25)
-    assert predicted.peak >= predicted.parameters + predicted.optimizer + predicted.saved
+    assert predicted.peak_bytes == pytest.approx(counted, rel=0.25)
+    assert predicted.peak_bytes >= (
+        predicted.parameter_bytes + predicted.optimizer_bytes + predicted.activation_bytes
+    )
 
 
 @pytest.mark.parametrize("name", list_recipes())
@@ -74,7 +84,7 @@ def test_activations_that_autograd_keeps(name):
     mixer = recipe.build(**fill_length_arguments(recipe, n, given))
     runs = []
     for _ in range(2):  # masks that all calls share are no activations: the first run has them too
-        with keeping(mixer) as seen:
+        with record_saved_activations(mixer) as seen:
             runs.append((mixer(torch.randn(2, n, 64, requires_grad=True)), seen))
     (_, first), (_, second) = runs
     kept = sum(size for at, size in second.storages.items() if at not in first.storages)
@@ -101,17 +111,17 @@ def test_counter_sees_what_lives_and_dies():
         assert x.view(10, 100).sum() == 0
         del x
         y = torch.zeros(500)
-    assert 4000 <= seen.peak < 4100
-    assert 2000 <= seen.now < 2100
+    assert 4000 <= seen.peak_bytes < 4100
+    assert 2000 <= seen.live_bytes < 2100
     assert y.numel() == 500
 
 
-@pytest.mark.parametrize("optimizer", STATES)
+@pytest.mark.parametrize("optimizer", OPTIMIZER_STATES)
 def test_optimizers(optimizer):
     """Fails if an optimizer's numbers are not counted."""
     model = build_on_meta(sizes_of("vanilla", 64, 1, 64, 100))
     found = step_memory(model, 64, optimizer=optimizer)
-    assert found.optimizer == STATES[optimizer] * found.parameters
+    assert found.optimizer_bytes == OPTIMIZER_STATES[optimizer] * found.parameter_bytes
     with pytest.raises(ValueError, match="optimizer must be one of"):
         step_memory(model, 64, optimizer="adams")
 
@@ -123,85 +133,81 @@ def job(length=2048, batch=8, **more):
     )
 
 
-def test_shares_of_a_device():
-    """Fails if states are not cut by all ways, activations by batch, width and length, or bytes are not 16 a weight."""
-    here, found = job(), cost(job().model, 2048, batch=8, width=2)
-    alone = share(here, found, Ways())
-    assert alone.parameters + alone.gradients + alone.optimizer == 16 * found.parameters
+def test_memory_of_a_device():
+    """Fails if states are not sharded over all devices, activations not split by batch, width and length, or a weight does
+    not take 16 bytes."""
+    total = job().cost
+    assert total == cost(job().model, 2048, batch=8, itemsize=2)
+    alone = device_memory(job(), Parallelism())
+    assert alone.parameters + alone.gradients + alone.optimizer == 16 * total.parameters
     assert sum(BYTES["bfloat16"]) == sum(BYTES["float32"]) == 16
-    assert alone.activations == found.saved + 2 * 8 * 2048 * 1000 * 2
-    cut = share(here, found, Ways(4, 2, 2))
-    assert cut.total - cut.gathered == pytest.approx(alone.total / 16, rel=0.01)
-    assert (
-        alone.gathered == 0
-        and cut.gathered == 2 * max(part.parameters for part in found.parts) * 2 // 2
+    assert alone.activations == total.activation_bytes + 2 * 8 * 2048 * 1000 * 2
+    split = device_memory(job(), Parallelism(4, 2, 2))
+    assert split.total - split.gathered == pytest.approx(alone.total / 16, rel=0.01)
+    assert alone.gathered == 0
+    assert split.gathered == 2 * max(part.parameters for part in total.parts) * 2 // 2
+    ffn, layers = (
+        device_memory(job(recompute=what), Parallelism()).activations for what in ("ffn", "layers")
     )
-    both = [share(job(recompute=what), found, Ways()).activations for what in ("ffn", "layers")]
-    assert alone.activations > both[0] > both[1] > 0
-    assert share(job(accumulate=4), found, Ways()).activations == pytest.approx(
-        alone.activations / 4, rel=0.01
-    )
+    assert alone.activations > ffn > layers > 0
+    accumulated = device_memory(job(accumulate=4), Parallelism()).activations
+    assert accumulated == pytest.approx(alone.activations / 4, rel=0.01)
 
 
 def test_fewest_devices_that_fit():
-    """Fails if fewer devices would do, or those that are named do not hold it."""
-    large = TrainingJob(
-        build_on_meta(sizes_of("vanilla", 4096, 40, 5120, 32000, heads=40, causal=True)), 4096, 64
-    )
-    device = accelerator("a100-80")
+    """Fails if fewer devices would be enough, or the plan does not fit."""
+    config = sizes_of("vanilla", 4096, 40, 5120, 32000, heads=40, causal=True)
+    large = TrainingJob(build_on_meta(config), 4096, 64)
+    device = find_accelerator("a100-80")
     found = plan(large, device, heads=40)
-    work_ = cost(large.model, 4096, batch=64, width=2)
-    assert found.share.total <= device.memory
-    fewer = [ways for ways in spread(large, 40) if ways.devices < found.share.ways.devices]
-    assert fewer and all(share(large, work_, ways).total > device.memory for ways in fewer)
+    assert found.memory.total <= device.memory
+    devices = found.memory.parallelism.devices
+    fewer = [each for each in parallelisms(large, 40) if each.devices < devices]
+    assert fewer and all(device_memory(large, each).total > device.memory for each in fewer)
     again = plan(replace(large, recompute="layers"), device, heads=40)
-    assert again.share.ways.devices < found.share.ways.devices
+    assert again.memory.parallelism.devices < devices
 
 
 def test_seconds_of_a_step():
-    """Fails if a step is not the slower of products and traffic, or tokens and days do not follow from it."""
-    device, total = TABLE["H100"], 10**9
-    found = plan(job(tokens=total), device, efficiency=0.5)
-    work_ = cost(job().model, 2048, batch=8, width=2)
-    assert found.share.ways == Ways() and found.communication == 0
-    assert found.compute == pytest.approx((work_.forward + work_.backward) / (0.5 * 989e12))
-    assert found.seconds == max(found.compute, found.memory)
-    assert found.tokens_per_second == pytest.approx(8 * 2048 / found.seconds)
-    assert found.days == pytest.approx(total / found.tokens_per_second / 86400)
+    """Fails if a step is not the slower of compute and memory traffic, or tokens and days do not follow from it."""
+    device, tokens = ACCELERATORS["H100"], 10**9
+    found = plan(job(tokens=tokens), device, efficiency=0.5)
+    total = job().cost
+    flops = total.forward_flops + total.backward_flops
+    assert found.memory.parallelism == Parallelism() and found.communication_seconds == 0
+    assert found.compute_seconds == pytest.approx(flops / (0.5 * 989e12))
+    assert found.step_seconds == max(found.compute_seconds, found.memory_seconds)
+    assert found.tokens_per_second == pytest.approx(8 * 2048 / found.step_seconds)
+    assert found.days == pytest.approx(tokens / found.tokens_per_second / 86400)
     again = plan(job(recompute="layers"), device, efficiency=0.5)
-    repeated = sum(part.forward for part in work_.parts if part.name.startswith("layer"))
-    assert again.compute == pytest.approx(
-        (work_.forward + repeated + work_.backward) / (0.5 * 989e12)
-    )
+    repeated = sum(part.forward_flops for part in total.parts if part.name.startswith("layer"))
+    assert again.compute_seconds == pytest.approx((flops + repeated) / (0.5 * 989e12))
 
 
 def test_communication():
-    """Fails if one device sends anything, or more ways send less."""
-    work_ = cost(job().model, 2048, batch=8, width=2)
-    sent = [
-        communication(job(), work_, ways)
-        for ways in (Ways(), Ways(2), Ways(8), Ways(8, 2), Ways(8, 2, 2))
-    ]
-    assert sent[0] == 0 and sent[1] == pytest.approx(3 * work_.parameters * 2 / 2)
+    """Fails if one device sends anything, or more devices send less."""
+    axes = ((1, 1, 1), (2, 1, 1), (8, 1, 1), (8, 2, 1), (8, 2, 2))
+    sent = [communication_bytes(job(), Parallelism(*each)) for each in axes]
+    assert sent[0] == 0 and sent[1] == pytest.approx(3 * job().cost.parameters * 2 / 2)
     assert 0 < sent[1] < sent[2]
-    assert communication(job(), work_, Ways(tensor=2)) == 4 * 4 * 8 * 2048 * 512 * 2
+    assert communication_bytes(job(), Parallelism(tensor=2)) == 4 * 4 * 8 * 2048 * 512 * 2
 
 
-def test_plans_that_cannot_be():
+def test_plans_that_are_refused():
     """Fails if an unknown device, number type or size passes, or if what fits nowhere is planned."""
     with pytest.raises(ValueError, match="no accelerator 'H10': did you mean 'H100'"):
-        accelerator("H10")
+        find_accelerator("H10")
     with pytest.raises(ValueError, match="dtype must be one of"):
         job(dtype="int4")
     with pytest.raises(ValueError, match="TPU-v5e has no peak for float32"):
-        peak(accelerator("TPU-v5e"), "float32")
+        find_accelerator("TPU-v5e").peak("float32")
     with pytest.raises(ValueError, match="tokens must be an integer >= 1"):
         job(tokens=-1)
     with pytest.raises(ValueError, match="efficiency must be a finite number above 0"):
-        plan(job(), TABLE["H100"], efficiency=0)
+        plan(job(), ACCELERATORS["H100"], efficiency=0)
     huge = TrainingJob(build_on_meta(sizes_of("talking_heads", 1 << 24, 2, 1024, 100)), 1 << 24, 64)
-    with pytest.raises(Unsupported, match="do not hold it"):
-        plan(huge, TABLE["L4"], heads=4)
+    with pytest.raises(Unsupported, match="does not fit on 131,072 L4 devices"):
+        plan(huge, ACCELERATORS["L4"], heads=4)
     with pytest.raises(ValueError, match="layers: Input should be greater"):
         sizes_of("vanilla", 64, 0, 64, 100)
     with pytest.raises(ValueError, match="dim: Input should be less"):
@@ -214,7 +220,7 @@ def test_plans_that_cannot_be():
 
 def test_this_machine():
     """Fails if the machine at hand is not measured, or its numbers make no sense."""
-    here = accelerator("this machine")
+    here = find_accelerator("this machine")
     assert 1e8 < here.flops["float32"] < 1e14
     assert 1e8 < here.bandwidth < 1e13
     assert here.memory > 1e8

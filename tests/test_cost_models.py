@@ -12,7 +12,6 @@ from regard.block import Block
 from regard.ffn import FEED_FORWARDS, MLP
 from regard.measure.cost import cost
 from regard.measure.count import FlopCounter, count
-from regard.measure.formulas.stacks import held_before
 from regard.measure.model import example_batch
 from regard.models import ModelConfig, build
 from regard.models.heads import POOLINGS
@@ -103,8 +102,9 @@ def test_configuration_agrees_with_counted_run(change, monkeypatch):
     with FlopCounter() as back:
         y.square().mean().backward()
     found = cost(model, length, batch=2)
-    assert found.forward == pytest.approx(ahead.total, rel=0.02)
-    assert 0.94 * (found.backward - found.again) <= back.total <= 1.06 * found.backward
+    assert found.forward_flops == pytest.approx(ahead.total, rel=0.02)
+    needed = found.backward_flops - found.recomputed_flops
+    assert 0.94 * needed <= back.total <= 1.06 * found.backward_flops
     assert found.parameters == sum(p.numel() for p in model.parameters())
 
 
@@ -114,7 +114,7 @@ def test_parameters_that_a_token_uses():
         **{**BASE, "layers": 1, "ffn": {"name": "top_k", "arguments": {"experts": 8, "hidden": 10}}}
     )
     found = cost(build(config), N)
-    assert found.parameters - found.active == 6 * 2 * 10 * DIM
+    assert found.parameters - found.active_parameters == 6 * 2 * 10 * DIM
     memory = ModelConfig(
         **{
             **BASE,
@@ -123,12 +123,12 @@ def test_parameters_that_a_token_uses():
         }
     )
     found = cost(build(memory), N)
-    assert found.parameters - found.active == (16 * 16 - 8) * DIM
+    assert found.parameters - found.active_parameters == (16 * 16 - 8) * DIM
 
 
 def test_longer_than_its_positions():
     """Fails if a model is said to cost something at a length that its embeddings do not know."""
-    with pytest.raises(ValueError, match="built for at most 70 tokens, and the length is 71"):
+    with pytest.raises(ValueError, match="built for at most 70 tokens, but the length is 71"):
         cost(build(ModelConfig(**BASE)), N + 1)
 
 
@@ -136,8 +136,8 @@ def test_state_of_an_encoder_decoder():
     """Fails if a stream does not keep what was read, or keeps something of the encoder."""
     model = build(ModelConfig(**{**BASE, "kind": "seq2seq"}))
     found = cost(model, 50, context=30, batch=2)
-    assert found.state == 4 * 2 * (30 * DIM + 2 * 2 * 50 * DIM)
-    assert found.per_token == 4 * 2 * 2 * 2 * DIM
+    assert found.state_bytes == 4 * 2 * (30 * DIM + 2 * 2 * 50 * DIM)
+    assert found.state_bytes_per_token == 4 * 2 * 2 * 2 * DIM
 
 
 # ---------------------------------------------------------------------------------------------- stacks
@@ -180,21 +180,29 @@ def test_stack_agrees_with_counted_run(name, monkeypatch):
     torch.manual_seed(0)
     stack = STACKS[name]()
     done, found = count(stack, torch.randn(2, N, 32)), cost(stack, N, batch=2)
-    assert found.forward == pytest.approx(done.forward, rel=0.02)
-    assert 0.92 * (found.backward - found.again) <= done.backward <= 1.06 * found.backward
+    assert found.forward_flops == pytest.approx(done.forward_flops, rel=0.02)
+    needed = found.backward_flops - found.recomputed_flops
+    assert 0.92 * needed <= done.backward_flops <= 1.06 * found.backward_flops
     assert found.parameters == sum(p.numel() for p in stack.parameters())
 
 
 def test_reversible_keeps_the_same_at_any_depth():
     """Fails if activations of a reversible stack are said to grow with its layers."""
     deep = [
-        cost(ReversibleStack(build_sublayers(block().mixer, MLP(32)) * layers), N).saved
+        cost(ReversibleStack(build_sublayers(block().mixer, MLP(32)) * layers), N).activation_bytes
         for layers in (1, 8)
     ]
     assert deep[0] == deep[1] == 4 * 2 * N * 32
 
 
-def test_what_memories_hold():
-    """Fails if the states that a memory holds are counted otherwise than they are kept."""
-    assert held_before(HiddenStateMemory(24), 16, 4) == [0, 16, 24, 24]
-    assert held_before(squeeze(32), 16, 5) == [0, 16, 20, 24, 24]
+@pytest.mark.parametrize(
+    ("memory", "held"),
+    [(HiddenStateMemory, [16, 24, 24]), (squeeze, [16, 20, 24, 24])],
+    ids=["hidden states", "compressive"],
+)
+def test_state_of_segment_memories(memory, held):
+    """Fails if the state after each segment has not as many hidden states as the memory keeps."""
+    memory = partial(memory, 24) if memory is HiddenStateMemory else memory
+    stack = SegmentStack([block()], segment=16, memory=memory if memory is squeeze else 24)
+    states = [cost(stack, 16 * (i + 1)).state_bytes for i in range(len(held))]
+    assert states == [4 * 32 * tokens for tokens in held]

@@ -21,7 +21,10 @@ def estimate_call(mixer: Mixer, cell: BenchCell) -> CallEstimate:
     if cell.way == "decode":
         before = max(0, n + 1 - LAST)
         flops = _marginal(
-            [_part(cost(mixer, m, batch=cell.batch), cell).forward for m in (before or 1, n + 1)],
+            [
+                _part(cost(mixer, m, batch=cell.batch), cell).forward_flops
+                for m in (before or 1, n + 1)
+            ],
             before,
             n,
         )
@@ -31,20 +34,20 @@ def estimate_call(mixer: Mixer, cell: BenchCell) -> CallEstimate:
             else _marginal([_seen(pattern, m, cell) for m in (before, n + 1)], before, n)
         )
         found = _part(cost(mixer, n + 1, batch=cell.batch), cell)
-        return CallEstimate(flops, exps, found.state + BYTES * found.parameters, None)
+        return CallEstimate(flops, exps, found.state_bytes + BYTES * found.parameters, None)
     found = _part(cost(mixer, n, batch=cell.batch), cell)
     seen = 0 if pattern is None else _seen(pattern, n, cell)
     density = None if pattern is None else seen / (cell.batch * _heads(mixer, cell) * n * n)
     if cell.way == "forward":
         held = max(
-            found.saved, 2 * BYTES * cell.batch * n * cell.dim
+            found.activation_bytes, 2 * BYTES * cell.batch * n * cell.dim
         )  # at least what goes in and what comes out
-        return CallEstimate(found.forward, seen, held + BYTES * found.parameters, density)
+        return CallEstimate(found.forward_flops, seen, held + BYTES * found.parameters, density)
     leaves = 3 if cell.level == "kernel" else 1  # q, k and v, or x
     gradients = BYTES * (leaves + 1) * cell.batch * n * cell.dim  # and that of the result
-    held = found.saved + 2 * BYTES * found.parameters + gradients
+    held = found.activation_bytes + 2 * BYTES * found.parameters + gradients
     return CallEstimate(
-        found.forward + found.backward, 2 * seen, held, density
+        found.forward_flops + found.backward_flops, 2 * seen, held, density
     )  # fused attention makes its scores twice
 
 

@@ -1,10 +1,10 @@
-"""Tables of costs, for the terminal."""
+"""Tables of `regard cost` for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby, zip_longest
+from itertools import groupby
 
 from rich.table import Table
 
@@ -13,136 +13,115 @@ from regard.measure.memory import StepMemory
 from regard.measure.plan import RECOMPUTE, TrainingPlan
 from regard.measure.timing import MeasuredStep
 
-COLUMNS = ("parameters", "FLOPs forward", "backward", "activations", "state", "a token")
+
+def format_number(number: float, unit: str = "") -> str:
+    """Three significant digits with a metric prefix: 1,234 becomes "1.23 K", with unit B "1.23 kB"."""
+    for prefix in ("", "k" if unit else "K", "M", "G", "T", "P", "E", "Z", "Y"):
+        if abs(number) < 1000 or prefix == "Y":
+            break
+        number /= 1000
+    value = f"{number:.3g}" if prefix else f"{number:,.0f}"
+    return f"{value} {prefix}{unit}".rstrip()
 
 
-def amount(number: float) -> str:
-    """1,234, 12.3 K, 4.56 M and so on: three figures."""
-    return _short(number, 1000, ("", " K", " M", " G", " T", " P", " E", " Z", " Y"))
+def format_bytes(number: float) -> str:
+    """Bytes, with a decimal prefix."""
+    return format_number(number, "B")
 
 
-def size(number: float) -> str:
-    """Bytes, in powers of ten."""
-    return _short(number, 1000, (" B", " kB", " MB", " GB", " TB", " PB", " EB", " ZB", " YB"))
-
-
-def _short(number: float, step: int, units: Sequence[str]) -> str:
-    place = 0
-    while abs(number) >= step and place < len(units) - 1:
-        number, place = number / step, place + 1
-    return f"{number:,.0f}{units[0]}" if not place else f"{number:.3g}{units[place]}"
-
-
-def span(seconds: float) -> str:
-    """Seconds, in words."""
+def format_seconds(seconds: float) -> str:
+    """Seconds in the largest unit that fits, from ms to days."""
     for unit, length in (("days", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
         if seconds >= length:
-            many = seconds / length
-            return f"{many:,.0f} {unit}" if many >= 100 else f"{many:.3g} {unit}"
+            value = seconds / length
+            return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
     return f"{seconds * 1e3:.3g} ms"
 
 
-def cost_table(found: Cost) -> Table:
-    """A line for each part; layers that are alike share one."""
+def _table(title: str, columns: Iterable[str], *, wrap: bool = False) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    table.add_column("part", no_wrap=True)
-    for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for depth, name, part in _lines(found):
-        table.add_row("  " * depth + name, *_numbers(part), style="bold" if not depth else "")
-    table.add_row("total", *_numbers(found), style="bold")
+    table.add_column(title, no_wrap=not wrap)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=not wrap)
     return table
 
 
-def _numbers(part: Cost) -> list[str]:
-    bytes_ = (
-        size(part.saved),
-        size(part.state) if part.state else "",
-        size(part.per_token) if part.per_token else "",
-    )
-    return [
-        f"{part.parameters:,}" if part.parameters else "",
-        amount(part.forward),
-        amount(part.backward),
-        *bytes_,
-    ]
+def cost_table(total: Cost) -> Table:
+    """One row for each part. Consecutive layers with equal costs share a row."""
+    columns = ("parameters", "forward FLOPs", "backward", "activations", "state", "per token")
+    table = _table("part", columns)
 
-
-def _lines(found: Cost) -> Iterator[tuple[int, str, Cost]]:
-    """Parts, and the parts of the first of each run of layers that are alike."""
-    for _, run in groupby(found.parts, key=_alike):
-        parts = list(run)
-        times = f" .. {parts[-1].name.split()[-1]}, each" if len(parts) > 1 else ""
-        yield 0, parts[0].name + times, parts[0]
-        for part in parts[0].parts:
-            yield 1, f"{part.name}: {part.kind}", part
-
-
-def _alike(part: Cost) -> Cost:
-    return replace(part, name="")
-
-
-def measured_table(found: Cost, memory: StepMemory, measured: MeasuredStep | None) -> Table:
-    """A training step as predicted, and as measured where it was."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for name in (
-        "a training step",
-        "by formula",
-        *(("measured", "formula / measured") if measured else ()),
-    ):
-        table.add_column(
-            name, justify="left" if name == "a training step" else "right", no_wrap=True
+    def add(name: str, part: Cost, *, bold: bool = False) -> None:
+        table.add_row(
+            name,
+            f"{part.parameters:,}" if part.parameters else "",
+            format_number(part.forward_flops),
+            format_number(part.backward_flops),
+            format_bytes(part.activation_bytes),
+            format_bytes(part.state_bytes) if part.state_bytes else "",
+            format_bytes(part.state_bytes_per_token) if part.state_bytes_per_token else "",
+            style="bold" if bold else "",
         )
-    predicted = {
-        "FLOPs forward": found.forward,
-        "FLOPs backward": found.backward,
-        "activations kept, bytes": memory.saved,
-        "peak memory with AdamW, bytes": memory.peak,
-        "the same of a whole process, about, bytes": memory.process,
+
+    for _, group in groupby(total.parts, key=lambda part: replace(part, name="")):
+        first, *others = group
+        more = f" .. {others[-1].name.split()[-1]}, each" if others else ""
+        add(first.name + more, first, bold=True)
+        for part in first.parts:
+            add(f"  {part.name}: {part.kind}" if part.kind else f"  {part.name}", part)
+    add("total", total, bold=True)
+    return table
+
+
+def step_table(total: Cost, memory: StepMemory, measured: MeasuredStep | None) -> Table:
+    """A training step as predicted, and as measured if it was."""
+    columns = ("predicted",) if measured is None else ("predicted", "measured", "ratio")
+    table = _table("training step", columns)
+    rows = {
+        "forward FLOPs": (total.forward_flops, measured and measured.forward_flops),
+        "backward FLOPs": (total.backward_flops, measured and measured.backward_flops),
+        "activation bytes": (memory.activation_bytes, measured and measured.activation_bytes),
+        "peak memory with AdamW, bytes": (memory.peak_bytes, measured and measured.peak_bytes),
+        "peak memory of the process, bytes": (memory.process_bytes, None),
     }
-    real = (
-        ()
-        if measured is None
-        else (measured.forward, measured.backward, measured.saved, measured.peak)
-    )
-    for (name, number), beside in zip_longest(predicted.items(), real):
-        more = (
-            () if beside is None else (amount(beside), f"{number / beside:.3f}" if beside else "")
-        )
-        table.add_row(name, amount(number), *more)
+    for name, (predicted, actual) in rows.items():
+        ratio = [format_number(actual), f"{predicted / actual:.3f}"] if actual else []
+        table.add_row(name, format_number(predicted), *ratio)
     if measured is not None:
-        table.add_row("seconds of the processor, for each thread", "", f"{measured.seconds:.3g}")
+        table.add_row("processor seconds, per thread", "", f"{measured.seconds:.3g}")
     return table
 
 
 def plan_table(plans: Sequence[TrainingPlan | str]) -> Table:
-    """One column for each way to compute again."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for name in ("training", *(f"{what} again" for what in RECOMPUTE)):
-        table.add_column(name, justify="left" if name == "training" else "right")
-    columns = [_plan_lines(each) for each in plans]
+    """One column for each kind of recomputation."""
+    table = _table("training plan", (f"recompute {what}" for what in RECOMPUTE), wrap=True)
+    columns = [{"devices": each} if isinstance(each, str) else _plan_rows(each) for each in plans]
     for name in dict.fromkeys(name for column in columns for name in column):
         table.add_row(name, *(column.get(name, "") for column in columns))
     return table
 
 
-def _plan_lines(each: TrainingPlan | str) -> dict[str, str]:
-    if isinstance(each, str):
-        return {"devices": each}
-    share, ways = each.share, each.share.ways
-    return {
-        "devices": f"{ways.devices:,}",
-        "data x tensor x sequence ways": f"{ways.data:,} x {ways.tensor:,} x {ways.sequence:,}",
-        **({"experts, among data ways": f"{share.expert:,}"} if share.expert > 1 else {}),
-        "a device: weights and gradients": size(share.parameters + share.gradients),
-        "a device: optimizer": size(share.optimizer),
-        "a device: a layer, gathered": size(share.gathered),
-        "a device: activations": size(share.activations),
-        "a device: in all": size(share.total),
-        "a step: products": span(each.compute),
-        "a step: memory traffic": span(each.memory),
-        "a step: communication": span(each.communication),
-        "a step": span(each.seconds),
-        "tokens a second": amount(each.tokens_per_second),
-        "in all": "" if each.days is None else span(each.days * 86_400),
+def _plan_rows(plan: TrainingPlan) -> dict[str, str]:
+    memory, parallelism = plan.memory, plan.memory.parallelism
+    axes = (parallelism.data, parallelism.tensor, parallelism.sequence)
+    rows = {
+        "devices": f"{parallelism.devices:,}",
+        "data x tensor x sequence parallel": " x ".join(f"{axis:,}" for axis in axes),
     }
+    if memory.expert_parallel > 1:
+        rows["expert parallel"] = f"{memory.expert_parallel:,}"
+    rows |= {
+        "device memory: weights, gradients": format_bytes(memory.parameters + memory.gradients),
+        "device memory: optimizer": format_bytes(memory.optimizer),
+        "device memory: gathered layer": format_bytes(memory.gathered),
+        "device memory: activations": format_bytes(memory.activations),
+        "device memory: total": format_bytes(memory.total),
+        "step: compute": format_seconds(plan.compute_seconds),
+        "step: memory traffic": format_seconds(plan.memory_seconds),
+        "step: communication": format_seconds(plan.communication_seconds),
+        "step: total": format_seconds(plan.step_seconds),
+        "tokens per second": format_number(plan.tokens_per_second),
+    }
+    if plan.days is not None:
+        rows["training time"] = format_seconds(plan.days * 86_400)
+    return rows

@@ -263,9 +263,9 @@ def cost(model: nn.Module, tokens: torch.Tensor) -> tuple[float, int]:
     with PeakCounter() as seen:
         for p in model.parameters():
             seen.watch(p.detach())
-        held = seen.now  # weights are there all the time, and views of them would count
+        held = seen.live_bytes  # weights are there all the time, and views of them would count
         one.call(model)
-    return fastest, seen.peak - held
+    return fastest, seen.peak_bytes - held
 
 
 def recovered(

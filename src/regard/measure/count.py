@@ -158,10 +158,11 @@ class FlopCounter(TorchDispatchMode):
 
 @dataclass
 class SavedActivations:
-    """Storages that autograd saved, by address, with their bytes. Those in `ignored` are not counted."""
+    """Storages that autograd saves and does not free during the pass, by address, with their bytes."""
 
     ignored: set[int] = field(default_factory=set)
     storages: dict[int, int] = field(default_factory=dict)
+    is_recording: bool = True
 
     @property
     def bytes(self) -> int:
@@ -169,11 +170,16 @@ class SavedActivations:
         return sum(self.storages.values())
 
     def add(self, x: Tensor) -> Tensor:
-        """Record the storage of a tensor."""
+        """Record the storage of a tensor until it is freed."""
         storage = x.untyped_storage()
-        if storage._cdata not in self.ignored:
+        if storage._cdata not in self.ignored and storage._cdata not in self.storages:
             self.storages[storage._cdata] = storage.nbytes()
+            finalize(storage, self._free, storage._cdata)
         return x
+
+    def _free(self, address: int) -> None:
+        if self.is_recording:
+            self.storages.pop(address, None)
 
 
 @contextmanager
@@ -183,6 +189,7 @@ def record_saved_activations(module: nn.Module) -> Iterator[SavedActivations]:
     saved = SavedActivations({t.untyped_storage()._cdata for t in tensors})
     with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda x: x):
         yield saved
+    saved.is_recording = False
 
 
 class PeakCounter(TorchDispatchMode):

@@ -6,24 +6,25 @@ Formulas in place of a count:
 
     LSHAttention, RoutedAttention   group sizes depend on the data; the fused kernel saves less than its fallback
     AdditiveAttention, SoftVisualAttention    a loop over parts of the queries, too long to trace
-    LinearAttention, Recurrence, SegmentStack    a loop over chunks: traced for two lengths, the cost is linear in between
+    LinearAttention, Recurrence, SegmentStack, BPTransformer    long sequences are extrapolated from two lengths
     FeedbackStack                   a loop over tokens
     UniversalStack, EarlyExitStack, MixtureOfExperts    how much is computed depends on the data
     TransformerXLBias               the largest distance is read from the positions
+    RotaryEmbedding                 elementwise work, which is not counted
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, exp, sqrt
+from math import ceil, exp, log2, sqrt
 
 from torch import nn
 
 from regard.attentions import AdditiveAttention, LinearAttention, LSHAttention, RoutedAttention
 from regard.attentions.additive import MAX_ELEMENTS
 from regard.block import Block
-from regard.ffn import MixtureOfExperts
-from regard.measure.meta import count_on_meta, head_shape
+from regard.ffn import MixtureOfExperts, ShardedExpertBank
+from regard.measure.meta import count_on_meta, head_shape, without_attention
 from regard.measure.module_cost import (
     ADDITIVE,
     CallShape,
@@ -35,11 +36,13 @@ from regard.measure.module_cost import (
     sum_parts,
 )
 from regard.mixer import MultiHead
+from regard.mixers.bp_transformer import BPTransformer
 from regard.mixers.recurrence import Recurrence
 from regard.mixers.show_attend import SoftVisualAttention
 from regard.models.heads import LMHead, MaskedLMHead, ModelHead, PredictionHead
 from regard.models.model import Backbone, Decoder, Encoder, Seq2Seq
 from regard.position import TransformerXLBias
+from regard.position.rotary import RotaryEmbedding
 from regard.route import KMeans
 from regard.stack import (
     CompressiveMemory,
@@ -117,10 +120,15 @@ def _block(module: Block, shape: CallShape) -> ModuleCost:
 @formula(MultiHead, is_breakdown=True)
 def _multi_head(module: MultiHead, shape: CallShape) -> ModuleCost:
     """The projections (with rotary embedding), and the attention."""
+    attend = module_cost(module.inner, head_shape(module, shape))
+    if isinstance(
+        module.inner, LinearAttention
+    ):  # whose kernel does not copy heads, as products do
+        project = count_on_meta(without_attention(module), shape).without_state()
+        return sum_parts(project=project, attend=attend)
     whole = count_on_meta(module, shape)
     if isinstance(module.q, nn.Identity):  # queries, keys and values are the tokens themselves
         return whole
-    attend = module_cost(module.inner, head_shape(module, shape))
     return sum_parts(project=whole + -1 * attend, attend=attend)
 
 
@@ -201,7 +209,7 @@ def _feedback(module: FeedbackStack, shape: CallShape) -> ModuleCost:
     return sum_parts(**parts, memory=memory)
 
 
-@formula(SegmentStack)
+@formula(SegmentStack, is_breakdown=True)
 def _segments(module: SegmentStack, shape: CallShape) -> ModuleCost:
     """Once the memories are full, every segment costs the same."""
     sizes = [0]
@@ -214,16 +222,12 @@ def _segments(module: SegmentStack, shape: CallShape) -> ModuleCost:
 
 
 # ---------------------------------------------------------------------------------------------- loops over chunks
-@formula(LinearAttention)
+@formula(LinearAttention, is_breakdown=True)
 def _linear_attention(module: LinearAttention, shape: CallShape) -> ModuleCost:
-    return (
-        _extrapolate(module, shape, module.chunk, 1)
-        if shape.causal
-        else count_on_meta(module, shape)
-    )
+    return _extrapolate(module, shape, module.chunk if shape.causal else shape.n, 1)
 
 
-@formula(Recurrence)
+@formula(Recurrence, is_breakdown=True)
 def _recurrence(module: Recurrence, shape: CallShape) -> ModuleCost:
     return _extrapolate(module, shape, module.chunk, 1)
 
@@ -246,6 +250,24 @@ def _extrapolate(module: nn.Module, shape: CallShape, chunk: int, warmup: int) -
     return replace(long, **{name: extend(name) for name in ADDITIVE if name != "state_growth"})
 
 
+@formula(BPTransformer, is_breakdown=True)
+def _bp_transformer(module: BPTransformer, shape: CallShape) -> ModuleCost:
+    """A long sequence is counted at two short lengths: each doubling adds one level of spans, at the same cost per token."""
+    base = 1 << 13
+    if shape.n <= 2 * base:
+        return count_on_meta(module, shape)
+    short, long = (count_on_meta(module, shape.with_length(n)) for n in (base, 2 * base))
+    doublings = log2(shape.n / (2 * base))
+
+    def extend(name: str) -> int:
+        low, high = getattr(short, name) / base, getattr(long, name) / (2 * base)
+        return round(shape.n * (high + (high - low) * doublings))
+
+    state = long.state + (long.state - short.state) * ceil(doublings)
+    flops = {name: extend(name) for name in ("forward", "backward", "recomputed", "saved")}
+    return replace(long, **flops, state=state)
+
+
 # ---------------------------------------------------------------------------------------------- sizes that depend on data
 @formula(MixtureOfExperts)
 def _mixture_of_experts(module: MixtureOfExperts, shape: CallShape) -> ModuleCost:
@@ -261,11 +283,11 @@ def _mixture_of_experts(module: MixtureOfExperts, shape: CallShape) -> ModuleCos
     router = matmul_cost(1, shape.tokens, d, count, saved=shape.tokens * (d + 3 * count))
     if module.router.noise is not None:
         router += matmul_cost(1, shape.tokens, d, count, saved=0)
-    expert = getattr(module.bank, "bank", module.bank).expert
+    bank = module.bank.bank if isinstance(module.bank, ShardedExpertBank) else module.bank
     combine_saved = shape.tokens * module.top * (d + 2)
     return sum_parts(
         router=router,
-        bank=module_cost(expert, CallShape(count, slots, slots)),
+        bank=module_cost(bank, CallShape(count, slots, slots)),
         take=matmul_cost(shape.tokens, 1, module.top, d, saved=combine_saved),
     )
 
@@ -320,6 +342,12 @@ def _expected_chunks(n: int, buckets: int, chunk: int) -> int:
         expected += 1 - below if tokens % chunk == 0 else 0.0
         term *= mean / (tokens + 1)
     return ceil(buckets * expected)
+
+
+@formula(RotaryEmbedding)
+def _rotary(module: RotaryEmbedding, shape: CallShape) -> ModuleCost:
+    """Elementwise, with fixed factors: no products, and nothing that depends on the batch is saved."""
+    return ModuleCost()
 
 
 @formula(TransformerXLBias)

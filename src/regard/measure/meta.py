@@ -21,7 +21,7 @@ from regard.backends.choose import BACKENDS
 from regard.backends.sdpa import WIDEST
 from regard.block import Layer
 from regard.errors import Unsupported
-from regard.ffn import FeedForward
+from regard.ffn import ExpertBank, FeedForward
 from regard.measure.count import FlopCounter, record_saved_activations
 from regard.measure.module_cost import CallShape, Formula, ModuleCost, find_formula
 from regard.measure.pairs import count_pairs
@@ -30,9 +30,10 @@ from regard.models.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbed
 from regard.models.heads import ModelHead
 from regard.norm import Norm
 from regard.pattern import Causal, Full
+from regard.position.rotary import RotaryEmbedding
 from regard.prior import Prior
 from regard.residual import Residual
-from regard.state import leaves
+from regard.state import State, leaves
 
 
 def count_on_meta(module: nn.Module, shape: CallShape) -> ModuleCost:
@@ -81,7 +82,7 @@ def _copy_to_meta(module: nn.Module) -> nn.Module:
 
 def _call(module: nn.Module, shape: CallShape) -> Sequence[Tensor]:
     """Call a module on meta tensors of the given sizes."""
-    b, n, m, h = shape.b, shape.n, shape.m, shape.h
+    b, n, m = shape.b, shape.n, shape.m
     empty = partial(torch.empty, device="meta", requires_grad=True)
     if isinstance(module, Attention):
         return [module(*_heads(module, shape), causal=shape.causal)[0]]
@@ -102,7 +103,7 @@ def _call(module: nn.Module, shape: CallShape) -> Sequence[Tensor]:
         return [module(torch.empty(b, *module.shape, device="meta"))[0]]
     if isinstance(module, nn.Linear):
         return [module(empty(b, n, module.in_features))]
-    if isinstance(module, FeedForward | Norm):
+    if isinstance(module, FeedForward | ExpertBank | Norm):
         return [module(empty(b, n, module.dim))]
     if isinstance(module, ModelHead):
         return [module(empty(b, n, shape.e))]
@@ -125,9 +126,29 @@ def head_shape(module: MultiHead, shape: CallShape) -> CallShape:
         torch.empty(shape.b, size, module.dim, device="meta") for size in (shape.n, shape.m)
     )
     with torch.no_grad():
-        q, k, v = _copy_to_meta(module).project(x, None if shape.m == shape.n else context)
+        q, _, v = _copy_to_meta(module).project(x, None if shape.m == shape.n else context)
     (b, h, n, e), (kv_heads, m, f) = q.shape, v.shape[1:]
     return CallShape(b, n, m, h, e, f, kv_heads, module.causal)
+
+
+class _FreeAttention(Attention):
+    """An attention that costs nothing."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> tuple[Tensor, Any]:
+        b, h, n, _ = q.shape
+        return _stand_in(
+            ModuleCost(), q.new_empty(b, n, h, v.shape[3]).transpose(1, 2), q, k, v
+        ), ()
+
+    def initial_state(self) -> State:
+        return ()
+
+
+def without_attention(module: MultiHead) -> MultiHead:
+    """The projections of a `MultiHead`, around an attention that costs nothing."""
+    projections = copy(module)
+    projections._modules = {**module._modules, "inner": _FreeAttention()}
+    return projections
 
 
 def _with_state(module: nn.Module, shape: CallShape, cost: ModuleCost) -> ModuleCost:
@@ -219,11 +240,17 @@ def _replace_by_formula(part: nn.Module, by_formula: Formula) -> None:
         cost = cost_of(CallShape(b, n, m, h, e, e))
         return _stand_in(cost, q.new_empty(b, h, n, m), q, k)
 
+    def rotary(q: Tensor, k: Tensor, q_start: int = 0, k_start: int = 0) -> tuple[Tensor, Tensor]:
+        cost = cost_of(CallShape(q.shape[0], q.shape[2], k.shape[2]))
+        free = ModuleCost()
+        return _stand_in(cost, torch.empty_like(q), q), _stand_in(free, torch.empty_like(k), k)
+
     replacements: dict[type, tuple[str, Callable[..., Any]]] = {
         Attention: ("forward", attend),
         Mixer: ("mix", mix),
         FeedForward: ("forward", feed_forward),
         Prior: ("forward", prior),
+        RotaryEmbedding: ("forward", rotary),
     }
     for kind, (method, replacement) in replacements.items():
         if isinstance(part, kind):
@@ -275,7 +302,10 @@ def _attend_on_meta(call: AttentionCall) -> Tensor:
         hide = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
         with nullcontext() if is_dense else hide:
             addend = call.prior(q_pos[:, None], k_pos[None, :], call.q, call.k)
-        if is_dense:
+        if is_dense and addend.requires_grad:  # not fused: PyTorch saves all weights
+            saved = [call.q, call.k, call.v, empty(b, h, n, m)]
+            cost = ModuleCost(scores + values, 2 * (scores + values))
+        elif is_dense:
             addend = torch.where(call.keep(), addend, -torch.inf)
             saved.append(addend)
         elif not call.prior.relative:

@@ -65,7 +65,9 @@ def build_on_meta(config: ModelConfig) -> Model:
         with torch.device("meta"):
             return build(config)
     except RuntimeError as error:
-        raise ValueError(f"The model has a tensor larger than torch can describe: {error}") from error
+        raise ValueError(
+            f"The model has a tensor larger than torch can describe: {error}"
+        ) from error
 
 
 class ModelSizes(NamedTuple):
@@ -100,7 +102,9 @@ def model_sizes(model: Model, length: int, batch: int) -> ModelSizes:
 def config_of(model: Model) -> ModelConfig:
     """The configuration of a model; ValueError if it was not built from one."""
     if model.config is None:
-        raise ValueError("The model has no configuration to read its sizes from: build it from one.")
+        raise ValueError(
+            "The model has no configuration to read its sizes from: build it from one."
+        )
     return model.config
 
 

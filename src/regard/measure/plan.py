@@ -92,7 +92,9 @@ class TrainingJob:
             parts = [layer for layer in layers if layer.parts]
             saved += len(parts) * self.sizes.hidden * self.itemsize
         else:  # the norm before a feed-forward layer saves its input already
-            parts = [part for layer in layers for part in layer.parts if part.name == self.recompute]
+            parts = [
+                part for layer in layers for part in layer.parts if part.name == self.recompute
+            ]
         freed = [part.activation_bytes for part in parts]
         return saved - sum(freed) + max(freed, default=0), sum(part.forward_flops for part in parts)
 
@@ -214,7 +216,8 @@ def device_memory(job: TrainingJob, parallelism: Parallelism) -> DeviceMemory:
     )
     expert_parallel = _expert_parallel(job, p)
     largest = max(
-        part.active_parameters if expert_parallel > 1 else part.parameters for part in job.cost.parts
+        part.active_parameters if expert_parallel > 1 else part.parameters
+        for part in job.cost.parts
     )
     examples = ceil(job.batch / (p.data * job.accumulate))
     activations = job.recomputation[0] + 2 * job.sizes.outputs * itemsize

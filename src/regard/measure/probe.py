@@ -41,7 +41,9 @@ def gradient_norms(model: nn.Module, loss: Tensor) -> list[SublayerGradient]:
         if part is not None and next(part.parameters(), None) is not None
     ]
     if not parts:
-        raise Unsupported("The model has no Block with weights, so there are no sub-layers to compare.")
+        raise Unsupported(
+            "The model has no Block with weights, so there are no sub-layers to compare."
+        )
     weights = list({p: None for _, _, part in parts for p in part.parameters() if p.requires_grad})
     gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
     squares = {
