@@ -89,8 +89,8 @@ def row(name: str, length: int, layers: int, dim: int) -> dict[str, str | int]:
     )
     predicted = step_memory(build_on_meta(config), length, batch=BATCH)
     found = {
-        "predicted": predicted.peak,
-        "process": predicted.process,
+        "predicted": predicted.peak_bytes,
+        "process": predicted.process_bytes,
         "counted": counted,
         "returned": grown(arguments, RETURNED),
         "measured": grown(arguments, {}),

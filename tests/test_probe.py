@@ -224,9 +224,9 @@ def test_what_does_not_fit_is_said():
     model = nn.Linear(3, 3)
     with pytest.raises(regard.Unsupported, match="no Block with weights"):
         gradient_norms(model, model(torch.ones(3)).sum())
-    with pytest.raises(ValueError, match=r"no parameters \['wight'\]"):
+    with pytest.raises(ValueError, match=r"has no parameters \['wight'\]"):
         amplification(model, {"wight": torch.ones(3)}, torch.ones(3))
-    with pytest.raises(ValueError, match="size must be a finite number above 0"):
+    with pytest.raises(ValueError, match="std must be a finite number above 0"):
         random_perturbation(model, 0.0)
-    with pytest.raises(ValueError, match="rate must be a finite number above 0"):
+    with pytest.raises(ValueError, match="lr must be a finite number above 0"):
         adam_first_step(model, model(torch.ones(3)).sum(), -1.0)
