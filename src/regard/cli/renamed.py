@@ -37,6 +37,13 @@ RENAMED_OPTIONS: dict[str, dict[str, str]] = {
     },
     "eval": {"--batch": "--batch-size", "--examples": "--max-examples"},
     "predict": {"--batch": "--batch-size"},
+    "cost": {
+        "--batch": "--batch-size",
+        "--hidden": "--ffn-dim",
+        "--vocab": "--vocab-size",
+        "--accumulate": "--accumulation-steps",
+    },
+    "export": {"--memory": "--context"},
     "generate": {"--length": "--max-new-tokens", "--beams": "--num-beams"},
 }
 

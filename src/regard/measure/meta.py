@@ -321,7 +321,7 @@ def _count_call_pairs(call: AttentionCall) -> int:
     if pattern == Full():
         return h * n * m
     if isinstance(k0, Tensor):
-        visible = pattern.allowed(torch.arange(q0, q0 + n)[:, None], k0.cpu()[None, :])
+        visible = pattern.allows(torch.arange(q0, q0 + n)[:, None], k0.cpu()[None, :])
         heads = visible.shape[0] if visible.dim() == 3 else 1
         return int(visible.expand(heads, n, m).sum()) * (h // heads)
     ends = ((q0 + n, k0 + m, 1), (q0, k0 + m, -1), (q0 + n, k0, -1), (q0, k0, 1))

@@ -59,7 +59,7 @@ def _count_one_head(pattern: Pattern, n: int, m: int) -> int:
     for part in corners.split(TILES_AT_ONCE):
         q, k = (corner[:, None] + torch.arange(size) for corner in part.unbind(1))
         inside = (q < n)[:, :, None] & (k < m)[:, None, :]
-        total += int((pattern.allowed(q[:, :, None], k[:, None, :]) & inside).sum())
+        total += int((pattern.allows(q[:, :, None], k[:, None, :]) & inside).sum())
     return total
 
 
@@ -79,5 +79,5 @@ def _estimate(pattern: Pattern, corners: Tensor, size: int, n: int, m: int) -> i
     for part in sample.split(max(1, TILES_AT_ONCE * TILE * TILE // size)):
         q = part[:, 0] + torch.randint(size, (len(part),), generator=generator)
         k = part[:, 1, None] + torch.arange(size)
-        pairs += int((pattern.allowed(q[:, None], k) & (q < n)[:, None] & (k < m)).sum())
+        pairs += int((pattern.allows(q[:, None], k) & (q < n)[:, None] & (k < m)).sum())
     return round(pairs / count * size * len(corners))
