@@ -79,7 +79,7 @@ def routed(n: int, heads: int, clusters: int) -> Attend:
     for seed in range(1, 41):
         x = F.layer_norm(tokens(1024, "shuffled", seed, heads), (WIDTH,))
         route(x, x, None)
-    attention = RoutedAttention(route.eval(), level=True)
+    attention = RoutedAttention(route.eval(), normalize=True)
     return lambda x, v: attention(x, x, v)[0]
 
 

@@ -85,7 +85,7 @@ COSTS: dict[str, Callable[[Any], str]] = {
     "LocatedAttention": lambda x: ALL,
     "TaskAttention": lambda x: ALL,
     "RealFormer": lambda x: ALL,
-    "AdaptiveSpan": lambda x: f"{1 + 2 * sum(x.reaches()) // len(x.reaches()):,} keys at the start",
+    "AdaptiveSpan": lambda x: f"{1 + 2 * sum(x.windows()) // len(x.windows()):,} keys at the start",
     "HardGaussian": lambda x: f"{2 * x.reach + 1} values, no keys",
     "Average": lambda x: "a running sum",
     # without attention

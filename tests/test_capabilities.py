@@ -174,7 +174,7 @@ def test_what_is_accepted_though_refused_is_found():
     """Fails if a mixer may take a mask, a memory, marks or a map that it says it refuses."""
 
     class Lax(Plain):
-        def _need(self, promise, what):
+        def _require(self, capability):
             """Refuses nothing."""
 
         def mix(self, x, context, mask, state, global_attention_mask=None):

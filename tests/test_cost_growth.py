@@ -108,4 +108,6 @@ def test_the_state_of_linear_attention_does_not_grow():
             torch.randn(1, 10, 8, generator=torch.Generator().manual_seed(0)), state
         )
         sizes.add(state.kv.numel())
-    assert sizes == {2 * 4 * (4 + 1)} and state.next == 50  # and a number, the next position
+    assert (
+        sizes == {2 * 4 * (4 + 1)} and state.next_position == 50
+    )  # and a number, the next position

@@ -10,8 +10,7 @@ import torch
 
 import regard
 from regard import Band, Causal, Chunks, Full, Keys, MultiHead, Queries, SoftmaxAttention
-from regard.attentions.kv_buffer import append_rows
-from regard.attentions.kv_cache import KVCache
+from regard.attentions.kv_cache import KVCache, append_rows
 from regard.state import detach, map_tensors, state_bytes, take
 
 N = 300
@@ -185,8 +184,8 @@ def test_a_token_is_written_and_the_rest_is_not_copied():
         for _ in range(1000):
             _, state = mixer.stream(torch.randn(1, 1, 8), state)
             moved, last = moved + (state.k.data_ptr() != last), state.k.data_ptr()
-    assert moved <= 5 and len(state.at) == 1500 and state.at[-1] == 1499
-    assert state_bytes(state) < 1.6 * (2 * state.k.nbytes + 2 * state.at.nbytes)
+    assert moved <= 5 and len(state.positions) == 1500 and state.positions[-1] == 1499
+    assert state_bytes(state) < 1.6 * (2 * state.k.nbytes + 2 * state.positions.nbytes)
 
 
 def test_a_graph_is_never_written_into():

@@ -88,7 +88,7 @@ def test_a_stream_that_forgets(pattern, rand):
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 2), naive(layer, q, k, v, causal=True))
     if pattern == Band(2, 2):
-        assert len(state.at) < 100
+        assert len(state.positions) < 100
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=repr)

@@ -336,7 +336,7 @@ def test_a_stream_goes_on_turning(attention, rand):
         y, state = mixer.stream(chunk, state)
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), mixer(x))
-    assert state.at == 200
+    assert state.position == 200
 
 
 def test_a_turning_mixer_refuses_another_sequence(rand):

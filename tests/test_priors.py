@@ -151,11 +151,11 @@ def span(share, *, longest=1024, ramp=32, heads=2):
 def test_shorter_spans_compute_fewer_scores():
     """Fails if a head computes keys at which its mask is zero by more than the rounding."""
     attention = span([0.1, 0.9])
-    assert attention.reaches() == [160, 960]
+    assert attention.windows() == [160, 960]
     scores = [build_layout(part, 4096, 4096).scores() for part in attention.pattern.parts]
     assert scores[0] < 0.25 * scores[1]
-    assert span([0.0, 1.0]).reaches() == [32, 1056]
-    assert span([-3.0, 7.0]).reaches() == [32, 1056], "a share outside of [0, 1] counts as its end"
+    assert span([0.0, 1.0]).windows() == [32, 1056]
+    assert span([-3.0, 7.0]).windows() == [32, 1056], "a share outside of [0, 1] counts as its end"
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])

@@ -354,7 +354,7 @@ def test_caches_are_bounded_as_the_pattern_allows(name, rand):
     with torch.no_grad():
         y, states = streamed(mixer, x, 1)
         torch.testing.assert_close(y, mixer(x))
-    assert max(len(state.at) for state in states) <= max(2 * needed, needed + 64) + 1
+    assert max(len(state.positions) for state in states) <= max(2 * needed, needed + 64) + 1
     shown = cache_size(get_recipe(name), {"dim": 8, "heads": 2, **arguments}, N, mixer.can)
     assert shown.keys == (needed, needed) and shown.held == needed
 

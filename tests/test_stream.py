@@ -25,7 +25,7 @@ def streamed(mixer, x, size):
     for chunk in x.split(size, 1):
         y, state = mixer.stream(chunk, state)
         parts.append(y)
-        most = max(most, len(state.at))
+        most = max(most, len(state.positions))
     return torch.cat(parts, 1), most
 
 

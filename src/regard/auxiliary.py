@@ -1,12 +1,13 @@
-"""What a mixer has to say beside its output: costs that belong into the loss, and facts to watch.
+"""Auxiliary outputs of modules: losses to add to the training loss, and statistics to log.
 
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         y = mixer(x)
-    loss = task_loss(y) + notes.cost()
+    loss = task_loss(y) + aux.loss()
 
-Any part may `tell`, however deep it stands; whoever in the thread opened `collect_aux` last hears it.  Where nobody listens,
-nothing is computed: so a layer under activation checkpointing, which runs again when nobody listens, must be listened to
-within, and its notes returned as outputs.
+Any module may call `record_aux`, however deeply nested. The innermost open `collect_aux` of the
+thread receives the value. Without one, nothing is computed. A layer under activation checkpointing
+runs again during the backward pass, when nothing is collected, so it has to collect inside and return
+the values as outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from torch import Tensor
 
 
 class AuxEntry(NamedTuple):
-    """One thing that was told: a name such as "span", a value, and whether it is to be added to the loss."""
+    """A recorded value.
+
+    Attributes:
+        name: Such as "span".
+        value: The value; a scalar if it is a loss.
+        is_loss: Whether to add it to the training loss.
+    """
 
     name: str
     value: Tensor
@@ -31,56 +38,58 @@ class AuxEntry(NamedTuple):
 
 @dataclass(eq=False)
 class AuxOutputs:
-    """All that was told, in order."""
+    """Recorded values, in order."""
 
     entries: list[AuxEntry] = field(default_factory=list)
 
     def loss(self) -> Tensor:
-        """The sum of all costs, a scalar with gradients; zero where there is none."""
-        return sum((note.value for note in self.entries if note.is_loss), torch.zeros(()))
+        """Sum of all losses, a scalar with gradients. Zero if there are none."""
+        return sum((entry.value for entry in self.entries if entry.is_loss), torch.zeros(()))
 
     def all(self, name: str) -> list[Tensor]:
-        """The values of one name, in the order in which they were told: layer by layer."""
-        return [note.value for note in self.entries if note.name == name]
+        """Values recorded under a name, in order."""
+        return [entry.value for entry in self.entries if entry.name == name]
 
     def names(self) -> list[str]:
-        """What was told about, each once."""
-        return list(dict.fromkeys(note.name for note in self.entries))
+        """Recorded names, without repetition."""
+        return list(dict.fromkeys(entry.name for entry in self.entries))
 
 
-class _Local(threading.local):
-    """Each thread has its own listeners."""
+class _Collectors(threading.local):
+    """Open `collect_aux` contexts of the current thread, innermost last."""
 
     def __init__(self) -> None:
-        self.listeners: list[AuxOutputs] = []
+        self.stack: list[AuxOutputs] = []
 
 
-_here = _Local()
+_collectors = _Collectors()
 
 
 @contextmanager
 def collect_aux() -> Iterator[AuxOutputs]:
-    """Listen to what mixers tell while they run."""
-    notes = AuxOutputs()
-    _here.listeners.append(notes)
+    """Collect the auxiliary outputs of the modules that run inside the context."""
+    aux = AuxOutputs()
+    _collectors.stack.append(aux)
     try:
-        yield notes
+        yield aux
     finally:
-        _here.listeners.remove(notes)
+        _collectors.stack.remove(aux)
 
 
 def is_collecting() -> bool:
-    """Whether anybody in this thread listens: for layers that must know before they run, such as those that run again."""
-    return bool(_here.listeners)
+    """Whether a `collect_aux` context is open in this thread."""
+    return bool(_collectors.stack)
 
 
 def record_aux(name: str, value: Callable[[], Tensor], *, is_loss: bool = False) -> None:
-    """Say something to whoever listens; `parse_literal` is called only if somebody does.
+    """Record an auxiliary output.
 
-    A cost is a scalar with gradients, weighted already; a fact is detached.
+    Args:
+        name: Name to record it under.
+        value: Computes the value. Called only if a `collect_aux` context is open.
+        is_loss: Whether it is a loss: a weighted scalar with gradients. Other values are detached.
     """
-    if _here.listeners:
-        found = value()
-        _here.listeners[-1].entries.append(
-            AuxEntry(name, found if is_loss else found.detach(), is_loss)
-        )
+    if _collectors.stack:
+        result = value()
+        entry = AuxEntry(name, result if is_loss else result.detach(), is_loss)
+        _collectors.stack[-1].entries.append(entry)

@@ -1,57 +1,63 @@
-"""What a mechanism promises, and why it does not promise the rest."""
+"""Capabilities of mixers."""
 
 from __future__ import annotations
 
 CAPABILITIES = {
-    "causal": "may be built causal: no token depends on later ones",
-    "cross": "queries and keys may come from two sequences",
-    "mask": "tokens may be left out, and then have no influence",
-    "stream": "chunk by chunk gives what the whole gives",
-    "length": "any length; else at most the length it was built for",
-    "maps": "has an attention map: it is linear in its values",
-    "global_attention_mask": "tokens may be marked at run time",
-    "export": "its forward is one graph for any batch and length",
-    "onnx": "that graph can be written as an ONNX file",
+    "causal": "can be built with causal=True: no position depends on later ones",
+    "cross": "cross-attention: keys and values may come from another sequence",
+    "mask": "takes a padding mask; masked tokens have no influence",
+    "stream": "incremental decoding: chunk by chunk gives the same result as the whole sequence",
+    "length": "takes sequences of any length, not only up to the length it was built for",
+    "maps": "has an attention map: the output is linear in the values",
+    "global_attention_mask": "takes a global_attention_mask at run time",
+    "export": "forward can be exported as one graph for any batch size and length",
+    "onnx": "the exported graph can be written as an ONNX file",
 }
-
-NO_MARKS = "no part of it asks for marked tokens"
 
 
 class Can:
-    """What a mechanism promises.  Everything that is not refused: `Can(cross="positions are not comparable")`.
+    """Capabilities of a mixer: everything in `CAPABILITIES` except what is listed as unsupported.
 
-    `can.cross` tells whether; `can.reason("cross")` why not; `a & b` can what both can.  Marked tokens are the exception:
-    few mechanisms know them, so they are refused unless `takes_marks`.
+    `can.cross` is a bool, `can.reason("cross")` says why not, and `a & b` has the capabilities
+    that both have.
+
+    Args:
+        supports_global_mask: Whether it takes a `global_attention_mask`. Off by default, because few
+            mixers do.
+        **unsupported: Reason for each missing capability: `Can(cross="positions differ")`.
     """
 
+    causal: bool
+    cross: bool
+    mask: bool
+    stream: bool
+    length: bool
+    maps: bool
+    global_attention_mask: bool
+    export: bool
+    onnx: bool
+
     def __init__(self, *, supports_global_mask: bool = False, **unsupported: str) -> None:
-        unknown = set(unsupported) - set(CAPABILITIES)
-        if unknown:
-            raise ValueError(f"no such promise: {sorted(unknown)}; there are {list(CAPABILITIES)}")
-        for promise, reason in unsupported.items():
+        for capability, reason in unsupported.items():
+            if capability not in CAPABILITIES:
+                known = ", ".join(CAPABILITIES)
+                raise ValueError(f"No such capability: {capability!r}. Choose from: {known}.")
             if not isinstance(reason, str) or not reason:
-                raise ValueError(f"a refusal says why, in words: {promise}={reason!r} does not")
-        if "export" in unsupported:  # without a graph there is nothing to write
-            unsupported = {"onnx": unsupported["export"], **unsupported}
-        self.unsupported = (
-            dict(unsupported)
-            if supports_global_mask
-            else {"global_attention_mask": NO_MARKS, **unsupported}
-        )
+                raise ValueError(f"{capability}= must be the reason as a string, not {reason!r}")
+        if "export" in unsupported:
+            unsupported.setdefault("onnx", unsupported["export"])
+        if not supports_global_mask:
+            unsupported.setdefault("global_attention_mask", "it has no global tokens")
+        self.unsupported = unsupported
 
-    def reason(self, promise: str) -> str | None:
-        """Why a promise is not made; None: it is."""
-        return self.unsupported.get(promise)
+    def __getattr__(self, capability: str) -> bool:
+        if capability not in CAPABILITIES:
+            raise AttributeError(f"Can has no capability {capability!r}")
+        return capability not in self.unsupported
 
-    causal = property(lambda self: "causal" not in self.unsupported)
-    cross = property(lambda self: "cross" not in self.unsupported)
-    mask = property(lambda self: "mask" not in self.unsupported)
-    stream = property(lambda self: "stream" not in self.unsupported)
-    length = property(lambda self: "length" not in self.unsupported)
-    maps = property(lambda self: "maps" not in self.unsupported)
-    global_attention_mask = property(lambda self: "global_attention_mask" not in self.unsupported)
-    export = property(lambda self: "export" not in self.unsupported)
-    onnx = property(lambda self: "onnx" not in self.unsupported)
+    def reason(self, capability: str) -> str | None:
+        """Why a capability is missing, or None if it is there."""
+        return self.unsupported.get(capability)
 
     def __and__(self, other: Can) -> Can:
         return Can(supports_global_mask=True, **{**other.unsupported, **self.unsupported})
@@ -63,4 +69,4 @@ class Can:
         return hash(frozenset(self.unsupported))
 
     def __repr__(self) -> str:
-        return f"Can({', '.join(p for p in CAPABILITIES if p not in self.unsupported)})"
+        return f"Can({', '.join(name for name in CAPABILITIES if name not in self.unsupported)})"

@@ -1,4 +1,4 @@
-"""Feature maps for linear attention: phi(x) of queries and keys, with phi(q)·phi(k) in place of exp(q·k)."""
+"""Feature maps for linear attention: phi(q)·phi(k) replaces exp(q·k)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from struct import Struct
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import native
@@ -15,17 +16,24 @@ from regard.autograd import apply_function
 from regard.errors import check_int
 from regard.mixer import Can
 
-TINY = 1e-18  # beside 1 it is nothing, and its square is no zero
-LOWEST = -80.0  # exp of it is just above the least that float32 has
-FEW = 1 << 14  # numbers: for fewer, a call of the kernel takes longer than it saves
+EPSILON = 1e-18  # vanishes when added to 1, but its square is not zero in float32
+MIN_EXPONENT = -80.0  # its exp is just above the smallest float32
+MIN_KERNEL_ELEMENTS = 1 << 14  # for fewer, calling the C++ kernel costs more than it saves
 
-_ELEMENTS = Struct("6q" + 3 * "P3q")  # the structure of the kernel, field by field
+_ELEMENTS = Struct("6q" + 3 * "P3q")  # arguments of the C++ kernel, field by field
+
+Features = tuple[Tensor, Tensor | None]
 
 
 class FeatureMap(nn.Module, ABC):
-    """phi: (b h n e) -> (b h n r), of queries and keys.
+    """Base class for phi: (b h n e) -> (b h n r), of queries and keys.
 
-    floor   None: phi(q)·phi(k) is never negative.  Else it may be, and the sum that one divides by is held so far from zero
+    Attributes:
+        can: Capabilities.
+        length: Maximum sequence length, or None for any length.
+        heads: Number of heads it was built for, or None for any number.
+        min_denominator: None if phi(q)·phi(k) is never negative. Otherwise the smallest absolute
+            value of the denominator.
     """
 
     can: Can = Can()
@@ -34,38 +42,48 @@ class FeatureMap(nn.Module, ABC):
     min_denominator: float | None = None
 
     @abstractmethod
-    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
-        """x (b h n e), of float32 at least, the first of them at position `at` -> (b h n r) and, where phi could overflow,
-        the logarithm of a factor (b h n) that was left out: phi(x) = features · exp(level).  A factor of a query cancels,
-        so it may be left out untold."""
+    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
+        """Compute features.
+
+        Args:
+            x: Queries or keys (b h n e), float32 at least.
+            start: Position of the first token.
+            is_query: Whether x are queries.
+
+        Returns:
+            The features (b h n r) and, if phi could overflow, the logarithm of a factor (b h n) that
+            was divided out: phi(x) = features · exp(log_scale). The factor of a query cancels in the
+            quotient, so it may be ignored.
+        """
 
     def advance(self) -> None:
-        """Called once before each training call, for what is drawn anew in time."""
+        """Called once before each training call, for features that are redrawn."""
 
 
 class EluFeatures(FeatureMap):
     """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, arXiv 2006.16236)."""
 
-    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
-        """Elementwise: (b h n e) -> (b h n e).  A query below zero everywhere is raised to it, lest it vanish."""
-        return apply_function(_EluPlusOne, x, query), None
+    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
+        """(b h n e) -> (b h n e). A query below zero everywhere is shifted up, or phi would vanish."""
+        return apply_function(_EluPlusOne, x, is_query), None
 
 
 class _EluPlusOne(torch.autograd.Function):
-    """exp(x) below zero, which keeps the digits that elu(x) + 1 loses, and 1 + x above; never nothing.
+    """exp(x) below zero, which keeps the digits that elu(x) + 1 loses, and 1 + x above; never zero.
 
-    By hand, since the backward passes of `where` and `clamp` take as long as all the rest of linear attention.
+    The backward pass is written out, because those of `where` and `clamp` take as long as the rest of
+    linear attention.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, query: bool) -> Tensor:
-        if _by_kernel(x):
-            return _elements("elu_forward", x, x, raise_=query)
-        if query:
+    def forward(x: Tensor, is_query: bool) -> Tensor:
+        if _use_kernel(x):
+            return _run_kernel("elu_forward", x, x, is_query)
+        if is_query:
             x = x - x.amax(-1, keepdim=True).clamp_(max=0)
-        return x.clamp(LOWEST, 0.0).exp_().add_(x.relu())
+        return x.clamp(MIN_EXPONENT, 0.0).exp_().add_(x.relu())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
@@ -74,65 +92,70 @@ class _EluPlusOne(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (phi,) = ctx.saved_tensors
-        if not torch.is_grad_enabled() and _by_kernel(grad, phi):
-            return _elements("elu_backward", grad, phi), None
+        if not torch.is_grad_enabled() and _use_kernel(grad, phi):
+            return _run_kernel("elu_backward", grad, phi), None
         return grad * phi.clamp(max=1), None
 
 
-def _by_kernel(*tensors: Tensor) -> bool:
-    """Whether one pass of our own is to be had, and shorter than several of PyTorch."""
-    return all(x.dim() == 4 and x.numel() >= FEW for x in tensors) and native.supports(*tensors)
+def _use_kernel(*tensors: Tensor) -> bool:
+    """Whether the C++ kernel supports the tensors and is faster than PyTorch."""
+    large = all(x.dim() == 4 and x.numel() >= MIN_KERNEL_ELEMENTS for x in tensors)
+    return large and native.supports(*tensors)
 
 
-def _elements(name: str, x: Tensor, y: Tensor, *, raise_: bool = False) -> Tensor:
+def _run_kernel(name: str, x: Tensor, y: Tensor, is_query: bool = False) -> Tensor:
     x, y = (native.pad_width(t, t.shape[3]) for t in (x, y))
     out = native.empty_like(y)
-    native.run(
-        name,
-        x.dtype,
-        _ELEMENTS.pack(
-            *x.shape, torch.get_num_threads(), raise_, *native.pointers_and_strides(x, y, out)
-        ),
-    )
+    pointers = native.pointers_and_strides(x, y, out)
+    arguments = _ELEMENTS.pack(*x.shape, torch.get_num_threads(), is_query, *pointers)
+    native.run(name, x.dtype, arguments)
     return out
 
 
 class CosineFeatures(FeatureMap):
-    """phi(x_i) = relu(x_i) (cos(π i / 2M), sin(π i / 2M)), so that phi(q_i)·phi(k_j) = relu(q_i)·relu(k_j) cos(π (i−j) / 2M)
-    (Qin et al. 2022, arXiv 2202.08791).  M = length is the longest sequence: beyond it the cosine would be negative.
+    """phi(x_i) = relu(x_i) (cos(π i / 2M), sin(π i / 2M)) (cosFormer: Qin et al. 2022, arXiv 2202.08791).
+
+    So phi(q_i)·phi(k_j) = relu(q_i)·relu(k_j) cos(π (i−j) / 2M). M = length is the maximum sequence
+    length: beyond it the cosine would be negative.
     """
+
+    length: int
 
     def __init__(self, length: int) -> None:
         super().__init__()
         check_int(1, length=length)
         self.length = length
         self.can = Can(
-            cross="it compares positions, and those of two sequences are not comparable",
-            length=f"its cosine was made for {length} positions",
+            cross="it compares positions, and those of two sequences are unrelated",
+            length=f"its cosine was built for {length} positions",
         )
 
-    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
         """(b h n e) -> (b h n 2e)."""
-        x = x.relu()
-        n, most = x.shape[2], self.length or 0
-        if at + n > most:
+        end = start + x.shape[2]
+        if end > self.length:
             raise ValueError(
-                f"the stream has come to {at + n} tokens, and this was built for at most {most}"
+                f"The stream has {end} tokens but the mixer was built with length={self.length}."
             )
-        angle = torch.arange(at, at + n, dtype=torch.float64, device=x.device) * (
-            math.pi / 2 / most
-        )
-        cos, sin = (t.to(x.dtype)[:, None] for t in (angle.cos(), angle.sin()))
-        return torch.cat((x * cos, x * sin), -1), None
+        positions = torch.arange(start, end, dtype=torch.float64, device=x.device)
+        angle = (positions * (math.pi / 2 / self.length))[:, None]
+        x = x.relu()
+        return torch.cat((x * angle.cos().to(x.dtype), x * angle.sin().to(x.dtype)), -1), None
 
 
 class RandomFeatures(FeatureMap):
-    """A feature made of random rows (features e), drawn by `seed`, and drawn anew every `redraw` training calls.
+    """Base class for features from random rows (features e).
 
-    orthogonal  rows of random rotations, as long as rows of normal numbers are; else normal numbers
-    heads       None: the same rows for all heads; else (heads features e)
-    redraw      None: never.  What was drawn and how many calls there were is saved with the parameters.  A call that is
-                computed again, as by activation checkpointing, counts twice
+    Args:
+        width: Head width e.
+        features: Number of rows.
+        heads: None for the same rows for all heads, else rows (heads features e).
+        orthogonal: Whether to draw rows of random rotations, scaled to the length of Gaussian rows.
+            Otherwise they are Gaussian.
+        seed: Seed of the rows.
+        redraw: Draw new rows every `redraw` training calls, or never if None. Rows and counter are
+            saved with the parameters. A call that is recomputed, as by activation checkpointing,
+            counts twice.
     """
 
     rows: Tensor
@@ -154,81 +177,83 @@ class RandomFeatures(FeatureMap):
         if redraw is not None:
             check_int(1, redraw=redraw)
         self.heads, self.seed, self.redraw, self.orthogonal = heads, seed, redraw, orthogonal
-        self.register_buffer(
-            "rows", torch.empty(*(() if heads is None else (heads,)), features, width)
-        )
+        shape = (features, width) if heads is None else (heads, features, width)
+        self.register_buffer("rows", torch.empty(shape))
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
         self._draw(0)
 
     def advance(self) -> None:
-        """Count a training call, and draw where it is time to."""
+        """Count a training call, and redraw the rows when it is time."""
         if self.redraw is not None:
             self.calls += 1
-            done, rest = divmod(int(self.calls), self.redraw)
+            draws, rest = divmod(int(self.calls), self.redraw)
             if not rest:
-                self._draw(done)
+                self._draw(draws)
 
     def _draw(self, number: int) -> None:
-        make = torch.Generator().manual_seed(self.seed + 1_000_003 * number)
+        generator = torch.Generator().manual_seed(self.seed + 1_000_003 * number)
         draw = orthogonal_rows if self.orthogonal else normal_rows
         *heads, features, width = self.rows.shape
-        drawn = [draw(features, width, make) for _ in range(math.prod(heads))]
-        self.rows = (
-            torch.stack(drawn).view(self.rows.shape).to(self.rows)
-        )  # a graph may still need the old ones
+        rows = [draw(features, width, generator) for _ in range(math.prod(heads))]
+        # a new tensor, since autograd may still need the old one
+        self.rows = torch.stack(rows).view(self.rows.shape).to(self.rows)
 
     def project(self, x: Tensor) -> Tensor:
         """w·x for each row w: (b h n e) -> (b h n features)."""
-        return x @ self.rows.to(x.dtype).transpose(-1, -2)
+        return x @ self.rows.to(x.dtype).mT
 
     def extra_repr(self) -> str:
-        """Shown by print."""
+        """Shown by `print`."""
         return f"features={self.rows.shape[-2]}, seed={self.seed}, redraw={self.redraw}"
 
 
-def normal_rows(count: int, width: int, make: torch.Generator) -> Tensor:
-    """(count width) of normal numbers."""
-    return torch.randn(count, width, dtype=torch.float64, generator=make)
+def normal_rows(count: int, width: int, generator: torch.Generator) -> Tensor:
+    """Gaussian rows (count width)."""
+    return torch.randn(count, width, dtype=torch.float64, generator=generator)
 
 
-def orthogonal_rows(count: int, width: int, make: torch.Generator) -> Tensor:
-    """(count width): blocks of `width` rows at right angles, each row distributed as a row of normal numbers.
+def orthogonal_rows(count: int, width: int, generator: torch.Generator) -> Tensor:
+    """Rows (count width): blocks of `width` orthogonal rows, each distributed as a Gaussian row.
 
-    Q of a QR decomposition alone is not uniform over rotations: LAPACK fixes the signs of R by its own rule, which gives Q
-    a direction.  With the signs of R's diagonal it is (Mezzadri 2007, arXiv math-ph/0609050).
+    Q of a QR decomposition is not uniform over rotations, because LAPACK fixes the signs of R.
+    Multiplying by the signs of R's diagonal makes it uniform (Mezzadri 2007, arXiv math-ph/0609050).
     """
     blocks = -(-count // width)
-    q, r = torch.linalg.qr(torch.randn(blocks, width, width, dtype=torch.float64, generator=make))
-    turned = q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
-    return turned.flatten(0, 1)[:count] * normal_rows(count, width, make).norm(dim=1, keepdim=True)
+    gaussian = torch.randn(blocks, width, width, dtype=torch.float64, generator=generator)
+    q, r = torch.linalg.qr(gaussian)
+    rotations = q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+    norms = normal_rows(count, width, generator).norm(dim=1, keepdim=True)
+    return rotations.flatten(0, 1)[:count] * norms
 
 
 class PositiveFeatures(RandomFeatures):
-    """phi(x)_r = exp(w_r·x − |x|²/2) / √m, with x / e^¼ for x: E phi(q)·phi(k) = exp(q·k / √e), and never negative
-    (FAVOR+, Choromanski et al. 2021, arXiv 2009.14794).
+    """phi(x)_r = exp(w_r·x − |x|²/2) / √m with x / e^¼ for x (FAVOR+: Choromanski et al. 2021, arXiv 2009.14794).
+
+    Never negative, and E phi(q)·phi(k) = exp(q·k / √e).
     """
 
-    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
-        """(b h n e) -> (b h n m), at most 1.  The largest is left out as a factor of each token, and |x| with it."""
+    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
+        """(b h n e) -> (b h n m), at most 1. The largest feature and |x| go into the log-scale."""
         x = x * x.shape[-1] ** -0.25
-        found, peak = apply_function(_Powers, x, self.rows.to(x.dtype))
-        return found, peak - x.square().sum(-1) / 2 - math.log(found.shape[-1]) / 2
+        features, peak = apply_function(_ExpOfProjection, x, self.rows.to(x.dtype))
+        log_scale = peak - x.square().sum(-1) / 2 - math.log(features.shape[-1]) / 2
+        return features, log_scale
 
 
-class _Powers(torch.autograd.Function):
-    """exp(w·x − peak) for rows w (m e) or (h m e), and never nothing; and the peak, which comes back in the level and so needs
-    no gradient.
+class _ExpOfProjection(torch.autograd.Function):
+    """exp(w·x − peak) for rows w (m e) or (h m e), never zero; and the peak.
 
-    By hand, to make one tensor of this size and not five.
+    The peak is added back in the log-scale, so it needs no gradient. The backward pass is written
+    out to store one tensor of this size and not five.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        power = x @ rows.mT
-        peak = power.amax(-1)
-        return power.sub_(peak[..., None]).exp_().add_(TINY), peak
+        projection = x @ rows.mT
+        peak = projection.amax(-1)
+        return projection.sub_(peak[..., None]).exp_().add_(EPSILON), peak
 
     @staticmethod
     def setup_context(
@@ -239,40 +264,39 @@ class _Powers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
-        rows, found = ctx.saved_tensors
-        return (grad * found) @ rows, None
+        rows, features = ctx.saved_tensors
+        return (grad * features) @ rows, None
 
 
 class TrigonometricFeatures(RandomFeatures):
-    """phi(x) = exp(|x|²/2) (sin(w_r·x), cos(w_r·x)) / √m, with x / e^¼ for x: the other estimate of exp(q·k / √e) in
-    Choromanski et al. 2021, arXiv 2009.14794; of greater variance where it matters, and negative at times.
+    """phi(x) = exp(|x|²/2) (sin(w_r·x), cos(w_r·x)) / √m with x / e^¼ for x.
+
+    The other estimate of exp(q·k / √e) in Choromanski et al. 2021 (arXiv 2009.14794). It has a larger
+    variance where it matters, and is sometimes negative.
     """
 
     min_denominator = 1e-4
 
-    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
         """(b h n e) -> (b h n 2m), between −1 and 1."""
         x = x * x.shape[-1] ** -0.25
-        angle = self.project(x)
-        level = x.square().sum(-1) / 2
-        return torch.cat((angle.sin(), angle.cos()), -1) * angle.shape[-1] ** -0.5, level
+        return _sin_cos(self.project(x)), x.square().sum(-1) / 2
 
 
 class ReluFeatures(RandomFeatures):
-    """phi(x)_r = relu(w_r·x) + 0.001, with x / e^¼ for x: the generalised attention of Choromanski et al. 2021,
-    arXiv 2009.14794, which estimates a kernel of its own.
-    """
+    """phi(x)_r = relu(w_r·x) + 0.001 with x / e^¼ for x: generalized attention, which is not an estimate of
+    the softmax (Choromanski et al. 2021, arXiv 2009.14794)."""
 
-    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
         """(b h n e) -> (b h n m)."""
         return self.project(x * x.shape[-1] ** -0.25).relu() + 1e-3, None
 
 
 class RandomFourierFeatures(RandomFeatures):
-    """phi(x) = (sin(w_r·u), cos(w_r·u)) / √m, with u = x / |x| and w = σ ∘ normal numbers: E phi(q)·phi(k) =
-    exp(−|σ ∘ (q/|q| − k/|k|)|² / 2), which for σ = 1 is exp(cos(q, k)) / exp(1) (Peng et al. 2021, arXiv 2103.02143).
+    """phi(x) = (sin(w_r·u), cos(w_r·u)) / √m with u = x / |x| (RFA: Peng et al. 2021, arXiv 2103.02143).
 
-    σ is learned, for each head and dimension.  Each head has rows of its own.
+    w = σ ∘ Gaussian numbers, so E phi(q)·phi(k) = exp(−|σ ∘ (q/|q| − k/|k|)|² / 2), which for σ = 1 is
+    exp(cos(q, k)) / exp(1). σ is learned for each head and dimension. Each head has its own rows.
     """
 
     min_denominator = 1e-2
@@ -283,8 +307,12 @@ class RandomFourierFeatures(RandomFeatures):
         super().__init__(width, features, heads=heads, orthogonal=False, seed=seed, redraw=redraw)
         self.scale = nn.Parameter(torch.ones(heads, 1, width))
 
-    def forward(self, x: Tensor, at: int, query: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
         """(b h n e) -> (b h n 2m), between −1 and 1."""
-        x = nn.functional.normalize(x, dim=-1)
-        angle = self.project(x * self.scale.to(x.dtype))
-        return torch.cat((angle.sin(), angle.cos()), -1) * angle.shape[-1] ** -0.5, None
+        x = F.normalize(x, dim=-1)
+        return _sin_cos(self.project(x * self.scale.to(x.dtype))), None
+
+
+def _sin_cos(angle: Tensor) -> Tensor:
+    """(b h n m) -> (b h n 2m), scaled so that phi(x)·phi(x) = 1."""
+    return torch.cat((angle.sin(), angle.cos()), -1) * angle.shape[-1] ** -0.5

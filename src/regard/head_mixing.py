@@ -1,4 +1,4 @@
-"""What heads have to do with each other: they talk, or they share a projection."""
+"""Modules that mix or share heads."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from torch import Tensor, nn
 
 
 class TalkingHeads(nn.Module):
-    """Heads talk: (b h n m) -> (b g n m), out_g = Σ_h W_gh x_h (Shazeer et al. 2020, arXiv 2003.02436).
+    """Mix across heads: (b h n m) -> (b g n m), out_g = Σ_h W_gh x_h (Shazeer et al. 2020, arXiv 2003.02436).
 
-    It starts as the identity, so that training starts from heads that are apart; where heads are fewer on one side, they
-    are taken in turn.
+    Starts as the identity. If there are more new heads than heads, they repeat.
     """
 
-    def __init__(self, heads: int, new: int) -> None:
+    def __init__(self, heads: int, new_heads: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.eye(heads)[torch.arange(new) % heads])
+        self.weight = nn.Parameter(torch.eye(heads)[torch.arange(new_heads) % heads])
 
     def forward(self, x: Tensor) -> Tensor:
         """(b h n m) -> (b g n m)."""
@@ -23,9 +22,13 @@ class TalkingHeads(nn.Module):
 
 
 class SharedProjection(nn.Module):
-    """One projection for all heads, (b n d) -> (b n h*w): head i is `mix_i ⊙ (W x)`, or `W x` itself where nothing mixes.
+    """One projection shared by all heads: (b n d) -> (b n h*w) (Cordonnier et al. 2020, arXiv 2006.16362).
 
-    What the heads of Cordonnier et al. 2020 (arXiv 2006.16362) have in common.
+    Args:
+        dim: Model width d.
+        heads: Number of heads h.
+        width: Width w of the projection.
+        mixed: Whether head i is `mix_i ⊙ (W x)` with a learned mix (h w). Otherwise it is `W x`.
     """
 
     def __init__(self, dim: int, heads: int, width: int, *, mixed: bool) -> None:
@@ -35,10 +38,7 @@ class SharedProjection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b n d) -> (b n h*w)."""
-        one = self.weight(x).unsqueeze(-2)
-        every = (
-            one.expand(*x.shape[:-1], self.heads, -1)
-            if self.mix is None
-            else one * self.mix.to(one.dtype)
-        )
-        return every.flatten(-2)
+        y = self.weight(x).unsqueeze(-2)
+        if self.mix is None:
+            return y.expand(*x.shape[:-1], self.heads, -1).flatten(-2)
+        return (y * self.mix.to(y.dtype)).flatten(-2)

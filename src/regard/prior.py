@@ -1,10 +1,11 @@
-"""What is known about the scores before any token is seen: an addend that depends on positions.
+"""Priors: biases of the attention scores that depend on positions.
 
-A prior is called with positions that broadcast against each other, and with the queries and keys that stand there:
+A prior is called with positions that broadcast against each other, and with the queries and keys at
+those positions:
 
     prior(q_pos, k_pos, q, k)     q_pos (... s 1), k_pos (... 1 t), q (b h ... s e), k (b h ... t e)
 
-and returns what is added to the scores: (h ... s t), or (b h ... s t) where it depends on the tokens.
+It returns what is added to the scores: (h ... s t), or (b h ... s t) if it depends on the tokens.
 """
 
 from __future__ import annotations
@@ -19,15 +20,21 @@ from regard.errors import check_int, check_positive
 
 
 class Prior(nn.Module, ABC):
-    """An addend to the scores; see the module's docstring."""
+    """Base class for biases of the scores. See the module docstring.
 
-    heads: int | None = None  # how many it tells apart, None: any number
-    relative: bool = (
-        False  # whether it depends on q_pos - k_pos alone: then it costs little, for it repeats
-    )
-    uses_qk: bool = False  # whether it looks at the queries and keys
-    length: int | None = None  # how many positions it knows, None: any number
-    num_terms: int = 1  # of how many like terms the scores are the sum, this one included: each is over sqrt(terms e)
+    Attributes:
+        heads: Number of heads it was built for, or None for any number.
+        relative: Whether it depends on q_pos - k_pos alone, so that values can be reused.
+        uses_qk: Whether it depends on the queries and keys.
+        length: Number of positions it was built for, or None for any number.
+        num_terms: Number of terms of the score, including this one. Each is divided by √(num_terms e).
+    """
+
+    heads: int | None = None
+    relative: bool = False
+    uses_qk: bool = False
+    length: int | None = None
+    num_terms: int = 1
 
     @abstractmethod
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor: ...
@@ -46,12 +53,13 @@ class ALiBi(Prior):
         self.register_buffer("slopes", 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads))
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        gap = (q_pos - k_pos).abs()
-        return -gap * self.slopes.to(q.dtype).view(-1, *[1] * gap.dim())
+        """See the module docstring."""
+        distance = (q_pos - k_pos).abs()
+        return -distance * self.slopes.to(q.dtype).view(-1, *[1] * distance.dim())
 
 
 class Gaussian(Prior):
-    """−(j − i)² / (2 σ_h²): nearness as a prior.  Each head has its own σ; learned, unless `learn` is False."""
+    """−(j − i)² / (2 σ_h²), with one σ for each head, learned unless `learn` is False."""
 
     relative = True
 
@@ -60,19 +68,19 @@ class Gaussian(Prior):
         check_int(1, heads=heads)
         check_positive("sigma", sigma)
         self.heads = heads
-        self.log_sigma = nn.Parameter(torch.full((heads,), float(sigma)).log(), requires_grad=learn)
+        log_sigma = torch.full((heads,), float(sigma)).log()
+        self.log_sigma = nn.Parameter(log_sigma, requires_grad=learn)
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """See the module's docstring."""
-        wide = torch.promote_types(
-            q.dtype, torch.float32
-        )  # squares of distances leave float16 behind
-        gap = (q_pos - k_pos).to(wide)
-        return -(gap**2) / (2 * self.log_sigma.to(wide).exp().view(-1, *[1] * gap.dim()) ** 2)
+        """See the module docstring."""
+        dtype = torch.promote_types(q.dtype, torch.float32)  # squared distances overflow float16
+        distance = (q_pos - k_pos).to(dtype)
+        sigma = self.log_sigma.to(dtype).exp().view(-1, *[1] * distance.dim())
+        return -(distance**2) / (2 * sigma**2)
 
 
 class RepeatedKeys(Prior):
-    """log times, for keys before `end` and queries from `end` to `last_row`: as if those keys stood there so many times."""
+    """log(times) for keys before `end` and queries from `end` to `last`: as if those keys were repeated."""
 
     def __init__(self, end: int, times: int, last: int) -> None:
         super().__init__()
@@ -80,16 +88,21 @@ class RepeatedKeys(Prior):
         self.end, self.times, self.last = end, times, last
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """See the module's docstring."""
-        again = (k_pos < self.end) & (q_pos >= self.end) & (q_pos < self.last)
-        return again.to(q.dtype)[None] * math.log(self.times)
+        """See the module docstring."""
+        repeated = (k_pos < self.end) & (q_pos >= self.end) & (q_pos < self.last)
+        return repeated.to(q.dtype)[None] * math.log(self.times)
 
 
 class ConditionalPrior(Prior):
-    """M(z) = ⊕_n (A_n γ(z) + β(z)): blocks (s s) along the diagonal, which a task modulates; zero elsewhere
+    """M(z) = ⊕_n (A_n γ(z) + β(z)): diagonal blocks (s s) conditioned on a task vector z, zero elsewhere
     (Pilault et al. 2021, arXiv 2009.09139).
 
-    blocks  A (N s s), learned; γ and β are linear in z (b p) and give s numbers each, one for each column of a block
+    A (N s s) is learned. γ and β are linear in z (b p), with one value for each column of a block.
+
+    Args:
+        length: Sequence length.
+        blocks: Number of blocks.
+        width: Width p of a task vector.
     """
 
     def __init__(self, length: int, blocks: int, width: int) -> None:
@@ -99,18 +112,18 @@ class ConditionalPrior(Prior):
         self.gain, self.shift = nn.Linear(width, size), nn.Linear(width, size)
         nn.init.ones_(self.gain.bias)
 
-    def of(self, z: Tensor) -> Prior:
-        """The prior for examples with these task vectors, (b p)."""
-        return _Modulated(
-            self.blocks * self.gain(z)[:, None, None, :] + self.shift(z)[:, None, None, :]
-        )
+    def for_task(self, z: Tensor) -> Prior:
+        """The prior for examples with these task vectors (b p)."""
+        gain, shift = (layer(z)[:, None, None, :] for layer in (self.gain, self.shift))
+        return _DiagonalBlocks(self.blocks * gain + shift)
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """Without a task: the prior of the zero vector."""
-        return self.of(self.gain.weight.new_zeros(1, self.gain.in_features))(q_pos, k_pos, q, k)
+        """The prior of the zero task vector."""
+        z = self.gain.weight.new_zeros(1, self.gain.in_features)
+        return self.for_task(z)(q_pos, k_pos, q, k)
 
 
-class _Modulated(Prior):
+class _DiagonalBlocks(Prior):
     """Blocks (b N s s) along the diagonal."""
 
     def __init__(self, blocks: Tensor) -> None:
@@ -119,6 +132,6 @@ class _Modulated(Prior):
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         size = self.blocks.shape[-1]
-        here, there = q_pos // size, k_pos // size
-        values = self.blocks[:, here, q_pos % size, k_pos % size]  # (b ... s t)
-        return torch.where(here == there, values, 0).to(q.dtype).unsqueeze(1)
+        row, column = q_pos // size, k_pos // size
+        values = self.blocks[:, row, q_pos % size, k_pos % size]  # (b ... s t)
+        return torch.where(row == column, values, 0).to(q.dtype).unsqueeze(1)

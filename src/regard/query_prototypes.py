@@ -1,4 +1,4 @@
-"""Fewer queries: those that are alike ask once."""
+"""Query prototypes: queries that are alike attend once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from regard import native
 from regard.errors import check_int
 from regard.mixer import Can
-from regard.numerics import stable_argsort
+from regard.numerics import at_least_float32, stable_argsort
 
-Back = Callable[[Tensor], Tensor]
+Expand = Callable[[Tensor], Tensor]
 
-_CLUSTERS = Struct("7q4P")  # the structure of the kernel, field by field
+_CLUSTERS = Struct("7q4P")  # arguments of the C++ kernel, field by field
 
 
 class QueryPrototypes(nn.Module, ABC):
-    """q (b h n e), real (b n) -> (prototypes (b h p e), back), where back: (b h p f) -> (b h n f) gives each its answer.
+    """Base class: maps q (b h n e) to prototypes (b h p e) and a function that expands their outputs.
 
-    Queries that are not real must have no influence on the prototypes; None: all are.
+    The function maps (b h p f) to (b h n f): each query gets the output of its prototype. Queries
+    that `mask` (b n) excludes must have no influence on the prototypes.
     """
 
     can: Can = Can(
@@ -31,18 +32,23 @@ class QueryPrototypes(nn.Module, ABC):
     )
 
     @abstractmethod
-    def forward(self, q: Tensor, real: Tensor | None) -> tuple[Tensor, Back]: ...
+    def forward(self, q: Tensor, mask: Tensor | None) -> tuple[Tensor, Expand]: ...
 
 
 class QueryClusters(QueryPrototypes):
-    """Groups of queries whose hashes are near, and their means (Vyas et al. 2020, arXiv 2007.04825).
+    """Clusters of queries with similar hashes; prototypes are their means (Vyas et al. 2020, arXiv 2007.04825).
 
-    Each query becomes `bits` signs, of its products with random planes.  Lloyd's algorithm groups the signs: each query
-    goes to the centre from which it differs in the fewest bits, and each bit of a centre becomes that of the majority; a
-    tie, or an empty cluster, leaves it as it was.  The first centres are real queries, evenly apart.
+    Each query is hashed to `bits` signs by random planes. Lloyd's algorithm clusters the signs: each
+    query goes to the centre with the smallest Hamming distance, and each bit of a centre becomes the
+    majority of its cluster. Ties and empty clusters leave a centre unchanged. The initial centres are
+    evenly spaced real queries.
 
-    clusters     how many groups; those that stay empty answer nobody
-    iterations   of Lloyd's algorithm
+    Args:
+        width: Head width e.
+        clusters: Number of clusters. Some may stay empty.
+        bits: Number of planes.
+        iterations: Iterations of Lloyd's algorithm.
+        seed: Seed of the planes.
     """
 
     planes: Tensor
@@ -54,89 +60,92 @@ class QueryClusters(QueryPrototypes):
         check_int(1, width=width, clusters=clusters, bits=bits)
         check_int(0, iterations=iterations, seed=seed)
         self.clusters, self.iterations = clusters, iterations
-        self.register_buffer(
-            "planes", torch.randn(bits, width, generator=torch.Generator().manual_seed(seed))
-        )
+        generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("planes", torch.randn(bits, width, generator=generator))
 
-    def forward(self, q: Tensor, real: Tensor | None) -> tuple[Tensor, Back]:
+    def forward(self, q: Tensor, mask: Tensor | None) -> tuple[Tensor, Expand]:
         """The mean of each cluster (b h clusters e), zero where it is empty."""
-        index = self.assign(q, real)
-        return self.means(q, index, real), lambda y: gather_rows(y, index)
+        index = self.assign(q, mask)
+        return self.means(q, index, mask), lambda y: gather_rows(y, index)
 
     @torch.no_grad()
-    def assign(self, q: Tensor, real: Tensor | None) -> Tensor:
-        """The cluster of each query, (b h n)."""
-        if q.shape[2] == 0:
-            return torch.zeros(q.shape[:3], dtype=torch.long, device=q.device)
-        exact = torch.float32 if q.dtype in (torch.bfloat16, torch.float16) else q.dtype
-        sides, first = q.to(exact) @ self.planes.to(exact).T, self._first(q, real)
-        return (_by_kernel if native.supports(sides) else _by_products)(
-            sides, real, first, self.iterations
-        )
+    def assign(self, q: Tensor, mask: Tensor | None) -> Tensor:
+        """Cluster of each query (b h n)."""
+        b, h, n, _ = q.shape
+        if n == 0:
+            return torch.zeros(b, h, n, dtype=torch.long, device=q.device)
+        q = at_least_float32(q)
+        projections = q @ self.planes.to(q.dtype).T
+        real = q.new_ones(b, n, dtype=torch.bool) if mask is None else mask
+        rank = torch.arange(self.clusters, device=q.device)
+        rank = rank * real.sum(1, keepdim=True) // self.clusters
+        first = valid_first_order(real).gather(1, rank)[:, None].expand(-1, h, -1)
+        lloyd = _lloyd_cpp if native.supports(projections) else _lloyd_torch
+        return lloyd(projections, mask, first, self.iterations)
 
-    def _first(self, q: Tensor, real: Tensor | None) -> Tensor:
-        """Where the first centres stand, (b h clusters): every r/clusters-th of the r real queries."""
-        real = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if real is None else real
-        rank = (
-            torch.arange(self.clusters, device=q.device)
-            * real.sum(1, keepdim=True)
-            // self.clusters
-        )
-        return valid_first_order(real).gather(1, rank)[:, None].expand(-1, q.shape[1], -1)
-
-    def means(self, q: Tensor, index: Tensor, real: Tensor | None) -> Tensor:
-        """The mean of the real queries of each cluster, (b h clusters e)."""
-        weight = (
-            torch.ones_like(index, dtype=q.dtype)
-            if real is None
-            else real[:, None].expand_as(index).to(q.dtype)
-        )
+    def means(self, q: Tensor, index: Tensor, mask: Tensor | None) -> Tensor:
+        """Mean of the real queries of each cluster (b h clusters e)."""
+        weight = torch.ones_like(index, dtype=q.dtype)
+        if mask is not None:
+            weight = weight * mask[:, None]
         shape = (*q.shape[:2], self.clusters)
-        total = q.new_zeros(*shape, q.shape[-1]).scatter_add(
-            2, index[..., None].expand_as(q), q * weight[..., None]
-        )
-        return total / q.new_zeros(shape).scatter_add(2, index, weight).clamp(min=1)[..., None]
+        total = q.new_zeros(*shape, q.shape[-1])
+        total = total.scatter_add(2, index[..., None].expand_as(q), q * weight[..., None])
+        count = q.new_zeros(shape).scatter_add(2, index, weight)
+        return total / count.clamp(min=1)[..., None]
 
 
-def _by_kernel(sides: Tensor, real: Tensor | None, first: Tensor, iterations: int) -> Tensor:
-    """Lloyd's algorithm on the signs of `sides` (b h n bits), from the tokens `first` (b h clusters): (b h n)."""
-    sides, first = sides.contiguous(), first.contiguous()
-    real = None if real is None else real.contiguous()
-    nearest = torch.empty(sides.shape[:3], dtype=torch.long)
-    given = (
-        sides.data_ptr(),
-        0 if real is None else real.data_ptr(),
+def _lloyd_cpp(projections: Tensor, mask: Tensor | None, first: Tensor, iterations: int) -> Tensor:
+    """Lloyd's algorithm on the signs of `projections` (b h n bits), in C++.
+
+    Args:
+        projections: (b h n bits).
+        mask: (b n), True = real query, or None.
+        first: Index of the query at each initial centre (b h clusters).
+        iterations: Number of iterations.
+
+    Returns:
+        Cluster of each query (b h n).
+    """
+    projections, first = projections.contiguous(), first.contiguous()
+    mask = None if mask is None else mask.contiguous()
+    nearest = torch.empty(projections.shape[:3], dtype=torch.long)
+    arguments = _CLUSTERS.pack(
+        *projections.shape,
+        first.shape[2],
+        iterations,
+        torch.get_num_threads(),
+        projections.data_ptr(),
+        0 if mask is None else mask.data_ptr(),
         first.data_ptr(),
         nearest.data_ptr(),
     )
-    sizes = (*sides.shape, first.shape[2], iterations, torch.get_num_threads())
-    native.run("cluster", sides.dtype, _CLUSTERS.pack(*sizes, *given))
+    native.run("cluster", projections.dtype, arguments)
     return nearest
 
 
-def _by_products(sides: Tensor, real: Tensor | None, first: Tensor, iterations: int) -> Tensor:
-    """The same, for any device: +1 and -1 for the two sides, whose product counts the bits that agree."""
-    bits = torch.where(sides >= 0, 1.0, -1.0).to(sides.dtype)
-    count = bits if real is None else bits * real[:, None, :, None]
+def _lloyd_torch(
+    projections: Tensor, mask: Tensor | None, first: Tensor, iterations: int
+) -> Tensor:
+    """The same on any device. The dot product of ±1 vectors counts the bits that agree."""
+    bits = torch.where(projections >= 0, 1.0, -1.0).to(projections.dtype)
+    votes = bits if mask is None else bits * mask[:, None, :, None]
     centres = gather_rows(bits, first)
     for _ in range(iterations):
-        nearest = (bits @ centres.transpose(-1, -2)).argmax(-1)
-        votes = torch.zeros_like(centres).scatter_add(2, nearest[..., None].expand_as(bits), count)
-        centres = torch.where(votes == 0, centres, votes.sign())
-    return (bits @ centres.transpose(-1, -2)).argmax(-1)
+        nearest = (bits @ centres.mT).argmax(-1)
+        total = torch.zeros_like(centres).scatter_add(2, nearest[..., None].expand_as(bits), votes)
+        centres = torch.where(total == 0, centres, total.sign())
+    return (bits @ centres.mT).argmax(-1)
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """x (b h p f), index (b h n) -> (b h n f): row by row, where `gather` goes number by number."""
+    """x (b h p f), index (b h n) -> (b h n f). Copies whole rows, unlike `gather`."""
     b, h, p, f = x.shape
     first = torch.arange(0, b * h * p, p, device=x.device) if p else index.new_zeros(b * h)
-    return (
-        x.reshape(b * h * p, f)
-        .index_select(0, (index + first.view(b, h, 1)).flatten())
-        .view(*index.shape, f)
-    )
+    rows = (index + first.view(b, h, 1)).flatten()
+    return x.reshape(b * h * p, f).index_select(0, rows).view(*index.shape, f)
 
 
-def valid_first_order(real: Tensor) -> Tensor:
-    """real (b n) -> the numbers of the real tokens in order, and then those of the others, (b n)."""
-    return stable_argsort((~real).to(torch.uint8))
+def valid_first_order(mask: Tensor) -> Tensor:
+    """mask (b n) -> indices of the True entries in order, followed by those of the others (b n)."""
+    return stable_argsort((~mask).to(torch.uint8))

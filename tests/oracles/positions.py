@@ -146,15 +146,12 @@ def tupe(p, *, heads, first=True, buckets=None, max_distance=128, causal=False):
     def score(q, k, h, i, j):
         e = p["inner.prior.q.weight"].shape[0] // heads
         rows = slice(h * e, (h + 1) * e)
-        ask = p["inner.prior.q.weight"][rows] @ p["inner.prior.places"][i]
-        answer = p["inner.prior.k.weight"][rows] @ p["inner.prior.places"][j]
+        ask = p["inner.prior.q.weight"][rows] @ p["inner.prior.positions"][i]
+        answer = p["inner.prior.k.weight"][rows] @ p["inner.prior.positions"][j]
         place = ask @ answer / math.sqrt(2 * e)
         if buckets is not None:
             place = (
-                place
-                + p["inner.prior.by_distance.table"][
-                    h, bucket(j - i, buckets, max_distance, causal)
-                ]
+                place + p["inner.prior.t5.table"][h, bucket(j - i, buckets, max_distance, causal)]
             )
         if first and i == 0:
             place = 0

@@ -74,13 +74,15 @@ def gaussian_prior(
         hidden = torch.tanh(q[a, i, h] @ p["inner.w"][h]) if "inner.w" in p else None
         first = 0 if mask is None else mask[a].tolist().index(True)
         middle = (
-            i if centre == "token" else first + real * torch.sigmoid(hidden @ p["inner.where"][h])
+            i
+            if centre == "token"
+            else first + real * torch.sigmoid(hidden @ p["inner.u_centre"][h])
         )
         if sigma is not None:
             wide = p["inner.prior.log_sigma"][h].exp() if centre == "token" else sigma
         else:
             of = hidden if window == "query" else torch.tanh(keys.mean(0) @ p["inner.w_keys"][h])
-            wide = real * torch.sigmoid(of @ p["inner.wide"][h]) / 2
+            wide = real * torch.sigmoid(of @ p["inner.u_window"][h]) / 2
         scores = k[a, seen, h] @ q[a, i, h] / math.sqrt(q.shape[-1])
         return (scores - (at - middle) ** 2 / (2 * wide**2)).exp()
 

@@ -1,4 +1,4 @@
-"""Attentions: what stands inside `MultiHead`."""
+"""Attentions: the part of `MultiHead` between the projections."""
 
 from regard.attentions.adaptive_span import AdaptiveSpanAttention
 from regard.attentions.additive import AdditiveAttention
@@ -21,20 +21,20 @@ from regard.attentions.softmax import SoftmaxAttention
 __all__ = [
     "AdaptiveSpanAttention",
     "AdditiveAttention",
+    "BlockCompressedAttention",
     "CompressedAttention",
     "DisagreementAttention",
     "EfficientAttention",
     "HardCodedAttention",
-    "LSHAttention",
     "ImprovedClusteredAttention",
+    "LSHAttention",
     "LinearAttention",
     "LocalnessAttention",
+    "MaterializedAttention",
     "NystromAttention",
     "PersistentMemoryAttention",
     "ProbSparseAttention",
     "PrototypeAttention",
     "RoutedAttention",
-    "MaterializedAttention",
     "SoftmaxAttention",
-    "BlockCompressedAttention",
 ]

@@ -1,4 +1,4 @@
-"""Adaptive span: each head learns how far back it looks, and only so many keys are computed."""
+"""Adaptive attention span: each head learns how far it looks, and only those keys are computed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,23 @@ from regard.mixer import Can
 from regard.pattern import Band, Causal, Pattern, PerHead
 from regard.prior import Prior
 
-STEP = 32  # reaches are rounded up to multiples of this, so that heads share calls and layouts
+STEP = 32  # windows are rounded up to multiples of this, so heads share calls and layouts
 
 
 class AdaptiveSpanAttention(KVCacheAttention):
-    """a_ij ∝ m_z(|i − j|) exp(s_ij), m_z(x) = clamp((ramp + z − x) / ramp, 0, 1), with one learned z for each head
-    (Sukhbaatar et al. 2019, arXiv 1905.07799).
+    """Adaptive attention span (Sukhbaatar et al. 2019, arXiv 1905.07799).
 
-    z is `longest` times a parameter in [0, 1].  Keys at which the mask is zero are not computed, so a shorter span is a
-    cheaper one.  The cost `penalty` · mean z is told as "span", the ℓ1 term of the paper.
+        a_ij ∝ m_z(|i − j|) exp(s_ij),  m_z(x) = clamp((ramp + z − x) / ramp, 0, 1)
+
+    with a learned span z for each head. Keys with m_z = 0 are not computed, so a shorter span is
+    cheaper. Records the auxiliary loss "span", the ℓ1 term of the paper, and the statistic "spans".
+
+    Args:
+        heads: Number of heads.
+        longest: Largest span z.
+        ramp: Width over which the mask falls to zero.
+        start: Initial span, as a fraction of `longest`.
+        penalty: Weight of the loss penalty · mean(z).
     """
 
     def __init__(
@@ -35,34 +43,35 @@ class AdaptiveSpanAttention(KVCacheAttention):
         if penalty:
             check_positive("penalty", penalty)
         if not isinstance(start, int | float) or not 0 <= start <= 1:
-            raise ValueError(f"start must be a share of the longest span, from 0 to 1, not {start}")
+            raise ValueError(f"start must be a fraction of the longest span, 0 to 1, not {start}")
         self.heads, self.longest, self.ramp, self.penalty = heads, longest, ramp, penalty
-        self.begun = float(start)
-        self.share = nn.Parameter(torch.full((heads,), self.begun))
+        self.initial_share = float(start)
+        self.share = nn.Parameter(torch.full((heads,), self.initial_share))
         self.can = Can(cross=COMPARES_POSITIONS)
 
     def spans(self) -> Tensor:
-        """z (h), in tokens."""
+        """The span z of each head, in tokens (h)."""
         return self.share.clamp(0, 1) * self.longest
 
-    def reaches(self) -> list[int]:
-        """How many tokens back (and ahead, where not causal) each head computes: all with a weight, rounded up."""
-        if torch.compiler.is_exporting():  # a graph has no numbers yet: as far as any may reach
+    def windows(self) -> list[int]:
+        """How many tokens to each side each head computes: all with a weight, rounded up."""
+        if torch.compiler.is_exporting():  # parameters have no values yet
             exact = [float(self.longest + self.ramp)] * self.share.shape[0]
-        elif self.share.is_meta:  # it has no numbers: what it began with
-            exact = [self.begun * self.longest + self.ramp] * len(self.share)
+        elif self.share.is_meta:
+            exact = [self.initial_share * self.longest + self.ramp] * len(self.share)
         else:
             exact = (self.spans().detach() + self.ramp).tolist()
-        return [min(STEP * ceil((ceil(x) - 1) / STEP), self.longest + self.ramp) for x in exact]
+        largest = self.longest + self.ramp
+        return [min(STEP * ceil((ceil(x) - 1) / STEP), largest) for x in exact]
 
     @property
     def pattern(self) -> PerHead:  # type: ignore[override]
         """A band for each head."""
-        return PerHead(tuple(Band(reach, reach) for reach in self.reaches()))
+        return PerHead(tuple(Band(window, window) for window in self.windows()))
 
     @property
     def causal_pattern(self) -> Pattern:  # type: ignore[override]
-        """The same, where causal."""
+        """The causal part of it."""
         return self.pattern & Causal()
 
     def attend(
@@ -70,47 +79,49 @@ class AdaptiveSpanAttention(KVCacheAttention):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        place: CallPositions,
+        positions: CallPositions,
         *,
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """See `KVCacheAttention.attend`: heads that reach equally far share a call."""
-        if self.training:  # held in its bounds as the authors do: a share beyond them would have no gradient to come back by
+        """See `KVCacheAttention.attend`. Heads with the same window share a call."""
+        pattern, q_start, k_positions = positions
+        if self.training:  # as the authors do: beyond the bounds the gradient is zero
             self.share.data.clamp_(0, 1)
-        spans, alike = self.spans(), defaultdict(list)
-        for head, part in enumerate(place.pattern.parts):
-            alike[part].append(head)
-        outs, order = [], []
-        for pattern, heads in alike.items():
-            own = heads if len(alike) > 1 else slice(None)
-            outs.append(
-                attend(
-                    q[:, own],
-                    k[:, own],
-                    v[:, own],
-                    pattern=pattern,
-                    prior=SpanRamp(spans[own], self.ramp),
-                    mask=mask,
-                    q_start=place.q_start,
-                    k_positions=place.k_positions,
-                )
-            )
-            order += heads
-        if place.q_start == 0:  # once for a stream
+        spans = self.spans()
+        if q_start == 0:  # once per stream
             record_aux("span", lambda: self.penalty * spans.mean(), is_loss=True)
             record_aux("spans", lambda: spans)
-        return (
-            outs[0] if len(outs) == 1 else torch.cat(outs, 1)[:, torch.argsort(torch.tensor(order))]
-        )
+        heads_by_window = defaultdict(list)
+        for head, window in enumerate(pattern.parts):
+            heads_by_window[window].append(head)
+        outs = []
+        for window, heads in heads_by_window.items():
+            index = heads if len(heads_by_window) > 1 else slice(None)
+            outs.append(
+                attend(
+                    q[:, index],
+                    k[:, index],
+                    v[:, index],
+                    pattern=window,
+                    prior=SpanRamp(spans[index], self.ramp),
+                    mask=mask,
+                    q_start=q_start,
+                    k_positions=k_positions,
+                )
+            )
+        if len(outs) == 1:
+            return outs[0]
+        order = [head for heads in heads_by_window.values() for head in heads]
+        return torch.cat(outs, 1)[:, torch.argsort(torch.tensor(order))]
 
     def extra_repr(self) -> str:
-        """Shown by print."""
+        """Shown by `print`."""
         return f"longest={self.longest}, ramp={self.ramp}"
 
 
 class SpanRamp(Prior):
-    """log clamp((ramp + z_h − |i − j|) / ramp, 0, 1): added to the scores, it multiplies the weights."""
+    """log clamp((ramp + z_h − |i − j|) / ramp, 0, 1), which multiplies the weights by the soft mask."""
 
     relative = True
 
@@ -120,7 +131,8 @@ class SpanRamp(Prior):
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """See `regard.prior`."""
-        gap = (q_pos - k_pos).abs()
-        soft = (self.ramp + self.spans.to(q.dtype).view(-1, *[1] * gap.dim()) - gap) / self.ramp
+        distance = (q_pos - k_pos).abs()
+        spans = self.spans.to(q.dtype).view(-1, *[1] * distance.dim())
+        soft = (self.ramp + spans - distance) / self.ramp
         inside = soft > 0
         return torch.where(inside, torch.where(inside, soft, 1).clamp(max=1).log(), -torch.inf)

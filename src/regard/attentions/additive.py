@@ -1,4 +1,4 @@
-"""Additive attention: a small network compares, in place of a product (Bahdanau et al. 2015, arXiv 1409.0473)."""
+"""Additive attention: a small network scores query-key pairs (Bahdanau et al. 2015, arXiv 1409.0473)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from regard.errors import check_int
 from regard.mixer import Attention, check_batch
 from regard.numerics import attention_mask, masked_softmax
 
-MAX_ELEMENTS = 1 << 20  # numbers of tanh(q + k) that are held at once
+MAX_ELEMENTS = 1 << 20  # of tanh(q + k) in memory at once
 
 
 class AdditiveKVCache(NamedTuple):
-    """All keys and values so far, k (b h m e) and v (b h m f); None: none yet."""
+    """All keys (b h m e) and values (b h m f) so far, or None before the first token."""
 
     k: Tensor | None
     v: Tensor | None
 
 
 class AdditiveAttention(Attention):
-    """softmax_j(v · tanh(q_i + k_j)) over the values, with v (h e) learned."""
+    """softmax_j(w · tanh(q_i + k_j)) over the values, with a learned w (e) for each head."""
 
-    no_rotary_reason = "its scores are no products of queries and keys, in which turns would cancel"
+    no_rotary_reason = "its scores are not dot products of queries and keys"
 
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
@@ -44,29 +44,32 @@ class AdditiveAttention(Attention):
         state: AdditiveKVCache | None = None,
     ) -> tuple[Tensor, AdditiveKVCache | None]:
         """See `Attention.forward`."""
-        if state is not None and state.k is not None and state.v is not None:
-            check_batch(state.k, k)
-            k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
+        if state is not None:
+            if state.k is not None and state.v is not None:
+                check_batch(state.k, k)
+                k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
+            state = AdditiveKVCache(k, v)
         keep = attention_mask(q.shape[2], k.shape[2], causal=causal, mask=mask, device=q.device)
-        weights = masked_softmax(additive_scores(q, k, self.v), keep)
-        return weights @ v, None if state is None else AdditiveKVCache(k, v)
+        return masked_softmax(additive_scores(q, k, self.v), keep) @ v, state
 
     def initial_state(self) -> AdditiveKVCache:
-        """No keys yet."""
+        """An empty cache."""
         return AdditiveKVCache(None, None)
 
 
-def additive_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """v · tanh(q_i + k_j): q (b h n e), k (b h m e), v (h e) -> (b h n m).
+def additive_scores(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    """w · tanh(q_i + k_j): q (b h n e), k (b h m e), w (h e) -> (b h n m).
 
-    tanh(q + k) has e numbers for each pair.  So queries come in parts, each of which is computed anew in the backward pass.
+    tanh(q + k) has e elements for each pair, so queries are processed in chunks, which are computed
+    again in the backward pass.
     """
-    size = max(1, MAX_ELEMENTS // max(1, k.numel()))
-    if torch.compiler.is_exporting() or q.shape[2] <= size:  # a graph for any length has no parts
-        return _scores(q, k, v)
-    parts = [checkpoint(_scores, part, k, v, use_reentrant=False) for part in q.split(size, 2)]
-    return torch.cat(parts, 2)
 
+    def scores(q: Tensor) -> Tensor:
+        return ((q[:, :, :, None] + k[:, :, None]).tanh_() @ w[:, None, :, None])[..., 0]
 
-def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return ((q[:, :, :, None] + k[:, :, None]).tanh_() @ v[:, None, :, None])[..., 0]
+    chunk = max(1, MAX_ELEMENTS // max(1, k.numel()))
+    if torch.compiler.is_exporting() or q.shape[2] <= chunk:  # an exported graph cannot loop
+        return scores(q)
+    return torch.cat(
+        [checkpoint(scores, part, use_reentrant=False) for part in q.split(chunk, 2)], 2
+    )

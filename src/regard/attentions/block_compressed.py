@@ -1,4 +1,4 @@
-"""Attention to blocks of the sequence, each of which became one key."""
+"""Attention over blocks of the sequence, each compressed to one key and one value."""
 
 from __future__ import annotations
 
@@ -15,52 +15,59 @@ from regard.pattern import Full, Pattern, StridedKeyBand
 
 
 class BlockCompressedState(NamedTuple):
-    """Blocks so far, k (b h blocks e) and v, and the tokens that blocks to come still need; None: no token yet."""
+    """Compressed blocks, and the tokens that later blocks still need.
+
+    Attributes:
+        k: Keys of the blocks (b h blocks e), or None before the first token.
+        v: Values of the blocks (b h blocks f).
+        rest_k: Keys of the tokens after the last complete block (b h m e).
+        rest_v: Values of these tokens (b h m f).
+        dropped: Number of blocks dropped because no later query can see them.
+        next_position: Position of the next token.
+    """
 
     k: Tensor | None
     v: Tensor | None
     rest_k: Tensor | None
     rest_v: Tensor | None
-    dropped: int  # blocks that no later query may see
-    next: int  # the position of the next token
+    dropped: int
+    next_position: int
 
 
 class BlockCompressedAttention(Attention):
-    """softmax(q k'ᵀ / √e) v', with k' and v' a key and a value for each block of the sequence.
+    """softmax(q k'ᵀ / √e) v', with one key k' and value v' for each block of the sequence.
 
-    Causal: a query sees the blocks that end with it or before it, so that nothing of a block leaks before it is whole.
+    In the causal form a query sees only the blocks that end at or before it.
 
-    window   sees only blocks that lie within so many tokens to either side; None: all
-    null     shape (2 heads 1 e), where there is no window: a learned key and value that every query sees, as the first one;
-             for queries before which no block is whole
+    Args:
+        blocks: Compresses blocks.
+        window: A query sees only blocks within this many tokens to either side. None for all.
+        null: Initial value (2 h 1 e) of a learned key and value that all queries see, for queries
+            before which no block is complete. Not available with a window.
     """
 
-    no_rotary_reason = "its keys are mixtures of many positions, and no place is left to tell"
+    no_rotary_reason = "its keys are mixtures of several positions"
 
     def __init__(
         self, blocks: BlockCompression, *, window: int | None = None, null: Tensor | None = None
     ) -> None:
         super().__init__()
         if window is not None and null is not None:
-            raise ValueError("a null key is seen by all, so there is none beside a window")
+            raise ValueError("null and window cannot be combined: all queries see the null key")
         self.blocks, self.window = blocks, window
         self.null = None if null is None else nn.Parameter(null)
         self.inner = SoftmaxAttention()
-        self.can = blocks.can & pattern_capabilities(self._pattern(False))
+        self.can = blocks.can & pattern_capabilities(self._pattern(causal=False))
 
     def _pattern(self, causal: bool) -> Pattern:
-        """A block stands where its last token does."""
+        """Which blocks each query sees. The position of a block is that of its last token."""
         if self.window is None and not causal:
             return Full()
         last = self.blocks.kernel - 1
         left = None if self.window is None else max(0, self.window - last)
         right = 0 if causal else self.window
-        return StridedKeyBand(
-            self.blocks.stride,
-            last if self.null is None else last - self.blocks.stride,
-            left,
-            right,
-        )
+        first = last if self.null is None else last - self.blocks.stride
+        return StridedKeyBand(self.blocks.stride, first, left, right)
 
     def forward(
         self,
@@ -74,61 +81,49 @@ class BlockCompressedAttention(Attention):
     ) -> tuple[Tensor, BlockCompressedState | None]:
         """See `Attention.forward`."""
         if state is not None:
-            return self._next(q, k, v, state)
+            return self._stream(q, k, v, state)
         k, v, mask = self.blocks(k, v, mask)
         if self.null is not None:
-            k, v = (torch.cat((null, x), 2) for null, x in zip(self._nulls(k), (k, v), strict=True))
+            null_k, null_v = self._null(k)
+            k, v = torch.cat((null_k, k), 2), torch.cat((null_v, v), 2)
             mask = None if mask is None else torch.cat((torch.ones_like(mask[:, :1]), mask), 1)
-        return self.inner.attend(q, k, v, CallPositions(self._pattern(causal)), mask=mask), None
+        positions = CallPositions(self._pattern(causal=causal))
+        return self.inner.attend(q, k, v, positions, mask=mask), None
 
-    def _next(
+    def _stream(
         self, q: Tensor, k: Tensor, v: Tensor, state: BlockCompressedState
     ) -> tuple[Tensor, BlockCompressedState]:
-        """One more chunk: what is whole becomes blocks, and the rest waits."""
-        kernel, stride, n = self.blocks.kernel, self.blocks.stride, q.shape[2]
-        k, v = _joined(state.rest_k, k), _joined(state.rest_v, v)
-        whole = max(0, (k.shape[2] - kernel) // stride + 1)
+        """Attend from the next tokens. Complete blocks are compressed, the rest is kept for later."""
+        kernel, stride = self.blocks.kernel, self.blocks.stride
+        if state.rest_k is not None and state.rest_v is not None:
+            check_batch(state.rest_k, k)
+            k, v = torch.cat((state.rest_k, k), 2), torch.cat((state.rest_v, v), 2)
         all_k, all_v = state.k, state.v
         if all_k is None or all_v is None:
-            all_k, all_v = (k[:, :, :0], v[:, :, :0]) if self.null is None else self._nulls(k)
-        if whole:
-            upto = (whole - 1) * stride + kernel
-            inside = k.new_ones(k.shape[0], whole, kernel, dtype=torch.bool)
-            new_k, new_v = self.blocks.shorten(k[:, :, :upto], v[:, :, :upto], inside)
+            all_k, all_v = (k[:, :, :0], v[:, :, :0]) if self.null is None else self._null(k)
+        complete = max(0, (k.shape[2] - kernel) // stride + 1)
+        if complete:
+            end = (complete - 1) * stride + kernel
+            real = k.new_ones(k.shape[0], complete, kernel, dtype=torch.bool)
+            new_k, new_v = self.blocks.compress(k[:, :, :end], v[:, :, :end], real)
             all_k, all_v = torch.cat((all_k, new_k), 2), torch.cat((all_v, new_v), 2)
-        out = self.inner.attend(
-            q, all_k, all_v, CallPositions(self._pattern(True), state.next, state.dropped)
-        )
-        gone = self._gone(state.next + n, state.dropped)
-        rest_k, rest_v = k[:, :, whole * stride :], v[:, :, whole * stride :]
-        return out, BlockCompressedState(
-            all_k[:, :, gone:],
-            all_v[:, :, gone:],
-            rest_k,
-            rest_v,
-            state.dropped + gone,
-            state.next + n,
-        )
+        positions = CallPositions(self._pattern(causal=True), state.next_position, state.dropped)
+        out = self.inner.attend(q, all_k, all_v, positions)
 
-    def _nulls(self, k: Tensor) -> tuple[Tensor, Tensor]:
-        """The null key and value for each example, (b h 1 e)."""
+        next_position, drop = state.next_position + q.shape[2], 0
+        if self.window is not None:  # blocks that begin before the window
+            drop = max(0, -(-(next_position - self.window) // stride) - state.dropped)
+        all_k, all_v = all_k[:, :, drop:], all_v[:, :, drop:]
+        k, v = k[:, :, complete * stride :], v[:, :, complete * stride :]
+        dropped = state.dropped + drop
+        return out, BlockCompressedState(all_k, all_v, k, v, dropped, next_position)
+
+    def _null(self, k: Tensor) -> tuple[Tensor, Tensor]:
+        """The learned key and value for each example (b h 1 e)."""
         assert self.null is not None
         key, value = self.null.to(k.dtype)[:, None].expand(-1, k.shape[0], -1, -1, -1)
         return key, value
 
-    def _gone(self, at: int, dropped: int) -> int:
-        """How many more blocks no query from `at` on will see: those that begin before the window does."""
-        if self.window is None:
-            return 0
-        return max(0, -(-(at - self.window) // self.blocks.stride) - dropped)
-
     def initial_state(self) -> BlockCompressedState:
-        """No token yet."""
+        """No tokens yet."""
         return BlockCompressedState(None, None, None, None, 0, 0)
-
-
-def _joined(old: Tensor | None, new: Tensor) -> Tensor:
-    if old is None:
-        return new
-    check_batch(old, new)
-    return torch.cat((old, new), 2)

@@ -1,4 +1,4 @@
-"""Attention to a shorter memory."""
+"""Attention over compressed keys and values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from regard.mixer import Attention, State
 
 
 class CompressedAttention(Attention):
-    """inner(q, memory(k, v)): any attention, over keys and values that were made fewer."""
+    """inner(q, compression(k, v)): any attention over fewer keys and values."""
 
-    no_rotary_reason = "its keys are mixtures of many positions, and no place is left to tell"
+    no_rotary_reason = "its keys are mixtures of several positions"
 
     def __init__(self, compression: KVCompression, inner: Attention) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Attention whose heads pay for being alike."""
+"""Attention with an auxiliary loss that makes its heads differ."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from regard.mixer import Attention, State, identity_values
 
 
 class DisagreementAttention(Attention):
-    """Any attention whose heads are asked to differ (Li et al. 2018, arXiv 1810.10183).
+    """Any attention, with a disagreement regularization of its heads (Li et al. 2018, arXiv 1810.10183).
 
-    What the heads have in common is told as a cost, `penalty` times the mean over all pairs of heads (i, j), i = j too, of
+    Records the auxiliary loss "disagreement": `penalty` times the mean over all pairs of heads
+    (i, j), including i = j, of the similarity given by `kind`.
 
-    "subspace"   cos(v_i, v_j), the values, token by token
-    "positions"  Σ_jk |A_i ⊙ A_j|, the maps, query by query
-    "outputs"    cos(o_i, o_j), the results, token by token
+    Args:
+        inner: The attention.
+        kind: "subspace": cos(v_i, v_j) of the values, for each token.
+            "positions": Σ |A_i ⊙ A_j| of the attention maps, for each query.
+            "outputs": cos(o_i, o_j) of the outputs, for each token.
+        penalty: Weight of the loss.
     """
 
     KINDS = ("subspace", "positions", "outputs")
@@ -28,13 +32,8 @@ class DisagreementAttention(Attention):
         check_choice("kind", kind, self.KINDS)
         check_positive("penalty", penalty)
         self.inner, self.kind, self.penalty = inner, kind, penalty
-        self.can, self.length, self.heads, self.supports_gqa = (
-            inner.can,
-            inner.length,
-            inner.heads,
-            inner.supports_gqa,
-        )
-        self.no_rotary_reason = inner.no_rotary_reason
+        self.can, self.length, self.heads = inner.can, inner.length, inner.heads
+        self.supports_gqa, self.no_rotary_reason = inner.supports_gqa, inner.no_rotary_reason
 
     def forward(
         self,
@@ -47,35 +46,32 @@ class DisagreementAttention(Attention):
         state: State = None,
         query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """See `Attention.forward`; query_mask (b n) says which queries count.  A stream tells nothing: it does not train."""
-        out, after = self.inner(q, k, v, causal=causal, mask=mask, state=state)
-        if state is not None:
-            return out, after
+        """See `Attention.forward`. Streams record no loss, since they are not for training."""
+        out, next_state = self.inner(q, k, v, causal=causal, mask=mask, state=state)
 
-        def common() -> Tensor:
+        def loss() -> Tensor:
             if self.kind == "subspace":
-                return _alike(F.normalize(v, dim=-1), mask)
-            if self.kind == "outputs":
-                return _alike(F.normalize(out, dim=-1), query_mask)
-            return _alike(
-                self.inner(q, k, identity_values(k, v), causal=causal, mask=mask)[0].abs(),
-                query_mask,
-            )
+                similarity = _head_similarity(F.normalize(v, dim=-1), mask)
+            elif self.kind == "outputs":
+                similarity = _head_similarity(F.normalize(out, dim=-1), query_mask)
+            else:
+                maps = self.inner(q, k, identity_values(k, v), causal=causal, mask=mask)[0]
+                similarity = _head_similarity(maps.abs(), query_mask)
+            return self.penalty * similarity
 
-        record_aux("disagreement", lambda: self.penalty * common(), is_loss=True)
-        return out, after
+        if state is None:
+            record_aux("disagreement", loss, is_loss=True)
+        return out, next_state
 
     def initial_state(self) -> State:
-        """The state of the attention inside."""
+        """State of the inner attention."""
         return self.inner.initial_state()
 
 
-def _alike(x: Tensor, query_mask: Tensor | None) -> Tensor:
-    """The mean over query_mask tokens, examples and pairs of heads of x_i · x_j, for x (b h n e)."""
+def _head_similarity(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of x_i · x_j over tokens, examples and pairs of heads, for x (b h n e) and mask (b n)."""
     total = x.sum(1)  # Σ_ij x_i · x_j = |Σ_i x_i|²
-    each = (total * total).sum(-1) / x.shape[1] ** 2
-    return (
-        each.mean()
-        if query_mask is None
-        else each[query_mask].sum() / query_mask.sum().clamp(min=1)
-    )
+    similarity = (total * total).sum(-1) / x.shape[1] ** 2
+    if mask is None:
+        return similarity.mean()
+    return similarity[mask].sum() / mask.sum().clamp(min=1)

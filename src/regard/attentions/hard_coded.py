@@ -1,4 +1,4 @@
-"""Weights that no token chooses: a Gaussian around each position, the same for every input."""
+"""Hard-coded Gaussian attention: fixed weights around each position, independent of the tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.attentions.kv_cache import COMPARES_POSITIONS
 from regard.errors import check_positive
 from regard.mixer import Attention, Can, check_batch
 
-NEGLIGIBLE = 9  # beyond so many standard deviations the density is below the rounding of float64
+MAX_SIGMAS = 9  # beyond this many standard deviations the density is below float64 rounding
 
 
 class HardCodedState(NamedTuple):
@@ -24,9 +24,12 @@ class HardCodedState(NamedTuple):
 
 
 class HardCodedAttention(Attention):
-    """out_i = Σ_j N(j; i + offset_h, σ²) v_j: the density itself, whatever the tokens are (You et al. 2020, arXiv 2005.00742).
+    """out_i = Σ_j N(j; i + offset_h, σ²) v_j, without normalization (You et al. 2020, arXiv 2005.00742).
 
-    offsets   one for each head, in turn; each may be taken as an aim: the token before, itself, the token after
+    Args:
+        heads: Number of heads.
+        offsets: Offset of the centre for each head, cycled over the heads: -1 is the previous token.
+        sigma: Standard deviation σ.
     """
 
     no_rotary_reason = "it has no queries and keys"
@@ -34,19 +37,16 @@ class HardCodedAttention(Attention):
     def __init__(self, heads: int, *, offsets: Sequence[int], sigma: float) -> None:
         super().__init__()
         check_positive("sigma", sigma)
-        if (
-            not isinstance(offsets, Sequence)
-            or not offsets
-            or not all(isinstance(x, int) for x in offsets)
-        ):
-            raise ValueError(f"offsets must be whole numbers, at least one, not {offsets!r}")
+        valid = isinstance(offsets, Sequence) and all(isinstance(x, int) for x in offsets)
+        if not valid or not offsets:
+            raise ValueError(f"offsets must be a non-empty sequence of integers, not {offsets!r}")
         self.can, self.heads = Can(cross=COMPARES_POSITIONS), heads
-        self.reach = ceil(NEGLIGIBLE * sigma) + max(abs(x) for x in offsets)
-        aims = torch.tensor([offsets[h % len(offsets)] for h in range(heads)], dtype=torch.float64)
-        gap = torch.arange(-self.reach, self.reach + 1, dtype=torch.float64) - aims[:, None]
-        self.taps = (-0.5 * (gap / sigma) ** 2).exp() / (
-            sigma * (2 * torch.pi) ** 0.5
-        )  # (h 2*reach+1), exact
+        self.reach = ceil(MAX_SIGMAS * sigma) + max(map(abs, offsets))
+        centres = [offsets[h % len(offsets)] for h in range(heads)]
+        distance = torch.arange(-self.reach, self.reach + 1, dtype=torch.float64)
+        distance = distance - torch.tensor(centres, dtype=torch.float64)[:, None]
+        density = (-0.5 * (distance / sigma) ** 2).exp() / (sigma * (2 * torch.pi) ** 0.5)
+        self.kernel = density  # (h, 2 * reach + 1), kept in float64 whatever the module's dtype
 
     def forward(
         self,
@@ -63,30 +63,22 @@ class HardCodedAttention(Attention):
             return v, state
         if mask is not None:
             v = v.masked_fill(~mask[:, None, :, None], 0)
-        taps = self.taps.to(v)
+        kernel = self.kernel.to(v)
         if causal:
-            taps = taps.masked_fill(
-                torch.arange(2 * self.reach + 1, device=v.device) > self.reach, 0
-            )
-        past = torch.cat((self._before(v, state), v), 2)
-        return _slide(
-            F.pad(past, (0, 0, 0, self.reach)), taps
-        ), None if state is None else HardCodedState(past[:, :, -self.reach :])
-
-    def _before(self, v: Tensor, state: HardCodedState | None) -> Tensor:
-        """The values before v, (b h reach f): those of the stream, or zeros."""
+            future = torch.arange(kernel.shape[1], device=v.device) > self.reach
+            kernel = kernel.masked_fill(future, 0)
         if state is None or state.values is None:
-            return v.new_zeros(*v.shape[:2], self.reach, v.shape[3])
-        check_batch(state.values, v)
-        return state.values
+            past = v.new_zeros(*v.shape[:2], self.reach, v.shape[3])
+        else:
+            check_batch(state.values, v)
+            past = state.values
+        v = torch.cat((past, v), 2)
+        next_state = None if state is None else HardCodedState(v[:, :, -self.reach :])
+        b, h, _, f = v.shape
+        flat = F.pad(v, (0, 0, 0, self.reach)).permute(0, 3, 1, 2).flatten(0, 1)  # (b * f, h, n)
+        out = F.conv1d(flat, kernel[:, None], groups=h)
+        return out.unflatten(0, (b, f)).permute(0, 2, 3, 1), next_state
 
     def initial_state(self) -> HardCodedState:
-        """No value yet."""
+        """No values yet."""
         return HardCodedState(None)
-
-
-def _slide(v: Tensor, taps: Tensor) -> Tensor:
-    """v (b h n+r f), taps (h r+1) -> (b h n f): each head with its own."""
-    b, h, n, f = v.shape
-    flat = v.permute(0, 3, 1, 2).reshape(b * f, h, n)
-    return F.conv1d(flat, taps[:, None], groups=h).unflatten(0, (b, f)).permute(0, 2, 3, 1)

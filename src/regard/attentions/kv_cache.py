@@ -1,8 +1,10 @@
-"""Attention over a pattern that streams: the whole at once, or chunk by chunk with a cache that forgets what no one can see."""
+"""Attention over a pattern with a KV cache for incremental decoding."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -10,41 +12,111 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.attentions.kv_buffer import Room, append_rows
 from regard.mixer import Attention, Can, check_batch
 from regard.pattern import MAX_POSITION, Full, Pattern
 
-SLACK = 64  # keys are evicted once so many could be
+EVICTION_SLACK = 64  # look for keys to evict once this many could be
+MIN_FREE_ROWS = 64  # free rows after a copy of the buffer, at least
 
-COMPARES_POSITIONS = "it compares positions, and those of two sequences are not comparable"
+COMPARES_POSITIONS = "it compares positions, and those of two sequences are unrelated"
 
-
-class KVCache(NamedTuple):
-    """The keys and values that a later query may still see, k (b h m e) and v (b h m f), and where they stand."""
-
-    k: Tensor | None
-    v: Tensor | None
-    at: NDArray[np.int64]  # (m), ascending; the same for all examples, so no tensor
-    next: int  # the position of the next token
-    check: int  # look for keys to evict once there are so many
-    room: Room | None = None  # behind k and v, for the next keys: see `rows`
+Positions = NDArray[np.int64]
+_buffer_lock = Lock()
 
 
 class CallPositions(NamedTuple):
-    """Where a call stands: the pattern that holds for it, the first query, and the first key or all of them."""
+    """The pattern of one call and the positions of its queries and keys.
+
+    Attributes:
+        pattern: Pattern to attend over.
+        q_start: Position of the first query.
+        k_positions: Position of the first of consecutive keys, or the positions of all keys (m).
+    """
 
     pattern: Pattern
     q_start: int = 0
     k_positions: int | Tensor = 0
 
 
+class KVCache(NamedTuple):
+    """Keys and values that later queries may still attend to.
+
+    Attributes:
+        k: Keys (b, h, m, e), or None before the first token.
+        v: Values (b, h, m, f), or None before the first token.
+        positions: Positions of the keys (m), ascending. The same for all examples.
+        next_position: Position of the next token.
+        evict_at: Number of keys at which to look for keys to evict.
+        buffer: Bookkeeping of the tensors behind k and v. See `append_rows`.
+    """
+
+    k: Tensor | None
+    v: Tensor | None
+    positions: Positions
+    next_position: int
+    evict_at: int
+    buffer: Positions | None = None
+
+    def append(self, k: Tensor, v: Tensor) -> KVCache:
+        """Add the keys and values of the next tokens."""
+        end = self.next_position + k.shape[2]
+        if self.k is None or self.v is None:
+            return KVCache(k, v, np.arange(self.next_position, end), end, self.evict_at)
+        check_batch(self.k, k)
+        (k, v), positions, buffer = append_rows(
+            (self.k, self.v), (k, v), self.positions, end, self.buffer
+        )
+        return KVCache(k, v, positions, end, self.evict_at, buffer)
+
+    def visible(self, pattern: Pattern, q_start: int) -> tuple[Tensor, Tensor, CallPositions]:
+        """Keys and values for the queries from `q_start` on, and where they are.
+
+        A single query that sees every key from some position on gets those keys and no pattern.
+        """
+        assert self.k is not None
+        assert self.v is not None
+        k, v, positions = self.k, self.v, self.positions
+        first = pattern.first_visible_key(q_start) if q_start == self.next_position - 1 else None
+        if first is not None:
+            skip = np.searchsorted(positions, first)
+            k, v, positions, pattern = k[:, :, skip:], v[:, :, skip:], positions[skip:], Full()
+        if not len(positions):
+            return k, v, CallPositions(pattern, q_start)
+        start, end = int(positions[0]), int(positions[-1])
+        consecutive = end - start == len(positions) - 1
+        k_positions = start if consecutive else torch.from_numpy(positions)
+        return k, v, CallPositions(pattern, q_start, k_positions)
+
+    def evict(self, pattern: Pattern) -> KVCache:
+        """Drop the keys that no later query can see."""
+        if len(self.positions) < self.evict_at:
+            return self
+        assert self.k is not None
+        assert self.v is not None
+        keys = torch.from_numpy(self.positions)
+        queries = torch.tensor(self.next_position), torch.tensor(MAX_POSITION)
+        seen, _ = pattern.resolve_global_mask(False, False).block(*queries, keys, keys)
+        keep = (seen.any(0) if pattern.heads else seen).nonzero()[:, 0]
+        evict_at = max(2 * len(keep), len(keep) + EVICTION_SLACK)
+        if len(keep) == len(keys):
+            return self._replace(evict_at=evict_at)
+        positions = self.positions[keep.numpy()]
+        k, v = self.k[:, :, keep], self.v[:, :, keep]
+        return KVCache(k, v, positions, self.next_position, evict_at)
+
+
 class KVCacheAttention(Attention):
-    """A subclass writes `attend_tiles`, once; `pattern` tells who may look at whom, and so which keys a stream keeps."""
+    """Base class for attention over a pattern. Subclasses implement `attend`.
+
+    The pattern decides which keys each query sees, and so which keys a stream has to keep.
+
+    Attributes:
+        pattern: Pattern without the causal restriction.
+        causal_pattern: Pattern with it. Built once, since a compiled graph cannot build patterns.
+    """
 
     pattern: Pattern
-    causal_pattern: (
-        Pattern  # the pattern where causal: made beside it, for a graph that is compiled makes none
-    )
+    causal_pattern: Pattern
 
     @abstractmethod
     def attend(
@@ -52,12 +124,12 @@ class KVCacheAttention(Attention):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        place: CallPositions,
+        positions: CallPositions,
         *,
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """q (b h n e), k (b h m e), v (b h m f), mask (b m), marks (b n) -> (b h n f)."""
+        """q (b h n e), k (b h m e), v (b h m f), mask (b m), global mask (b n) -> (b h n f)."""
 
     def forward(
         self,
@@ -70,86 +142,103 @@ class KVCacheAttention(Attention):
         state: KVCache | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, KVCache | None]:
-        """See `Attention.forward`; marks (b n)."""
+        """Attend over the pattern; with a cache, append the new keys and evict invisible ones."""
         pattern = self.causal_pattern if causal else self.pattern
         if state is None:
-            return self.attend(
-                q,
-                k,
-                v,
-                CallPositions(pattern),
-                mask=mask,
-                global_attention_mask=global_attention_mask,
-            ), None
-        now = _grown(state, k, v)
-        return self.attend(q, *_seen(now, pattern, state.next)), _kept(now, pattern)
+            masks = {"mask": mask, "global_attention_mask": global_attention_mask}
+            return self.attend(q, k, v, CallPositions(pattern), **masks), None
+        cache = state.append(k, v)
+        out = self.attend(q, *cache.visible(pattern, state.next_position))
+        return out, cache.evict(pattern)
 
     def initial_state(self) -> KVCache:
         """An empty cache."""
-        return KVCache(None, None, np.empty(0, dtype=np.int64), 0, SLACK)
+        return KVCache(None, None, np.empty(0, dtype=np.int64), 0, EVICTION_SLACK)
 
     def extra_repr(self) -> str:
-        """Shown by print."""
+        """Shown by `print`."""
         return repr(self.pattern)
 
 
 def pattern_capabilities(pattern: Pattern, *, compares_positions: bool = False) -> Can:
-    """What attention over a pattern can do; `relates`: something beside the pattern compares positions too."""
+    """Capabilities of attention over a pattern.
+
+    Args:
+        pattern: The pattern.
+        compares_positions: Whether something besides the pattern depends on positions.
+    """
     unsupported = {}
     if pattern.compares_positions or compares_positions:
         unsupported["cross"] = COMPARES_POSITIONS
     if pattern.length is not None:
-        unsupported["length"] = f"its pattern was drawn for {pattern.length} positions"
+        unsupported["length"] = f"its pattern was built for {pattern.length} positions"
     return Can(supports_global_mask=pattern.needs_global_mask, **unsupported)
 
 
-def _grown(state: KVCache, k: Tensor, v: Tensor) -> KVCache:
-    """The cache with the next keys and values in it."""
-    end = state.next + k.shape[2]
-    if state.k is None or state.v is None:
-        return KVCache(k, v, np.arange(state.next, end), end, state.check)
-    check_batch(state.k, k)
-    (k, v), at, room = append_rows((state.k, state.v), (k, v), state.at, end, state.room)
-    return KVCache(k, v, at, end, state.check, room)
+def append_rows(
+    old: Sequence[Tensor],
+    new: Sequence[Tensor],
+    positions: Positions,
+    end: int,
+    buffer: Positions | None,
+) -> tuple[list[Tensor], Positions, Positions | None]:
+    """Append each of `new` (b h n ·) to its `old` (b h m ·), in place if possible.
+
+    A state is a value: several streams may continue from it, and each must find what was there. So
+    the rows of a cache live in larger tensors, and all states that share these tensors share one
+    `buffer`, an array whose first entry counts the rows written so far and whose other entries are
+    the positions of all rows, written or free. A state that holds all written rows may write the
+    next ones in place. A state that holds fewer continues in a copy. No row is written twice.
+
+    Args:
+        old: Keys and values so far.
+        new: Keys and values of the next tokens.
+        positions: Positions of the old rows (m).
+        end: Position after the last new row.
+        buffer: Returned together with `old`, or None if it came from elsewhere.
+
+    Returns:
+        The longer tensors, their positions and their buffer.
+    """
+    m, n = old[0].shape[2], new[0].shape[2]
+    size = m + n
+    if not all(map(_can_write_in_place, old, new)):
+        longer = [torch.cat(pair, 2) for pair in zip(old, new, strict=True)]
+        return longer, np.concatenate((positions, np.arange(end - n, end))), None
+    if buffer is None or not _claim_rows(old, buffer, size):
+        capacity = size + max(MIN_FREE_ROWS, size // 2)
+        old = [x.new_empty(*x.shape[:2], capacity, x.shape[3])[:, :, :m].copy_(x) for x in old]
+        following = np.arange(end - n, end - n + capacity - m)
+        buffer = np.concatenate(([size], positions, following))
+    longer = []
+    for x, rows in zip(old, new, strict=True):
+        both = x.as_strided((*x.shape[:2], size, x.shape[3]), x.stride())
+        both[:, :, m:] = rows
+        longer.append(both)
+    return longer, buffer[1 : size + 1], buffer
 
 
-def _seen(cache: KVCache, pattern: Pattern, first: int) -> tuple[Tensor, Tensor, CallPositions]:
-    """Keys and values for the queries from `first` on.  One that sees all from some key on is given these, and no mask."""
-    assert cache.k is not None
-    assert cache.v is not None
-    first_visible_key = pattern.first_visible_key(first) if first == cache.next - 1 else None
-    if first_visible_key is None:
-        return cache.k, cache.v, CallPositions(pattern, first, _start(cache.at))
-    skip = np.searchsorted(cache.at, first_visible_key)
-    return (
-        cache.k[:, :, skip:],
-        cache.v[:, :, skip:],
-        CallPositions(Full(), first, _start(cache.at[skip:])),
-    )
+def _can_write_in_place(old: Tensor, new: Tensor) -> bool:
+    """No: if autograd or a compiler may still need `old`, or if it is an inference tensor outside inference mode."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    if type(old) is not Tensor or type(new) is not Tensor:
+        return False
+    same_shape = old.shape[:2] == new.shape[:2] and old.shape[3] == new.shape[3]
+    same_kind = old.dtype == new.dtype and old.device == new.device
+    writable = not old.is_inference() or torch.is_inference_mode_enabled()
+    return same_shape and same_kind and writable
 
 
-def _start(at: NDArray[np.int64]) -> int | Tensor:
-    """Keys that stand in a row are told by their first position; where there are none, by any."""
-    if not len(at):
-        return 0
-    first, last = int(at[0]), int(at[-1])
-    return first if last - first == len(at) - 1 else torch.from_numpy(at)
-
-
-def _kept(cache: KVCache, pattern: Pattern) -> KVCache:
-    """The cache without the keys that no later query may see: the pattern knows."""
-    if len(cache.at) < cache.check:
-        return cache
-    assert cache.k is not None
-    assert cache.v is not None
-    places = torch.from_numpy(cache.at)
-    some, _ = pattern.resolve_global_mask(False, False).block(
-        torch.tensor(cache.next), torch.tensor(MAX_POSITION), places, places
-    )
-    keep = (some.any(0) if pattern.heads else some).nonzero()[:, 0]
-    check = max(2 * len(keep), len(keep) + SLACK)
-    if len(keep) == len(cache.at):
-        return cache._replace(check=check)
-    return KVCache(
-        cache.k[:, :, keep], cache.v[:, :, keep], cache.at[keep.numpy()], cache.next, check
-    )
+def _claim_rows(old: Sequence[Tensor], buffer: Positions, size: int) -> bool:
+    """Reserve the rows up to `size` for the caller, if they are free and follow those of `old`."""
+    capacity = len(buffer) - 1
+    for x in old:
+        _, h, _, e = x.shape
+        if x.stride() != (h * capacity * e, capacity * e, e, 1):  # a copy, or a part of the buffer
+            return False
+    with _buffer_lock:
+        if buffer[0] != old[0].shape[2] or size > capacity:
+            return False
+        buffer[0] = size
+    return True

@@ -1,8 +1,7 @@
-"""Linear attention: the sum over keys is taken first, so that cost grows with n, and a state of fixed size streams."""
+"""Linear attention: sum over the keys first, so cost is linear in n and streams have a fixed-size state."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,31 +18,38 @@ from regard.update import decay
 
 
 class LinearAttentionState(NamedTuple):
-    """What all keys so far amount to: Σ phi(k) (v 1)ᵀ (b h r f+1), the highest level among them (b h), and how many."""
+    """Sums over all keys so far.
+
+    Attributes:
+        kv: Σ phi(k) (v 1)ᵀ, (b h r f+1), or None before the first token.
+        log_scale: Largest log-scale of the keys so far (b h), if the feature map has one.
+        next_position: Position of the next token.
+    """
 
     kv: Tensor | None
-    level: Tensor | None
-    next: int
+    log_scale: Tensor | None
+    next_position: int
 
 
 class LinearAttention(Attention):
-    """out_i = phi(q_i)ᵀ Σ_j phi(k_j) v_jᵀ / phi(q_i)ᵀ Σ_j phi(k_j) (Katharopoulos et al. 2020, arXiv 2006.16236).
+    """Linear attention (Katharopoulos et al. 2020, arXiv 2006.16236).
 
-    Causal sums run over j <= i.  A 1 beside each value makes the sum below one more column of the sum above.
+        out_i = phi(q_i)ᵀ Σ_j phi(k_j) v_jᵀ / phi(q_i)ᵀ Σ_j phi(k_j)
 
-    chunk   the causal form works through the sequence in chunks of so many tokens
+    In the causal form the sums run over j <= i. Appending a 1 to each value makes the denominator
+    one more column of the numerator.
+
+    Args:
+        feature: Feature map phi. Defaults to `EluFeatures()`.
+        chunk: Tokens that the causal form processes at once. Does not change the result.
     """
 
     def __init__(self, feature: FeatureMap | None = None, *, chunk: int = 64) -> None:
         super().__init__()
         check_int(1, chunk=chunk)
-        self.feature = EluFeatures() if feature is None else feature
-        self.chunk = chunk
-        self.can, self.length, self.heads = (
-            self.feature.can,
-            self.feature.length,
-            self.feature.heads,
-        )
+        self.feature, self.chunk = EluFeatures() if feature is None else feature, chunk
+        self.can, self.length = self.feature.can, self.feature.length
+        self.heads = self.feature.heads
 
     def forward(
         self,
@@ -56,71 +62,72 @@ class LinearAttention(Attention):
         state: LinearAttentionState | None = None,
     ) -> tuple[Tensor, LinearAttentionState | None]:
         """See `Attention.forward`."""
+        dtype = v.dtype
         if not q.shape[2]:
             return v.new_zeros(*q.shape[:3], v.shape[3]), state
         if self.training and state is None:
             self.feature.advance()
+        start = 0 if state is None else state.next_position
         with disable_autocast(q):
-            top, bottom, new = self._sums(
-                at_least_float32(q), at_least_float32(k), at_least_float32(v), causal, mask, state
-            )
-            return safe_divide(top, bottom, self.feature.min_denominator).to(v.dtype), new
+            q, _ = self.feature(at_least_float32(q), start, True)
+            k, log_scale = self.feature(at_least_float32(k), start, False)
+            v = at_least_float32(v)
+            if mask is not None:
+                masked = ~mask[:, None, :, None]
+                v = v.masked_fill(masked, 0)
+                if log_scale is None:
+                    k = k.masked_fill(masked, 0)
+                else:
+                    log_scale = log_scale.masked_fill(masked[..., 0], -torch.inf)
+            if causal:
+                before = self.initial_state() if state is None else state
+                top, bottom, after = self._causal(q, k, v, log_scale, before)
+                state = None if state is None else after
+            else:
+                top, bottom = _bidirectional(q, k, v, log_scale)
+            return safe_divide(top, bottom, self.feature.min_denominator).to(dtype), state
 
-    def _sums(
+    def _causal(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        causal: bool,
-        mask: Tensor | None,
-        state: LinearAttentionState | None,
-    ) -> tuple[Tensor, Tensor, LinearAttentionState | None]:
-        """What is above and below the fraction, (b h n f) and (b h n 1), and the next state."""
-        at = 0 if state is None else state.next
-        (q, _), (k, level) = self.feature(q, at, True), self.feature(k, at, False)
-        if mask is not None:
-            k, v, level = _kept(k, v, level, mask)
-        if not causal:
-            return *_of_all(q, k, v, level), None
-        top, bottom, new = self._past(
-            q, k, v, level, self.initial_state() if state is None else state
-        )
-        return top, bottom, None if state is None else new
-
-    def _past(
-        self, q: Tensor, k: Tensor, v: Tensor, level: Tensor | None, state: LinearAttentionState
+        log_scale: Tensor | None,
+        state: LinearAttentionState,
     ) -> tuple[Tensor, Tensor, LinearAttentionState]:
+        """Numerator (b h n f), denominator (b h n 1) and the next state."""
         if state.kv is not None:
             check_batch(state.kv, q)
-        end = state.next + q.shape[2]
-        if level is None:
-            add = _add_one if q.shape[2] == 1 else partial(causal_linear_scan, chunk=self.chunk)
-            top, bottom, kv = add(q, k, v, state.kv)
+        end = state.next_position + q.shape[2]
+        if log_scale is None and q.shape[2] == 1:  # decoding: no chunks to prepare
+            kv = k.mT * append_ones(v)
+            kv = kv if state.kv is None else kv + state.kv
+            out = q @ kv
+            return out[..., :-1], out[..., -1:], LinearAttentionState(kv, None, end)
+        if log_scale is None:
+            top, bottom, kv = causal_linear_scan(q, k, v, state.kv, chunk=self.chunk)
             return top, bottom, LinearAttentionState(kv, None, end)
-        highest = _highest(
-            level.detach(), state.level
-        )  # so far, and never of what comes: it shows in the last digit
-        before = highest[..., :1] if state.level is None else state.level[..., None]
-        gate = (torch.cat((before, highest[..., :-1]), -1) - highest).clamp(
-            max=0
-        )  # above, where there was no key yet
-        out, kv = decay(
-            q, k, append_ones(v) * (level - highest).exp()[..., None], gate, state.kv, self.chunk
-        )
-        return out[..., :-1], out[..., -1:], LinearAttentionState(kv, highest[..., -1], end)
+
+        # Scale the sums by the largest key so far, never by a later one: that would show in the
+        # last digits. A new maximum decays the sums before it.
+        largest = _cumulative_max(log_scale.detach(), state.log_scale)
+        first = largest[..., :1] if state.log_scale is None else state.log_scale[..., None]
+        gate = (torch.cat((first, largest[..., :-1]), -1) - largest).clamp(max=0)
+        values = append_ones(v) * (log_scale - largest).exp()[..., None]
+        out, kv = decay(q, k, values, gate, state.kv, self.chunk)
+        return out[..., :-1], out[..., -1:], LinearAttentionState(kv, largest[..., -1], end)
 
     def initial_state(self) -> LinearAttentionState:
-        """No key yet."""
+        """No keys yet."""
         return LinearAttentionState(None, None, 0)
 
 
 class EfficientAttention(Attention):
-    """softmax over features (q) · (softmax over positions (k)ᵀ v) (Shen et al. 2021, arXiv 1812.01243): e summaries of all
-    values, of which each query takes a mean."""
+    """softmax over features(q) · (softmax over positions(k)ᵀ v) (Shen et al. 2021, arXiv 1812.01243)."""
 
     can = Can(
-        causal="the softmax over positions is of all keys, later ones too",
-        stream="the softmax over positions is of all keys",
+        causal="its softmax over positions includes later keys",
+        stream="its softmax over positions includes all keys",
     )
 
     def forward(
@@ -134,19 +141,15 @@ class EfficientAttention(Attention):
         state: None = None,
     ) -> tuple[Tensor, None]:
         """See `Attention.forward`."""
-        wide_k = at_least_float32(k)
-        if mask is not None:  # where all are left out the softmax is of equals, and then nothing
-            out = ~mask[:, None, :, None]
-            weights = (
-                wide_k.masked_fill(out, torch.finfo(wide_k.dtype).min)
-                .softmax(2)
-                .masked_fill(out, 0)
-            )
+        weights = at_least_float32(k)
+        if mask is None:
+            weights = weights.softmax(2)
         else:
-            weights = wide_k.softmax(2)
-        return (
-            at_least_float32(q).softmax(-1) @ (weights.transpose(-1, -2) @ at_least_float32(v))
-        ).to(v.dtype), None
+            masked = ~mask[:, None, :, None]
+            weights = weights.masked_fill(masked, torch.finfo(weights.dtype).min).softmax(2)
+            weights = weights.masked_fill(masked, 0)  # if all keys are masked
+        summary = weights.mT @ at_least_float32(v)
+        return (at_least_float32(q).softmax(-1) @ summary).to(v.dtype), None
 
 
 def append_ones(v: Tensor) -> Tensor:
@@ -155,22 +158,25 @@ def append_ones(v: Tensor) -> Tensor:
 
 
 def safe_divide(top: Tensor, bottom: Tensor, min_denominator: float | Tensor | None) -> Tensor:
-    """(... f) by (... 1); where no key has any weight both are zero, and so is the result.
+    """top (... f) / bottom (... 1), and zero where no key has any weight.
 
-    floor   where weights may be negative: the sum is held so far from zero, on its side of it
+    Args:
+        top: Numerator.
+        bottom: Denominator.
+        min_denominator: Smallest absolute value of the denominator, if weights may be negative.
+            Smaller ones are replaced by it, with their sign.
     """
     if min_denominator is None:
         bottom = bottom.masked_fill(bottom <= 0, 1)
     else:
-        least = torch.as_tensor(min_denominator, dtype=top.dtype, device=top.device).expand_as(
-            bottom
-        )
-        bottom = torch.where(bottom.abs() < least, torch.where(bottom < 0, -least, least), bottom)
+        least = torch.as_tensor(min_denominator, dtype=top.dtype, device=top.device)
+        signed = torch.where(bottom < 0, -least, least)
+        bottom = torch.where(bottom.abs() < least, signed, bottom)
     return apply_function(_Quotient, top, bottom)
 
 
 class _Quotient(torch.autograd.Function):
-    """top / bottom, (... f) by (... 1).  By hand, to go through what is as long as all values twice and not five times."""
+    """top (... f) / bottom (... 1). The backward pass is written out to read the values twice, not five times."""
 
     generate_vmap_rule = True
 
@@ -189,42 +195,22 @@ class _Quotient(torch.autograd.Function):
         return grad, -(grad * out).sum(-1, keepdim=True)
 
 
-def _kept(
-    k: Tensor, v: Tensor, level: Tensor | None, mask: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Features, values and levels of the keys, with those left out in no sum."""
-    out = ~mask[:, None, :, None]
-    v = v.masked_fill(out, 0)
-    return (
-        (k.masked_fill(out, 0), v, None)
-        if level is None
-        else (k, v, level.masked_fill(out[..., 0], -torch.inf))
-    )
-
-
-def _of_all(q: Tensor, k: Tensor, v: Tensor, level: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Over all keys, phi(q)ᵀ Σ phi(k) vᵀ (b h n f) and phi(q)ᵀ Σ phi(k) (b h n 1)."""
-    if level is None:
+def _bidirectional(
+    q: Tensor, k: Tensor, v: Tensor, log_scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Numerator phi(q)ᵀ Σ phi(k) vᵀ (b h n f) and denominator phi(q)ᵀ Σ phi(k) (b h n 1) over all keys."""
+    if log_scale is None:
         return linear_attention_sums(q, k, v)
-    most = level.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(level.dtype).min)
-    weight = (level - most).exp()[
-        ..., None
-    ]  # the factors of the keys, but for the greatest, which cancels
+    largest = log_scale.detach().amax(-1, keepdim=True)  # cancels in the quotient
+    largest = largest.clamp(min=torch.finfo(log_scale.dtype).min)
+    weight = (log_scale - largest).exp()[..., None]
     return q @ (k.mT @ (v * weight)), q @ (k.mT @ weight)
 
 
-def _add_one(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `causal_linear_scan` gives, for one token: a stream waits for it, and there is no chunk to be made."""
-    kv = k.mT * append_ones(v)
-    kv = kv if state is None else kv + state
-    out = q @ kv
-    return out[..., :-1], out[..., -1:], kv
-
-
-def _highest(level: Tensor, before: Tensor | None) -> Tensor:
-    """The highest level up to each token; 0 where there was none, for there the sums are zero."""
-    first = level if before is None else torch.cat((before[..., None], level), -1)
-    highest = cumulative_max(first)[..., first.shape[-1] - level.shape[-1] :]
-    return highest.masked_fill(highest == -torch.inf, 0)
+def _cumulative_max(log_scale: Tensor, before: Tensor | None) -> Tensor:
+    """Largest log-scale up to each token; 0 where there was no key, since the sums are zero there."""
+    n = log_scale.shape[-1]
+    if before is not None:
+        log_scale = torch.cat((before[..., None], log_scale), -1)
+    largest = cumulative_max(log_scale)[..., log_scale.shape[-1] - n :]
+    return largest.masked_fill(largest == -torch.inf, 0)

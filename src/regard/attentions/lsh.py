@@ -1,4 +1,4 @@
-"""Reformer: softmax attention inside buckets of a hash, whose keys are the queries themselves."""
+"""LSH attention (Reformer): softmax attention inside hash buckets, with shared queries and keys."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.attentions.kv_cache import EVICTION_SLACK
 from regard.backends import token_groups
 from regard.errors import check_int
 from regard.mixer import Attention, Can, check_batch
@@ -21,35 +22,46 @@ from regard.route.lsh import (
     groups_per_round,
 )
 
-SLACK = 64  # keys are evicted once so many could be
-
 
 class LSHState(NamedTuple):
-    """What a stream keeps: of each bucket the last two chunks of keys and values, k (b h m e) and v (b h m f), with their
-    codes (b h r m), and how many tokens each bucket has had, (b h r buckets)."""
+    """The last two chunks of each bucket.
+
+    Attributes:
+        k: Keys (b h m e), or None before the first token.
+        v: Values (b h m f).
+        code: Bucket and chunk of each key in each round (b h r m).
+        bucket_sizes: Number of tokens in each bucket so far (b h r buckets).
+        evict_at: Number of keys at which to look for keys to evict.
+    """
 
     k: Tensor | None
     v: Tensor | None
     code: Tensor | None
-    had: Tensor | None
-    check: int  # look for keys to evict once there are so many
+    bucket_sizes: Tensor | None
+    evict_at: int
 
 
 class LSHAttention(Attention):
-    """LSH attention (Kitaev et al. 2020, arXiv 2001.04451): k_j = q_j / |q_j|, and
+    """LSH attention (Kitaev et al. 2020, arXiv 2001.04451).
 
-    out_i = Σ_j softmax_j(q_i · k_j · scale) v_j,  over the j ≠ i that i meets in some round; v_i where there is none.
+        k_j = q_j / |q_j|,  out_i = Σ_j softmax_j(q_i · k_j · scale) v_j
 
-    In a round, i meets the tokens of its bucket that stand in its chunk or in the one before.  Chunks of `chunk` are cut from
-    the tokens sorted by bucket and position; causal, they are counted inside each bucket, and only earlier tokens are met.
+    over the tokens j ≠ i that token i meets in at least one hash round, or v_i if there are none.
+    In a round, i meets the tokens of its bucket in its own chunk and in the chunk before. Chunks are
+    cut from the tokens sorted by bucket and position. In the causal form they are counted inside
+    each bucket, and i meets earlier tokens only.
 
-    same_bucket   False: tokens of other buckets in those chunks are met as well
-    once          False: a key that is met in several rounds counts so many times
+    Args:
+        hashing: Hash function.
+        chunk: Chunk length.
+        same_bucket: If False, i also meets the tokens of other buckets in those chunks.
+        once: If False, a key counts as often as it is met in several rounds.
+        scale: Scale of the scores. Defaults to 1/√e.
     """
 
-    can = Can(cross="keys are made of the queries, and the hash sorts one sequence")
+    can = Can(cross="queries and keys are shared, and the hash sorts a single sequence")
     shared_qk = True
-    no_rotary_reason = "the hash would sort turned queries by their places, not by what they say"
+    no_rotary_reason = "tokens would be hashed by position instead of content"
 
     def __init__(
         self,
@@ -62,18 +74,11 @@ class LSHAttention(Attention):
     ) -> None:
         super().__init__()
         check_int(1, chunk=chunk)
-        self.hashing, self.chunk, self.same_bucket, self.once, self.scale = (
-            hashing,
-            chunk,
-            same_bucket,
-            once,
-            scale,
-        )
-        self.heads = hashing.heads
+        self.hashing, self.chunk, self.heads = hashing, chunk, hashing.heads
+        self.same_bucket, self.once, self.scale = same_bucket, once, scale
         if not same_bucket:
-            self.can = self.can & Can(
-                causal="which other buckets share a chunk depends on later tokens: give same_bucket=True"
-            )
+            reason = "which buckets share a chunk depends on later tokens; use same_bucket=True"
+            self.can = self.can & Can(causal=reason)
 
     def forward(
         self,
@@ -85,88 +90,68 @@ class LSHAttention(Attention):
         mask: Tensor | None = None,
         state: LSHState | None = None,
     ) -> tuple[Tensor, LSHState | None]:
-        """See `Attention.forward`; k is the same as q."""
+        """See `Attention.forward`. k is the same tensor as q."""
         if state is not None:
-            return self._stream(q, v, state)
-        bucket, sizes = self.hashing(q), {"buckets": self.hashing.buckets, "chunk": self.chunk}
+            outs = []  # chunk by chunk, since evicting keys bounds the work of the next chunk
+            for q_chunk, v_chunk in zip(
+                q.split(self.chunk, 2), v.split(self.chunk, 2), strict=True
+            ):
+                out, state = self._stream_chunk(q_chunk, v_chunk, state)
+                outs.append(out)
+            return torch.cat(outs, 2), state
+        bucket, buckets = self.hashing(q), self.hashing.buckets
         if causal:
-            places = chunk_by_bucket_rank(bucket, mask, **sizes)
+            chunks = chunk_by_bucket_rank(bucket, mask, buckets=buckets, chunk=self.chunk)
         else:
-            places = chunk_by_sorted_bucket(bucket, mask, same_bucket=self.same_bucket, **sizes)
-        found = groups_per_round(places, causal=causal, once=self.once)
-        out, seen = token_groups.attend_with_visibility(
-            q, _unit(k), v, found, scale=self._scale(q), mask=mask
+            chunks = chunk_by_sorted_bucket(
+                bucket, mask, buckets=buckets, chunk=self.chunk, same_bucket=self.same_bucket
+            )
+        groups = groups_per_round(chunks, causal=causal, once=self.once)
+        k = F.normalize(k, dim=-1)
+        out, visible = token_groups.attend_with_visibility(
+            q, k, v, groups, scale=self._scale(q), mask=mask
         )
-        return torch.where(seen[..., None], out, v), None
+        return torch.where(visible[..., None], out, v), None
 
-    def _stream(self, q: Tensor, v: Tensor, state: LSHState) -> tuple[Tensor, LSHState]:
-        """Piece by piece, since what a piece may forget bounds what the next one looks at."""
-        outs = []
-        for piece, values in zip(q.split(self.chunk, 2), v.split(self.chunk, 2), strict=True):
-            out, state = self._piece(piece, values, state)
-            outs.append(out)
-        return torch.cat(outs, 2), state
-
-    def _piece(self, q: Tensor, v: Tensor, state: LSHState) -> tuple[Tensor, LSHState]:
-        """The next few tokens: every one against all keys that are kept."""
-        k, n, bucket = _unit(q), q.shape[2], self.hashing(q)
-        had = (
-            bucket.new_zeros(*bucket.shape[:3], self.hashing.buckets)
-            if state.had is None
-            else state.had
-        )
-        before = (
-            (bucket[..., :, None] == bucket[..., None, :]).tril(-1).sum(-1)
-        )  # tokens of this piece, in this bucket
-        code = mine = bucket * CODE_STRIDE + (had.gather(-1, bucket) + before) // self.chunk
+    def _stream_chunk(self, q: Tensor, v: Tensor, state: LSHState) -> tuple[Tensor, LSHState]:
+        """Attend from a few tokens to all stored keys, and evict the keys that no later token meets."""
+        n, own_v, k, bucket = q.shape[2], v, F.normalize(q, dim=-1), self.hashing(q)
+        sizes = state.bucket_sizes
+        if sizes is None:
+            sizes = bucket.new_zeros(*bucket.shape[:3], self.hashing.buckets)
+        same = (bucket[..., :, None] == bucket[..., None, :]).tril(-1)
+        rank = sizes.gather(-1, bucket) + same.sum(-1)
+        code = q_code = bucket * CODE_STRIDE + rank // self.chunk
         if state.k is not None and state.v is not None and state.code is not None:
             check_batch(state.k, q)
-            k, v, code = (
-                torch.cat((state.k, k), 2),
-                torch.cat((state.v, v), 2),
-                torch.cat((state.code, mine), 3),
-            )
-        rounds = (
-            codes_match(mine, code).sum(2).tril(k.shape[2] - n - 1)
-        )  # in how many rounds query and key meet, (b h n m)
-        had = had.scatter_add(-1, bucket, torch.ones_like(bucket))
-        return self._see(q, k, v, rounds), self._forget(LSHState(k, v, code, had, state.check))
+            k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
+            code = torch.cat((state.code, q_code), 3)
+        sizes = sizes.scatter_add(-1, bucket, torch.ones_like(bucket))
 
-    def _see(self, q: Tensor, k: Tensor, v: Tensor, rounds: Tensor) -> Tensor:
-        """Attention over the keys that are met at least once; the last keys are the queries themselves."""
-        scores = (q @ k.transpose(-1, -2)).to(
-            torch.promote_types(q.dtype, torch.float32)
-        ) * self._scale(q)
+        # in how many rounds query and key meet, (b h n m); the last keys are the queries themselves
+        rounds = codes_match(q_code, code).sum(2).tril(k.shape[2] - n - 1)
+        scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * self._scale(q)
         if not self.once:
             scores = scores + rounds.clamp(min=1).to(scores.dtype).log()
-        weights = (
-            scores.masked_fill(rounds == 0, torch.finfo(scores.dtype).min).softmax(-1).to(v.dtype)
-        )
-        return torch.where((rounds > 0).any(-1, keepdim=True), weights @ v, v[:, :, -q.shape[2] :])
+        lowest = torch.finfo(scores.dtype).min
+        weights = scores.masked_fill(rounds == 0, lowest).softmax(-1).to(v.dtype)
+        out = torch.where((rounds > 0).any(-1, keepdim=True), weights @ v, own_v)
+        if k.shape[2] < state.evict_at:
+            return out, LSHState(k, v, code, sizes, state.evict_at)
 
-    def _forget(self, state: LSHState) -> LSHState:
-        """Without the keys that no later query can meet: those two chunks back in each of their buckets, or more."""
-        k, v, code, had, check = state
-        if k is None or v is None or code is None or had is None or k.shape[2] < check:
-            return state
+        # later tokens meet the current chunk of each bucket and the chunk before
         bucket = code // CODE_STRIDE
-        current = bucket * CODE_STRIDE + had.gather(-1, bucket) // self.chunk
+        current = bucket * CODE_STRIDE + sizes.gather(-1, bucket) // self.chunk
         needed = (code >= current - 1).any(2)
-        most = int(needed.sum(-1).max())
-        at = needed.logical_not().argsort(dim=-1, stable=True)[
-            ..., :most
-        ]  # other rows keep a few more, which nobody meets
-        k, v = (x.gather(2, at[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (k, v))
-        code = code.gather(3, at[:, :, None].expand(-1, -1, code.shape[2], -1))
-        return LSHState(k, v, code, had, max(2 * most, most + SLACK))
+        count = int(needed.sum(-1).max())  # heads that need fewer keep some that nobody meets
+        keep = needed.logical_not().argsort(dim=-1, stable=True)[..., :count]
+        k, v = (x.gather(2, keep[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (k, v))
+        code = code.gather(3, keep[:, :, None].expand(-1, -1, code.shape[2], -1))
+        return out, LSHState(k, v, code, sizes, max(2 * count, count + EVICTION_SLACK))
 
     def initial_state(self) -> LSHState:
-        """No token yet."""
-        return LSHState(None, None, None, None, SLACK)
+        """No tokens yet."""
+        return LSHState(None, None, None, None, EVICTION_SLACK)
 
     def _scale(self, q: Tensor) -> float:
         return 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-
-
-def _unit(x: Tensor) -> Tensor:
-    return F.normalize(x, dim=-1)

@@ -1,22 +1,34 @@
-"""Attention that needs its scores in hand: to mix them over heads, or to weigh them otherwise than by a softmax."""
+"""Attention that materializes its scores: to mix them across heads, or to normalize them differently."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from regard.attentions.kv_cache import CallPositions, KVCacheAttention, pattern_capabilities
 from regard.backends.call import make_call
+from regard.errors import check_int
+from regard.numerics import masked_softmax
 from regard.pattern import Causal, Full, Pattern
-from regard.score_weights import ScoreNormalizer, Softmax
+
+# Scores closer than this, relative to the largest, count as equal in `TopK`. There is no entry for
+# half precision, where neighbouring scores would count as equal.
+EQUAL_WITHIN = {torch.float64: 2.0**-47, torch.float32: 2.0**-18}
 
 
 class MaterializedAttention(KVCacheAttention):
-    """after(weigh(before(q kᵀ / √e))) v, over the pairs that the pattern allows.  All scores are computed: (b h n m).
+    """after(normalize(before(q kᵀ / √e))) v over the pairs that the pattern allows.
 
-    weigh    from scores to weights
-    before   mixes the scores over heads, (b h n m) -> (b g n m); `after` mixes the weights, (b g n m) -> (b h n m)
+    Computes and stores all scores (b h n m).
+
+    Args:
+        pattern: Which keys each query sees.
+        normalize: Maps scores to weights. Defaults to `Softmax()`.
+        before: Mixes the scores across heads, (b h n m) -> (b g n m).
+        after: Mixes the weights across heads, (b g n m) -> (b h n m).
     """
 
     def __init__(
@@ -31,7 +43,8 @@ class MaterializedAttention(KVCacheAttention):
         self.pattern, self.causal_pattern = pattern, pattern & Causal()
         self.length, self.heads = pattern.length, pattern.heads
         self.normalize = Softmax() if normalize is None else normalize
-        self.before, self.after = (nn.Identity() if mix is None else mix for mix in (before, after))
+        self.before = nn.Identity() if before is None else before
+        self.after = nn.Identity() if after is None else after
         self.can = pattern_capabilities(pattern)
 
     def attend(
@@ -39,7 +52,7 @@ class MaterializedAttention(KVCacheAttention):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        place: CallPositions,
+        positions: CallPositions,
         *,
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
@@ -49,13 +62,51 @@ class MaterializedAttention(KVCacheAttention):
             q,
             k,
             v,
-            pattern=place.pattern,
+            **positions._asdict(),
             prior=None,
             mask=mask,
             global_attention_mask=global_attention_mask,
             scale=1 / math.sqrt(q.shape[-1]),
-            q_start=place.q_start,
-            k_positions=place.k_positions,
         )
-        scores = self.before(call.q @ call.k.transpose(-1, -2) * call.scale)
+        scores = self.before(call.q @ call.k.mT * call.scale)
         return self.after(self.normalize(scores, call.keep())) @ call.v
+
+
+class ScoreNormalizer(nn.Module, ABC):
+    """Maps scores (b h n m) to weights (b h n m).
+
+    `keep` broadcasts to the scores. Rows that keep nothing have no weight anywhere.
+    """
+
+    @abstractmethod
+    def forward(self, scores: Tensor, keep: Tensor) -> Tensor: ...
+
+
+class Softmax(ScoreNormalizer):
+    """Softmax over the scores that are kept."""
+
+    def forward(self, scores: Tensor, keep: Tensor) -> Tensor:
+        """See `ScoreNormalizer`."""
+        return masked_softmax(scores, keep)
+
+
+class TopK(ScoreNormalizer):
+    """Softmax over the k largest scores of each row, and over ties with the k-th
+    (Zhao et al. 2019, arXiv 1912.11637)."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        check_int(1, k=k)
+        self.k = k
+
+    def forward(self, scores: Tensor, keep: Tensor) -> Tensor:
+        """See `ScoreNormalizer`."""
+        if self.k < scores.shape[-1]:
+            kept = scores.detach().masked_fill(~keep, -torch.inf)
+            best = kept.topk(self.k, -1).values
+            threshold = best[..., -1:]
+            if kept.dtype in EQUAL_WITHIN:  # rounding must not separate equal tokens
+                largest = torch.maximum(best[..., :1].abs(), threshold.abs())
+                threshold = threshold - EQUAL_WITHIN[kept.dtype] * largest
+            keep = keep & (kept >= threshold)
+        return masked_softmax(scores, keep)

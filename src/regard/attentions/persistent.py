@@ -1,4 +1,4 @@
-"""Attention that also sees vectors which are no tokens: a feed-forward layer merged into attention."""
+"""All-attention: attention that also sees learned key/value vectors, in place of a feed-forward layer."""
 
 from __future__ import annotations
 
@@ -17,32 +17,30 @@ from regard.mixer import Can
 from regard.pattern import Band, Block, Full, Keys, Leaf, Pattern
 from regard.prior import Prior
 
-NO_PLACE = "the vectors that are no tokens have no place, and turned queries would ask them otherwise at every place"
-NO_MAP = "a part of its output comes from vectors that are no tokens, so no map of tokens times values is the output"
+NO_MAP = "part of its output comes from learned values, so no map of the tokens gives the output"
 
 
 class PersistentMemoryAttention(KVCacheAttention):
     """softmax([q Kᵀ scale + prior, q Mᵀ scale]) [V; N] (all-attention: Sukhbaatar et al. 2019, arXiv 1907.01470).
 
-    One softmax over the tokens that the pattern allows and over `count` learned keys M and values N of each head, which no
-    pattern, mask or prior hides.  A query that sees no token sees them still.  As in the paper M = √e · m and N = √count · n
-    with m and n learned.  The result is exact: the vectors stand as keys in front of the tokens.
+    One softmax over the tokens that the pattern allows and over `count` learned keys M and values N
+    of each head. No pattern, mask or prior applies to the learned keys. As in the paper, M = √e · m
+    and N = √count · n with m and n learned. They are placed as keys before the tokens.
 
-    Queries and keys may not be turned by their places, for the learned keys have none.
-
-    inner   softmax attention over the tokens, with its pattern, prior, scale and executor
-    width   e, of a head
+    Args:
+        inner: Softmax attention over the tokens: its pattern, prior, scale and backend.
+        heads: Number of heads.
+        width: Head width e.
+        count: Number of learned keys for each head.
     """
 
-    no_rotary_reason = NO_PLACE
+    no_rotary_reason = "its learned keys have no position"
 
     def __init__(self, inner: SoftmaxAttention, heads: int, width: int, count: int) -> None:
         super().__init__()
         check_int(1, heads=heads, width=width, count=count)
         if inner.heads not in (None, heads):
-            raise ValueError(
-                f"the attention inside was made for {inner.heads} heads, not for {heads}"
-            )
+            raise ValueError(f"The inner attention was built for {inner.heads} heads, not {heads}")
         self.inner, self.heads, self.count = inner, heads, count
         self.pattern, self.causal_pattern = inner.pattern, inner.causal_pattern
         self.length, self.can = inner.length, Can(maps=NO_MAP) & inner.can
@@ -54,58 +52,50 @@ class PersistentMemoryAttention(KVCacheAttention):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        place: CallPositions,
+        positions: CallPositions,
         *,
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """See `KVCacheAttention.attend`; marks are refused before."""
-        key, value = self.keys * self.keys.shape[-1] ** 0.5, self.values * self.count**0.5
-        m, prior = (
-            k.shape[2],
-            None if self.inner.prior is None else ShiftedPrior(self.inner.prior, self.count),
-        )
-        k, v = (
-            torch.cat((new.to(t).expand(t.shape[0], -1, -1, -1), t), 2)
-            for new, t in ((key, k), (value, v))
-        )
+        """See `KVCacheAttention.attend`. There is no global mask."""
+        pattern, q_start, k_positions = positions
+        count, m = self.count, k.shape[2]
+        keys, values = self.keys * self.keys.shape[-1] ** 0.5, self.values * count**0.5
+        k = torch.cat((keys.to(k).expand(k.shape[0], -1, -1, -1), k), 2)
+        v = torch.cat((values.to(v).expand(v.shape[0], -1, -1, -1), v), 2)
+        if isinstance(k_positions, Tensor) or k_positions:
+            if isinstance(k_positions, int):
+                k_positions = torch.arange(k_positions, k_positions + m)
+            learned = torch.arange(count, device=k_positions.device)
+            k_positions = torch.cat((learned, k_positions + count))
+        prior = self.inner.prior
         return attend(
             q,
             k,
             v,
-            pattern=shift_pattern(place.pattern, self.count),
-            prior=prior,
+            pattern=shift_pattern(pattern, count),
+            prior=None if prior is None else ShiftedPrior(prior, count),
+            mask=None if mask is None else F.pad(mask, (count, 0), value=True),
             scale=self.inner.scale,
-            mask=None if mask is None else F.pad(mask, (self.count, 0), value=True),
-            q_start=place.q_start + self.count,
-            k_positions=_later(place.k_positions, m, self.count),
+            q_start=q_start + count,
+            k_positions=k_positions,
             backend=self.inner.backend,
         )
 
 
-def _later(at: int | Tensor, m: int, count: int) -> int | Tensor:
-    """Where `count` keys in front, and then m keys that stood at `at`, stand."""
-    if isinstance(at, int) and at == 0:
-        return 0
-    tokens = torch.arange(at, at + m) if isinstance(at, int) else at
-    return torch.cat((torch.arange(count, device=tokens.device), tokens + count))
-
-
 @lru_cache(4096)
 def shift_pattern(pattern: Pattern, count: int) -> Pattern:
-    """The pattern `count` places later, for queries from there on; the keys in front of it are seen by all."""
+    """The pattern moved by `count` positions. All queries see the `count` keys before it."""
 
     def shift(leaf: Pattern) -> Pattern:
-        return (
-            leaf if isinstance(leaf, Band | Full) else ShiftedLeaf(leaf, count)
-        )  # distances stay what they were
+        return leaf if isinstance(leaf, Band | Full) else ShiftedLeaf(leaf, count)
 
     return pattern.resolve_global_mask(False, False).map_leaves(shift) | Keys(0, count)
 
 
 @dataclass(frozen=True, repr=False)
 class ShiftedLeaf(Leaf):
-    """A leaf of the algebra, `by` places later.  Places before those are as the first of them."""
+    """A leaf pattern moved by `by` positions. Positions before `by` are treated as `by`."""
 
     leaf: Pattern
     by: int
@@ -119,30 +109,25 @@ class ShiftedLeaf(Leaf):
         return None if self.leaf.length is None else self.leaf.length + self.by
 
     def _allows(self, q: Tensor, k: Tensor) -> Tensor:
-        return self.leaf._allows(*self._before(q, k))
+        return self.leaf._allows(*self._unshift(q, k))
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
-        return self.leaf._block(*self._before(q0, q1, k0, k1))
+        return self.leaf._block(*self._unshift(q0, q1, k0, k1))
 
-    def _before(self, *positions: Tensor) -> list[Tensor]:
-        return [(at - self.by).clamp(min=0) for at in positions]
+    def _unshift(self, *positions: Tensor) -> list[Tensor]:
+        return [(x - self.by).clamp(min=0) for x in positions]
 
 
 class ShiftedPrior(Prior):
-    """A prior `by` places later; nothing is added for the keys in front of it."""
+    """A prior moved by `by` positions. It adds nothing to the scores of the keys before."""
 
     def __init__(self, prior: Prior, by: int) -> None:
         super().__init__()
-        self.prior, self.by, self.heads, self.uses_qk, self.num_terms = (
-            prior,
-            by,
-            prior.heads,
-            prior.uses_qk,
-            prior.num_terms,
-        )
+        self.prior, self.by, self.heads = prior, by, prior.heads
+        self.uses_qk, self.num_terms = prior.uses_qk, prior.num_terms
         self.length = None if prior.length is None else prior.length + by
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """See `regard.prior`."""
-        addend = self.prior(q_pos - self.by, (k_pos - self.by).clamp(min=0), q, k)
-        return torch.where(k_pos >= self.by, addend, 0)
+        bias = self.prior(q_pos - self.by, (k_pos - self.by).clamp(min=0), q, k)
+        return torch.where(k_pos >= self.by, bias, 0)

@@ -1,4 +1,4 @@
-"""Attention asked by fewer queries."""
+"""Attention with fewer queries."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from regard.query_prototypes import QueryPrototypes
 
 
 class PrototypeAttention(Attention):
-    """back(inner(prototypes of q, k, v)): any attention, asked once for queries that are alike."""
+    """Any attention, called with prototypes of the queries. Each query gets the output of its prototype."""
 
     needs_query_mask = True
 
     def __init__(self, query: QueryPrototypes, inner: Attention) -> None:
         super().__init__()
         self.query, self.inner = query, inner
-        self.can, self.length, self.no_rotary_reason = (
-            query.can & inner.can,
-            inner.length,
-            inner.no_rotary_reason,
-        )
+        self.can, self.length = query.can & inner.can, inner.length
+        self.no_rotary_reason = inner.no_rotary_reason
 
     def forward(
         self,
@@ -33,7 +30,7 @@ class PrototypeAttention(Attention):
         state: State = None,
         query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """See `Attention.forward`; query_mask (b n) says which queries count."""
-        prototypes, back = self.query(q, query_mask)
+        """See `Attention.forward`."""
+        prototypes, expand = self.query(q, query_mask)
         y, state = self.inner(prototypes, k, v, causal=causal, mask=mask, state=state)
-        return back(y), state
+        return expand(y), state

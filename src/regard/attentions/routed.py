@@ -1,4 +1,4 @@
-"""Softmax attention inside groups that the tokens themselves form."""
+"""Softmax attention inside groups of tokens that a router forms from their content."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.backends import token_groups
-from regard.backends.token_groups import TokenGroups
 from regard.mixer import Attention, State
 from regard.route import Route
 
 
 class RoutedAttention(Attention):
-    """softmax attention of each query over the keys of its groups; several groups merge by their log-sum-exp.
+    """Softmax attention of each query over the keys of its groups. Several groups merge by log-sum-exp.
 
-    scale     of the scores, 1/sqrt(e) unless given
-    keyless   keys are the queries, so there is no projection to keys
-    level     queries and keys pass a layer norm first, which has neither scale nor shift
+    Args:
+        route: Assigns tokens to groups.
+        scale: Scale of the scores. Defaults to 1/√e.
+        shared_qk: Whether keys are the queries, so there is no key projection.
+        normalize: Whether queries and keys first pass a layer norm without scale and shift.
     """
 
-    no_rotary_reason = (
-        "turned queries and keys would be routed by their places, not by what they say"
-    )
+    no_rotary_reason = "tokens would be routed by position instead of content"
 
     def __init__(
         self,
@@ -31,10 +30,10 @@ class RoutedAttention(Attention):
         *,
         scale: float | None = None,
         shared_qk: bool = False,
-        level: bool = False,
+        normalize: bool = False,
     ) -> None:
         super().__init__()
-        self.route, self.scale, self.shared_qk, self.level = route, scale, shared_qk, level
+        self.route, self.scale, self.shared_qk, self.normalize = route, scale, shared_qk, normalize
         self.can, self.heads = route.can, route.heads
 
     def forward(
@@ -48,15 +47,14 @@ class RoutedAttention(Attention):
         state: State = None,
     ) -> tuple[Tensor, State]:
         """See `Attention.forward`."""
-        if self.level:
+        if self.normalize:
             q, k = (F.layer_norm(x, x.shape[-1:]) for x in (q, k))
-        found = self.route(q, k, mask)
+        groups = self.route(q, k, mask)
         if causal:
-            found = [_past(group) for group in found]
+            groups = [
+                g._replace(keep=past if g.keep is None else past & g.keep)
+                for g in groups
+                for past in [g.k[..., None, :] <= g.q[..., :, None]]
+            ]
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        return token_groups.attend(q, k, v, found, scale=scale, mask=mask), None
-
-
-def _past(group: TokenGroups) -> TokenGroups:
-    keep = group.k[..., None, :] <= group.q[..., :, None]
-    return group._replace(keep=keep if group.keep is None else keep & group.keep)
+        return token_groups.attend(q, k, v, groups, scale=scale, mask=mask), None

@@ -1,4 +1,4 @@
-"""Softmax attention over a pattern, exactly."""
+"""Softmax attention over a pattern."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ _FULL = Full()
 
 
 class SoftmaxAttention(KVCacheAttention):
-    """softmax(q kᵀ scale + prior) v, over the pairs that the pattern allows; exact, by whichever executor is fastest.
+    """softmax(q kᵀ · scale + prior) v over the pairs that the pattern allows, computed exactly.
 
-    scale    of the scores, 1/sqrt(e) unless given, or what a prior of several terms asks for
-    backend  see `regard.attend`
+    Args:
+        pattern: Which keys each query sees.
+        prior: Bias added to the scores.
+        scale: Scale of the scores. Defaults to 1/√e, or to what the prior defines.
+        backend: See `regard.attend`.
     """
 
     supports_gqa = True
@@ -34,51 +37,46 @@ class SoftmaxAttention(KVCacheAttention):
         super().__init__()
         check_backend(backend)
         self.pattern, self.causal_pattern = pattern, pattern & Causal()
-        for each in (self.pattern, self.causal_pattern):
-            register_pattern(each)
+        register_pattern(self.pattern)
+        register_pattern(self.causal_pattern)
         self.prior, self.scale, self.backend = prior, scale, backend
-        self.length, self.heads = (
-            pattern.length,
-            pattern.heads or (None if prior is None else prior.heads),
-        )
+        self.length, self.heads = pattern.length, pattern.heads
         self.can = pattern_capabilities(pattern, compares_positions=prior is not None)
-        if prior is not None and prior.length is not None:
-            self.can = self.can & Can(
-                supports_global_mask=True,
-                length=f"its prior was built for {prior.length} positions",
-            )
-            self.length = prior.length if self.length is None else min(self.length, prior.length)
-        if prior is not None and prior.uses_qk:
-            self.no_rotary_reason = (
-                "its prior reads the queries and keys, and turned ones would tell it something else"
-            )
+        if prior is None:
+            return
+        self.heads = pattern.heads or prior.heads
+        if prior.length is not None:
+            reason = f"its prior was built for {prior.length} positions"
+            self.can &= Can(supports_global_mask=True, length=reason)
+            self.length = min(prior.length, self.length or prior.length)
+        if prior.uses_qk:
+            self.no_rotary_reason = "its prior reads the queries and keys without rotation"
 
     def attend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        place: CallPositions,
+        positions: CallPositions,
         *,
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """See `KVCacheAttention.attend`."""
-        elsewhere = type(place.k_positions) is not int or place.k_positions or place.q_start
-        if (
-            elsewhere and self.prior is None and place.pattern == _FULL
-        ):  # positions say nothing then
-            place = CallPositions(_FULL)
+        pattern, q_start, k_positions = positions
+        moved = type(k_positions) is not int or k_positions or q_start
+        if moved and self.prior is None and pattern == _FULL:
+            q_start = k_positions = 0  # positions have no effect, and these calls are cached
         return attend(
             q,
             k,
             v,
-            pattern=place.pattern,
+            pattern=pattern,
             prior=self.prior,
             mask=mask,
             global_attention_mask=global_attention_mask,
             scale=self.scale,
-            q_start=place.q_start,
-            k_positions=place.k_positions,
+            q_start=q_start,
+            k_positions=k_positions,
             backend=self.backend,
         )

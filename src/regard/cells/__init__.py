@@ -1,4 +1,4 @@
-"""Recurrent cells from before 2017, with the interface of their papers; each hands out what it looked at."""
+"""Attention cells of recurrent networks from before 2017, with the interfaces of their papers."""
 
 from regard.cells.bahdanau import Alignment, BahdanauDecoder, DeepOutput
 from regard.cells.draw import FilterBank, Reader, Writer

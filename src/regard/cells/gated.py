@@ -1,4 +1,4 @@
-"""The gated unit of 2014, as its papers write it, and an encoder that reads in both directions."""
+"""The gated recurrent unit of 2014, as its papers define it, and a bidirectional encoder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from regard.errors import check_int
 
 
 class GatedUnit(nn.Module):
-    """h' = (1 − z) ∘ h + z ∘ tanh(W x + U (r ∘ h) + C c),  z and r = σ(W x + U h + C c)  (Cho et al. 2014, arXiv 1406.1078;
-    the context c as in Bahdanau et al. 2015, arXiv 1409.0473, appendix A).
+    """h' = (1 − z) ∘ h + z ∘ tanh(W x + U (r ∘ h) + C c),  z and r = σ(W x + U h + C c)
+    (Cho et al. 2014, arXiv 1406.1078; context c: Bahdanau et al. 2015, arXiv 1409.0473, appendix A).
 
-    x (b inputs), h (b hidden), c (b context) -> (b hidden).  torch's GRU is another: it resets after U, and swaps z.
+    x (b inputs), h (b hidden), c (b context) -> (b hidden). `torch.nn.GRU` differs: it applies r after
+    U, and swaps z and 1 − z.
+
+    Args:
+        inputs: Width of the input.
+        hidden: Width of the state.
+        context: Width of the context, or 0 for none.
     """
 
     def __init__(self, inputs: int, hidden: int, *, context: int = 0) -> None:
@@ -21,31 +27,29 @@ class GatedUnit(nn.Module):
         check_int(0, context=context)
         self.hidden = hidden
         self.x = nn.Linear(inputs, 3 * hidden)
-        self.gates, self.candidate = (
-            nn.Linear(hidden, 2 * hidden, bias=False),
-            nn.Linear(hidden, hidden, bias=False),
-        )
+        self.gates = nn.Linear(hidden, 2 * hidden, bias=False)
+        self.candidate = nn.Linear(hidden, hidden, bias=False)
         self.context = nn.Linear(context, 3 * hidden, bias=False) if context else None
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor | None = None) -> Tensor:
         """One step."""
         return self.step(self.x(x), h, c)
 
-    def step(self, given: Tensor, h: Tensor, c: Tensor | None = None) -> Tensor:
-        """One step, with W x + b (b 3·hidden) computed before, for all steps at once."""
+    def step(self, projected: Tensor, h: Tensor, c: Tensor | None = None) -> Tensor:
+        """One step with W x + b (b 3·hidden) computed before, for all steps at once."""
         if (c is None) != (self.context is None):
-            raise ValueError("a context must be given exactly if the unit was built for one")
+            raise ValueError("Pass a context if, and only if, the unit was built with context > 0.")
         if self.context is not None:
-            given = given + self.context(c)
-        gates, candidate = given.split((2 * self.hidden, self.hidden), -1)
+            projected = projected + self.context(c)
+        gates, candidate = projected.split((2 * self.hidden, self.hidden), -1)
         z, r = torch.sigmoid(gates + self.gates(h)).chunk(2, -1)
         return (1 - z) * h + z * torch.tanh(candidate + self.candidate(r * h))
 
 
 class BiEncoder(nn.Module):
-    """Annotations [→h_i ; ←h_i] of each token: x (b n inputs), mask (b n) -> (b n 2·hidden).
+    """Bidirectional encoder: x (b n inputs), mask (b n) -> annotations [→h_i ; ←h_i] (b n 2·hidden).
 
-    A left-out token changes neither state, so padding is as if cut off.
+    Masked tokens do not change the state, so padding has no effect.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -53,25 +57,20 @@ class BiEncoder(nn.Module):
         self.forwards, self.backwards = GatedUnit(inputs, hidden), GatedUnit(inputs, hidden)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Read from both ends."""
+        """Annotations of all tokens."""
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
         order = range(x.shape[1])
-        return torch.cat(
-            (_read(self.forwards, x, mask, order), _read(self.backwards, x, mask, order[::-1])), -1
-        )
+        directions = (self.forwards, order), (self.backwards, order[::-1])
+        return torch.cat([_run_unit(unit, x, mask, order) for unit, order in directions], -1)
 
 
-def _read(unit: GatedUnit, x: Tensor, mask: Tensor | None, order: range) -> Tensor:
-    """The states after each token, (b n hidden), in the order of the tokens."""
-    h, given = x.new_zeros(x.shape[0], unit.hidden), unit.x(x)
-    states = {}
+def _run_unit(unit: GatedUnit, x: Tensor, mask: Tensor | None, order: range) -> Tensor:
+    """States after each token (b n hidden), sorted by position, when reading in this order."""
+    b, n, _ = x.shape
+    h, projected, states = x.new_zeros(b, unit.hidden), unit.x(x), {}
     for i in order:
-        new = unit.step(given[:, i], h)
+        new = unit.step(projected[:, i], h)
         h = new if mask is None else torch.where(mask[:, i, None], new, h)
         states[i] = h
-    return (
-        torch.stack([states[i] for i in range(x.shape[1])], 1)
-        if states
-        else x.new_zeros(x.shape[0], 0, unit.hidden)
-    )
+    return torch.stack([states[i] for i in range(n)], 1) if n else h.new_zeros(b, 0, unit.hidden)

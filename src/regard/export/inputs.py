@@ -75,12 +75,10 @@ def export_inputs(module: nn.Module, *, mask: bool, context: bool) -> ExportInpu
 
 
 def _of_mixer(mixer: Mixer, mask: bool, context: bool) -> ExportInputs:
-    for wanted, promise, what in (
-        (mask, "mask", "leave tokens out"),
-        (context, "cross", "look at another sequence"),
-    ):
-        if wanted:
-            mixer._need(promise, what)
+    if mask:
+        mixer._require("mask")
+    if context:
+        mixer._require("cross")
     if context and mixer.causal:
         raise Unsupported(
             f"{mixer.name} was built causal, and another sequence has no past or future to it"

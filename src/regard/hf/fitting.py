@@ -212,7 +212,7 @@ def widest_spans(attention: Any, given: dict[str, Any]) -> None:
     """Adaptive spans begin as wide as they may be, unless the user says where."""
     if "start" not in given:
         attention.share.fill_(1.0)
-        attention.begun = 1.0
+        attention.initial_share = 1.0
 
 
 def no_convolution(attention: Any, given: dict[str, Any]) -> None:

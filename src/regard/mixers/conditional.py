@@ -78,5 +78,5 @@ class TaskAttention(Mixer):
     def _attention(self) -> SoftmaxAttention:
         weight = self.vectors.weight
         return SoftmaxAttention(
-            prior=self.prior.of(weight[self.task.to(weight.device).reshape(-1)])
+            prior=self.prior.for_task(weight[self.task.to(weight.device).reshape(-1)])
         )

@@ -12,7 +12,7 @@ from regard.attentions import SoftmaxAttention
 from regard.errors import check_int, did_you_mean
 from regard.mixer import Can, Mixer, MultiHead, State, check_heads
 from regard.pattern import Band, Full, Keys, Pattern, Queries
-from regard.position.relative import RelativeLabels
+from regard.position.bias import RelativeLabels
 
 READS_ALL = "its global tokens read the whole sequence"
 

@@ -1,4 +1,4 @@
-"""Where a token stands: in three forms, with the tokens, in the turn of queries and keys, or in the scores."""
+"""Positional encodings: position embeddings, rotary embeddings and position biases."""
 
 from regard.position.bias import DistanceBias, ShawBias, T5Bias, TransformerXLBias, TUPEBias
 from regard.position.embedding import (
@@ -21,23 +21,23 @@ from regard.position.rotary import Rope, Rope2D, RotaryEmbedding
 
 __all__ = [
     "POSITIONAL_ENCODINGS",
-    "T5Bias",
-    "TUPEBias",
-    "TransformerXLBias",
     "ComplexEmbedding",
     "DistanceBias",
-    "PositionEmbedding",
     "FourierEmbedding",
     "FourierEmbedding2D",
     "LearnedEmbedding",
     "LearnedEmbedding2D",
+    "NoPosition",
+    "PositionEmbedding",
     "Rope",
     "Rope2D",
+    "RotaryEmbedding",
     "ShawBias",
     "SinusoidalEmbedding",
     "SinusoidalEmbedding2D",
-    "RotaryEmbedding",
-    "NoPosition",
-    "positional_encoding_class",
+    "T5Bias",
+    "TUPEBias",
+    "TransformerXLBias",
     "create_positional_encoding",
+    "positional_encoding_class",
 ]

@@ -1,7 +1,4 @@
-"""Positions that go in with the tokens: an embedding of the place, beside that of the token.
-
-Shapes: embed(x, at), x (b n d), the first of them at position `at` -> (b n d)
-"""
+"""Position embeddings that are combined with the tokens before the first layer."""
 
 from __future__ import annotations
 
@@ -20,13 +17,15 @@ from regard.position.frequencies import (
     sinusoidal_encoding,
 )
 
-SPREAD = 0.02  # of learned embeddings before training
+INIT_STD = 0.02
 
 
 class PositionEmbedding(nn.Module, ABC):
-    """See the module's docstring.  A subclass writes `put`.
+    """Base class for position embeddings. Subclasses implement `embed`.
 
-    length   how many positions it knows, None: any number
+    Args:
+        dim: Model width d.
+        length: Number of positions, or None for any number.
     """
 
     def __init__(self, dim: int, length: int | None = None) -> None:
@@ -35,116 +34,128 @@ class PositionEmbedding(nn.Module, ABC):
         self.dim, self.length = dim, length
 
     @abstractmethod
-    def put(self, x: Tensor, places: Tensor) -> Tensor:
-        """Tokens x (b n d) at places (n) -> (b n d)."""
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Tokens x (b n d) at positions (n) -> (b n d)."""
 
-    def forward(self, x: Tensor, at: int = 0) -> Tensor:
-        """x (b n d) -> (b n d); `at` is the position of the first token."""
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """x (b n d) -> (b n d). `start` is the position of the first token."""
         if x.dim() != 3 or x.shape[2] != self.dim:
-            raise ValueError(f"x must be of shape (b n {self.dim}), not {tuple(x.shape)}")
-        return self.put(x, _places(at, x.shape[1], self.length, x.device))
+            raise ValueError(f"x must have shape (b, n, {self.dim}), not {tuple(x.shape)}")
+        check_int(0, start=start)
+        end = start + x.shape[1]
+        if self.length is not None and end > self.length:
+            raise ValueError(
+                f"Input reaches position {end - 1} but the embedding was built for positions 0 to "
+                f"{self.length - 1}."
+            )
+        return self.embed(x, torch.arange(start, end, device=x.device))
 
 
 class NoPosition(PositionEmbedding):
-    """No positions: x as it is."""
+    """No positions: returns x."""
 
-    def put(self, x: Tensor, places: Tensor) -> Tensor:
-        """See `Embed.put`."""
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """See `PositionEmbedding.embed`."""
         return x
 
 
 class SinusoidalEmbedding(PositionEmbedding):
-    """x + P, P[p, 2r] = sin(p / base^(2r/d)), P[p, 2r+1] = cos(p / base^(2r/d)) (Vaswani et al. 2017, arXiv 1706.03762)."""
+    """x + P, P[p, 2r] = sin(p / base^(2r/d)), P[p, 2r+1] = cos(p / base^(2r/d))
+    (Vaswani et al. 2017, arXiv 1706.03762)."""
 
     def __init__(self, dim: int, *, base: float = BASE) -> None:
         super().__init__(dim)
         check_positive("base", base)
         self.base = base
 
-    def put(self, x: Tensor, places: Tensor) -> Tensor:
-        """See `Embed.put`."""
-        return x + sinusoidal_encoding(places, self.dim, self.base).to(x.dtype)
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """See `PositionEmbedding.embed`."""
+        return x + sinusoidal_encoding(positions, self.dim, self.base).to(x.dtype)
 
 
 class SinusoidalEmbedding2D(PositionEmbedding):
-    """x + (P[row], P[column]), each a sinusoid of half the width, of an image so many `columns` wide in raster order
-    (Parmar et al. 2018, arXiv 1802.05751)."""
+    """x + (P[row], P[column]), each a sinusoidal encoding of half the width, for an image of `columns`
+    columns in raster order (Parmar et al. 2018, arXiv 1802.05751)."""
 
     def __init__(self, dim: int, columns: int, *, base: float = BASE) -> None:
         super().__init__(dim)
         check_int(1, columns=columns)
         check_positive("base", base)
-        self.columns, self.base, self.each = columns, base, _half(dim)
+        self.columns, self.base, self.half_dim = columns, base, _half(dim)
 
-    def put(self, x: Tensor, places: Tensor) -> Tensor:
-        """See `Embed.put`."""
-        both = (
-            sinusoidal_encoding(axis, self.each, self.base)
-            for axis in row_and_column(places, self.columns)
-        )
-        return x + torch.cat(tuple(both), -1).to(x.dtype)
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """See `PositionEmbedding.embed`."""
+        axes = row_and_column(positions, self.columns)
+        encoding = [sinusoidal_encoding(axis, self.half_dim, self.base) for axis in axes]
+        return x + torch.cat(encoding, -1).to(x.dtype)
 
 
 class LearnedEmbedding(PositionEmbedding):
-    """x + T[p], with a table T (length d) (Gehring et al. 2017, arXiv 1705.03122)."""
+    """x + T[p], with a learned table T (length d) (Gehring et al. 2017, arXiv 1705.03122)."""
 
     def __init__(self, dim: int, length: int) -> None:
         check_int(1, length=length)
         super().__init__(dim, length)
-        self.table = nn.Parameter(torch.randn(length, dim) * SPREAD)
+        self.table = nn.Parameter(torch.randn(length, dim) * INIT_STD)
 
-    def put(self, x: Tensor, places: Tensor) -> Tensor:
-        """See `Embed.put`."""
-        return x + self.table[places].to(x.dtype)
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """See `PositionEmbedding.embed`."""
+        return x + self.table[positions].to(x.dtype)
 
 
 class LearnedEmbedding2D(PositionEmbedding):
-    """x + (R[row], C[column]): a table for the rows and one for the columns of an image in raster order, each of half the
-    width (Carion et al. 2020, arXiv 2005.12872)."""
+    """x + (R[row], C[column]), with learned tables of half the width for the rows and columns of an image in
+    raster order (Carion et al. 2020, arXiv 2005.12872)."""
 
     def __init__(self, dim: int, rows: int, columns: int) -> None:
         check_int(1, rows=rows, columns=columns)
         super().__init__(dim, rows * columns)
         half = _half(dim)
-        self.rows, self.columns = (
-            nn.Parameter(torch.randn(size, half) * SPREAD) for size in (rows, columns)
-        )
+        self.rows = nn.Parameter(torch.randn(rows, half) * INIT_STD)
+        self.columns = nn.Parameter(torch.randn(columns, half) * INIT_STD)
 
-    def put(self, x: Tensor, places: Tensor) -> Tensor:
-        """See `Embed.put`."""
-        row, column = row_and_column(places, len(self.columns))
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """See `PositionEmbedding.embed`."""
+        row, column = row_and_column(positions, len(self.columns))
         return x + torch.cat((self.rows[row], self.columns[column]), -1).to(x.dtype)
 
 
 class FourierEmbedding(PositionEmbedding):
-    """W [x, t, sin(π f_k t), cos(π f_k t)] + b, t = 2 p / (length − 1) − 1, with `bands` frequencies f_k from 1 to
-    resolution / 2, evenly apart (Jaegle et al. 2021, arXiv 2103.03206).
+    """W [x, t, sin(π f_k t), cos(π f_k t)] + b, t = 2 p / (length − 1) − 1 (Jaegle et al. 2021, arXiv 2103.03206).
 
-    resolution   the paper's maximum resolution: `length` unless given
+    Args:
+        dim: Model width d.
+        length: Number of positions.
+        bands: Number of frequencies f_k, evenly spaced from 1 to resolution / 2.
+        resolution: Maximum resolution of the paper. Defaults to `length`.
     """
+
+    length: int
 
     def __init__(
         self, dim: int, length: int, *, bands: int = 16, resolution: int | None = None
     ) -> None:
         check_int(1, length=length, bands=bands)
         super().__init__(dim, length)
-        resolution = length if resolution is None else resolution
-        check_int(1, resolution=resolution)
-        self.bands, self.resolution = bands, resolution
+        self.bands, self.resolution = bands, length if resolution is None else resolution
+        check_int(1, resolution=self.resolution)
         self.out = nn.Linear(dim + 1 + 2 * bands, dim)
 
-    def put(self, x: Tensor, places: Tensor) -> Tensor:
-        """See `Embed.put`."""
-        assert self.length is not None
-        return _projected(
-            self.out, x, fourier_features([(places, self.length, self.resolution)], self.bands)
-        )
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """See `PositionEmbedding.embed`."""
+        features = fourier_features([(positions, self.length, self.resolution)], self.bands)
+        return _concat_linear(self.out, x, features)
 
 
 class FourierEmbedding2D(PositionEmbedding):
-    """The same with the rows and the columns of an image in raster order: 2 (1 + 2 bands) numbers beside each token.
+    """`FourierEmbedding` of the rows and columns of an image in raster order.
 
-    resolution   for rows and columns: their numbers unless given
+    Args:
+        dim: Model width d.
+        rows: Height of the image.
+        columns: Width of the image.
+        bands: Number of frequencies for each axis.
+        resolution: Maximum resolution of rows and columns. Defaults to their numbers.
     """
 
     def __init__(
@@ -163,18 +174,23 @@ class FourierEmbedding2D(PositionEmbedding):
         check_int(1, **{f"resolution[{axis}]": self.resolution[axis] for axis in (0, 1)})
         self.out = nn.Linear(dim + 2 * (1 + 2 * bands), dim)
 
-    def put(self, x: Tensor, places: Tensor) -> Tensor:
-        """See `Embed.put`."""
-        axes = zip(row_and_column(places, self.sizes[1]), self.sizes, self.resolution, strict=True)
-        return _projected(self.out, x, fourier_features(list(axes), self.bands))
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """See `PositionEmbedding.embed`."""
+        axes = row_and_column(positions, self.sizes[1])
+        axes_and_sizes = list(zip(axes, self.sizes, self.resolution, strict=True))
+        return _concat_linear(self.out, x, fourier_features(axes_and_sizes, self.bands))
 
 
 class ComplexEmbedding(nn.Module):
-    """Words and their order in one: the word j at place p is r_j · exp(i (ω_j p + θ_j)), with an amplitude, a frequency and a
-    phase for each word and each of d/2 complex numbers (Wang et al. 2020, arXiv 1912.12333).
+    """Complex-valued word embedding: r_w · exp(i (ω_w p + θ_w)) for word w at position p, with an amplitude, a
+    frequency and a phase for each word and channel (Wang et al. 2020, arXiv 1912.12333).
 
-    It takes the numbers of words in place of their embeddings.  The paper's networks are complex; here the real parts and then
-    the imaginary parts make the width d of tokens that are real.
+    Replaces the token embedding. The paper's networks are complex; here the d/2 real parts and the
+    d/2 imaginary parts are concatenated.
+
+    Args:
+        dim: Model width d.
+        words: Size of the vocabulary.
     """
 
     def __init__(self, dim: int, words: int) -> None:
@@ -183,59 +199,52 @@ class ComplexEmbedding(nn.Module):
         half = _half(dim)
         self.dim = dim
         self.amplitude = nn.Parameter(torch.randn(words, half))
-        self.frequency = nn.Parameter(
-            inverse_frequencies(dim).float().repeat(words, 1)
-        )  # at first those of the sinusoid, for all words
+        self.frequency = nn.Parameter(inverse_frequencies(dim).float().repeat(words, 1))
         self.phase = nn.Parameter(torch.zeros(words, half))
 
-    def forward(self, words: Tensor, at: int = 0) -> Tensor:
-        """words (b n), whole numbers -> (b n d); `at` is the position of the first."""
+    def forward(self, words: Tensor, start: int = 0) -> Tensor:
+        """Word indices (b n) -> (b n d). `start` is the position of the first word."""
         if words.dim() != 2 or words.dtype != torch.long:
-            raise ValueError(
-                f"words must be their numbers, (b n) of int64, not {tuple(words.shape)} {words.dtype}"
-            )
-        places = _places(at, words.shape[1], None, words.device).to(self.frequency.dtype)[:, None]
-        size, rate, start = (
-            F.embedding(words, table) for table in (self.amplitude, self.frequency, self.phase)
-        )
-        angle = rate * places + start
-        return torch.cat((size * angle.cos(), size * angle.sin()), -1)
+            got = f"{tuple(words.shape)} {words.dtype}"
+            raise ValueError(f"words must be an int64 tensor of indices (b, n), not {got}")
+        check_int(0, start=start)
+        positions = torch.arange(start, start + words.shape[1], device=words.device)[:, None]
+        amplitude = F.embedding(words, self.amplitude)
+        frequency, phase = F.embedding(words, self.frequency), F.embedding(words, self.phase)
+        angle = frequency * positions.to(frequency.dtype) + phase
+        return torch.cat((amplitude * angle.cos(), amplitude * angle.sin()), -1)
 
 
 def fourier_features(axes: list[tuple[Tensor, int, int]], bands: int) -> Tensor:
-    """For each axis its places (n), how many there are, and its resolution -> (n axes (1 + 2 bands)): all t, then all sines,
-    then all cosines."""
-    t = [2 * at.to(torch.float64) / max(size - 1, 1) - 1 for at, size, _ in axes]
-    waves = []
-    for at, (_, _, most) in zip(t, axes, strict=True):
-        waves.append(
-            math.pi
-            * at[:, None]
-            * torch.linspace(1, most / 2, bands, dtype=torch.float64, device=at.device)
-        )
-    angle = torch.cat(waves, -1)
-    return torch.cat((torch.stack(t, -1), angle.sin(), angle.cos()), -1)
+    """Fourier features of positions.
+
+    Args:
+        axes: For each axis its positions (n), its size and its resolution.
+        bands: Number of frequencies for each axis.
+
+    Returns:
+        (n, axes · (1 + 2 bands)): all positions scaled to −1 .. 1, then all sines, then all cosines.
+    """
+    scaled, angles = [], []
+    for positions, size, resolution in axes:
+        t = 2 * positions.to(torch.float64) / max(size - 1, 1) - 1
+        frequencies = torch.linspace(1, resolution / 2, bands, dtype=t.dtype, device=t.device)
+        scaled.append(t)
+        angles.append(math.pi * t[:, None] * frequencies)
+    angle = torch.cat(angles, -1)
+    return torch.cat((torch.stack(scaled, -1), angle.sin(), angle.cos()), -1)
 
 
-def _projected(out: nn.Linear, x: Tensor, beside: Tensor) -> Tensor:
-    """x (b n d) and what stands beside each token, (n f), through one layer."""
-    both: Tensor = out(torch.cat((x, beside.to(x.dtype).expand(x.shape[0], -1, -1)), -1))
-    return both
-
-
-def _places(at: int, n: int, length: int | None, device: torch.device) -> Tensor:
-    """at .. at + n − 1, which must be below the length."""
-    check_int(0, at=at)
-    if length is not None and at + n > length:
-        raise ValueError(
-            f"the tokens reach position {at + n - 1}, and there are embeddings for {length}, from 0 on"
-        )
-    return torch.arange(at, at + n, device=device)
+def _concat_linear(linear: nn.Linear, x: Tensor, features: Tensor) -> Tensor:
+    """linear([x, features]) for tokens x (b n d) and features (n f)."""
+    features = features.to(x.dtype).expand(x.shape[0], -1, -1)
+    y: Tensor = linear(torch.cat((x, features), -1))
+    return y
 
 
 def _half(dim: int) -> int:
-    """Half of the width."""
+    """Half of the width, which must be even."""
     check_int(1, dim=dim)
     if dim % 2:
-        raise ValueError(f"two parts share the width, so dim must be even, not {dim}")
+        raise ValueError(f"dim must be even, since two parts share it, not {dim}")
     return dim // 2

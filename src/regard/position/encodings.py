@@ -1,4 +1,4 @@
-"""Every position scheme by name, for configurations."""
+"""Positional encodings by name, for configurations."""
 
 from __future__ import annotations
 
@@ -40,15 +40,14 @@ POSITIONAL_ENCODINGS: dict[str, type[nn.Module]] = {
     "xl": TransformerXLBias,
     "tupe": TUPEBias,
 }
-SIZES = ("dim", "heads", "width", "causal")
+MODEL_SIZES = {"dim", "heads", "width", "causal"}
 
 
 def positional_encoding_class(name: str) -> type[nn.Module]:
-    """The class of that name; a wrong one raises with the nearest that exists."""
+    """The class of that name."""
     if name not in POSITIONAL_ENCODINGS:
-        raise ValueError(
-            f"no position scheme {name!r}: {did_you_mean(str(name), POSITIONAL_ENCODINGS)}"
-        )
+        hint = did_you_mean(str(name), POSITIONAL_ENCODINGS)
+        raise ValueError(f"No positional encoding {name!r}: {hint}")
     return POSITIONAL_ENCODINGS[name]
 
 
@@ -62,24 +61,29 @@ def create_positional_encoding(
     causal: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """A scheme for a model of these sizes, of which it takes those that it needs; `options` are its own.
+    """Create a positional encoding for a model of these sizes.
 
-    width    of the queries and keys of a head, dim / heads unless given
+    Args:
+        name: Name in `POSITIONAL_ENCODINGS`.
+        dim: Model width.
+        heads: Number of heads.
+        width: Width of the queries and keys of a head. Defaults to dim / heads.
+        causal: Whether the model is causal.
+        **options: Further arguments of the class.
     """
     kind = positional_encoding_class(name)
     parameters = inspect.signature(kind).parameters
     for option in options:
         if option not in parameters:
-            raise TypeError(
-                f"{name} takes no argument {option!r}: {did_you_mean(option, set(parameters) - set(SIZES))}"
-            )
+            hint = did_you_mean(option, set(parameters) - MODEL_SIZES)
+            raise TypeError(f"{name} takes no argument {option!r}: {hint}")
     if width is None and dim is not None and heads:
         width = dim // heads
     sizes = {"dim": dim, "heads": heads, "width": width, "causal": causal}
-    given = {
-        size: value for size, value in sizes.items() if size in parameters and value is not None
-    } | options
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in given]
+    arguments = {key: size for key, size in sizes.items() if key in parameters and size is not None}
+    arguments |= options
+    required = [p.name for p in parameters.values() if p.default is p.empty]
+    missing = [key for key in required if key not in arguments]
     if missing:
         raise TypeError(f"{name} needs {', '.join(missing)}")
-    return kind(**given)
+    return kind(**arguments)

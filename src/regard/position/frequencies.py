@@ -1,34 +1,35 @@
-"""What the schemes share: places, on a line or on an image, and waves over them."""
+"""Positions and frequencies that the positional encodings share."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-BASE = 10000.0  # the longest wave is 2π times so many positions
+BASE = 10000.0  # the longest wavelength is 2π · BASE positions
 
 
 def inverse_frequencies(
     width: int, base: float = BASE, device: torch.device | None = None
 ) -> Tensor:
-    """base^(−2r/width) for r = 0 .. ⌈width/2⌉ − 1: how fast each pair of a vector of this width turns."""
+    """base^(−2r/width) for r = 0 .. ⌈width/2⌉ − 1."""
     return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
 
 
-def rotation_angles(places: Tensor, width: int, base: float = BASE) -> Tensor:
-    """places (...) -> (... ⌈width/2⌉), p · base^(−2r/width).
+def rotation_angles(positions: Tensor, width: int, base: float = BASE) -> Tensor:
+    """positions (...) -> (... ⌈width/2⌉), p · base^(−2r/width).
 
-    In float64: at position 100,000 the angles of float32 are off by a hundredth.
+    Computed in float64: at position 100,000 float32 angles are off by 0.01.
     """
-    return places.to(torch.float64)[..., None] * inverse_frequencies(width, base, places.device)
+    frequencies = inverse_frequencies(width, base, positions.device)
+    return positions.to(torch.float64)[..., None] * frequencies
 
 
-def sinusoidal_encoding(places: Tensor, width: int, base: float = BASE) -> Tensor:
-    """places (...) -> (... width): the sine and the cosine of each angle, in turn."""
-    each = rotation_angles(places, width, base)
-    return torch.stack((each.sin(), each.cos()), -1).flatten(-2)[..., :width]
+def sinusoidal_encoding(positions: Tensor, width: int, base: float = BASE) -> Tensor:
+    """positions (...) -> (... width): sine and cosine of each angle, interleaved."""
+    angle = rotation_angles(positions, width, base)
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., :width]
 
 
-def row_and_column(places: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """Places in raster order -> rows and columns of an image so many columns wide."""
-    return places // columns, places % columns
+def row_and_column(positions: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of positions in raster order, in an image of `columns` columns."""
+    return positions // columns, positions % columns

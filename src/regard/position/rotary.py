@@ -1,7 +1,4 @@
-"""Positions that turn: queries and keys are rotated by their places, and only the differences remain in their products.
-
-Shapes: turn(q, k, q_at, k_at), q (b h n e), the first at position q_at, k (b h m e), the first at k_at -> both, turned.
-"""
+"""Rotary position embeddings: rotate queries and keys, so that dot products depend on relative positions."""
 
 from __future__ import annotations
 
@@ -17,14 +14,16 @@ LAYOUTS = ("halves", "pairs")
 
 
 class RotaryEmbedding(nn.Module, ABC):
-    """See the module's docstring.  A subclass writes `rotation_angles`.
+    """Base class for rotary embeddings. Subclasses implement `angles`.
 
-    fraction   of the width of a head that is turned, its first numbers; the rest stays
-    layout     "halves": number r turns with number r + w/2 of the w that are turned (GPT-NeoX, Llama);
-               "pairs": number 2r turns with number 2r + 1 (RoFormer, GPT-J)
+    Args:
+        base: Base of the frequencies.
+        fraction: Fraction of the head width that is rotated, from the first channel on.
+        layout: "halves": channel r is rotated with channel r + w/2 of the w rotated channels
+            (GPT-NeoX, Llama). "pairs": channel 2r with channel 2r + 1 (RoFormer, GPT-J).
     """
 
-    unit: int  # the turned width must be a multiple of this
+    multiple: int  # the rotated width must be a multiple of this
 
     def __init__(self, base: float, fraction: float, layout: str) -> None:
         super().__init__()
@@ -36,44 +35,49 @@ class RotaryEmbedding(nn.Module, ABC):
         self.base, self.fraction, self.layout = base, fraction, layout
 
     @abstractmethod
-    def angles(self, places: Tensor, width: int) -> Tensor:
-        """places (n) -> (n width/2): by how much each pair is turned."""
+    def angles(self, positions: Tensor, width: int) -> Tensor:
+        """positions (n) -> rotation angle of each pair of channels (n width/2)."""
 
     def rotary_dim(self, width: int) -> int:
-        """How many numbers of a head of this width are turned; raises where there is no such number."""
-        found = int(self.fraction * width)
-        if found < self.unit or found % self.unit:
+        """Number of rotated channels of a head of this width. Raises if it is not a valid number."""
+        rotated = int(self.fraction * width)
+        if rotated < self.multiple or rotated % self.multiple:
             raise Unsupported(
-                f"{found} of the {width} numbers of a head were to be turned, which must be a multiple of {self.unit}: "
-                "take heads of another width, or another fraction"
+                f"{rotated} of {width} channels of a head would be rotated, which must be a multiple "
+                f"of {self.multiple}. Use another head width or another fraction."
             )
-        return found
+        return rotated
 
     def forward(
-        self, q: Tensor, k: Tensor, q_start: int = 0, k_positions: int = 0
+        self, q: Tensor, k: Tensor, q_start: int = 0, k_start: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """See the module's docstring."""
-        return self._turn(q, q_start), self._turn(k, k_positions)
+        """Rotate queries (b h n e) from position q_start on, and keys (b h m e) from k_start on."""
+        return self._rotate(q, q_start), self._rotate(k, k_start)
 
-    def _turn(self, x: Tensor, at: int) -> Tensor:
-        width = self.rotary_dim(x.shape[-1])
-        angle = self.angles(torch.arange(at, at + x.shape[2], device=x.device), width)
+    def _rotate(self, x: Tensor, start: int) -> Tensor:
+        positions = torch.arange(start, start + x.shape[2], device=x.device)
+        angle = self.angles(positions, self.rotary_dim(x.shape[-1]))
         return rotate(x, angle, pairs=self.layout == "pairs")
 
     def extra_repr(self) -> str:
-        """Shown by print."""
+        """Shown by `print`."""
         return f"base={self.base}, fraction={self.fraction}, layout={self.layout!r}"
 
 
 class Rope(RotaryEmbedding):
-    """Rotary embedding: pair r of the token at place p is turned by p · base^(−2r/w) (Su et al. 2021, arXiv 2104.09864).
+    """Rotary embedding: pair r at position p is rotated by p · base^(−2r/w) (Su et al. 2021, arXiv 2104.09864).
 
-    linear   places are divided by so much, so that a longer sequence meets the old angles (Chen et al. 2023, arXiv 2306.15595)
-    ntk      the base grows by this factor to the power w / (w − 2): the slowest pair turns so many times slower, the fastest as
-             before ("NTK-aware" scaling)
+    Args:
+        base: Base of the frequencies.
+        fraction: Fraction of the head width that is rotated.
+        layout: See `RotaryEmbedding`.
+        linear: Positions are divided by this factor, so that a longer sequence has the angles seen in
+            training (position interpolation: Chen et al. 2023, arXiv 2306.15595).
+        ntk: The base is multiplied by ntk^(w / (w − 2)): the slowest pair rotates slower by this
+            factor, the fastest as before (NTK-aware scaling).
     """
 
-    unit = 2
+    multiple = 2
 
     def __init__(
         self,
@@ -89,44 +93,55 @@ class Rope(RotaryEmbedding):
         check_positive("ntk", ntk)
         self.linear, self.ntk = linear, ntk
 
-    def angles(self, places: Tensor, width: int) -> Tensor:
+    def angles(self, positions: Tensor, width: int) -> Tensor:
         """See `RotaryEmbedding.angles`."""
-        growth = (
+        scale = (
             self.ntk ** (width / (width - 2)) if width > 2 else 1.0
-        )  # a single pair has no slower one
-        return rotation_angles(places.to(torch.float64) / self.linear, width, self.base * growth)
+        )  # one pair has no slower one
+        return rotation_angles(positions.double() / self.linear, width, self.base * scale)
 
 
 class Rope2D(RotaryEmbedding):
-    """Axial: half of the pairs turn by the row, and half by the column, of an image so many `columns` wide in raster order
-    (Heo et al. 2024, arXiv 2403.13298)."""
+    """Axial rotary embedding for images in raster order (Heo et al. 2024, arXiv 2403.13298).
 
-    unit = 4
+    Half of the pairs are rotated by the row, half by the column.
+
+    Args:
+        columns: Width of the image.
+        base: Base of the frequencies.
+        fraction: Fraction of the head width that is rotated.
+        layout: See `RotaryEmbedding`.
+    """
+
+    multiple = 4
 
     def __init__(
-        self, columns: int, *, base: float = BASE, fraction: float = 1.0, layout: str = "halves"
+        self,
+        columns: int,
+        *,
+        base: float = BASE,
+        fraction: float = 1.0,
+        layout: str = "halves",
     ) -> None:
         super().__init__(base, fraction, layout)
         check_int(1, columns=columns)
         self.columns = columns
 
-    def angles(self, places: Tensor, width: int) -> Tensor:
+    def angles(self, positions: Tensor, width: int) -> Tensor:
         """See `RotaryEmbedding.angles`."""
-        return torch.cat(
-            [
-                rotation_angles(axis, width // 2, self.base)
-                for axis in row_and_column(places, self.columns)
-            ],
-            -1,
-        )
+        axes = row_and_column(positions, self.columns)
+        return torch.cat([rotation_angles(axis, width // 2, self.base) for axis in axes], -1)
 
 
 def rotate(x: Tensor, angle: Tensor, *, pairs: bool) -> Tensor:
-    """x (... n e) with its first 2r numbers turned by angle (n r); as pairs side by side, or number i with number i + r."""
+    """Rotate the first 2r channels of x (... n e) by angle (n r).
+
+    With `pairs` neighbouring channels are rotated together, otherwise channel i with channel i + r.
+    """
     r = angle.shape[-1]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     x, rest = x[..., : 2 * r], x[..., 2 * r :]
-    one, two = (x[..., ::2], x[..., 1::2]) if pairs else (x[..., :r], x[..., r:])
-    new = one * cos - two * sin, two * cos + one * sin
-    both = torch.stack(new, -1).flatten(-2) if pairs else torch.cat(new, -1)
-    return torch.cat((both, rest), -1) if rest.shape[-1] else both
+    a, b = (x[..., ::2], x[..., 1::2]) if pairs else (x[..., :r], x[..., r:])
+    rotated = a * cos - b * sin, b * cos + a * sin
+    y = torch.stack(rotated, -1).flatten(-2) if pairs else torch.cat(rotated, -1)
+    return torch.cat((y, rest), -1) if rest.shape[-1] else y

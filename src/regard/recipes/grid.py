@@ -10,7 +10,7 @@ from regard.errors import check_choice, check_int
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import AxialPasses
 from regard.pattern import Axial, Band, Blocks, Blocks2D, Chunks, Neighbourhood
-from regard.position.relative import WindowBias
+from regard.position.bias import WindowBias
 from regard.registry import recipe
 
 

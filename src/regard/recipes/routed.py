@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import ceil
 
 from regard.attentions import LSHAttention, MaterializedAttention, RoutedAttention
+from regard.attentions.materialized import TopK
 from regard.errors import check_int
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import Sinkhorn
 from regard.registry import recipe
 from regard.route import AngularHash, BlockSort, KMeans
-from regard.score_weights import TopK
 
 
 @recipe(
@@ -78,7 +78,7 @@ def routing(
     """
     check_heads(dim, heads)
     route = KMeans(heads, dim // heads, clusters=clusters, decay=decay, shared=shared, seed=seed)
-    attention = RoutedAttention(route, shared_qk=shared, level=True)
+    attention = RoutedAttention(route, shared_qk=shared, normalize=True)
     return MultiHead(dim, heads, attention, causal=causal)
 
 

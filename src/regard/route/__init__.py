@@ -1,4 +1,4 @@
-"""Routes: who may look at whom, decided by what the tokens say."""
+"""Routing: which tokens attend to each other, decided by their content."""
 
 from regard.route.base import Route
 from regard.route.kmeans import KMeans

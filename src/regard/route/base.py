@@ -1,4 +1,4 @@
-"""What every route is."""
+"""Base class of routers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from regard.mixer import Can
 
 
 class Route(nn.Module, ABC):
-    """q (b h n e), k (b h m e), mask (b m) -> groups of queries that share keys, by token number."""
+    """Maps q (b h n e), k (b h m e), mask (b m) to groups of queries that share keys, by token index."""
 
     can: Can = Can(stream="the groups depend on all tokens")
-    heads: int | None = None  # how many it was made for, None: any
+    heads: int | None = None  # number of heads it was built for, or None for any number
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Sequence[TokenGroups]: ...

@@ -18,20 +18,27 @@ from regard.route.base import Route
 
 
 class KMeans(Route):
-    """Each of `clusters` centroids takes the w queries and the w keys nearest to it, w = ⌈n / clusters⌉ of n real tokens.
+    """Each centroid takes its w nearest queries and w nearest keys, w = ⌈n / clusters⌉ of n real tokens
+    (Roy et al. 2020, arXiv 2003.05997).
 
-    Roy et al. 2020, arXiv 2003.05997.  Nearness is that of direction.  The centroids (h clusters e), of length one, follow
-    the tokens while training: μ ← unit(decay μ + (1 − decay) unit(Σ x)), over the queries and keys x nearest to μ, in all
-    processes.
+    Similarity is that of the cosine. The centroids (h clusters e) have unit length and follow the
+    tokens during training: μ ← unit(decay μ + (1 − decay) unit(Σ x)) over the queries and keys x that
+    are nearest to μ, in all processes. Records the statistics "cluster_load" and "in_no_cluster".
 
-    shared   queries and keys are the same vectors, and form the same groups
+    Args:
+        heads: Number of heads.
+        width: Head width e.
+        clusters: Number of clusters.
+        decay: Decay of the moving average.
+        shared: Whether queries and keys are the same vectors and form the same groups.
+        seed: Seed of the initial centroids.
     """
 
     centroids: Tensor
     can = Can(
-        causal="a cluster takes its nearest tokens out of all, so that later ones push earlier ones out",
+        causal="a cluster takes its nearest tokens out of all, so later tokens displace earlier ones",
         stream="a cluster takes its nearest tokens out of all",
-        cross="queries and keys of a cluster are counted in one sequence",
+        cross="the queries and keys of a cluster are taken from one sequence",
     )
 
     def __init__(
@@ -47,73 +54,66 @@ class KMeans(Route):
         super().__init__()
         check_int(1, clusters=clusters)
         check_int(0, seed=seed)
-        if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
+        number = isinstance(decay, int | float) and not isinstance(decay, bool)
+        if not number or not 0 <= decay <= 1:
             raise ValueError(f"decay must be a number between 0 and 1, not {decay!r}")
         self.heads, self.clusters, self.decay, self.shared = heads, clusters, float(decay), shared
-        draw = torch.randn(heads, clusters, width, generator=torch.Generator().manual_seed(seed))
-        self.register_buffer("centroids", F.normalize(draw, dim=-1))
+        generator = torch.Generator().manual_seed(seed)
+        centroids = torch.randn(heads, clusters, width, generator=generator)
+        self.register_buffer("centroids", F.normalize(centroids, dim=-1))
 
     @torch.no_grad()
     def forward(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Sequence[TokenGroups]:
-        """One group a cluster."""
-        real = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if mask is None else mask
-        sides = [self._near(x) for x in ((q,) if self.shared else (q, k))]
-        taken = [self._nearest(near, real) for _, near in sides]
-        record_aux("cluster_load", lambda: _load(sides, real))
-        record_aux("in_no_cluster", lambda: _left_over(taken[0], real))
+        """One group per cluster."""
+        b, h, n, _ = q.shape
+        real = q.new_ones(b, n, dtype=torch.bool) if mask is None else mask
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        units = [F.normalize(x.to(dtype), dim=-1) for x in ((q,) if self.shared else (q, k))]
+        similarities = [self.centroids.to(dtype) @ unit.mT for unit in units]  # (b h clusters n)
+        taken = [self._take_nearest(similarity, real) for similarity in similarities]
+
+        def load() -> Tensor:
+            """Fraction of all queries and keys that are nearest to each cluster (h clusters)."""
+            members = [_members(similarity, real) for similarity in similarities]
+            counts = torch.stack([m.sum((0, 3)) for m in members]).sum(0)
+            return counts / counts.sum(-1, keepdim=True).clamp(min=1)
+
+        def in_no_cluster() -> Tensor:
+            """Fraction of queries that no cluster took."""
+            index = torch.where(taken[0] < 0, n, taken[0]).flatten(2)
+            in_some = index.new_zeros(b, h, n + 1).scatter(2, index, 1)[..., :n] > 0
+            return (~in_some & real[:, None]).sum() / (h * real.sum()).clamp(min=1)
+
+        record_aux("cluster_load", load)
+        record_aux("in_no_cluster", in_no_cluster)
         if self.training:
-            self._follow(sides, real)
+            members = [_members(similarity, real).to(dtype) for similarity in similarities]
+            self._move_centroids(units, members)
         return [TokenGroups(taken[0], taken[-1])]
 
-    def _near(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit vectors (b h n e), and how near each is to each centroid, (b h clusters n)."""
-        single = torch.promote_types(x.dtype, torch.float32)
-        unit = F.normalize(x.to(single), dim=-1)
-        return unit, self.centroids.to(single) @ unit.transpose(-1, -2)
+    def _take_nearest(self, similarity: Tensor, real: Tensor) -> Tensor:
+        """Indices of the tokens that each cluster takes (b h clusters w); -1 if an example has fewer."""
+        most = ceil(similarity.shape[-1] / self.clusters)
+        index = similarity.masked_fill(~real[:, None, None], -torch.inf).topk(most, -1).indices
+        size = (real.sum(-1) + self.clusters - 1) // self.clusters
+        unused = torch.arange(most, device=index.device) >= size[:, None, None, None]
+        return index.masked_fill(unused, -1)
 
-    def _nearest(self, near: Tensor, real: Tensor) -> Tensor:
-        """The numbers (b h clusters w) of the tokens that each cluster takes; -1 where an example has fewer."""
-        most = ceil(near.shape[-1] / self.clusters)
-        at = near.masked_fill(~real[:, None, None], -torch.inf).topk(most, -1).indices
-        due = (real.sum(-1) + self.clusters - 1) // self.clusters
-        return at.masked_fill(torch.arange(most, device=at.device) >= due[:, None, None, None], -1)
-
-    def _follow(self, sides: list[tuple[Tensor, Tensor]], real: Tensor) -> None:
-        """Move the centroids towards the tokens that are nearest to them; those that have none stay."""
-        members = [(unit, _members(near, real).to(unit.dtype)) for unit, near in sides]
-        sums = torch.stack(
-            [torch.einsum("bhcn,bhne->hce", one, unit) for unit, one in members]
-        ).sum(0)
-        counts = torch.stack([one.sum((0, 3)) for _, one in members]).sum(0)
+    def _move_centroids(self, units: list[Tensor], members: list[Tensor]) -> None:
+        """Move the centroids towards their nearest tokens. Those that have none stay."""
+        pairs = zip(units, members, strict=True)
+        sums = torch.stack([torch.einsum("bhcn,bhne->hce", m, unit) for unit, m in pairs]).sum(0)
+        counts = torch.stack([m.sum((0, 3)) for m in members]).sum(0)
         if dist.is_available() and dist.is_initialized():
-            for each in (sums, counts):
-                dist.all_reduce(each)
+            dist.all_reduce(sums)
+            dist.all_reduce(counts)
         moved = self.decay * self.centroids + (1 - self.decay) * F.normalize(sums, dim=-1)
-        self.centroids.copy_(
-            torch.where(counts[..., None] > 0, F.normalize(moved, dim=-1), self.centroids)
-        )
+        moved = F.normalize(moved, dim=-1)
+        self.centroids.copy_(torch.where(counts[..., None] > 0, moved, self.centroids))
 
 
-def _members(near: Tensor, real: Tensor) -> Tensor:
-    """(b h clusters n): whether it is the cluster nearest to the token."""
-    best = near.argmax(2, keepdim=True) == torch.arange(near.shape[2], device=near.device)[:, None]
-    return best & real[:, None, None]
-
-
-def _load(sides: list[tuple[Tensor, Tensor]], real: Tensor) -> Tensor:
-    """(h clusters): the share of all queries and keys that are nearest to it."""
-    counts = torch.stack([_members(near, real).sum((0, 3)) for _, near in sides]).sum(0)
-    return counts / counts.sum(-1, keepdim=True).clamp(min=1)
-
-
-def _left_over(taken: Tensor, real: Tensor) -> Tensor:
-    """The share of queries that no cluster took."""
-    b, h = taken.shape[:2]
-    n = real.shape[1]
-    some = (
-        taken.new_zeros(b, h, n + 1).scatter(2, torch.where(taken < 0, n, taken).flatten(2), 1)[
-            ..., :n
-        ]
-        > 0
-    )
-    return (~some & real[:, None]).sum() / (h * real.sum()).clamp(min=1)
+def _members(similarity: Tensor, real: Tensor) -> Tensor:
+    """Whether each cluster is the nearest of each real token (b h clusters n)."""
+    nearest = similarity.argmax(2, keepdim=True)
+    clusters = torch.arange(similarity.shape[2], device=similarity.device)[:, None]
+    return (nearest == clusters) & real[:, None, None]
