@@ -77,19 +77,19 @@ def test_tokens_that_do_not_fit_are_said():
     """Fails if a layer leaves it to an operation deep inside to complain, or takes what it should not."""
     layers, x = stack("vanilla", causal=True), torch.zeros(2, 3, 8).double()
     for call in (layers, layers.stream):
-        with pytest.raises(ValueError, match="x must have width 8, as built, not 9"):
+        with pytest.raises(ValueError, match="x must have width 8, not 9"):
             call(torch.zeros(2, 3, 9).double())
-        with pytest.raises(ValueError, match=r"shape \(b n 8\), not \(3, 8\)"):
+        with pytest.raises(ValueError, match=r"shape \(b, n, 8\), not \(3, 8\)"):
             call(x[0])
         with pytest.raises(
-            TypeError, match=r"x is of torch.float32, and the layer of torch.float64"
+            TypeError, match=r"x is torch.float32 but the layer is torch.float64"
         ):
             call(x.float())
     with pytest.raises(ValueError, match=r"mask must have shape \(2, 3\)"):
         layers(x, mask=torch.ones(2, 4, dtype=torch.bool))
     with pytest.raises(TypeError, match="mask must be a bool tensor"):
         layers(x, mask=torch.ones(2, 3))
-    with pytest.raises(regard.Unsupported, match="Plain takes no marks"):
+    with pytest.raises(regard.Unsupported, match="SequentialStack takes no global_attention_mask"):
         layers(x, global_attention_mask=torch.ones(2, 3, dtype=torch.bool))
 
 

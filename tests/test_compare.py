@@ -64,7 +64,7 @@ def test_dense_softmax_is_part_of_every_plan():
 def test_unsupported_mixers_are_refused_before_training():
     """Fails if a mixer that cannot be causal is trained on a causal task, or the reason is lost."""
     runs = {run.mixer.name: run for run in plan_runs(plan("fnet", lengths=(8,)))}
-    assert runs["fnet"].spec is None and "causal" in runs["fnet"].refusal
+    assert runs["fnet"].spec is None and "does not support causal=True" in runs["fnet"].refusal
     assert runs["vanilla"].spec is not None and not runs["vanilla"].refusal
 
 

@@ -98,10 +98,10 @@ def test_autocast(name):
     ("name", "words"),
     [
         ("linformer", "mixes all positions"),
-        ("nystrom", "of the future"),
+        ("nystrom", "past and future tokens"),
         ("clustered", "many positions"),
         ("clustered_improved", "many positions"),
-        ("prob_sparse", "the later ones too"),
+        ("prob_sparse", "including later ones"),
         ("funnel", "come later"),
         ("sab", "no order"),
         ("isab", "no order"),
@@ -117,7 +117,7 @@ def test_there_is_no_causal_form_and_why(name, words):
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("linformer", {"length": 8, "rank": 9}, "rank must be between 1 and length, 8, not 9"),
+        ("linformer", {"length": 8, "rank": 9}, "rank must be between 1 and length=8, not 9"),
         ("linformer", {"length": 8, "share": "layer"}, "share must be"),
         ("low_rank", {"rank": 0}, "rank must be"),
         ("low_rank_band", {"window": -1}, "left must be"),
@@ -278,7 +278,7 @@ def test_segments_are_alike_in_size():
 
 def test_the_convolution_needs_one_sequence(rand):
     """Fails if values of another sequence are added at places that mean nothing there."""
-    with pytest.raises(Unsupported, match="place of the query"):
+    with pytest.raises(Unsupported, match="positions of the queries"):
         build("nystrom", kernel=3)(rand(1, 5, 8), rand(1, 6, 8))
 
 
@@ -325,7 +325,7 @@ def test_the_rest_of_a_stream_is_bounded(name, rand):
         past = state if name == "memory_compressed" else state[1]
         assert isinstance(past, block_compressed.BlockCompressedState), i
         assert past.rest_k.shape[2] < 3
-        blocks = past.next // 3 + 1 if name == "memory_compressed" else 5
+        blocks = past.next_position // 3 + 1 if name == "memory_compressed" else 5
         assert past.k.shape[2] <= blocks
     with pytest.raises(ValueError, match="the state has 2 examples"):
         mixer.stream(rand(3, 1, 8), state)
@@ -341,7 +341,7 @@ def test_blocks_by_themselves(rand):
     assert {check for check, outcome in result.items() if outcome == "unsupported"} == {
         "global_attention_mask"
     }
-    with pytest.raises(ValueError, match="none beside a window"):
+    with pytest.raises(ValueError, match="null and window cannot be combined"):
         BlockCompressedAttention(MeanCompression(4, 3), window=5, null=torch.zeros(2, 2, 1, 4))
 
 

@@ -106,11 +106,11 @@ def test_the_decoder_looks_before_each_step(masked, rand):
         s = torch.tanh(p["first.weight"] @ notes[a, 0, 3:] + p["first.bias"])
         for y in words[a]:
             q, k = (
-                p["look.query.weight"] @ s,
-                notes[a] @ p["look.key.weight"].T + p["look.key.bias"],
+                p["align.query.weight"] @ s,
+                notes[a] @ p["align.key.weight"].T + p["align.key.bias"],
             )
-            c = look(p["look.v"], q, k, notes[a], seen)
-            want[2].append(look(p["look.v"], q, k, torch.eye(7, dtype=torch.float64), seen))
+            c = look(p["align.v"], q, k, notes[a], seen)
+            want[2].append(look(p["align.v"], q, k, torch.eye(7, dtype=torch.float64), seen))
             s = unit_step(p, y, s, c, prefix="unit.")
             want[0].append(s)
             want[1].append(c)
@@ -348,8 +348,8 @@ def test_a_caption_step(rand):
     for a in range(2):
         real = [i for i in range(7) if mask[a, i]]
         h, c = (torch.tanh(f(cells[a, real].mean(0))) for f in (cell.first_h, cell.first_c))
-        q, k = p["look.query.weight"] @ h, cells[a] @ p["look.key.weight"].T + p["look.key.bias"]
-        alpha = look(p["look.v"], q, k, torch.eye(7, dtype=torch.float64), real)
+        q, k = p["align.query.weight"] @ h, cells[a] @ p["align.key.weight"].T + p["align.key.bias"]
+        alpha = look(p["align.v"], q, k, torch.eye(7, dtype=torch.float64), real)
         z = torch.sigmoid(p["gate.weight"][0] @ h + p["gate.bias"][0]) * (alpha @ cells[a])
         raw = (
             p["cell.weight_ih"] @ torch.cat((word[a], z))
@@ -525,7 +525,7 @@ def test_left_padding_does_not_begin_the_decoder():
 def test_hard_attention_without_a_cell_says_so():
     cell, cells = CaptionCell(4, 5, 6, hard=True), torch.randn(2, 7, 6)
     mask = torch.zeros(2, 7, dtype=torch.bool)
-    with pytest.raises(ValueError, match="all are left out"):
+    with pytest.raises(ValueError, match="at least one unmasked cell"):
         cell.step(
             torch.randn(2, 4),
             cell.initial_state(cells, mask=mask),

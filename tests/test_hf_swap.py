@@ -591,7 +591,7 @@ def test_decoders_refuse_what_cannot_be_causal():
     """Fails if an encoder's mechanism gets into a decoder."""
     model = hf.GPT2Model(hf.GPT2Config(**GPT2))
     with pytest.raises(
-        Unsupported, match=r"layer 0 \(h.0.attn\): linformer: Compressed cannot be causal"
+        Unsupported, match=r"layer 0 \(h.0.attn\): linformer does not support causal=True"
     ):
         swap(model, "linformer")
     with pytest.raises(Unsupported, match="prior"):

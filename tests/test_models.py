@@ -690,11 +690,11 @@ def test_too_long_is_said():
     """Fails if more tokens than positions or a mixer know are an index error; whole or in a stream."""
     fixed = made(small("decoder", "bigbird", position="sinusoid", head=LMHeadConfig()))
     with pytest.raises(
-        ValueError, match=f"has {LENGTH + 1} tokens, and this was built for at most {LENGTH}"
+        ValueError, match=f"has {LENGTH + 1} tokens but the mixer was built with length={LENGTH}"
     ):
         fixed(tokens(n=LENGTH + 1))
     learned = made(small("decoder", "vanilla", head=LMHeadConfig()))
-    with pytest.raises(ValueError, match=rf"position.* for {LENGTH}"):
+    with pytest.raises(ValueError, match=rf"position.* 0 to {LENGTH - 1}"):
         learned(tokens(n=LENGTH + 1))
     for model in (fixed, learned):
         if model.backbone.stack.can.stream:
@@ -713,7 +713,7 @@ def test_empty_input():
     with pytest.raises(ValueError, match="no tokens to pool"):
         made(small("encoder", "vanilla", head={"kind": "classify", "classes": 2}))(tokens(n=0))
     both = made(small("seq2seq", "vanilla", head=LMHeadConfig()))
-    with pytest.raises(ValueError, match="memory has no tokens"):
+    with pytest.raises(ValueError, match="context has no tokens"):
         both(tokens(n=0), tokens(n=3))
 
 

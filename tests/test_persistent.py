@@ -132,21 +132,21 @@ def test_a_prior_of_two_terms_scales_all_scores(rand):
 
 def test_what_it_refuses():
     """Fails if a map is shown that would not be one, or sizes that do not fit are taken."""
-    with pytest.raises(Unsupported, match="have no place, and turned queries"):
+    with pytest.raises(Unsupported, match="learned keys have no position"):
         MultiHead(8, 2, made(), rotary=Rope())
     mixer = regard.create("all_attention", dim=8, heads=2, count=3)
-    with pytest.raises(Unsupported, match="vectors that are no tokens"):
+    with pytest.raises(Unsupported, match="learned values"):
         mixer.attention_map(torch.zeros(1, 3, 8))
     with pytest.raises(ValueError, match="count must be an integer >= 1"):
         regard.create("all_attention", dim=8, heads=2, count=0)
     with pytest.raises(ValueError, match="window must be"):
         regard.create("all_attention", dim=8, heads=2, window=-1)
-    with pytest.raises(ValueError, match="made for 2 heads, not for 3"):
+    with pytest.raises(ValueError, match="built for 2 heads, not 3"):
         PersistentMemoryAttention(SoftmaxAttention(prior=ALiBi(2)), 3, 4, 5)
     marked = PersistentMemoryAttention(
         SoftmaxAttention(Band(1, 1) | regard.GlobalMaskKeys()), 2, 4, 3
     )
-    with pytest.raises(Unsupported, match="marked"):
+    with pytest.raises(Unsupported, match="global_attention_mask"):
         MultiHead(8, 2, marked)(
             torch.zeros(1, 3, 8), global_attention_mask=torch.ones(1, 3, dtype=torch.bool)
         )

@@ -199,7 +199,7 @@ def test_spans_longer_than_the_sequence(rand):
     plain.load_state_dict({k: v for k, v in mixer.state_dict().items() if "inner" not in k})
     x = rand(1, 9, 8)
     torch.testing.assert_close(mixer(x), plain(x))
-    with pytest.raises(ValueError, match="start must be a share"):
+    with pytest.raises(ValueError, match="start must be a fraction"):
         regard.create("adaptive_span", dim=8, heads=2, start=2.0)
 
 

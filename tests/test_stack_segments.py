@@ -269,7 +269,7 @@ def test_bad_input(rand):
         stack(rand(1, 3, DIM), global_attention_mask=torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"mask must have shape \(1, 3\)"):
         stack(rand(1, 3, DIM), mask=torch.ones(1, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="x must have width 8, as built, not 4"):
+    with pytest.raises(ValueError, match="x must have width 8, not 4"):
         stack(rand(1, 3, 4))
     with pytest.raises(regard.Unsupported, match="has no keys that may stand anywhere"):
         HiddenStateMemory(4).step(

@@ -208,7 +208,7 @@ def test_what_cannot_carry_is_said():
     two, four = (Block(regard.create("realformer", dim=8, heads=h)) for h in (2, 4))
     with pytest.raises(ValueError, match="as many heads"):
         RealFormerStack([two, four])
-    with pytest.raises(regard.Unsupported, match="marked tokens"):
+    with pytest.raises(regard.Unsupported, match="global_attention_mask"):
         RealFormerStack([two])(
             torch.zeros(1, 3, 8), global_attention_mask=torch.ones(1, 3, dtype=torch.bool)
         )

@@ -227,11 +227,11 @@ def test_two_schemes_that_bear_each_other(rand):
         ("fnet", "rope", "fnet cannot take Rope: it is no MultiHead"),
         ("linear", "t5", "LinearAttention adds none"),
         ("gaussian_prior", "alibi", "has a prior already: Gaussian"),
-        ("reformer", "rope", "the hash would sort"),
-        ("routing", "rope", "routed by their places"),
-        ("linformer", "rope", "mixtures of many positions"),
-        ("bahdanau", "rope", "no products"),
-        ("collaborative", "rope", "5 of the 5 numbers"),
+        ("reformer", "rope", "hashed by position instead of content"),
+        ("routing", "rope", "routed by position instead of content"),
+        ("linformer", "rope", "mixtures of several positions"),
+        ("bahdanau", "rope", "not dot products"),
+        ("collaborative", "rope", "5 of 5 channels"),
         ("vanilla", "complex", "stands in place"),
         ("hard_gaussian", "rope", "no queries and keys"),
         ("parameter_free", "xl", "scales its scores by 1"),
@@ -266,7 +266,7 @@ def test_no_scheme_twice_and_no_prior_that_reads_what_was_turned():
 
 def test_predicted_places_are_not_predicted_from_turned_queries():
     mixer = regard.create("gaussian_prior", dim=8, heads=2, sigma=None)
-    with pytest.raises(Unsupported, match="predicts places from its queries"):
+    with pytest.raises(Unsupported, match="predicts positions from the queries"):
         with_position(mixer, "rope")
 
 
@@ -339,7 +339,7 @@ def test_schemes_are_made_by_name():
         (
             lambda: with_position(get_recipe("vanilla").example(8), ALiBi(3)),
             ValueError,
-            "for 3 heads, not for 2",
+            "for 3 heads, not 2",
         ),
         (
             lambda: with_position(get_recipe("vanilla").example(8), nn.Linear(2, 2)),
@@ -362,5 +362,5 @@ def test_schemes_that_were_made_are_put_in_as_they_are(rand):
     assert with_position(mixer, TransformerXLBias(2, 4, 6)).inner.prior.dim == 6
     assert with_position(mixer, TUPEBias(2, 8, 12)).length == 12
     assert with_position(mixer, LearnedEmbedding(8, 12)).length == 12
-    with pytest.raises(Unsupported, match="Complex stands in place"):
+    with pytest.raises(Unsupported, match="ComplexEmbedding stands in place"):
         with_position(mixer, ComplexEmbedding(8, 5))

@@ -416,7 +416,7 @@ def check_tokens(x: Tensor, dim: int, name: str = "x") -> None:
             f"{name} must be a floating-point tensor of shape (b, n, {dim}), not {got}"
         )
     if x.shape[2] != dim:
-        raise ValueError(f"{name} must have width {dim}, as the module was built, not {x.shape[2]}")
+        raise ValueError(f"{name} must have width {dim}, not {x.shape[2]}")
 
 
 def check_dtype(x: Tensor, module: nn.Module, kind: str) -> None:
