@@ -55,7 +55,7 @@ def test_predicted_gaussians_refuse_to_be_causal_and_say_why():
     [
         ({"sigma": 0}, "sigma must be a finite number above 0"),
         ({"sigma": None, "centre": "left"}, "centre must be one of"),
-        ({"sigma": None, "window": 3}, "window must be a word"),
+        ({"sigma": None, "window": 3}, "window must be a string"),
         ({"sigma": 3.0, "window": "layer"}, "sigma=None"),
         ({"sigma": None, "learn": False}, "learn=False"),
         ({"sigma": float("nan")}, "finite number"),
