@@ -85,7 +85,7 @@ class ProbSparseAttention(Attention):
     def measure(self, q: Tensor, k: Tensor, keys: Tensor) -> Tensor:
         """The measure M of each query (b h n)."""
         q, k = at_least_float32(q) / math.sqrt(q.shape[-1]), at_least_float32(k)
-        (b, h, n, _), m = q.shape, k.shape[2]
+        (_, h, n, _), m = q.shape, k.shape[2]
         count, draws = self._samples(keys)[:, None, None, None], self._max_samples(m)
         uniform = torch.stack([_uniform(self.seed, draw, n) for draw in range(draws)], 1)
         rank = (uniform.to(q.device) * keys.sum(1)[:, None, None]).long()

@@ -76,10 +76,9 @@ def chunk_by_bucket_rank(
     rank = rank - (size.cumsum(-1) - size).gather(-1, bucket)  # inside its bucket
     chunks = (size + chunk - 1) // chunk
     slot = (chunks.cumsum(-1) - chunks).gather(-1, bucket) * chunk + rank
-    if torch.compiler.is_compiling():  # a graph cannot read numbers: up to twice the work
-        count = n // chunk + buckets + 1
-    else:
-        count = int(chunks.sum(-1).max())
+    # a compiled graph cannot read numbers, so it does up to twice the work
+    bound = n // chunk + buckets + 1
+    count = bound if torch.compiler.is_compiling() else int(chunks.sum(-1).max())
     token = torch.arange(n, device=bucket.device).expand_as(bucket)
     slots = bucket.new_full((*bucket.shape[:3], count * chunk), -1).scatter_(-1, slot, token)
     return HashChunks(slots.unflatten(-1, (-1, chunk)), _code(bucket, rank // chunk, buckets))
