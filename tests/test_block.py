@@ -81,9 +81,7 @@ def test_tokens_that_do_not_fit_are_said():
             call(torch.zeros(2, 3, 9).double())
         with pytest.raises(ValueError, match=r"shape \(b, n, 8\), not \(3, 8\)"):
             call(x[0])
-        with pytest.raises(
-            TypeError, match=r"x is torch.float32 but the layer is torch.float64"
-        ):
+        with pytest.raises(TypeError, match=r"x is torch.float32 but the layer is torch.float64"):
             call(x.float())
     with pytest.raises(ValueError, match=r"mask must have shape \(2, 3\)"):
         layers(x, mask=torch.ones(2, 4, dtype=torch.bool))

@@ -222,10 +222,14 @@ def test_memory_of_a_wrong_kind(name, rand):
     mixer, x = small(name), rand(2, 6, 8)
     with pytest.raises(ValueError, match="context must have width 8, not 9"):
         mixer(x, rand(2, 6, 9))
-    with pytest.raises(ValueError, match=r"context must be a floating-point tensor of shape \(b, n, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"context must be a floating-point tensor of shape \(b, n, 8\)"
+    ):
         mixer(x, rand(6, 8))
     for b in (0, 1, 3):
-        with pytest.raises(ValueError, match=rf"context \({b}, 6, 8\).* does not match x \(2, 6, 8\)"):
+        with pytest.raises(
+            ValueError, match=rf"context \({b}, 6, 8\).* does not match x \(2, 6, 8\)"
+        ):
             mixer(x, rand(b, 6, 8))
     with pytest.raises(ValueError, match=r"context .*float32 does not match x .*float64"):
         mixer(x, rand(2, 6, 8).float())

@@ -207,7 +207,8 @@ def test_beyond_the_last_position_there_is_an_error(embed):
     embed(torch.zeros(1, 10, 4))
     for n, at in ((11, 0), (1, 10), (4, 7)):
         with pytest.raises(
-            ValueError, match=f"reaches position {at + n - 1} but the embedding was built for positions 0 to 9"
+            ValueError,
+            match=f"reaches position {at + n - 1} but the embedding was built for positions 0 to 9",
         ):
             embed(torch.zeros(1, n, 4), at)
 

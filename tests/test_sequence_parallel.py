@@ -218,7 +218,9 @@ def test_what_does_not_fit_raises_in_all_processes(found):
     said = found[0]["errors"]
     assert all(part["errors"] == said for part in found)
     for text, word in zip(
-        said, ("number of examples", "keep a graph", "at most 40", "already", "global_attention_mask"), strict=True
+        said,
+        ("number of examples", "keep a graph", "at most 40", "already", "global_attention_mask"),
+        strict=True,
     ):
         assert word in text
 
