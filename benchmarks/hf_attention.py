@@ -1,7 +1,8 @@
-"""A window in a BERT of transformers, beside its own attention: `python benchmarks/hub.py [tokens]`.
+"""Time attention names in transformers models: `python benchmarks/hf_attention.py [tokens]`.
 
-Random weights, the sizes of bert-base but for the number of layers, one example without padding and two with it, forward.
-Best of `ROUNDS`, by turns.  Then the attention of one layer for one new token in a Llama, with so many in its cache.
+First the forward pass of a BERT with random weights and the sizes of bert-base, except for the number of layers: one
+example without padding, and two with padding. Then the attention of one Llama layer for one new token at several cache
+lengths. Each number is the best of several rounds.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import torch
 from transformers import AttentionInterface, BertConfig, BertModel, LlamaConfig, LlamaModel
 from transformers.utils import logging
 
-from regard.hf.hub.masks import mask_function
-from regard.hf.hub.setting import ensure
+from regard.hf.masks import create_mask
+from regard.hf.patching import register_name
 
 LAYERS, ROUNDS = 1, 2
 NAMES = ("sdpa", "regard:vanilla", "regard:local?window=256")
 
 
 def seconds(model: BertModel, name: str, given: dict[str, torch.Tensor]) -> float:
-    """One forward pass."""
+    """Time of one forward pass."""
     model.set_attn_implementation(name)
     with torch.no_grad():
         start = time.perf_counter()
@@ -30,7 +31,7 @@ def seconds(model: BertModel, name: str, given: dict[str, torch.Tensor]) -> floa
 
 
 def token_seconds(name: str, m: int) -> float:
-    """The attention of one layer, 8 heads of 64, for one token after m - 1 others: the best of some."""
+    """Time of one layer with 8 heads of width 64 for one token after m - 1 others."""
     layer = (
         LlamaModel(
             LlamaConfig(num_hidden_layers=1, hidden_size=512, num_attention_heads=8, vocab_size=9)
@@ -41,7 +42,7 @@ def token_seconds(name: str, m: int) -> float:
     q, k, v = (
         torch.randn(1, 8, n, 64, generator=torch.Generator().manual_seed(n)) for n in (1, m, m)
     )
-    mask, function = mask_function(1, 1, m, q_offset=m - 1), AttentionInterface()[name]
+    mask, function = create_mask(1, 1, m, q_offset=m - 1), AttentionInterface()[name]
     times = []
     with torch.no_grad():
         for _ in range(20):
@@ -52,7 +53,7 @@ def token_seconds(name: str, m: int) -> float:
 
 
 def main(n: int) -> None:
-    """Print a table."""
+    """Print both tables."""
     logging.set_verbosity_error()
     model = BertModel(BertConfig(num_hidden_layers=LAYERS, max_position_embeddings=n)).eval()
     ids = torch.randint(5, 1000, (2, n), generator=torch.Generator().manual_seed(0))
@@ -74,13 +75,13 @@ def main(n: int) -> None:
         print(f"| `{name}` |" + "".join(f" {best[name, call]:.2f} s |" for call in calls))
     lengths = (512, 2048, 8192)
     print(
-        "\n| one token more, after |"
+        "\n| one new token, cache length |"
         + "".join(f" {m:,} |" for m in lengths)
         + "\n| --- |"
         + " ---: |" * len(lengths)
     )
     for name in (*NAMES[1:], "regard:sinks?window=256", "regard:linear", "regard:performer"):
-        ensure(name)
+        register_name(name)
         print(
             f"| `{name}` |" + "".join(f" {1e3 * token_seconds(name, m):.2f} ms |" for m in lengths)
         )

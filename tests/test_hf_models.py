@@ -11,12 +11,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import regard
-from hub_models import shaken
+from hf_models import randomize_weights
 from regard import Can, Mixer, Unsupported, models, registry
 from regard.models import module_spec
 
 hf = pytest.importorskip("transformers", minversion="5.0", reason="pip install 'regard[hf]'")
-from regard.hf.hub import auto  # noqa: E402
+from regard import hf as regard_hf  # noqa: E402
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -28,19 +28,29 @@ def causal(mixer="vanilla", **changes):
     config = models.gpt(2, 16, 2, vocab_size=31, length=64, mixer=mixer, dropout=0.0).replace(
         **changes
     )
-    return shaken(auto.RegardForCausalLM(auto.RegardConfig.of(config, **IDS)), torch.float32, 1.0)
+    return randomize_weights(
+        regard_hf.RegardForCausalLM(regard_hf.RegardConfig.from_model_config(config, **IDS)),
+        torch.float32,
+        1.0,
+    )
 
 
 def translating(**changes):
     config = models.transformer(2, 16, 2, vocab_size=31, dropout=0.0).replace(**changes)
-    return shaken(
-        auto.RegardForConditionalGeneration(auto.RegardConfig.of(config, **IDS)), torch.float32, 1.0
+    return randomize_weights(
+        regard_hf.RegardForConditionalGeneration(
+            regard_hf.RegardConfig.from_model_config(config, **IDS)
+        ),
+        torch.float32,
+        1.0,
     )
 
 
 def encoding(kind, **more):
     config = models.bert(2, 16, 2, vocab_size=31, length=64, dropout=0.0, head=None)
-    return shaken(kind(auto.RegardConfig.of(config, **IDS, **more)), torch.float32, 1.0)
+    return randomize_weights(
+        kind(regard_hf.RegardConfig.from_model_config(config, **IDS, **more)), torch.float32, 1.0
+    )
 
 
 def tokens(b=3, n=9):
@@ -57,16 +67,16 @@ def left_padded():
 # ---------------------------------------------------------------------------------------------- files
 KINDS = {
     "causal": (lambda: causal(), hf.AutoModelForCausalLM),
-    "masked": (lambda: encoding(auto.RegardForMaskedLM), hf.AutoModelForMaskedLM),
+    "masked": (lambda: encoding(regard_hf.RegardForMaskedLM), hf.AutoModelForMaskedLM),
     "classes": (
-        lambda: encoding(auto.RegardForSequenceClassification, num_labels=5),
+        lambda: encoding(regard_hf.RegardForSequenceClassification, num_labels=5),
         hf.AutoModelForSequenceClassification,
     ),
     "tags": (
-        lambda: encoding(auto.RegardForTokenClassification, num_labels=4),
+        lambda: encoding(regard_hf.RegardForTokenClassification, num_labels=4),
         hf.AutoModelForTokenClassification,
     ),
-    "bare": (lambda: encoding(auto.RegardModel), hf.AutoModel),
+    "bare": (lambda: encoding(regard_hf.RegardModel), hf.AutoModel),
 }
 
 
@@ -115,22 +125,28 @@ def test_buffers_that_no_file_holds_are_there(tmp_path):
         1, 16, 2, vocab_size=31, length=64, mixer="average_pool", head=models.MaskedLMHeadConfig()
     )
     model, x = (
-        shaken(auto.RegardForMaskedLM(auto.RegardConfig.of(config)), torch.float32, 1.0),
+        randomize_weights(
+            regard_hf.RegardForMaskedLM(regard_hf.RegardConfig.from_model_config(config)),
+            torch.float32,
+            1.0,
+        ),
         tokens(),
     )
     model.save_pretrained(tmp_path)
-    assert torch.equal(auto.RegardForMaskedLM.from_pretrained(tmp_path)(x).logits, model(x).logits)
+    assert torch.equal(
+        regard_hf.RegardForMaskedLM.from_pretrained(tmp_path)(x).logits, model(x).logits
+    )
 
 
 def test_our_own_models_are_wrapped(tmp_path):
     """Fails if a coat copies or changes a model of ours, or does not fit its head."""
     for config, kind in (
-        (models.gpt(1, 8, 2, vocab_size=31, length=16), auto.RegardForCausalLM),
-        (models.bert(1, 8, 2, vocab_size=31, length=16), auto.RegardForMaskedLM),
-        (models.transformer(1, 8, 2, vocab_size=31), auto.RegardForConditionalGeneration),
+        (models.gpt(1, 8, 2, vocab_size=31, length=16), regard_hf.RegardForCausalLM),
+        (models.bert(1, 8, 2, vocab_size=31, length=16), regard_hf.RegardForMaskedLM),
+        (models.transformer(1, 8, 2, vocab_size=31), regard_hf.RegardForConditionalGeneration),
     ):
         ours = models.build(config).eval()
-        coat = auto.wrap_model(ours, **IDS)
+        coat = regard_hf.wrap_model(ours, **IDS)
         assert type(coat) is kind and coat.net is ours and not coat.training
         coat.save_pretrained(tmp_path)
         again = kind.from_pretrained(tmp_path)
@@ -139,7 +155,7 @@ def test_our_own_models_are_wrapped(tmp_path):
         )
         assert coat.device.type == "cpu"
     with pytest.raises(Unsupported, match="no class for the head 'pooled'"):
-        auto.wrap_model(
+        regard_hf.wrap_model(
             models.build(models.bert(1, 8, 2, vocab_size=31, head=models.PoolingHeadConfig()))
         )
 
@@ -186,7 +202,9 @@ def test_every_recipe_steps_as_it_reads(name):
         1, 16, 2, vocab_size=31, length=32, mixer=module_spec(name, **small), dropout=0.0
     )
     model, (x, mask) = (
-        auto.RegardForCausalLM(auto.RegardConfig.of(config)).double().eval(),
+        regard_hf.RegardForCausalLM(regard_hf.RegardConfig.from_model_config(config))
+        .double()
+        .eval(),
         left_padded(),
     )
     after, longer = tokens(n=2), F.pad(mask, (0, 2), value=1)
@@ -280,7 +298,7 @@ def still():
     registry.get_recipe("vanilla")
     before = dict(registry._recipes)
 
-    @registry.recipe("nobody", row="Z1", formula="mean")
+    @registry.recipe("nobody", formula="mean")
     def still(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
         """The mean so far."""
         return Still(dim, causal)
@@ -297,7 +315,7 @@ def test_a_model_that_cannot_stream_generates_from_the_whole(still):
     alone = model.generate(x[1:2, 4:], max_new_tokens=3, do_sample=False)
     assert torch.equal(found[1, 9:], alone[0, 5:]) and not model.config.use_cache
     with pytest.raises(
-        Unsupported, match="cannot go on from a cache: it keeps nothing; give use_cache=False"
+        Unsupported, match="does not support a cache: it keeps nothing; use use_cache=False"
     ):
         model(x, use_cache=True)
 
@@ -305,24 +323,22 @@ def test_a_model_that_cannot_stream_generates_from_the_whole(still):
 def test_refusals_in_generation():
     """Fails if padding that cannot be right, a foreign cache or a step back is taken."""
     model, (x, mask) = causal(), left_padded()
-    with pytest.raises(ValueError, match="pad on the left"):
+    with pytest.raises(ValueError, match="padded on the left"):
         model(x, attention_mask=mask.flip(1), use_cache=True)
     with pytest.raises(
-        TypeError, match="must be what the last call gave, a StreamCache, not DynamicCache"
+        TypeError, match="must be a StreamCache from the previous call, not DynamicCache"
     ):
         model(x, past_key_values=hf.DynamicCache())
     cache = model(x, attention_mask=mask, use_cache=True).past_key_values
-    with pytest.raises(
-        ValueError, match="there is padding among the tokens that a stream goes on with"
-    ):
+    with pytest.raises(ValueError, match="Padding among the tokens that continue a stream"):
         model(x[:, :2], attention_mask=F.pad(mask, (0, 2)), past_key_values=cache)
-    with pytest.raises(Unsupported, match="cannot be taken back"):
+    with pytest.raises(Unsupported, match="cannot be cropped"):
         cache.crop(3)
-    with pytest.raises(ValueError, match="without a cache"):
+    with pytest.raises(ValueError, match="leave out the cache"):
         model(x, labels=x, use_cache=True)
-    with pytest.raises(ValueError, match=r"attention_mask must be \(b n\)"):
+    with pytest.raises(ValueError, match=r"attention_mask must be \(b, n\)"):
         model(x, attention_mask=mask[:, None, None])
-    with pytest.raises(ValueError, match=r"over all tokens so far, \(3, 11\), not \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"cover all tokens so far, \(3, 11\), not \(3, 2\)"):
         model(x[:, :2], attention_mask=mask[:, :2], past_key_values=cache)
 
 
@@ -353,7 +369,7 @@ def test_pipelines(tmp_path):
     assert alone[0][0]["generated_text"] == said[1][0]["generated_text"]
     judge = hf.pipeline(
         "text-classification",
-        model=encoding(auto.RegardForSequenceClassification),
+        model=encoding(regard_hf.RegardForSequenceClassification),
         tokenizer=words,
         device="cpu",
     )
@@ -384,16 +400,16 @@ def test_the_losses_of_the_others():
     """Fails if -100 counts, or the target is not shifted to the right under the start token."""
     x, y = tokens(), tokens()
     y[:, 5:] = -100
-    model = encoding(auto.RegardForMaskedLM)
+    model = encoding(regard_hf.RegardForMaskedLM)
     torch.testing.assert_close(
         model(x, labels=y).loss, F.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
     )
-    model = encoding(auto.RegardForTokenClassification, num_labels=4)
+    model = encoding(regard_hf.RegardForTokenClassification, num_labels=4)
     tags = torch.where(y > 0, y % 4, y)
     torch.testing.assert_close(
         model(x, labels=tags).loss, F.cross_entropy(model(x).logits.flatten(0, 1), tags.flatten())
     )
-    model = encoding(auto.RegardForSequenceClassification, num_labels=1)
+    model = encoding(regard_hf.RegardForSequenceClassification, num_labels=1)
     torch.testing.assert_close(
         model(x, labels=torch.ones(3)).loss, (model(x).logits[:, 0] - 1).square().mean()
     )
@@ -429,7 +445,7 @@ def test_the_trainer_trains(kind, tmp_path):
     make = {
         "causal": causal,
         "seq2seq": translating,
-        "classes": lambda: encoding(auto.RegardForSequenceClassification),
+        "classes": lambda: encoding(regard_hf.RegardForSequenceClassification),
     }[kind]
     model = make().apply(fresh)
     data = [
@@ -484,7 +500,11 @@ def test_marks_and_types_are_heard():
         1, 16, 2, vocab_size=31, length=64, mixer=module_spec("longformer", window=1), dropout=0.0
     )
     model, x = (
-        shaken(auto.RegardForMaskedLM(auto.RegardConfig.of(config)), torch.float32, 1.0),
+        randomize_weights(
+            regard_hf.RegardForMaskedLM(regard_hf.RegardConfig.from_model_config(config)),
+            torch.float32,
+            1.0,
+        ),
         tokens(),
     )
     global_attention_mask, types = torch.zeros_like(x), torch.ones_like(x)
@@ -493,25 +513,25 @@ def test_marks_and_types_are_heard():
     assert not torch.allclose(plain, model(x, global_attention_mask=global_attention_mask).logits)
     assert not torch.allclose(plain, model(x, token_type_ids=types).logits)
     assert causal()(x, token_type_ids=0 * x).logits.shape == (3, 9, 31)
-    with pytest.raises(ValueError, match="this model knows no types"):
+    with pytest.raises(ValueError, match="This model has no token types"):
         causal()(x, token_type_ids=types)
 
 
 def test_what_does_not_fit_is_said(tmp_path):
     """Fails if the wrong kind of model, a broken configuration or checkpointing is taken, or refused without the reason."""
-    of = auto.RegardConfig.of
+    of = regard_hf.RegardConfig.from_model_config
     with pytest.raises(
         ValueError,
-        match="RegardForCausalLM is for models of kind 'decoder', and this one is of kind 'encoder'",
+        match="RegardForCausalLM expects a model of kind 'decoder', not 'encoder'",
     ):
-        auto.RegardForCausalLM(of(models.bert(1, 8, 2, vocab_size=31)))
+        regard_hf.RegardForCausalLM(of(models.bert(1, 8, 2, vocab_size=31)))
     with pytest.raises(
-        ValueError, match=r"reads tokens, and this model patches: see regard.hf.hub.auto.HubModel"
+        ValueError, match=r"expects tokens, but the input is patches: use regard.hf.HubModel"
     ):
-        auto.RegardModel(of(models.vit(1, 8, 2, image=32)))
-    with pytest.raises(ValueError, match="says nothing of the model"):
-        auto.RegardModel(auto.RegardConfig())
-    with pytest.raises(Unsupported, match="stack 'reversible' keeps no activations"):
+        regard_hf.RegardModel(of(models.vit(1, 8, 2, image=32)))
+    with pytest.raises(ValueError, match="configuration has no model"):
+        regard_hf.RegardModel(regard_hf.RegardConfig())
+    with pytest.raises(Unsupported, match='stack="reversible" stores no activations'):
         causal().gradient_checkpointing_enable()
     causal().save_pretrained(tmp_path)
     told = json.loads((tmp_path / "config.json").read_text())
@@ -543,10 +563,10 @@ def test_what_does_not_fit_is_said(tmp_path):
 def test_vision_and_sets_go_to_the_hub(config, tmp_path):
     """Fails if what transformers has no class for does not come back from a folder as it was."""
     x = torch.randn(2, 3, 32, 32) if config.input.kind == "patches" else torch.randn(2, 7, 3)
-    model = auto.HubModel.of(models.build(config)).eval()
+    model = regard_hf.HubModel.wrap(models.build(config)).eval()
     model.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors"}
-    again = auto.HubModel.from_pretrained(tmp_path).eval()
+    again = regard_hf.HubModel.from_pretrained(tmp_path).eval()
     assert torch.equal(again(x), model(x)) and again.net.config == config
 
 
@@ -563,7 +583,7 @@ def test_vision_and_sets_go_to_the_hub(config, tmp_path):
 )
 def test_weights_that_do_not_fit_are_refused(change, message, tmp_path):
     """Fails if the mixin's own way, which lets missing and unknown weights be, is ours."""
-    auto.HubModel.of(
+    regard_hf.HubModel.wrap(
         models.vit(
             1, 8, 2, image=32, patch=8, head=models.SequenceClassificationHeadConfig(classes=3)
         )
@@ -572,17 +592,17 @@ def test_weights_that_do_not_fit_are_refused(change, message, tmp_path):
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=f"(?s){message}"):
-        auto.HubModel.from_pretrained(tmp_path)
+        regard_hf.HubModel.from_pretrained(tmp_path)
     with pytest.raises(TypeError, match="not Linear"):
-        auto.HubModel.of(torch.nn.Linear(2, 2))
+        regard_hf.HubModel.wrap(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("kind", ["HubModel", "AutoModelForCausalLM"])
 def test_pickles_are_refused(kind, tmp_path):
     """Fails if one is opened, or the way to convert it is not said."""
-    model = causal() if kind != "HubModel" else auto.HubModel.of(causal().net)
+    model = causal() if kind != "HubModel" else regard_hf.HubModel.wrap(causal().net)
     model.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"is a pickle.*save_file"):
-        getattr(auto if kind == "HubModel" else hf, kind).from_pretrained(tmp_path)
+        getattr(regard_hf if kind == "HubModel" else hf, kind).from_pretrained(tmp_path)

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from hub_models import shaken
+import regard.hf
+from hf_models import randomize_weights
 from regard import Unsupported, models
-from regard.hf.families import timm
+from regard.hf.families import xcit
 from test_hf_weights import SMALL, alike, padded, pair, tokens
 
 hf = pytest.importorskip("transformers")
@@ -99,8 +100,10 @@ def test_bigbird_evaluates_alike(kind):
 
 def test_bigbird_with_the_same_draws():
     """Fails if blocks that were drawn elsewhere are not those that are seen: theirs draws by numpy, while training."""
-    peer = shaken(hf.BigBirdModel(hf.BigBirdConfig(**BIGBIRD), add_pooling_layer=False)).train()
-    config, names = models.convert_config(peer.config.to_dict())
+    peer = randomize_weights(
+        hf.BigBirdModel(hf.BigBirdConfig(**BIGBIRD), add_pooling_layer=False)
+    ).train()
+    config, names = regard.hf.convert_config(peer.config.to_dict())
     mixers = []
     for number, layer in enumerate(peer.encoder.layer):
         draw = layer.attention.self
@@ -111,7 +114,7 @@ def test_bigbird_with_the_same_draws():
         drawn = [[[], *head.tolist(), []] for head in plan]
         mixers.append(models.module_spec("bigbird_hf", block=4, random_blocks=drawn))
     ours = models.build(config.replace(mixer=mixers)).double().train()
-    models.load_weights(ours, peer.state_dict(), names)
+    regard.hf.load_weights(ours, peer.state_dict(), names)
     x = tokens(48)
     alike(ours(x), peer(x).last_hidden_state)
 
@@ -132,7 +135,7 @@ def test_fnet():
     ours, peer = pair(
         hf.FNetForMaskedLM(config),
         models.MaskedLMHeadConfig(activation="gelu_tanh"),
-        leave=["pooler.*"],
+        ignore=["pooler.*"],
     )
     alike(ours(x), peer(x).logits)
 
@@ -165,9 +168,9 @@ def test_nystromformer(doubles):
         hf.NystromformerForSequenceClassification(config),
         models.SequenceClassificationHeadConfig(classes=2, hidden=True),
     )
-    assert not models.match_weights(
-        ours, peer.state_dict(), models.convert_config(config.to_dict())[1]
-    ).unmatched.theirs
+    assert not regard.hf.match_weights(
+        ours, peer.state_dict(), regard.hf.convert_config(config.to_dict())[1]
+    ).unmatched.unexpected
 
 
 # ---------------------------------------------------------------------------------------------- Switch
@@ -239,7 +242,9 @@ def test_reformer_hashes_within_a_chunk():
 def test_reformer_has_the_rotations_of_their_seed():
     """Fails if the hash is not that of hash_seed."""
     config = reformer(["lsh"])
-    ours = models.convert_checkpoint(hf.ReformerModel(config).state_dict(), their=config.to_dict())
+    ours = regard.hf.convert_checkpoint(
+        hf.ReformerModel(config).state_dict(), config=config.to_dict()
+    )
     torch.manual_seed(7)
     drawn = torch.randn(2, 4, 2, 2).transpose(1, 2)
     assert torch.equal(ours.backbone.stack.halves[0].mixer.inner.hashing.rotations, drawn)
@@ -304,9 +309,9 @@ def naive_mixer(p, images):
 
 def read_timm(p, name, head, **more):
     """Ours, in float64, by the tensors alone."""
-    config, names = models.convert_config({"architecture": name, **more}, head, p)
+    config, names = regard.hf.convert_config({"architecture": name, **more}, head, p)
     ours = models.build(config).double().eval()
-    models.load_weights(ours, p, names)
+    regard.hf.load_weights(ours, p, names)
     return ours
 
 
@@ -459,7 +464,7 @@ def test_xcit(rand):
         p, "xcit_nano_2_p8_32", models.SequenceClassificationHeadConfig(classes=3), **size
     )
     alike(ours(images), naive_xcit(p, images), atol=1e-9)
-    assert set(timm.xcit_config(p, None, 32).mixer[0].arguments) == {"width", "component"}
+    assert set(xcit.convert(p, None, 32)[0].mixer[0].arguments) == {"width", "component"}
 
 
 # ---------------------------------------------------------------------------------------------- what does not fit
@@ -473,18 +478,18 @@ def test_all_that_does_not_fit_is_listed():
         "embeddings.LayerNorm.weight": torch.ones(9),
         "embeddings.LayerNorm.bias": torch.ones(2, 8),
     }
-    with pytest.raises(ValueError, match="the weights do not fit") as error:
-        models.convert_checkpoint(given, their=peer.config.to_dict())
+    with pytest.raises(ValueError, match="The weights do not fit the model") as error:
+        regard.hf.convert_checkpoint(given, config=peer.config.to_dict())
     said = str(error.value)
     assert (
-        "their odd found no place" in said
-        and "our trunk.stack.layers.1.ffn.down.bias got nothing" in said
+        "unexpected in the checkpoint: odd" in said
+        and "missing in the checkpoint: backbone.stack.layers.1.ffn.down.bias" in said
     )
     assert (
-        "embeddings.LayerNorm.weight gives (9,) for trunk.embed.norm.gain, and the model expects (8,)"
+        "embeddings.LayerNorm.weight has shape (9,) for backbone.embed.norm.gain, but the model expects (8,)"
         in said
     )
-    assert "embeddings.LayerNorm.bias gives (2, 8)" in said
+    assert "embeddings.LayerNorm.bias has shape (2, 8)" in said
 
 
 def test_tensors_that_cannot_be_put_together_are_named():
@@ -505,9 +510,9 @@ def test_tensors_that_cannot_be_put_together_are_named():
     given["encoder.block.0.layer.1.mlp.experts.expert_1.wi.weight"] = torch.zeros(3, 8)
     with pytest.raises(
         ValueError,
-        match=r"expert_0.wi.weight and .*expert_1.wi.weight gives .* expects \(2, 12, 8\)",
+        match=r"expert_0.wi.weight and .*expert_1.wi.weight has shape .* expects \(2, 12, 8\)",
     ):
-        models.convert_checkpoint(given, their=config.to_dict())
+        regard.hf.convert_checkpoint(given, config=config.to_dict())
 
 
 def test_pickles_are_refused(tmp_path):
@@ -518,14 +523,14 @@ def test_pickles_are_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"pytorch_model.bin is a pickle.*weights_only=True.*save_file"
     ):
-        models.convert_checkpoint(tmp_path)
+        regard.hf.convert_checkpoint(tmp_path)
     with pytest.raises(ValueError, match="is a pickle"):
-        models.convert_checkpoint(tmp_path / "pytorch_model.bin", their=peer.config.to_dict())
+        regard.hf.convert_checkpoint(tmp_path / "pytorch_model.bin", config=peer.config.to_dict())
     save_file(
         {name: t.clone().contiguous() for name, t in peer.state_dict().items()},
         tmp_path / "model.safetensors",
     )
-    assert models.convert_checkpoint(tmp_path).config.dim == 8
+    assert regard.hf.convert_checkpoint(tmp_path).config.dim == 8
 
 
 def test_weights_in_several_files(tmp_path):
@@ -538,7 +543,7 @@ def test_weights_in_several_files(tmp_path):
         list(tmp_path.glob("*.safetensors"))
     ) > 2
     x = tokens()
-    torch.testing.assert_close(models.convert_checkpoint(tmp_path)(x), peer(x).last_hidden_state)
+    torch.testing.assert_close(regard.hf.convert_checkpoint(tmp_path)(x), peer(x).last_hidden_state)
 
 
 def test_numbers_that_are_none_are_told(tmp_path):
@@ -547,13 +552,13 @@ def test_numbers_that_are_none_are_told(tmp_path):
     given = dict(peer.state_dict())
     given["wte.weight"] = given["wte.weight"].index_fill(0, torch.tensor(3), math.nan)
     with pytest.warns(
-        UserWarning, match="NaN or infinite numbers stand in trunk.embed.tokens.weight"
+        UserWarning, match="NaN or infinite numbers stand in backbone.embed.tokens.weight"
     ):
-        ours = models.convert_checkpoint(given, their=peer.config.to_dict())
+        ours = regard.hf.convert_checkpoint(given, config=peer.config.to_dict())
     models.save(ours, tmp_path)
     with pytest.warns(
         UserWarning,
-        match=r"model.safetensors: NaN or infinite numbers stand in trunk.embed.tokens.weight",
+        match=r"model.safetensors: NaN or infinite numbers stand in backbone.embed.tokens.weight",
     ):
         models.load(tmp_path)
 
@@ -561,22 +566,24 @@ def test_numbers_that_are_none_are_told(tmp_path):
 def test_what_we_have_no_form_for_is_refused():
     """Fails if a setting of theirs that changes the model is passed over."""
     reformed = reformer(["lsh"]).to_dict()
-    with pytest.raises(Unsupported, match=r"num_buckets is \[2, 4\]"):
-        models.convert_config({**reformed, "num_buckets": [2, 4]})
-    with pytest.raises(Unsupported, match="2 heads of 64 are not as wide as a token, 8"):
-        models.convert_config({**reformed, "attention_head_size": 64})
-    with pytest.raises(Unsupported, match="attention_window must be an even number"):
-        models.convert_config({**hf.LongformerConfig().to_dict(), "attention_window": [3] * 12})
-    with pytest.raises(Unsupported, match="router_bias is True"):
-        models.convert_config({**hf.SwitchTransformersConfig().to_dict(), "router_bias": True})
+    with pytest.raises(Unsupported, match=r"num_buckets=\[2, 4\] is not supported"):
+        regard.hf.convert_config({**reformed, "num_buckets": [2, 4]})
     with pytest.raises(
-        ValueError, match="no map for timm's 'mixxer_b16_224': did you mean 'mixer'"
+        Unsupported, match="2 heads of width 64 are not supported in a model of width 8"
     ):
-        models.convert_config({"architecture": "mixxer_b16_224"})
-    with pytest.raises(ValueError, match="are read off its weights: give the tensors"):
-        models.convert_config({"architecture": "mixer_b16_224"})
-    with pytest.raises(ValueError, match="give `their`, the contents of"):
-        models.convert_checkpoint({"wte.weight": torch.zeros(2, 2)})
+        regard.hf.convert_config({**reformed, "attention_head_size": 64})
+    with pytest.raises(Unsupported, match="it must be an even number"):
+        regard.hf.convert_config({**hf.LongformerConfig().to_dict(), "attention_window": [3] * 12})
+    with pytest.raises(Unsupported, match="router_bias=True is not supported"):
+        regard.hf.convert_config({**hf.SwitchTransformersConfig().to_dict(), "router_bias": True})
+    with pytest.raises(
+        ValueError, match="Cannot convert the timm model 'mixxer_b16_224': did you mean 'mixer'"
+    ):
+        regard.hf.convert_config({"architecture": "mixxer_b16_224"})
+    with pytest.raises(ValueError, match="are read from its weights: give the tensors"):
+        regard.hf.convert_config({"architecture": "mixer_b16_224"})
+    with pytest.raises(ValueError, match="give `config`, the contents of"):
+        regard.hf.convert_checkpoint({"wte.weight": torch.zeros(2, 2)})
 
 
 def test_the_folder_of_a_timm_model(tmp_path, rand):
@@ -590,7 +597,7 @@ def test_the_folder_of_a_timm_model(tmp_path, rand):
     }
     (tmp_path / "config.json").write_text(json.dumps(told))
     ours, images = (
-        models.convert_checkpoint(
+        regard.hf.convert_checkpoint(
             tmp_path, models.SequenceClassificationHeadConfig(classes=3, pooling="mean")
         ),
         rand(2, 3, 16, 16).float(),

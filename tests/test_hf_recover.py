@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import regard
-from hub_models import shaken
+from hf_models import randomize_weights
 from regard import Unsupported, models
 from regard.hf import (
     extend_positions,
@@ -20,7 +20,7 @@ from regard.hf import (
     swap,
 )
 from regard.hf.distillation import relative_error
-from regard.hf.sample import max_length
+from regard.hf.model_inputs import max_length
 from regard.train import Interrupted
 
 hf = pytest.importorskip("transformers")
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def bert(kind="BertModel"):
-    return shaken(getattr(hf, kind)(hf.BertConfig(**SMALL)), torch.float32)
+    return randomize_weights(getattr(hf, kind)(hf.BertConfig(**SMALL)), torch.float32)
 
 
 def texts(count=60):
@@ -70,14 +70,14 @@ def test_it_wins_back_and_restore_still_undoes_it_all():
     model, x = bert(), torch.randint(1, 31, (2, 9))
     want, flags = out(model, x), [p.requires_grad for p in model.parameters()]
     swap(model, "linear")
-    found = regard.recover(model, texts(), steps=120, batch=8, rate=3e-3)
+    found = regard.recover(model, texts(), steps=120, batch_size=8, lr=3e-3)
     assert found.after.output > found.before.output + 0.3 * (1 - found.before.output)
     assert all(found.after.cosine[layer] > was for layer, was in found.before.cosine.items())
     stages = [row["stage"] for row in found.curve]
-    assert stages == sorted(stages) and set(stages) == {"layers", "whole"} and found.steps == 120
-    assert found.curve[-1]["near"] == pytest.approx(found.after.output, abs=1e-4)
+    assert stages == sorted(stages) and set(stages) == {"layers", "model"} and found.steps == 120
+    assert found.curve[-1]["score"] == pytest.approx(found.after.output, abs=1e-4)
     assert "before" in str(found) and found.as_dict()["curve"] == found.curve
-    with pytest.raises(ValueError, match="restore it first"):
+    with pytest.raises(ValueError, match=r"call `regard\.restore` before"):
         swap(model, "local")
     moved = out(model, x)
     assert not torch.equal(moved, want)
@@ -87,7 +87,7 @@ def test_it_wins_back_and_restore_still_undoes_it_all():
         and [p.requires_grad for p in model.parameters()] == flags
     )
     regard.recover(
-        again, texts(), steps=4, batch=8
+        again, texts(), steps=4, batch_size=8
     )  # the teacher is the first model, not the one that was trained
     assert torch.equal(out(restore(again), x), want)
 
@@ -97,17 +97,17 @@ def test_other_models_learn(kind):
     """Fails if a head, a cache, or torch's own layers stand in the way."""
     data = texts(100)
     if kind == "gpt2":
-        model = shaken(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)), torch.float32)
+        model = randomize_weights(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)), torch.float32)
     elif kind == "bigbird":
-        model = shaken(
+        model = randomize_weights(
             hf.BigBirdModel(hf.BigBirdConfig(**SMALL, attention_type="original_full")),
             torch.float32,
         )
     elif kind == "t5":
         config = hf.T5Config(vocab_size=31, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
-        model = shaken(hf.T5ForConditionalGeneration(config), torch.float32)
+        model = randomize_weights(hf.T5ForConditionalGeneration(config), torch.float32)
     elif kind == "torch":
-        model = shaken(
+        model = randomize_weights(
             nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2),
             torch.float32,
         )
@@ -117,7 +117,7 @@ def test_other_models_learn(kind):
     x = data[0][None]
     want = model(x) if kind == "torch" else out(model, x)
     swap(model, "linear") if kind != "t5" else swap(model, "local", window=1)
-    found = regard.recover(model, data, steps=50, batch=8, rate=2e-3)
+    found = regard.recover(model, data, steps=50, batch_size=8, lr=2e-3)
     assert sum(found.after.cosine.values()) > sum(found.before.cosine.values())
     restore(model)
     assert torch.equal(model(x) if kind == "torch" else out(model, x), want)
@@ -128,31 +128,31 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     data, model = texts(), bert()
     swap(model, "linear")
     twin, third = copy.deepcopy(model), copy.deepcopy(model)
-    whole = regard.recover(model, data, steps=40, batch=8)
+    whole = regard.recover(model, data, steps=40, batch_size=8)
 
     def stop(stage, fraction, loss):
-        if stage == "whole" and fraction > 0.3:
+        if stage == "model" and fraction > 0.3:
             import os
             import signal
 
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Interrupted, match="kept in"):
-        regard.recover(twin, data, steps=40, batch=8, folder=tmp_path, watch=stop)
-    rest = regard.recover(third, data, steps=40, batch=8, folder=tmp_path)
+    with pytest.raises(Interrupted, match="saved to"):
+        regard.recover(twin, data, steps=40, batch_size=8, folder=tmp_path, callback=stop)
+    rest = regard.recover(third, data, steps=40, batch_size=8, folder=tmp_path)
     assert rest.after.output == whole.after.output and rest.steps == 40
     for a, b in zip(model.parameters(), third.parameters(), strict=True):
         assert torch.equal(a, b)
     swap(restore(third), "local")
     with pytest.raises(ValueError, match="other layers"):
-        regard.recover(third, data, steps=40, batch=8, folder=tmp_path)
+        regard.recover(third, data, steps=40, batch_size=8, folder=tmp_path)
     swap(third, "linear")
     with pytest.raises(ValueError, match="other texts"):
-        regard.recover(third, [*data[1:], data[0]], steps=40, batch=8, folder=tmp_path)
+        regard.recover(third, [*data[1:], data[0]], steps=40, batch_size=8, folder=tmp_path)
     other = bert()
     swap(other, "linear")
     with pytest.raises(ValueError, match="other weights"):
-        regard.recover(other, data, steps=40, batch=8, folder=tmp_path)
+        regard.recover(other, data, steps=40, batch_size=8, folder=tmp_path)
 
 
 def test_what_is_missed_does_not_see_padding():
@@ -172,10 +172,10 @@ def test_what_is_missed_does_not_see_padding():
         ({"data": []}, "too few"),
         ({"data": "text"}, "in a list"),
         ({"data": ["text"] * 9}, "tokenizer"),
-        ({"steps": None}, "how long"),
-        ({"seconds": 3.0}, "how long"),
+        ({"steps": None}, "either seconds or steps"),
+        ({"seconds": 3.0}, "either seconds or steps"),
         ({"objective": "mask"}, "objective"),
-        ({"rate": 0}, "rate"),
+        ({"lr": 0}, "lr"),
         ({"steps": 0}, "steps"),
         ({"steps": None, "seconds": -1.0}, "seconds"),
         ({"length": 99}, "extend_positions"),
@@ -190,7 +190,7 @@ def test_what_is_wrong_is_said(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         regard.recover(model, **{"data": texts(), "steps": 3, **arguments})
     swap(model, "performer")  # nothing was trained, so that it may be swapped anew
-    with pytest.raises(ValueError, match="nothing was swapped"):
+    with pytest.raises(ValueError, match="No layer of this model was swapped"):
         regard.recover(restore(model), texts(), steps=3)
 
 
@@ -216,18 +216,21 @@ def test_positions_are_copied(kind):
             vocab_size=31, dim=16, n_layers=2, n_heads=2, hidden_dim=24, max_position_embeddings=24
         ),
     }[kind]()
-    model, x = shaken(getattr(hf, kind)(config), torch.float32), torch.randint(2, 30, (2, 24))
+    model, x = (
+        randomize_weights(getattr(hf, kind)(config), torch.float32),
+        torch.randint(2, 30, (2, 24)),
+    )
     want = out(model, x)
     assert max_length(model) == 24
     extend_positions(model, 60)
     assert max_length(model) == 60 and torch.equal(out(model, x), want)
     assert out(model, torch.cat((x, x, x), 1)[:, :60]).shape[1] == 60
-    with pytest.raises(ValueError, match="already"):
+    with pytest.raises(ValueError, match="already has"):
         extend_positions(model, 24)
     swap(model, "local", window=3)
-    with pytest.raises(ValueError, match="extend the positions first"):
+    with pytest.raises(ValueError, match="Extend positions before swapping"):
         extend_positions(model, 90)
-    with pytest.raises(Unsupported, match="no learned positions"):
+    with pytest.raises(Unsupported, match="no learned position embeddings"):
         extend_positions(nn.Linear(3, 3), 9)
 
 
@@ -239,9 +242,9 @@ def test_longformers_way():
         torch.full((36,), int(i)) for i in torch.randint(1, 29, (120,))
     ]  # what stands in a gap is easy to guess
     found = regard.recover(
-        model, data, objective="masked", tokenizer=Words(), steps=90, batch=16, rate=5e-3
+        model, data, objective="masked", tokenizer=Words(), steps=90, batch_size=16, lr=5e-3
     )
-    assert found.before is None and found.curve[-1]["near"] > found.curve[0]["near"] + 0.2
+    assert found.before is None and found.curve[-1]["score"] > found.curve[0]["score"] + 0.2
 
 
 # ---------------------------------------------------------------------------------------------- files
@@ -255,14 +258,14 @@ def test_a_swapped_model_in_a_folder(tmp_path, save):
     save(model, tmp_path)
     again = load_swapped(tmp_path)
     assert torch.equal(out(again, x), out(model, x))
-    with pytest.raises(ValueError, match="does not hold its old attentions"):
+    with pytest.raises(ValueError, match="without the weights of its old attention"):
         restore(again)
     save(again, tmp_path / "again")
     assert torch.equal(out(load_swapped(tmp_path / "again"), x), out(model, x))
     (tmp_path / "swap.json").write_text("{}")
-    with pytest.raises(ValueError, match="does not say"):
+    with pytest.raises(ValueError, match="does not list the mixers"):
         load_swapped(tmp_path)
-    with pytest.raises(ValueError, match="that was swapped"):
+    with pytest.raises(ValueError, match="that were swapped"):
         save_swapped(restore(model), tmp_path)
     whole = bert("BertForMaskedLM")
     swap(whole, "local", window=2)
@@ -290,7 +293,7 @@ def test_shared_and_renamed_weights_in_a_folder(kind, tmp_path):
         ),
         "ViTModel": lambda: hf.ViTConfig(**images, image_size=8, patch_size=2),
     }[kind]()
-    model = shaken(getattr(hf, kind)(config), torch.float32)
+    model = randomize_weights(getattr(hf, kind)(config), torch.float32)
     swap(model, "local", window=2)
     save_swapped(model, tmp_path)
     again = load_swapped(tmp_path).state_dict()
@@ -300,7 +303,7 @@ def test_shared_and_renamed_weights_in_a_folder(kind, tmp_path):
 def test_pickles_are_refused(tmp_path, monkeypatch):
     """Fails if a pickle is read, or the way to convert it is not said; or a name that is nothing raises a traceback."""
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"no model\.safetensors"):
+    with pytest.raises(ValueError, match=r"No model\.safetensors"):
         load_transformers_model(str(tmp_path))
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"pickle.*weights_only=True"):
@@ -309,12 +312,12 @@ def test_pickles_are_refused(tmp_path, monkeypatch):
         kind="encoder", input=models.TokenInput(vocab_size=3), dim=4, heads=1, layers=1, length=4
     )
     models.save(models.build(config), tmp_path / "ours")
-    with pytest.raises(ValueError, match="swapped in Python"):
+    with pytest.raises(ValueError, match="Swap a Regard model in Python"):
         load_transformers_model(str(tmp_path / "ours"))
     with pytest.raises(ValueError, match="is a file"):
         load_transformers_model(str(tmp_path / "config.json"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match="no folder, no package"):
+    with pytest.raises(ValueError, match="not a folder, not a package"):
         load_transformers_model("no-such/model-at-all")
 
 

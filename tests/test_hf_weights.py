@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from hub_models import shaken
+import regard.hf
+from hf_models import randomize_weights
 from regard import Unsupported, models
-from regard.hf import checkpoints
+from regard.hf import families
 from regard.hf.weights import WeightMap, rule, split_qkv
 
 hf = pytest.importorskip("transformers")
@@ -55,12 +56,12 @@ T5 = {
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
-def pair(peer, head=None, leave=()):
+def pair(peer, head=None, ignore=()):
     """The peer, and ours with its weights."""
-    peer = shaken(peer)
-    config, names = models.convert_config(peer.config.to_dict(), head)
+    peer = randomize_weights(peer)
+    config, names = regard.hf.convert_config(peer.config.to_dict(), head)
     ours = models.build(config).double().eval()
-    models.load_weights(ours, peer.state_dict(), names, leave=leave)
+    regard.hf.load_weights(ours, peer.state_dict(), names, ignore=ignore)
     return ours, peer
 
 
@@ -96,7 +97,7 @@ def alike_gradients(mine, theirs, ours_table, their_table):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_bert(side):
     """Fails if a layer, the types of tokens, the padding or the order of norms differ from BertModel's."""
-    ours, peer = pair(hf.BertModel(hf.BertConfig(**BERT)), leave=["pooler.*"])
+    ours, peer = pair(hf.BertModel(hf.BertConfig(**BERT)), ignore=["pooler.*"])
     x, types, mask = tokens(), torch.randint(0, 2, (2, 9)), padded(side)
     mine, theirs = (
         ours(x, mask, types=types),
@@ -155,7 +156,7 @@ def test_gpt2_streams_as_the_peer_does_with_its_cache():
 def test_vit(rand):
     """Fails if patches, the class token, positions or the last norm differ from ViTModel's; or its classes."""
     images = rand(2, 3, 8, 8)
-    ours, peer = pair(hf.ViTModel(hf.ViTConfig(**VIT)), leave=["pooler.*"])
+    ours, peer = pair(hf.ViTModel(hf.ViTConfig(**VIT)), ignore=["pooler.*"])
     alike(ours(images), peer(images).last_hidden_state)
     ours, peer = pair(
         hf.ViTForImageClassification(hf.ViTConfig(**VIT)),
@@ -166,11 +167,11 @@ def test_vit(rand):
 
 def test_vit_files_from_before_are_read(rand):
     """Fails if the names that files on the hub have, from before transformers 5, find no place."""
-    peer = shaken(hf.ViTModel(hf.ViTConfig(**VIT), add_pooling_layer=False))
-    config, names = models.convert_config(peer.config.to_dict())
+    peer = randomize_weights(hf.ViTModel(hf.ViTConfig(**VIT), add_pooling_layer=False))
+    config, names = regard.hf.convert_config(peer.config.to_dict())
     old = {}
     for name, tensor in peer.state_dict().items():
-        for before, now in names.renamed:
+        for before, now in names.renames:
             name = (
                 name.replace(now, before)
                 if name.startswith("layers.") or "layer." in name
@@ -182,7 +183,7 @@ def test_vit_files_from_before_are_read(rand):
         and "vit.encoder.layer.0.output.dense.bias" in old
     )
     ours = models.build(config).double().eval()
-    models.load_weights(ours, old, names)
+    regard.hf.load_weights(ours, old, names)
     images = rand(2, 3, 8, 8)
     alike(ours(images), peer(images).last_hidden_state)
 
@@ -222,8 +223,8 @@ def test_real_weights_give_the_same_sentence_embeddings():
     )
     tokenizers = pytest.importorskip("tokenizers")
     folder = package.get_model_path()
-    ours = models.convert_checkpoint(
-        folder, models.PoolingHeadConfig(unit=True), leave=["pooler.*"]
+    ours = regard.hf.convert_checkpoint(
+        folder, models.PoolingHeadConfig(unit=True), ignore=["pooler.*"]
     )
     words = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     words.enable_padding()
@@ -253,96 +254,104 @@ def test_real_weights_give_the_same_sentence_embeddings():
 def test_what_finds_no_place_is_named():
     """Fails if a tensor is left over, or missing, on either side without a word."""
     peer = hf.BertModel(hf.BertConfig(**BERT))
-    config, names = models.convert_config(peer.config.to_dict())
+    config, names = regard.hf.convert_config(peer.config.to_dict())
     with pytest.raises(
-        ValueError, match=r"their pooler.dense.weight, pooler.dense.bias found no place"
+        ValueError, match=r"unexpected in the checkpoint: pooler.dense.weight, pooler.dense.bias"
     ):
-        models.load_weights(models.build(config), peer.state_dict(), names)
-    config, names = models.convert_config(
+        regard.hf.load_weights(models.build(config), peer.state_dict(), names)
+    config, names = regard.hf.convert_config(
         peer.config.to_dict(), models.MaskedLMHeadConfig(tie_weights=False)
     )
-    missing = (
-        r"our head.transform.weight, head.transform.bias, head.norm.gain, .* and 1 more got nothing"
-    )
+    missing = r"missing in the checkpoint: head.transform.weight, head.transform.bias, head.norm.gain, .* and 1 more"
     with pytest.raises(ValueError, match=missing):
-        models.load_weights(models.build(config), peer.state_dict(), names, leave=["pooler.*"])
-    unmatched = models.match_weights(models.build(config), peer.state_dict(), names).unmatched
+        regard.hf.load_weights(models.build(config), peer.state_dict(), names, ignore=["pooler.*"])
+    unmatched = regard.hf.match_weights(models.build(config), peer.state_dict(), names).unmatched
     assert (
-        unmatched.theirs == ["pooler.dense.weight", "pooler.dense.bias"]
-        and "head.words.words.bias" in unmatched.ours
+        unmatched.unexpected == ["pooler.dense.weight", "pooler.dense.bias"]
+        and "head.words.words.bias" in unmatched.missing
     )
 
 
 def test_nothing_is_copied_where_something_does_not_fit():
     """Fails if an error comes after half of the weights were changed."""
     peer = hf.BertModel(hf.BertConfig(**BERT))
-    config, names = models.convert_config(peer.config.to_dict())
+    config, names = regard.hf.convert_config(peer.config.to_dict())
     ours = models.build(config)
     before = {name: t.clone() for name, t in ours.state_dict().items()}
-    with pytest.raises(ValueError, match="found no place"):
-        models.load_weights(ours, peer.state_dict(), names)
+    with pytest.raises(ValueError, match="unexpected in the checkpoint"):
+        regard.hf.load_weights(ours, peer.state_dict(), names)
     assert all(torch.equal(t, before[name]) for name, t in ours.state_dict().items())
 
 
 def test_shapes_and_tied_weights_are_checked():
     """Fails if a tensor of another shape is taken, or one of two different tensors for a tied one."""
     peer = hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2))
-    config, names = models.convert_config(
+    config, names = regard.hf.convert_config(
         {**peer.config.to_dict(), "n_positions": 20}, models.LMHeadConfig()
     )
     with pytest.raises(
         ValueError,
-        match=r"wpe.weight gives \(16, 8\) for trunk.embed.position.table.* expects \(20, 8\)",
+        match=r"wpe.weight has shape \(16, 8\) for backbone.embed.position.table.* expects \(20, 8\)",
     ):
-        models.load_weights(models.build(config), peer.state_dict(), names)
-    config, names = models.convert_config(peer.config.to_dict(), models.LMHeadConfig())
+        regard.hf.load_weights(models.build(config), peer.state_dict(), names)
+    config, names = regard.hf.convert_config(peer.config.to_dict(), models.LMHeadConfig())
     other = {**peer.state_dict(), "lm_head.weight": torch.zeros(31, 8)}
-    with pytest.raises(ValueError, match="are tied in this model, and their weights differ"):
-        models.load_weights(models.build(config), other, names)
+    with pytest.raises(ValueError, match="are tied in this model, but differ"):
+        regard.hf.load_weights(models.build(config), other, names)
     del other["lm_head.weight"]  # as in files, which hold tied weights once
-    models.load_weights(models.build(config), other, names)
+    regard.hf.load_weights(models.build(config), other, names)
 
 
 def test_a_hybrid_takes_what_it_has():
     """Fails if a layer with another mixer keeps later layers from their weights."""
     peer = hf.BertModel(hf.BertConfig(**BERT), add_pooling_layer=False)
-    config, names = models.convert_config(peer.config.to_dict())
+    config, names = regard.hf.convert_config(peer.config.to_dict())
     mixed = config.replace(mixer=["fnet", config.mixer[0]])
-    left = models.match_weights(models.build(mixed), peer.state_dict(), names).unmatched
-    assert not left.ours and left.theirs and all(".0.attention." in name for name in left.theirs)
+    left = regard.hf.match_weights(models.build(mixed), peer.state_dict(), names).unmatched
+    assert (
+        not left.missing
+        and left.unexpected
+        and all(".0.attention." in name for name in left.unexpected)
+    )
 
 
 def test_what_we_have_no_form_for_is_refused():
     """Fails if a setting of theirs that changes the model is passed over."""
     bert, gpt, vit = (kind().to_dict() for kind in (hf.BertConfig, hf.GPT2Config, hf.ViTConfig))
-    with pytest.raises(Unsupported, match="position_embedding_type is 'relative_key'"):
-        models.convert_config({**bert, "position_embedding_type": "relative_key"})
-    with pytest.raises(Unsupported, match="scale_attn_by_inverse_layer_idx is True"):
-        models.convert_config({**gpt, "scale_attn_by_inverse_layer_idx": True})
-    with pytest.raises(Unsupported, match="qkv_bias is False"):
-        models.convert_config({**vit, "qkv_bias": False})
-    with pytest.raises(Unsupported, match="6 heads of 64 are not as wide as a token, 512"):
-        models.convert_config({**hf.T5Config().to_dict(), "num_heads": 6})
-    with pytest.raises(Unsupported, match="no activation for their 'gelu_fast'"):
-        models.convert_config({**bert, "hidden_act": "gelu_fast"})
-    with pytest.raises(ValueError, match="no map for models of type 'gpt_2': did you mean 'gpt2'"):
-        models.convert_config({"model_type": "gpt_2"})
-    with pytest.raises(ValueError, match="does not say 'vocab_size'"):
-        models.convert_config({"model_type": "bert"})
+    with pytest.raises(
+        Unsupported, match="position_embedding_type='relative_key' is not supported"
+    ):
+        regard.hf.convert_config({**bert, "position_embedding_type": "relative_key"})
+    with pytest.raises(Unsupported, match="scale_attn_by_inverse_layer_idx=True is not supported"):
+        regard.hf.convert_config({**gpt, "scale_attn_by_inverse_layer_idx": True})
+    with pytest.raises(Unsupported, match="qkv_bias=False is not supported"):
+        regard.hf.convert_config({**vit, "qkv_bias": False})
+    with pytest.raises(
+        Unsupported, match="6 heads of width 64 are not supported in a model of width 512"
+    ):
+        regard.hf.convert_config({**hf.T5Config().to_dict(), "num_heads": 6})
+    with pytest.raises(Unsupported, match="Activation 'gelu_fast' is not supported"):
+        regard.hf.convert_config({**bert, "hidden_act": "gelu_fast"})
+    with pytest.raises(
+        ValueError, match="Cannot convert models of type 'gpt_2': did you mean 'gpt2'"
+    ):
+        regard.hf.convert_config({"model_type": "gpt_2"})
+    with pytest.raises(ValueError, match="lacks 'vocab_size'"):
+        regard.hf.convert_config({"model_type": "bert"})
 
 
 def test_a_folder_of_theirs_is_read(tmp_path):
     """Fails if what save_pretrained wrote is read otherwise, or a broken file gives no clear error."""
-    peer = shaken(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2))).float()
+    peer = randomize_weights(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2))).float()
     peer.save_pretrained(tmp_path)
-    ours, x = models.convert_checkpoint(tmp_path, models.LMHeadConfig()), tokens()
+    ours, x = regard.hf.convert_checkpoint(tmp_path, models.LMHeadConfig()), tokens()
     torch.testing.assert_close(ours(x), peer(x).logits, rtol=0, atol=1e-5)
     (tmp_path / "config.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="is no JSON"):
-        models.convert_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match="is not valid JSON"):
+        regard.hf.convert_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps([1]))
-    with pytest.raises(ValueError, match="is no JSON object"):
-        models.convert_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match="is not a JSON object"):
+        regard.hf.convert_checkpoint(tmp_path)
 
 
 def test_maps_of_ones_own(rand):
@@ -358,12 +367,12 @@ def test_maps_of_ones_own(rand):
         residual="post",
     )
     ours = models.build(config).double()
-    layer = "trunk.stack.layers.{i}"
+    layer = "backbone.stack.layers.{i}"
     names = WeightMap(
         prefix="net.",
-        rows=(
-            rule("in.weight", "trunk.embed.project.weight"),
-            rule("in.bias", "trunk.embed.project.bias"),
+        rules=(
+            rule("in.weight", "backbone.embed.project.weight"),
+            rule("in.bias", "backbone.embed.project.bias"),
             rule(
                 "attend.{i}.qkv",
                 f"{layer}.mixer.q.weight {layer}.mixer.k.weight {layer}.mixer.v.weight",
@@ -372,11 +381,11 @@ def test_maps_of_ones_own(rand):
             rule("out", f"{layer}.mixer.out.weight"),
             rule(
                 "gain.{i} bias.{i}",
-                f"{layer}.around_mixer.norm.gain {layer}.around_mixer.norm.bias",
+                f"{layer}.mixer_residual.norm.gain {layer}.mixer_residual.norm.bias",
                 lambda a, b: (a, b),
             ),
         ),
-        dropped=("counter",),
+        ignored=("counter",),
     )
     given = {
         "in.weight": rand(4, 3),
@@ -386,7 +395,7 @@ def test_maps_of_ones_own(rand):
     }
     for i in range(2):
         given |= {f"attend.{i}.qkv": rand(4, 12), f"gain.{i}": rand(4), f"bias.{i}": rand(4)}
-    models.load_weights(ours, {"net." + name: tensor for name, tensor in given.items()}, names)
+    regard.hf.load_weights(ours, {"net." + name: tensor for name, tensor in given.items()}, names)
     first, second = (layer.mixer for layer in ours.backbone.stack.layers)
     torch.testing.assert_close(second.k.weight, given["attend.1.qkv"][:, 4:8].T)
     assert torch.equal(first.out.weight, given["out"]) and torch.equal(
@@ -402,7 +411,7 @@ def test_families_say_which_they_are():
         (hf.GPT2Config, models.gpt),
         (hf.ViTConfig, models.vit),
     ):
-        config, _ = models.convert_config(their().to_dict(), mine().head)
+        config, _ = regard.hf.convert_config(their().to_dict(), mine().head)
         assert config.replace(ffn=mine().ffn) == mine()
         assert config.ffn[0].arguments["hidden"] == 4 * config.dim
-    assert set(checkpoints.FAMILIES) > {"bert", "gpt2", "vit", "t5"}
+    assert set(families.CHECKPOINTS) > {"bert", "gpt2", "vit", "t5"}

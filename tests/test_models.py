@@ -10,6 +10,7 @@ from torch import nn
 
 import regard
 from regard import models
+from regard.hf import weights
 from regard.models import (
     LMHeadConfig,
     ModelConfig,
@@ -302,7 +303,7 @@ def test_the_transformer_of_2017():
         for p in layer.parameters():
             nn.init.normal_(p, std=0.4)
     table = torch.randn(11, dim, dtype=torch.float64)
-    models.load_weights(model, torch_weights(encoders, decoders, table), TORCH)
+    weights.load_weights(model, torch_weights(encoders, decoders, table), TORCH)
     mask = torch.arange(9).expand(2, 9) < torch.tensor([[9], [5]])
     waves = torch.tensor(
         [
@@ -343,35 +344,33 @@ def _layer(side, ours, theirs, number):
         for name, mine in theirs.items()
         for kind in ("weight", "bias")
         for row in (
-            models.weights.WeightRule(
+            weights.WeightRule(
                 (f"{side}.{{i}}.{name}.in_proj_{kind}",),
                 tuple(f"{ours}.{mine}.{p}.{kind}" for p in "qkv"),
                 three,
             ),
-            models.weights.rule(
-                f"{side}.{{i}}.{name}.out_proj.{kind}", f"{ours}.{mine}.out.{kind}"
-            ),
+            weights.rule(f"{side}.{{i}}.{name}.out_proj.{kind}", f"{ours}.{mine}.out.{kind}"),
         )
     ]
     around = (
-        ["around_mixer", "around_ffn"]
+        ["mixer_residual", "ffn_residual"]
         if number == 2
-        else ["around_mixer", "around_cross", "around_ffn"]
+        else ["mixer_residual", "cross_residual", "ffn_residual"]
     )
     norms = [
-        models.weights.norm_rules(f"{side}.{{i}}.norm{i + 1}", f"{ours}.{name}.norm")
+        weights.norm_rules(f"{side}.{{i}}.norm{i + 1}", f"{ours}.{name}.norm")
         for i, name in enumerate(around)
     ]
     feed = [
-        models.weights.linear_rules(f"{side}.{{i}}.linear{i + 1}", f"{ours}.ffn.{name}")
+        weights.linear_rules(f"{side}.{{i}}.linear{i + 1}", f"{ours}.ffn.{name}")
         for i, name in enumerate(("up", "down"))
     ]
     return [*attend, *sum(norms, ()), *sum(feed, ())]
 
 
-TORCH = models.WeightMap(
-    rows=(
-        models.weights.rule("table", "encoder.embed.tokens.weight"),
+TORCH = weights.WeightMap(
+    rules=(
+        weights.rule("table", "encoder.embed.tokens.weight"),
         *_layer("encoder", "encoder.stack.layers.{i}", {"self_attn": "mixer"}, 2),
         *_layer(
             "decoder",

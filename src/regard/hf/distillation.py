@@ -1,4 +1,6 @@
-"""What a swapped model learns from: the old one layer by layer, the old one as a whole, or texts with gaps."""
+"""Losses for `recover`: distillation from the original model, layer by layer or as a whole, and
+masked language modelling.
+"""
 
 from __future__ import annotations
 
@@ -10,192 +12,202 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.hf.drift import ModelOutputs, mean_pool, states
-from regard.hf.sample import model_inputs, padded
+from regard.hf.drift import ModelOutputs, mean_pool, model_outputs
+from regard.hf.model_inputs import build_inputs, pad_rows
 from regard.models.losses import IGNORE_INDEX
 from regard.models.masking import mask_tokens
 from regard.tasks.base import Batch, Example, Task
 
 
 class ExampleLosses(NamedTuple):
-    """For each example (b): the loss, and how well it was met, from 0 to 1."""
+    """Loss (b) and score (b) from 0 to 1 of each example."""
 
     loss: Tensor
-    near: Tensor
+    score: Tensor
 
 
-class Examples(Task):
-    """Examples without labels: tokens (n) each, filled up in a batch, or tensors of one shape."""
+class UnlabelledExamples(Task):
+    """Examples without labels: token ids (n) of any length, padded in a batch, or float tensors of
+    one shape.
+    """
 
-    def __init__(self, train: Sequence[Tensor], valid: Sequence[Tensor], fill: int = 0) -> None:
+    def __init__(
+        self, train: Sequence[Tensor], valid: Sequence[Tensor], pad_token_id: int = 0
+    ) -> None:
         super().__init__(vocab_size=1, classes=1, length=1)
-        self.splits, self.fill = {"train": train, "valid": valid, "test": valid}, fill
-
-    def all(self) -> list[Tensor]:
-        """Those to train on, then those held out."""
-        return [*self.splits["train"], *self.splits["valid"]]
+        self.splits = {"train": train, "valid": valid, "test": valid}
+        self.pad_token_id = pad_token_id
 
     def size(self, split: str) -> int:
-        """See `Task`."""
+        """Number of examples."""
         return len(self.splits[split])
 
     def example(self, split: str, index: int) -> Example:
-        """See `Task`."""
+        """An example with an unused target."""
         return Example(self.splits[split][index], torch.zeros(()))
 
     def show(self, example: Example) -> str:
-        """See `Task`."""
+        """The shape of an example."""
         return str(tuple(example.tokens.shape))
 
     def batch(self, split: str, indexes: Sequence[int]) -> Batch:
-        """Side by side, filled up at the end."""
+        """Examples padded to the longest."""
         rows = [self.splits[split][i] for i in indexes]
         target = torch.zeros(len(rows))
         if rows[0].is_floating_point():
             return Batch(torch.stack(rows), None, target)
-        return Batch(*padded(rows, self.fill), target)
+        return Batch(*pad_rows(rows, self.pad_token_id), target)
 
     def loss(self, logits: Any, target: Tensor) -> Tensor:
-        """The mean over the examples."""
+        """The mean loss of the examples."""
         return logits.loss.mean()
 
     def score(self, logits: Any, target: Tensor) -> tuple[float, int]:
-        """How well it was met, summed over the examples."""
-        return float(logits.near.sum()), len(target)
+        """The sum of the scores, and the number of examples."""
+        return float(logits.score.sum()), len(target)
 
 
 class DistillationLoss(nn.Module):
-    """tokens, mask (b n) -> `Answer`.  Dropout stays off: what is to be met has none."""
+    """Maps tokens and mask (b, n) to `ExampleLosses`. Dropout stays off, since the teacher has
+    none.
+    """
 
     def train(self, mode: bool = True) -> DistillationLoss:
-        """See the class."""
+        """Stay in evaluation mode."""
         return super().train(False)
 
 
-class LayerByLayer(DistillationLoss):
-    """Each new layer is given what the old one is given in the old model, and is to give what that gives.
+class LayerDistillation(DistillationLoss):
+    """Each new layer learns the output of the old one, on the inputs that the old one has in the
+    original model.
 
-    All of them at once: no layer waits for those before it, so no error is handed on.
+    All layers train at once, and errors of one layer do not reach the next.
     """
 
-    def __init__(self, teacher: nn.Module, new: dict[str, nn.Module]) -> None:
+    def __init__(self, teacher: nn.Module, layers: dict[str, nn.Module]) -> None:
         super().__init__()
-        self.teacher = (teacher,)  # outside the parameters
-        self.paths, self.new = list(new), nn.ModuleList(new.values())
+        self.teacher = (teacher,)  # a tuple, so that it is not registered
+        self.paths, self.layers = list(layers), nn.ModuleList(layers.values())
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> ExampleLosses:
-        """The share of what the old layers give that the new ones miss, the mean over layers and real tokens."""
-        seen: dict[str, tuple[Any, Any, Tensor]] = {}
+        """Relative squared error, and cosine similarity, averaged over layers and tokens."""
+        calls: dict[str, tuple[Any, Any, Tensor]] = {}
+
+        def record(path: str) -> Any:
+            def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], y: Any) -> None:
+                kwargs = {
+                    name: value for name, value in kwargs.items() if name != "past_key_values"
+                }
+                calls[path] = (args, kwargs, first_tensor(y).detach())
+
+            return hook
+
         (teacher,) = self.teacher
         with torch.no_grad(), ExitStack() as stack:
             for path in self.paths:
-                handle = teacher.get_submodule(path).register_forward_hook(
-                    noting(seen, path), with_kwargs=True
-                )
-                stack.callback(handle.remove)
-            model_inputs(teacher, tokens, mask).call(teacher)
-        misses, nears = [], []
-        for path, new in zip(self.paths, self.new, strict=True):
-            given, named, want = seen[path]
-            got = first_of(new(*given, **named))
-            misses.append(relative_error(got, want, mask))
-            nears.append(near(got, want, mask))
-        return ExampleLosses(torch.stack(misses).mean(0), torch.stack(nears).mean(0))
+                module = teacher.get_submodule(path)
+                stack.callback(module.register_forward_hook(record(path), with_kwargs=True).remove)
+            build_inputs(teacher, tokens, mask).call(teacher)
+        errors, similarities = [], []
+        for path, layer in zip(self.paths, self.layers, strict=True):
+            args, kwargs, expected = calls[path]
+            y = first_tensor(layer(*args, **kwargs))
+            token_mask = None if mask is None else fit_mask(mask, y)
+            cosine = F.cosine_similarity(y.float(), expected.float(), dim=-1)
+            errors.append(relative_error(y, expected, mask))
+            similarities.append(mean_pool(cosine[..., None], token_mask)[..., 0])
+        return ExampleLosses(torch.stack(errors).mean(0), torch.stack(similarities).mean(0))
 
 
-class Whole(DistillationLoss):
-    """The new model is to have the hidden states of the old one after each layer, and to give what it gives."""
+class ModelDistillation(DistillationLoss):
+    """The model learns the hidden states of the original after each block, and its output."""
 
     def __init__(self, teacher: nn.Module, student: nn.Module, blocks: Sequence[str]) -> None:
         super().__init__()
         self.teacher, self.student, self.blocks = (teacher,), student, list(blocks)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> ExampleLosses:
-        """What is missed of hidden states, the mean over layers; and 1 − cosine of embeddings, or Σ p log p/q of logits."""
+        """Relative error of hidden states plus 1 − cosine of embeddings, or the KL divergence of
+        logits.
+        """
         (teacher,) = self.teacher
-        want = states(teacher, self.blocks, model_inputs(teacher, tokens, mask))
-        got = states(self.student, self.blocks, model_inputs(self.student, tokens, mask), live=True)
-        hidden = torch.stack(
-            [relative_error(got.hidden[path], want.hidden[path], mask) for path in self.blocks]
-        ).mean(0)
-        apart, same = ends(got, want, len(tokens))
-        return ExampleLosses(hidden + apart, same)
+        expected = model_outputs(teacher, self.blocks, build_inputs(teacher, tokens, mask))
+        inputs = build_inputs(self.student, tokens, mask)
+        outputs = model_outputs(self.student, self.blocks, inputs, training=True)
+        errors = [
+            relative_error(outputs.hidden[path], expected.hidden[path], mask)
+            for path in self.blocks
+        ]
+        loss, score = output_loss(outputs, expected, len(tokens))
+        return ExampleLosses(torch.stack(errors).mean(0) + loss, score)
 
 
-class Gaps(DistillationLoss):
-    """Masked modelling (Devlin et al. 2019, arXiv 1810.04805): the model says what stood in the gaps.
+class MaskedLMLoss(DistillationLoss):
+    """Masked language modelling (Devlin et al. 2019, arXiv 1810.04805).
 
-    gap   the token of a gap; `free` those that never become one
+    Args:
+        special_token_ids: Tokens that are never masked.
     """
 
-    def __init__(self, student: nn.Module, gap: int, vocab_size: int, free: Sequence[int]) -> None:
+    def __init__(
+        self,
+        student: nn.Module,
+        mask_token_id: int,
+        vocab_size: int,
+        special_token_ids: Sequence[int],
+    ) -> None:
         super().__init__()
-        self.student, self.gap, self.vocab_size, self.free = student, gap, vocab_size, list(free)
+        self.student, self.mask_token_id, self.vocab_size = student, mask_token_id, vocab_size
+        self.special_token_ids = list(special_token_ids)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> ExampleLosses:
-        """Cross-entropy in nats, and how many gaps were filled rightly; gaps in evaluation are always the same."""
-        may = ~torch.isin(tokens, torch.tensor(self.free, device=tokens.device))
-        may = may if mask is None else may & mask
+        """Cross-entropy in nats, and accuracy. Evaluation always masks the same tokens."""
+        maskable = ~torch.isin(tokens, torch.tensor(self.special_token_ids, device=tokens.device))
+        maskable = maskable if mask is None else maskable & mask
         seed = int(torch.randint(1 << 30, ())) if torch.is_grad_enabled() else 0
-        read, target = mask_tokens(tokens, self.vocab_size, gap=self.gap, seed=seed, mask=may)
-        logits = model_inputs(self.student, read, mask).call(self.student).logits
-        each = F.cross_entropy(
+        masked, target = mask_tokens(
+            tokens, self.vocab_size, gap=self.mask_token_id, seed=seed, mask=maskable
+        )
+        logits = build_inputs(self.student, masked, mask).call(self.student).logits
+        loss = F.cross_entropy(
             logits.float().flatten(0, 1),
             target.flatten(),
             ignore_index=IGNORE_INDEX,
             reduction="none",
         )
-        there = target != IGNORE_INDEX
-        count = there.sum(1).clamp(min=1)
-        right = ((logits.argmax(-1) == target) & there).sum(1) / count
-        return ExampleLosses(each.view(target.shape).sum(1) / count, right)
+        is_target = target != IGNORE_INDEX
+        count = is_target.sum(1).clamp(min=1)
+        correct = ((logits.argmax(-1) == target) & is_target).sum(1)
+        return ExampleLosses(loss.view(target.shape).sum(1) / count, correct / count)
 
 
-def noting(seen: dict[str, Any], path: str) -> Any:
-    """A hook that keeps what a module was given and what it gave; caches are not handed on."""
-
-    def note(module: nn.Module, given: Any, named: dict[str, Any], y: Any) -> None:
-        seen[path] = (
-            given,
-            {k: v for k, v in named.items() if k != "past_key_values"},
-            first_of(y).detach(),
-        )
-
-    return note
-
-
-def first_of(y: Any) -> Tensor:
-    """The tokens in what a layer gives."""
+def first_tensor(y: Any) -> Tensor:
+    """The tokens in the output of a layer."""
     return y if isinstance(y, Tensor) else y[0]
 
 
-def relative_error(got: Tensor, want: Tensor, mask: Tensor | None) -> Tensor:
-    """|got − want|² / |want|² over the real tokens of each example: (b n d) -> (b)."""
-    keep = 1.0 if mask is None else fit(mask, got)[..., None].to(got.dtype)
-    apart, size = ((t * keep).square().flatten(1).sum(1) for t in (got - want, want))
-    return apart / size.clamp(min=1e-12)
-
-
-def near(got: Tensor, want: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean cosine over the real tokens of each example: (b n d) -> (b)."""
-    each = F.cosine_similarity(got.float(), want.float(), dim=-1)
-    return mean_pool(each[..., None], None if mask is None else fit(mask, got))[..., 0]
-
-
-def fit(mask: Tensor, y: Tensor) -> Tensor:
-    """As long as the tokens, which some models lengthen."""
+def fit_mask(mask: Tensor, y: Tensor) -> Tensor:
+    """A mask as long as the tokens: some models lengthen their inputs."""
     return F.pad(mask, (0, y.shape[1] - mask.shape[1]))
 
 
-def ends(got: ModelOutputs, want: ModelOutputs, b: int) -> tuple[Tensor, Tensor]:
-    """How far apart what comes out is, and how near, (b) each; logits of all tokens are averaged."""
-    same = F.cosine_similarity(got.out.float(), want.out.float(), dim=-1)
-    if want.name == "embedding":
-        return 1 - same, same.detach()
-    a, c = (F.log_softmax(s.out.float(), -1) for s in (want, got))
-    apart = (a.exp() * (a - c)).sum(-1)
-    if apart.shape[0] != b:  # the logits of real tokens in a row: their mean serves all examples
-        apart, same = (t.mean().expand(b) for t in (apart, same))
-    return apart.flatten(1).mean(1) if apart.dim() > 1 else apart, (
-        same.flatten(1).mean(1) if same.dim() > 1 else same
-    ).detach()
+def relative_error(y: Tensor, expected: Tensor, mask: Tensor | None) -> Tensor:
+    """|y − expected|² / |expected|² over the tokens of each example: (b, n, d) -> (b)."""
+    keep = 1.0 if mask is None else fit_mask(mask, y)[..., None].to(y.dtype)
+    error, size = ((t * keep).square().flatten(1).sum(1) for t in (y - expected, expected))
+    return error / size.clamp(min=1e-12)
+
+
+def output_loss(outputs: ModelOutputs, expected: ModelOutputs, batch: int) -> tuple[Tensor, Tensor]:
+    """Loss and cosine similarity (b) of the outputs of two models."""
+    cosine = F.cosine_similarity(outputs.output.float(), expected.output.float(), dim=-1)
+    if expected.kind == "embedding":
+        return 1 - cosine, cosine.detach()
+    log_p, log_q = (F.log_softmax(out.output.float(), -1) for out in (expected, outputs))
+    divergence = (log_p.exp() * (log_p - log_q)).sum(-1)
+    if (
+        divergence.shape[0] != batch
+    ):  # one row for each token of the batch: the mean serves all examples
+        divergence, cosine = (t.mean().expand(batch) for t in (divergence, cosine))
+    divergence, cosine = (t.flatten(1).mean(1) if t.dim() > 1 else t for t in (divergence, cosine))
+    return divergence, cosine.detach()

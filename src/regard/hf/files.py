@@ -1,4 +1,6 @@
-"""Models of transformers from a folder, a name or a package, and swapped ones written down.  safetensors only."""
+"""Files: transformers models from a folder, a package or the Hub, and swapped models. Weights are
+safetensors only.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,12 @@ from typing import Any
 
 from torch import nn
 
-from regard.hf.checkpoints import refuse_pickle_files
 from regard.hf.modules import Replacement, SwappedAttention
 from regard.hf.swapping import find_sites, swap
 from regard.models.config import ModuleSpec
 from regard.models.serialization import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
     format_names,
     load_tensors,
     open_safetensors,
@@ -22,134 +25,169 @@ from regard.models.serialization import (
     write_atomically,
 )
 
-CONFIG, WEIGHTS, SWAPPED = "config.json", "model.safetensors", "swap.json"
+SWAP_NAME = "swap.json"  # the mixers of a swapped model
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def transformers() -> Any:
-    """The package, or which extra brings it."""
+def import_transformers() -> Any:
+    """The package transformers; if it is missing, the error names the extra to install."""
     try:
         import transformers
     except ImportError:
-        raise ImportError(
-            "models of Hugging Face need transformers: pip install 'regard[hf]'"
-        ) from None
+        raise ImportError("This needs transformers: pip install 'regard[hf]'") from None
     return transformers
 
 
 def load_transformers_model(name: str) -> tuple[nn.Module, Any]:
-    """A model and its tokenizer (None where there is none): from a folder, a Python package that carries one, or a name on the
-    hub; also what `save_swapped` wrote."""
-    hf, folder = transformers(), folder_of(name)
+    """Load a transformers model and its tokenizer, or None if it has none.
+
+    Args:
+        name: A folder (also one written by `save_swapped`), a Python package that contains a model,
+            or a name on the Hub.
+    """
+    transformers, folder = import_transformers(), find_folder(name)
     if folder is not None:
-        check_files(folder)
-        if (folder / SWAPPED).is_file():
-            return load_swapped(folder), tokenizer_of(str(folder))
-    where = name if folder is None else str(folder)
+        check_model_files(folder)
+    source = name if folder is None else str(folder)
     try:
-        config = hf.AutoConfig.from_pretrained(where)
-        kind = next(
-            (getattr(hf, each) for each in config.architectures or () if hasattr(hf, each)),
-            hf.AutoModel,
-        )
-        return kind.from_pretrained(where, use_safetensors=True).eval(), tokenizer_of(where)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError):  # e.g. a vision model
+        tokenizer = None
+    if folder is not None and (folder / SWAP_NAME).is_file():
+        return load_swapped(folder), tokenizer
+    try:
+        config = transformers.AutoConfig.from_pretrained(source)
+        names = [each for each in config.architectures or () if hasattr(transformers, each)]
+        model_class = getattr(transformers, names[0]) if names else transformers.AutoModel
+        return model_class.from_pretrained(source, use_safetensors=True).eval(), tokenizer
     except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"{name!r} is no folder, no package with a model, and no model that the hub gave: {first}"
+            f"{name!r} is not a folder, not a package with a model, and not on the Hub: {reason}"
         ) from None
 
 
-def folder_of(name: str) -> Path | None:
-    """The folder that is meant; None: a name on the hub."""
+def find_folder(name: str) -> Path | None:
+    """The folder of a model, or None if the name is that of a model on the Hub."""
     if Path(name).is_dir():
         return Path(name)
     if Path(name).is_file():
-        raise ValueError(f"{name} is a file: a model is a folder with {CONFIG} and {WEIGHTS}")
+        raise ValueError(
+            f"{name} is a file: a model is a folder with {CONFIG_NAME} and {WEIGHTS_NAME}."
+        )
     module = name.replace("-", "_")
     if not module.isidentifier():
         return None
     spec = importlib.util.find_spec(module)
-    roots = [] if spec is None else list(spec.submodule_search_locations or ())
-    found = [
-        path.parent
-        for root in roots
-        for path in sorted(Path(root).rglob(CONFIG))
-        if (path.parent / WEIGHTS).exists()
-    ]
-    return found[0] if found else None
+    for root in () if spec is None else spec.submodule_search_locations or ():
+        for path in sorted(Path(root).rglob(CONFIG_NAME)):
+            if (path.parent / WEIGHTS_NAME).exists():
+                return path.parent
+    return None
 
 
-def check_files(folder: Path) -> None:
-    """There is a configuration, and weights that cannot run code."""
-    if not (folder / CONFIG).is_file():
+def check_model_files(folder: Path) -> None:
+    """Raise unless a folder has a config.json of transformers and safetensors."""
+    if not (folder / CONFIG_NAME).is_file():
         raise ValueError(
-            f"there is no {folder / CONFIG}: a model is a folder with {CONFIG} and {WEIGHTS}"
+            f"No {folder / CONFIG_NAME}: a model is a folder with {CONFIG_NAME} and {WEIGHTS_NAME}."
         )
     refuse_pickle_files(folder)
     if not any(folder.glob("*.safetensors")):
-        raise ValueError(f"there is no {WEIGHTS} in {folder}")
-    if '"model_type"' not in read_small_text(folder / CONFIG):
+        raise ValueError(f"No {WEIGHTS_NAME} in {folder}.")
+    if '"model_type"' not in read_small_text(folder / CONFIG_NAME):
         raise ValueError(
-            f"{folder} is no model of transformers: one of Regard is swapped in Python, with tensors; or give the "
-            "folder of its run, which knows how it reads texts"
+            f"{folder} is not a transformers model. Swap a Regard model in Python, or give the "
+            "folder of its run, which "
+            "knows how texts are encoded."
         )
 
 
-def tokenizer_of(where: str) -> Any:
-    """None where there is none, as for images."""
+def refuse_pickle_files(folder: Path) -> None:
+    """Raise if a folder (or file) has its weights in pickle files only, which can run code when
+    they are opened.
+    """
+    pickles = (
+        [folder]
+        if folder.is_file()
+        else sorted(path for kind in PICKLES for path in folder.glob(kind))
+    )
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"{pickles[0]} is a pickle, which can run code when it is opened, and is not read. If "
+            "you trust it, convert it: "
+            "`tensors = torch.load(path, weights_only=True)`, then `safetensors.torch.save_file("
+            f"{{name: t.clone().contiguous() for name, t in tensors.items()}}, {WEIGHTS_NAME!r})`"
+        )
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a small file."""
     try:
-        return transformers().AutoTokenizer.from_pretrained(where)
-    except (OSError, ValueError, KeyError):
-        return None
+        value = json.loads(read_small_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not a JSON object.")
+    return value
 
 
-# ---------------------------------------------------------------------------------------------- swapped models
+# ----------------------------------------------------------------------------------- swapped models
 def save_swapped(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
-    """Write a swapped model of transformers: its configuration, its weights, and what stands in which layer."""
-    swapped = [site for site in find_sites(model) if isinstance(site.module, SwappedAttention)]
-    if not swapped or not hasattr(model, "save_pretrained"):
-        raise ValueError("only a model of transformers that was swapped can be written in this way")
-    save: Any = model.save_pretrained
-    save(folder)  # a swap has taught it to write the layers too
+    """Save a swapped transformers model: configuration, weights, and the mixer of each layer."""
+    is_swapped = any(isinstance(site.module, SwappedAttention) for site in find_sites(model))
+    if not is_swapped or not hasattr(model, "save_pretrained"):
+        raise ValueError("save_swapped is for transformers models that were swapped.")
+    save_pretrained: Any = model.save_pretrained  # which `swap` has wrapped to write the layers too
+    save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
 
-def write_layers(model: nn.Module, folder: str | Path) -> None:
-    """What stands in which layer."""
-    swapped = [site for site in find_sites(model) if isinstance(site.module, Replacement)]
+def swapped_layers(model: nn.Module) -> dict[int, dict[str, Any]]:
+    """Name and arguments of the mixer of each swapped layer."""
+    return {
+        site.layer: site.module.spec
+        for site in find_sites(model)
+        if isinstance(site.module, Replacement)
+    }
+
+
+def write_swapped_layers(model: nn.Module, folder: str | Path) -> None:
+    """Write swap.json."""
     try:
-        said = json.dumps({"layers": {site.layer: site.module.said for site in swapped}}, indent=1)
+        text = json.dumps({"layers": swapped_layers(model)}, indent=1)
     except TypeError as error:
-        raise ValueError(f"the arguments of a mixer cannot be written as JSON: {error}") from None
+        raise ValueError(f"The arguments of a mixer cannot be written as JSON: {error}") from None
     Path(folder).mkdir(parents=True, exist_ok=True)
-    write_atomically(Path(folder) / SWAPPED, said.encode())
+    write_atomically(Path(folder) / SWAP_NAME, text.encode())
 
 
 def load_swapped(folder: str | Path) -> nn.Module:
-    """What `save_swapped` wrote, ready to evaluate.  The old attentions were not written: it cannot be restored."""
-    hf, folder = transformers(), Path(folder)
-    config = hf.AutoConfig.from_pretrained(folder)
-    model = getattr(hf, config.architectures[0])(config)
+    """Load a model that `save_swapped` wrote, in evaluation mode.
+
+    The weights of the old attention were not saved, so it cannot be restored.
+    """
+    transformers, folder = import_transformers(), Path(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0])(config)
     try:
-        layers = {
-            int(k): ModuleSpec.model_validate(v)
-            for k, v in json.loads(read_small_text(folder / SWAPPED))["layers"].items()
-        }
+        stored = json.loads(read_small_text(folder / SWAP_NAME))["layers"]
+        layers = {int(number): ModuleSpec.model_validate(spec) for number, spec in stored.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{folder / SWAPPED} does not say what stands in which layer: {error}"
+            f"{folder / SWAP_NAME} does not list the mixers of the layers: {error}"
         ) from None
     swap(model, layers=layers)
-    with open_safetensors(folder / WEIGHTS) as file:
-        given = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    missing = [name for name in unique_tensors(model) if name not in given]
-    if missing or len(given) > len(unique_tensors(model)):
-        raise ValueError(
-            f"{folder / WEIGHTS} does not fit {folder / SWAPPED}: {format_names(missing or sorted(given))}"
-        )
-    load_tensors(model, given)
+    with open_safetensors(folder / WEIGHTS_NAME) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    expected = unique_tensors(model)
+    missing = [name for name in expected if name not in tensors]
+    if missing or len(tensors) > len(expected):
+        names = format_names(missing or sorted(tensors))
+        raise ValueError(f"{folder / WEIGHTS_NAME} does not fit {folder / SWAP_NAME}: {names}")
+    load_tensors(model, tensors)
     for module in model.modules():
         if isinstance(module, Replacement):
-            module.lost = True
+            module.old_weights_lost = True
     return model.eval()

@@ -1,235 +1,227 @@
-"""A mixer made to fit in the place of an attention: its projections taken over, and what is its own begun so as to disturb
-least."""
+"""Build a mixer for the place of an attention layer: take over its projections, and start new
+weights near softmax attention.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard import registry
 from regard.attentions.adaptive_span import AdaptiveSpanAttention
 from regard.attentions.nystrom import NystromAttention
 from regard.compression import ConvCompression, LengthProjection
 from regard.errors import Unsupported
-from regard.hf.modules import AttentionWeights, LinearWeights
+from regard.hf.families.base import AttentionWeights, LinearWeights
 from regard.mixer import Mixer, MultiHead
 from regard.mixers import Longformer, with_position
 from regard.mixers.bp_transformer import BPTransformer
 from regard.models.config import ModuleSpec
 
-NAMES = ("q", "k", "v")
-TOLD = ("dim", "heads")
+PROJECTIONS = ("q", "k", "v")
 
 
-class Fitted(NamedTuple):
-    """A mixer without its last projection, and the names of what it took over, "out" being the model's own."""
+def fit_mixer(
+    weights: AttentionWeights, spec: ModuleSpec, *, layer: int, seed: int = 0
+) -> tuple[Mixer, tuple[str, ...]]:
+    """Build the mixer of a spec for the layer that the weights are from, without output projection.
 
-    mixer: Mixer
-    kept: tuple[str, ...]
-
-
-def fitted(parts: AttentionWeights, part: ModuleSpec, *, layer: int, seed: int = 0) -> Fitted:
-    """The mixer that `part` names, for the place that `parse_specs` were taken from.  What cannot stand there raises."""
-    mixer = made(parts, part, layer, seed)
-    if parts.pads and not mixer.can.mask:
+    Returns:
+        The mixer, and which of "q", "k" and "v" it took over.
+    """
+    mixer = build_mixer(weights, spec, layer, seed)
+    if weights.pads and not mixer.can.mask:
         raise Unsupported(
-            f"{part.name} cannot leave tokens out, and this model pads: {mixer.can.reason('mask')}"
+            f"{spec.name} does not support the padding of this model: {mixer.can.reason('mask')}"
         )
-    kept = take_over(mixer, parts)
+    kept = take_over_projections(mixer, weights)
     for module in mixer.modules():
-        begin = GENTLE.get(type(module))
-        if begin is not None:
+        initialize = INITIALIZERS.get(type(module))
+        if initialize is not None:
             with torch.no_grad():
-                begin(module, part.arguments)
-    mixer = with_positions(mixer, parts)
-    mixer.name = part.name
-    like = parts.q.weight
-    return Fitted(mixer.to(like.device, like.dtype), kept)
+                initialize(module, spec.arguments)
+    for position in (weights.rotary, weights.prior):
+        mixer = mixer if position is None else add_position(mixer, position)
+    mixer.name = spec.name
+    return mixer.to(weights.q.weight.device, weights.q.weight.dtype), kept
 
 
-def made(parts: AttentionWeights, part: ModuleSpec, layer: int, seed: int) -> Mixer:
-    """The recipe, told what the model knows; new weights depend on the seed and the layer alone."""
-    arguments = dict(part.arguments)
-    told = sorted(set(TOLD) & set(arguments))
-    if told:
-        raise ValueError(
-            f"{told[0]} is told by the model, so the arguments of {part.name} may not give it"
-        )
-    known = registry.get_recipe(part.name).parameters
-    if known["heads"].default is inspect.Parameter.empty:
-        arguments["heads"] = parts.heads
-    arguments.setdefault("causal", bool(parts.causal))
-    if parts.causal is not None and arguments["causal"] != parts.causal:
-        raise ValueError(f"causal is told by the model, and it is {parts.causal} here")
-    if "length" in known and parts.length is not None:
-        arguments.setdefault("length", parts.length)
-    if "layer" in known and (
-        known["layer"].default is not None or arguments.get("split") == "layers"
+def build_mixer(weights: AttentionWeights, spec: ModuleSpec, layer: int, seed: int) -> Mixer:
+    """Build the recipe with what the model determines. New weights depend on the seed and the layer
+    only.
+    """
+    arguments = dict(spec.arguments)
+    for name in ("dim", "heads"):
+        if name in arguments:
+            raise ValueError(
+                f"{name} is set by the model and cannot be an argument of {spec.name}."
+            )
+    parameters = registry.get_recipe(spec.name).parameters
+    if parameters["heads"].default is inspect.Parameter.empty:
+        arguments["heads"] = weights.heads
+    arguments.setdefault("causal", bool(weights.causal))
+    if weights.causal is not None and arguments["causal"] != weights.causal:
+        raise ValueError(f"causal is set by the model: it is {weights.causal} here.")
+    if "length" in parameters and weights.length is not None:
+        arguments.setdefault("length", weights.length)
+    if "layer" in parameters and (
+        parameters["layer"].default is not None or arguments.get("split") == "layers"
     ):
         arguments.setdefault("layer", layer)
-    inner = parts.q.weight.shape[
+    width = weights.q.weight.shape[
         0
-    ]  # as wide as all heads together, which need not be the width of a token
+    ]  # of all heads together, which may differ from the model width
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + layer)
-        mixer = registry.create(part.name, dim=inner, **arguments)
-    if inner != parts.dim:
+        mixer = registry.create(spec.name, dim=width, **arguments)
+    if width != weights.dim:
         if not isinstance(mixer, MultiHead):
             raise Unsupported(
-                f"{parts.heads} heads of {inner // parts.heads} are not as wide as a token, {parts.dim}: only a "
-                f"MultiHead fits there, and {part.name} is none"
+                f"{spec.name} is not a MultiHead mixer, which {weights.heads} heads of width "
+                f"{width // weights.heads} "
+                f"in a model of width {weights.dim} require."
             )
-        mixer.dim = parts.dim
+        mixer.dim = weights.dim
     return mixer
 
 
-# ---------------------------------------------------------------------------------------------- what is taken over
-def take_over(mixer: Mixer, parts: AttentionWeights) -> tuple[str, ...]:
-    """Put the model's queries, keys and values into the mixer, where it has the like, and nothing in place of its last
-    projection, for the model's own stands behind it."""
-    homes = [
+# -------------------------------------------------------------------------------------- projections
+def take_over_projections(mixer: Mixer, weights: AttentionWeights) -> tuple[str, ...]:
+    """Put the model's q, k and v into the mixer where it has such projections, and remove its
+    output projection.
+    """
+    owners = [
         m
         for m in mixer.modules()
         if isinstance(getattr(m, "v", None), nn.Linear) and hasattr(m, "out")
     ]
-    if len([home for home in homes if isinstance(home.out, nn.Linear)]) > 1:
+    if sum(isinstance(owner.out, nn.Linear) for owner in owners) > 1:
         return ()  # several attentions in a row: none of them is the old one
-    kept: list[str] = []
-    for home in homes:
-        given = dict(zip(NAMES, scaled(parts), strict=True))
-        if (
-            parts.marked is not None
-            and isinstance(mixer, Longformer)
-            and home is mixer.global_heads
-        ):
-            given = dict(zip(NAMES, parts.marked, strict=True))
-        taken = {name for name in ("q", "v") if put(home, name, given[name], parts)}
-        if "q" in taken and put(
-            home, "k", given["k"], parts
-        ):  # keys without the queries that they answer are worth nothing
-            taken.add("k")
-        kept.extend(taken)
-        out = home.out
-        if isinstance(out, nn.Linear) and out.in_features == out.out_features:
-            home.out = nn.Identity()
-    return tuple(name for name in NAMES if name in kept)
+
+    # Mixers scale scores by 1/√e: other scales go into the queries.
+    q, head_dim = weights.q, weights.q.weight.shape[0] // weights.heads
+    factor = 1.0 if weights.scale is None else weights.scale * head_dim**0.5
+    if factor != 1.0:
+        q = LinearWeights(q.weight * factor, None if q.bias is None else q.bias * factor)
+    kept: set[str] = set()
+    for owner in owners:
+        q_k_v = (q, weights.k, weights.v)
+        if weights.global_qkv and isinstance(mixer, Longformer) and owner is mixer.everywhere:
+            q_k_v = weights.global_qkv
+        new = dict(zip(PROJECTIONS, q_k_v, strict=True))
+        took_queries = replace_projection(owner, "q", new["q"], weights)
+        if took_queries:
+            kept.add("q")
+        if took_queries and replace_projection(
+            owner, "k", new["k"], weights
+        ):  # keys only with their queries
+            kept.add("k")
+        if replace_projection(owner, "v", new["v"], weights):
+            kept.add("v")
+        if isinstance(owner.out, nn.Linear) and owner.out.in_features == owner.out.out_features:
+            owner.out = nn.Identity()
+    return tuple(name for name in PROJECTIONS if name in kept)
 
 
-def scaled(parts: AttentionWeights) -> tuple[LinearWeights, LinearWeights, LinearWeights]:
-    """q, k and v; queries so that scores over √e are scaled as they were."""
-    width = parts.q.weight.shape[0] // parts.heads
-    factor = 1.0 if parts.scale is None else parts.scale * width**0.5
-    q = (
-        parts.q
-        if factor == 1.0
-        else LinearWeights(*(None if t is None else t * factor for t in parts.q))  # type: ignore[arg-type]
-    )
-    return q, parts.k, parts.v
+def replace_projection(
+    owner: nn.Module, name: str, new: LinearWeights, weights: AttentionWeights
+) -> bool:
+    """Replace a projection of a mixer by that of the model, and return whether the sizes allow it.
 
-
-def put(home: nn.Module, name: str, weights: LinearWeights, parts: AttentionWeights) -> bool:
-    """Take one projection over, if it has the shape; fewer heads of keys and values are the means of those that they stand
-    for (Ainslie et al. 2023, arXiv 2305.13245)."""
-    mine = getattr(home, name, None)
-    if not isinstance(mine, nn.Linear):
+    If the mixer has fewer key and value heads, each becomes the mean of those that it stands for.
+    """
+    own = getattr(owner, name, None)
+    if not isinstance(own, nn.Linear):
         return False
-    width, given = parts.q.weight.shape[0] // parts.heads, parts.kv_heads or parts.heads
-    own = mine.out_features // width
+    head_dim = weights.q.weight.shape[0] // weights.heads
+    kv_heads, own_heads = weights.kv_heads or weights.heads, own.out_features // head_dim
     if (
         name != "q"
-        and isinstance(home, MultiHead)
-        and mine.out_features in (parts.heads * width, home.kv_heads * width)
+        and isinstance(owner, MultiHead)
+        and own.out_features in (weights.heads * head_dim, owner.kv_heads * head_dim)
     ):
-        if own > given:
-            home.kv_heads = given  # as few as the model has
-        elif given % own:
+        if own_heads > kv_heads:
+            owner.kv_heads = kv_heads
+        elif kv_heads % own_heads:
             return False
-        elif own < given:
-            weights = LinearWeights(
-                *(None if t is None else grouped(t, given, given // own) for t in weights)  # type: ignore[arg-type]
-            )
-    elif mine.out_features != weights.weight.shape[0]:
+        elif own_heads < kv_heads:
+            shape = (own_heads, kv_heads // own_heads, head_dim)
+            means = [
+                None if t is None else t.unflatten(0, shape).mean(1).flatten(0, 1) for t in new
+            ]
+            new = LinearWeights(*means)  # type: ignore[arg-type]
+    elif own.out_features != new.weight.shape[0]:
         return False
-    setattr(home, name, weights.linear())
+    setattr(owner, name, new.to_linear())
     return True
 
 
-def grouped(tensor: Tensor, heads: int, share: int) -> Tensor:
-    """(h e ...) -> (h / share e ...), the means."""
-    return tensor.unflatten(0, (heads // share, share, -1)).mean(1).flatten(0, 1)
-
-
-def with_positions(mixer: Mixer, parts: AttentionWeights) -> Mixer:
-    """The model's own positions inside attention, put into the new one."""
-    for scheme in (parts.rotary, parts.prior):
-        mixer = mixer if scheme is None else placed(mixer, scheme)
-    return mixer
-
-
-def placed(mixer: Mixer, scheme: nn.Module) -> Mixer:
-    """`with_position`, for heads that are together wider or narrower than a token too."""
+def add_position(mixer: Mixer, position: nn.Module) -> Mixer:
+    """`with_position`, also where all heads together are wider or narrower than the model."""
     if (
         not isinstance(mixer, MultiHead)
         or not isinstance(mixer.q, nn.Linear)
         or mixer.q.out_features == mixer.dim
     ):
-        return with_position(mixer, deepcopy(scheme))
-    dim, wide = mixer.dim, mixer.q.out_features
-    mixer.dim = wide  # the check of sizes is about heads
-    made = with_position(mixer, deepcopy(scheme))
-    made.dim = dim
-    return made
+        return with_position(mixer, deepcopy(position))
+    dim, mixer.dim = (
+        mixer.dim,
+        mixer.q.out_features,
+    )  # `with_position` checks the width of heads by it
+    positioned = with_position(mixer, deepcopy(position))
+    positioned.dim = dim
+    return positioned
 
 
-# ---------------------------------------------------------------------------------------------- what is the mixer's own
-def mean_of_segments(memory: Any, given: dict[str, Any]) -> None:
-    """Linformer: each row of E and F is the mean of the tokens in its share of the length, so that a key stands for its
-    neighbours; where there are as many rows as tokens, attention is what it was."""
-    rank, length = memory.rank, memory.length
-    owner = torch.arange(length) * rank // length
-    rows = torch.nn.functional.one_hot(owner, rank).T.to(memory.e)
-    for table in (memory.e, memory.f):
+# -------------------------------------------------------------------------------------- new weights
+def average_segments(compression: Any, arguments: dict[str, Any]) -> None:
+    """Linformer: each row of E and F averages a segment of the sequence. With rank = length this is
+    exact attention.
+    """
+    rank, length = compression.rank, compression.length
+    segment = torch.arange(length) * rank // length
+    rows = torch.nn.functional.one_hot(segment, rank).T.to(compression.e)
+    for table in (compression.e, compression.f):
         table.copy_(rows / rows.sum(1, keepdim=True))
 
 
-def mean_of_blocks(memory: Any, given: dict[str, Any]) -> None:
-    """Memory-compressed attention: the convolutions begin as means of the tokens of a block."""
-    for conv in (memory.k, memory.v):
+def average_blocks(compression: Any, arguments: dict[str, Any]) -> None:
+    """Memory-compressed attention: the convolutions average the tokens of a block."""
+    for conv in (compression.k, compression.v):
         width = conv.weight.shape[1]
-        conv.weight.copy_(
-            (torch.eye(width) / memory.stride)[:, :, None].repeat(conv.groups, 1, memory.stride)
-        )
+        mean = (torch.eye(width) / compression.stride)[:, :, None]
+        conv.weight.copy_(mean.repeat(conv.groups, 1, compression.stride))
         if conv.bias is not None:
             conv.bias.zero_()
 
 
-def widest_spans(attention: Any, given: dict[str, Any]) -> None:
-    """Adaptive spans begin as wide as they may be, unless the user says where."""
-    if "start" not in given:
+def widen_spans(attention: Any, arguments: dict[str, Any]) -> None:
+    """Adaptive spans start at their maximum unless `start` is given."""
+    if "start" not in arguments:
         attention.share.fill_(1.0)
         attention.initial_share = 1.0
 
 
-def no_convolution(attention: Any, given: dict[str, Any]) -> None:
-    """Nyströmformer: what the convolution adds begins as nothing."""
+def zero_convolution(attention: Any, arguments: dict[str, Any]) -> None:
+    """Nyströmformer: the convolution adds nothing."""
     if attention.conv is not None:
         attention.conv.weight.zero_()
 
 
-def no_labels(mixer: Any, given: dict[str, Any]) -> None:
-    """BP-Transformer: the vectors that tell where a span stands begin as nothing."""
+def zero_labels(mixer: Any, arguments: dict[str, Any]) -> None:
+    """BP-Transformer: the position labels of spans are zero."""
     mixer.labels.zero_()
 
 
-GENTLE: dict[type[nn.Module], Callable[[Any, dict[str, Any]], None]] = {
-    LengthProjection: mean_of_segments,
-    ConvCompression: mean_of_blocks,
-    AdaptiveSpanAttention: widest_spans,
-    NystromAttention: no_convolution,
-    BPTransformer: no_labels,
+INITIALIZERS: dict[type[nn.Module], Callable[[Any, dict[str, Any]], None]] = {
+    LengthProjection: average_segments,
+    ConvCompression: average_blocks,
+    AdaptiveSpanAttention: widen_spans,
+    NystromAttention: zero_convolution,
+    BPTransformer: zero_labels,
 }

@@ -1,4 +1,4 @@
-"""How masks arrive from other libraries, and what they say: which tokens are real, (b n), True = keep."""
+"""Padding masks (b, n), True = token, from the attention masks of other libraries."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from torch import Tensor
 
 from regard.errors import Unsupported
 
-_last: tuple[ref[Tensor], tuple[int, bool], Tensor | None] | None = (
-    None  # layers of a model are given one mask, one after the other
-)
+# All layers of a model receive the same mask, so the last result is kept.
+_last: tuple[ref[Tensor], tuple[int, bool], Tensor | None] | None = None
 
 
-def real_tokens(mask: Tensor | None, n: int, *, causal: bool) -> Tensor | None:
-    """What a mask of transformers says of n tokens: (b n), or (b 1 n n) of bools or addends; None: all are real.
+def padding_mask(mask: Tensor | None, n: int, *, causal: bool) -> Tensor | None:
+    """The padding mask (b, n) in a mask of transformers, or None if no token is padding.
 
-    One that says more than which keys are padding, and who comes later where causal, raises: no mixer here could obey it.
+    Raises `Unsupported` if the mask hides more than padding, and later tokens where causal.
+
+    Args:
+        mask: (b, n) or (b, 1, n, n), of bools, or of floats that are added to the scores.
+        n: Number of tokens.
     """
     global _last
     if mask is None:
@@ -26,57 +29,45 @@ def real_tokens(mask: Tensor | None, n: int, *, causal: bool) -> Tensor | None:
     if _last is not None and _last[0]() is mask and _last[1] == key:
         return _last[2]
     if mask.dim() == 2 and mask.is_floating_point():
-        raise Unsupported(
-            "a mask (b n) of floats may mean addends or shares: give bools, True = a real token"
-        )
-    none = (
-        torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else 0
-    )  # addends, or zeros and ones
-    keep = mask if mask.dtype == torch.bool else mask > none
-    keys = keep if keep.dim() == 2 else _from_square(keep, n, causal)
-    found = None if bool(keys.all()) else keys
-    _last = (ref(mask), key, found)
-    return found
-
-
-def _from_square(keep: Tensor, n: int, causal: bool) -> Tensor:
-    """(b 1 q k) -> (b k): the last query sees all keys but padding."""
-    if keep.dim() != 4 or keep.shape[1] != 1 or keep.shape[-1] < n:
-        raise Unsupported(f"a mask is (b n) or (b 1 n n), not {tuple(keep.shape)}")
-    keys = keep[:, 0, -1]
-    square = keep[:, 0]
-    expected = keys[:, None, :]
-    if causal:
-        last = keep.shape[-1] - square.shape[1]
-        expected = expected & torch.ones(
-            square.shape[1:], dtype=torch.bool, device=keep.device
-        ).tril(last)
-    nothing = ~expected.any(-1)  # what such a query sees does not matter: it is padding itself
-    if not bool(((square == expected).all(-1) | nothing).all()):
-        raise Unsupported(
-            "the mask says more than which tokens are padding: a swapped layer has its own pattern for the rest"
-        )
-    return keys
-
-
-def check_causal_mask(mask: Tensor | None, n: int, *, causal: bool, told: bool) -> None:
-    """`attn_mask` of torch may only say what the mixer does by itself."""
-    if mask is None:
-        if told and not causal:
+        raise Unsupported("A mask (b, n) of floats is ambiguous: give bools, True = token.")
+    hidden = torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else 0
+    visible = mask if mask.dtype == torch.bool else mask > hidden
+    if visible.dim() != 2:
+        if visible.dim() != 4 or visible.shape[1] != 1 or visible.shape[-1] < n:
+            raise Unsupported(f"Masks must be (b, n) or (b, 1, n, n), not {tuple(visible.shape)}.")
+        square = visible[:, 0]
+        visible = square[:, -1]  # the last query sees all keys but padding
+        expected = visible[:, None, :]
+        if causal:
+            offset = square.shape[2] - square.shape[1]
+            expected = expected & torch.ones(
+                square.shape[1:], dtype=torch.bool, device=mask.device
+            ).tril(offset)
+        is_padding = ~expected.any(-1)  # what padding queries see does not matter
+        if not bool(((square == expected).all(-1) | is_padding).all()):
             raise Unsupported(
-                "the layer is called causal, and was swapped for one that is not: swap with causal=True"
+                "The mask hides more than padding: a swapped layer has its own pattern."
             )
+    result = None if bool(visible.all()) else visible
+    _last = (ref(mask), key, result)
+    return result
+
+
+def check_causal_mask(mask: Tensor | None, n: int, *, causal: bool, is_causal: bool) -> None:
+    """Raise `Unsupported` unless `attn_mask` and `is_causal` agree with the mixer."""
+    if mask is None:
+        if is_causal and not causal:
+            raise Unsupported("The layer is called with is_causal=True: swap with causal=True.")
         return
-    keep = ~mask if mask.dtype == torch.bool else mask == 0
-    if causal and mask.shape[-2:] == (n, n) and bool((keep == torch.ones_like(keep).tril()).all()):
-        return
-    if not causal and bool(keep.all()):
-        return
-    why = (
-        "swap with causal=True if it is the causal one"
-        if not causal
-        else "it is not the causal one"
-    )
-    raise Unsupported(
-        f"attn_mask says who looks at whom, and a swapped layer has its own pattern for that: {why}"
-    )
+    visible = ~mask if mask.dtype == torch.bool else mask == 0
+    if not causal and not bool(visible.all()):
+        raise Unsupported(
+            "attn_mask is not supported in a swapped layer, which has its own pattern. "
+            "If it is the causal mask, swap with causal=True."
+        )
+    if causal and not (
+        mask.shape[-2:] == (n, n) and bool((visible == torch.ones_like(visible).tril()).all())
+    ):
+        raise Unsupported(
+            "attn_mask must be the causal mask: the layer was swapped with causal=True."
+        )

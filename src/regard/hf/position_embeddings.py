@@ -1,4 +1,4 @@
-"""More positions than a model was trained with: the learned ones, over and over (Beltagy et al. 2020, arXiv 2004.05150)."""
+"""Longer inputs: repeat learned position embeddings (Beltagy et al. 2020, arXiv 2004.05150)."""
 
 from __future__ import annotations
 
@@ -8,72 +8,61 @@ import torch
 from torch import nn
 
 from regard.errors import Unsupported, check_int
+from regard.hf.model_inputs import max_length, position_tables
 from regard.hf.modules import Replacement
-from regard.hf.sample import max_length, tables_of
 
-COUNTED = ("position_ids", "token_type_ids")  # buffers as long as the table
+POSITION_BUFFERS = ("position_ids", "token_type_ids")  # as long as the table
 
 
 def extend_positions(model: nn.Module, length: int) -> nn.Module:
-    """Give the model learned positions for `length` tokens, copies of those that it has, one after the other.
+    """Extend the learned position embeddings of a model to `length` by repeating them, in place.
 
-    What was learned of near tokens holds within each copy; what happens at the seams is learned by going on, as with
-    `recover(model, texts, objective="masked")`.  Extend first, then swap: a mixer that is built for a length has to know it.
-    Returns the model.  Not undone by `restore`.
+    Nearby tokens keep their relative position embeddings except where one copy ends and the next
+    begins, which further training corrects, e.g. ``recover(model, texts, objective="masked")``.
+    Extend before you swap, since some mixers are built for a length. `restore` does not undo it.
+    Returns the model.
     """
     check_int(1, length=length)
-    tables, most = tables_of(model), max_length(model)
-    if not tables or most is None:
+    tables, current = position_tables(model), max_length(model)
+    if not tables or current is None:
         raise Unsupported(
-            f"{type(model).__name__} has no learned positions of a kind that is known"
+            f"{type(model).__name__} has no learned position embeddings of a known kind."
         )
-    if length <= most:
-        raise ValueError(
-            f"the model has positions for {most} tokens already, and {length} are no more"
-        )
-    if any(isinstance(m, Replacement) for m in model.modules()):
-        raise ValueError("extend the positions first, then swap: a mixer may be built for a length")
+    if length <= current:
+        raise ValueError(f"The model already has {current} positions, length={length} is not more.")
+    if any(isinstance(module, Replacement) for module in model.modules()):
+        raise ValueError("Extend positions before swapping: some mixers are built for a length.")
+    config: Any = model.config
+    config.max_position_embeddings = length + tables[0].num_embeddings - current
     for module in list(model.modules()):
         for name, table in list(module.named_children()):
-            if isinstance(table, nn.Embedding) and any(table is each for each in tables):
-                first = skipped(table, most)
-                setattr(module, name, longer(table, length, first))
-                lengthen(module, table.num_embeddings, length + first)
-    config: Any = model.config
-    config.max_position_embeddings = length + skipped(
-        tables[0], most
-    )  # GPT-2's n_positions is another name of it
+            if isinstance(table, nn.Embedding) and any(table is known for known in tables):
+                first = table.num_embeddings - current  # RoBERTa has rows before its first position
+                setattr(module, name, repeat_rows(table, length, first))
+                lengthen_buffers(module, table.num_embeddings, length + first)
     return model
 
 
-def skipped(table: nn.Embedding, most: int) -> int:
-    """Rows before the first position: RoBERTa counts from behind the number of padding."""
-    return table.num_embeddings - most
-
-
-def longer(table: Any, length: int, first: int) -> nn.Embedding:
-    """The same rows again and again, behind the `first`, which stay."""
-    own = table.weight.detach()[first:]
-    rows = torch.cat((table.weight.detach()[:first], own[torch.arange(length) % len(own)]))
-    made = nn.Embedding(
+def repeat_rows(table: nn.Embedding, length: int, first: int) -> nn.Embedding:
+    """An embedding with `length` rows: those from `first` on, repeated. The rows before stay."""
+    weight = table.weight.detach()
+    rows = torch.cat((weight[:first], weight[first:][torch.arange(length) % (len(weight) - first)]))
+    longer = nn.Embedding(
         len(rows), rows.shape[1], padding_idx=table.padding_idx, device="meta"
     ).to_empty(device=rows.device)
-    made.weight = nn.Parameter(rows, requires_grad=table.weight.requires_grad)
-    return made
+    longer.weight = nn.Parameter(rows, requires_grad=table.weight.requires_grad)
+    return longer
 
 
-def lengthen(module: nn.Module, old: int, new: int) -> None:
-    """Buffers that were as long as the table."""
-    for name in COUNTED:
+def lengthen_buffers(module: nn.Module, old: int, new: int) -> None:
+    """Lengthen buffers that were as long as the table."""
+    for name in POSITION_BUFFERS:
         buffer = getattr(module, name, None)
         if isinstance(buffer, torch.Tensor) and buffer.shape[-1] == old:
-            more = (
+            values = (
                 torch.arange(new)
                 if name == "position_ids"
                 else torch.zeros(new, dtype=buffer.dtype)
             )
-            module.register_buffer(
-                name,
-                more.to(buffer).expand(1, -1),
-                persistent=name not in module._non_persistent_buffers_set,
-            )
+            persistent = name not in module._non_persistent_buffers_set
+            module.register_buffer(name, values.to(buffer).expand(1, -1), persistent=persistent)

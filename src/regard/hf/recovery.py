@@ -1,10 +1,9 @@
-"""recover: what a swap lost is won back from texts without labels."""
+"""`recover`: train a swapped model back towards the original, on texts without labels."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -13,39 +12,51 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from regard.errors import Unsupported, check_choice, check_int, check_positive
-from regard.hf.distillation import DistillationLoss, Examples, Gaps, LayerByLayer, Whole
-from regard.hf.drift import LayerChange, SwapReport, block_of, drifted, states
+from regard.hf.distillation import (
+    DistillationLoss,
+    LayerDistillation,
+    MaskedLMLoss,
+    ModelDistillation,
+    UnlabelledExamples,
+)
+from regard.hf.drift import LayerChange, SwapReport, block_path, measure_drift, model_outputs
+from regard.hf.files import swapped_layers
+from regard.hf.model_inputs import build_inputs, encode_texts, max_length
 from regard.hf.modules import Replacement
-from regard.hf.sample import max_length, model_inputs
-from regard.hf.swapping import BEFORE, find_sites, restore
+from regard.hf.swapping import BEFORE_RECOVERY, find_sites, restore
 from regard.json_files import read_json, write_json
 from regard.models.config import ModuleSpec
+from regard.progress import progress_bar
 from regard.train.settings import TrainSettings
 from regard.train.trainer import Trainer
 
-FIRST = 0.3  # the share of the time for layers one by one
-HELD = 0.1  # of the examples are not trained on
-MOST_HELD = 100
-OFTEN = {"eval_every": 50, "save_every": 50, "eval_examples": 64, "warmup_steps": 20}
-EVER = 10**9  # steps, where time is the limit
-OBJECTIVES = ("match", "masked")
-FACTS = "recovery.json"
-EVERYTHING = ""  # the path of the model itself
-LEAST = 8  # examples
+LAYER_SHARE = 0.3  # of the time is for single layers
+VALID_SHARE, MAX_VALID = 0.1, 100  # of the examples are held out
+MIN_EXAMPLES = 8
+SETTINGS = {
+    "eval_every": 50,
+    "save_every": 50,
+    "eval_examples": 64,
+    "warmup_steps": 20,
+    "weight_decay": 0.0,
+}
+UNLIMITED_STEPS = 10**9  # where time is the limit
+RECOVERY_NAME = "recovery.json"
+ProgressCallback = Callable[[str, float, float], None]
 
 
 @dataclass
 class RecoveryResult:
-    """What was won back, on examples that were not trained on.
+    """The result of `recover`, measured on held-out examples.
 
-    before, after   the drift from the old model; None for masked modelling
-    curve           evaluations in order: stage, step, seconds, and `near`: in "layers" the cosine of what the new layers give
-                    with what the old ones do, in "whole" that of what comes out, in "masked" how many gaps were filled rightly
+    Attributes:
+        before, after: Drift from the original model. None for objective="masked".
+        curve: Evaluations with stage, step, seconds and score. The score is the cosine similarity
+            of layer outputs in stage "layers", that of model outputs in stage "model", and the
+            accuracy in stage "masked".
     """
 
     before: SwapReport | None
@@ -55,25 +66,32 @@ class RecoveryResult:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        reports = {
-            name: None if r is None else r.as_dict()
-            for name, r in (("before", self.before), ("after", self.after))
+        """The result as plain values."""
+        reports = {"before": self.before, "after": self.after}
+        return {
+            **{
+                name: None if report is None else report.as_dict()
+                for name, report in reports.items()
+            },
+            "curve": self.curve,
+            "steps": self.steps,
+            "seconds": self.seconds,
         }
-        return {**reports, "curve": self.curve, "steps": self.steps, "seconds": self.seconds}
 
     def __str__(self) -> str:
         rows = [
-            f"{row['stage']:<7} step {row['step']:>6}  {row['seconds']:>7.1f} s  {row['near']:.4f}"
+            f"{row['stage']:<7} step {row['step']:>6}  {row['seconds']:>7.1f} s  {row['score']:.4f}"
             for row in self.curve
         ]
         if self.before is not None and self.after is not None:
-            for layer, was in self.before.cosine.items():
+            for layer, cosine in self.before.cosine.items():
                 rows.append(
-                    f"layer {layer}: cosine {was:.4f} before, {self.after.cosine[layer]:.4f} after"
+                    f"layer {layer}: cosine {cosine:.4f} before, {self.after.cosine[layer]:.4f} "
+                    "after"
                 )
             rows.append(
-                f"{self.before.kind}: cosine {self.before.output:.4f} before, {self.after.output:.4f} after"
+                f"{self.before.kind}: cosine {self.before.output:.4f} before, "
+                f"{self.after.output:.4f} after"
             )
         return "\n".join(rows)
 
@@ -87,112 +105,150 @@ def recover(
     seconds: float | None = None,
     steps: int | None = None,
     folder: str | Path | None = None,
-    batch: int = 16,
+    batch_size: int = 16,
     length: int | None = None,
-    rate: float = 3e-4,
+    lr: float = 3e-4,
     seed: int = 0,
-    watch: Callable[[str, float, float], None] | None = None,
+    callback: ProgressCallback | None = None,
 ) -> RecoveryResult:
-    """Train a swapped model towards the one it was, in place, on texts without labels; part of them is held out to measure.
+    """Train a swapped model towards the original, in place, on texts without labels.
 
-    First the new layers alone, each on what the old one was given (`FIRST` of the time); then all blocks with a new layer, on
-    the hidden states after each of them and on what comes out.  `restore` still gives back the old model, bit by bit.
+    First each new layer learns the output of the old one on the inputs of the old one. Then all
+    blocks with a new layer learn the hidden states and the output of the original model. A tenth of
+    the data is held out. `restore` still restores the original bit for bit.
 
-    data       texts, with `tokenizer`, of which long ones are cut up; or tensors: tokens (n) each, or all of one shape
-    objective  "match": the old model; "masked": gaps in texts (Longformer's way, after `extend_positions`), for models with a
-               head over the vocabulary
-    seconds    or `steps`: how long
-    folder     where checkpoints go: the same call again goes on where it was stopped
-    length     the most tokens of an example; None: what the model is for
-    watch      told of the stage, how much of it is over, and the loss; None: a bar on a terminal
+    Args:
+        data: Texts (with `tokenizer`; long ones are split), token ids (n) each, or float tensors of
+            one shape.
+        objective: "match" (the original model) or "masked" (masked language modelling, e.g. after
+            `extend_positions`).
+        seconds: Time limit. Give either `seconds` or `steps`.
+        folder: Folder for checkpoints. The same call resumes an interrupted run.
+        length: Maximum tokens of an example. Default: that of the model.
+        lr: Peak learning rate.
+        callback: Called with the stage, the completed fraction and the loss. Default: a progress
+            bar on a terminal.
     """
-    check_choice("objective", objective, OBJECTIVES)
-    check_int(1, batch=batch)
-    check_positive("rate", rate)
-    check_time(seconds, steps)
-    new: dict[str, nn.Module] = {
-        site.path: site.module for site in find_sites(model) if isinstance(site.module, Replacement)
-    }
-    if not new and objective == "match":
-        raise ValueError("nothing was swapped in this model, so there is nothing to win back")
-    examples = examples_of(model, data, tokenizer, length)
-    blocks = [EVERYTHING] if objective == "masked" else list(dict.fromkeys(map(block_of, new)))
-    teacher = (
-        model if objective == "masked" else restore(deepcopy(model)).requires_grad_(False).eval()
-    )
-    plan = stages(model, teacher, new, blocks, objective, tokenizer)
-    settings: dict[str, Any] = {
-        "batch_size": batch,
-        "lr": rate,
-        "seed": seed,
-        "weight_decay": 0.0,
-        **OFTEN,
-    }
-    facts = {
-        "objective": objective,
-        "layers": standing(model),
-        "texts": digest([*examples.splits["train"], *examples.splits["valid"]]),
-    }
-    check_folder(
-        folder,
-        facts
-        if objective == "masked"
-        else {**facts, "weights": digest(teacher.state_dict().values())},
-    )
-    before = None if objective == "masked" else compared(model, teacher, examples)
-    remember(model, blocks)
-    curve: list[dict[str, Any]] = []
-    done, spent = 0, 0.0
-    with frozen(model, blocks), uncached(model, teacher), watched(watch) as told:
-        for stage, lesson, share in plan:
-            limits: dict[str, Any] = {
-                "steps": EVER if steps is None else max(1, round(steps * share))
-            }
-            limits["max_seconds"] = None if seconds is None else seconds * share
-            trainer = Trainer(
-                lesson,
-                examples,
-                TrainSettings(**settings, **limits),
-                folder=None if folder is None else Path(folder) / stage,
-                on_step=lambda p, stage=stage: told(stage, p.fraction, p.loss),  # type: ignore[misc]
-            )
-            with evaluated(lesson):
-                start = {
-                    "stage": stage,
-                    "step": done,
-                    "seconds": spent,
-                    "near": trainer.score("valid"),
-                }
-                found = trainer.run()
-            curve.append(start)
-            curve += [row_of(stage, each, done, spent) for each in found.curve]
-            done, spent = done + found.steps, spent + found.seconds
-    after = None if before is None else compared(model, teacher, examples)
-    return RecoveryResult(before, after, curve, done, spent)
-
-
-def check_time(seconds: float | None, steps: int | None) -> None:
-    """One of the two, and more than nothing."""
+    check_choice("objective", objective, ("match", "masked"))
+    check_int(1, batch_size=batch_size)
+    check_positive("lr", lr)
     if (seconds is None) == (steps is None):
-        raise ValueError("say how long: either seconds or steps")
+        raise ValueError("Give either seconds or steps.")
     if seconds is not None:
         check_positive("seconds", seconds)
     if steps is not None:
         check_int(1, steps=steps)
+    layers = {site.path: site.module for site in find_sites(model) if site.is_swapped}
+    if not layers and objective == "match":
+        raise ValueError("No layer of this model was swapped, so there is nothing to recover.")
+    examples = build_examples(model, data, tokenizer, length)
 
-
-def standing(model: nn.Module) -> dict[str, Any]:
-    """What stands in which layer, as JSON says it."""
-    found = {
-        site.layer: site.module.said
-        for site in find_sites(model)
-        if isinstance(site.module, Replacement)
+    facts = {
+        "objective": objective,
+        "layers": json.loads(json.dumps(swapped_layers(model), default=repr)),
+        "texts": digest([*examples.splits["train"], *examples.splits["valid"]]),
     }
-    return json.loads(json.dumps(found, default=repr))
+    teacher, stages = model, []
+    if objective == "masked":
+        blocks = [""]  # the whole model
+        stages.append(("masked", build_masked_lm(model, tokenizer), 1.0))
+    else:
+        blocks = list(dict.fromkeys(map(block_path, layers)))
+        teacher = restore(deepcopy(model)).requires_grad_(False).eval()
+        stages.append(("layers", LayerDistillation(teacher, layers), LAYER_SHARE))
+        stages.append(("model", ModelDistillation(teacher, model, blocks), 1 - LAYER_SHARE))
+        facts["weights"] = digest(teacher.state_dict().values())
+    if folder is not None:
+        check_resumed_folder(Path(folder), facts)
+    before = compare_with_teacher(model, teacher, examples) if objective == "match" else None
+    remember_weights(model, blocks)
+
+    curve: list[dict[str, Any]] = []
+    done, spent = 0, 0.0
+    with train_only(model, blocks), without_caches(model, teacher), progress(callback) as report:
+        for stage, loss, share in stages:
+            settings: dict[str, Any] = {
+                **SETTINGS,
+                "batch_size": batch_size,
+                "lr": lr,
+                "seed": seed,
+            }
+            settings["steps"] = UNLIMITED_STEPS if steps is None else max(1, round(steps * share))
+            settings["max_seconds"] = None if seconds is None else seconds * share
+            trainer = Trainer(
+                loss,
+                examples,
+                TrainSettings(**settings),
+                folder=None if folder is None else Path(folder) / stage,
+                on_step=lambda p, stage=stage: report(stage, p.fraction, p.loss),  # type: ignore[misc]
+            )
+            with evaluation_modes(loss):
+                curve.append(
+                    {
+                        "stage": stage,
+                        "step": done,
+                        "seconds": spent,
+                        "score": trainer.score("valid"),
+                    }
+                )
+                result = trainer.run()
+            for row in result.curve:
+                step, time = done + int(row["step"]), spent + row["seconds"]
+                curve.append({"stage": stage, "step": step, "seconds": time, "score": row["valid"]})
+            done, spent = done + result.steps, spent + result.seconds
+    after = compare_with_teacher(model, teacher, examples) if objective == "match" else None
+    return RecoveryResult(before, after, curve, done, spent)
+
+
+def build_masked_lm(model: nn.Module, tokenizer: Any) -> DistillationLoss:
+    """Masked language modelling for a model with a masked LM head."""
+    mask_token_id = getattr(tokenizer, "mask_token_id", None)
+    vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)
+    if mask_token_id is None or vocab_size is None or head() is None:
+        raise Unsupported(
+            'objective="masked" needs a tokenizer with a mask token and a masked LM model such as '
+            "BertForMaskedLM."
+        )
+    return MaskedLMLoss(model, mask_token_id, vocab_size, tokenizer.all_special_ids)
+
+
+def build_examples(
+    model: nn.Module, data: Any, tokenizer: Any, length: int | None
+) -> UnlabelledExamples:
+    """Texts as token ids, or tensors as they are, with some held out."""
+    if isinstance(data, str | Tensor) or not isinstance(data, Sequence):
+        raise TypeError(f"Expected texts or tensors in a list, got {type(data).__name__}.")
+    limit = max_length(model)
+    if length is not None and limit is not None and length > limit:
+        raise ValueError(
+            f"length={length}, but the model has {limit} positions: `extend_positions` adds more."
+        )
+    length = length or limit
+    if any(isinstance(item, str) for item in data):
+        rows = [
+            row for row in encode_texts(list(data), tokenizer, length, split=True) if len(row) > 2
+        ]
+    else:
+        rows = [
+            row if row.is_floating_point() else row[:length] for row in map(torch.as_tensor, data)
+        ]
+    if len(rows) < MIN_EXAMPLES:
+        raise ValueError(
+            f"{len(rows)} examples are too few: at least {MIN_EXAMPLES} are needed, a few hundred "
+            "are better."
+        )
+    if any(row.is_floating_point() and not bool(torch.isfinite(row).all()) for row in rows):
+        raise ValueError("The data contain NaN or infinity.")
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
+    held_out = min(MAX_VALID, max(1, round(VALID_SHARE * len(rows))))
+    pad_token_id = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
+    train, valid = [rows[i] for i in order[held_out:]], [rows[i] for i in order[:held_out]]
+    return UnlabelledExamples(train, valid, pad_token_id)
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """A number for all that tensors hold, by which others are told from them."""
+    """A hash of the contents of tensors."""
     found = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         plain = tensor.detach().cpu().contiguous()
@@ -201,137 +257,74 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return found.hexdigest()
 
 
-def check_folder(folder: str | Path | None, facts: dict[str, Any]) -> None:
-    """A folder goes on with what it began with: the same mixers, the same texts, the same weights to win back."""
-    if folder is None:
-        return
-    path = Path(folder) / FACTS
+def check_resumed_folder(folder: Path, facts: dict[str, Any]) -> None:
+    """Raise if the folder holds a run with another objective, other mixers, texts or weights."""
+    path = folder / RECOVERY_NAME
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_json(path, facts)
     elif (before := read_json(path)) != facts:
         other = next(
             key for key in facts if not isinstance(before, dict) or before.get(key) != facts[key]
         )
         raise ValueError(
-            f"{folder} holds a recovery with other {other}: take another folder, or remove it"
+            f"{folder} contains a recovery with other {other}: use another folder, or remove it."
         )
 
 
-def row_of(stage: str, each: dict[str, float], done: int, spent: float) -> dict[str, Any]:
-    """An evaluation, counted from the start of all."""
-    return {
-        "stage": stage,
-        "step": done + int(each["step"]),
-        "seconds": spent + each["seconds"],
-        "near": each["valid"],
-    }
-
-
-def stages(
-    model: nn.Module,
-    teacher: nn.Module,
-    new: dict[str, nn.Module],
-    blocks: Sequence[str],
-    objective: str,
-    tokenizer: Any,
-) -> list[tuple[str, DistillationLoss, float]]:
-    """What is learned, one after the other, and for what share of the time."""
-    if objective == "match":
-        return [
-            ("layers", LayerByLayer(teacher, new), FIRST),
-            ("whole", Whole(teacher, model, blocks), 1 - FIRST),
-        ]
-    gap = getattr(tokenizer, "mask_token_id", None)
-    vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
-    head: Any = getattr(model, "get_output_embeddings", lambda: None)
-    if gap is None or vocab_size is None or head() is None:
-        raise Unsupported(
-            "masked modelling needs a tokenizer with a mask token, and a model with a head over the vocabulary, "
-            "such as BertForMaskedLM"
-        )
-    return [("masked", Gaps(model, gap, vocab_size, tokenizer.all_special_ids), 1.0)]
-
-
-# ---------------------------------------------------------------------------------------------- data
-def examples_of(model: nn.Module, data: Any, tokenizer: Any, length: int | None) -> Examples:
-    """Tokens of texts, or tensors as they are, some of them held out."""
-    if isinstance(data, str | Tensor) or not isinstance(data, Sequence):
-        raise TypeError(f"texts, or tensors, in a list are expected, not {type(data).__name__}")
-    longest = length or max_length(model)
-    limit = max_length(model)
-    if length is not None and limit is not None and length > limit:
-        raise ValueError(
-            f"length is {length}, and the model has positions for {limit}: `extend_positions` gives it more"
-        )
-    if any(isinstance(one, str) for one in data):
-        found = encoded(list(data), tokenizer, longest)
-    else:
-        found = [
-            one if one.is_floating_point() else one[:longest] for one in map(torch.as_tensor, data)
-        ]
-    if len(found) < LEAST:
-        raise ValueError(
-            f"{len(found)} examples are too few: at least {LEAST} are needed, and some hundred are better"
-        )
-    if any(one.is_floating_point() and not bool(torch.isfinite(one).all()) for one in found):
-        raise ValueError("the data hold NaN or infinity")
-    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0)).tolist()
-    held = min(MOST_HELD, max(1, round(HELD * len(found))))
-    fill = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
-    return Examples([found[i] for i in order[held:]], [found[i] for i in order[:held]], fill)
-
-
-def encoded(texts: list[str], tokenizer: Any, longest: int | None) -> list[Tensor]:
-    """Each text as tokens; one that is too long becomes several."""
-    if tokenizer is None:
-        raise ValueError(
-            "texts need a tokenizer: give tokenizer=AutoTokenizer.from_pretrained(...), or tensors"
-        )
-    texts = [text for text in texts if text.strip()]
-    if not texts:
-        raise ValueError("there is no text to train on: all are blank")
-    more = {"return_overflowing_tokens": True} if tokenizer.is_fast and longest is not None else {}
-    rows = tokenizer(texts, truncation=longest is not None, max_length=longest, **more)["input_ids"]
-    return [torch.tensor(row) for row in rows if len(row) > 2]
-
-
-# ---------------------------------------------------------------------------------------------- around the training
-def remember(model: nn.Module, blocks: Sequence[str]) -> None:
-    """Keep what will be trained outside the new layers, once, for `restore`."""
-    inside = {
+def remember_weights(model: nn.Module, blocks: Sequence[str]) -> None:
+    """Store the weights that will be trained outside the new layers, for `restore`."""
+    new = {
         id(p)
-        for m in model.modules()
-        if isinstance(m, Replacement)
-        for name, p in m.named_parameters()
-        if not rests(name)
+        for module in model.modules()
+        if isinstance(module, Replacement)
+        for name, p in module.named_parameters()
+        if not name.startswith("kept.")  # those are weights of the original
     }
-    before: dict[str, Tensor] = model.__dict__.setdefault(BEFORE, {})
-    shared = {id(p): name for name, p in restore_names(model)}
+    names = {
+        id(p): name.replace(".kept.", ".") for name, p in model.named_parameters()
+    }  # as in the original
+    before: dict[str, Tensor] = model.__dict__.setdefault(BEFORE_RECOVERY, {})
     for path in blocks:
         for p in model.get_submodule(path).parameters():
-            if id(p) not in inside and (name := shared.get(id(p))) is not None:
-                before.setdefault(name, p.detach().clone())
+            if id(p) not in new and id(p) in names:
+                before.setdefault(names[id(p)], p.detach().clone())
 
 
-def rests(name: str) -> bool:
-    """Whether a parameter of a swapped layer is that of a module which went on working."""
-    return name.startswith("rest.")
+def compare_with_teacher(
+    model: nn.Module, teacher: nn.Module, examples: UnlabelledExamples
+) -> SwapReport:
+    """The drift from the original model on held-out examples."""
+    report = SwapReport([])
+    for site in find_sites(model):
+        if isinstance(site.module, Replacement):
+            spec = ModuleSpec.model_construct(**site.module.spec)
+            report.changes.append(
+                LayerChange(site.layer, site.path, type(site.old).__name__, spec, (), 0)
+            )
+    blocks, device = [change.block for change in report.changes], next(model.parameters()).device
+    sample = []
+    for start in range(0, examples.size("valid"), 8):
+        batch = examples.batch("valid", range(start, min(start + 8, examples.size("valid"))))
+        sample.append(build_inputs(model, batch.tokens, batch.mask).to(device))
+    with without_caches(model, teacher):
+        measure_drift(
+            report,
+            sample,
+            lambda inputs: model_outputs(teacher, blocks, inputs),
+            lambda inputs: model_outputs(model, blocks, inputs),
+        )
+    return report
 
 
-def restore_names(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The names that parameters have in the old model."""
-    for name, p in model.named_parameters():
-        yield name.replace(".rest.", "."), p
-
-
+# ------------------------------------------------------------------------------ around the training
 @contextmanager
-def frozen(model: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
-    """Inside, only the blocks with new layers learn."""
-    wanted = {id(p) for path in blocks for p in model.get_submodule(path).parameters()}
+def train_only(model: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
+    """Freeze all parameters outside these blocks."""
+    trained = {id(p) for path in blocks for p in model.get_submodule(path).parameters()}
     flags = [(p, p.requires_grad) for p in model.parameters()]
     for p, flag in flags:
-        p.requires_grad_(flag and id(p) in wanted)
+        p.requires_grad_(flag and id(p) in trained)
     try:
         yield
     finally:
@@ -340,87 +333,43 @@ def frozen(model: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def uncached(*some: nn.Module) -> Iterator[None]:
-    """Inside, models of transformers make no caches, and torch's layers no short cuts around their attention."""
-    configs = [m.config for m in some if hasattr(getattr(m, "config", None), "use_cache")]
-    usual = [config.use_cache for config in configs]  # type: ignore[union-attr]
-    fast = torch.backends.mha.get_fastpath_enabled()
+def without_caches(*models: nn.Module) -> Iterator[None]:
+    """Disable caches of transformers, and torch's fast path around its attention."""
+    configs: list[Any] = [
+        m.config for m in models if hasattr(getattr(m, "config", None), "use_cache")
+    ]
+    use_cache = [config.use_cache for config in configs]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     for config in configs:
-        config.use_cache = False  # type: ignore[union-attr]
+        config.use_cache = False
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for config, value in zip(configs, usual, strict=True):
-            config.use_cache = value  # type: ignore[union-attr]
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for config, value in zip(configs, use_cache, strict=True):
+            config.use_cache = value
 
 
 @contextmanager
-def evaluated(lesson: nn.Module) -> Iterator[None]:
-    """Inside, dropout is off; then each part is again in the mode that it was in."""
-    modes = [(part, part.training) for part in lesson.modules()]
-    lesson.eval()
+def evaluation_modes(loss: nn.Module) -> Iterator[None]:
+    """Switch dropout off, and restore the mode of each module afterwards."""
+    modes = [(module, module.training) for module in loss.modules()]
+    loss.eval()
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager
-def watched(
-    watch: Callable[[str, float, float], None] | None,
-) -> Iterator[Callable[[str, float, float], None]]:
-    """Who is told of each step: the user's own function, or a bar with the time that is left."""
-    if watch is not None:
-        yield watch
+def progress(callback: ProgressCallback | None) -> Iterator[ProgressCallback]:
+    """The user's callback, or one that updates a progress bar."""
+    if callback is not None:
+        yield callback
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        tasks: dict[str, Any] = {}
-
-        def tell(stage: str, fraction: float, loss: float) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=1.0)
-            bar.update(tasks[stage], completed=fraction, description=f"{stage}, loss {loss:.4f}")
-
-        yield tell
-
-
-def said(module: Any) -> ModuleSpec:
-    """What stands there now."""
-    return ModuleSpec.model_construct(**module.said)
-
-
-def compared(model: nn.Module, teacher: nn.Module, examples: Examples) -> SwapReport:
-    """The drift from the old model on what is held out."""
-    sites = [site for site in find_sites(model) if isinstance(site.module, Replacement)]
-    report = SwapReport(
-        [LayerChange(s.layer, s.path, type(s.old).__name__, said(s.module), (), 0) for s in sites]
-    )
-    blocks = [block_of(site.path) for site in sites]
-    held = examples.splits["valid"]
-    batches = [
-        examples.batch("valid", range(i, min(i + 8, len(held)))) for i in range(0, len(held), 8)
-    ]
-    device = next(model.parameters()).device
-    sample = [
-        model_inputs(model, b.tokens.to(device), None if b.mask is None else b.mask.to(device))
-        for b in batches
-    ]
-    with uncached(model, teacher):
-        drifted(
-            report,
-            sample,
-            lambda one: states(teacher, blocks, one),
-            lambda one: states(model, blocks, one),
+    with progress_bar() as bar:
+        yield lambda stage, fraction, loss: bar.update(
+            fraction, f"{stage}, loss {loss:.4f}", stage=stage
         )
-    return report

@@ -1,4 +1,4 @@
-"""swap and restore: other mixers in the attentions that a model has, and the old ones again."""
+"""`swap` replaces the attention layers of a model by mixers, in place, and `restore` undoes it."""
 
 from __future__ import annotations
 
@@ -11,34 +11,33 @@ from torch import Tensor, nn
 
 from regard.block import Block
 from regard.errors import Unsupported
-from regard.hf.adapters import ADAPTERS, OWN, AttentionAdapter, known
-from regard.hf.drift import LayerChange, MetricBefore, SwapReport, measured, scored
-from regard.hf.fitting import Fitted, fitted
-from regard.hf.modules import (
-    AttentionWeights,
-    Replacement,
-    SwappedAttention,
-    SwappedMixer,
-    prepare_to_gather,
-)
-from regard.hf.sample import make_batches
+from regard.hf.drift import LayerChange, SwapReport, evaluate_metric, measure_drift, model_outputs
+from regard.hf.families import ADAPTERS, find_adapter
+from regard.hf.families.base import AttentionAdapter, AttentionWeights
+from regard.hf.families.regard_models import MIXER_ADAPTER
+from regard.hf.fitting import fit_mixer
+from regard.hf.model_inputs import make_batches
+from regard.hf.modules import Replacement, SwappedAttention, SwappedMixer, install_capturing_hooks
 from regard.mixer import Mixer
 from regard.models.config import ModuleSpec
 from regard.models.model import Model
 
-BEFORE = (
-    "before_recovery"  # what `recover` changed outside the mixers, by name: `restore` puts it back
+# Attributes of a swapped model, for `restore`.
+BEFORE_RECOVERY = (
+    "_regard_before_recovery"  # weights that `recover` changed outside the mixers, by name
 )
-NESTED = "nested_before_swap"
-BUILT = (
-    "config_before_swap"  # the configuration of a model of ours, which no longer says what it is
+NESTED_TENSOR_BEFORE = (
+    "_regard_nested_tensor_before"  # use_nested_tensor of an nn.TransformerEncoder
+)
+CONFIG_BEFORE = (
+    "_regard_config_before"  # configuration of a Regard model, which no longer describes it
 )
 
 Layers = Sequence[int] | slice | range | Mapping[int, str | ModuleSpec] | int | None
 
 
 class AttentionSite(NamedTuple):
-    """Where an attention stands: its number in the order of the model, its path, the module there, and how to swap it."""
+    """An attention layer: its number, its path, the module there, and its adapter."""
 
     layer: int
     path: str
@@ -46,8 +45,13 @@ class AttentionSite(NamedTuple):
     adapter: AttentionAdapter
 
     @property
+    def is_swapped(self) -> bool:
+        """Whether the module is a replacement."""
+        return isinstance(self.module, Replacement)
+
+    @property
     def old(self) -> nn.Module:
-        """What stood there first."""
+        """The layer before any swap."""
         return self.module.old if isinstance(self.module, Replacement) else self.module
 
 
@@ -62,274 +66,290 @@ def swap(
     seed: int = 0,
     **arguments: Any,
 ) -> SwapReport:
-    """Put a mixer in the place of the model's attentions, in place, and say how far its results drift.
+    """Replace the attention layers of a model by a mixer, in place, and measure how far its outputs
+    drift.
 
-    Queries, keys, values and the last projection are those of the model; what the mixer has beside them begins so as to disturb
-    least.  What does not fit raises, and the model is as it was.  `restore` undoes it.  Dropout inside attention is left out.
+    The mixer takes over the model's query, key, value and output projections; other weights start
+    near softmax attention. If anything does not fit, an error is raised and the model is unchanged.
+    `restore` undoes the swap. Attention dropout is dropped.
 
-    mixer      the name of a recipe, or a `Part`; `arguments` are those of the recipe: swap(model, "local", window=256)
-    layers     None: all; numbers, a slice or a range; or layer -> name or `Part`, beside which `mixer` is left out
-    report     a sample to measure the drift on: texts (with `tokenizer`), a tensor, a dict of what the model takes, a list of
-               such, or a function model -> number, which is then the metric
-    metric     the user's own number, before and after: model -> number
-    seed       of weights that are new
+    Example: ``regard.swap(model, "local", window=256, report=texts, tokenizer=tokenizer)``
+
+    Args:
+        mixer: Name of a recipe, or a `ModuleSpec`. `arguments` are passed to the recipe.
+        layers: Layers to swap: numbers, a slice or a range (default: all), or a dict from layer to
+            name or `ModuleSpec`, in which case `mixer` is left out.
+        report: Sample to measure the drift on: texts (with `tokenizer`), a tensor, a dict of model
+            inputs, or a list of these. A function of the model is used as `metric`.
+        metric: Function of the model, evaluated before and after.
+        seed: Seed of new weights.
     """
     sites = find_sites(model)
-    check_whole_model(model, sites)
-    wanted = chosen(mixer, layers, arguments, len(sites))
+    check_old_weights(sites)
+    if model.__dict__.get(BEFORE_RECOVERY):
+        raise ValueError(
+            "This model was trained by `recover`: call `regard.restore` before swapping again."
+        )
+    specs = choose_specs(mixer, layers, arguments, len(sites))
     if callable(report) and metric is None:
         report, metric = None, report
-    given = None if report is None else make_batches(model, report, tokenizer)
-    first = sites[0].old
-    made = {
-        site.layer: prepared(site, first, wanted[site.layer], seed)
-        for site in sites
-        if site.layer in wanted
-    }
-    prepare_to_gather(model)
+    sample = None if report is None else make_batches(model, report, tokenizer)
+
+    # Build all mixers before anything is changed.
+    prepared: list[tuple[AttentionSite, AttentionWeights, Mixer, tuple[str, ...]]] = []
+    for site in sites:
+        if site.layer in specs:
+            try:
+                weights = site.adapter.weights(site.old, sites[0].old)
+                mixer_and_kept = fit_mixer(weights, specs[site.layer], layer=site.layer, seed=seed)
+            except Unsupported as refusal:
+                raise Unsupported(f"Layer {site.layer} ({site.path}): {refusal}") from None
+            prepared.append((site, weights, *mixer_and_kept))
+    install_capturing_hooks(model)
     try:
-        with original_attention(model):
-            score = None if metric is None else MetricBefore(metric, scored(metric, model))
+        before = None
+        if metric is not None:
+            with original_attention(model):
+                before = evaluate_metric(metric, model)
         changes = [
-            install(model, site, wanted[site.layer], made[site.layer])
-            for site in sites
-            if site.layer in wanted
+            install(model, site, specs[site.layer], weights, mixer_, kept)
+            for site, weights, mixer_, kept in prepared
         ]
-        settle(model)
-        return measured(model, changes, given, original_attention, score)
+        update_model_state(model)
+        result = SwapReport(changes)
+        if sample is not None:
+            blocks = [change.block for change in changes]
+
+            def old_outputs(batch: Any) -> Any:
+                with original_attention(model):
+                    return model_outputs(model, blocks, batch)
+
+            measure_drift(
+                result, sample, old_outputs, lambda batch: model_outputs(model, blocks, batch)
+            )
+        if metric is not None and before is not None:
+            result.metric = (before, evaluate_metric(metric, model))
+        return result
     except BaseException:
         for site in sites:
-            place(model, site.path, site.module)
-        settle(model)
+            replace_module(model, site.path, site.module)
+        update_model_state(model)
         raise
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo all swaps, and what `recover` trained: the model gives bit by bit what it gave before.  Returns the model.
+    """Undo all swaps and the training of `recover`: the model computes bit for bit what it did
+    before.
 
-    Weights outside the swapped attentions that others have trained meanwhile stay as they are.
+    Weights outside the swapped layers that were trained by other code are not changed. Returns the
+    model.
     """
-    swapped = [
-        site for site in find_sites(model, must=False) if isinstance(site.module, Replacement)
-    ]
-    check_kept(swapped)
-    put_back(model, swapped)
-    settle(model)
-    before: dict[str, Tensor] = model.__dict__.pop(BEFORE, {})
-    mine = dict(model.named_parameters()) | dict(model.named_buffers())
+    swapped = [site for site in find_sites(model, required=False) if site.is_swapped]
+    check_old_weights(swapped)
+    put_back_old(model, swapped)
+    update_model_state(model)
+    before: dict[str, Tensor] = model.__dict__.pop(BEFORE_RECOVERY, {})
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, tensor in before.items():
-        mine[name].data.copy_(tensor)
+        tensors[name].data.copy_(tensor)
     return model
 
 
 @contextmanager
 def original_attention(model: nn.Module) -> Iterator[nn.Module]:
-    """Inside, the attentions are the old ones."""
-    swapped = [site for site in find_sites(model) if isinstance(site.module, Replacement)]
+    """Use the old attention layers inside the context."""
+    swapped = [site for site in find_sites(model) if site.is_swapped]
     try:
-        put_back(model, swapped)
+        put_back_old(model, swapped)
         yield model
     finally:
         for site in swapped:
-            place(model, site.path, site.module)
+            replace_module(model, site.path, site.module)
 
 
-def check_whole_model(model: nn.Module, sites: Sequence[AttentionSite]) -> None:
-    """What is to be swapped is the model as it was."""
-    check_kept(sites)
-    if model.__dict__.get(BEFORE):
-        raise ValueError("`recover` has trained this model: restore it first, then swap anew")
-
-
-def check_kept(sites: Sequence[AttentionSite]) -> None:
-    """The old attentions are there."""
-    if any(isinstance(site.module, Replacement) and site.module.lost for site in sites):
+def check_old_weights(sites: Sequence[AttentionSite]) -> None:
+    """Raise if the weights of the old layers are lost."""
+    if any(isinstance(site.module, Replacement) and site.module.old_weights_lost for site in sites):
         raise ValueError(
-            "the model was read from a folder that does not hold its old attentions: load the old model instead"
+            "This model was loaded from a folder without the weights of its old attention: load "
+            "the original model."
         )
 
 
-# ---------------------------------------------------------------------------------------------- where
-def find_sites(model: nn.Module, *, must: bool = True) -> list[AttentionSite]:
-    """The attentions of a model that can be swapped, swapped or not, in the order in which they stand."""
+# ----------------------------------------------------------------------------------- finding layers
+def find_sites(model: nn.Module, *, required: bool = True) -> list[AttentionSite]:
+    """The attention layers of a model that can be swapped, swapped or not, in order."""
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"a torch.nn.Module is swapped, not {type(model).__name__}: load the model first"
+            f"Expected a torch.nn.Module, got {type(model).__name__}: load the model first."
         )
-    found = [
-        AttentionSite(0, path, module, how)
-        for path, module in model.named_modules()
-        if (how := adapter_of(model, path, module))
-    ]
-    if must and not found:
+    found: list[AttentionSite] = []
+    for path, module in model.named_modules():
+        adapter = site_adapter(model, path, module)
+        if adapter is not None:
+            found.append(AttentionSite(len(found), path, module, adapter))
+    if required and not found:
+        names = sorted(
+            {type(m).__name__ for m in model.modules() if "attention" in type(m).__name__.lower()}
+        )
+        has = f" (it has {', '.join(names[:3])})" if names else ""
         raise Unsupported(
-            f"no attention of a kind that is known in {type(model).__name__}{_others(model)}; known are {', '.join(ADAPTERS)} "
-            "and the blocks of Regard. Models that use transformers' attention interface take a name in place of a swap"
+            f"{type(model).__name__} has no attention layer that can be swapped{has}. Supported "
+            "are "
+            f"{', '.join(ADAPTERS)} and the blocks of Regard. Models that use transformers' "
+            "attention interface "
+            'take an attention name: model.set_attn_implementation("regard:local?window=256").'
         )
-    return [site._replace(layer=number) for number, site in enumerate(found)]
+    return found
 
 
-def adapter_of(model: nn.Module, path: str, module: nn.Module) -> AttentionAdapter | None:
-    """How to swap the module at this path; None: it is no attention, or one that asks another sequence."""
+def site_adapter(model: nn.Module, path: str, module: nn.Module) -> AttentionAdapter | None:
+    """The adapter of a module, or None if it is not self-attention."""
     if isinstance(module, SwappedMixer):
-        return OWN
+        return MIXER_ADAPTER
     if isinstance(module, Mixer):
         owner, _, name = path.rpartition(".")
-        return OWN if name == "mixer" and isinstance(model.get_submodule(owner), Block) else None
+        return (
+            MIXER_ADAPTER
+            if name == "mixer" and isinstance(model.get_submodule(owner), Block)
+            else None
+        )
     old = module.old if isinstance(module, SwappedAttention) else module
-    how = known(old)
-    return (
-        how if how is not None and how.suits(old) and not path.endswith("multihead_attn") else None
-    )
+    adapter = find_adapter(old)
+    if (
+        adapter is None or not adapter.applies(old) or path.endswith("multihead_attn")
+    ):  # torch's cross-attention
+        return None
+    return adapter
 
 
-def _others(model: nn.Module) -> str:
-    """What looks like attention."""
-    names = {type(m).__name__ for m in model.modules()}
-    found = sorted(name for name in names if "attention" in name.lower())
-    return f", which has {', '.join(found[:3])}" if found else ""
-
-
-def chosen(
+def choose_specs(
     mixer: str | ModuleSpec | None, layers: Layers, arguments: Mapping[str, Any], count: int
 ) -> dict[int, ModuleSpec]:
-    """layer -> what goes there."""
+    """The mixer of each layer that is swapped."""
     if isinstance(layers, Mapping):
         if mixer is not None or arguments:
-            raise ValueError(
-                "layers says which mixer goes where: leave mixer and its arguments out"
-            )
+            raise ValueError("`layers` is a dict of mixers: leave out `mixer` and its arguments.")
         return {
-            number(layer, count): ModuleSpec.model_validate(each) for layer, each in layers.items()
+            layer_number(layer, count): ModuleSpec.model_validate(spec)
+            for layer, spec in layers.items()
         }
     if mixer is None:
         raise ValueError(
-            "which mixer? give a name, such as 'local', or layers as {0: 'local', ...}"
+            "Give a mixer, e.g. 'local', or a dict of layers, e.g. layers={0: 'local'}."
         )
     if not isinstance(mixer, str | ModuleSpec):
         raise TypeError(
-            f"mixer is the name of a recipe, such as 'local', or a Part, not {type(mixer).__name__}"
+            f"mixer must be the name of a recipe or a ModuleSpec, not {type(mixer).__name__}."
         )
-    given = mixer if isinstance(mixer, ModuleSpec) else ModuleSpec(name=mixer)
-    whole = ModuleSpec.model_construct(name=given.name, arguments={**given.arguments, **arguments})
+    base = mixer if isinstance(mixer, ModuleSpec) else ModuleSpec(name=mixer)
+    spec = ModuleSpec.model_construct(name=base.name, arguments={**base.arguments, **arguments})
     if layers is None or isinstance(layers, slice):
-        wanted = list(range(count)[slice(None) if layers is None else layers])
+        numbers = list(range(count)[slice(None) if layers is None else layers])
     else:
-        wanted = [layers] if isinstance(layers, int) else list(layers)
-    if not wanted:
-        raise ValueError(f"layers names none of the {count}")
-    return {number(layer, count): whole for layer in wanted}
+        numbers = [layers] if isinstance(layers, int) else list(layers)
+    if not numbers:
+        raise ValueError(f"`layers` selects none of the {count} layers.")
+    return {layer_number(number, count): spec for number in numbers}
 
 
-def number(layer: int, count: int) -> int:
-    """A layer, counted from the end where negative."""
+def layer_number(layer: int, count: int) -> int:
+    """A layer number; negative numbers count from the end."""
     if isinstance(layer, bool) or not isinstance(layer, int) or not -count <= layer < count:
-        raise ValueError(f"layers are whole numbers from 0 to {count - 1}, not {layer!r}")
+        raise ValueError(f"Layers are whole numbers from 0 to {count - 1}, not {layer!r}.")
     return layer % count
 
 
-# ---------------------------------------------------------------------------------------------- in and out
-class PreparedMixer(NamedTuple):
-    """All that goes to one place."""
-
-    parts: AttentionWeights
-    fit: Fitted
-
-
-def prepared(site: AttentionSite, first: nn.Module, part: ModuleSpec, seed: int) -> PreparedMixer:
-    """The mixer for a place, with nothing of the model changed."""
-    try:
-        parts = site.adapter.parts(site.old, first)
-        return PreparedMixer(parts, fitted(parts, part, layer=site.layer, seed=seed))
-    except Unsupported as refusal:
-        raise Unsupported(f"layer {site.layer} ({site.path}): {refusal}") from None
-
-
+# -------------------------------------------------------------------------------- replacing modules
 def install(
-    model: nn.Module, site: AttentionSite, part: ModuleSpec, made: PreparedMixer
+    model: nn.Module,
+    site: AttentionSite,
+    spec: ModuleSpec,
+    weights: AttentionWeights,
+    mixer: Mixer,
+    kept: tuple[str, ...],
 ) -> LayerChange:
-    """Put the mixer there."""
-    old, (parts, (mixer, kept)) = site.old, made
-    out = None if parts.out is None else parts.out.linear()
+    """Put a mixer in place of an attention layer."""
+    old = site.old
+    out = None if weights.out is None else weights.out.to_linear()
+    new: Replacement
     if isinstance(old, Mixer):
         assert out is not None
-        new: Replacement = SwappedMixer(mixer, old, out)
+        new = SwappedMixer(mixer, old, out)
     else:
-        new = SwappedAttention(mixer, site.adapter.call, old, out)
-        new.rest.update({name: getattr(old, name) for name in site.adapter.rest})
-        for name in site.adapter.passed:
-            new.__dict__[name] = getattr(old, name)
-        if isinstance(
-            old, nn.MultiheadAttention
-        ):  # torch's layers look at these, and then take no fast path
-            told = {"in_proj_bias": None, "_qkv_same_embed_dim": False}
-            new.__dict__.update(
-                {name: getattr(old, name) for name in ("batch_first", "embed_dim", "num_heads")}
-                | told
-            )
-    new.said = {"name": part.name, "arguments": part.arguments}
+        new = SwappedAttention(mixer, site.adapter.forward, old, out)
+        new.kept.update({name: getattr(old, name) for name in site.adapter.kept_modules})
+        names = list(site.adapter.kept_methods)
+        if isinstance(old, nn.MultiheadAttention):
+            names += ["batch_first", "embed_dim", "num_heads"]
+            # torch's layers read these, and then do not take their fast path
+            new.__dict__.update({"in_proj_bias": None, "_qkv_same_embed_dim": False})
+        new.__dict__.update({name: getattr(old, name) for name in names})
+    new.spec = {"name": spec.name, "arguments": spec.arguments}
     new.train(old.training)
-    place(model, site.path, new)
-    fresh = sum(p.numel() for p in mixer.parameters()) - sum(
-        linear_size(mixer, name) for name in kept
-    )
-    return LayerChange(site.layer, site.path, type(old).__name__, part, (*kept, "out"), fresh)
-
-
-def linear_size(mixer: Mixer, name: str) -> int:
-    """Of a projection, wherever it is."""
-    homes = [
-        getattr(m, name) for m in mixer.modules() if isinstance(getattr(m, name, None), nn.Linear)
+    replace_module(model, site.path, new)
+    projections = [
+        getattr(module, name)
+        for name in kept
+        for module in mixer.modules()
+        if isinstance(getattr(module, name, None), nn.Linear)
     ]
-    return sum(p.numel() for home in homes for p in home.parameters())
+    new_weights = sum(p.numel() for p in mixer.parameters())
+    new_weights -= sum(p.numel() for projection in projections for p in projection.parameters())
+    return LayerChange(site.layer, site.path, type(old).__name__, spec, (*kept, "out"), new_weights)
 
 
-def put_back(model: nn.Module, sites: Sequence[AttentionSite]) -> None:
-    """The old modules."""
+def put_back_old(model: nn.Module, sites: Sequence[AttentionSite]) -> None:
+    """Put the old layers back in place."""
     for site in sites:
-        place(model, site.path, site.old.train(site.module.training))
+        replace_module(model, site.path, site.old.train(site.module.training))
 
 
-def place(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Set the module at a path, and wherever else the one that stands there does: layers may share an attention."""
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Replace the module at a path, wherever it is used: layers may share it."""
     old = model.get_submodule(path)
     for owner in list(model.modules()):
         for name in [name for name, child in owner._modules.items() if child is old]:
             setattr(owner, name, module)
 
 
-def settle(model: nn.Module) -> None:
-    """Tell swapped layers whether others were left as they were; a model of ours no longer is what its configuration says."""
-    sites = find_sites(model, must=False)
-    swapped = [site.module for site in sites if isinstance(site.module, Replacement)]
-    for module in swapped:
-        if isinstance(module, SwappedAttention):
-            module.partial = len(swapped) < len(sites)
-    for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
-        if any(
-            isinstance(m, Replacement) for m in encoder.modules()
-        ):  # they would be given tensors that only torch's own know
-            encoder.__dict__.setdefault(NESTED, encoder.use_nested_tensor)
-            encoder.use_nested_tensor = False
-        elif NESTED in encoder.__dict__:
-            encoder.use_nested_tensor = encoder.__dict__.pop(NESTED)
-    for part in (m for m in model.modules() if hasattr(type(m), "save_pretrained")):
-        part.__dict__.pop("save_pretrained", None)
-        if any(isinstance(m, Replacement) for m in part.modules()):
-            part.__dict__["save_pretrained"] = partial(save_pretrained, part)
+def update_model_state(model: nn.Module) -> None:
+    """Adjust what depends on whether layers are swapped, after a change."""
+
+    def has_swapped(module: nn.Module) -> bool:
+        return any(isinstance(inner, Replacement) for inner in module.modules())
+
+    sites = find_sites(model, required=False)
+    partial_swap = not all(site.is_swapped for site in sites)
+    for site in sites:
+        if isinstance(site.module, SwappedAttention):
+            site.module.partial = partial_swap
+    for module in list(model.modules()):
+        if isinstance(
+            module, nn.TransformerEncoder
+        ):  # nested tensors work with torch's own attention only
+            if has_swapped(module):
+                module.__dict__.setdefault(NESTED_TENSOR_BEFORE, module.use_nested_tensor)
+                module.use_nested_tensor = False
+            elif NESTED_TENSOR_BEFORE in module.__dict__:
+                module.use_nested_tensor = module.__dict__.pop(NESTED_TENSOR_BEFORE)
+        if hasattr(type(module), "save_pretrained"):
+            module.__dict__.pop("save_pretrained", None)
+            if has_swapped(module):
+                module.__dict__["save_pretrained"] = partial(save_pretrained, module)
     if isinstance(model, Model):
-        if swapped and model.config is not None:
-            model.__dict__[BUILT], model.config = model.config, None
-        elif not swapped and BUILT in model.__dict__:
-            model.config = model.__dict__.pop(BUILT)
+        if has_swapped(model) and model.config is not None:
+            model.__dict__[CONFIG_BEFORE], model.config = model.config, None
+        elif not has_swapped(model) and CONFIG_BEFORE in model.__dict__:
+            model.config = model.__dict__.pop(CONFIG_BEFORE)
 
 
-def save_pretrained(model: Any, folder: Any, *given: Any, **named: Any) -> None:
-    """Theirs, and beside its files what stands in which layer, without which the weights would find no place."""
-    from regard.hf.files import write_layers
+def save_pretrained(model: Any, folder: Any, *args: Any, **kwargs: Any) -> None:
+    """`save_pretrained` of transformers, and a file with the mixer of each layer, which loading the
+    weights requires.
+    """
+    from regard.hf.files import write_swapped_layers
 
-    write_layers(model, folder)
-    named.setdefault(
-        "save_original_format", False
-    )  # names as they are here, for no other model has such
-    type(model).save_pretrained(model, folder, *given, **named)
+    write_swapped_layers(model, folder)
+    kwargs.setdefault("save_original_format", False)  # names as they are in memory
+    type(model).save_pretrained(model, folder, *args, **kwargs)

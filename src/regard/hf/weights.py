@@ -1,4 +1,6 @@
-"""Weights from elsewhere: declared maps from their names to ours, and a list of all that found no place."""
+"""Weight conversion: declared rules from the tensor names of a checkpoint to those of a Regard
+model.
+"""
 
 from __future__ import annotations
 
@@ -13,217 +15,223 @@ from torch import Tensor, nn
 
 from regard.models.serialization import format_names, unique_tensors, warn_nonfinite
 
-LAYER = re.compile(r"\.layers\.(\d+)\.")
+LAYER_NUMBER = re.compile(r"\.layers\.(\d+)\.")
 
-Change = Callable[..., Tensor | tuple[Tensor, ...]]
+Transform = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 def keep_tensor(tensor: Tensor) -> Tensor:
-    """As it is."""
+    """The identity transform."""
     return tensor
 
 
 def transpose(tensor: Tensor) -> Tensor:
-    """(in out) -> (out in)."""
+    """(in, out) -> (out, in)."""
     return tensor.T
 
 
 def split_qkv(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Queries, keys and values in one: (in 3 out) or (3 out) -> three times (out in) or (out)."""
+    """Fused queries, keys and values (in, 3 out) or (3 out) -> three tensors (out, in) or (out)."""
     return tuple(part.T if part.dim() == 2 else part for part in tensor.chunk(3, -1))
 
 
 @dataclass(frozen=True)
 class WeightRule:
-    """Some of their tensors become some of ours.  "{i}" stands for a layer; on our side alone, each layer gets the same.
+    """Converts some tensors of a checkpoint into some of a model.
 
-    change   their tensors -> ours: as many as are named
+    "{i}" in a name stands for the layer number. If only the targets contain it, each layer gets the
+    same tensor.
+
+    Args:
+        sources: Names in the checkpoint.
+        targets: Names in the model.
+        transform: Source tensors -> one tensor for each target.
     """
 
-    theirs: tuple[str, ...]
-    ours: tuple[str, ...]
-    change: Change = keep_tensor
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    transform: Transform = keep_tensor
 
 
-def rule(theirs: str, ours: str, change: Change = keep_tensor) -> WeightRule:
-    """Names with spaces between them."""
-    return WeightRule(tuple(theirs.split()), tuple(ours.split()), change)
+def rule(sources: str, targets: str, transform: Transform = keep_tensor) -> WeightRule:
+    """A `WeightRule` with names separated by spaces."""
+    return WeightRule(tuple(sources.split()), tuple(targets.split()), transform)
 
 
 def linear_rules(
-    theirs: str, ours: str, change: Change = keep_tensor
+    source: str, targets: str, transform: Transform = keep_tensor
 ) -> tuple[WeightRule, WeightRule]:
-    """A linear layer: weight and bias."""
-    return tuple(  # type: ignore[return-value]
-        WeightRule(
-            (f"{theirs}.{kind}",),
-            tuple(f"{name}.{kind}" for name in ours.split()),
-            change if kind == "weight" else bias,
-        )
-        for kind, bias in (
-            ("weight", keep_tensor),
-            ("bias", change if change is split_qkv else keep_tensor),
-        )
+    """Rules for weight and bias of a linear layer. Of the transforms, only `split_qkv` applies to
+    the bias too.
+    """
+    names = targets.split()
+    return (
+        rule(f"{source}.weight", " ".join(f"{name}.weight" for name in names), transform),
+        rule(
+            f"{source}.bias",
+            " ".join(f"{name}.bias" for name in names),
+            transform if transform is split_qkv else keep_tensor,
+        ),
     )
 
 
-def norm_rules(theirs: str, ours: str) -> tuple[WeightRule, WeightRule]:
-    """A layer norm: their weight is our gain."""
-    return rule(f"{theirs}.weight", f"{ours}.gain"), rule(f"{theirs}.bias", f"{ours}.bias")
+def norm_rules(source: str, target: str) -> tuple[WeightRule, WeightRule]:
+    """Rules for a layer norm, whose weight is called gain here."""
+    return rule(f"{source}.weight", f"{target}.gain"), rule(f"{source}.bias", f"{target}.bias")
 
 
 @dataclass(frozen=True)
 class WeightMap:
-    """From the names of another library to ours.
+    """All rules of a model family.
 
-    rows      those whose tensors the model has are used, so heads that it lacks stay unused
-    prefix    taken off their names
-    renamed   parts of names that changed over time: old, new
-    dropped   names that carry nothing: numbers that are counted, and second names of tied tensors
+    Args:
+        rules: Rules are used if the model has their targets, so rules for absent heads do no harm.
+        prefix: Removed from names in the checkpoint.
+        renames: (old, new) parts of names that changed between versions.
+        ignored: Patterns of names without information: counters, and second names of tied tensors.
     """
 
-    rows: tuple[WeightRule, ...]
+    rules: tuple[WeightRule, ...]
     prefix: str = ""
-    renamed: tuple[tuple[str, str], ...] = ()
-    dropped: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
 
-    def name(self, theirs: str) -> str:
-        """Their name as the rows have it."""
-        theirs = theirs.removeprefix(self.prefix)
-        for old, new in self.renamed:
-            theirs = theirs.replace(old, new)
-        return theirs
+    def canonical_name(self, name: str) -> str:
+        """A name in the checkpoint as the rules spell it."""
+        name = name.removeprefix(self.prefix)
+        for old, new in self.renames:
+            name = name.replace(old, new)
+        return name
 
 
 class ShapeMismatch(NamedTuple):
-    """Their tensors, by name, that give another shape than ours has."""
+    """Tensors of a checkpoint whose shape differs from that of their target."""
 
-    theirs: str
+    source: str
     shape: tuple[int, ...]
-    ours: str
+    target: str
     expected: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.theirs} gives {self.shape} for {self.ours}, and the model expects {self.expected}"
+        return (
+            f"{self.source} has shape {self.shape} for {self.target}, "
+            f"but the model expects {self.expected}"
+        )
 
 
 class UnmatchedWeights(NamedTuple):
-    """Their tensors that found no place, ours that got nothing, and pairs whose shapes differ."""
+    """Checkpoint tensors without a target, model tensors without a source, and pairs of different
+    shapes.
+    """
 
-    theirs: list[str]
-    ours: list[str]
-    misshapen: list[ShapeMismatch]
+    unexpected: list[str]
+    missing: list[str]
+    mismatched: list[ShapeMismatch]
 
 
 class WeightMatch(NamedTuple):
-    """What goes where: our name -> tensor; and what is left on either side."""
+    """Tensors by their name in the model, and what did not match."""
 
     tensors: dict[str, Tensor]
     unmatched: UnmatchedWeights
 
 
 def load_weights(
-    model: nn.Module, tensors: Mapping[str, Tensor], names: WeightMap, *, leave: Iterable[str] = ()
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    weight_map: WeightMap,
+    *,
+    ignore: Iterable[str] = (),
 ) -> None:
-    """Put their tensors into the model, in its dtype.  All must fit: what finds no place on either side raises, with the names.
+    """Copy the tensors of a checkpoint into a model, in the dtype of the model.
 
-    leave   patterns of their names that may stay unused, such as "pooler.*"
+    Raises `ValueError` with all names if anything is left over, missing or of another shape; the
+    model is unchanged.
+
+    Args:
+        ignore: Patterns of checkpoint names that may stay unused, e.g. "pooler.*".
     """
-    found = match_weights(model, tensors, names)
-    left = [
+    match = match_weights(model, tensors, weight_map)
+    unmatched = match.unmatched
+    unexpected = [
         name
-        for name in found.unmatched.theirs
-        if not any(fnmatch(name, pattern) for pattern in leave)
+        for name in unmatched.unexpected
+        if not any(fnmatch(name, pattern) for pattern in ignore)
     ]
-    wrong = [f"their {format_names(left)} found no place (`leave` names what may)"] if left else []
-    wrong += (
-        [f"our {format_names(found.unmatched.ours)} got nothing"] if found.unmatched.ours else []
-    )
-    wrong += (
-        [format_names([str(pair) for pair in found.unmatched.misshapen], "; ")]
-        if found.unmatched.misshapen
-        else []
-    )
-    if wrong:
-        raise ValueError(f"the weights do not fit: {'; '.join(wrong)}")
-    warn_nonfinite(found.tensors, "the weights")
-    mine = model.state_dict(keep_vars=True)
+    errors = []
+    if unexpected:
+        errors.append(
+            f"unexpected in the checkpoint: {format_names(unexpected)} (`ignore` lists what may be "
+            "left out)"
+        )
+    if unmatched.missing:
+        errors.append(f"missing in the checkpoint: {format_names(unmatched.missing)}")
+    if unmatched.mismatched:
+        errors.append(format_names([str(mismatch) for mismatch in unmatched.mismatched], "; "))
+    if errors:
+        raise ValueError(f"The weights do not fit the model: {'; '.join(errors)}")
+    warn_nonfinite(match.tensors, "the weights")
+    own = model.state_dict(keep_vars=True)
     with torch.no_grad():
-        for name, tensor in found.tensors.items():
-            mine[name].copy_(tensor)
+        for name, tensor in match.tensors.items():
+            own[name].copy_(tensor)
 
 
-def match_weights(model: nn.Module, tensors: Mapping[str, Tensor], names: WeightMap) -> WeightMatch:
-    """What `load_weights` would do, without doing it: what goes where, and all that does not fit."""
-    mine = model.state_dict(keep_vars=True)
-    given = {names.name(name): tensor for name, tensor in tensors.items()}
-    taken: dict[str, Tensor] = {}
+def match_weights(
+    model: nn.Module, tensors: Mapping[str, Tensor], weight_map: WeightMap
+) -> WeightMatch:
+    """Find which tensor goes where without changing the model, and everything that does not fit."""
+    own = model.state_dict(keep_vars=True)
+    given = {weight_map.canonical_name(name): tensor for name, tensor in tensors.items()}
+    layers = 1 + max(
+        (int(number) for name in own for number in LAYER_NUMBER.findall(name)), default=0
+    )
+    matched: dict[str, Tensor] = {}
     used: set[str] = set()
-    odd: list[ShapeMismatch] = []
-    for one in expanded(names.rows, mine):
-        if all(name in given for name in one.theirs):
-            used.update(one.theirs)
-            fits, others = fitting(one, given, mine)
-            taken.update(fits)
-            odd += others
-    check_tied(mine, taken)
-    met = {
-        id(mine[name])
-        for name in (*taken, *(name for pair in odd for name in pair.ours.split(", ")))
-    }
-    theirs = [
-        name
-        for name in given
-        if name not in used and not any(fnmatch(name, drop) for drop in names.dropped)
-    ]
-    ours = [name for name, tensor in unique_tensors(model).items() if id(tensor) not in met]
-    return WeightMatch(taken, UnmatchedWeights(theirs, ours, odd))
-
-
-def expanded(rows: Iterable[WeightRule], mine: Mapping[str, Tensor]) -> Iterable[WeightRule]:
-    """The rows whose tensors the model has, once for each layer."""
-    layers = 1 + max((int(number) for name in mine for number in LAYER.findall(name)), default=0)
-    for one in rows:
-        for i in range(layers) if any("{i}" in name for name in one.ours) else (0,):
-            theirs, ours = (
-                tuple(name.replace("{i}", str(i)) for name in side)
-                for side in (one.theirs, one.ours)
+    mismatched: list[ShapeMismatch] = []
+    for weight_rule in weight_map.rules:
+        for i in range(layers) if any("{i}" in name for name in weight_rule.targets) else (0,):
+            sources, targets = (
+                tuple(name.replace("{i}", str(i)) for name in names)
+                for names in (weight_rule.sources, weight_rule.targets)
             )
-            if all(name in mine for name in ours):
-                yield WeightRule(theirs, ours, one.change)
+            if all(name in own for name in targets) and all(name in given for name in sources):
+                used.update(sources)
+                source = " and ".join(sources)
+                try:
+                    result = weight_rule.transform(*(given[name] for name in sources))
+                except (RuntimeError, IndexError, ValueError):  # such shapes cannot be transformed
+                    shapes = tuple(given[sources[0]].shape), tuple(own[targets[0]].shape)
+                    mismatched.append(
+                        ShapeMismatch(source, shapes[0], ", ".join(targets), shapes[1])
+                    )
+                    continue
+                for name, tensor in zip(
+                    targets, result if isinstance(result, tuple) else (result,), strict=True
+                ):
+                    expected = own[name].shape
+                    if tensor.shape == expected:
+                        matched[name] = tensor
+                    else:
+                        mismatched.append(
+                            ShapeMismatch(source, tuple(tensor.shape), name, tuple(expected))
+                        )
 
-
-def fitting(
-    one: WeightRule, given: Mapping[str, Tensor], mine: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], list[ShapeMismatch]]:
-    """What a row gives, by our names: what fits, and what has another shape."""
-    source = " and ".join(one.theirs)
-    try:
-        made = one.change(*(given[name] for name in one.theirs))
-    except (
-        RuntimeError,
-        IndexError,
-        ValueError,
-    ):  # tensors of such shapes cannot even be put together
-        shape = tuple(given[one.theirs[0]].shape)
-        return {}, [
-            ShapeMismatch(source, shape, ", ".join(one.ours), tuple(mine[one.ours[0]].shape))
-        ]
-    found = dict(zip(one.ours, made if isinstance(made, tuple) else (made,), strict=True))
-    wrong = {name: tensor for name, tensor in found.items() if tensor.shape != mine[name].shape}
-    odd = [
-        ShapeMismatch(source, tuple(t.shape), name, tuple(mine[name].shape))
-        for name, t in wrong.items()
-    ]
-    return {name: tensor for name, tensor in found.items() if name not in wrong}, odd
-
-
-def check_tied(mine: Mapping[str, Tensor], taken: Mapping[str, Tensor]) -> None:
-    """Names that share a tensor in the model must get equal ones."""
+    # Names that share a tensor in the model must get equal tensors.
     first: dict[int, str] = {}
-    for name, tensor in taken.items():
-        other = first.setdefault(id(mine[name]), name)
-        if other != name and not torch.equal(taken[other], tensor):
+    for name, tensor in matched.items():
+        other = first.setdefault(id(own[name]), name)
+        if other != name and not torch.equal(matched[other], tensor):
             raise ValueError(
-                f"{other} and {name} are tied in this model, and their weights differ: build it untied"
+                f"{other} and {name} are tied in this model, but differ in the checkpoint: build "
+                "it untied."
             )
+
+    found = {id(own[name]) for name in matched}
+    found |= {id(own[name]) for mismatch in mismatched for name in mismatch.target.split(", ")}
+    ignored = weight_map.ignored
+    unexpected = [
+        n for n in given if n not in used and not any(fnmatch(n, pattern) for pattern in ignored)
+    ]
+    missing = [name for name, tensor in unique_tensors(model).items() if id(tensor) not in found]
+    return WeightMatch(matched, UnmatchedWeights(unexpected, missing, mismatched))

@@ -1,14 +1,5 @@
 """Models: embed, layers, head; their configuration, their files, weights from elsewhere, and what they say next."""
 
-from regard.hf.checkpoints import convert_checkpoint, convert_config
-from regard.hf.weights import (
-    ShapeMismatch,
-    UnmatchedWeights,
-    WeightMap,
-    WeightRule,
-    load_weights,
-    match_weights,
-)
 from regard.models.beam import BeamSearchConfig, beam_search
 from regard.models.build import build
 from regard.models.config import (
@@ -54,18 +45,14 @@ from regard.models.serialization import load, save
 from regard.models.stopping_criteria import StoppingCriteria
 
 __all__ = [
-    "load_weights",
     "bert",
     "build",
-    "convert_checkpoint",
     "gpt",
     "load",
     "mask_tokens",
     "module_spec",
-    "match_weights",
     "save",
     "transformer",
-    "convert_config",
     "vit",
     "IGNORE_INDEX",
     "cross_entropy_loss",
@@ -92,10 +79,6 @@ __all__ = [
     "Seq2Seq",
     "DecodingStep",
     "Backbone",
-    "ShapeMismatch",
-    "WeightRule",
-    "UnmatchedWeights",
-    "WeightMap",
     "beam_search",
     "generate",
     "stream_tokens",

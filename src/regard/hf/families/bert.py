@@ -1,12 +1,30 @@
-"""BERT and those built like it: RoBERTa, Longformer, BigBird, FNet, Nyströmformer.  They differ in what mixes, in where
-positions begin, and in the names of their heads."""
+"""BERT, and what RoBERTa, Longformer, BigBird, FNet and Nyströmformer share with it."""
 
 from __future__ import annotations
 
-from regard.errors import Unsupported
-from regard.hf.families.base import LAYER, Json, activation, require
+from typing import Any
+
+from torch import Tensor
+
+from regard.hf.families.base import (
+    EMBED,
+    FFN_NORM,
+    LAYER,
+    MIXER_NORM,
+    AttentionAdapter,
+    AttentionWeights,
+    CheckpointFamily,
+    Json,
+    convert_activation,
+    linear_weights,
+    max_positions,
+    require,
+    self_attention_cache,
+)
+from regard.hf.modules import SwappedAttention
+from regard.hf.padding_masks import padding_mask
 from regard.hf.weights import (
-    Change,
+    Transform,
     WeightMap,
     WeightRule,
     keep_tensor,
@@ -16,251 +34,144 @@ from regard.hf.weights import (
 )
 from regard.models.config import HeadConfig, ModelConfig, ModuleSpec, TokenInput, module_spec
 
-DROPPED = ("embeddings.position_ids", "embeddings.token_type_ids")
+IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")
+CLS_IGNORED = (*IGNORED, "cls.predictions.decoder.bias")
 
 
-def encoder_rows(
-    *mixing: WeightRule, first: Change = keep_tensor, around: str = "attention.output"
+# -------------------------------------------------------------------------------------- checkpoints
+def encoder_rules(
+    *mixer_rules: WeightRule,
+    position: Transform = keep_tensor,
+    mixer_norm: str = "attention.output",
 ) -> tuple[WeightRule, ...]:
-    """Embeddings and layers; `mixing` are the rows of the mixer.
+    """Embeddings and layers of a BERT-like encoder.
 
-    first    their table of positions -> ours
-    around   where the norm around the mixer stands
+    Args:
+        mixer_rules: Rules for the weights of the mixer.
+        position: Transform of the table of position embeddings.
+        mixer_norm: Module with the norm behind the mixer.
     """
     return (
-        rule("embeddings.word_embeddings.weight", "trunk.embed.tokens.weight"),
-        rule("embeddings.position_embeddings.weight", "trunk.embed.position.table", first),
-        rule("embeddings.token_type_embeddings.weight", "trunk.embed.types.weight"),
-        *norm_rules("embeddings.LayerNorm", "trunk.embed.norm"),
-        *mixing,
-        *norm_rules(f"encoder.layer.{{i}}.{around}.LayerNorm", f"{LAYER}.around_mixer.norm"),
+        rule("embeddings.word_embeddings.weight", f"{EMBED}.tokens.weight"),
+        rule("embeddings.position_embeddings.weight", f"{EMBED}.position.table", position),
+        rule("embeddings.token_type_embeddings.weight", f"{EMBED}.types.weight"),
+        *norm_rules("embeddings.LayerNorm", f"{EMBED}.norm"),
+        *mixer_rules,
+        *norm_rules(f"encoder.layer.{{i}}.{mixer_norm}.LayerNorm", MIXER_NORM),
         *linear_rules("encoder.layer.{i}.intermediate.dense", f"{LAYER}.ffn.up"),
         *linear_rules("encoder.layer.{i}.output.dense", f"{LAYER}.ffn.down"),
-        *norm_rules("encoder.layer.{i}.output.LayerNorm", f"{LAYER}.around_ffn.norm"),
+        *norm_rules("encoder.layer.{i}.output.LayerNorm", FFN_NORM),
     )
 
 
-def attention_rows(ours: str = f"{LAYER}.mixer") -> tuple[WeightRule, ...]:
+def attention_rules(target: str = f"{LAYER}.mixer") -> tuple[WeightRule, ...]:
     """The four projections of each layer."""
+    source = "encoder.layer.{i}.attention"
     return (
-        *linear_rules("encoder.layer.{i}.attention.self.query", f"{ours}.q"),
-        *linear_rules("encoder.layer.{i}.attention.self.key", f"{ours}.k"),
-        *linear_rules("encoder.layer.{i}.attention.self.value", f"{ours}.v"),
-        *linear_rules("encoder.layer.{i}.attention.output.dense", f"{ours}.out"),
+        *linear_rules(f"{source}.self.query", f"{target}.q"),
+        *linear_rules(f"{source}.self.key", f"{target}.k"),
+        *linear_rules(f"{source}.self.value", f"{target}.v"),
+        *linear_rules(f"{source}.output.dense", f"{target}.out"),
     )
 
 
-def cls_heads(pooler: str = "pooler.dense", last: str = "classifier") -> tuple[WeightRule, ...]:
-    """Heads as BERT names them."""
+def head_rules(
+    pooler: str = "pooler.dense", classifier: str = "classifier"
+) -> tuple[WeightRule, ...]:
+    """Heads with the names of BERT."""
     return (
         *linear_rules("cls.predictions.transform.dense", "head.transform"),
         *norm_rules("cls.predictions.transform.LayerNorm", "head.norm"),
         rule("cls.predictions.decoder.weight", "head.words.words.weight"),
         rule("cls.predictions.bias", "head.words.words.bias"),
         *linear_rules(pooler, "head.hidden"),
-        *linear_rules(last, "head.last"),
+        *linear_rules(classifier, "head.last"),
     )
 
 
-LM_HEADS = (  # as RoBERTa names them
-    *linear_rules("lm_head.dense", "head.transform"),
-    *norm_rules("lm_head.layer_norm", "head.norm"),
-    rule("lm_head.decoder.weight", "head.words.words.weight"),
-    rule("lm_head.bias", "head.words.words.bias"),
-    *linear_rules("classifier.dense", "head.hidden"),
-    *linear_rules("classifier.out_proj", "head.last"),
-    *linear_rules("classifier", "head.last"),  # of each token
-)
-CLS_DROPPED = (*DROPPED, "cls.predictions.decoder.bias")
-LM_DROPPED = (*DROPPED, "lm_head.decoder.bias")
-
-
 def encoder_config(
-    their: Json, head: HeadConfig | None, mixer: ModuleSpec | list[ModuleSpec], **changes: object
+    config: Json, head: HeadConfig | None, mixer: ModuleSpec | list[ModuleSpec], **changes: object
 ) -> ModelConfig:
-    """The configuration that they all have, with this mixer; `changes` are keys of ours."""
-    known = {
+    """The configuration of a BERT-like encoder with this mixer; `changes` replace keys of it."""
+    settings = {
         "kind": "encoder",
         "head": head,
         "input": TokenInput(
-            vocab_size=their["vocab_size"], types=their.get("type_vocab_size", 2), norm=True
+            vocab_size=config["vocab_size"], types=config.get("type_vocab_size", 2), norm=True
         ),
-        "dim": their["hidden_size"],
-        "heads": their["num_attention_heads"],
-        "layers": their["num_hidden_layers"],
-        "length": their["max_position_embeddings"],
+        "dim": config["hidden_size"],
+        "heads": config["num_attention_heads"],
+        "layers": config["num_hidden_layers"],
+        "length": config["max_position_embeddings"],
         "mixer": mixer if isinstance(mixer, list) else [mixer],
         "residual": module_spec("post"),
         "ffn": module_spec(
             "mlp",
-            hidden=their["intermediate_size"],
-            activation=activation(their.get("hidden_act", "gelu")),
+            hidden=config["intermediate_size"],
+            activation=convert_activation(config.get("hidden_act", "gelu")),
         ),
-        "norm": module_spec("layer", eps=their.get("layer_norm_eps", 1e-12)),
-        "dropout": their.get("hidden_dropout_prob", 0.1),
+        "norm": module_spec("layer", eps=config.get("layer_norm_eps", 1e-12)),
+        "dropout": config.get("hidden_dropout_prob", 0.1),
     }
-    return ModelConfig(**{**known, **changes})
+    return ModelConfig(**{**settings, **changes})
 
 
-def from_place(start: int) -> Change:
-    """A table whose first places are never used: (start + n d) -> (n d)."""
-    return lambda table: table[start:]
+def require_plain_encoder(config: Json) -> None:
+    """Raise `Unsupported` for decoders and relative positions."""
+    require(config, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
 
 
-# ---------------------------------------------------------------------------------------------- BERT, RoBERTa
-BERT = WeightMap(
+def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
+    """Convert the config.json of a BERT."""
+    require_plain_encoder(config)
+    return encoder_config(config, head, module_spec("vanilla", bias=True))
+
+
+WEIGHTS = WeightMap(
     prefix="bert.",
-    rows=(*encoder_rows(*attention_rows()), *cls_heads()),
-    renamed=((".gamma", ".weight"), (".beta", ".bias")),
-    dropped=CLS_DROPPED,
+    rules=(*encoder_rules(*attention_rules()), *head_rules()),
+    renames=((".gamma", ".weight"), (".beta", ".bias")),
+    ignored=CLS_IGNORED,
 )
+CHECKPOINTS = {"bert": CheckpointFamily(convert_config, lambda config: WEIGHTS)}
 
 
-def bert_config(their: Json, head: HeadConfig | None) -> ModelConfig:
-    """Their config.json as ours."""
-    require(their, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    return encoder_config(their, head, module_spec("vanilla", bias=True))
-
-
-def first_place(their: Json) -> int:
-    """RoBERTa's positions begin behind that of padding."""
-    return int(their.get("pad_token_id", 1)) + 1
-
-
-def roberta_map(their: Json) -> WeightMap:
-    """For RoBERTa, XLM-RoBERTa and CamemBERT."""
-    rows = encoder_rows(*attention_rows(), first=from_place(first_place(their)))
-    return WeightMap(prefix="roberta.", rows=(*rows, *LM_HEADS), dropped=LM_DROPPED)
-
-
-def roberta_config(their: Json, head: HeadConfig | None) -> ModelConfig:
-    """Their config.json as ours."""
-    require(their, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    length = their["max_position_embeddings"] - first_place(their)
-    return encoder_config(their, head, module_spec("vanilla", bias=True), length=length)
-
-
-# ---------------------------------------------------------------------------------------------- Longformer
-def longformer_map(their: Json) -> WeightMap:
-    """Both sets of projections: of the window, and of the marked tokens."""
-    marked = (
-        *linear_rules(
-            "encoder.layer.{i}.attention.self.query_global", f"{LAYER}.mixer.global_heads.q"
-        ),
-        *linear_rules(
-            "encoder.layer.{i}.attention.self.key_global", f"{LAYER}.mixer.global_heads.k"
-        ),
-        *linear_rules(
-            "encoder.layer.{i}.attention.self.value_global", f"{LAYER}.mixer.global_heads.v"
-        ),
-    )
-    rows = encoder_rows(
-        *attention_rows(f"{LAYER}.mixer.local"), *marked, first=from_place(first_place(their))
-    )
-    return WeightMap(prefix="longformer.", rows=(*rows, *LM_HEADS), dropped=LM_DROPPED)
-
-
-def longformer_config(their: Json, head: HeadConfig | None) -> ModelConfig:
-    """Their config.json as ours; their window counts both sides."""
-    require(their, position_embedding_type="absolute")
-    given, layers = their["attention_window"], their["num_hidden_layers"]
-    windows = [given] * layers if isinstance(given, int) else list(given)
-    if len(windows) != layers or any(window % 2 for window in windows):
-        raise Unsupported(
-            f"attention_window must be an even number, or one for each of {layers} layers, not {given!r}"
-        )
-    mixers = [module_spec("longformer", window=window // 2, bias=True) for window in windows]
-    length = their["max_position_embeddings"] - first_place(their)
-    return encoder_config(
-        their, head, mixers[:1] if len(set(windows)) == 1 else mixers, length=length
+# ---------------------------------------------------------------------------------------- attention
+def attention_weights(module: Any, first: Any) -> AttentionWeights:
+    """Queries, keys and values; the output projection is outside, next to the norm."""
+    q, k, v = linear_weights(module.query, module.key, module.value)
+    causal = bool(getattr(module, "is_causal", False))
+    length = max_positions(module)
+    return AttentionWeights(
+        q.weight.shape[1], module.num_attention_heads, q, k, v, causal=causal, length=length
     )
 
 
-# ---------------------------------------------------------------------------------------------- BigBird
-BIGBIRD = WeightMap(
-    prefix="bert.",
-    rows=(
-        *encoder_rows(*attention_rows()),
-        *cls_heads("pooler"),
-        *linear_rules("classifier.dense", "head.hidden"),
-        *linear_rules("classifier.out_proj", "head.last"),
-    ),
-    dropped=CLS_DROPPED,
-)
+def attention_forward(
+    self: SwappedAttention,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    past_key_values: Any = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Return the heads side by side; `SwappedAttention.run` collects attention maps."""
+    mask = padding_mask(attention_mask, hidden_states.shape[1], causal=self.mixer.causal)
+    return self.run(hidden_states, mask, cache=self_attention_cache(past_key_values)), None
 
 
-def bigbird_config(their: Json, head: HeadConfig | None) -> ModelConfig:
-    """Their config.json as ours, as they evaluate: no random blocks, and the first block so many times more."""
-    require(
-        their,
-        position_embedding_type="absolute",
-        is_decoder=False,
-        add_cross_attention=False,
-        use_bias=True,
+ADAPTER = AttentionAdapter(attention_weights, attention_forward)
+ADAPTERS = {
+    f"{name}SelfAttention": ADAPTER
+    for name in (
+        "Bert",
+        "BertGeneration",
+        "Camembert",
+        "Data2VecText",
+        "Electra",
+        "Ernie",
+        "Roberta",
+        "RobertaPreLayerNorm",
+        "XLMRoberta",
+        "XLMRobertaXL",
     )
-    if their.get("attention_type", "block_sparse") == "original_full":
-        mixer = module_spec("vanilla", bias=True)
-    else:
-        mixer = module_spec(
-            "bigbird_hf",
-            block=their.get("block_size", 64),
-            first_block_repeats=their.get("num_random_blocks", 3),
-        )
-    tokens = TokenInput(
-        vocab_size=their["vocab_size"],
-        types=their.get("type_vocab_size", 2),
-        norm=True,
-        scale=bool(their.get("rescale_embeddings", False)),
-    )
-    return encoder_config(their, head, mixer, input=tokens)
-
-
-# ---------------------------------------------------------------------------------------------- FNet
-FNET = WeightMap(
-    prefix="fnet.",
-    rows=(
-        *encoder_rows(around="fourier.output"),
-        *linear_rules("embeddings.projection", "trunk.embed.project"),
-        *cls_heads(),
-    ),
-    dropped=CLS_DROPPED,
-)
-
-
-def fnet_config(their: Json, head: HeadConfig | None) -> ModelConfig:
-    """Their config.json as ours."""
-    require(their, use_tpu_fourier_optimizations=False)
-    tokens = TokenInput(
-        vocab_size=their["vocab_size"],
-        types=their.get("type_vocab_size", 4),
-        norm=True,
-        width=their["hidden_size"],
-    )
-    return encoder_config(
-        {"num_attention_heads": 1, **their}, head, module_spec("fnet"), input=tokens
-    )
-
-
-# ---------------------------------------------------------------------------------------------- Nyströmformer
-NYSTROM = WeightMap(
-    prefix="nystromformer.",
-    rows=(
-        *encoder_rows(*attention_rows(), first=from_place(2)),
-        rule("encoder.layer.{i}.attention.self.conv.weight", f"{LAYER}.mixer.inner.conv.weight"),
-        *cls_heads("classifier.dense", "classifier.out_proj"),
-        *linear_rules("classifier", "head.last"),
-    ),
-    dropped=CLS_DROPPED,
-)
-
-
-def nystrom_config(their: Json, head: HeadConfig | None) -> ModelConfig:
-    """Their config.json as ours."""
-    mixer = module_spec(
-        "nystrom", landmarks=their["num_landmarks"], kernel=their.get("conv_kernel_size"), bias=True
-    )
-    if their["num_landmarks"] == their.get("segment_means_seq_len"):
-        raise Unsupported(
-            "num_landmarks is segment_means_seq_len, so that their attention is dense: ours is so for short inputs"
-        )
-    return encoder_config(their, head, mixer)
+}

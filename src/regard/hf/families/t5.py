@@ -1,171 +1,160 @@
-"""T5, and Switch Transformers, which are T5 with experts."""
+"""T5 and T5 1.1."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from regard.errors import Unsupported
-from regard.hf.families.base import Json, activation, require
+from regard.hf.families.base import (
+    AttentionAdapter,
+    AttentionWeights,
+    CheckpointFamily,
+    Json,
+    convert_activation,
+    linear_weights,
+    require_full_width_heads,
+)
+from regard.hf.modules import SwappedAttention
+from regard.hf.padding_masks import padding_mask
 from regard.hf.weights import WeightMap, WeightRule, rule, transpose
 from regard.models.config import EncoderConfig, HeadConfig, ModelConfig, TokenInput, module_spec
+from regard.position.bias import T5Bias
+
+FFN_LAYERS = {"encoder": "layer.1", "decoder": "layer.2"}  # the feed-forward layer of a block
 
 
-def t5_map(width: int, dim: int, *, scaled: bool) -> WeightMap:
-    """The names of T5, for heads of this width and tokens of this one.
-
-    T5 does not scale its scores, and ours are over √e: so queries are √e times as large.  Where it is `scaled`, as all but T5
-    1.1 are, it takes d^-½ of the last tokens, which goes into the gain of the last norm.  The table of distances, which the
-    first layer keeps for all, is copied into each.
-    """
-
-    def louder(weight: Tensor) -> Tensor:
-        return weight * width**0.5
-
-    def softer(gain: Tensor) -> Tensor:
-        return gain * dim**-0.5 if scaled else gain
-
-    sides = [*t5_side("encoder", "layer.1", louder), *t5_side("decoder", "layer.2", louder)]
-    ours = "decoder.stack.layers.{i}"
-    return WeightMap(
-        rows=(
-            rule("shared.weight", "encoder.embed.tokens.weight"),
-            *sides,
-            *t5_attention("decoder.block.{i}.layer.1.EncDecAttention", f"{ours}.cross", louder),
-            rule("decoder.block.{i}.layer.1.layer_norm.weight", f"{ours}.around_cross.norm.gain"),
-            rule("encoder.final_layer_norm.weight", "encoder.norm.gain"),
-            rule("decoder.final_layer_norm.weight", "decoder.norm.gain", softer),
-            rule("lm_head.weight", "head.words.weight"),
-        ),
-        dropped=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-    )
-
-
-def t5_names(their: Json) -> WeightMap:
-    """See `t5_map`."""
-    return t5_map(their["d_kv"], their["d_model"], scaled=t5_scales(their))
-
-
-def t5_side(side: str, feed: str, louder: Callable[[Tensor], Tensor]) -> list[WeightRule]:
-    """What encoder and decoder have in common; `feed` is the place of the feed-forward layer."""
-    theirs, ours = f"{side}.block.{{i}}", f"{side}.stack.layers.{{i}}"
-    bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    return [
-        *t5_attention(f"{theirs}.layer.0.SelfAttention", f"{ours}.mixer", louder),
-        rule(bias, f"{ours}.mixer.inner.prior.table", transpose),
-        rule(f"{theirs}.layer.0.layer_norm.weight", f"{ours}.around_mixer.norm.gain"),
-        rule(f"{theirs}.{feed}.layer_norm.weight", f"{ours}.around_ffn.norm.gain"),
-        rule(f"{theirs}.{feed}.DenseReluDense.wi.weight", f"{ours}.ffn.up.weight"),
-        rule(f"{theirs}.{feed}.DenseReluDense.wi_0.weight", f"{ours}.ffn.gate.weight"),
-        rule(f"{theirs}.{feed}.DenseReluDense.wi_1.weight", f"{ours}.ffn.up.weight"),
-        rule(f"{theirs}.{feed}.DenseReluDense.wo.weight", f"{ours}.ffn.down.weight"),
-    ]
-
-
-def t5_attention(theirs: str, ours: str, louder: Callable[[Tensor], Tensor]) -> list[WeightRule]:
-    """The four projections."""
-    return [
-        rule(f"{theirs}.q.weight", f"{ours}.q.weight", louder),
-        *(
-            rule(f"{theirs}.{a}.weight", f"{ours}.{b}.weight")
-            for a, b in (("k", "k"), ("v", "v"), ("o", "out"))
-        ),
-    ]
-
-
-def t5_config(their: Json, head: HeadConfig | None) -> ModelConfig:
-    """Their config.json as ours."""
-    dim, heads, layers = their["d_model"], their["num_heads"], their["num_layers"]
-    if dim != heads * their["d_kv"]:
-        raise Unsupported(
-            f"{heads} heads of {their['d_kv']} are not as wide as a token, {dim}: ours share its width"
-        )
-    kind = their.get("feed_forward_proj", "relu")
-    bend = (
-        "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
-    )  # theirs says gelu, and means this one
-    gated = kind.startswith("gated-")
-    ffn = module_spec(
-        "glu" if gated else "mlp", hidden=their["d_ff"], bias=False, activation=activation(bend)
-    )
-    buckets, max_distance = (
-        their.get("relative_attention_num_buckets", 32),
-        their.get("relative_attention_max_distance", 128),
-    )
+def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
+    """Convert the config.json of a T5."""
+    dim, heads, layers = config["d_model"], config["num_heads"], config["num_layers"]
+    require_full_width_heads(heads, config["d_kv"], dim)
+    ffn = config.get("feed_forward_proj", "relu")
+    activation = (
+        "gelu_new" if ffn == "gated-gelu" else ffn.removeprefix("gated-")
+    )  # T5's gated gelu is the tanh one
     return ModelConfig(
         kind="seq2seq",
-        input=TokenInput(vocab_size=their["vocab_size"]),
+        input=TokenInput(vocab_size=config["vocab_size"]),
         head=head,
         dim=dim,
         heads=heads,
-        layers=their.get("num_decoder_layers") or layers,
+        layers=config.get("num_decoder_layers") or layers,
         encoder=EncoderConfig(layers=layers, mixer=[module_spec("vanilla")]),
-        ffn=[ffn],
-        norm=module_spec("rms", eps=their.get("layer_norm_epsilon", 1e-6)),
-        dropout=their.get("dropout_rate", 0.1),
-        position=module_spec("t5", buckets=buckets, max_distance=max_distance),
+        ffn=[
+            module_spec(
+                "glu" if ffn.startswith("gated-") else "mlp",
+                hidden=config["d_ff"],
+                bias=False,
+                activation=convert_activation(activation),
+            )
+        ],
+        norm=module_spec("rms", eps=config.get("layer_norm_epsilon", 1e-6)),
+        dropout=config.get("dropout_rate", 0.1),
+        position=module_spec(
+            "t5",
+            buckets=config.get("relative_attention_num_buckets", 32),
+            max_distance=config.get("relative_attention_max_distance", 128),
+        ),
     )
 
 
-def t5_scales(their: Json) -> bool:
-    """Whether the last tokens are scaled: newer files say so, older ones by whether the logits are tied."""
-    return bool(their.get("scale_decoder_outputs", their.get("tie_word_embeddings", True)))
+def weight_map(config: Json) -> WeightMap:
+    """Weights of a T5. Whether it scales the decoder's output, newer files say; in older ones tied
+    logits do.
+    """
+    scaled = bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True)))
+    return t5_weight_map(config["d_kv"], config["d_model"], scale_output=scaled)
 
 
-# ---------------------------------------------------------------------------------------------- Switch
-def switch_map(their: Json) -> WeightMap:
-    """T5's names, and those of the experts, whose weights are stacked in ours."""
-    base = t5_map(
-        their["d_kv"], their["d_model"], scaled=bool(their.get("tie_word_embeddings", True))
-    )
-    sides = (("encoder", "layer.1"), ("decoder", "layer.2"))
-    experts = [
-        each for side, feed in sides for each in switch_rows(side, feed, their["num_experts"])
+def t5_weight_map(head_dim: int, dim: int, *, scale_output: bool) -> WeightMap:
+    """Weights of a T5 with heads of this width.
+
+    T5 does not scale its scores by 1/√e, so queries are multiplied by √e. With `scale_output` the
+    decoder's output is multiplied by d^-½, which goes into the gain of its last norm. The first
+    layer's table of relative positions is copied into all layers.
+    """
+
+    def scale_queries(weight: Tensor) -> Tensor:
+        return weight * head_dim**0.5
+
+    def scale_gain(gain: Tensor) -> Tensor:
+        return gain * dim**-0.5 if scale_output else gain
+
+    rules = [rule("shared.weight", "encoder.embed.tokens.weight")]
+    for side, ffn in FFN_LAYERS.items():
+        source, target = f"{side}.block.{{i}}", f"{side}.stack.layers.{{i}}"
+        table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        rules += [
+            *_attention_rules(f"{source}.layer.0.SelfAttention", f"{target}.mixer", scale_queries),
+            rule(table, f"{target}.mixer.inner.prior.table", transpose),
+            rule(f"{source}.layer.0.layer_norm.weight", f"{target}.mixer_residual.norm.gain"),
+            rule(f"{source}.{ffn}.layer_norm.weight", f"{target}.ffn_residual.norm.gain"),
+            rule(f"{source}.{ffn}.DenseReluDense.wi.weight", f"{target}.ffn.up.weight"),
+            rule(f"{source}.{ffn}.DenseReluDense.wi_0.weight", f"{target}.ffn.gate.weight"),
+            rule(f"{source}.{ffn}.DenseReluDense.wi_1.weight", f"{target}.ffn.up.weight"),
+            rule(f"{source}.{ffn}.DenseReluDense.wo.weight", f"{target}.ffn.down.weight"),
+        ]
+    source, target = "decoder.block.{i}.layer.1", "decoder.stack.layers.{i}"
+    rules += [
+        *_attention_rules(f"{source}.EncDecAttention", f"{target}.cross", scale_queries),
+        rule(f"{source}.layer_norm.weight", f"{target}.cross_residual.norm.gain"),
+        rule("encoder.final_layer_norm.weight", "encoder.norm.gain"),
+        rule("decoder.final_layer_norm.weight", "decoder.norm.gain", scale_gain),
+        rule("lm_head.weight", "head.words.weight"),
     ]
-    return WeightMap(rows=(*base.rows, *experts), dropped=base.dropped)
+    return WeightMap(
+        tuple(rules), ignored=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    )
 
 
-def switch_rows(side: str, feed: str, experts: int) -> list[WeightRule]:
-    """The feed-forward layers of one side, with experts and without."""
-    theirs, ours = f"{side}.block.{{i}}.{feed}.mlp", f"{side}.stack.layers.{{i}}.ffn"
-    names = (("wi", "up"), ("wo", "down"))
-    every = {
-        a: tuple(f"{theirs}.experts.expert_{j}.{a}.weight" for j in range(experts))
-        for a, _ in names
-    }
+def _attention_rules(
+    source: str, target: str, scale_queries: Callable[[Tensor], Tensor]
+) -> list[WeightRule]:
+    """The four projections."""
     return [
-        *(rule(f"{theirs}.{a}.weight", f"{ours}.{b}.weight") for a, b in names),
-        *(WeightRule(every[a], (f"{ours}.bank.expert.{b}.weight",), stacked) for a, b in names),
-        rule(f"{theirs}.router.classifier.weight", f"{ours}.router.weight"),
-        WeightRule(
-            (), (f"{ours}.router.drawn",), lambda: torch.zeros((), dtype=torch.long)
-        ),  # it has drawn nothing yet
+        rule(f"{source}.q.weight", f"{target}.q.weight", scale_queries),
+        rule(f"{source}.k.weight", f"{target}.k.weight"),
+        rule(f"{source}.v.weight", f"{target}.v.weight"),
+        rule(f"{source}.o.weight", f"{target}.out.weight"),
     ]
 
 
-def stacked(*tensors: Tensor) -> Tensor:
-    """One behind the other."""
-    return torch.stack(tensors)
+CHECKPOINTS = {"t5": CheckpointFamily(convert_config, weight_map)}
 
 
-def switch_config(their: Json, head: HeadConfig | None) -> ModelConfig:
-    """Their config.json as ours: every so many layers one has experts."""
-    require(their, router_bias=False, is_gated_act=False)
-    plain = t5_config({**their, "feed_forward_proj": their.get("dense_act_fn", "relu")}, head)
-    step, other = their["encoder_sparse_step"], their["decoder_sparse_step"]
-    if step != other or step < 1:
-        raise Unsupported(
-            f"experts stand in every {step}th layer of the encoder and every {other}th of the decoder: ours alike"
-        )
-    feed = plain.ffn[0]
-    assert feed is not None
-    arguments = {k: v for k, v in feed.arguments.items() if k != "bias"}
-    sparse = module_spec(
-        "switch",
-        experts=their["num_experts"],
-        jitter=their.get("router_jitter_noise", 0.01),
-        **arguments,
+def attention_weights(module: Any, first: Any) -> AttentionWeights:
+    """Scores are not scaled; all layers add the relative position bias of the first."""
+    q, k, v, out = linear_weights(module.q, module.k, module.v, module.o)
+    table = first.relative_attention_bias.weight
+    buckets, max_distance = (
+        first.relative_attention_num_buckets,
+        first.relative_attention_max_distance,
     )
-    return plain.replace(ffn=[sparse if step == 1 or i == 1 else feed for i in range(step)])
+    prior = T5Bias(module.n_heads, buckets=buckets, max_distance=max_distance).to(table)
+    prior.table.data.copy_(table.detach().T)
+    return AttentionWeights(module.d_model, module.n_heads, q, k, v, out, scale=1.0, prior=prior)
+
+
+def attention_forward(
+    self: SwappedAttention,
+    hidden_states: Tensor,
+    mask: Tensor | None = None,
+    key_value_states: Any = None,
+    position_bias: Tensor | None = None,
+    past_key_values: Any = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None, None]:
+    """Return the output, and the position bias for layers that were not swapped."""
+    n, old = hidden_states.shape[1], self.old
+    y = self.run(hidden_states, padding_mask(mask, n, causal=False))
+    if self.partial and position_bias is None and old.has_relative_attention_bias:
+        position_bias = old.compute_bias(n, n, device=y.device)  # type: ignore[operator]
+    return y, position_bias, None
+
+
+ADAPTERS = {
+    "T5Attention": AttentionAdapter(
+        attention_weights, attention_forward, applies=lambda module: not module.is_decoder
+    )
+}

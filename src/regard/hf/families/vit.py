@@ -2,39 +2,79 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from regard.hf.families.base import LAYER, Json, activation, require
+from regard.hf.families.base import (
+    EMBED,
+    FFN_NORM,
+    LAYER,
+    MIXER_NORM,
+    AttentionAdapter,
+    AttentionWeights,
+    CheckpointFamily,
+    Json,
+    convert_activation,
+    linear_weights,
+    require,
+)
+from regard.hf.families.bert import attention_forward
 from regard.hf.weights import WeightMap, linear_rules, norm_rules, rule
 from regard.models.config import HeadConfig, ModelConfig, PatchInput, module_spec
 
 
-def first_of_table(cls: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Their class token has a position, ours has none: the two are one vector."""
-    return cls[0, 0] + table[0, 0], table[0, 1:]
+def height_and_width(size: Any) -> tuple[int, int]:
+    """Sizes in a configuration are a number or a pair."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-VIT = WeightMap(
+def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
+    """Convert the config.json of a ViT."""
+    require(config, qkv_bias=True)
+    height, width = height_and_width(config["image_size"])
+    channels = config.get("num_channels", 3)
+    activation = convert_activation(config.get("hidden_act", "gelu"))
+    return ModelConfig(
+        kind="encoder",
+        head=head,
+        dim=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        input=PatchInput(height=height, width=width, patch=config["patch_size"], channels=channels),
+        layers=config["num_hidden_layers"],
+        mixer=[module_spec("vanilla", bias=True)],
+        ffn=[module_spec("mlp", hidden=config["intermediate_size"], activation=activation)],
+        norm=module_spec("layer", eps=config.get("layer_norm_eps", 1e-12)),
+        dropout=config.get("hidden_dropout_prob", 0.0),
+    )
+
+
+def add_class_position(cls_token: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Our class token has no position, so the position of theirs is added to it."""
+    return cls_token[0, 0] + table[0, 0], table[0, 1:]
+
+
+WEIGHTS = WeightMap(
     prefix="vit.",
-    rows=(
+    rules=(
         rule(
             "embeddings.cls_token embeddings.position_embeddings",
-            "trunk.embed.cls trunk.embed.position.table",
-            first_of_table,
+            f"{EMBED}.cls {EMBED}.position.table",
+            add_class_position,
         ),
-        *linear_rules("embeddings.patch_embeddings.projection", "trunk.embed.project"),
+        *linear_rules("embeddings.patch_embeddings.projection", f"{EMBED}.project"),
         *linear_rules("layers.{i}.attention.q_proj", f"{LAYER}.mixer.q"),
         *linear_rules("layers.{i}.attention.k_proj", f"{LAYER}.mixer.k"),
         *linear_rules("layers.{i}.attention.v_proj", f"{LAYER}.mixer.v"),
         *linear_rules("layers.{i}.attention.o_proj", f"{LAYER}.mixer.out"),
-        *norm_rules("layers.{i}.layernorm_before", f"{LAYER}.around_mixer.norm"),
-        *norm_rules("layers.{i}.layernorm_after", f"{LAYER}.around_ffn.norm"),
+        *norm_rules("layers.{i}.layernorm_before", MIXER_NORM),
+        *norm_rules("layers.{i}.layernorm_after", FFN_NORM),
         *linear_rules("layers.{i}.mlp.fc1", f"{LAYER}.ffn.up"),
         *linear_rules("layers.{i}.mlp.fc2", f"{LAYER}.ffn.down"),
-        *norm_rules("layernorm", "trunk.norm"),
+        *norm_rules("layernorm", "backbone.norm"),
         *linear_rules("classifier", "head.last"),
     ),
-    renamed=(  # files from before transformers 5
+    renames=(  # files written before transformers 5
         ("encoder.layer.", "layers."),
         (".attention.attention.query.", ".attention.q_proj."),
         (".attention.attention.key.", ".attention.k_proj."),
@@ -44,33 +84,18 @@ VIT = WeightMap(
         (".output.dense.", ".mlp.fc2."),
     ),
 )
+CHECKPOINTS = {"vit": CheckpointFamily(convert_config, lambda config: WEIGHTS)}
 
 
-def vit_config(their: Json, head: HeadConfig | None) -> ModelConfig:
-    """Their config.json as ours."""
-    require(their, qkv_bias=True)
-    size = their["image_size"]
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return ModelConfig(
-        kind="encoder",
-        head=head,
-        dim=their["hidden_size"],
-        heads=their["num_attention_heads"],
-        input=PatchInput(
-            height=height,
-            width=width,
-            patch=their["patch_size"],
-            channels=their.get("num_channels", 3),
-        ),
-        layers=their["num_hidden_layers"],
-        mixer=[module_spec("vanilla", bias=True)],
-        ffn=[
-            module_spec(
-                "mlp",
-                hidden=their["intermediate_size"],
-                activation=activation(their.get("hidden_act", "gelu")),
-            )
-        ],
-        norm=module_spec("layer", eps=their.get("layer_norm_eps", 1e-12)),
-        dropout=their.get("hidden_dropout_prob", 0.0),
+def attention_weights(module: Any, first: Any) -> AttentionWeights:
+    """All four projections; patches are never padded."""
+    q, k, v, out = linear_weights(module.q_proj, module.k_proj, module.v_proj, module.o_proj)
+    (height, width), (patch_height, patch_width) = (
+        height_and_width(size) for size in (module.config.image_size, module.config.patch_size)
     )
+    length = (height // patch_height) * (width // patch_width) + 1  # patches and the class token
+    dim, heads = q.weight.shape[1], module.num_attention_heads
+    return AttentionWeights(dim, heads, q, k, v, out, length=length, pads=False)
+
+
+ADAPTERS = {"ViTAttention": AttentionAdapter(attention_weights, attention_forward)}

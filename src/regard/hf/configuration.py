@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call, arg-type, attr-defined"
-"""The configuration of our models in the layout of transformers: config.json, with all of ours under "model"."""
+"""`RegardConfig`: the configuration of a Regard model in the format of transformers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from regard.models.serialization import format_validation_error
 
 
 class RegardConfig(PreTrainedConfig):
-    """`RegardConfig.of(config)` of a `regard.models.ModelConfig`; `config.regard` is that again.
+    """Configuration with a `regard.models.ModelConfig` inside:
+    `RegardConfig.from_model_config(config)`.
 
-    model      the `ModelConfig` as JSON says it, with its head
-    use_cache  whether `generate` carries the state of the stream from token to token
+    Attributes:
+        model: The `ModelConfig` with its head, as JSON. `config.regard` is the `ModelConfig`
+            itself.
+        use_cache: Whether `generate` carries the state of the stream from token to token.
     """
 
     model_type = "regard"
@@ -37,40 +40,43 @@ class RegardConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.model is not None:
-            ours = self.regard
-            self.is_encoder_decoder = ours.kind == "seq2seq"
+            config = self.regard
+            self.is_encoder_decoder = config.kind == "seq2seq"
             if self.id2label is None and kwargs.get("num_labels") is None:
-                kwargs["num_labels"] = labels_of(ours) or 2
+                kwargs["num_labels"] = count_labels(config) or 2
             if self.is_encoder_decoder and self.decoder_start_token_id is None:
-                self.decoder_start_token_id = (
-                    self.bos_token_id if self.bos_token_id is not None else self.pad_token_id
-                )
+                has_bos = self.bos_token_id is not None
+                self.decoder_start_token_id = self.bos_token_id if has_bos else self.pad_token_id
         super().__post_init__(**kwargs)
 
     @classmethod
-    def of(cls, config: ModelConfig, **more: Any) -> RegardConfig:
-        """Ours in theirs; `more` are their own keys, such as pad_token_id and id2label."""
-        return cls(model=json.loads(config.model_dump_json()), **more)
+    def from_model_config(cls, config: ModelConfig, **kwargs: Any) -> RegardConfig:
+        """Wrap a `ModelConfig`; `kwargs` are keys of transformers such as pad_token_id and
+        id2label.
+        """
+        return cls(model=json.loads(config.model_dump_json()), **kwargs)
 
     @property
     def regard(self) -> ModelConfig:
-        """Theirs as ours, checked."""
+        """The `ModelConfig`, validated."""
         if self.model is None:
             raise ValueError(
-                "this configuration says nothing of the model: make it by RegardConfig.of(config)"
+                "The configuration has no model: create it with "
+                "RegardConfig.from_model_config(config)."
             )
         try:
             return ModelConfig.model_validate_json(json.dumps(self.model))
         except ValidationError as error:
+            message = format_validation_error(error)
             raise ValueError(
-                f"config.json holds no model of ours under 'model': {format_validation_error(error)}"
+                f"config.json has no valid Regard model under 'model': {message}"
             ) from None
 
     @regard.setter
     def regard(self, config: ModelConfig) -> None:
         self.model = json.loads(config.model_dump_json())
 
-    # what other code asks of any configuration
+    # names that other code expects of any configuration
     hidden_size = property(lambda self: self.regard.dim)
     num_hidden_layers = property(lambda self: self.regard.layers)
     num_attention_heads = property(lambda self: self.regard.heads)
@@ -78,21 +84,21 @@ class RegardConfig(PreTrainedConfig):
 
     @property
     def vocab_size(self) -> int | None:
-        """Of the tokens that come out, or go in; None: there are none."""
+        """Vocabulary size of the output, or else of the input. None: the model has none."""
         tokens = None if self.model is None else self.regard.tokens
         return None if tokens is None else tokens.vocab_size
 
     @vocab_size.setter
     def vocab_size(self, size: int) -> None:
-        ours = self.regard
-        key = "input" if ours.target is None else "target"
-        if ours.tokens is None:
-            raise ValueError(f"a model that reads {ours.input.kind} has no vocabulary to change")
-        self.regard = ours.replace(**{key: ours.tokens.model_copy(update={"vocab_size": size})})
+        config = self.regard
+        if config.tokens is None:
+            raise ValueError(f"A model with input {config.input.kind!r} has no vocabulary.")
+        key = "input" if config.target is None else "target"
+        self.regard = config.replace(**{key: config.tokens.model_copy(update={"vocab_size": size})})
 
 
-def labels_of(config: ModelConfig) -> int | None:
-    """How many labels the head tells apart; None: it has none."""
+def count_labels(config: ModelConfig) -> int | None:
+    """The number of labels of the head, or None if it has none."""
     if isinstance(config.head, SequenceClassificationHeadConfig | TokenClassificationHeadConfig):
         return config.head.classes
     return config.head.outputs if isinstance(config.head, RegressionHeadConfig) else None

@@ -41,7 +41,7 @@ T5 = {
 SIDE = {**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "projection_dim": 16}
 
 
-def shaken(model, dtype: torch.dtype = torch.float64, size: float = 0.3):
+def randomize_weights(model, dtype: torch.dtype = torch.float64, size: float = 0.3):
     """A model whose every weight matters: in fresh ones biases are zero and gains one, and maps are nearly flat."""
     with torch.no_grad():
         for p in model.parameters():

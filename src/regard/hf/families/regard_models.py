@@ -1,0 +1,45 @@
+"""Mixers of Regard's own models, which `swap` replaces too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from regard.errors import Unsupported
+from regard.hf.families.base import AttentionAdapter, AttentionWeights, linear_weights
+from regard.mixer import MultiHead
+
+
+def attention_weights(module: Any, first: Any) -> AttentionWeights:
+    """Weights of a `MultiHead` mixer."""
+    linear = [getattr(module, name, None) for name in ("q", "k", "v", "out")]
+    if not isinstance(module, MultiHead) or not all(
+        isinstance(layer, nn.Linear) for layer in linear
+    ):
+        raise Unsupported(
+            f"{module.name} cannot be swapped: only MultiHead mixers have q, k, v and out "
+            "projections."
+        )
+    q, k, v, out = linear_weights(module.q, module.k, module.v, module.out)
+    inner: Any = module.inner
+    return AttentionWeights(
+        module.dim,
+        module.heads,
+        q,
+        k,
+        v,
+        out,
+        causal=module.causal,
+        length=module.length,
+        scale=getattr(inner, "scale", None),
+        kv_heads=module.kv_heads,
+        prior=getattr(inner, "prior", None),
+        rotary=module.rotary,
+        pads=module.can.mask,
+    )
+
+
+MIXER_ADAPTER = AttentionAdapter(
+    attention_weights, lambda self: None
+)  # called as a mixer, not by an adapter
