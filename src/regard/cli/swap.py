@@ -253,9 +253,9 @@ def measure_forward(model: nn.Module, tokens: torch.Tensor) -> tuple[float, int]
     with PeakCounter() as counter:
         for p in model.parameters():
             counter.watch(p.detach())
-        weights = counter.now
+        weights = counter.live_bytes
         inputs.call(model)
-    return fastest, counter.peak - weights
+    return fastest, counter.peak_bytes - weights
 
 
 def run_recovery(model: nn.Module, texts: list[Any], *, quiet: bool, **arguments: Any) -> Any:

@@ -111,7 +111,7 @@ def take_over_projections(mixer: Mixer, weights: AttentionWeights) -> tuple[str,
     kept: set[str] = set()
     for owner in owners:
         q_k_v = (q, weights.k, weights.v)
-        if weights.global_qkv and isinstance(mixer, Longformer) and owner is mixer.everywhere:
+        if weights.global_qkv and isinstance(mixer, Longformer) and owner is mixer.global_heads:
             q_k_v = weights.global_qkv
         new = dict(zip(PROJECTIONS, q_k_v, strict=True))
         took_queries = replace_projection(owner, "q", new["q"], weights)

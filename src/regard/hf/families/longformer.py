@@ -43,7 +43,7 @@ def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
 
 def weight_map(config: Json) -> WeightMap:
     """Two sets of projections: of the window, and of tokens with global attention."""
-    source, target = "encoder.layer.{i}.attention.self", f"{LAYER}.mixer.everywhere"
+    source, target = "encoder.layer.{i}.attention.self", f"{LAYER}.mixer.global_heads"
     rules = encoder_rules(
         *attention_rules(f"{LAYER}.mixer.local"),
         *linear_rules(f"{source}.query_global", f"{target}.q"),
