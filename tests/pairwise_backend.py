@@ -12,7 +12,7 @@ from regard.registry import Recipe
 
 def run(call):
     """softmax(q_i kᵀ) v query by query; heads with the same mask are computed together."""
-    keep = call.keep()[0].expand(call.q.shape[1], call.q.shape[2], call.k.shape[2])
+    keep = call.dense_mask()[0].expand(call.q.shape[1], call.q.shape[2], call.k.shape[2])
     alike = bool((keep == keep[:1]).all())
     heads = [slice(None)] if alike else [slice(h, h + 1) for h in range(len(keep))]
     addend = _addend(call)
@@ -24,8 +24,7 @@ def _addend(call):
     shape = (*call.q.shape[:3], call.k.shape[2])
     if call.prior is None:
         return call.q.new_zeros(()).expand(shape)
-    q_pos, k_pos = call.positions()
-    found = call.prior(q_pos[:, None], k_pos[None, :], call.q, call.k)
+    found = call.prior(*call.position_grid(), call.q, call.k)
     return (found if found.dim() == 4 else found[None]).expand(shape)
 
 

@@ -158,7 +158,7 @@ def test_fused_equals_dense(pattern, n, m, q_start, k_start, size, size_back, pa
 )
 def test_pieces_equal_the_whole(pattern, at_once, monkeypatch):
     """Fails if calls that are split to stay in the cache compute something else."""
-    monkeypatch.setattr(sys.modules[fused.__module__], "AT_ONCE", at_once)
+    monkeypatch.setattr(sys.modules[fused.__module__], "MAX_TEMPORARY", at_once)
     n, rng = 150, torch.Generator().manual_seed(0)
     inputs = [
         torch.randn(2, n, 4, dtype=torch.float64, generator=rng).requires_grad_() for _ in range(3)

@@ -1,6 +1,5 @@
 """The lowest call: every executor gives what the textbook formula gives, or says why it cannot."""
 
-import importlib
 import json
 import os
 import stat
@@ -10,8 +9,9 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 import regard
-from regard import ALiBi, Prior, Unsupported
-from regard.backends import token_groups
+from regard import ALiBi, Prior, Unsupported, native
+from regard.backends import calibration, choose, choose_backend, flex, token_groups
+from regard.backends.call import make_call
 from regard.pattern import (
     Axial,
     Band,
@@ -31,15 +31,10 @@ from regard.pattern import (
 )
 from regard.prior import Gaussian
 
-attending = importlib.import_module("regard.backends")
-choosing = importlib.import_module("regard.backends.choose")
-native = importlib.import_module("regard.native")
-flex = importlib.import_module("regard.backends.flex")
-
 TILES = [
     "sparse",
     *(["cpp"] if native.library() else []),
-]  # what computes only the tiles that hold a seen pair
+]  # backends that compute visible tiles only
 PATTERNS = {
     "full": Full(),
     "causal": Causal(),
@@ -186,7 +181,7 @@ def test_scattered_keys(rand):
     for backend in ("reference", "sdpa", "auto"):
         got = regard.attend(*inputs, pattern=pattern, q_start=90, k_positions=at, backend=backend)
         same([got, *gradients(got, inputs)], want)
-    with pytest.raises(Unsupported, match="row"):
+    with pytest.raises(Unsupported, match="consecutive key positions"):
         regard.attend(*inputs, pattern=pattern, q_start=90, k_positions=at, backend="sparse")
 
 
@@ -394,7 +389,7 @@ def test_a_named_backend_never_falls_back(rand):
     q = q.detach()
     with pytest.raises(Unsupported, match=r"'flex'.*priors"):
         regard.attend(q, k, v, prior=ALiBi(4).double(), backend="flex")
-    with pytest.raises(Unsupported, match=r"'sparse'.*prior together with marks"):
+    with pytest.raises(Unsupported, match=r"'sparse'.*prior with global_attention_mask"):
         regard.attend(
             q,
             k,
@@ -405,7 +400,7 @@ def test_a_named_backend_never_falls_back(rand):
             backend="sparse",
         )
     for backend in TILES:
-        with pytest.raises(Unsupported, match=rf"'{backend}'.*marks under ~"):
+        with pytest.raises(Unsupported, match=rf"'{backend}'.*GlobalMask under ~"):
             regard.attend(
                 q,
                 k,
@@ -454,85 +449,77 @@ def test_a_wrong_name_is_told_the_nearest(rand):
 # ---------------------------------------------------------------------------------------------- the choice
 def test_the_choice_gives_its_reason():
     """Fails if `auto` cannot say why."""
-    for pattern in (Full(), Causal()):
-        assert (
-            choosing.explain(pattern, 1 << 17) == choosing.DENSE
-        )  # a list of all tiles would be too long
-    small = choosing.explain(Band(4, 4), 40)
+    for pattern in (Full(), Causal()):  # the list of all tiles would be too long
+        assert regard.explain(pattern, 1 << 17) == choose.DENSE
+    small = regard.explain(Band(4, 4), 40)
     assert small.backend == "sdpa" and "few queries" in small.reason
-    far = choosing.explain(Band(64, 64), 16384)
-    assert far.backend == TILES[-1] and far.sparse < far.dense and f"ms {TILES[-1]}" in far.reason
-    assert choosing.explain(Band(64, 64), 16384, grad=True).dense > far.dense
+    far = regard.explain(Band(64, 64), 16384)
+    assert (
+        far.backend == TILES[-1]
+        and far.sparse_seconds < far.dense_seconds
+        and f"ms {TILES[-1]}" in far.reason
+    )
+    assert regard.explain(Band(64, 64), 16384, grad=True).dense_seconds > far.dense_seconds
 
 
 def test_dense_patterns_run_where_they_are_faster(monkeypatch):
     """Fails if what was measured of dense calls, PyTorch's and ours, does not decide between them."""
     with_kernel = len(TILES) > 1
     for ours, want in ((0.9e-9, "cpp"), (1.1e-9, "sdpa")):
-        costs = choosing.Costs(1e-5, 1e-9, 1e-9, 1e-9, 1e-4, 1e-9, 1e-5, ours)
-        monkeypatch.setattr(choosing, "calibration", lambda costs=costs: costs)
-        choosing._by_cost.cache_clear()
-        assert choosing.explain(Full(), 4096).backend == (want if with_kernel else "sdpa")
-        assert choosing.explain(Causal(), 512).backend == (
+        costs = calibration.BackendCosts(1e-5, 1e-9, 1e-9, 1e-9, 1e-4, 1e-9, 1e-5, ours)
+        monkeypatch.setattr(calibration, "machine_costs", lambda costs=costs: costs)
+        choose._choose_by_cost.cache_clear()
+        assert regard.explain(Full(), 4096).backend == (want if with_kernel else "sdpa")
+        assert regard.explain(Causal(), 512).backend == (
             "cpp" if with_kernel else "sdpa"
         )  # PyTorch leaves nothing out
-    choosing._by_cost.cache_clear()
+    choose._choose_by_cost.cache_clear()
 
 
 def test_without_a_kernel_what_is_nearly_dense_is_dense(monkeypatch):
     """Fails if runs of blocks are made of a pattern that sees nearly all."""
-    monkeypatch.setattr(choosing.native, "library", lambda: None)
-    nearly_all = choosing.explain(Band(1023, 1022), 1024)
+    monkeypatch.setattr(choose.native, "library", lambda: None)
+    nearly_all = regard.explain(Band(1023, 1022), 1024)
     assert nearly_all.backend == "sdpa" and "%" in nearly_all.reason
-    assert choosing.explain(Full(), 4096) == choosing.explain(Causal(), 4096) == choosing.DENSE
+    assert regard.explain(Full(), 4096) == regard.explain(Causal(), 4096) == choose.DENSE
 
 
 def test_the_choice_for_a_call(rand):
     """Fails if what runs is not what is explained, or a refusal is not passed on."""
     q, k, v = qkv(rand, 400)
-    common = {
-        "prior": None,
-        "mask": None,
-        "global_attention_mask": None,
-        "scale": None,
-        "q_start": 0,
-        "k_positions": 0,
-    }
-    call = attending.call.make_call(q, k, v, pattern=Band(4, 4), **common)
-    threads = torch.get_num_threads()
-    assert attending.choose_backend(call) == choosing._by_cost(
-        TILES[-1], Band(4, 4), 400, 400, 0, 0, 8, 8, False, False, threads
-    )
-    scattered = attending.call.make_call(
-        q, k, v, pattern=Band(4, 4), **{**common, "k_positions": torch.arange(400)}
-    )
+    call = make_call(q, k, v, pattern=Band(4, 4))
+    work = calibration.Workload(Band(4, 4), 400, 400, 0, 0, 8, 8, False, False)
+    by_cost = choose._choose_by_cost(TILES[-1], work, torch.get_num_threads())
+    assert choose_backend(call) == by_cost
+    assert regard.explain(Band(4, 4), 400, heads=8, width=8) == by_cost
+    scattered = make_call(q, k, v, pattern=Band(4, 4), k_positions=torch.arange(400))
     assert (
-        attending.choose_backend(scattered).reason
-        == "sparse cannot: the keys do not stand in a row"
+        choose_backend(scattered).reason
+        == "not supported by sparse: it requires consecutive key positions"
     )
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """An empty cache directory; what was measured before is forgotten, and measuring takes no time."""
-    costs = choosing.Costs(
+    costs = calibration.BackendCosts(
         1e-5, 2e-9, 1.5e-9, 1e-9, 2e-5, 1.5e-9, *([3e-5, 1.2e-9] if native.library() else [])
     )
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(choosing, "measure", lambda: costs)
+    monkeypatch.setattr(calibration, "measure_costs", lambda: costs)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    choosing._calibration.cache_clear()
-    yield choosing._cache_file(), costs
-    choosing._calibration.cache_clear()
+    calibration._machine_costs.cache_clear()
+    yield calibration.costs_path(), costs
+    calibration._machine_costs.cache_clear()
 
 
 def test_what_was_measured_is_kept(cache, monkeypatch):
     """Fails if every process measures again."""
     path, costs = cache
-    assert choosing.calibration() == costs and path.exists()
-    monkeypatch.setattr(choosing, "measure", lambda: pytest.fail("measured again"))
-    choosing._calibration.cache_clear()
-    assert choosing.calibration() == costs
+    assert calibration.machine_costs() == costs and path.exists()
+    monkeypatch.setattr(calibration, "measure_costs", lambda: pytest.fail("measured again"))
+    calibration._machine_costs.cache_clear()
+    assert calibration.machine_costs() == costs
 
 
 GOOD = {
@@ -569,7 +556,7 @@ def test_a_spoilt_cache_is_measured_again(cache, content):
     path, costs = cache
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    assert choosing.calibration() == costs
+    assert calibration.machine_costs() == costs
 
 
 def test_bytes_that_are_no_text(cache):
@@ -577,32 +564,32 @@ def test_bytes_that_are_no_text(cache):
     path, costs = cache
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\xff\xfe\x00\x80")
-    assert choosing.calibration() == costs
+    assert calibration.machine_costs() == costs
 
 
 def test_a_cache_that_cannot_be_written(cache, tmp_path, monkeypatch):
     """Fails if a read-only home, or a file where the directory should be, stops the library."""
     _, costs = cache
     (tmp_path / "cache").write_text("I am a file")
-    assert choosing.calibration() == costs
+    assert calibration.machine_costs() == costs
     locked = tmp_path / "locked"
     locked.mkdir()
     locked.chmod(stat.S_IRUSR | stat.S_IXUSR)
     monkeypatch.setenv("REGARD_CACHE", str(locked / "deep"))
-    choosing._calibration.cache_clear()
-    assert choosing.calibration() == costs
+    calibration._machine_costs.cache_clear()
+    assert calibration.machine_costs() == costs
 
 
 def test_a_busy_machine_is_not_remembered(cache, monkeypatch):
     """Fails if what was measured under load is kept for ever."""
     path, costs = cache
     monkeypatch.setattr(os, "getloadavg", lambda: (100.0, 0.0, 0.0))
-    assert choosing.calibration() == costs and not path.exists()
+    assert calibration.machine_costs() == costs and not path.exists()
 
 
 def test_measuring_gives_sensible_numbers():
     """Fails if the calibration itself is broken."""
-    costs = choosing.measure()
+    costs = calibration.measure_costs()
     assert all(0 < x < 1 for x in vars(costs).values() if x is not None)
 
 

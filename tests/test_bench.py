@@ -1,6 +1,5 @@
 """regard bench: its statistics, its budget, what it refuses, and what it says; never an absolute time."""
 
-import importlib
 import json
 import math
 import subprocess
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
 from typer.testing import CliRunner
 
+from regard.backends import calibration
 from regard.bench import (
     BenchCell,
     BenchPlan,
@@ -191,18 +191,17 @@ def test_a_busy_machine_is_told_by_each_sign():
 def test_each_number_of_threads_has_its_own_costs(monkeypatch, tmp_path):
     """Fails if costs that were measured with one number of threads are used with another."""
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
-    choose = importlib.import_module(
-        "regard.backends.choose"
-    )  # `regard.backends.choose` is the function
     monkeypatch.setattr(
-        choose, "measure", lambda: choose.Costs(*[1e-5 * torch.get_num_threads()] * 6)
+        calibration,
+        "measure_costs",
+        lambda: calibration.BackendCosts(*[1e-5 * torch.get_num_threads()] * 6),
     )
-    choose._calibration.cache_clear()
+    calibration._machine_costs.cache_clear()
     found = []
     for count in (1, 2):
         with torch_threads(count):
-            found.append(choose.calibration().dense_call)
-    choose._calibration.cache_clear()
+            found.append(calibration.machine_costs().dense_call)
+    calibration._machine_costs.cache_clear()
     assert found == [1e-5, 2e-5]
 
 

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 import regard
 from regard import query_prototypes
 from regard.backends import cpp, linear_scan
-from regard.backends.cpp import OFTEN
+from regard.backends.cpp import CONTIGUOUS_KEY_READS
 from regard.layout import lattice, tiles as tiling
 from regard.layout.tiles import TILE, build_tiles
 from regard.pattern import Band, Blocks2D, Causal, Chunks, Full, Global, Keys, RandomBlocks
@@ -133,11 +133,11 @@ def test_what_is_not_a_number_spreads_as_far_as_it_is_seen(rand):
 def test_what_it_refuses(rand):
     """Fails if it pretends to do what it cannot."""
     q = rand(1, 2, 50, 8)
-    with pytest.raises(regard.Unsupported, match="float32 or float64, not in"):
+    with pytest.raises(regard.Unsupported, match="float32 and float64, not"):
         regard.attend(q.bfloat16(), q.bfloat16(), q.bfloat16(), backend="cpp")
-    with pytest.raises(regard.Unsupported, match="no priors"):
+    with pytest.raises(regard.Unsupported, match="does not support priors"):
         regard.attend(q, q, q, prior=regard.ALiBi(2).double(), backend="cpp")
-    with pytest.raises(regard.Unsupported, match="in a row"):
+    with pytest.raises(regard.Unsupported, match="consecutive key positions"):
         regard.attend(q, q, q, k_positions=torch.arange(50), backend="cpp")
 
 
@@ -160,7 +160,9 @@ def test_heads_as_the_fastest_axis(width, rand):
 
 @needs_kernel
 @pytest.mark.parametrize(
-    "n", [TILE * OFTEN - 3, TILE * (OFTEN + 4) - 3], ids=["where they stand", "copied"]
+    "n",
+    [TILE * CONTIGUOUS_KEY_READS - 3, TILE * (CONTIGUOUS_KEY_READS + 4) - 3],
+    ids=["where they stand", "copied"],
 )
 @pytest.mark.parametrize(
     "pattern",
@@ -219,7 +221,7 @@ def test_a_remembered_call_is_looked_at_again_where_it_must(rand):
     mapped = torch.func.vmap(lambda y: regard.attend(y, y, y, pattern=Band(9, 9)))(x[None])
     torch.testing.assert_close(mapped[0], want)
     for backend in ("auto", "cpp", "sdpa", "reference"):
-        with pytest.raises(ValueError, match="on one device, not on cpu, meta and meta"):
+        with pytest.raises(ValueError, match="on the same device, not on cpu, meta and meta"):
             regard.attend(x, x.to("meta"), x.to("meta"), pattern=Band(9, 9), backend=backend)
 
 

@@ -70,7 +70,7 @@ def test_a_choice_inside_of_a_transform_is_not_remembered(pattern):
         regard.attend(q, q, q, pattern=pattern)
     assert not dispatch_cache._entries
     regard.attend(q, q, q, pattern=pattern)
-    assert [type(found) for found in dispatch_cache._entries.values()] == [dispatch_cache._Tiles]
+    assert [type(found) for found in dispatch_cache._entries.values()] == [dispatch_cache._CppCall]
 
 
 def test_errors_are_as_before(rand):
@@ -91,7 +91,7 @@ def test_it_does_not_grow(rand):
         for m in range(1, 60):
             x, y = torch.zeros(1, 1, n, 1), torch.zeros(1, 1, m, 1)
             regard.attend(x, y, y, pattern=regard.Full())
-    assert len(dispatch_cache._entries) <= dispatch_cache.MOST
+    assert len(dispatch_cache._entries) <= dispatch_cache.MAX_ENTRIES
     before = len(dispatch_cache._entries)
     long = torch.zeros(1, 1, 1 << 19, 1)
     regard.attend(long[:, :, :3], long, long, pattern=regard.Keys(0, 5))

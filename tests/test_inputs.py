@@ -140,7 +140,7 @@ def test_masks_of_a_wrong_kind(name, rand):
     good = torch.ones(2, 6, dtype=torch.bool)
     for wrong in (good.float(), good.long(), good.byte()):
         with pytest.raises(
-            TypeError, match=r"mask must be a bool tensor, True = a real token, not torch\."
+            TypeError, match=r"mask must be a bool tensor, True = keep, not torch\."
         ):
             mixer(x, mask=wrong)
     with pytest.raises(TypeError, match=r"mask must be a bool tensor.*not list"):
@@ -525,7 +525,7 @@ def test_attend_without_width(rand):
     """Fails if values of no width are an error, or queries of no width are not."""
     q, k, v = qkv(rand)
     assert regard.attend(q, k, v[..., :0]).shape == (2, 2, 6, 0)
-    with pytest.raises(ValueError, match="width above 0"):
+    with pytest.raises(ValueError, match="the same width > 0"):
         regard.attend(q[..., :0], k[..., :0], v)
 
 
@@ -539,20 +539,22 @@ def test_attend_with_tensors_that_do_not_fit(rand):
             regard.attend(q, k, bad)
     with pytest.raises(ValueError, match=r"k must be a tensor.*list"):
         regard.attend(q, k.tolist(), v)
-    with pytest.raises(TypeError, match=r"one floating type, not torch\.float64, torch\.int64"):
+    with pytest.raises(
+        TypeError, match=r"the same floating point dtype, not torch\.float64, torch\.int64"
+    ):
         regard.attend(q, k.long(), v)
-    with pytest.raises(TypeError, match="one floating type"):
+    with pytest.raises(TypeError, match="the same floating point dtype"):
         regard.attend(q, k.float(), v)
-    with pytest.raises(ValueError, match="k and v must agree"):
+    with pytest.raises(ValueError, match="k and v must have the same"):
         regard.attend(q, k, v[:, :, :5])
-    with pytest.raises(ValueError, match="one width above 0, not 4 and 3"):
+    with pytest.raises(ValueError, match="the same width > 0, not 4 and 3"):
         regard.attend(q, k[..., :3], v)
-    with pytest.raises(ValueError, match="must have the batch"):
+    with pytest.raises(ValueError, match="must have the batch size of q"):
         regard.attend(q, k[:1], v[:1])
     three = rand(2, 3, 6, 4)
-    with pytest.raises(ValueError, match="divide the heads of q"):
+    with pytest.raises(ValueError, match="a divisor of its heads"):
         regard.attend(q, three, three)
-    with pytest.raises(ValueError, match="divide the heads of q"):
+    with pytest.raises(ValueError, match="a divisor of its heads"):
         regard.attend(q, k[:, :0], v[:, :0])
 
 
@@ -565,7 +567,7 @@ def test_attend_with_masks_that_do_not_fit(rand):
         with pytest.raises(ValueError, match=r"mask must have shape \(2, 6\)"):
             regard.attend(q, k, v, mask=torch.ones(shape, dtype=torch.bool))
     global_attention_mask = torch.ones(2, 6, dtype=torch.bool)
-    with pytest.raises(ValueError, match="no Marked part"):
+    with pytest.raises(ValueError, match="has no GlobalMask"):
         regard.attend(q, k, v, pattern=Band(1, 1), global_attention_mask=global_attention_mask)
     with pytest.raises(ValueError, match=r"self-attention.*6 queries and 5 keys"):
         regard.attend(
@@ -585,9 +587,9 @@ def test_attend_with_patterns_that_do_not_fit(rand):
             regard.attend(q, k, v, pattern=wrong)
     with pytest.raises(ValueError, match="for 3 heads, but q has 2"):
         regard.attend(q, k, v, pattern=PerHead((Full(),) * 3))
-    with pytest.raises(ValueError, match="describes 4 positions, but the sequence has 6"):
+    with pytest.raises(ValueError, match="supports 4 positions, but the sequence has 6"):
         regard.attend(q, k, v, pattern=RandomBlocks(2, 1, 2))
-    with pytest.raises(ValueError, match="describes 8 positions, but the sequence has 16"):
+    with pytest.raises(ValueError, match="supports 8 positions, but the sequence has 16"):
         regard.attend(q, k, v, pattern=RandomBlocks(2, 1, 4), q_start=10)
 
 

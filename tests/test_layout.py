@@ -79,29 +79,29 @@ def test_the_least_recently_used_goes_first():
     """Fails if the cache grows beyond its limit, or forgets what was asked for last."""
     cache = LRUCache(100)
     for key in "abc":
-        cache.put(key, key.upper(), 30)
+        cache.add(key, key.upper(), 30)
     assert cache.get("a") == "A" and cache.used == 90
-    cache.put("d", "D", 30)  # b has been idle the longest
+    cache.add("d", "D", 30)  # b has been idle the longest
     assert cache.get("b") is None and [cache.get(key) for key in "acd"] == ["A", "C", "D"]
-    cache.put("e", "E", 90)
+    cache.add("e", "E", 90)
     assert [cache.get(key) for key in "acde"] == [None, None, None, "E"] and cache.used == 90
 
 
 def test_one_value_may_be_larger_than_the_cache():
     """Fails if what does not fit is refused, or stays once the next comes."""
     cache = LRUCache(100)
-    cache.put("huge", 1, 1000)
+    cache.add("huge", 1, 1000)
     assert cache.get("huge") == 1
-    cache.put("small", 2, 10)
+    cache.add("small", 2, 10)
     assert cache.get("huge") is None and cache.get("small") == 2 and cache.used == 10
 
 
 def test_a_value_put_twice_counts_once():
     """Fails if the bytes of a value that was replaced are never given back."""
     cache = LRUCache(100)
-    cache.put("a", 1, 60)
-    cache.put("a", 2, 50)
-    cache.put("b", 3, 50)
+    cache.add("a", 1, 60)
+    cache.add("a", 2, 50)
+    cache.add("b", 3, 50)
     assert cache.used == 100 and cache.get("a") == 2 and cache.get("b") == 3
 
 

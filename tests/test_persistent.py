@@ -126,7 +126,9 @@ def test_a_prior_of_two_terms_scales_all_scores(rand):
     layer, (q, k, v) = made(prior=TUPEBias(2, 8, 6)), (rand(1, 2, 6, 4) for _ in range(3))
     torch.testing.assert_close(layer(q, k, v)[0], naive(layer, q / 2**0.5, k, v))
     _, state = layer(q, k, v, causal=True, state=layer.initial_state())
-    with pytest.raises(ValueError, match=r"the prior knows 9 positions, but the sequence has 10"):
+    with pytest.raises(
+        ValueError, match=r"the prior supports 9 positions, but the sequence has 10"
+    ):
         layer(q[:, :, :1], k[:, :, :1], v[:, :, :1], causal=True, state=state)
 
 

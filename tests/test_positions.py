@@ -453,13 +453,10 @@ def test_priors_by_distance_run_on_the_fused_calls(name, rand):
         x,
         pattern=Band(20, 3),
         prior=prior,
-        mask=None,
-        global_attention_mask=None,
-        scale=None,
-        q_start=0,
-        k_positions=0,
     )
-    assert sparse._regular(call) == (name in ("alibi", "distance", "t5"))
+    assert sparse._has_relative_prior(call, sparse._build_layouts(call)) == (
+        name in ("alibi", "distance", "t5")
+    )
 
 
 @pytest.mark.parametrize("name", PRIORS)
@@ -514,7 +511,9 @@ def test_tupe_knows_so_many_positions_and_no_more(rand):
     with pytest.raises(ValueError, match="built with length=10"):
         mixer(torch.zeros(1, 11, 8))
     _, state = mixer.stream(torch.zeros(1, 7, 8))
-    with pytest.raises(ValueError, match="the prior knows 10 positions, but the sequence has 11"):
+    with pytest.raises(
+        ValueError, match="the prior supports 10 positions, but the sequence has 11"
+    ):
         mixer.stream(torch.zeros(1, 4, 8), state)
 
 

@@ -30,6 +30,12 @@ def attention_mask(
     return real if past is None else real & past
 
 
+def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bool mask, True = keep, as an addend of the scores: 0 or -inf."""
+    zeros = torch.zeros(keep.shape, dtype=dtype, device=keep.device)
+    return zeros.masked_fill_(~keep, -torch.inf)
+
+
 def zero_padding_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     """x (... n d) with zeros at padding tokens, mask (... n). Multiplying by zero would keep NaN."""
     return x if mask is None else x.masked_fill(~mask[..., None], 0)

@@ -63,13 +63,12 @@ class MaterializedAttention(KVCacheAttention):
             k,
             v,
             **positions._asdict(),
-            prior=None,
             mask=mask,
             global_attention_mask=global_attention_mask,
             scale=1 / math.sqrt(q.shape[-1]),
         )
         scores = self.before(call.q @ call.k.mT * call.scale)
-        return self.after(self.normalize(scores, call.keep())) @ call.v
+        return self.after(self.normalize(scores, call.dense_mask())) @ call.v
 
 
 class ScoreNormalizer(nn.Module, ABC):

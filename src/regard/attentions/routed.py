@@ -57,4 +57,5 @@ class RoutedAttention(Attention):
                 for past in [g.k[..., None, :] <= g.q[..., :, None]]
             ]
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        return token_groups.attend(q, k, v, groups, scale=scale, mask=mask), None
+        out, _ = token_groups.attend(q, k, v, groups, scale=scale, mask=mask)
+        return out, None

@@ -1,4 +1,4 @@
-"""One attention call, checked: what every executor is given."""
+"""One attention call with checked arguments: the input of every backend."""
 
 from __future__ import annotations
 
@@ -6,74 +6,74 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import check_int
 from regard.pattern import Pattern
 from regard.prior import Prior
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class AttentionCall(NamedTuple):
-    """Softmax attention of q (b h n e) over k (b h m e) and v (b h m f), where `pattern`, `mask` and `marks` allow it."""
+    """The arguments of `regard.attend`: q (b h n e), k (b h m e), v (b h m f)."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     pattern: Pattern
     prior: Prior | None
-    mask: Tensor | None  # (b m), True = a real token
-    global_attention_mask: (
-        Tensor | None
-    )  # (b n), True = marked; settles `GlobalMask` in the pattern
+    mask: Tensor | None  # (b m), True = keep
+    global_attention_mask: Tensor | None  # (b n), resolves `GlobalMask` in the pattern
     scale: float
     q_start: int  # position of the first query
-    k_positions: int | Tensor  # position of the first key, or the positions of all (m)
+    k_positions: int | Tensor  # position of the first key, or the positions of all keys (m)
 
-    def grad(self) -> bool:
+    def needs_grad(self) -> bool:
         """Whether a backward pass may follow."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.v))
 
-    def positions(self) -> tuple[Tensor, Tensor]:
-        """Where the queries (n) and the keys (m) stand."""
-        device, at = self.q.device, self.k_positions
-        keys = (
-            at if isinstance(at, Tensor) else torch.arange(at, at + self.k.shape[2], device=device)
-        )
-        return torch.arange(self.q_start, self.q_start + self.q.shape[2], device=device), keys
+    def k_start(self) -> int:
+        """The position of the first key, for backends that require consecutive keys."""
+        assert isinstance(self.k_positions, int)
+        return self.k_positions
 
-    def keep(self) -> Tensor:
-        """Who may look at whom, densely: bool, broadcastable to (b h n m)."""
-        q, k = (x.unsqueeze(1 - i) for i, x in enumerate(self.positions()))
+    def position_grid(self) -> tuple[Tensor, Tensor]:
+        """The positions of the queries (n 1) and the keys (1 m)."""
+        device, k = self.q.device, self.k_positions
+        if not isinstance(k, Tensor):
+            k = torch.arange(k, k + self.k.shape[2], device=device)
+        q = torch.arange(self.q_start, self.q_start + self.q.shape[2], device=device)
+        return q[:, None], k[None, :]
+
+    def dense_mask(self) -> Tensor:
+        """The visible pairs as a bool tensor, broadcastable to (b h n m)."""
+        q, k = self.position_grid()
+
+        def allows(pattern: Pattern) -> Tensor:
+            keep = pattern.allows(q, k)
+            return keep[None] if keep.dim() == 3 else keep[None, None]
+
         if self.global_attention_mask is None:
-            keep = _heads_first(self.pattern.allows(q, k))
+            keep = allows(self.pattern)
         else:
-            by_query, by_key = (
-                self.global_attention_mask[:, None, :, None],
-                self.global_attention_mask[:, None, None, :],
-            )
-            cases = [
-                [
-                    _heads_first(self.pattern.resolve_global_mask(a, b).allows(q, k))
-                    for b in (False, True)
-                ]
-                for a in (False, True)
-            ]
+            by_query = self.global_attention_mask[:, None, :, None]
+            by_key = self.global_attention_mask[:, None, None, :]
             rows = [
-                torch.where(by_key, needs_global_mask, plain) for plain, needs_global_mask in cases
+                torch.where(
+                    by_key, *(allows(self.pattern.resolve_global_mask(a, b)) for b in (True, False))
+                )
+                for a in (True, False)
             ]
-            keep = torch.where(by_query, rows[1], rows[0])
+            keep = torch.where(by_query, *rows)
         return keep if self.mask is None else keep & self.mask[:, None, None, :]
 
-    def with_heads(self, heads: slice | list[int], pattern: Pattern) -> AttentionCall:
-        """The same call for some of the heads."""
-        q, k, v = (x[:, heads] for x in (self.q, self.k, self.v))
-        return self._replace(q=q, k=k, v=v, pattern=pattern)
-
-
-def _heads_first(keep: Tensor) -> Tensor:
-    return keep[None] if keep.dim() == 3 else keep[None, None]
+    def dense_bias(self) -> Tensor:
+        """The prior of all pairs, -inf where a pair is not visible; broadcastable to (b h n m)."""
+        assert self.prior is not None
+        bias = self.prior(*self.position_grid(), self.q, self.k)
+        return torch.where(self.dense_mask(), bias, -torch.inf).to(self.q.dtype)
 
 
 def make_call(
@@ -82,39 +82,63 @@ def make_call(
     v: Tensor,
     *,
     pattern: Pattern,
-    prior: Prior | None,
-    mask: Tensor | None,
-    global_attention_mask: Tensor | None,
-    scale: float | None,
-    q_start: int,
-    k_positions: int | Tensor,
+    prior: Prior | None = None,
+    mask: Tensor | None = None,
+    global_attention_mask: Tensor | None = None,
+    scale: float | None = None,
+    q_start: int = 0,
+    k_positions: int | Tensor = 0,
 ) -> AttentionCall:
-    """Check what was given, say what is wrong with it, and make the call."""
-    b, h, n, m, e = _check_heads(q, k, v)
+    """Check the arguments of `regard.attend` and fill in defaults."""
+    _check_qkv(q, k, v)
+    (b, h, n, e), m = q.shape, k.shape[2]
     if not isinstance(pattern, Pattern):
         raise TypeError(
             f"pattern must be a Pattern such as Band(128, 128) or Causal(), not {pattern!r}"
         )
-    _check_options(prior, scale, q_start, k_positions, m)
-    if prior is not None and prior.heads not in (None, h):
-        raise ValueError(f"the prior is for {prior.heads} heads, but q has {h}")
-    if pattern.heads not in (None, h):
-        raise ValueError(f"the pattern is for {pattern.heads} heads, but q has {h}")
+    if prior is not None and not isinstance(prior, Prior):
+        raise TypeError(f"prior must be a Prior such as ALiBi(8), not {type(prior).__name__}")
+    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
+        raise TypeError(f"scale must be a finite number, not {scale!r}")
+    check_int(0, q_start=q_start)
+    if not isinstance(k_positions, Tensor):
+        check_int(0, k_positions=k_positions)
+    elif k_positions.dtype != torch.long or tuple(k_positions.shape) != (m,):
+        raise ValueError(
+            f"k_positions must be an integer or an int64 tensor of shape ({m},), "
+            f"not {tuple(k_positions.shape)} {k_positions.dtype}"
+        )
+    for name, heads in (
+        ("prior", None if prior is None else prior.heads),
+        ("pattern", pattern.heads),
+    ):
+        if heads not in (None, h):
+            raise ValueError(f"the {name} is for {heads} heads, but q has {h}")
     check_mask(mask, (b, m), "mask")
     if global_attention_mask is None:
         pattern = (
             pattern.resolve_global_mask(False, False) if pattern.needs_global_mask else pattern
         )
     else:
-        _check_marks(global_attention_mask, b, n, m, pattern)
+        check_mask(global_attention_mask, (b, n), "global_attention_mask")
+        if not pattern.needs_global_mask:
+            raise ValueError(
+                f"global_attention_mask was given, but the pattern {pattern!r} has no GlobalMask"
+            )
+        if n != m:
+            raise ValueError(
+                f"global_attention_mask requires self-attention, but there are {n} queries and {m} keys"
+            )
     last = max(q_start + n, (k_positions + m) if isinstance(k_positions, int) else 0)
     if pattern.length is not None and last > pattern.length:
         raise ValueError(
-            f"the pattern describes {pattern.length} positions, but the sequence has {last}: {pattern!r}"
+            f"the pattern supports {pattern.length} positions, but the sequence has {last}: {pattern!r}"
         )
     if prior is not None and prior.length is not None and last > prior.length:
-        raise ValueError(f"the prior knows {prior.length} positions, but the sequence has {last}")
-    if mask is not None:  # whatever stands in left-out places, NaN included, must not be seen
+        raise ValueError(
+            f"the prior supports {prior.length} positions, but the sequence has {last}"
+        )
+    if mask is not None:  # padding may contain NaN, which must not reach the output
         k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
     if scale is None:
         scale = 1 / math.sqrt(e if prior is None else prior.num_terms * e)
@@ -123,65 +147,46 @@ def make_call(
     )
 
 
-def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int]:
-    """b, h, n, m, e of what fits together."""
+def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4:
             shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"{name} must be a tensor of shape (b h n e), not {shape}")
-    if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:
+    if q.dtype not in FLOAT_DTYPES or not q.dtype == k.dtype == v.dtype:
         raise TypeError(
-            f"q, k and v must be of one floating type, not {q.dtype}, {k.dtype} and {v.dtype}"
+            f"q, k and v must have the same floating point dtype, not {q.dtype}, {k.dtype} and {v.dtype}"
         )
     if not q.device == k.device == v.device:
         raise ValueError(
-            f"q, k and v must be on one device, not on {q.device}, {k.device} and {v.device}"
+            f"q, k and v must be on the same device, not on {q.device}, {k.device} and {v.device}"
         )
-    (b, h, n, e), (kb, kh, km, ke), (vb, vh, vm, _) = q.shape, k.shape, v.shape
+    (b, h, _, e), (kb, kh, km, ke), (vb, vh, vm, _) = q.shape, k.shape, v.shape
     if (kb, kh, km) != (vb, vh, vm):
-        raise ValueError(f"k and v must agree in (b h m), not {(kb, kh, km)} and {(vb, vh, vm)}")
+        raise ValueError(
+            f"k and v must have the same (b h m), not {(kb, kh, km)} and {(vb, vh, vm)}"
+        )
     if b != kb or (h % kh if kh else h):
         raise ValueError(
-            f"k (b h) = {(kb, kh)} must have the batch and divide the heads of q, {(b, h)}"
+            f"k must have the batch size of q and a divisor of its heads: "
+            f"k has (b h) = {(kb, kh)}, q has {(b, h)}"
         )
     if e != ke or e == 0:
-        raise ValueError(f"q and k must have one width above 0, not {e} and {ke}")
-    return b, h, n, km, e
-
-
-def _check_marks(global_attention_mask: Tensor, b: int, n: int, m: int, pattern: Pattern) -> None:
-    check_mask(global_attention_mask, (b, n), "global_attention_mask")
-    if not pattern.needs_global_mask:
-        raise ValueError(
-            f"marks were given, but the pattern {pattern!r} has no Marked part to use them"
-        )
-    if n != m:
-        raise ValueError(f"marks are for self-attention, but there are {n} queries and {m} keys")
-
-
-def _check_options(
-    prior: Prior | None, scale: float | None, q_start: int, k_positions: int | Tensor, m: int
-) -> None:
-    if prior is not None and not isinstance(prior, Prior):
-        raise TypeError(f"prior must be a Prior such as ALiBi(8), not {type(prior).__name__}")
-    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
-        raise TypeError(f"scale must be a finite number, not {scale!r}")
-    if not isinstance(k_positions, Tensor):
-        check_int(0, q_start=q_start, k_positions=k_positions)
-        return
-    check_int(0, q_start=q_start)
-    if k_positions.dtype != torch.long or tuple(k_positions.shape) != (m,):
-        raise ValueError(
-            f"k_at must be the first position or all ({m},) of them, as int64, not {tuple(k_positions.shape)} {k_positions.dtype}"
-        )
+        raise ValueError(f"q and k must have the same width > 0, not {e} and {ke}")
 
 
 def check_mask(mask: Tensor | None, shape: tuple[int, int], name: str) -> None:
-    """A mask is a bool tensor of just this shape, or None."""
+    """Raise unless the mask is None or a bool tensor of this shape."""
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{name} must be a bool tensor, True = a real token, not {kind}")
+        raise TypeError(f"{name} must be a bool tensor, True = keep, not {kind}")
     if tuple(mask.shape) != shape:
         raise ValueError(f"{name} must have shape {shape}, not {tuple(mask.shape)}")
+
+
+def pad_to_same_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pad heads with zeros to one width, as fused kernels require. This changes no score and no value."""
+    width = max(q.shape[3], v.shape[3])
+    q, k, v = (x if x.shape[3] == width else F.pad(x, (0, width - x.shape[3])) for x in (q, k, v))
+    return q, k, v

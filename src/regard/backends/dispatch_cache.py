@@ -1,6 +1,6 @@
-"""Calls that were checked before: what to run for tensors of the same kind.
+"""Remembers which kernel runs calls of a given shape, so that repeated small calls skip the checks.
 
-A fused call on 64 tokens takes less than a tenth of a millisecond, and checking what was given a good part of that.
+A fused call on 64 tokens takes less than 0.1 ms, and checking its arguments a good part of that.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from regard.backends import cpp, sdpa
 from regard.backends.call import AttentionCall
 from regard.pattern import Pattern
 
-Run = Callable[[Tensor, Tensor, Tensor], Tensor]
+AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-
-class _Tiles(partial[Tensor]):
-    """By the kernel, which must be asked each time whether it may."""
-
-
-MOST = 256  # kinds of calls that are remembered
-LARGEST = (
+MAX_ENTRIES = 256
+MAX_BYTES = (
     1 << 20
-)  # bytes of a mask or of tiles that are: of longer calls the checks are no part worth saving
-
-_entries: dict[tuple[Any, ...], Run] = {}
+)  # size of the mask or tiles of an entry; in longer calls the checks do not matter
 
 
-def get(
+class _CppCall(partial[Tensor]):
+    """A call of the C++ kernel, which accepts plain tensors only."""
+
+
+_entries: dict[tuple[Any, ...], AttentionFunction] = {}
+
+
+def lookup(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -42,64 +42,56 @@ def get(
     scale: float | None,
     q_start: int,
     k_positions: int | Tensor,
-) -> Run | None:
-    """What to run for a call that was seen before; None: it must be checked."""
+) -> AttentionFunction | None:
+    """The function that runs this call, or None if there is no entry."""
     try:
         if q_start == 0 and type(k_positions) is int and k_positions == 0:
             found = _entries.get(_key(q, k, v, pattern, scale))
             return (
-                None if type(found) is _Tiles and not native.are_plain_tensors(q, k, v) else found
+                None if type(found) is _CppCall and not native.are_plain_tensors(q, k, v) else found
             )
-    except (
-        AttributeError,
-        TypeError,
-    ):  # something is not what it should be: the checks will say what
+    except (AttributeError, TypeError):  # an invalid argument, which `make_call` will report
         pass
     return None
 
 
-def put(call: AttentionCall, backend: str, pattern: Pattern, scale: float | None) -> None:
-    """Remember a call that passed all checks and needs nothing done before or after."""
+def remember(call: AttentionCall, backend: str, pattern: Pattern, scale: float | None) -> None:
+    """Add an entry if the backend can be called directly with tensors of these shapes."""
     q, k, v = call.q, call.k, call.v
-    straight = q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
-    if not straight or call.q_start or not isinstance(call.k_positions, int) or call.k_positions:
+    if q.shape[1] != k.shape[1] or q.shape[3] != v.shape[3]:
         return
-    ways: dict[str, Callable[[AttentionCall], Run | None]] = {"sdpa": _dense, "cpp": _compiled}
-    run = ways[backend](call) if backend in ways else None
+    if call.q_start or not isinstance(call.k_positions, int) or call.k_positions:
+        return
+    run = None
+    if backend == "sdpa":
+        run = _sdpa_function(call)
+    elif backend == "cpp" and not call.pattern.heads:
+        tiles = cpp.call_tiles(call)
+        if sum(part.nbytes() for part in tiles) <= MAX_BYTES:
+            run = _CppCall(cpp.attend_tiles, tiles=tiles, scale=call.scale)
     if run is None:
         return
-    if len(_entries) >= MOST:
+    if len(_entries) >= MAX_ENTRIES:
         _entries.clear()
     _entries[_key(q, k, v, pattern, scale)] = run
 
 
-def _dense(call: AttentionCall) -> Run | None:
-    causal = sdpa.plainly_causal(call)
-    mask = None if causal else sdpa.mask_of(call)
-    if mask is not None and (type(mask) is not Tensor or mask.nbytes > LARGEST):
+def _sdpa_function(call: AttentionCall) -> AttentionFunction | None:
+    causal = sdpa.is_plain_causal(call)
+    mask = None if causal else sdpa.build_mask(call)
+    if mask is not None and (type(mask) is not Tensor or mask.nbytes > MAX_BYTES):
         return None
     if mask is None and not causal and call.scale == 1 / math.sqrt(call.q.shape[3]):
         return (
             F.scaled_dot_product_attention
-        )  # as it is: arguments that it does not need take as long as looking it up
+        )  # without keyword arguments, which cost as much as the lookup
     return partial(
         F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=call.scale
     )
 
 
-def _compiled(call: AttentionCall) -> Run | None:
-    if call.pattern.heads:
-        return None
-    work = cpp.work_of(call)
-    if sum(part.nbytes() for part in work) > LARGEST:
-        return None
-    return _Tiles(cpp.attend_tiles, work=work, scale=call.scale)
-
-
 def _key(q: Tensor, k: Tensor, v: Tensor, pattern: object, scale: float | None) -> tuple[Any, ...]:
-    """All that a choice depends on; whether there will be a backward pass is part of it."""
-    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    places = q.device, k.device, v.device
+    """Everything on which the choice depends, including whether a backward pass follows."""
     return (
         q.shape,
         k.shape,
@@ -107,9 +99,11 @@ def _key(q: Tensor, k: Tensor, v: Tensor, pattern: object, scale: float | None) 
         q.dtype,
         k.dtype,
         v.dtype,
-        places,
+        q.device,
+        k.device,
+        v.device,
         pattern,
         scale,
-        grad,
+        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
         torch.get_num_threads(),
     )

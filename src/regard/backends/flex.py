@@ -1,11 +1,10 @@
-"""FlexAttention, with its block mask asked of the pattern instead of computed from n x m pairs.
+"""FlexAttention, with a block mask that is derived from the pattern instead of from all n x m pairs.
 
-Meant for accelerators; on a CPU it runs forward only, and there `sparse` is the better choice.
+Meant for accelerators. On a CPU it supports the forward pass only, and `sparse` is faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -13,56 +12,49 @@ import torch
 from torch import Tensor
 
 from regard.backends.call import AttentionCall
-from regard.layout.lattice import number_tiles
-from regard.pattern import Pattern, position_tiles
+from regard.layout.lattice import number_tiles, tile_order
+from regard.pattern import Pattern
 
-OLDEST = (2, 6)
-MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+MIN_TORCH = (2, 6)
 
 
 def refuses(call: AttentionCall) -> str | None:
-    """Why it cannot do this; None: it can."""
-    if _version() < OLDEST:
-        return f"it needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, and this is {torch.__version__}"
+    """The reason why this backend does not support the call, or None."""
+    version = tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2])
+    if version < MIN_TORCH:
+        return f"it requires PyTorch {MIN_TORCH[0]}.{MIN_TORCH[1]}, and this is {torch.__version__}"
     if call.q.device.type == "meta":
-        return "FlexAttention has no form without numbers"
-    if call.q.device.type == "cpu" and call.grad():
+        return "FlexAttention does not support the meta device"
+    if call.q.device.type == "cpu" and call.needs_grad():
         return "FlexAttention has no backward pass on the CPU"
-    if (
-        call.prior is not None
-        or call.global_attention_mask is not None
-        or isinstance(call.k_positions, Tensor)
-    ):
-        return "priors, marks and scattered keys are not translated"
+    if call.prior is not None or call.global_attention_mask is not None:
+        return "it does not support priors and global_attention_mask"
+    if isinstance(call.k_positions, Tensor):
+        return "it requires consecutive key positions"
     return None
 
 
-def _version() -> tuple[int, ...]:
-    return tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2])
-
-
 def run(call: AttentionCall) -> Tensor:
-    """flex_attention with the pattern as block mask; compiled where there is an accelerator."""
-    assert isinstance(call.k_positions, int)
-    n, m = call.q.shape[2], call.k.shape[2]
+    """flex_attention with the pattern as block mask, compiled on accelerators."""
     blocks = block_mask(
         call.pattern,
-        n,
-        m,
+        call.q.shape[2],
+        call.k.shape[2],
         q_start=call.q_start,
-        k_start=call.k_positions,
+        k_start=call.k_start(),
         mask=call.mask,
         device=call.q.device,
     )
-    return _flex(call.q.device.type)(call.q, call.k, call.v, block_mask=blocks, scale=call.scale)
+    attention = _flex_attention(call.q.device.type)
+    out: Tensor = attention(call.q, call.k, call.v, block_mask=blocks, scale=call.scale)
+    return out
 
 
 @lru_cache(2)
-def _flex(device: str) -> Callable[..., Any]:
+def _flex_attention(device: str) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    eager: Callable[..., Any] = flex_attention
-    return eager if device == "cpu" else torch.compile(eager, dynamic=False)
+    return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=False)
 
 
 def block_mask(
@@ -76,58 +68,38 @@ def block_mask(
     mask: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> Any:
-    """A FlexAttention `BlockMask` of exactly the blocks that hold a seen pair; no n x m tensor is made.
+    """A FlexAttention `BlockMask` with exactly the blocks that contain a visible pair; no n x m tensor is built.
 
-    mask (b m), True = a real token: blocks are then never taken as full, and the mask is looked up inside.
+    Args:
+        pattern: The pattern.
+        n, m: Number of queries and keys.
+        q_start, k_start: Positions of the first query and the first key.
+        size: Block size.
+        mask: Padding mask (b m), True = keep. With a mask no block counts as full.
+        device: Device of the block mask.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    tables = torch.stack(
-        [
-            _numbers(p, n, m, q_start, k_start, size)
-            for p in (pattern.parts if pattern.heads else (pattern,))
-        ]
-    )
-    full = (tables == 1) if mask is None else torch.zeros_like(tables, dtype=torch.bool)
-    partial = (tables > 0) & ~full
-    (count, columns), (full_count, full_columns) = (
-        _ordered(partial.to(device)),
-        _ordered(full.to(device)),
-    )
-    return BlockMask.from_kv_blocks(
-        count,
-        columns,
-        full_count,
-        full_columns,
-        BLOCK_SIZE=size,
-        mask_mod=_mask_mod(pattern, q_start, k_start, mask),
-        seq_lengths=(n, m),
-    )
+    q = tile_order(torch.arange(n), size, q_start)
+    k = tile_order(torch.arange(m), size, k_start)
+    patterns = pattern.parts if pattern.heads else (pattern,)
+    ids = torch.stack([number_tiles(p, q, k)[0] for p in patterns])  # (h rows cols)
+    full = ids == 1 if mask is None else torch.zeros_like(ids, dtype=torch.bool)
+    partial = (ids > 0) & ~full
 
+    def ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """The number of blocks in each row (1 h r), and their columns first (1 h r c)."""
+        blocks = blocks.to(device)
+        columns = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
+        return blocks.sum(-1, dtype=torch.int32)[None], columns.int()[None]
 
-def _numbers(pattern: Pattern, n: int, m: int, q_start: int, k_start: int, size: int) -> Tensor:
-    q, k = (
-        torch.where(x < 0, -1, x + at)
-        for x, at in ((position_tiles(n, size), q_start), (position_tiles(m, size), k_start))
-    )
-    ids, _ = number_tiles(pattern, q, k)
-    return ids
-
-
-def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has, and their columns first: (1 h r), (1 h r c)."""
-    columns = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
-    return blocks.sum(-1, dtype=torch.int32)[None], columns.int()[None]
-
-
-def _mask_mod(pattern: Pattern, q_start: int, k_start: int, mask: Tensor | None) -> MaskMod:
-    def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        first, *others = pattern.parts if pattern.heads else (pattern,)
-        keep = first._allows(q + q_start, k + k_start) & (
-            k >= 0
-        )  # single pairs: nothing to expand, which compilers dislike
-        for head, other in enumerate(others, 1):
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        # `_allows` without `expand`, which the compiler of FlexAttention does not support
+        keep = patterns[0]._allows(q + q_start, k + k_start) & (k >= 0)
+        for head, other in enumerate(patterns[1:], 1):
             keep = torch.where(h == head, other._allows(q + q_start, k + k_start), keep)
         return keep if mask is None else keep & mask[b, k]
 
-    return allowed
+    return BlockMask.from_kv_blocks(
+        *ordered(partial), *ordered(full), BLOCK_SIZE=size, mask_mod=mask_mod, seq_lengths=(n, m)
+    )

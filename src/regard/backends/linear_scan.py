@@ -1,7 +1,7 @@
-"""Sums along the sequence, Σ k_j v_jᵀ over j <= i or over all, and what queries find in them: linear attention.
+"""Kernels of linear attention: sums of k_j v_jᵀ over j <= i or over all keys, and their products with queries.
 
-On a CPU by a kernel of our own, `native/linear.cpp`, which keeps the state of a head in the cache; elsewhere by products of
-chunks.  Those are of 64 by 64 numbers, which the libraries below PyTorch are slow at, and each goes through memory.
+On a CPU they are computed in C++, `native/linear.cpp`, which keeps the state of a head in the CPU cache. Elsewhere they are
+products of chunks of tokens.
 """
 
 from __future__ import annotations
@@ -19,92 +19,105 @@ from regard.autograd import apply_function, differentiable_vjp, has_batched_grad
 from regard.errors import Unsupported
 from regard.numerics import chunk_length
 
-LEAST = 64  # tokens: for fewer, where all keys count, products do
+MIN_KERNEL_TOKENS = 64  # with fewer tokens, the non-causal sums are faster as matrix products
 
-_CALL = Struct("7q" + 9 * "P3q")  # the structures of the kernel, field by field
+# The structs of linear.cpp, field by field.
+_CALL = Struct("7q" + 9 * "P3q")
 _GRADS = Struct(9 * "P3q")
 
 
 def causal_linear_scan(
     q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ_{j <= i} (q_i·k_j) v_j (b h n f), Σ_{j <= i} q_i·k_j beside it (b h n 1), and the state Σ k (v 1)ᵀ (b h r f+1).
+    """Causal linear attention without the division by the normalizer.
 
-    A 1 beside each value would do the same, but makes rows of odd length, which are slower than a sum of their own.
+    Args:
+        q, k: Features (b h n r).
+        v: Values (b h n f).
+        state: The state before the first token, or None.
+        chunk: Tokens per matrix product, where the C++ kernel is not used.
+
+    Returns:
+        The output Σ_{j <= i} (q_i·k_j) v_j (b h n f), the normalizer Σ_{j <= i} q_i·k_j (b h n 1), and the state after the
+        last token, Σ k_j [v_j, 1]ᵀ (b h r f+1).
     """
-    state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3] + 1) if state is None else state
-    alike = (
-        q.shape == k.shape
-        and q.shape[:3] == v.shape[:3]
-        and state.shape == (*q.shape[:2], q.shape[3], v.shape[3] + 1)
+    b, h, _, r = q.shape
+    f = v.shape[3]
+    state = q.new_zeros(b, h, r, f + 1) if state is None else state
+    same_sizes = (
+        q.shape == k.shape and q.shape[:3] == v.shape[:3] and state.shape == (b, h, r, f + 1)
     )
-    by_kernel = native.supports(q, k, v, state) and alike and q.numel() > 0 and v.numel() > 0
-    out, count, *after = (_by_kernel if by_kernel else _by_products)(
-        q, k, v, state[..., :-1], state[..., -1:], chunk
+    s, z = state[..., :-1], state[..., -1:]
+    # The normalizer is a separate sum: a column of ones in v would make rows of odd length, which are slower.
+    if not (native.supports(q, k, v, state) and same_sizes and q.numel() and v.numel()):
+        out, normalizer, s, z = _scan_by_chunks(q, k, v, s, z, chunk)
+        return out, normalizer, torch.cat((s, z), -1)
+    rank, width = native.padded_width(r), native.padded_width(f)
+    out, normalizer, s, z = apply_function(
+        _CausalKernel,
+        native.pad_width(q, rank),
+        native.pad_width(k, rank),
+        native.pad_width(v, width),
+        F.pad(s, (0, width - f, 0, rank - r)).contiguous(),
+        F.pad(z.mT, (0, rank - r)).contiguous(),
     )
-    return out, count, torch.cat(after, -1)
+    return out[..., :f], normalizer, torch.cat((s[..., :r, :f], z[..., :r].mT), -1)
 
 
 def linear_attention_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_j (q_i·k_j) v_j (b h n f) and Σ_j q_i·k_j (b h n 1), over all keys: q (b h n r), k (b h m r), v (b h m f)."""
-    alike = q.shape[:2] == k.shape[:2] and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3]
-    if not (
-        alike
-        and native.supports(q, k, v)
-        and min(q.shape[2], k.shape[2]) >= LEAST
-        and q.numel()
-        and v.numel()
-    ):
-        return _all_by_products(q, k, v)
+    """Linear attention over all keys without the division by the normalizer: q (b h n r), k (b h m r), v (b h m f).
+
+    Returns:
+        The output Σ_j (q_i·k_j) v_j (b h n f) and the normalizer Σ_j q_i·k_j (b h n 1).
+    """
+    same_sizes = (
+        q.shape[:2] == k.shape[:2] and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3]
+    )
+    many = min(q.shape[2], k.shape[2]) >= MIN_KERNEL_TOKENS
+    if not (same_sizes and many and q.numel() and v.numel() and native.supports(q, k, v)):
+        return _sums_by_products(q, k, v)
     f, rank = v.shape[3], native.padded_width(q.shape[3])
-    out, count, *_ = apply_function(
-        _AllKernel,
+    out, normalizer, *_ = apply_function(
+        _SumsKernel,
         native.pad_width(q, rank),
         native.pad_width(k, rank),
         native.pad_width(v, native.padded_width(f)),
     )
-    return out[..., :f], count
+    return out[..., :f], normalizer
 
 
-def _all_by_products(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+# ---------------------------------------------------------------------------------------------- matrix products
+def _sums_by_products(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return q @ (k.mT @ v), q @ k.sum(2)[..., None]
 
 
-def _by_products(
+def _scan_by_chunks(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, chunk: int
 ) -> tuple[Tensor, ...]:
     n = q.shape[2]
-    parts = split_chunks(
-        [t.contiguous() for t in (q, k, v)], chunk_length(chunk, n)
-    )  # else each product copies them anew
-    out, count, s, z = apply_function(_AddCounted, *parts, s, z)
-    return join_chunks(out, n), join_chunks(count, n), s, z
+    contiguous = [t.contiguous() for t in (q, k, v)]  # otherwise every product copies them
+    parts = split_chunks(contiguous, chunk_length(chunk, n))
+    out, normalizer, s, z = apply_function(_ChunkScan, *parts, s, z)
+    return join_chunks(out, n), join_chunks(normalizer, n), s, z
 
 
-def _by_kernel(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor, chunk: int
-) -> tuple[Tensor, ...]:
-    r, f = q.shape[3], v.shape[3]
-    rank, width = native.padded_width(r), native.padded_width(f)
-    q, k, v = native.pad_width(q, rank), native.pad_width(k, rank), native.pad_width(v, width)
-    s, z = (
-        F.pad(s, (0, width - f, 0, rank - r)).contiguous(),
-        F.pad(z.mT, (0, rank - r)).contiguous(),
-    )
-    out, count, s, z = apply_function(_Kernel, q, k, v, s, z)
-    return out[..., :f], count, s[..., :r, :f], z[..., :r].mT
+def split_chunks(parts: Sequence[Tensor], size: int) -> list[Tensor]:
+    """(b h n r) -> (b h n/size size r), padded with zeros, which contribute nothing to the sums."""
+    if torch.compiler.is_exporting():
+        return [x[:, :, None] for x in parts]
+    fill = -parts[0].shape[2] % size
+    return [(F.pad(x, (0, 0, 0, fill)) if fill else x).unflatten(2, (-1, size)) for x in parts]
 
 
-def _in_chunks_of_64(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-    """What `_Kernel` computes, with z as it takes and gives it."""
-    *found, z = _by_products(q, k, v, s, z.mT, 64)
-    return *found, z.mT
+def join_chunks(x: Tensor, n: int) -> Tensor:
+    """The inverse of `split_chunks`, for n tokens."""
+    return x.flatten(2, 3)[:, :, :n]
 
 
-class _AddCounted(torch.autograd.Function):
-    """q and k (b h c t r), v (b h c t f) in c chunks of t tokens, S (b h r f), z (b h r 1) -> out, count, and S and z after.
+class _ChunkScan(torch.autograd.Function):
+    """q and k (b h c t r), v (b h c t f) in c chunks of t tokens, S (b h r f), z (b h r 1) -> out, normalizer, new S and z.
 
-    By hand, since it needs nothing for its backward pass but what it is given: scores and states are computed again.
+    The backward pass saves the inputs only and recomputes scores and states.
     """
 
     generate_vmap_rule = True
@@ -114,59 +127,63 @@ class _AddCounted(torch.autograd.Function):
         q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         scores = (q @ k.mT).tril_()
-        (before, s), (below, z) = _running(k.mT @ v, s), _running(k.sum(3)[..., None], z)
-        return _plus_(scores @ v, q, before), scores.sum(-1, keepdim=True) + q @ below, s, z
+        s_before, s = _exclusive_scan(k.mT @ v, s)
+        z_before, z = _exclusive_scan(k.sum(3)[..., None], z)
+        out = _add_matmul_(scores @ v, q, s_before)
+        return out, scores.sum(-1, keepdim=True) + q @ z_before, s, z
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, out: Tensor, count: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        """Given those of out, count, S and z.  Those of a state are of all later chunks, and are summed up from behind."""
-        q, k, v, first, least = ctx.saved_tensors
+    def backward(
+        ctx: Any, dout: Tensor, dnorm: Tensor, ds: Tensor, dz: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The gradients of states accumulate from the last chunk to the first."""
+        q, k, v, s, z = ctx.saved_tensors
         scores = (q @ k.mT).tril_()
-        before, below = _running(k.mT @ v, first)[0], _running(k.sum(3)[..., None], least)[0]
-        (after, ds), (above, dz) = (
-            _running(q.mT @ out, s, back=True),
-            _running(q.mT @ count, z, back=True),
-        )
-        dscores = (out @ v.mT).add_(count).tril_()
-        dq = _plus_(out @ before.mT, dscores, k).addcmul_(count, below.mT)
-        dk = _plus_(v @ after.mT, dscores.mT, q).add_(above.mT)
-        dv = _plus_(scores.mT @ out, k, after)
+        s_before, _ = _exclusive_scan(k.mT @ v, s)
+        z_before, _ = _exclusive_scan(k.sum(3)[..., None], z)
+        ds_after, ds = _exclusive_scan(q.mT @ dout, ds, reverse=True)
+        dz_after, dz = _exclusive_scan(q.mT @ dnorm, dz, reverse=True)
+        dscores = (dout @ v.mT).add_(dnorm).tril_()
+        dq = _add_matmul_(dout @ s_before.mT, dscores, k).addcmul_(dnorm, z_before.mT)
+        dk = _add_matmul_(v @ ds_after.mT, dscores.mT, q).add_(dz_after.mT)
+        dv = _add_matmul_(scores.mT @ dout, k, ds_after)
         return dq, dk, dv, ds, dz
 
 
-def _running(each: Tensor, first: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
-    """first + Σ each (b h c ...), over the chunks before each one, or with `back` over those after it; and over all.
+def _exclusive_scan(x: Tensor, start: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """start + the sum of x (b h c ...) over the chunks before each chunk (after it, if reverse), and over all chunks.
 
-    In a loop and in place: over chunks of this size `cumsum` takes ten times as long.
+    A loop in place: `cumsum` takes ten times as long on chunks of this size.
     """
-    now, chunks = first, range(each.shape[2])
-    for i in reversed(chunks) if back else chunks:
-        part = each[:, :, i]
-        now, before = now + part, now
+    total, chunks = start, range(x.shape[2])
+    for i in reversed(chunks) if reverse else chunks:
+        part = x[:, :, i]
+        total, before = total + part, total
         part.copy_(before)
-    return each, now
+    return x, total
 
 
-def _plus_(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _add_matmul_(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """x + a @ b, (b h c ...), in place."""
     x.flatten(0, 2).baddbmm_(a.flatten(0, 2), b.flatten(0, 2))
     return x
 
 
-class _Kernel(torch.autograd.Function):
-    """q and k (b h n r), v (b h n f), S (b h r f), z (b h 1 r) -> out (b h n f), count (b h n 1), and S and z after."""
+# ---------------------------------------------------------------------------------------------- C++ kernel
+class _CausalKernel(torch.autograd.Function):
+    """q and k (b h n r), v (b h n f), S (b h r f), z (b h 1 r) -> out (b h n f), normalizer (b h n 1), new S and z."""
 
     @staticmethod
     def forward(
         q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        out, count = native.empty_like(v), q.new_empty(*q.shape[:3], 1)
-        results = out, count, torch.empty_like(s), torch.empty_like(z)
-        native.run("linear_forward", q.dtype, _call(q, k, v, s, z, results))
+        out, normalizer = native.empty_like(v), q.new_empty(*q.shape[:3], 1)
+        results = out, normalizer, torch.empty_like(s), torch.empty_like(z)
+        native.run("linear_forward", q.dtype, _pack_call(q, k, v, s, z, results))
         return results
 
     @staticmethod
@@ -174,47 +191,44 @@ class _Kernel(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
-        if has_batched_gradients(*given):
-            raise Unsupported(
-                "causal linear attention takes one gradient at a time, not a batch of them"
-            )
-        if torch.is_grad_enabled():  # create_graph=True: the products have a second derivative
-            return differentiable_vjp(_in_chunks_of_64, ctx.saved_tensors, given)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        if has_batched_gradients(*grads):
+            raise Unsupported("causal linear attention takes one gradient at a time, not a batch")
         q, k, v, s, z = ctx.saved_tensors
-        given = tuple(x.contiguous() for x in given)
-        asked = tuple(native.empty_like(x) for x in (q, k, v, s, z))
-        spare = (
+        if torch.is_grad_enabled():  # create_graph=True: matrix products have a second derivative
+            return differentiable_vjp(_scan_like_kernel, (q, k, v, s, z), grads)
+        grads = tuple(x.contiguous() for x in grads)
+        results = tuple(native.empty_like(x) for x in (q, k, v, s, z))
+        unused = (
             v,
-            given[1],
+            grads[1],
             torch.empty_like(s),
             torch.empty_like(z),
-        )  # the states after the last token, once more
-        native.run(
-            "linear_backward",
-            q.dtype,
-            _call(q, k, v, s, z, spare),
-            _GRADS.pack(*native.pointers_and_strides(*given, *asked)),
-        )
-        return asked
+        )  # the kernel recomputes the states
+        call = _pack_call(q, k, v, s, z, unused)
+        packed = _GRADS.pack(*native.pointers_and_strides(*grads, *results))
+        native.run("linear_backward", q.dtype, call, packed)
+        return results
 
 
-class _AllKernel(torch.autograd.Function):
-    """q (b h n r), k (b h m r), v (b h m f) -> out (b h n f), count (b h n 1), and Σ k vᵀ and Σ k, which have no gradient."""
+def _scan_like_kernel(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    """`_CausalKernel` as matrix products."""
+    *results, z = _scan_by_chunks(q, k, v, s, z.mT, 64)
+    return *results, z.mT
+
+
+class _SumsKernel(torch.autograd.Function):
+    """q (b h n r), k (b h m r), v (b h m f) -> out (b h n f), normalizer (b h n 1), and Σ k vᵀ and Σ k without gradient."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         b, h, n, r = q.shape
-        out = native.advise_huge_pages(v.new_empty(b, n, h, v.shape[3])).transpose(
-            1, 2
-        )  # as the projection after it wants it
-        results = (
-            out,
-            q.new_empty(b, h, n, 1),
-            q.new_empty(b, h, r, v.shape[3]),
-            q.new_empty(b, h, 1, r),
-        )
-        native.run("linear_all_forward", q.dtype, _call(q, k, v, *results[2:], results))
+        f = v.shape[3]
+        # heads are adjacent in memory, as the output projection needs them
+        out = native.advise_huge_pages(v.new_empty(b, n, h, f)).transpose(1, 2)
+        s, z = q.new_empty(b, h, r, f), q.new_empty(b, h, 1, r)
+        results = out, q.new_empty(b, h, n, 1), s, z
+        native.run("linear_all_forward", q.dtype, _pack_call(q, k, v, s, z, results))
         return results
 
     @staticmethod
@@ -223,23 +237,19 @@ class _AllKernel(torch.autograd.Function):
         ctx.save_for_backward(*inputs, *output[2:])
 
     @staticmethod
-    def backward(ctx: Any, out: Tensor, count: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, dout: Tensor, dnorm: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         q, k, v, s, z = ctx.saved_tensors
-        if torch.is_grad_enabled() or has_batched_gradients(out, count):
-            return differentiable_vjp(_all_by_products, (q, k, v), (out, count))
-        out, count = native.pad_width(out, v.shape[3]), count.contiguous()
-        asked = [native.empty_like(x) for x in (q, k, v, s, z)]
-        call = _call(q, k, v, s, z, (out, count, s, z))
-        native.run(
-            "linear_all_backward",
-            q.dtype,
-            call,
-            _GRADS.pack(*native.pointers_and_strides(out, count, s, z, *asked)),
-        )
-        return tuple(asked[:3])
+        if torch.is_grad_enabled() or has_batched_gradients(dout, dnorm):
+            return differentiable_vjp(_sums_by_products, (q, k, v), (dout, dnorm))
+        dout, dnorm = native.pad_width(dout, v.shape[3]), dnorm.contiguous()
+        results = [native.empty_like(x) for x in (q, k, v, s, z)]
+        call = _pack_call(q, k, v, s, z, (dout, dnorm, s, z))
+        packed = _GRADS.pack(*native.pointers_and_strides(dout, dnorm, s, z, *results))
+        native.run("linear_all_backward", q.dtype, call, packed)
+        return tuple(results[:3])
 
 
-def _call(
+def _pack_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -247,21 +257,8 @@ def _call(
     z: Tensor,
     results: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> bytes:
-    out, count, after, total = results
-    rows = native.pointers_and_strides(q, k, v, out, count, s, z, after, total)
-    return _CALL.pack(
-        *q.shape[:3], k.shape[2], q.shape[3], v.shape[3], torch.get_num_threads(), *rows
-    )
-
-
-def split_chunks(parts: Sequence[Tensor], size: int) -> list[Tensor]:
-    """(b h n r) -> (b h n/size size r), filled up with zeros, which write nothing and take nothing away."""
-    if torch.compiler.is_exporting():
-        return [x[:, :, None] for x in parts]
-    fill = -parts[0].shape[2] % size
-    return [(F.pad(x, (0, 0, 0, fill)) if fill else x).unflatten(2, (-1, size)) for x in parts]
-
-
-def join_chunks(x: Tensor, n: int) -> Tensor:
-    """The chunks in a row again, without what they were filled up with."""
-    return x.flatten(2, 3)[:, :, :n]
+    """The struct that the kernel reads: sizes, addresses and strides."""
+    out, normalizer, new_s, new_z = results
+    tensors = native.pointers_and_strides(q, k, v, out, normalizer, s, z, new_s, new_z)
+    sizes = *q.shape[:3], k.shape[2], q.shape[3], v.shape[3]
+    return _CALL.pack(*sizes, torch.get_num_threads(), *tensors)

@@ -1,4 +1,4 @@
-"""The oracle: the textbook formula over the dense mask.  Quadratic in memory; gives everything that a call can need."""
+"""The textbook formula over the dense mask: quadratic in memory, supports everything, and serves as the test oracle."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from regard.backends.call import AttentionCall
 
 
 def refuses(call: AttentionCall) -> str | None:
-    """Why it cannot do this; None: it can."""
+    """The reason why this backend does not support the call, or None."""
     return None
 
 
 def run(call: AttentionCall) -> Tensor:
-    """softmax(q kᵀ * scale + prior), over the keys that are kept, times v; zero for a query that sees nothing."""
+    """softmax(q kᵀ * scale + prior) v over the visible keys; zero for a query that sees none."""
     scores = call.q @ call.k.transpose(-1, -2) * call.scale
     if call.prior is not None:
-        q, k = call.positions()
-        scores = scores + call.prior(q[:, None], k[None, :], call.q, call.k)
-    scores = scores.masked_fill(~call.keep().expand(scores.shape), -torch.inf)
-    seen = (scores != -torch.inf).any(-1, keepdim=True)  # what is not a number is seen, and shows
-    scores = scores.masked_fill(~seen, 0)
-    return (torch.softmax(scores, -1) * seen) @ call.v
+        scores = scores + call.prior(*call.position_grid(), call.q, call.k)
+    scores = scores.masked_fill(~call.dense_mask().expand(scores.shape), -torch.inf)
+    visible = (scores != -torch.inf).any(
+        -1, keepdim=True
+    )  # NaN counts as visible, so that it propagates
+    scores = scores.masked_fill(~visible, 0)
+    return (torch.softmax(scores, -1) * visible) @ call.v

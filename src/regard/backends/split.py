@@ -1,4 +1,4 @@
-"""Calls taken apart: heads with patterns of their own, and what the marks of an example add."""
+"""Splitting calls: by heads with different patterns, and into the pairs that a `global_attention_mask` adds."""
 
 from __future__ import annotations
 
@@ -13,49 +13,43 @@ from regard.backends.call import AttentionCall
 from regard.pattern import Not, Pattern
 
 
-def by_head(call: AttentionCall, run: Callable[[AttentionCall], Tensor]) -> Tensor:
-    """Heads with the same pattern share a call."""
-    alike: dict[Pattern, list[int]] = defaultdict(list)
+def run_by_head(call: AttentionCall, run: Callable[[AttentionCall], Tensor]) -> Tensor:
+    """Run one call for each distinct pattern of a `PerHead` pattern."""
+    by_pattern: dict[Pattern, list[int]] = defaultdict(list)
     for head, pattern in enumerate(call.pattern.parts):
-        alike[pattern].append(head)
-    parts = [
-        (heads, run(call.with_heads(_slice(heads), pattern))) for pattern, heads in alike.items()
-    ]
-    order = torch.tensor([head for heads, _ in parts for head in heads])
-    return torch.cat([part for _, part in parts], 1)[:, torch.argsort(order)]
+        by_pattern[pattern].append(head)
+    outputs = []
+    for pattern, heads in by_pattern.items():
+        consecutive = heads == list(range(heads[0], heads[-1] + 1))
+        index = slice(heads[0], heads[-1] + 1) if consecutive else heads  # a slice needs no copy
+        q, k, v = (x[:, index] for x in (call.q, call.k, call.v))
+        outputs.append(run(call._replace(q=q, k=k, v=v, pattern=pattern)))
+    order = torch.tensor([head for heads in by_pattern.values() for head in heads])
+    return torch.cat(outputs, 1)[:, torch.argsort(order)]
 
 
-def _slice(heads: list[int]) -> slice | list[int]:
-    """A slice is a view; a list is a copy."""
-    regular = heads == list(range(heads[0], heads[-1] + 1))
-    return slice(heads[0], heads[-1] + 1) if regular else heads
-
-
-def grows(pattern: Pattern) -> bool:
-    """Whether marking a token can only add pairs."""
+def only_adds_pairs(pattern: Pattern) -> bool:
+    """Whether a `global_attention_mask` can only make more pairs visible, never fewer."""
     if isinstance(pattern, Not):
         return not pattern.needs_global_mask
-    return all(grows(part) for part in pattern.parts)
+    return all(only_adds_pairs(part) for part in pattern.parts)
 
 
-class Picked(NamedTuple):
-    """Some queries, or all, with some keys, or all: keep (queries keys)."""
+class MaskSubset(NamedTuple):
+    """A mask keep (queries keys) over some queries `q_order` and some keys `k_order`; None = all."""
 
     keep: Tensor
     q_order: Tensor | None
     k_order: Tensor | None
 
 
-def added(call: AttentionCall, global_attention_mask: Tensor) -> tuple[Picked, Picked]:
-    """What marks (n) add to the pattern without them: marked keys for the other queries, and all keys for the marked ones."""
-    at = global_attention_mask.nonzero()[:, 0]
-    plain = call.pattern.resolve_global_mask(False, False)
-    q, k = (x.unsqueeze(1 - i) for i, x in enumerate(call.positions()))
-    for_others = (call.pattern.resolve_global_mask(False, True) & ~plain).allows(
-        q, k[:, at]
-    ) & ~global_attention_mask[:, None]
-    both, query = (
-        call.pattern.resolve_global_mask(True, key).allows(q[at], k) for key in (True, False)
-    )
-    for_marked = torch.where(global_attention_mask, both, query) & ~plain.allows(q[at], k)
-    return Picked(for_others, None, at), Picked(for_marked, at, None)
+def global_mask_pairs(call: AttentionCall, is_global: Tensor) -> tuple[MaskSubset, MaskSubset]:
+    """The pairs that global tokens, is_global (n), add: their keys for the other queries, and all keys for their queries."""
+    at = is_global.nonzero()[:, 0]
+    q, k = call.position_grid()
+    resolve = call.pattern.resolve_global_mask
+    local = resolve(False, False)
+    for_others = (resolve(False, True) & ~local).allows(q, k[:, at]) & ~is_global[:, None]
+    to_global, to_others = (resolve(True, key).allows(q[at], k) for key in (True, False))
+    for_global = torch.where(is_global, to_global, to_others) & ~local.allows(q[at], k)
+    return MaskSubset(for_others, None, at), MaskSubset(for_global, at, None)

@@ -1,7 +1,7 @@
-"""Attention inside groups of tokens, given by index: for routes that depend on content, and for priors with gradients.
+"""Attention inside groups of tokens given by index, for content-based routing and for priors with gradients.
 
-On a CPU by PyTorch's fused calls, merged as in `fused`; with a prior, elsewhere, or where something wants to see each
-operation, in plain differentiable PyTorch, whose memory grows with the scores inside the groups.
+On a CPU it uses PyTorch's fused kernel, with results merged as in `tiled_flash`. With a prior, on other devices, and where
+every operation must be traceable, it is plain differentiable PyTorch, whose memory grows with the scores inside the groups.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.autograd import apply_function, differentiable_vjp
-from regard.backends.tiled_flash import blinded, flash, flash_backward
+from regard.backends.call import pad_to_same_width
+from regard.backends.tiled_flash import flash, flash_backward, mask_empty_rows
 from regard.native import are_plain_tensors
+from regard.numerics import additive_mask
 from regard.prior import Prior
 
 
 class TokenGroups(NamedTuple):
-    """Groups of queries that share keys: q (... g s), k (... g t), token numbers, -1 = none; keep (... g s t).
+    """g groups of s queries and t keys: token indices q (... g s), k (... g t), -1 = none; mask keep (... g s t).
 
-    The axes in front are (b h), or nothing where all examples and heads are alike.
+    The leading axes are (b h), or none if all examples and heads have the same groups.
     """
 
     q: Tensor
@@ -42,55 +43,28 @@ def attend(
     prior: Prior | None = None,
     q_start: int = 0,
     k_start: int = 0,
-) -> Tensor:
-    """q (b h n e), k (b h m e), v (b h m f) -> (b h n f).
-
-    A query may stand in several groups; their results are merged by log-sum-exp.  One that sees nothing gives zero.
-    """
-    return attend_with_visibility(
-        q,
-        k,
-        v,
-        groups,
-        scale=scale,
-        mask=mask,
-        prior=prior,
-        q_start=q_start,
-        k_start=k_start,
-    )[0]
-
-
-def attend_with_visibility(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    groups: Iterable[TokenGroups],
-    *,
-    scale: float,
-    mask: Tensor | None = None,
-    prior: Prior | None = None,
-    q_start: int = 0,
-    k_start: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """What `attend` gives, and (b h n): whether the query saw any key."""
+    """q (b h n e), k (b h m e), v (b h m f) -> output (b h n f), and whether each query saw any key (b h n).
+
+    A query may be in several groups; the results are merged by their log-sum-exp. A query that sees no key gives zero.
+
+    Args:
+        groups: Which queries attend to which keys. No pair may occur twice.
+        scale: Factor of the scores.
+        mask: Padding mask (b m), True = keep.
+        prior: An additive bias of the scores.
+        q_start, k_start: Positions of the first query and the first key, for the prior.
+    """
     if prior is None and k.shape[2] and q.numel() and v.numel() and are_plain_tensors(q, k, v):
-        width = v.shape[-1]
-        out, lse = apply_function(_Fused, *_one_width(q, k, v), scale, *_settled(q, groups, mask))
-        return out[..., :width], lse > -torch.inf
-    return _in_the_open(
-        q,
-        k,
-        v,
-        groups,
-        scale=scale,
-        mask=mask,
-        prior=prior,
-        q_start=q_start,
-        k_start=k_start,
+        indices = _expand_groups(q, groups, mask)
+        out, lse = apply_function(_FusedGroups, *pad_to_same_width(q, k, v), scale, *indices)
+        return out[..., : v.shape[-1]], lse > -torch.inf
+    return _attend_differentiable(
+        q, k, v, groups, scale=scale, mask=mask, prior=prior, q_start=q_start, k_start=k_start
     )
 
 
-def _in_the_open(
+def _attend_differentiable(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -102,60 +76,71 @@ def _in_the_open(
     q_start: int = 0,
     k_start: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    n = q.shape[2]
-    places, outs, sums = [], [], []
+    b, h, n, _ = q.shape
+    results = []
     for group in groups if k.shape[2] else ():
-        out, lse = _inside(q, k, v, group, scale, mask, prior, q_start, k_start)
-        at = torch.where(group.q < 0, n, group.q).expand(
-            lse.shape
-        )  # place n collects what is no token
-        places.append(at.flatten(2))
-        outs.append(out.flatten(2, 3))
-        sums.append(lse.flatten(2))
-    if not places:
-        return v.new_zeros(*q.shape[:3], v.shape[-1]), q.new_zeros(q.shape[:3], dtype=torch.bool)
-    out, lse = _merge(torch.cat(places, 2), torch.cat(outs, 2), torch.cat(sums, 2), n)
+        q_index, k_index = (x.clamp(min=0).expand(b, h, *x.shape[-2:]) for x in (group.q, group.k))
+        gq, gk, gv = _take(q, q_index), _take(k, k_index), _take(v, k_index)
+        scores = (gq * scale @ gk.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32))
+        if prior is not None:
+            q_pos, k_pos = group.q.clamp(min=0) + q_start, group.k.clamp(min=0) + k_start
+            scores = scores + prior(q_pos[..., :, None], k_pos[..., None, :], gq, gk)
+        lowest = torch.finfo(scores.dtype).min  # finite: fully masked rows are set to zero below
+        scores = scores.masked_fill(~_group_mask(group, k_index, mask), lowest)
+        visible = (scores > lowest).any(-1)  # a prior may hide pairs as well
+        scores = scores.masked_fill(~visible[..., None], 0)
+        weights = scores.softmax(-1)
+        # log-sum-exp from the weights: faster than `logsumexp` in addition to the softmax
+        best = scores.detach().argmax(-1, keepdim=True)
+        lse = (scores.gather(-1, best) - weights.gather(-1, best).log())[..., 0]
+        out = weights.to(v.dtype) @ gv * visible[..., None]
+        index = torch.where(group.q < 0, n, group.q).expand(lse.shape)
+        results.append((index, out, lse.masked_fill(~visible, -torch.inf)))
+    if not results:
+        return v.new_zeros(b, h, n, v.shape[-1]), q.new_zeros(b, h, n, dtype=torch.bool)
+    out, lse = _merge(results, n)
     return out, lse > -torch.inf
 
 
-def _merge(at: Tensor, out: Tensor, lse: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Results (b h t f) that belong to the queries `at` (b h t), weighed by exp(lse): one for each query, and its lse."""
+def _merge(results: list[tuple[Tensor, Tensor, Tensor]], n: int) -> tuple[Tensor, Tensor]:
+    """Merge results of groups into one output (b h n f) and log-sum-exp (b h n) per query.
+
+    A result is the index of its queries (b h g s), where n = no token, the output (b h g s f) and its lse (b h g s).
+    """
+    index, lse = (torch.cat([result[i].flatten(2) for result in results], 2) for i in (0, 2))
+    out = torch.cat([result[1].flatten(2, 3) for result in results], 2)
     b, h, _, f = out.shape
-    top = lse.new_full((b, h, n + 1), -torch.inf).scatter_reduce(2, at, lse.detach(), "amax")
-    weight = (lse - top.masked_fill(top == -torch.inf, 0).gather(2, at)).exp()
-    total = lse.new_zeros(b, h, n + 1).scatter_add(2, at, weight)[..., :n]
-    where = at[..., None].expand(-1, -1, -1, f)
-    mixed = out.new_zeros(b, h, n + 1, f).scatter_add(
-        2, where, out * weight[..., None].to(out.dtype)
-    )[:, :, :n]
-    return mixed / total.masked_fill(total == 0, 1)[..., None].to(out.dtype), top[
-        ..., :n
-    ] + total.log()
+    top = lse.new_full((b, h, n + 1), -torch.inf).scatter_reduce(2, index, lse.detach(), "amax")
+    weight = (lse - top.masked_fill(top == -torch.inf, 0).gather(2, index)).exp()
+    total = lse.new_zeros(b, h, n + 1).scatter_add(2, index, weight)[..., :n]
+    weighted, rows = out * weight[..., None].to(out.dtype), index[..., None].expand(-1, -1, -1, f)
+    mixed = out.new_zeros(b, h, n + 1, f).scatter_add(2, rows, weighted)[:, :, :n]
+    out = mixed / total.masked_fill(total == 0, 1)[..., None].to(out.dtype)
+    return out, top[..., :n] + total.log()
 
 
-class _Fused(torch.autograd.Function):
-    """q (b h n e), k and v (b h m e), and of each group q and k (b h g s), (b h g t) and what is added, (b h g s t) or None
-    -> out (b h n e), and its log-sum-exp (b h n), which has no gradient."""
+class _FusedGroups(torch.autograd.Function):
+    """Attention inside groups on PyTorch's fused kernel.
+
+    Takes q (b h n e), k and v (b h m e), and for each group the query index (b h g s), the key index (b h g t) and an
+    additive mask (b*h g s t) or None. Returns the output (b h n e) and its log-sum-exp (b h n), which has no gradient.
+    """
 
     @staticmethod
     def forward(
         q: Tensor, k: Tensor, v: Tensor, scale: float, *groups: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        n, places, outs, sums = q.shape[2], [], [], []
-        for at_q, at_k, addend in _threes(groups):
-            views = (
-                _take(q, at_q.clamp(min=0)),
-                _take(k, at_k.clamp(min=0)),
-                _take(v, at_k.clamp(min=0)),
-            )
-            out, lse = flash(*(x.flatten(0, 1) for x in views), attn_mask=addend, scale=scale)
-            lse = blinded(lse, addend).view(at_q.shape)
-            places.append(torch.where(at_q < 0, n, at_q).flatten(2))
-            outs.append(out.view(*at_q.shape, -1).flatten(2, 3))
-            sums.append(lse.flatten(2))
-        if not places:
+        n, results = q.shape[2], []
+        for q_index, k_index, mask in _triples(groups):
+            at_k = k_index.clamp(min=0)
+            tokens = _take(q, q_index.clamp(min=0)), _take(k, at_k), _take(v, at_k)
+            out, lse = flash(*(x.flatten(0, 1) for x in tokens), attn_mask=mask, scale=scale)
+            lse = mask_empty_rows(lse, mask).view(q_index.shape)
+            index = torch.where(q_index < 0, n, q_index)
+            results.append((index, out.view(*q_index.shape, -1), lse))
+        if not results:
             return torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf)
-        return _merge(torch.cat(places, 2), torch.cat(outs, 2), torch.cat(sums, 2), n)
+        return _merge(results, n)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -166,131 +151,72 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *groups = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: the fused backward has no derivative
-            seen = [
-                TokenGroups(at, to, None if x is None else (x == 0).view(*at.shape, -1))
-                for at, to, x in _threes(groups)
+        no_grads = [None] * (1 + len(groups))
+        if (
+            torch.is_grad_enabled()
+        ):  # create_graph=True: the fused backward pass is not differentiable
+            kept = [
+                TokenGroups(i, j, None if mask is None else (mask == 0).view(*i.shape, -1))
+                for i, j, mask in _triples(groups)
             ]
-            plainly = partial(_in_the_open, groups=seen, scale=ctx.scale)
-            return (
-                *differentiable_vjp(lambda *x: plainly(*x)[0], (q, k, v), grad),
-                None,
-                *[None] * len(groups),
-            )
+            formula = partial(_attend_differentiable, groups=kept, scale=ctx.scale)
+            return *differentiable_vjp(lambda *x: formula(*x)[0], (q, k, v), grad), *no_grads
         lse = lse.masked_fill(
             lse == -torch.inf, torch.inf
-        )  # a query that sees nothing has no weight anywhere
-        total = [torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v)]
-        for at_q, at_k, addend in _threes(groups):
-            q_start, k_start = at_q.clamp(min=0), at_k.clamp(min=0)
-            at = [_take(x, q_start).flatten(0, 1) for x in (grad, q, out)]
-            own = (
-                lse.gather(2, q_start.flatten(2)).view(at_q.shape).masked_fill(at_q < 0, torch.inf)
+        )  # a query that sees nothing has zero weights
+        totals = [torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v)]
+        for q_index, k_index, mask in _triples(groups):
+            at_q, at_k = q_index.clamp(min=0), k_index.clamp(min=0)
+            gq, gout, ggrad = (_take(x, at_q).flatten(0, 1) for x in (q, out, grad))
+            gk, gv = (_take(x, at_k).flatten(0, 1) for x in (k, v))
+            glse = lse.gather(2, at_q.flatten(2)).view(q_index.shape)
+            glse = glse.masked_fill(q_index < 0, torch.inf).flatten(0, 1)
+            grads = flash_backward(
+                ggrad, gq, gk, gv, gout, glse, 0.0, False, attn_mask=mask, scale=ctx.scale
             )
-            keys = [_take(x, k_start).flatten(0, 1) for x in (k, v)]
-            shares = flash_backward(
-                at[0],
-                at[1],
-                *keys,
-                at[2],
-                own.flatten(0, 1),
-                0.0,
-                False,
-                attn_mask=addend,
-                scale=ctx.scale,
-            )
-            for sum_, share, index in zip(total, shares, (q_start, k_start, k_start), strict=True):
-                _add(sum_, index, share)
-        return *(x.to(q.dtype) for x in total), None, *[None] * len(groups)
+            for total, new, index in zip(totals, grads, (at_q, at_k, at_k), strict=True):
+                rows = new.reshape(-1, new.shape[-1]).to(total.dtype)
+                total.view(-1, rows.shape[1]).index_add_(0, _row_index(total, index), rows)
+        return *(x.to(q.dtype) for x in totals), *no_grads
 
 
-def _threes(groups: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+def _triples(groups: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     return zip(groups[::3], groups[1::3], groups[2::3], strict=True)
 
 
-def _settled(q: Tensor, groups: Iterable[TokenGroups], mask: Tensor | None) -> list[Tensor | None]:
-    """Of each group the numbers of its queries and keys for all examples and heads, and what hides the pairs not seen."""
+def _expand_groups(
+    q: Tensor, groups: Iterable[TokenGroups], mask: Tensor | None
+) -> list[Tensor | None]:
+    """The query index, the key index and the additive mask of each group, for all examples and heads."""
     found: list[Tensor | None] = []
     b, h = q.shape[:2]
     for group in groups:
-        at_q, at_k = (x.expand(b, h, *x.shape[-2:]) for x in (group.q, group.k))
-        keep = _keep(group, at_k, mask)
-        hidden = (
-            None
-            if keep.all()
-            else torch.zeros(keep.shape, dtype=q.dtype).masked_fill_(~keep, -torch.inf)
-        )
-        addend = None if hidden is None else hidden.expand(b, h, *hidden.shape[-3:]).flatten(0, 1)
-        found += [at_q, at_k, addend]
+        q_index, k_index = (x.expand(b, h, *x.shape[-2:]) for x in (group.q, group.k))
+        keep = _group_mask(group, k_index, mask)
+        hidden = None
+        if not keep.all():
+            hidden = additive_mask(keep, q.dtype).expand(b, h, *keep.shape[-3:]).flatten(0, 1)
+        found += [q_index, k_index, hidden]
     return found
 
 
-def _keep(group: TokenGroups, at_k: Tensor, mask: Tensor | None) -> Tensor:
-    """Which pairs are seen, broadcastable to (b h g s t)."""
+def _group_mask(group: TokenGroups, k_index: Tensor, mask: Tensor | None) -> Tensor:
+    """The visible pairs, broadcastable to (b h g s t)."""
     keep = (group.q >= 0)[..., :, None] & (group.k >= 0)[..., None, :]
     keep = keep if group.keep is None else keep & group.keep
     if mask is None:
         return keep
-    real = mask[:, None, :, None].expand(-1, at_k.shape[1], -1, -1)
-    return keep & _take(real, at_k.clamp(min=0))[..., 0][..., None, :]
-
-
-def _one_width(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """The fused kernels want one width for all: zeros change no score and no value."""
-    wide = max(q.shape[3], v.shape[3])
-    return [x if x.shape[3] == wide else F.pad(x, (0, wide - x.shape[3])) for x in (q, k, v)]
-
-
-def _add(total: Tensor, index: Tensor, share: Tensor) -> None:
-    """Add rows (b*h g s e) to the tokens `index` (b h g s) of total (b h n e)."""
-    b, h, n, e = total.shape
-    first = n * torch.arange(b * h).view(b, h, 1, 1)
-    total.view(-1, e).index_add_(0, (index + first).flatten(), share.reshape(-1, e).to(total.dtype))
-
-
-def _inside(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    group: TokenGroups,
-    scale: float,
-    mask: Tensor | None,
-    prior: Prior | None,
-    q_start: int,
-    k_start: int,
-) -> tuple[Tensor, Tensor]:
-    """The result (b h g s f) of each group by itself, and its log-sum-exp (b h g s), of at least single precision."""
-    b, h = q.shape[:2]
-    at_q, at_k = (x.clamp(min=0).expand(b, h, *x.shape[-2:]) for x in (group.q, group.k))
-    keep = _keep(group, at_k, mask)
-    gq, gk, gv = _take(q, at_q), _take(k, at_k), _take(v, at_k)
-    scores = (gq * scale @ gk.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32))
-    if prior is not None:
-        scores = scores + prior(
-            group.q.clamp(min=0)[..., :, None] + q_start,
-            group.k.clamp(min=0)[..., None, :] + k_start,
-            gq,
-            gk,
-        )
-    scores = scores.masked_fill(
-        ~keep, torch.finfo(scores.dtype).min
-    )  # finite: rows that see nothing are dropped below
-    seen = (scores > torch.finfo(scores.dtype).min).any(
-        -1
-    )  # a prior may rule out what the groups allow
-    scores = scores.masked_fill(~seen[..., None], 0)
-    weights = scores.softmax(-1)
-    best = scores.detach().argmax(-1, keepdim=True)
-    lse = (scores.gather(-1, best) - weights.gather(-1, best).log())[
-        ..., 0
-    ]  # faster than a logsumexp beside the softmax
-    return weights.to(v.dtype) @ gv * seen[..., None], lse.masked_fill(~seen, -torch.inf)
+    real = mask[:, None, :, None].expand(-1, k_index.shape[1], -1, -1)
+    return keep & _take(real, k_index.clamp(min=0))[..., 0][..., None, :]
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """x (b h n e), index (b h g s) -> (b h g s e)."""
-    b, h, n, e = x.shape
-    first = n * torch.arange(b * h, device=x.device).view(
-        b, h, 1, 1
-    )  # whole rows at once are faster than a gather
-    return x.reshape(-1, e).index_select(0, (index + first).flatten()).view(*index.shape, e)
+    """x (b h n e), index (b h g s) -> (b h g s e). Selecting whole rows is faster than `gather`."""
+    e = x.shape[3]
+    return x.reshape(-1, e).index_select(0, _row_index(x, index)).view(*index.shape, e)
+
+
+def _row_index(x: Tensor, index: Tensor) -> Tensor:
+    """index (b h g s) into x (b h n e) as an index into its rows (b*h*n e)."""
+    b, h, n, _ = x.shape
+    return (index + n * torch.arange(b * h, device=x.device).view(b, h, 1, 1)).flatten()

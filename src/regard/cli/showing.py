@@ -184,9 +184,11 @@ def _costs(found: RecipeDescription) -> list[tuple[str, RenderableType]]:
 
 def _runs(choice: BackendChoice) -> str:
     """The executor, and why: the estimates where there are two."""
-    if choice.dense is None or choice.sparse is None:
+    if choice.dense_seconds is None or choice.sparse_seconds is None:
         return f"{choice.backend}: {choice.reason}"
-    sparse, dense = (_milliseconds(seconds) for seconds in (choice.sparse, choice.dense))
+    sparse, dense = (
+        _milliseconds(seconds) for seconds in (choice.sparse_seconds, choice.dense_seconds)
+    )
     return f"{choice.backend}, estimated for one example: {sparse} by tiles, {dense} dense"
 
 

@@ -79,7 +79,7 @@ def build_layout(
             ]
             parts.append(min(choices, key=lambda part: part.cost(backward)))
     layout = Layout(tuple(parts))
-    _layouts.put(key, layout, layout.nbytes() + 1024)
+    _layouts.add(key, layout, layout.nbytes() + 1024)
     return layout
 
 

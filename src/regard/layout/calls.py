@@ -86,6 +86,12 @@ class LayoutPart:
         tensors += [x for g in self.groups for x in (g.q, g.k, g.mask_ids)]
         return sum(x.nbytes for x in tensors if x is not None)
 
+    def group_mask(self, mask_ids: Tensor) -> Tensor:
+        """The masks of a group, mask_ids (g w) -> (g size w*size)."""
+        return (
+            self.masks[mask_ids.flatten()].unflatten(0, mask_ids.shape).transpose(1, 2).flatten(2)
+        )
+
     def scores(self) -> int:
         """The number of scores that are computed."""
         in_runs = sum(r.count * r.s * r.t for r in self.runs)
@@ -156,7 +162,7 @@ class LRUCache(Generic[V]):
             self.entries.move_to_end(key)
             return self.entries[key][0]
 
-    def put(self, key: Hashable, value: V, nbytes: int) -> None:
+    def add(self, key: Hashable, value: V, nbytes: int) -> None:
         """Add a value. The latest value stays even if it is larger than the cache."""
         with self.lock:
             if key in self.entries:

@@ -102,7 +102,7 @@ def build_tiles(pattern: Pattern, n: int, m: int, *, q_start: int = 0, k_start: 
     if found is None:
         with torch.inference_mode(False):  # cached tensors must be usable in training
             found = _build(pattern, n, m, q_start, k_start)
-        _tiles.put(key, found, sum(part.nbytes() for part in found) + 1024)
+        _tiles.add(key, found, sum(part.nbytes() for part in found) + 1024)
     return found
 
 

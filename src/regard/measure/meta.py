@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.backends.call import AttentionCall
 from regard.backends.choose import BACKENDS
-from regard.backends.sdpa import WIDEST
+from regard.backends.sdpa import MAX_PADDED_WIDTH
 from regard.block import Layer
 from regard.errors import Unsupported
 from regard.ffn import ExpertBank, FeedForward
@@ -289,7 +289,7 @@ def _attend_on_meta(call: AttentionCall) -> Tensor:
     cost = ModuleCost(scores + values, 3 * scores + 2 * values, scores)
     empty = call.q.new_empty
     out, saved, inputs = empty(b, h, n, f), [call.q, call.k, call.v], [call.q, call.k, call.v]
-    if e != f and max(e, f) <= WIDEST:  # all are padded to one width
+    if e != f and max(e, f) <= MAX_PADDED_WIDTH:  # all are padded to one width
         saved = [empty(b, h, size, max(e, f)) for size in (n, m, m)]
     elif call.prior is None and call.pattern in (Full(), Causal()):
         out = empty(b, n, h, f).transpose(

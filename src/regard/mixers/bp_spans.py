@@ -39,7 +39,7 @@ def span_plan(
     if found is None:
         with torch.inference_mode(False):  # what is kept must serve training too
             found = _tiled(*visible_nodes(*key))
-        _plans.put(key, found, sum(t.nbytes for t in found))
+        _plans.add(key, found, sum(t.nbytes for t in found))
     assert isinstance(found, SpanPlan)
     return found
 

@@ -160,14 +160,16 @@ def paper_url(recipe: Recipe) -> str | None:
 
 def _milliseconds(choice: BackendChoice) -> float | None:
     """The estimate for the executor that was chosen."""
-    seconds = choice.dense if choice.backend == "sdpa" else choice.sparse
+    seconds = choice.dense_seconds if choice.backend == "sdpa" else choice.sparse_seconds
     return None if seconds is None else seconds * 1e3
 
 
 def _choice(choice: BackendChoice | None) -> dict[str, Any] | None:
     if choice is None:
         return None
-    dense, sparse = (None if s is None else s * 1e3 for s in (choice.dense, choice.sparse))
+    dense, sparse = (
+        None if s is None else s * 1e3 for s in (choice.dense_seconds, choice.sparse_seconds)
+    )
     return {
         "backend": choice.backend,
         "reason": choice.reason,
