@@ -297,16 +297,16 @@ def _attend_on_meta(call: AttentionCall) -> Tensor:
         )  # as the fused kernel writes it: merging heads is a view
     saved += [out, empty(b, h, n)]
     if call.prior is not None:
-        q_pos, k_pos = (x.to("meta") for x in call.positions())
+        q_pos, k_pos = (x.to("meta") for x in call.position_grid())
         is_dense = 8 * pairs > h * n * m  # else only the visible pairs are computed
         hide = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
         with nullcontext() if is_dense else hide:
-            addend = call.prior(q_pos[:, None], k_pos[None, :], call.q, call.k)
+            addend = call.prior(q_pos, k_pos, call.q, call.k)
         if is_dense and addend.requires_grad:  # not fused: PyTorch saves all weights
             saved = [call.q, call.k, call.v, empty(b, h, n, m)]
             cost = ModuleCost(scores + values, 2 * (scores + values))
         elif is_dense:
-            addend = torch.where(call.keep(), addend, -torch.inf)
+            addend = torch.where(call.dense_mask(), addend, -torch.inf)
             saved.append(addend)
         elif not call.prior.relative:
             saved.append(empty(6 * b * pairs))
