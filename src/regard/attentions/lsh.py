@@ -108,9 +108,7 @@ class LSHAttention(Attention):
             )
         groups = groups_per_round(chunks, causal=causal, once=self.once)
         k = F.normalize(k, dim=-1)
-        out, visible = token_groups.attend(
-            q, k, v, groups, scale=self._scale(q), mask=mask
-        )
+        out, visible = token_groups.attend(q, k, v, groups, scale=self._scale(q), mask=mask)
         return torch.where(visible[..., None], out, v), None
 
     def _stream_chunk(self, q: Tensor, v: Tensor, state: LSHState) -> tuple[Tensor, LSHState]:
