@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.deep_init import evaluation_mode
 from regard.errors import Unsupported, check_choice, check_int, check_positive
 from regard.hf.distillation import (
     DistillationLoss,
@@ -182,7 +183,7 @@ def recover(
                 folder=None if folder is None else Path(folder) / stage,
                 on_step=lambda p, stage=stage: report(stage, p.fraction, p.loss),  # type: ignore[misc]
             )
-            with evaluation_modes(loss):
+            with evaluation_mode(loss):
                 curve.append(
                     {
                         "stage": stage,
@@ -349,18 +350,6 @@ def without_caches(*models: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
         for config, value in zip(configs, use_cache, strict=True):
             config.use_cache = value
-
-
-@contextmanager
-def evaluation_modes(loss: nn.Module) -> Iterator[None]:
-    """Switch dropout off, and restore the mode of each module afterwards."""
-    modes = [(module, module.training) for module in loss.modules()]
-    loss.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager

@@ -140,9 +140,21 @@ def linear_weights(*layers: nn.Module) -> list[LinearWeights]:
     return [LinearWeights(layer.weight, getattr(layer, "bias", None)) for layer in layers]  # type: ignore[arg-type]
 
 
+def read_attention(module: Any, projections: str, heads: int, **settings: Any) -> AttentionWeights:
+    """Weights of an attention layer with linear projections.
+
+    Args:
+        projections: Attribute names of the query, key, value and, if it is inside, output layers.
+        settings: Other fields of `AttentionWeights`. The length is that of the model by default.
+    """
+    q, k, v, *out = linear_weights(*(getattr(module, name) for name in projections.split()))
+    settings = {"length": max_positions(module), "out": out[0] if out else None, **settings}
+    return AttentionWeights(q.weight.shape[1], heads, q, k, v, **settings)
+
+
 def max_positions(module: Any) -> int | None:
-    """The maximum sequence length of the model that a module belongs to."""
-    return getattr(module.config, "max_position_embeddings", None)
+    """The maximum sequence length in the configuration of a module."""
+    return getattr(getattr(module, "config", None), "max_position_embeddings", None)
 
 
 def self_attention_cache(cache: Any) -> Any:

@@ -16,8 +16,7 @@ from regard.hf.families.base import (
     CheckpointFamily,
     Json,
     convert_activation,
-    linear_weights,
-    max_positions,
+    read_attention,
     require,
     self_attention_cache,
 )
@@ -139,12 +138,8 @@ CHECKPOINTS = {"bert": CheckpointFamily(convert_config, lambda config: WEIGHTS)}
 # ---------------------------------------------------------------------------------------- attention
 def attention_weights(module: Any, first: Any) -> AttentionWeights:
     """Queries, keys and values; the output projection is outside, next to the norm."""
-    q, k, v = linear_weights(module.query, module.key, module.value)
     causal = bool(getattr(module, "is_causal", False))
-    length = max_positions(module)
-    return AttentionWeights(
-        q.weight.shape[1], module.num_attention_heads, q, k, v, causal=causal, length=length
-    )
+    return read_attention(module, "query key value", module.num_attention_heads, causal=causal)
 
 
 def attention_forward(

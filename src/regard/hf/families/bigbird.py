@@ -11,8 +11,8 @@ from regard.hf.families.base import (
     AttentionWeights,
     CheckpointFamily,
     Json,
-    linear_weights,
     max_positions,
+    read_attention,
     require,
     self_attention_cache,
 )
@@ -70,11 +70,9 @@ CHECKPOINTS = {"big_bird": CheckpointFamily(convert_config, lambda config: WEIGH
 
 def attention_weights(module: Any, first: Any) -> AttentionWeights:
     """Weights of the inner module, which BigBird itself exchanges when inputs are short."""
-    inner = module.self
-    q, k, v = linear_weights(inner.query, inner.key, inner.value)
-    causal, length = bool(module.config.is_decoder), max_positions(module)
-    return AttentionWeights(
-        q.weight.shape[1], inner.num_attention_heads, q, k, v, causal=causal, length=length
+    settings = {"causal": bool(module.config.is_decoder), "length": max_positions(module)}
+    return read_attention(
+        module.self, "query key value", module.self.num_attention_heads, **settings
     )
 
 

@@ -14,7 +14,7 @@ from regard.hf.families.base import (
     CheckpointFamily,
     Json,
     linear_weights,
-    max_positions,
+    read_attention,
     require,
 )
 from regard.hf.families.bert import attention_rules, encoder_config, encoder_rules
@@ -59,19 +59,8 @@ CHECKPOINTS = {"longformer": CheckpointFamily(convert_config, weight_map)}
 
 def attention_weights(module: Any, first: Any) -> AttentionWeights:
     """As BERT, with separate projections of tokens with global attention."""
-    q, k, v = linear_weights(module.query, module.key, module.value)
-    q_global, k_global, v_global = linear_weights(
-        module.query_global, module.key_global, module.value_global
-    )
-    return AttentionWeights(
-        module.embed_dim,
-        module.num_heads,
-        q,
-        k,
-        v,
-        length=max_positions(module),
-        global_qkv=(q_global, k_global, v_global),
-    )
+    q, k, v = linear_weights(module.query_global, module.key_global, module.value_global)
+    return read_attention(module, "query key value", module.num_heads, global_qkv=(q, k, v))
 
 
 def attention_forward(

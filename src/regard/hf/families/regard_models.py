@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from regard.errors import Unsupported
-from regard.hf.families.base import AttentionAdapter, AttentionWeights, linear_weights
+from regard.hf.families.base import AttentionAdapter, AttentionWeights, read_attention
 from regard.mixer import MultiHead
 
 
@@ -21,15 +21,11 @@ def attention_weights(module: Any, first: Any) -> AttentionWeights:
             f"{module.name} cannot be swapped: only MultiHead mixers have q, k, v and out "
             "projections."
         )
-    q, k, v, out = linear_weights(module.q, module.k, module.v, module.out)
     inner: Any = module.inner
-    return AttentionWeights(
-        module.dim,
+    return read_attention(
+        module,
+        "q k v out",
         module.heads,
-        q,
-        k,
-        v,
-        out,
         causal=module.causal,
         length=module.length,
         scale=getattr(inner, "scale", None),

@@ -13,7 +13,7 @@ from regard.hf.families.base import (
     CheckpointFamily,
     Json,
     convert_activation,
-    linear_weights,
+    read_attention,
     require_full_width_heads,
 )
 from regard.hf.modules import SwappedAttention
@@ -125,7 +125,6 @@ CHECKPOINTS = {"t5": CheckpointFamily(convert_config, weight_map)}
 
 def attention_weights(module: Any, first: Any) -> AttentionWeights:
     """Scores are not scaled; all layers add the relative position bias of the first."""
-    q, k, v, out = linear_weights(module.q, module.k, module.v, module.o)
     table = first.relative_attention_bias.weight
     buckets, max_distance = (
         first.relative_attention_num_buckets,
@@ -133,7 +132,7 @@ def attention_weights(module: Any, first: Any) -> AttentionWeights:
     )
     prior = T5Bias(module.n_heads, buckets=buckets, max_distance=max_distance).to(table)
     prior.table.data.copy_(table.detach().T)
-    return AttentionWeights(module.d_model, module.n_heads, q, k, v, out, scale=1.0, prior=prior)
+    return read_attention(module, "q k v o", module.n_heads, length=None, scale=1.0, prior=prior)
 
 
 def attention_forward(

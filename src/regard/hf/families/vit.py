@@ -16,7 +16,7 @@ from regard.hf.families.base import (
     CheckpointFamily,
     Json,
     convert_activation,
-    linear_weights,
+    read_attention,
     require,
 )
 from regard.hf.families.bert import attention_forward
@@ -89,13 +89,12 @@ CHECKPOINTS = {"vit": CheckpointFamily(convert_config, lambda config: WEIGHTS)}
 
 def attention_weights(module: Any, first: Any) -> AttentionWeights:
     """All four projections; patches are never padded."""
-    q, k, v, out = linear_weights(module.q_proj, module.k_proj, module.v_proj, module.o_proj)
     (height, width), (patch_height, patch_width) = (
         height_and_width(size) for size in (module.config.image_size, module.config.patch_size)
     )
     length = (height // patch_height) * (width // patch_width) + 1  # patches and the class token
-    dim, heads = q.weight.shape[1], module.num_attention_heads
-    return AttentionWeights(dim, heads, q, k, v, out, length=length, pads=False)
+    projections, heads = "q_proj k_proj v_proj o_proj", module.num_attention_heads
+    return read_attention(module, projections, heads, length=length, pads=False)
 
 
 ADAPTERS = {"ViTAttention": AttentionAdapter(attention_weights, attention_forward)}
