@@ -70,10 +70,9 @@ CHECKPOINTS = {"big_bird": CheckpointFamily(convert_config, lambda config: WEIGH
 
 def attention_weights(module: Any, first: Any) -> AttentionWeights:
     """Weights of the inner module, which BigBird itself exchanges when inputs are short."""
-    settings = {"causal": bool(module.config.is_decoder), "length": max_positions(module)}
-    return read_attention(
-        module.self, "query key value", module.self.num_attention_heads, **settings
-    )
+    heads, causal = module.self.num_attention_heads, bool(module.config.is_decoder)
+    length = max_positions(module)
+    return read_attention(module.self, "query key value", heads, causal=causal, length=length)
 
 
 def attention_forward(

@@ -36,6 +36,5 @@ def attention_weights(module: Any, first: Any) -> AttentionWeights:
     )
 
 
-MIXER_ADAPTER = AttentionAdapter(
-    attention_weights, lambda self: None
-)  # called as a mixer, not by an adapter
+# Replaced mixers are called as mixers, without the forward of an adapter.
+MIXER_ADAPTER = AttentionAdapter(attention_weights, lambda self: None)
