@@ -144,7 +144,7 @@ def test_three_ways_to_write_an_option():
         (["--mixer", "fnet"], "does not support the padding"),
         (["--mixer", "local", "--layers", "5"], "from 0 to 1"),
         (["--mixer", "local", "--layers", "x"], "--layers"),
-        (["--mixer", "local", "--recover", "soon"], "span of time"),
+        (["--mixer", "local", "--recover", "soon"], "Expected a duration"),
         (["--mixer", "local:window=3", "--window", "4"], "window is given twice"),
         (["--mixer", "local", "--window", "3", "--set", "window=4"], "window is given twice"),
         (["--mixer", "local", "--out", "/dev/null/x"], "/dev/null/x"),

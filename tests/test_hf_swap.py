@@ -586,7 +586,7 @@ def test_what_is_built_for_a_length_says_so():
     """Fails if more tokens than a mechanism was built for go through."""
     model = randomize_weights(bert())
     swap(model, "linformer", length=8, rank=4)
-    with pytest.raises(ValueError, match="at most 8"):
+    with pytest.raises(ValueError, match="9 tokens but the mixer was built with length=8"):
         model(input_ids=batch()["input_ids"])
 
 
