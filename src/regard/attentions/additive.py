@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.attentions.materialized import MaterializedAttention
+from regard.backends.call import AttentionCall
 from regard.errors import check_int
-from regard.mixer import Attention, check_batch
-from regard.numerics import attention_mask, masked_softmax
 
 MAX_ELEMENTS = 1 << 20  # of tanh(q + k) in memory at once
 
 
-class AdditiveKVCache(NamedTuple):
-    """All keys (b h m e) and values (b h m f) so far, or None before the first token."""
-
-    k: Tensor | None
-    v: Tensor | None
-
-
-class AdditiveAttention(Attention):
+class AdditiveAttention(MaterializedAttention):
     """softmax_j(w · tanh(q_i + k_j)) over the values, with a learned w (e) for each head."""
 
     no_rotary_reason = "its scores are not dot products of queries and keys"
@@ -33,28 +24,9 @@ class AdditiveAttention(Attention):
         self.heads = heads
         self.v = nn.Parameter(torch.empty(heads, width).uniform_(-1, 1) / width**0.5)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool = False,
-        mask: Tensor | None = None,
-        state: AdditiveKVCache | None = None,
-    ) -> tuple[Tensor, AdditiveKVCache | None]:
-        """See `Attention.forward`."""
-        if state is not None:
-            if state.k is not None and state.v is not None:
-                check_batch(state.k, k)
-                k, v = torch.cat((state.k, k), 2), torch.cat((state.v, v), 2)
-            state = AdditiveKVCache(k, v)
-        keep = attention_mask(q.shape[2], k.shape[2], causal=causal, mask=mask, device=q.device)
-        return masked_softmax(additive_scores(q, k, self.v), keep) @ v, state
-
-    def initial_state(self) -> AdditiveKVCache:
-        """An empty cache."""
-        return AdditiveKVCache(None, None)
+    def scores(self, call: AttentionCall) -> Tensor:
+        """Scores of all pairs (b h n m)."""
+        return additive_scores(call.q, call.k, self.v)
 
 
 def additive_scores(q: Tensor, k: Tensor, w: Tensor) -> Tensor:

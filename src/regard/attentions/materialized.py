@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attentions.kv_cache import CallPositions, KVCacheAttention, pattern_capabilities
-from regard.backends.call import make_call
+from regard.backends.call import AttentionCall, make_call
 from regard.errors import check_int
 from regard.numerics import masked_softmax
 from regard.pattern import Causal, Full, Pattern
@@ -67,8 +67,12 @@ class MaterializedAttention(KVCacheAttention):
             global_attention_mask=global_attention_mask,
             scale=1 / math.sqrt(q.shape[-1]),
         )
-        scores = self.before(call.q @ call.k.mT * call.scale)
+        scores = self.before(self.scores(call))
         return self.after(self.normalize(scores, call.dense_mask())) @ call.v
+
+    def scores(self, call: AttentionCall) -> Tensor:
+        """Scores of all pairs (b h n m)."""
+        return call.q @ call.k.mT * call.scale
 
 
 class ScoreNormalizer(nn.Module, ABC):
