@@ -28,22 +28,28 @@ def bench():
     return module
 
 
-def row(name, length, *, faster=None, ahead=None, of="", **more):
+def row(name, length, *, speedup=None, lead=None, reference="", **more):
     told = {
-        "level": "kernel",
-        "way": "training",
+        "scope": "kernel",
+        "mode": "training",
         "causal": False,
         "threads": 2,
         "seconds": 1.0,
-        "memory": 10**9,
+        "peak_bytes": 10**9,
         "density": 0.1,
     }
-    told |= {"efficiency": None, "reached": None, "formula": None, "why": None, **more}
+    told |= {
+        "efficiency": None,
+        "utilization": None,
+        "estimated_bytes": None,
+        "reason": None,
+        **more,
+    }
     ratios = {
         k: None if v is None else {"median": v, "low": v, "high": v, "pairs": 5}
-        for k, v in (("faster", faster), ("ahead", ahead))
+        for k, v in (("speedup", speedup), ("lead", lead))
     }
-    return {"name": name, "length": length, "of": of, **told, **ratios}
+    return {"name": name, "length": length, "reference": reference, **told, **ratios}
 
 
 def result(*rows, flags=()):
@@ -58,7 +64,9 @@ def result(*rows, flags=()):
 
 
 def verdicts(bench, **found):
-    lines = bench.aims.table({name.replace("_", "-"): each for name, each in found.items()})[2:]
+    lines = bench.aims.format_table({name.replace("_", "-"): each for name, each in found.items()})[
+        2:
+    ]
     return {line.split(" | ")[0].strip("| "): line for line in lines}
 
 
@@ -69,35 +77,40 @@ def test_nothing_measured_is_nothing_met(bench):
     """Fails if an aim is met, or missed, without a number."""
     assert all("not measured" in line for line in verdicts(bench).values())
     empty = {name: result() for name in bench.CALLS}
-    assert all("not measured" in line for line in bench.aims.table(empty)[2:])
+    assert all("not measured" in line for line in bench.aims.format_table(empty)[2:])
 
 
 def test_what_is_not_whole_is_never_met(bench):
     """Fails if an aim is met by the part of a result that there was time for, or if one of two results breaks the table."""
     good = {
-        "dense_forward": result(row("vanilla", 64, faster=1.0)),
-        "dense_training": result(row("vanilla", 64, faster=1.0)),
-        "auto_forward": result(row("vanilla", 64, faster=1.0)),
+        "dense_forward": result(row("vanilla", 64, speedup=1.0)),
+        "dense_training": result(row("vanilla", 64, speedup=1.0)),
+        "auto_forward": result(row("vanilla", 64, speedup=1.0)),
         "auto_training": result(),
         "auto_causal": result(),
-        "causal_linear": result(row("p", 4096, of=LINEAR, ahead=3.0)),
+        "causal_linear": result(row("p", 4096, reference=LINEAR, lead=3.0)),
         "longformer_training": result(),
     }
-    what = ("dense / SDPA, all n", "`auto` against dense SDPA", "the same, against the best peer")
+    what = (
+        "dense through Regard / SDPA, all n",
+        "`auto` against dense SDPA",
+        "the same, against the best peer",
+    )
     assert all("| met |" in verdicts(bench, **good)[each] for each in what)
     for each in good.values():
-        each["ended"] = "stopped by hand"
-    assert all("| not measured; without all of" in verdicts(bench, **good)[each] for each in what)
+        each["ended"] = "interrupted"
+    assert all("| not measured; incomplete:" in verdicts(bench, **good)[each] for each in what)
     rest = [row(WINDOW, 10**6), row(LINEAR, 10**6), row("dense SDPA", 10**6, seconds=None)]
-    million = result(*rest) | {"ended": "the budget was used up"}
+    million = result(*rest) | {"ended": "budget exhausted"}
     line = "1,000,000 tokens, forward + backward, causal, 4 heads × 32"
     assert "| met |" in verdicts(bench, million=million)[line]
     assert "not measured" in verdicts(bench, million=million | {"rows": rest[::2]})[line]
-    bad = result(row("vanilla", 64, faster=0.5))
-    assert "**missed**" in verdicts(bench, dense_forward=bad)["dense / SDPA, all n"]
-    one = result(row(WINDOW, 512, level="layer"), row(WINDOW, 65536, level="layer"))
+    bad = result(row("vanilla", 64, speedup=0.5))
+    assert "**missed**" in verdicts(bench, dense_forward=bad)["dense through Regard / SDPA, all n"]
+    one = result(row(WINDOW, 512, scope="layer"), row(WINDOW, 65536, scope="layer"))
     assert (
-        "not measured" in verdicts(bench, decode=one)["the same, over the step at 512, whole layer"]
+        "not measured"
+        in verdicts(bench, decode=one)["the same, relative to the step at 512, whole layer"]
     )
     assert (
         "not measured"
@@ -108,8 +121,8 @@ def test_what_is_not_whole_is_never_met(bench):
 def test_a_result_that_cannot_be_read_is_none(bench, tmp_path, monkeypatch):
     """Fails if a torn file ends all tables, if half a result takes the place of a whole one, or counts as one."""
     (tmp_path / "bench-decode.json").write_text("hello {")
-    assert bench.results(tmp_path) == {}
-    whole, half = json.dumps(result()), json.dumps(result() | {"ended": "stopped by hand"})
+    assert bench.read_results(tmp_path) == {}
+    whole, half = json.dumps(result()), json.dumps(result() | {"ended": "interrupted"})
     path, real, told = tmp_path / "bench-decode.json", subprocess.Popen, []
     monkeypatch.setattr(
         bench.subprocess,
@@ -126,7 +139,7 @@ def test_a_result_that_cannot_be_read_is_none(bench, tmp_path, monkeypatch):
         path.write_text(before)
         told.append(f"import sys; sys.stdout.write({printed!r}); sys.exit({code})")
         with pytest.raises(SystemExit) if code else nullcontext():
-            bench.measure("decode", tmp_path, anyway=True, small=True)
+            bench.run_call("decode", tmp_path, force=True, small=True)
         assert path.read_text() == after and [*tmp_path.iterdir()] == [path]
 
 
@@ -136,8 +149,8 @@ def test_a_result_that_cannot_be_read_is_none(bench, tmp_path, monkeypatch):
 def test_a_window_is_judged_at_both_lengths(bench, long, word):
     """Fails if one length is enough, or a ratio below the aim is."""
     rows = [
-        row(WINDOW, 4096, faster=12.0),
-        *([] if long is None else [row(WINDOW, 16384, faster=long)]),
+        row(WINDOW, 4096, speedup=12.0),
+        *([] if long is None else [row(WINDOW, 16384, speedup=long)]),
     ]
     line = verdicts(bench, window_training=result(*rows))["window 128, forward + backward"]
     assert word in line and "12 × at 4,096" in line
@@ -149,33 +162,31 @@ def test_a_window_is_judged_at_both_lengths(bench, long, word):
 def test_dense_is_judged_by_what_is_slowest(bench, ratio, word):
     """Fails if a mean hides one length, or if to be faster is a fault."""
     found = {
-        "dense_forward": result(row("vanilla", 64, faster=1.0), row("vanilla", 128, faster=ratio)),
+        "dense_forward": result(
+            row("vanilla", 64, speedup=1.0), row("vanilla", 128, speedup=ratio)
+        ),
         "dense_training": result(),
     }
-    assert word in verdicts(bench, **found)["dense / SDPA, all n"]
+    assert word in verdicts(bench, **found)["dense through Regard / SDPA, all n"]
 
 
 def test_peers_are_judged_by_the_best_of_each(bench):
     """Fails if a slow peer stands for a fast one of the same recipe, or one that is ahead of us is not named."""
     rows = [
-        row("a", 4096, of="local", ahead=9.0),
-        row("b", 4096, of="local", ahead=3.0),
-        row("c", 4096, of="fnet", ahead=2.5),
+        row("a", 4096, reference="local", lead=9.0),
+        row("b", 4096, reference="local", lead=3.0),
+        row("c", 4096, reference="fnet", lead=2.5),
     ]
     empty = {
         name.replace("-", "_"): result() for name in bench.aims.PEERS if name != "peers-training"
     }
-    what = "every mechanism against its best running peer"
+    what = "every recipe against its fastest peer"
     assert (
         "median 2.75" in (line := verdicts(bench, **empty, peers_training=result(*rows))[what])
         and "| met |" in line
     )
-    assert (
-        "attention alone 2.75 × (2)" in line
-        and "whole layers" not in line
-        and "least 2.5 ×" in line
-    )
-    rows.append(row("d", 4096, of="fnet", ahead=0.8))
+    assert "kernels 2.75 × (2)" in line and "whole layers" not in line and "least 2.5 ×" in line
+    rows.append(row("d", 4096, reference="fnet", lead=0.8))
     line = verdicts(bench, **empty, peers_training=result(*rows))[what]
     assert "**missed**" in line and "fnet training 4,096: 0.8" in line
 
@@ -183,7 +194,7 @@ def test_peers_are_judged_by_the_best_of_each(bench):
 def test_decoding_and_a_million(bench):
     """Fails if a step that grows is called constant, if one level is enough, or if 24 GiB are not the limit."""
     steps = [
-        row(name, n, level=level, way="decode", faster=n / 1000, seconds=s)
+        row(name, n, scope=level, mode="decode", speedup=n / 1000, seconds=s)
         for name in (WINDOW, LINEAR)
         for level in ("kernel", "layer")
         for n, s in ((512, 1.0), (65536, 1.05))
@@ -191,22 +202,24 @@ def test_decoding_and_a_million(bench):
     found = verdicts(
         bench,
         decode=result(*steps),
-        million=result(row(WINDOW, 10**6), row(LINEAR, 10**6, memory=25 << 30)),
+        million=result(row(WINDOW, 10**6), row(LINEAR, 10**6, peak_bytes=25 << 30)),
     )
-    assert "| met |" in found["decode step, window or linear, at 65,536"]
-    assert "| met |" in found["the same, over the step at 512, whole layer"]
+    assert "| met |" in found["decoding step, window or linear, at 65,536"]
+    assert "| met |" in found["the same, relative to the step at 512, whole layer"]
     assert "**missed**" in found["1,000,000 tokens, forward + backward, causal, 4 heads × 32"]
     steps[-1]["seconds"] = 2.0
     assert (
         "**missed**"
-        in verdicts(bench, decode=result(*steps))["the same, over the step at 512, whole layer"]
+        in verdicts(bench, decode=result(*steps))[
+            "the same, relative to the step at 512, whole layer"
+        ]
     )
 
 
 def test_a_busy_machine_shows(bench):
     """Fails if a number of a busy machine stands in a table without a word."""
-    found = {"window-one-head": result(row(WINDOW, 4096, faster=12.0), flags=["others take 50%"])}
-    text = bench.tables(found)
+    found = {"window-one-head": result(row(WINDOW, 4096, speedup=12.0), flags=["others take 50%"])}
+    text = bench.format_tables(found)
     assert "12 × at 4,096 (flagged)" in text and "**Flagged: others take 50%.**" in text
 
 
@@ -219,9 +232,9 @@ def test_every_call_is_understood(bench, small, monkeypatch):
         plans.append(plan)
         raise ValueError("enough")
 
-    monkeypatch.setattr("regard.cli.benching.start_bench", begin)
+    monkeypatch.setattr("regard.bench.schedule.start_bench", begin)
     for name, call in bench.CALLS.items():
-        found = CliRunner().invoke(app, ["bench", *(bench.shrunk(call) if small else call).split()])
+        found = CliRunner().invoke(app, ["bench", *(bench.shrink(call) if small else call).split()])
         assert "enough" in found.stderr, (name, found.stderr)
     assert len(plans) == len(bench.CALLS) and all(plan.budget <= 180 for plan in plans)
     assert {need for aim in bench.aims.AIMS for need in aim.needs} <= bench.CALLS.keys()

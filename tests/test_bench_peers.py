@@ -1,4 +1,4 @@
-"""The adapters of other people's packages: they run with the right shape, and do the work that they are measured for."""
+"""Adapters of peer packages: they run with the right shapes and do the work they are timed for."""
 
 from dataclasses import replace
 
@@ -24,12 +24,12 @@ LENGTH = {"transformers BigBird": 1024, "transformers Longformer": 512}  # that 
 COMPILED = [name for name in PEERS if name.startswith("FlexAttention")]
 
 
-def built(name, way="forward", causal=False, length=None):
-    """The run of a peer at a length that it takes; skips where it is not installed."""
+def build_peer(name, mode="forward", causal=False, length=None):
+    """Return the call of a peer at a length it supports; skip if it is not installed."""
     found = PEERS[name]
     pytest.importorskip(found.module)
     cell = BenchCell(
-        found.level, way, length or LENGTH.get(name, 256), heads=2, width=8, causal=causal
+        found.scope, mode, length or LENGTH.get(name, 256), heads=2, head_dim=8, causal=causal
     )
     return PeerContender(name).build(cell), cell
 
@@ -38,7 +38,7 @@ def built(name, way="forward", causal=False, length=None):
 def test_runs(name):
     """Fails if a peer gives another shape than ours, something that is not finite, or no gradients although it says so."""
     torch.manual_seed(0)
-    theirs, cell = built(name, "training")
+    theirs, cell = build_peer(name, "training")
     mine = next(
         group[0] for group in peer_groups([PEERS[name].recipe]) if PeerContender(name) in group
     )
@@ -49,18 +49,19 @@ def test_runs(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in PEERS if name not in COMPILED and "causal" not in PEERS[name].cannot]
+    "name",
+    [name for name in PEERS if name not in COMPILED and "causal" not in PEERS[name].limitations],
 )
 def test_runs_causal(name):
     """Fails if a peer is said to have a causal form and has none."""
-    theirs, _ = built(name, causal=True)
+    theirs, _ = build_peer(name, causal=True)
     with torch.no_grad():
         assert theirs.call().isfinite().all()
 
 
 def test_flex_is_our_pattern():
     """Fails if FlexAttention, here not compiled, is given another pattern than ours."""
-    cell = BenchCell("kernel", "forward", 300, heads=2, width=8)
+    cell = BenchCell("kernel", "forward", 300, heads=2, head_dim=8)
     mixer = build_mixer(parse_spec("local:window=128"), cell)
     q, k, v = torch.randn(3, 1, 2, 300, 8).unbind(0)
     want = mixer.inner(q, k, v)[0]
@@ -74,7 +75,7 @@ def test_flex_is_our_pattern():
 def test_local_attention_is_ours_with_its_weights(causal, length, same):
     """Fails if the windows that are measured beside each other are not the same, or no longer differ where a note says so."""
     torch.manual_seed(0)
-    theirs, cell = built("local-attention LocalMHA", length=length, causal=causal)
+    theirs, cell = build_peer("local-attention LocalMHA", length=length, causal=causal)
     ours = MatchedContender("local", "local-attention LocalMHA").build(cell)
     layer, mixer = (run.call.__closure__[0].cell_contents for run in (theirs, ours))
     with torch.no_grad():
@@ -90,10 +91,10 @@ def test_local_attention_is_ours_with_its_weights(causal, length, same):
 @pytest.mark.parametrize("causal", [False, True])
 def test_fast_transformers_is_our_linear_attention(causal):
     """Fails if the linear attention that is the bar for ours computes something else."""
-    theirs, cell = built("pytorch-fast-transformers linear, kernel", "training", causal)
+    theirs, cell = build_peer("pytorch-fast-transformers linear, kernel", "training", causal)
     q, k, v = theirs.leaves
     want = theirs.call().transpose(1, 2)
-    mixer = MatchedContender("linear", "pytorch-fast-transformers linear, kernel").ours(cell)
+    mixer = MatchedContender("linear", "pytorch-fast-transformers linear, kernel").recipe(cell)
     inner = build_mixer(mixer.part, cell).inner
     got = inner(*(t.transpose(1, 2) for t in (q, k, v)), causal=causal)[0]
     torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
@@ -101,7 +102,7 @@ def test_fast_transformers_is_our_linear_attention(causal):
 
 def test_fnet_is_ours():
     """Fails if the transforms differ."""
-    theirs, cell = built("transformers FNet")
+    theirs, cell = build_peer("transformers FNet")
     ours = MatchedContender("fnet", "transformers FNet").build(cell)
     layer, mixer = theirs.call.__closure__[0].cell_contents, ours.call.__closure__[0].cell_contents
     x = torch.randn(1, 256, cell.dim)
@@ -121,7 +122,7 @@ def test_what_a_peer_cannot_do_is_said():
         (
             "FlexAttention window",
             BenchCell("layer", "forward", 256),
-            "measured at the level kernel",
+            "measured with --scope kernel",
         ),
         ("local-attention LocalMHA", BenchCell("layer", "decode", 256), "no state"),
         ("transformers BigBird", BenchCell("layer", "forward", 100), "multiples of 64"),
@@ -143,9 +144,9 @@ def test_a_missing_package_says_how_to_get_it(monkeypatch):
 def test_groups():
     """Fails if ours does not stand first, or a recipe's peers of two levels share a group."""
     found = peer_groups()
-    assert len(found) == len({(each[0].label, each[1].levels) for each in found})
+    assert len(found) == len({(each[0].label, each[1].scopes) for each in found})
     assert all(
-        not group[0].foreign and all(other.foreign for other in group[1:]) for group in found
+        not group[0].is_peer and all(other.is_peer for other in group[1:]) for group in found
     )
     assert {other.label for group in found for other in group[1:]} == set(PEERS)
     assert [group[0].label for group in peer_groups(["local"])] == ["local", "local"]
@@ -159,21 +160,23 @@ def test_sizes_follow_the_length():
     for n in (1024, 4096):
         cell = BenchCell("layer", "forward", n)
         assert (
-            MatchedContender("reformer", "reformer-pytorch").ours(cell).label
+            MatchedContender("reformer", "reformer-pytorch").recipe(cell).label
             == f"reformer:buckets={n // 64}:chunk=64:rounds=4"
         )
         assert (
-            MatchedContender("routing", "routing-transformer").ours(cell).label
+            MatchedContender("routing", "routing-transformer").recipe(cell).label
             == f"routing:clusters={n // 128}"
         )
     assert isinstance(
-        MatchedContender("local", "local-attention LocalMHA").ours(cell), RecipeContender
+        MatchedContender("local", "local-attention LocalMHA").recipe(cell), RecipeContender
     )
 
 
 def test_product_keys_is_a_layer():
     """Fails if the one that is no mixer cannot be timed."""
     assert (
-        prepare_call(ProductKeysContender(), BenchCell("layer", "forward", 8, heads=1, width=8))()
+        prepare_call(
+            ProductKeysContender(), BenchCell("layer", "forward", 8, heads=1, head_dim=8)
+        )()
         is not None
     )

@@ -100,7 +100,7 @@ def test_memory_of_a_process_grows_with_the_length(name):
     ours = RecipeContender(parse_spec(name.split()[0]))
     held = []
     for n in sizes:
-        cell = BenchCell("kernel", "training", n, heads=HEADS, width=WIDTH, causal=causal)
+        cell = BenchCell("kernel", "training", n, heads=HEADS, head_dim=WIDTH, causal=causal)
         held.append(probe(ours, cell, threads=1, limit=4 << 30, seconds=120).bytes)
     assert (
         held[0] >= 7 * 4 * HEADS * sizes[0] * WIDTH

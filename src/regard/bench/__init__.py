@@ -1,4 +1,4 @@
-"""Speed and memory on this machine, always beside dense SDPA in the same run: what `regard bench` does."""
+"""Speed and memory on this machine, always measured together with dense SDPA: `regard bench`."""
 
 from regard.bench.cell import BenchCell, Contender
 from regard.bench.contenders import DenseContender, RecipeContender
@@ -7,14 +7,14 @@ from regard.bench.schedule import run_bench, start_bench
 from regard.bench.stats import Ratio
 
 __all__ = [
-    "BenchResult",
     "BenchCell",
+    "BenchPlan",
+    "BenchResult",
+    "BenchRow",
     "Contender",
     "DenseContender",
-    "RecipeContender",
-    "BenchPlan",
     "Ratio",
-    "BenchRow",
-    "start_bench",
+    "RecipeContender",
     "run_bench",
+    "start_bench",
 ]

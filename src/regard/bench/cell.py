@@ -1,4 +1,4 @@
-"""What is measured: a call of given sizes, and what a contender has to say for it."""
+"""What is measured: a call of given sizes, and the contenders that provide it."""
 
 from __future__ import annotations
 
@@ -12,55 +12,60 @@ from torch import Tensor, nn
 
 SCOPES = {
     "kernel": "the attention alone, on given queries, keys and values",
-    "layer": "the whole mixer, with its projections",
+    "layer": "the whole mixer with its projections",
 }
 MODES = {
     "forward": "without gradients",
     "training": "forward and backward",
-    "decode": "one token after `length` others, from the state that they left",
+    "decode": "one token after `length` others, from their cached state",
 }
 DENSE = "dense SDPA"
 
 
 @dataclass(frozen=True)
 class BenchCell:
-    """The sizes of a call, float32.  A decoded token stands behind `length` others."""
+    """The sizes of a call in float32. In mode "decode" one token follows `length` others."""
 
-    level: str
-    way: str
+    scope: str
+    mode: str
     length: int
     batch: int = 1
     heads: int = 8
-    width: int = 64
+    head_dim: int = 64
     causal: bool = False
 
     @property
     def dim(self) -> int:
-        """The width of a token."""
-        return self.heads * self.width
+        """Model width."""
+        return self.heads * self.head_dim
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of queries, keys and values: (b h n e)."""
-        return self.batch, self.heads, self.length, self.width
+        """Shape of queries, keys and values: (b, h, n, e)."""
+        return self.batch, self.heads, self.length, self.head_dim
 
     @property
-    def past(self) -> bool:
-        """Whether no token sees later ones; a stream has none."""
-        return self.causal or self.way == "decode"
+    def is_causal(self) -> bool:
+        """Whether tokens see no later ones. When decoding there are none."""
+        return self.causal or self.mode == "decode"
 
 
 class BenchCall(NamedTuple):
-    """A call, and the tensors that get gradients from it."""
+    """A call and the tensors that receive gradients from it."""
 
     call: Callable[[], Tensor]
     leaves: Sequence[Tensor] = ()
 
 
 class CallEstimate(NamedTuple):
-    """What a call needs by formula: FLOPs of products, exponentials, bytes, and the share of pairs that are seen, if any are.
+    """Theoretical cost of a call.
 
-    Bytes are parameters and what autograd keeps, and for training the gradients too; without gradients less may do.
+    Attributes:
+        flops: FLOPs of matrix products.
+        exps: Number of exponentials.
+        bytes: Parameters, tensors saved by autograd and, in training, gradients. Without gradients
+            less may be enough.
+        density: Fraction of query-key pairs that are visible; None without a pattern.
     """
 
     flops: float
@@ -70,54 +75,63 @@ class CallEstimate(NamedTuple):
 
 
 class Contender(ABC):
-    """Something that can run in a cell.  It is a value: another process builds the same from it."""
+    """Something that can be measured in a cell. It is a value: another process can build the same.
+
+    Attributes:
+        label: Its name in tables.
+        is_peer: Whether it is code of another package.
+        scopes: Scopes in which it can be measured.
+        module: Module that it imports besides Regard.
+        compiles: Whether its first call compiles code and is not representative.
+        reference: For a peer: label of the recipe it is compared with [the first of its group].
+    """
 
     label: str
-    foreign: bool = False  # somebody else's code
-    levels: Sequence[str] = tuple(SCOPES)  # that it has a place at
-    module: str | None = None  # what it imports beside Regard
-    compiles: bool = False  # its first call makes code, and says nothing of the others
-    of: str = ""  # somebody else's code: the label of ours that it is held against, the first of the group unless said
+    is_peer: bool = False
+    scopes: Sequence[str] = tuple(SCOPES)
+    module: str | None = None
+    compiles: bool = False
+    reference: str = ""
 
     @abstractmethod
     def build(self, cell: BenchCell) -> BenchCall:
-        """What to run.  ValueError or Unsupported: it cannot, and why."""
+        """Return the call; ValueError or Unsupported if there is none, with the reason."""
 
-    def needs(self, cell: BenchCell) -> CallEstimate | None:
-        """By formula; None: there is none."""
+    def estimate(self, cell: BenchCell) -> CallEstimate | None:
+        """Return the theoretical cost, or None if it is unknown."""
         return None
 
 
 def prepare_call(contender: Contender, cell: BenchCell) -> Callable[[], object]:
-    """The call to be timed, on inputs that are always the same."""
+    """Return the call to be timed, always on the same inputs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         run = contender.build(cell)
-    if cell.way != "training":
+    if cell.mode != "training":
         return torch.no_grad()(run.call)
     with torch.no_grad():
-        back = torch.ones(run.call().shape)
+        gradient = torch.ones(run.call().shape)
 
     def step() -> None:
         for leaf in run.leaves:
             leaf.grad = None
-        run.call().backward(back)
+        run.call().backward(gradient)
 
     return step
 
 
-def tokens(cell: BenchCell, count: int | None = None) -> Tensor:
-    """x (b n d), normal numbers."""
+def random_tokens(cell: BenchCell, count: int | None = None) -> Tensor:
+    """Return normal x (b, n, d) with n = count or the cell's length."""
     n = cell.length if count is None else count
-    return torch.randn(cell.batch, n, cell.dim, requires_grad=cell.way == "training")
+    return torch.randn(cell.batch, n, cell.dim, requires_grad=cell.mode == "training")
 
 
 def layer_call(
     module: nn.Module, cell: BenchCell, call: Callable[[Tensor], Tensor] | None = None
 ) -> BenchCall:
-    """A whole layer, on tokens; `call` unwraps what it gives, where it is no tensor."""
-    module.train(cell.way == "training")
-    x, apply = tokens(cell), module if call is None else call
+    """Return the call of a layer on tokens; `call` unwraps outputs that are not a tensor."""
+    module.train(cell.mode == "training")
+    x, apply = random_tokens(cell), module if call is None else call
     return BenchCall(lambda: apply(x), [x, *module.parameters()])
 
 
@@ -125,8 +139,8 @@ def heads_call(
     call: Callable[..., Tensor],
     cell: BenchCell,
     *shapes: Sequence[int],
-    more: Sequence[Tensor] = (),
+    parameters: Sequence[Tensor] = (),
 ) -> BenchCall:
-    """An attention, on normal numbers of these shapes; `more` are parameters that get gradients too."""
-    given = [torch.randn(*shape, requires_grad=cell.way == "training") for shape in shapes]
-    return BenchCall(lambda: call(*given), [*given, *more])
+    """Return the call of an attention on normal inputs of these shapes."""
+    inputs = [torch.randn(*shape, requires_grad=cell.mode == "training") for shape in shapes]
+    return BenchCall(lambda: call(*inputs), [*inputs, *parameters])

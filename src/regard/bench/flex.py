@@ -1,4 +1,4 @@
-"""Compiled FlexAttention over our patterns: what PyTorch itself offers for them."""
+"""Compiled FlexAttention over the patterns of Regard: PyTorch's own kernel for them."""
 
 from __future__ import annotations
 
@@ -18,75 +18,65 @@ from regard.mixer import MultiHead
 from regard.models import ModuleSpec
 from regard.show.build import pattern_of
 
-CODES = 256  # that the compiler may make: one for each pattern, length and number of threads
+RECOMPILE_LIMIT = 256  # one compilation for each pattern, length and number of threads
+FLEX_MODULE = "torch.nn.attention.flex_attention"
+NO_BACKWARD = "FlexAttention has no backward pass on the CPU"
 
 
 @dataclass(frozen=True)
 class FlexContender(Contender):
-    """`torch.compile`d `flex_attention`, with the pattern of a recipe as its block mask; forward only, as ever on a CPU.
+    """Compiled `flex_attention` with the pattern of a recipe as its block mask.
 
-    The mask is made, and the code compiled, before anything is timed.
+    It has no backward pass on a CPU. Mask and code are made before anything is timed.
     """
 
-    part: ModuleSpec
-    foreign: bool = True
-    module: str = "torch.nn.attention.flex_attention"
+    spec: ModuleSpec
+    is_peer: bool = True
+    module: str = FLEX_MODULE
     compiles: bool = True
 
     @property
-    def of(self) -> str:  # type: ignore[override]
-        """Ours over the same pattern."""
-        return RecipeContender(self.part).label
+    def reference(self) -> str:  # type: ignore[override]
+        """The recipe with the same pattern."""
+        return RecipeContender(self.spec).label
 
     @property
     def label(self) -> str:  # type: ignore[override]
         """FlexAttention local:window=64."""
-        return f"FlexAttention {self.of}"
+        return f"FlexAttention {self.reference}"
 
     def build(self, cell: BenchCell) -> BenchCall:
-        """See `Contender`."""
-        if cell.level != "kernel":
-            raise Unsupported(
-                "it is an attention on given queries, keys and values: see the level kernel"
-            )
-        if cell.way == "training":
-            raise Unsupported("FlexAttention has no backward pass on the CPU")
-        if cell.way == "decode":
-            raise Unsupported(
-                "its block mask is made for whole blocks of 128 queries, and not for one token"
-            )
-        mixer = build_mixer(self.part, cell)
+        if cell.scope != "kernel":
+            raise Unsupported("FlexAttention has no projections: use --scope kernel")
+        if cell.mode == "training":
+            raise Unsupported(NO_BACKWARD)
+        if cell.mode == "decode":
+            raise Unsupported("the block mask of FlexAttention needs blocks of 128 queries, not 1")
+        mixer = build_mixer(self.spec, cell)
         pattern = pattern_of(mixer)
         inner = mixer.inner if isinstance(mixer, MultiHead) else None
         if pattern is None or not isinstance(inner, SoftmaxAttention) or inner.prior is not None:
-            raise Unsupported(
-                f"a block mask says who looks at whom, and {self.of} is more, or other, than that"
-            )
+            raise Unsupported(f"a block mask cannot express {self.reference}")
         assert isinstance(mixer, MultiHead)
         blocks = block_mask(pattern.resolve_global_mask(False, False), cell.length, cell.length)
         shape = (cell.batch, mixer.heads, cell.length, cell.dim // mixer.heads)
-        flex = _compiled()
-        return heads_call(
-            lambda q, k, v: flex(q, k, v, block_mask=blocks), cell, shape, shape, shape
-        )
+        flex = compiled_flex_attention()
+        return heads_call(lambda q, k, v: flex(q, k, v, block_mask=blocks), cell, *[shape] * 3)
 
-    def needs(self, cell: BenchCell) -> CallEstimate | None:
-        """See `Contender`: those of ours, for the pattern is the same."""
-        return (
-            RecipeContender(self.part).needs(cell)
-            if (cell.level, cell.way) == ("kernel", "forward")
-            else None
-        )
+    def estimate(self, cell: BenchCell) -> CallEstimate | None:
+        if (cell.scope, cell.mode) != ("kernel", "forward"):
+            return None
+        return RecipeContender(self.spec).estimate(cell)
 
 
 @lru_cache(1)
-def _compiled() -> Callable[..., Tensor]:
+def compiled_flex_attention() -> Callable[..., Tensor]:
+    """Return `flex_attention` compiled for static shapes."""
     from torch._inductor import config
     from torch.nn.attention.flex_attention import flex_attention
 
-    config.compile_threads = 1  # no processes beside this one, which would outlive a probe
-    torch._dynamo.config.recompile_limit = (
-        CODES  # beyond it FlexAttention would run uncompiled, and say nothing
-    )
-    made: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-    return made
+    config.compile_threads = 1  # worker processes would outlive a probe
+    # beyond the default limit FlexAttention silently runs uncompiled
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    return compiled

@@ -1,4 +1,4 @@
-"""Rows in words, the same in the terminal and on the page."""
+"""A benchmark in words, the same for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -9,111 +9,132 @@ from regard.bench.machine import PeakThroughput
 from regard.bench.plan import BenchResult, BenchRow
 from regard.bench.stats import Ratio
 
-HEADINGS = ("tokens", "name", "ms", "× dense", "", "seen", "of model", "MB", "formula")
-BESIDE = "ours ahead"
+HEADER = (
+    "tokens",
+    "name",
+    "ms",
+    "speedup",
+    "",
+    "density",
+    "of peak",
+    "peak MB",
+    "theory MB",
+)
+LEAD_HEADER = "lead of ours"
 
 
-def first_lines(found: BenchResult) -> list[str]:
-    """What the machine can do, and whether it was quiet."""
-    plan = found.plan
-    sizes = f"{plan.batch} x {plan.heads} heads x {plan.width}, float32{', causal' if plan.causal else ''}"
-    sizes += "" if plan.clock == "wall" else f", seconds of the {plan.clock}"
-    told = (("flagged before", found.loads[:1]), ("flagged after", found.loads[1:]))
-    flags = [
-        f"{when}: {'; '.join(load.flags())}"
-        for when, loads in told
-        for load in loads
-        if load.flags()
-    ]
-    return [*map(peak_line, found.peaks), sizes, *flags]
+def summary_lines(bench: BenchResult) -> list[str]:
+    """Return the peaks of the machine, the sizes of the calls, and flags of a busy machine."""
+    plan = bench.plan
+    sizes = f"batch {plan.batch}, {plan.heads} heads of {plan.head_dim}, float32"
+    sizes += ", causal" if plan.causal else ""
+    sizes += ", CPU seconds" if plan.clock == "cpu" else ""
+    flags = []
+    for i, load in enumerate(bench.loads):
+        if load.flags():
+            flags.append(f"flagged {'after' if i else 'before'}: {'; '.join(load.flags())}")
+    return [*map(format_peaks, bench.peaks), sizes, *flags]
 
 
-def peak_line(top: PeakThroughput) -> str:
-    """The two numbers that the model is made of."""
-    return f"{many(top.threads, 'thread')}: products {top.gemm / 1e9:.0f} GFLOP/s, exponentials {top.exp / 1e9:.2f} G/s"
+def format_peaks(peaks: PeakThroughput) -> str:
+    """Return the peaks that theoretical times are computed from."""
+    gemm, exp = peaks.gemm / 1e9, peaks.exp / 1e9
+    threads = pluralize(peaks.threads, "thread")
+    return f"{threads}: matrix products {gemm:.0f} GFLOP/s, exponentials {exp:.2f} G/s"
 
 
-def tables(rows: Sequence[BenchRow]) -> list[tuple[tuple[str, str, int], list[BenchRow]]]:
-    """Rows that stand in one table, the shortest first."""
-    keys = list(dict.fromkeys((row.cell.way, row.cell.level, row.threads) for row in rows))
-    return [
-        (key, [row for row in rows if (row.cell.way, row.cell.level, row.threads) == key])
-        for key in keys
-    ]
+TableKey = tuple[str, str, int]  # mode, scope, threads
 
 
-def cells(row: BenchRow, beside: bool) -> list[str]:
-    """A row as text."""
-    faster, interval = _ratio(row.faster)
-    found = [
+def group_rows(rows: Sequence[BenchRow]) -> list[tuple[TableKey, list[BenchRow]]]:
+    """Return the rows of each table."""
+    tables: dict[TableKey, list[BenchRow]] = {}
+    for row in rows:
+        tables.setdefault((row.cell.mode, row.cell.scope, row.threads), []).append(row)
+    return list(tables.items())
+
+
+def table_title(key: TableKey) -> str:
+    """Return the title of a table."""
+    mode, scope, threads = key
+    return f"{mode}, {scope}, {pluralize(threads, 'thread')}"
+
+
+def format_row(row: BenchRow, with_lead: bool) -> list[str]:
+    """Return the cells of a table row; cells without a value are empty."""
+    speedup, interval = format_ratio(row.speedup)
+    cells = [
         f"{row.cell.length:,}",
         row.name,
-        _three(1e3 * (row.seconds or 0)),
-        faster,
+        three_digits(1e3 * (row.seconds or 0)),
+        speedup,
         interval,
         "" if row.density is None else f"{row.density:.1%}",
-        "" if row.reached is None else f"{row.reached:.0%}",
-        "" if row.memory is None else _three(row.memory / 1e6),
-        "" if row.formula is None else _three(row.formula / 1e6),
+        "" if row.utilization is None else f"{row.utilization:.0%}",
+        "" if row.peak_bytes is None else three_digits(row.peak_bytes / 1e6),
+        "" if row.estimated_bytes is None else three_digits(row.estimated_bytes / 1e6),
     ]
-    return found + ([" ".join(_ratio(row.ahead))] if beside else [])
+    return [*cells, " ".join(format_ratio(row.lead))] if with_lead else cells
 
 
-def reasons(rows: Iterable[BenchRow]) -> list[tuple[str, str]]:
-    """Why some were not measured; those with the same reason at the same lengths together."""
-    lengths: dict[tuple[str, str], list[int]] = {}
+def missing_reasons(rows: Iterable[BenchRow]) -> list[tuple[str, str]]:
+    """Return (names and lengths, reason) of what was not measured, equal reasons together."""
+    lengths: dict[tuple[str, str], dict[int, None]] = {}
     for row in rows:
-        if row.why is not None and row.cell.length not in (
-            known := lengths.setdefault((row.why, row.name), [])
-        ):
-            known.append(row.cell.length)
+        if row.reason is not None:
+            lengths.setdefault((row.reason, row.name), {})[row.cell.length] = None
     names: dict[tuple[str, str], list[str]] = {}
-    for (why, name), found in lengths.items():
-        names.setdefault((why, ", ".join(f"{n:,}" for n in found)), []).append(name)
-    return [(f"{', '.join(each)} at {where}", why) for (why, where), each in names.items()]
+    for (reason, name), measured in lengths.items():
+        names.setdefault((reason, ", ".join(f"{n:,}" for n in measured)), []).append(name)
+    return [(f"{', '.join(group)} at {where}", reason) for (reason, where), group in names.items()]
 
 
-def crossing(found: BenchResult) -> list[str]:
-    """From which length on each is never slower than dense SDPA, where several were measured: a line each, all threads."""
+def crossover_lines(bench: BenchResult) -> list[str]:
+    """Return from which length on each contender is never slower than dense SDPA."""
     lines: dict[str, list[str]] = {}
-    for each in found.crossovers():
+    for each in bench.crossovers():
         if each["several"]:
-            told = "never" if each["faster_from"] is None else f"from {each['faster_from']:,} on"
-            key = f"{each['name']}, {each['way']}, {each['level']}, up to {each['up_to']:,} tokens"
-            lines.setdefault(key, []).append(f"{told} with {many(each['threads'], 'thread')}")
-    return [
-        f"at least as fast as {DENSE}: {', '.join(told)}  ({key})" for key, told in lines.items()
-    ]
+            start = each["faster_from"]
+            text = "never" if start is None else f"from {start:,}"
+            key = (
+                f"{each['name']}, {each['mode']}, {each['scope']}, "
+                f"measured up to {each['max_length']:,} tokens"
+            )
+            threads = pluralize(each["threads"], "thread")
+            lines.setdefault(key, []).append(f"{text} with {threads}")
+    return [f"at least as fast as {DENSE} {', '.join(text)} ({key})" for key, text in lines.items()]
 
 
-def notes(found: BenchResult) -> list[str]:
-    """What the peers that were measured cannot do."""
-    names = {row.name for row in found.rows if row.of}
+def peer_notes(bench: BenchResult) -> list[str]:
+    """Return what the peers that were measured do not support."""
+    names = {row.name for row in bench.rows if row.reference}
     if not names:
         return []
     from regard.bench.peers import PEERS
 
-    known = ((name, PEERS[name].cannot) for name in sorted(names) if name in PEERS)
-    return [
-        f"{name}: {'; '.join(f'{word}: {why}' for word, why in cannot.items())}"
-        for name, cannot in known
-        if cannot
-    ]
+    notes = []
+    for name in sorted(names & PEERS.keys()):
+        limits = [f"{what}: {reason}" for what, reason in PEERS[name].limitations.items()]
+        if limits:
+            notes.append(f"{name}: {'; '.join(limits)}")
+    return notes
 
 
-def _ratio(ratio: Ratio | None) -> tuple[str, str]:
+def format_ratio(ratio: Ratio | None) -> tuple[str, str]:
+    """Return a ratio and its interval: "2.5" and "[2.4, 2.6]"."""
+    if ratio is None:
+        return "", ""
     return (
-        ("", "")
-        if ratio is None
-        else (_three(ratio.median), f"[{_three(ratio.low)}, {_three(ratio.high)}]")
+        three_digits(ratio.median),
+        f"[{three_digits(ratio.low)}, {three_digits(ratio.high)}]",
     )
 
 
-def _three(value: float) -> str:
-    """Three figures."""
+def three_digits(value: float) -> str:
+    """Format a number with three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def many(count: int, what: str) -> str:
-    """1 thread, 2 threads."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def pluralize(count: int, noun: str) -> str:
+    """Return "1 thread" or "2 threads"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""What this machine can do at most, at a number of threads, and whether it is quiet enough to be measured."""
+"""Peak throughput of this machine, and whether it is idle enough for measurements."""
 
 from __future__ import annotations
 
@@ -15,33 +15,29 @@ import torch
 from regard.bench.stats import relative_spread, time_interleaved
 from regard.environment import cores
 
-CUBES = (256, 512, 1024)
-ROWS = (
-    1 << 12,
-    1 << 16,
-    1 << 20,
-)  # numbers: one core's first cache, and enough for several threads
-MOST_OTHERS = 0.10  # of all cores, that other processes may take
-MOST_SPREAD = 0.30  # of the times of one product, again and again
-MOST_LOAD = 0.5  # of the cores, over the last minute: worth a word, since it may be over already
+GEMM_SIZES = (256, 512, 1024)
+EXP_SIZES = (1 << 12, 1 << 16, 1 << 20)  # from the first-level cache to enough for several threads
+MAX_OTHERS = 0.10  # fraction of all cores that other processes may use
+MAX_SPREAD = 0.30  # relative spread of the times of one matrix product
+MAX_LOAD = 0.5  # load average per core that is worth a flag; the load may be over already
 
 
 @dataclass(frozen=True)
 class PeakThroughput:
-    """At so many threads: FLOP/s of a matrix product, and exponentials a second."""
+    """FLOP/s of a matrix product and exponentials per second, at a number of threads."""
 
     threads: int
     gemm: float
     exp: float
 
     def seconds(self, flops: float, exps: float) -> float:
-        """What a call with so many FLOPs and exponentials takes at least: 4 n² d / G + n² / E for dense attention."""
+        """Return the least time of a call: 4 n² d / G + n² / E for dense attention."""
         return flops / self.gemm + exps / self.exp
 
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Inside, torch uses so many."""
+    """Set the number of threads of torch."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -53,34 +49,30 @@ def torch_threads(count: int) -> Iterator[None]:
 def measure_peaks(
     *, seconds: float = 0.15, clock: Callable[[], float] = time.perf_counter
 ) -> PeakThroughput:
-    """Measured, at the number of threads that torch has now."""
-    flops, exps = [], []
-    for size in CUBES:
+    """Measure the peaks at torch's current number of threads."""
+
+    def best(call: Callable[[], object], seconds: float) -> float:
+        return min(time_interleaved({"": call}, seconds, clock=clock)[""])
+
+    gemm = exp = 0.0
+    for size in GEMM_SIZES:
         x = torch.randn(size, size)
-        flops.append(
-            2
-            * size**3
-            / min(time_interleaved({"": partial(torch.mm, x, x)}, seconds, clock=clock)[""])
-        )
-    for size in ROWS:
+        gemm = max(gemm, 2 * size**3 / best(partial(torch.mm, x, x), seconds))
+    for size in EXP_SIZES:
         x, out = -torch.rand(size), torch.empty(size)
-        exps.append(
-            size
-            / min(
-                time_interleaved({"": partial(torch.exp, x, out=out)}, seconds / 3, clock=clock)[""]
-            )
-        )
-    return PeakThroughput(torch.get_num_threads(), max(flops), max(exps))
+        exp = max(exp, size / best(partial(torch.exp, x, out=out), seconds / 3))
+    return PeakThroughput(torch.get_num_threads(), gemm, exp)
 
 
-# ---------------------------------------------------------------------------------------------- is it quiet?
 @dataclass(frozen=True)
 class MachineLoad:
     """How busy the machine is.
 
-    average   processes that wanted to run in the last minute, None where that is not told
-    others    the share of all cores that other processes took while a product was repeated, None where that is not told
-    spread    of the times of that product
+    Attributes:
+        cores: Cores of this process.
+        average: Load average of the last minute; None where it is unknown.
+        others: Fraction of all cores used by other processes; None where it is unknown.
+        spread: Relative spread of the times of one matrix product.
     """
 
     cores: int
@@ -88,44 +80,42 @@ class MachineLoad:
     others: float | None
     spread: float
 
-    def against(self) -> list[str]:
-        """Reasons not to measure."""
-        found = []
-        if self.others is not None and self.others > MOST_OTHERS:
-            found.append(
-                f"other processes take {self.others:.0%} of the cores, and at most {MOST_OTHERS:.0%} are borne"
+    def problems(self) -> list[str]:
+        """Return the reasons not to measure."""
+        problems = []
+        if self.others is not None and self.others > MAX_OTHERS:
+            problems.append(
+                f"other processes use {self.others:.0%} of the cores (limit {MAX_OTHERS:.0%})"
             )
-        if self.spread > MOST_SPREAD:
-            found.append(
-                f"the same product takes times that differ by {self.spread:.0%}, and {MOST_SPREAD:.0%} are borne"
+        if self.spread > MAX_SPREAD:
+            problems.append(
+                f"times of the same product vary by {self.spread:.0%} (limit {MAX_SPREAD:.0%})"
             )
-        return found
+        return problems
 
     def flags(self) -> list[str]:
-        """What a reader should know: the reasons, and a load average that may be a thing of the past."""
-        busy = self.average is not None and self.average > MOST_LOAD * self.cores
-        return self.against() + (
-            [f"the load average of the last minute is {self.average:.1f}"] if busy else []
-        )
+        """Return the problems, and a high load average, which may be over already."""
+        if self.average is None or self.average <= MAX_LOAD * self.cores:
+            return self.problems()
+        return [*self.problems(), f"the load average of the last minute is {self.average:.1f}"]
 
 
 def measure_load(*, seconds: float = 0.5) -> MachineLoad:
-    """Look at the machine for so long."""
+    """Observe the machine for some time."""
     x = torch.randn(256, 256)
-    before, start = _busy(), time.perf_counter()
-    times = time_interleaved({"": partial(torch.mm, x, x)}, seconds, most=10**6)[""]
-    after, wall = _busy(), time.perf_counter() - start
+    before, start = _busy_seconds(), time.perf_counter()
+    times = time_interleaved({"": partial(torch.mm, x, x)}, seconds, max_rounds=10**6)[""]
+    after, wall = _busy_seconds(), time.perf_counter() - start
     others = None
     if before is not None and after is not None:
-        others = max(
-            0.0, (after[0] - before[0] - (after[1] - before[1])) / (wall * (os.cpu_count() or 1))
-        )
+        everyone, ours = after[0] - before[0], after[1] - before[1]
+        others = max(0.0, (everyone - ours) / (wall * (os.cpu_count() or 1)))
     average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return MachineLoad(cores(), average, others, relative_spread(times))
 
 
-def _busy() -> tuple[float, float] | None:
-    """Seconds that all cores were at work, for anybody, and those of this process; None where the system does not tell."""
+def _busy_seconds() -> tuple[float, float] | None:
+    """Return the CPU seconds of all processes and of this one; None without /proc."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
@@ -136,11 +126,9 @@ def _busy() -> tuple[float, float] | None:
 
 
 def available_memory() -> int:
-    """Memory that can be had without pushing others out; all there is, where the system does not tell."""
+    """Return the bytes of memory that are available; without /proc, all memory."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
-        )
+        return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
     except (OSError, StopIteration):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""The page of a measurement: tables and log-log plots in one file that opens offline."""
+"""The page of a benchmark: tables and log-log plots in one file that works offline."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 
 from regard.bench.cell import DENSE, MODES, SCOPES
 from regard.bench.formatting import (
-    BESIDE,
-    HEADINGS,
-    cells,
-    crossing,
-    first_lines,
-    many,
-    notes,
-    reasons,
-    tables,
+    HEADER,
+    LEAD_HEADER,
+    TableKey,
+    crossover_lines,
+    format_row,
+    group_rows,
+    missing_reasons,
+    peer_notes,
+    summary_lines,
+    table_title,
 )
 from regard.bench.plan import DONE, BenchResult, BenchRow
 from regard.environment import environment
@@ -23,130 +24,110 @@ from regard.report.bundle import MISSING, plots_available
 from regard.report.charts import Chart, scaling_chart
 from regard.report.markup import SafeHtml, join, tag
 from regard.report.page import document
-from regard.report.plots import plot_figure
+from regard.report.plots import plot_section
 from regard.report.sections import section
-from regard.report.styles import SeriesStyle, legend, series_styles
-
-SEVERAL = 2  # lengths from which a line can be drawn
-Value = Callable[[BenchRow], float | None]
-PLOTS: dict[str, Value] = {
-    "milliseconds": lambda row: None if row.seconds is None else 1e3 * row.seconds,
-    f"times faster than {DENSE}": lambda row: _faster(row),
-}
-MEMORY: Value = lambda row: None if row.seconds is None or not row.memory else row.memory / 1e6  # noqa: E731
+from regard.report.styles import series_styles
 
 
-def _faster(row: BenchRow) -> float | None:
-    if row.name == DENSE:
-        return None if row.seconds is None else 1.0
-    return None if row.faster is None else row.faster.median
-
-
-def write(found: BenchResult, path: Path) -> int:
-    """Write the page; its size in bytes."""
-    content = page(found).encode()
+def write_page(bench: BenchResult, path: Path) -> int:
+    """Write the page and return its size in bytes."""
+    content = render_page(bench).encode()
     path.write_bytes(content)
     return len(content)
 
 
-def page(found: BenchResult) -> str:
-    """The whole of it, as HTML."""
-    words = "; ".join(first_lines(found)) + (
-        "" if found.ended == DONE else f"; not all was measured: {found.ended}"
-    )
-    top = tag("header", tag("h1", "How fast it is here"), tag("p", words, class_="muted"))
-    parts = [
-        _plots(found),
-        *(_table(key, rows) for key, rows in tables(found.rows)),
-        _lines(found),
-        _where(),
+def render_page(bench: BenchResult) -> str:
+    """Return the page as HTML."""
+    lines = summary_lines(bench)
+    if bench.ended != DONE:
+        lines.append(f"incomplete: {bench.ended}")
+    header = tag("header", tag("h1", "Benchmark"), tag("p", "; ".join(lines), class_="muted"))
+    items = [tag("li", line) for line in (*crossover_lines(bench), *peer_notes(bench))]
+    none = tag("p", "Fewer than two lengths were measured together with dense attention.")
+    values = (join(tag("dt", k), tag("dd", str(v))) for k, v in environment().items())
+    sections = [
+        plots(bench),
+        *(table(key, rows) for key, rows in group_rows(bench.rows)),
+        section("crossovers", "Crossover lengths", tag("ul", *items) if items else none),
+        section("environment", "Environment", tag("dl", *values)),
     ]
-    return document("Benchmark of mixers", top, parts)
+    return document("Benchmark of mixers", header, sections)
 
 
-def _plots(found: BenchResult) -> SafeHtml:
+def _speedup(row: BenchRow) -> float | None:
+    if row.name == DENSE:
+        return None if row.seconds is None else 1.0
+    return None if row.speedup is None else row.speedup.median
+
+
+PLOTS: dict[str, Callable[[BenchRow], float | None]] = {
+    "milliseconds": lambda row: None if row.seconds is None else 1e3 * row.seconds,
+    f"speedup over {DENSE}": _speedup,
+    "peak memory in MB": lambda row: (
+        row.peak_bytes / 1e6 if row.seconds is not None and row.peak_bytes else None
+    ),
+}
+
+
+def plots(bench: BenchResult) -> SafeHtml:
+    """Return plots of time, speedup and memory by length, where there are two lengths or more."""
+    name, title = "plots", "Scaling with length"
     if not plots_available():
-        return section("plots", "Growth with the length", tag("p", MISSING, class_="missing"))
-    look = series_styles((row.name for row in found.rows if row.seconds is not None), DENSE)
-    figures = [_pair(key, rows, look) for key, rows in tables(found.rows)]
-    figures = [figure for figure in figures if figure]
-    if not figures:
-        return section(
-            "plots",
-            "Growth with the length",
-            tag("p", "No two lengths were measured: there is no line to draw."),
-        )
-    note = "Both axes are logarithmic. Memory is the peak of one call in a process of its own."
-    return section(
-        "plots", "Growth with the length", tag("p", note, class_="muted"), legend(look), *figures
-    )
-
-
-def _pair(
-    key: tuple[str, str, int], rows: Sequence[BenchRow], look: dict[str, SeriesStyle]
-) -> SafeHtml:
-    """Time, ratio and memory side by side, where there are two lengths of them."""
-    charts: list[Callable[[], Chart]] = []
-    for words, value in {**PLOTS, "peak memory in MB": MEMORY}.items():
-        points = list(
-            dict.fromkeys(
-                (row.name, row.cell.length, v) for row in rows if (v := value(row)) is not None
+        return section(name, title, tag("p", MISSING, class_="missing"))
+    styles = series_styles((row.name for row in bench.rows if row.seconds is not None), DENSE)
+    charts: dict[str, list[Chart]] = {}
+    for key, rows in group_rows(bench.rows):
+        for axis, value in PLOTS.items():
+            points = list(
+                dict.fromkeys(
+                    (row.name, row.cell.length, v) for row in rows if (v := value(row)) is not None
+                )
             )
+            if len({length for _, length, _ in points}) > 1:
+                chart = scaling_chart(points, axis, styles)
+                charts.setdefault(table_title(key), []).append(chart)
+    if not charts:
+        return section(name, title, tag("p", "Fewer than two lengths were measured."))
+    note = "Both axes are logarithmic. Memory is the peak of one call in its own process."
+    return plot_section(name, title, note, styles, charts)
+
+
+def table(key: TableKey, rows: Sequence[BenchRow]) -> SafeHtml:
+    """Return the table of one mode, scope and thread count."""
+    mode, scope, _ = key
+    with_lead = any(row.reference for row in rows)
+    header = [
+        tag(
+            "th",
+            name or tag("span", "interval", class_="hidden"),
+            scope="col",
+            class_="name" if name == "name" else "number",
         )
-        if len({length for _, length, _ in points}) >= SEVERAL:
-            charts.append(lambda points=points, words=words: scaling_chart(points, words, look))  # type: ignore[misc]
-    return (
-        join(tag("h3", _title(key)), tag("div", *(plot_figure(c()) for c in charts), class_="pair"))
-        if charts
-        else SafeHtml("")
+        for name in (*HEADER, *([LEAD_HEADER] if with_lead else []))
+    ]
+    body = []
+    for row in rows:
+        if row.seconds is not None:
+            length, name, *numbers = format_row(row, with_lead)
+            body.append(
+                tag(
+                    "tr",
+                    tag("td", length, class_="number"),
+                    tag("th", name, scope="row"),
+                    *(tag("td", number, class_="number") for number in numbers),
+                )
+            )
+    title = table_title(key)
+    whole = tag(
+        "table", tag("caption", title), tag("thead", tag("tr", *header)), tag("tbody", *body)
     )
-
-
-def _title(key: tuple[str, str, int]) -> str:
-    way, level, threads = key
-    return f"{way}, {level}, {many(threads, 'thread')}"
-
-
-def _table(key: tuple[str, str, int], rows: Sequence[BenchRow]) -> SafeHtml:
-    beside = any(row.of for row in rows)
-    names = (*HEADINGS, *((BESIDE,) if beside else ()))
-    head = tag("tr", *map(_heading, names))
-    body = [tag("tr", *_cells(row, beside)) for row in rows if row.seconds is not None]
-    whole = tag("table", tag("caption", _title(key)), tag("thead", head), tag("tbody", *body))
-    shown = (
+    reasons = [tag("li", f"{name}: {reason}") for name, reason in missing_reasons(rows)]
+    return section(
+        "-".join(map(str, key)),
+        title,
+        tag("p", f"{mode}: {MODES[mode]}. {scope}: {SCOPES[scope]}.", class_="muted"),
         tag("div", whole, class_="scroll", tabindex=0)
         if body
-        else tag("p", "Nothing was measured.")
+        else tag("p", "Nothing was measured."),
+        tag("ul", *reasons, class_="caveats") if reasons else "",
     )
-    missing = [tag("li", f"{name}: {why}") for name, why in reasons(rows)]
-    about = tag("p", f"{key[0]}: {MODES[key[0]]}. {key[1]}: {SCOPES[key[1]]}.", class_="muted")
-    name = "-".join(map(str, key))
-    listed = tag("ul", *missing, class_="doubts") if missing else ""
-    return section(name, _title(key), about, shown, listed)
-
-
-def _heading(name: str) -> SafeHtml:
-    words = name or tag("span", "interval", class_="hidden")
-    return tag("th", words, scope="col", class_="name" if name == "name" else "number")
-
-
-def _cells(row: BenchRow, beside: bool) -> list[SafeHtml]:
-    first, name, *rest = cells(row, beside)
-    return [
-        tag("td", first, class_="number"),
-        tag("th", name, scope="row"),
-        *(tag("td", c, class_="number") for c in rest),
-    ]
-
-
-def _lines(found: BenchResult) -> SafeHtml:
-    items = [tag("li", line) for line in (*crossing(found), *notes(found))]
-    none = "No two lengths were measured beside dense attention."
-    return section(
-        "crossovers", "From which length on", tag("ul", *items) if items else tag("p", none)
-    )
-
-
-def _where() -> SafeHtml:
-    pairs = (join(tag("dt", key), tag("dd", str(value))) for key, value in environment().items())
-    return section("environment", "Environment", tag("dl", *pairs))

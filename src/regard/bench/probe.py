@@ -1,6 +1,6 @@
-"""One call in a process of its own, under a limit: the memory that it takes at most, and about how long it takes.
+"""One call in its own process with a memory limit: its peak memory and approximate time.
 
-What goes wrong there, be it too little memory or a crash, is a reason in a row and not the end of the measurement.
+A crash or too little memory there is the reason in a row, not the end of the benchmark.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -22,11 +23,11 @@ import torch
 
 from regard.bench.cell import BenchCell, Contender, prepare_call
 
-SMALL = 256  # tokens of the call that loads what is loaded only once
-STARTS = 30.0  # seconds that a process may take before it begins
-COMPILES = 180.0  # and one that compiles its code first
+WARMUP_LENGTH = 256  # tokens of a first call that loads libraries
+START_SECONDS = 30.0  # time for a process to start
+COMPILE_SECONDS = 180.0  # and for one that compiles its code first
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
-EXCUSES = (
+CALL_ERRORS = (
     ValueError,
     TypeError,
     ImportError,
@@ -39,141 +40,132 @@ EXCUSES = (
 
 
 class ProbeResult(NamedTuple):
-    """Bytes that were taken at most, None where the system does not tell, and seconds of the first call."""
+    """Peak memory in bytes, None where it is unknown, and seconds of the call."""
 
     bytes: int | None
     seconds: float
 
 
 class ProbeRefused(Exception):
-    """It does not run, and why."""
+    """The call cannot be measured, and why."""
+
+
+class ProbeTimeout(ProbeRefused):
+    """The call takes too long."""
 
 
 def probe(
     contender: Contender, cell: BenchCell, *, threads: int, limit: int, seconds: float
 ) -> ProbeResult:
-    """Run it once, with at most `limit` bytes and for so many seconds; `ProbeRefused` where that is not enough, or it fails."""
-    mine, theirs = multiprocessing.Pipe(duplex=False)
+    """Run a call once with at most `limit` bytes and `seconds`; raise `ProbeRefused` if it fails."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
     child = _context().Process(
-        target=_child, args=(theirs, contender, cell, threads, limit), daemon=True
+        target=_run_call, args=(sender, contender, cell, threads, limit), daemon=True
     )
     child.start()
-    theirs.close()
+    sender.close()
     try:
-        if not mine.poll(seconds + (COMPILES if contender.compiles else STARTS)):
-            raise ProbeRefused(f"a call takes more than {seconds:.0f} s")
-        found = mine.recv()
+        if not receiver.poll(seconds + (COMPILE_SECONDS if contender.compiles else START_SECONDS)):
+            raise ProbeTimeout(f"a call takes more than {seconds:.0f} s")
+        answer = receiver.recv()
     except EOFError:
         child.join()
-        raise ProbeRefused(f"its process ended with {child.exitcode}") from None
+        raise ProbeRefused(f"its process ended with exit code {child.exitcode}") from None
     finally:
         child.kill()
         child.join()
-        mine.close()
-    if isinstance(found, str):
-        raise ProbeRefused(found)
-    return ProbeResult(*found)
+        receiver.close()
+    if isinstance(answer, str):
+        raise ProbeRefused(answer)
+    return ProbeResult(*answer)
 
 
-def warm(modules: Sequence[str] = ()) -> None:
-    """Import these modules, here and in the server that forks processes: it takes some seconds, once."""
+def preload(modules: Sequence[str] = ()) -> None:
+    """Import modules here and in the fork server, so that no probe waits for them."""
     for name in modules:
-        with contextlib.suppress(ImportError):  # then a row will say so
+        with contextlib.suppress(ImportError):  # the row of the peer will say so
             import_module(name)
     if FORKS:
         multiprocessing.set_forkserver_preload(["__main__", __name__, *modules])
-    child = _context().Process(target=_nothing, daemon=True)
+    child = _context().Process(target=_do_nothing, daemon=True)
     child.start()
     child.join()
 
 
-def _nothing() -> None:
-    """Not a lambda: another process looks it up by its name."""
+def _do_nothing() -> None:
+    """A named function: the other process looks it up."""
 
 
 def _context() -> ForkServerContext | SpawnContext:
-    """Processes that begin with everything imported, and without the threads of this one."""
-    return (
-        multiprocessing.get_context("forkserver") if FORKS else multiprocessing.get_context("spawn")
-    )
+    """Return a context whose processes have none of the threads of this one."""
+    if FORKS:
+        return multiprocessing.get_context("forkserver")
+    return multiprocessing.get_context("spawn")
 
 
-def _child(to: Connection, contender: Contender, cell: BenchCell, threads: int, limit: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
+def _run_call(
+    to: Connection, contender: Contender, cell: BenchCell, threads: int, limit: int
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and kills this process
     torch.set_num_threads(threads)
     try:
-        with contextlib.suppress(
-            *EXCUSES
-        ):  # it may not know so few tokens; then what it loads counts too
-            prepare_call(contender, _smaller(cell))()
-        _limit(limit)
-        _settle()
+        with contextlib.suppress(*CALL_ERRORS):  # it may not support so few tokens
+            small = replace(cell, length=min(WARMUP_LENGTH, cell.length))
+            prepare_call(contender, small)()
+        _limit_memory(limit)
+        _reset_peak()
         before = process_memory("VmRSS")
         call = prepare_call(contender, cell)
         if contender.compiles:
             call()
         begin = time.perf_counter()
         call()
-        took, peak = time.perf_counter() - begin, process_memory("VmHWM")
-        told = (
-            None if peak is None or before is None or contender.compiles else max(0, peak - before)
-        )
-        to.send((told, took))  # the compiler's own memory would drown that of what it made
-    except EXCUSES as error:
-        to.send(_reason(error, limit))
+        seconds, peak = time.perf_counter() - begin, process_memory("VmHWM")
+        # the memory of a compiler would hide that of the compiled code
+        known = peak is not None and before is not None and not contender.compiles
+        to.send((max(0, peak - before) if known else None, seconds))  # type: ignore[operator]
+    except CALL_ERRORS as error:
+        to.send(_error_text(error, limit))
     finally:
         to.close()
 
 
-def _settle() -> None:
-    """Give freed memory back, and forget the peak so far: else the call would take from what a smaller one has left."""
+def _reset_peak() -> None:
+    """Return freed memory to the system and reset the peak, so that the call cannot reuse it."""
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # other systems have neither
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _smaller(cell: BenchCell) -> BenchCell:
-    return BenchCell(
-        cell.level,
-        cell.way,
-        min(SMALL, cell.length),
-        cell.batch,
-        cell.heads,
-        cell.width,
-        cell.causal,
-    )
-
-
-def _reason(error: BaseException, limit: int) -> str:
+def _error_text(error: BaseException, limit: int) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if (
         isinstance(error, MemoryError)
         or "can't allocate memory" in text
         or "not enough memory" in text
     ):
-        return f"it needs more than the {limit / 1e9:,.1f} GB that may be taken"
-    return (
-        text
-        if isinstance(error, ValueError | TypeError | NotImplementedError)
-        else f"{type(error).__name__}: {text}"
-    )
+        return f"it needs more than the memory limit of {limit / 1e9:,.1f} GB"
+    if isinstance(error, ValueError | TypeError | NotImplementedError):
+        return text
+    return f"{type(error).__name__}: {text}"
 
 
-def _limit(more: int) -> None:
-    """This process may take so many bytes more, where the system can hold it to that."""
+def _limit_memory(extra: int) -> None:
+    """Limit this process to `extra` bytes more than it has, where the system supports it."""
     size = process_memory("VmSize")
     if size is None:
         return
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (size + more, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (size + extra, hard))
 
 
-def process_memory(what: str) -> int | None:
-    """Bytes of this process: VmRSS now, VmHWM at most so far, VmSize in addresses; None where the system does not tell."""
+def process_memory(field: str) -> int | None:
+    """Return bytes of this process: VmRSS now, VmHWM peak, VmSize virtual; None without /proc."""
     try:
-        lines: Sequence[str] = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(what)), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), None)

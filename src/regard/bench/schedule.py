@@ -1,4 +1,4 @@
-"""The order of a measurement, until a budget of time or memory is used up."""
+"""Run a benchmark until its budget of time or memory is used up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 
 from regard.bench.cell import DENSE, BenchCell, CallEstimate, Contender, prepare_call
 from regard.bench.contenders import DenseContender
-from regard.bench.formatting import many
+from regard.bench.formatting import pluralize
 from regard.bench.machine import (
     PeakThroughput,
     available_memory,
@@ -17,245 +17,238 @@ from regard.bench.machine import (
     measure_peaks,
     torch_threads,
 )
-from regard.bench.plan import CLOCKS, DONE, SPENT, STOPPED, BenchPlan, BenchResult, BenchRow
-from regard.bench.probe import EXCUSES, ProbeRefused, ProbeResult, probe, warm
-from regard.bench.stats import MOST, Times, paired_ratio, time_interleaved
+from regard.bench.plan import CLOCKS, DONE, INTERRUPTED, SPENT, BenchPlan, BenchResult, BenchRow
+from regard.bench.probe import (
+    CALL_ERRORS,
+    ProbeRefused,
+    ProbeResult,
+    ProbeTimeout,
+    preload,
+    probe,
+)
+from regard.bench.stats import MAX_ROUNDS, Times, paired_ratio, time_interleaved
 
-SHARE = 0.8  # of the memory that is free
-LONG = 3.0  # seconds of a cell, at most, once each was measured often enough
-STEPS = 32  # tokens of a turn of decoding: they follow each other, and find in the cache what the one before left there
+MEMORY_FRACTION = 0.8  # of the available memory, the default limit of a call
+MAX_CELL_SECONDS = 3.0  # of a cell, once every contender has had enough rounds
+DECODE_STEPS = 32  # tokens per turn of decoding: consecutive ones find the CPU cache warm
+
+OnProgress = Callable[[str, float], None]
 
 
-def start_bench(plan: BenchPlan, *, anyway: bool = False) -> BenchResult:
-    """Look at the machine; a busy one raises, unless it is to be measured anyway."""
-    now = measure_load()
-    if now.against() and not anyway:
+def start_bench(plan: BenchPlan, *, force: bool = False) -> BenchResult:
+    """Check the load of the machine and measure its peaks; ValueError if it is busy."""
+    load = measure_load()
+    if load.problems() and not force:
         raise ValueError(
-            f"{'; '.join(now.against())}: wait, or measure --anyway, and the result will be flagged"
+            f"The machine is busy: {'; '.join(load.problems())}. Wait, or use --force to measure "
+            "anyway; the results are flagged."
         )
     modules = {each.module for group in plan.groups for each in group if each.module is not None}
-    warm(sorted(modules))  # so that it counts to no budget
-    found = []
+    preload(sorted(modules))  # before the budget starts
+    peaks = []
     for count in plan.threads:
         with torch_threads(count):
-            found.append(measure_peaks(clock=CLOCKS[plan.clock]))
-    return BenchResult(plan, found, [now])
-
-
-Watch = Callable[[str, float], None]
+            peaks.append(measure_peaks(clock=CLOCKS[plan.clock]))
+    return BenchResult(plan, peaks, [load])
 
 
 def run_bench(
     bench: BenchResult,
-    watch: Watch = lambda what, share: None,
+    on_progress: OnProgress = lambda description, fraction: None,
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Fill `bench.rows`.  An interrupt leaves what there is; `watch` is told what is measured, and the share that is done."""
-    bench.ended = STOPPED
-    todo = _Todo(bench, watch, clock)
-    todo.all()
-    bench.loads.append(
-        replace(measure_load(seconds=0.2), average=None)
-    )  # by now the average is of this measurement itself
-    bench.ended = SPENT if todo.over else DONE
+    """Fill `bench.rows`. An interrupt leaves the rows measured so far."""
+    bench.ended = INTERRUPTED
+    runner = BenchRunner(bench, on_progress, clock)
+    runner.run()
+    # the load average is now that of the benchmark itself
+    bench.loads.append(replace(measure_load(seconds=0.2), average=None))
+    bench.ended = SPENT if runner.budget_exhausted else DONE
 
 
-class _Todo:
-    """The order of things, and what is known of the time that each will take."""
+class BenchRunner:
+    """Measures all cells of a plan and keeps track of the time they take."""
 
-    def __init__(self, bench: BenchResult, watch: Watch, clock: Callable[[], float]) -> None:
-        self.bench, self.plan, self.watch, self.clock = bench, bench.plan, watch, clock
-        self.end, self.over = clock() + bench.plan.budget, False
-        self.limit = bench.plan.memory or int(SHARE * available_memory())
-        self.took: dict[
-            tuple[str, str, str], tuple[int, float]
-        ] = {}  # the longest call so far: tokens and seconds
-        self.seen: dict[
-            tuple[str, BenchCell], ProbeResult
-        ] = {}  # dense attention stands in every group
-        self.known: dict[
-            tuple[str, BenchCell], CallEstimate | None
-        ] = {}  # to count the pairs of a million tokens takes a while
+    def __init__(
+        self, bench: BenchResult, on_progress: OnProgress, clock: Callable[[], float]
+    ) -> None:
+        self.bench, self.plan, self.on_progress, self.clock = bench, bench.plan, on_progress, clock
+        self.deadline = clock() + bench.plan.budget
+        self.budget_exhausted = False
+        self.memory_limit = bench.plan.memory_limit or int(MEMORY_FRACTION * available_memory())
+        # tokens and seconds of the longest call so far, by label, scope and mode
+        self.longest: dict[tuple[str, str, str], tuple[int, float]] = {}
+        # dense attention is part of every group; counting pairs of a million tokens takes a while
+        self.probes: dict[tuple[str, BenchCell], ProbeResult] = {}
+        self.estimates: dict[tuple[str, BenchCell], CallEstimate | None] = {}
 
     @property
-    def left(self) -> float:
-        """Seconds of the budget."""
-        return self.end - self.clock()
+    def seconds_left(self) -> float:
+        """Remaining time of the budget."""
+        return self.deadline - self.clock()
 
-    def all(self) -> None:
-        """Every cell, with every group, at every number of threads."""
-        pairs = [(cell, group) for cell in self.plan.cells() for group in self.plan.groups]
-        places = [
+    def run(self) -> None:
+        """Measure every group in every cell that fits it."""
+        todo = [
             (cell, group)
-            for cell, group in pairs
-            if all(cell.level in each.levels for each in group)
+            for cell in self.plan.cells()
+            for group in self.plan.groups
+            if all(cell.scope in contender.scopes for contender in group)
         ]
-        for done, (cell, group) in enumerate(places):
-            self.watch(
-                f"{cell.length:,} tokens, {cell.way}, {cell.level}: {group[0].label}",
-                done / len(places),
-            )
-            self.cell(cell, group, self.left / (len(places) - done))
+        for done, (cell, group) in enumerate(todo):
+            description = f"{cell.length:,} tokens, {cell.mode}, {cell.scope}: {group[0].label}"
+            self.on_progress(description, done / len(todo))
+            self.measure_cell(cell, group, self.seconds_left / (len(todo) - done))
 
-    def cell(self, cell: BenchCell, group: Sequence[Contender], seconds: float) -> None:
-        """Probe all of a group, then let those that can take turns."""
-        known: dict[str, ProbeResult] = {}
-        missing: dict[str, str] = {}
-        everyone = [DenseContender(), *(c for c in group if c.label != DenseContender().label)]
-        for contender in everyone:
+    def measure_cell(self, cell: BenchCell, group: Sequence[Contender], seconds: float) -> None:
+        """Probe every contender of a group, then time those that can run, at each thread count."""
+        dense = DenseContender()
+        contenders = [dense, *(each for each in group if each.label != dense.label)]
+        probes: dict[str, ProbeResult] = {}
+        refusals: dict[str, str] = {}
+        for contender in contenders:
             try:
-                known[contender.label] = self.probed(contender, cell)
+                probes[contender.label] = self.probe(contender, cell)
             except ProbeRefused as refusal:
-                missing[contender.label] = str(refusal)
+                refusals[contender.label] = str(refusal)
         if not self.plan.rounds:
-            top = max(self.bench.peaks, key=lambda top: top.threads)  # that of the probe
-            self.rows(
-                cell,
-                everyone,
-                {name: [found.seconds] for name, found in known.items()},
-                known,
-                missing,
-                top,
-            )
+            peaks = max(self.bench.peaks, key=lambda peaks: peaks.threads)  # those of the probe
+            times = {name: [result.seconds] for name, result in probes.items()}
+            self.add_rows(cell, contenders, times, probes, refusals, peaks)
             return
-        for count, top in zip(self.plan.threads, self.bench.peaks, strict=True):
+        for count, peaks in zip(self.plan.threads, self.bench.peaks, strict=True):
+            share = seconds / len(self.plan.threads)
             with torch_threads(count):
-                self.turns(
-                    cell, everyone, known, dict(missing), seconds / len(self.plan.threads), top
-                )
+                self.time_cell(cell, contenders, probes, dict(refusals), share, peaks)
 
-    def probed(self, contender: Contender, cell: BenchCell) -> ProbeResult:
-        """Of one call, unless it is plain before that it is too long or too large."""
-        if (contender.label, cell) in self.seen:
-            return self.seen[contender.label, cell]
-        key, needs = (contender.label, cell.level, cell.way), self.needs(contender, cell)
-        if needs is not None and needs.bytes > self.limit:
-            raise ProbeRefused(
-                f"it needs {needs.bytes / 1e9:,.1f} GB by formula, and {self.limit / 1e9:,.1f} may be taken"
+    def probe(self, contender: Contender, cell: BenchCell) -> ProbeResult:
+        """Probe a call, unless it is known to take too much time or memory."""
+        if (contender.label, cell) in self.probes:
+            return self.probes[contender.label, cell]
+        key, estimate = (contender.label, cell.scope, cell.mode), self.estimate(contender, cell)
+        lower_bound = 0.0
+        if estimate is not None:
+            if estimate.bytes > self.memory_limit:
+                raise ProbeRefused(
+                    f"it needs {estimate.bytes / 1e9:,.1f} GB in theory, above the memory limit of "
+                    f"{self.memory_limit / 1e9:,.1f} GB"
+                )
+            lower_bound = min(
+                peaks.seconds(estimate.flops, estimate.exps) for peaks in self.bench.peaks
             )
-        n, took = self.took.get(key, (1, 0.0))
-        least = (
-            0.0
-            if needs is None
-            else min(top.seconds(needs.flops, needs.exps) for top in self.bench.peaks)
-        )
-        self.afford(
-            max(least, took * max(1.0, cell.length / n)), self.calls(cell)
-        )  # no mechanism grows by less
+        n, seconds = self.longest.get(key, (1, 0.0))
+        scaled = seconds * max(1.0, cell.length / n)  # no mixer grows slower than linearly
+        self.check_time(max(lower_bound, scaled), self.min_calls(cell))
         begin = self.clock()
         try:
-            seconds = self.left / self.calls(cell)
-            found = probe(
-                contender, cell, threads=max(self.plan.threads), limit=self.limit, seconds=seconds
+            result = probe(
+                contender,
+                cell,
+                threads=max(self.plan.threads),
+                limit=self.memory_limit,
+                seconds=self.seconds_left / self.min_calls(cell),
             )
-        except ProbeRefused as refusal:
-            if "a call takes more" in str(refusal):
-                self.took[key], self.over = (cell.length, self.left), True
+        except ProbeTimeout:
+            self.longest[key], self.budget_exhausted = (cell.length, self.seconds_left), True
             raise
-        if contender.compiles:  # that counts to no budget
-            self.end += self.clock() - begin - found.seconds
-        self.took[key], self.seen[contender.label, cell] = (cell.length, found.seconds), found
-        return found
+        if contender.compiles:  # compilation does not count to the budget
+            self.deadline += self.clock() - begin - result.seconds
+        self.longest[key] = (cell.length, result.seconds)
+        self.probes[contender.label, cell] = result
+        return result
 
-    def calls(self, cell: BenchCell) -> int:
-        """How often each is called at least: a round to warm up comes first."""
-        return self.plan.rounds * _at_once(cell) + 1
+    def min_calls(self, cell: BenchCell) -> int:
+        """Return the least number of calls of each contender, including the warm-up."""
+        return self.plan.rounds * calls_per_turn(cell) + 1
 
-    def needs(self, contender: Contender, cell: BenchCell) -> CallEstimate | None:
-        """By formula, asked once."""
-        if (contender.label, cell) not in self.known:
-            self.known[contender.label, cell] = contender.needs(cell)
-        return self.known[contender.label, cell]
+    def estimate(self, contender: Contender, cell: BenchCell) -> CallEstimate | None:
+        """Return the theoretical cost of a call, computed once."""
+        key = (contender.label, cell)
+        if key not in self.estimates:
+            self.estimates[key] = contender.estimate(cell)
+        return self.estimates[key]
 
-    def afford(self, seconds: float, calls: int) -> None:
-        """A call of so many seconds must fit into what is left, as often as it takes to say something of it."""
-        if seconds * calls > self.left or self.left <= 0:
-            self.over = True
-            each = f"{many(calls, 'call')} of {seconds:.2g} s or more"
-            few = f"{each} {'does' if calls == 1 else 'do'} not fit into the {self.left:.0f} s left of the budget"
-            raise ProbeRefused(SPENT if self.left <= 0 else few)
+    def check_time(self, seconds: float, calls: int) -> None:
+        """Raise `ProbeRefused` if that many calls do not fit into the rest of the budget."""
+        left = self.seconds_left
+        if left <= 0 or seconds * calls > left:
+            self.budget_exhausted = True
+            if left <= 0:
+                raise ProbeRefused(SPENT)
+            each = f"{pluralize(calls, 'call')} of at least {seconds:.2g} s"
+            raise ProbeRefused(f"{each} would exceed the remaining {left:.0f} s of the budget")
 
-    def turns(
+    def time_cell(
         self,
         cell: BenchCell,
-        everyone: Sequence[Contender],
-        known: dict[str, ProbeResult],
-        missing: dict[str, str],
+        contenders: Sequence[Contender],
+        probes: dict[str, ProbeResult],
+        refusals: dict[str, str],
         seconds: float,
-        top: PeakThroughput,
+        peaks: PeakThroughput,
     ) -> None:
-        """The slowest stay away where there is no time for all."""
+        """Time the contenders interleaved; without time for all, leave out the slowest."""
         calls: dict[str, Callable[[], object]] = {}
-        for contender in sorted(
-            (c for c in everyone if c.label in known), key=lambda c: known[c.label].seconds
-        ):
+        probed = [contender for contender in contenders if contender.label in probes]
+        for contender in sorted(probed, key=lambda each: probes[each.label].seconds):
             name = contender.label
             try:
-                together = sum(known[other].seconds for other in (*calls, name))
-                self.afford(together * max(self.plan.threads) / top.threads, self.calls(cell))
+                round_seconds = sum(probes[other].seconds for other in (*calls, name))
+                slowdown = max(self.plan.threads) / peaks.threads  # probes use all threads
+                self.check_time(round_seconds * slowdown, self.min_calls(cell))
                 calls[name] = prepare_call(contender, cell)
             except ProbeRefused as refusal:
-                missing[name] = str(refusal)
-            except EXCUSES as error:
-                missing[name] = " ".join(str(error).split())
-        order = {c.label: calls[c.label] for c in everyone if c.label in calls}
-        steps, clock = _at_once(cell), CLOCKS[self.plan.clock]
-        least, most = (
-            self.plan.rounds,
-            max(self.plan.rounds, MOST // steps),
-        )  # a cache must not grow beyond what it is for
-        times = (
-            time_interleaved(
-                order, min(LONG, seconds), least=least, most=most, at_once=steps, clock=clock
+                refusals[name] = str(refusal)
+            except CALL_ERRORS as error:
+                refusals[name] = " ".join(str(error).split())
+        times: Times = {}
+        if calls:
+            repeat = calls_per_turn(cell)
+            times = time_interleaved(
+                {each.label: calls[each.label] for each in contenders if each.label in calls},
+                min(MAX_CELL_SECONDS, seconds),
+                min_rounds=self.plan.rounds,
+                # a KV cache must not grow far beyond the length of the cell
+                max_rounds=max(self.plan.rounds, MAX_ROUNDS // repeat),
+                repeat=repeat,
+                clock=CLOCKS[self.plan.clock],
             )
-            if order
-            else {}
-        )
-        self.rows(cell, everyone, times, known, missing, top)
+        self.add_rows(cell, contenders, times, probes, refusals, peaks)
 
-    def rows(
+    def add_rows(
         self,
         cell: BenchCell,
-        everyone: Sequence[Contender],
+        contenders: Sequence[Contender],
         times: Times,
-        known: dict[str, ProbeResult],
-        missing: dict[str, str],
-        top: PeakThroughput,
+        probes: dict[str, ProbeResult],
+        refusals: dict[str, str],
+        peaks: PeakThroughput,
     ) -> None:
-        """One for each."""
-        for each in everyone:
-            ours = (each.of or everyone[1].label) if each.foreign else ""
-            row = BenchRow(each.label, ours, cell, top.threads, why=missing.get(each.label))
-            self.bench.rows.append(
-                _told(row, self.needs(each, cell), top, times, known.get(each.label))
-            )
+        """Append a row for each contender: theory, probe and times, or the reason for none."""
+        for contender in contenders:
+            name = contender.label
+            reference = (contender.reference or contenders[1].label) if contender.is_peer else ""
+            row = BenchRow(name, reference, cell, peaks.threads, reason=refusals.get(name))
+            if (estimate := self.estimate(contender, cell)) is not None:
+                row = replace(
+                    row,
+                    density=estimate.density,
+                    estimated_bytes=estimate.bytes,
+                    bound_seconds=peaks.seconds(estimate.flops, estimate.exps),
+                )
+            if name in probes:
+                row = replace(row, peak_bytes=probes[name].bytes)
+            if name in times:
+                own = times[name]
+                row = replace(row, seconds=median(own), best_seconds=min(own))
+                if len(own) > 1 and DENSE in times and name != DENSE:
+                    row = replace(row, speedup=paired_ratio(times[DENSE], own))
+                if len(own) > 1 and reference in times:
+                    row = replace(row, lead=paired_ratio(own, times[reference]))
+            self.bench.rows.append(row)
 
 
-def _at_once(cell: BenchCell) -> int:
-    return STEPS if cell.way == "decode" else 1
-
-
-def _told(
-    row: BenchRow,
-    needs: CallEstimate | None,
-    top: PeakThroughput,
-    times: Times,
-    probed: ProbeResult | None,
-) -> BenchRow:
-    """The row with what the formula says, what the probe found, and the times."""
-    if needs is not None:
-        model = top.seconds(needs.flops, needs.exps)
-        row = replace(row, density=needs.density, formula=needs.bytes, model=model)
-    row = replace(row, memory=None if probed is None else probed.bytes)
-    mine = times.get(row.name)
-    if mine is None:
-        return row
-    paired = len(mine) > 1
-    faster = (
-        paired_ratio(times[DENSE], mine)
-        if paired and DENSE in times and row.name != DENSE
-        else None
-    )
-    ahead = paired_ratio(mine, times[row.of]) if paired and row.of in times else None
-    return replace(row, seconds=median(mine), best=min(mine), faster=faster, ahead=ahead)
+def calls_per_turn(cell: BenchCell) -> int:
+    """Return how often a contender is called before it is the turn of the next."""
+    return DECODE_STEPS if cell.mode == "decode" else 1

@@ -1,4 +1,4 @@
-"""Times that were taken in turns, and what can be said of them: medians of paired ratios, and from which length on."""
+"""Interleaved timing, paired ratios with confidence intervals, and crossover lengths."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEAST, MOST = 5, 200  # rounds
-DRAWS = 1000  # of the bootstrap
-SURE = 0.95  # the share of intervals that hold the true ratio
+MIN_ROUNDS, MAX_ROUNDS = 5, 200
+BOOTSTRAP_SAMPLES = 1000
+CONFIDENCE = 0.95
 
 Times = dict[str, list[float]]
 
 
 class Ratio(NamedTuple):
-    """The median of ratios of neighbours in time, an interval that holds it in 95 of 100 measurements, and how many pairs."""
+    """The median of paired ratios, its 95 % confidence interval, and the number of pairs."""
 
     median: float
     low: float
@@ -29,53 +29,63 @@ def time_interleaved(
     calls: Mapping[str, Callable[[], object]],
     seconds: float,
     *,
-    least: int = LEAST,
-    most: int = MOST,
-    at_once: int = 1,
+    min_rounds: int = MIN_ROUNDS,
+    max_rounds: int = MAX_ROUNDS,
+    repeat: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Times:
-    """The seconds of each call, A B C B C A C A B ..., after a round to warm up: nobody always comes after the same.
+    """Time calls in rotating order (A B C, B C A, C A B, ...) after a warm-up round.
 
-    Rounds go on until `processor_seconds` of the wall are over or there were `most`; there are always `least`.  A turn is `at_once`
-    calls, and its time that of one of them.
+    The rotation keeps a call from always following the same other one.
+
+    Args:
+        calls: What to time, by name.
+        seconds: Wall time after which no new round is started.
+        min_rounds: Rounds to run in any case.
+        max_rounds: Rounds to run at most.
+        repeat: Calls per turn; the time of a turn is divided by it.
+        clock: Returns seconds.
     """
     for call in calls.values():
         call()
     times: Times = {name: [] for name in calls}
     order = [*calls.items()]
     start = time.perf_counter()
-    for done in range(most):
-        if done >= least and time.perf_counter() - start > seconds:
+    for done in range(max_rounds):
+        if done >= min_rounds and time.perf_counter() - start > seconds:
             break
         for name, call in order:
             begin = clock()
-            for _ in range(at_once):
+            for _ in range(repeat):
                 call()
-            times[name].append((clock() - begin) / at_once)
-        if len(order) > 2:  # two would each come after themselves then
+            times[name].append((clock() - begin) / repeat)
+        if len(order) > 2:  # with two, each would follow itself
             order.append(order.pop(0))
     return times
 
 
 def paired_ratio(slow: Sequence[float], fast: Sequence[float], *, seed: int = 0) -> Ratio:
-    """How many times faster the second is: neighbours are paired, so that a slow minute of the machine hits both.
+    """Return how many times faster the second is, with a bootstrap interval (Efron 1979).
 
-    The interval is the bootstrap's (Efron 1979): medians of pairs that are drawn again, with replacement.
+    Times of the same round are paired, so that a slow phase of the machine affects both.
     """
-    pairs = np.asarray(slow, float) / np.asarray(fast, float)
-    drawn = np.random.default_rng(seed).integers(len(pairs), size=(DRAWS, len(pairs)))
-    low, high = np.quantile(np.median(pairs[drawn], 1), [(1 - SURE) / 2, (1 + SURE) / 2])
-    return Ratio(float(np.median(pairs)), float(low), float(high), len(pairs))
+    ratios = np.asarray(slow, float) / np.asarray(fast, float)
+    samples = np.random.default_rng(seed).integers(
+        len(ratios), size=(BOOTSTRAP_SAMPLES, len(ratios))
+    )
+    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    low, high = np.quantile(np.median(ratios[samples], 1), tails)
+    return Ratio(float(np.median(ratios)), float(low), float(high), len(ratios))
 
 
 def relative_spread(times: Sequence[float]) -> float:
-    """How far the slow tenth of the times lies above the fast tenth, as a share of the median."""
+    """Return the distance between the 10 % and 90 % quantiles, relative to the median."""
     low, high = np.quantile(np.asarray(times), [0.1, 0.9])
     return float((high - low) / median(times))
 
 
 def crossover(ratios: Iterable[tuple[int, float]]) -> int | None:
-    """(length, times faster) -> the first length from which on it is never slower; None: there is none so far."""
-    found = sorted(ratios)
-    slower = [n for n, times in found if times < 1]
-    return next((n for n, _ in found if not slower or n > slower[-1]), None)
+    """Return the first length from which on the speedup (length, ratio) is never below 1, if any."""
+    points = sorted(ratios)
+    last_slower = max((n for n, ratio in points if ratio < 1), default=0)
+    return next((n for n, _ in points if n > last_slower), None)

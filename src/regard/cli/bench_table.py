@@ -1,4 +1,4 @@
-"""Tables of a measurement, for the terminal."""
+"""Tables of a benchmark for the terminal."""
 
 from __future__ import annotations
 
@@ -10,56 +10,57 @@ from rich.text import Text
 
 from regard.bench.cell import DENSE
 from regard.bench.formatting import (
-    BESIDE,
-    HEADINGS,
-    cells,
-    crossing,
-    first_lines,
-    many,
-    notes,
-    reasons,
-    tables,
+    HEADER,
+    LEAD_HEADER,
+    crossover_lines,
+    format_row,
+    group_rows,
+    missing_reasons,
+    peer_notes,
+    summary_lines,
+    table_title,
 )
 from regard.bench.plan import DONE, BenchResult, BenchRow
 
-WIDEST = 1000  # characters of a line
+MAX_WIDTH = 1000  # characters of a line in a file
 
 
-def print_bench(found: BenchResult, to: Console) -> None:
-    """The machine, a table for each way, level and number of threads, and the lengths from which on it pays."""
-    for line in first_lines(found):
+def print_bench(bench: BenchResult, to: Console) -> None:
+    """Print the machine, a table per mode, scope and thread count, and the crossover lengths."""
+    for line in summary_lines(bench):
         to.print(Text(line, "yellow" if line.startswith("flagged") else ""), soft_wrap=True)
-    for (way, level, threads), rows in tables(found.rows):
+    for key, rows in group_rows(bench.rows):
         to.print()
-        title = f"{way}, {level}, {many(threads, 'thread')}"
         if any(row.seconds for row in rows):
-            made = table(title, rows)
-            if not to.is_terminal:  # a file has no edge at which numbers would have to be cut
-                to.width = max(
-                    to.width, to.measure(made, options=to.options.update(max_width=WIDEST)).maximum
-                )
-            to.print(made)
+            table = bench_table(table_title(key), rows)
+            if not to.is_terminal:  # do not cut numbers in a file
+                options = to.options.update(max_width=MAX_WIDTH)
+                to.width = max(to.width, to.measure(table, options=options).maximum)
+            to.print(table)
         else:
-            to.print(f"{title}: nothing was measured")
-        for name, why in reasons(rows):
-            to.print(Text(f"  {name}: {why}", "dim"), soft_wrap=True)
+            to.print(f"{table_title(key)}: nothing was measured")
+        for names, reason in missing_reasons(rows):
+            to.print(Text(f"  {names}: {reason}", "dim"), soft_wrap=True)
     to.print()
-    for line in (*crossing(found), *notes(found)):
+    for line in (*crossover_lines(bench), *peer_notes(bench)):
         to.print(line, soft_wrap=True)
-    if found.ended != DONE:
-        to.print(Text(f"not all was measured: {found.ended}", "yellow"))
+    if bench.ended != DONE:
+        to.print(Text(f"incomplete: {bench.ended}", "yellow"))
 
 
-def table(title: str, rows: Sequence[BenchRow]) -> Table:
-    """Those that were measured; the same dense row once a length."""
-    beside = any(row.of for row in rows)
-    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in (*HEADINGS, *((BESIDE,) if beside else ())):
-        named = heading == "name"  # the one that may fold
-        made.add_column(
-            heading, justify="left" if named else "right", no_wrap=not named, overflow="fold"
+def bench_table(title: str, rows: Sequence[BenchRow]) -> Table:
+    """Return a table of the rows that were measured."""
+    with_lead = any(row.reference for row in rows)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in (*HEADER, *([LEAD_HEADER] if with_lead else [])):
+        is_name = heading == "name"  # the only column that may wrap
+        table.add_column(
+            heading,
+            justify="left" if is_name else "right",
+            no_wrap=not is_name,
+            overflow="fold",
         )
     for row in rows:
         if row.seconds is not None:
-            made.add_row(*cells(row, beside), style="dim" if row.name == DENSE else "")
-    return made
+            table.add_row(*format_row(row, with_lead), style="dim" if row.name == DENSE else "")
+    return table

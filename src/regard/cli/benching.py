@@ -1,278 +1,275 @@
-"""regard bench: how fast is it on this machine, beside dense attention and beside other people's code?"""
+"""regard bench: speed and memory on this machine, relative to dense attention and other packages."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from regard.bench.cell import MODES, SCOPES, BenchCell, Contender
-from regard.bench.contenders import RecipeContender, build_mixer
-from regard.bench.flex import FlexContender
-from regard.bench.formatting import notes
-from regard.bench.plan import LENGTHS, STOPPED, BenchPlan, BenchResult
-from regard.bench.schedule import run_bench, start_bench
-from regard.bench.stats import LEAST
-from regard.cli.bench_table import print_bench
-from regard.cli.output import INTERRUPTED, console, print_json, user_errors
-from regard.cli.parsing import parse_duration, parse_ints, parse_specs
-from regard.cli.recipe_arguments import OPTIONS
-from regard.environment import cores
+from regard.cli.output import INTERRUPTED, console, print_json, progress_bar, user_errors
 from regard.errors import Unsupported, check_positive, did_you_mean
-from regard.models import ModuleSpec
-from regard.registry import get_recipe
 
-NAMES = ("vanilla", "local", "bigbird", "linear")
-ALL = "all"
+if TYPE_CHECKING:
+    from regard.bench import BenchCell, BenchPlan, BenchResult, Contender, RecipeContender
+
+DEFAULT_RECIPES = ("vanilla", "local", "bigbird", "linear")
+ALL_CORES = "all"
 
 
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Recipes: local:window=64 linear; {' '.join(NAMES)} unless named."),
+        typer.Argument(
+            help="Recipes: local:window=64 linear.", show_default=" ".join(DEFAULT_RECIPES)
+        ),
     ] = None,
-    lengths: Annotated[str, typer.Option(help="Lengths: 1024,4096; else 128 to 65,536.")] = "",
-    ways: Annotated[str, typer.Option(help=f"Of {', '.join(MODES)}.")] = "forward,training",
-    levels: Annotated[
-        str, typer.Option(help="kernel is the attention alone, layer the whole mixer.")
+    lengths: Annotated[
+        str,
+        typer.Option(help="Sequence lengths, comma-separated.", show_default="128 to 65,536"),
+    ] = "",
+    mode: Annotated[
+        str, typer.Option(help="What to time, comma-separated: forward, training, decode.")
+    ] = "forward,training",
+    scope: Annotated[
+        str,
+        typer.Option(help="kernel: the attention alone; layer: the whole mixer; comma-separated."),
     ] = "kernel,layer",
-    threads: Annotated[str, typer.Option(help="Numbers of threads.")] = f"1,{ALL}",
-    batch: Annotated[int, typer.Option(help="Examples.")] = 1,
-    heads: Annotated[int, typer.Option(help="Heads.")] = 8,
-    width: Annotated[int, typer.Option(help="Width of a head.")] = 64,
+    threads: Annotated[
+        str, typer.Option(help="Thread counts, comma-separated.")
+    ] = f"1,{ALL_CORES}",
+    batch_size: Annotated[int, typer.Option(help="Batch size.")] = 1,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 8,
+    head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
     causal: Annotated[
-        bool, typer.Option("--causal", help="Built causal, beside causal dense attention.")
+        bool, typer.Option("--causal", help="Causal mixers and causal dense attention.")
     ] = False,
     peers: Annotated[
-        bool, typer.Option("--peers", help="Beside other packages that do the same.")
+        bool, typer.Option("--peers", help="Compare with other packages for the same mechanism.")
     ] = False,
     flex: Annotated[
         bool,
-        typer.Option(
-            "--flex", help="Beside compiled FlexAttention, for patterns: forward, kernel."
-        ),
+        typer.Option("--flex", help="Compare with compiled FlexAttention (forward, kernel only)."),
     ] = False,
-    budget: Annotated[str, typer.Option(help="Time for all of it.")] = "2m",
+    budget: Annotated[str, typer.Option(help="Time for the whole benchmark: 90s, 3m.")] = "2m",
     rounds: Annotated[
-        int, typer.Option(help="At least so many pairs; 0: one call each, for its memory.")
-    ] = LEAST,
-    memory: Annotated[
+        int, typer.Option(help="Minimum number of timed rounds. 0: one call each, for its memory.")
+    ] = 5,
+    memory_limit: Annotated[
         float | None,
-        typer.Option(help="GB that a call may take; 80 % of what is free unless given."),
+        typer.Option(help="Memory of a call in GB.", show_default="80 % of the available memory"),
     ] = None,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Measure a busy machine too; the result is flagged.")
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure even if the machine is busy (flagged).")
     ] = False,
     clock: Annotated[
-        str,
-        typer.Option(help="wall; or processor: for one thread, on a machine that is never quiet."),
+        str, typer.Option(help="wall, or cpu for one thread on a machine that is never idle.")
     ] = "wall",
-    page: Annotated[
-        Path | None, typer.Option(help="Write a page with plots to this HTML file.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with plots to this file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Measure mechanisms in turns with dense attention: times, ratios with intervals, memory, and what the machine allows.
+    """Measure speed and memory of mixers, interleaved with dense attention.
 
-    Example: regard bench bigbird local:window=64 --lengths 1024,4096 --ways forward,training --budget 1m
+    The result has times, speedups with confidence intervals, peak memory, and the fraction of the
+    machine's theoretical speed.
+
+    Example: regard bench bigbird local:window=64 --lengths 1024,4096 --mode forward --budget 1m
     """
     with user_errors():
+        from regard.bench import BenchPlan, schedule
+        from regard.bench.cell import MODES, SCOPES
+        from regard.bench.formatting import peer_notes
+        from regard.bench.plan import LENGTHS
+        from regard.cli.bench_table import print_bench
+        from regard.cli.parsing import parse_duration, parse_ints
+
+        if memory_limit is not None:
+            check_positive("memory_limit", memory_limit)
         plan = BenchPlan(
-            groups=_groups(names or [], peers, flex),
+            groups=contender_groups(names or [], peers, flex),
             lengths=parse_ints(lengths) or LENGTHS,
-            ways=_words("way", ways, MODES),
-            levels=_words("level", levels, SCOPES),
-            threads=_threads(threads),
-            batch=batch,
+            modes=parse_choices("mode", mode, MODES),
+            scopes=parse_choices("scope", scope, SCOPES),
+            threads=parse_threads(threads),
+            batch=batch_size,
             heads=heads,
-            width=width,
+            head_dim=head_dim,
             causal=causal,
             budget=parse_duration(budget),
-            memory=_bytes(memory),
+            memory_limit=None if memory_limit is None else max(1, int(memory_limit * 1e9)),
             rounds=rounds,
             clock=clock,
         )
         if names:
-            _check_levels(plan)
-        _check_values(plan)
-        _check_page(page)
-        with _output_aside():
-            found = start_bench(plan, anyway=anyway)
-    with _output_aside():
-        stopped = _run(found, quiet=json)
-    if page is not None:  # first: the reader of a pipe may be gone by now
-        _write(found, page)
+            check_scopes(plan)
+        check_arguments(plan)
+        check_writable(html)
+        with stdout_to_stderr():
+            result = schedule.start_bench(plan, force=force)
+    with stdout_to_stderr():
+        completed = run_with_progress(result, quiet=json)
+    if html is not None:  # first: the reader of a pipe may be gone by now
+        from regard.bench.page import write_page
+
+        with user_errors():
+            size = write_page(result, html)
+        typer.echo(f"Wrote {html} ({size / 1e6:.1f} MB)", err=True)
     with user_errors():
         if json:
-            print_json(found.as_json() | {"notes": notes(found)})
+            print_json(result.as_json() | {"notes": peer_notes(result)})
         else:
-            print_bench(found, console())
-    if stopped:
+            print_bench(result, console())
+    if not completed:
         raise typer.Exit(INTERRUPTED)
 
 
-# ---------------------------------------------------------------------------------------------- what is asked
-def _groups(names: Sequence[str], peers: bool, flex: bool) -> list[list[Contender]]:
-    asked = [part for word in names for part in parse_specs(word)]
+def contender_groups(names: Sequence[str], peers: bool, flex: bool) -> list[list[Contender]]:
+    """Return the groups of contenders that the options ask for."""
+    from regard.bench import RecipeContender
+    from regard.bench.flex import FlexContender
+    from regard.cli.parsing import parse_specs
+
+    specs = [spec for name in names for spec in parse_specs(name)]
     if peers and flex:
-        raise ValueError(
-            "--flex goes beside recipes, and --peers has packages of its own: ask for one of them"
-        )
+        raise ValueError("--flex compares recipes and --peers has its own: give one of them")
     if peers:
         from regard.bench.peers import peer_groups
 
-        for part in asked:
-            if part.arguments:
-                raise ValueError(
-                    f"with --peers the sizes are those of the adapters: write {part.name} alone"
-                )
-        return peer_groups([part.name for part in asked])
-    chosen = asked or [ModuleSpec(name=name) for name in NAMES]
-    for part in chosen:
-        _check(part)
-    once = {str(part): part for part in chosen}.values()
-    return [[*map(RecipeContender, once), *(map(FlexContender, once) if flex else ())]]
+        for spec in specs:
+            if spec.arguments:
+                raise ValueError(f"--peers sets the arguments of recipes: write {spec.name} alone")
+        return peer_groups([spec.name for spec in specs])
+    specs = specs or parse_specs(",".join(DEFAULT_RECIPES))
+    for spec in specs:
+        check_argument_names(spec.name, spec.arguments)
+    unique = {str(spec): spec for spec in specs}.values()
+    return [[*map(RecipeContender, unique), *(map(FlexContender, unique) if flex else ())]]
 
 
-def _check(part: ModuleSpec) -> None:
-    """Names and arguments that exist: a wrong one would else be a row that says so at every length."""
-    known = get_recipe(part.name).parameters
-    for name in part.arguments:
+def check_argument_names(recipe: str, arguments: Collection[str]) -> None:
+    """Raise ValueError for an unknown recipe or argument, which would fail at every length."""
+    from regard.cli.recipe_arguments import OPTIONS
+    from regard.registry import get_recipe
+
+    known = get_recipe(recipe).parameters
+    for name in arguments:
         if name in ("dim", "heads", "causal"):
-            raise ValueError(
-                f"{name!r} has an option of its own: {'--heads and --width' if name == 'dim' else f'--{name}'}"
-            )
+            option = "--heads and --head-dim" if name == "dim" else f"--{name}"
+            raise ValueError(f"Set {name!r} with {option}, not in the recipe.")
         if name not in known:
-            raise ValueError(
-                f"{part.name} takes no argument {name!r}: {did_you_mean(name, [k for k in known if k not in OPTIONS])}"
-            )
+            hint = did_you_mean(name, [each for each in known if each not in OPTIONS])
+            raise ValueError(f"{recipe} has no argument {name!r}: {hint}")
 
 
-def _check_levels(plan: BenchPlan) -> None:
-    """Peers are adapters for one level each: what has none at those that were asked for would be left out without a word."""
+def check_scopes(plan: BenchPlan) -> None:
+    """Raise ValueError for a recipe whose peers have none of the scopes of the plan."""
+    from regard.bench.cell import SCOPES
+
     known: dict[str, list[str]] = {}
     for group in plan.groups:
-        known.setdefault(group[0].label, []).extend(
-            level for level in SCOPES if all(level in each.levels for each in group)
-        )
-    for name, levels in known.items():
-        if not set(levels) & set(plan.levels):
+        scopes = [scope for scope in SCOPES if all(scope in each.scopes for each in group)]
+        known.setdefault(group[0].label, []).extend(scopes)
+    for name, scopes in known.items():
+        if not set(scopes) & set(plan.scopes):
             raise ValueError(
-                f"{name} has peers at the level {', '.join(levels)}, not at {', '.join(plan.levels)}"
+                f"The peers of {name} are measured with --scope {', '.join(scopes)}, not "
+                f"{', '.join(plan.scopes)}"
             )
 
 
-def _check_values(plan: BenchPlan) -> None:
-    """Values of arguments that are wrong at every length, as window=-3 is, are told before anything is measured."""
+def check_arguments(plan: BenchPlan) -> None:
+    """Raise ValueError for arguments that are wrong at every length, such as window=-3."""
+    from regard.bench import RecipeContender
+
     ends = {min(plan.lengths), max(plan.lengths)}
     cells = [
-        replace(cell, level="layer")
+        replace(cell, scope="layer")
         for cell in plan.cells()
-        if cell.length in ends and cell.way == plan.ways[0]
+        if cell.length in ends and cell.mode == plan.modes[0]
     ]
-    for ours in (
-        each for group in plan.groups for each in group if isinstance(each, RecipeContender)
-    ):
-        wrong = [_refusal(ours, cell) for cell in cells]
-        if wrong[0] is not None and None not in wrong:
-            raise ValueError(wrong[0])
+    for group in plan.groups:
+        for contender in group:
+            if isinstance(contender, RecipeContender):
+                errors = [argument_error(contender, cell) for cell in cells]
+                if errors[0] is not None and None not in errors:
+                    raise ValueError(errors[0])
 
 
-def _refusal(ours: RecipeContender, cell: BenchCell) -> str | None:
-    """What is wrong with its arguments; None: nothing, or what a row will say."""
+def argument_error(contender: RecipeContender, cell: BenchCell) -> str | None:
+    """Return what is wrong with the arguments; None: nothing, or what the row will say."""
+    from regard.bench.contenders import build_mixer
+
     try:
-        build_mixer(ours.part, cell, device="meta")
-    except Unsupported:
-        return None
+        build_mixer(contender.spec, cell, device="meta")
+    except (Unsupported, NotImplementedError, RuntimeError):
+        return None  # a few recipes cannot be built on the meta device
     except (ValueError, TypeError) as error:
         return str(error)
-    except (NotImplementedError, RuntimeError):  # made of numbers that the meta device has not
-        return None
     return None
 
 
-def _check_page(page: Path | None) -> None:
-    """Whether the page can be written, before it takes minutes to fill it."""
-    if page is None:
+def check_writable(path: Path | None) -> None:
+    """Raise ValueError if the page cannot be written, before measuring for minutes."""
+    if path is None:
         return
-    if not page.parent.is_dir():
-        raise ValueError(f"there is no folder {page.parent} for the page")
-    if page.is_dir():
-        raise ValueError(f"{page} is a folder, and the page is one file: {page / 'bench.html'}")
-    if not os.access(page if page.exists() else page.parent, os.W_OK):
-        raise ValueError(f"{page} cannot be written")
+    if not path.parent.is_dir():
+        raise ValueError(f"There is no folder {path.parent} for the page.")
+    if path.is_dir():
+        raise ValueError(f"--html {path} is a folder: give a file such as {path / 'bench.html'}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{path} is not writable.")
 
 
-def _bytes(memory: float | None) -> int | None:
-    """GB -> bytes."""
-    if memory is None:
-        return None
-    check_positive("memory", memory)
-    return max(1, int(memory * 1e9))
-
-
-def _words(what: str, text: str, known: Sequence[str] | dict[str, str]) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    for word in found:
+def parse_choices(name: str, text: str, known: Collection[str]) -> tuple[str, ...]:
+    """Parse comma-separated words that must be known."""
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for word in words:
         if word not in known:
-            raise ValueError(f"there is no {what} {word!r}: {did_you_mean(word, known)}")
-    return found
+            raise ValueError(f"Unknown {name} {word!r}: {did_you_mean(word, known)}")
+    return words
 
 
-def _threads(text: str) -> tuple[int, ...]:
-    words = [str(cores()) if word.strip() == ALL else word for word in text.split(",")]
+def parse_threads(text: str) -> tuple[int, ...]:
+    """Parse comma-separated thread counts; "all" is the number of cores."""
+    from regard.cli.parsing import parse_ints
+    from regard.environment import cores
+
+    words = [str(cores()) if word.strip() == ALL_CORES else word for word in text.split(",")]
     return tuple(dict.fromkeys(parse_ints(",".join(words), "threads")))
 
 
-# ---------------------------------------------------------------------------------------------- what is done
 @contextmanager
-def _output_aside() -> Iterator[None]:
-    """Packages that are imported, here or in a process of ours, may have something to say: it goes to stderr."""
+def stdout_to_stderr() -> Iterator[None]:
+    """Send what packages print, here or in child processes, to stderr: stdout is for the result."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
-def _run(found: BenchResult, *, quiet: bool) -> bool:
-    """All of it, with a bar on stderr; whether it was stopped."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
-        whole = bar.add_task("measuring", total=1.0)
+def run_with_progress(result: BenchResult, *, quiet: bool) -> bool:
+    """Run the benchmark with a progress bar; False if it was interrupted."""
+    from regard.bench import run_bench
+
+    with progress_bar(visible=not quiet) as bar:
+        task = bar.add_task("measuring", total=1.0)
         try:
             run_bench(
-                found, lambda what, share: bar.update(whole, completed=share, description=what)
+                result,
+                lambda text, fraction: bar.update(task, completed=fraction, description=text),
             )
         except KeyboardInterrupt:
             bar.stop()
-            typer.echo(f"{STOPPED}: this is what there is so far", err=True)
-            return True
-    return False
-
-
-def _write(found: BenchResult, path: Path) -> None:
-    from regard.bench.page import (
-        write,  # plots take a second to import, and not every measurement is drawn
-    )
-
-    with user_errors():
-        size = write(found, path)
-    typer.echo(f"wrote {path} ({size / 1e6:.1f} MB)", err=True)
+            typer.echo("Interrupted: these are the results so far.", err=True)
+            return False
+    return True

@@ -1,8 +1,7 @@
-"""Other people's code for the same mechanisms, to be measured beside ours: the same shapes and, where it can be had, the
-same work.
+"""Implementations of other packages, measured with the same shapes and the same work as ours.
 
-Adapters stand in the package, and not in benchmarks/, so that `regard bench --peers` runs wherever Regard is installed.
-Every peer is imported only when it is measured; one that is missing is a row that says how to get it.
+The adapters are part of the package, so `regard bench --peers` runs wherever Regard is installed. A
+peer is imported only when it is measured; the row of a missing one says how to install it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from importlib.util import find_spec
 from regard.bench.cell import BenchCall, BenchCell, CallEstimate, Contender, layer_call
 from regard.bench.contenders import RecipeContender
 from regard.bench.peers import others, sparse
-from regard.bench.peers.registry import FLEX, PEERS, Peer
+from regard.bench.peers.registry import FLEX_MODULE, PEERS, Peer
 from regard.errors import Unsupported, did_you_mean
 from regard.ffn import ProductKeyMemory
 from regard.models import ModuleSpec
@@ -22,95 +21,87 @@ from regard.models import ModuleSpec
 __all__ = [
     "PEERS",
     "MatchedContender",
-    "ProductKeysContender",
     "Peer",
     "PeerContender",
-    "peer_groups",
+    "ProductKeysContender",
     "others",
+    "peer_groups",
     "sparse",
 ]
 
 
 @dataclass(frozen=True)
 class PeerContender(Contender):
-    """A peer, by its name."""
+    """A peer by its name."""
 
     label: str
-    foreign: bool = True
+    is_peer: bool = True
 
     @property
-    def levels(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The one that its adapter is for."""
-        return (PEERS[self.label].level,)
+    def scopes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The scope of its adapter."""
+        return (PEERS[self.label].scope,)
 
     @property
     def module(self) -> str:  # type: ignore[override]
-        """What its adapter imports."""
+        """The module of its package."""
         return PEERS[self.label].module
 
     @property
     def compiles(self) -> bool:  # type: ignore[override]
-        """Whether its first call makes code."""
-        return self.module == FLEX
+        """Whether its first call compiles code."""
+        return self.module == FLEX_MODULE
 
     def build(self, cell: BenchCell) -> BenchCall:
-        """See `Contender`."""
         found = PEERS[self.label]
         if find_spec(found.module.split(".")[0]) is None:
             raise ImportError(f"it is not installed: pip install {found.package}")
-        refusal = found.refusal(cell)
-        if refusal is not None:
+        if (refusal := found.refusal(cell)) is not None:
             raise Unsupported(refusal)
         return found.build(cell)
 
 
 @dataclass(frozen=True)
 class MatchedContender(Contender):
-    """Our recipe, with the sizes that make its work that of a peer."""
+    """A recipe with the arguments that give it the same work as a peer."""
 
     label: str
-    like: str
+    peer: str
 
-    def ours(self, cell: BenchCell) -> Contender:
-        """At the length of the cell."""
-        return RecipeContender(
-            ModuleSpec(name=self.label, arguments=dict(PEERS[self.like].ours(cell.length)))
-        )
+    def recipe(self, cell: BenchCell) -> RecipeContender:
+        """Return the recipe at the length of a cell."""
+        arguments = dict(PEERS[self.peer].arguments(cell.length))
+        return RecipeContender(ModuleSpec(name=self.label, arguments=arguments))
 
     def build(self, cell: BenchCell) -> BenchCall:
-        """See `Contender`."""
-        return self.ours(cell).build(cell)
+        return self.recipe(cell).build(cell)
 
-    def needs(self, cell: BenchCell) -> CallEstimate | None:
-        """See `Contender`."""
-        return self.ours(cell).needs(cell)
+    def estimate(self, cell: BenchCell) -> CallEstimate | None:
+        return self.recipe(cell).estimate(cell)
 
 
 class ProductKeysContender(Contender):
-    """The one that is no mixer: a feed-forward layer that reads a memory."""
+    """Product-key memory, which is a feed-forward layer and not a mixer."""
 
     label = "product_keys"
 
     def build(self, cell: BenchCell) -> BenchCall:
-        """See `Contender`."""
-        if cell.way == "decode":
-            raise Unsupported("it works token by token, and has no state")
+        if cell.mode == "decode":
+            raise Unsupported("it processes every token separately and has no state")
         return layer_call(ProductKeyMemory(cell.dim, 128, heads=4, top=32, width=256), cell)
 
 
 def peer_groups(names: Sequence[str] = ()) -> list[list[Contender]]:
-    """Ours and its peers, for each of these recipes and each level; for all unless named."""
+    """Return our recipe and its peers, for each recipe and scope; all recipes by default."""
     known = list(dict.fromkeys(each.recipe for each in PEERS.values()))
     for name in names:
         if name not in known:
-            raise ValueError(f"there is no peer for {name!r}: {did_you_mean(name, known)}")
-    found: dict[tuple[str, str], list[Contender]] = {}
+            raise ValueError(f"There is no peer for {name!r}: {did_you_mean(name, known)}")
+    groups: dict[tuple[str, str], list[Contender]] = {}
     for each in PEERS.values():
         if not names or each.recipe in names:
-            mine = (
-                ProductKeysContender()
-                if each.recipe == "product_keys"
-                else MatchedContender(each.recipe, each.name)
-            )
-            found.setdefault((each.recipe, each.level), [mine]).append(PeerContender(each.name))
-    return list(found.values())
+            ours: Contender = MatchedContender(each.recipe, each.name)
+            if each.recipe == "product_keys":
+                ours = ProductKeysContender()
+            groups.setdefault((each.recipe, each.scope), [ours]).append(PeerContender(each.name))
+    return list(groups.values())

@@ -1,4 +1,4 @@
-"""The table of peers, and what their adapters share."""
+"""The table of peers: implementations of other packages, and what their adapters share."""
 
 from __future__ import annotations
 
@@ -10,48 +10,49 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.bench.cell import BenchCall, BenchCell
+from regard.bench.flex import FLEX_MODULE as FLEX_MODULE
 
-Build = Callable[[BenchCell], BenchCall]
-FLEX = "torch.nn.attention.flex_attention"
+BuildCall = Callable[[BenchCell], BenchCall]
 HUGGING_FACE = "transformers.models.{0}.modeling_{0}"
-STREAMS = "it has no state from which a stream could go on"
-LEAKS = "padded tokens are not left out in full"
-FILLED = "unless causal, what fills up the last window is attended to"
+NO_STREAM = "it has no state to continue a stream from"
+LEAKS = "padded tokens are not fully masked"
+PADDED_WINDOW = "unless causal, the padding of the last window is attended to"
 NO_MASK = "it takes no padding mask"
 NOT_CAUSAL = "it has no causal form"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One of them.
+    """An implementation of another package.
 
-    build    its run in a cell
-    module   what is imported, of the package `import_optional` on PyPI
-    recipe   ours for the same mechanism, with arguments that make the work the same at a length
-    cannot   {"causal": why, "training": why, "mask": why}: what it cannot do; "note" says what it does otherwise
+    Attributes:
+        build: Returns its call in a cell.
+        module: Module to import, of the PyPI package `package`.
+        scope: Scope in which it can be measured.
+        recipe: Our recipe for the same mechanism.
+        arguments: Returns the recipe's arguments that give the same work at a length.
+        limitations: What it does not support, with the reason ("causal", "training", "mask");
+            "note" describes other differences.
     """
 
     name: str
-    build: Build
+    build: BuildCall
     module: str
     package: str
-    level: str
+    scope: str
     recipe: str
-    ours: Callable[[int], Mapping[str, Any]]
-    cannot: Mapping[str, str]
+    arguments: Callable[[int], Mapping[str, Any]]
+    limitations: Mapping[str, str]
 
     def refusal(self, cell: BenchCell) -> str | None:
-        """Why it has no place in a cell; None: it has one."""
-        if cell.level != self.level:
-            return f"it is measured at the level {self.level}"
-        if cell.way == "decode":
-            return STREAMS
-        wanted = [
-            word
-            for word, is_so in (("causal", cell.causal), ("training", cell.way == "training"))
-            if is_so
-        ]
-        return next((self.cannot[word] for word in wanted if word in self.cannot), None)
+        """Return why it cannot be measured in a cell, or None."""
+        if cell.scope != self.scope:
+            return f"it is measured with --scope {self.scope}"
+        if cell.mode == "decode":
+            return NO_STREAM
+        if cell.causal and "causal" in self.limitations:
+            return self.limitations["causal"]
+        return self.limitations.get("training") if cell.mode == "training" else None
 
 
 PEERS: dict[str, Peer] = {}
@@ -62,26 +63,27 @@ def peer(
     module: str,
     recipe: str,
     *,
-    level: str = "layer",
-    ours: Callable[[int], Mapping[str, Any]] = lambda n: {},
-    **cannot: str,
-) -> Callable[[Build], Build]:
-    """Register the decorated function; see `Peer`."""
+    scope: str = "layer",
+    arguments: Callable[[int], Mapping[str, Any]] = lambda n: {},
+    **limitations: str,
+) -> Callable[[BuildCall], BuildCall]:
+    """Register the decorated function as a peer; see `Peer`."""
 
-    def register(build: Build) -> Build:
-        PEERS[name] = Peer(name, build, module, name.split()[0], level, recipe, ours, cannot)
+    def register(build: BuildCall) -> BuildCall:
+        package = name.split()[0]
+        PEERS[name] = Peer(name, build, module, package, scope, recipe, arguments, limitations)
         return build
 
     return register
 
 
-def part_of(name: str, attribute: str) -> Any:
-    """Imported only now."""
-    return getattr(import_module(name), attribute)
+def import_from(module: str, name: str) -> Any:
+    """Import a name when it is needed."""
+    return getattr(import_module(module), name)
 
 
 class OutputProjection(nn.Module):
-    """A layer that ends before its last projection, and that projection: ours has it too."""
+    """A peer's layer that lacks the output projection, with one: ours has it too."""
 
     def __init__(
         self, inner: nn.Module, dim: int, call: Callable[[nn.Module, Tensor], Tensor]
@@ -90,5 +92,5 @@ class OutputProjection(nn.Module):
         self.inner, self.out, self.call = inner, nn.Linear(dim, dim, bias=False), call
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (b n d) -> (b n d)."""
+        """Map x (b, n, d) to (b, n, d)."""
         return self.out(self.call(self.inner, x))
