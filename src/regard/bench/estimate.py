@@ -40,7 +40,7 @@ def estimate_call(mixer: Mixer, cell: BenchCell) -> CallEstimate:
     x_bytes = FLOAT_BYTES * cell.batch * n * cell.dim
     parameter_bytes = FLOAT_BYTES * total.parameters
     if cell.mode == "forward":
-        memory = max(total.activation_bytes, 2 * x_bytes) + parameter_bytes  # at least input and output
+        memory = max(total.activation_bytes, 2 * x_bytes) + parameter_bytes
         return CallEstimate(total.forward_flops, pairs, memory, density)
     inputs = 3 if cell.scope == "kernel" else 1  # q, k and v, or x
     memory = total.activation_bytes + 2 * parameter_bytes + (inputs + 1) * x_bytes
