@@ -82,10 +82,10 @@ def process(rank: int, world: int, tokens: int, path: str) -> None:
         again = isinstance(
             getattr(mixer.inner, "inner", None), KVCacheAttention
         )  # keys are not kept, and sent again
-        assert (back.sent, back.got) == (
-            (ahead.sent + ahead.got,) * 2 if again else (ahead.got, ahead.sent)
+        assert (back.sent, back.received) == (
+            (ahead.sent + ahead.received,) * 2 if again else (ahead.received, ahead.sent)
         )
-        found[kind] = ahead.sent, ahead.got
+        found[kind] = ahead.sent, ahead.received
     Path(path, str(rank)).write_text(json.dumps(found))
     dist.destroy_process_group()
 
@@ -101,7 +101,7 @@ def remembered(rank: int, world: int, tokens: int, kind: str, at_once: bool, pat
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}/meet", rank=rank, world_size=world)
     if at_once:
-        ring.goes_round = lambda *_: False
+        ring.supports_ring = lambda *_: False
     for n in (64 * world, tokens):  # the first loads what is loaded once
         mixer = parallel.sequence_parallel(made(kind, n))
         x = parallel.local_slice(

@@ -85,8 +85,8 @@ def test_two_processes_are_one(two, case):
     assert (want["weights"]["hidden"] != 0).all() and (want["weights"]["idle"] == 1).all()
     before = Small().double().state_dict()
     assert not torch.equal(
-        want["weights"]["layers.layers.0.around_mixer.scale"],
-        before["layers.layers.0.around_mixer.scale"],
+        want["weights"]["layers.layers.0.mixer_residual.scale"],
+        before["layers.layers.0.mixer_residual.scale"],
     )
 
 

@@ -155,7 +155,7 @@ def traffic(pattern):
         y = mixer(x)
     with parallel.count_traffic() as back:
         y.sum().backward()
-    return ahead.sent, ahead.got, back.sent, back.got, ahead.largest, back.largest
+    return ahead.sent, ahead.received, back.sent, back.received, ahead.largest, back.largest
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -207,7 +207,7 @@ def test_every_recipe_runs_on_slices_or_says_why(found):
             same([part[f"recipe-{name}"] for part in found], outcome(mixer, *tokens(19)))
             ran += 1
         else:
-            assert "cannot run on slices" in refusal and len(refusal.split(": ", 1)[1]) > 20
+            assert "does not support sequence parallelism" in refusal and len(refusal.split(": ", 1)[1]) > 20
     assert ran > 60
     for part in found:
         same([part["group"]], outcome(built("window"), *tokens(N)))
@@ -305,8 +305,8 @@ def test_which_keys_are_seen_is_exact(pattern, ends):
         for s, theirs in enumerate(cuts):
             want = mask[..., mine, theirs].any(-2)
             assert torch.equal(visible_keys(pattern, ends[r : r + 2], ends[s : s + 2]), want)
-            assert r == s or plans[s].sent[r] == plans[r].got[s] == want.expand(HEADS, -1).sum()
-        at = plans[r].at
+            assert r == s or plans[s].send_counts[r] == plans[r].receive_counts[s] == want.expand(HEADS, -1).sum()
+        at = plans[r].positions
         moved = gather_keys_pattern(pattern, mine.start, at)
         n, m = mine.stop - mine.start, len(at)
         dense = moved.dense(n, m)

@@ -1,4 +1,4 @@
-"""One sequence on several processes: each holds a slice of the tokens, and what others need of it is sent to them."""
+"""Sequence parallelism: one sequence on several processes, each with a slice of the tokens."""
 
 from regard.parallel.communication import Traffic, count_traffic
 from regard.parallel.sharded_mixer import all_reduce_gradients, local_slice, sequence_parallel

@@ -1,4 +1,4 @@
-"""What goes from process to process: one exchange, which counts its bytes, and whose gradients go back the same way."""
+"""Communication between processes, with gradients, counting the bytes that are sent."""
 
 from __future__ import annotations
 
@@ -17,123 +17,126 @@ OptionalProcessGroup = dist.ProcessGroup | None  # None: all processes
 
 @dataclass(eq=False)
 class Traffic:
-    """Bytes that this process sent to others and got from them; its own share, which stays here, is not among them.
+    """Bytes exchanged with other processes.
 
-    largest   the most that came at once
+    Attributes:
+        sent: Bytes sent.
+        received: Bytes received.
+        largest: Largest number of bytes received at once.
     """
 
     sent: int = 0
-    got: int = 0
+    received: int = 0
     largest: int = 0
 
 
-_open: list[Traffic] = []
+_counters: list[Traffic] = []
 
 
 @contextmanager
 def count_traffic() -> Iterator[Traffic]:
-    """Count the bytes that are exchanged inside: tokens, keys, states, and their gradients.
+    """Count the bytes of tokens, keys, states and gradients that this process exchanges.
 
-    Beside them each call tells the others its sizes, 56 bytes to each.
+    The header of each call, 56 bytes to each process, is not counted.
     """
     traffic = Traffic()
-    _open.append(traffic)
+    _counters.append(traffic)
     try:
         yield traffic
     finally:
-        _open.remove(traffic)
+        _counters.remove(traffic)
 
 
-def count(sent: int, got: int) -> None:
-    """Add to whoever counts."""
-    for traffic in _open:
+def add_traffic(sent: int, received: int) -> None:
+    """Add to all active counters."""
+    for traffic in _counters:
         traffic.sent += sent
-        traffic.got += got
-        traffic.largest = max(traffic.largest, got)
+        traffic.received += received
+        traffic.largest = max(traffic.largest, received)
 
 
 class ShardedCall(NamedTuple):
-    """What all processes know of a call once they have met.
+    """What all processes know about a call.
 
-    ends   where the slice of each process begins, and where the last ends: (world + 1)
+    Attributes:
+        ends: Start of each slice, and the end of the last: (world_size + 1).
+        masked: Whether any process has a mask.
     """
 
     group: OptionalProcessGroup
     rank: int
-    world: int
+    world_size: int
     ends: tuple[int, ...]
-    masked: bool  # whether any of them leaves tokens out
-    training: bool  # whether a backward pass may follow
+    masked: bool
 
     @property
-    def at(self) -> int:
-        """The position of the first token here."""
+    def start(self) -> int:
+        """Position of the first token of this process."""
         return self.ends[self.rank]
 
     @property
     def length(self) -> int:
-        """Of the whole sequence."""
+        """Length of the whole sequence."""
         return self.ends[-1]
 
 
 class CallHeader(NamedTuple):
-    """What a process tells the others before a call; they compare it, and all raise where it does not fit together."""
+    """What each process sends before a call; inconsistent headers raise in all processes."""
 
-    failed: int = 1  # whether it was given something that it refused, and will not come
-    examples: int = 0
+    failed: int = 1  # the inputs were refused, and this process will not take part
+    batch_size: int = 0
     tokens: int = 0
     masked: int = 0
-    graph: int = 0
-    kind: int = 0
-    build: int = 0
+    needs_grad: int = 0
+    dtype: int = 0
+    mixer_hash: int = 0
 
 
-ALIKE = {
-    "examples": "the number of examples",
-    "kind": "the type of the tokens",
-    "build": "the mixer: it was built otherwise",
+EQUAL_FIELDS = {
+    "batch_size": "the batch size",
+    "dtype": "the dtype of the tokens",
+    "mixer_hash": "the mixer, which was built differently",
 }
 
 
 def exchange_headers(
-    brought: CallHeader, device: torch.device, group: OptionalProcessGroup
+    header: CallHeader, device: torch.device, group: OptionalProcessGroup
 ) -> ShardedCall:
-    """All processes tell what they bring; what does not fit together raises in all of them."""
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    mine = torch.tensor(brought, device=device)
-    found = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(found, mine, group)
-    told = [
-        CallHeader(*row) for row in torch.stack(found).tolist()
-    ]  # the one wait of a call: sizes decide what is sent
-    failed = [rank for rank, each in enumerate(told) if each.failed]
+    """Exchange the headers of all processes; raises in all of them if they are inconsistent."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    own = torch.tensor(header, device=device)
+    gathered = [torch.empty_like(own) for _ in range(world_size)]
+    dist.all_gather(gathered, own, group)
+    # the only synchronization of a call: the sizes decide what is sent
+    headers = [CallHeader(*row) for row in torch.stack(gathered).tolist()]
+    failed = [r for r, each in enumerate(headers) if each.failed]
     if failed:
         raise RuntimeError(
-            f"of {world} processes {failed} refused what they were given, and say why: nothing was computed"
+            f"Ranks {failed} of {world_size} processes refused their inputs; see their errors. "
+            "Nothing was computed."
         )
-    for name, words in ALIKE.items():
-        values = [getattr(each, name) for each in told]
+    for name, description in EQUAL_FIELDS.items():
+        values = [getattr(each, name) for each in headers]
         if len(set(values)) > 1:
-            raise ValueError(f"the processes disagree in {words}: {values}, by rank")
-    if len({each.graph for each in told}) > 1:
-        graphs = [rank for rank, each in enumerate(told) if each.graph]
+            raise ValueError(f"The processes differ in {description}: {values}, by rank.")
+    with_graph = [r for r, each in enumerate(headers) if each.needs_grad]
+    if 0 < len(with_graph) < world_size:
         raise ValueError(
-            f"a backward pass needs all processes, and only {graphs} of {world} keep a graph for one"
+            f"A backward pass needs all {world_size} processes, but only ranks {with_graph} "
+            "record gradients."
         )
-    ends = tuple(accumulate((each.tokens for each in told), initial=0))
-    return ShardedCall(
-        group, rank, world, ends, any(each.masked for each in told), bool(told[0].graph)
-    )
+    ends = tuple(accumulate((each.tokens for each in headers), initial=0))
+    return ShardedCall(group, rank, world_size, ends, any(each.masked for each in headers))
 
 
 def exchange(
-    x: Tensor, sent: Sequence[int], got: Sequence[int], group: OptionalProcessGroup
+    x: Tensor, sent: Sequence[int], received: Sequence[int], group: OptionalProcessGroup
 ) -> Tensor:
-    """x: so many numbers for each process, in the order of their ranks -> what came from each of them; with gradients.
+    """All-to-all with gradients: sends sent[r] numbers of x to rank r, returns received[r] from it.
 
-    All processes must take part, also those that have nothing to send or to get; and so they must in the backward pass.
+    All processes must take part in the forward and in the backward pass, even with nothing to send.
     """
-    return _Exchange.apply(x, tuple(sent), tuple(got), group)  # type: ignore[no-untyped-call]
+    return _Exchange.apply(x, tuple(sent), tuple(received), group)  # type: ignore[no-untyped-call]
 
 
 class _Exchange(torch.autograd.Function):
@@ -142,60 +145,62 @@ class _Exchange(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         sent: tuple[int, ...],
-        got: tuple[int, ...],
+        received: tuple[int, ...],
         group: OptionalProcessGroup,
     ) -> Tensor:
-        ctx.back = got, sent, group
-        found = torch.empty(sum(got), dtype=x.dtype, device=x.device)
-        dist.all_to_all_single(found, x.contiguous(), list(got), list(sent), group)
-        count(x.nbytes, found.nbytes)
-        return found
+        ctx.reverse = received, sent, group
+        y = torch.empty(sum(received), dtype=x.dtype, device=x.device)
+        dist.all_to_all_single(y, x.contiguous(), list(received), list(sent), group)
+        add_traffic(x.nbytes, y.nbytes)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return exchange(grad, *ctx.back), None, None, None
+        return exchange(grad, *ctx.reverse), None, None, None
 
 
 @dataclass(frozen=True)
 class Message:
-    """What is under way: rows that go to one process, and others that come from one."""
+    """A pending transfer: rows sent to one process, and rows received from another."""
 
-    sent: Tensor  # kept until it has arrived
-    got: Tensor
-    works: Sequence[Any]
+    sent: Tensor  # must stay alive until it has arrived
+    received: Tensor
+    requests: Sequence[Any]
 
     def wait(self) -> Tensor:
-        """What came."""
-        for work in self.works:
-            work.wait()
-        return self.got
+        """Wait for the received rows."""
+        for request in self.requests:
+            request.wait()
+        return self.received
 
 
-def post(
-    sent: Tensor, to: int, got: Tensor, whence: int, meeting: ShardedCall, tag: int
+def post_message(
+    sent: Tensor, target: int, received: Tensor, source: int, call: ShardedCall, tag: int
 ) -> Message:
-    """Send to one process and get from one, both by their rank in the group; nothing travels where there is nothing."""
+    """Start sending to rank `target` and receiving from rank `source`; empty tensors are skipped."""
     sent = sent.contiguous()
-    ways = [(dist.isend, sent, to), (dist.irecv, got, whence)]
-    name = (
-        range(meeting.world)
-        if meeting.group is None
-        else dist.get_process_group_ranks(meeting.group)
+    ranks = (
+        range(call.world_size) if call.group is None else dist.get_process_group_ranks(call.group)
     )
-    asked = [
-        dist.P2POp(way, x, name[other], meeting.group, tag) for way, x, other in ways if x.numel()
+    transfers = [(dist.isend, sent, target), (dist.irecv, received, source)]
+    operations = [
+        dist.P2POp(transfer, x, ranks[other], call.group, tag)
+        for transfer, x, other in transfers
+        if x.numel()
     ]
-    count(sent.nbytes, got.nbytes)
-    return Message(sent, got, dist.batch_isend_irecv(asked) if asked else [])
+    add_traffic(sent.nbytes, received.nbytes)
+    return Message(sent, received, dist.batch_isend_irecv(operations) if operations else [])
 
 
-def reaching(y: Tensor, *received: Tensor) -> Tensor:
-    """y, as it is; but going back, what was received gets a gradient, if of zeros, even where y does not depend on it: the
-    processes that it came from wait for one."""
-    return _Reaching.apply(y, *received)  # type: ignore[no-untyped-call]
+def depend_on(y: Tensor, *received: Tensor) -> Tensor:
+    """Return y, and make the backward pass compute gradients of `received` even if y ignores them.
+
+    The processes that sent them wait for their gradients.
+    """
+    return _DependOn.apply(y, *received)  # type: ignore[no-untyped-call]
 
 
-class _Reaching(torch.autograd.Function):
+class _DependOn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, *received: Tensor) -> Tensor:
         ctx.count = len(received)
@@ -206,22 +211,24 @@ class _Reaching(torch.autograd.Function):
         return grad, *[None] * ctx.count
 
 
-def gather(x: Tensor, meeting: ShardedCall) -> list[Tensor]:
-    """The tensors of all processes, of one shape, by rank."""
-    others = [r for r in range(meeting.world) if r != meeting.rank]
-    got = _passed(x, others, others, meeting).unbind()
-    return [*got[: meeting.rank], x, *got[meeting.rank :]]
+def gather_all(x: Tensor, call: ShardedCall) -> Tensor:
+    """The tensors of all processes, of the same shape: (world_size, ...)."""
+    others = [rank for rank in range(call.world_size) if rank != call.rank]
+    received = _send_to(x, others, others, call)
+    return torch.cat((received[: call.rank], x[None], received[call.rank :]))
 
 
-def before(x: Tensor, meeting: ShardedCall) -> Tensor:
-    """The tensors of the processes before this one, of one shape: (rank ...)."""
-    return _passed(x, range(meeting.rank + 1, meeting.world), range(meeting.rank), meeting)
+def gather_previous(x: Tensor, call: ShardedCall) -> Tensor:
+    """The tensors of the processes before this one, of the same shape: (rank, ...)."""
+    return _send_to(x, range(call.rank + 1, call.world_size), range(call.rank), call)
 
 
-def _passed(x: Tensor, to: Sequence[int], whence: Sequence[int], meeting: ShardedCall) -> Tensor:
-    sent, got = (
-        [x.numel() if r in side else 0 for r in range(meeting.world)] for side in (to, whence)
+def _send_to(
+    x: Tensor, targets: Sequence[int], sources: Sequence[int], call: ShardedCall
+) -> Tensor:
+    sent, received = (
+        [x.numel() if rank in side else 0 for rank in range(call.world_size)]
+        for side in (targets, sources)
     )
-    return exchange(x.flatten().repeat(len(to)), sent, got, meeting.group).unflatten(
-        0, (len(whence), *x.shape)
-    )
+    rows = exchange(x.flatten().repeat(len(targets)), sent, received, call.group)
+    return rows.unflatten(0, (len(sources), *x.shape))

@@ -1,4 +1,4 @@
-"""Which keys of other processes a slice of the queries sees: asked of the pattern, and only those are sent."""
+"""Which keys of other processes the queries of this process see; only those are sent."""
 
 from __future__ import annotations
 
@@ -14,199 +14,206 @@ from regard.attentions.kv_cache import CallPositions
 from regard.parallel.communication import ShardedCall, exchange
 from regard.pattern import Block, Leaf, Pattern, PerHead, classify_tiles, position_tiles
 
-AT_ONCE = 512  # tiles evaluated exactly in one go: 2 MiB of booleans
-PLANS = 64  # that are kept: one for each pattern and cut of a sequence
-
-Ends = tuple[int, ...]
+TILES_AT_ONCE = 512  # evaluated exactly in one step: 2 MiB of booleans
+CACHED_PLANS = 64  # one for each pattern and partition of a sequence
 
 
 def visible_keys(pattern: Pattern, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:
-    """Which of the keys first..end-1 any of the queries first..end-1 may look at: (m), or (h m) where heads differ.  Exact."""
+    """Which keys any of the queries may attend to: (m), or (h, m) if heads differ. Exact.
+
+    Args:
+        queries: First position and end of the queries.
+        keys: First position and end of the keys.
+    """
     if pattern.heads:
         return torch.stack([visible_keys(part, queries, keys) for part in pattern.parts])
-    q, k = (_tiles(*ends) for ends in (queries, keys))
+    q, k = (_position_tiles(*bounds) for bounds in (queries, keys))
     if not len(q) or not len(k):
         return torch.zeros(keys[1] - keys[0], dtype=torch.bool)
-    some, every = classify_tiles(pattern, q, k)
-    found = every.any(0)[:, None].repeat(1, k.shape[1])
-    for tiles in (some & ~every.any(0)).nonzero().split(AT_ONCE):
-        at = tiles[~found[tiles[:, 1]].all(1)]  # others may have been settled by now
-        rows, cols = q[at[:, 0]], k[at[:, 1]]
-        keep = (pattern.allows(rows[:, :, None], cols[:, None, :]) & (rows >= 0)[:, :, None]).any(1)
-        found |= torch.zeros(found.shape, dtype=torch.int).index_add_(0, at[:, 1], keep.int()) > 0
-    return found.flatten()[: keys[1] - keys[0]]
+    partial, full = classify_tiles(pattern, q, k)
+    visible = full.any(0)[:, None].repeat(1, k.shape[1])
+    for tiles in (partial & ~full.any(0)).nonzero().split(TILES_AT_ONCE):
+        tiles = tiles[~visible[tiles[:, 1]].all(1)]  # earlier steps may have settled some
+        rows, columns = q[tiles[:, 0]], k[tiles[:, 1]]
+        allowed = pattern.allows(rows[:, :, None], columns[:, None, :]) & (rows >= 0)[:, :, None]
+        counts = torch.zeros(visible.shape, dtype=torch.int)
+        visible |= counts.index_add_(0, tiles[:, 1], allowed.any(1).int()) > 0
+    return visible.flatten()[: keys[1] - keys[0]]
 
 
-def _tiles(first: int, end: int) -> Tensor:
-    slots = position_tiles(end - first)
-    return torch.where(slots < 0, -1, slots + first)
+def _position_tiles(first: int, end: int) -> Tensor:
+    tiles = position_tiles(end - first)
+    return torch.where(tiles < 0, -1, tiles + first)
 
 
 @dataclass(frozen=True)
 class HeldKeys:
-    """The keys of one process that are held here: all of the own ones; of others those that some head sees.
+    """The keys of one process that this process holds: its own, or those that some head sees.
 
-    at      (m) their positions, ascending
-    where   (s) at which of (h m), laid flat, stands each row that is sent: a head gets no key that it does not see
+    Attributes:
+        heads: Number of key heads.
+        positions: (m), ascending.
+        slots: (s), the index in (h * m) of each row that is sent; a head gets only keys it sees.
     """
 
     heads: int
-    at: Tensor
-    where: Tensor
+    positions: Tensor
+    slots: Tensor
 
-    def placed(self, rows: Tensor) -> Tensor:
-        """rows (b s w), as they were sent -> (b h m w); zero where no query of that head looks."""
-        if not self.whole:
-            rows = rows.new_zeros(
-                rows.shape[0], self.heads * len(self.at), rows.shape[2]
-            ).index_copy_(1, self.where.to(rows.device), rows)
-        return rows.unflatten(1, (self.heads, len(self.at)))
+    def scatter(self, rows: Tensor) -> Tensor:
+        """Received rows (b, s, w) -> (b, h, m, w), zero where a head does not see a key."""
+        if not self.complete:
+            empty = rows.new_zeros(
+                rows.shape[0], self.heads * len(self.positions), rows.shape[2]
+            )
+            rows = empty.index_copy_(1, self.slots.to(rows.device), rows)
+        return rows.unflatten(1, (self.heads, len(self.positions)))
 
     @cached_property
-    def whole(self) -> bool:
-        """Whether every head sees each of the keys: then rows are in place as they come."""
-        return len(self.where) == self.heads * len(self.at)
+    def complete(self) -> bool:
+        """Whether every head sees every key, so that rows need not be moved."""
+        return len(self.slots) == self.heads * len(self.positions)
 
-    def taken(self, x: Tensor) -> Tensor:
-        """The other way: x (b h m w) -> (b s w)."""
+    def gather(self, x: Tensor) -> Tensor:
+        """The inverse of `scatter`: x (b, h, m, w) -> (b, s, w)."""
         rows = x.flatten(1, 2)
-        return rows if self.whole else rows.index_select(1, self.where.to(x.device))
+        return rows if self.complete else rows.index_select(1, self.slots.to(x.device))
 
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """What this process gives to the others, what it takes from them, and where that then stands; all by rank.
+    """What this process sends to each process and receives from it, by rank.
 
-    give     (s) which of the own rows (h n), laid flat, are sent to each process; none to itself
-    pieces   what is held of the keys of each
+    Attributes:
+        q_start: Position of the first query.
+        send: (s), the indices in (h * n) of the own rows that each process gets; none for itself.
+        held: The keys that are held of each process.
     """
 
     pattern: Pattern
-    first: int  # the position of the first query
+    q_start: int
     rank: int
-    give: tuple[Tensor, ...]
-    pieces: tuple[HeldKeys, ...]
+    send: tuple[Tensor, ...]
+    held: tuple[HeldKeys, ...]
 
     @cached_property
-    def sent(self) -> tuple[int, ...]:
-        """How many rows each process gets."""
-        return tuple(map(len, self.give))
+    def send_counts(self) -> tuple[int, ...]:
+        """Number of rows sent to each process."""
+        return tuple(map(len, self.send))
 
     @cached_property
-    def got(self) -> tuple[int, ...]:
-        """How many come from each."""
-        return tuple(
-            0 if r == self.rank else len(piece.where) for r, piece in enumerate(self.pieces)
-        )
+    def receive_counts(self) -> tuple[int, ...]:
+        """Number of rows received from each process."""
+        return tuple(0 if r == self.rank else len(keys.slots) for r, keys in enumerate(self.held))
 
     @cached_property
-    def at(self) -> Tensor:
-        """(m) the positions of all keys that are held here, ascending."""
-        return torch.cat([piece.at for piece in self.pieces])
+    def positions(self) -> Tensor:
+        """The positions (m) of all held keys, ascending."""
+        return torch.cat([keys.positions for keys in self.held])
 
     @cached_property
-    def places(self) -> tuple[CallPositions, ...]:
-        """Where queries and keys stand when one piece alone is looked at."""
-        return tuple(call_positions(self.pattern, self.first, piece.at) for piece in self.pieces)
+    def positions_by_rank(self) -> tuple[CallPositions, ...]:
+        """Positions for attending to the keys of a single process."""
+        return tuple(call_positions(self.pattern, self.q_start, k.positions) for k in self.held)
 
     @cached_property
-    def place(self) -> CallPositions:
-        """Where they stand when all that is held is looked at."""
-        return call_positions(self.pattern, self.first, self.at)
+    def all_positions(self) -> CallPositions:
+        """Positions for attending to all held keys."""
+        return call_positions(self.pattern, self.q_start, self.positions)
 
-    def bring(self, x: Tensor, meeting: ShardedCall) -> Tensor:
-        """x (b h n w), of the own tokens -> (b h m w), of all that are held."""
+    def collect(self, x: Tensor, call: ShardedCall) -> Tensor:
+        """Own rows x (b, h, n, w) -> (b, h, m, w) of all held keys."""
         b, _, _, w = x.shape
-        give = torch.cat(self.give).to(x.device)
-        sent = x.flatten(1, 2).index_select(1, give).transpose(0, 1)  # by process, then by example
-        give_counts, take_counts = (
-            [number * b * w for number in side] for side in (self.sent, self.got)
-        )
-        got = (
-            exchange(sent.flatten(), give_counts, take_counts, meeting.group)
-            .view(-1, b, w)
-            .transpose(0, 1)
-        )
-        parts = zip(self.pieces, got.split(self.got, 1), strict=True)
-        return torch.cat(
-            [x if r == self.rank else piece.placed(rows) for r, (piece, rows) in enumerate(parts)],
-            2,
-        )
+        indices = torch.cat(self.send).to(x.device)
+        sent = x.flatten(1, 2).index_select(1, indices).transpose(0, 1)  # by process, then batch
+        counts = [[n * b * w for n in side] for side in (self.send_counts, self.receive_counts)]
+        received = exchange(sent.flatten(), *counts, call.group).view(-1, b, w).transpose(0, 1)
+        rows = received.split(self.receive_counts, 1)
+        parts = [x if r == self.rank else k.scatter(rows[r]) for r, k in enumerate(self.held)]
+        return torch.cat(parts, 2)
 
 
-@lru_cache(PLANS)
-def exchange_plan(pattern: Pattern, ends: Ends, rank: int, heads: int) -> ExchangePlan:
-    """For queries, keys and values that are cut at `ends`, with so many heads of keys; computed here, nobody is asked."""
-    with torch.inference_mode(False):  # what is kept must serve training too
-        mine, give, pieces = (ends[rank], ends[rank + 1]), [], []
-        for other, cut in enumerate(pairwise(ends)):
-            own = other == rank
-            given = (
-                torch.zeros(heads, mine[1] - mine[0])
-                if own
-                else _by_head(visible_keys(pattern, cut, mine), heads)
-            )
-            taken = (
-                torch.ones(heads, mine[1] - mine[0], dtype=torch.bool)
-                if own
-                else _by_head(visible_keys(pattern, mine, cut), heads)
-            )
-            some = torch.ones_like(taken[0]) if own else taken.any(0)
-            give.append(given.flatten().nonzero()[:, 0])
-            pieces.append(
-                HeldKeys(heads, torch.arange(*cut)[some], taken[:, some].flatten().nonzero()[:, 0])
-            )
-    return ExchangePlan(pattern, ends[rank], rank, tuple(give), tuple(pieces))
+@lru_cache(CACHED_PLANS)
+def exchange_plan(pattern: Pattern, ends: tuple[int, ...], rank: int, heads: int) -> ExchangePlan:
+    """The plan for a sequence that is cut at `ends`, with `heads` key heads.
 
-
-def _by_head(table: Tensor, heads: int) -> Tensor:
-    """(m) or (h m) -> (heads m): heads of queries that share one of keys want what any of them sees."""
-    if table.dim() == 1:
-        return table.expand(heads, -1)
-    return table.unflatten(0, (heads, -1)).any(1)
-
-
-# ---------------------------------------------------------------------------------------------- keys with gaps between them
-def call_positions(pattern: Pattern, q_start: int, at: Tensor) -> CallPositions:
-    """Where queries from q_at on and keys at the positions `at` (m) stand.
-
-    Keys with gaps between them would keep the sparse executor away: there the pattern is moved, and the keys stand in a row.
+    Every process computes it by itself, without communication.
     """
-    if not len(at) or int(at[-1] - at[0]) == len(at) - 1:
-        return CallPositions(pattern, q_start, int(at[0]) if len(at) else 0)
-    return CallPositions(gather_keys_pattern(pattern, q_start, at))
+    with torch.inference_mode(False):  # cached tensors are also used in training
+        own, send, held = (ends[rank], ends[rank + 1]), [], []
+        for other, bounds in enumerate(pairwise(ends)):
+            if other == rank:
+                needed = torch.zeros(heads, own[1] - own[0], dtype=torch.bool)
+                wanted, some = ~needed, ~needed[0]
+            else:
+                needed = _by_key_head(visible_keys(pattern, bounds, own), heads)
+                wanted = _by_key_head(visible_keys(pattern, own, bounds), heads)
+                some = wanted.any(0)
+            send.append(needed.flatten().nonzero()[:, 0])
+            slots = wanted[:, some].flatten().nonzero()[:, 0]
+            held.append(HeldKeys(heads, torch.arange(*bounds)[some], slots))
+    return ExchangePlan(pattern, ends[rank], rank, tuple(send), tuple(held))
 
 
-def gather_keys_pattern(pattern: Pattern, q_start: int, at: Tensor) -> Pattern:
-    """The pattern as it looks where query 0 stands at q_at, and the keys at the positions `at` (m), ascending."""
+def _by_key_head(visible: Tensor, heads: int) -> Tensor:
+    """(m) or (h, m) -> (heads, m): a key head serves all its query heads."""
+    if visible.dim() == 1:
+        return visible.expand(heads, -1)
+    return visible.unflatten(0, (heads, -1)).any(1)
+
+
+# ----------------------------------------------------------------------- keys with gaps in between
+def call_positions(pattern: Pattern, q_start: int, positions: Tensor) -> CallPositions:
+    """Positions of a call with queries from q_start on, and keys at `positions` (m).
+
+    Keys with gaps get consecutive positions and a pattern that is moved accordingly, because the
+    sparse backend needs consecutive keys.
+    """
+    if is_consecutive(positions):
+        k_start = int(positions[0]) if len(positions) else 0
+        return CallPositions(pattern, q_start, k_start)
+    return CallPositions(gather_keys_pattern(pattern, q_start, positions))
+
+
+def is_consecutive(positions: Tensor) -> bool:
+    """Whether ascending positions have no gaps."""
+    return not len(positions) or int(positions[-1] - positions[0]) == len(positions) - 1
+
+
+def gather_keys_pattern(pattern: Pattern, q_start: int, positions: Tensor) -> Pattern:
+    """The pattern of queries from q_start on, over the keys at `positions` (m), ascending."""
     if pattern.heads:
-        return PerHead(tuple(gather_keys_pattern(part, q_start, at) for part in pattern.parts))
-    return GatheredKeysPattern(pattern, q_start, at.numpy().tobytes())
+        parts = (gather_keys_pattern(part, q_start, positions) for part in pattern.parts)
+        return PerHead(tuple(parts))
+    return GatheredKeysPattern(pattern, q_start, positions.numpy().tobytes())
 
 
 @dataclass(frozen=True, repr=False)
 class GatheredKeysPattern(Leaf):
-    """See `picked`.  Keys ascend, so a rectangle of theirs lies inside one of positions, and what holds there holds here."""
+    """See `gather_keys_pattern`.
+
+    Positions ascend, so a range of keys lies within a range of positions, and what holds for all
+    pairs of the latter also holds here.
+    """
 
     inner: Pattern
     q_start: int
-    at: bytes  # of int64: equal by value, and hashed once
+    position_bytes: bytes  # int64: hashable, and compared by value
 
     @cached_property
-    def _places(self) -> Tensor:
+    def _positions(self) -> Tensor:
         with torch.inference_mode(False):
-            return torch.from_numpy(np.frombuffer(self.at, dtype=np.int64).copy())
+            return torch.from_numpy(np.frombuffer(self.position_bytes, dtype=np.int64).copy())
 
-    def _keys(self, k: Tensor) -> Tensor:
-        return self._places.to(k.device)[k.clamp(0, len(self._places) - 1)]
+    def _key_positions(self, k: Tensor) -> Tensor:
+        return self._positions.to(k.device)[k.clamp(0, len(self._positions) - 1)]
 
     def _allows(self, q: Tensor, k: Tensor) -> Tensor:
-        return self.inner._allows(q + self.q_start, self._keys(k))
+        return self.inner._allows(q + self.q_start, self._key_positions(k))
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
-        return self.inner._block(
-            q0 + self.q_start, q1 + self.q_start, self._keys(k0), self._keys(k1)
-        )
+        keys = self._key_positions(k0), self._key_positions(k1)
+        return self.inner._block(q0 + self.q_start, q1 + self.q_start, *keys)
 
     def __repr__(self) -> str:
-        return f"Picked({self.inner!r}, {self.q_start}, {len(self._places)} keys)"
+        return f"GatheredKeysPattern({self.inner!r}, {self.q_start}, {len(self._positions)} keys)"

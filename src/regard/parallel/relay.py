@@ -1,7 +1,7 @@
-"""A causal mixer that streams: each process goes on from the state that the one before it came to, and hands on its own.
+"""Causal mixers that stream: each process continues from the state of the previous one.
 
-Within one layer the processes work one after the other.  In a stack each is one layer behind the process before it, as in a
-wave: L layers on W processes take the time of L + W − 1 slices, and not of L · W.
+Within a layer, the processes work one after the other. In a stack, each process is one layer behind
+the previous one, as in a pipeline: L layers on W processes take the time of L + W - 1 slices.
 """
 
 from __future__ import annotations
@@ -14,71 +14,76 @@ from torch import Tensor
 
 from regard.feature import FeatureMap
 from regard.mixer import Mixer, State
-from regard.parallel.communication import OptionalProcessGroup, ShardedCall, count, reaching
+from regard.parallel.communication import ShardedCall, add_traffic, depend_on
 from regard.state import leaves, map_tensors
 
 
-def by_relay(mixer: Mixer, x: Tensor, mask: Tensor | None, meeting: ShardedCall) -> Tensor:
-    """x (b n d), of the tokens here -> (b n d).  Masks are refused before."""
-    if mixer.training:  # once for the whole sequence: a stream does not
-        for part in mixer.modules():
-            if isinstance(part, FeatureMap):
-                part.advance()
-    state = mixer.initial_state() if meeting.rank == 0 else _taken(meeting, x.device)
-    linked = [t for t in leaves(state) if isinstance(t, Tensor) and t.requires_grad]
+def relay_state(mixer: Mixer, x: Tensor, mask: Tensor | None, call: ShardedCall) -> Tensor:
+    """Local tokens x (b, n, d) -> (b, n, d). Masks are not supported."""
+    if mixer.training:
+        for module in mixer.modules():
+            if isinstance(module, FeatureMap):
+                module.advance()  # once for the whole sequence; `stream` does not
+    state = mixer.initial_state() if call.rank == 0 else _receive_state(call, x.device)
+    received = [t for t in _tensors(state) if t.requires_grad]
     y, state = mixer.stream(x, state) if x.shape[1] else (x, state)
-    if meeting.rank + 1 < meeting.world:
-        y = _given(y, state, meeting)
-    return reaching(y, *linked)
+    if call.rank + 1 < call.world_size:
+        y = _send_state(y, state, call)
+    return depend_on(y, *received)
 
 
-def _taken(meeting: ShardedCall, device: torch.device) -> State:
-    """The state of the process before this one; its gradients will go back there."""
-    link = _Link(meeting, meeting.rank - 1)
-    told: list[Any] = [None]
-    dist.recv_object_list(told, link.other, link.group, device)
-    got = [link.receive(t, device) for t in leaves(told[0]) if isinstance(t, Tensor)]
-    graph = iter(_Taken.apply(link, *(t for t in got if t.requires_grad)) or ())  # type: ignore[no-untyped-call]
-    tensors = iter([next(graph) if t.requires_grad else t for t in got])
-    return map_tensors(lambda t: next(tensors), told[0])
+def _tensors(state: State) -> list[Tensor]:
+    return [leaf for leaf in leaves(state) if isinstance(leaf, Tensor)]
 
 
-def _given(y: Tensor, state: State, meeting: ShardedCall) -> Tensor:
-    """Hand the state on; y (b n d) comes back with a graph that waits for the state's gradients."""
-    link = _Link(meeting, meeting.rank + 1)
+def _receive_state(call: ShardedCall, device: torch.device) -> State:
+    """The state of the previous process; its gradients are sent back there."""
+    link = _Link(call, call.rank - 1)
+    outline: list[Any] = [None]
+    dist.recv_object_list(outline, link.rank, link.group, device)
+    received = [link.receive(t, device) for t in _tensors(outline[0])]
+    with_grad = [t for t in received if t.requires_grad]
+    attached = iter(_SendGradients.apply(link, *with_grad) or ())  # type: ignore[no-untyped-call]
+    tensors = iter([next(attached) if t.requires_grad else t for t in received])
+    return map_tensors(lambda t: next(tensors), outline[0])
+
+
+def _send_state(y: Tensor, state: State, call: ShardedCall) -> Tensor:
+    """Send the state to the next process; returns y, whose backward pass receives its gradients."""
+    link = _Link(call, call.rank + 1)
     outline = map_tensors(
         lambda t: torch.empty_like(t, device="meta", requires_grad=t.requires_grad), state
     )
-    dist.send_object_list([outline], link.other, link.group, y.device)
-    tensors = [t for t in leaves(state) if isinstance(t, Tensor)]
+    dist.send_object_list([outline], link.rank, link.group, y.device)
+    tensors = _tensors(state)
     for t in tensors:
         link.send(t)
-    learning = [t for t in tensors if t.requires_grad]
-    return _Given.apply(link, y, *learning) if learning else y  # type: ignore[no-untyped-call]
+    with_grad = [t for t in tensors if t.requires_grad]
+    return _ReceiveGradients.apply(link, y, *with_grad) if with_grad else y  # type: ignore[no-untyped-call]
 
 
 class _Link:
-    """The way to one other process."""
+    """The connection to one other process."""
 
-    def __init__(self, meeting: ShardedCall, rank: int) -> None:
-        self.group: OptionalProcessGroup = meeting.group
-        self.other = rank if meeting.group is None else dist.get_global_rank(meeting.group, rank)
+    def __init__(self, call: ShardedCall, rank: int) -> None:
+        self.group = call.group
+        self.rank = rank if call.group is None else dist.get_global_rank(call.group, rank)
 
     def send(self, t: Tensor) -> None:
-        """To the other process."""
-        dist.send(t.detach().contiguous(), self.other, self.group)
-        count(t.nbytes, 0)
+        """Send a tensor."""
+        dist.send(t.detach().contiguous(), self.rank, self.group)
+        add_traffic(t.nbytes, 0)
 
     def receive(self, like: Tensor, device: torch.device) -> Tensor:
-        """From the other process: a tensor like that one."""
+        """Receive a tensor with the shape and dtype of another."""
         t = torch.empty(like.shape, dtype=like.dtype, device=device)
-        dist.recv(t, self.other, self.group)
-        count(0, t.nbytes)
+        dist.recv(t, self.rank, self.group)
+        add_traffic(0, t.nbytes)
         return t.requires_grad_(like.requires_grad)
 
 
-class _Taken(torch.autograd.Function):
-    """What was received, as it is; going back, its gradients are sent to where it came from."""
+class _SendGradients(torch.autograd.Function):
+    """Identity on received tensors; the backward pass sends their gradients to the sender."""
 
     @staticmethod
     def forward(ctx: Any, link: _Link, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -92,15 +97,13 @@ class _Taken(torch.autograd.Function):
         return None, *(None for _ in grads)
 
 
-class _Given(torch.autograd.Function):
-    """y, as it is; going back, the gradients of what was sent come from where it went to."""
+class _ReceiveGradients(torch.autograd.Function):
+    """Identity on y; the backward pass receives the gradients of the tensors that were sent."""
 
     @staticmethod
     def forward(ctx: Any, link: _Link, y: Tensor, *sent: Tensor) -> Tensor:
-        ctx.link, ctx.like = (
-            link,
-            [torch.empty_like(t, device="meta", requires_grad=False) for t in sent],
-        )
+        ctx.link = link
+        ctx.like = [torch.empty_like(t, device="meta", requires_grad=False) for t in sent]
         return y.view_as(y)
 
     @staticmethod

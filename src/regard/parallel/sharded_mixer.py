@@ -1,4 +1,4 @@
-"""One sequence on several processes, each with a slice of its tokens."""
+"""Run a mixer on one sequence that is split over several processes."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from regard.parallel.communication import (
     ShardedCall,
     exchange_headers,
 )
-from regard.parallel.linear_attention import over_sums
-from regard.parallel.pattern_attention import over_keys
-from regard.parallel.relay import by_relay
+from regard.parallel.linear_attention import attend_sums
+from regard.parallel.pattern_attention import attend_pattern
+from regard.parallel.relay import relay_state
 
-KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-Way = Callable[[Any, Tensor, Tensor | None, ShardedCall], Tensor]
-
-NO_MASK = "its state is passed on from process to process as a stream passes it, and a stream leaves no token out"
+Method = Callable[[Any, Tensor, Tensor | None, ShardedCall], Tensor]
 
 
 def sequence_parallel(mixer: Mixer, group: OptionalProcessGroup = None) -> Mixer:
-    """The mixer for one sequence of which every process of the group holds a slice, in the order of their ranks:
-    (b n d) -> (b n d), for n tokens of its own.
+    """Run a mixer on a sequence of which every process holds a slice, in the order of the ranks.
 
-    The result is that of one process with the whole sequence, forward and backward.  Positions, the pattern and masks hold for
-    the whole; slices may differ in length, and may be empty.  All processes must call it together, and go back together.
-    Gradients of the parameters are those of the tokens here: `all_reduce_gradients` adds them up.
+    The result, forward and backward, is that of one process with the whole sequence. Positions,
+    patterns and masks refer to the whole sequence. Slices may have different lengths and may be
+    empty. All processes must call the mixer together, forward and backward. The gradients of the
+    parameters are those of the local tokens: sum them with `all_reduce_gradients`.
 
-        spread = regard.parallel.sharded_mixer(regard.create("local", dim=512, heads=8, window=128))
-        y = spread(regard.parallel.local_slice(x))
+        mixer = sequence_parallel(regard.create("local", dim=512, heads=8, window=128))
+        y = mixer(local_slice(x))
 
-    group   the processes; all of them unless given
+    Args:
+        mixer: The mixer, built identically in all processes.
+        group: The processes. None: all.
     """
     if isinstance(mixer, SequenceParallelMixer):
-        raise Unsupported(f"{mixer.name} runs on several processes already")
+        raise Unsupported(f"{mixer.name} is already sequence-parallel.")
     return SequenceParallelMixer(mixer, group)
 
 
@@ -60,16 +60,20 @@ class SequenceParallelMixer(Mixer):
     def __init__(self, inner: Mixer, group: OptionalProcessGroup) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
-                "no processes have met yet: start them with torchrun, inside `with regard.train.init_distributed():`"
+                "torch.distributed is not initialized: start the processes with torchrun, inside "
+                "`with regard.train.init_distributed():`"
             )
-        self.way = way_of(inner)
+        self.method = parallel_method(inner)
         unsupported = {
-            "cross": "it holds a slice of one sequence, and of another it would need a slice too",
-            "stream": "a stream has one token after the other, and the slices stand side by side",
-            "maps": "each process would have the rows of its own tokens only: ask the mixer inside for a map",
+            "cross": "it holds slices of one sequence only",
+            "stream": "a stream is sequential, but the slices are processed together",
+            "maps": "each process has only the rows of its tokens: use the wrapped mixer",
         }
-        if _by_relay(inner):
-            unsupported["mask"] = NO_MASK
+        core = inner
+        while type(core) is PositionEmbeddedMixer:
+            core = core.inner
+        if parallel_method(core) is relay_state:
+            unsupported["mask"] = "its state is passed on as in a stream, which supports no mask"
         super().__init__(
             inner.dim,
             can=Can(supports_global_mask=False, **unsupported) & inner.can,
@@ -78,7 +82,7 @@ class SequenceParallelMixer(Mixer):
             name=inner.name,
         )
         self.inner, self.group = inner, group
-        self.build = zlib.crc32(re.sub(r" at 0x\w+", "", repr(inner)).encode())
+        self.mixer_hash = zlib.crc32(re.sub(r" at 0x\w+", "", repr(inner)).encode())
 
     def forward(
         self,
@@ -88,100 +92,88 @@ class SequenceParallelMixer(Mixer):
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """See `Mixer`.  A process without tokens takes part too, for the others wait for it."""
+        """See `Mixer`. A process without tokens must call it too."""
         try:
             x, context = self._check_inputs(x, context, mask, global_attention_mask)
         except (ValueError, TypeError):
-            self._absent()
+            device = next((p.device for p in self.parameters()), torch.device("cpu"))
+            with contextlib.suppress(RuntimeError):  # tell the others not to wait
+                exchange_headers(CallHeader(), device, self.group)
             raise
         return self.mix(x, context, mask, None)[0]
-
-    def _absent(self) -> None:
-        """Tell the others not to wait."""
-        device = next((p.device for p in self.parameters()), torch.device("cpu"))
-        with contextlib.suppress(RuntimeError):  # it says what is known here
-            exchange_headers(CallHeader(), device, self.group)
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
-        """Meet, and go the way of this mixer."""
-        learns = x.requires_grad or any(p.requires_grad for p in self.inner.parameters())
-        graph, kind = (
-            learns and torch.is_grad_enabled(),
-            KINDS.index(x.dtype) if x.dtype in KINDS else -1,
+        """See `Mixer`."""
+        trainable = x.requires_grad or any(p.requires_grad for p in self.inner.parameters())
+        header = CallHeader(
+            failed=False,
+            batch_size=x.shape[0],
+            tokens=x.shape[1],
+            masked=mask is not None,
+            needs_grad=trainable and torch.is_grad_enabled(),
+            dtype=DTYPES.index(x.dtype) if x.dtype in DTYPES else -1,
+            mixer_hash=self.mixer_hash,
         )
-        brought = CallHeader(
-            False, x.shape[0], x.shape[1], mask is not None, graph, kind, self.build
-        )
-        meeting = exchange_headers(brought, x.device, self.group)
-        if self.length is not None and meeting.length > self.length:
+        call = exchange_headers(header, x.device, self.group)
+        if self.length is not None and call.length > self.length:
             raise ValueError(
-                f"all processes hold {meeting.length} tokens, and this was built for at most {self.length}"
+                f"The sequence has {call.length} tokens on all processes, but the mixer was built "
+                f"with length={self.length}."
             )
-        return self.way(self.inner, x, mask, meeting), None
+        return self.method(self.inner, x, mask, call), None
 
 
-def way_of(mixer: Mixer) -> Way:
-    """How a mixer runs on slices; raises `Unsupported`, with the reason, where there is no way."""
+def parallel_method(mixer: Mixer) -> Method:
+    """How a mixer runs on slices; raises `Unsupported` if it cannot."""
     if type(mixer) is PositionEmbeddedMixer:
-        way_of(mixer.inner)
-        return _embedded
+        inner_method = parallel_method(mixer.inner)
+
+        def embed_first(
+            mixer: PositionEmbeddedMixer, x: Tensor, mask: Tensor | None, call: ShardedCall
+        ) -> Tensor:
+            x = zero_padding_tokens(mixer.embed(x, call.start), mask)
+            return inner_method(mixer.inner, x, mask, call)
+
+        return embed_first
     if type(mixer) is MultiHead and isinstance(mixer.inner, KVCacheAttention):
-        return over_keys
+        return attend_pattern
     if type(mixer) is MultiHead and isinstance(mixer.inner, LinearAttention | EfficientAttention):
-        return over_sums
-    if any(isinstance(part, DisagreementAttention) for part in mixer.modules()):
+        return attend_sums
+    if any(isinstance(module, DisagreementAttention) for module in mixer.modules()):
         raise Unsupported(
-            f"{mixer.name} cannot run on slices: its cost is of all tokens, and a state does not carry it"
+            f"{mixer.name} does not support sequence parallelism: its auxiliary loss depends on "
+            "all tokens, and the stream state does not contain it."
         )
     if mixer.causal and mixer.can.stream:
-        return by_relay
-    why = (
-        mixer.can.reason("stream")
-        if mixer.causal
-        else "it was not built causal, so that no state can be passed on"
-    )
+        return relay_state
+    reason = mixer.can.reason("stream") if mixer.causal else "it was built with causal=False"
     raise Unsupported(
-        f"{mixer.name} cannot run on slices of a sequence: it is neither attention over a pattern nor sums over keys, and {why}"
-    )
-
-
-def _embedded(
-    mixer: PositionEmbeddedMixer, x: Tensor, mask: Tensor | None, meeting: ShardedCall
-) -> Tensor:
-    return way_of(mixer.inner)(
-        mixer.inner, zero_padding_tokens(mixer.embed(x, meeting.at), mask), mask, meeting
-    )
-
-
-def _by_relay(mixer: Mixer) -> bool:
-    return (
-        _by_relay(mixer.inner)
-        if type(mixer) is PositionEmbeddedMixer
-        else way_of(mixer) is by_relay
+        f"{mixer.name} does not support sequence parallelism: it is neither attention over a "
+        f"pattern nor linear attention, and it cannot pass on a state: {reason}."
     )
 
 
 def local_slice(x: Tensor, group: OptionalProcessGroup = None) -> Tensor:
-    """The slice of x (b n ...) that belongs here: as even as n allows, earlier processes have more."""
+    """The slice of x (b, n, ...) for this process; earlier processes get the longer slices."""
     return x.tensor_split(dist.get_world_size(group), 1)[dist.get_rank(group)]
 
 
 @torch.no_grad()
 def all_reduce_gradients(module: nn.Module, group: OptionalProcessGroup = None) -> None:
-    """Add up the gradients of the parameters over all processes, so that each has those of the whole sequence.
+    """Sum the gradients of the parameters over all processes.
 
-    A parameter without a gradient anywhere keeps none.
+    Parameters without a gradient in any process keep none.
     """
-    learning = [p for p in module.parameters() if p.requires_grad]
-    if not learning:
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if not parameters:
         return
-    known = torch.tensor(
-        [p.grad is not None for p in learning], dtype=torch.int, device=learning[0].device
+    has_grad = torch.tensor(
+        [p.grad is not None for p in parameters], dtype=torch.int, device=parameters[0].device
     )
-    dist.all_reduce(known, group=group)
-    for p, there in zip(learning, known.tolist(), strict=True):
-        if there:
+    dist.all_reduce(has_grad, group=group)
+    for p, anywhere in zip(parameters, has_grad.tolist(), strict=True):
+        if anywhere:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.all_reduce(p.grad, group=group)
