@@ -63,9 +63,7 @@ class HeldKeys:
     def scatter(self, rows: Tensor) -> Tensor:
         """Received rows (b, s, w) -> (b, h, m, w), zero where a head does not see a key."""
         if not self.complete:
-            empty = rows.new_zeros(
-                rows.shape[0], self.heads * len(self.positions), rows.shape[2]
-            )
+            empty = rows.new_zeros(rows.shape[0], self.heads * len(self.positions), rows.shape[2])
             rows = empty.index_copy_(1, self.slots.to(rows.device), rows)
         return rows.unflatten(1, (self.heads, len(self.positions)))
 
@@ -126,8 +124,10 @@ class ExchangePlan:
         b, _, _, w = x.shape
         indices = torch.cat(self.send).to(x.device)
         sent = x.flatten(1, 2).index_select(1, indices).transpose(0, 1)  # by process, then batch
-        counts = [[n * b * w for n in side] for side in (self.send_counts, self.receive_counts)]
-        received = exchange(sent.flatten(), *counts, call.group).view(-1, b, w).transpose(0, 1)
+        sizes = ([n * b * w for n in side] for side in (self.send_counts, self.receive_counts))
+        send_sizes, receive_sizes = sizes
+        received = exchange(sent.flatten(), send_sizes, receive_sizes, call.group)
+        received = received.view(-1, b, w).transpose(0, 1)
         rows = received.split(self.receive_counts, 1)
         parts = [x if r == self.rank else k.scatter(rows[r]) for r, k in enumerate(self.held)]
         return torch.cat(parts, 2)

@@ -36,9 +36,7 @@ def supports_ring(attention: KVCacheAttention, q: Tensor, k: Tensor, v: Tensor) 
     """Whether partial results can be merged: plain softmax on the backend that returns log-sum-exp."""
     is_plain = type(attention) is SoftmaxAttention and attention.prior is None
     same_width = k.shape[3] == v.shape[3] == q.shape[3]
-    return (
-        is_plain and attention.backend in ("auto", "sparse") and q.is_cpu and same_width
-    )
+    return is_plain and attention.backend in ("auto", "sparse") and q.is_cpu and same_width
 
 
 def ring_attention(
@@ -143,10 +141,10 @@ class _RingAttention(torch.autograd.Function):
         ring: _Ring = ctx.ring
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # queries that see nothing: weight 0
         slices = _head_slices(q, ring)
-        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+        dk, dv = (x.new_zeros(x.shape) for x in (k, v))  # contiguous
         pending: tuple[int, Message] | None = None
         for i, step in enumerate(ring.steps(k, v)):
-            grads = (dk, dv) if i == 0 else (torch.zeros_like(step.k), torch.zeros_like(step.v))
+            grads = [dk, dv] if i == 0 else [x.new_zeros(x.shape) for x in (step.k, step.v)]
             for part in slices:
                 part.backward(step, ring, (grad, out, lse), *grads)
             if i:
