@@ -232,7 +232,7 @@ def test_what_one_process_refuses_ends_the_others_too(found):
     """Fails if the others wait for a process that was given something wrong, or are not told which one it was."""
     for text, word in zip(
         found[1]["alone"],
-        ("width 8", "shape (2, 6)", "mark", "built differently", "the dtype of"),
+        ("width 8", "shape (2, 6)", "global_attention_mask", "built differently", "the dtype of"),
         strict=True,
     ):
         assert word in text
