@@ -102,10 +102,10 @@ def test_autocast(name):
         ("clustered", "many positions"),
         ("clustered_improved", "many positions"),
         ("prob_sparse", "including later ones"),
-        ("funnel", "come later"),
+        ("funnel", "later tokens"),
         ("sab", "no order"),
         ("isab", "no order"),
-        ("perceiver", "read all tokens"),
+        ("perceiver", "depends on all tokens"),
     ],
 )
 def test_there_is_no_causal_form_and_why(name, words):
@@ -433,15 +433,15 @@ def test_pooled_goes_on_and_comes_back(rand):
     """Fails if a stack of shorter layers cannot be built: lengths 11, 6, 3, and up again, with padding all the way."""
     first, second = build("funnel", cls=True), build("funnel")
     x, mask = rand(2, 11, 8), torch.arange(11)[None] < torch.tensor([[11], [4]])
-    short, held = first.pooled(x, mask)
+    short, held = first.shorten(x, mask)
     assert short.shape == (2, 6, 8) and held.tolist() == [[True] * 6, [True] * 3 + [False] * 3]
     torch.testing.assert_close(first.pool(x)[0][:, 0], x[:, 0])
-    shorter, held = second.pooled(short, held)
+    shorter, held = second.shorten(short, held)
     assert shorter.shape == (2, 3, 8) and held.tolist() == [[True] * 3, [True, True, False]]
-    y = first.up(second.up(shorter, 6), 11, x)
+    y = first.upsample(second.upsample(shorter, 6), 11, x)
     torch.testing.assert_close(y[:, 0], x[:, 0] + shorter[:, 0])
     torch.testing.assert_close(y[:, 3:5], x[:, 3:5] + shorter[:, 1:2])
-    cut, _ = second.pooled(*first.pooled(x[1:, :4]))
+    cut, _ = second.shorten(*first.shorten(x[1:, :4]))
     torch.testing.assert_close(shorter[1, :2], cut[0])
 
 
@@ -509,7 +509,7 @@ def test_luna_with_elu(rand):
         dict(mixer.named_parameters()), x, 2, None, lambda t: torch.where(t > 0, t + 1, t.exp())
     )
     torch.testing.assert_close(mixer(x), want)
-    with pytest.raises(ValueError, match="only the causal form has an activation"):
+    with pytest.raises(ValueError, match="is for causal=True only"):
         build("luna", activation="elu")
     with pytest.raises(ValueError, match="activation must be one of 'softplus', 'elu', not 'relu'"):
         build("luna", activation="relu", causal=True)

@@ -428,7 +428,7 @@ ABSURD = [
     ("synthesizer_dense", {"length": 0}, "length"),
     ("synthesizer_random", {"length": 8, "seed": -1}, "seed"),
     ("synthesizer_factorised", {"length": 8, "kind": "both"}, "kind must be .*'both'"),
-    ("synthesizer_factorised", {"length": 8, "factors": (2, 3)}, "at least length, 8"),
+    ("synthesizer_factorised", {"length": 8, "factors": (2, 3)}, "at least length=8"),
     ("synthesizer_factorised", {"length": 8, "factors": (0, 9)}, "factors"),
     ("synthesizer_factorised", {"length": 8, "factors": 8}, "factors"),
     ("synthesizer_factorised", {"length": 8, "kind": "random", "factors": (2, 4)}, "rank"),

@@ -258,7 +258,7 @@ def test_funnel(cls, n, rand):
         return peer(short, t, t, (nothing, None, None, None))[0]
 
     def mine(t):
-        return nn.functional.layer_norm(mixer.pooled(t)[0], (16,), eps=config.layer_norm_eps)
+        return nn.functional.layer_norm(mixer.shorten(t)[0], (16,), eps=config.layer_norm_eps)
 
     ask = mixer.ask
     # they take the softmax of scores in float32

@@ -224,15 +224,15 @@ def test_two_schemes_that_bear_each_other(rand):
 @pytest.mark.parametrize(
     ("name", "scheme", "says"),
     [
-        ("fnet", "rope", "fnet cannot take Rope: it is no MultiHead"),
-        ("linear", "t5", "LinearAttention adds none"),
-        ("gaussian_prior", "alibi", "has a prior already: Gaussian"),
+        ("fnet", "rope", "fnet cannot use Rope: it is not a MultiHead"),
+        ("linear", "t5", "only SoftmaxAttention takes a prior, not LinearAttention"),
+        ("gaussian_prior", "alibi", "already has a prior: Gaussian"),
         ("reformer", "rope", "hashed by position instead of content"),
         ("routing", "rope", "routed by position instead of content"),
         ("linformer", "rope", "mixtures of several positions"),
         ("bahdanau", "rope", "not dot products"),
         ("collaborative", "rope", "5 of 5 channels"),
-        ("vanilla", "complex", "stands in place"),
+        ("vanilla", "complex", "replaces the token embedding"),
         ("hard_gaussian", "rope", "no queries and keys"),
         ("parameter_free", "xl", "scales its scores by 1"),
         ("parameter_free", "tupe", "scales its scores by 1"),
@@ -256,7 +256,7 @@ def test_refusals_give_the_reason(name, scheme, says):
 def test_no_scheme_twice_and_no_prior_that_reads_what_was_turned():
     """Fails if queries are turned twice, or read after they were turned."""
     turned = with_position(get_recipe("vanilla").example(8), "rope")
-    with pytest.raises(Unsupported, match="turns its queries and keys already"):
+    with pytest.raises(Unsupported, match="already has a rotary embedding"):
         with_position(turned, "rope")
     with pytest.raises(Unsupported, match="reads the queries and keys"):
         with_position(turned, "xl")
@@ -329,12 +329,12 @@ def test_schemes_are_made_by_name():
         (
             lambda: with_position(get_recipe("vanilla").example(8), Rope(), base=3),
             TypeError,
-            "was made already: base",
+            "not for a module: base",
         ),
         (
             lambda: with_position(get_recipe("vanilla").example(8), SinusoidalEmbedding(6)),
             ValueError,
-            "6 wide, and the mixer 8",
+            "width 6 but the mixer has dim=8",
         ),
         (
             lambda: with_position(get_recipe("vanilla").example(8), ALiBi(3)),
@@ -344,7 +344,7 @@ def test_schemes_are_made_by_name():
         (
             lambda: with_position(get_recipe("vanilla").example(8), nn.Linear(2, 2)),
             Unsupported,
-            "Linear stands in place",
+            "Linear replaces the token embedding",
         ),
     ],
 )
@@ -362,5 +362,5 @@ def test_schemes_that_were_made_are_put_in_as_they_are(rand):
     assert with_position(mixer, TransformerXLBias(2, 4, 6)).inner.prior.dim == 6
     assert with_position(mixer, TUPEBias(2, 8, 12)).length == 12
     assert with_position(mixer, LearnedEmbedding(8, 12)).length == 12
-    with pytest.raises(Unsupported, match="ComplexEmbedding stands in place"):
+    with pytest.raises(Unsupported, match="ComplexEmbedding replaces the token embedding"):
         with_position(mixer, ComplexEmbedding(8, 5))

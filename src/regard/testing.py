@@ -160,16 +160,16 @@ def padding(mixer: Mixer, n: int) -> str:
     if not mixer.can.mask:
         return assert_unsupported(lambda: mixer(x, mask=mask))
 
-    def masked(t: Tensor) -> Tensor:
+    def mix_masked(t: Tensor) -> Tensor:
         return mixer(t, mask=mask)
 
-    assert influence(masked, x)[:real, real:].max() == 0, "padding has a gradient"
-    change = max_change(masked, x, slice(real, n), slice(0, real))
+    assert influence(mix_masked, x)[:real, real:].max() == 0, "padding has a gradient"
+    change = max_change(mix_masked, x, slice(real, n), slice(0, real))
     assert change == 0, "padding has influence when replaced"
     poisoned = x.clone()
     poisoned[:, real:] = torch.nan
-    torch.testing.assert_close(masked(poisoned)[:, :real], masked(x)[:, :real])
-    torch.testing.assert_close(masked(x)[:, :real], mixer(x[:, :real]))
+    torch.testing.assert_close(mix_masked(poisoned)[:, :real], mix_masked(x)[:, :real])
+    torch.testing.assert_close(mix_masked(x)[:, :real], mixer(x[:, :real]))
     nothing = mixer(x, mask=torch.zeros_like(mask))
     assert nothing.isfinite().all(), "the output is not finite if all tokens are masked"
     holes = torch.arange(n)[None] % 3 != 1
@@ -251,10 +251,10 @@ def global_attention_mask(mixer: Mixer, n: int) -> str:
     torch.testing.assert_close(mixer(x, global_attention_mask=none), plain)
     mask = (torch.arange(n) < n - 5).expand(2, n)
 
-    def masked(t: Tensor) -> Tensor:
+    def mix_masked(t: Tensor) -> Tensor:
         return mixer(t, mask=mask, global_attention_mask=is_global)
 
-    change = max_change(masked, x, slice(n - 5, n), slice(0, n - 5))
+    change = max_change(mix_masked, x, slice(n - 5, n), slice(0, n - 5))
     assert change == 0, "padding has influence"
     return SUPPORTED
 

@@ -1,4 +1,4 @@
-"""Mixers with parts of their own, and those that are no attention: they have no queries and no keys, and never pretend to."""
+"""Mixers that are more than an attention inside `MultiHead`."""
 
 from regard.mixers.aft import AFT
 from regard.mixers.average import Average

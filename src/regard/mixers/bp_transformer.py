@@ -1,4 +1,4 @@
-"""BP-Transformer: a binary tree of spans, fine near the token and coarse far from it."""
+"""BP-Transformer: attention to a binary tree of spans, short near the token and long far from it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from regard.errors import check_int
 from regard.mixer import Can, Mixer, State, check_batch, check_heads
 from regard.mixers.bp_spans import SpanPlan, span_plan
 
-SPREAD = 0.02  # of the labels before training
-LEVELS = (
-    "its tree has as many levels as the length has binary digits, and a graph has a fixed number"
-)
+INITIAL_STD = 0.02  # of the labels
+LEVELS = "the number of tree levels depends on the length"
 
 
 class SpanLevel(NamedTuple):
-    """Spans of 2^level tokens: from number `first` on, (b m d), and how many of their tokens are there, (b m)."""
+    """Spans of 2^level tokens, from number `first` on: (b m d), and their number of unmasked tokens, (b m)."""
 
     first: int
     nodes: Tensor
@@ -31,13 +29,13 @@ class BPTransformer(Mixer):
 
         s = W_O · mean of W_V x over its tokens
 
-    which is what the paper's attention gives a span whose state is still zero.  Token i looks at itself and, level by level
-    away from it, at the next `near` spans to either side that no earlier span covers:
+    which is the paper's attention for a span with a zero state. Token i attends to itself and, on each level, to the next `near`
+    spans on each side that the lower levels do not cover:
 
         out_i = W_O Σ_u softmax_u(q_i · (W_K u + a_label) / √e) W_V u,       u a token or a span
 
-    a is a vector for each level, side and place in the level, one for all heads; levels from `clip` on share theirs.
-    Causal, spans end before the token.
+    a is a learned vector for each level, side and place within the level, the same for all heads; levels from `clip` on share it.
+    If causal, spans end before the token.
     """
 
     def __init__(
@@ -45,24 +43,24 @@ class BPTransformer(Mixer):
     ) -> None:
         check_heads(dim, heads)
         check_int(1, near=near, clip=clip)
-        passes = "a span passes on what it has made of its tokens"
-        can = Can(cross="the tree is of one sequence", maps=passes, export=LEVELS)
+        passes = "spans are means of several tokens"
+        can = Can(cross="the tree is built over one sequence", maps=passes, export=LEVELS)
         super().__init__(dim, can=can, causal=causal)
         self.heads, self.near, self.clip = heads, near, clip
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         sides = 1 if causal else 2
         self.labels = nn.Parameter(
-            torch.randn(1 + (clip + 1) * near * sides, dim // heads) * SPREAD
+            torch.randn(1 + (clip + 1) * near * sides, dim // heads) * INITIAL_STD
         )
 
     def initial_state(self) -> State:
-        """No token has come yet."""
+        """State before the first token."""
         return (0, ())
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
-        """(b n d) -> (b n d); the state is the position, and of each level the last few spans."""
+        """(b n d) -> (b n d). The state holds the position and the last spans of each level."""
         start, held = (0, ()) if state is None else state
         if held:
             check_batch(held[0].nodes, x)
@@ -76,9 +74,9 @@ class BPTransformer(Mixer):
             levels,
             span_plan(start, x.shape[1], self.near, self.clip, self.causal, tuple(offsets)),
         )
-        kept = 2 * self.near + 4  # no later token reaches further back on any level
+        last = 2 * self.near + 4  # no later token reaches further back on any level
         state = [
-            SpanLevel(f + max(m.shape[1] - kept, 0), m[:, -kept:], c[:, -kept:])
+            SpanLevel(f + max(m.shape[1] - last, 0), m[:, -last:], c[:, -last:])
             for f, m, c in levels
         ]
         return self.out(y), (start + x.shape[1], tuple(state))
@@ -86,9 +84,9 @@ class BPTransformer(Mixer):
     def _levels(
         self, x: Tensor, mask: Tensor | None, start: int, held: tuple[SpanLevel, ...]
     ) -> list[SpanLevel]:
-        """All spans that can be seen: those held, and the new ones.  Causal, unfinished spans wait for their last token."""
+        """All visible spans: those of the state and the new ones. If causal, a span exists once its last token is there."""
         count = torch.ones(x.shape[:2], device=x.device) if mask is None else mask.float()
-        levels = [_joined(held[0] if held else None, x, count)]
+        levels = [_extend_level(held[0] if held else None, x, count)]
         total = start + x.shape[1]
         while total > 1:
             number, (first, nodes, count) = len(levels), levels[-1]
@@ -98,11 +96,11 @@ class BPTransformer(Mixer):
                 count[:, 2 * had - first : 2 * total - first],
             )
             nodes, count = _parents(self.out(self.v(below)) if number == 1 else below, count)
-            levels.append(_joined(held[number] if number < len(held) else None, nodes, count))
+            levels.append(_extend_level(held[number] if number < len(held) else None, nodes, count))
         return levels
 
     def _attend(self, x: Tensor, levels: list[SpanLevel], work: SpanPlan) -> Tensor:
-        """Each token over its nodes, tile by tile: (b n d)."""
+        """Attention of each token over its nodes, tile by tile: (b n d)."""
         nodes, place, labels = (t.to(x.device) for t in work)
         states, real = (
             torch.cat([level.nodes for level in levels], 1),
@@ -125,12 +123,14 @@ class BPTransformer(Mixer):
             -1, place.clamp(min=0).long().expand(*q.shape[:2], -1, -1, -1)
         )
         scores = (q @ k.transpose(-1, -2) + told) * q.shape[-1] ** -0.5
-        scores = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen, 0)  # finite, then dropped
+        scores = scores.masked_fill(~keep, -torch.inf).masked_fill(
+            ~seen, 0
+        )  # finite for empty rows, which become zero below
         y = (scores.softmax(-1) * seen) @ v
         return y.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)[:, : x.shape[1]]
 
 
-def _joined(held: SpanLevel | None, nodes: Tensor, count: Tensor) -> SpanLevel:
+def _extend_level(held: SpanLevel | None, nodes: Tensor, count: Tensor) -> SpanLevel:
     if held is None:
         return SpanLevel(0, nodes, count)
     return SpanLevel(
@@ -139,13 +139,15 @@ def _joined(held: SpanLevel | None, nodes: Tensor, count: Tensor) -> SpanLevel:
 
 
 def _parents(nodes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Two and two: the mean over the tokens that are there.  An odd one at the end is its parent's only child."""
+    """Merge pairs of nodes into their mean over unmasked tokens. An odd last node is its parent's only child."""
     odd = nodes.shape[1] % 2
     nodes, count = (
         F.pad(nodes, (0, 0, 0, odd)).unflatten(1, (-1, 2)),
         F.pad(count, (0, odd)).unflatten(1, (-1, 2)),
     )
-    count = count.to(torch.promote_types(nodes.dtype, torch.float32))  # 16 bits cannot count far
+    count = count.to(
+        torch.promote_types(nodes.dtype, torch.float32)
+    )  # 16-bit floats cannot count far
     total = count.sum(2)
     share = (count / total.clamp(min=1)[..., None]).to(nodes.dtype)
     return (nodes * share[..., None]).sum(2), total

@@ -15,10 +15,16 @@ from regard.mixer import MultiHead
 
 
 def collaborate(mixer: MultiHead, width: int, *, rounds: int = 100, seed: int = 0) -> MultiHead:
-    """A multi-head layer whose heads share `width` dimensions of queries and keys, near to the one given.
+    """Convert a multi-head layer into one whose heads share `width` dimensions of queries and keys.
 
-    Head i of the old layer scores by x W_q^i (W_k^i)ᵀ xᵀ.  These h matrices (d d) are written as A diag(m_i) Bᵀ with one A
-    and one B for all, by alternating least squares; the width h e gives them back exactly, less is an approximation.
+    The scores of head i are x W_q^i (W_k^i)ᵀ xᵀ. These h matrices (d d) are approximated by A diag(m_i) Bᵀ, with A and B common to
+    all heads, by alternating least squares. With width = h e the result is exact.
+
+    Args:
+        mixer: Softmax attention with linear projections and without a bias or rotary embedding.
+        width: Width of the shared projections.
+        rounds: Rounds of least squares.
+        seed: Seed of the initial directions.
     """
     check_int(1, width=width, rounds=rounds)
     if (
@@ -26,23 +32,17 @@ def collaborate(mixer: MultiHead, width: int, *, rounds: int = 100, seed: int = 
         or not isinstance(mixer.inner, SoftmaxAttention)
         or mixer.kv_heads != mixer.heads
     ):
-        raise Unsupported(
-            "only softmax attention in MultiHead, with as many heads of keys as of queries, can be shared out"
-        )
+        raise Unsupported("collaborate needs a MultiHead of softmax attention without kv_heads")
     if mixer.rotary is not None:
-        raise Unsupported(
-            "its queries and keys are turned by their positions, so that its scores are no one bilinear form"
-        )
+        raise Unsupported("collaborate needs bilinear scores, but rotary depends on positions")
     q, k = mixer.q, mixer.k
     if not isinstance(q, nn.Linear) or not isinstance(k, nn.Linear):
-        raise Unsupported("only a layer with plain projections can be shared out")
+        raise Unsupported("collaborate needs linear projections of queries and keys")
     if q.bias is not None:
-        raise Unsupported(
-            "the projections have a bias, which a shared bilinear form has no place for"
-        )
+        raise Unsupported("collaborate needs projections without a bias")
     by_head = [w.detach().double().unflatten(0, (mixer.heads, -1)) for w in (q.weight, k.weight)]
     inner = deepcopy(mixer.inner)
-    if inner.scale is None:  # that of the old width, for the new one is another
+    if inner.scale is None:  # keep the scale of the old width
         inner.scale = (mixer.dim // mixer.heads) ** -0.5
     new = MultiHead(mixer.dim, mixer.heads, inner, causal=mixer.causal)
     mixing, left, right = _common_factors(*by_head, width, rounds, seed)
@@ -76,20 +76,20 @@ def _common_factors(
         for x in (whole.transpose(0, 1), whole.permute(2, 0, 1))
     )
     for _ in range(rounds):
-        mixing = _solved(torch.einsum("hdf,dw,fw->hw", whole, left, right), left, right)
-        left = _solved(torch.einsum("hdf,hw,fw->dw", whole, mixing, right), mixing, right)
-        right = _solved(torch.einsum("hdf,hw,dw->fw", whole, mixing, left), mixing, left)
+        mixing = _solve_factor(torch.einsum("hdf,dw,fw->hw", whole, left, right), left, right)
+        left = _solve_factor(torch.einsum("hdf,hw,fw->dw", whole, mixing, right), mixing, right)
+        right = _solve_factor(torch.einsum("hdf,hw,dw->fw", whole, mixing, left), mixing, left)
     return mixing, left, right
 
 
 def _main_directions(x: Tensor, width: int, make: torch.Generator) -> Tensor:
-    """The first left singular vectors of x (d ...), and random ones beyond them: (d width)."""
+    """Leading left singular vectors of x (d ...), filled up with random vectors: (d width)."""
     found = torch.linalg.svd(x, full_matrices=False).U[:, :width]
     more = torch.randn(len(x), width - found.shape[1], dtype=x.dtype, generator=make)
     return torch.cat((found, more), 1)
 
 
-def _solved(product: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """The best third factor for two that are fixed: product (… w) by the Gram matrix (w w) of the two."""
+def _solve_factor(product: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """Least-squares solution for the third factor: product (… w) times the inverse Gram matrix (w w) of the other two."""
     gram = (one.T @ one) * (other.T @ other)
     return torch.linalg.lstsq(gram, product.T).solution.T

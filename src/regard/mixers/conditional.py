@@ -14,10 +14,17 @@ from regard.prior import ConditionalPrior
 
 
 class TaskAttention(Mixer):
-    """softmax(q kᵀ / √e + M(z)) v with z the learned vector of a task (Pilault et al. 2021, arXiv 2009.09139).
+    """softmax(q kᵀ / √e + M(z)) v with a learned vector z for each task (Pilault et al. 2021, arXiv 2009.09139).
 
-    `mixer.of(task)` is the same mixer, with the same parameters, for that task: a number, or one for each example, (b).
-    Called as it is, it serves task 0.
+    `mixer.for_task(task)` is a copy for that task which shares the parameters. The mixer itself is for task 0.
+
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        length: Maximum length.
+        blocks: Blocks on the diagonal of the bias M.
+        tasks: Number of tasks.
+        causal: Attend to earlier tokens only.
     """
 
     def __init__(
@@ -25,10 +32,10 @@ class TaskAttention(Mixer):
     ) -> None:
         check_int(1, length=length, blocks=blocks, tasks=tasks)
         if blocks > length:
-            raise ValueError(f"blocks must be at most length, {length}, not {blocks}")
+            raise ValueError(f"blocks must be at most length={length}, not {blocks}")
         can = Can(
             length=f"its blocks were built for {length} positions",
-            cross="its blocks pair the positions of one sequence",
+            cross="its bias relates the positions of one sequence",
         )
         super().__init__(dim, can=can, causal=causal, length=length)
         self.heads = MultiHead(dim, heads, SoftmaxAttention(), causal=causal)
@@ -36,27 +43,22 @@ class TaskAttention(Mixer):
         self.prior = ConditionalPrior(length, blocks, dim)
         self.task = torch.tensor(0)
 
-    def of(self, task: int | Tensor) -> TaskAttention:
-        """For this task, or for these, one for each example."""
-        tasks = self.vectors.num_embeddings
-        whole = isinstance(task, int) and not isinstance(task, bool)
-        found = task if isinstance(task, Tensor) else torch.tensor(task if whole else -1)
-        if (
-            found.dtype != torch.long
-            or found.dim() > 1
-            or found.numel() == 0
-            or found.min() < 0
-            or found.max() >= tasks
-        ):
+    def for_task(self, task: int | Tensor) -> TaskAttention:
+        """The mixer for a task: a number, or a tensor (b) with one for each example."""
+        last = self.vectors.num_embeddings - 1
+        is_int = isinstance(task, int) and not isinstance(task, bool)
+        tasks = task if isinstance(task, Tensor) else torch.tensor(task if is_int else -1)
+        valid = tasks.dtype == torch.long and tasks.dim() <= 1 and tasks.numel() > 0
+        if not valid or tasks.min() < 0 or tasks.max() > last:
             raise ValueError(
-                f"task must be a number from 0 to {tasks - 1}, or a tensor of one for each example, not {task!r}"
+                f"task must be a number from 0 to {last}, or a tensor (b) of them, not {task!r}"
             )
         other = copy(self)
-        other.task = found
+        other.task = tasks
         return other
 
     def initial_state(self) -> State:
-        """An empty cache of keys and values."""
+        """Empty KV cache."""
         return self.heads.initial_state()
 
     def mix(
@@ -64,14 +66,16 @@ class TaskAttention(Mixer):
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         if self.task.dim() and len(self.task) != x.shape[0]:
-            raise ValueError(f"there are {x.shape[0]} examples, and the tasks of {len(self.task)}")
+            raise ValueError(
+                f"The batch has {x.shape[0]} examples but for_task got {len(self.task)} tasks."
+            )
         y, state = self._attention()(
             *self.heads.project(x, None), causal=self.causal, mask=mask, state=state
         )
         return self.heads.out(merge_heads(y)), state
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The map of the task."""
+        """Attention map for the task."""
         q, k, v = self.heads.project(x, None)
         return self._attention()(q, k, identity_values(k, v), causal=self.causal, mask=mask)[0]
 

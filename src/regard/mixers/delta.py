@@ -17,18 +17,21 @@ class DeltaRule(Recurrence):
     """DeltaNet (Yang et al. 2024, arXiv 2406.06484; the rule is of Schlag et al. 2021, arXiv 2102.11174).
 
     S_i = S_{i−1} + β_i k_i (v_i − S_{i−1}ᵀ k_i)ᵀ and head_i = S_iᵀ q_i, with β_i = σ(w·x_i) in each head; q, k and v pass a
-    short convolution and swish, and q and k are of length 1; out = W⁰ RMSNorm(head).
+    short convolution and swish, and q and k have length 1; out = W⁰ RMSNorm(head).
 
-    convolution   over so many tokens, the last of which is the token itself; 0: none
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        convolution: Kernel size of the causal convolution; 0 for none.
+        causal: Must be True.
+        chunk: Tokens processed at once.
     """
 
     def __init__(
         self, dim: int, heads: int, *, convolution: int = 4, causal: bool = True, chunk: int = 64
     ) -> None:
         super().__init__(dim, heads, delta, causal=causal, chunk=chunk)
-        self.can = self.can & Can(
-            onnx="ONNX has no triangular solve, by which the tokens of a chunk read what others wrote"
-        )
+        self.can = self.can & Can(onnx="ONNX has no triangular solve, which its chunks need")
         check_int(0, convolution=convolution)
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
         self.rate = nn.Linear(dim, heads, bias=False)
@@ -36,7 +39,7 @@ class DeltaRule(Recurrence):
         self.norm = nn.RMSNorm(dim // heads, eps=1e-5)
 
     def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
-        """Keys, queries, values and β.  The past is the last few tokens' projections."""
+        """Queries, keys, values and β. The carried state holds the inputs of the convolution."""
         qkv = torch.cat([f(x) for f in (self.q, self.k, self.v)], -1)
         if self.convolution is not None:
             qkv, past = self.convolution(qkv, past)
@@ -45,19 +48,19 @@ class DeltaRule(Recurrence):
         return RecurrenceInputs(q, k, v, self.rate(x).sigmoid().transpose(1, 2)), past
 
     def project_output(self, y: Tensor, x: Tensor) -> Tensor:
-        """Normalise each head, and project."""
+        """Normalise each head and project."""
         return self.out(merge_heads(self.norm(y)))
 
 
 class ShortConvolution(nn.Module):
-    """y_i = Σ_s w_s ∘ x_{i−s}, over the token itself and the size − 1 before it; zeros stand before the first."""
+    """Causal depth-wise convolution: y_i = Σ_s w_s ∘ x_{i−s}, s = 0 .. size − 1, with zero padding."""
 
     def __init__(self, width: int, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, width).uniform_(-(size**-0.5), size**-0.5))
 
     def forward(self, x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x (b n width), the tokens before it (b size-1 width) or None for zeros -> (b n width), and the last tokens."""
+        """x (b n width) and the tokens before it (b size-1 width), or None for zeros -> (b n width) and the last tokens."""
         size, n = len(self.weight), x.shape[1]
         x = F.pad(x, (0, 0, size - 1, 0)) if past is None else torch.cat((past, x), 1)
         y = x[:, size - 1 :] * self.weight[0]

@@ -13,10 +13,15 @@ from regard.mixer import Can, Mixer, State, check_batch, check_heads
 class DynamicConv(Mixer):
     """out = W⁰ y with y_ic = Σ_j softmax_j(W z_i)_{h(c) j} z_{i+j−⌈(k+1)/2⌉, c} and z = GLU(W x), j = 1 .. k.
 
-    The d / heads channels of a head share one kernel.  Causal: the kernel ends at the token itself.  What lies outside the
-    sequence is zero, and its weight is lost, as in the paper.
+    The d / heads channels of a head share one kernel. If causal, the kernel ends at the token itself. As in the paper, the
+    sequence is padded with zeros, whose weights are lost.
 
-    dynamic   False: the paper's lightweight convolution, whose kernels are learned, and the same for all tokens
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        kernel: Kernel size.
+        dynamic: Predict the kernel from each token. False: learn it, the paper's lightweight convolution.
+        causal: Convolve with earlier tokens only.
     """
 
     def __init__(
@@ -26,25 +31,25 @@ class DynamicConv(Mixer):
         check_int(1, kernel=kernel)
         super().__init__(
             dim,
-            can=Can(cross="a kernel runs over neighbours, which are of one sequence"),
+            can=Can(cross="the kernel slides over one sequence"),
             causal=causal,
         )
         self.heads, self.kernel = heads, kernel
-        self.before = kernel - 1 if causal else kernel // 2  # taps before the token itself
+        self.before = kernel - 1 if causal else kernel // 2  # taps before the token
         self.up, self.out = nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
         self.taps = (
             nn.Linear(dim, heads * kernel, bias=False) if dynamic else StaticKernels(heads * kernel)
         )
 
     def initial_state(self) -> State:
-        """Nothing yet."""
+        """State before the first token."""
         return (None,)
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
-        """(b n d) -> (b n d); a stream keeps the last kernel − 1 tokens."""
-        z = self._gated(x, mask)
+        """(b n d) -> (b n d). The state holds the last kernel − 1 tokens."""
+        z = self._apply_glu(x, mask)
         past = None if state is None else state[0]
         if past is None:
             past = z.new_zeros(z.shape[0], self.before, self.dim)
@@ -58,15 +63,15 @@ class DynamicConv(Mixer):
         )
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The kernels, laid out as a band: (b h n n)."""
+        """The kernels as a band matrix, (b h n n)."""
         n = x.shape[1]
-        kernels = self._kernels(self._gated(x, mask)).transpose(1, 2)  # (b h n k)
+        kernels = self._kernels(self._apply_glu(x, mask)).transpose(1, 2)  # (b h n k)
         at = torch.arange(n, device=x.device)[:, None] + torch.arange(self.kernel, device=x.device)
         wide = kernels.new_zeros(*kernels.shape[:3], n + self.kernel - 1)
         wide = wide.scatter(3, at.expand_as(kernels), kernels)[..., self.before : self.before + n]
         return wide if mask is None else wide * mask[:, None, None]
 
-    def _gated(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _apply_glu(self, x: Tensor, mask: Tensor | None) -> Tensor:
         z = F.glu(self.up(x), -1)
         return z if mask is None else z.masked_fill(~mask[..., None], 0)
 
@@ -75,7 +80,7 @@ class DynamicConv(Mixer):
         return self.taps(z).unflatten(-1, (self.heads, -1)).softmax(-1)
 
     def _convolve(self, window: Tensor, kernels: Tensor) -> Tensor:
-        """(b n+k−1 h e) and (b n h k) -> (b n h e): tap by tap, so that no tensor is k times as large."""
+        """(b n+k−1 h e) and (b n h k) -> (b n h e), tap by tap to avoid a tensor k times as large."""
         n = kernels.shape[1]
         out = torch.zeros_like(window[:, :n])
         for j in range(self.kernel):
@@ -84,7 +89,7 @@ class DynamicConv(Mixer):
 
 
 class StaticKernels(nn.Module):
-    """Kernels that depend on no token: (b n d) -> (b n h*k), always the same."""
+    """Learned kernels, the same for all tokens: (b n d) -> (b n h*k)."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

@@ -18,16 +18,25 @@ READS_ALL = "its global tokens read the whole sequence"
 
 
 class ETC(Mixer):
-    """Ainslie et al. 2020, arXiv 2004.08483.  The first `globals` tokens are the global input, the others the long input:
+    """Extended Transformer Construction (Ainslie et al. 2020, arXiv 2004.08483).
+
+    The first `globals` tokens are the global input, the others the long input:
 
         long i:     one softmax over the global tokens and the long ones within `radius`      (l2g, l2l)
         global i:   one softmax over all tokens                                               (g2g, g2l)
 
-    of q_i · (k_j + a) / √e, with a vector a for the label of the pair; see `RelativeLabels`.
+    of q_i · (k_j + a) / √e, with a learned vector a for the label of the pair; see `RelativeLabels`.
 
-    shared   one projection each to queries, keys, values and output; else queries and output have one for each kind of
-             token, and keys and values one for each of the four pieces
-    masks    patterns over all positions that cut down the pieces, by the names "g2g", "g2l", "l2g" and "l2l"
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        globals: Number of global tokens.
+        radius: Window of the long tokens, on each side (±radius).
+        clip: Largest relative distance with its own label.
+        segment: Long tokens per global token. Default: they do not belong together.
+        shared: Use one set of projections. False: queries and output have one per kind of token, keys and values one for each
+            of the four pieces.
+        masks: Patterns over all positions that restrict the pieces "g2g", "g2l", "l2g" and "l2l".
     """
 
     def __init__(
@@ -47,7 +56,7 @@ class ETC(Mixer):
         labels = partial(
             RelativeLabels, heads, dim // heads, globals=globals, clip=clip, segment=segment
         )
-        cut = _checked(masks or {})
+        cut = _piece_patterns(masks or {})
         first = Keys(0, globals)
         near = SoftmaxAttention(
             (Band(radius, radius) & ~first & cut["l2l"]) | (first & cut["l2g"]), labels()
@@ -89,7 +98,7 @@ class ETC(Mixer):
         return torch.cat((z, y[:, self.globals :]), 1), None
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The maps of both, one below the other."""
+        """Attention map: the rows of the global tokens, then those of the long ones."""
         near = self.long.weights(x, None, mask)
         if self.all is None:
             return near
@@ -98,20 +107,19 @@ class ETC(Mixer):
         )
 
 
-def _checked(masks: Mapping[str, Pattern]) -> dict[str, Pattern]:
-    """A pattern for each of the four pieces: the one given, or all."""
+def _piece_patterns(masks: Mapping[str, Pattern]) -> dict[str, Pattern]:
+    """The pattern of each of the four pieces; `Full()` if it is not in `masks`."""
     pieces = ("g2g", "g2l", "l2g", "l2l")
     for name, pattern in masks.items():
         if name not in pieces:
             raise ValueError(f"masks has no piece {name!r}: {did_you_mean(name, pieces)}")
         if not isinstance(pattern, Pattern):
-            raise ValueError(f"the mask of {name} must be a Pattern, not {pattern!r}")
+            raise ValueError(f"masks[{name!r}] must be a Pattern, not {pattern!r}")
     return {name: masks.get(name, Full()) for name in pieces}
 
 
 class GlobalLocalLinear(nn.Module):
-    """(b n d) -> (b n d): one matrix for the first `globals` tokens and another for the others.  Stands in the place of a
-    projection of `MultiHead`."""
+    """A linear layer with one matrix for the first `globals` tokens and another for the others: (b n d) -> (b n d)."""
 
     def __init__(self, dim: int, globals: int) -> None:
         super().__init__()
@@ -123,11 +131,11 @@ class GlobalLocalLinear(nn.Module):
 
 
 class SharedModule(nn.Module):
-    """What another module does, without its parameters being counted, or saved, a second time."""
+    """Calls another module without registering it, so that its parameters are counted and saved once."""
 
     def __init__(self, other: nn.Module) -> None:
         super().__init__()
-        self.other = (other,)  # in a tuple it is not registered
+        self.other = (other,)  # a tuple hides it from nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
         return self.other[0](x)

@@ -15,7 +15,7 @@ WHOLE = "the Fourier transform runs over the whole sequence"
 
 
 class FourierMixer(Mixer):
-    """out = Re F_n F_d x, with F the unnormalised discrete transform over tokens and over width
+    """FNet: out = Re F_n F_d x, with the unnormalised discrete Fourier transforms over tokens and channels
     (Lee-Thorp et al. 2021, arXiv 2105.03824)."""
 
     def __init__(self, dim: int, *, causal: bool = False) -> None:
@@ -24,7 +24,7 @@ class FourierMixer(Mixer):
             cross=WHOLE,
             mask=WHOLE,
             stream=WHOLE,
-            maps="it mixes widths as well as tokens",
+            maps="it mixes channels as well as tokens",
         )
         super().__init__(dim, can=can, causal=causal)
 
@@ -42,8 +42,10 @@ class FourierMixer(Mixer):
 
 
 class _Transform(torch.autograd.Function):
-    """Re F_n F_d x, of which half is enough: Y_kj of real x is the conjugate of Y_-k,-j.  It is its own backward pass, for
-    cos(2π (ik/n + jl/d)) is the same from either side."""
+    """Re F_n F_d x from half of the spectrum: for real x, Y_kj is the conjugate of Y_-k,-j.
+
+    The function is symmetric, cos(2π (ik/n + jl/d)), so it is its own backward pass.
+    """
 
     generate_vmap_rule = True
 
@@ -54,7 +56,7 @@ class _Transform(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Nothing is kept."""
+        """Nothing to save."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -10,17 +10,22 @@ from regard.attentions import SoftmaxAttention
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, MultiHead, State, merge_heads, split_heads
 
-POOLS_FUTURE_TOKENS = "a pooled query holds tokens that come later"
+POOLS_FUTURE_TOKENS = "a pooled query contains later tokens"
 
 
 class FunnelMixer(Mixer):
-    """Dai et al. 2020, arXiv 2006.03236: h' = means of `stride` tokens in a row, y = MultiHead(h', x, x), and y_i is repeated
-    for each token of its run.
+    """Dai et al. 2020, arXiv 2006.03236: h' = mean of `stride` consecutive tokens, y = MultiHead(h', x, x), and each y_i is
+    repeated for the tokens it stands for.
 
-    `mix` gives the repeated answers alone: the block around a mixer adds x.  `pooled` gives what a stack of shorter layers
-    goes on with, and `up` brings it back.
+    `mix` returns the repeated outputs; the block around the mixer adds x. `shorten` returns the input of the next, shorter
+    layer, and `upsample` restores the length.
 
-    cls   the first token is kept by itself, and runs begin after it
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        stride: Tokens per query.
+        cls: Keep the first token unpooled.
+        causal: Not supported.
     """
 
     def __init__(
@@ -34,16 +39,16 @@ class FunnelMixer(Mixer):
         self.ask = MultiHead(dim, heads, SoftmaxAttention())
 
     def pool(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The means of the real tokens of each run, x (b n d) -> (b p d), and which runs hold one, mask (b n) -> (b p)."""
+        """Mean of each run of tokens (b p d), and the mask (b p); see `pool_tokens`."""
         return pool_tokens(x, mask, self.stride, cls=self.cls)
 
-    def up(self, y: Tensor, n: int, x: Tensor | None = None) -> Tensor:
-        """Each of the pooled tokens y (b p d) once for every token of its run, (b n d); x (b n d) is added, as a residual."""
+    def upsample(self, y: Tensor, n: int, x: Tensor | None = None) -> Tensor:
+        """Repeat pooled tokens y (b p d) to n tokens, and add the residual x (b n d)."""
         out = upsample_tokens(y, n, self.stride, cls=self.cls)
         return out if x is None else x + out
 
-    def pooled(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """h' + MultiHead(h', x, x), (b p d), and the mask (b p) that goes with it: what the next, shorter layer reads."""
+    def shorten(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """h' + MultiHead(h', x, x), (b p d), and its mask (b p): the input of the next, shorter layer."""
         x, _ = self._check_inputs(x, None, mask, None)
         short, held = self.pool(x, mask)
         return short + self.ask.mix(short, x, mask, None)[0], held
@@ -54,23 +59,30 @@ class FunnelMixer(Mixer):
         """(b n d) -> (b n d)."""
         short, _ = self.pool(x, mask if context is None else None)
         y, _ = self.ask.mix(short, x if context is None else context, mask, None)
-        return self.up(y, x.shape[1]), None
+        return self.upsample(y, x.shape[1]), None
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The map of the pooled queries, row by row repeated."""
+        """Attention map of the pooled queries, with rows repeated."""
         short, _ = self.pool(x, mask if context is None else None)
         found = self.ask.weights(short, x if context is None else context, mask)
-        return split_heads(self.up(merge_heads(found), x.shape[1]), found.shape[1])
+        return split_heads(self.upsample(merge_heads(found), x.shape[1]), found.shape[1])
 
 
 def pool_tokens(
     x: Tensor, mask: Tensor | None, stride: int, *, cls: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The means of the real tokens of each run of `stride`, x (b n d) -> (b p d), and which runs hold one, mask (b n) -> (b p).
+    """Mean of the unmasked tokens in each run of `stride`.
 
-    cls   the first token is a run by itself
+    Args:
+        x: Tokens (b n d).
+        mask: (b n), True = keep.
+        stride: Tokens per run.
+        cls: Give the first token a run of its own.
+
+    Returns:
+        Means (b p d), and the mask (b p) of runs with at least one unmasked token.
     """
-    front = stride - 1 if cls else 0  # so that the first token ends a run of its own
+    front = stride - 1 if cls else 0  # so that the first run ends with the first token
     real = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
     back = -(x.shape[1] + front) % stride
     runs = F.pad(real, (front, back)).unflatten(1, (-1, stride))
@@ -85,6 +97,6 @@ def pool_tokens(
 
 
 def upsample_tokens(y: Tensor, n: int, stride: int, *, cls: bool) -> Tensor:
-    """Each of the pooled tokens y (b p d) once for every token of its run, (b n d)."""
+    """Repeat pooled tokens y (b p d) for every token of their run: (b n d)."""
     front = stride - 1 if cls else 0
     return y[:, (torch.arange(n, device=y.device) + front) // stride]

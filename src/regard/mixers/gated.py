@@ -13,7 +13,7 @@ from regard.mixers.recurrence import Recurrence, RecurrenceInputs, RecurrenceSta
 from regard.numerics import at_least_float32
 from regard.update import decay, diagonal_decay
 
-LEAST_MASS = 1e-6  # below it next to nothing has entered
+MIN_MASS = 1e-6  # lower bound of the total weight that entered the state
 
 
 class GatedLinear(Recurrence):
@@ -22,8 +22,13 @@ class GatedLinear(Recurrence):
     S_i = diag(α_i) S_{i−1} + k_i v_iᵀ and head_i = S_iᵀ q_i, with α_i = σ(W² W¹ x_i + b)^(1/16);
     out = W⁰ (swish(W^r x + b^r) ∘ LayerNorm(head)).
 
-    key     the width of a head's keys and queries, half of that of its values unless given
-    rank    the width between the two matrices of the gate
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        key: Width of keys and queries in each head. Default: half the width of the values.
+        rank: Rank of the gate's projection.
+        causal: Must be True.
+        chunk: Tokens processed at once.
     """
 
     def __init__(
@@ -46,14 +51,14 @@ class GatedLinear(Recurrence):
         self.norm = nn.GroupNorm(heads, dim)
 
     def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
-        """Keys, queries, values and log α."""
+        """Queries, keys, values and log α."""
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
         return RecurrenceInputs(
             q, k, v, split_heads(F.logsigmoid(at_least_float32(self.forget(x))) / 16, self.heads)
         ), None
 
     def project_output(self, y: Tensor, x: Tensor) -> Tensor:
-        """Normalise each head, gate, and project."""
+        """Normalise each head, gate and project."""
         y = self.norm(merge_heads(y).flatten(0, 1)).unflatten(0, x.shape[:2])
         return self.out(F.silu(self.gate(x)) * y)
 
@@ -64,7 +69,14 @@ class GatedRandomFeatures(Recurrence):
     S_i = g_i S_{i−1} + (1 − g_i) phi(k_i) v_iᵀ and z_i = g_i z_{i−1} + (1 − g_i) phi(k_i), with g_i = σ(w·x_i + b) in each
     head; out = W⁰ S_iᵀ phi(q_i) / z_i·phi(q_i).
 
-    features  so many random rows, and twice as many features
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        features: Random projections; each gives a sine and a cosine.
+        seed: Seed of the features.
+        redraw: Draw new features every `redraw` training calls. Default: never.
+        causal: Must be True.
+        chunk: Tokens processed at once.
     """
 
     def __init__(
@@ -93,11 +105,11 @@ class GatedRandomFeatures(Recurrence):
         self.gate = nn.Linear(dim, heads)
 
     def initial_state(self) -> RecurrenceState:
-        """Nothing was read, but this is a stream: rows stay as they are."""
+        """State before the first token; () instead of None so that a stream never redraws features."""
         return RecurrenceState((), None)
 
     def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
-        """Features of keys and queries, values, log g and 1 − g."""
+        """Features of queries and keys, values, log g and 1 − g."""
         if self.training and past is None:
             self.feature.advance()
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
@@ -109,9 +121,9 @@ class GatedRandomFeatures(Recurrence):
         )
         stayed = (
             stays.cumsum(2) if not past else past[0] + stays.cumsum(2)
-        )  # log of what is left of nothing
+        )  # log of the product of all gates
         return RecurrenceInputs(
-            phi_q, phi_k, v, stays, enters, (-torch.expm1(stayed)).clamp(min=LEAST_MASS)
+            phi_q, phi_k, v, stays, enters, (-torch.expm1(stayed)).clamp(min=MIN_MASS)
         ), (stayed[..., -1:],)
 
     def project_output(self, y: Tensor, x: Tensor) -> Tensor:

@@ -10,17 +10,20 @@ from regard.cells.draw import DrawFilters, FilterBank, read_patch, write_patch
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, State
 
-WHOLE = "the glimpse is placed by all tokens together"
+WHOLE = "all tokens together decide where the filters are"
 
 
 class GlimpseRead(Mixer):
-    """out = γ F_Yᵀ (F_Y x F_Xᵀ) F_X: the patch that is read, laid back where it was seen.
+    """DRAW's read operation: out = γ F_Yᵀ (F_Y x F_Xᵀ) F_X, the patch that is read, written back in place.
 
-    The filters are placed by the mean of all tokens.  With a memory, they are placed by the mean of x, read the image of the
-    memory, and lay the patch where it would stand on that of x.
+    The mean of x sets the position of the filters. With a context, they read the image of the context, and the patch is written
+    to the same position of the image of x.
 
-    patch   N: there are N × N filters
-    width   columns of the image; a last row may be short
+    Args:
+        dim: Model width.
+        patch: Rows and columns of the filter grid.
+        width: Columns of the image; the last row may be incomplete.
+        causal: Not supported.
     """
 
     def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
@@ -34,10 +37,11 @@ class GlimpseRead(Mixer):
         """(b n d) -> (b n d)."""
         source, here, there = self._filters(x, context, mask)
         patch = read_patch(_image(source, self.width), there)
-        return _tokens(_lay(patch, here), x.shape[1]), None
+        image = here.rows[:, None].mT @ patch @ here.columns[:, None]  # keeps the intensity γ
+        return _tokens(image, x.shape[1]), None
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """(b 1 n m): γ times the product over rows of one over columns."""
+        """(b 1 n m): γ times the product of a map over rows and one over columns."""
         if not x.numel():
             return x.new_zeros(
                 x.shape[0], 1, x.shape[1], (x if context is None else context).shape[1]
@@ -54,22 +58,26 @@ class GlimpseRead(Mixer):
     def _filters(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, DrawFilters, DrawFilters]:
-        """What is read, and the filters of x and of it."""
+        """The tokens that are read, the filters for x and the filters for those tokens."""
         source = x if context is None else context
         state = _mean(x, mask if context is None else None)
-        there = _placed(self.bank, state, source.shape[1], self.width, mask)
-        here = there if context is None else _placed(self.bank, state, x.shape[1], self.width, None)
+        there = _build_filters(self.bank, state, source.shape[1], self.width, mask)
+        here = (
+            there
+            if context is None
+            else _build_filters(self.bank, state, x.shape[1], self.width, None)
+        )
         return source, here, there
 
 
 class GlimpseWrite(Mixer):
-    """out = 1/γ F_Yᵀ w F_X, with the patch w (N N d) = W s + b and the filters both from s, the mean of all tokens.
+    """DRAW's write operation: out = 1/γ F_Yᵀ w F_X; the patch w (N N d) = W s + b and the filters depend on s, the mean token.
 
-    With a memory, s is the mean of its tokens, and x tells no more than the size of the canvas.
+    With a context, s is the mean of the context, and only the shape of x matters.
     """
 
     def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
-        maps = "what is written comes from the mean of all tokens, and is not linear in them"
+        maps = "the output depends on the mean of all tokens, and not linearly"
         super().__init__(dim, can=Can(causal=WHOLE, stream=WHOLE, maps=maps), causal=causal)
         check_int(1, width=width)
         self.bank, self.draw, self.width = (
@@ -84,21 +92,21 @@ class GlimpseWrite(Mixer):
         """(b n d) -> (b n d)."""
         mean = _mean(x if context is None else context, mask)
         patch = self.draw(mean).unflatten(-1, (self.dim, self.bank.patch, self.bank.patch))
-        filters = _placed(
+        filters = _build_filters(
             self.bank, mean, x.shape[1], self.width, mask if context is None else None
         )
         return _tokens(write_patch(patch, filters), x.shape[1]), None
 
 
 def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """(b n d) -> (b d), over real tokens; left-out ones are zero already."""
+    """(b n d) -> (b d), the mean over unmasked tokens; masked ones are zero already."""
     return x.mean(1) if mask is None else x.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
-def _placed(
+def _build_filters(
     bank: FilterBank, state: Tensor, n: int, width: int, mask: Tensor | None
 ) -> DrawFilters:
-    """Filters for n tokens; an image ends with the row of its last real token."""
+    """Filters for n tokens; an image ends with the row of its last unmasked token."""
     height = (n + width - 1) // width
     if mask is None:
         return bank(state, height, width)
@@ -107,14 +115,9 @@ def _placed(
 
 
 def _image(x: Tensor, width: int) -> Tensor:
-    """(b n d) -> (b d height width), where a short last row is filled up with zeros."""
+    """(b n d) -> (b d height width), with an incomplete last row padded by zeros."""
     return F.pad(x, (0, 0, 0, -x.shape[1] % width)).mT.unflatten(2, (-1, width))
 
 
 def _tokens(image: Tensor, n: int) -> Tensor:
     return image.flatten(2).mT[:, :n]
-
-
-def _lay(patch: Tensor, filters: DrawFilters) -> Tensor:
-    """F_Yᵀ w F_X, the intensity left as it was read."""
-    return filters.rows[:, None].mT @ patch @ filters.columns[:, None]

@@ -13,19 +13,19 @@ from regard.errors import check_int, check_stream_length
 from regard.mixer import Can, Mixer, State, check_batch
 from regard.numerics import slice_dim, token_matmul
 
-OWN = "each position has gate weights of its own"
-NEARLY_ZERO = 1e-3
+OWN = "its gate has weights for each position of one sequence"
+INITIAL_SCALE = 1e-3  # of the gate's weights, times the length
 
 
 class GatedMLPState(NamedTuple):
-    """What a stream has seen: the normalised halves that gate, (b m hidden/2), and the state of the tiny attention."""
+    """The normalised gate inputs so far, (b m hidden/2), and the state of the small attention."""
 
     values: Tensor | None
     attention: State
 
 
 class TinyAttention(nn.Module):
-    """One head of softmax attention of any width: (b n d) -> (b n out)."""
+    """Single-head softmax attention of any width: (b n d) -> (b n out)."""
 
     def __init__(self, dim: int, width: int, out: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class TinyAttention(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | None, state: State, *, causal: bool
     ) -> tuple[Tensor, State]:
-        """The attention, and its next state."""
+        """Output and next state."""
         q, k, v = (f(x)[:, None] for f in (self.q, self.k, self.v))
         y, state = self.inner(q, k, v, causal=causal, mask=mask, state=state)
         return self.out(y[:, 0]), state
@@ -45,11 +45,15 @@ class TinyAttention(nn.Module):
 class GatedMLP(Mixer):
     """out = V (z₁ ⊙ (W norm(z₂) + b + attention(x))), [z₁ z₂] = gelu(U x), with W (length length) over positions.
 
-    W begins near zero and b at one, so that the gate is open at first.  Causal: W is lower triangular.  A shorter sequence
-    uses the first rows and columns of W.
+    W is initialised near zero and b to one, so that the gate starts open. If causal, W is lower triangular. Shorter sequences use
+    the first rows and columns of W.
 
-    hidden      width of U x, even
-    attention   0: none (gMLP); else the width of a tiny attention whose result is added to the gate (aMLP)
+    Args:
+        dim: Model width.
+        length: Maximum length.
+        hidden: Width of U x, even.
+        attention: Width of a small attention that is added to the gate (aMLP); 0 for none (gMLP).
+        causal: Mix with earlier tokens only.
     """
 
     def __init__(
@@ -64,20 +68,17 @@ class GatedMLP(Mixer):
         check_int(2, hidden=hidden)
         check_int(0, attention=attention)
         if hidden % 2:
-            raise ValueError(f"hidden must be even, since it is split in two, not {hidden}")
+            raise ValueError(f"hidden must be even, because it is split in half, not {hidden}")
         super().__init__(dim, can=can, causal=causal, length=length)
-        self.up, self.down, self.norm = (
-            nn.Linear(dim, hidden),
-            nn.Linear(hidden // 2, dim),
-            nn.LayerNorm(hidden // 2),
-        )
-        bound = NEARLY_ZERO / length
+        self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden // 2, dim)
+        self.norm = nn.LayerNorm(hidden // 2)
+        bound = INITIAL_SCALE / length
         self.weight = nn.Parameter(torch.empty(length, length).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.ones(length))
         self.attend = TinyAttention(dim, attention, hidden // 2) if attention else None
 
     def initial_state(self) -> GatedMLPState:
-        """Nothing yet."""
+        """State before the first token."""
         return GatedMLPState(
             None, None if self.attend is None else self.attend.inner.initial_state()
         )
@@ -107,7 +108,7 @@ class GatedMLP(Mixer):
         return torch.cat((state.values, gate), 1)
 
     def _spatial(self, gates: Tensor, n: int) -> Tensor:
-        """W z + b, for the last n of m positions: (b m c) -> (b n c)."""
+        """W z + b for the last n of m positions: (b m c) -> (b n c)."""
         m = gates.shape[1]
         weight = slice_dim(slice_dim(self.weight, 0, m - n, m), 1, 0, m)
         return token_matmul(

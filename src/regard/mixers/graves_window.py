@@ -1,4 +1,4 @@
-"""Graves' window as a mixer: each token moves a few Gaussian bells further over the memory (arXiv 1308.0850)."""
+"""Graves' window as a mixer: each token moves a mixture of Gaussians forward over the context (arXiv 1308.0850)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from regard.numerics import attention_mask
 
 
 class GaussianWindow(Mixer):
-    """out_t = Σ_u φ(t, u) memory_u, φ(t, u) = Σ_k α_k exp(−β_k (κ_k − u)²), κ_t = κ_{t−1} + step_t, u = 1 .. m.
+    """out_t = Σ_u φ(t, u) c_u, φ(t, u) = Σ_k α_k exp(−β_k (κ_k − u)²), κ_t = κ_{t−1} + step_t, u = 1 .. m.
 
-    α, β and the step are exp(W x_t + b).  Since they need no earlier window, κ is a running sum, and all tokens run at once.
+    c is the context, or x. α, β and the step are exp(W x_t + b), so κ is a cumulative sum, and all tokens run in parallel.
+
+    Args:
+        dim: Model width.
+        mixtures: Number of Gaussians K.
+        causal: Attend to earlier tokens only.
     """
 
     def __init__(self, dim: int, mixtures: int, *, causal: bool = False) -> None:
@@ -21,13 +26,13 @@ class GaussianWindow(Mixer):
         self.shape = WindowShape(dim, mixtures)
 
     def initial_state(self) -> State:
-        """Nothing yet."""
+        """State before the first token."""
         return (None, None)
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
-        """(b n d) and (b m d) -> (b n d); a stream keeps κ and all tokens."""
+        """(b n d) and (b m d) -> (b n d). The state holds κ and all tokens."""
         source = x if context is None else context
         kappa = None
         if state is not None and state[1] is not None:
@@ -37,7 +42,7 @@ class GaussianWindow(Mixer):
         return phi @ source, None if state is None else (kappa[:, -1:], source)
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """φ itself, (b 1 n m); its rows need not sum to one."""
+        """φ, (b 1 n m), whose rows need not sum to one."""
         return self._phi(x, x if context is None else context, None, mask, context is None)[0][
             :, None
         ]
@@ -45,7 +50,7 @@ class GaussianWindow(Mixer):
     def _phi(
         self, x: Tensor, source: Tensor, before: Tensor | None, mask: Tensor | None, own: bool
     ) -> tuple[Tensor, Tensor]:
-        """φ (b n m) and κ (b n K); `own`: the mask is over x, and a left-out token moves nothing."""
+        """φ (b n m) and κ (b n K). With `own`, the mask is over x, and masked tokens do not move the window."""
         shape: WindowParameters = self.shape(x)
         step = shape.step if mask is None or not own else shape.step * mask[..., None]
         kappa = step.cumsum(1) if before is None else before + step.cumsum(1)

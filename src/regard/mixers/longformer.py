@@ -1,4 +1,4 @@
-"""Longformer: a window for all, and marked tokens that see all, with projections of their own."""
+"""Longformer: a sliding window, and global tokens with their own projections."""
 
 from __future__ import annotations
 
@@ -11,36 +11,39 @@ from regard.pattern import GlobalMaskKeys, GlobalMaskQueries, Pattern
 
 
 class Longformer(Mixer):
-    """Beltagy et al. 2020, arXiv 2004.05150: y_i = window attention of token i, which also sees the marked tokens;
-    where i is marked, full attention with a second set of query, key and value projections instead.  The output projection
-    is one for both.
+    """Beltagy et al. 2020, arXiv 2004.05150.
 
-    local    the pattern of the others: a band, dilated perhaps, perhaps different for each head
-    bias     whether the projections have one
+    Tokens attend to a window and to the global tokens. Global tokens attend to all tokens, with a second set of query, key and
+    value projections. The output projection is shared.
+
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        local: Pattern of the window, possibly different for each head.
+        bias: Add a bias to the projections.
+        causal: Attend to earlier tokens only; there are no global tokens then.
     """
 
     def __init__(
         self, dim: int, heads: int, local: Pattern, *, bias: bool = False, causal: bool = False
     ) -> None:
         near = SoftmaxAttention(local if causal else local | GlobalMaskKeys())
-        can = (
-            Can(global_attention_mask="the causal form has a window only, as in the paper")
-            & near.can
-            if causal
-            else near.can
-        )
+        can = near.can
+        if causal:
+            can = (
+                Can(global_attention_mask="as in the paper, the causal form has a window only")
+                & can
+            )
         super().__init__(dim, can=can, causal=causal, length=near.length)
         self.local = MultiHead(dim, heads, near, bias=bias, causal=causal)
-        self.global_heads = (
-            None
-            if causal
-            else MultiHead(dim, heads, SoftmaxAttention(GlobalMaskQueries()), bias=bias)
-        )
-        if self.global_heads is not None:
+        self.global_heads = None
+        if not causal:
+            everything = SoftmaxAttention(GlobalMaskQueries())
+            self.global_heads = MultiHead(dim, heads, everything, bias=bias)
             self.global_heads.out = nn.Identity()
 
     def initial_state(self) -> State:
-        """The cache of the window."""
+        """Empty KV cache of the window."""
         return self.local.initial_state()
 
     def mix(
@@ -52,7 +55,7 @@ class Longformer(Mixer):
         global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        global_attention_mask = _real(global_attention_mask, mask)
+        global_attention_mask = _drop_masked(global_attention_mask, mask)
         y, state = self.local.mix_heads(x, context, mask, state, global_attention_mask)
         if global_attention_mask is not None and self.global_heads is not None:
             z, _ = self.global_heads.mix_heads(x, context, mask, None, global_attention_mask)
@@ -66,8 +69,8 @@ class Longformer(Mixer):
         mask: Tensor | None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """The map of the window; for marked tokens, that of their own attention."""
-        global_attention_mask = _real(global_attention_mask, mask)
+        """Attention map; the rows of global tokens come from their own projections."""
+        global_attention_mask = _drop_masked(global_attention_mask, mask)
         near = self.local.weights(x, context, mask, global_attention_mask=global_attention_mask)
         if global_attention_mask is None or self.global_heads is None:
             return near
@@ -77,8 +80,8 @@ class Longformer(Mixer):
         return torch.where(global_attention_mask[:, None, :, None], far, near)
 
 
-def _real(global_attention_mask: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    """A left-out token is nobody's global."""
+def _drop_masked(global_attention_mask: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """Masked tokens are not global."""
     return (
         global_attention_mask
         if global_attention_mask is None or mask is None

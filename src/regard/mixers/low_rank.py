@@ -11,7 +11,7 @@ from regard.pattern import Band
 
 
 def narrow_queries_and_keys(mixer: MultiHead, rank: int) -> MultiHead:
-    """The same with queries and keys of width `rank` in each head; values keep theirs."""
+    """Replace the projections of queries and keys by ones of width `rank` in each head, in place."""
     check_int(1, rank=rank)
     mixer.q, mixer.k = (nn.Linear(mixer.dim, mixer.heads * rank, bias=False) for _ in range(2))
     return mixer
@@ -34,7 +34,7 @@ class LowRankBand(Mixer):
         self.band.v, self.band.out = self.low.v, nn.Identity()
 
     def initial_state(self) -> State:
-        """The caches of both."""
+        """Empty KV caches of both parts."""
         return self.low.initial_state(), self.band.initial_state()
 
     def mix(
@@ -47,5 +47,5 @@ class LowRankBand(Mixer):
         return self.low.out(everywhere + near), (low, band)
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """A + B: rows sum to two."""
+        """A + B, whose rows sum to two."""
         return self.low.weights(x, context, mask) + self.band.weights(x, context, mask)

@@ -27,13 +27,11 @@ from regard.mixer import (
 from regard.numerics import at_least_float32, disable_autocast
 
 CHUNK = 64
-CAN = Can(maps="what is unpacked was projected twice and mixed over heads")
+CAN = Can(maps="the packed sequence is projected again and mixed over heads")
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
-    return torch.where(
-        x > 0, x + 1, x.clamp(max=0).exp()
-    )  # exp keeps the digits that elu(x) + 1 loses
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())  # more precise than elu(x) + 1
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -43,7 +41,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class LunaState(NamedTuple):
-    """Σ k_jᵀ a_j (b h e p), Σ a_jᵀ v_j (b h p e), and over how many tokens; None: none yet."""
+    """Σ k_jᵀ a_j (b h e p), Σ a_jᵀ v_j (b h p e), and the number of tokens; the sums are None before the first."""
 
     scores: Tensor | None
     values: Tensor | None
@@ -53,7 +51,7 @@ class LunaState(NamedTuple):
 class Luna(Mixer):
     """Ma et al. 2021, arXiv 2106.01540, with p (packed d) learned.
 
-    pack     y_p = softmax(p W_q (c W_k)ᵀ / √e) c W_v        c is memory, or x
+    pack     y_p = softmax(p W_q (c W_k)ᵀ / √e) c W_v        c is the context, or x
     unpack   y_x = MultiHead(x, y_p, y_p)
     """
 
@@ -78,7 +76,7 @@ class Luna(Mixer):
         *,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(y_x, y_p): the output, and what p (b packed d) of the layer before became, for the p of the layer after."""
+        """Output y_x, and the packed sequence y_p (b packed d), which is the p of the next layer."""
         x, context = self._check_inputs(x, context, mask, None)
         if p is not None:
             check_tokens(p, self.dim, "p")
@@ -92,14 +90,19 @@ class Luna(Mixer):
 
 
 class CausalLuna(Mixer):
-    """The causal form of Luna.  With a_j = ω(p W_p (x_j W_c)ᵀ / √e) for token j, and t tokens up to i:
+    """Causal Luna. With a_j = ω(p W_p (x_j W_c)ᵀ / √e) for token j, and t tokens up to i:
 
-        w_i = softmax(q_i Σ_{j≤i} k_jᵀ a_j / t √e)        the sums stand for a pack of the past
+        w_i = softmax(q_i Σ_{j≤i} k_jᵀ a_j / t √e)
         out_i = w_i Σ_{j≤i} a_jᵀ v_j / t
 
-    A softmax over the tokens would see the future.  There is no packed sequence for a next layer: it would hold all tokens.
+    ω replaces the softmax over tokens, which would see the future. There is no packed sequence for the next layer, because it
+    would contain all tokens.
 
-    activation   ω: "softplus", with base 2, so that a score of 0 weighs 1; or "elu", which is elu + 1
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        packed: Length of the packed sequence.
+        activation: ω: "softplus" (base 2, so that a score of 0 has weight 1) or "elu" (elu + 1).
     """
 
     def __init__(self, dim: int, heads: int, *, packed: int, activation: str = "softplus") -> None:
@@ -114,7 +117,7 @@ class CausalLuna(Mixer):
         )
 
     def initial_state(self) -> LunaState:
-        """No token yet."""
+        """State before the first token."""
         return LunaState(None, None, 0)
 
     def mix(
@@ -129,7 +132,7 @@ class CausalLuna(Mixer):
         if scores is not None:
             check_batch(scores, k)
         p = at_least_float32(split_heads(self.pack_q(self.p)[None], self.heads))
-        with disable_autocast(x):  # long sums need their digits
+        with disable_autocast(x):  # long sums need precision
             scale = 1 / math.sqrt(q.shape[-1])
             pack = c @ p.transpose(-1, -2) * scale
             pack = ACTIVATIONS[self.activation](pack)  # (b h n p)
@@ -137,16 +140,16 @@ class CausalLuna(Mixer):
             if mask is not None:
                 pack, count = pack * mask[:, None, :, None], mask.cumsum(1)
             count = count.clamp(min=1)[:, None, :, None].to(q.dtype)
-            found, scores = past_sums(q * scale, k, pack, scores)
-            out, values = past_sums((found / count).softmax(-1), pack, v, values)
+            found, scores = causal_products(q * scale, k, pack, scores)
+            out, values = causal_products((found / count).softmax(-1), pack, v, values)
         y = self.out(merge_heads((out / count).to(x.dtype)))
         return y, None if state is None else LunaState(scores, values, tokens + x.shape[1])
 
 
-def past_sums(q: Tensor, y: Tensor, z: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
-    """q_i (S + Σ_{j≤i} y_jᵀ z_j) for each i, and S + the whole sum: q, y (b h n r), z (b h n f), S (b h r f).
+def causal_products(q: Tensor, y: Tensor, z: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+    """q_i (S + Σ_{j≤i} y_jᵀ z_j) for each i, and S plus the whole sum: q, y (b h n r), z (b h n f), S (b h r f).
 
-    Chunk by chunk: masked products inside, sums before.
+    Computed in chunks: masked products within a chunk, and the sums over the chunks before it.
     """
     n = q.shape[2]
     size = min(CHUNK, n)

@@ -1,4 +1,4 @@
-"""Perceiver: a few latent vectors read the tokens, think, and are read."""
+"""Perceiver: latents attend to the tokens and to each other, and the tokens attend to the latents."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from regard.attentions import SoftmaxAttention
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, MultiHead, State
 
-MIXED = "every latent has read all tokens"
+MIXED = "every latent depends on all tokens"
 
 
 class PerceiverLayer(nn.Module):
-    """z (b l d) -> (b l d): h = z + MultiHead(norm z, norm s), out = h + MLP(norm h), with s (b m d) another sequence, or z.
+    """h = z + MultiHead(norm z, norm s), out = h + MLP(norm h): z (b l d) -> (b l d), with a source s (b m d), or s = z.
 
-    residual   False: h = MultiHead(...) alone
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        widening: Widening factor of the MLP.
+        cross: Attend to a source instead of z.
+        residual: Add z. False: h = MultiHead(...).
     """
 
     def __init__(
@@ -32,7 +37,7 @@ class PerceiverLayer(nn.Module):
     def forward(
         self, z: Tensor, source: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """mask (b m) is over the source."""
+        """The mask (b m) applies to the source."""
         read = None if self.norm_source is None or source is None else self.norm_source(source)
         h, _ = self.ask.mix(self.norm(z), read, mask, None)
         h = z + h if self.residual else h
@@ -42,11 +47,19 @@ class PerceiverLayer(nn.Module):
 class Perceiver(Mixer):
     """Jaegle et al. 2021, arXiv 2103.03206 and 2107.14795 (Perceiver IO).
 
-        z ← z + MultiHead(z, s), z ← z + MLP(z)         latents z (latents d) read s: memory, or x
+        z ← z + MultiHead(z, s), z ← z + MLP(z)         latents z (latents d) read s: the context, or x
         z ← z + MultiHead(z, z), z ← z + MLP(z)         `depth` times
         y = MultiHead(x, z), out = y + MLP(y)           the tokens x read the latents
 
-    with layer normalisation before each.  The last line has no residual: the block around a mixer adds x.
+    with a layer norm before each. The last line has no residual: the block around the mixer adds x.
+
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        latents: Number of latents.
+        depth: Self-attention layers of the latents.
+        widening: Widening factor of the MLPs.
+        causal: Not supported.
     """
 
     def __init__(
@@ -62,7 +75,7 @@ class Perceiver(Mixer):
         can = Can(
             causal=MIXED,
             stream=MIXED,
-            maps="what the tokens read has passed through several layers",
+            maps="the tokens attend to latents, which several layers computed",
         )
         super().__init__(dim, can=can, causal=causal)
         check_int(1, latents=latents, widening=widening)
@@ -78,14 +91,14 @@ class Perceiver(Mixer):
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        return self.write(x, self._encoded(x if context is None else context, mask)), None
+        return self.write(x, self._encode(x if context is None else context, mask)), None
 
     def encode(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """The latents that have read x (b n d) and thought, (b latents d)."""
+        """Latents (b latents d) after reading x (b n d) and self-attention."""
         x, _ = self._check_inputs(x, None, mask, None)
-        return self._encoded(x, mask)
+        return self._encode(x, mask)
 
-    def _encoded(self, source: Tensor, mask: Tensor | None) -> Tensor:
+    def _encode(self, source: Tensor, mask: Tensor | None) -> Tensor:
         z = self.read(self.latents.expand(source.shape[0], -1, -1), source, mask)
         for layer in self.think:
             z = layer(z)

@@ -1,4 +1,4 @@
-"""Average pooling as a mixer: a token becomes the mean of its neighbours, less itself (Yu et al. 2022, arXiv 2111.11418)."""
+"""Average pooling as a token mixer (PoolFormer, Yu et al. 2022, arXiv 2111.11418)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from regard.numerics import at_least_float32
 
 
 class AveragePool(Mixer):
-    """out_i = mean of x_j over the `window` × `window` cells around i that hold a token, less x_i.
+    """out_i = (mean of x_j over the window around i) − x_i, over unmasked tokens.
 
-    width    columns of the grid on which tokens stand, row by row; None: they stand in a line
-    window   odd; causal: of those cells the ones that do not come after i, and in a line the last `window` tokens
+    Args:
+        dim: Model width.
+        window: Size of the window in tokens, or its rows and columns on a grid. Odd, except for a causal sequence, where it is
+            the last `window` tokens. On a causal grid, later cells are left out.
+        width: Columns of the grid. Default: a sequence.
+        causal: Pool over earlier tokens only.
     """
 
     kernel: Tensor
@@ -25,32 +29,38 @@ class AveragePool(Mixer):
     ) -> None:
         check_int(1, window=window, **({} if width is None else {"width": width}))
         if window % 2 == 0 and not (causal and width is None):
-            raise ValueError(f"window must be odd, so that it has a middle, not {window}")
-        super().__init__(dim, can=Can(cross="neighbours are of one sequence"), causal=causal)
+            raise ValueError(f"window must be odd, not {window}")
+        super().__init__(
+            dim, can=Can(cross="it pools over neighbours in one sequence"), causal=causal
+        )
         self.window, self.width = window, width
         self.register_buffer("kernel", _kernel(window, width, causal), persistent=False)
 
     def initial_state(self) -> State:
-        """Nothing yet."""
+        """State before the first token."""
         return (None, 0)
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
-        """(b n d) -> (b n d); a stream keeps the tokens that a window may still reach."""
+        """(b n d) -> (b n d). The state holds the tokens that later windows reach."""
         past, end = self.initial_state() if state is None else state
-        seen = _joined(past, x)
-        real = x.new_ones(1, seen.shape[1], 1) if mask is None else mask[..., None].to(x.dtype)
-        total, count = self._sum(seen), self._sum(real)
-        y = ((total / count.clamp(min=1)).to(x.dtype) - seen)[:, seen.shape[1] - x.shape[1] :]
-        end += x.shape[1]
-        return y, None if state is None else (
-            seen[:, seen.shape[1] - min(seen.shape[1], self._needed(end)) :],
-            end,
-        )
+        n, end, tokens = x.shape[1], end + x.shape[1], x
+        if past is not None:
+            check_batch(past, x)
+            tokens = torch.cat((past, x), 1)
+        real = x.new_ones(1, tokens.shape[1], 1) if mask is None else mask[..., None].to(x.dtype)
+        mean = self._sum(tokens) / self._sum(real).clamp(min=1)
+        y = (mean.to(x.dtype) - tokens)[:, tokens.shape[1] - n :]
+        if state is None:
+            return y, None
+        needed = self.window - 1
+        if self.width is not None:  # from the start of the first row that a later window reaches
+            needed = end - max(0, end // self.width - self.window // 2) * self.width
+        return y, (tokens[:, max(0, tokens.shape[1] - needed) :], end)
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """(b 1 n n): one over the count, and one less on the diagonal."""
+        """(b 1 n n): one over the size of the window, minus one on the diagonal."""
         n = x.shape[1]
         one = torch.eye(n, dtype=x.dtype, device=x.device)
         if mask is None:
@@ -61,7 +71,7 @@ class AveragePool(Mixer):
         return ((self._sum(one) / self._sum(real).clamp(min=1)).to(one.dtype) - one)[:, None]
 
     def _sum(self, x: Tensor) -> Tensor:
-        """(b n c) -> (b n c): the sum over each token's window."""
+        """(b n c) -> (b n c): sum over each token's window."""
         if not x.numel():
             return x
         b, n, c = x.shape
@@ -76,23 +86,9 @@ class AveragePool(Mixer):
             F.conv2d(grid, self.kernel.to(wide.dtype), padding=padding).reshape(b, c, -1).mT[:, :n]
         )
 
-    def _needed(self, end: int) -> int:
-        """How many of the last tokens a window of the tokens from `end` on may reach, from the start of a row."""
-        if self.width is None:
-            return self.window - 1
-        return end - max(0, end // self.width - self.window // 2) * self.width
-
-
-def _joined(past: Tensor | None, x: Tensor) -> Tensor:
-    """Tokens (b n d) after those that a stream has kept."""
-    if past is None:
-        return x
-    check_batch(past, x)
-    return torch.cat((past, x), 1)
-
 
 def _kernel(window: int, width: int | None, causal: bool) -> Tensor:
-    """Ones over the cells that count: (1 1 rows columns)."""
+    """Ones over the cells of the window: (1 1 rows columns)."""
     ones = torch.ones(1 if width is None else window, window)
     if causal and width is not None:
         before = torch.arange(window * window).view(window, window) <= window * window // 2

@@ -1,4 +1,4 @@
-"""Poolingformer: a window, and over what it gives a larger window of pooled keys."""
+"""Poolingformer: a sliding window, then a larger window of pooled keys over its output."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from regard.pattern import Band
 
 
 class Poolingformer(Mixer):
-    """Zhang et al. 2021, arXiv 2105.04371.  y = attention of x over |i − j| ≤ window; z = attention of y over means of its
-    keys and values, `kernel` tokens each and `stride` apart, that lie within `reach` of the query; out = W⁰ (y + z)."""
+    """Zhang et al. 2021, arXiv 2105.04371: y = attention of x over |i − j| ≤ window; z = attention of y over mean-pooled keys and
+    values (`kernel` tokens each, `stride` apart) within ±reach; out = W⁰ (y + z)."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Poolingformer(Mixer):
         causal: bool = False,
     ) -> None:
         check_int(1, kernel=kernel)
-        check_int(kernel - 1, reach=reach)  # a smaller one would hold no block
+        check_int(kernel - 1, reach=reach)  # else no pooled key would fit
         near, far = (
             SoftmaxAttention(Band(window, window)),
             BlockCompressedAttention(MeanCompression(kernel, stride), window=reach),
@@ -36,7 +36,8 @@ class Poolingformer(Mixer):
             near.can
             & far.can
             & Can(
-                supports_global_mask=True, maps="the second level reads what the first has written"
+                supports_global_mask=True,
+                maps="the second level attends to the output of the first",
             )
         )
         super().__init__(dim, can=can, causal=causal)
@@ -44,7 +45,7 @@ class Poolingformer(Mixer):
         self.far.out = nn.Identity()
 
     def initial_state(self) -> State:
-        """The caches of both levels."""
+        """Initial states of both levels."""
         return self.near.initial_state(), self.far.initial_state()
 
     def mix(

@@ -12,8 +12,7 @@ from regard.mixer import Mixer, MultiHead, State, merge_heads
 class RealFormer(Mixer):
     """S_l = Q Kᵀ / √e + S_{l−1};  out = softmax(S_l) V (He et al. 2021, arXiv 2012.11747).
 
-    Called as any mixer it is the first layer, which has nothing before it.  `chain` takes the scores of the layer before
-    and gives its own, so that a stack can hand them on:
+    Called as a mixer it is the first layer. `chain` takes the scores of the layer before and returns its own:
 
         y, scores, _ = layers[0].chain(x)
         y, scores, _ = layers[1].chain(y, scores)
@@ -25,17 +24,17 @@ class RealFormer(Mixer):
         self.heads = MultiHead(dim, heads, inner, causal=causal)
 
     def initial_state(self) -> State:
-        """An empty cache of keys and values."""
+        """Empty KV cache."""
         return self.heads.initial_state()
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
-        """The first layer: plain attention."""
+        """The first layer: softmax attention."""
         return self.heads.mix(x, context, mask, state)
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The map of the first layer."""
+        """Attention map of the first layer."""
         return self.heads.weights(x, context, mask)
 
     def chain(
@@ -47,9 +46,17 @@ class RealFormer(Mixer):
         mask: Tensor | None = None,
         state: State = None,
     ) -> tuple[Tensor, Tensor, State]:
-        """x (b n d), scores of the layer before (b h n m) -> (b n d), scores (b h n m), and the next state.
+        """One layer of a stack.
 
-        `state` is None for a whole sequence; `initial_state()` begins a stream, in which m counts all tokens so far.
+        Args:
+            x: Tokens (b n d).
+            before: Scores (b h n m) of the layer before. Default: none.
+            context: Tokens (b m d) to attend to, for cross-attention.
+            mask: (b m), True = keep.
+            state: None for a whole sequence, or a stream's state; then m counts all tokens so far.
+
+        Returns:
+            Output (b n d), scores (b h n m) and the next state.
         """
         x, context = self._check_inputs(x, context, mask, None)
         if state is not None and not self.causal:
@@ -66,7 +73,7 @@ class RealFormer(Mixer):
 
 
 class ScoreResidual(nn.Module):
-    """Adds the scores of the layer before, and keeps what came of it."""
+    """Adds the scores of the layer before, and stores the sum."""
 
     def __init__(self, before: Tensor | None) -> None:
         super().__init__()
@@ -77,7 +84,7 @@ class ScoreResidual(nn.Module):
         if self.before is not None:
             if self.before.shape != scores.shape:
                 raise ValueError(
-                    f"the scores before must be {tuple(scores.shape)}, not {tuple(self.before.shape)}"
+                    f"before must have shape {tuple(scores.shape)}, not {tuple(self.before.shape)}"
                 )
             scores = scores + self.before
         self.scores = scores

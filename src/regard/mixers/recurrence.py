@@ -1,4 +1,4 @@
-"""Recurrences: each token reads what the tokens before it wrote into a state of fixed size."""
+"""Recurrences: every token updates and reads a state of fixed size."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from regard.update import Update
 
 
 class RecurrenceInputs(NamedTuple):
-    """What the heads need of the tokens: q and k (b h n r), v (b h n f), the gate of the update, and with which weight a
-    token enters the state, (b h n); None: 1.  `mass` (b h n) is what such weights have come to: the floor is relative to it."""
+    """Inputs of the heads: q and k (b h n r), v (b h n f), and the gate of the update.
+
+    `weight` (b h n) scales what a token adds to the state (None: 1). `mass` (b h n) is the total of these weights; the minimum
+    of the denominator is relative to it.
+    """
 
     q: Tensor
     k: Tensor
@@ -28,20 +31,26 @@ class RecurrenceInputs(NamedTuple):
 
 
 class RecurrenceState(NamedTuple):
-    """From chunk to chunk: what `read` needs of the past, and the state of the heads (b h r f); None: nothing yet."""
+    """What `project_inputs` carries from chunk to chunk, and the state of the heads (b h r f), or None."""
 
     past: State
     heads: Tensor | None
 
 
 class Recurrence(Mixer):
-    """out = write(update(read(x))): a state for each head that every token changes and then reads.
+    """Base class: project to heads, update a state per head, project back.
 
-    A subclass writes `read` and `write`.  A token that is left out is as if it were not there at all: the state stays as it
-    is, positions count the others only, and so padding on either side and holes are as if cut out.
+    Subclasses implement `project_inputs` and `project_output`. A masked token is skipped: it leaves the state unchanged and has no
+    position, so padding on either side is as if removed.
 
-    update   how the state changes, see `regard.update`
-    floor    None: heads give what they read.  Else they divide it by the weight of all they read, held so far from zero
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        update: How the state changes, see `regard.update`.
+        causal: Must be True.
+        chunk: Tokens processed at once.
+        min_denominator: Divide what a head reads by the sum of its weights, with at least this absolute value. Default: no
+            division.
     """
 
     def __init__(
@@ -55,50 +64,41 @@ class Recurrence(Mixer):
         min_denominator: float | None = None,
     ) -> None:
         super().__init__(
-            dim, can=Can(cross="its state is written and read along one sequence"), causal=causal
+            dim, can=Can(cross="its state is updated and read along one sequence"), causal=causal
         )
         if not causal:
-            raise Unsupported(
-                "it is a recurrence, in which a token reads what was before it: build it with causal=True"
-            )
+            raise Unsupported("a recurrence only sees earlier tokens: use causal=True")
         check_heads(dim, heads)
         check_int(1, chunk=chunk)
-        self.heads, self.update, self.chunk, self.min_denominator = (
-            heads,
-            update,
-            chunk,
-            min_denominator,
-        )
+        self.heads, self.update, self.chunk = heads, update, chunk
+        self.min_denominator = min_denominator
 
     @abstractmethod
     def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
-        """(b n d) -> what the heads need, and what the next chunk needs of this one."""
+        """Tokens (b n d) and the carried state -> inputs of the heads, and the state to carry to the next chunk."""
 
     @abstractmethod
     def project_output(self, y: Tensor, x: Tensor) -> Tensor:
-        """What the heads found (b h n f), and the tokens (b n d) -> (b n d)."""
+        """Outputs of the heads (b h n f) and tokens (b n d) -> (b n d)."""
 
     def initial_state(self) -> RecurrenceState:
-        """Nothing was read."""
+        """State before the first token."""
         return RecurrenceState(None, None)
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        if (
-            mask is not None
-        ):  # those left out come last, where nobody reads what they write; a stream has no mask
+        if mask is not None:  # move masked tokens to the end, where no token reads them
             order = _order(mask)
             return _take(self.mix(_take(x, order), None, None, None)[0], order.argsort(1)), None
         past, heads = RecurrenceState(None, None) if state is None else state
         if heads is not None:
             check_batch(heads, at_least_float32(x))
-        found, past = self.project_inputs(x, past)
-        y, heads = self._run(found, found.v, heads)
-        return self.project_output(y.to(x.dtype), x), None if state is None else RecurrenceState(
-            past, heads
-        )
+        inputs, past = self.project_inputs(x, past)
+        y, heads = self._run(inputs, inputs.v, heads)
+        y = self.project_output(y.to(x.dtype), x)
+        return y, None if state is None else RecurrenceState(past, heads)
 
     def _run(
         self, found: RecurrenceInputs, v: Tensor, state: Tensor | None
@@ -110,27 +110,23 @@ class Recurrence(Mixer):
             y, state = self.update(q, k, v, gate, state, self.chunk)
             if self.min_denominator is None:
                 return y, state
-            min_denominator = (
-                self.min_denominator
-                if found.mass is None
-                else self.min_denominator * found.mass[..., None]
-            )
-            return safe_divide(y[..., :-1], y[..., -1:], min_denominator), state
+            smallest: float | Tensor = self.min_denominator
+            if found.mass is not None:
+                smallest = smallest * found.mass[..., None]
+            return safe_divide(y[..., :-1], y[..., -1:], smallest), state
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """What the heads do to the identity: how much of each value each token reads, before `write`."""
+        """Weight of each value in what each token reads, before `project_output`."""
         if not x.shape[1]:
             return x.new_zeros(x.shape[0], self.heads, 0, 0)
-        order = (
-            torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-            if mask is None
-            else _order(mask)
-        )
-        found, _ = self.project_inputs(_take(x, order), None)
-        one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[
-            order
-        ]  # each value is the place that it came from
-        y, _ = self._run(found, one[:, None].expand(-1, self.heads, -1, -1), None)
+        n = x.shape[1]
+        if mask is None:
+            order = torch.arange(n, device=x.device).expand(x.shape[:2])
+        else:
+            order = _order(mask)
+        inputs, _ = self.project_inputs(_take(x, order), None)
+        one_hot = torch.eye(n, dtype=x.dtype, device=x.device)[order]  # position of each value
+        y, _ = self._run(inputs, one_hot[:, None].expand(-1, self.heads, -1, -1), None)
         return split_heads(_take(merge_heads(y), order.argsort(1)), self.heads).to(x.dtype)
 
     def extra_repr(self) -> str:
@@ -139,7 +135,7 @@ class Recurrence(Mixer):
 
 
 def _order(mask: Tensor) -> Tensor:
-    """Where to take tokens from so that those left out come last: (b n)."""
+    """Permutation (b n) that moves masked tokens to the end."""
     return stable_argsort((~mask).int())
 
 

@@ -18,10 +18,15 @@ from regard.update import decay
 class Retention(Recurrence):
     """Multi-scale retention (Sun et al. 2023, arXiv 2307.08621), equations 6 to 8.
 
-    S_i = γ S_{i−1} + k_i v_iᵀ and head_i = S_iᵀ q_i / √e, where q and k are turned by their positions, and γ = 1 − 2^(−5−h) in
-    head h; out = W⁰ (swish(W^G x) ∘ GroupNorm(heads)).
+    S_i = γ S_{i−1} + k_i v_iᵀ and head_i = S_iᵀ q_i / √e, with rotary embeddings on q and k, and γ = 1 − 2^(−5−h) in head h;
+    out = W⁰ (swish(W^G x) ∘ GroupNorm(heads)).
 
-    expand   values are so many times as wide as keys
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        expand: Width of the values, in multiples of the width of the keys.
+        causal: Must be True.
+        chunk: Tokens processed at once.
     """
 
     def __init__(
@@ -40,7 +45,7 @@ class Retention(Recurrence):
         self.out = nn.Linear(expand * dim, dim, bias=False)
 
     def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
-        """Keys and queries turned, and log γ.  The past is the number of tokens so far."""
+        """Rotated queries and keys, values, and log γ. The carried state is the number of tokens so far."""
         at, n = past or 0, x.shape[1]
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
         q, k = self.rotary(q, k, at, at)
@@ -53,6 +58,6 @@ class Retention(Recurrence):
         return RecurrenceInputs(q / math.sqrt(q.shape[-1]), k, v, gate), at + n
 
     def project_output(self, y: Tensor, x: Tensor) -> Tensor:
-        """Normalise each head, gate, and project."""
+        """Normalise each head, gate and project."""
         y = self.norm(merge_heads(y).flatten(0, 1)).unflatten(0, x.shape[:2])
         return self.out(F.silu(self.gate(x)) * y)

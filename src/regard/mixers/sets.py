@@ -10,20 +10,24 @@ from regard.backends import check_mask
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, MultiHead, State
 
-NO_ORDER = "a set has no order, and so no past"
+NO_ORDER = "a set has no order"
 SET = Can(
     causal=NO_ORDER,
     stream=NO_ORDER,
-    maps="it normalises, and its feed-forward layer is not linear in the values",
+    maps="its layer norm and feed-forward layer are not linear in the values",
 )
 
 
 class MAB(Mixer):
     """MAB(X, Y) = norm(H + rFF(H)), H = norm(X + MultiHead(X, Y, Y)), with rFF(H) = relu(W H + b).
 
-    X is x, Y is memory, or x where none is given.
+    X is x, and Y is the context, or x.
 
-    norm   layer normalisation at both places, or none
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        norm: Use the two layer norms.
+        causal: Not supported.
     """
 
     def __init__(self, dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> None:
@@ -42,7 +46,7 @@ class MAB(Mixer):
 
 
 class SAB(Mixer):
-    """SAB(X) = MAB(X, X): every element of a set looks at every other."""
+    """SAB(X) = MAB(X, X): every element of a set attends to every other."""
 
     def __init__(self, dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> None:
         super().__init__(dim, can=SET, causal=causal)
@@ -56,7 +60,7 @@ class SAB(Mixer):
 
 
 class ISAB(Mixer):
-    """ISAB(X) = MAB(X, MAB(I, X)): the set is read by a few learned points I (points d), which it then reads."""
+    """ISAB(X) = MAB(X, MAB(I, X)) with learned inducing points I (points d)."""
 
     def __init__(
         self, dim: int, heads: int, *, points: int, norm: bool = True, causal: bool = False
@@ -76,9 +80,9 @@ class ISAB(Mixer):
 
 
 class PMA(nn.Module):
-    """PMA(Z) = MAB(S, rFF(Z)): z (b n d) -> (b seeds d), whatever the order of the n, with S (seeds d) learned.
+    """Pooling by multi-head attention: PMA(Z) = MAB(S, rFF(Z)) with learned seeds S (seeds d).
 
-    A set becomes a fixed number of vectors, so it is no mixer.
+    z (b n d) -> (b seeds d), independent of the order of the n elements. The number of vectors changes, so it is not a mixer.
     """
 
     def __init__(self, dim: int, heads: int, *, seeds: int = 1, norm: bool = True) -> None:
@@ -88,7 +92,7 @@ class PMA(nn.Module):
         self.block = MAB(dim, heads, norm=norm)
 
     def forward(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
-        """z (b n d), mask (b n), True = an element -> (b seeds d)."""
+        """z (b n d), mask (b n), True = keep -> (b seeds d)."""
         check_mask(mask, (z.shape[0], z.shape[1]), "mask")
         z = z if mask is None else z.masked_fill(~mask[..., None], 0)
         return self.block(self.seeds.expand(z.shape[0], -1, -1), self.feed(z).relu(), mask=mask)

@@ -13,9 +13,15 @@ from regard.numerics import attention_mask, masked_softmax
 
 
 class SoftVisualAttention(Mixer):
-    """out_t = σ(w · x_t + b) Σ_i α_ti a_i,  α_t = softmax_i(v · tanh(U x_t + W a_i + c)), a_i the tokens of the memory.
+    """out_t = σ(w · x_t + b) Σ_i α_ti a_i,  α_t = softmax_i(v · tanh(U x_t + W a_i + c)), a_i the context tokens.
 
-    Tells the cost λ Σ_i (1 − Σ_t α_ti)² under the name "doubly stochastic", for whole sequences.
+    For whole sequences it records the auxiliary loss λ Σ_i (1 − Σ_t α_ti)² as "doubly stochastic".
+
+    Args:
+        dim: Model width.
+        width: Width of the scoring network.
+        penalty: λ.
+        causal: Attend to earlier tokens only.
     """
 
     def __init__(self, dim: int, width: int, *, penalty: float = 1.0, causal: bool = False) -> None:
@@ -31,13 +37,13 @@ class SoftVisualAttention(Mixer):
         self.score = nn.Parameter(torch.empty(width).uniform_(-1, 1) / width**0.5)
 
     def initial_state(self) -> State:
-        """Nothing yet."""
+        """State before the first token."""
         return (None, None)
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
-        """(b n d) and (b m d) -> (b n d); a stream keeps all tokens and their keys."""
+        """(b n d) and (b m d) -> (b n d). The state holds all tokens and their keys."""
         cells = x if context is None else context
         keys = self.key(cells)
         if state is not None and state[0] is not None:
@@ -52,7 +58,7 @@ class SoftVisualAttention(Mixer):
         )
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """β α, (b 1 n m): the gate belongs to it."""
+        """α times the gate, (b 1 n m)."""
         alpha = self._alpha(x, self.key(x if context is None else context), mask)
         return (torch.sigmoid(self.gate(x)) * alpha)[:, None]
 

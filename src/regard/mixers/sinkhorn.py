@@ -25,7 +25,7 @@ from regard.route.sort import BlockSort
 
 
 class SinkhornState(NamedTuple):
-    """What a stream keeps: keys and values (b h m e), summaries of the blocks so far (b s d), the sum of all tokens (b 1 d)."""
+    """Keys and values (b h m e), summaries of the blocks so far (b s d) and the sum of all tokens (b 1 d)."""
 
     k: Tensor
     v: Tensor
@@ -38,8 +38,16 @@ class Sinkhorn(Mixer):
     block i is K̃_it = Σ_j S_ij K_jt, Ṽ_it = Σ_j S_ij V_jt.  A query of block i takes the softmax over K_i and K̃_i together;
     with `cut`, over the first `cut` sorted blocks alone (SortCut).
 
-    A block is summed up by Σ x over its tokens; causal, by Σ x over all tokens up to its first.  Where some K_jt are missing,
-    left out or beyond the end, K̃_it is the mean over the others, and counts by their share of Σ_j S_ij.
+    The summary of a block is Σ x over its tokens; if causal, Σ x over all tokens up to its first. If some K_jt are masked or beyond
+    the end, K̃_it is the mean of the others, weighted by their share of Σ_j S_ij.
+
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        sort: The sorting network.
+        block: Block size.
+        cut: SortCut: attend to the first `cut` sorted blocks only. Default: off.
+        causal: Attend to earlier tokens only.
     """
 
     def __init__(
@@ -56,9 +64,7 @@ class Sinkhorn(Mixer):
         length = f"its sort network was built for {sort.blocks} blocks of {block} tokens"
         can = Can(cross="blocks are sorted within one sequence", length=length)
         if cut is not None:
-            can = can & Can(
-                causal="SortCut shows the first sorted blocks to all tokens, the earlier ones too"
-            )
+            can = can & Can(causal="SortCut shows the first sorted blocks to all tokens")
         super().__init__(dim, can=can, causal=causal, length=sort.blocks * block)
         check_heads(dim, heads)
         if (sort.heads, sort.causal) != (heads, causal):
@@ -69,7 +75,7 @@ class Sinkhorn(Mixer):
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
 
     def initial_state(self) -> State:
-        """No token yet."""
+        """State before the first token."""
         return ()
 
     def mix(
@@ -77,17 +83,19 @@ class Sinkhorn(Mixer):
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
-        past = self._longer(state or None, x, k, v)
+        past = self._extend_state(state or None, x, k, v)
         y = self._attend(q, past.k, past.v, past.summaries, mask)
         return self.out(merge_heads(y)), None if state is None else past
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The attention of the identity: it is linear in its values."""
+        """Attention map, (b h n n)."""
         q, k = (split_heads(f(x), self.heads) for f in (self.q, self.k))
         return self._attend(q, k, identity_values(k, k), self._summaries(x, None)[0], mask)
 
-    def _longer(self, past: SinkhornState | None, x: Tensor, k: Tensor, v: Tensor) -> SinkhornState:
-        """With the tokens of x, keys and values after those of the past."""
+    def _extend_state(
+        self, past: SinkhornState | None, x: Tensor, k: Tensor, v: Tensor
+    ) -> SinkhornState:
+        """Append the tokens of x, their keys and values to the state."""
         summaries, total = self._summaries(x, past)
         if past is not None:
             check_batch(past.k, k)
@@ -99,7 +107,7 @@ class Sinkhorn(Mixer):
         return SinkhornState(k, v, summaries, total)
 
     def _summaries(self, x: Tensor, past: SinkhornState | None) -> tuple[Tensor, Tensor]:
-        """What the sort network sees of each block, (b s d), and the sum of all tokens, (b 1 d)."""
+        """Summaries of the blocks (b s d), and the sum of all tokens (b 1 d)."""
         if not self.causal:
             return _blocks(x, self.block, 1).sum(2), x.sum(1, keepdim=True)
         running = x.cumsum(1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
@@ -112,7 +120,7 @@ class Sinkhorn(Mixer):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, summaries: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """q (b h n e), the last n of k (b h m e) and v (b h m f): (b h n f)."""
+        """Attention of q (b h n e), the last n of m positions, over k (b h m e) and v (b h m f): (b h n f)."""
         n, start = q.shape[2], k.shape[2] - q.shape[2]
         real = q.new_ones(q.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask
         here, k, v = (
@@ -126,11 +134,12 @@ class Sinkhorn(Mixer):
             return self._attend_whole(_blocks(q, self.block, 2), k, v, order)
         if self.cut is not None:
             k, v, share = (
-                x.flatten(2, 3)[:, :, None] for x in _sorted(order[:, :, : self.cut], k, v, here)
+                x.flatten(2, 3)[:, :, None]
+                for x in _sort_blocks(order[:, :, : self.cut], k, v, here)
             )
             return _softmax(q[:, :, None], k, v, share[..., None, :])[:, :, 0]
         first = start // self.block  # the block of the first query
-        far_k, far_v, share = _sorted(order[:, :, first:], k, v, here)
+        far_k, far_v, share = _sort_blocks(order[:, :, first:], k, v, here)
         near = here[:, None, first:, None].to(share)
         near = near.expand(-1, -1, -1, self.block, -1).tril() if self.causal else near
         share = torch.cat(
@@ -146,8 +155,8 @@ class Sinkhorn(Mixer):
         return out.flatten(2, 3)[:, :, start - first * self.block :][:, :, :n]
 
     def _attend_whole(self, q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> Tensor:
-        """Of whole blocks (b h s t e) of which every token is there, so that no slot counts by a share: fused attention."""
-        far_k, far_v = (_moved(order, x) for x in (k, v))
+        """Attention over complete blocks (b h s t e) without masked tokens, by fused attention."""
+        far_k, far_v = (_mix_blocks(order, x) for x in (k, v))
         q, k, v = (
             q.flatten(1, 2),
             torch.cat((far_k, k), 3).flatten(1, 2),
@@ -155,7 +164,7 @@ class Sinkhorn(Mixer):
         )
         if not self.causal:
             return attend(q, k, v).flatten(1, 2).unflatten(1, (self.heads, -1))
-        # the first block has none to be sorted, and each looks back in itself
+        # the first block has no sorted block; within a block, attention is causal
         seen = torch.ones(
             self.heads,
             q.shape[1] // self.heads,
@@ -173,29 +182,31 @@ class Sinkhorn(Mixer):
 
 
 def _blocks(x: Tensor, size: int, axis: int) -> Tensor:
-    """An axis of m becomes two, of m/size and size, filled up with zeros."""
+    """Split an axis of m into two, m/size and size, with zero padding."""
     x = x.transpose(axis, -1)
     return F.pad(x, (0, -x.shape[-1] % size)).transpose(axis, -1).unflatten(axis, (-1, size))
 
 
-def _sorted(order: Tensor, k: Tensor, v: Tensor, here: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """order (b h r s), k and v (b h s t e), here (b s t), which tokens there are -> sorted k and v (b h r t e), and the share
-    (b h r t) of each slot that is there."""
+def _sort_blocks(
+    order: Tensor, k: Tensor, v: Tensor, here: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """order (b h r s), k and v (b h s t e), here (b s t), True = token exists -> sorted k and v (b h r t e), and the share
+    (b h r t) of existing tokens in each slot."""
     mass = torch.einsum("bhrs,bst->bhrt", order, here.to(order))
     all_of_it = order.sum(-1, keepdim=True)
     share = torch.where(mass > 0, mass / torch.where(mass > 0, all_of_it, 1), 0)
     each = torch.where(mass > 0, 1 / torch.where(mass > 0, share, 1), 0)[..., None]
-    k, v = (_moved(order, (x * here[:, None, ..., None]).to(order)) * each for x in (k, v))
+    k, v = (_mix_blocks(order, (x * here[:, None, ..., None]).to(order)) * each for x in (k, v))
     return k, v, share
 
 
-def _moved(order: Tensor, x: Tensor) -> Tensor:
+def _mix_blocks(order: Tensor, x: Tensor) -> Tensor:
     """order (b h r s), blocks x (b h s t e) -> mixtures of blocks (b h r t e)."""
     return torch.einsum("bhrs,bhste->bhrte", order, x)
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, share: Tensor) -> Tensor:
-    """q (b h s i e), k and v (b h s j e), share (b h s i j), by which a key counts: 1 whole, 0 not at all."""
+    """Softmax attention of q (b h s i e) over k and v (b h s j e), with weights share (b h s i j) of the keys in [0, 1]."""
     scores = q.to(k) @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     scores = scores + torch.where(share > 0, share, 1).log()
     weights = scores.masked_fill(share <= 0, torch.finfo(scores.dtype).min).softmax(-1)

@@ -24,10 +24,15 @@ class Star(Mixer):
         h_i ← norm(relu(MultiAtt(h_i, [h_{i−1}; h_i; h_{i+1}; x_i; s])))       the satellites, in a ring
         s ← norm(relu(MultiAtt(s, [s; h_1 .. h_n])))                           the relay
 
-    The result is h.  The ring closes over the tokens that are there: left-out ones are nobody's neighbours.  The relay of
-    the last round but one is told as "relay"; its update after the last satellites is not computed, since none reads it.
+    The output is h. Masked tokens are not part of the ring. The relay is recorded as the auxiliary output "relay"; its last update
+    is skipped, because no token would read it.
 
-    shared   one set of parameters for all rounds; else each round has its own
+    Args:
+        dim: Model width.
+        heads: Number of heads.
+        cycles: Number of rounds.
+        shared: Use one set of parameters for all rounds.
+        causal: Not supported.
     """
 
     def __init__(
@@ -38,8 +43,8 @@ class Star(Mixer):
         can = Can(
             causal=HUB,
             stream=HUB,
-            cross="the ring and its relay are of one sequence",
-            maps="it is not linear in its tokens: there is a relu in every round",
+            cross="the ring connects the tokens of one sequence",
+            maps="it is not linear in its tokens, because of the relu in every round",
         )
         super().__init__(dim, can=can, causal=causal)
         self.cycles = cycles
@@ -59,9 +64,13 @@ class Star(Mixer):
         h, s = x, x.sum(1, keepdim=True) / count
         everyone = None if mask is None else F.pad(mask, (1, 0), value=True)[:, None]
         for cycle in range(self.cycles):
-            h = self.satellites[cycle % len(self.satellites)](h, partial(_around, h, x, s, ring))
+            h = self.satellites[cycle % len(self.satellites)](
+                h, partial(_satellite_context, h, x, s, ring)
+            )
             if cycle < self.cycles - 1:
-                s = self.relays[cycle % len(self.relays)](s, partial(_all, s, h), everyone)
+                s = self.relays[cycle % len(self.relays)](
+                    s, partial(_relay_context, s, h), everyone
+                )
         record_aux("relay", lambda: s[:, 0])
         return h, None
 
@@ -83,7 +92,7 @@ class StarNode(nn.Module):
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.q(node)[:, :, None], k, v))
         scores = (q * k).sum(-1) * q.shape[
             -1
-        ] ** -0.5  # (b n m h): few keys, or few queries, so that no product pays
+        ] ** -0.5  # (b n m h): too few keys or queries for a matrix product
         if keep is not None:
             scores = scores.masked_fill(~keep[..., None], -torch.inf)
         seen = (scores.softmax(2)[..., None] * v).sum(2).flatten(2)
@@ -91,7 +100,7 @@ class StarNode(nn.Module):
 
 
 def _ring(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(b n) each: the number of the token before and of the one behind, among those that are there."""
+    """Indices of the previous and the next unmasked token, (b n) each."""
     b, n, _ = x.shape
     at = torch.arange(n, device=x.device).expand(b, n)
     real = at if mask is None else torch.where(mask, at, -1)
@@ -100,17 +109,19 @@ def _ring(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     real = at if mask is None else torch.where(mask, at, MAX_POSITION)
     behind = F.pad(-cumulative_max(-real.flip(1)).flip(1), (0, 1), value=MAX_POSITION)[:, 1:]
     behind = torch.where(behind == MAX_POSITION, real.amin(1, keepdim=True), behind)
-    return before.clamp(min=0), torch.minimum(behind, at[:, -1:])  # where no token is there at all
+    return before.clamp(min=0), torch.minimum(behind, at[:, -1:])  # if all tokens are masked
 
 
-def _around(h: Tensor, x: Tensor, s: Tensor, ring: tuple[Tensor, Tensor], f: nn.Module) -> Tensor:
-    """(b n 5 d): f of what each satellite looks at."""
+def _satellite_context(
+    h: Tensor, x: Tensor, s: Tensor, ring: tuple[Tensor, Tensor], f: nn.Module
+) -> Tensor:
+    """f of the five nodes that each satellite attends to, (b n 5 d)."""
     h, x, s = f(h), f(x), f(s)
     example = torch.arange(h.shape[0], device=h.device)[:, None]
     before, behind = (h[example, at] for at in ring)
     return torch.stack((before, h, behind, x, s.expand_as(h)), 2)
 
 
-def _all(s: Tensor, h: Tensor, f: nn.Module) -> Tensor:
-    """(b 1 n+1 d): f of what the relay looks at."""
+def _relay_context(s: Tensor, h: Tensor, f: nn.Module) -> Tensor:
+    """f of the nodes that the relay attends to, (b 1 n+1 d)."""
     return f(torch.cat((s, h), 1))[:, None]

@@ -15,31 +15,32 @@ from regard.errors import check_int, check_stream_length
 from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge_heads, split_heads
 from regard.numerics import attention_mask, masked_softmax
 
-OWN = "its logits are made for the positions of its own sequence"
+OWN = "its logits are for the positions of one sequence"
 
 
 class SynthesizerLogits(nn.Module, ABC):
-    """Tokens x (b n d), the first at position `at`, and the keys of all m tokens so far -> logits (b h n m) or (1 h n m)."""
+    """Base class: tokens x (b n d), the first at position `start`, and the keys of all m tokens so far -> logits (b h n m) or
+    (1 h n m)."""
 
-    length: int | None = None  # the longest sequence, None: any
+    length: int | None = None  # maximum length, or None
 
     def keys(self, x: Tensor) -> Tensor:
-        """What later tokens need to know of x, (b h n w); most need nothing, w = 0."""
+        """What later tokens need of x, (b h n w); by default nothing, w = 0."""
         return x.new_empty(x.shape[0], 1, x.shape[1], 0)
 
     @abstractmethod
-    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor: ...
+    def forward(self, x: Tensor, keys: Tensor, start: int) -> Tensor: ...
 
 
 class DenseLogits(SynthesizerLogits):
-    """F(x_i) = W₂ relu(W₁ x_i + b₁) + b₂: the token alone says how much it wants of each position."""
+    """F(x_i) = W₂ relu(W₁ x_i + b₁) + b₂: each token predicts its logits for all positions."""
 
     def __init__(self, dim: int, heads: int, length: int) -> None:
         super().__init__()
         self.length = length
         self.up, self.down = nn.Linear(dim, dim), PerHeadLinear(heads, dim // heads, length)
 
-    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor, start: int) -> Tensor:
         """(b n d) -> (b h n m)."""
         return self.down(split_heads(self.up(x).relu(), self.down.heads), keys.shape[2])
 
@@ -53,22 +54,22 @@ class FactorisedDenseLogits(SynthesizerLogits):
         super().__init__()
         self.length = length
         first, second = (
-            _root_factors(length) if factors is None else _checked_factors(factors, length)
+            _root_factors(length) if factors is None else _check_factors(factors, length)
         )
         self.up = nn.Linear(dim, dim)
         self.first, self.second = (
             PerHeadLinear(heads, dim // heads, size) for size in (first, second)
         )
 
-    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
-        """(b n d) -> (b h n m): A is tiled, B repeated, and the two are multiplied."""
+    def forward(self, x: Tensor, keys: Tensor, start: int) -> Tensor:
+        """(b n d) -> (b h n m): A tiled times B repeated."""
         inner = split_heads(self.up(x).relu(), self.first.heads)
         tiled, repeated = self.first(inner), self.second(inner)
         return (repeated[..., :, None] * tiled[..., None, :]).flatten(-2)[..., : keys.shape[2]]
 
 
 class RandomLogits(SynthesizerLogits):
-    """R (h length length), drawn by `seed`, and learned or left as it is: no token says anything."""
+    """A table R (h length length), drawn with `seed`, learned or fixed; it does not depend on the tokens."""
 
     def __init__(self, heads: int, length: int, *, learned: bool = True, seed: int = 0) -> None:
         super().__init__()
@@ -79,13 +80,13 @@ class RandomLogits(SynthesizerLogits):
         else:
             self.register_buffer("table", table)
 
-    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor, start: int) -> Tensor:
         """(1 h n m)."""
-        return self.table[None, :, at : at + x.shape[1], : keys.shape[2]].to(x.dtype)
+        return self.table[None, :, start : start + x.shape[1], : keys.shape[2]].to(x.dtype)
 
 
 class FactorisedRandomLogits(SynthesizerLogits):
-    """R = R₁ R₂ᵀ with R₁ and R₂ (h length rank), drawn by `seed` and learned."""
+    """R = R₁ R₂ᵀ with learned R₁ and R₂ (h length rank), drawn with `seed`."""
 
     def __init__(self, heads: int, length: int, rank: int, *, seed: int = 0) -> None:
         super().__init__()
@@ -93,9 +94,9 @@ class FactorisedRandomLogits(SynthesizerLogits):
         drawn = torch.randn(2, heads, length, rank, generator=_generator(seed))
         self.left, self.right = (nn.Parameter(table) for table in drawn / rank**0.25)
 
-    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor, start: int) -> Tensor:
         """(1 h n m)."""
-        return (self.left[:, at : at + x.shape[1]] @ self.right[:, : keys.shape[2]].mT)[None]
+        return (self.left[:, start : start + x.shape[1]] @ self.right[:, : keys.shape[2]].mT)[None]
 
 
 class DotProductLogits(SynthesizerLogits):
@@ -110,20 +111,20 @@ class DotProductLogits(SynthesizerLogits):
         """(b h n e)."""
         return split_heads(self.k(x), self.heads)
 
-    def forward(self, x: Tensor, keys: Tensor, at: int) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor, start: int) -> Tensor:
         """(b h n m)."""
         return split_heads(self.q(x), self.heads) @ keys.mT / keys.shape[-1] ** 0.5
 
 
 class SynthesizerState(NamedTuple):
-    """What a stream has seen: the values (b h m e), and the keys of each part; None: nothing yet."""
+    """Values (b h m e), or None before the first token, and keys of each part."""
 
     values: Tensor | None
     keys: tuple[Tensor, ...]
 
 
 class Synthesizer(Mixer):
-    """out = W⁰ softmax(Σ_p α_p logits_p) V with α = softmax(shares), learned where there are several parts."""
+    """out = W⁰ softmax(Σ_p α_p logits_p) V with learned α = softmax(shares), if there are several parts."""
 
     def __init__(
         self, dim: int, heads: int, parts: Sequence[SynthesizerLogits], *, causal: bool = False
@@ -139,27 +140,25 @@ class Synthesizer(Mixer):
         self.v, self.out = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
 
     def initial_state(self) -> SynthesizerState:
-        """Nothing yet."""
+        """State before the first token."""
         return SynthesizerState(None, ())
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        seen = self._seen(x, state)
+        seen = self._extend_state(x, state)
         assert seen.values is not None
         y = self._map(x, seen.keys, mask) @ seen.values
         return self.out(merge_heads(y)), None if state is None else seen
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The softmax itself, (b h n n)."""
-        return self._map(x, self._seen(x, None).keys, mask).expand(x.shape[0], -1, -1, -1)
+        """Attention weights, (b h n n)."""
+        return self._map(x, self._extend_state(x, None).keys, mask).expand(x.shape[0], -1, -1, -1)
 
-    def _seen(self, x: Tensor, state: SynthesizerState | None) -> SynthesizerState:
-        values, keys = (
-            split_heads(self.v(x), self.heads),
-            tuple(part.keys(x) for part in self._logits()),
-        )
+    def _extend_state(self, x: Tensor, state: SynthesizerState | None) -> SynthesizerState:
+        values = split_heads(self.v(x), self.heads)
+        keys = tuple(part.keys(x) for part in self._logits())
         if state is None or state.values is None:
             return SynthesizerState(values, keys)
         check_batch(state.values, values)
@@ -170,14 +169,12 @@ class Synthesizer(Mixer):
     def _map(self, x: Tensor, keys: tuple[Tensor, ...], mask: Tensor | None) -> Tensor:
         n, m = x.shape[1], keys[0].shape[2]
         logits = [part(x, k, m - n) for part, k in zip(self._logits(), keys, strict=True)]
-        scores = (
-            logits[0]
-            if self.shares is None
-            else sum(a * s for a, s in zip(self.shares.softmax(0), logits, strict=True))
-        )
-        return masked_softmax(
-            scores, attention_mask(n, m, causal=self.causal, mask=mask, device=x.device)
-        )
+        scores = logits[0]
+        if self.shares is not None:
+            shares = self.shares.softmax(0)
+            scores = sum(a * s for a, s in zip(shares, logits, strict=True))
+        keep = attention_mask(n, m, causal=self.causal, mask=mask, device=x.device)
+        return masked_softmax(scores, keep)
 
     def _logits(self) -> list[SynthesizerLogits]:
         return list(self.parts)  # type: ignore[arg-type]
@@ -203,18 +200,18 @@ def _generator(seed: int) -> torch.Generator:
 
 
 def _root_factors(length: int) -> tuple[int, int]:
-    """Two numbers near the root of the length, whose product is no less."""
+    """Two numbers near the root of the length, whose product is at least the length."""
     first = isqrt(length - 1) + 1
     return first, ceil(length / first)
 
 
-def _checked_factors(factors: tuple[int, int], length: int) -> tuple[int, int]:
+def _check_factors(factors: tuple[int, int], length: int) -> tuple[int, int]:
     if not isinstance(factors, Sequence) or len(factors) != 2:
         raise ValueError(f"factors must be two whole numbers, not {factors!r}")
     for factor in factors:
         check_int(1, factors=factor)
     if factors[0] * factors[1] < length:
         raise ValueError(
-            f"factors must make at least length, {length}, and {factors[0]} x {factors[1]} do not"
+            f"the product of factors must be at least length={length}, not {factors[0]} x {factors[1]}"
         )
     return factors[0], factors[1]

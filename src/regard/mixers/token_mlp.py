@@ -9,19 +9,19 @@ from regard.errors import check_int
 from regard.mixer import Can, Mixer, State
 from regard.numerics import slice_dim, token_matmul
 
-OWN = "each position has weights of its own"
+OWN = "its weights mix all positions of one sequence"
 
 
 class TokenMLP(Mixer):
     """out = W_2 gelu(W_1 x + b_1) + b_2 over tokens, W_1 (hidden length), W_2 (length hidden)
-    (Tolstikhin et al. 2021, arXiv 2105.01601).  The channel half of the paper is the feed-forward layer of a block."""
+    (Tolstikhin et al. 2021, arXiv 2105.01601). The paper's channel mixing is the feed-forward layer of a block."""
 
     def __init__(self, dim: int, length: int, hidden: int, *, causal: bool = False) -> None:
         can = Can(
             causal=OWN,
             cross=OWN,
             stream=OWN,
-            mask=OWN + ", which leaving one out would leave without meaning",
+            mask=OWN,
             length=f"its weights were built for {length} positions",
             maps="it is not linear in its tokens",
         )
@@ -32,7 +32,7 @@ class TokenMLP(Mixer):
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
-        """(b n d) -> (b n d); a shorter sequence is one filled up with zeros, and its end is cut off."""
+        """(b n d) -> (b n d). A shorter sequence is treated as padded with zeros."""
         n = x.shape[1]
         hidden = F.gelu(token_matmul(slice_dim(self.up.weight, 1, 0, n), x, self.up.bias))
         return token_matmul(

@@ -10,14 +10,14 @@ from regard.attentions import SoftmaxAttention
 from regard.errors import check_choice, check_int
 from regard.mixer import Can, Mixer, MultiHead, State, check_heads
 
-WHOLE = "the covariance of channels is taken over the whole sequence"
-CHANNELS = "channels attend to channels, and no token to another"
+WHOLE = "the covariance of channels is computed over the whole sequence"
+CHANNELS = "channels attend to channels, not tokens to tokens"
 
 
 class CrossCovarianceAttention(nn.Module):
-    """XCA: out = W⁰ [V softmax(s K̂ᵀ Q̂)], where each channel of Q̂ and K̂ has length one over the tokens.
+    """Cross-covariance attention: out = W⁰ [V softmax(s K̂ᵀ Q̂)], with channels of Q̂ and K̂ normalised over the tokens.
 
-    (b n d) -> (b n d).  The softmax runs over the e channels of a head; s, one number a head, is 1/τ of the paper.
+    (b n d) -> (b n d). The softmax runs over the e channels of a head; s is 1/τ of the paper, one number per head.
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -28,13 +28,13 @@ class CrossCovarianceAttention(nn.Module):
         self.sharpness = nn.Parameter(torch.ones(heads))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Left-out tokens count nowhere."""
+        """Masked tokens have no influence."""
         v = self.v(x).unflatten(-1, (self.heads, -1))
         y = torch.einsum("bhce,bnhe->bnhc", self.channels(x, mask), v)
         return self.out(y.flatten(2))
 
     def channels(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The map (b h e e): how much each channel of the output takes of each channel of the values."""
+        """Attention map between channels, (b h e e)."""
         q, k = (self._unit(f(x), mask) for f in (self.q, self.k))
         scores = torch.einsum("bnhc,bnhe->bhce", q, k)
         return (scores * self.sharpness[:, None, None]).softmax(-1)
@@ -46,7 +46,7 @@ class CrossCovarianceAttention(nn.Module):
 
 
 class MaskedInstanceNorm(nn.Module):
-    """Each channel to mean zero and variance one over the tokens of its example: batch norm with batches of one."""
+    """Normalises each channel over the unmasked tokens of each example."""
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class MaskedInstanceNorm(nn.Module):
         )
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(b n d) -> (b n d), left-out tokens not counted."""
+        """(b n d) -> (b n d)."""
         real = torch.ones_like(x[..., :1]) if mask is None else mask[..., None].to(x.dtype)
         count = real.sum(1, keepdim=True).clamp(min=1)
         x = x - (x * real).sum(1, keepdim=True) / count
@@ -66,14 +66,14 @@ class MaskedInstanceNorm(nn.Module):
 
 
 class MaskedBatchNorm(nn.Module):
-    """Batch norm over all real tokens of a batch: in training its examples touch each other, afterwards not."""
+    """Batch norm over all unmasked tokens of a batch. In training, examples influence each other."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(dim)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(b n d) -> (b n d); left-out tokens become zero."""
+        """(b n d) -> (b n d). Masked tokens become zero."""
         if mask is None:
             return self.norm(x.flatten(0, 1)).view_as(x)
         return torch.zeros_like(x).masked_scatter(mask[..., None], self.norm(x[mask]))
@@ -83,9 +83,9 @@ NORMS = {"instance": MaskedInstanceNorm, "batch": MaskedBatchNorm}
 
 
 class LocalPatchInteraction(nn.Module):
-    """LPI: depth-wise 3 × 3 convolution, gelu, norm, and another such convolution, on a grid of `width` columns.
+    """Local patch interaction: two depth-wise 3 × 3 convolutions with gelu and a norm between them, on a grid of `width` columns.
 
-    (b n d) -> (b n d).  Left-out tokens, and those that the last row lacks, are zero for both convolutions.
+    (b n d) -> (b n d). Masked tokens, and an incomplete last row, are padded with zeros.
     """
 
     def __init__(self, dim: int, width: int, *, norm: str = "instance") -> None:
@@ -96,7 +96,7 @@ class LocalPatchInteraction(nn.Module):
         self.first, self.second = (nn.Conv2d(dim, dim, 3, padding=1, groups=dim) for _ in range(2))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Convolve, normalise, convolve."""
+        """Convolve, apply gelu and the norm, convolve."""
         y = self.norm(F.gelu(self._on_grid(self.first, x, mask)), mask)
         return self._on_grid(self.second, y, mask)
 
@@ -109,7 +109,7 @@ class LocalPatchInteraction(nn.Module):
 
 
 class XCiT(Mixer):
-    """y = XCA(norm(x)), out = y + LPI(norm(x + y)): x + out is a layer of the paper without its feed-forward part."""
+    """y = XCA(norm(x)), out = y + LPI(norm(x + y)): x + out is the paper's layer without its feed-forward part."""
 
     def __init__(
         self, dim: int, heads: int, width: int, *, norm: str = "instance", causal: bool = False
@@ -133,7 +133,7 @@ class XCiT(Mixer):
 
 
 class XCiTComponent(Mixer):
-    """One of the two halves of XCiT, as a mixer of its own: `CrossCovarianceAttention` or `LocalPatchInteraction`."""
+    """One component of XCiT as a mixer: `CrossCovarianceAttention` or `LocalPatchInteraction`."""
 
     def __init__(
         self,
@@ -155,9 +155,9 @@ class XCiTComponent(Mixer):
 
 
 class ClassAttention(nn.Module):
-    """The class token asks itself and all patches: class (b 1 d), tokens (b n d), mask (b n) -> (b 1 d).
+    """The class token attends to itself and all patches: class (b 1 d), tokens (b n d), mask (b n) -> (b 1 d).
 
-    Patches are not changed (Touvron et al. 2021, arXiv 2103.17239, as XCiT's last layers have it).
+    The patches stay unchanged (Touvron et al. 2021, arXiv 2103.17239), as in XCiT's last layers.
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -165,11 +165,11 @@ class ClassAttention(nn.Module):
         self.attend = MultiHead(dim, heads, SoftmaxAttention(), bias=True)
 
     def forward(self, token: Tensor, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """The new class token."""
+        """The updated class token."""
         return self.attend(token, *self._memory(token, tokens), mask=self._mask(mask))
 
     def attention(self, token: Tensor, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Its map (b h 1 1+n); the class token itself comes first."""
+        """Attention map (b h 1 1+n); the class token comes first."""
         return self.attend.attention_map(token, *self._memory(token, tokens), mask=self._mask(mask))
 
     def _memory(self, token: Tensor, tokens: Tensor) -> tuple[Tensor]:
