@@ -463,7 +463,9 @@ def test_the_map_is_what_heads_read(name):
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrences_refuse_what_they_cannot(name):
     """Fails if a recurrence may be built not causal, or looks at another sequence, or does not say why not."""
-    with pytest.raises(Unsupported, match=f"{name}: a recurrence only sees earlier tokens: use causal=True"):
+    with pytest.raises(
+        Unsupported, match=f"{name}: a recurrence only sees earlier tokens: use causal=True"
+    ):
         make(name, causal=False)
     with pytest.raises(Unsupported, match="along one sequence"):
         make(name)(torch.zeros(1, 3, 16), torch.zeros(1, 3, 16))
