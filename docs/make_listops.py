@@ -1,6 +1,6 @@
-"""Draws docs/images/listops.png: an expression as a tree, and what is drawn with the settings of Long Range Arena.
+"""Plot docs/images/listops.png: an expression as a tree, and statistics with the settings of LRA.
 
-Prints the numbers that docs/tasks.md has.  All is read back from the tokens, not from the generator.
+Prints the numbers in docs/tasks.md. Everything is parsed from the tokens, not from the generator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import fmean, median
 import matplotlib
 
 from regard.tasks import create_task
-from regard.tasks.listops import CLOSED, OPEN, WORDS
+from regard.tasks.listops import CLOSE, OPEN, WORDS
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -24,16 +24,16 @@ Tree = tuple[str, list["Tree"]]
 
 
 def tree(tokens: list[int]) -> Tree:
-    """The words of a list and, in their order, of its arguments."""
+    """Parse tokens to a tree: an operator or digit, and its arguments."""
     whole: Tree = ("", [])
     open_lists = [whole]
     for token in tokens:
-        if token == CLOSED:
+        if token == CLOSE:
             open_lists.pop()
             continue
         node: Tree = (WORDS[token].strip("["), [])
         open_lists[-1][1].append(node)
-        if OPEN <= token < CLOSED:
+        if OPEN <= token < CLOSE:
             open_lists.append(node)
     return whole[1][0]
 
@@ -43,24 +43,24 @@ def depth(node: Tree) -> int:
 
 
 def arguments(node: Tree) -> list[int]:
-    """How many each list has."""
+    """Number of arguments of each list."""
     return [len(node[1])] * bool(node[1]) + [
         count for child in node[1] for count in arguments(child)
     ]
 
 
 def draw(axis: plt.Axes, node: Tree, left: float, level: int) -> tuple[float, float]:
-    """A node above its arguments, from `left` on; where it stands, and where it ends."""
+    """Draw a node above its arguments, from `left` on; returns its x position and right end."""
     words, children = node
-    right, places = left, []
+    right, positions = left, []
     for child in children:
-        place, right = draw(axis, child, right, level + 1)
-        places.append(place)
-    at = fmean(places) if places else left
-    for place in places:
-        axis.plot([at, place], [-level, -level - 1], color="#999999", linewidth=0.8, zorder=1)
+        position, right = draw(axis, child, right, level + 1)
+        positions.append(position)
+    x = fmean(positions) if positions else left
+    for position in positions:
+        axis.plot([x, position], [-level, -level - 1], color="#999999", linewidth=0.8, zorder=1)
     axis.text(
-        at,
+        x,
         -level,
         words,
         ha="center",
@@ -69,7 +69,7 @@ def draw(axis: plt.Axes, node: Tree, left: float, level: int) -> tuple[float, fl
         color=BLUE if children else "black",
         bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"},
     )
-    return at, max(right, left + 1)
+    return x, max(right, left + 1)
 
 
 def bars(axis: plt.Axes, values: list[int], title: str) -> None:

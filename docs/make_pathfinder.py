@@ -1,4 +1,4 @@
-"""Draws docs/images/pathfinder.png: the first images of the task, by length of the paths and by class."""
+"""Plot docs/images/pathfinder.png: images of the task by contour length and class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 
 from regard.tasks import create_task
-from regard.tasks.pixels import as_image
+from regard.tasks.pixels import tokens_to_image
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -19,12 +19,12 @@ PATH = Path(__file__).parent / "images" / "pathfinder.png"
 def main() -> None:
     figure, axes = plt.subplots(len(CONTOURS), 2 * EACH, figsize=(12, 6.4), layout="constrained")
     for row, contour in zip(axes, CONTOURS, strict=True):
-        made = create_task("pathfinder", contour=contour)
-        examples = [made.example("train", index) for index in range(40)]
+        task = create_task("pathfinder", contour=contour)
+        examples = [task.example("train", index) for index in range(40)]
         for label in (0, 1):
-            mine = [example for example in examples if int(example.target) == label][:EACH]
-            for axis, example in zip(row[label * EACH :], mine, strict=False):
-                axis.imshow(as_image(example.tokens.numpy()), cmap="gray", vmin=0, vmax=255)
+            shown = [example for example in examples if int(example.target) == label][:EACH]
+            for axis, example in zip(row[label * EACH :], shown, strict=False):
+                axis.imshow(tokens_to_image(example.tokens.numpy()), cmap="gray", vmin=0, vmax=255)
                 axis.set_title(f"contour={contour}, class {label}", fontsize=9)
                 axis.set_axis_off()
     figure.savefig(PATH, dpi=80)
