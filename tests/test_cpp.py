@@ -85,7 +85,7 @@ def test_clusters_by_bits_are_those_by_products(seed, threads):
     threads(1 + seed % 3)
     got, want = (
         way(sides, real, first, seed % 6)
-        for way in (query_prototypes._by_kernel, query_prototypes._by_products)
+        for way in (query_prototypes._lloyd_cpp, query_prototypes._lloyd_torch)
     )
     assert torch.equal(got, want)
 
@@ -190,7 +190,7 @@ def test_large_pages_change_nothing(rand, monkeypatch):
     inputs = [rand(1, 2, 9000, 64).requires_grad_() for _ in range(3)]
     wishes = []
     for least in (1 << 60, 1 << 20):
-        monkeypatch.setattr(native, "LARGE", least)
+        monkeypatch.setattr(native, "HUGE_PAGE_BYTES", least)
         out = regard.attend(*inputs, pattern=Band(9, 9), backend="cpp")
         wishes.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
     assert all(torch.equal(x, y) for x, y in zip(*wishes, strict=True))
@@ -509,7 +509,7 @@ def load(tmp_path, monkeypatch):
     def again(**environment):
         for name, value in {"REGARD_CACHE": str(tmp_path / "cache"), **environment}.items():
             monkeypatch.setenv(name, value)
-        return native._found.__wrapped__()
+        return native._load_or_build.__wrapped__()
 
     return again
 
@@ -519,18 +519,18 @@ def test_threads_that_come_first_build_it_once(monkeypatch):
     """Fails if each thread of a process runs a compiler of its own."""
     built = []
     monkeypatch.setattr(native, "_build", lambda *_: built.append(1) or time.sleep(0.2) or "built")
-    monkeypatch.setattr(native, "_opened", lambda path: None)
-    native._found.cache_clear()
+    monkeypatch.setattr(native, "_open", lambda path: None)
+    native._load_or_build.cache_clear()
     try:
         with ThreadPoolExecutor(4) as pool:
             assert [*pool.map(lambda _: native._load(), range(4))] == ["built"] * 4 and built == [1]
     finally:
-        native._found.cache_clear()
+        native._load_or_build.cache_clear()
 
 
 def test_another_compiler_builds_another(load):
     """Fails if the options of CXX do not count."""
-    assert native._path(["g++"]) != native._path(["g++", "-O0"])
+    assert native._library_path(["g++"]) != native._library_path(["g++", "-O0"])
 
 
 def test_it_can_be_turned_off(load):
@@ -540,7 +540,7 @@ def test_it_can_be_turned_off(load):
 
 def test_without_a_compiler_somebody_is_told_what_to_install(load, tmp_path):
     """Fails if a machine without a compiler stops the library, or hears nothing."""
-    assert load(PATH=str(tmp_path)) == "no C++ compiler was found: install g++, or name one in CXX"
+    assert load(PATH=str(tmp_path)) == "no C++ compiler was found: install g++, or set CXX"
 
 
 def test_without_a_kernel_all_else_works(monkeypatch, rand):
@@ -562,19 +562,19 @@ def test_a_compiler_that_fails_is_no_disaster(load, tmp_path):
         "#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'cannot do that' >&2\nexit 1\n"
     )
     fake.chmod(0o755)
-    assert load(CXX=str(fake)) == f"{fake} could not build it: cannot do that"
+    assert load(CXX=str(fake)) == f"{fake} failed to build the C++ kernels: cannot do that"
     assert not list((tmp_path / "cache").iterdir())
 
 
 @needs_kernel
 def test_a_spoilt_library_is_built_again(load, tmp_path):
     """Fails if a file that was cut short in the cache ends the process, which loading it would do."""
-    assert load().forward_float
+    assert load().attention_forward_float
     (built,) = (tmp_path / "cache").glob("kernel-*.so")
     whole = built.read_bytes()
     built.unlink()  # this process has it in use
     built.write_bytes(whole[:1000])
-    assert native._opened(built) is None and load().forward_float
+    assert native._open(built) is None and load().attention_forward_float
     assert built.stat().st_size > 1000
 
 
@@ -587,4 +587,4 @@ def test_a_cache_that_cannot_be_written(load, tmp_path):
 
 def test_the_sources_are_part_of_the_package():
     """Fails if somebody who installs the package has no kernel to build."""
-    assert all((native.HERE / name).exists() for name in native.SOURCES)
+    assert all((native.SOURCE_DIR / name).exists() for name in native.SOURCES)

@@ -52,6 +52,8 @@ TRAINING_CALL_FACTOR = (
     8  # fixed cost of a forward and a backward call under autograd, relative to one forward call
 )
 
+Timed = tuple[Callable[[Tensor], Tensor], int]  # a call and its number of tokens
+
 # Measurements outside of these bounds were disturbed by other processes.
 MIN_CALL_SECONDS, MAX_CALL_SECONDS = 5e-6, 3e-4
 MAX_SCORE_RATIO = 2.5  # of any score to a score of a long dense call
@@ -209,7 +211,8 @@ def measure_costs() -> BackendCosts:
     def by_kernel(x: Tensor) -> Tensor:
         return cpp.attend_tiles(x, x, x, build_tiles(Full(), x.shape[2], x.shape[2]), 0.125)
 
-    calls = [(dense, n) for n in (1, 128, 512, large)] + [(sparse, few), (sparse, large)]
+    calls: list[Timed] = [(dense, n) for n in (1, 128, 512, large)]
+    calls += [(sparse, few), (sparse, large)]
     if native.library():
         calls += [(by_kernel, 1), (by_kernel, large)]
     seconds = _shortest_times(calls, heads)
@@ -240,9 +243,6 @@ def measure_costs() -> BackendCosts:
 
 def _clamp_call(seconds: float) -> float:
     return min(max(seconds, MIN_CALL_SECONDS), MAX_CALL_SECONDS)
-
-
-Timed = tuple[Callable[[Tensor], Tensor], int]
 
 
 def _shortest_times(

@@ -60,13 +60,12 @@ class AttentionCall(NamedTuple):
         else:
             by_query = self.global_attention_mask[:, None, :, None]
             by_key = self.global_attention_mask[:, None, None, :]
-            rows = [
-                torch.where(
-                    by_key, *(allows(self.pattern.resolve_global_mask(a, b)) for b in (True, False))
-                )
-                for a in (True, False)
-            ]
-            keep = torch.where(by_query, *rows)
+            resolve = self.pattern.resolve_global_mask
+            global_row, local_row = (
+                torch.where(by_key, allows(resolve(query, True)), allows(resolve(query, False)))
+                for query in (True, False)
+            )
+            keep = torch.where(by_query, global_row, local_row)
         return keep if self.mask is None else keep & self.mask[:, None, None, :]
 
     def dense_bias(self) -> Tensor:

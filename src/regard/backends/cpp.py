@@ -101,7 +101,7 @@ def _forward(
     # heads are adjacent in memory, as the output projection needs them
     out = native.advise_huge_pages(q.new_empty_strided((b, h, n, e), (n * h * e, e, h * e, 1)))
     mask = None if mask is None else mask.contiguous()
-    native.run("forward", q.dtype, _pack_call(q, k, v, out, lse, tiles, scale, mask))
+    native.run("attention_forward", q.dtype, _pack_call(q, k, v, out, lse, tiles, scale, mask))
     return out
 
 
@@ -128,7 +128,7 @@ class _CppAttention(torch.autograd.Function):
         ]
         call = _pack_call(q, k, v, out, lse, ctx.tiles, ctx.scale, mask)
         grads = _GRADS.pack(*native.pointers_and_strides(grad, *results))
-        native.run("backward", q.dtype, call, grads)
+        native.run("attention_backward", q.dtype, call, grads)
         return *results, None, None, None
 
 

@@ -84,10 +84,9 @@ def _attend(
         and call.global_attention_mask is None
         and all(map(_can_flatten, (q, k, v)))
     ):
-        flat = (x.flatten(0, 1) for x in (q, k, v))
-        return attend_layout(*flat, *layouts, scale=call.scale, addend=addend).unflatten(
-            0, q.shape[:2]
-        )
+        fq, fk, fv = (x.flatten(0, 1) for x in (q, k, v))
+        flat = attend_layout(fq, fk, fv, *layouts, scale=call.scale, addend=addend)
+        return flat.unflatten(0, q.shape[:2])
     outputs = []
     for i in range(q.shape[0]):  # padding and global tokens differ between examples
         bias, own = None, layouts

@@ -134,9 +134,8 @@ def classify_on_lattice(lattice: Lattice, term: Pattern, q: Tensor, k: Tensor) -
     def relax(leaf: Pattern) -> Pattern:
         """A leaf that allows the same pairs on the lattice and has tighter blocks there."""
         if isinstance(lattice, int) and isinstance(leaf, Band) and lattice % leaf.step == 0:
-            return Band(
-                *(None if side is None else side * leaf.step for side in (leaf.left, leaf.right))
-            )
+            left, right = (None if x is None else x * leaf.step for x in (leaf.left, leaf.right))
+            return Band(left, right)
         return Full() if leaf == lattice else leaf
 
     some, every = classify_tiles(term if lattice is None else term.map_leaves(relax), q, k)

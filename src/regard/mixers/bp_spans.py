@@ -14,7 +14,7 @@ NO_NODE = 1 << 60  # padding of a row of nodes: larger than all, so that the row
 TILE = 64  # tokens that share a list of nodes: they have far spans and most near ones in common
 
 
-_plans = LRUCache(128 << 20)
+_plans: LRUCache[SpanPlan] = LRUCache(128 << 20)
 
 
 class SpanPlan(NamedTuple):
@@ -41,7 +41,6 @@ def span_plan(
         with torch.inference_mode(False):  # a cached plan is used in training too
             found = _group_by_tile(*visible_nodes(*key))
         _plans.add(key, found, sum(t.nbytes for t in found))
-    assert isinstance(found, SpanPlan)
     return found
 
 

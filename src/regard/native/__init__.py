@@ -1,7 +1,7 @@
-"""Compiled kernels: built once on this machine by its C++ compiler, kept in the cache, and loaded.
+"""C++ kernels: compiled once on this machine, stored in the cache directory, and loaded.
 
-They are a plain shared library, without a line of PyTorch in it, built in seconds and called through ctypes.  Where there
-is no compiler, or `REGARD_CPP=0` is set, `library` gives None and everything runs without it.
+They are a plain shared library that does not depend on PyTorch's headers, is built in seconds and called through ctypes. If
+there is no compiler, or `REGARD_CPP=0` is set, `library` returns None and everything runs without it, slower.
 """
 
 from __future__ import annotations
@@ -22,81 +22,79 @@ from threading import Lock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C import _get_tracing_state as _tracing  # of torch.jit
-from torch._C._functorch import peek_interpreter_stack as _transforms  # of torch.func
+from torch._C import _get_tracing_state as _jit_tracing_state
+from torch._C._functorch import peek_interpreter_stack as _functorch_transform
 from torch.autograd import forward_ad
 from torch.nn import Parameter
-from torch.utils._python_dispatch import _get_current_dispatch_mode as _mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode as _dispatch_mode
 
 from regard.disk_cache import cache_dir
 
-HERE = Path(__file__).parent
-SOURCES = ("attention.cpp", "linear.cpp", "elu.cpp", "lloyd.cpp", "pages.cpp")
-HEADERS = ("product.h", "rows.h")
+SOURCE_DIR = Path(__file__).parent
+SOURCES = ("attention.cpp", "linear.cpp", "elu.cpp", "lloyd.cpp", "huge_pages.cpp")
+HEADERS = ("simd.h", "tiles.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+BUILD_TIMEOUT = 120  # seconds
 DTYPE_NAMES = {torch.float32: "float", torch.float64: "double"}
 TENSOR_TYPES = (Tensor, Parameter)
-WHOLE = 16  # widths are filled up to a multiple: a whole number of vectors on every machine
-SECONDS = 120  # a build that takes longer is given up
-LARGE = (
+WIDTH_MULTIPLE = (
+    16  # widths are padded to this multiple: a whole number of SIMD vectors on every machine
+)
+HUGE_PAGE_BYTES = (
     32 << 20
-)  # bytes: as much as this comes from the system anew each time, and is never used again
+)  # from this size on, the allocator gets fresh memory from the system every time
 
-_one_at_a_time = Lock()
+_build_lock = Lock()
 
 
 @lru_cache(1)
 def library() -> ctypes.CDLL | None:
-    """The kernel, or None; `missing_reason` says why."""
+    """The loaded library, or None; then `missing_reason` says why."""
     found = _load()
     return found if isinstance(found, ctypes.CDLL) else None
 
 
 @lru_cache(1)
 def missing_reason() -> str:
-    """Why there is no kernel; empty where there is one."""
+    """Why there is no library; empty if there is one."""
     found = _load()
     return found if isinstance(found, str) else ""
 
 
 def supports(*tensors: Tensor) -> bool:
-    """Whether the kernel can be used for them."""
-    kind = tensors[0].dtype
-    return (
-        kind in DTYPE_NAMES
-        and all(x.dtype == kind for x in tensors)
-        and are_plain_tensors(*tensors)
-        and library() is not None
-    )
+    """Whether the kernels can process these tensors."""
+    dtype = tensors[0].dtype
+    same_dtype = dtype in DTYPE_NAMES and all(x.dtype == dtype for x in tensors)
+    return same_dtype and are_plain_tensors(*tensors) and library() is not None
 
 
 def are_plain_tensors(*tensors: Tensor) -> bool:
-    """Numbers that are there, on a CPU, with nobody who wants to see each operation."""
+    """Whether these are ordinary CPU tensors, and nothing (compiler, transform, mode) must see each operation."""
     if (
         torch.compiler.is_compiling()
         or inside_transform()
-        or _mode() is not None
-        or _tracing() is not None
+        or _dispatch_mode() is not None
+        or _jit_tracing_state() is not None
     ):
         return False
-    for x in tensors:  # noqa: SIM110 (`all` takes a microsecond more, of the fifty of a small call)
+    for x in tensors:  # noqa: SIM110 (`all` takes a microsecond longer, of the fifty of a small call)
         if type(x) not in TENSOR_TYPES or not x.is_cpu or x.is_neg():
             return False
     return True
 
 
 def inside_transform() -> bool:
-    """Inside of torch.func, or of forward-mode differentiation."""
-    return _transforms() is not None or forward_ad._current_level >= 0
+    """Whether the call is inside a torch.func transform or forward-mode differentiation."""
+    return _functorch_transform() is not None or forward_ad._current_level >= 0
 
 
-def run(name: str, dtype: torch.dtype, *structures: bytes) -> None:
-    """Call a function of the kernel for this type; the structures hold addresses, so their tensors must be alive."""
-    getattr(library(), f"{name}_{DTYPE_NAMES[dtype]}")(*structures)
+def run(name: str, dtype: torch.dtype, *structs: bytes) -> None:
+    """Call a kernel for this dtype. The structs hold addresses, so their tensors must be alive."""
+    getattr(library(), f"{name}_{DTYPE_NAMES[dtype]}")(*structs)
 
 
 def pointers_and_strides(*tensors: Tensor) -> list[int]:
-    """Of each tensor (b h n e), where it is and its strides but the last, which is 1, as the kernel's `Rows`."""
+    """The address and the first three strides of each tensor (b h n e), as in the struct `Rows` of the kernels."""
     found: list[int] = []
     for x in tensors:
         batch, head, row, last = x.stride()
@@ -106,130 +104,114 @@ def pointers_and_strides(*tensors: Tensor) -> list[int]:
 
 
 def padded_width(width: int) -> int:
-    """The width that the kernel takes instead."""
-    return -(-width // WHOLE) * WHOLE
+    """The width rounded up to what the kernels accept."""
+    return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
 def pad_width(x: Tensor, width: int) -> Tensor:
-    """x (b h n e) with rows without gaps, filled up with zeros to this width."""
+    """x (b h n e) padded with zeros to this width, with a contiguous last axis."""
     x = F.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x
-    return (
-        x if x.stride(3) == 1 else x.contiguous()
-    )  # padding keeps the order of the axes, whichever it is
+    return x if x.stride(3) == 1 else x.contiguous()  # padding keeps the order of the axes
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """Room for as much as x, in the same order of axes where the last is dense there."""
+    """An uninitialised tensor of the shape of x with a contiguous last axis, and the memory format of x if it has one."""
     room = torch.empty_like(x)
-    return advise_huge_pages(
-        room if room.stride(3) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
-    )
+    if room.stride(3) != 1:
+        room = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return advise_huge_pages(room)
 
 
 def advise_huge_pages(x: Tensor) -> Tensor:
-    """x itself, new and not yet written, with large pages behind it where it is large."""
-    if x.nbytes >= LARGE:
+    """x itself, a newly allocated tensor, backed by huge pages if it is large."""
+    if x.nbytes >= HUGE_PAGE_BYTES:
         lib = library()
         assert lib is not None
-        lib.large_pages(ctypes.c_void_p(x.data_ptr()), ctypes.c_long(x.nbytes))
+        lib.advise_huge_pages(ctypes.c_void_p(x.data_ptr()), ctypes.c_long(x.nbytes))
     return x
 
 
+# ---------------------------------------------------------------------------------------------- building
 def _load() -> ctypes.CDLL | str:
-    with _one_at_a_time:  # the other threads wait, and find it built
-        return _found()
+    with _build_lock:  # other threads wait until it is built
+        return _load_or_build()
 
 
 @lru_cache(1)
-def _found() -> ctypes.CDLL | str:
+def _load_or_build() -> ctypes.CDLL | str:
+    """The library, or the reason why there is none."""
     if os.environ.get("REGARD_CPP") == "0":
         return "REGARD_CPP=0 is set"
     if sys.platform != "linux":
-        return f"it is built on Linux only, not on {sys.platform}"
+        return f"the C++ kernels are built on Linux only, not on {sys.platform}"
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     if shutil.which(compiler[0]) is None:
-        return "no C++ compiler was found: install g++, or name one in CXX"
+        return "no C++ compiler was found: install g++, or set CXX"
     try:
-        path = _path(compiler)
-        return _opened(path) or _build(compiler, path)
+        path = _library_path(compiler)
+        return _open(path) or _build(compiler, path)
     except subprocess.CalledProcessError as error:
-        return f"{' '.join(compiler)} could not build it: {error.stderr.strip()[-500:]}"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"it could not be built or loaded: {error}"
-
-
-def _path(compiler: list[str]) -> Path:
-    """Where the library for this source, compiler and processor is kept."""
-    made_of = [(HERE / name).read_bytes() for name in (*SOURCES, *HEADERS)]
-    version = subprocess.run(
-        [*compiler, "--version"], capture_output=True, check=True, timeout=SECONDS
-    ).stdout
-    whole = b"\0".join(
-        [
-            *made_of,
-            version,
-            _processor().encode(),
-            " ".join([*compiler, *FLAGS, *_runtime()]).encode(),
-        ]
-    )
-    return cache_dir() / f"kernel-{hashlib.sha256(whole).hexdigest()[:16]}.so"
-
-
-def _opened(path: Path) -> ctypes.CDLL | None:
-    """The library, if it is there, whole and ours: loading a part of one would end the process."""
-    try:
-        whole = _sum_of(path).read_text() == _digest(path) and path.stat().st_uid in (
-            0,
-            os.getuid(),
+        return (
+            f"{' '.join(compiler)} failed to build the C++ kernels: {error.stderr.strip()[-500:]}"
         )
-        return ctypes.CDLL(str(path)) if whole else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the C++ kernels could not be built or loaded: {error}"
+
+
+def _library_path(compiler: list[str]) -> Path:
+    """The path of the library; it depends on the sources, the compiler and the processor."""
+    sources = [(SOURCE_DIR / name).read_bytes() for name in (*SOURCES, *HEADERS)]
+    version = subprocess.run(
+        [*compiler, "--version"], capture_output=True, check=True, timeout=BUILD_TIMEOUT
+    ).stdout
+    command = " ".join([*compiler, *FLAGS, *_openmp_runtime()]).encode()
+    key = b"\0".join([*sources, version, _processor().encode(), command])
+    return cache_dir() / f"kernel-{hashlib.sha256(key).hexdigest()[:16]}.so"
+
+
+def _open(path: Path) -> ctypes.CDLL | None:
+    """The library, if it exists, is complete and belongs to us: loading a truncated file would crash the process."""
+    try:
+        complete = _checksum_path(path).read_text() == _checksum(path)
+        ours = path.stat().st_uid in (0, os.getuid())
+        return ctypes.CDLL(str(path)) if complete and ours else None
     except (OSError, UnicodeDecodeError):
         return None
 
 
 def _build(compiler: list[str], path: Path) -> ctypes.CDLL:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as place:
-        partial = Path(place) / path.name
-        command = [
-            *compiler,
-            *FLAGS,
-            *(str(HERE / name) for name in SOURCES),
-            "-o",
-            str(partial),
-            *_runtime(),
-        ]
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS)
-        _sum_of(partial).write_text(_digest(partial))
-        for file in (partial, _sum_of(partial)):
-            file.replace(path.parent / file.name)  # at once: another process never loads half of it
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        partial = Path(directory) / path.name
+        sources = [str(SOURCE_DIR / name) for name in SOURCES]
+        command = [*compiler, *FLAGS, *sources, "-o", str(partial), *_openmp_runtime()]
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=BUILD_TIMEOUT)
+        _checksum_path(partial).write_text(_checksum(partial))
+        for file in (partial, _checksum_path(partial)):
+            file.replace(path.parent / file.name)  # atomic: no other process loads a partial file
     return ctypes.CDLL(str(path))
 
 
-def _sum_of(path: Path) -> Path:
+def _checksum_path(path: Path) -> Path:
     return path.with_suffix(".sha256")
 
 
-def _digest(path: Path) -> str:
+def _checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _processor() -> str:
-    """What the build depends on: the kind of processor and what it can do."""
+    """The processor model and its features, on which a build with -march=native depends."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.machine()
-    lines = {
-        line
-        for line in text.splitlines()
-        if line.startswith(("model name", "flags", "Features", "CPU part"))
-    }
-    return "\n".join(sorted(lines))
+    keys = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in text.splitlines() if line.startswith(keys)}))
 
 
-def _runtime() -> list[str]:
-    """The threads of PyTorch itself, where it brings its own: two pools would fight for the cores."""
+def _openmp_runtime() -> list[str]:
+    """PyTorch's own OpenMP library, if it ships one: two thread pools would compete for the cores."""
     root = Path(torch.__file__).parent
     found = [*root.glob("lib/libgomp*.so*"), *root.parent.glob("torch.libs/libgomp*.so*")]
     return [str(found[0])] if found else []

@@ -1,47 +1,46 @@
-// elu(x) + 1, forward and backward, each in one pass: exp(x) below zero, which keeps the digits that the sum would lose, and 1 + x
-// above.
-#include "rows.h"
+// elu(x) + 1, forward and backward, each in one pass: exp(x) below zero, which is more accurate than the sum, and 1 + x above.
+#include "tiles.h"
 
 #include <cmath>
 
 namespace {
 
-struct Elements {  // tensors (batch heads n width)
+struct EluArgs {  // tensors (batch heads n width)
     long batch, heads, n, width, threads;
-    long raise;      // whether a row that is below zero everywhere is raised to it first
-    Rows x, y, out;  // forward: x -> out; backward: y = phi(x) and x = the gradient of it -> out
+    long shift_negative;      // whether the maximum of a row that is negative everywhere is subtracted first
+    TensorRef x, y, out;  // forward: x -> out; backward: y = phi(x) and x = the gradient of it -> out
 };
 
-constexpr double LOWEST = -80;  // exp of it is just above the least that float has
+constexpr double LOWEST = -80;  // exp(-80) is just above the smallest float
 
-// Calls row(x, y, out) for all rows, in the order in which those of x stand.
-template <class T, class Row> void for_rows(const Elements& e, Row row) {
+// Calls row(x, y, out) for all rows, in the memory order of x.
+template <class T, class Row> void for_rows(const EluArgs& e, Row row) {
     const bool heads_last = e.x.head < e.x.row;
 #pragma omp parallel for num_threads(int(e.threads)) schedule(static)
     for (long i = 0; i < e.batch * e.heads * e.n; i++) {
         const long within = i % (e.heads * e.n), b = i / (e.heads * e.n);
         const long h = heads_last ? within % e.heads : within / e.n, t = heads_last ? within / e.heads : within % e.n;
-        row(head_of<T>(e.x, b, h) + t * e.x.row, head_of<T>(e.y, b, h) + t * e.y.row, head_of<T>(e.out, b, h) + t * e.out.row);
+        row(head_data<T>(e.x, b, h) + t * e.x.row, head_data<T>(e.y, b, h) + t * e.y.row, head_data<T>(e.out, b, h) + t * e.out.row);
     }
 }
 
-template <class T> T most(const T* x, long width) {
-    Vector<T> top = all(-std::numeric_limits<T>::infinity());
+template <class T> T row_max(const T* x, long width) {
+    Vector<T> top = broadcast(-std::numeric_limits<T>::infinity());
     long i = 0;
     for (; i + Lanes<T>::N <= width; i += Lanes<T>::N) top = load(x + i) > top ? load(x + i) : top;
-    T most = most_of<T>(top);
+    T most = horizontal_max<T>(top);
     for (; i < width; i++) most = x[i] > most ? x[i] : most;
     return most;
 }
 
-template <class T> void forward(const Elements& e) {
+template <class T> void forward(const EluArgs& e) {
     constexpr int N = Lanes<T>::N;
     const long whole = e.width / N * N;
     for_rows<T>(e, [&](const T* x, const T*, T* out) {
-        const T less = e.raise ? std::min(most<T>(x, e.width), T(0)) : T(0);
+        const T less = e.shift_negative ? std::min(row_max<T>(x, e.width), T(0)) : T(0);
         for (long i = 0; i < whole; i += N) {
-            const Vector<T> own = load(x + i) - all(less), below = own < all(T(LOWEST)) ? all(T(LOWEST)) : own;
-            store(out + i, exp_of<T>(below > all(T(0)) ? all(T(0)) : below) + (own > all(T(0)) ? own : all(T(0))));
+            const Vector<T> own = load(x + i) - broadcast(less), below = own < broadcast(T(LOWEST)) ? broadcast(T(LOWEST)) : own;
+            store(out + i, vector_exp<T>(below > broadcast(T(0)) ? broadcast(T(0)) : below) + (own > broadcast(T(0)) ? own : broadcast(T(0))));
         }
         for (long i = whole; i < e.width; i++) {
             const T own = x[i] - less, below = own < T(LOWEST) ? T(LOWEST) : own;
@@ -50,7 +49,7 @@ template <class T> void forward(const Elements& e) {
     });
 }
 
-template <class T> void backward(const Elements& e) {
+template <class T> void backward(const EluArgs& e) {
     for_rows<T>(e, [&](const T* grad, const T* phi, T* out) {
         for (long i = 0; i < e.width; i++) out[i] = grad[i] * (phi[i] > 1 ? T(1) : phi[i]);
     });
@@ -59,8 +58,8 @@ template <class T> void backward(const Elements& e) {
 }  // namespace
 
 extern "C" {
-void elu_forward_float(const Elements* e) { forward<float>(*e); }
-void elu_forward_double(const Elements* e) { forward<double>(*e); }
-void elu_backward_float(const Elements* e) { backward<float>(*e); }
-void elu_backward_double(const Elements* e) { backward<double>(*e); }
+void elu_forward_float(const EluArgs* e) { forward<float>(*e); }
+void elu_forward_double(const EluArgs* e) { forward<double>(*e); }
+void elu_backward_float(const EluArgs* e) { backward<float>(*e); }
+void elu_backward_double(const EluArgs* e) { backward<double>(*e); }
 }

@@ -1,33 +1,34 @@
-// Lloyd's algorithm on bits: each token goes to the centre from which it differs in the fewest, and each bit of a centre becomes
-// that of the majority of its tokens.
-#include "rows.h"
+// Lloyd's algorithm (k-means) in Hamming space: each token is assigned to the nearest centre, and each bit of a centre becomes the
+// majority of its tokens.
+#include "tiles.h"
 
 #include <vector>
 
 namespace {
 
-struct Clusters {
+struct ClusterArgs {
     long batch, heads, n, bits, clusters, iterations, threads;
-    const char* x;        // (batch heads n bits): a bit is whether a number is zero or above
-    const uint8_t* real;  // (batch n): whether a token has a vote; nullptr: all have
-    const long* first;    // (batch heads clusters): the tokens that are the first centres
+    const char* x;        // (batch heads n bits): bit = (x >= 0)
+    const uint8_t* mask;  // (batch n): padding mask, nonzero = keep; nullptr: no padding
+    const long* first;    // (batch heads clusters): tokens that are the initial centres
     long* nearest;        // (batch heads n)
 };
 
 constexpr long WORD = 64;
 using Words = std::vector<uint64_t>;
 
-// One head.  Words of tokens stand token by token, those of centres word by word: a vector holds that word of many centres.
+// One head. Words of tokens are stored token by token, words of centres word by word, so that a vector holds one word of many
+// centres.
 struct Head {
     long n, words, clusters;
-    const uint8_t* real;
+    const uint8_t* mask;
     long* nearest;
     Words tokens, centres;
 };
 
-template <class T> void begin(const Clusters& call, long h, Head& head) {
+template <class T> void init_head(const ClusterArgs& call, long h, Head& head) {
     head.n = call.n, head.words = (call.bits + WORD - 1) / WORD, head.clusters = call.clusters;
-    head.real = call.real ? call.real + h / call.heads * call.n : nullptr;
+    head.mask = call.mask ? call.mask + h / call.heads * call.n : nullptr;
     head.nearest = call.nearest + h * call.n;
     head.tokens.assign(call.n * head.words, 0);
     head.centres.resize(head.words * call.clusters);
@@ -38,7 +39,7 @@ template <class T> void begin(const Clusters& call, long h, Head& head) {
         for (long w = 0; w < head.words; w++) head.centres[w * call.clusters + c] = head.tokens[call.first[h * call.clusters + c] * head.words + w];
 }
 
-// The nearest centre of tokens from..to-1, the first of those that are equally near.
+// Assigns tokens from..to-1 to the nearest centre, the first one on ties.
 void assign(Head& head, long from, long to) {
     Words apart(head.clusters);
     for (long i = from; i < to; i++) {
@@ -54,12 +55,12 @@ void assign(Head& head, long from, long to) {
     }
 }
 
-// A tie, or a cluster without a vote, leaves a bit as it was.
-void vote(Head& head) {
+// Updates the centres. A tie, or an empty cluster, leaves a bit unchanged.
+void update_centres(Head& head) {
     const long size = head.words * WORD;
     std::vector<int32_t> ones(head.clusters * size), count(head.clusters);
     for (long i = 0; i < head.n; i++) {
-        if (head.real && !head.real[i]) continue;
+        if (head.mask && !head.mask[i]) continue;
         const long c = head.nearest[i];
         count[c]++;
         for (long w = 0; w < head.words; w++) {
@@ -76,20 +77,20 @@ void vote(Head& head) {
         }
 }
 
-// Parallel over heads; where there are too few of them, also over pieces of the tokens.
-template <class T> void cluster(const Clusters& call) {
-    const long heads = call.batch * call.heads, each = pieces_of(heads, call.threads);
-    std::vector<Head> all(heads);
+// Parallel over heads and, if there are too few, over pieces of the tokens.
+template <class T> void cluster(const ClusterArgs& call) {
+    const long heads = call.batch * call.heads, each = pieces_per_head(heads, call.threads);
+    std::vector<Head> broadcast(heads);
 #pragma omp parallel num_threads(int(call.threads))
     {
 #pragma omp for schedule(dynamic, 1)
-        for (long h = 0; h < heads; h++) begin<T>(call, h, all[h]);
+        for (long h = 0; h < heads; h++) init_head<T>(call, h, broadcast[h]);
         for (long round = 0; round <= call.iterations; round++) {
 #pragma omp for schedule(dynamic, 1)
-            for (long i = 0; i < heads * each; i++) assign(all[i / each], call.n * (i % each) / each, call.n * (i % each + 1) / each);
+            for (long i = 0; i < heads * each; i++) assign(broadcast[i / each], call.n * (i % each) / each, call.n * (i % each + 1) / each);
             if (round == call.iterations) break;
 #pragma omp for schedule(dynamic, 1)
-            for (long h = 0; h < heads; h++) vote(all[h]);
+            for (long h = 0; h < heads; h++) update_centres(broadcast[h]);
         }
     }
 }
@@ -97,6 +98,6 @@ template <class T> void cluster(const Clusters& call) {
 }  // namespace
 
 extern "C" {
-void cluster_float(const Clusters* call) { cluster<float>(*call); }
-void cluster_double(const Clusters* call) { cluster<double>(*call); }
+void cluster_float(const ClusterArgs* call) { cluster<float>(*call); }
+void cluster_double(const ClusterArgs* call) { cluster<double>(*call); }
 }
