@@ -1,16 +1,21 @@
 """The command line: what it prints, where, and with which exit code."""
 
 import json
+import subprocess
 import sys
+from importlib import metadata
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import regard
-from regard.cli import app
+from regard import registry
+from regard.cli import COMMANDS, app
 from regard.cli.parsing import parse_key_values
+from regard.cli.renamed import RENAMED_OPTIONS
 from regard.mixer import CAPABILITIES
-from regard.registry import FAMILIES
+from regard.recipe_index import FAMILIES, INDEX_FILE, build_index
 
 NAMES = regard.list_recipes()
 
@@ -53,15 +58,90 @@ def test_version():
     assert run("--version").stdout == f"regard {regard.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["list"], ["show"], ["gallery"], ["demo"], ["tour"], ["compare"], ["cost"]]
-)
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS if name != "runs")])
 def test_help_has_an_example(command):
     assert "Example: regard" in run(*command, "--help").stdout
 
 
-# ---------------------------------------------------------------------------------------------- list
-def test_list_json_has_every_recipe_with_its_promises():
+def test_help_summarizes_every_command():
+    """Fails if the summary of a command is not the first paragraph of its docstring."""
+    shown = " ".join(run("--help", COLUMNS="300").stdout.split())
+    group = typer.main.get_command(app)
+    for name, entry in COMMANDS.items():
+        summary = group.get_command(None, name).help.partition("\n\n")[0]
+        assert summary == entry.summary() and f"│ {name} {summary} │" in shown
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"], ["list", "--json"]])
+def test_start_up_does_not_import_torch(arguments):
+    """Fails if a command that needs no tensors waits for torch."""
+    code = (
+        "import sys; from regard.cli import app; app(sys.argv[1:], standalone_mode=False);"
+        "assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_slow_commands_print_a_first_line_at_once():
+    """Fails if a long command is silent while torch is imported."""
+    code = "import sys; sys.modules['torch'] = None; from regard.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "compare", "--mixers", "linear", "--tasks", "copy"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr.startswith("regard compare: loading PyTorch") and done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "old", "new"),
+    [
+        (command, old, new)
+        for command, options in RENAMED_OPTIONS.items()
+        for old, new in options.items()
+    ],
+)
+def test_renamed_options_suggest_the_new_name(command, old, new):
+    """Fails if an old option works, or its error does not name the current one."""
+    parameters = typer.main.get_command(app).get_command(None, command).params
+    options = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    assert old not in options and new in options
+    if command != "swap":  # it reads its own options
+        assert f"Did you mean {new}?" in " ".join(run(command, old, "1", code=2).stderr.split())
+
+
+# ---------------------------------------------------------------------- list
+def test_the_recipe_index_is_up_to_date():
+    """Fails if a recipe changed and `python -m regard.recipe_index` was not run."""
+    assert build_index() == json.loads(INDEX_FILE.read_text(encoding="utf-8"))
+
+
+def test_recipes_of_other_packages_are_listed(monkeypatch):
+    """Fails if `regard list` shows only what the index has."""
+    before = dict(registry._recipes)
+
+    def load():
+        @regard.recipe("Nobody 2099", family="sparse", formula="x")
+        def from_elsewhere(dim, heads, *, causal=False):
+            return regard.create("local", dim=dim, heads=heads, causal=causal, window=2)
+
+    entry = type("EntryPoint", (), {"name": "from_elsewhere", "value": "x:y", "load": load})
+    monkeypatch.setattr(metadata, "entry_points", lambda *, group: [entry])
+    registry._load_recipes.cache_clear()
+    try:
+        found = json.loads(run("list", "--family", "sparse", "--json").stdout)
+        assert "from_elsewhere" in {each["name"] for each in found} > {"local", "bigbird"}
+    finally:
+        registry._recipes.clear()
+        registry._recipes.update(before)
+        registry._load_recipes.cache_clear()
+
+
+def test_list_json_has_every_recipe_with_its_capabilities():
     found = json.loads(run("list", "--json").stdout)
     assert [entry["name"] for entry in found] == NAMES
     for entry in found:
@@ -116,7 +196,7 @@ def test_list_refusals():
     run("list", "--nope", code=2)
 
 
-# ---------------------------------------------------------------------------------------------- show
+# ---------------------------------------------------------------------- show
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("length", ["1", "20"])
 def test_show_every_recipe(name, length):
@@ -261,7 +341,7 @@ def test_a_bug_is_not_swallowed(monkeypatch):
         run("show", "local")
 
 
-# ---------------------------------------------------------------------------------------------- pictures
+# ---------------------------------------------------------------------- pictures
 def test_show_png(tmp_path):
     imread = pytest.importorskip("matplotlib.image").imread
     path = tmp_path / "picture.png"
@@ -289,7 +369,7 @@ def test_gallery(tmp_path):
     assert (tmp_path / "all.png").stat().st_size > 10_000
 
 
-# ---------------------------------------------------------------------------------------------- tour
+# ---------------------------------------------------------------------- tour
 def test_tour():
     shown = run("tour").stdout
     assert (

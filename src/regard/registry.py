@@ -19,20 +19,14 @@ from importlib import import_module, metadata
 from typing import Any
 
 from regard.errors import Unsupported, did_you_mean
-from regard.mixer import CAPABILITIES, Can, Mixer
+from regard.mixer import Can, Mixer
+from regard.recipe_index import (
+    ENTRY_POINT_GROUP,
+    FAMILIES as FAMILIES,
+    check_capabilities,
+    find_family,
+)
 
-ENTRY_POINT_GROUP = "regard.recipes"
-FAMILIES = {  # in the order of listings
-    "early": "before 2017",
-    "dense": "dense softmax attention",
-    "sparse": "sparse by position",
-    "routed": "sparse by content",
-    "linear": "linear attention and recurrences",
-    "compressed": "low-rank and compressed attention",
-    "priors": "priors and head variants",
-    "attention-free": "token mixing without attention",
-    "hybrid": "attention combined with other layers",
-}
 MAX_NUMBER = 1 << 53  # larger arguments cannot be sizes
 
 RecipeFunction = Callable[..., Mixer]
@@ -186,23 +180,6 @@ def list_recipes(
             recipe for recipe in found if all(getattr(recipe.can(), name) for name in capabilities)
         ]
     return [recipe.name for recipe in found]
-
-
-def find_family(family: str) -> str:
-    """The key of a family, given its key or title in any case."""
-    keys = {title: key for key, title in FAMILIES.items()} | {key: key for key in FAMILIES}
-    if family.lower() not in keys:
-        raise ValueError(f"no family {family!r}: {did_you_mean(family.lower(), keys)}")
-    return keys[family.lower()]
-
-
-def check_capabilities(names: Iterable[str]) -> list[str]:
-    """The names as a list; an unknown one raises."""
-    names = list(names)
-    for name in names:
-        if name not in CAPABILITIES:
-            raise ValueError(f"no capability {name!r}: {did_you_mean(name, CAPABILITIES)}")
-    return names
 
 
 def create(name: str, /, **arguments: Any) -> Mixer:

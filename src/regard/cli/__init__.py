@@ -6,11 +6,13 @@ for torch.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import io
 import re
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -22,47 +24,58 @@ from regard.cli.renamed import Command
 
 
 class CommandEntry(NamedTuple):
-    """Where a command is defined, and its line in `regard --help`.
+    """Where a command is defined.
 
     Attributes:
         target: "module:function" in this package; the function may also be a `typer.Typer`.
-        summary: The first sentence of its docstring.
         slow: Whether it loads torch: then a line is printed at once.
         settings: Context settings of the command.
     """
 
     target: str
-    summary: str
-    slow: bool = False
+    slow: bool = True
     settings: dict[str, Any] | None = None
+
+    def load(self) -> Any:
+        """Import the module and return the function."""
+        module, _, name = self.target.partition(":")
+        return getattr(import_module(f"regard.cli.{module}"), name)
+
+    def summary(self) -> str:
+        """Return the first paragraph of the docstring, read from the source without an import."""
+        module, _, name = self.target.partition(":")
+        tree = ast.parse((Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                return first_paragraph(ast.get_docstring(node))
+            if isinstance(node, ast.keyword) and node.arg == "help" and module == name:
+                return str(ast.literal_eval(node.value))  # typer.Typer(help=...)
+        return ""
+
+
+def first_paragraph(text: str | None) -> str:
+    """Return the first paragraph of a text as one line."""
+    return " ".join((text or "").partition("\n\n")[0].split())
 
 
 EXTRA_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 COMMANDS = {
-    "compare": CommandEntry(
-        "comparing:compare", "Train mixers on the same tasks and recommend one.", slow=True
-    ),
-    "report": CommandEntry(
-        "reporting:report", "Write the HTML page of a comparison again.", slow=True
-    ),
-    "train": CommandEntry("training:train", "", slow=True),
-    "eval": CommandEntry("training:eval_command", "", slow=True),
-    "predict": CommandEntry("inference:predict", "", slow=True),
-    "generate": CommandEntry("inference:generate", "", slow=True),
-    "runs": CommandEntry("runs:runs", ""),
-    "swap": CommandEntry("swap:swap_command", "", slow=True, settings=EXTRA_ARGUMENTS),
-    "export": CommandEntry("exporting:export_command", "", slow=True),
-    "list": CommandEntry("listing:list_command", ""),
-    "show": CommandEntry("showing:show", ""),
-    "gallery": CommandEntry("gallery:gallery", ""),
-    "cost": CommandEntry("costing:cost_command", ""),
-    "bench": CommandEntry("benching:bench", "", slow=True),
-    "demo": CommandEntry(
-        "demo:demo",
-        "Compare seven mixers on two tasks, in about three minutes on two cores.",
-        slow=True,
-    ),
-    "tour": CommandEntry("tour:tour", "", slow=True),
+    "compare": CommandEntry("comparing:compare"),
+    "report": CommandEntry("reporting:report"),
+    "train": CommandEntry("training:train"),
+    "eval": CommandEntry("training:eval_command"),
+    "predict": CommandEntry("inference:predict"),
+    "generate": CommandEntry("inference:generate"),
+    "runs": CommandEntry("runs:runs", slow=False),
+    "swap": CommandEntry("swap:swap_command", settings=EXTRA_ARGUMENTS),
+    "export": CommandEntry("exporting:export_command"),
+    "list": CommandEntry("listing:list_command", slow=False),
+    "show": CommandEntry("showing:show", slow=False),
+    "gallery": CommandEntry("gallery:gallery", slow=False),
+    "cost": CommandEntry("costing:cost_command", slow=False),
+    "bench": CommandEntry("benching:bench"),
+    "demo": CommandEntry("demo:demo"),
+    "tour": CommandEntry("tour:tour"),
 }
 
 
@@ -75,8 +88,7 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands and cmd_name in COMMANDS:
             entry = COMMANDS[cmd_name]
-            module, _, name = entry.target.partition(":")
-            target = getattr(import_module(f"regard.cli.{module}"), name)
+            target = entry.load()
             if not isinstance(target, typer.Typer):
                 parent = typer.Typer(rich_markup_mode=self.rich_markup_mode, add_completion=False)
                 parent.command(cmd_name, cls=Command, context_settings=entry.settings)(target)
@@ -88,18 +100,17 @@ class LazyGroup(TyperGroup):
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in COMMANDS:  # suggestions are made from self.commands
-            self.commands = {name: self._stub(name) for name in COMMANDS}
+        if args[0] not in COMMANDS:
+            self.commands = dict.fromkeys(COMMANDS)  # for a suggestion
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         imported = self.commands
-        self.commands = {name: self._stub(name) for name in COMMANDS}
+        self.commands = {
+            name: TyperCommand(name, help=entry.summary()) for name, entry in COMMANDS.items()
+        }
         super().format_help(ctx, formatter)
         self.commands = imported
-
-    def _stub(self, name: str) -> TyperCommand:
-        return TyperCommand(name, help=COMMANDS[name].summary)
 
 
 app = typer.Typer(

@@ -1,82 +1,67 @@
-"""regard list: what there is."""
+"""regard list: the recipes with their papers and capabilities."""
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Annotated
 
 import typer
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from regard.can import CAPABILITIES
 from regard.cli.output import console, print_json, user_errors
-from regard.errors import did_you_mean
-from regard.mixer import CAPABILITIES, Can
-from regard.registry import FAMILIES, Recipe, get_recipe, list_recipes
-from regard.show.build import build_example, mixer_capabilities
-from regard.show.description import recipe_json
+from regard.recipe_index import Entry, find_entries
 
-Entries = list[tuple[Recipe, Can]]
+SHORT_NAMES = {"global_attention_mask": "global"}  # in table headers
 
 
 def list_command(
+    pattern: Annotated[
+        str, typer.Argument(help="Name or wildcard: bigbird, 'synth*'.", show_default="all")
+    ] = "",
     family: Annotated[
-        str | None, typer.Option(help='A family, such as C or "sparse by position".')
+        str | None, typer.Option(help='Family, such as sparse or "sparse by position".')
     ] = None,
     can: Annotated[
-        str, typer.Option(help="Only those that keep all these promises, such as causal,stream.")
+        str, typer.Option(help="Only recipes with all these capabilities: causal,stream.")
     ] = "",
-    json: Annotated[bool, typer.Option("--json", help="One JSON array to stdout.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List the recipes, with what each promises.
+    """List the recipes with their papers and capabilities.
 
-    Example: regard list --family C --can causal,stream
+    Example: regard list --family sparse --can causal,stream
     """
     with user_errors():
-        found = entries(family, can)
+        capabilities = [name.strip() for name in can.split(",") if name.strip()]
+        entries = find_entries(pattern, family=family, can=capabilities)
     if json:
-        print_json([recipe_json(recipe, promised) for recipe, promised in found])
-    elif found:
-        console().print(_table(found))
+        print_json(entries)
+    elif entries:
+        console().print(recipe_tables(entries))
     else:
-        typer.echo("no recipe is like that", err=True)
+        typer.echo("no recipe matches", err=True)
 
 
-def entries(family: str | None, can: str) -> Entries:
-    """The recipes of a family that promise all of `can`, and what they promise."""
-    wanted = [promise.strip() for promise in can.split(",") if promise.strip()]
-    for promise in wanted:
-        if promise not in CAPABILITIES:
-            raise ValueError(f"no promise {promise!r}: {did_you_mean(promise, CAPABILITIES)}")
-    found = ((recipe, _can(recipe)) for recipe in map(get_recipe, list_recipes(family)))
-    return [
-        (recipe, promised)
-        for recipe, promised in found
-        if all(getattr(promised, p) for p in wanted)
-    ]
-
-
-def _can(recipe: Recipe) -> Can:
-    mixer = build_example(recipe, 32)
-    heads = mixer.dim // 8
-    arguments = {**recipe.example_kwargs, "dim": mixer.dim, "heads": heads}
-    return mixer_capabilities(recipe, mixer, arguments)
-
-
-def _table(found: Entries) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("paper")
-    for promise in CAPABILITIES:
-        table.add_column(promise, justify="center", no_wrap=True)
-    family = ""
-    for recipe, can in found:
-        if recipe.family != family:
-            family = recipe.family
-            table.add_row()
-            table.add_row(Text(f"{family}  {FAMILIES.get(family, '')}", "bold cyan"))
-        ticks = (
-            Text("✓", "green") if getattr(can, promise) else Text("·", "dim")
-            for promise in CAPABILITIES
-        )
-        table.add_row(f"  {recipe.name}", Text(recipe.paper), *ticks)
-    return table
+def recipe_tables(entries: list[Entry]) -> Group:
+    """Return a table per family, with a tick for each capability."""
+    parts: list[Text | Table] = []
+    name_width = max(len(entry["name"]) for entry in entries)
+    for family, group in groupby(entries, key=lambda entry: entry["family"]):
+        rows = list(group)
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", show_header=not parts)
+        table.add_column("name", width=name_width, no_wrap=True)
+        table.add_column("paper", width=20)
+        for name in CAPABILITIES:
+            header = SHORT_NAMES.get(name, name)
+            table.add_column(header, width=len(header), justify="center", no_wrap=True)
+        for entry in rows:
+            ticks = (
+                Text("✓", "green") if entry["can"][name] else Text("·", "dim")
+                for name in CAPABILITIES
+            )
+            table.add_row(entry["name"], Text(entry["paper"]), *ticks)
+        title = Text(f"\n{family}: {rows[0]['family_title']}", "bold cyan")
+        parts += [title, table]
+    return Group(*parts)
