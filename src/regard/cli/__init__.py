@@ -101,7 +101,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS:
-            self.commands = dict.fromkeys(COMMANDS)  # for a suggestion
+            self.commands = dict.fromkeys(COMMANDS, TyperCommand(""))  # names for a suggestion
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -95,7 +95,7 @@ def _fast_linear(cell: BenchCell) -> BenchCall:
     return _fast(cell, kind="causal-linear" if cell.causal else "linear")
 
 
-CLUSTERS = {"clusters": 100, "bits": 63, "iterations": 10}
+CLUSTERS: dict[str, Any] = {"clusters": 100, "bits": 63, "iterations": 10}
 for _scope in ("layer", "kernel"):
     _add = partial(peer, module=f"{FAST}.builders", scope=_scope)
     _add(f"pytorch-fast-transformers linear, {_scope}", recipe="linear")(_fast_linear)
