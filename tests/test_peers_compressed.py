@@ -77,7 +77,7 @@ def test_linformer(n, cross, rand):
     )
     mixer = regard.create("linformer", dim=16, heads=4, length=24, rank=7).double()
     no_bias(peer.to_out)
-    context = mixer.inner.context
+    context = mixer.inner.compression
     pairs = linears(
         (mixer.q, mixer.k, mixer.v, mixer.out), (peer.to_q, peer.to_k, peer.to_v, peer.to_out)
     )
