@@ -1,4 +1,4 @@
-"""regard swap: drift, speed and memory, winning back, and what is wrong in one line."""
+"""`regard swap`: drift, speed, memory, recovery, and errors in one line."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(*words):
     return CliRunner().invoke(app, ["swap", *words])
 
 
-def test_the_table(model, data):
+def test_table(model, data):
     """Fails if drift, speed or memory is not shown."""
     found = run(model, "--mixer", "local", "--window", "2", "--data", data, "--lengths", "8,32")
     assert found.exit_code == 0, found.output
@@ -87,8 +87,8 @@ def test_the_table(model, data):
         assert words in found.output
 
 
-def test_json_recovery_and_the_folder(model, data, tmp_path):
-    """Fails if the numbers, the curve or the new model are not given to machines."""
+def test_json_recovery_and_out(model, data, tmp_path):
+    """Fails if the JSON lacks the numbers or the curve, or the new model is not saved."""
     folder = tmp_path / "new"
     words = [
         model,
@@ -107,13 +107,13 @@ def test_json_recovery_and_the_folder(model, data, tmp_path):
     ]
     found = run(*words, "--out", str(folder), "--json")
     assert found.exit_code == 0, found.output
-    said = json.loads(found.stdout)
-    assert [c["layer"] for c in said["drift"]["changes"]] == [1] and said["speed"][0][
+    result = json.loads(found.stdout)
+    assert [c["layer"] for c in result["drift"]["changes"]] == [1] and result["speed"][0][
         "length"
     ] == 16
     assert (
-        said["recovery"]["curve"][-1]["stage"] == "model"
-        and said["recovery"]["after"]["output"] <= 1.0001
+        result["recovery"]["curve"][-1]["stage"] == "model"
+        and result["recovery"]["after"]["output"] <= 1.0001
     )
     again = load_swapped(folder)
     with torch.no_grad():
@@ -124,7 +124,7 @@ def test_json_recovery_and_the_folder(model, data, tmp_path):
 
 
 def test_three_ways_to_write_an_option():
-    """Fails if they do not come to the same, or are not checked."""
+    """Fails if they differ, or are not checked."""
     for word, settings, extra in (
         ("local:window=8", [], []),
         ("local", ["window=8"], []),
@@ -152,14 +152,14 @@ def test_three_ways_to_write_an_option():
         (["--mixer", "retnet"], "recurrence"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(model, data, words, message):
-    """Fails if a user's mistake is a traceback."""
+def test_wrong_options_give_one_line(model, data, words, message):
+    """Fails if a mistake of the user is a traceback."""
     found = run(model, *words, "--data", data)
     assert found.exit_code == 1 and message in found.stderr and "Traceback" not in found.output
 
 
 def test_wrong_files(model, data, tmp_path):
-    """Fails if a missing file, a blank one, or no model is a traceback."""
+    """Fails if a missing or empty file, or no model, is a traceback."""
     (tmp_path / "blank.txt").write_text("\n \n")
     for words, message in (
         ([model, "--data", str(tmp_path / "none.txt")], "none.txt"),
@@ -170,8 +170,8 @@ def test_wrong_files(model, data, tmp_path):
         assert found.exit_code == 1 and message in found.stderr and "Traceback" not in found.output
 
 
-def test_a_run_of_our_own(data, tmp_path):
-    """Fails if a model that `regard train` made is not swapped by its folder, or its logits are taken for tokens."""
+def test_run_folder(data, tmp_path):
+    """Fails if a run folder is not swapped, or its logits are taken for hidden states."""
     made = {
         "--task": "lm",
         "--data": data,
@@ -185,9 +185,9 @@ def test_a_run_of_our_own(data, tmp_path):
     words = [str(tmp_path / "run"), "--mixer", "linear", "--data", data]
     found = run(*words, "--recover", "1s", "--json")
     assert found.exit_code == 0, found.output
-    said = json.loads(found.stdout)
-    assert said["drift"]["kind"] == "logits" and said["recovery"]["after"]["kind"] == "logits"
-    assert [each["length"] for each in said["speed"]] == [16]
+    result = json.loads(found.stdout)
+    assert result["drift"]["kind"] == "logits" and result["recovery"]["after"]["kind"] == "logits"
+    assert [each["length"] for each in result["speed"]] == [16]
     for more, message in (
         (["--out", str(tmp_path / "new")], "is a run"),
         (["--lengths", "99"], "positions for 16"),
@@ -199,6 +199,6 @@ def test_a_run_of_our_own(data, tmp_path):
 
 
 def test_help_has_an_example():
-    """Fails if --help does not say how."""
+    """Fails if --help has no example."""
     found = run("--help")
     assert found.exit_code == 0 and "regard swap" in found.output and "--recover" in found.output

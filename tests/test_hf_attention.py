@@ -1,4 +1,4 @@
-"""Attention functions in models of transformers: the same numbers as its own `eager`, and as masks written by hand."""
+"""Attention functions in transformers models, compared with `eager` and with explicit masks."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def real(y: Tensor, given: dict[str, Tensor]) -> Tensor:
     return y[mask.bool()] if mask is not None and y.shape[:2] == mask.shape else y
 
 
-# ---------------------------------------------------------------------------------------------- vanilla is eager
+# ------------------------------------------------------------------------------------------ vanilla
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("family", small.ALL)
-def test_vanilla_is_eager(family: str, side: str) -> None:
+def test_vanilla_equals_eager(family: str, side: str) -> None:
     model, given = small.build(family), small.inputs(family, side)
     with torch.no_grad():
         expected = result(model(**given))
@@ -48,7 +48,7 @@ def test_vanilla_is_eager(family: str, side: str) -> None:
 
 
 @pytest.mark.parametrize("family", small.ALL)
-def test_gradients_are_those_of_eager(family: str) -> None:
+def test_gradients_equal_eager(family: str) -> None:
     model, given = small.build(family), small.inputs(family, "right")
     model.train()
     grads = []
@@ -72,7 +72,7 @@ def test_gradients_are_those_of_eager(family: str) -> None:
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("family", [*small.DECODERS, *small.PAIRS])
-def test_generation_is_that_of_eager(family: str, cache: str) -> None:
+def test_generation_equals_eager(family: str, cache: str) -> None:
     if cache == "static" and family in small.PAIRS and family != "bart":
         pytest.skip("one family of encoder and decoder is enough for the static cache")
     model = small.build(family)
@@ -96,7 +96,7 @@ def test_generation_is_that_of_eager(family: str, cache: str) -> None:
     torch.testing.assert_close(torch.stack(found[1].scores), torch.stack(found[0].scores), **CLOSE)
 
 
-# ---------------------------------------------------------------------------------------------- a window in Llama
+# ------------------------------------------------------------------------------------------ windows
 def band(n: int, window: int, given: Tensor | None = None) -> Tensor:
     """The mask of a causal window by hand, (b 1 n n), as an addend."""
     i = torch.arange(n)
@@ -109,7 +109,7 @@ def band(n: int, window: int, given: Tensor | None = None) -> Tensor:
     "make", [lambda config: DynamicCache(config=config), lambda config: StaticCache(config, 32)]
 )
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-def test_a_window_in_llama_is_a_band_by_hand(make, side: str) -> None:
+def test_llama_window_equals_band_mask(make, side: str) -> None:
     model, ids = small.build("llama"), small.ids(3, 20)
     mask = (
         None
@@ -145,7 +145,7 @@ def test_a_window_in_llama_is_a_band_by_hand(make, side: str) -> None:
     ].abs().max() > 1e-3
 
 
-def test_the_sparse_executor_runs_and_agrees() -> None:
+def test_sparse_backend_equals_band_mask() -> None:
     """Long enough for tiles, with padding, forward and backward."""
     model = small.build("bert", max_position_embeddings=512, num_hidden_layers=1)
     ids, n = small.ids(2, 500), 500
@@ -164,7 +164,7 @@ def test_the_sparse_executor_runs_and_agrees() -> None:
     torch.testing.assert_close(found[1][1], found[0][1], atol=1e-4, rtol=1e-3)
 
 
-# ---------------------------------------------------------------------------------------------- padded is cut
+# ------------------------------------------------------------------------------------------ padding
 CAUSAL = [
     "sinks?sinks=2&window=3",
     "bigbird?block=2&random=1",
@@ -191,8 +191,8 @@ WHOLE = [
 
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing_in_a_decoder(name: str, side: str) -> None:
-    """Each example as if it were alone; from its first token, and token by token."""
+def test_padding_does_not_change_a_decoder(name: str, side: str) -> None:
+    """Each example equals itself alone, at once and token by token."""
     model = small.build("llama", f"regard:{name}")
     ids, mask = small.ids(3, 12), small.padding(side).bool()
     padded = ids.masked_fill(~mask, 0)
@@ -224,7 +224,7 @@ def test_padding_changes_nothing_in_a_decoder(name: str, side: str) -> None:
 
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing_in_an_encoder(name: str, side: str) -> None:
+def test_padding_does_not_change_an_encoder(name: str, side: str) -> None:
     model = small.build("bert", f"regard:{name}")
     ids, mask = small.ids(3, 12), small.padding(side).bool()
     places = (mask.cumsum(1) - 1).clamp(min=0)
@@ -249,8 +249,8 @@ def test_padding_changes_nothing_in_an_encoder(name: str, side: str) -> None:
     ],
 )
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_of_another_sequence_changes_nothing(name: str, side: str) -> None:
-    """BART: the padding is the encoder's, the queries are the decoder's; as many tokens on both sides, which hides mistakes."""
+def test_padding_does_not_change_cross_attention(name: str, side: str) -> None:
+    """BART: padding is that of the encoder. Equal lengths on both sides hide no mistakes."""
     model = small.build("bart", f"regard:{name}")
     hidden = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(4))
     mask, ids = small.padding(side).bool(), small.ids(3, 12, seed=6)
@@ -265,8 +265,8 @@ def test_padding_of_another_sequence_changes_nothing(name: str, side: str) -> No
             torch.testing.assert_close(found[i], alone[0], **CLOSE)
 
 
-def test_addends_are_those_of_the_dense_path() -> None:
-    """Long enough for tiles: the bias of a layer is looked up inside them."""
+def test_bias_tensor_equals_dense_attention() -> None:
+    """Long enough for tiles, which look up the bias of a layer."""
     from regard import Band, attend
     from regard.hf.attention_functions import BiasTensor
 
@@ -307,9 +307,9 @@ def test_packed_examples_do_not_see_each_other() -> None:
             model(ids, position_ids=places, use_cache=False)
 
 
-# ---------------------------------------------------------------------------------------------- what layers say beside
-def test_position_bias_and_another_sequence() -> None:
-    """T5 with a window in its encoder, where its bias is added too; layers that look at the encoder stay dense."""
+# ------------------------------------------------------------------- bias, cross-attention, dropout
+def test_position_bias_and_cross_attention() -> None:
+    """T5 with a window and its bias in the encoder; cross-attention stays dense."""
     model, given = small.build("t5"), small.inputs("t5", "right")
     i = torch.arange(12)
     keep = ((i[None, :] - i[:, None]).abs() <= 2) & given["attention_mask"].bool()[:, None, None, :]
@@ -329,8 +329,8 @@ def test_position_bias_and_another_sequence() -> None:
     assert (wide - dense).abs().max() > 1e-3
 
 
-def test_a_copy_knows_which_layers_look_elsewhere() -> None:
-    """GPT-2's say so by their name alone; as many tokens on both sides, so that the shapes do not tell."""
+def test_copies_know_their_cross_attention_layers() -> None:
+    """In GPT-2 only the name tells, and with equal lengths the shapes do not."""
     model = small.build("gpt2", "regard:local?window=2&cross=vanilla", add_cross_attention=True)
     hidden = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(4))
     given = {"input_ids": small.ids(), "encoder_hidden_states": hidden}
@@ -338,8 +338,8 @@ def test_a_copy_knows_which_layers_look_elsewhere() -> None:
         assert torch.equal(copy.deepcopy(model)(**given).logits, model(**given).logits)
 
 
-def test_windows_of_the_model_and_of_the_name_are_both_kept() -> None:
-    """Mistral sees five tokens; a window of two is narrower, and one of nine changes nothing."""
+def test_windows_of_model_and_name_both_apply() -> None:
+    """Mistral sees five tokens: a window of two is narrower, one of nine changes nothing."""
     model, ids = small.build("mistral"), small.ids(2, 14)
     with torch.no_grad():
         own = model(ids).logits
@@ -349,8 +349,8 @@ def test_windows_of_the_model_and_of_the_name_are_both_kept() -> None:
             torch.testing.assert_close(model(ids).logits, expected, **CLOSE)
 
 
-def test_dropout_drops_weights() -> None:
-    """With values that tell keys apart, each weight is either gone or larger by 1 / (1 − p)."""
+def test_dropout_drops_attention_weights() -> None:
+    """Values identify keys: each weight is dropped or scaled by 1 / (1 − p)."""
     from transformers import AttentionInterface
 
     q, k = torch.randn(2, 1, 2, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -365,7 +365,7 @@ def test_dropout_drops_weights() -> None:
     assert gone[whole > 0].any() and not gone[whole > 0].all()
 
 
-def test_training_without_softmax_refuses_dropout() -> None:
+def test_recipes_without_softmax_refuse_dropout() -> None:
     model = small.build("bert", "regard:performer", attention_probs_dropout_prob=0.1)
     model(small.ids())
     with pytest.raises(Unsupported, match="no softmax weights to drop"):
@@ -375,7 +375,7 @@ def test_training_without_softmax_refuses_dropout() -> None:
 @pytest.mark.parametrize(
     "family", ["bert", "gpt2", "llama", "t5", "bart", "vit", "whisper", "modernbert"]
 )
-def test_maps_are_those_of_eager(family: str) -> None:
+def test_attention_maps_equal_eager(family: str) -> None:
     model, given = small.build(family), small.inputs(family, "right")
     with torch.no_grad():
         expected = model(**given, output_attentions=True)
@@ -392,7 +392,7 @@ def test_maps_are_those_of_eager(family: str) -> None:
             torch.testing.assert_close(ours[rows], theirs[rows], **CLOSE)
 
 
-def test_maps_are_made_only_when_asked_for() -> None:
+def test_attention_maps_only_on_request() -> None:
     model = small.build("llama", "regard:local?window=2")
     assert model(small.ids()).attentions is None
     maps = model(small.ids(), output_attentions=True).attentions[0]
@@ -419,7 +419,7 @@ def test_other_precisions(dtype: torch.dtype, name: str) -> None:
     torch.testing.assert_close(found.float(), expected, **close)
 
 
-def test_a_mask_of_ones_own_is_kept() -> None:
+def test_custom_masks_apply() -> None:
     """A mask of four dimensions, bool or an addend, that is no window and no padding."""
     model, ids = small.build("bert"), small.ids(2, 9)
     keep = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(3)) < 0.5

