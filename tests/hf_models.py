@@ -1,4 +1,4 @@
-"""Small models of many families, with random weights: (class, configuration, inputs by a seed)."""
+"""Small transformers models of many families with random weights, and inputs for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SIDE = {**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "projection_dim
 
 
 def randomize_weights(model, dtype: torch.dtype = torch.float64, size: float = 0.3):
-    """A model whose every weight matters: in fresh ones biases are zero and gains one, and maps are nearly flat."""
+    """Random weights, so that biases, gains and attention maps matter."""
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(size * torch.randn(p.shape) if p.dim() > 1 else p + 0.1 * torch.randn(p.shape))
@@ -50,12 +50,12 @@ def randomize_weights(model, dtype: torch.dtype = torch.float64, size: float = 0
 
 
 def ids(b: int = 3, n: int = 12, seed: int = 0) -> torch.Tensor:
-    """Token numbers (b n), none of them special."""
+    """Token ids (b, n) without special tokens."""
     return torch.randint(3, 60, (b, n), generator=torch.Generator().manual_seed(seed))
 
 
 def padding(side: str, b: int = 3, n: int = 12) -> torch.Tensor:
-    """(b n), 1 = a real token: all, nine and five of them."""
+    """Padding mask (b, n) with n, nine and five tokens."""
     real = torch.arange(n) < torch.tensor([n, 9, 5])[:b, None]
     return (real if side == "right" else real.flip(1)).long()
 
@@ -208,7 +208,7 @@ OTHERS = {
 
 
 def inputs(family: str, side: str) -> dict[str, torch.Tensor]:
-    """What a model of the family is called with, padded on a side."""
+    """Inputs of a model of the family, padded on a side."""
     if family in OTHERS:
         return OTHERS[family][3](side)
     given = {"input_ids": ids(), "attention_mask": padding(side)}
@@ -219,7 +219,7 @@ ALL = {**ENCODERS, **DECODERS, **PAIRS, **{name: entry[:3] for name, entry in OT
 
 
 def build(family: str, implementation: str = "eager", **changes: object):
-    """A model with weights by a seed."""
+    """A model with seeded weights."""
     import transformers
 
     kind, config, arguments = ALL[family]

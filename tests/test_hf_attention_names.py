@@ -67,7 +67,10 @@ def test_importing_is_cheap() -> None:
         "assert 'regard.recipes' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    code = "import transformers.modeling_utils as m, regard.hf; assert hasattr(m.PreTrainedModel.post_init, '_regard')"
+    code = (
+        "import transformers.modeling_utils as theirs, regard.hf\n"
+        "assert hasattr(theirs.PreTrainedModel.post_init, '_regard')"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -176,7 +179,10 @@ def test_names_do_not_change_the_random_state() -> None:
     model.set_attn_implementation("regard:performer?seed=6&features=7")
     model(small.ids())
     assert torch.equal(torch.get_rng_state(), before)
-    code = "import torch; a = torch.get_rng_state(); import regard.hf; regard.hf.attention_names(); assert torch.equal(a, torch.get_rng_state())"
+    code = (
+        "import torch, regard.hf; before = torch.get_rng_state(); regard.hf.attention_names()\n"
+        "assert torch.equal(before, torch.get_rng_state())"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -357,7 +363,10 @@ def test_inputs_longer_than_the_recipe_raise() -> None:
 
 
 def test_missing_transformers_names_the_extra() -> None:
-    code = "import sys; sys.modules['transformers'] = None\nimport regard\nimport regard.hf\nregard.hf.register('local')"
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "import regard.hf; regard.hf.register('local')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode and "pip install 'regard[hf]'" in done.stderr
 

@@ -490,8 +490,8 @@ def test_all_unmatched_weights_are_listed():
         and "missing in the checkpoint: backbone.stack.layers.1.ffn.down.bias" in message
     )
     assert (
-        "embeddings.LayerNorm.weight has shape (9,) for backbone.embed.norm.gain, but the model expects (8,)"
-        in message
+        "embeddings.LayerNorm.weight has shape (9,) for backbone.embed.norm.gain, "
+        "but the model expects (8,)" in message
     )
     assert "embeddings.LayerNorm.bias has shape (2, 8)" in message
 

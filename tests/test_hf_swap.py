@@ -677,7 +677,10 @@ def test_real_weights():
 
 def test_importing_stays_light():
     """Fails if `regard.swap` imports training, transformers or rich."""
-    code = "import sys, regard; regard.swap; print({'transformers', 'rich', 'regard.train'} & set(sys.modules))"
+    code = (
+        "import sys, regard; regard.swap\n"
+        "print({'transformers', 'rich', 'regard.train'} & set(sys.modules))"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 

@@ -1,6 +1,4 @@
-"""`regard swap`: replace the attention of a pretrained model, measure drift and speed, and train to
-recover quality.
-"""
+"""`regard swap`: replace the attention of a pretrained model and measure the effect."""
 
 from __future__ import annotations
 
@@ -80,8 +78,7 @@ def swap_command(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Replace the attention of a pretrained model by another mixer, and report drift, speed and
-    memory.
+    """Replace the attention of a pretrained model, and report drift, speed and memory.
 
     Options of the recipe are written as they are: --window 256.
 
@@ -177,8 +174,9 @@ def parse_layers(text: str) -> list[int]:
 
 
 def load_model(name: str) -> tuple[nn.Module, Any, Callable[[str], Any]]:
-    """A model, its tokenizer, and how a text is passed to it. Runs have no tokenizer and take
-    tensors.
+    """A model, its tokenizer, and how a text is passed to it.
+
+    Runs have no tokenizer and take tensors.
     """
     if (Path(name) / SPEC_FILE).is_file():
         run = load_run(Path(name))
@@ -229,9 +227,7 @@ def choose_lengths(model: nn.Module, given: str | None) -> list[int]:
 
 # --------------------------------------------------------------------------- measuring and training
 def measure_costs(model: nn.Module, lengths: Sequence[int], *, quiet: bool) -> list[ForwardCost]:
-    """Time and memory of a forward pass over one text of each length, with the old and the new
-    attention.
-    """
+    """Time and memory of a forward pass with the old and the new attention, at each length."""
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", 2)
     costs = []
     with progress_bar(quiet=quiet, count=True) as bar:

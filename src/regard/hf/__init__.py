@@ -1,5 +1,4 @@
-"""Regard and Hugging Face: recipes in transformers models, Regard models in transformers, and
-checkpoints in Regard models.
+"""Regard and Hugging Face: attention names, swapping, Regard models, checkpoints.
 
     import regard.hf
     from transformers import AutoModel

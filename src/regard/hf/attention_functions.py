@@ -1,5 +1,4 @@
-"""The attention function that transformers calls in each layer, for the recipe that a name asks
-for.
+"""The attention function that transformers calls in each layer.
 
 Shapes: query (b, h, n, e), key (b, g, m, e) and value (b, g, m, f), where g divides h. Returns (b,
 n, h, f), and the attention map (b, h, n, m) if it was requested.
@@ -40,9 +39,7 @@ UNSUPPORTED_KWARGS = {
 
 
 class AttentionInputs(NamedTuple):
-    """Inputs of one call: q (b, h, n, e), k (b, g, m, e), v (b, g, m, f), and what the layer passed
-    with them.
-    """
+    """Inputs of one call: q (b, h, n, e), k (b, g, m, e), v (b, g, m, f) and settings."""
 
     q: Tensor
     k: Tensor
@@ -54,9 +51,7 @@ class AttentionInputs(NamedTuple):
 
 
 class BiasTensor(Prior):
-    """A prior from a tensor (b or 1, h, n, m), for queries from position q_start on and keys from
-    k_start on.
-    """
+    """A prior from a tensor (b or 1, h, n, m), whose first positions are q_start and k_start."""
 
     def __init__(self, bias: Tensor, q_start: int, k_start: int) -> None:
         super().__init__()
@@ -139,9 +134,7 @@ def run_attention(
     rule: MaskRule | None,
     mask: Tensor | None,
 ) -> Tensor:
-    """Attention (b, h, n, f) by the rule of the call, or by the dense mask (b, 1, n, m) where there
-    is no rule.
-    """
+    """Attention (b, h, n, f) by the rule of the call, else by its mask (b, 1, n, m)."""
     softmax = isinstance(inner, SoftmaxAttention)
     if x.dropout and not softmax:
         raise Unsupported(
@@ -167,9 +160,7 @@ def run_attention(
 def _drop_invisible_keys(
     inner: Attention, x: AttentionInputs, rule: MaskRule
 ) -> tuple[AttentionInputs, MaskRule]:
-    """Cut off keys that no query of the call sees: unused slots of a static cache, and keys behind
-    a window.
-    """
+    """Cut off keys that no query sees: unused slots of a static cache, keys behind a window."""
     m = x.k.shape[2]
     end = min(m, rule.q_start + x.q.shape[2] - rule.k_start) if rule.causal else m
     pattern = (
@@ -193,8 +184,9 @@ def _drop_invisible_keys(
 def _run_left_padded(
     spec: AttentionSpec, inner: Attention, x: AttentionInputs, rule: MaskRule
 ) -> Tensor:
-    """Count positions from the first token of each example; examples with equal padding share a
-    call.
+    """Count positions from the first token of each example.
+
+    Examples with equal padding share a call.
 
     In cross-attention the padding is that of the keys' sequence, and queries keep their positions.
     """

@@ -43,9 +43,7 @@ TRIAL_HEADS, TRIAL_HEAD_DIM, TRIAL_LENGTH = (
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """A parsed attention name: recipe, its arguments, and the recipe for cross-attention layers if
-    it differs.
-    """
+    """A parsed attention name: recipe, arguments, and the recipe of cross-attention layers."""
 
     recipe: str
     arguments: tuple[tuple[str, Any], ...] = ()
@@ -91,9 +89,7 @@ class AttentionSpec:
 
 @contextmanager
 def isolated_build() -> Iterator[None]:
-    """Build on the CPU, even inside `torch.device("meta")`, and leave the global random generator
-    untouched.
-    """
+    """Build on the CPU, whatever the default device, without changing the random state."""
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         yield
 
@@ -182,9 +178,7 @@ def attention_names() -> list[str]:
 
 # ---------------------------------------------------------------------- which recipes are functions
 def check_is_function(mixer: Mixer, name: object) -> None:
-    """Raise `Unsupported` unless the mixer is a function of queries, keys and values without
-    parameters or state.
-    """
+    """Raise `Unsupported` unless the mixer is a function of q, k and v without parameters."""
     reason = None
     if type(mixer) is not MultiHead:
         reason = "it mixes tokens directly, without queries, keys and values"
@@ -208,9 +202,7 @@ def check_is_function(mixer: Mixer, name: object) -> None:
 
 
 def trained_buffers(inner: Attention, heads: int, head_dim: int) -> list[str]:
-    """Names of the buffers that a call in training mode changes: they would have to be saved with
-    the model.
-    """
+    """Names of buffers that training changes, which would have to be saved with the model."""
     before = dict(inner.named_buffers())
     if not before:
         return []

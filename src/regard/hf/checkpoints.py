@@ -1,6 +1,4 @@
-"""Published checkpoints as Regard models: `regard.hf.families` converts their configuration and
-weights.
-"""
+"""Published checkpoints as Regard models, converted by `regard.hf.families`."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ from regard.models.serialization import format_validation_error
 
 
 class RegardConfig(PreTrainedConfig):
-    """Configuration with a `regard.models.ModelConfig` inside:
-    `RegardConfig.from_model_config(config)`.
+    """Wraps a `ModelConfig`; create it with `RegardConfig.from_model_config(config)`.
 
     Attributes:
         model: The `ModelConfig` with its head, as JSON. `config.regard` is the `ModelConfig`
@@ -51,9 +50,7 @@ class RegardConfig(PreTrainedConfig):
 
     @classmethod
     def from_model_config(cls, config: ModelConfig, **kwargs: Any) -> RegardConfig:
-        """Wrap a `ModelConfig`; `kwargs` are keys of transformers such as pad_token_id and
-        id2label.
-        """
+        """Wrap a `ModelConfig`; `kwargs` are keys of transformers such as pad_token_id."""
         return cls(model=json.loads(config.model_dump_json()), **kwargs)
 
     @property

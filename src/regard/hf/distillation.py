@@ -1,6 +1,4 @@
-"""Losses for `recover`: distillation from the original model, layer by layer or as a whole, and
-masked language modelling.
-"""
+"""Losses for `recover`: distillation of layers and models, masked language modelling."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ class ExampleLosses(NamedTuple):
 
 
 class UnlabelledExamples(Task):
-    """Examples without labels: token ids (n) of any length, padded in a batch, or float tensors of
-    one shape.
-    """
+    """Examples without labels: token ids (n), padded in a batch, or floats of one shape."""
 
     def __init__(
         self, train: Sequence[Tensor], valid: Sequence[Tensor], pad_token_id: int = 0
@@ -68,8 +64,9 @@ class UnlabelledExamples(Task):
 
 
 class DistillationLoss(nn.Module):
-    """Maps tokens and mask (b, n) to `ExampleLosses`. Dropout stays off, since the teacher has
-    none.
+    """Maps tokens and mask (b, n) to `ExampleLosses`.
+
+    Dropout stays off, since the teacher has none.
     """
 
     def train(self, mode: bool = True) -> DistillationLoss:
@@ -78,8 +75,7 @@ class DistillationLoss(nn.Module):
 
 
 class LayerDistillation(DistillationLoss):
-    """Each new layer learns the output of the old one, on the inputs that the old one has in the
-    original model.
+    """Each new layer learns the output of the old one, on the inputs of the old one.
 
     All layers train at once, and errors of one layer do not reach the next.
     """
@@ -127,9 +123,7 @@ class ModelDistillation(DistillationLoss):
         self.teacher, self.student, self.blocks = (teacher,), student, list(blocks)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> ExampleLosses:
-        """Relative error of hidden states plus 1 − cosine of embeddings, or the KL divergence of
-        logits.
-        """
+        """Error of hidden states plus 1 − cosine of embeddings, or KL divergence of logits."""
         (teacher,) = self.teacher
         expected = model_outputs(teacher, self.blocks, build_inputs(teacher, tokens, mask))
         inputs = build_inputs(self.student, tokens, mask)

@@ -1,6 +1,4 @@
-"""How far a swap moves a model: hidden states of each swapped layer, outputs, and a metric of the
-user.
-"""
+"""How far a swap moves a model: hidden states, outputs, and a metric of the user."""
 
 from __future__ import annotations
 
@@ -30,17 +28,13 @@ BLOCK_PATH = re.compile(
 
 
 def block_path(path: str) -> str:
-    """The path of the block of an attention layer: "encoder.layer.3.attention.self" ->
-    "encoder.layer.3".
-    """
+    """The block of an attention layer: "encoder.layer.3.attention.self" -> "encoder.layer.3"."""
     match = BLOCK_PATH.match(path)
     return match.group(0) if match else path.rpartition(".")[0]
 
 
 class LayerChange(NamedTuple):
-    """A swapped layer: its old class, its mixer, the projections it kept, and its number of new
-    weights.
-    """
+    """A swapped layer: old class, mixer, kept projections, and number of new weights."""
 
     layer: int
     path: str
@@ -56,9 +50,7 @@ class LayerChange(NamedTuple):
 
 
 class ModelOutputs(NamedTuple):
-    """Hidden states (b, n, d) after each block, by path, and the output: an "embedding" or
-    "logits".
-    """
+    """Hidden states (b, n, d) by block, and the output: an "embedding" or "logits"."""
 
     hidden: dict[str, Tensor]
     output: Tensor
@@ -215,8 +207,9 @@ def model_outputs(
 
 @contextmanager
 def recording(block: nn.Module, hidden: dict[str, Tensor], path: str) -> Iterator[None]:
-    """Record the output of a block inside the context. Regard's layers are called by `run`, which
-    has no hooks.
+    """Record the output of a block inside the context.
+
+    Regard's layers are called by `run`, which has no hooks.
     """
     if isinstance(block, Layer):
         original_run = block.run

@@ -1,6 +1,4 @@
-"""Files: transformers models from a folder, a package or the Hub, and swapped models. Weights are
-safetensors only.
-"""
+"""Load transformers models, save and load swapped models. Weights are safetensors only."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ def check_model_files(folder: Path) -> None:
 
 
 def refuse_pickle_files(folder: Path) -> None:
-    """Raise if a folder (or file) has its weights in pickle files only, which can run code when
-    they are opened.
-    """
+    """Raise if a folder (or file) has weights in pickle files only, which can run code."""
     pickles = (
         [folder]
         if folder.is_file()

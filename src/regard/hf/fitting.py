@@ -1,5 +1,6 @@
-"""Build a mixer for the place of an attention layer: take over its projections, and start new
-weights near softmax attention.
+"""Build a mixer for the place of an attention layer.
+
+It takes over the projections, and new weights start near softmax attention.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def fit_mixer(
 
 
 def build_mixer(weights: AttentionWeights, spec: ModuleSpec, layer: int, seed: int) -> Mixer:
-    """Build the recipe with what the model determines. New weights depend on the seed and the layer
-    only.
+    """Build the recipe with what the model determines.
+
+    New weights depend on the seed and the layer only.
     """
     arguments = dict(spec.arguments)
     for name in ("dim", "heads"):
@@ -92,9 +94,7 @@ def build_mixer(weights: AttentionWeights, spec: ModuleSpec, layer: int, seed: i
 
 # -------------------------------------------------------------------------------------- projections
 def take_over_projections(mixer: Mixer, weights: AttentionWeights) -> tuple[str, ...]:
-    """Put the model's q, k and v into the mixer where it has such projections, and remove its
-    output projection.
-    """
+    """Put the model's q, k and v into the mixer, and remove its output projection."""
     owners = [
         m
         for m in mixer.modules()
@@ -180,8 +180,9 @@ def add_position(mixer: Mixer, position: nn.Module) -> Mixer:
 
 # -------------------------------------------------------------------------------------- new weights
 def average_segments(compression: Any, arguments: dict[str, Any]) -> None:
-    """Linformer: each row of E and F averages a segment of the sequence. With rank = length this is
-    exact attention.
+    """Linformer: each row of E and F averages a segment of the sequence.
+
+    With rank = length this is exact attention.
     """
     rank, length = compression.rank, compression.length
     segment = torch.arange(length) * rank // length

@@ -16,8 +16,9 @@ from regard.models.serialization import parse_config
 
 
 class HubModel(nn.Module, PyTorchModelHubMixin, library_name="regard", tags=["regard"]):
-    """Any Regard model with `save_pretrained`, `from_pretrained` and `push_to_hub`:
-    `HubModel.wrap(model)`.
+    """Any Regard model with `save_pretrained`, `from_pretrained` and `push_to_hub`.
+
+    `HubModel.wrap(model)` wraps a model.
 
     It is called like the model, which is in `net`.
 

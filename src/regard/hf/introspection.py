@@ -1,5 +1,4 @@
-"""Which layers of a transformers model use the attention interface, and whether they are causal or
-cross-attention.
+"""Which layers use the attention interface, and which are causal or cross-attention.
 
 transformers has no flag for this on the layer, but conventions:
 
@@ -47,9 +46,7 @@ def uses_interface(module: nn.Module) -> bool:
 
 
 def layer_without_interface(model: PreTrainedModel) -> nn.Module | None:
-    """The first module that keeps a model from using the attention interface, or None if all
-    attention goes through it.
-    """
+    """The module that keeps a model from using the attention interface, or None."""
     if not model._can_set_attn_implementation() or not attention_layers(model):
         return model
     return next(
@@ -81,9 +78,7 @@ def annotate_roles(model: nn.Module) -> None:
 
 
 def is_cross_by_flags(module: nn.Module) -> bool:
-    """BART and models derived from it mark cross-attention as the part of a decoder that is not
-    causal.
-    """
+    """In BART and its relatives, cross-attention is decoder attention that is not causal."""
     return (
         getattr(module, "is_decoder", False) is True and getattr(module, "is_causal", None) is False
     )

@@ -50,9 +50,7 @@ class MaskRule(NamedTuple):
         return visible if self.keep is None else visible & self.keep[:, None, None, :]
 
     def with_padding(self, mask: Tensor | None, m: int) -> MaskRule:
-        """The rule with the padding of a mask (b, s) over all tokens so far, of which m are the
-        keys of the call.
-        """
+        """The rule with the padding of a mask (b, s) over all tokens, for the m keys of a call."""
         if mask is None:
             return self
         padded = F.pad(mask, (0, max(0, self.k_start + m - mask.shape[1])))
@@ -198,8 +196,7 @@ def intersect(a: Pattern, b: Pattern) -> Pattern:
 
 # ----------------------------------------------------------------------------- masks made by others
 def infer_rule(mask: Tensor | None, n: int, m: int, *, causal: bool) -> MaskRule | None:
-    """The rule of the mask of a call with n queries and m keys, or None if only the dense mask
-    describes it.
+    """The rule of a mask for n queries and m keys, or None if no rule describes it.
 
     Args:
         causal: Whether the layer is causal. A missing mask then means that queries see the past.

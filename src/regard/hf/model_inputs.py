@@ -52,8 +52,9 @@ class ModelInputs(NamedTuple):
 
 
 def make_batches(model: nn.Module, sample: Any, tokenizer: Any = None) -> list[ModelInputs]:
-    """Batches for the model from a sample of texts, tensors or dicts. Raises if it is empty, not
-    finite or too long.
+    """Batches for the model from a sample of texts, tensors or dicts.
+
+    Raises if it is empty, not finite or too long.
     """
     batches = list(_iterate_batches(model, sample, tokenizer))
     if not batches:
@@ -167,8 +168,9 @@ def build_inputs(model: nn.Module, tokens: Tensor, mask: Tensor | None) -> Model
 
 
 def max_length(model: nn.Module) -> int | None:
-    """The maximum sequence length of a model, or None if it has none. RoBERTa's positions start
-    after the padding index.
+    """The maximum sequence length of a model, or None if it has none.
+
+    RoBERTa's positions start after the padding index.
     """
     config: Any = getattr(model, "config", None)
     positions = getattr(config, "max_position_embeddings", None)

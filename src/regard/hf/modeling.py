@@ -1,6 +1,7 @@
 # mypy: disable-error-code="no-untyped-call, arg-type, attr-defined"
-"""Regard models as transformers classes. Importing this module registers them with the Auto
-classes.
+"""Regard models as transformers classes.
+
+Importing this module registers them with the Auto classes.
 
 Each class wraps a model from `regard.models.build`, which is in `net`. The cache of `generate` is
 the state of its stream.
@@ -109,9 +110,7 @@ class RegardPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def get_init_context(cls, *args: Any, **kwargs: Any) -> list[Any]:
-        """Without the meta device: missing weights keep their initialization, and buffers their
-        values.
-        """
+        """Without the meta device, so that missing weights and buffers keep their values."""
         contexts = super().get_init_context(*args, **kwargs)
         return [context for context in contexts if not isinstance(context, torch.device)]
 
@@ -137,9 +136,7 @@ class RegardPreTrainedModel(PreTrainedModel):
         return embed
 
     def get_input_embeddings(self) -> nn.Module:
-        """The token embeddings; of an encoder-decoder, those of the decoder, which both share by
-        default.
-        """
+        """The token embeddings; in an encoder-decoder, the decoder's."""
         return self._embedding().tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
@@ -203,9 +200,7 @@ def padding_mask(mask: Tensor | None, ids: Tensor) -> Tensor | None:
 
 
 def label_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
-    """Mean cross-entropy over labels other than -100, or their sum over `count` for gradient
-    accumulation.
-    """
+    """Mean cross-entropy over labels other than -100, or the sum divided by `count`."""
     total = F.cross_entropy(
         logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
     )
@@ -278,8 +273,9 @@ class RegardModelWithHead(RegardPreTrainedModel):
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """See `RegardModel.forward`. Labels of -100 are ignored; the loss includes auxiliary
-        losses.
+        """See `RegardModel.forward`.
+
+        Labels of -100 are ignored; the loss includes auxiliary losses.
         """
         mask = padding_mask(attention_mask, input_ids)
         with collect_aux() as aux:
@@ -297,9 +293,7 @@ class RegardModelWithHead(RegardPreTrainedModel):
 
 
 class RegardForMaskedLM(RegardModelWithHead):
-    """Logits over the vocabulary for each token of an encoder; labels are the masked tokens, -100
-    elsewhere.
-    """
+    """Logits over the vocabulary for each token; labels are the masked tokens, -100 elsewhere."""
 
     kinds = ("encoder",)
     output_class = MaskedLMOutput
@@ -324,8 +318,9 @@ class RegardForTokenClassification(RegardModelWithHead):
 
 
 class RegardForSequenceClassification(RegardModelWithHead):
-    """Logits over `num_labels` for a sequence. `problem_type` selects regression or multi-label
-    classification.
+    """Logits over `num_labels` for a sequence.
+
+    `problem_type` selects regression or multi-label classification.
     """
 
     kinds = ("encoder", "decoder")
@@ -333,9 +328,7 @@ class RegardForSequenceClassification(RegardModelWithHead):
 
     @classmethod
     def choose_head(cls, config: RegardConfig, model_config: ModelConfig) -> HeadConfig | None:
-        """The pooling of the configuration, else the first token of an encoder and the last of a
-        decoder.
-        """
+        """The configured pooling, else the first token of an encoder, the last of a decoder."""
         if isinstance(model_config.head, SequenceClassificationHeadConfig):
             return model_config.head.model_copy(update={"classes": config.num_labels})
         pooling = "cls" if model_config.kind == "encoder" else "last"
@@ -379,9 +372,7 @@ class RegardGenerationModel(RegardPreTrainedModel, GenerationMixin):
     def _stream(
         self, ids: Tensor, mask: Tensor | None, cache: Any, **context: Tensor | None
     ) -> tuple[Tensor, StreamCache]:
-        """The next tokens (b, n) -> hidden states (b, n, d), zero for padding, and the cache,
-        updated in place.
-        """
+        """The next tokens (b, n) -> hidden states (b, n, d), and the cache, updated in place."""
         cache = StreamCache() if cache is None else cache
         decoder = self._decoder()
         if not isinstance(cache, StreamCache):
@@ -419,8 +410,9 @@ class RegardGenerationModel(RegardPreTrainedModel, GenerationMixin):
 
 
 class RegardForCausalLM(RegardGenerationModel):
-    """Logits for the next token. Positions count from the first token, on whichever side the
-    padding is.
+    """Logits for the next token.
+
+    Positions count from the first token, on whichever side the padding is.
     """
 
     kinds = ("decoder",)
@@ -472,9 +464,7 @@ class RegardForCausalLM(RegardGenerationModel):
         return as_requested(output, return_dict)
 
     def _run_right_padded(self, ids: Tensor, mask: Tensor | None, types: Tensor | None) -> Tensor:
-        """Hidden states with padding moved to the end and back, so that it does not shift
-        positions.
-        """
+        """Hidden states, with padding moved to the end so that it does not shift positions."""
         if mask is None or not (mask.int().diff(dim=1) > 0).any():
             return self._run_backbone(ids, mask, types)
         order = mask.logical_not().int().argsort(dim=1, stable=True)  # tokens first, in their order
@@ -511,8 +501,9 @@ class EncoderForGeneration(nn.Module):
 
 
 class RegardForConditionalGeneration(RegardGenerationModel):
-    """An encoder-decoder. Labels are the target; the decoder's input is the labels shifted to the
-    right.
+    """An encoder-decoder.
+
+    Labels are the target; the decoder's input is the labels shifted to the right.
     """
 
     kinds = ("seq2seq",)
@@ -534,8 +525,9 @@ class RegardForConditionalGeneration(RegardGenerationModel):
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Compute logits and, with labels, the loss. `attention_mask` is that of the source; labels
-        of -100 are ignored.
+        """Compute logits and, with labels, the loss.
+
+        `attention_mask` is that of the source; labels of -100 are ignored.
         """
         if decoder_input_ids is None:
             if labels is None:

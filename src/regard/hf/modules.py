@@ -16,8 +16,7 @@ from regard.state import take
 
 
 class Replacement(nn.Module):
-    """Stands in place of a module and keeps it outside the parameters and the state dict, but on
-    the same device.
+    """Stands in place of a module and keeps it, outside parameters and state dict.
 
     Attributes:
         spec: Name and arguments of the mixer.
@@ -84,8 +83,9 @@ class SwappedAttention(Replacement):
         context: Tensor | None = None,
         cache: Any = None,
     ) -> Tensor:
-        """Mix tokens (b, n, d) with a padding mask (b, n). With a cache of transformers, x
-        continues a stream.
+        """Mix tokens (b, n, d) with a padding mask (b, n).
+
+        With a cache of transformers, x continues a stream.
         """
         masks = {"mask": mask, "global_attention_mask": global_attention_mask}
         maps = attention_collector()
@@ -185,18 +185,14 @@ class SwappedMixer(Replacement, Mixer):
 # so they append to the active collector themselves. `test_attention_maps_of_a_swapped_model` fails
 # if transformers changes this.
 def attention_collector() -> list[Tensor] | None:
-    """The list in which transformers collects attention maps in the current call, or None if nobody
-    asked for them.
-    """
+    """The list in which transformers collects attention maps in this call, or None."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collected = None if capturing is None else capturing._active_collector.get()
     return None if collected is None else collected.get("attentions")
 
 
 def install_capturing_hooks(model: nn.Module) -> None:
-    """Let transformers install its hooks before layers are replaced: it does so once, on the first
-    call.
-    """
+    """Let transformers install its hooks, which it does once, before layers are replaced."""
     capturing, modeling = (
         sys.modules.get(f"transformers.{name}")
         for name in ("utils.output_capturing", "modeling_utils")

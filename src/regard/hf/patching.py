@@ -68,9 +68,7 @@ def is_regard_name(name: object) -> bool:
 
 # ------------------------------------------------------------------------- does a name fit a model?
 def check_model(model: PreTrainedModel) -> None:
-    """Raise `Unsupported` with the reason if a layer of the model cannot use the attention that its
-    name asks for.
-    """
+    """Raise `Unsupported` if a layer of the model cannot use the attention of its name."""
     ours = [
         sub
         for sub in introspection.submodels(model)

@@ -65,9 +65,7 @@ class StreamCache:
 
 
 def split_by_length(ids: Tensor, mask: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """Group left-padded prompts ids (b, n) by length: for each length k, the rows (g) and their
-    tokens (g, k).
-    """
+    """Group left-padded prompts (b, n) by length k: the rows (g) and their tokens (g, k)."""
     if mask is None:
         return [(torch.arange(len(ids), device=ids.device), ids)]
     if not mask[:, -1].all():

@@ -66,8 +66,7 @@ def swap(
     seed: int = 0,
     **arguments: Any,
 ) -> SwapReport:
-    """Replace the attention layers of a model by a mixer, in place, and measure how far its outputs
-    drift.
+    """Replace the attention layers of a model by a mixer, in place, and measure the drift.
 
     The mixer takes over the model's query, key, value and output projections; other weights start
     near softmax attention. If anything does not fit, an error is raised and the model is unchanged.
@@ -138,8 +137,7 @@ def swap(
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo all swaps and the training of `recover`: the model computes bit for bit what it did
-    before.
+    """Undo all swaps and the training of `recover`, bit for bit.
 
     Weights outside the swapped layers that were trained by other code are not changed. Returns the
     model.
@@ -345,9 +343,7 @@ def update_model_state(model: nn.Module) -> None:
 
 
 def save_pretrained(model: Any, folder: Any, *args: Any, **kwargs: Any) -> None:
-    """`save_pretrained` of transformers, and a file with the mixer of each layer, which loading the
-    weights requires.
-    """
+    """`save_pretrained` of transformers, and a file with the mixer of each layer."""
     from regard.hf.files import write_swapped_layers
 
     write_swapped_layers(model, folder)

@@ -1,6 +1,4 @@
-"""Weight conversion: declared rules from the tensor names of a checkpoint to those of a Regard
-model.
-"""
+"""Weight conversion: rules from tensor names of a checkpoint to those of a Regard model."""
 
 from __future__ import annotations
 
@@ -61,8 +59,9 @@ def rule(sources: str, targets: str, transform: Transform = keep_tensor) -> Weig
 def linear_rules(
     source: str, targets: str, transform: Transform = keep_tensor
 ) -> tuple[WeightRule, WeightRule]:
-    """Rules for weight and bias of a linear layer. Of the transforms, only `split_qkv` applies to
-    the bias too.
+    """Rules for weight and bias of a linear layer.
+
+    Of the transforms, only `split_qkv` applies to the bias too.
     """
     names = targets.split()
     return (
@@ -120,9 +119,7 @@ class ShapeMismatch(NamedTuple):
 
 
 class UnmatchedWeights(NamedTuple):
-    """Checkpoint tensors without a target, model tensors without a source, and pairs of different
-    shapes.
-    """
+    """Checkpoint tensors without target, model tensors without source, mismatched shapes."""
 
     unexpected: list[str]
     missing: list[str]

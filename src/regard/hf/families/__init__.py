@@ -1,5 +1,4 @@
-"""Model families: how their attention is called, where their weights are, and how their checkpoints
-are converted.
+"""Model families: how attention is called, where weights are, how checkpoints convert.
 
 A file for each family. Models that use transformers' attention interface (Llama, Mistral,
 ModernBERT and some 300 others) need none; their few irregularities are in `interface`.

@@ -84,9 +84,7 @@ def attention_forward(
     past_key_values: Any = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Its two attention types come with different masks; the norm behind attention is part of the
-    module.
-    """
+    """Two attention types have different masks; the norm behind attention is inside."""
     mask = attention_mask if to_mask is None else to_mask > 0
     mask = padding_mask(mask, hidden_states.shape[1], causal=self.mixer.causal)
     y = self.run(hidden_states, mask, cache=self_attention_cache(past_key_values))

@@ -1,6 +1,4 @@
-"""Models of transformers that depart from the conventions of its attention interface; see
-`regard.hf.introspection`.
-"""
+"""Exceptions from the conventions that `regard.hf.introspection` relies on."""
 
 from __future__ import annotations
 

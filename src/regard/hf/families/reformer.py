@@ -67,8 +67,9 @@ def convert_layer(kind: str, config: Json, causal: bool) -> ModuleSpec:
 
 
 def weight_map(config: Json) -> WeightMap:
-    """Weights of a Reformer. Layer i becomes half 2i, the mixer, and half 2i + 1, the feed-forward
-    layer.
+    """Weights of a Reformer.
+
+    Layer i becomes half 2i, the mixer, and half 2i + 1, the feed-forward layer.
     """
     axes = len(config.get("axial_pos_shape", ()))
     tables = " ".join(f"embeddings.position_embeddings.weights.{axis}" for axis in range(axes))
@@ -110,9 +111,7 @@ def weight_map(config: Json) -> WeightMap:
 
 
 def hash_rotations(config: Json) -> Tensor:
-    """The rotations (h, rounds, e, buckets/2) that transformers draws from hash_seed; without a
-    seed, those of seed 0.
-    """
+    """The rotations (h, rounds, e, buckets/2) that transformers draws from hash_seed."""
     seed = config.get("hash_seed")
     heads, head_dim = config["num_attention_heads"], config["attention_head_size"]
     shape = (heads, head_dim, config["num_hashes"], config["num_buckets"] // 2)

@@ -13,8 +13,9 @@ from regard.models.config import HeadConfig, ModelConfig, module_spec
 
 
 def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
-    """Convert the config.json of a Switch Transformer, where every `sparse_step`-th layer has
-    experts.
+    """Convert the config.json of a Switch Transformer.
+
+    Every `sparse_step`-th layer has experts.
     """
     require(config, router_bias=False, is_gated_act=False)
     step, decoder_step = config["encoder_sparse_step"], config["decoder_sparse_step"]

@@ -60,8 +60,9 @@ def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
 
 
 def weight_map(config: Json) -> WeightMap:
-    """Weights of a T5. Whether it scales the decoder's output, newer files say; in older ones tied
-    logits do.
+    """Weights of a T5.
+
+    Older files do not say whether the decoder's output is scaled: it is if logits are tied.
     """
     scaled = bool(config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True)))
     return t5_weight_map(config["d_kv"], config["d_model"], scale_output=scaled)

@@ -42,9 +42,7 @@ def attention_forward(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `nn.MultiheadAttention.forward`, with the map (b, n, m) or (b, h, n, m) if it is
-    requested.
-    """
+    """As `nn.MultiheadAttention.forward`, with the map (b, n, m) or (b, h, n, m)."""
     if key is not value:
         raise Unsupported(
             "Keys and values from two sequences are not supported: a mixer reads one."

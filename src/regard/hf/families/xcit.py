@@ -140,9 +140,7 @@ def scaled_rules(source: str, scale: str, target: str) -> list[WeightRule]:
 def fourier_positions(
     side: int, hidden: int = 32, temperature: float = 10000.0
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """The position table (side², d) of a square image: a projection of Fourier features of row and
-    column.
-    """
+    """The position table (side², d) of an image, a projection of Fourier features."""
 
     def table(weight: Tensor, bias: Tensor) -> Tensor:
         position = torch.arange(1, side + 1, dtype=torch.float64) / (side + 1e-6) * 2 * math.pi
