@@ -183,6 +183,31 @@ class RegardPreTrainedModel(PreTrainedModel):
         )[0]
         return y
 
+    # ----------------------------------------------------------------------------------- losses
+    def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
+        """Mean cross-entropy over labels other than -100, or the sum divided by `count`."""
+        total = F.cross_entropy(
+            logits.flatten(0, -2).float(),
+            labels.flatten(),
+            ignore_index=IGNORE_INDEX,
+            reduction="sum",
+        )
+        loss: Tensor = total / (
+            (labels != IGNORE_INDEX).sum().clamp(min=1) if count is None else count
+        )
+        return loss
+
+    def _total_loss(
+        self, logits: Tensor, labels: Tensor, aux: AuxOutputs, count: Tensor | int | None
+    ) -> Tensor:
+        """The loss with auxiliary losses, such as load balancing of experts.
+
+        Args:
+            count: Labels in all batches of a step, for gradient accumulation. None: of this batch.
+        """
+        share = 1 if count is None else (labels != IGNORE_INDEX).sum() / count
+        return self._loss(logits, labels, count) + aux.loss().to(labels.device) * share
+
 
 def as_bool_mask(mask: Tensor, ids: Tensor) -> Tensor:
     """A mask of ones and zeros as bools (b, n)."""
@@ -197,21 +222,6 @@ def padding_mask(mask: Tensor | None, ids: Tensor) -> Tensor | None:
     """An attention mask of ones and zeros as bools (b, n), or None if there is no padding."""
     mask = None if mask is None else as_bool_mask(mask, ids)
     return None if mask is None or mask.all() else mask
-
-
-def label_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
-    """Mean cross-entropy over labels other than -100, or the sum divided by `count`."""
-    total = F.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-    )
-    loss: Tensor = total / ((labels != IGNORE_INDEX).sum().clamp(min=1) if count is None else count)
-    return loss
-
-
-def aux_loss(aux: AuxOutputs, labels: Tensor, count: Tensor | int | None) -> Tensor:
-    """Auxiliary losses, such as load balancing; their share for gradient accumulation."""
-    share = 1 if count is None else (labels != IGNORE_INDEX).sum() / count
-    return aux.loss().to(labels.device) * share
 
 
 def as_requested(output: ModelOutput, return_dict: bool | None) -> Any:
@@ -283,13 +293,8 @@ class RegardModelWithHead(RegardPreTrainedModel):
             logits = self.net.head(y, mask)
         loss = None
         if labels is not None:
-            loss = self._loss(logits, labels, num_items_in_batch) + aux_loss(
-                aux, labels, num_items_in_batch
-            )
+            loss = self._total_loss(logits, labels, aux, num_items_in_batch)
         return as_requested(self.output_class(loss=loss, logits=logits), return_dict)
-
-    def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
-        return label_loss(logits, labels, count)
 
 
 class RegardForMaskedLM(RegardModelWithHead):
@@ -457,9 +462,7 @@ class RegardForCausalLM(RegardGenerationModel):
             mask, labels = padding_mask(attention_mask, input_ids), labels[:, 1:]
             if mask is not None:
                 labels = labels.masked_fill(~mask[:, :-1], IGNORE_INDEX)
-            loss = label_loss(logits[:, :-1], labels, num_items_in_batch) + aux_loss(
-                aux, labels, num_items_in_batch
-            )
+            loss = self._total_loss(logits[:, :-1], labels, aux, num_items_in_batch)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
         return as_requested(output, return_dict)
 
@@ -554,9 +557,7 @@ class RegardForConditionalGeneration(RegardGenerationModel):
             logits = self.net.head(y)
         loss = None
         if labels is not None:
-            loss = label_loss(logits, labels, num_items_in_batch) + aux_loss(
-                aux, labels, num_items_in_batch
-            )
+            loss = self._total_loss(logits, labels, aux, num_items_in_batch)
         output = Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
