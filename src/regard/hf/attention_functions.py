@@ -22,7 +22,6 @@ from regard.backends import attend
 from regard.errors import Unsupported
 from regard.hf import introspection
 from regard.hf.attention_spec import AttentionSpec, is_shift_invariant, why_not_cross
-from regard.hf.families.base import max_positions
 from regard.hf.masks import MaskRule, as_bool, infer_rule, intersect
 from regard.mixer import Attention, identity_values
 from regard.numerics import zero_padding_tokens
@@ -90,7 +89,7 @@ def attention_forward(
     cross = cross or (n != m and not causal)
     spec = spec.for_cross if cross else spec
 
-    length = max_positions(module)
+    length = introspection.max_positions(module)
     inner = build_attention(
         spec, query.shape[1], query.shape[3], causal and not cross, length, query.device
     )

@@ -95,6 +95,11 @@ def is_causal(module: nn.Module) -> bool:
     return getattr(module, ROLE, None) != CROSS and bool(getattr(module, "is_causal", False))
 
 
+def max_positions(module: nn.Module) -> int | None:
+    """The maximum sequence length in the configuration of a layer."""
+    return getattr(getattr(module, "config", None), "max_position_embeddings", None)
+
+
 def has_sliding_window(module: nn.Module) -> bool:
     """Whether a layer has a sliding window, by its own attribute or by the configuration."""
     config: Any = getattr(module, "config", None)

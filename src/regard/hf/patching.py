@@ -34,7 +34,6 @@ from regard.hf.attention_spec import (
     parse_name,
     why_not_cross,
 )
-from regard.hf.families.base import max_positions
 from regard.mixer import Attention
 
 NO_INTERFACE = (
@@ -100,7 +99,7 @@ def check_layer(spec: AttentionSpec, layer: nn.Module, where: str) -> None:
             heads=heads if isinstance(heads, int) else TRIAL_HEADS,
             head_dim=TRIAL_HEAD_DIM,
             causal=getattr(layer, introspection.ROLE, None) == introspection.CAUSAL,
-            length=max_positions(layer),
+            length=introspection.max_positions(layer),
         )
     except Unsupported as refusal:
         raise Unsupported(f"{where} is causal: {refusal}") from None

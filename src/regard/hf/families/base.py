@@ -148,13 +148,9 @@ def read_attention(module: Any, projections: str, heads: int, **settings: Any) -
         settings: Other fields of `AttentionWeights`. The length is that of the model by default.
     """
     q, k, v, *out = linear_weights(*(getattr(module, name) for name in projections.split()))
-    settings = {"length": max_positions(module), "out": out[0] if out else None, **settings}
+    length = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    settings = {"length": length, "out": out[0] if out else None, **settings}
     return AttentionWeights(q.weight.shape[1], heads, q, k, v, **settings)
-
-
-def max_positions(module: Any) -> int | None:
-    """The maximum sequence length in the configuration of a module."""
-    return getattr(getattr(module, "config", None), "max_position_embeddings", None)
 
 
 def self_attention_cache(cache: Any) -> Any:

@@ -11,7 +11,6 @@ from regard.hf.families.base import (
     AttentionWeights,
     CheckpointFamily,
     Json,
-    max_positions,
     read_attention,
     require,
     self_attention_cache,
@@ -71,7 +70,7 @@ CHECKPOINTS = {"big_bird": CheckpointFamily(convert_config, lambda config: WEIGH
 def attention_weights(module: Any, first: Any) -> AttentionWeights:
     """Weights of the inner module, which BigBird itself exchanges when inputs are short."""
     heads, causal = module.self.num_attention_heads, bool(module.config.is_decoder)
-    length = max_positions(module)
+    length = module.config.max_position_embeddings
     return read_attention(module.self, "query key value", heads, causal=causal, length=length)
 
 

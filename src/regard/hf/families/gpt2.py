@@ -18,7 +18,6 @@ from regard.hf.families.base import (
     Json,
     LinearWeights,
     convert_activation,
-    max_positions,
     require,
     self_attention_cache,
 )
@@ -86,7 +85,7 @@ def attention_weights(module: Any, first: Any) -> AttentionWeights:
         v,
         LinearWeights(module.c_proj.weight.T, module.c_proj.bias),
         causal=True,
-        length=max_positions(module),
+        length=module.config.max_position_embeddings,
         scale=module.scaling,
     )
 
