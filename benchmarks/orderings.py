@@ -102,7 +102,7 @@ def extrapolate() -> Ordering:
     asked = {f"at {length}": module_spec("lm", length=length) for length in (64, 128, 256, 512)}
     settings = {"steps": 400, "batch_size": 16, "lr": 3e-3}
     loud = TokenInput(
-        vocab_size=made(asked["at 64"]).vocab_size, scale=True
+        vocab_size=made(asked["at 64"]).vocab_size, scale_embeddings=True
     )  # as the sinusoid's paper has them: else it drowns the tokens
     models = {
         name: {"position": module_spec(name), "input": loud} for name in ("sinusoid", "alibi")

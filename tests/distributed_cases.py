@@ -108,7 +108,11 @@ class Small(nn.Module):
         mixers = [regard.create("vanilla", dim=dim, heads=2, causal=True) for _ in range(2)]
         bank = (
             MixtureOfExperts(
-                ExpertBank(partial(MLP, dim, 6), 4), Router(dim, 4), top=2, capacity=None, balance=0
+                ExpertBank(partial(MLP, dim, 6), 4),
+                Router(dim, 4),
+                top_k=2,
+                capacity=None,
+                balance_loss_weight=0,
             )
             if experts
             else MLP(dim)
@@ -200,7 +204,7 @@ def main():
             keep(folder, name, outcome(trainer(**given)), rank)
         for name, given in EXPERTS.items():
             model = Small(experts=True).double()
-            model.layers.layers[1].ffn.spread()
+            model.layers.layers[1].ffn.shard()
             keep(
                 folder,
                 name,

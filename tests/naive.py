@@ -24,7 +24,9 @@ def linear(p, name, x):
 def norm(p, x):
     """Layer normalisation of (... d)."""
     centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * p["gain"] + p["bias"]
+    return (
+        centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * p["weight"] + p["bias"]
+    )
 
 
 def attention(p, x, seen, heads, *, causal=False, mask=None, before=None):
@@ -56,9 +58,9 @@ def mlp(p, x):
 
 def block(p, x, heads, *, causal=False, mask=None, context=None, context_mask=None):
     """A pre-norm block over one example (n d)."""
-    y = norm(under(p, "around_mixer.norm"), x)
+    y = norm(under(p, "mixer_residual.norm"), x)
     x = x + attention(under(p, "mixer"), y, y, heads, causal=causal, mask=mask)[0]
     if context is not None:
-        y = norm(under(p, "around_cross.norm"), x)
+        y = norm(under(p, "cross_residual.norm"), x)
         x = x + attention(under(p, "cross"), y, context, heads, mask=context_mask)[0]
-    return x + mlp(under(p, "ffn"), norm(under(p, "around_ffn.norm"), x))
+    return x + mlp(under(p, "ffn"), norm(under(p, "ffn_residual.norm"), x))

@@ -99,7 +99,7 @@ def test_plan():
 LARGE = {
     "kind": "decoder",
     "input": {"kind": "tokens", "vocab_size": 128256},
-    "head": {"kind": "language", "tie_weights": False},
+    "head": {"kind": "lm", "tie_weights": False},
     "dim": 8192,
     "heads": 64,
     "layers": 80,
@@ -132,7 +132,7 @@ def test_config_of_seventy_billion_at_a_million_tokens(tmp_path):
 def test_config_of_experts(tmp_path):
     """Fails if a token is said to use all experts, or the plan leaves them all on one device."""
     path = tmp_path / "config.json"
-    experts = {"name": "top_k", "arguments": {"experts": 8}}
+    experts = {"name": "top_k", "arguments": {"num_experts": 8}}
     path.write_text(
         json.dumps(
             {**LARGE, "dim": 512, "heads": 8, "layers": 2, "mixer": "vanilla", "ffn": experts}

@@ -592,7 +592,7 @@ def test_generate_is_the_same_streamed_or_whole_and_by_its_seed(speaks):
     )
     found = json.loads(run(*words, "--seed", 1, "--json").stdout)
     assert run(*words, "--seed", 1).stdout == "the " + found["text"] + "\n"
-    assert len(found["tokens"]) == len(found["text"]) == 60 and found["why"] == "length"
+    assert len(found["tokens"]) == len(found["text"]) == 60 and found["finish_reason"] == "length"
     assert json.loads(run(*words, "--seed", 2, "--json").stdout)["text"] != found["text"]
 
 
@@ -617,7 +617,7 @@ def test_generate_with_beams_stops_and_the_best(speaks):
     stopped = json.loads(
         run("generate", speaks, "--prompt", "the ", "--stop", "e", "--json").stdout
     )
-    assert "e" not in stopped["text"] and stopped["why"] == "string"
+    assert "e" not in stopped["text"] and stopped["finish_reason"] == "stop_string"
     best = json.loads(
         run(
             "generate",
@@ -644,7 +644,7 @@ def test_generate_with_beams_stops_and_the_best(speaks):
             "--json",
         ).stdout
     )
-    assert sum(wide["logp"]) >= sum(best["logp"]) - 1e-6
+    assert sum(wide["logprobs"]) >= sum(best["logprobs"]) - 1e-6
     assert (
         run("generate", speaks, "--prompt", "the ", "--max-new-tokens", 8, "--num-beams", 4).stdout
         == f"the {wide['text']}\n"

@@ -32,22 +32,22 @@ ALL = {
         2,
         8,
         2,
-        image=8,
-        patch=4,
-        head=models.SequenceClassificationHeadConfig(classes=3, pooling="attention"),
+        image_size=8,
+        patch_size=4,
+        head=models.SequenceClassificationHeadConfig(num_classes=3, pooling="attention"),
     ),
     "transformer": models.transformer(2, 8, 2),
     "vectors": config(
         input=VectorInput(width=3),
-        head={"kind": "regress", "pooling": "each"},
+        head={"kind": "regression", "pooling": "none"},
         ffn=None,
         dropout=0.25,
     ),
     "captions": config(
         "seq2seq",
-        input=PatchInput(height=4, width=4, patch=2),
+        input=PatchInput(height=4, width=4, patch_size=2),
         target={"vocab_size": 7},
-        head={"kind": "language", "tie_weights": False},
+        head={"kind": "lm", "tie_weights": False},
         encoder={"layers": 1, "mixer": "fnet"},
         cross=module_spec("linear"),
     ),
@@ -90,65 +90,72 @@ def test_lists_reach_a_recipe_as_tuples():
     [
         ({"dims": 8}, "Config has no 'dims': did you mean 'dim'"),
         (
-            {"input": {"kind": "tokens", "vocab_size": 11, "type": 2}},
-            "Tokens has no 'type': did you mean 'types'",
+            {"input": {"kind": "tokens", "vocab_size": 11, "type_vocab": 2}},
+            "TokenInput has no 'type_vocab': did you mean 'type_vocab_size'",
         ),
         (
-            {"head": {"kind": "classify", "clases": 2}},
-            "Classify has no 'clases': did you mean 'classes'",
+            {"head": {"kind": "sequence_classification", "num_clases": 2}},
+            "SequenceClassificationHeadConfig has no 'num_clases': did you mean 'num_classes'",
         ),
         (
             {"mixer": {"name": "fnet", "argument": {}}},
-            "Part has no 'argument': did you mean 'arguments'",
+            "ModuleSpec has no 'argument': did you mean 'arguments'",
         ),
-        ({"kind": "encodr"}, "'encoder', 'decoder', 'seq2seq' or 'pair'"),
+        ({"kind": "encodr"}, "'encoder', 'decoder', 'seq2seq' or 'dual_encoder'"),
         ({"input": {"kind": "words"}}, "'tokens', 'vectors', 'patches'"),
         ({"dim": 8.5}, "dim"),
         ({"dim": "8"}, "valid integer"),
         ({"layers": 0}, "greater than or equal to 1"),
         ({"dropout": 1.0}, "less than 1"),
         ({"dim": 1 << 40}, "less than or equal to 1048576"),
-        ({"mixer": ["fnet"] * 3}, "mixer names 3, and there are 2 layers"),
-        ({"mixer": []}, "mixer names 0"),
+        ({"mixer": ["fnet"] * 3}, "mixer has 3 entries for 2 layers"),
+        ({"mixer": []}, "mixer has 0 entries"),
         (
             {"mixer": module_spec("fnet"), "encoder": {"layers": 1, "mixer": "fnet"}},
-            "encoder is for seq2seq",
+            "encoder is for kind 'seq2seq'",
         ),
-        ({"cross": "vanilla"}, "cross is for seq2seq, and this is a model of kind 'encoder'"),
+        ({"cross": "vanilla"}, "cross is for kind 'seq2seq', not 'encoder'"),
         (
-            {"input": VectorInput(width=3), "head": {"kind": "language"}},
-            "speaks a vocabulary, and vectors have none",
-        ),
-        (
-            {"kind": "decoder", "head": {"kind": "masked"}},
-            "fills gaps from both sides, and a decoder sees one",
+            {"input": VectorInput(width=3), "head": {"kind": "lm"}},
+            "head 'lm' needs a vocabulary, but the input is 'vectors'",
         ),
         (
-            {"kind": "seq2seq", "head": {"kind": "tag", "classes": 2}},
-            "its head is 'language' or null, not 'tag'",
+            {"kind": "decoder", "head": {"kind": "masked_lm"}},
+            "head 'masked_lm' needs an encoder, but kind is 'decoder'",
         ),
-        ({"kind": "seq2seq", "input": VectorInput(width=3)}, "its input are vectors: give target"),
+        (
+            {"kind": "seq2seq", "head": {"kind": "token_classification", "num_classes": 2}},
+            "is 'lm' or null, not 'token_classification'",
+        ),
+        ({"kind": "seq2seq", "input": VectorInput(width=3)}, "the input is 'vectors': set target"),
         (
             {"kind": "seq2seq", "encoder": {"layers": 3, "mixer": ["fnet", "fnet"]}},
-            "encoder.mixer names 2",
+            "encoder.mixer has 2 entries",
         ),
         (
-            {"input": PatchInput(height=4, width=4, patch=2)},
-            "length is 16, and the image has 5 tokens",
+            {"input": PatchInput(height=4, width=4, patch_size=2)},
+            "length is 16 but the image has 5 tokens",
         ),
         (
-            {"kind": "decoder", "length": None, "input": PatchInput(height=4, width=4, patch=2)},
-            "give cls=false",
+            {
+                "kind": "decoder",
+                "length": None,
+                "input": PatchInput(height=4, width=4, patch_size=2),
+            },
+            "set class_token=false",
         ),
-        ({"mixer": {"name": "local", "arguments": {"window": float("inf")}}}, "what JSON can say"),
+        (
+            {"mixer": {"name": "local", "arguments": {"window": float("inf")}}},
+            "must be JSON values",
+        ),
         (
             {"ffn": {"name": "mlp", "arguments": {"hidden": 10**30}}},
             "10000000000000000000… is larger than 2\\^53",
         ),
-        ({"ffn": {"name": "mlp", "arguments": {"hidden": [[-(10**5000)]]}}}, "what JSON can say"),
+        ({"ffn": {"name": "mlp", "arguments": {"hidden": [[-(10**5000)]]}}}, "must be JSON values"),
         (
             {"mixer": {"name": "per_head", "arguments": {"patterns": [regard.Full()]}}},
-            "what JSON can say",
+            "must be JSON values",
         ),
     ],
 )
@@ -166,14 +173,14 @@ def test_changes_are_checked():
     )
     with pytest.raises(ValidationError, match="has no 'mixr': did you mean 'mixer'"):
         config().replace(mixr="fnet")
-    with pytest.raises(ValidationError, match="mixer names 3"):
+    with pytest.raises(ValidationError, match="mixer has 3 entries"):
         build(config().model_copy(update={"mixer": [module_spec("fnet")] * 3}))
 
 
 def test_patches_fill_the_image():
     """Fails if a rest of an image is cut off in silence."""
-    with pytest.raises(ValidationError, match="patches of 3 do not fill an image of 4 × 6"):
-        PatchInput(height=4, width=6, patch=3)
+    with pytest.raises(ValidationError, match="patch_size 3 does not divide the image size 4 × 6"):
+        PatchInput(height=4, width=6, patch_size=3)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +195,7 @@ def test_patches_fill_the_image():
         (
             "seq2seq",
             {"cross": module_spec("fnet")},
-            "layer 0 of the decoder: fnet cannot look at the context",
+            "layer 0 of the decoder: fnet does not support cross-attention",
         ),
         (
             "seq2seq",
@@ -209,22 +216,22 @@ def test_a_mixer_that_does_not_fit_is_refused_when_built(kind, more, message):
         ({"mixer": "vanila"}, "no recipe 'vanila': did you mean 'vanilla'"),
         (
             {"mixer": module_spec("local", windw=3)},
-            "local takes no argument 'windw': did you mean 'window'",
+            "local has no argument 'windw': did you mean 'window'",
         ),
-        ({"mixer": module_spec("local", dim=3)}, "local: dim is told by the model"),
+        ({"mixer": module_spec("local", dim=3)}, "local: the model sets dim"),
         ({"mixer": module_spec("fnet", heads=4)}, "has no heads"),
         (
             {"mixer": "linformer", "length": None, "position": "none"},
-            "linformer is built for a longest sequence",
+            "linformer needs a maximum length",
         ),
         ({"norm": "layr"}, "no norm 'layr': did you mean 'layer'"),
         (
             {"norm": module_spec("layer", epz=1.0)},
-            "the norm 'layer' takes no argument 'epz': did you mean 'eps'",
+            "the norm 'layer' has no argument 'epz': did you mean 'eps'",
         ),
         (
             {"residual": module_spec("pre", norm="layer")},
-            "the residual 'pre' takes no argument 'norm'",
+            "the residual 'pre' has no argument 'norm'",
         ),
         (
             {"ffn": module_spec("mlp", activation="gellu")},
@@ -233,24 +240,24 @@ def test_a_mixer_that_does_not_fit_is_refused_when_built(kind, more, message):
         ({"ffn": module_spec("mpl")}, "no ffn 'mpl'"),
         (
             {"ffn": module_spec("mlp", activation=[1])},
-            "the ffn 'mlp' cannot be made of its arguments: ",
+            "cannot build the ffn 'mlp' from its arguments: ",
         ),
-        ({"ffn": "switch"}, "the ffn 'switch' needs experts"),
+        ({"ffn": "switch"}, "the ffn 'switch' needs num_experts"),
         ({"position": "sinusoids"}, "no position 'sinusoids': did you mean 'sinusoid'"),
-        ({"position": module_spec("none", base=3)}, "the position 'none' takes no argument 'base'"),
+        ({"position": module_spec("none", base=3)}, "the position 'none' has no argument 'base'"),
         (
             {"position": "learned", "length": None},
-            "positions of kind 'learned' need length: give the configuration one",
+            "position 'learned' needs length: set it in the configuration",
         ),
-        ({"position": "complex"}, "'complex' takes the place of the token embeddings"),
+        ({"position": "complex"}, "'complex' replaces the token embeddings"),
         (
             {"position": module_spec("rope", bse=3)},
             "^rope takes no argument 'bse': did you mean 'base'",
         ),
         ({"position": "rope_2d"}, "rope_2d needs columns"),
-        ({"position": "sinusoid_2d"}, "'sinusoid_2d' need columns: they are for images"),
+        ({"position": "sinusoid_2d"}, "'sinusoid_2d' needs columns: it is for images"),
         (
-            {"head": {"kind": "classify", "classes": 2, "pooling": "men"}},
+            {"head": {"kind": "sequence_classification", "num_classes": 2, "pooling": "men"}},
             "no pooling 'men': did you mean 'mean'",
         ),
         ({"heads": 3}, "must be divisible by heads"),
@@ -275,7 +282,7 @@ def test_recipes_are_told_what_they_need():
     assert layers[0].mixer.heads == 2 and layers[2].mixer.heads == 4
     image = build(
         config(
-            input=PatchInput(height=4, width=4, patch=2),
+            input=PatchInput(height=4, width=4, patch_size=2),
             length=None,
             mixer=module_spec("linformer", rank=3),
         )
@@ -285,7 +292,7 @@ def test_recipes_are_told_what_they_need():
 
 def test_turns_of_images_are_told_the_grid(rand):
     """Fails if positions within mixers do not know how many columns an image has."""
-    image = PatchInput(height=4, width=6, patch=2, cls=False)
+    image = PatchInput(height=4, width=6, patch_size=2, class_token=False)
     told = config(input=image, length=None, position="rope_2d", dim=16)
     given = told.replace(position=module_spec("rope_2d", columns=3))
     models_ = [build(c).double() for c in (told, given)]
@@ -293,7 +300,7 @@ def test_turns_of_images_are_told_the_grid(rand):
     x = rand(1, 3, 4, 6)
     assert (models_[0](x) == models_[1](x)).all()
     with pytest.raises(TypeError, match="rope_2d needs columns"):
-        build(told.replace(input=PatchInput(height=4, width=6, patch=2)))
+        build(told.replace(input=PatchInput(height=4, width=6, patch_size=2)))
 
 
 def test_the_last_norm_stands_where_a_sum_is_left():

@@ -41,14 +41,14 @@ BASE = {
     "layers": 2,
     "length": N,
     "mixer": "vanilla",
-    "head": {"kind": "language"},
+    "head": {"kind": "lm"},
 }
 SIZED = {
-    "switch": {"experts": 4, "capacity": 0.5},
-    "top_k": {"experts": 4, "capacity": 0.5, "noisy": True},
-    "product_keys": {"keys": 16, "top": 4},
+    "switch": {"num_experts": 4, "capacity": 0.5},
+    "top_k": {"num_experts": 4, "capacity": 0.5, "noisy": True},
+    "product_keys": {"keys": 16, "top_k": 4},
 }
-IMAGE = {"kind": "patches", "height": 32, "width": 32, "patch": 4}
+IMAGE = {"kind": "patches", "height": 32, "width": 32, "patch_size": 4}
 PLACES = (
     "none",
     "sinusoid",
@@ -68,19 +68,19 @@ CASES = [
     *({"norm": name} for name in NORMS),
     *({"residual": name} for name in RESIDUALS),
     *({"position": name} for name in PLACES),
-    *({"head": {"kind": "pooled", "pooling": name}} for name in POOLINGS),
+    *({"head": {"kind": "pooling", "pooling": name}} for name in POOLINGS),
     {"head": None},
-    {"head": {"kind": "masked"}},
-    {"head": {"kind": "classify", "classes": 5, "hidden": True}},
-    {"head": {"kind": "tag", "classes": 7}},
-    {"head": {"kind": "regress", "pooling": "each"}},
+    {"head": {"kind": "masked_lm"}},
+    {"head": {"kind": "sequence_classification", "num_classes": 5, "hidden_layer": True}},
+    {"head": {"kind": "token_classification", "num_classes": 7}},
+    {"head": {"kind": "regression", "pooling": "none"}},
     {"input": {"kind": "vectors", "width": 9}, "head": None},
-    {"input": IMAGE, "length": None, "head": {"kind": "classify", "classes": 5}},
+    {"input": IMAGE, "length": None, "head": {"kind": "sequence_classification", "num_classes": 5}},
     {
         "input": {**IMAGE, "cls": False},
         "length": None,
         "position": "fourier_2d",
-        "head": {"kind": "pooled"},
+        "head": {"kind": "pooling"},
     },
     {"kind": "seq2seq"},
     {"kind": "seq2seq", "encoder": {"layers": 1, "mixer": "fnet"}, "target": {"vocab_size": 50}},
@@ -111,7 +111,11 @@ def test_configuration_agrees_with_counted_run(change, monkeypatch):
 def test_parameters_that_a_token_uses():
     """Fails if experts that are not asked, or slots that are not read, count as used."""
     config = ModelConfig(
-        **{**BASE, "layers": 1, "ffn": {"name": "top_k", "arguments": {"experts": 8, "hidden": 10}}}
+        **{
+            **BASE,
+            "layers": 1,
+            "ffn": {"name": "top_k", "arguments": {"num_experts": 8, "hidden": 10}},
+        }
     )
     found = cost(build(config), N)
     assert found.parameters - found.active_parameters == 6 * 2 * 10 * DIM
@@ -119,7 +123,7 @@ def test_parameters_that_a_token_uses():
         **{
             **BASE,
             "layers": 1,
-            "ffn": {"name": "product_keys", "arguments": {"keys": 16, "top": 4, "heads": 2}},
+            "ffn": {"name": "product_keys", "arguments": {"keys": 16, "top_k": 4, "heads": 2}},
         }
     )
     found = cost(build(memory), N)
@@ -150,7 +154,7 @@ def heads():
 
 
 both = partial(block, causal=False)
-squeeze = partial(CompressiveMemory, recent=16, compressed=8, rate=4)
+squeeze = partial(CompressiveMemory, memory_length=16, compressed_length=8, compression_rate=4)
 STACKS = {
     "shared": lambda: SharedStack([block(), block("linear")], 5),
     "universal": lambda: UniversalStack(block(), 4),
@@ -161,14 +165,20 @@ STACKS = {
         [*build_sublayers(block().mixer, MLP(32)), *build_sublayers(block().mixer, MLP(32))]
     ),
     "early exit": lambda: EarlyExitStack([block(), block()], heads(), threshold=0.5),
-    "segments": lambda: SegmentStack([block(), block()], segment=16, memory=24),
-    "segments, own state": lambda: SegmentStack([block(), block("linear")], segment=16, memory=16),
-    "segments, window": lambda: SegmentStack([block("local", window=8)], segment=16, memory=16),
-    "compressive": lambda: SegmentStack([block(), block()], segment=16, memory=squeeze),
+    "segments": lambda: SegmentStack([block(), block()], segment_length=16, memory=24),
+    "segments, own state": lambda: SegmentStack(
+        [block(), block("linear")], segment_length=16, memory=16
+    ),
+    "segments, window": lambda: SegmentStack(
+        [block("local", window=8)], segment_length=16, memory=16
+    ),
+    "compressive": lambda: SegmentStack([block(), block()], segment_length=16, memory=squeeze),
     "feedback": lambda: FeedbackStack([block(), block()]),
-    "feedback, span": lambda: FeedbackStack([block(), block()], span=20, shared=False),
+    "feedback, span": lambda: FeedbackStack([block(), block()], span=20, share_kv=False),
     "funnel": lambda: FunnelStack([[both()], [both(), both()]], [both()]),
-    "funnel, alone": lambda: FunnelStack([[both()], [both()]], cls=True, ask_all=False),
+    "funnel, alone": lambda: FunnelStack(
+        [[both()], [both()]], separate_cls=True, pool_q_only=False
+    ),
     "carry": lambda: RealFormerStack([block("realformer"), block("realformer")]),
 }
 
@@ -203,6 +213,6 @@ def test_reversible_keeps_the_same_at_any_depth():
 def test_state_of_segment_memories(memory, held):
     """Fails if the state after each segment has not as many hidden states as the memory keeps."""
     memory = partial(memory, 24) if memory is HiddenStateMemory else memory
-    stack = SegmentStack([block()], segment=16, memory=memory if memory is squeeze else 24)
+    stack = SegmentStack([block()], segment_length=16, memory=memory if memory is squeeze else 24)
     states = [cost(stack, 16 * (i + 1)).state_bytes for i in range(len(held))]
     assert states == [4 * 32 * tokens for tokens in held]

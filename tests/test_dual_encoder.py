@@ -9,9 +9,9 @@ from regard.models import DualEncoder, MatchingHeadConfig, ModelConfig, build, l
 def made(**changed):
     torch.manual_seed(0)
     plan = {
-        "kind": "pair",
+        "kind": "dual_encoder",
         "input": {"kind": "tokens", "vocab_size": 20},
-        "head": {"kind": "match", "classes": 3, "hidden": 5},
+        "head": {"kind": "matching", "num_classes": 3, "hidden": 5},
     }
     config = ModelConfig.model_validate(
         plan | {"dim": 8, "heads": 2, "layers": 2, "length": 12} | changed
@@ -40,7 +40,7 @@ def oracle(model, x, mask):
             *(a * b for a, b in zip(u, v, strict=True)),
             *(a - b for a, b in zip(u, v, strict=True)),
         ]
-        first, last = model.head.first, model.head.last
+        first, last = model.head.hidden, model.head.out
         hidden = [
             sum(w * y for w, y in zip(line, both, strict=True)) + b
             for line, b in zip(first.weight, first.bias, strict=True)
@@ -95,23 +95,23 @@ def test_pairs_are_saved_and_loaded(tmp_path):
 def test_maps_of_both():
     """Fails if a map is missing, or is that of the other sequence."""
     model, (x, mask) = made(), pairs()
-    maps = model.attention(x, mask)
+    maps = model.attention_maps(x, mask)
     assert [m.shape for m in maps] == [(4, 2, 2, 9, 9)] * 2
     assert (maps[0].sum(2).sum(2)[~mask] == 0).all()  # nobody looks at padding
     torch.testing.assert_close(
-        maps[1][1, 1], model.attention(x[1:2].flip(1), mask[1:2].flip(1))[1][0, 0]
+        maps[1][1, 1], model.attention_maps(x[1:2].flip(1), mask[1:2].flip(1))[1][0, 0]
     )
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"head": None}, "has the head 'match'"),
-        ({"head": {"kind": "classify", "classes": 2}}, "has the head 'match'"),
-        ({"kind": "encoder"}, "no other has it"),
-        ({"input": {"kind": "vectors", "width": 3}}, "reads tokens"),
-        ({"head": {"kind": "match", "classes": 2, "pooling": "man"}}, "did you mean 'mean'"),
-        ({"head": {"kind": "match", "classes": 0}}, "greater than or equal"),
+        ({"head": None}, "require each other"),
+        ({"head": {"kind": "sequence_classification", "num_classes": 2}}, "require each other"),
+        ({"kind": "encoder"}, "require each other"),
+        ({"input": {"kind": "vectors", "width": 3}}, "reads 'tokens'"),
+        ({"head": {"kind": "matching", "num_classes": 2, "pooling": "man"}}, "did you mean 'mean'"),
+        ({"head": {"kind": "matching", "num_classes": 0}}, "greater than or equal"),
     ],
 )
 def test_what_is_no_pair_is_refused(changed, words):
@@ -124,8 +124,8 @@ def test_wrong_shapes_are_named():
     """Fails if three sequences, or one, are taken for a pair, or a mask of another size."""
     model, (x, mask) = made(), pairs()
     for wrong in (x[:, 0], x.repeat(1, 2, 1)[:, :3]):
-        with pytest.raises(ValueError, match=r"pairs are \(b 2 n\)"):
+        with pytest.raises(ValueError, match=r"reads pairs \(b, 2, n\)"):
             model(wrong)
-    with pytest.raises(ValueError, match="the mask of pairs"):
+    with pytest.raises(ValueError, match="mask must have the shape of the pairs"):
         model(x, mask=mask[..., :4])
-    assert MatchingHeadConfig(classes=2).hidden is None
+    assert MatchingHeadConfig(num_classes=2).hidden is None

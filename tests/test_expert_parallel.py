@@ -14,7 +14,9 @@ DIM, COUNT, SIZES = 6, 4, (5, 2)  # examples of each process
 def built():
     torch.manual_seed(0)
     bank = ExpertBank(lambda: MLP(DIM, 5), COUNT)
-    return MixtureOfExperts(bank, Router(DIM, COUNT), top=2, capacity=0.75, balance=0).double()
+    return MixtureOfExperts(
+        bank, Router(DIM, COUNT), top_k=2, capacity=0.75, balance_loss_weight=0
+    ).double()
 
 
 def inputs(case):
@@ -48,12 +50,12 @@ def process(rank, path, cases):
     )
     mine = slice(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
     for case in cases:
-        experts = built().spread()
+        experts = built().shard()
         assert experts.bank.bank.expert.up.weight.shape[0] == COUNT // len(SIZES)
         torch.save(run(experts, *(t[mine] for t in inputs(case))), f"{path}/{case}{rank}")
-    with pytest.raises(regard.Unsupported, match="spread already"):
-        experts.spread()
-    with pytest.raises(ValueError, match="3 experts do not spread evenly over 2"):
+    with pytest.raises(regard.Unsupported, match="already sharded"):
+        experts.shard()
+    with pytest.raises(ValueError, match="3 experts cannot be sharded evenly over 2"):
         ShardedExpertBank(ExpertBank(lambda: MLP(DIM), 3))
     dist.destroy_process_group()
 

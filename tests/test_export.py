@@ -129,7 +129,9 @@ MODELS = {
     "encoder": bert(1, 16, 2, vocab_size=30, length=40),
     "decoder": gpt(1, 16, 2, vocab_size=30, length=40, mixer=module_spec("local", window=4)),
     "seq2seq": transformer(1, 16, 2, vocab_size=30),
-    "images": vit(1, 16, 2, image=16, patch=4, head=SequenceClassificationHeadConfig(classes=3)),
+    "images": vit(
+        1, 16, 2, image_size=16, patch_size=4, head=SequenceClassificationHeadConfig(num_classes=3)
+    ),
 }
 
 

@@ -147,9 +147,9 @@ def test_every_kind_by_its_name(kind, rand):
     """Fails if a kind cannot be built from plain values, changes the shape, is not finite for one token or none, or reads
     what the mask leaves out."""
     more = {
-        "switch": {"experts": 3},
-        "top_k": {"experts": 3},
-        "product_keys": {"keys": 4, "top": 2},
+        "switch": {"num_experts": 3},
+        "top_k": {"num_experts": 3},
+        "product_keys": {"keys": 4, "top_k": 2},
     }
     torch.manual_seed(0)
     layer = build_feed_forward(kind, 6, **more.get(kind, {})).double().eval()
@@ -165,8 +165,8 @@ def test_every_kind_by_its_name(kind, rand):
 def test_the_table_of_parameters():
     """Fails if a row of the table in docs/feed-forward.md has another number of parameters than the layer."""
     with torch.device("meta"):
-        experts = [build_feed_forward(kind, 512, experts=16) for kind in ("switch", "top_k")]
-        memory = build_feed_forward("product_keys", 512, keys=512, normalise=False)
+        experts = [build_feed_forward(kind, 512, num_experts=16) for kind in ("switch", "top_k")]
+        memory = build_feed_forward("product_keys", 512, keys=512, query_batch_norm=False)
         attention = [regard.create(name, dim=512, heads=8) for name in ("all_attention", "vanilla")]
     assert count(MLP(512, bias=False)) == 2 * 512 * 2048
     assert [count(layer) for layer in experts] == 2 * [2 * 512 * 2048 * 16 + 512 * 16]

@@ -77,14 +77,14 @@ def test_greedy_is_what_recomputing_gives(name):
     found = generate(tiny.step, PROMPTS, max_new_tokens=6)
     for prompt, result in zip(PROMPTS, found, strict=True):
         tokens, logp = greedy(tiny, prompt, 6)
-        assert result.tokens == tokens and result.why == "length" and result.text is None
-        assert result.logp == pytest.approx(logp, abs=1e-9) and result.total == pytest.approx(
-            sum(logp)
-        )
+        assert result.tokens == tokens and result.finish_reason == "length" and result.text is None
+        assert result.logprobs == pytest.approx(
+            logp, abs=1e-9
+        ) and result.total_logprob == pytest.approx(sum(logp))
 
 
 @pytest.mark.parametrize(
-    "choose",
+    "strategy",
     [
         GreedySearch(),
         GreedySearch(RepetitionPenalty(1.4)),
@@ -100,19 +100,21 @@ def test_the_others_in_the_batch_have_no_influence(strategy):
     )
     alone = generate(tiny.step, PROMPTS[:1], max_new_tokens=9, strategy=strategy)
     for a, b in ((found[0], other[0]), (found[2], other[2]), (found[0], alone[0])):
-        assert a.tokens == b.tokens and a.logp == pytest.approx(b.logp, abs=1e-9)
+        assert a.tokens == b.tokens and a.logprobs == pytest.approx(b.logprobs, abs=1e-9)
 
 
 def test_tensors_lists_and_start_tokens_are_the_same():
-    """Fails if the form of the prompts matters, or a start token is not what a first token is."""
+    """Fails if the form of the prompts matters, or a bos_token_id is not what a first token is."""
     tiny = model("local")
     want = generate(tiny.step, [[4, 2], [4, 7]], max_new_tokens=3)
     assert generate(tiny.step, torch.tensor([[4, 2], [4, 7]]), max_new_tokens=3) == want
     assert (
-        generate(tiny.step, [torch.tensor([2]), torch.tensor([7])], max_new_tokens=3, start=4)
+        generate(
+            tiny.step, [torch.tensor([2]), torch.tensor([7])], max_new_tokens=3, bos_token_id=4
+        )
         == want
     )
-    assert generate(tiny.step, [[]], max_new_tokens=3, start=4) == generate(
+    assert generate(tiny.step, [[]], max_new_tokens=3, bos_token_id=4) == generate(
         tiny.step, [[4]], max_new_tokens=3
     )
     assert generate(tiny.step, [], max_new_tokens=3) == []
@@ -175,15 +177,17 @@ def test_an_encoder_decoder_takes_its_source_along():
     ours = build(transformer(1, 8, 2, vocab_size=VOCAB)).double().eval()
     source, real = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0], [8, 9, 0, 0]]), [4, 3, 2]
     mask = torch.arange(4) < torch.tensor(real)[:, None]
-    prompts, step = [[1], [2, 3, 4], [5, 6]], ours.given(source, mask)
+    prompts, step = [[1], [2, 3, 4], [5, 6]], ours.decoding_step(source, mask)
     together, beams = (
         generate(step, prompts, max_new_tokens=4),
-        beam_search(step, prompts, BeamSearchConfig(3, best=3), max_new_tokens=4),
+        beam_search(step, prompts, BeamSearchConfig(3, num_return_sequences=3), max_new_tokens=4),
     )
     for i, prompt in enumerate(prompts):
-        alone = ours.given(source[i : i + 1, : real[i]])
+        alone = ours.decoding_step(source[i : i + 1, : real[i]])
         assert generate(alone, [prompt], max_new_tokens=4)[0].tokens == together[i].tokens
-        (found,) = beam_search(alone, [prompt], BeamSearchConfig(3, best=3), max_new_tokens=4)
+        (found,) = beam_search(
+            alone, [prompt], BeamSearchConfig(3, num_return_sequences=3), max_new_tokens=4
+        )
         assert [r.tokens for r in found] == [r.tokens for r in beams[i]]
 
 
@@ -266,7 +270,7 @@ def test_frequencies_are_probabilities(shapes, weights):
     """Fails if tokens are drawn with other probabilities, or the order of the shapes is not kept."""
     logits = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
     count = 20000
-    picked = Sampling(*shapes, seed=5).pick(logits.expand(count, 4), [[0]] * count, range(count))
+    picked = Sampling(*shapes, seed=5).select(logits.expand(count, 4), [[0]] * count, range(count))
     found = picked.bincount(minlength=4) / count
     for got, weight in zip(found.tolist(), weights, strict=True):
         p = weight / sum(weights)
@@ -277,11 +281,11 @@ def test_draws_differ_by_seed_example_and_place():
     """Fails if two draws that should have nothing to do with each other are the same."""
     logits = torch.zeros(1, 1 << 20)
     draws = {
-        Sampling(seed=seed).pick(logits, [[0] * length], [example]).item()
+        Sampling(seed=seed).select(logits, [[0] * length], [example]).item()
         for seed, example, length in itertools.product(range(4), range(4), range(1, 5))
     }
     assert len(draws) == 64
-    same = [Sampling(seed=1).pick(logits, [[0]], [2]).item() for _ in range(2)]
+    same = [Sampling(seed=1).select(logits, [[0]], [2]).item() for _ in range(2)]
     assert same[0] == same[1]
 
 
@@ -295,14 +299,14 @@ def test_sampling_leaves_torch_alone():
 def test_what_a_model_rules_out_never_comes():
     """Fails if a logit of −∞ is drawn."""
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(2000, 5)
-    assert set(Sampling().pick(logits, [[0]] * 2000, range(2000)).tolist()) == {1, 3}
+    assert set(Sampling().select(logits, [[0]] * 2000, range(2000)).tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize(("drawn", "want"), [(0.0, 1), (0.5, 3), (1 - 2**-53, 3)])
 def test_the_ends_of_a_draw(drawn, want, monkeypatch):
     """Fails if the least or the largest number that can be drawn, or one at a border, picks a token of no probability."""
     monkeypatch.setattr(sampling, "uniform", lambda *key: drawn)
-    assert Sampling().pick(
+    assert Sampling().select(
         torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]), [[0]], [0]
     ).tolist() == [want]
 
@@ -323,15 +327,20 @@ def scripted(*texts):
         logits = nn.functional.one_hot(said[:, at : at + tokens.shape[1]], 256).double()
         return 50 * logits, (said, at + tokens.shape[1])
 
-    return {"step": step, "prompts": [[1]] * len(texts), "state": (said, 0), "max_new": longest}
+    return {
+        "step": step,
+        "prompts": [[1]] * len(texts),
+        "state": (said, 0),
+        "max_new_tokens": longest,
+    }
 
 
 def test_stop_tokens():
     """Fails if a stop token is not the last, is in the text, or stops another example."""
     found = generate(**scripted("ab.cd", "xyz.w"), stop=StoppingCriteria([ord(".")], decode=decode))
-    assert [(decode(r.tokens), r.text, r.why) for r in found] == [
-        ("ab.", "ab", "token"),
-        ("xyz.", "xyz", "token"),
+    assert [(decode(r.tokens), r.text, r.finish_reason) for r in found] == [
+        ("ab.", "ab", "stop_token"),
+        ("xyz.", "xyz", "stop_token"),
     ]
 
 
@@ -339,9 +348,9 @@ def test_stop_strings_straddle_tokens():
     """Fails if a stop string within several tokens is missed, or the text is not cut before it."""
     stop = StoppingCriteria(strings=["END", "\n\n"], decode=decode)
     found = generate(**scripted("say ENDed", "a\n\nbEND", "EN EN enough"), stop=stop)
-    assert [(r.text, r.why) for r in found] == [
-        ("say ", "string"),
-        ("a", "string"),
+    assert [(r.text, r.finish_reason) for r in found] == [
+        ("say ", "stop_string"),
+        ("a", "stop_string"),
         ("EN EN enough", "length"),
     ]
     assert decode(found[0].tokens) == "say END"
@@ -355,7 +364,11 @@ def two_bytes(tokens):
 def test_a_stop_string_may_end_within_a_token():
     """Fails if only whole tokens are compared."""
     stop = StoppingCriteria(strings=["bc"], decode=two_bytes)
-    assert stop.why([1]) is None and stop.why([1, 2]) == "string" and stop.text([1, 2]) == "a"
+    assert (
+        stop.finish_reason([1]) is None
+        and stop.finish_reason([1, 2]) == "stop_string"
+        and stop.text([1, 2]) == "a"
+    )
 
 
 def test_pieces_are_whole_characters_and_never_part_of_a_stop():
@@ -366,9 +379,9 @@ def test_pieces_are_whole_characters_and_never_part_of_a_stop():
     said = dict.fromkeys(range(4), "")
     wants = ["añ€😀 E EN!", "xEN", "", "é€" + "\0" * 11]
     for piece in stream_tokens(**asked, stop=stop):
-        said[piece.example] += piece.text
+        said[piece.prompt_index] += piece.text
         assert "\N{REPLACEMENT CHARACTER}" not in piece.text
-        assert wants[piece.example].startswith(said[piece.example])
+        assert wants[piece.prompt_index].startswith(said[piece.prompt_index])
     assert list(said.values()) == wants
     assert [r.text for r in generate(**asked, stop=stop)] == wants
 
@@ -386,7 +399,7 @@ def test_text_is_said_as_soon_as_it_is_sure():
 
 def test_a_character_that_never_ends_is_shown_at_the_end():
     """Fails if the last bytes are lost."""
-    asked = scripted("a€") | {"max_new": 2}
+    asked = scripted("a€") | {"max_new_tokens": 2}
     assert (
         generate(**asked, stop=StoppingCriteria(decode=decode))[0].text
         == "a\N{REPLACEMENT CHARACTER}"
@@ -397,7 +410,7 @@ def test_pieces_come_in_order():
     """Fails if examples of a step are not told in the order of the prompts, or an end is told twice or not at all."""
     tiny = model("local")
     pieces = list(stream_tokens(tiny.step, [[1, 2, 3], [4], [5, 6]], max_new_tokens=2))
-    assert [(p.example, p.why) for p in pieces] == [
+    assert [(p.prompt_index, p.finish_reason) for p in pieces] == [
         (1, None),
         (1, "length"),
         (2, None),
@@ -407,7 +420,7 @@ def test_pieces_come_in_order():
     ]
     found = generate(tiny.step, [[1, 2, 3], [4], [5, 6]], max_new_tokens=2)
     for i, result in enumerate(found):
-        assert result.tokens == [p.token for p in pieces if p.example == i]
+        assert result.tokens == [p.token for p in pieces if p.prompt_index == i]
 
 
 # ---------------------------------------------------------------------------------------------- beams
@@ -431,7 +444,7 @@ def test_with_enough_beams_the_search_is_exhaustive(penalty):
     found = beam_search(
         tiny.step,
         prompts,
-        BeamSearchConfig(81, best=7, penalty=penalty),
+        BeamSearchConfig(81, num_return_sequences=7, length_penalty=penalty),
         max_new_tokens=4,
         stop=StoppingCriteria([0]),
     )
@@ -441,10 +454,12 @@ def test_with_enough_beams_the_search_is_exhaustive(penalty):
             ((total / len(text) ** penalty, text) for text, total in texts), reverse=True
         )[:7]
         assert [tuple(r.tokens) for r in results] == [text for _, text in want]
-        assert [r.total / len(r.tokens) ** penalty for r in results] == pytest.approx(
+        assert [r.total_logprob / len(r.tokens) ** penalty for r in results] == pytest.approx(
             [score for score, _ in want]
         )
-        assert all(r.why == ("token" if r.tokens[-1] == 0 else "length") for r in results)
+        assert all(
+            r.finish_reason == ("stop_token" if r.tokens[-1] == 0 else "length") for r in results
+        )
 
 
 def naive_beams(tiny, prompt, count, length, stop, penalty):
@@ -471,7 +486,7 @@ def test_beams_are_those_of_a_search_without_states(names, count, penalty):
     found = beam_search(
         tiny.step,
         PROMPTS,
-        BeamSearchConfig(count, best=count, penalty=penalty),
+        BeamSearchConfig(count, num_return_sequences=count, length_penalty=penalty),
         max_new_tokens=6,
         stop=StoppingCriteria([5]),
     )
@@ -493,9 +508,9 @@ def test_early_ends_early_and_otherwise_only_when_nothing_can_change():
     """Fails if an early end computes as much as a late one, or a search goes on that is decided."""
     steps = []
     for beams in (
-        BeamSearchConfig(2, early=True),
-        BeamSearchConfig(2, penalty=0.0),
-        BeamSearchConfig(2, penalty=4.0),
+        BeamSearchConfig(2, early_stopping=True),
+        BeamSearchConfig(2, length_penalty=0.0),
+        BeamSearchConfig(2, length_penalty=4.0),
     ):
         tiny = model("vanilla", vocab_size=3)
         beam_search(tiny.step, [[1, 2]], beams, max_new_tokens=20, stop=StoppingCriteria([0]))
@@ -523,7 +538,7 @@ def test_a_longer_text_may_still_win(stops, penalty, length):
     ((best,),) = beam_search(
         step,
         [[1]],
-        BeamSearchConfig(1, penalty=penalty),
+        BeamSearchConfig(1, length_penalty=penalty),
         max_new_tokens=20,
         stop=StoppingCriteria([0]),
     )
@@ -535,18 +550,22 @@ def test_beams_with_stop_strings():
     stop = StoppingCriteria(strings=["b"], decode=lambda tokens: "".join("abc"[t] for t in tokens))
     tiny = model("vanilla", vocab_size=3)
     (found,) = beam_search(
-        tiny.step, [[1, 2]], BeamSearchConfig(40, best=30), max_new_tokens=3, stop=stop
+        tiny.step,
+        [[1, 2]],
+        BeamSearchConfig(40, num_return_sequences=30),
+        max_new_tokens=3,
+        stop=stop,
     )
     want = {text for text, _ in every_text(tiny, [1, 2], 3, 1, 3)}
     assert {tuple(r.tokens) for r in found} == want and all("b" not in r.text for r in found)
-    assert {r.why for r in found} == {"string", "length"}
+    assert {r.finish_reason for r in found} == {"stop_string", "length"}
 
 
 # ---------------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Temperature(0), "above 0; for the most probable token alone, choose Greedy"),
+        (lambda: Temperature(0), "above 0: use GreedySearch"),
         (lambda: Temperature(-1), "temperature must be a finite number above 0, not -1"),
         (lambda: Temperature(float("nan")), "temperature must be"),
         (lambda: TopKFilter(0), "k must be an integer >= 1, not 0"),
@@ -556,19 +575,22 @@ def test_beams_with_stop_strings():
         (lambda: RepetitionPenalty(0), "penalty must be"),
         (lambda: RepetitionPenalty(1.5)(torch.zeros(1, 3)), "needs the tokens so far"),
         (lambda: Sampling(seed=-1), "seed must be"),
-        (lambda: BeamSearchConfig(0), "count must be an integer >= 1, not 0"),
-        (lambda: BeamSearchConfig(2, best=3), "best must be at most the 2 beams, not 3"),
+        (lambda: BeamSearchConfig(0), "num_beams must be an integer >= 1, not 0"),
         (
-            lambda: BeamSearchConfig(2, penalty=float("inf")),
-            "penalty must be a number from -16 to 16",
+            lambda: BeamSearchConfig(2, num_return_sequences=3),
+            r"num_return_sequences must be at most num_beams \(2\), not 3",
         ),
         (
-            lambda: BeamSearchConfig(2, penalty=1000),
-            "penalty must be a number from -16 to 16, not 1000",
+            lambda: BeamSearchConfig(2, length_penalty=float("inf")),
+            "length_penalty must be a number from -16 to 16",
+        ),
+        (
+            lambda: BeamSearchConfig(2, length_penalty=1000),
+            "length_penalty must be a number from -16 to 16, not 1000",
         ),
         (lambda: StoppingCriteria([-1]), "token must be an integer >= 0, not -1"),
         (lambda: StoppingCriteria(strings=["x"]), "stop strings need decode"),
-        (lambda: StoppingCriteria(strings=[""], decode=decode), "at least one character"),
+        (lambda: StoppingCriteria(strings=[""], decode=decode), "must be non-empty strings"),
     ],
 )
 def test_wrong_settings(make, words):
@@ -580,40 +602,45 @@ def test_wrong_settings(make, words):
 @pytest.mark.parametrize(
     ("prompts", "more", "error", "words"),
     [
-        ([[1], []], {}, ValueError, "prompt 1 is empty: give at least one token, or a start token"),
+        (
+            [[1], []],
+            {},
+            ValueError,
+            "prompt 1 is empty: give at least one token, or a bos_token_id",
+        ),
         (
             [1, 2],
             {},
             TypeError,
             "prompt 0 must be a list of tokens, not 1: prompts are a list of lists",
         ),
-        (torch.tensor(1), {}, TypeError, r"or \(b n\), not a tensor \(\)"),
-        (torch.tensor([1, 2]), {}, TypeError, r"or \(b n\), not a tensor \(2,\)"),
-        ([[1 << 70]], {}, ValueError, f"prompt 0 holds {1 << 70}, which no model has a token for"),
+        (torch.tensor(1), {}, TypeError, r"or a tensor \(b, n\), not a tensor \(\)"),
+        (torch.tensor([1, 2]), {}, TypeError, r"or a tensor \(b, n\), not a tensor \(2,\)"),
+        ([[1 << 70]], {}, ValueError, f"prompt 0 has token {1 << 70}, which exceeds int64"),
         ("hello", {}, TypeError, "must be a list of lists of tokens, not str"),
         (["hello"], {}, TypeError, "prompt 0 must be a list of tokens"),
         ([[1, -2]], {}, ValueError, "each token of prompt 0 must be an integer >= 0, not -2"),
         ([[1.5]], {}, ValueError, "each token of prompt 0"),
-        ([[1]], {"start": -1}, ValueError, "start must be"),
-        ([[1]], {"max_new": 0}, ValueError, "max_new must be"),
+        ([[1]], {"bos_token_id": -1}, ValueError, "bos_token_id must be"),
+        ([[1]], {"max_new_tokens": 0}, ValueError, "max_new_tokens must be"),
         (
             [[1]],
             {"stop": StoppingCriteria([VOCAB])},
             ValueError,
-            f"logits for {VOCAB} tokens, and token {VOCAB} is in use",
+            f"logits for {VOCAB} tokens, but token {VOCAB} is in use",
         ),
     ],
 )
 def test_wrong_prompts(prompts, more, error, words):
     """Fails if malformed prompts end in a raw error or in a result."""
-    asked = {"max_new": 2} | more
+    asked = {"max_new_tokens": 2} | more
     for run in (generate, lambda *a, **k: beam_search(*a, BeamSearchConfig(2), **k)):
         with pytest.raises(error, match=words):
             run(model("vanilla").step, prompts, **asked)
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(math.nan, "NaN"), (math.inf, r"\+∞"), (-math.inf, "nothing but −∞")]
+    ("value", "words"), [(math.nan, "NaN"), (math.inf, r"\+∞"), (-math.inf, "only −∞")]
 )
 def test_broken_logits_name_their_place(value, words):
     """Fails if a model that has broken goes on, or the message names another example."""
@@ -625,10 +652,10 @@ def test_broken_logits_name_their_place(value, words):
             logits[1, -1] = value
         return logits, state
 
-    with pytest.raises(ValueError, match=f"the logits of example 1 after 4 tokens hold {words}"):
+    with pytest.raises(ValueError, match=f"the logits of prompt 1 after 4 tokens are {words}"):
         generate(step, [[1, 2], [3, 4], [5, 6]], max_new_tokens=5)
     tiny.calls.clear()
-    with pytest.raises(ValueError, match=f"the logits of example 1 after 3 tokens hold {words}"):
+    with pytest.raises(ValueError, match=f"the logits of prompt 1 after 3 tokens are {words}"):
         beam_search(step, [[1], [3]], BeamSearchConfig(1), max_new_tokens=5)
 
 
@@ -636,21 +663,23 @@ def test_wrong_models():
     """Fails if what a model returns is not looked at, or its own error is hidden."""
     tiny = model("aft")
     limit = tiny.layers.length
-    with pytest.raises(ValueError, match=f"at most {limit}"):
+    with pytest.raises(ValueError, match=f"(at most |length=){limit}"):
         generate(tiny.step, [[1] * (limit + 1)], max_new_tokens=1)
-    with pytest.raises(ValueError, match=f"at most {limit}") as caught:
+    with pytest.raises(ValueError, match=f"built with length={limit}") as caught:
         generate(tiny.step, [[1] * limit], max_new_tokens=2)
-    assert caught.value.__notes__[0].startswith(
-        f"at places {limit} to {limit}, where the tokens are"
-    )
+    assert caught.value.__notes__[0].startswith(f"at positions {limit} to {limit}, with tokens")
     with pytest.raises(IndexError) as raw:
         generate(tiny.step, [[1, 99]], max_new_tokens=1)
-    assert "the tokens are 1 to 99" in raw.value.__notes__[0]
-    with pytest.raises(ValueError, match=r"for tokens \(1, 2\) the model gave logits \(1, 3, 11\)"):
+    assert "with tokens 1 to 99" in raw.value.__notes__[0]
+    with pytest.raises(
+        ValueError, match=r"the model returned logits \(1, 3, 11\) for tokens \(1, 2\)"
+    ):
         generate(lambda t, s: (torch.zeros(1, 3, 11), s), [[1, 2]], max_new_tokens=1)
-    with pytest.raises(ValueError, match=r"floating logits \(b n vocab\), not \(1, 11\)"):
+    with pytest.raises(
+        ValueError, match=r"floating-point logits \(b, n, vocab_size\), not \(1, 11\)"
+    ):
         generate(lambda t, s: (torch.zeros(1, 11), s), [[1, 2]], max_new_tokens=1)
-    with pytest.raises(TypeError, match="strings must be several"):
+    with pytest.raises(TypeError, match="strings must be a list of strings"):
         StoppingCriteria(strings="END", decode=decode)
 
 
@@ -658,21 +687,23 @@ def test_what_is_no_choice_and_no_step():
     """Fails if a number for a shape, a class for a choice, or a model for its step ends in a raw error."""
     for kind in (GreedySearch, Sampling):
         with pytest.raises(
-            TypeError, match=r"0.7 is no shape of logits: give such as Temperature\(0.7\)"
+            TypeError, match=r"expected logits processors such as Temperature\(0.7\), not 0.7"
         ):
             kind(0.7)
     for strategy in ("greedy", GreedySearch):
-        with pytest.raises(TypeError, match=r"choose must be such as Greedy\(\)"):
+        with pytest.raises(
+            TypeError, match=r"strategy must be a DecodingStrategy such as GreedySearch\(\)"
+        ):
             generate(model("vanilla").step, [[1]], max_new_tokens=1, strategy=strategy)
     ours = build(gpt(1, 8, 2, vocab_size=VOCAB, length=32)).eval()
     for prompts in ([[1]], [[1], [2]]):
         with pytest.raises(
             TypeError,
-            match=r"a step gives logits and a state, not Tensor: of a model, `model.stream`",
+            match=r"a step returns logits and a state, not Tensor: for a model, use `model.stream`",
         ):
             generate(ours, prompts, max_new_tokens=1)
     for state in ("x", ((),), (0, None)):
-        with pytest.raises(TypeError, match="this is no state of a model, but of type"):
+        with pytest.raises(TypeError, match="state must be the StreamState of the last chunk"):
             ours.stream(torch.tensor([[1]]), state)
 
 
@@ -682,7 +713,7 @@ def test_shapes_too_extreme_to_compare(shape):
     for strategy in (GreedySearch(shape), Sampling(shape)):
         with pytest.raises(
             ValueError,
-            match=r"made NaN or \+∞ of the logits of example 1: a temperature or penalty is too",
+            match=r"gave NaN or \+∞ for prompt 1: a temperature or penalty is too",
         ):
             generate(
                 lambda t, s: (t[..., None] / 9.0 * torch.ones(5), s),
@@ -690,7 +721,7 @@ def test_shapes_too_extreme_to_compare(shape):
                 max_new_tokens=1,
                 strategy=strategy,
             )
-    low = Sampling(Temperature(1e-6), seed=1).pick(
+    low = Sampling(Temperature(1e-6), seed=1).select(
         torch.tensor([[1, 2, 1.5]], dtype=torch.float16), [[0]], [0]
     )
     assert low.tolist() == [1]

@@ -102,7 +102,7 @@ def test_encoder_decoder_save_and_load(tmp_path):
     again = hf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert torch.equal(again(x, decoder_input_ids=y).logits, model(x, decoder_input_ids=y).logits)
     assert (
-        again.net.head.words.weight
+        again.net.head.proj.weight
         is again.net.decoder.embed.tokens.weight
         is again.net.encoder.embed.tokens.weight
     )
@@ -273,7 +273,7 @@ def test_encoder_decoder_generation(beams):
     )
     if beams == 1:
         ours = models.generate(
-            model.net.given(x, mask.bool()),
+            model.net.decoding_step(x, mask.bool()),
             [[1]] * 3,
             max_new_tokens=6,
             stop=models.StoppingCriteria([2]),
@@ -423,7 +423,7 @@ def test_other_losses():
 
 def test_loss_includes_auxiliary_losses():
     """Fails if the Trainer's loss lacks the load balancing of experts."""
-    model, x = causal(ffn=module_spec("switch", experts=4)), tokens()
+    model, x = causal(ffn=module_spec("switch", num_experts=4)), tokens()
     with regard.collect_aux() as notes:
         logits = model.net(x)
     plain = F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten())
@@ -530,7 +530,7 @@ def test_wrong_models_and_configurations_raise(tmp_path):
     with pytest.raises(
         ValueError, match=r"expects tokens, but the input is patches: use regard.hf.HubModel"
     ):
-        regard_hf.RegardModel(of(models.vit(1, 8, 2, image=32)))
+        regard_hf.RegardModel(of(models.vit(1, 8, 2, image_size=32)))
     with pytest.raises(ValueError, match="configuration has no model"):
         regard_hf.RegardModel(regard_hf.RegardConfig())
     with pytest.raises(Unsupported, match='stack="reversible" stores no activations'):
@@ -547,7 +547,12 @@ def test_wrong_models_and_configurations_raise(tmp_path):
     "config",
     [
         models.vit(
-            1, 8, 2, image=32, patch=8, head=models.SequenceClassificationHeadConfig(classes=3)
+            1,
+            8,
+            2,
+            image_size=32,
+            patch_size=8,
+            head=models.SequenceClassificationHeadConfig(num_classes=3),
         ),
         models.ModelConfig(
             kind="encoder",
@@ -575,11 +580,11 @@ def test_hub_model_save_and_load(config, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("net.head.last.bias"), "Missing.*net.head.last.bias"),
+        (lambda tensors: tensors.pop("net.head.out.bias"), "Missing.*net.head.out.bias"),
         (lambda tensors: tensors.update(odd=torch.zeros(2)), "Unexpected.*odd"),
         (
-            lambda tensors: tensors.update({"net.head.last.bias": torch.zeros(9)}),
-            r"net.head.last.bias.*\[9\]",
+            lambda tensors: tensors.update({"net.head.out.bias": torch.zeros(9)}),
+            r"net.head.out.bias.*\[9\]",
         ),
     ],
 )
@@ -587,7 +592,12 @@ def test_hub_model_refuses_wrong_weights(change, message, tmp_path):
     """Fails if missing or unexpected weights are ignored, as huggingface_hub does."""
     regard_hf.HubModel.wrap(
         models.vit(
-            1, 8, 2, image=32, patch=8, head=models.SequenceClassificationHeadConfig(classes=3)
+            1,
+            8,
+            2,
+            image_size=32,
+            patch_size=8,
+            head=models.SequenceClassificationHeadConfig(num_classes=3),
         )
     ).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

@@ -43,11 +43,12 @@ def test_roberta_heads():
     assert_equal(ours(x, mask), peer(x, mask.long()).logits, mask)
     ours, peer = pair(
         hf.RobertaForSequenceClassification(config),
-        models.SequenceClassificationHeadConfig(classes=5, hidden=True),
+        models.SequenceClassificationHeadConfig(num_classes=5, hidden_layer=True),
     )
     assert_equal(ours(x, mask), peer(x, mask.long()).logits)
     ours, peer = pair(
-        hf.RobertaForTokenClassification(config), models.TokenClassificationHeadConfig(classes=5)
+        hf.RobertaForTokenClassification(config),
+        models.TokenClassificationHeadConfig(num_classes=5),
     )
     assert_equal(ours(x, mask), peer(x, mask.long()).logits, mask)
 
@@ -128,7 +129,7 @@ def test_fnet():
     )
     ours, peer = pair(hf.FNetModel(config, add_pooling_layer=False))
     x, types = tokens(), torch.randint(0, 4, (2, 9))
-    assert_equal(ours(x, types=types), peer(x, token_type_ids=types).last_hidden_state)
+    assert_equal(ours(x, token_type_ids=types), peer(x, token_type_ids=types).last_hidden_state)
     ours, peer = pair(
         hf.FNetForMaskedLM(config),
         models.MaskedLMHeadConfig(activation="gelu_tanh"),
@@ -165,7 +166,7 @@ def test_nystromformer(doubles):
     assert_equal(ours(x), peer(x).last_hidden_state, atol=1e-8)
     ours, peer = pair(
         hf.NystromformerForSequenceClassification(config),
-        models.SequenceClassificationHeadConfig(classes=2, hidden=True),
+        models.SequenceClassificationHeadConfig(num_classes=2, hidden_layer=True),
     )
     assert not regard.hf.match_weights(
         ours, peer.state_dict(), regard.hf.convert_config(config.to_dict())[1]
@@ -251,7 +252,7 @@ def test_reformer_uses_hash_seed():
     )
     torch.manual_seed(7)
     drawn = torch.randn(2, 4, 2, 2).transpose(1, 2)
-    assert torch.equal(ours.backbone.stack.halves[0].mixer.inner.hashing.rotations, drawn)
+    assert torch.equal(ours.backbone.stack.sublayers[0].mixer.inner.hashing.rotations, drawn)
 
 
 # --------------------------------------------------------------------------------------------- timm
@@ -323,7 +324,7 @@ def test_mlp_mixer(rand):
     """Fails if a tensor of timm is misplaced, or sizes are read incorrectly."""
     p, images = random_tensors(mixer_shapes()), rand(2, 3, 16, 16)
     ours = read_timm(
-        p, "mixer_s4_16", models.SequenceClassificationHeadConfig(classes=3, pooling="mean")
+        p, "mixer_s4_16", models.SequenceClassificationHeadConfig(num_classes=3, pooling="mean")
     )
     assert_equal(ours(images), naive_mixer(p, images))
 
@@ -465,7 +466,7 @@ def test_xcit(rand):
     p, images = random_tensors(xcit_shapes()), rand(2, 3, 32, 32)
     size = {"pretrained_cfg": {"input_size": [3, 32, 32]}}
     ours = read_timm(
-        p, "xcit_nano_2_p8_32", models.SequenceClassificationHeadConfig(classes=3), **size
+        p, "xcit_nano_2_p8_32", models.SequenceClassificationHeadConfig(num_classes=3), **size
     )
     assert_equal(ours(images), naive_xcit(p, images), atol=1e-9)
     assert set(xcit.convert(p, None, 32)[0].mixer[0].arguments) == {"width", "component"}
@@ -490,7 +491,7 @@ def test_all_unmatched_weights_are_listed():
         and "missing in the checkpoint: backbone.stack.layers.1.ffn.down.bias" in message
     )
     assert (
-        "embeddings.LayerNorm.weight has shape (9,) for backbone.embed.norm.gain, "
+        "embeddings.LayerNorm.weight has shape (9,) for backbone.embed.norm.weight, "
         "but the model expects (8,)" in message
     )
     assert "embeddings.LayerNorm.bias has shape (2, 8)" in message
@@ -602,7 +603,7 @@ def test_timm_folder(tmp_path, rand):
     (tmp_path / "config.json").write_text(json.dumps(settings))
     ours, images = (
         regard.hf.convert_checkpoint(
-            tmp_path, models.SequenceClassificationHeadConfig(classes=3, pooling="mean")
+            tmp_path, models.SequenceClassificationHeadConfig(num_classes=3, pooling="mean")
         ),
         rand(2, 3, 16, 16).float(),
     )

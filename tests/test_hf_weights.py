@@ -100,7 +100,7 @@ def test_bert(side):
     ours, peer = pair(hf.BertModel(hf.BertConfig(**BERT)), ignore=["pooler.*"])
     x, types, mask = tokens(), torch.randint(0, 2, (2, 9)), padded(side)
     mine, theirs = (
-        ours(x, mask, types=types),
+        ours(x, mask, token_type_ids=types),
         peer(x, mask.long(), token_type_ids=types).last_hidden_state,
     )
     assert_equal(mine, theirs, mask)
@@ -123,7 +123,9 @@ def test_bert_masked_lm():
 def test_bert_classification():
     """Fails if the hidden layer of the head differs from BERT's pooler."""
     peer = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=5))
-    ours, peer = pair(peer, models.SequenceClassificationHeadConfig(classes=5, hidden=True))
+    ours, peer = pair(
+        peer, models.SequenceClassificationHeadConfig(num_classes=5, hidden_layer=True)
+    )
     x, mask = tokens(), padded("right")
     assert_equal(ours(x, mask), peer(x, mask.long()).logits)
 
@@ -160,7 +162,7 @@ def test_vit(rand):
     assert_equal(ours(images), peer(images).last_hidden_state)
     ours, peer = pair(
         hf.ViTForImageClassification(hf.ViTConfig(**VIT)),
-        models.SequenceClassificationHeadConfig(classes=3),
+        models.SequenceClassificationHeadConfig(num_classes=3),
     )
     assert_equal(ours(images), peer(images).logits)
 
@@ -198,7 +200,7 @@ def test_t5(tie_weights):
     assert_equal(
         ours(x, y, mask=mask), theirs, atol=5e-7
     )  # T5 takes the means of its norms in float32
-    step = ours.given(x, mask)
+    step = ours.decoding_step(x, mask)
     first, state = step(y[:, :3], None)
     assert_equal(torch.cat((first, step(y[:, 3:], state)[0]), 1), theirs, atol=5e-7)
 
@@ -226,7 +228,7 @@ def test_real_weights_give_the_same_sentence_embeddings():
     tokenizers = pytest.importorskip("tokenizers")
     folder = package.get_model_path()
     ours = regard.hf.convert_checkpoint(
-        folder, models.PoolingHeadConfig(unit=True), ignore=["pooler.*"]
+        folder, models.PoolingHeadConfig(normalize=True), ignore=["pooler.*"]
     )
     words = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     words.enable_padding()
@@ -265,7 +267,7 @@ def test_unmatched_weights_are_named():
         peer.config.to_dict(), models.MaskedLMHeadConfig(tie_weights=False)
     )
     missing = (
-        r"missing in the checkpoint: head.transform.weight, head.transform.bias, head.norm.gain, "
+        r"missing in the checkpoint: head.transform.weight, head.transform.bias, head.norm.weight, "
         r".* and 1 more"
     )
     with pytest.raises(ValueError, match=missing):
@@ -273,7 +275,7 @@ def test_unmatched_weights_are_named():
     unmatched = regard.hf.match_weights(models.build(config), peer.state_dict(), names).unmatched
     assert (
         unmatched.unexpected == ["pooler.dense.weight", "pooler.dense.bias"]
-        and "head.words.words.bias" in unmatched.missing
+        and "head.lm_head.proj.bias" in unmatched.missing
     )
 
 
@@ -389,7 +391,7 @@ def test_custom_weight_map(rand):
             rule("out", f"{layer}.mixer.out.weight"),
             rule(
                 "gain.{i} bias.{i}",
-                f"{layer}.mixer_residual.norm.gain {layer}.mixer_residual.norm.bias",
+                f"{layer}.mixer_residual.norm.weight {layer}.mixer_residual.norm.bias",
                 lambda a, b: (a, b),
             ),
         ),

@@ -18,7 +18,7 @@ from regard.ffn import (
     switch_experts,
     top_k_experts,
 )
-from regard.ffn.dispatch import dispatch_tokens, ranks
+from regard.ffn.dispatch import dispatch_tokens, rank_equal
 from regard.registry import get_recipe
 from regard.stack import SequentialStack
 
@@ -26,7 +26,7 @@ from regard.stack import SequentialStack
 def layer(kind=MLP, experts=4, top=1, dim=6, **more):
     torch.manual_seed(0)
     bank = ExpertBank(lambda: kind(dim, 5, bias=True), experts)
-    return MixtureOfExperts(bank, Router(dim, experts), top=top, **more).double()
+    return MixtureOfExperts(bank, Router(dim, experts), top_k=top, **more).double()
 
 
 def one(expert, e, x):
@@ -40,21 +40,23 @@ def one(expert, e, x):
 
 def loop(experts, x, mask=None, factor=None):
     """Token by token in order; an expert that is full serves no more of the example.  Also who was dropped, and the load."""
-    rows, dropped, load = [], [], [0] * experts.count
+    rows, dropped, load = [], [], [0] * experts.num_experts
     for a in range(len(x)):
         real = [i for i in range(x.shape[1]) if mask is None or mask[a, i]]
         limit = (
             len(x[a]) * 9
             if factor is None
-            else max(1, int(factor * experts.top * len(real) / experts.count))
+            else max(1, int(factor * experts.top_k * len(real) / experts.num_experts))
         )
-        room = [limit] * experts.count
+        room = [limit] * experts.num_experts
         for i in range(x.shape[1]):
             y = torch.zeros(x.shape[2], dtype=x.dtype)
             if i in real:
                 p = (experts.router.weight @ x[a, i]).softmax(0)
-                best = sorted(range(experts.count), key=lambda e: -p[e].item())[: experts.top]
-                total = sum(p[e] for e in best) if experts.top > 1 else 1
+                best = sorted(range(experts.num_experts), key=lambda e: -p[e].item())[
+                    : experts.top_k
+                ]
+                total = sum(p[e] for e in best) if experts.top_k > 1 else 1
                 for e in best:
                     if room[e]:
                         room[e], load[e] = room[e] - 1, load[e] + 1
@@ -108,8 +110,8 @@ def test_short_sequences(n, rand):
 @pytest.mark.parametrize(("experts", "top", "n"), [(19, 3, 95), (23, 2, 276), (49, 1, 49)])
 def test_room_that_is_a_whole_number_stays_whole(experts, top, n):
     """Fails if n · k / E loses a token to rounding where it has no remainder."""
-    layer = top_k_experts(4, experts, top=top, capacity=1.0).train()
-    assert layer._room(torch.zeros(1, n, 4), None).tolist() == [n * top // experts]
+    layer = top_k_experts(4, experts, top_k=top, capacity=1.0).train()
+    assert layer._example_capacity(torch.zeros(1, n, 4), None).tolist() == [n * top // experts]
 
 
 def test_evaluation_has_its_own_capacity(rand):
@@ -126,11 +128,11 @@ def test_evaluation_has_its_own_capacity(rand):
 def test_plan_serves_in_order():
     """Fails if an earlier token loses its place to a later one, or examples share room."""
     chosen = torch.tensor([[[0], [0], [1], [0]], [[0], [1], [1], [1]]])
-    work = dispatch_tokens(chosen, 3, room=torch.tensor([2, 1]))
+    work = dispatch_tokens(chosen, 3, capacity=torch.tensor([2, 1]))
     assert work.load.tolist() == [3, 2, 0]
-    assert work.source.tolist() == [[0, 1, 4], [2, 5, 8], [8, 8, 8]]
-    assert work.place.tolist() == [[0], [1], [3], [9], [2], [4], [9], [9]]
-    assert ranks(torch.tensor([5, 3, 5, 5, 3])).tolist() == [0, 0, 1, 2, 1]
+    assert work.token.tolist() == [[0, 1, 4], [2, 5, 8], [8, 8, 8]]
+    assert work.slot.tolist() == [[0], [1], [3], [9], [2], [4], [9], [9]]
+    assert rank_equal(torch.tensor([5, 3, 5, 5, 3])).tolist() == [0, 0, 1, 2, 1]
 
 
 def test_a_later_token_takes_no_room_of_an_earlier_one(rand):
@@ -188,7 +190,10 @@ def test_a_stream_is_the_whole(kind, rand):
     """Fails if, without a limit as in evaluation, chunks through a stack of such layers give another result."""
     torch.manual_seed(0)
     blocks = [
-        Block(get_recipe("vanilla").example(8, causal=True), build_feed_forward(kind, 8, experts=3))
+        Block(
+            get_recipe("vanilla").example(8, causal=True),
+            build_feed_forward(kind, 8, num_experts=3),
+        )
         for _ in range(2)
     ]
     layers, x = SequentialStack(blocks).double().eval(), rand(2, 20, 8)
@@ -202,7 +207,11 @@ def test_a_stream_is_the_whole(kind, rand):
 # ---------------------------------------------------------------------------------------------- costs and noise
 def test_costs(rand):
     """Fails if the costs are not N Σ f P and the mean squared log-sum-exp, over real tokens, or have no gradient."""
-    experts, x, mask = layer(top=2, balance=0.3, z=0.2), rand(3, 11, 6), holes(11)
+    experts, x, mask = (
+        layer(top=2, balance_loss_weight=0.3, z_loss_weight=0.2),
+        rand(3, 11, 6),
+        holes(11),
+    )
     with regard.collect_aux() as notes:
         experts(x, mask)
     first, mean, z = [0.0] * 4, torch.zeros(4, dtype=torch.float64), 0.0
@@ -213,8 +222,8 @@ def test_costs(rand):
         mean = mean + scores.softmax(0) / len(tokens)
         z = z + scores.exp().sum().log() ** 2 / len(tokens)
     balance = 0.3 * 4 * sum(f * p for f, p in zip(first, mean, strict=True))
-    torch.testing.assert_close(notes.all("balance")[0], balance)
-    torch.testing.assert_close(notes.all("router_z")[0], 0.2 * z)
+    torch.testing.assert_close(notes.all("balance_loss")[0], balance)
+    torch.testing.assert_close(notes.all("router_z_loss")[0], 0.2 * z)
     (got,) = torch.autograd.grad(notes.loss(), experts.router.weight)
     (want,) = torch.autograd.grad(balance + 0.2 * z, experts.router.weight)
     torch.testing.assert_close(got, want)
@@ -223,7 +232,7 @@ def test_costs(rand):
 def test_costs_of_no_weight_are_not_told(rand):
     """Fails if a weight of zero tells a cost all the same."""
     with regard.collect_aux() as notes:
-        layer(balance=0, z=0)(rand(1, 3, 6))
+        layer(balance_loss_weight=0, z_loss_weight=0)(rand(1, 3, 6))
     assert notes.names() == ["load", "dropped"]
 
 
@@ -231,7 +240,7 @@ def test_an_even_router_pays_its_weight():
     """Fails if the cost of a perfect balance is not α: the least that there is."""
     x = torch.eye(4, dtype=torch.float64)[None]
     experts = MixtureOfExperts(
-        ExpertBank(lambda: MLP(4), 4), Router(4, 4), balance=0.5, z=0
+        ExpertBank(lambda: MLP(4), 4), Router(4, 4), balance_loss_weight=0.5, z_loss_weight=0
     ).double()
     with torch.no_grad():
         experts.router.weight.copy_(torch.eye(4))
@@ -251,7 +260,7 @@ def test_noise_only_while_training(rand):
         first, second = router.train()(x), router(x)
         assert torch.equal(torch.random.get_rng_state(), state)
         assert not torch.allclose(first, still) and not torch.equal(first, second)
-        router.drawn.zero_()
+        router.num_draws.zero_()
         assert torch.equal(router(x), first)
 
 
@@ -293,19 +302,19 @@ def test_saved_and_loaded(rand):
 
 def test_what_does_not_fit_is_said():
     """Fails if sizes that make no sense are taken."""
-    with pytest.raises(ValueError, match="top must be at most the number of experts, 4, not 5"):
+    with pytest.raises(ValueError, match=r"top_k must be at most num_experts \(4\), not 5"):
         layer(top=5)
     with pytest.raises(ValueError, match="capacity must be a finite number above 0, not 0"):
         layer(capacity=0)
     with pytest.raises(
-        ValueError, match="the router is for 3 experts of width 6, and there are 4 of 6"
+        ValueError, match="the router has 3 experts of dim 6, but the bank has 4 of dim 6"
     ):
         MixtureOfExperts(ExpertBank(lambda: MLP(6), 4), Router(6, 3))
-    with pytest.raises(ValueError, match="jitter must be a number from 0 to below 1"):
+    with pytest.raises(ValueError, match="jitter must be a number >= 0 and < 1"):
         switch_experts(6, 4, jitter=1.0)
-    with pytest.raises(regard.Unsupported, match="ProductKeys cannot be an expert"):
-        ExpertBank(lambda: ProductKeyMemory(6, 4, top=2), 2)
-    with pytest.raises(ValueError, match="count must be an integer"):
+    with pytest.raises(regard.Unsupported, match="ProductKeyMemory cannot be an expert"):
+        ExpertBank(lambda: ProductKeyMemory(6, 4, top_k=2), 2)
+    with pytest.raises(ValueError, match="num_experts must be an integer"):
         ExpertBank(lambda: MLP(6), 0)
 
 
@@ -364,5 +373,7 @@ def test_losses_of_transformers(rand):
         ours(x)
     index, _, logits = theirs.router(x.view(1, 60, 6))
     balance = module.load_balancing_loss_func(logits.softmax(-1), index.argmax(-1))
-    torch.testing.assert_close(notes.all("balance")[0], 1e-2 * balance)
-    torch.testing.assert_close(notes.all("router_z")[0], 1e-3 * module.router_z_loss_func(logits))
+    torch.testing.assert_close(notes.all("balance_loss")[0], 1e-2 * balance)
+    torch.testing.assert_close(
+        notes.all("router_z_loss")[0], 1e-3 * module.router_z_loss_func(logits)
+    )

@@ -24,16 +24,21 @@ from regard.registry import get_recipe
 from regard.residual import DeepNorm
 from regard.stack import CompressiveMemory, ReversibleStack, SegmentStack
 
-SEGMENTS = {"segment": 5, "memory": 4}
+SEGMENTS = {"segment_length": 5, "memory_length": 4}
 ARGUMENTS = {
     "shared": {"blocks": 2, "order": "cycle"},
     "universal": {"halting": True},
     "segments": SEGMENTS,
-    "compressive": {"segment": 4, "recent": 4, "compressed": 3, "rate": 2},
-    "funnel": {"groups": [1, 2]},
+    "compressive": {
+        "segment_length": 4,
+        "memory_length": 4,
+        "compressed_length": 3,
+        "compression_rate": 2,
+    },
+    "funnel": {"block_sizes": [1, 2]},
 }
-MIXERS = {"universal": "vanilla", "carry": "realformer"}
-READERS = ("funnel", "class_last")  # those that are for encoders
+MIXERS = {"universal": "vanilla", "realformer": "realformer"}
+READERS = ("funnel", "class_attention")  # those that are for encoders
 STREAMS = [name for name in STACKS if name not in READERS]
 
 
@@ -79,7 +84,9 @@ def test_decoders_stream_and_generate(name):
     assert found.tokens[0] == whole[0, -1].argmax()
 
 
-@pytest.mark.parametrize("name", ["plain", "shared", "universal", "reversible", "funnel", "carry"])
+@pytest.mark.parametrize(
+    "name", ["sequential", "shared", "universal", "reversible", "funnel", "realformer"]
+)
 def test_encoders_leave_padding_out(name):
     """Fails if what stands behind the last real token matters."""
     model, x, mask = (
@@ -121,13 +128,18 @@ def test_the_words_reach_the_stack():
     )
     assert (
         isinstance(found["compressive"].memories[0], CompressiveMemory)
-        and found["compressive"].memories[0].compressed == 3
+        and found["compressive"].memories[0].compressed_length == 3
     )
-    assert len(found["class_last"].layers) == 4 and len(found["class_last"].last) == 2
+    assert (
+        len(found["class_attention"].layers) == 4
+        and len(found["class_attention"].class_layers) == 2
+    )
     assert [len(group) for group in found["funnel"].groups] == [1, 2] and len(
         found["funnel"].decoder
     ) == 1
-    assert isinstance(found["reversible"], ReversibleStack) and len(found["reversible"].halves) == 8
+    assert (
+        isinstance(found["reversible"], ReversibleStack) and len(found["reversible"].sublayers) == 8
+    )
     assert build(config("reversible")).backbone.norm is not None  # it ends in a bare sum
 
 
@@ -141,7 +153,7 @@ def test_any_mixer_stands_in_stacks_that_only_repeat(name):
     }
     kind = "decoder" if True in get_recipe(name).causal_options() else "encoder"
     for stack, more in (
-        ("plain", {}),
+        ("sequential", {}),
         ("shared", {}),
         ("universal", {"halting": True}),
         ("reversible", {}),
@@ -163,8 +175,8 @@ def test_both_sides_of_a_translator():
     """Fails if the encoder does not take the stack of the decoder unless it has its own."""
     both = config("shared", "seq2seq", head=LMHeadConfig())
     assert [type(side.stack).__name__ for side in (build(both).encoder, build(both).decoder)] == [
-        "Shared",
-        "Shared",
+        "SharedStack",
+        "SharedStack",
     ]
     own = config(
         "segments",
@@ -174,10 +186,10 @@ def test_both_sides_of_a_translator():
     )
     model, x = made(own), tokens()
     assert [type(side.stack).__name__ for side in (model.encoder, model.decoder)] == [
-        "Plain",
-        "Segments",
+        "SequentialStack",
+        "SegmentStack",
     ]
-    step = model.given(x)
+    step = model.decoding_step(x)
     first, state = step(x[:, :6], None)
     torch.testing.assert_close(
         torch.cat((first, step(x[:, 6:], state)[0]), 1), model(x, x), rtol=0, atol=1e-10
@@ -189,37 +201,46 @@ def test_both_sides_of_a_translator():
     [
         (
             {"stack": "recurrent"},
-            "no stack 'recurrent': choose from carry, class_last, compressive",
+            "no stack 'recurrent': choose from class_attention, compressive",
         ),
         (
-            {"stack": module_spec("segments", segmen=3)},
-            "the stack 'segments' takes no argument 'segmen': did you mean 'segment'",
+            {"stack": module_spec("segments", segment_length=3)},
+            "the stack 'segments' has no argument 'segment': did you mean 'segment_length'",
         ),
-        ({"stack": "segments"}, "the stack 'segments' needs segment"),
-        ({"stack": module_spec("segments", segment=3)}, "say how many it keeps, as memory=128"),
+        ({"stack": "segments"}, "the stack 'segments' needs segment_length"),
+        (
+            {"stack": module_spec("segments", segment_length=3)},
+            "needs a memory: set it, as in memory=128",
+        ),
         (
             {"stack": module_spec("shared", blocks=3)},
-            "the stack has 3 blocks, and 2 parts take turns",
+            "the stack has 3 blocks, which is no multiple of the 2 mixers",
         ),
         ({"stack": module_spec("shared", blocks=8)}, "depth must be an integer >= 8, not 4"),
-        ({"stack": "universal"}, "the stack has 1 blocks, and 2 parts take turns"),
+        ({"stack": "universal"}, "the stack has 1 blocks, which is no multiple of the 2 mixers"),
         (
-            {"stack": module_spec("universal", weight=0.5), "mixer": "vanilla"},
-            "there is none: give halting=true",
+            {"stack": module_spec("universal", loss_weight=0.5), "mixer": "vanilla"},
+            "need halting=true",
         ),
-        ({"stack": "reversible", "residual": "post"}, "a reversible stack adds up by itself"),
-        ({"stack": "carry"}, "vanilla hands on no scores"),
         (
-            {"stack": "carry", "mixer": "realformer", "kind": "seq2seq", "residual": "postt"},
+            {"stack": "reversible", "residual": "post"},
+            "a reversible stack has its own pre-norm residuals",
+        ),
+        ({"stack": "realformer"}, "vanilla cannot pass on attention scores"),
+        (
+            {"stack": "realformer", "mixer": "realformer", "kind": "seq2seq", "residual": "postt"},
             "no residual 'postt'",
         ),
         (
-            {"stack": module_spec("funnel", groups=[3, 2]), "kind": "encoder"},
-            "groups take 5 layers, and there are 4",
+            {"stack": module_spec("funnel", block_sizes=[3, 2]), "kind": "encoder"},
+            "block_sizes need 5 layers, but the model has 4",
         ),
-        ({"stack": module_spec("funnel", groups=3), "kind": "encoder"}, "groups must be a list"),
         (
-            {"stack": module_spec("funnel", groups=[2, 2], ask_all=False)},
+            {"stack": module_spec("funnel", block_sizes=3), "kind": "encoder"},
+            "block_sizes must be a list",
+        ),
+        (
+            {"stack": module_spec("funnel", block_sizes=[2, 2], pool_q_only=False)},
             "a decoder needs a causal stack",
         ),
         ({"stack": module_spec("segments", **SEGMENTS), "kind": "encoder"}, "causal"),
@@ -232,19 +253,19 @@ def test_both_sides_of_a_translator():
 def test_what_does_not_fit_is_said(given, message):
     """Fails if a stack is made otherwise than it says, or the message does not help."""
     with pytest.raises((ValueError, TypeError), match=message):
-        build(config("plain").replace(**given))
+        build(config("sequential").replace(**given))
 
 
 def test_maps_of_stacks():
     """Fails if maps are fewer than layers without a word: stacks with a memory do not call their mixers."""
     x = tokens()
     assert (
-        len(made(config("universal")).attention(x)) <= 4
-        and len(made(config("shared")).attention(x)) == 4
+        len(made(config("universal")).attention_maps(x)) <= 4
+        and len(made(config("shared")).attention_maps(x)) == 4
     )
-    for name in ("segments", "feedback", "carry"):
-        with pytest.raises(regard.Unsupported, match="there are no maps"):
-            made(config(name)).attention(x)
+    for name in ("segments", "feedback", "realformer"):
+        with pytest.raises(regard.Unsupported, match="it has no attention maps"):
+            made(config(name)).attention_maps(x)
 
 
 # ---------------------------------------------------------------------------------------------- DeepNorm
@@ -290,5 +311,8 @@ def test_deepnorm_begins_smaller():
         .mixer_residual.alpha
         == 2.0
     )
-    with pytest.raises(regard.Unsupported, match="fnet has no projection to values or outputs"):
+    with pytest.raises(
+        regard.Unsupported,
+        match="fnet does not support deepnorm: it has no value or output projection",
+    ):
         build(models.bert(2, 8, 2, mixer="fnet").replace(residual="deepnorm"))

@@ -40,7 +40,7 @@ def layer(norm, token):
     mean = sum(token) / len(token)
     variance = sum((a - mean) ** 2 for a in token) / len(token)
     return (
-        torch.stack([(a - mean) / (variance + norm.eps) ** 0.5 for a in token]) * norm.gain
+        torch.stack([(a - mean) / (variance + norm.eps) ** 0.5 for a in token]) * norm.weight
         + norm.bias
     )
 
@@ -48,12 +48,12 @@ def layer(norm, token):
 def rms(norm, token):
     return (
         torch.stack([a / (sum(b * b for b in token) / len(token) + norm.eps) ** 0.5 for a in token])
-        * norm.gain
+        * norm.weight
     )
 
 
-def l2(norm, token):
-    return token * norm.gain / sum(b * b for b in token) ** 0.5
+def scale(norm, token):
+    return token * norm.weight / sum(b * b for b in token) ** 0.5
 
 
 def group(norm, token):
@@ -62,20 +62,20 @@ def group(norm, token):
         mean = sum(part) / len(part)
         variance = sum((a - mean) ** 2 for a in part) / len(part)
         parts.append((part - mean) / (variance + norm.eps) ** 0.5)
-    return torch.cat(parts) * norm.gain + norm.bias
+    return torch.cat(parts) * norm.weight + norm.bias
 
 
 def batch_evaluated(norm, token):
     unit = [
         (a - m) / (v + norm.eps) ** 0.5
-        for a, m, v in zip(token, norm.mean, norm.variance, strict=True)
+        for a, m, v in zip(token, norm.running_mean, norm.running_var, strict=True)
     ]
-    return torch.stack(unit) * norm.gain + norm.bias
+    return torch.stack(unit) * norm.weight + norm.bias
 
 
 def power_evaluated(norm, token):
-    unit = [a / (p + norm.eps) ** 0.5 for a, p in zip(token, norm.square, strict=True)]
-    return torch.stack(unit) * norm.gain + norm.bias
+    unit = [a / (p + norm.eps) ** 0.5 for a, p in zip(token, norm.running_square, strict=True)]
+    return torch.stack(unit) * norm.weight + norm.bias
 
 
 def none(norm, token):
@@ -85,7 +85,7 @@ def none(norm, token):
 ORACLES = {
     "layer": layer,
     "rms": rms,
-    "l2": l2,
+    "scale": scale,
     "batch": batch_evaluated,
     "group": group,
     "power": power_evaluated,
@@ -152,22 +152,22 @@ def test_batch_norm_is_the_loop_over_real_tokens(rand):
         rand(3, 5, 8).requires_grad_(),
         rand(3, 5, 8) * MASK[..., None],
     )
-    old = norm.mean.clone(), norm.variance.clone()
+    old = norm.running_mean.clone(), norm.running_var.clone()
     real = [x[a, i] for a in range(3) for i in range(5) if MASK[a, i]]
     mean = sum(real) / len(real)
     variance = sum((t - mean) ** 2 for t in real) / len(real)
     want = torch.stack(
-        [(t - mean) / (variance + 1e-5) ** 0.5 * norm.gain + norm.bias for t in real]
+        [(t - mean) / (variance + 1e-5) ** 0.5 * norm.weight + norm.bias for t in real]
     )
-    inputs = [x, norm.gain, norm.bias]
+    inputs = [x, norm.weight, norm.bias]
     expected = gradients(want, weight[MASK], inputs)
     got = norm(x, MASK)
     torch.testing.assert_close(got[MASK], want)
     for a, b in zip(gradients(got, weight, inputs), expected, strict=True):
         torch.testing.assert_close(a, b)
-    torch.testing.assert_close(norm.mean, 0.9 * old[0] + 0.1 * mean.detach())
+    torch.testing.assert_close(norm.running_mean, 0.9 * old[0] + 0.1 * mean.detach())
     torch.testing.assert_close(
-        norm.variance, 0.9 * old[1] + 0.1 * variance.detach() * len(real) / (len(real) - 1)
+        norm.running_var, 0.9 * old[1] + 0.1 * variance.detach() * len(real) / (len(real) - 1)
     )
 
 
@@ -201,17 +201,17 @@ def test_power_norm_is_the_algorithm_step_by_step(rand):
     """Fails if, over several steps, outputs, ψ, ν or the stated backward differ from a loop over the real tokens."""
     norm, alpha = PowerNorm(4, alpha=0.8).double(), 0.8
     with torch.no_grad():
-        norm.gain.copy_(rand(4)), norm.bias.copy_(rand(4))
+        norm.weight.copy_(rand(4)), norm.bias.copy_(rand(4))
     square, nu = torch.ones(4).double(), torch.zeros(4).double()
     for _ in range(4):
         x, grad = (2 * rand(3, 5, 4)).requires_grad_(), rand(3, 5, 4) * MASK[..., None]
         real = [(a, i) for a in range(3) for i in range(5) if MASK[a, i]]
         out = norm(x, MASK)
-        got = gradients(out, grad, [x, norm.gain, norm.bias])
+        got = gradients(out, grad, [x, norm.weight, norm.bias])
         want, by_gain, power, along, mean = torch.zeros(3, 5, 4).double(), 0.0, 0.0, 0.0, 0.0
         for a, i in real:
-            unit, g = x[a, i].detach() / (square + 1e-5) ** 0.5, grad[a, i] * norm.gain.detach()
-            torch.testing.assert_close(out[a, i], unit * norm.gain + norm.bias)
+            unit, g = x[a, i].detach() / (square + 1e-5) ** 0.5, grad[a, i] * norm.weight.detach()
+            torch.testing.assert_close(out[a, i], unit * norm.weight + norm.bias)
             want[a, i] = (g - nu * unit) / (square + 1e-5) ** 0.5
             by_gain += grad[a, i] * unit
             power, along = power + unit**2 / len(real), along + g * unit / len(real)
@@ -222,10 +222,10 @@ def test_power_norm_is_the_algorithm_step_by_step(rand):
             alpha * square + (1 - alpha) * mean,
             nu * (1 - (1 - alpha) * power) + (1 - alpha) * along,
         )
-        torch.testing.assert_close(norm.square, square)
+        torch.testing.assert_close(norm.running_square, square)
         torch.testing.assert_close(norm.nu, nu)
     assert nu.abs().max() > 0.1  # so that the correction was seen at work
-    torch.testing.assert_close(norm.eval()(x), x / (square + 1e-5) ** 0.5 * norm.gain + norm.bias)
+    torch.testing.assert_close(norm.eval()(x), x / (square + 1e-5) ** 0.5 * norm.weight + norm.bias)
 
 
 def test_power_norm_warms_up_with_the_batch(rand):
@@ -234,7 +234,7 @@ def test_power_norm_warms_up_with_the_batch(rand):
     x = rand(2, 3, 4).requires_grad_()
     assert torch.autograd.gradcheck(lambda t: PowerNorm(4, warmup=1).double()(t), x)
     torch.testing.assert_close(norm(x), x / (x.square().mean((0, 1)) + 1e-5).sqrt())
-    last = norm.square.clone()
+    last = norm.running_square.clone()
     torch.testing.assert_close(norm(x), x / (last + 1e-5).sqrt())
 
 
@@ -252,8 +252,8 @@ def test_pooled_tells_whether_training_mixes_tokens(name, rand):
     x = 3 * rand(2, 6, 8)
     whole, parts = moved(NORMS[name](8)), moved(NORMS[name](8))
     chunks = torch.cat([parts(chunk) for chunk in x.split((1, 5), 1)], 1)
-    assert torch.allclose(whole(x), chunks) != NORMS[name].pooled
-    assert any(True for _ in whole.buffers()) == NORMS[name].pooled
+    assert torch.allclose(whole(x), chunks) != NORMS[name].uses_batch_statistics
+    assert any(True for _ in whole.buffers()) == NORMS[name].uses_batch_statistics
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(ValueError, match="no norm 'layers': did you mean 'layer'"):
         get_norm("layers")
     assert get_norm("rms") is RMSNorm
-    with pytest.raises(ValueError, match="groups must divide dim 6, and 4 does not; 3 does"):
+    with pytest.raises(ValueError, match="groups must divide dim 6, not 4: try groups=3"):
         GroupNorm(6)
     with pytest.raises(ValueError, match="momentum must be below 1"):
         BatchNorm(4, momentum=1.0)

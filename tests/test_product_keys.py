@@ -11,9 +11,9 @@ from regard.ffn import ProductKeyMemory
 
 def made(dim=6, keys=7, **more):
     torch.manual_seed(0)
-    layer = ProductKeyMemory(dim, keys, **{"heads": 3, "top": 4, "width": 8, **more}).double()
+    layer = ProductKeyMemory(dim, keys, **{"heads": 3, "top_k": 4, "query_dim": 8, **more}).double()
     with torch.no_grad():
-        for p in (layer.norm.mean, layer.norm.variance) if layer.norm else ():
+        for p in (layer.norm.running_mean, layer.norm.running_var) if layer.norm else ():
             p.uniform_(0.5, 1.5)
     return layer
 
@@ -25,8 +25,8 @@ def scan(layer, x):
     for token in x.flatten(0, 1):
         q = layer.query.weight @ token + layer.query.bias
         if layer.norm is not None:
-            scale = layer.norm.gain / (layer.norm.variance + 1e-5).sqrt()
-            q = (q - layer.norm.mean) * scale + layer.norm.bias
+            scale = layer.norm.weight / (layer.norm.running_var + 1e-5).sqrt()
+            q = (q - layer.norm.running_mean) * scale + layer.norm.bias
         y = 0
         for h in range(heads):
             mine = q[h * 2 * half : (h + 1) * 2 * half]
@@ -35,11 +35,11 @@ def scan(layer, x):
                 [torch.cat((left[i], right[j])) for i in range(keys) for j in range(keys)]
             )
             scores = full @ mine
-            best = sorted(range(keys**2), key=lambda s: -scores[s].item())[: layer.top]
+            best = sorted(range(keys**2), key=lambda s: -scores[s].item())[: layer.top_k]
             y = y + scores[best].softmax(0) @ layer.values[best]
             slots.append(best)
         out.append(y)
-    return torch.stack(out).view_as(x), torch.tensor(slots).view(*x.shape[:2], heads, layer.top)
+    return torch.stack(out).view_as(x), torch.tensor(slots).view(*x.shape[:2], heads, layer.top_k)
 
 
 @pytest.mark.parametrize("normalise", [False, True])
@@ -47,9 +47,9 @@ def scan(layer, x):
 @pytest.mark.parametrize("n", [1, 9])
 def test_against_a_full_scan(n, top, normalise, rand):
     """Fails if the two stages find other slots than a look at all of them, or output or gradients are others."""
-    layer, x = made(top=top, normalise=normalise).eval(), rand(2, n, 6).requires_grad_()
+    layer, x = made(top_k=top, query_batch_norm=normalise).eval(), rand(2, n, 6).requires_grad_()
     want, slots = scan(layer, x)
-    assert torch.equal(layer.find(x)[0], slots)
+    assert torch.equal(layer.select_slots(x)[0], slots)
     weight, leaves = rand(2, n, 6), [x, *layer.parameters()]
     got = layer(x)
     torch.testing.assert_close(got, want)
@@ -76,7 +76,7 @@ class Largest(TorchDispatchMode):
 def test_no_tensor_has_a_number_for_each_token_and_slot():
     """Fails if the scores of all keys, or a gradient of all values, are ever made: 64 tokens, 4,096 slots."""
     torch.manual_seed(0)
-    layer, x = ProductKeyMemory(16, 64, heads=2, top=8, sparse=True), torch.randn(1, 64, 16)
+    layer, x = ProductKeyMemory(16, 64, heads=2, top_k=8, sparse_grad=True), torch.randn(1, 64, 16)
     assert layer.values.shape[0] == 4096
     with Largest() as seen:
         layer(x).sum().backward()
@@ -88,7 +88,7 @@ def test_sparse_gradients_are_the_dense_ones(rand):
     """Fails if asking for sparse gradients changes them."""
     grads = []
     for sparse in (False, True):
-        layer = made(sparse=sparse).eval()
+        layer = made(sparse_grad=sparse).eval()
         layer(rand(2, 5, 6) * 0 + 1).square().sum().backward()
         grads.append(layer.values.grad.to_dense())
     torch.testing.assert_close(*grads)
@@ -101,12 +101,12 @@ def test_padding_while_training(rand):
     padded, cut = made().train(), made().train()
     got = padded(x.masked_fill(~mask[..., None], torch.nan), mask)
     torch.testing.assert_close(got[:, :5], cut(x[:, :5]))
-    torch.testing.assert_close(padded.norm.mean, cut.norm.mean)
+    torch.testing.assert_close(padded.norm.running_mean, cut.norm.running_mean)
     got[:, :5].sum().backward()
     assert all(p.grad.isfinite().all() for p in padded.parameters())
-    before = padded.norm.mean.clone()
+    before = padded.norm.running_mean.clone()
     assert padded(x, torch.zeros_like(mask)).isfinite().all() and torch.equal(
-        padded.norm.mean, before
+        padded.norm.running_mean, before
     )
 
 
@@ -129,11 +129,11 @@ def test_low_precision(rand):
 
 def test_what_does_not_fit_is_said():
     """Fails if sizes that make no sense are taken."""
-    with pytest.raises(ValueError, match="width must be even, for a query has two halves, not 7"):
-        ProductKeyMemory(6, width=7)
-    with pytest.raises(ValueError, match="top must be at most the number of half-keys, 8, not 9"):
-        ProductKeyMemory(6, 8, top=9)
-    assert ProductKeyMemory(5, 4, top=2).keys.shape[-1] == 3
+    with pytest.raises(ValueError, match="query_dim must be even, not 7"):
+        ProductKeyMemory(6, query_dim=7)
+    with pytest.raises(ValueError, match=r"top_k must be at most keys \(8\), not 9"):
+        ProductKeyMemory(6, 8, top_k=9)
+    assert ProductKeyMemory(5, 4, top_k=2).keys.shape[-1] == 3
 
 
 def test_pkm_of_product_key_memory(rand):
@@ -142,7 +142,7 @@ def test_pkm_of_product_key_memory(rand):
     torch.manual_seed(0)
     theirs = module.PKM(dim=6, heads=3, num_keys=7, topk=4, dim_head=4).double()
     theirs.norm = nn.Identity()
-    ours = made(normalise=False)
+    ours = made(query_batch_norm=False)
     with torch.no_grad():
         ours.query.bias.zero_()
         ours.query.weight.copy_(

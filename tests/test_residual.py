@@ -48,15 +48,18 @@ def normal(x, gain=1.0, bias=0.0):
 
 
 FORMULAS = {
-    "post": lambda r, x, f: normal(x + f(x), r.norm.gain, r.norm.bias),
-    "pre": lambda r, x, f: x + f(normal(x, r.norm.gain, r.norm.bias)),
+    "post": lambda r, x, f: normal(x + f(x), r.norm.weight, r.norm.bias),
+    "pre": lambda r, x, f: x + f(normal(x, r.norm.weight, r.norm.bias)),
     "sandwich": lambda r, x, f: (
-        x + normal(f(normal(x, r.first.gain, r.first.bias)), r.second.gain, r.second.bias)
+        x
+        + normal(
+            f(normal(x, r.pre_norm.weight, r.pre_norm.bias)), r.post_norm.weight, r.post_norm.bias
+        )
     ),
     "rezero": lambda r, x, f: x + r.scale * f(x),
-    "layerscale": lambda r, x, f: x + r.scale * f(normal(x, r.norm.gain, r.norm.bias)),
-    "admin": lambda r, x, f: normal(r.omega * x + f(x), r.norm.gain, r.norm.bias),
-    "deepnorm": lambda r, x, f: normal(6**0.25 * x + f(x), r.norm.gain, r.norm.bias),
+    "layerscale": lambda r, x, f: x + r.scale * f(normal(x, r.norm.weight, r.norm.bias)),
+    "admin": lambda r, x, f: normal(r.omega * x + f(x), r.norm.weight, r.norm.bias),
+    "deepnorm": lambda r, x, f: normal(6**0.25 * x + f(x), r.norm.weight, r.norm.bias),
 }
 
 
@@ -73,7 +76,7 @@ def test_the_formula(name, rand):
         for p in residual.parameters():
             p.copy_(rand(*p.shape, 1)[..., 0])
     inputs = [x, matrix, *residual.parameters()]
-    got = residual.after(x, torch.tanh(residual.before(x) @ matrix))
+    got = residual.add(x, torch.tanh(residual.prepare(x) @ matrix))
     want = FORMULAS[name](residual, x, lambda t: torch.tanh(t @ matrix))
     torch.testing.assert_close(got, want)
     both = [torch.autograd.grad((y * weight).sum(), inputs) for y in (got, want)]
@@ -87,8 +90,8 @@ def test_unfinished_tells_whether_the_stream_grows(name, rand):
     residual = get_residual(name, 3)(8).double()
     x, big = rand(2, 5, 8), 1e3 * rand(2, 5, 8)
     grows = (
-        residual.after(big, residual.before(big)).norm()
-        > 10 * residual.after(x, residual.before(x)).norm()
+        residual.add(big, residual.prepare(big)).norm()
+        > 10 * residual.add(x, residual.prepare(x)).norm()
     )
     assert residual.needs_final_norm == bool(
         grows and name != "rezero"
@@ -107,7 +110,7 @@ def test_masks_reach_the_norms(name, rand):
 
     make = get_residual(name, 3, norm=None if name == "rezero" else Spy)
     residual, x, mask = make(8).double(), rand(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
-    residual.after(x, residual.before(x, mask), mask)
+    residual.add(x, residual.prepare(x, mask), mask)
     assert len(seen) == {"rezero": 0, "sandwich": 2}.get(name, 1) and all(m is mask for m in seen)
 
 
@@ -175,7 +178,7 @@ def test_admin_is_profiled_by_the_rule(padded, rand):
     assert [round(join.omega[3].item(), 6) for join in joins] == [round(w, 6) for w in want]
     assert found[0] == 1 and found[1:] == sorted(found[1:])
     assert [part.training for part in layers.modules()] == modes and all(
-        join.watch is None for join in joins
+        join.profiler is None for join in joins
     )
     assert (
         admin_init(layers, x.masked_fill(~mask[..., None], -7.0) if padded else x, **given) == found
@@ -197,20 +200,20 @@ def test_admin_before_its_profile_is_post_norm(rand):
 def test_profile_refuses_what_it_cannot_do(rand):
     """Fails if it passes over a model without Admin, with a part that is not reached, or that runs twice."""
     x, layers = rand(2, 5, 8), stack("admin", 1)
-    with pytest.raises(regard.Unsupported, match="no Admin residual inside"):
+    with pytest.raises(regard.Unsupported, match="the model has no Admin residual"):
         admin_init(stack("post", 1), x)
     with pytest.raises(regard.Unsupported, match="runs twice"):
         admin_init(SequentialStack([layers, layers]), x)
     joins = [part for part in layers.modules() if isinstance(part, Admin)]
     assert all(
-        join.watch is None and (join.omega == 1).all() for join in joins
+        join.profiler is None and (join.omega == 1).all() for join in joins
     )  # as if nothing had been asked
     idle = SequentialStack([layers])
     idle.spare = Admin(8)
-    with pytest.raises(ValueError, match="1 of 3 Admin residuals were not reached"):
+    with pytest.raises(ValueError, match="1 of 3 Admin residuals did not run"):
         admin_init(idle, x)
     for tells_nothing in (x[:, :0], x * torch.nan):
-        with pytest.raises(ValueError, match="deviate by nan"):
+        with pytest.raises(ValueError, match="standard deviation of this batch is nan"):
             admin_init(layers, tells_nothing)
     assert all((join.omega == 1).all() for join in joins)
 
@@ -246,9 +249,12 @@ def test_the_start_of_deepnorm_scales_what_it_should():
 
 def test_the_start_of_deepnorm_refuses_what_it_does_not_know():
     """Fails if β is accepted where it has nothing to act on."""
-    with pytest.raises(regard.Unsupported, match="fnet has no projection to values or outputs"):
+    with pytest.raises(
+        regard.Unsupported,
+        match="fnet does not support deepnorm: it has no value or output projection",
+    ):
         deepnorm_init(Block(regard.create("fnet", dim=8)), 0.5)
-    with pytest.raises(regard.Unsupported, match="no Block inside"):
+    with pytest.raises(regard.Unsupported, match="the model has no Block"):
         deepnorm_init(nn.Linear(3, 3), 0.5)
     with pytest.raises(ValueError, match="beta must be a finite number above 0"):
         deepnorm_init(stack("deepnorm", 1), 0.0)
@@ -265,8 +271,8 @@ def test_what_does_not_fit_is_said():
         get_residual("post", 0)
     with pytest.raises(ValueError, match="alpha must be a finite number above 0"):
         DeepNorm(8, alpha=-1.0)
-    with pytest.raises(ValueError, match="start must be a finite number above 0"):
-        LayerScale(8, start=0.0)
+    with pytest.raises(ValueError, match="init_value must be a finite number above 0"):
+        LayerScale(8, init_value=0.0)
     with pytest.raises(ValueError, match="decoder must be an integer"):
         deepnorm_seq2seq_scales(6, 0)
     assert isinstance(get_residual("post", 3, norm=RMSNorm)(8).norm, RMSNorm)

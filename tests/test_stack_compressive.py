@@ -40,9 +40,9 @@ def stack(*, segment=4, residual=PreNorm, prior=None, count=2, **memory):
         )
         for _ in range(count)
     ]
-    memory = {"recent": 6, "compressed": 3, "rate": 2} | memory
+    memory = {"memory_length": 6, "compressed_length": 3, "compression_rate": 2} | memory
     return SegmentStack(
-        layers, segment=segment, memory=partial(CompressiveMemory, **memory)
+        layers, segment_length=segment, memory=partial(CompressiveMemory, **memory)
     ).double()
 
 
@@ -51,7 +51,7 @@ def compressed(kind, memory, run, keep):
     """One state of a run of them, and whether it is real."""
     real = [t for t, k in zip(run, keep, strict=True) if k]
     if kind is Conv1dCompression:
-        conv = memory.compress.conv
+        conv = memory.compression.conv
         blank = [t if k else t * 0 for t, k in zip(run, keep, strict=True)]
         return conv.bias + sum(conv.weight[:, :, i] @ t for i, t in enumerate(blank)), bool(real)
     if not real:
@@ -103,13 +103,13 @@ def lost(layer, now, real, old, keep, new, pre):
 def naive(stack, x, mask, kind, slopes, pre):
     """Outputs, and the attention reconstruction loss of each segment of each layer."""
     memory = stack.memories[0]
-    rate, results, losses = memory.compress.rate, [], {}
+    rate, results, losses = memory.compression.rate, [], {}
     for row, keep in zip(x, mask, strict=True):
         held, done = [([], []) for _ in stack.layers], []  # pairs of a state and whether it is real
-        for start in range(0, len(row), stack.segment):
+        for start in range(0, len(row), stack.segment_length):
             now, real = (
-                list(row[start : start + stack.segment]),
-                keep[start : start + stack.segment].tolist(),
+                list(row[start : start + stack.segment_length]),
+                keep[start : start + stack.segment_length].tolist(),
             )
             for i, layer in enumerate(stack.layers):
                 old, recent = held[i]
@@ -118,8 +118,8 @@ def naive(stack, x, mask, kind, slopes, pre):
                     layer, [t for t, _ in past], now, [k for _, k in past] + real, slopes, pre
                 )
                 recent = recent + [(t.detach(), k) for t, k in zip(now, real, strict=True)]
-                leaving = max(0, len(recent) - memory.recent) // rate * rate
-                if leaving and len(now) == stack.segment:
+                leaving = max(0, len(recent) - memory.memory_length) // rate * rate
+                if leaving and len(now) == stack.segment_length:
                     going, going_real = (
                         [t for t, _ in recent[:leaving]],
                         [k for _, k in recent[:leaving]],
@@ -142,7 +142,7 @@ def naive(stack, x, mask, kind, slopes, pre):
                         lost(layer, held_now, real, going, going_real, new, pre)
                     )
                     old, recent = (
-                        (old + [(t.detach(), k) for t, k in new])[-memory.compressed :],
+                        (old + [(t.detach(), k) for t, k in new])[-memory.compressed_length :],
                         recent[leaving:],
                     )
                 held[i], now = (old, recent), after
@@ -158,14 +158,14 @@ def naive(stack, x, mask, kind, slopes, pre):
 def test_by_loops(kind, residual, masked, rand):
     """Fails if a state is compressed otherwise, too early or too late, a position is off, or a loss or gradient is."""
     prior = ALiBi(HEADS)
-    layers = stack(prior=prior, residual=residual, compress=kind)
+    layers = stack(prior=prior, residual=residual, compression=kind)
     x, weight, mask = rand(2, N, DIM), rand(2, N, DIM), torch.ones(2, N, dtype=torch.bool)
     if masked:
         mask[0, 3:6], mask[1, 0], mask[1, 20:] = False, False, False
     t = x.clone().requires_grad_()
     with regard.collect_aux() as notes:
         y = layers(t, mask=mask) * mask[..., None]
-    told = torch.stack(notes.all("attention reconstruction"))
+    told = torch.stack(notes.all("attention_reconstruction_loss"))
     other = x.clone().requires_grad_()
     z, losses = naive(layers, other, mask, kind, prior.slopes.double(), residual is PreNorm)
     z = z * mask[..., None]
@@ -226,19 +226,22 @@ def test_without_a_loss_the_task_trains_the_compression(rand):
     with regard.collect_aux() as notes:
         y = layers(x)
     assert not notes.entries
-    conv = layers.memories[1].compress.conv.weight
+    conv = layers.memories[1].compression.conv.weight
     by_conv, by_x = torch.autograd.grad(y[:, 24:].sum(), [conv, x])
     assert by_conv.any() and not by_x[:, :24].any()
     _, state = layers.stream(x[:, :24])
-    assert state.layers[0].old.x.requires_grad and not detach(state).layers[0].old.x.requires_grad
+    assert (
+        state.layers[0].compressed.x.requires_grad
+        and not detach(state).layers[0].compressed.x.requires_grad
+    )
 
 
 def test_a_compression_without_weights_costs_nothing(rand):
     """Fails if a pool, which cannot learn, puts a constant into the loss; what it loses is told all the same."""
     with regard.collect_aux() as notes:
-        stack(compress=MeanPoolCompression)(rand(1, N, DIM))
+        stack(compression=MeanPoolCompression)(rand(1, N, DIM))
     assert (
-        notes.names() == ["attention reconstruction"]
+        notes.names() == ["attention_reconstruction_loss"]
         and not notes.loss().any()
         and notes.entries[0].value > 0
     )
@@ -246,7 +249,10 @@ def test_a_compression_without_weights_costs_nothing(rand):
 
 def test_the_loss_can_be_lowered(rand):
     """Fails if the cost, minimised, does not fall."""
-    layers, x = stack(segment=8, recent=8, rate=4, compressed=4), rand(2, 32, DIM)
+    layers, x = (
+        stack(segment=8, memory_length=8, compression_rate=4, compressed_length=4),
+        rand(2, 32, DIM),
+    )
     optimizer = torch.optim.Adam(layers.parameters(), 2e-2)
     costs = []
     for _ in range(20):
@@ -295,7 +301,7 @@ def test_auto_encoding_by_loops(rand):
 @pytest.mark.parametrize("sizes", [(1, 7, 1, 14, 4), (4, 4, 4, 4, 4, 4, 3)])
 def test_chunks_give_the_whole(sizes, kind, rand):
     """Fails if compression happens elsewhere when chunks end elsewhere, or its cost is told otherwise."""
-    layers, x, state, parts = stack(compress=kind, prior=ALiBi(HEADS)), rand(2, N, DIM), None, []
+    layers, x, state, parts = stack(compression=kind, prior=ALiBi(HEADS)), rand(2, N, DIM), None, []
     with regard.collect_aux() as whole:
         want = layers(x)
     with regard.collect_aux() as notes:
@@ -304,23 +310,32 @@ def test_chunks_give_the_whole(sizes, kind, rand):
             parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), want)
     torch.testing.assert_close(notes.loss(), whole.loss())
-    assert state.next == N
+    assert state.position == N
 
 
 def test_the_state_is_bounded(rand):
     """Fails if more is held than was asked for."""
-    layers, state = stack(segment=5, recent=6, rate=4, compressed=3), None
+    layers, state = stack(segment=5, memory_length=6, compression_rate=4, compressed_length=3), None
     for chunk in rand(1, 100, DIM).split(5, 1):
         _, state = layers.stream(chunk, state)
         for pair in state.layers:
-            assert pair.recent.tokens < 6 + 4 and (pair.old is None or pair.old.tokens <= 3)
-    assert pair.recent.tokens >= 6 and pair.old.tokens == 3
+            assert pair.recent.length < 6 + 4 and (
+                pair.compressed is None or pair.compressed.length <= 3
+            )
+    assert pair.recent.length >= 6 and pair.compressed.length == 3
 
 
 def test_the_reach_is_that_of_the_paper(rand):
     """Fails if one layer does not see recent + rate x compressed tokens before its segment, and no more."""
     layers, x = (
-        stack(count=1, segment=4, recent=4, compressed=2, rate=2, compress=MeanPoolCompression),
+        stack(
+            count=1,
+            segment=4,
+            memory_length=4,
+            compressed_length=2,
+            compression_rate=2,
+            compression=MeanPoolCompression,
+        ),
         rand(1, 24, DIM),
     )
     for position in range(24):
@@ -333,7 +348,11 @@ def test_the_reach_is_that_of_the_paper(rand):
 def test_nan_in_padding(rand):
     """Fails if a left-out token, even NaN, reaches a real one through the compression, or a loss."""
     for kind in KINDS:
-        layers, x, mask = stack(compress=kind), rand(2, N, DIM), torch.ones(2, N, dtype=torch.bool)
+        layers, x, mask = (
+            stack(compression=kind),
+            rand(2, N, DIM),
+            torch.ones(2, N, dtype=torch.bool),
+        )
         mask[0, 2:7] = False
         poisoned = x.masked_fill(~mask[..., None], torch.nan)
         with regard.collect_aux() as clean:
@@ -343,7 +362,7 @@ def test_nan_in_padding(rand):
         torch.testing.assert_close(got[mask], want[mask])
         torch.testing.assert_close(notes.loss(), clean.loss())
         torch.testing.assert_close(
-            notes.all("attention reconstruction"), clean.all("attention reconstruction")
+            notes.all("attention_reconstruction_loss"), clean.all("attention_reconstruction_loss")
         )
 
 
@@ -355,7 +374,9 @@ def test_linear_layers_among_them_carry_their_state(rand):
         for name in ("linear", "vanilla")
     ]
     hybrid = SegmentStack(
-        layers, segment=4, memory=partial(CompressiveMemory, recent=4, compressed=2, rate=2)
+        layers,
+        segment_length=4,
+        memory=partial(CompressiveMemory, memory_length=4, compressed_length=2, compression_rate=2),
     ).double()
     assert hybrid(rand(1, N, DIM)).isfinite().all() and not hybrid.can.mask
 
@@ -363,19 +384,26 @@ def test_linear_layers_among_them_carry_their_state(rand):
 def test_bad_input():
     """Fails if nonsense is accepted."""
     with pytest.raises(
-        ValueError, match="recent must hold a run of rate tokens or more, and 3 is less than 4"
+        ValueError, match=r"memory_length must be at least compression_rate \(4\), not 3"
     ):
-        CompressiveMemory(DIM, recent=3, compressed=2, rate=4)
-    for name in ("recent", "compressed", "rate"):
+        CompressiveMemory(DIM, memory_length=3, compressed_length=2, compression_rate=4)
+    for name in ("memory_length", "compressed_length", "compression_rate"):
         with pytest.raises(ValueError, match=f"{name} must be an integer >= 1, not 0"):
-            CompressiveMemory(DIM, **({"recent": 4, "compressed": 2, "rate": 2} | {name: 0}))
-    with pytest.raises(ValueError, match="weight must be a finite number above 0"):
-        CompressiveMemory(DIM, recent=4, compressed=2, rate=2, weight=0)
+            CompressiveMemory(
+                DIM,
+                **({"memory_length": 4, "compressed_length": 2, "compression_rate": 2} | {name: 0}),
+            )
+    with pytest.raises(ValueError, match="loss_weight must be a finite number above 0"):
+        CompressiveMemory(
+            DIM, memory_length=4, compressed_length=2, compression_rate=2, loss_weight=0
+        )
     mixer = regard.create("vanilla", dim=DIM, heads=HEADS)
-    with pytest.raises(regard.Unsupported, match="was not built causal"):
+    with pytest.raises(regard.Unsupported, match="needs causal layers"):
         SegmentStack(
             [Block(mixer)],
-            segment=4,
-            memory=partial(CompressiveMemory, recent=4, compressed=2, rate=2),
+            segment_length=4,
+            memory=partial(
+                CompressiveMemory, memory_length=4, compressed_length=2, compression_rate=2
+            ),
         )
-    assert "recent=6, compressed=3, rate=2" in repr(stack())
+    assert "memory_length=6, compressed_length=3, compression_rate=2" in repr(stack())

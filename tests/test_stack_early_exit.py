@@ -71,7 +71,7 @@ def by_hand(stack, x, real, *, causal, threshold, entropy=False):
 def test_tokens_against_loops(causal, confidence, threshold, rand):
     """Fails if a token leaves elsewhere, has other logits, or is seen otherwise after it left, with padding."""
     stack, x = early(causal=causal, confidence=confidence, threshold=threshold), rand(2, 6, 8)
-    found = stack.classify(x, mask=MASK)
+    found = stack.predict(x, mask=MASK)
     assert len(found.depth[MASK].unique()) > 1
     for a in range(2):
         h, logits, depth = by_hand(
@@ -98,7 +98,7 @@ def test_examples_against_one_by_one(rand):
         rand(7, 6, 8),
         torch.arange(6) < torch.arange(1, 8)[:, None],
     )
-    found = stack.classify(x, mask=mask)
+    found = stack.predict(x, mask=mask)
     assert len(found.depth.unique()) > 1
     for a in range(7):
         h, p = x[a : a + 1, : mask[a].sum()], inside(stack)
@@ -136,7 +136,7 @@ def test_examples_that_left_are_out_of_the_batch(rand):
     stack, x, sizes = early(per="example", threshold=0.5, loud=6.0), rand(7, 6, 8), []
     for layer in stack.layers:
         layer.mixer.register_forward_hook(lambda module, given, out: sizes.append(len(out)))
-    depth = stack.classify(x).depth
+    depth = stack.predict(x).depth
     assert sizes == [int((depth > i).sum()) for i in range(len(sizes))] and sizes[-1] < 7
 
 
@@ -144,14 +144,14 @@ def test_examples_that_left_are_out_of_the_batch(rand):
 def test_chunks_give_the_whole(name, rand):
     """Fails if a later token does not see those that left early at the layers that they left out."""
     stack, x = early(names=(name, "vanilla"), causal=True), rand(2, 20, 8)
-    whole = stack.classify(x)
+    whole = stack.predict(x)
     assert len(whole.depth.unique()) > 1
     with regard.collect_aux() as notes:
         found = chunks(stack, x, (1, 7, 1, 11))
     depth = torch.cat(notes.all("depth"), 1)
     torch.testing.assert_close(found, whole.tokens)
     assert torch.equal(depth, whole.depth)
-    torch.testing.assert_close(stack.answer(found, depth), whole.logits)
+    torch.testing.assert_close(stack.exit_logits(found, depth), whole.logits)
 
 
 def test_a_decoder_streams(rand):
@@ -181,9 +181,9 @@ def test_the_loss_is_the_weighted_sum(weights, rand):
     with regard.collect_aux() as notes:
         losses = [
             nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
-            for logits in stack.every(x)
+            for logits in stack.all_logits(x)
         ]
-        loss = stack.weigh(losses)
+        loss = stack.weighted_loss(losses)
     p, shares, wanted = inside(stack), (1, 2, 4) if weights is None else weights, 0
     for a in range(2):
         h = x[a]
@@ -197,7 +197,7 @@ def test_the_loss_is_the_weighted_sum(weights, rand):
                 ]
                 wanted = wanted + shares[e] * sum(each) / 12 / sum(shares)
     torch.testing.assert_close(loss, wanted)
-    assert notes.all("exit losses")[0].shape == (3,)
+    assert notes.all("exit_losses")[0].shape == (3,)
     same_gradients(loss, wanted, [x, *p.values()])
 
 
@@ -205,8 +205,8 @@ def test_padding_has_no_influence(rand):
     """Fails if NaN in padding reaches a token, a mean or a decision."""
     for per in ("token", "example"):
         stack, x = early(per=per), rand(2, 6, 8)
-        found = stack.classify(x.masked_fill(~MASK[..., None], torch.nan), mask=MASK)
-        want = stack.classify(x, mask=MASK)
+        found = stack.predict(x.masked_fill(~MASK[..., None], torch.nan), mask=MASK)
+        want = stack.predict(x, mask=MASK)
         assert torch.equal(found.depth, want.depth)
         real = MASK if per == "token" else slice(None)
         torch.testing.assert_close(found.logits[real], want.logits[real])
@@ -217,17 +217,17 @@ def test_one_head_for_all(rand):
     """Fails if a shared head is copied, or its logits are not those of the tokens that came out."""
     stack, x = early(one_head=True), rand(2, 6, 8)
     assert len(list(stack.heads.parameters())) == 2
-    found = stack.classify(x)
+    found = stack.predict(x)
     torch.testing.assert_close(stack.heads[0](found.tokens), found.logits)
 
 
 def test_what_does_not_fit_is_said():
     """Fails if heads stand nowhere, or an example is streamed."""
     with pytest.raises(
-        ValueError, match=r"after layers 1 \.\. 4, and after the last, not after \[1, 2\]"
+        ValueError, match=r"heads must follow layers 1 \.\. 4, including the last, not \[1, 2\]"
     ):
         early(exits=(1, 2))
-    with pytest.raises(ValueError, match="after layers 1"):
+    with pytest.raises(ValueError, match="heads must follow layers 1"):
         early(exits=(0, 4))
     with pytest.raises(ValueError, match="'probability', 'entropy'"):
         early(confidence="margin")
@@ -237,9 +237,9 @@ def test_what_does_not_fit_is_said():
         early(threshold=0)
     with pytest.raises(ValueError, match="weights must be 3 numbers"):
         early(weights=(1.0, 2.0))
-    with pytest.raises(ValueError, match="there are 3 exits, and 1 losses"):
-        early().weigh([torch.zeros(())])
+    with pytest.raises(ValueError, match="expected 3 losses, one per exit, not 1"):
+        early().weighted_loss([torch.zeros(())])
     stack = early(per="example", causal=True)
-    assert not stack.causal and "leaves as a whole" in stack.can.reason("stream")
+    assert not stack.causal and "exits as a whole" in stack.can.reason("stream")
     with pytest.raises(regard.Unsupported):
         stack.stream(torch.zeros(1, 2, 8).double())

@@ -28,7 +28,7 @@ def blocks(count=2, *, pattern=Full(), prior=None, residual=PreNorm, kv_heads=No
 
 
 def feedback(count=2, *, span=None, shared=True, **more):
-    stack = FeedbackStack(blocks(count, **more), span=span, shared=shared).double()
+    stack = FeedbackStack(blocks(count, **more), span=span, share_kv=shared).double()
     torch.nn.init.normal_(stack.weights)
     return stack
 
@@ -44,7 +44,7 @@ def naive(stack, x, mask, slopes, pre):
             every = [token]
             for layer in stack.layers:
                 seen, gaps = [memories[j] for j in places], [t - j for j in places]
-                reader = stack.layers[0] if stack.shared else layer
+                reader = stack.layers[0] if stack.share_kv else layer
                 every.append(stacks.token(layer, every[-1], seen, gaps, slopes, pre, reader))
             weights = stack.weights.exp() / stack.weights.exp().sum()
             memories.append(sum(w * h for w, h in zip(weights, every, strict=True)))
@@ -80,8 +80,8 @@ def test_low_layers_see_what_high_layers_made(rand):
     heard = []
     with torch.no_grad():
         stack.weights.copy_(torch.tensor([-50.0, -50.0, 50.0]))
-    join = stack.layers[0].join
-    stack.layers[0].join = lambda x, y, given: heard.append(y) or join(x, y, given)
+    finish = stack.layers[0].finish
+    stack.layers[0].finish = lambda x, y, inputs: heard.append(y) or finish(x, y, inputs)
     stack(x)
     with torch.no_grad():
         stack.layers[1].ffn.down.bias.copy_(rand(DIM))
@@ -116,7 +116,7 @@ def test_chunks_give_the_whole_and_its_gradients(span, shared, rand):
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want)
     assert (
-        state.next == 23
+        state.position == 23
         and state.k[0].shape[2] == (span or 23)
         and len(state.k) == (1 if shared else 2)
     )
@@ -147,10 +147,10 @@ def test_turned_queries_and_keys(shared, rand):
         MultiHead(DIM, HEADS, SoftmaxAttention(), causal=True, rotary=Rope()) for _ in range(2)
     ]
     stack, x = (
-        FeedbackStack([Block(mixer, MLP(DIM)) for mixer in mixers], shared=shared).double(),
+        FeedbackStack([Block(mixer, MLP(DIM)) for mixer in mixers], share_kv=shared).double(),
         rand(2, 6, DIM),
     )
-    moved, _ = stack.stream(x, stack.initial_state()._replace(next=3))
+    moved, _ = stack.stream(x, stack.initial_state()._replace(position=3))
     torch.testing.assert_close(moved, stack(x))
     for mixer in mixers:
         mixer.rotary = None
@@ -198,18 +198,20 @@ def test_bad_input(rand):
     linear = Block(regard.create("linear", dim=DIM, heads=HEADS, causal=True))
     with pytest.raises(ValueError, match="span must be an integer >= 1, not 0"):
         FeedbackStack(blocks(), span=0)
-    with pytest.raises(regard.Unsupported, match=r"layer 0 \(vanilla\) was not built causal"):
+    with pytest.raises(regard.Unsupported, match=r"needs causal layers: build layer 0 \(vanilla\)"):
         FeedbackStack([Block(regard.create("vanilla", dim=DIM, heads=HEADS))])
     with pytest.raises(
-        regard.Unsupported, match="linear has no keys that may stand anywhere, and feedback"
+        regard.Unsupported, match="linear cannot attend to the memory of FeedbackStack"
     ):
         FeedbackStack([linear])
     with pytest.raises(
-        ValueError, match=r"a layer has 4 heads \(4 of keys\) and the first 2 heads \(2 of keys\)"
+        ValueError, match=r"one has 4 heads \(4 KV heads\) and the first 2 heads \(2 KV heads\)"
     ):
         FeedbackStack([*blocks(1), Block(MultiHead(DIM, 4, SoftmaxAttention(), causal=True))])
     stack = feedback()
-    with pytest.raises(regard.Unsupported, match="Feedback takes no marks"):
+    with pytest.raises(
+        regard.Unsupported, match="FeedbackStack does not support global_attention_mask"
+    ):
         stack(rand(1, 3, DIM), global_attention_mask=torch.ones(1, 3, dtype=torch.bool))
     _, state = stack.stream(rand(2, 3, DIM))
     with pytest.raises(ValueError, match="the state has 2 examples"):

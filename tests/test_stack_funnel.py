@@ -32,7 +32,11 @@ def funnel(sizes=SIZES, decoder=DECODER, *, cls=False, stride=2, ask_all=True, *
     torch.manual_seed(0)
     groups = [[block(**more) for _ in range(size)] for size in sizes]
     return FunnelStack(
-        groups, [block(**more) for _ in range(decoder)], cls=cls, stride=stride, ask_all=ask_all
+        groups,
+        [block(**more) for _ in range(decoder)],
+        separate_cls=cls,
+        stride=stride,
+        pool_q_only=ask_all,
     ).double()
 
 
@@ -52,14 +56,14 @@ def naive(stack, x, mask, pre):
             tokens = every(layer, tokens, tokens, keep, pre)
         first = tokens
         for group in list(stack.groups)[1:]:
-            cuts = list(range(1 if stack.cls else 0, len(tokens), stack.stride))
+            cuts = list(range(1 if stack.separate_cls else 0, len(tokens), stack.stride))
             runs = [range(c, min(c + stack.stride, len(tokens))) for c in cuts]
-            runs = [range(1), *runs] if stack.cls else runs
+            runs = [range(1), *runs] if stack.separate_cls else runs
             means = [[tokens[i] for i in run if keep[i]] for run in runs]
             short = [sum(mean) / len(mean) if mean else tokens[0] * 0 for mean in means]
             held = [bool(mean) for mean in means]
             places = [[p for i in run for p in places[i]] for run in runs]
-            long, long_keep = (tokens, keep) if stack.ask_all else (short, held)
+            long, long_keep = (tokens, keep) if stack.pool_q_only else (short, held)
             tokens, keep = every(group[0], short, long, long_keep, pre), held
             for layer in list(group)[1:]:
                 tokens = every(layer, tokens, tokens, keep, pre)
@@ -111,7 +115,7 @@ def pairs_of(mine, theirs):
         (mine.mixer_residual, attention.layer_norm),
         (mine.ffn_residual, feed.layer_norm),
     ):
-        pairs += [(residual.norm.gain, norm.weight), (residual.norm.bias, norm.bias)]
+        pairs += [(residual.norm.weight, norm.weight), (residual.norm.bias, norm.bias)]
     return pairs
 
 
@@ -176,17 +180,17 @@ def test_any_mixer(name, rand):
     recipe = get_recipe(name)
     if False not in recipe.causal_options():
         with pytest.raises(
-            regard.Unsupported, match="built causal; put it elsewhere, or give ask_all=False"
+            regard.Unsupported, match="built causal; use it elsewhere, or set pool_q_only=False"
         ):
             FunnelStack([[block()], [Block(recipe.example(DIM))]])
         return
     layer = Block(recipe.example(DIM, causal=False), MLP(DIM))
     if not layer.mixer.can.cross:
         with pytest.raises(
-            regard.Unsupported, match=r"cannot ask the longer sequence: .*; put it elsewhere"
+            regard.Unsupported, match=r"cannot attend to the longer sequence: .*; use it elsewhere"
         ):
             FunnelStack([[block()], [layer]])
-    stack = FunnelStack([[block()], [layer]], ask_all=layer.mixer.can.cross).double().eval()
+    stack = FunnelStack([[block()], [layer]], pool_q_only=layer.mixer.can.cross).double().eval()
     assert stack(rand(2, 16, DIM)).isfinite().all()
     if stack.can.mask:
         mask = torch.arange(16).expand(2, 16) < 13
@@ -237,25 +241,32 @@ def test_a_stack_may_stand_where_nothing_is_asked(rand):
     assert (
         FunnelStack([[inner], [block(), inner]], [inner]).double()(rand(1, 6, DIM)).isfinite().all()
     )
-    assert FunnelStack([[inner], [inner]], ask_all=False).double()(rand(1, 6, DIM)).isfinite().all()
-    with pytest.raises(regard.Unsupported, match="Plain is no block"):
+    assert (
+        FunnelStack([[inner], [inner]], pool_q_only=False)
+        .double()(rand(1, 6, DIM))
+        .isfinite()
+        .all()
+    )
+    with pytest.raises(regard.Unsupported, match="must be a Block, not SequentialStack"):
         FunnelStack([[inner], [inner]])
 
 
 def test_bad_input(rand):
     """Fails if nonsense is accepted."""
     stack = funnel()
-    with pytest.raises(ValueError, match=r"two groups of layers or more, none empty, not \[1\]"):
+    with pytest.raises(ValueError, match=r"at least two non-empty groups, not sizes \[1\]"):
         FunnelStack([[block()]])
-    with pytest.raises(ValueError, match=r"none empty, not \[1, 0\]"):
+    with pytest.raises(ValueError, match=r"non-empty groups, not sizes \[1, 0\]"):
         FunnelStack([[block()], []])
     with pytest.raises(ValueError, match="stride must be an integer >= 1, not 0"):
         funnel(stride=0)
-    with pytest.raises(regard.Unsupported, match="it was built causal; put it elsewhere"):
+    with pytest.raises(regard.Unsupported, match="it was built causal; use it elsewhere"):
         FunnelStack([[block()], [block(causal=True)]])
     with pytest.raises(regard.Unsupported, match="a pooled query holds tokens that come later"):
         stack.stream(rand(1, 4, DIM))
-    with pytest.raises(regard.Unsupported, match="Funnel takes no marks"):
+    with pytest.raises(
+        regard.Unsupported, match="FunnelStack does not support global_attention_mask"
+    ):
         stack(rand(1, 3, DIM), global_attention_mask=torch.ones(1, 3, dtype=torch.bool))
-    with pytest.raises(regard.Unsupported, match="takes no context"):
+    with pytest.raises(regard.Unsupported, match="does not support context"):
         stack.encode(rand(1, 3, DIM), rand(1, 3, DIM))

@@ -27,7 +27,7 @@ def reversible(depth=2, *, name="vanilla", causal=False, cross=False, dropout=0.
 
 def plainly(stack, x, given=LayerInputs()):
     """The same with a graph of everything."""
-    a, b, _ = stack._plainly(x, given, None)
+    a, b, _ = stack._run_plain(x, given, None)
     return (a + b) / 2
 
 
@@ -43,7 +43,7 @@ def test_against_loops(causal, rand):
     for one, real in zip(x, MASK, strict=True):
         x1 = x2 = one
         for i in range(0, 6, 2):
-            f, g = naive.under(p, f"halves.{i}"), naive.under(p, f"halves.{i + 1}")
+            f, g = naive.under(p, f"sublayers.{i}"), naive.under(p, f"sublayers.{i + 1}")
             y = naive.norm(naive.under(f, "norm"), x2)
             x1 = x1 + naive.attention(naive.under(f, "mixer"), y, y, 2, causal=causal, mask=real)[0]
             x2 = x2 + naive.mlp(naive.under(g, "ffn"), naive.norm(naive.under(g, "norm"), x1))
@@ -102,12 +102,12 @@ def test_a_decoder_has_gradients_for_its_context(rand):
 def test_a_part_that_is_frozen_or_shared(rand):
     """Fails if a shared parameter gets one gradient of two, or a frozen one gets any."""
     stack, x, weight = reversible(3), rand(2, 5, 8), rand(2, 5, 8)
-    stack.halves[4].mixer = stack.halves[0].mixer
-    stack.halves[1].requires_grad_(False)
+    stack.sublayers[4].mixer = stack.sublayers[0].mixer
+    stack.sublayers[1].requires_grad_(False)
     learning = [p for p in stack.parameters() if p.requires_grad]
     same_gradients((stack(x) * weight).sum(), (plainly(stack, x) * weight).sum(), learning)
     (stack(x) * weight).sum().backward()
-    assert all(p.grad is None for p in stack.halves[1].parameters())
+    assert all(p.grad is None for p in stack.sublayers[1].parameters())
 
 
 def kept(stack, x):
@@ -129,10 +129,10 @@ def kept(stack, x):
 def _rng(stack, y):
     """What the call remembers beside saved tensors: the states of random number generators."""
     node = y.grad_fn
-    while node is not None and "_Steps" not in type(node).__name__:
+    while node is not None and "_ReversibleFunction" not in type(node).__name__:
         node = node.next_functions[0][0]
     return (
-        [before.dice.cpu for before in node.record.before if before.dice is not None]
+        [before.rng.cpu for before in node.call.before if before.rng is not None]
         if node is not None
         else []
     )
@@ -176,7 +176,7 @@ def test_nothing_is_computed_for_nobody(rand):
     assert notes.names() == ["span", "spans"] and len(notes.all("span")) == 2
     stack.zero_grad()
     notes.loss().backward()
-    assert all(half.mixer.inner.share.grad is not None for half in stack.halves[::2])
+    assert all(half.mixer.inner.share.grad is not None for half in stack.sublayers[::2])
 
 
 @pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
@@ -230,7 +230,7 @@ def test_a_changed_parameter_is_noticed(rand):
     stack, x = reversible(), rand(2, 5, 8)
     y = stack(x)
     with torch.no_grad():
-        stack.halves[0].mixer.q.weight.add_(1)
+        stack.sublayers[0].mixer.q.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
 
@@ -239,11 +239,13 @@ def test_what_does_not_fit_is_said(rand):
     """Fails if what cannot be is accepted."""
     with pytest.raises(ValueError, match="at least one layer"):
         ReversibleStack([])
-    with pytest.raises(ValueError, match="one width"):
+    with pytest.raises(ValueError, match="the same dim"):
         ReversibleStack(build_sublayers(get_recipe("vanilla").example(8), MLP(4)))
-    with pytest.raises(regard.Unsupported, match="cannot look at the context"):
+    with pytest.raises(regard.Unsupported, match="does not support cross-attention"):
         build_sublayers(get_recipe("vanilla").example(8), cross=get_recipe("fnet").example(8))
-    with pytest.raises(regard.Unsupported, match="no layer of it looks"):
+    with pytest.raises(
+        regard.Unsupported, match="does not support context: it has no cross-attention"
+    ):
         reversible()(rand(1, 3, 8), rand(1, 3, 8))
     x = rand(1, 3, 8).requires_grad_()
     first = torch.autograd.grad(reversible()(x).square().sum(), x, create_graph=True)[0]

@@ -66,7 +66,10 @@ def test_by_loops(segment, memory, residual, rand):
     """Fails if another token is seen, a position is off, or a gradient flows otherwise than by the paper."""
     prior = ALiBi(HEADS)
     layers, x = blocks(prior=prior, residual=residual), rand(2, 13, DIM)
-    stack, slopes = SegmentStack(layers, segment=segment, memory=memory), prior.slopes.double()
+    stack, slopes = (
+        SegmentStack(layers, segment_length=segment, memory=memory),
+        prior.slopes.double(),
+    )
     mask = torch.ones(2, 13, dtype=torch.bool)
     mask[1, 9:], mask[1, 2] = False, False
     rows, weight = mask[..., None], rand(2, 13, DIM)
@@ -90,7 +93,7 @@ def test_values_are_those_of_a_pattern(segment, back, rand):
     same = SequentialStack(blocks(count=3, pattern=Chunks(segment, back=back), prior=ALiBi(HEADS)))
     same.load_state_dict(SequentialStack(layers).state_dict())
     torch.testing.assert_close(
-        SegmentStack(layers, segment=segment, memory=segment * back)(x), same(x)
+        SegmentStack(layers, segment_length=segment, memory=segment * back)(x), same(x)
     )
 
 
@@ -98,13 +101,13 @@ def test_a_pattern_in_the_blocks_holds_too(rand):
     """Fails if a window narrower than the memory is ignored: positions must go on from segment to segment."""
     layers, x = blocks(pattern=Band(3, 0)), rand(1, 22, DIM)
     torch.testing.assert_close(
-        SegmentStack(layers, segment=4, memory=8)(x), SequentialStack(layers)(x)
+        SegmentStack(layers, segment_length=4, memory=8)(x), SequentialStack(layers)(x)
     )
 
 
 def test_values_cross_segments_and_gradients_do_not(rand):
     """Fails if a token of an earlier segment has no influence, by replacement, or a gradient, by Jacobian."""
-    stack, x = SegmentStack(blocks(), segment=4, memory=4), rand(1, 12, DIM)
+    stack, x = SegmentStack(blocks(), segment_length=4, memory=4), rand(1, 12, DIM)
     other = x.clone()
     other[:, 2] = rand(DIM)
     changed = (stack(other) != stack(x)).any(-1)[0]
@@ -119,7 +122,7 @@ def test_values_cross_segments_and_gradients_do_not(rand):
 def test_gradients_reach_the_weights_through_the_memory(rand):
     """Fails if keys of the memory are not made anew: the plain cache of a stream, once detached, gives W_k less."""
     (layer,), x = blocks(count=1), rand(1, 8, DIM)
-    stack = SegmentStack([layer], segment=4, memory=4)
+    stack = SegmentStack([layer], segment_length=4, memory=4)
     _, state = stack.stream(x[:, :4])
     (mine,) = torch.autograd.grad(stack.stream(x[:, 4:], state)[0].sum(), layer.mixer.v.weight)
     _, cache = layer.stream(x[:, :4])
@@ -149,17 +152,20 @@ def test_positions_go_on_in_the_memory(places, rand):
         Block(MultiHead(DIM, HEADS, attention, causal=True, rotary=rotary), MLP(DIM)).double()
         for _ in range(2)
     ]
-    stack, x = SegmentStack(layers, segment=4, memory=20), rand(2, 19, DIM)
+    stack, x = SegmentStack(layers, segment_length=4, memory=20), rand(2, 19, DIM)
     torch.testing.assert_close(stack(x), SequentialStack(layers)(x))
     torch.testing.assert_close(streamed(stack, x, (1, 7, 1, 10))[0], stack(x))
-    assert not torch.allclose(SegmentStack(layers, segment=4, memory=4)(x), stack(x))
+    assert not torch.allclose(SegmentStack(layers, segment_length=4, memory=4)(x), stack(x))
 
 
 # ---------------------------------------------------------------------------------------------- chunks
 @pytest.mark.parametrize("sizes", [(1, 7, 1, 14), (4, 4, 4, 4, 4, 3), (23,), (0, 5, 0, 18)])
 def test_chunks_give_the_whole_and_its_gradients(sizes, rand):
     """Fails if segments end elsewhere when chunks do, or a chunk cuts a gradient inside a segment."""
-    stack, weight = SegmentStack(blocks(prior=ALiBi(HEADS)), segment=4, memory=6), rand(2, 23, DIM)
+    stack, weight = (
+        SegmentStack(blocks(prior=ALiBi(HEADS)), segment_length=4, memory=6),
+        rand(2, 23, DIM),
+    )
     x = rand(2, 23, DIM).requires_grad_()
     found = []
     for y in (stack(x), streamed(stack, x, sizes)[0]):
@@ -174,7 +180,7 @@ def test_every_mixer_that_streams(name, rand):
     torch.manual_seed(0)
     mixer = get_recipe(name).example(DIM, causal=True)
     layers = [Block(mixer, MLP(DIM)), block()]
-    stack = SegmentStack(layers, segment=5, memory=20).double().eval()
+    stack = SegmentStack(layers, segment_length=5, memory=20).double().eval()
     x = rand(2, 20, DIM).requires_grad_()
     y, state = streamed(stack, x, (1, 7, 1, 11))
     torch.testing.assert_close(y, stack(x))
@@ -194,29 +200,29 @@ def tensors(state):
 
 def test_the_state_is_bounded(rand):
     """Fails if a layer holds more than its memory after a segment, or than memory and segment before its end."""
-    stack, state = SegmentStack(blocks(), segment=4, memory=6), None
+    stack, state = SegmentStack(blocks(), segment_length=4, memory=6), None
     for i, token in enumerate(rand(1, 40, DIM).split(1, 1)):
         _, state = stack.stream(token, state)
-        assert all(held.tokens <= 6 + (i + 1) % 4 for held in state.layers)
-    assert state.next == 40 and state.layers[0].x.shape == (1, 6, DIM)
+        assert all(held.length <= 6 + (i + 1) % 4 for held in state.layers)
+    assert state.position == 40 and state.layers[0].x.shape == (1, 6, DIM)
 
 
 def test_training_carries_the_state_between_batches(rand):
     """Fails if the state of one step keeps the graph of it: the second backward would raise."""
-    stack, state = SegmentStack(blocks(), segment=4, memory=4), None
+    stack, state = SegmentStack(blocks(), segment_length=4, memory=4), None
     optimizer = torch.optim.SGD(stack.parameters(), lr=0.1)
     for _ in range(3):
         y, state = stack.stream(rand(2, 8, DIM), state)
         optimizer.zero_grad()
         y.square().mean().backward()
         optimizer.step()
-    assert state.next == 24
+    assert state.position == 24
 
 
 # ---------------------------------------------------------------------------------------------- the rest
 def test_nan_in_padding(rand):
     """Fails if a left-out token, even NaN, reaches a real one by the memory, or its gradients."""
-    stack, x = SegmentStack(blocks(), segment=4, memory=8), rand(2, 12, DIM)
+    stack, x = SegmentStack(blocks(), segment_length=4, memory=8), rand(2, 12, DIM)
     mask = torch.ones(2, 12, dtype=torch.bool)
     mask[0, 3:6] = False
     poisoned = x.masked_fill(~mask[..., None], torch.nan)
@@ -229,13 +235,13 @@ def test_a_context_is_looked_at_in_every_segment(rand):
     layers = blocks(cross=regard.create("vanilla", dim=DIM, heads=HEADS))
     x, context = rand(2, 9, DIM), rand(2, 5, DIM)
     real = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    got = SegmentStack(layers, segment=4, memory=12)(x, context, context_mask=real)
+    got = SegmentStack(layers, segment_length=4, memory=12)(x, context, context_mask=real)
     torch.testing.assert_close(got, SequentialStack(layers)(x, context, context_mask=real))
 
 
 def test_batches_and_lengths_of_none(rand):
     """Fails if no tokens are an error, or another batch goes on with the state."""
-    stack = SegmentStack(blocks(), segment=4, memory=4)
+    stack = SegmentStack(blocks(), segment_length=4, memory=4)
     assert stack(rand(2, 0, DIM)).shape == (2, 0, DIM) and stack(rand(1, 1, DIM)).shape == (
         1,
         1,
@@ -250,28 +256,33 @@ def test_bad_input(rand):
     """Fails if nonsense is accepted, or what does not apply is ignored."""
     plain = Block(regard.create("vanilla", dim=DIM, heads=HEADS))
     linear = Block(regard.create("linear", dim=DIM, heads=HEADS, causal=True)).double()
-    with pytest.raises(ValueError, match="segment must be an integer >= 1, not 0"):
-        SegmentStack(blocks(), segment=0, memory=4)
+    with pytest.raises(ValueError, match="segment_length must be an integer >= 1, not 0"):
+        SegmentStack(blocks(), segment_length=0, memory=4)
     with pytest.raises(ValueError, match="memory must be an integer >= 0, not -1"):
-        SegmentStack(blocks(), segment=4, memory=-1)
-    with pytest.raises(regard.Unsupported, match=r"layer 1 \(vanilla\) was not built causal"):
-        SegmentStack([block(), plain], segment=4, memory=4)
-    with pytest.raises(ValueError, match="say how many it keeps"):
-        SegmentStack(blocks(), segment=4)
+        SegmentStack(blocks(), segment_length=4, memory=-1)
+    with pytest.raises(regard.Unsupported, match=r"needs causal layers: build layer 1 \(vanilla\)"):
+        SegmentStack([block(), plain], segment_length=4, memory=4)
+    with pytest.raises(ValueError, match="needs a memory: set it, as in memory=128"):
+        SegmentStack(blocks(), segment_length=4)
     with pytest.raises(ValueError, match="leave memory out"):
-        SegmentStack([linear], segment=4, memory=4)
+        SegmentStack([linear], segment_length=4, memory=4)
     with pytest.raises(ValueError, match="at least one layer"):
-        SegmentStack([], segment=4, memory=4)
-    with pytest.raises(regard.Unsupported, match="takes no mask: a layer carries a state"):
-        SegmentStack([linear], segment=4)(rand(1, 3, DIM), mask=torch.ones(1, 3, dtype=torch.bool))
-    stack = SegmentStack(blocks(), segment=4, memory=4)
-    with pytest.raises(regard.Unsupported, match="takes no marks"):
+        SegmentStack([], segment_length=4, memory=4)
+    with pytest.raises(
+        regard.Unsupported,
+        match="does not support mask: one of its layers carries a recurrent state",
+    ):
+        SegmentStack([linear], segment_length=4)(
+            rand(1, 3, DIM), mask=torch.ones(1, 3, dtype=torch.bool)
+        )
+    stack = SegmentStack(blocks(), segment_length=4, memory=4)
+    with pytest.raises(regard.Unsupported, match="does not support global_attention_mask"):
         stack(rand(1, 3, DIM), global_attention_mask=torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"mask must have shape \(1, 3\)"):
         stack(rand(1, 3, DIM), mask=torch.ones(1, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="x must have width 8, not 4"):
         stack(rand(1, 3, 4))
-    with pytest.raises(regard.Unsupported, match="has no keys that may stand anywhere"):
+    with pytest.raises(regard.Unsupported, match="cannot attend to the memory of SegmentStack"):
         HiddenStateMemory(4).step(
             linear, rand(1, 3, DIM), LayerInputs(), HiddenStateMemory(4).initial_state(linear), 0
         )
@@ -291,6 +302,6 @@ def test_what_can_neither_look_back_nor_stream_is_refused():
     """Fails if a causal mixer without a state is taken."""
     with pytest.raises(
         regard.Unsupported,
-        match="Still can neither look back at hidden states nor stream: it forgets",
+        match="Still can neither attend to a memory nor stream: it forgets",
     ):
-        SegmentStack([Block(Still()), block()], segment=4, memory=4)
+        SegmentStack([Block(Still()), block()], segment_length=4, memory=4)

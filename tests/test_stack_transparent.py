@@ -39,7 +39,9 @@ def test_transparent_attention_against_loops(rand):
     encoder, between, decoder = seq2seq()
     source, x, weight = rand(1, 5, 8).requires_grad_(), rand(1, 4, 8).requires_grad_(), rand(4, 8)
     mask = torch.tensor([[True] * 4 + [False]])
-    found = decoder(x, between(encoder.every(source, mask=mask), mask), context_mask=mask)[0]
+    found = decoder(x, between(encoder.hidden_states(source, mask=mask), mask), context_mask=mask)[
+        0
+    ]
     states = [source[0]]
     for i in range(3):
         states.append(
@@ -59,7 +61,7 @@ def test_transparent_attention_against_loops(rand):
 def test_every_layer_tells_what_it_made(rand):
     """Fails if what stands last is not what the stack gives, or one in between is not what so many layers give."""
     encoder, x = seq2seq()[0], rand(2, 5, 8)
-    every = encoder.every(x)
+    every = encoder.hidden_states(x)
     assert every.shape == (4, 2, 5, 8) and torch.equal(every[0], x)
     torch.testing.assert_close(every[2], SequentialStack(list(encoder.layers)[:2])(x))
     torch.testing.assert_close(encoder(x), every[-1])
@@ -87,7 +89,7 @@ def test_dropout_of_the_weights(rand):
 def test_the_decoder_streams(name, rand):
     """Fails if a chunk is given other contexts than the whole."""
     encoder, between, decoder = seq2seq(name, "vanilla")
-    contexts, x = between(encoder.every(rand(2, 6, 8))), rand(2, 9, 8)
+    contexts, x = between(encoder.hidden_states(rand(2, 6, 8))), rand(2, 9, 8)
     torch.testing.assert_close(
         chunks(decoder, x, (1, 5, 3), context=contexts), decoder(x, contexts)
     )
@@ -99,7 +101,9 @@ def test_padding_of_the_source_has_no_influence(rand):
     source, x, mask = rand(1, 5, 8), rand(1, 4, 8), torch.tensor([[True] * 3 + [False] * 2])
 
     def out(source):
-        return decoder(x, between(encoder.every(source, mask=mask), mask), context_mask=mask)
+        return decoder(
+            x, between(encoder.hidden_states(source, mask=mask), mask), context_mask=mask
+        )
 
     torch.testing.assert_close(out(source.masked_fill(~mask[..., None], torch.nan)), out(source))
 
@@ -108,17 +112,17 @@ def test_contexts_that_do_not_fit_are_said(rand):
     """Fails if one context is taken for many."""
     encoder, between, decoder = seq2seq()
     with pytest.raises(
-        ValueError, match=r"context must be \(2 b m d\), one for each layer, not \(1, 3, 8\)"
+        ValueError, match=r"context must be \(2, b, m, d\), one per layer, not \(1, 3, 8\)"
     ):
         decoder(rand(1, 4, 8), rand(1, 3, 8))
-    with pytest.raises(ValueError, match="give it as context"):
+    with pytest.raises(ValueError, match="give a context"):
         decoder(rand(1, 4, 8))
-    with pytest.raises(ValueError, match=r"outputs must be \(4 b m d\)"):
+    with pytest.raises(ValueError, match=r"hidden_states must be \(4, b, m, d\)"):
         between(rand(3, 1, 5, 8))
-    with pytest.raises(regard.Unsupported, match="nothing to give contexts to"):
+    with pytest.raises(regard.Unsupported, match="PerLayerContextStack needs cross-attention"):
         PerLayerContextStack([block()])
-    with pytest.raises(regard.Unsupported, match="takes no context"):
-        encoder.every(rand(1, 4, 8), rand(1, 4, 8))
+    with pytest.raises(regard.Unsupported, match="does not support context"):
+        encoder.hidden_states(rand(1, 4, 8), rand(1, 4, 8))
 
 
 # ---------------------------------------------------------------------------------------------- RealFormer
@@ -154,8 +158,8 @@ def test_carried_scores_against_loops(causal, residual, rand):
         for i in range(3):
             mine = naive.under(p, f"blocks.{i}")
             around, then = (
-                naive.under(mine, "around_mixer.norm"),
-                naive.under(mine, "around_ffn.norm"),
+                naive.under(mine, "mixer_residual.norm"),
+                naive.under(mine, "ffn_residual.norm"),
             )
             y = naive.norm(around, one) if pre else one
             y, scores = naive.attention(
@@ -203,10 +207,10 @@ def test_one_layer_and_no_ffn(rand):
 
 def test_what_cannot_carry_is_said():
     """Fails if a mixer without scores is accepted, or heads do not fit."""
-    with pytest.raises(regard.Unsupported, match="LinearAttention hands on no scores"):
+    with pytest.raises(regard.Unsupported, match="LinearAttention cannot pass on attention scores"):
         RealFormerStack([block("linear")])
     two, four = (Block(regard.create("realformer", dim=8, heads=h)) for h in (2, 4))
-    with pytest.raises(ValueError, match="as many heads"):
+    with pytest.raises(ValueError, match="the same number of heads"):
         RealFormerStack([two, four])
     with pytest.raises(regard.Unsupported, match="global_attention_mask"):
         RealFormerStack([two])(

@@ -27,11 +27,11 @@ def universal(
     """One in which tokens halt at different steps: the question is asked loudly."""
     layer = block(name, **more)
     torch.manual_seed(1)
-    asks = Halting(8, weight=0.1, bias=bias, epsilon=epsilon) if halting else None
-    stack = UniversalStack(layer, steps, halting=asks, signal=signal).double().eval()
+    asks = Halting(8, loss_weight=0.1, bias=bias, epsilon=epsilon) if halting else None
+    stack = UniversalStack(layer, steps, halting=asks, timing_signal=signal).double().eval()
     if asks is not None:
-        asks.ask.weight.data *= spread
-        asks.ask.weight.data[:, 1::2] = (
+        asks.proj.weight.data *= spread
+        asks.proj.weight.data[:, 1::2] = (
             0  # the cosines of the signal would drown what tokens have to say
         )
     return stack
@@ -67,7 +67,7 @@ def by_hand(p, x, steps, *, causal, real, epsilon=0.01, **more):
             if halted[i]:
                 rows.append(h[i])
                 continue
-            chance = torch.sigmoid(naive.linear(p, "halting.ask", s[i])[0])
+            chance = torch.sigmoid(naive.linear(p, "halting.proj", s[i])[0])
             count[i] += 1
             enough = (total[i] + chance).item() >= 1 - epsilon
             if enough or t == steps:
@@ -170,13 +170,13 @@ def test_other_forms_stream_too(more, rand):
 def test_a_stream_runs_a_step_only_where_a_token_needs_it(rand):
     """Fails if waiting tokens are read before anybody comes so deep, or never."""
     stack, x = universal(4, name="linear", causal=True, signal=False, spread=0.0), rand(1, 6, 8)
-    stack.halting.ask.bias.data.fill_(20.0)
+    stack.halting.proj.bias.data.fill_(20.0)
     _, state = stack.stream(x[:, :5])
-    waits = [0 if late.waiting is None else late.waiting.shape[1] for late in state.steps]
+    waits = [0 if late.pending is None else late.pending.shape[1] for late in state.steps]
     assert waits == [0, 5, 5, 5]
-    stack.halting.ask.bias.data.fill_(0.2)  # p = 0.55: two steps
+    stack.halting.proj.bias.data.fill_(0.2)  # p = 0.55: two steps
     _, state = stack.stream(x[:, 5:], state)
-    assert [0 if late.waiting is None else late.waiting.shape[1] for late in state.steps] == [
+    assert [0 if late.pending is None else late.pending.shape[1] for late in state.steps] == [
         0,
         0,
         6,
@@ -190,7 +190,7 @@ def test_halting_stops_computing(rand):
     stack.layer.mixer.register_forward_hook(lambda *_: calls.append(1))
     for bias, steps in ((20.0, 1), (0.0, 2), (-20.0, 6)):
         calls.clear()
-        stack.halting.ask.bias.data.fill_(bias)
+        stack.halting.proj.bias.data.fill_(bias)
         with regard.collect_aux() as notes:
             stack(x)
         assert len(calls) == steps
@@ -257,9 +257,9 @@ def test_what_does_not_fit_is_said():
         universal(0)
     with pytest.raises(ValueError, match="epsilon must be a number between 0 and 1"):
         Halting(8, epsilon=1.0)
-    with pytest.raises(ValueError, match="weight must be a finite number above 0"):
-        Halting(8, weight=0.0)
-    with pytest.raises(ValueError, match="halting is 4 wide, and the layer 8"):
+    with pytest.raises(ValueError, match="loss_weight must be a finite number above 0"):
+        Halting(8, loss_weight=0.0)
+    with pytest.raises(ValueError, match="halting has dim 4 but the layer has dim 8"):
         UniversalStack(block(), 2, halting=Halting(4))
-    with pytest.raises(regard.Unsupported, match="not built causal"):
+    with pytest.raises(regard.Unsupported, match="was not built with causal=True"):
         universal(2).stream(torch.zeros(1, 2, 8).double())

@@ -1,6 +1,6 @@
-"""A layer maps tokens (b n d) to tokens (b n d) and may look at another sequence; a block is mixing, then feeding forward.
+"""Layers map tokens (b, n, d) to tokens (b, n, d); a block mixes tokens, then feeds them forward.
 
-Layers nest: a stack is a layer made of layers, and all of them train, stream and take masks in the same way.
+Layers nest: a stack is a layer made of layers. All of them train, stream and take masks alike.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from regard.numerics import zero_padding_tokens
 from regard.residual import PreNorm, Residual
 from regard.state import check_state
 
-NO_CONTEXT = "no layer of it looks at another sequence"
-NO_MAP = "a layer is not linear in its values; its mixers may have maps"
+NO_CROSS_ATTENTION = "it has no cross-attention"
+NO_ATTENTION_MAP = "a layer is not linear in its values; its mixers may have attention maps"
 
 
 class LayerInputs(NamedTuple):
-    """What stands beside the tokens of a call, the same for all layers.
+    """Inputs of a call that all layers share, next to the tokens (b, n, d).
 
-    mask           (b n), True = a real token
-    context        (b m d), another sequence to look at; `context_mask` (b m)
-    marks          (b n), True = a marked token
+    Attributes:
+        mask: (b, n), True = keep.
+        context: (b, m, d), the sequence that cross-attention reads; `context_mask` is (b, m).
+        global_attention_mask: (b, n), True = token with global attention.
     """
 
     mask: Tensor | None = None
@@ -38,27 +39,33 @@ class LayerInputs(NamedTuple):
 
 
 class Layer(nn.Module, ABC):
-    """(b n d) -> (b n d), with a state where it streams.  A subclass writes `run`, once.
+    """Base class for blocks and stacks: maps tokens (b, n, d) to tokens (b, n, d).
 
-    What `run` is given was checked by whoever was called from outside: there, left-out tokens were set to zero.
+    Subclasses implement `run`, for whole sequences and for streams. `forward` and `stream` validate
+    their inputs and zero the padding; nested layers call each other's `run` directly.
 
-    dim     the width d of a token; `wide`, that of what comes out, where a stack ends wider
-    can     what it promises; `cross`: it looks at another sequence, and then must be given one
-    causal  no token depends on later ones
-    length  the longest sequence, None: any
+    Args:
+        dim: Width d of a token. `out_dim`, the width of the output, is the same for most layers.
+        can: Capabilities. With "cross", calls must give a context.
+        causal: Whether token i depends only on tokens <= i.
+        length: Maximum sequence length, or None for any length.
     """
 
     def __init__(self, dim: int, *, can: Can, causal: bool, length: int | None = None) -> None:
         super().__init__()
-        self.dim, self.wide, self.can, self.causal, self.length = dim, dim, can, causal, length
+        self.dim, self.out_dim = dim, dim
+        self.can, self.causal, self.length = can, causal, length
 
     @abstractmethod
-    def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
-        """x (b n d) -> (b n d) and the next state; `state` is None for a whole sequence."""
+    def run(self, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:
+        """Map validated tokens x (b, n, d) to (b, n, d), and return the next state.
+
+        `state` is None for a whole sequence, and then the next state is None too.
+        """
 
     def initial_state(self) -> State:
-        """The state before the first chunk."""
-        raise Unsupported(f"{type(self).__name__} cannot run chunk by chunk")
+        """State before the first chunk."""
+        raise Unsupported(f"{type(self).__name__} does not support streaming")
 
     def forward(
         self,
@@ -69,9 +76,9 @@ class Layer(nn.Module, ABC):
         context_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """The whole sequence: x (b n d), context (b m d) for layers that look at another sequence; see `Given`."""
-        given = LayerInputs(mask, context, context_mask, global_attention_mask)
-        return self.run(self.checked(x, given), given, None)[0]
+        """Process a whole sequence x (b, n, d). See `LayerInputs` for the other arguments."""
+        inputs = LayerInputs(mask, context, context_mask, global_attention_mask)
+        return self.run(self.validate_inputs(x, inputs), inputs, None)[0]
 
     def stream(
         self,
@@ -81,50 +88,56 @@ class Layer(nn.Module, ABC):
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """The next chunk of a causal sequence, of any length: (b n d) -> (b n d) and the state for the chunk after it."""
+        """Process the next chunk of a causal sequence, of any length.
+
+        Returns the output (b, n, d) and the state for the next chunk.
+        """
         if not self.can.stream:
-            raise Unsupported(f"it cannot run chunk by chunk: {self.can.reason('stream')}")
+            raise Unsupported(
+                f"{type(self).__name__} does not support streaming: {self.can.reason('stream')}"
+            )
         if not self.causal:
             raise Unsupported(
-                "a layer of it was not built causal, so the first chunk would depend on the last"
+                f"{type(self).__name__} was not built with causal=True, which streaming needs"
             )
-        given = LayerInputs(None, context, context_mask)
-        x = self.checked(x, given)
+        inputs = LayerInputs(None, context, context_mask)
+        x = self.validate_inputs(x, inputs)
         first = self.initial_state()
         state = first if state is None else state
         check_state(state, first, x.shape[0])
-        return self.run(x, given, state)
+        return self.run(x, inputs, state)
 
-    def checked(self, x: Tensor, given: LayerInputs) -> Tensor:
-        """Refuse what is not promised, say what is malformed, and blank what is left out: x (b n d)."""
+    def validate_inputs(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        """Check the inputs against shapes and capabilities; return x (b, n, d) with zeroed padding."""
+        name = type(self).__name__
         check_tokens(x, self.dim)
         check_dtype(x, self, "layer")
-        for promise, what, name in (
-            ("mask", given.mask, "mask"),
-            ("global_attention_mask", given.global_attention_mask, "global_attention_mask"),
-            ("cross", given.context, "context"),
+        for capability, value, argument in (
+            ("mask", inputs.mask, "mask"),
+            ("global_attention_mask", inputs.global_attention_mask, "global_attention_mask"),
+            ("cross", inputs.context, "context"),
         ):
-            if what is not None and self.can.reason(promise) is not None:
-                raise Unsupported(
-                    f"{type(self).__name__} takes no {name}: {self.can.reason(promise)}"
-                )
-        if given.context is None and self.can.cross:
-            raise ValueError("a layer of it looks at another sequence: give it as context, (b m d)")
-        if given.context is None and given.context_mask is not None:
+            reason = self.can.reason(capability)
+            if value is not None and reason is not None:
+                raise Unsupported(f"{name} does not support {argument}: {reason}")
+        if inputs.context is None and self.can.cross:
+            raise ValueError(f"{name} has cross-attention: give a context (b, m, d)")
+        if inputs.context is None and inputs.context_mask is not None:
             raise ValueError("context_mask without a context")
-        check_mask(given.mask, (x.shape[0], x.shape[1]), "mask")
-        check_mask(given.global_attention_mask, (x.shape[0], x.shape[1]), "global_attention_mask")
-        return zero_padding_tokens(x, given.mask)
+        check_mask(inputs.mask, (x.shape[0], x.shape[1]), "mask")
+        check_mask(inputs.global_attention_mask, (x.shape[0], x.shape[1]), "global_attention_mask")
+        return zero_padding_tokens(x, inputs.mask)
 
 
 class Block(Layer):
-    """Mix the tokens, look at the context, feed forward: each a sub-layer with its own residual.
+    """Transformer block: token mixing, optional cross-attention, feed-forward, each with a residual.
 
-    mixer     any mixer
-    ffn       None: there is no feed-forward sub-layer
-    cross     a mixer that asks the context; None: the block looks at no other sequence
-    residual  makes what stands around a sub-layer, from the width
-    dropout   of what each sub-layer adds
+    Args:
+        mixer: Any mixer.
+        ffn: Feed-forward layer. None: no feed-forward sub-layer.
+        cross: Mixer for cross-attention. None: no cross-attention.
+        residual: Builds the residual of each sub-layer from the width.
+        dropout: Dropout of the output of each sub-layer.
     """
 
     def __init__(
@@ -136,18 +149,17 @@ class Block(Layer):
         residual: Callable[[int], Residual] = PreNorm,
         dropout: float = 0.0,
     ) -> None:
-        unsupported = mixer.can.unsupported | {"cross": NO_CONTEXT, "maps": NO_MAP}
+        unsupported = mixer.can.unsupported | {
+            "cross": NO_CROSS_ATTENTION,
+            "maps": NO_ATTENTION_MAP,
+        }
         if cross is not None:
             del unsupported["cross"]
-        super().__init__(
-            mixer.dim,
-            can=Can(supports_global_mask=True, **unsupported),
-            causal=mixer.causal,
-            length=mixer.length,
-        )
+        can = Can(supports_global_mask=True, **unsupported)
+        super().__init__(mixer.dim, can=can, causal=mixer.causal, length=mixer.length)
         for part, name in ((ffn, "ffn"), (cross, "cross")):
             if part is not None and part.dim != mixer.dim:
-                raise ValueError(f"{name} is {part.dim} wide, and the mixer {mixer.dim}")
+                raise ValueError(f"{name} has dim {part.dim} but the mixer has dim {mixer.dim}")
         if cross is not None:
             check_cross_attention(cross)
         self.mixer, self.cross, self.ffn = mixer, cross, ffn
@@ -157,37 +169,44 @@ class Block(Layer):
         self.dropout = nn.Dropout(dropout)
 
     def initial_state(self) -> State:
-        """The state of the mixer before the first chunk."""
+        """State of the mixer before the first chunk."""
         return self.mixer.initial_state()
 
-    def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
-        y, state = run_mixer(self.mixer, self.mixer_residual.before(x, given.mask), given, state)
-        return self.join(x, y, given), state
+        y = self.mixer_residual.prepare(x, inputs.mask)
+        y, state = run_mixer(self.mixer, y, inputs, state)
+        return self.finish(x, y, inputs), state
 
-    def join(self, x: Tensor, y: Tensor, given: LayerInputs) -> Tensor:
-        """What the block makes of the stream x (b n d) once its mixer has made y (b n d) of what stands before it."""
-        x = self.mixer_residual.after(x, self.dropout(y), given.mask)
+    def finish(self, x: Tensor, mixed: Tensor, inputs: LayerInputs) -> Tensor:
+        """Run the rest of the block: x (b, n, d) is its input, `mixed` (b, n, d) the mixer's output.
+
+        Stacks that replace the mixer's call by their own use this.
+        """
+        x = self.mixer_residual.add(x, self.dropout(mixed), inputs.mask)
         if self.cross is not None and self.cross_residual is not None:
-            y = self.cross(
-                self.cross_residual.before(x, given.mask), given.context, mask=given.context_mask
-            )
-            x = self.cross_residual.after(x, self.dropout(y), given.mask)
+            y = self.cross_residual.prepare(x, inputs.mask)
+            y = self.cross(y, inputs.context, mask=inputs.context_mask)
+            x = self.cross_residual.add(x, self.dropout(y), inputs.mask)
         if self.ffn is not None and self.ffn_residual is not None:
-            y = self.ffn(self.ffn_residual.before(x, given.mask), given.mask)
-            x = self.ffn_residual.after(x, self.dropout(y), given.mask)
+            y = self.ffn(self.ffn_residual.prepare(x, inputs.mask), inputs.mask)
+            x = self.ffn_residual.add(x, self.dropout(y), inputs.mask)
         return x
 
 
-def check_cross_attention(cross: Mixer) -> None:
-    """The mixer must be able to ask another sequence."""
-    if cross.causal or not cross.can.cross:
-        why = "it was built causal" if cross.causal else cross.can.reason("cross")
-        raise Unsupported(f"{cross.name} cannot look at the context: {why}")
+def check_cross_attention(mixer: Mixer) -> None:
+    """Check that a mixer can attend to another sequence."""
+    if mixer.causal:
+        raise Unsupported(f"{mixer.name} was built causal and cannot do cross-attention")
+    if not mixer.can.cross:
+        raise Unsupported(
+            f"{mixer.name} does not support cross-attention: {mixer.can.reason('cross')}"
+        )
 
 
-def run_mixer(mixer: Mixer, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
-    """What a mixer makes of the whole sequence, or of the next chunk where there is a state."""
+def run_mixer(mixer: Mixer, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:
+    """Run a mixer on a whole sequence, or with a state on the next chunk."""
     if state is not None:
         return mixer.stream(x, state)
-    return mixer(x, mask=given.mask, global_attention_mask=given.global_attention_mask), None
+    mask, global_attention_mask = inputs.mask, inputs.global_attention_mask
+    return mixer(x, mask=mask, global_attention_mask=global_attention_mask), None

@@ -1,4 +1,4 @@
-"""What deep stacks want before the first step: Admin's profile, DeepNorm's start."""
+"""Initialisation of deep stacks: Admin's profiling, DeepNorm's scaled weights."""
 
 from __future__ import annotations
 
@@ -13,132 +13,123 @@ from regard.errors import Unsupported, check_positive
 from regard.mixer import Mixer
 from regard.residual import Admin
 
-ASKING, TELLING = ("q", "k"), ("v", "out")  # what mixers call their projections
 
+def admin_init(model: nn.Module, *args: Tensor, **kwargs: Tensor) -> list[float]:
+    """Initialise ω of all `Admin` residuals from a batch (Liu et al. 2020, arXiv 2004.08249).
 
-def admin_init(model: nn.Module, *batch: Tensor, **named: Tensor) -> list[float]:
-    """Set ω of all `Admin` residuals by a look at real data (Liu et al. 2020, arXiv 2004.08249); returns them, in order.
-
-    Runs model(*batch, **named) once, in evaluation and without gradients.  With x_{i−1} what sub-layer f_i reads,
+    Calls model(*args, **kwargs) once, in evaluation mode and without gradients. With x_{i−1} the
+    input of sub-layer f_i,
 
         ω_1 = 1,    ω_{i+1} = √(Var[ω_i x_{i−1}] + Var[f_i(x_{i−1})])
 
-    over all numbers of real tokens.  Where x is normalised, Var[ω_i x_{i−1}] = ω_i², so ω² adds up what the branches before
-    it had to say.  An encoder and a decoder are profiled one by one: each begins with one.
+    over all values of real tokens. If x is normalised, Var[ω_i x_{i−1}] = ω_i², so ω² sums the
+    variances of the previous branches. Initialise encoder and decoder separately: each starts at 1.
+
+    Returns:
+        The values of ω, in the order of the sub-layers.
     """
-    joins = [part for part in model.modules() if isinstance(part, Admin)]
-    if not joins:
-        raise Unsupported("there is no Admin residual inside, so there is nothing to profile")
-    taking = _Profile()
-    with evaluation_mode(model), torch.no_grad(), taking.watching(joins):
-        model(*batch, **named)
-        missed = len(joins) - len(taking.found)
-        if missed:
-            raise ValueError(
-                f"{missed} of {len(joins)} Admin residuals were not reached by this batch"
-            )
-    return list(taking.found.values())
+    residuals = [module for module in model.modules() if isinstance(module, Admin)]
+    if not residuals:
+        raise Unsupported("the model has no Admin residual to initialise")
+    values: dict[Admin, float] = {}
+    following = 1.0
 
-
-class _Profile:
-    """What was measured so far, in the order of the pass."""
-
-    def __init__(self) -> None:
-        self.next, self.found = 1.0, dict[Admin, float]()
-
-    @contextmanager
-    def watching(self, joins: list[Admin]) -> Iterator[None]:
-        """Inside, they show what they join; where that fails, ω is as before."""
-        before = [join.omega.clone() for join in joins]
-        try:
-            for join in joins:
-                join.watch = self.visit
-            yield
-        except Exception:
-            for join, omega in zip(joins, before, strict=True):
-                join.omega.copy_(omega)
-            raise
-        finally:
-            for join in joins:
-                join.watch = None
-
-    def visit(self, join: Admin, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
-        """Set ω before it is used, as the authors' code does: what comes later sees the stream as it will be."""
-        if join in self.found:
+    def profile(residual: Admin, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
+        nonlocal following
+        if residual in values:
             raise Unsupported(
                 "an Admin residual runs twice in a pass, and one ω cannot fit two depths"
             )
-        join.omega.fill_(self.next)
-        self.found[join] = self.next
-        scaled, y = ((t if mask is None else t[mask]).double() for t in (join.omega * x, y))
-        self.next = (scaled.var(correction=0) + y.var(correction=0)).sqrt().item()
-        if not 0 < self.next < float("inf"):
+        # Set before use, as in the authors' code: later sub-layers see the scaled stream.
+        residual.omega.fill_(following)
+        values[residual] = following
+        x, y = ((t if mask is None else t[mask]).double() for t in (residual.omega * x, y))
+        following = (x.var(correction=0) + y.var(correction=0)).sqrt().item()
+        if not 0 < following < float("inf"):
             raise ValueError(
-                f"the tokens of this batch deviate by {self.next}: profile needs some that are real and differ"
+                f"the standard deviation of this batch is {following}: "
+                "admin_init needs real tokens that differ"
             )
+
+    before = [residual.omega.clone() for residual in residuals]
+    with evaluation_mode(model), torch.no_grad():
+        try:
+            for residual in residuals:
+                residual.profiler = profile
+            model(*args, **kwargs)
+            missed = len(residuals) - len(values)
+            if missed:
+                raise ValueError(
+                    f"{missed} of {len(residuals)} Admin residuals did not run on this batch"
+                )
+        except Exception:
+            for residual, omega in zip(residuals, before, strict=True):
+                residual.omega.copy_(omega)
+            raise
+        finally:
+            for residual in residuals:
+                residual.profiler = None
+    return list(values.values())
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation; then each part is again in the mode it was in."""
-    modes = [(part, part.training) for part in model.modules()]
+    """Put a model into evaluation mode, and restore the mode of each module at exit."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for module, training in modes:
+            module.training = training
 
 
 @torch.no_grad()
 def deepnorm_init(model: nn.Module, beta: float) -> None:
-    """Draw weights as DeepNorm wants them (Wang et al. 2022, arXiv 2203.00555): Xavier's normal distribution,
+    """Initialise weights for DeepNorm (Wang et al. 2022, arXiv 2203.00555), Xavier normal:
 
         W ~ N(0, gain² · 2 / (rows + columns)),
 
-    with gain β in feed-forward layers and in projections to values and outputs, and 1 in those to queries and keys; their
-    biases are zero.  Draws from torch's generator.  In a mixer, those are the linear layers called q, k, v and out; its
-    other parts stay as they are, and a mixer without v or out is refused.
+    with gain β in feed-forward layers and value and output projections, and gain 1 in query and key
+    projections; their biases become zero. Uses torch's global generator. In mixers, these are the
+    linear layers named q, k, v and out; other parameters stay unchanged, and a mixer without v or
+    out is refused.
     """
     check_positive("beta", beta)
-    blocks = [part for part in model.modules() if isinstance(part, Block)]
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
     if not blocks:
-        raise Unsupported("there is no Block inside, so there are no weights to draw")
+        raise Unsupported("the model has no Block to initialise")
     mixers = [
         mixer for block in blocks for mixer in (block.mixer, block.cross) if mixer is not None
     ]
-    maps = [(mixer, _projections(mixer)) for mixer in mixers]
-    for mixer, (_, telling) in maps:
-        if not telling:
+    for mixer in mixers:
+        if not _projections(mixer, "v", "out"):
             raise Unsupported(
-                f"{mixer.name} has no projection to values or outputs that β could make smaller"
+                f"{mixer.name} does not support deepnorm: "
+                "it has no value or output projection that β could scale"
             )
-    for _, (asking, telling) in maps:
-        _draw(asking, 1.0)
-        _draw(telling, beta)
+    for mixer in mixers:
+        _xavier_normal(_projections(mixer, "q", "k"), 1.0)
+        _xavier_normal(_projections(mixer, "v", "out"), beta)
     for block in blocks:
         if block.ffn is not None:
-            _draw(block.ffn.modules(), beta)
+            _xavier_normal(block.ffn.modules(), beta)
 
 
-def _projections(mixer: Mixer) -> tuple[list[nn.Linear], list[nn.Linear]]:
-    """The linear layers that make queries and keys, and those that make values and outputs."""
-    linear = [
-        (name.rpartition(".")[2], part)
-        for name, part in mixer.named_modules()
-        if isinstance(part, nn.Linear)
+def _projections(mixer: Mixer, *names: str) -> list[nn.Linear]:
+    """Linear layers of a mixer with these names."""
+    return [
+        module
+        for name, module in mixer.named_modules()
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in names
     ]
-    asking, telling = (
-        [part for name, part in linear if name in names] for names in (ASKING, TELLING)
-    )
-    return asking, telling
 
 
-def _draw(parts: Iterable[nn.Module], gain: float) -> None:
-    """Matrices anew, also where several lie in one parameter; the biases of linear layers to zero."""
-    for part in parts:
-        for weight in part.parameters(recurse=False):
+def _xavier_normal(modules: Iterable[nn.Module], gain: float) -> None:
+    """Initialise matrices, also several in one parameter, and zero the biases of linear layers."""
+    for module in modules:
+        for weight in module.parameters(recurse=False):
             if weight.dim() > 1:
                 weight.normal_(0, gain * (2 / sum(weight.shape[-2:])) ** 0.5)
-            elif isinstance(part, nn.Linear):
+            elif isinstance(module, nn.Linear):
                 weight.zero_()

@@ -1,7 +1,7 @@
-"""Normalisation: (b n d) -> (b n d), and a mask that tells which tokens are real.
+"""Normalisation layers (b, n, d) -> (b, n, d), with a mask for padding. `NORMS` lists all by name.
 
-Those that are left out count as zeros, so that NaN in padding reaches neither other tokens nor the gradient of a weight.
-float16 and bfloat16 are computed in float32.  `NORMS` has all kinds by name.
+Padding counts as zeros, so that NaN in padding reaches neither other tokens nor the gradient of a
+weight. float16 and bfloat16 are computed in float32.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ from regard.numerics import at_least_float32, zero_padding_tokens
 
 
 class Norm(nn.Module, ABC):
-    """x (b n d), mask (b n), True = a real token -> (b n d)."""
+    """Base class: normalises x (b, n, d), with mask (b, n), True = keep.
 
-    eps: float  # added where it divides, by those that have it
-    pooled: bool = False  # has statistics of many tokens: chunks are the whole in evaluation, but not in training
+    Args:
+        eps: Added to the denominator, by norms that have one.
+    """
+
+    eps: float
+    # Statistics over many tokens: in training, chunks differ from the whole sequence.
+    uses_batch_statistics: bool = False
 
     def __init__(self, dim: int, eps: float | None = None) -> None:
         super().__init__()
@@ -37,214 +42,221 @@ class Norm(nn.Module, ABC):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
-# ---------------------------------------------------------------------------------------------- each token by itself
+# ----------------------------------------------------------------------------------------- per token
 class LayerNorm(Norm):
-    """(x − mean) / √(variance + ε) · gain + bias, over the width of each token (Ba et al. 2016, arXiv 1607.06450)."""
+    """(x − mean) / √(variance + ε) · weight + bias, over the width of each token (Ba et al. 2016,
+    arXiv 1607.06450)."""
 
     def __init__(self, dim: int, *, eps: float = 1e-5, bias: bool = True) -> None:
         super().__init__(dim, eps)
-        self.gain = nn.Parameter(torch.ones(dim))
+        self.weight = nn.Parameter(torch.ones(dim))
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        return F.layer_norm(
-            zero_padding_tokens(x, mask), (self.dim,), self.gain, self.bias, self.eps
-        )
+        x = zero_padding_tokens(x, mask)
+        return F.layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
 
 
 class RMSNorm(Norm):
-    """x / √(mean of x² + ε) · gain, over the width of each token (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    """x / √(mean of x² + ε) · weight, over the width of each token (Zhang & Sennrich 2019,
+    arXiv 1910.07467)."""
 
     def __init__(self, dim: int, *, eps: float = 1e-6) -> None:
         super().__init__(dim, eps)
-        self.gain = nn.Parameter(torch.ones(dim))
+        self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        wide = zero_padding_tokens(at_least_float32(x), mask)
-        return (wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.gain).to(
-            x.dtype
-        )
+        y = zero_padding_tokens(at_least_float32(x), mask)
+        scale = (y.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return (y * scale * self.weight).to(x.dtype)
 
 
 class ScaleNorm(Norm):
-    """g x / ‖x‖, with one learned number g, √d at first (Nguyen & Salazar 2019, arXiv 1910.05895).
+    """g x / ‖x‖, with a learned scalar g, initially √d (Nguyen & Salazar 2019, arXiv 1910.05895).
 
     Tokens shorter than `eps` are divided by `eps`.
     """
 
     def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
         super().__init__(dim, eps)
-        self.gain = nn.Parameter(torch.tensor(float(dim)).sqrt())
+        self.weight = nn.Parameter(torch.tensor(float(dim)).sqrt())
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        return (
-            self.gain
-            * F.normalize(zero_padding_tokens(at_least_float32(x), mask), dim=-1, eps=self.eps)
-        ).to(x.dtype)
+        y = zero_padding_tokens(at_least_float32(x), mask)
+        return (self.weight * F.normalize(y, dim=-1, eps=self.eps)).to(x.dtype)
 
 
 class GroupNorm(Norm):
-    """Layer norm over each of `peer_groups` equal parts of a token's width, then gain and bias (Wu & He 2018, arXiv 1803.08494).
+    """Layer norm over each of `groups` equal parts of a token's width, then weight and bias
+    (Wu & He 2018, arXiv 1803.08494).
 
-    Statistics are of one token, not of all places as in images: so it is causal, and padding is no matter.
+    Statistics are per token, not over all positions as for images: it is causal, and padding has no
+    influence.
     """
 
     def __init__(self, dim: int, *, groups: int = 4, eps: float = 1e-5) -> None:
         super().__init__(dim, eps)
         check_int(1, groups=groups)
         if dim % groups:
-            fit = max(g for g in range(1, groups) if dim % g == 0)
-            raise ValueError(f"groups must divide dim {dim}, and {groups} does not; {fit} does")
+            nearest = max(g for g in range(1, groups) if dim % g == 0)
+            raise ValueError(f"groups must divide dim {dim}, not {groups}: try groups={nearest}")
         self.groups = groups
-        self.gain, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
+        self.weight, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        parts = zero_padding_tokens(at_least_float32(x), mask).unflatten(-1, (self.groups, -1))
-        return (
-            F.layer_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * self.gain + self.bias
-        ).to(x.dtype)
+        y = zero_padding_tokens(at_least_float32(x), mask).unflatten(-1, (self.groups, -1))
+        y = F.layer_norm(y, y.shape[-1:], eps=self.eps).flatten(-2)
+        return (y * self.weight + self.bias).to(x.dtype)
 
 
 class NoNorm(Norm):
-    """x as it is."""
+    """Identity."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
         return zero_padding_tokens(x, mask)
 
 
-# ---------------------------------------------------------------------------------------------- many tokens together
+# ----------------------------------------------------------------------------------------- over tokens
 class BatchNorm(Norm):
-    """(x − mean) / √(variance + ε) · gain + bias, each of the d numbers over all real tokens of the batch (Ioffe & Szegedy
-    2015, arXiv 1502.03167).
+    """(x − mean) / √(variance + ε) · weight + bias, each channel over all real tokens of the batch
+    (Ioffe & Szegedy 2015, arXiv 1502.03167).
 
-    In training a token depends on all others, later ones and other examples too.  In evaluation the running statistics are
-    used, and it depends on none.  Each process has its own statistics: nothing is synchronised.
+    In training a token depends on all others, including later ones and other examples. Evaluation
+    uses running statistics, and tokens are independent. Processes do not synchronise statistics.
 
-    momentum   running = (1 − momentum) · running + momentum · batch; the variance that is kept is the unbiased one.
-               A batch of fewer than two real tokens has no variance, and changes nothing
+    Args:
+        momentum: running = (1 − momentum) · running + momentum · batch, with the unbiased variance.
+            Batches of fewer than two real tokens have no variance and change nothing.
     """
 
-    pooled = True
-    mean: Tensor
-    variance: Tensor
+    uses_batch_statistics = True
+    running_mean: Tensor
+    running_var: Tensor
 
     def __init__(self, dim: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
         super().__init__(dim, eps)
-        check_share("momentum", momentum)
+        check_fraction("momentum", momentum)
         self.momentum = momentum
-        self.gain, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
-        self.register_buffer("mean", torch.zeros(dim))
-        self.register_buffer("variance", torch.ones(dim))
+        self.weight, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
+        self.register_buffer("running_mean", torch.zeros(dim))
+        self.register_buffer("running_var", torch.ones(dim))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        wide = zero_padding_tokens(at_least_float32(x), mask)
-        mean, variance = self._moments(wide, mask) if self.training else (self.mean, self.variance)
-        return ((wide - mean) * (variance + self.eps).rsqrt() * self.gain + self.bias).to(x.dtype)
+        y = zero_padding_tokens(at_least_float32(x), mask)
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            mean = masked_mean(y, mask)
+            var = masked_mean((y - mean).square(), mask)
+            self._update_running_statistics(mean, var, count_tokens(y, mask))
+        return ((y - mean) * (var + self.eps).rsqrt() * self.weight + self.bias).to(x.dtype)
 
-    def _moments(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of this batch; the running ones go on."""
-        count = count_tokens(x, mask)
-        mean = masked_mean(x, mask)
-        variance = masked_mean((x - mean).square(), mask)
-        with torch.no_grad():
-            step = self.momentum * (count > 1)
-            self.mean.lerp_(mean.to(self.mean.dtype), step.to(self.mean.dtype))
-            unbiased = variance * count / (count - 1).clamp(min=1)
-            self.variance.lerp_(unbiased.to(self.variance.dtype), step.to(self.variance.dtype))
-        return mean, variance
+    @torch.no_grad()
+    def _update_running_statistics(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        dtype = self.running_mean.dtype
+        step = (self.momentum * (count > 1)).to(dtype)
+        self.running_mean.lerp_(mean.to(dtype), step)
+        unbiased = var * count / (count - 1).clamp(min=1)
+        self.running_var.lerp_(unbiased.to(dtype), step)
 
 
 class PowerNorm(Norm):
-    """x̂ = x / ψ, y = gain · x̂ + bias, where ψ² is a running mean of x² over real tokens, and no mean is subtracted (Shen et
-    al. 2020, arXiv 2003.07845: PN, algorithm 2).
+    """x̂ = x / ψ, y = weight · x̂ + bias, where ψ² is a running mean of x² over real tokens; no mean
+    is subtracted (Shen et al. 2020, arXiv 2003.07845: PN, algorithm 2).
 
-    Step t divides by ψ of step t − 1, then ψ² ← α ψ² + (1 − α) mean(x²).  Since ψ is no function of this batch, the paper
-    replaces the gradient by an approximate one, with a running ν (written g for ∂L/∂x̂):
+    Step t divides by ψ of step t − 1, then ψ² ← α ψ² + (1 − α) mean(x²). Since ψ is not a function of
+    this batch, the paper approximates the gradient with a running ν (with g for ∂L/∂x̂):
 
         ∂L/∂x = (g − ν x̂) / ψ,    then    ν ← ν (1 − (1 − α) mean(x̂²)) + (1 − α) mean(g x̂)
 
-    Evaluation divides by the last ψ.  Statistics change in every forward and backward of training: not for layers that run
-    twice in a step, as under activation checkpointing.  Each process has its own: nothing is synchronised.
+    Evaluation divides by the last ψ. Every forward and backward pass of training changes the
+    statistics, so do not use it in layers that run twice in a step, as under activation
+    checkpointing. Processes do not synchronise statistics.
 
-    alpha    how much of the running statistics stays
-    warmup   so many steps of training divide by the batch's own quadratic mean, with its exact gradient (PN-V)
+    Args:
+        alpha: Decay of the running statistics.
+        warmup: Number of training steps that divide by the batch's own quadratic mean, with its
+            exact gradient (PN-V).
     """
 
-    pooled = True
-    square: Tensor
+    uses_batch_statistics = True
+    running_square: Tensor
     nu: Tensor
     steps: Tensor
 
     def __init__(self, dim: int, *, alpha: float = 0.9, warmup: int = 0, eps: float = 1e-5) -> None:
         super().__init__(dim, eps)
-        check_share("alpha", alpha)
+        check_fraction("alpha", alpha)
         check_int(0, warmup=warmup)
         self.alpha, self.warmup = alpha, warmup
-        self.gain, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
-        self.register_buffer("square", torch.ones(dim))
+        self.weight, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
+        self.register_buffer("running_square", torch.ones(dim))
         self.register_buffer("nu", torch.zeros(dim))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `Norm`."""
-        wide = zero_padding_tokens(at_least_float32(x), mask)
-        unit = self._train(wide, mask) if self.training else wide / (self.square + self.eps).sqrt()
-        return (unit * self.gain + self.bias).to(x.dtype)
+        y = zero_padding_tokens(at_least_float32(x), mask)
+        if self.training:
+            y = self._normalize_training(y, mask)
+        else:
+            y = y / (self.running_square + self.eps).sqrt()
+        return (y * self.weight + self.bias).to(x.dtype)
 
-    def _train(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x̂ of a step of training; ψ² goes on."""
+    def _normalize_training(self, x: Tensor, mask: Tensor | None) -> Tensor:
         square = masked_mean(x.square(), mask)
-        early = self.warmup > 0 and int(self.steps) < self.warmup
-        root = ((square if early else self.square.to(x.dtype)) + self.eps).sqrt()
+        warming_up = self.warmup > 0 and int(self.steps) < self.warmup
+        psi = ((square if warming_up else self.running_square.to(x.dtype)) + self.eps).sqrt()
         with torch.no_grad():
+            dtype = self.running_square.dtype
             step = (1 - self.alpha) * (count_tokens(x, mask) > 0)
-            self.square.lerp_(square.to(self.square.dtype), step.to(self.square.dtype))
+            self.running_square.lerp_(square.to(dtype), step.to(dtype))
             self.steps += 1
-        return x / root if early else _Approximate.apply(x, root, mask, self.nu, self.alpha)  # type: ignore[no-untyped-call]
+        if warming_up:
+            return x / psi
+        return _PowerNormFunction.apply(x, psi, mask, self.nu, self.alpha)  # type: ignore[no-untyped-call]
 
 
-class _Approximate(torch.autograd.Function):
-    """x / ψ, with the backward of `PowerNorm`, which changes ν in place."""
+class _PowerNormFunction(torch.autograd.Function):
+    """x / ψ, with the approximate gradient of `PowerNorm`, which updates ν in place."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, root: Tensor, mask: Tensor | None, nu: Tensor, alpha: float
+        ctx: Any, x: Tensor, psi: Tensor, mask: Tensor | None, nu: Tensor, alpha: float
     ) -> Tensor:
-        unit = x / root
-        ctx.save_for_backward(unit, root)
+        y = x / psi
+        ctx.save_for_backward(y, psi)
         ctx.mask, ctx.nu, ctx.alpha = mask, nu, alpha
-        return unit
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        unit, root = ctx.saved_tensors
-        nu = ctx.nu.to(unit.dtype, copy=True)  # of the step before: the buffer goes on below
-        power, along = (
-            masked_mean(t * unit, ctx.mask) for t in (unit, zero_padding_tokens(grad, ctx.mask))
-        )
-        ctx.nu.copy_(nu * (1 - (1 - ctx.alpha) * power) + (1 - ctx.alpha) * along)
-        return (grad - nu * unit) / root, None, None, None, None
+        y, psi = ctx.saved_tensors
+        nu = ctx.nu.to(y.dtype, copy=True)  # of the last step: the buffer is updated below
+        power = masked_mean(y * y, ctx.mask)
+        correlation = masked_mean(zero_padding_tokens(grad, ctx.mask) * y, ctx.mask)
+        ctx.nu.copy_(nu * (1 - (1 - ctx.alpha) * power) + (1 - ctx.alpha) * correlation)
+        return (grad - nu * y) / psi, None, None, None, None
 
 
 def count_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """How many tokens are real, as a scalar."""
+    """Number of real tokens, a scalar of the dtype of x."""
     return x.new_tensor(x.shape[0] * x.shape[1]) if mask is None else mask.sum().to(x.dtype)
 
 
 def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x (b n d) -> (d): the mean over real tokens; zero where there is none."""
+    """Mean of x (b, n, d) over real tokens, (d); zero if there are none."""
     return zero_padding_tokens(x, mask).sum((0, 1)) / count_tokens(x, mask).clamp(min=1)
 
 
-def check_share(name: str, value: object) -> None:
-    """The value must be a number between 0 and 1, neither of them."""
+def check_fraction(name: str, value: object) -> None:
+    """Check for a number between 0 and 1, exclusive."""
     check_positive(name, value)
     if not float(value) < 1:  # type: ignore[arg-type]
         raise ValueError(f"{name} must be below 1, not {value!r}")
@@ -253,7 +265,7 @@ def check_share(name: str, value: object) -> None:
 NORMS: Mapping[str, type[Norm]] = {
     "layer": LayerNorm,
     "rms": RMSNorm,
-    "l2": ScaleNorm,
+    "scale": ScaleNorm,
     "batch": BatchNorm,
     "group": GroupNorm,
     "power": PowerNorm,
@@ -262,7 +274,7 @@ NORMS: Mapping[str, type[Norm]] = {
 
 
 def get_norm(name: str) -> type[Norm]:
-    """The kind of this name, to be built from a width: get_norm("rms")(64)."""
+    """Norm class of that name: `get_norm("rms")(64)`."""
     if name not in NORMS:
         raise ValueError(f"no norm {name!r}: {did_you_mean(str(name), NORMS)}")
     return NORMS[name]

@@ -1,4 +1,4 @@
-"""How a sub-layer f joins the stream of tokens: y = f(before(x)), then x = after(x, y).  `RESIDUALS` has all by name."""
+"""Residual connections: y = f(prepare(x)), then x = add(x, y). `RESIDUALS` lists all by name."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from regard.errors import Unsupported, check_int, check_positive, did_you_mean
 from regard.norm import LayerNorm, Norm
 
 NormFactory = Callable[[int], Norm]
-Watch = Callable[["Admin", Tensor, Tensor, Tensor | None], None]
 
 
 class Residual(nn.Module, ABC):
-    """What stands around one sub-layer, as two functions, so that a sub-layer may keep a state between them."""
+    """Residual connection around a sub-layer f, in two steps so that f may keep a state between them.
 
-    needs_final_norm: bool = (
-        False  # what it leaves is a bare sum, and wants a norm after the last layer
-    )
+    Here x and y are (b, n, d), and mask is (b, n), True = keep.
+    """
+
+    needs_final_norm: bool = False  # its output is an unnormalised sum
+
+    def prepare(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Input of the sub-layer: x, unless the residual normalises it first."""
+        return x
 
     @abstractmethod
-    def before(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the sub-layer reads: x (b n d), mask (b n), True = a real token -> (b n d)."""
-
-    @abstractmethod
-    def after(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The stream x and what the sub-layer made of it, y -> the stream behind it, (b n d)."""
+    def add(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Add the output y of the sub-layer to x."""
 
 
-# ---------------------------------------------------------------------------------------------- where the norm stands
+# ----------------------------------------------------------------------------------------- norm placement
 class PostNorm(Residual):
     """norm(x + f(x)) (Vaswani et al. 2017, arXiv 1706.03762)."""
 
@@ -41,12 +41,8 @@ class PostNorm(Residual):
         super().__init__()
         self.norm = norm(dim)
 
-    def before(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x itself."""
-        return x
-
-    def after(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The sum, normalised."""
+    def add(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See `Residual`."""
         return self.norm(x + y, mask)
 
 
@@ -59,38 +55,40 @@ class PreNorm(Residual):
         super().__init__()
         self.norm = norm(dim)
 
-    def before(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x, normalised."""
+    def prepare(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See `Residual`."""
         return self.norm(x, mask)
 
-    def after(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The sum."""
+    def add(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See `Residual`."""
         return x + y
 
 
 class Sandwich(Residual):
-    """x + norm(f(norm(x))), with two norms (Ding et al. 2021, CogView, arXiv 2105.13290)."""
+    """x + norm₂(f(norm₁(x))) (Ding et al. 2021, CogView, arXiv 2105.13290)."""
 
     needs_final_norm = True
 
     def __init__(self, dim: int, *, norm: NormFactory = LayerNorm) -> None:
         super().__init__()
-        self.first, self.second = norm(dim), norm(dim)
+        self.pre_norm, self.post_norm = norm(dim), norm(dim)
 
-    def before(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x, normalised."""
-        return self.first(x, mask)
+    def prepare(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See `Residual`."""
+        return self.pre_norm(x, mask)
 
-    def after(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x and y, normalised."""
-        return x + self.second(y, mask)
+    def add(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See `Residual`."""
+        return x + self.post_norm(y, mask)
 
 
-# ---------------------------------------------------------------------------------------------- how much f adds
+# ----------------------------------------------------------------------------------------- scaled residuals
 class ReZero(Residual):
-    """x + α f(x), with one learned number α, 0 at first, and no norm at all (Bachlechner et al. 2020, arXiv 2003.04887).
+    """x + α f(x), with a learned scalar α, initially 0, and no norm (Bachlechner et al. 2020,
+    arXiv 2003.04887).
 
-    At first a stack is the identity.  Each sub-layer has its own α; the authors' code shares one within a layer.
+    A stack starts as the identity. Each sub-layer has its own α; the authors' code shares one per
+    layer.
     """
 
     def __init__(self, dim: int) -> None:
@@ -98,78 +96,65 @@ class ReZero(Residual):
         check_int(1, dim=dim)
         self.scale = nn.Parameter(torch.zeros(()))
 
-    def before(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x itself."""
-        return x
-
-    def after(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x, and α of y."""
+    def add(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See `Residual`."""
         return x + self.scale * y
 
 
-class LayerScale(Residual):
-    """x + λ f(norm(x)), with a learned λ (d), small at first (Touvron et al. 2021, CaiT, arXiv 2103.17239).
+class LayerScale(PreNorm):
+    """x + λ f(norm(x)), with a learned λ (d), initially small (Touvron et al. 2021, CaiT,
+    arXiv 2103.17239).
 
-    start   of all λ; the paper's is 0.1 for up to 18 layers, 1e-5 for up to 24, and 1e-6 for more: `layer_scale_init_value`
+    Args:
+        init_value: Initial value of λ. `layer_scale_init_value` gives the paper's: 0.1 for up to 18
+            layers, 1e-5 for up to 24, 1e-6 for more.
     """
 
-    needs_final_norm = True
+    def __init__(self, dim: int, *, init_value: float, norm: NormFactory = LayerNorm) -> None:
+        super().__init__(dim, norm=norm)
+        check_positive("init_value", init_value)
+        self.scale = nn.Parameter(torch.full((dim,), float(init_value)))
 
-    def __init__(self, dim: int, *, start: float, norm: NormFactory = LayerNorm) -> None:
-        super().__init__()
-        check_positive("start", start)
-        self.norm, self.scale = norm(dim), nn.Parameter(torch.full((dim,), float(start)))
-
-    def before(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x, normalised."""
-        return self.norm(x, mask)
-
-    def after(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x, and λ of y."""
+    def add(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See `Residual`."""
         return x + self.scale * y
 
 
-class Admin(Residual):
-    """norm(ω x + f(x)), with a learned ω (d) of each sub-layer (Liu et al. 2020, arXiv 2004.08249).
+class Admin(PostNorm):
+    """norm(ω x + f(x)), with a learned ω (d) per sub-layer (Liu et al. 2020, arXiv 2004.08249).
 
-    ω is one until `regard.deep_init.admin_init` has measured what it should begin with; before that, this is `PostNorm`.
+    ω is 1 until `regard.deep_init.admin_init` initialises it from data; until then this is `PostNorm`.
     """
 
     def __init__(self, dim: int, *, norm: NormFactory = LayerNorm) -> None:
-        super().__init__()
-        self.norm, self.omega = norm(dim), nn.Parameter(torch.ones(dim))
-        self.watch: Watch | None = None  # is shown what is joined, while a profile is taken
+        super().__init__(dim, norm=norm)
+        self.omega = nn.Parameter(torch.ones(dim))
+        # Called before each addition while `admin_init` runs.
+        self.profiler: Callable[[Admin, Tensor, Tensor, Tensor | None], None] | None = None
 
-    def before(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x itself."""
-        return x
-
-    def after(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """ω of x and y, normalised."""
-        if self.watch is not None:
-            self.watch(self, x, y, mask)
+    def add(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See `Residual`."""
+        if self.profiler is not None:
+            self.profiler(self, x, y, mask)
         return self.norm(self.omega * x + y, mask)
 
 
-class DeepNorm(Residual):
+class DeepNorm(PostNorm):
     """norm(α x + f(x)), with a fixed α (Wang et al. 2022, DeepNet, arXiv 2203.00555).
 
-    The other half of it is the start: weights must be drawn smaller by β, with `regard.deep_init.deepnorm_init`.
+    The method also scales the initial weights by β: see `regard.deep_init.deepnorm_init`.
 
-    alpha   by the depth of the stack: `alone(layers).alpha`, or `deepnorm_seq2seq_scales(encoder, decoder)`
+    Args:
+        alpha: Depends on the depth: `deepnorm_scales` and `deepnorm_seq2seq_scales`.
     """
 
     def __init__(self, dim: int, *, alpha: float, norm: NormFactory = LayerNorm) -> None:
-        super().__init__()
+        super().__init__(dim, norm=norm)
         check_positive("alpha", alpha)
-        self.norm, self.alpha = norm(dim), alpha
+        self.alpha = alpha
 
-    def before(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x itself."""
-        return x
-
-    def after(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """α of x and y, normalised."""
+    def add(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See `Residual`."""
         return self.norm(self.alpha * x + y, mask)
 
     def extra_repr(self) -> str:
@@ -177,34 +162,35 @@ class DeepNorm(Residual):
         return f"alpha={self.alpha:.3f}"
 
 
-# ---------------------------------------------------------------------------------------------- numbers by depth
+# ----------------------------------------------------------------------------------------- depth-dependent scales
 class DeepNormScales(NamedTuple):
-    """What DeepNorm needs: α for the stream, β for the weights at first."""
+    """Scales of DeepNorm: α of the residual, β of the initial weights."""
 
     alpha: float
     beta: float
 
 
 def deepnorm_scales(layers: int) -> DeepNormScales:
-    """For a stack by itself, encoder or decoder, of N layers: α = (2N)^¼, β = (8N)^−¼."""
+    """Scales of an encoder or decoder of N layers: α = (2N)^¼, β = (8N)^−¼."""
     check_int(1, layers=layers)
     return DeepNormScales((2 * layers) ** 0.25, (8 * layers) ** -0.25)
 
 
 def deepnorm_seq2seq_scales(encoder: int, decoder: int) -> tuple[DeepNormScales, DeepNormScales]:
-    """For an encoder of N layers and a decoder of M that looks at it.
+    """Scales of an encoder of N layers and a decoder of M layers with cross-attention.
 
     Encoder: α = 0.81 (N⁴ M)^(1/16), β = 0.87 (N⁴ M)^(−1/16); decoder: α = (3M)^¼, β = (12M)^−¼.
     """
     check_int(1, encoder=encoder, decoder=decoder)
-    both = (encoder**4 * decoder) ** (1 / 16)
-    return DeepNormScales(0.81 * both, 0.87 / both), DeepNormScales(
-        (3 * decoder) ** 0.25, (12 * decoder) ** -0.25
+    depth = (encoder**4 * decoder) ** (1 / 16)
+    return (
+        DeepNormScales(0.81 * depth, 0.87 / depth),
+        DeepNormScales((3 * decoder) ** 0.25, (12 * decoder) ** -0.25),
     )
 
 
 def layer_scale_init_value(layers: int) -> float:
-    """What λ of `LayerScale` begins with."""
+    """Initial λ of `LayerScale` for a stack of that depth."""
     check_int(1, layers=layers)
     return 0.1 if layers <= 18 else 1e-5 if layers <= 24 else 1e-6
 
@@ -218,24 +204,24 @@ RESIDUALS: Mapping[str, type[Residual]] = {
     "admin": Admin,
     "deepnorm": DeepNorm,
 }
-BY_DEPTH: Mapping[type[Residual], Callable[[int], dict[str, float]]] = {
-    LayerScale: lambda layers: {"start": layer_scale_init_value(layers)},
-    DeepNorm: lambda layers: {"alpha": deepnorm_scales(layers).alpha},
-}
 
 
 def get_residual(
     name: str, layers: int, *, norm: NormFactory | None = None
 ) -> Callable[[int], Residual]:
-    """What makes residuals of this name from a width, for a stack of so many layers that stands by itself.
+    """Factory (width -> residual) for a stack of `layers` layers without cross-attention.
 
-    norm   layer norm unless given; `rezero` has none
+    Args:
+        norm: Default layer norm. `rezero` has no norm.
     """
     if name not in RESIDUALS:
         raise ValueError(f"no residual {name!r}: {did_you_mean(str(name), RESIDUALS)}")
     check_int(1, layers=layers)
-    kind = RESIDUALS[name]
-    if norm is not None and kind is ReZero:
+    kwargs: dict[str, object] = {} if norm is None else {"norm": norm}
+    if name == "rezero" and norm is not None:
         raise Unsupported("rezero has no norm: leave norm out")
-    more = BY_DEPTH[kind](layers) if kind in BY_DEPTH else {}
-    return partial(kind, **more) if norm is None else partial(kind, norm=norm, **more)
+    if name == "layerscale":
+        kwargs["init_value"] = layer_scale_init_value(layers)
+    if name == "deepnorm":
+        kwargs["alpha"] = deepnorm_scales(layers).alpha
+    return partial(RESIDUALS[name], **kwargs)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def normed(t, residual):
-    return F.layer_norm(t, t.shape, residual.norm.gain, residual.norm.bias)
+    return F.layer_norm(t, t.shape, residual.norm.weight, residual.norm.bias)
 
 
 def heads(linear, t, count):

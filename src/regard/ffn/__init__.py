@@ -1,4 +1,4 @@
-"""Feed-forward layers: each token by itself, (b n d) -> (b n d)."""
+"""Feed-forward layers: each token independently, (b, n, d) -> (b, n, d)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,17 +16,17 @@ from regard.ffn.router import Router
 __all__ = [
     "ACTIVATIONS",
     "FEED_FORWARDS",
-    "Activation",
-    "get_activation",
-    "build_feed_forward",
-    "ExpertBank",
-    "MixtureOfExperts",
-    "FeedForward",
     "GLU",
     "MLP",
+    "Activation",
+    "ExpertBank",
+    "FeedForward",
+    "MixtureOfExperts",
     "ProductKeyMemory",
     "Router",
     "ShardedExpertBank",
+    "build_feed_forward",
+    "get_activation",
     "switch_experts",
     "top_k_experts",
 ]
@@ -44,10 +44,10 @@ FEED_FORWARDS: dict[str, Callable[..., FeedForward]] = {
 }
 
 
-def build_feed_forward(kind: str, dim: int, **arguments: Any) -> FeedForward:
-    """A feed-forward layer by name, as a configuration file has it: `make("swiglu", 512)`, `make("switch", 512, experts=8)`."""
-    if kind not in FEED_FORWARDS:
+def build_feed_forward(name: str, dim: int, **arguments: Any) -> FeedForward:
+    """Build a feed-forward layer by name: `build_feed_forward("switch", 512, num_experts=8)`."""
+    if name not in FEED_FORWARDS:
         raise ValueError(
-            f"no feed-forward layer {kind!r}: {did_you_mean(str(kind), FEED_FORWARDS)}"
+            f"no feed-forward layer {name!r}: {did_you_mean(str(name), FEED_FORWARDS)}"
         )
-    return FEED_FORWARDS[kind](dim, **arguments)
+    return FEED_FORWARDS[name](dim, **arguments)

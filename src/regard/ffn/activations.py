@@ -1,4 +1,4 @@
-"""What stands between two linear maps, by name or as a function."""
+"""Activation functions by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def squared_relu(x: Tensor) -> Tensor:
 
 
 def identity(x: Tensor) -> Tensor:
-    """x itself: in a gate, that makes the layer bilinear."""
+    """x; as the activation of a gate, it makes the layer bilinear."""
     return x
 
 
@@ -30,17 +30,19 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "elu": F.elu,
     "silu": F.silu,  # x σ(x)
-    "swish": F.silu,  # the same, by its other name
+    "swish": F.silu,  # the same
     "relu2": squared_relu,
     "sigmoid": torch.sigmoid,
     "identity": identity,
 }
 
 
-def get_activation(kind: str | Activation) -> Activation:
-    """The function of that name; a function is what it is."""
-    if callable(kind):
-        return kind
-    if kind not in ACTIVATIONS:
-        raise ValueError(f"no activation {kind!r}: {did_you_mean(str(kind), ACTIVATIONS)}")
-    return ACTIVATIONS[kind]
+def get_activation(activation: str | Activation) -> Activation:
+    """Activation function of that name; functions are returned unchanged."""
+    if callable(activation):
+        return activation
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"no activation {activation!r}: {did_you_mean(str(activation), ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[activation]

@@ -1,4 +1,4 @@
-"""What every feed-forward layer is: each token by itself, (b n d) -> (b n d)."""
+"""Base class of feed-forward layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from regard.errors import check_int
 
 
 class FeedForward(nn.Module, ABC):
-    """x (b n d), mask (b n), True = a real token -> (b n d).  The mask is for kinds that count tokens or share room."""
+    """Maps x (b, n, d) with mask (b, n), True = keep, to (b, n, d).
+
+    The mask matters only to layers that count tokens or limit their number.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""From choices to places: which token stands where in the buffers of the experts, and who finds no room.
-
-No loop over tokens: two stable sorts.
-"""
+"""Dispatch of tokens to experts with limited capacity, by two stable sorts."""
 
 from __future__ import annotations
 
@@ -12,56 +9,68 @@ from torch import Tensor
 
 
 class ExpertDispatch(NamedTuple):
-    """Where tokens go.  T tokens with k choices each, and E buffers of C places.
+    """Assignment of T tokens with k choices each to E expert buffers of C slots.
 
-    source   (E C), the number of the token that stands there, T = none
-    place    (T k), the place of each choice in the E * C places, E * C = it found no room
-    load     (E), how many places of each buffer are taken
+    Attributes:
+        token: (E, C), index of the token in each slot; T = empty.
+        slot: (T, k), slot of each choice among the E · C slots; E · C = dropped.
+        load: (E), number of slots in use.
     """
 
-    source: Tensor
-    place: Tensor
+    token: Tensor
+    slot: Tensor
     load: Tensor
 
-    def give(self, x: Tensor) -> Tensor:
-        """Tokens (T d) into the buffers, (E C d); empty places are zero."""
-        return torch.cat((x, x.new_zeros(1, x.shape[1])))[self.source]
+    def dispatch(self, x: Tensor) -> Tensor:
+        """Copy tokens (T, d) into the buffers, (E, C, d); empty slots are zero."""
+        return torch.cat((x, x.new_zeros(1, x.shape[1])))[self.token]
 
-    def take(self, y: Tensor, gates: Tensor) -> Tensor:
-        """Results (E C d) back to the tokens, Σ_k gate_k y_k with gates (T k): (T d), zero where there was no room."""
-        found = torch.cat((y.flatten(0, 1), y.new_zeros(1, y.shape[2])))[self.place]
-        return torch.einsum("tk,tkd->td", gates.to(y.dtype), found)
+    def combine(self, y: Tensor, gates: Tensor) -> Tensor:
+        """Σ_k gate_k y_k of the expert outputs (E, C, d) with gates (T, k): (T, d).
+
+        Dropped choices count as zero.
+        """
+        outputs = torch.cat((y.flatten(0, 1), y.new_zeros(1, y.shape[2])))[self.slot]
+        return torch.einsum("tk,tkd->td", gates.to(y.dtype), outputs)
 
 
 def dispatch_tokens(
-    chosen: Tensor, count: int, *, real: Tensor | None = None, room: Tensor | None = None
+    choices: Tensor,
+    num_experts: int,
+    *,
+    mask: Tensor | None = None,
+    capacity: Tensor | None = None,
 ) -> ExpertDispatch:
-    """Choices (b n k) among `count` experts.  Padding, real (b n) False, takes no place.
+    """Assign choices (b, n, k) of experts to slots. Padding, mask (b, n) False, gets none.
 
-    room (b) tells how many places of each expert belong to an example; None: as many as it needs.  Earlier tokens are
-    served before later ones of the same example, with all their choices: so no token loses its place to a later one.
+    Earlier tokens of an example come first, with all their choices, so that no token loses its slot to
+    a later one.
+
+    Args:
+        capacity: (b), slots per expert for each example. None: unlimited.
     """
-    b, n, k = chosen.shape
-    expert = chosen.flatten()
-    taken = (
-        torch.ones_like(expert, dtype=torch.bool)
-        if real is None
-        else real.flatten().repeat_interleave(k)
-    )
-    if room is not None:
-        example = torch.arange(b, device=chosen.device).repeat_interleave(n * k)
-        taken = taken & (ranks(torch.where(taken, example * count + expert, -1)) < room[example])
-    expert = torch.where(taken, expert, count)  # a last buffer collects what is not served
-    load = torch.bincount(expert, minlength=count + 1)[:count]
+    b, n, k = choices.shape
+    expert = choices.flatten()
+    if mask is None:
+        served = torch.ones_like(expert, dtype=torch.bool)
+    else:
+        served = mask.flatten().repeat_interleave(k)
+    if capacity is not None:
+        example = torch.arange(b, device=choices.device).repeat_interleave(n * k)
+        rank = rank_equal(torch.where(served, example * num_experts + expert, -1))
+        served = served & (rank < capacity[example])
+    expert = torch.where(served, expert, num_experts)  # a last buffer collects the others
+    load = torch.bincount(expert, minlength=num_experts + 1)[:num_experts]
     size = int(load.max()) if load.numel() else 0
-    place = torch.where(taken, expert * size + ranks(expert), count * size)
-    source = torch.full((count * size + 1,), b * n, device=chosen.device)
-    source[place] = torch.arange(b * n, device=chosen.device).repeat_interleave(k)
-    return ExpertDispatch(source[:-1].view(count, size), place.view(b * n, k), load)
+    slot = torch.where(served, expert * size + rank_equal(expert), num_experts * size)
+    token = torch.full((num_experts * size + 1,), b * n, device=choices.device)
+    token[slot] = torch.arange(b * n, device=choices.device).repeat_interleave(k)
+    return ExpertDispatch(token[:-1].view(num_experts, size), slot.view(b * n, k), load)
 
 
-def ranks(key: Tensor) -> Tensor:
-    """How many equal keys stand before each, (t) -> (t)."""
-    ordered, order = key.sort(stable=True)
-    behind = torch.arange(len(key), device=key.device) - torch.searchsorted(ordered, ordered)
-    return torch.empty_like(behind).scatter_(0, order, behind)
+def rank_equal(keys: Tensor) -> Tensor:
+    """Number of equal keys before each key, (t) -> (t)."""
+    ordered, order = keys.sort(stable=True)
+    positions = torch.arange(len(keys), device=keys.device)
+    rank = positions - torch.searchsorted(ordered, ordered)
+    return torch.empty_like(rank).scatter_(0, order, rank)

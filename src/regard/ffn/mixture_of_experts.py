@@ -1,4 +1,4 @@
-"""Experts: many feed-forward layers, of which each token asks a few."""
+"""Mixture of experts: each token uses a few of many feed-forward layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.errors import Unsupported, check_int, check_positive
 from regard.ffn.activations import Activation
 from regard.ffn.base import FeedForward
 from regard.ffn.dense import MLP
-from regard.ffn.dispatch import ExpertDispatch, dispatch_tokens
+from regard.ffn.dispatch import dispatch_tokens
 from regard.ffn.expert_bank import ExpertBank, ShardedExpertBank
 from regard.ffn.router import Router
 from regard.numerics import zero_padding_tokens
@@ -23,21 +23,24 @@ from regard.numerics import zero_padding_tokens
 class MixtureOfExperts(FeedForward):
     """y = Σ_{i in top k} g_i E_i(x), p = softmax(router(x)) (Shazeer et al. 2017, arXiv 1701.06538).
 
-    k = 1 is Switch (Fedus et al. 2021, arXiv 2101.03961), with g = p.  With more, g_i = p_i / Σ_{top k} p (GShard, Lepikhin
-    et al. 2020, arXiv 2006.16668), which is the softmax over the k best scores.
+    top_k = 1 is Switch (Fedus et al. 2021, arXiv 2101.03961), with g = p. For larger k,
+    g_i = p_i / Σ_{top k} p (GShard, Lepikhin et al. 2020, arXiv 2006.16668).
 
-    bank           the experts, see `ExpertBank`
-    router         tells which expert a token asks
-    top            k
-    capacity       while training an expert serves ⌊capacity · k · n / experts⌋ tokens of an example with n real ones, and at
-                   least one.  Later tokens find no room: what they asked for is zero, and the residual carries them.  None:
-                   there is no limit
-    eval_capacity  the same in evaluation, where it makes a token depend on those before it, and a stream on its chunks
-    balance        weight α of the cost α · E Σ_i f_i P_i, told as "balance": f_i is the share of the tokens whose first
-                   choice is i, P_i the mean of p_i, over all real tokens of the batch
-    z              weight of the cost mean (log Σ exp scores)² (ST-MoE, Zoph et al. 2022, arXiv 2202.08906), told as "router_z"
+    Records the auxiliary losses "balance_loss" and "router_z_loss", and the statistics "load" (E),
+    the tokens of each expert, and "dropped", the number of choices over capacity.
 
-    Told as facts: "load" (E), the tokens that each expert serves, and "dropped", the choices that found no room.
+    Args:
+        bank: Experts.
+        router: Scores the experts for each token.
+        top_k: Experts per token.
+        capacity: In training, an expert serves ⌊capacity · k · n / experts⌋ tokens of an example with
+            n real tokens, at least one. Choices over capacity give zero. None: no limit.
+        eval_capacity: The same in evaluation, where a limit makes a token depend on earlier ones, and
+            a stream on its chunks.
+        balance_loss_weight: Weight α of α · E Σ_i f_i P_i, where f_i is the fraction of tokens whose
+            first choice is i, and P_i the mean of p_i, over all real tokens of the batch.
+        z_loss_weight: Weight of the mean of (log Σ exp scores)² (ST-MoE, Zoph et al. 2022,
+            arXiv 2202.08906).
     """
 
     def __init__(
@@ -45,107 +48,106 @@ class MixtureOfExperts(FeedForward):
         bank: ExpertBank,
         router: Router,
         *,
-        top: int = 1,
+        top_k: int = 1,
         capacity: float | None = 1.25,
         eval_capacity: float | None = None,
-        balance: float = 1e-2,
-        z: float = 1e-3,
+        balance_loss_weight: float = 1e-2,
+        z_loss_weight: float = 1e-3,
     ) -> None:
         super().__init__(bank.dim)
-        check_int(1, top=top)
-        if (bank.dim, bank.count) != (router.dim, router.count):
+        check_int(1, top_k=top_k)
+        if (bank.dim, bank.num_experts) != (router.dim, router.num_experts):
             raise ValueError(
-                f"the router is for {router.count} experts of width {router.dim}, and there are {bank.count} of {bank.dim}"
+                f"the router has {router.num_experts} experts of dim {router.dim}, "
+                f"but the bank has {bank.num_experts} of dim {bank.dim}"
             )
-        if top > bank.count:
-            raise ValueError(f"top must be at most the number of experts, {bank.count}, not {top}")
+        if top_k > bank.num_experts:
+            raise ValueError(f"top_k must be at most num_experts ({bank.num_experts}), not {top_k}")
+        for name, value in (("capacity", capacity), ("eval_capacity", eval_capacity)):
+            if value is not None:
+                check_positive(name, value)
         for name, value in (
-            ("capacity", capacity),
-            ("eval_capacity", eval_capacity),
-            ("balance", balance),
-            ("z", z),
+            ("balance_loss_weight", balance_loss_weight),
+            ("z_loss_weight", z_loss_weight),
         ):
-            if value is not None and (value != 0 or name.endswith("capacity")):
+            if value != 0:
                 check_positive(name, value)
         self.bank: nn.Module = bank
-        self.router, self.count, self.top, self.balance, self.z = (
-            router,
-            bank.count,
-            top,
-            balance,
-            z,
-        )
+        self.router, self.num_experts, self.top_k = router, bank.num_experts, top_k
         self.capacity, self.eval_capacity = capacity, eval_capacity
+        self.balance_loss_weight, self.z_loss_weight = balance_loss_weight, z_loss_weight
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """See `FeedForward`.  Padding asks nobody, takes no room, and gives zero."""
+        """See `FeedForward`. Padding is not routed, and its output is zero."""
         x = zero_padding_tokens(x, mask)
         scores = self.router(x)
-        shares = scores.softmax(-1)
-        gates, chosen = shares.topk(self.top, -1)
-        work = dispatch_tokens(chosen, self.count, real=mask, room=self._room(x, mask))
-        self._tell(scores, shares, chosen, work, mask)
-        gates = gates if self.top == 1 else gates / gates.sum(-1, keepdim=True)
-        return work.take(self.bank(work.give(x.flatten(0, 1))), gates.flatten(0, 1)).view_as(x)
+        probabilities = scores.softmax(-1)
+        gates, choices = probabilities.topk(self.top_k, -1)
+        if self.top_k > 1:
+            gates = gates / gates.sum(-1, keepdim=True)
+        assignment = dispatch_tokens(
+            choices, self.num_experts, mask=mask, capacity=self._example_capacity(x, mask)
+        )
+        self._record_aux(scores, probabilities, choices, assignment.load, mask)
+        y = self.bank(assignment.dispatch(x.flatten(0, 1)))
+        return assignment.combine(y, gates.flatten(0, 1)).view_as(x)
 
-    def spread(self, group: dist.ProcessGroup | None = None) -> MixtureOfExperts:
-        """Keep only this process's share of the experts; see `ShardedExpertBank`.  Returns the layer itself.
+    def shard(self, group: dist.ProcessGroup | None = None) -> MixtureOfExperts:
+        """Keep only this process's share of the experts, see `ShardedExpertBank`; return the layer.
 
-        Its parameters are new ones: so do it before an optimiser is given them.
+        This replaces parameters: call it before building an optimiser.
         """
         if not isinstance(self.bank, ExpertBank):
-            raise Unsupported("the experts are spread already")
+            raise Unsupported("the experts are already sharded")
         self.bank = ShardedExpertBank(self.bank, group)
         return self
 
-    def _room(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
-        """How many tokens of each example an expert serves, (b)."""
+    def _example_capacity(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Tokens of each example that an expert serves, (b)."""
         factor = self.capacity if self.training else self.eval_capacity
         if factor is None:
             return None
         n = torch.full((x.shape[0],), x.shape[1], device=x.device) if mask is None else mask.sum(1)
-        return (
-            (n.double() * (factor * self.top) / self.count).floor().clamp(min=1)
-        )  # divided last, so that whole stays whole
+        # Divide last, so that integers stay exact.
+        return (n.double() * (factor * self.top_k) / self.num_experts).floor().clamp(min=1)
 
-    def _tell(
+    def _record_aux(
         self,
         scores: Tensor,
-        shares: Tensor,
-        chosen: Tensor,
-        work: ExpertDispatch,
+        probabilities: Tensor,
+        choices: Tensor,
+        load: Tensor,
         mask: Tensor | None,
     ) -> None:
-        real = torch.ones_like(chosen[..., 0], dtype=torch.bool) if mask is None else mask
+        real = torch.ones_like(choices[..., 0], dtype=torch.bool) if mask is None else mask
 
-        def balance() -> Tensor:
-            first = F.one_hot(chosen[..., 0], self.count).to(shares.dtype)
-            return self.balance * self.count * (_mean(first, real) * _mean(shares, real)).sum()
+        def mean(x: Tensor) -> Tensor:
+            """Mean of x (b, n, c) over real tokens, (c); zero if there are none."""
+            return (x * real[..., None]).sum((0, 1)) / real.sum().clamp(min=1)
 
-        if self.balance:
-            record_aux("balance", balance, is_loss=True)
-        if self.z:
-            record_aux(
-                "router_z",
-                lambda: self.z * _mean(scores.logsumexp(-1, keepdim=True).square(), real)[0],
-                is_loss=True,
-            )
-        record_aux("load", lambda: work.load)
-        record_aux("dropped", lambda: real.sum() * self.top - work.load.sum())
+        def balance_loss() -> Tensor:
+            first = F.one_hot(choices[..., 0], self.num_experts).to(probabilities.dtype)
+            overlap = (mean(first) * mean(probabilities)).sum()
+            return self.balance_loss_weight * self.num_experts * overlap
+
+        def z_loss() -> Tensor:
+            return self.z_loss_weight * mean(scores.logsumexp(-1, keepdim=True).square())[0]
+
+        if self.balance_loss_weight:
+            record_aux("balance_loss", balance_loss, is_loss=True)
+        if self.z_loss_weight:
+            record_aux("router_z_loss", z_loss, is_loss=True)
+        record_aux("load", lambda: load)
+        record_aux("dropped", lambda: real.sum() * self.top_k - load.sum())
 
     def extra_repr(self) -> str:
         """Shown by print."""
-        return f"top={self.top}, capacity={self.capacity}, eval_capacity={self.eval_capacity}"
-
-
-def _mean(x: Tensor, real: Tensor) -> Tensor:
-    """The mean of x (b n c) over the real tokens, (c); zero where there are none."""
-    return (x * real[..., None]).sum((0, 1)) / real.sum().clamp(min=1)
+        return f"top_k={self.top_k}, capacity={self.capacity}, eval_capacity={self.eval_capacity}"
 
 
 def switch_experts(
     dim: int,
-    experts: int,
+    num_experts: int,
     hidden: int | None = None,
     *,
     activation: str | Activation = "relu",
@@ -154,24 +156,25 @@ def switch_experts(
     jitter: float = 1e-2,
     seed: int = 0,
 ) -> MixtureOfExperts:
-    """Switch (Fedus et al. 2021, arXiv 2101.03961): one expert for each token, and a jitter on what the router reads."""
-    bank = ExpertBank(partial(MLP, dim, hidden, activation=activation, bias=bias), experts)
-    return MixtureOfExperts(bank, Router(dim, experts, jitter=jitter, seed=seed), capacity=capacity)
+    """Switch: one expert per token, and jitter in the router (Fedus et al. 2021, arXiv 2101.03961)."""
+    bank = ExpertBank(partial(MLP, dim, hidden, activation=activation, bias=bias), num_experts)
+    return MixtureOfExperts(
+        bank, Router(dim, num_experts, jitter=jitter, seed=seed), capacity=capacity
+    )
 
 
 def top_k_experts(
     dim: int,
-    experts: int,
+    num_experts: int,
     hidden: int | None = None,
     *,
-    top: int = 2,
+    top_k: int = 2,
     activation: str | Activation = "relu",
     capacity: float | None = 2.0,
     noisy: bool = False,
     seed: int = 0,
 ) -> MixtureOfExperts:
-    """The k best experts for each token: two as in GShard, or with `noisy` scores as Shazeer et al. 2017 had them."""
-    bank = ExpertBank(partial(MLP, dim, hidden, activation=activation, bias=False), experts)
-    return MixtureOfExperts(
-        bank, Router(dim, experts, noisy=noisy, seed=seed), top=top, capacity=capacity
-    )
+    """The k best experts per token: two as in GShard, or with `noisy` scores as in Shazeer et al. 2017."""
+    bank = ExpertBank(partial(MLP, dim, hidden, activation=activation, bias=False), num_experts)
+    router = Router(dim, num_experts, noisy=noisy, seed=seed)
+    return MixtureOfExperts(bank, router, top_k=top_k, capacity=capacity)

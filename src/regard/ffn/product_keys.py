@@ -1,4 +1,4 @@
-"""A memory of very many slots, of which each token reads a few, found by comparing with few keys."""
+"""Product-key memory: many value slots, found by comparing with few keys."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from regard.numerics import at_least_float32, zero_padding_tokens
 
 
 class ProductKeyMemory(FeedForward):
-    """y = Σ_heads Σ_{(i,j) in top k} softmax(q₁·c_i + q₂·c'_j) V_ij (Lample et al. 2019, arXiv 1907.05242).
+    """y = Σ_heads Σ_{(i,j) in top k} softmax(q₁·c_i + q₂·c'_j) V_ij (Lample et al. 2019,
+    arXiv 1907.05242).
 
-    Each head has its query q = W x, in two halves, and two sets of `count_keys` half-keys, c and c'.  Every pair of them is a key,
-    so there are keys² slots.  The k best pairs are among the k best of each half: so 2 · keys and k² scores find them, and
-    nothing of size (tokens · keys²) exists.  The heads share the values V (keys² d).
+    Each head splits its query q = W x into two halves, compared with two sets of `keys` half-keys, c
+    and c'. Every pair is a key, so there are keys² slots. The k best pairs are among the k best of
+    each half: 2 · keys + k² scores find them, and no tensor of size (tokens · keys²) exists. Heads
+    share the values V (keys², d).
 
-    top        k
-    width      of a query, even: dim unless given, plus one where that is odd
-    normalise  batch norm of the queries, over the real tokens; it keeps slots from dying.  While training, tokens of a batch
-               then depend on each other; in evaluation they do not
-    sparse     the gradient of the values is a sparse tensor, for optimisers that take one
+    Args:
+        keys: Half-keys per set.
+        top_k: Slots that a head reads.
+        query_dim: Width of a query, even. Default dim, plus one if that is odd.
+        query_batch_norm: Batch norm of the queries over real tokens, which keeps slots from dying. In
+            training, tokens of a batch then depend on each other; in evaluation they do not.
+        sparse_grad: Sparse gradient of the values, for optimisers that support it.
     """
 
     def __init__(
@@ -32,55 +36,53 @@ class ProductKeyMemory(FeedForward):
         keys: int = 128,
         *,
         heads: int = 4,
-        top: int = 32,
-        width: int | None = None,
-        normalise: bool = True,
-        sparse: bool = False,
+        top_k: int = 32,
+        query_dim: int | None = None,
+        query_batch_norm: bool = True,
+        sparse_grad: bool = False,
     ) -> None:
         super().__init__(dim)
-        width = dim + dim % 2 if width is None else width
-        check_int(1, keys=keys, heads=heads, top=top, width=width)
-        if width % 2:
-            raise ValueError(f"width must be even, for a query has two halves, not {width}")
-        if top > keys:
-            raise ValueError(f"top must be at most the number of half-keys, {keys}, not {top}")
-        self.heads, self.top, self.sparse = heads, top, sparse
-        self.query = nn.Linear(dim, heads * width)
-        self.norm = BatchNorm(heads * width) if normalise else None
-        self.keys = nn.Parameter(
-            (2 * torch.rand(heads, 2, keys, width // 2) - 1) * (2 / width) ** 0.5
-        )
+        query_dim = dim + dim % 2 if query_dim is None else query_dim
+        check_int(1, keys=keys, heads=heads, top_k=top_k, query_dim=query_dim)
+        if query_dim % 2:
+            raise ValueError(f"query_dim must be even, not {query_dim}")
+        if top_k > keys:
+            raise ValueError(f"top_k must be at most keys ({keys}), not {top_k}")
+        self.heads, self.top_k, self.sparse_grad = heads, top_k, sparse_grad
+        self.query = nn.Linear(dim, heads * query_dim)
+        self.norm = BatchNorm(heads * query_dim) if query_batch_norm else None
+        half_keys = 2 * torch.rand(heads, 2, keys, query_dim // 2) - 1
+        self.keys = nn.Parameter(half_keys * (2 / query_dim) ** 0.5)
         self.values = nn.Parameter(torch.randn(keys**2, dim) * dim**-0.5)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `FeedForward`."""
         x = zero_padding_tokens(x, mask)
-        slots, weights = (t.flatten(0, 1).flatten(1) for t in self.find(x, mask))
-        out = F.embedding_bag(
+        slots, weights = (t.flatten(0, 1).flatten(1) for t in self.select_slots(x, mask))
+        y = F.embedding_bag(
             slots,
             self.values,
             mode="sum",
             per_sample_weights=weights.to(self.values.dtype),
-            sparse=self.sparse,
+            sparse=self.sparse_grad,
         )
-        return out.view_as(x)
+        return y.view_as(x)
 
-    def find(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The k best slots of each head and their weights, both (b n h k)."""
+    def select_slots(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The k best slots of each head and their weights, both (b, n, h, k)."""
         q = at_least_float32(self.query(x))
-        q = q if self.norm is None else self.norm(q, mask)
-        halves = q.unflatten(-1, (self.heads, 2, -1))
-        scores, half = torch.einsum("bnhsw,hskw->bnhsk", halves, self.keys.to(q.dtype)).topk(
-            self.top, -1
-        )
+        if self.norm is not None:
+            q = self.norm(q, mask)
+        q = q.unflatten(-1, (self.heads, 2, -1))
+        scores = torch.einsum("bnhsw,hskw->bnhsk", q, self.keys.to(q.dtype))
+        scores, halves = scores.topk(self.top_k, -1)
         pairs = scores[..., 0, :, None] + scores[..., 1, None, :]
-        best, pair = pairs.flatten(-2).topk(self.top, -1)
-        first, second = (
-            half[..., s, :].gather(-1, at)
-            for s, at in enumerate((pair // self.top, pair % self.top))
-        )
+        best, pair = pairs.flatten(-2).topk(self.top_k, -1)
+        first = halves[..., 0, :].gather(-1, pair // self.top_k)
+        second = halves[..., 1, :].gather(-1, pair % self.top_k)
         return first * self.keys.shape[2] + second, best.softmax(-1)
 
     def extra_repr(self) -> str:
         """Shown by print."""
-        return f"dim={self.dim}, slots={self.values.shape[0]}, heads={self.heads}, top={self.top}"
+        slots = self.values.shape[0]
+        return f"dim={self.dim}, slots={slots}, heads={self.heads}, top_k={self.top_k}"

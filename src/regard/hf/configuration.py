@@ -97,5 +97,5 @@ class RegardConfig(PreTrainedConfig):
 def count_labels(config: ModelConfig) -> int | None:
     """The number of labels of the head, or None if it has none."""
     if isinstance(config.head, SequenceClassificationHeadConfig | TokenClassificationHeadConfig):
-        return config.head.classes
-    return config.head.outputs if isinstance(config.head, RegressionHeadConfig) else None
+        return config.head.num_classes
+    return config.head.num_outputs if isinstance(config.head, RegressionHeadConfig) else None

@@ -160,7 +160,7 @@ class MaskedLMLoss(DistillationLoss):
         maskable = maskable if mask is None else maskable & mask
         seed = int(torch.randint(1 << 30, ())) if torch.is_grad_enabled() else 0
         masked, target = mask_tokens(
-            tokens, self.vocab_size, gap=self.mask_token_id, seed=seed, mask=maskable
+            tokens, self.vocab_size, mask_token_id=self.mask_token_id, seed=seed, mask=maskable
         )
         logits = build_inputs(self.student, masked, mask).call(self.student).logits
         loss = F.cross_entropy(

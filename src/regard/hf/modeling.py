@@ -144,25 +144,25 @@ class RegardPreTrainedModel(PreTrainedModel):
         self._embedding().tokens = value  # type: ignore[assignment]
 
     def _lm_head(self) -> LMHead | None:
-        head = self.net.head.words if isinstance(self.net.head, MaskedLMHead) else self.net.head
+        head = self.net.head.lm_head if isinstance(self.net.head, MaskedLMHead) else self.net.head
         return head if isinstance(head, LMHead) else None
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The linear layer that computes logits over the vocabulary, or None."""
         head = self._lm_head()
-        return None if head is None else head.words
+        return None if head is None else head.proj
 
     def set_output_embeddings(self, value: nn.Module) -> None:
         """Replace that layer."""
         head = self._lm_head()
         if head is None:
             raise ValueError("This model has no head over the vocabulary.")
-        head.words = value  # type: ignore[assignment]
+        head.proj = value  # type: ignore[assignment]
 
     # --------------------------------------------------------------------------------------- inputs
     def _token_types(self, types: Tensor | None) -> Tensor | None:
         """Token types, or None if the model has none; tokenizers give zeros in that case."""
-        has_types = self._embedding().types is not None
+        has_types = self._embedding().token_types is not None
         if types is not None and not has_types and types.any():
             raise ValueError("This model has no token types: leave out token_type_ids.")
         return types if has_types else None
@@ -179,7 +179,10 @@ class RegardPreTrainedModel(PreTrainedModel):
             global_attention_mask = as_bool_mask(global_attention_mask, ids)
             global_attention_mask = global_attention_mask if global_attention_mask.any() else None
         y: Tensor = self.net.backbone(
-            ids, mask, types=self._token_types(types), global_attention_mask=global_attention_mask
+            ids,
+            mask,
+            token_type_ids=self._token_types(types),
+            global_attention_mask=global_attention_mask,
         )[0]
         return y
 
@@ -319,7 +322,7 @@ class RegardForTokenClassification(RegardModelWithHead):
     @classmethod
     def choose_head(cls, config: RegardConfig, model_config: ModelConfig) -> HeadConfig | None:
         """A token classification head."""
-        return TokenClassificationHeadConfig(classes=config.num_labels)
+        return TokenClassificationHeadConfig(num_classes=config.num_labels)
 
 
 class RegardForSequenceClassification(RegardModelWithHead):
@@ -335,9 +338,9 @@ class RegardForSequenceClassification(RegardModelWithHead):
     def choose_head(cls, config: RegardConfig, model_config: ModelConfig) -> HeadConfig | None:
         """The configured pooling, else the first token of an encoder, the last of a decoder."""
         if isinstance(model_config.head, SequenceClassificationHeadConfig):
-            return model_config.head.model_copy(update={"classes": config.num_labels})
+            return model_config.head.model_copy(update={"num_classes": config.num_labels})
         pooling = "cls" if model_config.kind == "encoder" else "last"
-        return SequenceClassificationHeadConfig(classes=config.num_labels, pooling=pooling)
+        return SequenceClassificationHeadConfig(num_classes=config.num_labels, pooling=pooling)
 
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
         more = {} if count is None else {"num_items_in_batch": count}
@@ -402,7 +405,7 @@ class RegardGenerationModel(RegardPreTrainedModel, GenerationMixin):
             raise ValueError("Padding among the tokens that continue a stream is not supported.")
         parts = [(group.rows, ids[group.rows], group.state) for group in cache.groups]
         parts = parts or [(rows, tokens, None) for rows, tokens in split_by_length(ids, mask)]
-        y = self._embedding().tokens.weight.new_zeros(*ids.shape, decoder.stack.wide)
+        y = self._embedding().tokens.weight.new_zeros(*ids.shape, decoder.stack.out_dim)
         cache.groups, cache.seen = [], cache.seen + ids.shape[1]
         for rows, tokens, state in parts:
             selected = {

@@ -75,8 +75,8 @@ def linear_rules(
 
 
 def norm_rules(source: str, target: str) -> tuple[WeightRule, WeightRule]:
-    """Rules for a layer norm, whose weight is called gain here."""
-    return rule(f"{source}.weight", f"{target}.gain"), rule(f"{source}.bias", f"{target}.bias")
+    """Rules for a layer norm."""
+    return rule(f"{source}.weight", f"{target}.weight"), rule(f"{source}.bias", f"{target}.bias")
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ from regard.stack.memory_attention import find_memory_attention
 def _model(module: Encoder | Decoder, shape: CallShape) -> ModuleCost:
     return sum_parts(
         **module_cost(module.backbone, shape).parts,
-        **_head(module.head, shape, module.backbone.stack.wide),
+        **_head(module.head, shape, module.backbone.stack.out_dim),
     )
 
 
@@ -95,12 +95,12 @@ def _head(head: ModelHead | None, shape: CallShape, dim: int) -> dict[str, Modul
     """The head, and the loss: it saves the log-probabilities, and one target (int64) for each token."""
     if head is None:
         return {}
-    inner = head.words if isinstance(head, MaskedLMHead) else head
+    inner = head.lm_head if isinstance(head, MaskedLMHead) else head
     outputs = 0
     if isinstance(inner, LMHead):
-        outputs = shape.tokens * inner.words.out_features
+        outputs = shape.tokens * inner.proj.out_features
     elif isinstance(inner, PredictionHead):
-        outputs = (shape.b if inner.pools else shape.tokens) * inner.last.out_features
+        outputs = (shape.b if inner.pools else shape.tokens) * inner.out.out_features
     loss = ModuleCost(saved=outputs + 2 * shape.tokens)
     return {"head": module_cost(head, replace(shape, e=dim)), "loss": loss}
 
@@ -149,14 +149,14 @@ def _universal(module: UniversalStack, shape: CallShape) -> ModuleCost:
     step = module_cost(module.layer, shape)
     if module.halting is not None:
         weighted_sum = matmul_cost(1, shape.tokens * module.dim, 1, 1)
-        step = step + module_cost(module.halting.ask, shape) + weighted_sum
+        step = step + module_cost(module.halting.proj, shape) + weighted_sum
     return step * module.steps
 
 
 @formula(EarlyExitStack)
 def _early_exit(module: EarlyExitStack, shape: CallShape) -> ModuleCost:
     """All layers and all heads are counted, as in training. In evaluation, tokens may leave earlier."""
-    read = replace(shape if module.by_token else shape.with_length(1), e=module.dim)
+    read = replace(shape if module.per_token else shape.with_length(1), e=module.dim)
     heads = {
         f"exit {at}": module_cost(head, read)
         for at, head in zip(module.exits, module.heads, strict=True)
@@ -174,7 +174,7 @@ def _reversible(module: ReversibleStack, shape: CallShape) -> ModuleCost:
             recomputed=half.recomputed + half.forward,
             saved=0,
         )
-        for name, half in sum_layers(module.halves, shape).parts.items()
+        for name, half in sum_layers(module.sublayers, shape).parts.items()
     }
     return sum_parts(**parts) + ModuleCost(saved=2 * shape.tokens * module.dim)
 
@@ -197,7 +197,7 @@ def _feedback(module: FeedbackStack, shape: CallShape) -> ModuleCost:
         cost = sum((module_cost(part, own) for part in rest if part is not None), scores + values)
         if layer.cross is not None and layer.cross_residual is not None:
             cost += module_cost(layer.cross, shape) + module_cost(layer.cross_residual, own)
-        if i == 0 or not module.shared:  # memories are projected by every layer, or once for all
+        if i == 0 or not module.share_kv:  # memories are projected by every layer, or once for all
             queries = ModuleCost(
                 module_cost(look.mixer.q, own).forward
             )  # computed with the keys, not used
@@ -217,8 +217,10 @@ def _segments(module: SegmentStack, shape: CallShape) -> ModuleCost:
         if isinstance(memory, HiddenStateMemory):
             sizes.append(memory.size)
         elif isinstance(memory, CompressiveMemory):
-            sizes.append(memory.recent + memory.compressed * memory.compress.rate)
-    return _extrapolate(module, shape, module.segment, 2 + ceil(max(sizes) / module.segment))
+            sizes.append(memory.memory_length + memory.compressed_length * memory.compression.rate)
+    return _extrapolate(
+        module, shape, module.segment_length, 2 + ceil(max(sizes) / module.segment_length)
+    )
 
 
 # ---------------------------------------------------------------------------------------------- loops over chunks
@@ -275,20 +277,20 @@ def _mixture_of_experts(module: MixtureOfExperts, shape: CallShape) -> ModuleCos
 
     With a capacity every expert is assumed to fill its buffer; without one, tokens are assumed to spread evenly.
     """
-    d, count = module.dim, module.count
+    d, count = module.dim, module.num_experts
     capacity = module.capacity if module.training else module.eval_capacity
-    share = module.top * shape.n / count
+    share = module.top_k * shape.n / count
     slots = shape.b * share if capacity is None else shape.b * max(1, int(capacity * share))
     slots = max(1, int(slots))
     router = matmul_cost(1, shape.tokens, d, count, saved=shape.tokens * (d + 3 * count))
     if module.router.noise is not None:
         router += matmul_cost(1, shape.tokens, d, count, saved=0)
     bank = module.bank.bank if isinstance(module.bank, ShardedExpertBank) else module.bank
-    combine_saved = shape.tokens * module.top * (d + 2)
+    combine_saved = shape.tokens * module.top_k * (d + 2)
     return sum_parts(
         router=router,
         bank=module_cost(bank, CallShape(count, slots, slots)),
-        take=matmul_cost(shape.tokens, 1, module.top, d, saved=combine_saved),
+        take=matmul_cost(shape.tokens, 1, module.top_k, d, saved=combine_saved),
     )
 
 

@@ -156,10 +156,10 @@ def _inactive_parameters(module: nn.Module) -> int:
     for part in module.modules():
         if isinstance(part, MixtureOfExperts):
             experts = sum(p.numel() for p in part.bank.parameters())
-            total += experts * (part.count - part.top) // part.count
+            total += experts * (part.num_experts - part.top_k) // part.num_experts
         elif isinstance(part, ProductKeyMemory):
             total += part.values.numel()
-            total -= min(len(part.values), part.heads * part.top) * part.dim
+            total -= min(len(part.values), part.heads * part.top_k) * part.dim
     return total
 
 

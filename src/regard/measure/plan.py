@@ -247,11 +247,11 @@ def communication_bytes(job: TrainingJob, parallelism: Parallelism) -> float:
     # keys and values around the ring, once forward and twice backward
     sequence = 3 * layers * 2 * hidden / p.tensor * (p.sequence - 1)
     # tokens to their experts and back, forward and backward
-    choices = sum(part.top for part in job.experts)
+    choices = sum(part.top_k for part in job.experts)
     experts = 4 * choices * hidden * (expert_parallel - 1) / expert_parallel
     return states + tensor + sequence + experts
 
 
 def _expert_parallel(job: TrainingJob, parallelism: Parallelism) -> int:
     """Devices that the experts of a layer are spread over: as many data-parallel ones as divide them."""
-    return gcd(*(part.count for part in job.experts), parallelism.data) if job.experts else 1
+    return gcd(*(part.num_experts for part in job.experts), parallelism.data) if job.experts else 1

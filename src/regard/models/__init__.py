@@ -1,4 +1,4 @@
-"""Models: embed, layers, head; their configuration, their files, weights from elsewhere, and what they say next."""
+"""Models: configuration, building, heads, losses, generation, saving and loading."""
 
 from regard.models.beam import BeamSearchConfig, beam_search
 from regard.models.build import build

@@ -1,4 +1,4 @@
-"""Beam search: the most probable texts, as far as a few at a time can find them."""
+"""Beam search."""
 
 from __future__ import annotations
 
@@ -11,79 +11,83 @@ from torch import Tensor
 
 from regard.errors import check_int
 from regard.models.generation import (
-    NEVER,
+    NEVER_STOP,
     BatchDecoder,
     GenerationOutput,
     Prompts,
     check_logits,
-    device_of,
+    prompt_device,
     validate_prompts,
 )
 from regard.models.model import DecodingStep
 from regard.models.stopping_criteria import StoppingCriteria
 from regard.state import State
 
-STEEPEST = 16  # length^penalty is then a number of floating point, whatever the length
+MAX_LENGTH_PENALTY = 16  # keeps length^penalty finite for any length
 
 
 @dataclass(frozen=True)
 class BeamSearchConfig:
-    """How to search.
+    """Settings of beam search.
 
-    count     hypotheses that are followed at a time
-    best      results for each prompt, at most `count`
-    penalty   α in the score  Σ log p / (number of new tokens)^α: 0 is the plain sum, and favours short texts
-    early     stop as soon as `count` texts have ended; else when no text under way can come among the best any more
+    Attributes:
+        num_beams: Hypotheses that are followed at a time.
+        num_return_sequences: Results per prompt, at most `num_beams`.
+        length_penalty: α in the score Σ log p / (number of new tokens)^α. 0 is the plain sum, which
+            favours short texts.
+        early_stopping: Stop as soon as `num_beams` hypotheses have finished. False: stop when no
+            unfinished hypothesis can improve the result.
     """
 
-    count: int
-    best: int = 1
-    penalty: float = 1.0
-    early: bool = False
+    num_beams: int
+    num_return_sequences: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
 
     def __post_init__(self) -> None:
-        check_int(1, count=self.count, best=self.best)
-        if self.best > self.count:
-            raise ValueError(f"best must be at most the {self.count} beams, not {self.best}")
+        check_int(1, num_beams=self.num_beams, num_return_sequences=self.num_return_sequences)
+        if self.num_return_sequences > self.num_beams:
+            raise ValueError(
+                f"num_return_sequences must be at most num_beams ({self.num_beams}), "
+                f"not {self.num_return_sequences}"
+            )
+        penalty, limit = self.length_penalty, MAX_LENGTH_PENALTY
         if (
-            isinstance(self.penalty, bool)
-            or not isinstance(self.penalty, int | float)
-            or not abs(self.penalty) <= STEEPEST
+            isinstance(penalty, bool)
+            or not isinstance(penalty, int | float)
+            or not abs(penalty) <= limit
         ):
             raise ValueError(
-                f"penalty must be a number from -{STEEPEST} to {STEEPEST}, not {self.penalty!r}"
+                f"length_penalty must be a number from -{limit} to {limit}, not {penalty!r}"
             )
 
     def score(self, total: float, length: int) -> float:
-        """What texts are compared by."""
-        return total / length**self.penalty
+        """Score of a hypothesis with that log-probability and length."""
+        return total / length**self.length_penalty
 
 
-class _Text(NamedTuple):
-    """A hypothesis: its new tokens, their log-probabilities and sum."""
+class _Hypothesis(NamedTuple):
+    """New tokens, their log-probabilities, and the sum of these."""
 
     tokens: tuple[int, ...] = ()
-    logp: tuple[float, ...] = ()
+    logprobs: tuple[float, ...] = ()
     total: float = 0.0
 
 
-class _Ended(NamedTuple):
+class _Finished(NamedTuple):
     score: float
-    text: _Text
-    why: str
+    hypothesis: _Hypothesis
+    reason: str
 
 
 @dataclass
 class _Search:
-    """One prompt: the hypotheses under way, all of one length, and those that have ended, best first."""
+    """Search for one prompt: active hypotheses, all of one length, and finished ones, best first."""
 
-    example: int
+    index: int
     prompt: list[int]
-    going: list[_Text] = field(default_factory=lambda: [_Text()])
-    ended: list[_Ended] = field(default_factory=list)
-
-    def rows(self) -> list[list[int]]:
-        return [self.prompt + list(text.tokens) for text in self.going]
+    active: list[_Hypothesis] = field(default_factory=lambda: [_Hypothesis()])
+    finished: list[_Finished] = field(default_factory=list)
 
 
 def beam_search(
@@ -92,42 +96,57 @@ def beam_search(
     beams: BeamSearchConfig,
     *,
     max_new_tokens: int,
-    stop: StoppingCriteria = NEVER,
-    start: int | None = None,
+    stop: StoppingCriteria = NEVER_STOP,
+    bos_token_id: int | None = None,
     state: State = None,
 ) -> list[list[GenerationOutput]]:
-    """Of each prompt, the best texts that were found, best first; fewer than `beams.best` where there are no more.
+    """Search for the most probable continuations of each prompt.
 
-    A text ends by a stop, or with `max_new` tokens, and all that have ended are compared by their scores.  With as many
-    beams as there are texts, the search is exhaustive.  The other arguments are those of `generate`.
+    A hypothesis ends at a stop or after `max_new_tokens` tokens; finished ones are compared by their
+    scores. With as many beams as there are texts, the search is exhaustive. See `generate` for the
+    other arguments.
+
+    Returns:
+        For each prompt, the best continuations, best first: `num_return_sequences`, or fewer if there
+        are no more.
     """
     check_int(1, max_new_tokens=max_new_tokens)
-    searches = [_Search(i, prompt) for i, prompt in enumerate(validate_prompts(prompts, start))]
-    _run(BatchDecoder(step, state, device_of(prompts), stop), searches, beams, max_new_tokens, stop)
-    return [[_result(ended, stop) for ended in search.ended[: beams.best]] for search in searches]
+    searches = [
+        _Search(i, prompt) for i, prompt in enumerate(validate_prompts(prompts, bos_token_id))
+    ]
+    decoder = BatchDecoder(step, state, prompt_device(prompts), stop)
+    _run_searches(decoder, searches, beams, max_new_tokens, stop)
+    return [
+        [
+            GenerationOutput(list(h.tokens), list(h.logprobs), reason, stop.text(list(h.tokens)))
+            for _, h, reason in search.finished[: beams.num_return_sequences]
+        ]
+        for search in searches
+    ]
 
 
 @torch.no_grad()
-def _run(
-    pace: BatchDecoder,
+def _run_searches(
+    decoder: BatchDecoder,
     searches: list[_Search],
     beams: BeamSearchConfig,
     max_new_tokens: int,
     stop: StoppingCriteria,
 ) -> None:
-    """All searches at one pace; those whose prompts are still going in have one hypothesis, and wait."""
-    while any(search.going for search in searches):
-        rows = [row for search in searches for row in search.rows()]
-        logits = pace.advance(rows)
-        first, parents = 0, []
+    """Advance all searches together; those still reading their prompt have one hypothesis and wait."""
+    while any(search.active for search in searches):
+        rows = [[*search.prompt, *h.tokens] for search in searches for h in search.active]
+        logits = decoder.advance(rows)
+        start, parents = 0, []
         for search in searches:
-            mine = list(range(first, first + len(search.going)))
-            first += len(mine)
-            if mine and len(rows[mine[0]]) == pace.at:
-                check_logits(logits[mine], pace.at, [search.example] * len(mine))
-                mine = [mine[i] for i in _extend(search, logits[mine], beams, max_new_tokens, stop)]
-            parents += mine
-        pace.keep(parents)
+            own = list(range(start, start + len(search.active)))
+            start += len(own)
+            if own and len(rows[own[0]]) == decoder.position:
+                check_logits(logits[own], decoder.position, [search.index] * len(own))
+                extended = _extend(search, logits[own], beams, max_new_tokens, stop)
+                own = [own[i] for i in extended]
+            parents += own
+        decoder.select(parents)
 
 
 def _extend(
@@ -137,56 +156,61 @@ def _extend(
     max_new_tokens: int,
     stop: StoppingCriteria,
 ) -> list[int]:
-    """Every hypothesis by one token: the best are followed, those that end are kept.  Returns whom each came from."""
-    going: list[_Text] = []
+    """Extend all hypotheses by one token; return the parents of those that stay active."""
+    active: list[_Hypothesis] = []
     parents: list[int] = []
-    for parent, text in _candidates(search.going, logits, beams, stop):
-        why = stop.why(list(text.tokens)) or (
-            "length" if len(text.tokens) == max_new_tokens else None
-        )
-        if why is not None:
-            search.ended.append(_Ended(beams.score(text.total, len(text.tokens)), text, why))
-        elif len(going) < beams.count:
-            going.append(text)
+    for parent, hypothesis in _candidates(search.active, logits, beams, stop):
+        length = len(hypothesis.tokens)
+        reason = stop.finish_reason(list(hypothesis.tokens))
+        if reason is None and length == max_new_tokens:
+            reason = "length"
+        if reason is not None:
+            score = beams.score(hypothesis.total, length)
+            search.finished.append(_Finished(score, hypothesis, reason))
+        elif len(active) < beams.num_beams:
+            active.append(hypothesis)
             parents.append(parent)
-    search.ended = sorted(search.ended, key=lambda ended: -ended.score)[: beams.count]
-    search.going = [] if _is_over(search.ended, going, beams, max_new_tokens) else going
-    return parents[: len(search.going)]
+    search.finished = sorted(search.finished, key=lambda f: -f.score)[: beams.num_beams]
+    search.active = [] if _is_done(search.finished, active, beams, max_new_tokens) else active
+    return parents[: len(search.active)]
 
 
 def _candidates(
-    texts: list[_Text], logits: Tensor, beams: BeamSearchConfig, stop: StoppingCriteria
-) -> Iterator[tuple[int, _Text]]:
-    """Hypotheses with one token more, most probable first: enough that, whatever ends, `count` can go on."""
-    logp = logits.double().log_softmax(-1)
-    total = (logp + logp.new_tensor([text.total for text in texts])[:, None]).flatten()
-    # which strings end by a token is not known before it is decoded, so all tokens may be needed
-    enough = len(total) if stop.strings else min(len(total), beams.count * (1 + len(stop.tokens)))
-    best = total.topk(enough)
-    for place, value in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-        if value == -torch.inf:
+    hypotheses: list[_Hypothesis],
+    logits: Tensor,
+    beams: BeamSearchConfig,
+    stop: StoppingCriteria,
+) -> Iterator[tuple[int, _Hypothesis]]:
+    """Hypotheses with one more token, most probable first: enough for `num_beams` active ones."""
+    logprobs = logits.double().log_softmax(-1)
+    totals = (logprobs + logprobs.new_tensor([h.total for h in hypotheses])[:, None]).flatten()
+    # Which tokens complete a stop string is known only after decoding, so all may be needed.
+    enough = len(totals) if stop.strings else beams.num_beams * (1 + len(stop.tokens))
+    best = totals.topk(min(len(totals), enough))
+    for index, total in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+        if total == -torch.inf:
             return
-        parent, token = divmod(place, logp.shape[1])
-        text = texts[parent]
-        yield parent, _Text((*text.tokens, token), (*text.logp, logp[parent, token].item()), value)
+        parent, token = divmod(index, logprobs.shape[1])
+        tokens, values, _ = hypotheses[parent]
+        logprob = logprobs[parent, token].item()
+        yield parent, _Hypothesis((*tokens, token), (*values, logprob), total)
 
 
-def _is_over(
-    ended: list[_Ended], going: list[_Text], beams: BeamSearchConfig, max_new_tokens: int
+def _is_done(
+    finished: list[_Finished],
+    active: list[_Hypothesis],
+    beams: BeamSearchConfig,
+    max_new_tokens: int,
 ) -> bool:
-    """Whether no hypothesis under way can still change the result.
+    """Whether no active hypothesis can still change the result.
 
-    A sum of log-probabilities only falls, so the best that a text can come to is its sum now, at the length that flatters
-    it most: the longest for a penalty above 0, else the next.
+    A sum of log-probabilities only decreases, so the bound of a hypothesis is its current sum, at the
+    length with the best score: the maximum for a positive length penalty, else the next.
     """
-    if not going or (beams.early and len(ended) >= beams.count):
+    if not active or (beams.early_stopping and len(finished) >= beams.num_beams):
         return True
-    if len(ended) < beams.best:
+    if len(finished) < beams.num_return_sequences:
         return False
-    length = max_new_tokens if beams.penalty > 0 else len(going[0].tokens) + 1
-    return ended[beams.best - 1].score >= beams.score(max(text.total for text in going), length)
-
-
-def _result(ended: _Ended, stop: StoppingCriteria) -> GenerationOutput:
-    tokens = list(ended.text.tokens)
-    return GenerationOutput(tokens, list(ended.text.logp), ended.why, stop.text(tokens))
+    length = max_new_tokens if beams.length_penalty > 0 else len(active[0].tokens) + 1
+    bound = beams.score(max(hypothesis.total for hypothesis in active), length)
+    return finished[beams.num_return_sequences - 1].score >= bound

@@ -1,4 +1,4 @@
-"""A configuration becomes a model."""
+"""Builds a model from its configuration."""
 
 from __future__ import annotations
 
@@ -11,366 +11,296 @@ from typing import Any
 
 from regard import registry
 from regard.block import Block, Layer
+from regard.deep_init import deepnorm_init
 from regard.errors import Unsupported
-from regard.ffn import FeedForward
+from regard.ffn import FEED_FORWARDS, FeedForward, get_activation
 from regard.mixer import Mixer
 from regard.models import config as c, heads
 from regard.models.components import (
-    FFNS,
-    NORMS,
-    activation_of,
     add_relative_position,
     bind_module,
     build_module,
     build_position,
-    init_residual_weights,
     residual_factory,
 )
 from regard.models.embeddings import InputEmbedding, PatchEmbedding, TokenEmbedding, VectorEmbedding
 from regard.models.model import Backbone, Decoder, DualEncoder, Encoder, Model, Seq2Seq
 from regard.models.stacks import STACKS, StackBuilder
-from regard.norm import Norm
+from regard.norm import NORMS, Norm
 from regard.residual import DeepNormScales, Residual, deepnorm_scales, deepnorm_seq2seq_scales
 from regard.stack import build_sublayers
 
-TOLD = ("dim", "causal")  # what the model tells its mixers, and their arguments may not
-
 
 def build(config: c.ModelConfig) -> Model:
-    """The model of a configuration, with fresh weights from torch's generator; what does not fit raises, with the reason."""
-    config = config.replace()  # checked again: pydantic's own `model_copy` does not
-    model = KINDS[config.kind](config)
+    """Build the model of a configuration, with random weights from torch's global generator.
+
+    Raises:
+        ValueError, Unsupported: The parts do not fit together; the message says why.
+    """
+    config = config.replace()  # validated again, which pydantic's `model_copy` does not
+    model = MODELS[config.kind](config)
     model.config = config
     return model
 
 
 def build_encoder(config: c.ModelConfig) -> Encoder:
-    """See `Encoder`."""
-    backbone = Backbone(
-        embed_of(config, config.input), *layers_of(config, own_side(config), "encoder")
-    )
-    return Encoder(backbone, head_of(config, backbone))
-
-
-def build_pair(config: c.ModelConfig) -> DualEncoder:
-    """See `Pair`."""
-    backbone = Backbone(
-        embed_of(config, config.input), *layers_of(config, own_side(config), "encoder")
-    )
-    head = head_of(config, backbone)
-    if head is None:
-        raise ValueError("a model of kind 'pair' has the head 'match'")
-    return DualEncoder(backbone, head)
+    """Build an `Encoder`."""
+    backbone = build_backbone(config, "encoder")
+    return Encoder(backbone, build_head(config, backbone))
 
 
 def build_decoder(config: c.ModelConfig) -> Decoder:
-    """See `Decoder`."""
-    backbone = Backbone(
-        embed_of(config, config.input), *layers_of(config, own_side(config), "decoder")
-    )
-    return Decoder(backbone, head_of(config, backbone))
+    """Build a `Decoder`."""
+    backbone = build_backbone(config, "decoder")
+    return Decoder(backbone, build_head(config, backbone))
+
+
+def build_dual_encoder(config: c.ModelConfig) -> DualEncoder:
+    """Build a `DualEncoder`."""
+    backbone = build_backbone(config, "encoder")
+    head = build_head(config, backbone)
+    assert head is not None  # checked by the configuration
+    return DualEncoder(backbone, head)
 
 
 def build_seq2seq(config: c.ModelConfig) -> Seq2Seq:
-    """See `Seq2Seq`.  Both sides share one embedding, unless a target is given."""
-    source = embed_of(config, config.input)
-    target = source if config.target is None else embed_of(config, config.target)
-    encoder = Backbone(source, *layers_of(config, config.encoder or own_side(config), "encoder"))
-    decoder = Backbone(
-        target,
-        *layers_of(
-            config, own_side(config), "decoder", cross=config.cross or c.module_spec("vanilla")
-        ),
-    )
-    return Seq2Seq(encoder, decoder, head_of(config, decoder))
+    """Build a `Seq2Seq`. Encoder and decoder share one embedding, unless the target has its own."""
+    source = build_embedding(config, config.input)
+    target = source if config.target is None else build_embedding(config, config.target)
+    encoder = Backbone(source, *build_stack(config, "encoder"))
+    decoder = Backbone(target, *build_stack(config, "decoder"))
+    return Seq2Seq(encoder, decoder, build_head(config, decoder))
 
 
-KINDS: dict[str, Callable[[c.ModelConfig], Model]] = {
+MODELS: dict[str, Callable[[c.ModelConfig], Model]] = {
     "encoder": build_encoder,
     "decoder": build_decoder,
     "seq2seq": build_seq2seq,
-    "pair": build_pair,
+    "dual_encoder": build_dual_encoder,
 }
 
 
-# ---------------------------------------------------------------------------------------------- layers
-def own_side(config: c.ModelConfig) -> c.EncoderConfig:
-    """The layers of a model that has one side, or of its decoder."""
+def build_backbone(config: c.ModelConfig, role: str) -> Backbone:
+    """Build embedding, layers and final norm."""
+    return Backbone(build_embedding(config, config.input), *build_stack(config, role))
+
+
+# ----------------------------------------------------------------------------------------- layers
+def build_stack(config: c.ModelConfig, role: str) -> tuple[Layer, Norm | None]:
+    """Build the layers of a side, "encoder" or "decoder", and its final norm if it needs one."""
+    side = side_config(config, role)
+    scales, norm = side_scales(config, role), norm_factory(config)
+    residual = residual_factory(config.residual, side.layers, scales, norm)
+
+    def build_block(index: int) -> Block:
+        with name_layer(index, role):
+            mixer, cross, ffn = build_layer_modules(config, role, index)
+            return Block(mixer, ffn, cross=cross, residual=residual, dropout=config.dropout)
+
+    def build_layer_sublayers(index: int) -> list[Layer]:
+        if config.residual != c.ModuleSpec(name="pre"):
+            raise ValueError(
+                f"a {side.stack.name} stack has its own pre-norm residuals: residual must be 'pre'"
+            )
+        with name_layer(index, role):
+            mixer, cross, ffn = build_layer_modules(config, role, index)
+            return build_sublayers(mixer, ffn, cross=cross, norm=norm, dropout=config.dropout)
+
+    period = math.lcm(len(side.mixer), len(config.ffn))
+    builder = StackBuilder(
+        side.layers, period, build_block, build_layer_sublayers, norm, config.heads
+    )
+    stack: Layer = bind_module("stack", STACKS, side.stack, builder)()
+    if config.residual.name == "deepnorm":
+        deepnorm_init(stack, scales.beta)
+    residuals = [module for module in stack.modules() if isinstance(module, Residual)]
+    needs_norm = not residuals or any(residual.needs_final_norm for residual in residuals)
+    return stack, norm(stack.out_dim) if needs_norm else None
+
+
+def side_config(config: c.ModelConfig, role: str) -> c.EncoderConfig:
+    """Layers, mixers and stack of the encoder or decoder of a model."""
+    if role == "encoder" and config.encoder is not None:
+        return config.encoder
     return c.EncoderConfig(layers=config.layers, mixer=config.mixer, stack=config.stack)
 
 
-def layers_of(
-    config: c.ModelConfig, side: c.EncoderConfig, name: str, cross: c.ModuleSpec | None = None
-) -> tuple[Layer, Norm | None]:
-    """The stack of one side, and the norm that it leaves to do: behind a bare sum, as a stack without residuals makes too."""
-    scales, parts = scales_of(config, name), partial(sub_layers, config, side, name, cross)
-    residual = residual_factory(config.residual, side.layers, scales, norm_of(config))
-
-    def block(number: int) -> Block:
-        mixer, ffn, look = parts(number)
-        with told_where(number, name):
-            return Block(mixer, ffn, cross=look, residual=residual, dropout=config.dropout)
-
-    def half_steps(number: int) -> list[Layer]:
-        if config.residual != c.ModuleSpec(name="pre"):
-            raise ValueError(
-                f"a {side.stack.name} stack adds up by itself, norms first: residual must stay 'pre'"
-            )
-        mixer, ffn, look = parts(number)
-        with told_where(number, name):
-            return build_sublayers(
-                mixer, ffn, cross=look, norm=norm_of(config), dropout=config.dropout
-            )
-
-    turns = math.lcm(len(side.mixer), len(config.ffn))
-    stack: Layer = bind_module(
-        "stack",
-        STACKS,
-        side.stack,
-        StackBuilder(side.layers, turns, block, half_steps, norm_of(config), config.heads),
-    )()
-    init_residual_weights(config.residual, stack, scales)
-    residuals = [part for part in stack.modules() if isinstance(part, Residual)]
-    bare = not residuals or any(part.needs_final_norm for part in residuals)
-    return stack, norm_of(config)(stack.wide) if bare else None
+def side_scales(config: c.ModelConfig, role: str) -> DeepNormScales:
+    """DeepNorm's scales of the encoder or decoder of a model."""
+    if config.kind != "seq2seq":
+        return deepnorm_scales(config.layers)
+    encoder, decoder = deepnorm_seq2seq_scales(side_config(config, "encoder").layers, config.layers)
+    return encoder if role == "encoder" else decoder
 
 
-def sub_layers(
-    config: c.ModelConfig, side: c.EncoderConfig, name: str, cross: c.ModuleSpec | None, number: int
-) -> tuple[Mixer, FeedForward | None, Mixer | None]:
-    """What a layer is made of, the mixers taking turns: what mixes, what feeds forward, and what looks across."""
-    with told_where(number, name):
-        part = side.mixer[number % len(side.mixer)]
-        mixer = mixer_of(config, part, causal=name == "decoder", length=longest(config, name))
-        if cross is None:
-            return mixer, ffn_of(config, number), None
-        look = mixer_of(config, cross, causal=False, length=longest(config, "encoder"), here=False)
-        return mixer, ffn_of(config, number), look
+def build_layer_modules(
+    config: c.ModelConfig, role: str, index: int
+) -> tuple[Mixer, Mixer | None, FeedForward | None]:
+    """Build mixer, cross-attention and feed-forward layer of layer `index`."""
+    mixers, ffns = side_config(config, role).mixer, config.ffn
+    spec, causal, length = mixers[index % len(mixers)], role == "decoder", max_length(config, role)
+    mixer = add_relative_position(
+        config.position,
+        build_mixer(config, spec, causal=causal, length=length),
+        length=length,
+        columns=grid_columns(config, role),
+    )
+    cross = None
+    if config.kind == "seq2seq" and role == "decoder":
+        spec = config.cross or c.module_spec("vanilla")
+        cross = build_mixer(config, spec, causal=False, length=max_length(config, "encoder"))
+    ffn_spec = ffns[index % len(ffns)]
+    if ffn_spec is None:
+        return mixer, cross, None
+    return mixer, cross, build_module("ffn", FEED_FORWARDS, ffn_spec, config.dim)
 
 
 @contextmanager
-def told_where(number: int, name: str) -> Iterator[None]:
-    """What is refused inside is said with its place."""
+def name_layer(index: int, role: str) -> Iterator[None]:
+    """Prefix `Unsupported` errors with the layer."""
     try:
         yield
-    except Unsupported as refusal:
-        raise Unsupported(f"layer {number} of the {name}: {refusal}") from None
+    except Unsupported as error:
+        raise Unsupported(f"layer {index} of the {role}: {error}") from None
 
 
-def scales_of(config: c.ModelConfig, name: str) -> DeepNormScales:
-    """What DeepNorm needs at this depth: an encoder and a decoder that looks at it have other numbers than one alone."""
-    if config.kind != "seq2seq":
-        return deepnorm_scales(config.layers)
-    encoder, decoder = deepnorm_seq2seq_scales(
-        (config.encoder or own_side(config)).layers, config.layers
-    )
-    return encoder if name == "encoder" else decoder
-
-
-def mixer_of(
-    config: c.ModelConfig,
-    part: c.ModuleSpec,
-    *,
-    causal: bool,
-    length: int | None,
-    here: bool = True,
+def build_mixer(
+    config: c.ModelConfig, spec: c.ModuleSpec, *, causal: bool, length: int | None
 ) -> Mixer:
-    """The recipe, told what the model knows: the width, the heads and the length where it needs them, and whether it is causal.
+    """Create a recipe, with the width, heads and length of the model where it needs them.
 
-    A recipe with a number of heads of its own, as those without heads have, keeps it unless its arguments say otherwise.
-    `here` tells whether tokens look at their own sequence: only then are they so far from each other.
+    A recipe with a default number of heads keeps it, unless its arguments set another.
     """
-    arguments = {name: frozen(value) for name, value in part.arguments.items()}
-    told = sorted(set(TOLD) & set(arguments))
-    if told:
-        raise ValueError(
-            f"{part.name}: {told[0]} is told by the model, so the arguments may not give it"
-        )
-    parameters = registry.get_recipe(part.name).parameters
-    if parameters["heads"].default is inspect.Parameter.empty:
+    arguments = {name: lists_to_tuples(value) for name, value in spec.arguments.items()}
+    for name in ("causal", "dim"):
+        if name in arguments:
+            raise ValueError(f"{spec.name}: the model sets {name}, leave it out of the arguments")
+    parameters = registry.get_recipe(spec.name).parameters
+    required = inspect.Parameter.empty
+    if parameters["heads"].default is required:
         arguments.setdefault("heads", config.heads)
     if "length" in parameters and length is not None:
         arguments.setdefault("length", length)
     if (
         "length" in parameters
-        and parameters["length"].default is inspect.Parameter.empty
+        and parameters["length"].default is required
         and "length" not in arguments
     ):
-        raise ValueError(
-            f"{part.name} is built for a longest sequence: give the configuration a length"
-        )
-    mixer = registry.create(part.name, dim=config.dim, causal=causal, **arguments)
-    return (
-        add_relative_position(
-            config.position, mixer, length=length, columns=columns_of(config, causal)
-        )
-        if here
-        else mixer
-    )
+        raise ValueError(f"{spec.name} needs a maximum length: set length in the configuration")
+    return registry.create(spec.name, dim=config.dim, causal=causal, **arguments)
 
 
-def columns_of(config: c.ModelConfig, causal: bool) -> int | None:
-    """Of the grid that a side reads; None where it reads none, or a class token stands before it."""
-    reads = config.kind != "seq2seq" or not causal
-    return (
-        config.input.grid[1]
-        if reads and isinstance(config.input, c.PatchInput) and not config.input.cls
-        else None
-    )
+def lists_to_tuples(value: Any) -> Any:
+    """Convert lists to tuples, which JSON lacks and recipes take."""
+    return tuple(map(lists_to_tuples, value)) if isinstance(value, list) else value
 
 
-def frozen(value: Any) -> Any:
-    """Lists as tuples, as recipes take them: JSON has no tuples."""
-    return tuple(map(frozen, value)) if isinstance(value, list) else value
-
-
-def norm_of(config: c.ModelConfig) -> Callable[[int], Norm]:
-    """Width -> norm."""
+def norm_factory(config: c.ModelConfig) -> Callable[[int], Norm]:
+    """Factory (width -> norm)."""
     return partial(build_module, "norm", NORMS, config.norm)
 
 
-def ffn_of(config: c.ModelConfig, number: int) -> FeedForward | None:
-    """A fresh feed-forward layer for the layer of that number, or None."""
-    part = config.ffn[number % len(config.ffn)]
-    return None if part is None else build_module("ffn", FFNS, part, config.dim)
+def image_input(config: c.ModelConfig, role: str) -> c.PatchInput | None:
+    """Image input of a side; None if it reads no images."""
+    reads_input = role == "encoder" or config.kind == "decoder"
+    return config.input if reads_input and isinstance(config.input, c.PatchInput) else None
 
 
-def longest(config: c.ModelConfig, side: str) -> int | None:
-    """The longest sequence that a side reads: for images as many tokens as there are patches."""
-    reads_images = isinstance(config.input, c.PatchInput) and (
-        side == "encoder" or config.kind == "decoder"
-    )
-    return (
-        config.input.length
-        if reads_images and isinstance(config.input, c.PatchInput)
-        else config.length
-    )
+def grid_columns(config: c.ModelConfig, role: str) -> int | None:
+    """Columns of the image grid of a side; None without one, or with a class token before it."""
+    image = image_input(config, role)
+    return None if image is None or image.class_token else image.grid[1]
 
 
-# ---------------------------------------------------------------------------------------------- embeddings
-def embed_of(
-    config: c.ModelConfig, given: c.TokenInput | c.VectorInput | c.PatchInput
+def max_length(config: c.ModelConfig, role: str) -> int | None:
+    """Maximum sequence length of a side; for images the number of tokens."""
+    image = image_input(config, role)
+    return config.length if image is None else image.length
+
+
+# ----------------------------------------------------------------------------------------- embeddings
+def build_embedding(
+    config: c.ModelConfig, source: c.TokenInput | c.VectorInput | c.PatchInput
 ) -> InputEmbedding:
-    """What makes tokens of the input."""
-    if isinstance(given, c.PatchInput):
-        rows, columns = given.grid
-        place = build_position(
-            config.position, dim=config.dim, length=rows * columns, rows=rows, columns=columns
-        )
+    """Build the embedding of an input."""
+    dim, dropout = config.dim, config.dropout
+    if isinstance(source, c.PatchInput):
+        rows, columns = source.grid
         return PatchEmbedding(
-            given.grid,
-            given.patch,
-            config.dim,
-            position=place,
-            channels=given.channels,
-            cls=given.cls,
-            stem=given.stem,
-            dropout=config.dropout,
+            source.grid,
+            source.patch_size,
+            dim,
+            position=build_position(
+                config.position, dim=dim, length=rows * columns, rows=rows, columns=columns
+            ),
+            channels=source.channels,
+            class_token=source.class_token,
+            stem=source.stem,
+            dropout=dropout,
         )
-    inside = (
-        given.width if isinstance(given, c.TokenInput) and given.width is not None else config.dim
-    )
-    place = build_position(
-        config.position, dim=inside, length=config.length, rows=None, columns=None
-    )
-    if isinstance(given, c.VectorInput):
-        return VectorEmbedding(given.width, config.dim, position=place, dropout=config.dropout)
-    norm = norm_of(config)(inside) if given.norm else None
+    if isinstance(source, c.VectorInput):
+        position = build_position(config.position, dim=dim, length=config.length)
+        return VectorEmbedding(source.width, dim, position=position, dropout=dropout)
+    embedding_dim = source.embedding_dim or dim
     return TokenEmbedding(
-        given.vocab_size,
-        inside,
-        position=place,
-        types=given.types,
-        scale=given.scale,
-        norm=norm,
-        dropout=config.dropout,
-        out=None if given.width is None else config.dim,
+        source.vocab_size,
+        embedding_dim,
+        position=build_position(config.position, dim=embedding_dim, length=config.length),
+        type_vocab_size=source.type_vocab_size,
+        scale=source.scale_embeddings,
+        norm=norm_factory(config)(embedding_dim) if source.norm else None,
+        dropout=dropout,
+        out_dim=None if source.embedding_dim is None else dim,
     )
 
 
-# ---------------------------------------------------------------------------------------------- heads
-def head_of(config: c.ModelConfig, backbone: Backbone) -> heads.ModelHead | None:
-    """The head of a configuration, as wide as what the trunk gives; it may share the table of the embeddings."""
-    if config.head is None:
-        return None
-    return HEADS[type(config.head)](
-        config.model_copy(update={"dim": backbone.stack.wide}), config.head, backbone.embed
-    )
+# ----------------------------------------------------------------------------------------- heads
+def build_head(config: c.ModelConfig, backbone: Backbone) -> heads.ModelHead | None:
+    """Build the head of a configuration, for the output width of the backbone."""
+    head, dim, dropout = config.head, backbone.stack.out_dim, config.dropout
+    match head:
+        case None:
+            return None
+        case c.LMHeadConfig():
+            return build_lm_head(config, backbone, head.tie_weights, head.bias)
+        case c.MaskedLMHeadConfig():
+            return heads.MaskedLMHead(
+                dim,
+                build_lm_head(config, backbone, head.tie_weights, bias=True),
+                norm=norm_factory(config)(dim),
+                activation=get_activation(head.activation),
+            )
+        case c.TokenClassificationHeadConfig():
+            return heads.PredictionHead(dim, head.num_classes, dropout=dropout)
+        case c.RegressionHeadConfig(pooling="none"):
+            return heads.PredictionHead(dim, head.num_outputs, dropout=dropout)
+    pooling = heads.build_pooling(head.pooling, dim, config.heads)
+    match head:
+        case c.SequenceClassificationHeadConfig():
+            return heads.PredictionHead(
+                dim,
+                head.num_classes,
+                pooling=pooling,
+                hidden_layer=head.hidden_layer,
+                dropout=dropout,
+            )
+        case c.MatchingHeadConfig():
+            hidden = head.hidden or dim
+            return heads.MatchingHead(
+                dim, head.num_classes, pooling=pooling, hidden=hidden, dropout=dropout
+            )
+        case c.RegressionHeadConfig():
+            return heads.PredictionHead(dim, head.num_outputs, pooling=pooling, dropout=dropout)
+        case c.PoolingHeadConfig():
+            return heads.PoolingHead(pooling, normalize=head.normalize)
 
 
-def words_of(
-    config: c.ModelConfig, embed: InputEmbedding, *, tie_weights: bool, bias: bool
+def build_lm_head(
+    config: c.ModelConfig, backbone: Backbone, tie_weights: bool, bias: bool
 ) -> heads.LMHead:
-    """Logits over the vocabulary."""
-    tokens = config.tokens
-    if tokens is None or not isinstance(embed, TokenEmbedding):
-        raise ValueError("a head over a vocabulary needs a model that reads tokens")
-    return heads.LMHead(
-        config.dim, tokens.vocab_size, table=embed.tokens.weight if tie_weights else None, bias=bias
-    )
-
-
-def masked_head(
-    config: c.ModelConfig, head: c.MaskedLMHeadConfig, embed: InputEmbedding
-) -> heads.ModelHead:
-    """See `MaskedLMHead`."""
-    words = words_of(config, embed, tie_weights=head.tie_weights, bias=True)
-    return heads.MaskedLMHead(
-        config.dim,
-        words,
-        norm=norm_of(config)(config.dim),
-        activation=activation_of(head.activation),
-    )
-
-
-def class_head(
-    config: c.ModelConfig, head: c.SequenceClassificationHeadConfig, embed: InputEmbedding
-) -> heads.ModelHead:
-    """See `PredictionHead`."""
-    pool = heads.build_pooling(head.pooling, config.dim, config.heads)
-    return heads.PredictionHead(
-        config.dim, head.classes, pool=pool, hidden=head.hidden, dropout=config.dropout
-    )
-
-
-def match_head(
-    config: c.ModelConfig, head: c.MatchingHeadConfig, embed: InputEmbedding
-) -> heads.ModelHead:
-    """See `MatchingHead`."""
-    pool = heads.build_pooling(head.pooling, config.dim, config.heads)
-    return heads.MatchingHead(
-        config.dim,
-        head.classes,
-        pool=pool,
-        hidden=head.hidden or config.dim,
-        dropout=config.dropout,
-    )
-
-
-def number_head(
-    config: c.ModelConfig, head: c.RegressionHeadConfig, embed: InputEmbedding
-) -> heads.ModelHead:
-    """See `PredictionHead`."""
-    pool = (
-        None
-        if head.pooling == c.EACH
-        else heads.build_pooling(head.pooling, config.dim, config.heads)
-    )
-    return heads.PredictionHead(config.dim, head.outputs, pool=pool, dropout=config.dropout)
-
-
-HEADS: dict[type, Callable[[c.ModelConfig, Any, InputEmbedding], heads.ModelHead]] = {
-    c.LMHeadConfig: lambda config, head, embed: words_of(
-        config, embed, tie_weights=head.tie_weights, bias=head.bias
-    ),
-    c.MaskedLMHeadConfig: masked_head,
-    c.SequenceClassificationHeadConfig: class_head,
-    c.MatchingHeadConfig: match_head,
-    c.TokenClassificationHeadConfig: lambda config, head, embed: heads.PredictionHead(
-        config.dim, head.classes, dropout=config.dropout
-    ),
-    c.RegressionHeadConfig: number_head,
-    c.PoolingHeadConfig: lambda config, head, embed: heads.PoolingHead(
-        heads.build_pooling(head.pooling, config.dim, config.heads), unit=head.unit
-    ),
-}
+    """Build a language-modelling head, tied to the token embeddings or not."""
+    assert config.tokens is not None
+    assert isinstance(backbone.embed, TokenEmbedding)
+    weight = backbone.embed.tokens.weight if tie_weights else None
+    dim = backbone.stack.out_dim
+    return heads.LMHead(dim, config.tokens.vocab_size, weight=weight, bias=bias)

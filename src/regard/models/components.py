@@ -1,4 +1,4 @@
-"""Tables: the words that a configuration may use for norms, residuals, feed-forward layers and positions."""
+"""Builds norms, residuals, feed-forward layers and positional encodings from their specs."""
 
 from __future__ import annotations
 
@@ -9,144 +9,149 @@ from typing import Any
 
 from torch import nn
 
-from regard.deep_init import deepnorm_init
 from regard.errors import Unsupported, did_you_mean
-from regard.ffn import FEED_FORWARDS as FFNS, get_activation as activation_of
 from regard.mixer import Mixer
 from regard.mixers.positional import with_position
 from regard.models.config import ModuleSpec
-from regard.norm import NORMS, Norm
+from regard.norm import Norm
 from regard.position import POSITIONAL_ENCODINGS, NoPosition, PositionEmbedding, RotaryEmbedding
 from regard.prior import Prior
 from regard.residual import RESIDUALS, DeepNormScales, Residual, layer_scale_init_value
 
-__all__ = [
-    "FFNS",
-    "NORMS",
-    "POSITIONS",
-    "RELATIVE",
-    "RESIDUALS",
-    "activation_of",
-    "add_relative_position",
-    "bind_module",
-    "build_module",
-    "build_position",
-    "init_residual_weights",
-    "residual_factory",
-]
-
+# Positional encodings added to the token embeddings ...
 POSITIONS = {
     name: kind for name, kind in POSITIONAL_ENCODINGS.items() if issubclass(kind, PositionEmbedding)
-}  # go in with the tokens
+}
+# ... and those inside a mixer.
 RELATIVE = {
     name: kind
     for name, kind in POSITIONAL_ENCODINGS.items()
     if issubclass(kind, RotaryEmbedding | Prior)
-}  # live within a mixer
+}
 
 
 def build_module(
     what: str,
     table: Mapping[str, Callable[..., Any]],
-    part: ModuleSpec,
+    spec: ModuleSpec,
     /,
-    *fixed: Any,
-    **given: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    """Build the part of a table; see `bind_module`.  Raw errors, as lists in place of words make them, name the part."""
-    maker = bind_module(what, table, part, *fixed, **given)
+    """Build the module of a spec, as `bind_module` does; errors of its constructor name the module."""
+    factory = bind_module(what, table, spec, *args, **kwargs)
     try:
-        return maker()
+        return factory()
     except Unsupported:
         raise
     except (ArithmeticError, AttributeError, TypeError, RuntimeError) as error:
         raise ValueError(
-            f"the {what} {part.name!r} cannot be made of its arguments: {str(error).splitlines()[0]}"
+            f"cannot build the {what} {spec.name!r} from its arguments: "
+            f"{str(error).splitlines()[0]}"
         ) from error
 
 
 def bind_module(
     what: str,
     table: Mapping[str, Callable[..., Any]],
-    part: ModuleSpec,
+    spec: ModuleSpec,
     /,
-    *fixed: Any,
-    **given: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Callable[[], Any]:
-    """What makes the part of a table; names and arguments that do not exist, or are missing, raise with the nearest that do."""
-    if part.name not in table:
-        raise ValueError(f"no {what} {part.name!r}: {did_you_mean(part.name, table)}")
-    takes = dict(list(inspect.signature(table[part.name]).parameters.items())[len(fixed) :])
-    known = [name for name in takes if name not in given]
-    for name in part.arguments:
+    """Look up a spec in a table of factories and bind its arguments, after `args` and `kwargs`.
+
+    Unknown names and arguments, and missing ones, raise with the nearest valid choice.
+    """
+    if spec.name not in table:
+        raise ValueError(f"no {what} {spec.name!r}: {did_you_mean(spec.name, table)}")
+    factory = table[spec.name]
+    parameters = dict(list(inspect.signature(factory).parameters.items())[len(args) :])
+    known = [name for name in parameters if name not in kwargs]
+    for name in spec.arguments:
         if name not in known:
             hint = did_you_mean(name, known) if known else "it takes none"
-            raise ValueError(f"the {what} {part.name!r} takes no argument {name!r}: {hint}")
+            raise ValueError(f"the {what} {spec.name!r} has no argument {name!r}: {hint}")
     missing = [
-        n for n in known if n not in part.arguments and takes[n].default is inspect.Parameter.empty
+        name
+        for name in known
+        if name not in spec.arguments and parameters[name].default is inspect.Parameter.empty
     ]
     if missing:
-        raise ValueError(f"the {what} {part.name!r} needs {', '.join(missing)}")
-    return partial(table[part.name], *fixed, **given, **part.arguments)
+        raise ValueError(f"the {what} {spec.name!r} needs {', '.join(missing)}")
+    return partial(factory, *args, **kwargs, **spec.arguments)
 
 
 def residual_factory(
-    part: ModuleSpec, layers: int, scales: DeepNormScales, norm: Callable[[int], Norm]
+    spec: ModuleSpec, layers: int, scales: DeepNormScales, norm: Callable[[int], Norm]
 ) -> Callable[[int], Residual]:
-    """Width -> what stands around a sub-layer, in a stack of so many layers: it is told of its depth what it takes."""
-    told = {"norm": norm, "start": layer_scale_init_value(layers), "alpha": scales.alpha}
-    takes = inspect.signature(RESIDUALS[part.name]).parameters if part.name in RESIDUALS else {}
-    given = {
-        name: value
-        for name, value in told.items()
-        if name in takes and (name == "norm" or name not in part.arguments)
-    }
-    return partial(build_module, "residual", RESIDUALS, part, **given)
+    """Factory (width -> residual) for a stack of `layers` layers, with its depth-dependent scales."""
+    parameters = (
+        inspect.signature(RESIDUALS[spec.name]).parameters if spec.name in RESIDUALS else {}
+    )
+    kwargs: dict[str, object] = {}
+    if "norm" in parameters:
+        kwargs["norm"] = norm
+    for name, value in (
+        ("init_value", layer_scale_init_value(layers)),
+        ("alpha", scales.alpha),
+    ):
+        if name in parameters and name not in spec.arguments:
+            kwargs[name] = value
+    return partial(build_module, "residual", RESIDUALS, spec, **kwargs)
 
 
-STARTS: Mapping[str, Callable[[nn.Module, DeepNormScales], None]] = {
-    "deepnorm": lambda stack, scales: deepnorm_init(stack, scales.beta),
-}
+def add_relative_position(
+    spec: ModuleSpec, mixer: Mixer, *, length: int | None, columns: int | None
+) -> Mixer:
+    """Add a positional encoding that acts inside the mixer; other encodings leave it unchanged.
 
-
-def init_residual_weights(part: ModuleSpec, stack: nn.Module, scales: DeepNormScales) -> None:
-    """Draw the weights of a stack as its residual wants them, where it wants anything."""
-    if part.name in STARTS:
-        STARTS[part.name](stack, scales)
-
-
-def add_relative_position(part: ModuleSpec, mixer: Mixer, **sizes: int | None) -> Mixer:
-    """The mixer with positions inside it, where the part names such a kind, told the sizes that it takes; else as it is.
-
-    sizes   length, None: any; and for images columns, None elsewhere
+    Args:
+        length: Maximum sequence length, None: any.
+        columns: Columns of an image grid, else None.
     """
-    if part.name not in RELATIVE:
+    if spec.name not in RELATIVE:
         return mixer
-    takes = inspect.signature(RELATIVE[part.name]).parameters
-    told = {name: size for name, size in sizes.items() if name in takes and size is not None}
-    return with_position(mixer, part.name, **{**told, **part.arguments})
+    parameters = inspect.signature(RELATIVE[spec.name]).parameters
+    sizes = {"length": length, "columns": columns}
+    known = {name: n for name, n in sizes.items() if name in parameters and n is not None}
+    return with_position(mixer, spec.name, **{**known, **spec.arguments})
 
 
-def build_position(part: ModuleSpec, **sizes: int | None) -> nn.Module:
-    """What embeddings learn of positions: a part of `POSITIONS`, told the sizes that it needs; nothing, where mixers know them.
+def build_position(
+    spec: ModuleSpec,
+    *,
+    dim: int,
+    length: int | None,
+    rows: int | None = None,
+    columns: int | None = None,
+) -> nn.Module:
+    """Build a positional encoding of the token embeddings; `NoPosition` if it acts inside mixers.
 
-    sizes   dim; length, None: any; and for images rows and columns, None elsewhere
+    Args:
+        length: Maximum sequence length, None: any.
+        rows: Rows of an image grid, else None; `columns` likewise.
     """
-    if part.name in POSITIONAL_ENCODINGS and part.name not in {**RELATIVE, **POSITIONS}:
+    if spec.name in RELATIVE:
+        return NoPosition(dim)
+    if spec.name in POSITIONAL_ENCODINGS and spec.name not in POSITIONS:
         raise Unsupported(
-            f"{part.name!r} takes the place of the token embeddings, so no configuration has it: see docs/models.md"
+            f"{spec.name!r} replaces the token embeddings and cannot be used in a configuration: "
+            "see docs/models.md"
         )
-    if part.name in RELATIVE and sizes["dim"] is not None:
-        return NoPosition(sizes["dim"])
-    takes = inspect.signature(POSITIONS[part.name]).parameters if part.name in POSITIONS else {}
-    needs = [
-        name for name, parameter in takes.items() if parameter.default is inspect.Parameter.empty
-    ]
-    told = {
-        name: size for name, size in sizes.items() if name in needs and name not in part.arguments
+    parameters = (
+        inspect.signature(POSITIONS[spec.name]).parameters if spec.name in POSITIONS else {}
+    )
+    sizes = {"dim": dim, "length": length, "rows": rows, "columns": columns}
+    needed = {
+        name: sizes[name]
+        for name, parameter in parameters.items()
+        if name in sizes
+        and parameter.default is inspect.Parameter.empty
+        and name not in spec.arguments
     }
-    missing = [name for name, size in told.items() if size is None]
+    missing = [name for name, size in needed.items() if size is None]
     if missing:
-        hint = "give the configuration one" if missing == ["length"] else "they are for images"
-        raise ValueError(f"positions of kind {part.name!r} need {' and '.join(missing)}: {hint}")
-    return build_module("position", {**RELATIVE, **POSITIONS}, part, **told)
+        hint = "set it in the configuration" if missing == ["length"] else "it is for images"
+        raise ValueError(f"position {spec.name!r} needs {' and '.join(missing)}: {hint}")
+    return build_module("position", {**RELATIVE, **POSITIONS}, spec, **needed)

@@ -1,7 +1,7 @@
-"""What a model is made of, in words: JSON in and out, and nothing that is not known.
+"""Model configuration, as strict JSON: unknown keys are errors.
 
-Config(kind="decoder", input={"kind": "tokens", "vocab": 256}, dim=64, heads=4, layers=2, length=128,
-       mixer="local", head={"kind": "language"})
+ModelConfig(kind="decoder", input={"kind": "tokens", "vocab_size": 256}, dim=64, heads=4, layers=2,
+            length=128, mixer="local", head={"kind": "lm"})
 """
 
 from __future__ import annotations
@@ -10,205 +10,227 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from regard.errors import did_you_mean
 
 # The upper bounds keep a file from asking for more than any machine has.
 Size = Annotated[int, Field(ge=1, le=1 << 20)]
-Vocabulary = Annotated[int, Field(ge=1, le=1 << 24)]
+VocabSize = Annotated[int, Field(ge=1, le=1 << 24)]
 Depth = Annotated[int, Field(ge=1, le=4096)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-EACH = "each"  # the pooling that does not pool
-
-
-def whole(digits: str) -> int:
-    """A whole number as JSON has it; beyond 2^53 its readers do not agree, and nothing is so large."""
-    if abs(int(digits)) > 1 << 53:
-        raise ValueError(f"{digits[:20]}… is larger than 2^53")
-    return int(digits)
+Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class StrictModel(BaseModel):
-    """A part of a configuration: unknown keys are errors that name the nearest known one."""
+    """Frozen pydantic model whose errors name the nearest valid key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, given: Any) -> Any:
-        for key in given if isinstance(given, dict) else ():
+    def _check_keys(cls, values: Any) -> Any:
+        for key in values if isinstance(values, dict) else ():
             if key not in cls.model_fields:
-                raise ValueError(
-                    f"{cls.__name__} has no {key!r}: {did_you_mean(str(key), cls.model_fields)}"
-                )
-        return given
+                hint = did_you_mean(str(key), cls.model_fields)
+                raise ValueError(f"{cls.__name__} has no {key!r}: {hint}")
+        return values
+
+
+def parse_json_int(digits: str) -> int:
+    """Parse an integer of a JSON file. Beyond 2^53 JSON readers disagree, so larger ones are refused."""
+    if abs(int(digits)) > 1 << 53:
+        raise ValueError(f"{digits[:20]}… is larger than 2^53")
+    return int(digits)
 
 
 class ModuleSpec(StrictModel):
-    """A name in a table, or of a recipe, and the arguments that it takes: "local", or {"name": "local", "arguments": {...}}."""
+    """Name of a module and the arguments to build it with.
+
+    Written as "local", or {"name": "local", "arguments": {"window": 64}}.
+    """
 
     name: str
     arguments: dict[str, Any] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @field_validator("arguments")
     @classmethod
-    def _plain(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _check_json(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
-            read = json.loads(json.dumps(given, allow_nan=False), parse_int=whole)
+            text = json.dumps(arguments, allow_nan=False)
+            return dict(json.loads(text, parse_int=parse_json_int))
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(
-                f"arguments must be what JSON can say, so that a model can be saved: {error}"
+                f"arguments must be JSON values, so that the model can be saved: {error}"
             ) from None
-        return dict(read)
 
 
 def module_spec(name: str, /, **arguments: Any) -> ModuleSpec:
-    """`part("local", window=64)`."""
+    """Shorthand for a `ModuleSpec`: `module_spec("local", window=64)`."""
     return ModuleSpec(name=name, arguments=arguments)
 
 
-# ---------------------------------------------------------------------------------------------- what goes in
-class TokenInput(StrictModel):
-    """Token numbers (b n).
+def as_list(value: Any) -> Any:
+    """Wrap a single spec into a list."""
+    return [value] if isinstance(value, str | dict | ModuleSpec) else value
 
-    types   how many kinds of tokens are told apart, as the two sentences of BERT; 0: none
-    scale   embeddings times √d (Vaswani et al. 2017)
-    norm    the model's norm stands behind the sum of the embeddings
-    width   of the tables, and a linear layer behind them gives the width of the model; None: that width at once, no such layer
+
+def as_optional_list(value: Any) -> Any:
+    """Wrap a single spec, or None, into a list."""
+    return [None] if value is None else as_list(value)
+
+
+SpecList = Annotated[list[ModuleSpec], BeforeValidator(as_list)]
+OptionalSpecList = Annotated[list[ModuleSpec | None], BeforeValidator(as_optional_list)]
+
+
+# ----------------------------------------------------------------------------------------- inputs
+class TokenInput(StrictModel):
+    """Token ids (b, n).
+
+    Attributes:
+        vocab_size: Number of token ids.
+        embedding_dim: Width of the embedding tables, followed by a linear projection to the model
+            width. None: the model width, without a projection.
+        type_vocab_size: Number of token types (segments in BERT). 0: no token types.
+        scale_embeddings: Multiply embeddings by √d (Vaswani et al. 2017).
+        norm: Apply the model's norm to the sum of the embeddings.
     """
 
     kind: Literal["tokens"] = "tokens"
-    vocab_size: Vocabulary
-    width: Size | None = None
-    types: Annotated[int, Field(ge=0, le=1 << 16)] = 0
-    scale: bool = False
+    vocab_size: VocabSize
+    embedding_dim: Size | None = None
+    type_vocab_size: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    scale_embeddings: bool = False
     norm: bool = False
 
 
 class VectorInput(StrictModel):
-    """Vectors (b n width): features of any kind, the elements of a set, the values of a time series."""
+    """Vectors (b, n, width): features, elements of a set, values of a time series."""
 
     kind: Literal["vectors"] = "vectors"
     width: Size
 
 
 class PatchInput(StrictModel):
-    """Images (b channels height width), cut into patches.
+    """Images (b, channels, height, width), split into square patches.
 
-    patch   height and width of a patch; both must divide those of the image
-    cls     a learned token stands before the patches
-    stem    what makes a token of a patch: "linear", or "convolutions" of stride 2, one after the other (XCiT)
+    Attributes:
+        patch_size: Side of a patch. Must divide height and width.
+        class_token: Prepend a learned class token.
+        stem: "linear", or "conv": a sequence of stride-2 convolutions (XCiT).
     """
 
     kind: Literal["patches"] = "patches"
     height: Size
     width: Size
-    patch: Size
+    patch_size: Size
     channels: Size = 3
-    cls: bool = True
-    stem: Literal["linear", "convolutions"] = "linear"
+    class_token: bool = True
+    stem: Literal["linear", "conv"] = "linear"
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.stem == "convolutions" and (self.patch < 2 or self.patch & (self.patch - 1)):
+    def _check_patch_size(self) -> Self:
+        size = self.patch_size
+        if self.stem == "conv" and (size < 2 or size & (size - 1)):
+            raise ValueError(f"stem 'conv' needs a patch_size that is a power of 2, not {size}")
+        if self.height % size or self.width % size:
             raise ValueError(
-                f"convolutions of stride 2 make patches of 2, 4, 8, ..., not of {self.patch}"
-            )
-        if self.height % self.patch or self.width % self.patch:
-            raise ValueError(
-                f"patches of {self.patch} do not fill an image of {self.height} × {self.width}"
+                f"patch_size {size} does not divide the image size {self.height} × {self.width}"
             )
         return self
 
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""
-        return self.height // self.patch, self.width // self.patch
+        return self.height // self.patch_size, self.width // self.patch_size
 
     @property
     def length(self) -> int:
-        """How many tokens an image becomes."""
+        """Number of tokens of an image."""
         rows, columns = self.grid
-        return rows * columns + self.cls
+        return rows * columns + self.class_token
 
 
 InputConfig = Annotated[TokenInput | VectorInput | PatchInput, Field(discriminator="kind")]
 
 
-# ---------------------------------------------------------------------------------------------- what comes out
+# ----------------------------------------------------------------------------------------- heads
 class LMHeadConfig(StrictModel):
-    """Logits over the vocabulary for each token, (b n vocab).
+    """Language-modelling head: logits over the vocabulary for each token, (b, n, vocab_size).
 
-    tie    the weights are those of the embeddings
+    Attributes:
+        tie_weights: Share the weights of the token embeddings.
     """
 
-    kind: Literal["language"] = "language"
+    kind: Literal["lm"] = "lm"
     tie_weights: bool = True
     bias: bool = False
 
 
 class MaskedLMHeadConfig(StrictModel):
-    """BERT's masked-token head: norm(σ(W x + b)), then logits over the vocabulary with a bias, (b n vocab)."""
+    """BERT's masked-LM head: norm(σ(W x + b)), then logits over the vocabulary, (b, n, vocab_size)."""
 
-    kind: Literal["masked"] = "masked"
+    kind: Literal["masked_lm"] = "masked_lm"
     tie_weights: bool = True
     activation: str = "gelu"
 
 
 class SequenceClassificationHeadConfig(StrictModel):
-    """Logits over classes for a whole sequence, (b classes).
+    """Logits over classes for a whole sequence, (b, num_classes).
 
-    pooling   how tokens become one vector, see `regard.models.heads.POOLINGS`
-    hidden    a layer tanh(W x + b) stands before the last one, as in BERT
+    Attributes:
+        pooling: How tokens become one vector, see `regard.models.heads.POOLINGS`.
+        hidden_layer: Insert a layer tanh(W x + b) before the classifier, as in BERT.
     """
 
-    kind: Literal["classify"] = "classify"
-    classes: Size
+    kind: Literal["sequence_classification"] = "sequence_classification"
+    num_classes: Size
     pooling: str = "cls"
-    hidden: bool = False
+    hidden_layer: bool = False
 
 
 class MatchingHeadConfig(StrictModel):
-    """Logits over classes for two sequences, (b classes), from u and v, each pooled: W₂ relu(W₁ [u, v, u ∘ v, u − v])
+    """Logits over classes for a pair of sequences, (b, num_classes).
+
+    W₂ relu(W₁ [u, v, u ∘ v, u − v]) of the pooled sequences u and v
     (Tay et al. 2020, arXiv 2011.04006, after Mou et al. 2016, arXiv 1512.08422).
 
-    hidden    rows of W₁; None: the width of the model
+    Attributes:
+        hidden: Rows of W₁. None: the model width.
     """
 
-    kind: Literal["match"] = "match"
-    classes: Size
+    kind: Literal["matching"] = "matching"
+    num_classes: Size
     pooling: str = "mean"
     hidden: Size | None = None
 
 
 class TokenClassificationHeadConfig(StrictModel):
-    """Logits over classes for each token, (b n classes)."""
+    """Logits over classes for each token, (b, n, num_classes)."""
 
-    kind: Literal["tag"] = "tag"
-    classes: Size
+    kind: Literal["token_classification"] = "token_classification"
+    num_classes: Size
 
 
 class RegressionHeadConfig(StrictModel):
-    """Numbers for a whole sequence, (b outputs), or with pooling "each" for each token, (b n outputs)."""
+    """Numbers for a whole sequence, (b, num_outputs), or with pooling "none" for each token."""
 
-    kind: Literal["regress"] = "regress"
-    outputs: Size = 1
+    kind: Literal["regression"] = "regression"
+    num_outputs: Size = 1
     pooling: str = "mean"
 
 
 class PoolingHeadConfig(StrictModel):
-    """One vector for a whole sequence, (b d), of length 1 where `unit`."""
+    """One vector for a whole sequence, (b, d); `normalize` scales it to length 1."""
 
-    kind: Literal["pooled"] = "pooled"
+    kind: Literal["pooling"] = "pooling"
     pooling: str = "mean"
-    unit: bool = False
+    normalize: bool = False
 
 
 HeadConfig = Annotated[
@@ -223,149 +245,129 @@ HeadConfig = Annotated[
 ]
 
 
-# ---------------------------------------------------------------------------------------------- the whole
+# ----------------------------------------------------------------------------------------- models
 class EncoderConfig(StrictModel):
-    """The encoder of an encoder–decoder, where it differs from the decoder."""
+    """Encoder of a seq2seq model, where it differs from the decoder."""
 
     layers: Depth
-    mixer: list[ModuleSpec]
-    stack: ModuleSpec = ModuleSpec(name="plain")
-
-    @field_validator("mixer", mode="before")
-    @classmethod
-    def _one(cls, given: Any) -> Any:
-        return as_list(given)
+    mixer: SpecList
+    stack: ModuleSpec = ModuleSpec(name="sequential")
 
 
 class ModelConfig(StrictModel):
-    """All of a model.
+    """Configuration of a model; `regard.models.build` builds it.
 
-    kind       "encoder", "decoder" (causal), "seq2seq" (both, with cross-attention) or "pair" (an encoder that reads two
-               sequences, one by one, and says how they match)
-    input      what goes in: `TokenInput`, `VectorInput` or `PatchInput`
-    head       what comes out: None gives the tokens (b n d) themselves
-    length     the longest sequence; for positions and mixers that need one, else None: any
-    mixer      a recipe, or several: then one for each layer, or a few that are repeated
-    stack      how the layers stand together, see `regard.models.stacks.STACKS`
-    ffn        a feed-forward layer, or several that take turns as mixers do; None: such a layer only mixes
-    position   see `regard.models.components.POSITIONS`
-    dropout    of embeddings, and of what each sub-layer adds
-    cross      the recipe that looks from a decoder at its encoder; `encoder` and `target` are for seq2seq too:
-    encoder    its layers, mixers and stack, those of the decoder unless given (they must then do both)
-    target     what goes into the decoder: the same embeddings as for the encoder, unless given
+    Attributes:
+        kind: "encoder", "decoder" (causal), "seq2seq" (encoder and decoder with cross-attention) or
+            "dual_encoder" (one encoder reads two sequences separately; the head matches them).
+        input: `TokenInput`, `VectorInput` or `PatchInput`.
+        head: Head, or None to return the tokens (b, n, d).
+        length: Maximum sequence length, for positional encodings and mixers that need one.
+        mixer: Recipe of each layer, or a few recipes that repeat.
+        stack: How layers are combined, see `regard.models.stacks.STACKS`.
+        ffn: Feed-forward layer, or several that repeat as mixers do. None: no feed-forward layer.
+        position: Positional encoding, see `regard.models.components.POSITIONS`.
+        dropout: Dropout of embeddings and of the output of each sub-layer.
+        cross: seq2seq only: recipe of the cross-attention.
+        encoder: seq2seq only: layers, mixers and stack of the encoder. None: those of the decoder,
+            which must then work causal and non-causal.
+        target: seq2seq only: input of the decoder. None: shares the embedding of the encoder.
     """
 
-    kind: Literal["encoder", "decoder", "seq2seq", "pair"]
+    kind: Literal["encoder", "decoder", "seq2seq", "dual_encoder"]
     input: InputConfig
     head: HeadConfig | None = None
     dim: Size
     heads: Size
     layers: Depth
     length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    mixer: list[ModuleSpec] = [ModuleSpec(name="vanilla")]
-    stack: ModuleSpec = ModuleSpec(name="plain")
-    ffn: list[ModuleSpec | None] = [ModuleSpec(name="mlp")]
+    mixer: SpecList = [ModuleSpec(name="vanilla")]
+    stack: ModuleSpec = ModuleSpec(name="sequential")
+    ffn: OptionalSpecList = [ModuleSpec(name="mlp")]
     norm: ModuleSpec = ModuleSpec(name="layer")
     residual: ModuleSpec = ModuleSpec(name="pre")
     position: ModuleSpec = ModuleSpec(name="learned")
-    dropout: Share = 0.0
+    dropout: Probability = 0.0
     cross: ModuleSpec | None = None
     encoder: EncoderConfig | None = None
     target: TokenInput | None = None
 
-    @field_validator("mixer", mode="before")
-    @classmethod
-    def _one(cls, given: Any) -> Any:
-        return as_list(given)
-
-    @field_validator("ffn", mode="before")
-    @classmethod
-    def _one_or_none(cls, given: Any) -> Any:
-        return [None] if given is None else as_list(given)
-
     @model_validator(mode="after")
-    def _sound(self) -> Self:
+    def _check_consistency(self) -> Self:
         check_head(self)
-        check_sides(self)
-        check_length(self)
-        check_turns("mixer", self.mixer, self.layers)
-        check_turns("ffn", self.ffn, self.layers)
+        check_seq2seq_keys(self)
+        if (
+            self.kind != "seq2seq"
+            and isinstance(self.input, PatchInput)
+            and self.length not in (None, self.input.length)
+        ):
+            raise ValueError(
+                f"length is {self.length} but the image has {self.input.length} tokens: "
+                "leave length out"
+            )
+        check_repeats("mixer", self.mixer, self.layers)
+        check_repeats("ffn", self.ffn, self.layers)
         if self.encoder is not None:
-            check_turns("encoder.mixer", self.encoder.mixer, self.encoder.layers)
-            check_turns("ffn", self.ffn, self.encoder.layers)
+            check_repeats("encoder.mixer", self.encoder.mixer, self.encoder.layers)
+            check_repeats("ffn", self.ffn, self.encoder.layers)
         return self
 
     def replace(self, **changes: Any) -> ModelConfig:
-        """The same with some keys changed, and checked: `config.but(mixer="fnet")`."""
-        same = {name: value for name, value in self if name not in changes}
-        return ModelConfig(**{**same, **changes})
+        """Copy with some keys changed, validated: `config.replace(mixer="fnet")`."""
+        unchanged = {name: value for name, value in self if name not in changes}
+        return ModelConfig(**{**unchanged, **changes})
 
     @property
     def tokens(self) -> TokenInput | None:
-        """The vocabulary that the head speaks; None where no tokens come out."""
+        """Vocabulary of an LM head: the target's, or the input's. None if neither is tokens."""
         source = self.input if self.target is None else self.target
         return source if isinstance(source, TokenInput) else None
 
 
-def as_list(given: Any) -> Any:
-    """One part as a list of it."""
-    return [given] if isinstance(given, str | dict | ModuleSpec) else given
-
-
 def check_head(config: ModelConfig) -> None:
-    """A head must fit what goes in, and the kind of model."""
-    if isinstance(config.head, LMHeadConfig | MaskedLMHeadConfig) and config.tokens is None:
+    """Check that the head fits the input and the kind of model."""
+    head = config.head
+    if isinstance(head, LMHeadConfig | MaskedLMHeadConfig) and config.tokens is None:
         raise ValueError(
-            f"a {config.head.kind} head speaks a vocabulary, and {config.input.kind} have none"
+            f"head {head.kind!r} needs a vocabulary, but the input is {config.input.kind!r}"
         )
-    if isinstance(config.head, MaskedLMHeadConfig) and config.kind != "encoder":
+    if isinstance(head, MaskedLMHeadConfig) and config.kind != "encoder":
         raise ValueError(
-            f"a masked head fills gaps from both sides, and a {config.kind} sees one: take head 'language'"
+            f"head 'masked_lm' needs an encoder, but kind is {config.kind!r}: use head 'lm'"
         )
-    if (config.kind == "pair") != isinstance(config.head, MatchingHeadConfig):
-        raise ValueError("a model of kind 'pair' has the head 'match', and no other has it")
-    if config.kind == "pair" and not isinstance(config.input, TokenInput):
-        raise ValueError(f"a model of kind 'pair' reads tokens, not {config.input.kind}")
-    if config.kind == "seq2seq" and not isinstance(config.head, LMHeadConfig | None):
-        raise ValueError(
-            f"a seq2seq model speaks tokens: its head is 'language' or null, not {config.head.kind!r}"
-        )
+    if (config.kind == "dual_encoder") != isinstance(head, MatchingHeadConfig):
+        raise ValueError("kind 'dual_encoder' and head 'matching' require each other")
+    if config.kind == "dual_encoder" and not isinstance(config.input, TokenInput):
+        raise ValueError(f"kind 'dual_encoder' reads 'tokens', not {config.input.kind!r}")
+    if config.kind == "seq2seq" and not isinstance(head, LMHeadConfig | None):
+        raise ValueError(f"the head of a seq2seq model is 'lm' or null, not {head.kind!r}")
 
 
-def check_sides(config: ModelConfig) -> None:
-    """What only an encoder–decoder has is given to no other."""
+def check_seq2seq_keys(config: ModelConfig) -> None:
+    """Check that keys of seq2seq models are given to them only, and that their decoder reads tokens."""
     if config.kind != "seq2seq":
-        given = {"cross": config.cross, "encoder": config.encoder, "target": config.target}
-        extra = [name for name, value in given.items() if value is not None]
-        if extra:
-            raise ValueError(
-                f"{extra[0]} is for seq2seq, and this is a model of kind {config.kind!r}"
-            )
+        for name in ("cross", "encoder", "target"):
+            if getattr(config, name) is not None:
+                raise ValueError(f"{name} is for kind 'seq2seq', not {config.kind!r}")
     elif config.tokens is None:
         raise ValueError(
-            f"the decoder of a seq2seq model reads tokens, and its input are {config.input.kind}: give target"
+            "the decoder of a seq2seq model reads tokens, "
+            f"but the input is {config.input.kind!r}: set target"
         )
-    if config.kind == "decoder" and isinstance(config.input, PatchInput) and config.input.cls:
-        raise ValueError(
-            "a class token before the patches of a decoder would see none of them: give cls=false"
-        )
-
-
-def check_length(config: ModelConfig) -> None:
-    """The number of patches is the length of an image."""
     if (
-        config.kind != "seq2seq"
+        config.kind == "decoder"
         and isinstance(config.input, PatchInput)
-        and config.length not in (None, config.input.length)
+        and config.input.class_token
     ):
         raise ValueError(
-            f"length is {config.length}, and the image has {config.input.length} tokens: leave length out"
+            "the class token of a decoder would come first and see no patch: set class_token=false"
         )
 
 
-def check_turns(name: str, parts: Sequence[ModuleSpec | None], layers: int) -> None:
-    """Parts take turns evenly."""
-    if not parts or layers % len(parts):
+def check_repeats(name: str, specs: Sequence[ModuleSpec | None], layers: int) -> None:
+    """Check that the specs repeat evenly over the layers."""
+    if not specs or layers % len(specs):
         raise ValueError(
-            f"{name} names {len(parts)}, and there are {layers} layers: one for each, or a few that repeat evenly"
+            f"{name} has {len(specs)} entries for {layers} layers: "
+            "give one per layer, or a number that divides the layers"
         )

@@ -1,11 +1,12 @@
-"""Generation: a model says what may come next, token by token, with its state carried along.
+"""Text generation from any model with a state.
 
-A model is any function of the next tokens and the state after the ones before:
+A model is a function of the next tokens and the state after the previous ones:
 
-    step(tokens (b n), state) -> logits (b n vocab), state           state is None before the first token
+    step(tokens (b, n), state) -> logits (b, n, vocab_size), state      state is None at the start
 
-Prompts of different lengths go together, without padding and without masks: all examples advance at one pace, and where a
-prompt goes on its own token is fed in place of a chosen one.  What is known of all examples goes in one chunk.
+Prompts of different lengths need no padding and no masks: all sequences advance together, and where
+a prompt continues, its own token is fed instead of a selected one. Tokens that are known for all
+sequences are fed as one chunk.
 """
 
 from __future__ import annotations
@@ -24,58 +25,61 @@ from regard.models.stopping_criteria import StoppingCriteria
 from regard.state import State, take
 
 Prompts = Sequence[Sequence[int] | Tensor] | Tensor
-NEVER, GREEDY = StoppingCriteria(), GreedySearch()
+NEVER_STOP, GREEDY = StoppingCriteria(), GreedySearch()
 
 
 class GenerationOutput(NamedTuple):
-    """What came after a prompt.
+    """Continuation of a prompt.
 
-    tokens   the new ones; a stop token is the last of them
-    logp     of each, its log-probability under the model, before any temperature or other shape
-    why      it ended: "length", "token" or "string"
-    text     where there is a decoder, cut before the stop
+    Attributes:
+        tokens: New tokens, including a stop token.
+        logprobs: Log-probability of each token under the model, before any processing.
+        finish_reason: "length", "stop_token" or "stop_string".
+        text: Decoded text, cut before the stop; None without a decoder.
     """
 
     tokens: list[int]
-    logp: list[float]
-    why: str
+    logprobs: list[float]
+    finish_reason: str
     text: str | None
 
     @property
-    def total(self) -> float:
-        """The log-probability of all tokens together."""
-        return sum(self.logp)
+    def total_logprob(self) -> float:
+        """Log-probability of all tokens together."""
+        return sum(self.logprobs)
 
 
 class GeneratedToken(NamedTuple):
-    """One new token, as soon as it is there.
+    """One new token, as soon as it is generated.
 
-    example  of which prompt
-    token    and its log-probability under the model
-    text     what became sure by it: never half a character, never a part of a stop string; "" without a decoder
-    why      None while there is more to come; then as in `Result`
+    Attributes:
+        prompt_index: Index of the prompt.
+        token: The token, and `logprob`, its log-probability under the model.
+        text: Text that this token completed: no incomplete character, and no part of a stop string;
+            "" without a decoder.
+        finish_reason: None if more tokens follow; else as in `GenerationOutput`.
     """
 
-    example: int
+    prompt_index: int
     token: int
-    logp: float
+    logprob: float
     text: str
-    why: str | None
+    finish_reason: str | None
 
 
 @dataclass
-class _Row:
-    """An example under way: its tokens from the first of the prompt on."""
+class _Sequence:
+    """A sequence in progress, including the prompt."""
 
-    example: int
+    index: int
     tokens: list[int]
-    prompt: int
-    said: int = 0  # characters
-    ended: bool = False
+    prompt_length: int
+    emitted: int = 0  # characters
+    finished: bool = False
 
     @property
     def new(self) -> list[int]:
-        return self.tokens[self.prompt :]
+        return self.tokens[self.prompt_length :]
 
 
 def generate(
@@ -84,31 +88,41 @@ def generate(
     *,
     max_new_tokens: int,
     strategy: DecodingStrategy = GREEDY,
-    stop: StoppingCriteria = NEVER,
-    start: int | None = None,
+    stop: StoppingCriteria = NEVER_STOP,
+    bos_token_id: int | None = None,
     state: State = None,
 ) -> list[GenerationOutput]:
-    """Go on from each prompt, by at most `max_new` tokens; the results stand in the order of the prompts.
+    """Continue each prompt by at most `max_new_tokens` tokens.
 
-    prompts   lists or rows of whole numbers, of any lengths
-    choose    `GreedySearch()` or `Sampling(...)`
-    stop      the tokens and strings at which a text ends
-    start     a token to be put before each prompt, which may then be empty
-    state     the first state, for a model that needs one: what it looks at belongs in there, examples first
+    Args:
+        step: Model, such as `model.stream` of a decoder.
+        prompts: Lists or rows of token ids, of any lengths.
+        strategy: `GreedySearch()` or `Sampling(...)`.
+        stop: Stop tokens and strings.
+        bos_token_id: Token to put before each prompt, which may then be empty.
+        state: Initial state, for models that need one, such as a context; batch dimension first.
+
+    Returns:
+        One output per prompt, in order.
     """
-    pieces = stream_tokens(
+    stream = stream_tokens(
         step,
         prompts,
         max_new_tokens=max_new_tokens,
         strategy=strategy,
         stop=stop,
-        start=start,
+        bos_token_id=bos_token_id,
         state=state,
     )
-    found: list[list[GeneratedToken]] = [[] for _ in prompts]
-    for piece in pieces:
-        found[piece.example].append(piece)
-    return [_result(pieces, stop) for pieces in found]
+    generated: list[list[GeneratedToken]] = [[] for _ in prompts]
+    for token in stream:
+        generated[token.prompt_index].append(token)
+    outputs = []
+    for each in generated:
+        tokens, logprobs = [t.token for t in each], [t.logprob for t in each]
+        reason = each[-1].finish_reason or "length"
+        outputs.append(GenerationOutput(tokens, logprobs, reason, stop.text(tokens)))
+    return outputs
 
 
 def stream_tokens(
@@ -117,184 +131,167 @@ def stream_tokens(
     *,
     max_new_tokens: int,
     strategy: DecodingStrategy = GREEDY,
-    stop: StoppingCriteria = NEVER,
-    start: int | None = None,
+    stop: StoppingCriteria = NEVER_STOP,
+    bos_token_id: int | None = None,
     state: State = None,
 ) -> Iterator[GeneratedToken]:
-    """The same, token by token: of each step, the examples in the order of their prompts.  See `generate`."""
+    """Generate token by token; within a step, in the order of the prompts. See `generate`."""
     check_int(1, max_new_tokens=max_new_tokens)
     if not isinstance(strategy, DecodingStrategy):
-        raise TypeError(f"choose must be such as Greedy() or Sample(TopP(0.9)), not {strategy!r}")
-    rows = [
-        _Row(i, tokens, len(tokens)) for i, tokens in enumerate(validate_prompts(prompts, start))
+        raise TypeError(
+            "strategy must be a DecodingStrategy such as GreedySearch() or "
+            f"Sampling(TopPFilter(0.9)), not {strategy!r}"
+        )
+    sequences = [
+        _Sequence(i, tokens, len(tokens))
+        for i, tokens in enumerate(validate_prompts(prompts, bos_token_id))
     ]
-    return _pieces(
-        BatchDecoder(step, state, device_of(prompts), stop), rows, max_new_tokens, strategy, stop
-    )
+    decoder = BatchDecoder(step, state, prompt_device(prompts), stop)
+    return _generate_tokens(decoder, sequences, max_new_tokens, strategy, stop)
 
 
 @torch.no_grad()
-def _pieces(
-    pace: BatchDecoder,
-    rows: list[_Row],
+def _generate_tokens(
+    decoder: BatchDecoder,
+    sequences: list[_Sequence],
     max_new_tokens: int,
     strategy: DecodingStrategy,
     stop: StoppingCriteria,
 ) -> Iterator[GeneratedToken]:
-    while rows:
-        logits = pace.advance([row.tokens for row in rows])
-        due = [i for i, row in enumerate(rows) if len(row.tokens) == pace.at]
-        yield from _next(logits[due], [rows[i] for i in due], max_new_tokens, strategy, stop)
-        going = [i for i, row in enumerate(rows) if not row.ended]
-        rows = [rows[i] for i in going]
-        pace.keep(going)
+    while sequences:
+        logits = decoder.advance([sequence.tokens for sequence in sequences])
+        due = [i for i, each in enumerate(sequences) if len(each.tokens) == decoder.position]
+        logits, due_sequences = logits[due], [sequences[i] for i in due]
+        indices, tokens = [s.index for s in due_sequences], [s.tokens for s in due_sequences]
+        check_logits(logits, decoder.position, indices)
+        selected = strategy.select(logits, tokens, indices)
+        logprobs = logits.double().log_softmax(-1).gather(-1, selected[:, None])[:, 0]
+
+        for sequence, token, logprob in zip(
+            due_sequences, selected.tolist(), logprobs.tolist(), strict=True
+        ):
+            sequence.tokens.append(token)
+            reason = stop.finish_reason(sequence.new)
+            if reason is None and len(sequence.new) == max_new_tokens:
+                reason = "length"
+            sequence.finished = reason is not None
+            text = _emit_text(sequence, stop)
+            yield GeneratedToken(sequence.index, token, logprob, text, reason)
+
+        remaining = [i for i, sequence in enumerate(sequences) if not sequence.finished]
+        sequences = [sequences[i] for i in remaining]
+        decoder.select(remaining)
 
 
-def _next(
-    logits: Tensor,
-    rows: list[_Row],
-    max_new_tokens: int,
-    strategy: DecodingStrategy,
-    stop: StoppingCriteria,
-) -> Iterator[GeneratedToken]:
-    """Choose a token for each row, and tell it."""
-    examples = [row.example for row in rows]
-    check_logits(logits, len(rows[0].tokens), examples)
-    picked = strategy.pick(logits, [row.tokens for row in rows], examples)
-    logp = logits.double().log_softmax(-1).gather(-1, picked[:, None])[:, 0]
-    for row, token, value in zip(rows, picked.tolist(), logp.tolist(), strict=True):
-        row.tokens.append(token)
-        why = stop.why(row.new) or ("length" if len(row.new) == max_new_tokens else None)
-        row.ended = why is not None
-        yield GeneratedToken(row.example, token, value, _said(row, stop), why)
-
-
-def _said(row: _Row, stop: StoppingCriteria) -> str:
-    """The text that became sure by the last token; at the end, all that is left."""
+def _emit_text(sequence: _Sequence, stop: StoppingCriteria) -> str:
+    """Text that the last token completed; at the end, all remaining text."""
     if stop.decode is None:
         return ""
-    text = (stop.text(row.new) or "") if row.ended else stop.sure(row.new)
-    before, row.said = row.said, max(row.said, len(text))
-    return text[before:]
-
-
-def _result(pieces: list[GeneratedToken], stop: StoppingCriteria) -> GenerationOutput:
-    tokens = [piece.token for piece in pieces]
-    return GenerationOutput(
-        tokens, [piece.logp for piece in pieces], pieces[-1].why or "length", stop.text(tokens)
-    )
+    new = sequence.new
+    text = (stop.text(new) or "") if sequence.finished else stop.final_text(new)
+    start, sequence.emitted = sequence.emitted, max(sequence.emitted, len(text))
+    return text[start:]
 
 
 class BatchDecoder:
-    """Feeds rows of different lengths to a model, all at one pace: `at` tokens of each have gone in."""
+    """Feeds sequences of different lengths to a model; `position` tokens of each have been fed."""
 
     def __init__(
         self, step: DecodingStep, state: State, device: torch.device, stop: StoppingCriteria
     ) -> None:
-        self.step, self.state, self.device, self.at = step, state, device, 0
-        self.rows = 0  # how many went in last
-        self.largest = max(
-            stop.tokens, default=0
-        )  # the model must know all tokens that it is to meet
+        self.step, self.state, self.device, self.position = step, state, device, 0
+        self.batch = 0
+        self.largest_token = max(stop.tokens, default=0)  # the model must have logits for it
 
-    def advance(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Feed what is known of all rows: the logits after it, (b vocab)."""
-        end = min(map(len, rows))
-        chunk = torch.tensor([row[self.at : end] for row in rows], device=self.device)
-        if self.at == 0:
-            self.largest = max(self.largest, max(map(max, rows)))
+    def advance(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Feed the tokens known for all sequences; return the logits after them, (b, vocab_size)."""
+        end = min(map(len, sequences))
+        chunk = torch.tensor([row[self.position : end] for row in sequences], device=self.device)
+        if self.position == 0:
+            self.largest_token = max(self.largest_token, max(map(max, sequences)))
         try:
-            logits, self.state = pair(self.step(chunk, self.state))
+            output = self.step(chunk, self.state)
+            if not isinstance(output, tuple) or len(output) != 2:
+                raise TypeError(
+                    f"a step returns logits and a state, not {type(output).__name__}: "
+                    "for a model, use `model.stream`"
+                )
+            logits, self.state = output
         except Exception as error:
             error.add_note(
-                f"at places {self.at} to {end - 1}, where the tokens are {int(chunk.min())} to {int(chunk.max())}"
+                f"at positions {self.position} to {end - 1}, "
+                f"with tokens {int(chunk.min())} to {int(chunk.max())}"
             )
             raise
-        self._check(logits, chunk)
-        self.at = end
+        self._check_shape(logits, chunk)
+        self.position = end
         return logits[:, -1]
 
-    def keep(self, index: list[int]) -> None:
-        """Go on with these rows, in this order."""
-        if index and index != list(range(self.rows)):
+    def select(self, index: list[int]) -> None:
+        """Continue with these sequences, in this order."""
+        if index and index != list(range(self.batch)):
             self.state = take(self.state, index)
 
-    def _check(self, logits: object, chunk: Tensor) -> None:
-        """Logits of the chunk's examples, over all tokens that are in use."""
+    def _check_shape(self, logits: object, chunk: Tensor) -> None:
+        """Check that there are logits for the chunk's sequences and for all tokens in use."""
         if not isinstance(logits, Tensor) or logits.dim() != 3 or not logits.is_floating_point():
-            what = (
-                f"{tuple(logits.shape)} {logits.dtype}"
-                if isinstance(logits, Tensor)
-                else type(logits).__name__
-            )
-            raise ValueError(f"the model must give floating logits (b n vocab), not {what}")
-        self.rows = len(chunk)
-        if logits.shape[0] != self.rows or logits.shape[1] not in (1, chunk.shape[1]):
+            got = type(logits).__name__
+            if isinstance(logits, Tensor):
+                got = f"{tuple(logits.shape)} {logits.dtype}"
             raise ValueError(
-                f"for tokens {tuple(chunk.shape)} the model gave logits {tuple(logits.shape)}"
+                f"the model must return floating-point logits (b, n, vocab_size), not {got}"
             )
-        if logits.shape[2] <= self.largest:
+        self.batch = len(chunk)
+        if logits.shape[0] != self.batch or logits.shape[1] not in (1, chunk.shape[1]):
             raise ValueError(
-                f"the model gives logits for {logits.shape[2]} tokens, and token {self.largest} is in use"
+                f"the model returned logits {tuple(logits.shape)} for tokens {tuple(chunk.shape)}"
+            )
+        if logits.shape[2] <= self.largest_token:
+            raise ValueError(
+                f"the model has logits for {logits.shape[2]} tokens, "
+                f"but token {self.largest_token} is in use"
             )
 
 
-def pair(made: object) -> tuple[Tensor, State]:
-    """What a step gave, which must be two things."""
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise TypeError(
-            f"a step gives logits and a state, not {type(made).__name__}: of a model, `model.stream` is the step"
-        )
-    return made
-
-
-def check_logits(logits: Tensor, length: int, examples: Sequence[int]) -> None:
-    """−∞ rules a token out; NaN and +∞ mean that the model is broken, and so does a row without a finite number."""
-    broken = logits.isnan().any(-1) | (logits == torch.inf).any(-1) | (logits == -torch.inf).all(-1)
+def check_logits(logits: Tensor, length: int, indices: Sequence[int]) -> None:
+    """Check for NaN, +∞ and rows of −∞. Single values of −∞ exclude a token and are fine."""
+    nan, infinite = logits.isnan().any(-1), (logits == torch.inf).any(-1)
+    broken = nan | infinite | (logits == -torch.inf).all(-1)
     if broken.any():
         row = int(broken.nonzero()[0])
-        what = (
-            "NaN"
-            if logits[row].isnan().any()
-            else "+∞"
-            if (logits[row] == torch.inf).any()
-            else "nothing but −∞"
-        )
-        raise ValueError(f"the logits of example {examples[row]} after {length} tokens hold {what}")
+        value = "NaN" if nan[row] else "+∞" if infinite[row] else "only −∞"
+        raise ValueError(f"the logits of prompt {indices[row]} after {length} tokens are {value}")
 
 
-def validate_prompts(prompts: Prompts, start: int | None) -> list[list[int]]:
-    """The prompts as lists, with the start token before them."""
-    if start is not None:
-        check_int(0, start=start)
+def validate_prompts(prompts: Prompts, bos_token_id: int | None) -> list[list[int]]:
+    """Prompts as lists of token ids, after the BOS token."""
+    if bos_token_id is not None:
+        check_int(0, bos_token_id=bos_token_id)
     if isinstance(prompts, str) or not isinstance(prompts, Sequence | Tensor):
         raise TypeError(f"prompts must be a list of lists of tokens, not {type(prompts).__name__}")
     if isinstance(prompts, Tensor) and prompts.dim() != 2:
         raise TypeError(
-            f"prompts must be a list of lists of tokens, or (b n), not a tensor {tuple(prompts.shape)}"
+            "prompts must be a list of lists of tokens, or a tensor (b, n), "
+            f"not a tensor {tuple(prompts.shape)}"
         )
-    first = [] if start is None else [start]
-    return [first + _prompt(i, prompt, empty=start is not None) for i, prompt in enumerate(prompts)]
+    validated = []
+    for i, prompt in enumerate(prompts):
+        tokens = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+        if isinstance(tokens, str) or not isinstance(tokens, Sequence):
+            raise TypeError(
+                f"prompt {i} must be a list of tokens, not {prompt!r}: prompts are a list of lists"
+            )
+        if not tokens and bos_token_id is None:
+            raise ValueError(f"prompt {i} is empty: give at least one token, or a bos_token_id")
+        for token in tokens:
+            check_int(0, **{f"each token of prompt {i}": token})
+            if token > torch.iinfo(torch.long).max:
+                raise ValueError(f"prompt {i} has token {token}, which exceeds int64")
+        validated.append([*([] if bos_token_id is None else [bos_token_id]), *tokens])
+    return validated
 
 
-def _prompt(i: int, prompt: object, *, empty: bool) -> list[int]:
-    found = prompt.tolist() if isinstance(prompt, Tensor) else prompt
-    if isinstance(found, str) or not isinstance(found, Sequence):
-        raise TypeError(
-            f"prompt {i} must be a list of tokens, not {prompt!r}: prompts are a list of lists"
-        )
-    if not found and not empty:
-        raise ValueError(
-            f"prompt {i} is empty: give at least one token, or a start token to begin with"
-        )
-    for token in found:
-        check_int(0, **{f"each token of prompt {i}": token})
-        if token > torch.iinfo(torch.long).max:
-            raise ValueError(f"prompt {i} holds {token}, which no model has a token for")
-    return list(found)
-
-
-def device_of(prompts: Prompts) -> torch.device:
-    """Tokens are made where the prompts are; lists are on the CPU."""
+def prompt_device(prompts: Prompts) -> torch.device:
+    """Device of the prompts; lists are on the CPU."""
     first = prompts if isinstance(prompts, Tensor) else next(iter(prompts), None)
     return first.device if isinstance(first, Tensor) else torch.device("cpu")

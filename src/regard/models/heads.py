@@ -1,4 +1,4 @@
-"""What comes out: tokens (b n d) become logits, classes, numbers or one vector."""
+"""Model heads: tokens (b, n, d) become logits, numbers or one vector."""
 
 from __future__ import annotations
 
@@ -12,47 +12,52 @@ from torch import Tensor, nn
 from regard.errors import did_you_mean
 from regard.mixers import PMA
 from regard.norm import Norm
-from regard.numerics import masked_softmax
+from regard.numerics import masked_softmax, zero_padding_tokens
 
 
+# ----------------------------------------------------------------------------------------- pooling
 class Pooling(nn.Module, ABC):
-    """Tokens (b n d), mask (b n), True = a real token -> one vector each, (b d); zero where there is no real token."""
+    """Pools tokens (b, n, d) with mask (b, n), True = keep, to one vector each, (b, d).
+
+    Sequences without a real token give zeros.
+    """
 
     @abstractmethod
     def forward(self, x: Tensor, mask: Tensor) -> Tensor: ...
 
 
 class FirstTokenPooling(Pooling):
-    """The first real token: the class token of BERT and ViT."""
+    """First real token: the class token of BERT and ViT."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """See `Pooling`."""
-        return taken(x, mask, mask.int().argmax(1))
+        return select_token(x, mask, mask.int().argmax(1))
 
 
 class LastTokenPooling(Pooling):
-    """The last real token: the one that has seen all others in a causal model."""
+    """Last real token, which has seen all others in a causal model."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """See `Pooling`."""
-        return taken(x, mask, mask.shape[1] - 1 - mask.int().flip(1).argmax(1))
+        return select_token(x, mask, mask.shape[1] - 1 - mask.int().flip(1).argmax(1))
 
 
 class MeanPooling(Pooling):
-    """The mean of the real tokens."""
+    """Mean of the real tokens."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """See `Pooling`."""
-        return blank(x, mask).sum(1) / mask.sum(1, keepdim=True).clamp(min=1).to(x.dtype)
+        counts = mask.sum(1, keepdim=True).clamp(min=1)
+        return zero_padding_tokens(x, mask).sum(1) / counts.to(x.dtype)
 
 
 class MaxPooling(Pooling):
-    """The largest value of each channel over the real tokens."""
+    """Maximum of each channel over the real tokens."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """See `Pooling`."""
-        best = x.masked_fill(~mask[..., None], -float("inf")).amax(1)
-        return best.masked_fill(~mask.any(1, keepdim=True), 0)
+        largest = x.masked_fill(~mask[..., None], -float("inf")).amax(1)
+        return largest.masked_fill(~mask.any(1, keepdim=True), 0)
 
 
 class AttentionPooling(Pooling):
@@ -64,20 +69,21 @@ class AttentionPooling(Pooling):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """See `Pooling`."""
-        x = blank(x, mask)
+        x = zero_padding_tokens(x, mask)
         return (masked_softmax(self.score(x).squeeze(-1), mask).unsqueeze(1) @ x).squeeze(1)
 
 
 class PMAPooling(Pooling):
-    """A learned vector asks the tokens by attention: `regard.mixers.PMA` with one seed."""
+    """Pooling by multi-head attention: `regard.mixers.PMA` with one learned query."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.ask = PMA(dim, heads)
+        self.attention = PMA(dim, heads)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """See `Pooling`."""
-        return self.ask(x, mask).squeeze(1).masked_fill(~mask.any(1, keepdim=True), 0)
+        pooled = self.attention(x, mask).squeeze(1)
+        return pooled.masked_fill(~mask.any(1, keepdim=True), 0)
 
 
 POOLINGS: dict[str, Callable[[int, int], Pooling]] = {
@@ -91,84 +97,88 @@ POOLINGS: dict[str, Callable[[int, int], Pooling]] = {
 
 
 def build_pooling(name: str, dim: int, heads: int) -> Pooling:
-    """The pooling of that name."""
+    """Build the pooling of that name."""
     if name not in POOLINGS:
         raise ValueError(f"no pooling {name!r}: {did_you_mean(name, POOLINGS)}")
     return POOLINGS[name](dim, heads)
 
 
-def blank(x: Tensor, mask: Tensor) -> Tensor:
-    """Zeros where a token is left out: NaN would survive a weight of zero."""
-    return x.masked_fill(~mask[..., None], 0)
+def select_token(x: Tensor, mask: Tensor, index: Tensor) -> Tensor:
+    """Token `index` (b) of each sequence, (b, d); zero for sequences without a real token."""
+    token = x.gather(1, index[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
+    return token.masked_fill(~mask.any(1, keepdim=True), 0)
 
 
-def taken(x: Tensor, mask: Tensor, at: Tensor) -> Tensor:
-    """The token at place `at` (b) of each example, (b d)."""
-    found = x.gather(1, at[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
-    return found.masked_fill(~mask.any(1, keepdim=True), 0)
+def pool_sequence(pooling: Pooling, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Pool tokens (b, n, d); without a mask all of them are real."""
+    if x.shape[1] == 0:
+        raise ValueError("cannot pool an empty sequence (0 tokens)")
+    if mask is None:
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    return pooling(x, mask)
 
 
+# ----------------------------------------------------------------------------------------- heads
 class ModelHead(nn.Module, ABC):
-    """Tokens (b n d), mask (b n) -> what the model says."""
+    """Maps tokens (b, n, d) with mask (b, n) to the output of a model."""
 
-    pools: bool = False  # one answer for all tokens together
+    pools: bool = False  # one output per sequence, instead of one per token
 
     @abstractmethod
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
 class LMHead(ModelHead):
-    """Logits x Wᵀ + b over the vocabulary, (b n vocab).
+    """Language-modelling head: logits x Wᵀ + b over the vocabulary, (b, n, vocab_size).
 
-    table   W (vocab d) of the embeddings, to share; None: the head has its own
+    Args:
+        weight: Embedding table (vocab_size, d) to share. None: the head has its own.
     """
 
     def __init__(
-        self, dim: int, vocab_size: int, *, table: Tensor | None = None, bias: bool = False
+        self, dim: int, vocab_size: int, *, weight: Tensor | None = None, bias: bool = False
     ) -> None:
         super().__init__()
-        self.words = nn.Linear(dim, vocab_size, bias=bias)
-        if table is not None:
-            if tuple(table.shape) != (vocab_size, dim):
+        self.proj = nn.Linear(dim, vocab_size, bias=bias)
+        if weight is not None:
+            if tuple(weight.shape) != (vocab_size, dim):
                 raise ValueError(
-                    f"the table to share is {tuple(table.shape)}, and the head needs {(vocab_size, dim)}"
+                    f"cannot tie weights: the embedding table is {tuple(weight.shape)}, "
+                    f"the head needs {(vocab_size, dim)}"
                 )
-            self.words.weight = table
+            self.proj.weight = weight
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """See `Head`."""
-        return self.words(x)
+        """See `ModelHead`."""
+        return self.proj(x)
 
 
 class MaskedLMHead(ModelHead):
-    """norm(σ(W x + b)), then logits over the vocabulary with a bias (Devlin et al. 2019, arXiv 1810.04805)."""
+    """norm(σ(W x + b)), then logits over the vocabulary (Devlin et al. 2019, arXiv 1810.04805)."""
 
     def __init__(
         self,
         dim: int,
-        words: LMHead,
+        lm_head: LMHead,
         *,
         norm: Norm,
         activation: Callable[[Tensor], Tensor] = F.gelu,
     ) -> None:
         super().__init__()
-        self.transform, self.norm, self.words, self.activation = (
-            nn.Linear(dim, dim),
-            norm,
-            words,
-            activation,
-        )
+        self.transform = nn.Linear(dim, dim)
+        self.norm, self.lm_head, self.activation = norm, lm_head, activation
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """See `Head`."""
-        return self.words(self.norm(self.activation(self.transform(x)), mask))
+        """See `ModelHead`."""
+        return self.lm_head(self.norm(self.activation(self.transform(x)), mask))
 
 
 class PredictionHead(ModelHead):
-    """W x + b on the pooled tokens, (b outputs), or on each, (b n outputs): classes, tags or numbers.
+    """W x + b of the pooled tokens, (b, outputs), or of each token, (b, n, outputs).
 
-    pool     None: each token by itself
-    hidden   tanh(W x + b) stands before
+    Args:
+        pooling: None: one output per token.
+        hidden_layer: Insert a layer tanh(W x + b).
     """
 
     def __init__(
@@ -176,65 +186,53 @@ class PredictionHead(ModelHead):
         dim: int,
         outputs: int,
         *,
-        pool: Pooling | None = None,
-        hidden: bool = False,
+        pooling: Pooling | None = None,
+        hidden_layer: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.pool, self.hidden, self.pools = (
-            pool,
-            nn.Linear(dim, dim) if hidden else None,
-            pool is not None,
-        )
-        self.dropout, self.last = nn.Dropout(dropout), nn.Linear(dim, outputs)
+        self.pooling, self.pools = pooling, pooling is not None
+        self.hidden = nn.Linear(dim, dim) if hidden_layer else None
+        self.dropout, self.out = nn.Dropout(dropout), nn.Linear(dim, outputs)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """See `Head`."""
-        x = x if self.pool is None else pooled(self.pool, x, mask)
-        x = x if self.hidden is None else self.hidden(x).tanh()
-        return self.last(self.dropout(x))
+        """See `ModelHead`."""
+        if self.pooling is not None:
+            x = pool_sequence(self.pooling, x, mask)
+        if self.hidden is not None:
+            x = self.hidden(x).tanh()
+        return self.out(self.dropout(x))
 
 
 class MatchingHead(ModelHead):
-    """W₂ relu(W₁ [u, v, u ∘ v, u − v] + b₁) + b₂, where u and v are two sequences, each pooled.  Its tokens are (2b n d), two
-    rows that follow each other being a pair, and its logits (b outputs)."""
+    """W₂ relu(W₁ [u, v, u ∘ v, u − v] + b₁) + b₂ of two pooled sequences u and v.
+
+    Maps tokens (2b, n, d), where consecutive rows are a pair, to logits (b, outputs).
+    """
 
     def __init__(
-        self, dim: int, outputs: int, *, pool: Pooling, hidden: int, dropout: float = 0.0
+        self, dim: int, outputs: int, *, pooling: Pooling, hidden: int, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.pool, self.first, self.last = (
-            pool,
-            nn.Linear(4 * dim, hidden),
-            nn.Linear(hidden, outputs),
-        )
-        self.dropout = nn.Dropout(dropout)
+        self.pooling, self.dropout = pooling, nn.Dropout(dropout)
+        self.hidden, self.out = nn.Linear(4 * dim, hidden), nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """See `Head`."""
-        u, v = pooled(self.pool, x, mask).unflatten(0, (-1, 2)).unbind(1)
-        return self.last(self.dropout(self.first(torch.cat((u, v, u * v, u - v), -1)).relu()))
+        """See `ModelHead`."""
+        u, v = pool_sequence(self.pooling, x, mask).unflatten(0, (-1, 2)).unbind(1)
+        return self.out(self.dropout(self.hidden(torch.cat((u, v, u * v, u - v), -1)).relu()))
 
 
 class PoolingHead(ModelHead):
-    """One vector for all tokens, (b d); of length 1 where `unit`."""
+    """Pooled vector (b, d); `normalize` scales it to length 1."""
 
     pools = True
 
-    def __init__(self, pool: Pooling, *, unit: bool = False) -> None:
+    def __init__(self, pooling: Pooling, *, normalize: bool = False) -> None:
         super().__init__()
-        self.pool, self.unit = pool, unit
+        self.pooling, self.normalize = pooling, normalize
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """See `Head`."""
-        y = pooled(self.pool, x, mask)
-        return F.normalize(y, dim=-1) if self.unit else y
-
-
-def pooled(pool: Pooling, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Pool, with all tokens real where no mask tells otherwise."""
-    if x.shape[1] == 0:
-        raise ValueError("there are no tokens to pool: the input is empty")
-    return pool(
-        x, torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-    )
+        """See `ModelHead`."""
+        y = pool_sequence(self.pooling, x, mask)
+        return F.normalize(y, dim=-1) if self.normalize else y

@@ -1,4 +1,4 @@
-"""Gaps for a masked model to fill."""
+"""Token masking for masked language modelling."""
 
 from __future__ import annotations
 
@@ -9,42 +9,46 @@ from regard.backends import check_mask
 from regard.errors import check_int
 from regard.models.losses import IGNORE_INDEX
 
-HIDDEN, SWAPPED = (
-    0.8,
-    0.1,
-)  # shares of the chosen tokens; the rest stays, so that a model cannot trust what it sees
+MASKED, REPLACED = 0.8, 0.1  # fractions of the selected tokens; the rest is unchanged
 
 
 def mask_tokens(
     tokens: Tensor,
     vocab_size: int,
     *,
-    gap: int,
+    mask_token_id: int,
     seed: int,
     mask: Tensor | None = None,
-    rate: float = 0.15,
+    mlm_probability: float = 0.15,
 ) -> tuple[Tensor, Tensor]:
-    """tokens (b n) -> what the model reads, and what it is to say, (b n) each, for `cross_entropy_loss`
-    (Devlin et al. 2019, arXiv 1810.04805).
+    """Mask tokens (b, n) as in BERT (Devlin et al. 2019, arXiv 1810.04805).
 
-    Each token is chosen with probability `rate`.  Of those, 80 % become the token `gap`, 10 % any token of the vocabulary, and
-    10 % stay.  Targets are the chosen tokens, and `IGNORE_INDEX` elsewhere.
+    Each token is selected with `mlm_probability`. Of those, 80 % become `mask_token_id`, 10 % a random
+    token, and 10 % stay.
 
-    mask   (b n), True = may be chosen: real tokens, without such as stand for beginnings and ends
+    Args:
+        mask: (b, n), True = may be selected: real tokens, without special tokens.
+
+    Returns:
+        Inputs and targets for `cross_entropy_loss`, (b, n) each. Targets are the selected tokens, and
+        `IGNORE_INDEX` elsewhere.
     """
     check_int(1, vocab_size=vocab_size)
-    check_int(0, gap=gap)
+    check_int(0, mask_token_id=mask_token_id)
     check_mask(mask, (tokens.shape[0], tokens.shape[1]), "mask")
-    if not 0 <= rate <= 1 or gap >= vocab_size:
-        raise ValueError(
-            f"rate must be from 0 to 1, and gap below {vocab_size}, not {rate!r} and {gap!r}"
-        )
+    if not 0 <= mlm_probability <= 1:
+        raise ValueError(f"mlm_probability must be from 0 to 1, not {mlm_probability!r}")
+    if mask_token_id >= vocab_size:
+        raise ValueError(f"mask_token_id must be below {vocab_size}, not {mask_token_id!r}")
     generator = torch.Generator().manual_seed(seed)
-    chance, fate = (
+    chance, action = (
         torch.rand(tokens.shape, generator=generator).to(tokens.device) for _ in range(2)
     )
-    other = torch.randint(vocab_size, tokens.shape, generator=generator).to(tokens)
-    chosen = chance < rate if mask is None else (chance < rate) & mask
-    read = torch.where(chosen & (fate < HIDDEN), gap, tokens)
-    read = torch.where(chosen & (fate >= HIDDEN) & (fate < HIDDEN + SWAPPED), other, read)
-    return read, tokens.masked_fill(~chosen, IGNORE_INDEX)
+    random_tokens = torch.randint(vocab_size, tokens.shape, generator=generator).to(tokens)
+    selected = chance < mlm_probability
+    if mask is not None:
+        selected = selected & mask
+    inputs = torch.where(selected & (action < MASKED), mask_token_id, tokens)
+    replaced = selected & (action >= MASKED) & (action < MASKED + REPLACED)
+    inputs = torch.where(replaced, random_tokens, inputs)
+    return inputs, tokens.masked_fill(~selected, IGNORE_INDEX)

@@ -1,4 +1,4 @@
-"""Models: embed -> layers -> head.  None of them names a mechanism: the layers hold any mixer."""
+"""Models: embedding -> stack of layers -> head, for any mixers."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from regard.models.embeddings import InputEmbedding
 from regard.models.heads import ModelHead
 from regard.norm import Norm
 
-DecodingStep = Callable[
-    [Tensor, Any], tuple[Tensor, Any]
-]  # tokens (b n), state -> logits (b n vocab), state
+# tokens (b, n), state -> logits (b, n, vocab_size), state
+DecodingStep = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
 class StreamState(NamedTuple):
-    """Where a stream stands: how many tokens it has read, and the states of its layers."""
+    """State of a streaming model: the number of tokens read, and the states of the layers."""
 
-    at: int
+    position: int
     layers: State
 
 
 class Seq2SeqStreamState(NamedTuple):
-    """Where a decoder stands that looks at a source: what was read of it (b m d), its mask (b m), and how far it has come."""
+    """State of a streaming seq2seq decoder: the encoded source (b, m, d), its mask (b, m), and the
+    state of the decoder."""
 
     context: Tensor
     mask: Tensor | None
-    reached: StreamState | None
+    decoder: StreamState | None
 
 
 class Backbone(nn.Module):
-    """Embed, layers, and a norm where the last residual leaves a bare sum: the input -> (b n d)."""
+    """Embedding, layers, and a final norm if the last residual needs one: input -> (b, n, d)."""
 
     def __init__(self, embed: InputEmbedding, layers: Layer, norm: Norm | None = None) -> None:
         super().__init__()
@@ -49,13 +49,13 @@ class Backbone(nn.Module):
         x: Tensor,
         mask: Tensor | None = None,
         *,
-        types: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The whole sequence -> (b n d) and its mask, which a class token makes longer."""
-        y, mask = self.embed(x, mask, types=types)
+        """Process a whole sequence; return (b, n, d) and its mask, one longer with a class token."""
+        y, mask = self.embed(x, mask, token_type_ids=token_type_ids)
         y = self.stack(
             y,
             context,
@@ -73,35 +73,36 @@ class Backbone(nn.Module):
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> tuple[Tensor, StreamState]:
-        """The next chunk -> (b n d) and the state for the chunk after it."""
+        """Process the next chunk; return (b, n, d) and the state for the next chunk."""
         if not isinstance(state, StreamState | None):
             raise TypeError(
-                f"this is no state of a model, but of type {type(state).__name__}: give what the last chunk gave"
+                f"state must be the StreamState of the last chunk, not {type(state).__name__}"
             )
-        at, layers = (0, None) if state is None else state
-        y, _ = self.embed(x, at=at)
-        check_stream_length(self.stack.length, at + y.shape[1])
+        start, layers = (0, None) if state is None else state
+        y, _ = self.embed(x, start=start)
+        end = start + y.shape[1]
+        check_stream_length(self.stack.length, end)
         y, layers = self.stack.stream(y, layers, context=context, context_mask=context_mask)
-        return y if self.norm is None else self.norm(y), StreamState(at + y.shape[1], layers)
+        return y if self.norm is None else self.norm(y), StreamState(end, layers)
 
 
 class Model(nn.Module, ABC):
-    """What all models have: a call, maps, and the configuration that they were built from (None: by hand)."""
+    """Base class of models. `config` is None for a model that was not built from one."""
 
     config: ModelConfig | None = None
 
     @abstractmethod
-    def forward(self, *given: Any, **named: Any) -> Tensor:
-        """The whole sequence -> what the head says; see the subclasses for what goes in."""
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Process whole sequences; see the subclasses for the arguments."""
 
 
 class SingleStackModel(Model):
-    """The input -> head(norm(layers(embed(x)))).
+    """Model with one backbone: head(backbone(x)).
 
-    head   None: the tokens (b n d) themselves
+    Args:
+        head: None: return the tokens (b, n, d).
     """
 
-    @abstractmethod
     def __init__(self, backbone: Backbone, head: ModelHead | None = None) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
@@ -111,96 +112,109 @@ class SingleStackModel(Model):
         x: Tensor,
         mask: Tensor | None = None,
         *,
-        types: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """x as the embedding takes it, mask (b n), True = a real token, types (b n), marks (b n), True = a marked token."""
-        y, mask = self.backbone(x, mask, types=types, global_attention_mask=global_attention_mask)
+        """Process whole sequences.
+
+        Args:
+            x: Input of the embedding.
+            mask: (b, n), True = keep.
+            token_type_ids: (b, n), for models with token types.
+            global_attention_mask: (b, n), True = token with global attention.
+        """
+        y, mask = self.backbone(
+            x, mask, token_type_ids=token_type_ids, global_attention_mask=global_attention_mask
+        )
         return y if self.head is None else self.head(y, mask)
 
-    def attention(
+    def attention_maps(
         self,
         x: Tensor,
         mask: Tensor | None = None,
         *,
-        types: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> list[Tensor | None]:
-        """The maps (b h n n), layer by layer; None for a layer whose mixer has none."""
-        return mixer_attention_maps(
+        """Attention maps (b, h, n, n) of each layer; None for mixers without one."""
+        calls = record_mixer_calls(
             self.backbone,
-            lambda: self.backbone(
-                x, mask, types=types, global_attention_mask=global_attention_mask
-            ),
+            x,
+            mask,
+            token_type_ids=token_type_ids,
+            global_attention_mask=global_attention_mask,
         )
+        return [call.attention_map() for call in calls]
 
 
 class Encoder(SingleStackModel):
-    """Every token may look at every other."""
-
-    def __init__(self, backbone: Backbone, head: ModelHead | None = None) -> None:
-        super().__init__(backbone, head)
-
-
-class DualEncoder(Model):
-    """Two sequences, read one by one by the same encoder, and what the head says of them together (as in the retrieval task of
-    Tay et al. 2020, arXiv 2011.04006)."""
-
-    def __init__(self, backbone: Backbone, head: ModelHead) -> None:
-        super().__init__()
-        self.backbone, self.head = backbone, head
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (b 2 n), mask (b 2 n), True = a real token -> logits (b classes)."""
-        y, mask = self.backbone(*single(x, mask))
-        return self.head(y, mask)
-
-    def attention(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor | None]:
-        """The maps (b 2 h n n), layer by layer; None for a layer whose mixer has none."""
-        maps = [
-            seen.map()
-            for seen in record_mixer_calls(self.backbone, lambda: self.backbone(*single(x, mask)))
-        ]
-        return [None if each is None else each.unflatten(0, (-1, 2)) for each in maps]
-
-
-def single(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Pairs (b 2 n) -> sequences (2b n), and their mask."""
-    if x.dim() != 3 or x.shape[1] != 2:
-        raise ValueError(f"pairs are (b 2 n), not {tuple(x.shape)}")
-    if mask is not None and mask.shape != x.shape:
-        raise ValueError(f"the mask of pairs {tuple(x.shape)} is as large, not {tuple(mask.shape)}")
-    return x.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
+    """Encoder: every token may attend to every other."""
 
 
 class Decoder(SingleStackModel):
-    """A causal model: each token sees itself and those before it (Radford et al. 2018).  With a language head, it tells what
-    comes next."""
+    """Causal model: token i depends only on tokens <= i (Radford et al. 2018)."""
 
     def __init__(self, backbone: Backbone, head: ModelHead | None = None) -> None:
         check_causal(backbone)
         super().__init__(backbone, head)
 
     def stream(self, x: Tensor, state: StreamState | None = None) -> tuple[Tensor, StreamState]:
-        """The next chunk, of any length: what the whole would give for it, and the state for the chunk after it."""
+        """Process the next chunk, of any length: the same output as for the whole sequence."""
         if self.head is not None and self.head.pools:
             raise Unsupported(
-                "its head gives one answer for all tokens, so there is none for a chunk"
+                f"{type(self.head).__name__} gives one output per sequence and cannot be streamed"
             )
         y, state = self.backbone.stream(x, state)
         return y if self.head is None else self.head(y), state
 
 
+class DualEncoder(Model):
+    """One encoder reads two sequences separately; the head matches them (as in the retrieval task
+    of Tay et al. 2020, arXiv 2011.04006)."""
+
+    def __init__(self, backbone: Backbone, head: ModelHead) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Token ids x (b, 2, n), mask (b, 2, n), True = keep -> logits (b, num_classes)."""
+        y, mask = self.backbone(*flatten_pairs(x, mask))
+        return self.head(y, mask)
+
+    def attention_maps(self, x: Tensor, mask: Tensor | None = None) -> list[Tensor | None]:
+        """Attention maps (b, 2, h, n, n) of each layer; None for mixers without one."""
+        calls = record_mixer_calls(self.backbone, *flatten_pairs(x, mask))
+        maps = [call.attention_map() for call in calls]
+        return [None if each is None else each.unflatten(0, (-1, 2)) for each in maps]
+
+
+def flatten_pairs(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Pairs (b, 2, n) and their mask -> sequences (2b, n)."""
+    if x.dim() != 3 or x.shape[1] != 2:
+        raise ValueError(f"a dual encoder reads pairs (b, 2, n), not {tuple(x.shape)}")
+    if mask is not None and mask.shape != x.shape:
+        raise ValueError(
+            f"mask must have the shape of the pairs, {tuple(x.shape)}, not {tuple(mask.shape)}"
+        )
+    return x.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
+
+
 class Seq2SeqAttention(NamedTuple):
-    """The maps of an encoder–decoder, layer by layer: (b h m m), (b h n n) and across (b h n m); None where there is none."""
+    """Attention maps of a seq2seq model, layer by layer; None for mixers without one.
+
+    Attributes:
+        encoder: (b, h, m, m).
+        decoder: (b, h, n, n).
+        cross: (b, h, n, m).
+    """
 
     encoder: list[Tensor | None]
     decoder: list[Tensor | None]
-    across: list[Tensor | None]
+    cross: list[Tensor | None]
 
 
 class Seq2Seq(Model):
-    """An encoder that reads, and a causal decoder that looks at what was read (Vaswani et al. 2017, arXiv 1706.03762)."""
+    """Encoder and causal decoder with cross-attention (Vaswani et al. 2017, arXiv 1706.03762)."""
 
     def __init__(self, encoder: Backbone, decoder: Backbone, head: ModelHead | None = None) -> None:
         super().__init__()
@@ -208,7 +222,7 @@ class Seq2Seq(Model):
         self.encoder, self.decoder, self.head = encoder, decoder, head
 
     def encode(self, source: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The source -> (b m d), and its mask (b m)."""
+        """Encode the source: (b, m, d) and its mask (b, m)."""
         return self.encoder(source, mask)
 
     def forward(
@@ -219,7 +233,7 @@ class Seq2Seq(Model):
         mask: Tensor | None = None,
         target_mask: Tensor | None = None,
     ) -> Tensor:
-        """source, mask (b m) over it, target (b n), target_mask (b n) -> what the head says of each target token."""
+        """source with mask (b, m), target (b, n) with target_mask (b, n) -> output per target token."""
         context, mask = self.encode(source, mask)
         y, target_mask = self.decoder(target, target_mask, context=context, context_mask=mask)
         return y if self.head is None else self.head(y, target_mask)
@@ -232,29 +246,30 @@ class Seq2Seq(Model):
         context: Tensor,
         context_mask: Tensor | None = None,
     ) -> tuple[Tensor, StreamState]:
-        """The next chunk of the target, with what `encode` gave."""
+        """Process the next chunk of the target; `context` and `context_mask` come from `encode`."""
         y, state = self.decoder.stream(x, state, context=context, context_mask=context_mask)
         return y if self.head is None else self.head(y), state
 
-    def given(self, source: Tensor, mask: Tensor | None = None) -> DecodingStep:
-        """A step over target tokens for this source, read once: (tokens, state) -> (logits, state).
+    def decoding_step(self, source: Tensor, mask: Tensor | None = None) -> DecodingStep:
+        """Encode the source once and return a step over target tokens for `generate`.
 
-        What was read is carried in the state, so that it goes along when examples are dropped or repeated.
+        The encoded source is part of the state, so that it follows when sequences are dropped or
+        repeated.
         """
         first = Seq2SeqStreamState(*self.encode(source, mask), None)
 
         def step(
             tokens: Tensor, state: Seq2SeqStreamState | None
         ) -> tuple[Tensor, Seq2SeqStreamState]:
-            now = first if state is None else state
-            logits, reached = self.stream(
-                tokens, now.reached, context=now.context, context_mask=now.mask
+            state = first if state is None else state
+            logits, decoder = self.stream(
+                tokens, state.decoder, context=state.context, context_mask=state.mask
             )
-            return logits, now._replace(reached=reached)
+            return logits, state._replace(decoder=decoder)
 
         return step
 
-    def attention(
+    def attention_maps(
         self,
         source: Tensor,
         target: Tensor,
@@ -262,31 +277,32 @@ class Seq2Seq(Model):
         mask: Tensor | None = None,
         target_mask: Tensor | None = None,
     ) -> Seq2SeqAttention:
-        """All maps; see `Seq2SeqAttention`."""
-        seen = record_mixer_calls(
-            self, lambda: self(source, target, mask=mask, target_mask=target_mask)
-        )
-        reading, writing = (
-            set(map(id, backbone.modules())) for backbone in (self.encoder, self.decoder)
-        )
-        return Seq2SeqAttention(
-            [s.map() for s in seen if id(s.mixer) in reading],
-            [s.map() for s in seen if id(s.mixer) in writing and s.context is None],
-            [s.map() for s in seen if id(s.mixer) in writing and s.context is not None],
-        )
+        """Attention maps of encoder, decoder and cross-attention."""
+        calls = record_mixer_calls(self, source, target, mask=mask, target_mask=target_mask)
+        in_encoder = set(map(id, self.encoder.modules()))
+        maps = Seq2SeqAttention([], [], [])
+        for call in calls:
+            if id(call.mixer) in in_encoder:
+                maps.encoder.append(call.attention_map())
+            elif call.context is None:
+                maps.decoder.append(call.attention_map())
+            else:
+                maps.cross.append(call.attention_map())
+        return maps
 
 
 def check_causal(backbone: Backbone) -> None:
-    """A decoder tells what comes next, so no layer of it may know."""
-    if not backbone.stack.can.causal:
-        raise Unsupported(f"a decoder needs a causal stack: {backbone.stack.can.reason('causal')}")
-    if not backbone.stack.causal:
-        raise Unsupported("a decoder needs causal layers, and one of these was not built causal")
+    """Check that the layers of a decoder are causal."""
+    stack = backbone.stack
+    if not stack.can.causal:
+        raise Unsupported(f"a decoder needs a causal stack: {stack.can.reason('causal')}")
+    if not stack.causal:
+        raise Unsupported("a decoder needs causal layers: build all of them with causal=True")
 
 
-# ---------------------------------------------------------------------------------------------- maps
+# ----------------------------------------------------------------------------------------- attention maps
 class MixerCall(NamedTuple):
-    """One call of a mixer: its tokens, and what stood beside them."""
+    """Arguments of one call of a mixer."""
 
     mixer: Mixer
     x: Tensor
@@ -294,52 +310,41 @@ class MixerCall(NamedTuple):
     mask: Tensor | None
     global_attention_mask: Tensor | None
 
-    def map(self) -> Tensor | None:
-        """(b h n m), or None where the mixer has none."""
+    def attention_map(self) -> Tensor | None:
+        """Attention map (b, h, n, m); None if the mixer has none."""
         if not self.mixer.can.maps:
             return None
         return self.mixer.attention_map(
-            self.x, self.context, mask=self.mask, global_attention_mask=self.global_attention_mask
-        )
-
-
-def mixer_attention_maps(module: nn.Module, call: Callable[[], object]) -> list[Tensor | None]:
-    """The maps of all mixers that a call runs, in order."""
-    return [seen.map() for seen in record_mixer_calls(module, call)]
-
-
-def check_seen(module: nn.Module, seen: list[MixerCall]) -> None:
-    """Every mixer must have been called: stacks with a memory ask the parts of a mixer, past it."""
-    unseen = {id(mixer) for mixer in outer_mixers(module)} - {id(one.mixer) for one in seen}
-    if unseen:
-        raise Unsupported(
-            "the stack does not call its mixers whole, but looks at a memory by parts of them: there are no maps"
+            self.x,
+            self.context,
+            mask=self.mask,
+            global_attention_mask=self.global_attention_mask,
         )
 
 
 def outer_mixers(module: nn.Module) -> list[Mixer]:
-    """The mixers of a module, without those that are parts of other mixers."""
+    """Mixers of a module, without mixers inside other mixers."""
     if isinstance(module, Mixer):
         return [module]
     found = [mixer for child in module.children() for mixer in outer_mixers(child)]
     return list({id(mixer): mixer for mixer in found}.values())
 
 
-def record_mixer_calls(module: nn.Module, call: Callable[[], object]) -> list[MixerCall]:
-    """Run, and keep what each mixer was called with, in the order of the calls."""
-    seen: list[MixerCall] = []
+def record_mixer_calls(module: nn.Module, *args: Any, **kwargs: Any) -> list[MixerCall]:
+    """Call a module and return the calls of its mixers, in order."""
+    calls: list[MixerCall] = []
 
-    def note(mixer: Any, given: Any, named: dict[str, Any]) -> None:
-        context = given[1] if len(given) > 1 else named.get("context")
-        seen.append(
-            MixerCall(
-                mixer, given[0], context, named.get("mask"), named.get("global_attention_mask")
-            )
-        )
+    def record(mixer: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        context = args[1] if len(args) > 1 else kwargs.get("context")
+        mask, global_mask = kwargs.get("mask"), kwargs.get("global_attention_mask")
+        calls.append(MixerCall(mixer, args[0], context, mask, global_mask))
 
+    mixers = outer_mixers(module)
     with ExitStack() as hooks:
-        for mixer in outer_mixers(module):
-            hooks.callback(mixer.register_forward_pre_hook(note, with_kwargs=True).remove)
-        call()
-    check_seen(module, seen)
-    return seen
+        for mixer in mixers:
+            hooks.callback(mixer.register_forward_pre_hook(record, with_kwargs=True).remove)
+        module(*args, **kwargs)
+    if {id(mixer) for mixer in mixers} - {id(call.mixer) for call in calls}:
+        # Stacks with a memory call the projections of a mixer, not the mixer.
+        raise Unsupported("this stack bypasses the forward of its mixers: it has no attention maps")
+    return calls

@@ -1,4 +1,4 @@
-"""Models of the literature, as configurations: any mixer, any size."""
+"""Configurations of well-known models, for any mixer and size."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from regard.models.config import (
     module_spec,
 )
 
-Mixing = str | ModuleSpec | list[str | ModuleSpec]
-WITH_BIAS = module_spec("vanilla", bias=True)
+MixerSpecs = str | ModuleSpec | list[str | ModuleSpec]
+VANILLA_WITH_BIAS = module_spec("vanilla", bias=True)
 
 
 def bert(
@@ -25,15 +25,15 @@ def bert(
     *,
     vocab_size: int = 30522,
     length: int = 512,
-    mixer: Mixing = WITH_BIAS,
+    mixer: MixerSpecs = VANILLA_WITH_BIAS,
     head: HeadConfig | None = MaskedLMHeadConfig(),
     dropout: float = 0.1,
 ) -> ModelConfig:
-    """BERT: an encoder with norms behind its sub-layers, learned positions and two types of tokens, which fills in masked
-    tokens (Devlin et al. 2019, arXiv 1810.04805)."""
+    """BERT: a post-norm encoder with learned positions and two token types, trained to fill in
+    masked tokens (Devlin et al. 2019, arXiv 1810.04805)."""
     return ModelConfig(
         kind="encoder",
-        input=TokenInput(vocab_size=vocab_size, types=2, norm=True),
+        input=TokenInput(vocab_size=vocab_size, type_vocab_size=2, norm=True),
         head=head,
         dim=dim,
         heads=heads,
@@ -53,13 +53,16 @@ def gpt(
     *,
     vocab_size: int = 50257,
     length: int = 1024,
-    mixer: Mixing = WITH_BIAS,
+    mixer: MixerSpecs = VANILLA_WITH_BIAS,
     head: HeadConfig | None = LMHeadConfig(),
     dropout: float = 0.1,
 ) -> ModelConfig:
-    """GPT-2 and GPT-3: a decoder with norms before its sub-layers, learned positions and tied embeddings
-    (Radford et al. 2019; Brown et al. 2020, arXiv 2005.14165).  GPT-3's layers take turns:
-    `mixer=[part("vanilla", bias=True), part("sparse_strided")]`."""
+    """GPT-2 and GPT-3: a pre-norm decoder with learned positions and tied embeddings
+    (Radford et al. 2019; Brown et al. 2020, arXiv 2005.14165).
+
+    GPT-3 alternates dense and sparse layers:
+    `mixer=[module_spec("vanilla", bias=True), module_spec("sparse_strided")]`.
+    """
     return ModelConfig(
         kind="decoder",
         input=TokenInput(vocab_size=vocab_size),
@@ -80,17 +83,17 @@ def vit(
     dim: int = 768,
     heads: int = 12,
     *,
-    image: int = 224,
-    patch: int = 16,
-    mixer: Mixing = WITH_BIAS,
+    image_size: int = 224,
+    patch_size: int = 16,
+    mixer: MixerSpecs = VANILLA_WITH_BIAS,
     head: HeadConfig | None = None,
     dropout: float = 0.0,
 ) -> ModelConfig:
-    """ViT: an encoder over the patches of a square image, with a class token and norms before its sub-layers
+    """ViT: a pre-norm encoder over the patches of a square image, with a class token
     (Dosovitskiy et al. 2021, arXiv 2010.11929)."""
     return ModelConfig(
         kind="encoder",
-        input=PatchInput(height=image, width=image, patch=patch),
+        input=PatchInput(height=image_size, width=image_size, patch_size=patch_size),
         head=head,
         dim=dim,
         heads=heads,
@@ -108,17 +111,18 @@ def transformer(
     *,
     vocab_size: int = 37000,
     length: int | None = None,
-    mixer: Mixing = module_spec("vanilla"),
+    mixer: MixerSpecs = module_spec("vanilla"),
     dropout: float = 0.1,
 ) -> ModelConfig:
-    """The Transformer: encoder and decoder with norms behind their sub-layers, sinusoids, and one table of embeddings for
-    source, target and logits (Vaswani et al. 2017, arXiv 1706.03762).
+    """The Transformer: post-norm encoder and decoder with sinusoidal positions and one embedding
+    table for source, target and logits (Vaswani et al. 2017, arXiv 1706.03762).
 
-    length   for mixers that are built for one
+    Args:
+        length: Maximum length, for mixers that need one.
     """
     return ModelConfig(
         kind="seq2seq",
-        input=TokenInput(vocab_size=vocab_size, scale=True),
+        input=TokenInput(vocab_size=vocab_size, scale_embeddings=True),
         head=LMHeadConfig(),
         dim=dim,
         heads=heads,

@@ -1,4 +1,4 @@
-"""Models as files: config.json and model.safetensors in a folder.  No pickle."""
+"""Saving and loading models: config.json and model.safetensors in a folder, never a pickle."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as packed
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from regard.models.build import build
 from regard.models.config import ModelConfig
 from regard.models.model import Model
 
-CONFIG_NAME, WEIGHTS_NAME, KEY = "config.json", "model.safetensors", "regard"
-LARGEST_CONFIG = 1 << 20  # bytes: nobody writes more, and what is longer is no configuration
+CONFIG_NAME, WEIGHTS_NAME, METADATA_KEY = "config.json", "model.safetensors", "regard"
+MAX_CONFIG_BYTES = 1 << 20
 
 
-# ---------------------------------------------------------------------------------------------- write
+# ----------------------------------------------------------------------------------------- save
 def save(model: Model, folder: str | Path) -> None:
-    """Write config.json and model.safetensors; whatever interrupts it, what can be loaded is the old model or the new one.
+    """Write config.json and model.safetensors. If interrupted, the folder still holds the old model or
+    the new one.
 
-    Both files are written beside their place, and then renamed: a reader sees a whole file.  The weights carry the
-    configuration too, so that the one rename of model.safetensors changes both at once; config.json is for the reader.
+    Files are written to temporary names and renamed. The weights contain the configuration too, so
+    that renaming model.safetensors replaces both at once; config.json is for readers.
     """
     if not isinstance(model, Model) or model.config is None:
         raise ValueError(
-            "this model was built by hand: only one that `build` made of a configuration can be built again"
+            "this model has no configuration: only models from `regard.models.build` can be saved"
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     text = model.config.model_dump_json(indent=2)
-    weights = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in unique_tensors(model).items()
-    }
-    write_atomically(folder / WEIGHTS_NAME, packed(weights, metadata={"format": "pt", KEY: text}))
+    weights = {name: t.detach().cpu().contiguous() for name, t in unique_tensors(model).items()}
+    content = serialize(weights, metadata={"format": "pt", METADATA_KEY: text})
+    write_atomically(folder / WEIGHTS_NAME, content)
     write_atomically(folder / CONFIG_NAME, text.encode())
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers by name; what has several names, as tied weights have, stands under the first."""
+    """Parameters and buffers by name; tied tensors appear once, under their first name."""
     first: dict[int, str] = {}
     tensors = model.state_dict(keep_vars=True)
     return {
@@ -57,48 +57,40 @@ def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Put content into a file at once: it is written and flushed beside its place, then renamed."""
+    """Write a file by writing and flushing a temporary file, then renaming it."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~current_umask())  # mkstemp lets nobody else read
+        umask = os.umask(0o022)  # can only be read by setting it
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)  # mkstemp gives access to the owner only
         os.replace(name, path)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(name)
         raise
-    flush_folder(path.parent)
-
-
-def current_umask() -> int:
-    """What new files may not be; it can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
-
-
-def flush_folder(folder: Path) -> None:
-    """A rename lasts through a power cut once its folder is flushed; some systems open no folders."""
+    # The rename survives a power failure once the folder is flushed; some systems cannot open one.
     with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
+        folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            os.fsync(folder)
         finally:
-            os.close(handle)
+            os.close(folder)
 
 
-# ---------------------------------------------------------------------------------------------- read
+# ----------------------------------------------------------------------------------------- load
 def load(folder: str | Path) -> Model:
-    """The model that was saved: same configuration, same weights, same dtypes, on the CPU, ready to evaluate (`eval`).
+    """Load a saved model: same configuration, weights and dtypes, on the CPU, in evaluation mode.
 
-    Names and shapes are compared with the file before any memory is taken: a file cannot ask for more than it brings.
+    Names and shapes are compared with the file before memory is allocated: a file cannot ask for more
+    than it contains.
     """
     path = Path(folder) / WEIGHTS_NAME
     with open_safetensors(path) as file:
-        config = saved_config(Path(folder), (file.metadata() or {}).get(KEY))
+        config = load_config(Path(folder), (file.metadata() or {}).get(METADATA_KEY))
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         with torch.device("meta"):
             check_shapes(unique_tensors(build(config)), shapes, str(path))
@@ -111,133 +103,125 @@ def load(folder: str | Path) -> Model:
 
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[Any]:
-    """A safetensors file; one that is not whole is said to be so."""
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"there is no {path}: a saved model is a folder with {CONFIG_NAME} and {WEIGHTS_NAME}"
-        )
+    """Open a safetensors file."""
+    check_exists(path)
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is no whole safetensors file ({path.stat().st_size} bytes): {error}"
+            f"{path} is not a complete safetensors file ({path.stat().st_size} bytes): {error}"
         ) from None
 
 
-def saved_config(folder: Path, inside: str | None) -> ModelConfig:
-    """The configuration that the weights carry; config.json only where they carry none."""
-    if inside is None:
-        return read_config(folder / CONFIG_NAME)
-    config = parse_config(inside, f"the header of {folder / WEIGHTS_NAME}")
-    beside = folder / CONFIG_NAME
-    if not says(beside, config):
+def check_exists(path: Path) -> None:
+    """Check that a file of a saved model exists."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} does not exist: a saved model is a folder with {CONFIG_NAME} and {WEIGHTS_NAME}"
+        )
+
+
+def load_config(folder: Path, metadata: str | None) -> ModelConfig:
+    """Configuration in the metadata of the weights; config.json only if they have none."""
+    path = folder / CONFIG_NAME
+    if metadata is None:
+        return read_config(path)
+    config = parse_config(metadata, f"the metadata of {folder / WEIGHTS_NAME}")
+    try:
+        same = read_config(path) == config
+    except (OSError, ValueError):
+        same = False
+    if not same:
         warnings.warn(
-            f"{beside} is not the configuration that {WEIGHTS_NAME} was saved with, which is taken: a save was interrupted, or "
-            "the file was edited",
+            f"{path} differs from the configuration in {WEIGHTS_NAME}, which is used: "
+            "a save was interrupted, or the file was edited",
             stacklevel=3,
         )
     return config
 
 
-def says(path: Path, config: ModelConfig) -> bool:
-    """Whether a file holds this configuration: one that is broken does not."""
-    try:
-        return read_config(path) == config
-    except (OSError, ValueError):
-        return False
-
-
 def read_config(path: str | Path) -> ModelConfig:
-    """A configuration from a JSON file; what is wrong in it is said."""
+    """Read a configuration from a JSON file."""
     return parse_config(read_small_text(Path(path)), str(path))
 
 
 def read_small_text(path: Path) -> str:
-    """A text file of a sane size."""
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"there is no {path}: a saved model is a folder with {CONFIG_NAME} and {WEIGHTS_NAME}"
-        )
-    if path.stat().st_size > LARGEST_CONFIG:
-        raise ValueError(
-            f"{path} has {path.stat().st_size} bytes: a configuration has at most {LARGEST_CONFIG}"
-        )
+    """Read a UTF-8 file of at most `MAX_CONFIG_BYTES`."""
+    check_exists(path)
+    size = path.stat().st_size
+    if size > MAX_CONFIG_BYTES:
+        raise ValueError(f"{path} has {size} bytes: a configuration has at most {MAX_CONFIG_BYTES}")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is no text in UTF-8") from None
+        raise ValueError(f"{path} is not UTF-8 text") from None
 
 
 def parse_config(text: str, where: str) -> ModelConfig:
-    """JSON -> Config."""
+    """Parse the JSON of a configuration; `where` names its source in errors."""
     try:
         return ModelConfig.model_validate_json(text)
     except ValidationError as error:
-        raise ValueError(
-            f"{where} is no configuration of a model: {format_validation_error(error)}"
-        ) from None
+        message = format_validation_error(error)
+        raise ValueError(f"{where} is not a model configuration: {message}") from None
 
 
 def format_validation_error(error: ValidationError) -> str:
-    """What pydantic found, on one line."""
-    found = []
+    """Format pydantic's errors on one line."""
+    messages = []
     for entry in error.errors():
-        place = ".".join(map(str, entry["loc"]))
-        found.append(f"{place}: {entry['msg']}" if place else entry["msg"])
-    return "; ".join(found)
+        key = ".".join(map(str, entry["loc"]))
+        messages.append(f"{key}: {entry['msg']}" if key else entry["msg"])
+    return "; ".join(messages)
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put tensors into the model, which takes over their dtypes; what shares a tensor goes on sharing it."""
-    mine = unique_tensors(model)
+    """Load tensors into a model, which takes their dtypes; tied tensors stay tied."""
+    own = unique_tensors(model)
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() != mine[name].is_floating_point():
-            raise ValueError(
-                f"{name} is of {tensor.dtype}, and the model expects such as {mine[name].dtype}"
-            )
-    kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    if len(kinds) == 1:
-        model.to(kinds.pop())  # for buffers too that are not saved
+        if tensor.is_floating_point() != own[name].is_floating_point():
+            raise ValueError(f"{name} has dtype {tensor.dtype}, the model needs {own[name].dtype}")
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if len(dtypes) == 1:
+        model.to(dtypes.pop())  # also buffers that are not saved
     with torch.no_grad():
-        for name, place in unique_tensors(model).items():
-            place.data = (
-                tensors[name].clone()
-            )  # in memory of its own: a mapped file is not aligned, and sums come out otherwise
+        for name, tensor in unique_tensors(model).items():
+            # Copied: memory-mapped tensors are not aligned, which changes rounding.
+            tensor.data = tensors[name].clone()
 
 
 def check_shapes(
-    mine: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], where: str
+    own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], where: str
 ) -> None:
-    """Say all that does not match, at most a few of each kind."""
-    wrong = []
-    missing, extra = [n for n in mine if n not in shapes], [n for n in shapes if n not in mine]
+    """Check that names and shapes match; the error lists at most five of each kind of mismatch."""
+    errors = []
+    missing = [name for name in own if name not in shapes]
+    unexpected = [name for name in shapes if name not in own]
     if missing:
-        wrong.append(f"it lacks {format_names(missing)}")
-    if extra:
-        wrong.append(f"the model has no {format_names(extra)}")
-    other = [n for n in mine if n in shapes and tuple(mine[n].shape) != shapes[n]]
-    wrong += [
-        f"{n} is {shapes[n]}, and the model expects {tuple(mine[n].shape)}" for n in other[:5]
+        errors.append(f"it lacks {format_names(missing)}")
+    if unexpected:
+        errors.append(f"the model has no {format_names(unexpected)}")
+    different = [n for n in own if n in shapes and tuple(own[n].shape) != shapes[n]]
+    errors += [
+        f"{n} has shape {shapes[n]}, the model needs {tuple(own[n].shape)}" for n in different[:5]
     ]
-    if wrong:
-        raise ValueError(f"{where} does not fit the model: {'; '.join(wrong)}")
+    if errors:
+        raise ValueError(f"{where} does not fit the model: {'; '.join(errors)}")
 
 
-def format_names(names: list[str], between: str = ", ") -> str:
-    """At most five names, and how many more."""
+def format_names(names: list[str], separator: str = ", ") -> str:
+    """At most five names, and the number of others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return between.join(names[:5]) + more
+    return separator.join(names[:5]) + more
 
 
 def warn_nonfinite(tensors: Mapping[str, Tensor], where: str) -> None:
-    """NaN and infinity in weights are worth a warning: whatever the model says may be NaN as well."""
+    """Warn about NaN and infinity in weights."""
     broken = [
         name
         for name, t in tensors.items()
         if t.is_floating_point() and not t.is_meta and not bool(t.isfinite().all())
     ]
     if broken:
-        warnings.warn(
-            f"{where}: NaN or infinite numbers stand in {format_names(broken)}", stacklevel=3
-        )
+        warnings.warn(f"{where}: NaN or infinity in {format_names(broken)}", stacklevel=3)

@@ -1,4 +1,4 @@
-"""A table: the words that a configuration may use for how its layers stand together."""
+"""Stacks that a configuration can name, and the arguments it can give them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from regard.stack import (
 )
 
 COMPRESSIONS: Mapping[str, Callable[[int, int], CompressionFunction]] = {
-    "convolution": Conv1dCompression,
+    "conv": Conv1dCompression,
     "mean": MeanPoolCompression,
     "max": MaxPoolCompression,
     "most_used": MostUsedCompression,
@@ -47,148 +47,163 @@ COMPRESSION_LOSSES: Mapping[str, Callable[[int, int], CompressionLoss] | None] =
 
 
 class StackBuilder(NamedTuple):
-    """What a side of a model is made of.
+    """Builds the layers of a stack.
 
-    depth    how many layers a token goes through
-    turns    how many mixers take turns
-    block    number -> a block
-    halves   number -> its sub-layers without residuals, for stacks that add up themselves
-    norm     width -> norm, and heads: for stacks that add layers of their own
+    Attributes:
+        depth: Number of layers in the configuration.
+        period: Mixers and feed-forward layers repeat every `period` layers.
+        build_block: Layer index -> block.
+        build_sublayers: Layer index -> its sub-layers without residuals, for reversible stacks.
+        norm: Width -> norm. With `heads`, for stacks that add layers of their own.
     """
 
     depth: int
-    turns: int
-    block: Callable[[int], Block]
-    halves: Callable[[int], Sequence[Layer]]
+    period: int
+    build_block: Callable[[int], Block]
+    build_sublayers: Callable[[int], Sequence[Layer]]
     norm: NormFactory
     heads: int
 
     def blocks(self, count: int | None = None) -> list[Block]:
-        """So many blocks, as many as the stack is deep unless given; none of the mixers may be left out."""
+        """Build `count` blocks, by default as many as the stack is deep."""
         count = self.depth if count is None else count
         check_int(1, blocks=count)
-        if count % self.turns:
+        if count % self.period:
             raise ValueError(
-                f"the stack has {count} blocks, and {self.turns} parts take turns: that must come out even"
+                f"the stack has {count} blocks, which is no multiple of the {self.period} "
+                "mixers and feed-forward layers that repeat"
             )
-        return [self.block(number) for number in range(count)]
+        return [self.build_block(index) for index in range(count)]
 
 
-def plain(kit: StackBuilder) -> Layer:
-    """One block after the other."""
-    return SequentialStack(kit.blocks())
+def sequential(builder: StackBuilder) -> Layer:
+    """Blocks in sequence."""
+    return SequentialStack(builder.blocks())
 
 
-def shared(kit: StackBuilder, *, blocks: int = 1, order: str = "sequence") -> Layer:
-    """So many blocks, used again and again until the stack is as deep as the configuration says."""
-    return SharedStack(kit.blocks(blocks), kit.depth, order=order)
+def shared(builder: StackBuilder, *, blocks: int = 1, order: str = "sequence") -> Layer:
+    """`blocks` blocks that share their weights over the depth of the stack."""
+    return SharedStack(builder.blocks(blocks), builder.depth, order=order)
 
 
 def universal(
-    kit: StackBuilder,
+    builder: StackBuilder,
     *,
     halting: bool = False,
     epsilon: float = 0.01,
-    weight: float = 0.01,
+    loss_weight: float = 0.01,
     bias: float = 1.0,
-    signal: bool = True,
+    timing_signal: bool = True,
 ) -> Layer:
-    """One block at every step, as many steps as the configuration has layers, or with `halting` at most as many."""
-    (block,) = kit.blocks(1)
-    halt = Halting(block.dim, epsilon=epsilon, weight=weight, bias=bias) if halting else None
-    if not halting and (epsilon, weight, bias) != (0.01, 0.01, 1.0):
-        raise ValueError(
-            "epsilon, weight and bias are of halting, and there is none: give halting=true"
-        )
-    return UniversalStack(block, kit.depth, halting=halt, signal=signal)
+    """One block for `layers` steps, or with halting for at most as many."""
+    (block,) = builder.blocks(1)
+    unit = None
+    if halting:
+        unit = Halting(block.dim, epsilon=epsilon, loss_weight=loss_weight, bias=bias)
+    elif (epsilon, loss_weight, bias) != (0.01, 0.01, 1.0):
+        raise ValueError("epsilon, loss_weight and bias need halting=true")
+    return UniversalStack(block, builder.depth, halting=unit, timing_signal=timing_signal)
 
 
-def reversible(kit: StackBuilder, *, beside: bool = False) -> Layer:
-    """Sub-layers whose activations are computed again; `beside`: what comes out is twice as wide as what goes in."""
-    return ReversibleStack(
-        [half for number in range(kit.depth) for half in kit.halves(number)], beside=beside
-    )
+def reversible(builder: StackBuilder, *, concat: bool = False) -> Layer:
+    """Reversible sub-layers; `concat` doubles the output width."""
+    sublayers = [s for index in range(builder.depth) for s in builder.build_sublayers(index)]
+    return ReversibleStack(sublayers, concat=concat)
 
 
-def segments(kit: StackBuilder, *, segment: int, memory: int | None = None) -> Layer:
-    """Segments that look at what the layers held of those before."""
-    return SegmentStack(kit.blocks(), segment=segment, memory=memory)
+def segments(
+    builder: StackBuilder, *, segment_length: int, memory_length: int | None = None
+) -> Layer:
+    """Transformer-XL: segments with a memory of hidden states."""
+    return SegmentStack(builder.blocks(), segment_length=segment_length, memory=memory_length)
 
 
 def compressive(
-    kit: StackBuilder,
+    builder: StackBuilder,
     *,
-    segment: int,
-    recent: int,
-    compressed: int,
-    rate: int,
-    compress: str = "convolution",
+    segment_length: int,
+    memory_length: int,
+    compressed_length: int,
+    compression_rate: int,
+    compression: str = "conv",
     loss: str = "attention",
-    weight: float = 1.0,
+    loss_weight: float = 1.0,
 ) -> Layer:
-    """The same, with older states compressed."""
-    check_choice("compress", compress, COMPRESSIONS)
+    """Compressive Transformer: segments with a memory and a compressed memory."""
+    check_choice("compression", compression, COMPRESSIONS)
     check_choice("loss", loss, COMPRESSION_LOSSES)
     memory = partial(
         CompressiveMemory,
-        recent=recent,
-        compressed=compressed,
-        rate=rate,
-        compress=COMPRESSIONS[compress],
+        memory_length=memory_length,
+        compressed_length=compressed_length,
+        compression_rate=compression_rate,
+        compression=COMPRESSIONS[compression],
         loss=COMPRESSION_LOSSES[loss],
-        weight=weight,
+        loss_weight=loss_weight,
     )
-    return SegmentStack(kit.blocks(), segment=segment, memory=memory)
+    return SegmentStack(builder.blocks(), segment_length=segment_length, memory=memory)
 
 
-def feedback(kit: StackBuilder, *, span: int | None = None, shared: bool = True) -> Layer:
-    """All layers look at one memory of the past."""
-    return FeedbackStack(kit.blocks(), span=span, shared=shared)
+def feedback(builder: StackBuilder, *, span: int | None = None, share_kv: bool = True) -> Layer:
+    """Feedback Transformer: all layers attend to one memory."""
+    return FeedbackStack(builder.blocks(), span=span, share_kv=share_kv)
 
 
 def funnel(
-    kit: StackBuilder,
+    builder: StackBuilder,
     *,
-    groups: list[int],
+    block_sizes: list[int],
     stride: int = 2,
-    cls: bool = False,
-    ask_all: bool = True,
+    separate_cls: bool = False,
+    pool_q_only: bool = True,
 ) -> Layer:
-    """Groups of so many blocks, each at a shorter length; the blocks that are left come after, at the full length."""
-    if not isinstance(groups, list):
-        raise ValueError(f"groups must be a list of whole numbers, not {groups!r}")
-    check_int(1, **{f"group {i}": group for i, group in enumerate(groups)})
-    if sum(groups) > kit.depth:
-        raise ValueError(f"groups take {sum(groups)} layers, and there are {kit.depth}")
-    blocks = iter(kit.blocks())
-    cut = [list(islice(blocks, group)) for group in groups]
-    return FunnelStack(cut, list(blocks), stride=stride, cls=cls, ask_all=ask_all)
-
-
-def class_last(
-    kit: StackBuilder, *, last: int = 2, hidden: int | None = None, every: bool = True
-) -> Layer:
-    """A class token joins behind the last layer, and asks all others in `last_row` layers of its own."""
-    check_int(1, last=last)
-    blocks = kit.blocks()
-    dim = blocks[0].dim
-    inside = 4 * dim if hidden is None else hidden
-    return ClassAttentionStack(
-        blocks,
-        [
-            ClassAttentionLayer(dim, kit.heads, hidden=inside, norm=kit.norm, every=every)
-            for _ in range(last)
-        ],
+    """Funnel Transformer: groups of `block_sizes` blocks at decreasing length; the remaining blocks
+    form the decoder, at full length."""
+    if not isinstance(block_sizes, list):
+        raise ValueError(f"block_sizes must be a list of integers, not {block_sizes!r}")
+    check_int(1, **{f"block_sizes[{i}]": size for i, size in enumerate(block_sizes)})
+    if sum(block_sizes) > builder.depth:
+        raise ValueError(
+            f"block_sizes need {sum(block_sizes)} layers, but the model has {builder.depth}"
+        )
+    blocks = iter(builder.blocks())
+    groups = [list(islice(blocks, size)) for size in block_sizes]
+    return FunnelStack(
+        groups, list(blocks), stride=stride, separate_cls=separate_cls, pool_q_only=pool_q_only
     )
 
 
-def carry(kit: StackBuilder) -> Layer:
-    """The scores of each block go on to the next."""
-    return RealFormerStack(kit.blocks())
+def class_attention(
+    builder: StackBuilder,
+    *,
+    class_layers: int = 2,
+    hidden: int | None = None,
+    norm_all_tokens: bool = True,
+) -> Layer:
+    """CaiT: a class token joins after the last block and attends to all tokens in its own layers."""
+    check_int(1, class_layers=class_layers)
+    blocks = builder.blocks()
+    dim = blocks[0].dim
+    layers = [
+        ClassAttentionLayer(
+            dim,
+            builder.heads,
+            hidden=4 * dim if hidden is None else hidden,
+            norm=builder.norm,
+            norm_all_tokens=norm_all_tokens,
+        )
+        for _ in range(class_layers)
+    ]
+    return ClassAttentionStack(blocks, layers)
+
+
+def realformer(builder: StackBuilder) -> Layer:
+    """RealFormer: attention scores are passed on from block to block."""
+    return RealFormerStack(builder.blocks())
 
 
 STACKS: Mapping[str, Callable[..., Layer]] = {
-    "plain": plain,
+    "sequential": sequential,
     "shared": shared,
     "universal": universal,
     "reversible": reversible,
@@ -196,6 +211,6 @@ STACKS: Mapping[str, Callable[..., Layer]] = {
     "compressive": compressive,
     "feedback": feedback,
     "funnel": funnel,
-    "carry": carry,
-    "class_last": class_last,
+    "realformer": realformer,
+    "class_attention": class_attention,
 }

@@ -1,4 +1,4 @@
-"""When a generated text ends, and how much of an unfinished one may be shown."""
+"""Stopping criteria of generated text."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterable
 
 from regard.errors import check_int
 
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # what decoders make of a character whose bytes are not all there yet
+# Decoders return this for a character whose bytes are incomplete.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 Decode = Callable[[list[int]], str]
 
 
 class StoppingCriteria:
-    """Where to stop, apart from the largest number of tokens.
+    """When to stop, besides the maximum number of tokens. Only new tokens count, not the prompt.
 
-    tokens    any of these ends the text; it is the last of the tokens that are returned, and no part of the text
-    strings   any of these ends the text, wherever it begins and ends within tokens: the text is cut before it, and the
-              tokens are all up to the one that completed it
-    decode    new tokens -> text.  More tokens must only lengthen the text, but for replacement characters at its end
-
-    Only what is new is looked at: a stop in the prompt stops nothing.
+    Args:
+        tokens: Stop tokens. The stop token is the last token of the output, and not part of the text.
+        strings: Stop strings. They may start and end anywhere within tokens: the text is cut before
+            the string, and the tokens include the one that completed it.
+        decode: New tokens -> text. More tokens must only extend the text, except for replacement
+            characters at its end.
     """
 
     def __init__(
@@ -30,43 +31,40 @@ class StoppingCriteria:
         decode: Decode | None = None,
     ) -> None:
         if isinstance(strings, str):
-            raise TypeError(f"strings must be several, not one: give [{strings!r}]")
+            raise TypeError(f"strings must be a list of strings: give [{strings!r}]")
         self.tokens, self.strings, self.decode = frozenset(tokens), tuple(strings), decode
         for token in self.tokens:
             check_int(0, token=token)
-        if not all(isinstance(one, str) and one for one in self.strings):
-            raise ValueError(
-                f"every stop string must be a text of at least one character, not {self.strings!r}"
-            )
+        if not all(isinstance(string, str) and string for string in self.strings):
+            raise ValueError(f"stop strings must be non-empty strings, not {self.strings!r}")
         if self.strings and decode is None:
-            raise ValueError("stop strings need decode, which makes text of tokens")
+            raise ValueError("stop strings need decode, which maps tokens to text")
 
-    def why(self, new: list[int]) -> str | None:
-        """Why a text with these tokens is at its end, "token" or "string"; None: it is not."""
+    def finish_reason(self, new: list[int]) -> str | None:
+        """Why the sequence ends with these tokens, "stop_token" or "stop_string"; None: it does not."""
         if new[-1] in self.tokens:
-            return "token"
-        if (
-            self.strings
-            and self.decode is not None
-            and _first(self.decode(new), self.strings) is not None
-        ):
-            return "string"
+            return "stop_token"
+        if self.strings and self.decode is not None and self._find(self.decode(new)) is not None:
+            return "stop_string"
         return None
 
     def text(self, new: list[int]) -> str | None:
-        """The text of these tokens, cut before the stop; None where there is no decoder."""
+        """Text of these tokens, cut before the stop; None without `decode`."""
         if self.decode is None:
             return None
         text = self.decode(new[:-1] if new[-1] in self.tokens else new)
-        return text[: _first(text, self.strings)]
+        return text[: self._find(text)]
 
-    def sure(self, new: list[int]) -> str:
-        """What of the text can no longer change: no half characters, and nothing that a stop string may begin with."""
-        text = (self.text(new) or "").rstrip(UNKNOWN)
-        begun = (n for one in self.strings for n in range(1, len(one)) if text.endswith(one[:n]))
-        return text[: len(text) - max(begun, default=0)]
+    def final_text(self, new: list[int]) -> str:
+        """Prefix of the text that can no longer change: no incomplete character, and nothing that may
+        become a stop string."""
+        text = (self.text(new) or "").rstrip(REPLACEMENT)
+        partial = (
+            n for string in self.strings for n in range(1, len(string)) if text.endswith(string[:n])
+        )
+        return text[: len(text) - max(partial, default=0)]
 
-
-def _first(text: str, strings: tuple[str, ...]) -> int | None:
-    """Where the first of the strings begins; None: there is none."""
-    return min((place for place in map(text.find, strings) if place >= 0), default=None)
+    def _find(self, text: str) -> int | None:
+        """Start of the first stop string; None if there is none."""
+        starts = (start for start in map(text.find, self.strings) if start >= 0)
+        return min(starts, default=None)

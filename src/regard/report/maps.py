@@ -101,7 +101,7 @@ def _load_map(root: Path, entry: LedgerEntry) -> AttentionMap:
 def attention_maps(folder: Path, tokens: Tensor) -> list[Tensor | None]:
     """Return the absolute attention weights (h, n, n) of each layer of a model on tokens (n)."""
     model: Any = load(folder).eval()
-    layers = model.attention(tokens[None])
+    layers = model.attention_maps(tokens[None])
     return [None if weights is None else weights[0].abs().float() for weights in layers]
 
 

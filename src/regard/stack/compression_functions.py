@@ -1,4 +1,4 @@
-"""Compression of hidden states: each run of them becomes one."""
+"""Compression functions of the Compressive Transformer: groups of hidden states become one each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from regard.errors import check_int
 from regard.stack.memory_attention import HiddenStates
 
-Usage = Callable[[], Tensor]
-
 
 class CompressionFunction(nn.Module, ABC):
-    """Each run of `rate` hidden states becomes one: (b t d) -> (b t/rate d)."""
+    """Compresses each group of `rate` hidden states to one: (b, t, d) -> (b, t / rate, d)."""
 
     def __init__(self, dim: int, rate: int) -> None:
         super().__init__()
@@ -23,61 +21,63 @@ class CompressionFunction(nn.Module, ABC):
         self.dim, self.rate = dim, rate
 
     @abstractmethod
-    def forward(self, old: HiddenStates, usage: Usage) -> HiddenStates:
-        """old (b t d), t in whole runs; `usage()` tells how much each of them is looked at, (b t).
+    def forward(self, old: HiddenStates, usage: Callable[[], Tensor]) -> HiddenStates:
+        """Compress states (b, t, d), where t is a multiple of `rate` and padding is zero.
 
-        What is left out is blank already.  A run of nothing but left-out states is left out.
+        Args:
+            usage: Returns how much attention each state receives, (b, t).
+
+        Returns:
+            Compressed states. Groups of padding only are padding.
         """
 
-    def runs(self, x: Tensor) -> Tensor:
-        """(b t ...) -> (b t/rate rate ...)."""
+    def group(self, x: Tensor) -> Tensor:
+        """Split into groups: (b, t, ...) -> (b, t / rate, rate, ...)."""
         return x.unflatten(1, (-1, self.rate))
 
-    def held(self, x: Tensor, old: HiddenStates) -> HiddenStates:
-        """The compressed states, and which runs hold a real one."""
-        return HiddenStates(x, None if old.mask is None else self.runs(old.mask).any(2))
+    def with_group_mask(self, x: Tensor, old: HiddenStates) -> HiddenStates:
+        """Compressed states x, where groups with a real state are real."""
+        return HiddenStates(x, None if old.mask is None else self.group(old.mask).any(2))
 
 
 class MeanPoolCompression(CompressionFunction):
-    """The mean of the real states of a run."""
+    """Mean of the real states of a group."""
 
-    def forward(self, old: HiddenStates, usage: Usage) -> HiddenStates:
+    def forward(self, old: HiddenStates, usage: Callable[[], Tensor]) -> HiddenStates:
         """See `CompressionFunction`."""
-        sums = self.runs(old.x).sum(2)
-        counts = (
-            self.rate
-            if old.mask is None
-            else self.runs(old.mask).sum(2, keepdim=True).clamp(min=1).to(sums.dtype)
-        )
-        return self.held(sums / counts, old)
+        total = self.group(old.x).sum(2)
+        if old.mask is None:
+            return HiddenStates(total / self.rate)
+        count = self.group(old.mask).sum(2, keepdim=True).clamp(min=1).to(total.dtype)
+        return self.with_group_mask(total / count, old)
 
 
 class MaxPoolCompression(CompressionFunction):
-    """The greatest of each number among the real states of a run."""
+    """Maximum of each channel over the real states of a group."""
 
-    def forward(self, old: HiddenStates, usage: Usage) -> HiddenStates:
+    def forward(self, old: HiddenStates, usage: Callable[[], Tensor]) -> HiddenStates:
         """See `CompressionFunction`."""
         x = old.x if old.mask is None else old.x.masked_fill(~old.mask[..., None], -torch.inf)
-        most = self.runs(x).amax(2)
-        return self.held(most.masked_fill(most == -torch.inf, 0), old)
+        largest = self.group(x).amax(2)
+        return self.with_group_mask(largest.masked_fill(largest == -torch.inf, 0), old)
 
 
 class Conv1dCompression(CompressionFunction):
-    """W [x_1 ; .. ; x_rate] + b: a convolution whose stride is its width."""
+    """1D convolution with kernel size and stride `rate`."""
 
     def __init__(self, dim: int, rate: int) -> None:
         super().__init__(dim, rate)
         self.conv = nn.Conv1d(dim, dim, rate, stride=rate)
 
-    def forward(self, old: HiddenStates, usage: Usage) -> HiddenStates:
+    def forward(self, old: HiddenStates, usage: Callable[[], Tensor]) -> HiddenStates:
         """See `CompressionFunction`."""
-        return self.held(self.conv(old.x.transpose(1, 2)).transpose(1, 2), old)
+        return self.with_group_mask(self.conv(old.x.transpose(1, 2)).transpose(1, 2), old)
 
 
 class MostUsedCompression(CompressionFunction):
-    """The states that the segment just ended looks at most, in their order: one in `rate` of all that are compressed."""
+    """Keeps the t / rate states with the most attention from the last segment, in their order."""
 
-    def forward(self, old: HiddenStates, usage: Usage) -> HiddenStates:
+    def forward(self, old: HiddenStates, usage: Callable[[], Tensor]) -> HiddenStates:
         """See `CompressionFunction`."""
         best = usage().topk(old.x.shape[1] // self.rate).indices.sort().values
         mask = None if old.mask is None else old.mask.gather(1, best)

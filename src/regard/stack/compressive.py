@@ -1,4 +1,4 @@
-"""A memory of two kinds: recent hidden states, and older ones that were compressed."""
+"""Compressive Transformer: a memory of recent hidden states, and a compressed memory of older ones."""
 
 from __future__ import annotations
 
@@ -18,54 +18,50 @@ from regard.stack.compression_functions import CompressionFunction, Conv1dCompre
 from regard.stack.memory_attention import (
     HiddenStates,
     MemoryAttention,
-    attend_to_memory,
     require_memory_attention,
 )
-from regard.stack.segments import ASKED, SegmentMemory
+from regard.stack.segments import SegmentMemory
 
 
-class Ask(NamedTuple):
-    """The content-based attention of a block with its weights held fixed: no positions, no pattern, and scores over √e."""
+class ContentAttention(NamedTuple):
+    """Attention of a segment with the weights of a block held fixed: no positions, no pattern."""
 
-    look: MemoryAttention
+    attention: MemoryAttention
     segment: HiddenStates
 
-    def projected(self, held: HiddenStates) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of hidden states; gradients reach the states and not the weights."""
-        part = _Projection(self.look)
-        fixed = {name: p.detach() for name, p in part.named_parameters()} | {
-            n: b.clone() for n, b in part.named_buffers()
-        }
-        found: tuple[Tensor, Tensor, Tensor] = functional_call(part, fixed, (held,))
-        return found
+    def project(self, states: HiddenStates) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (b, h, m, e); gradients reach the states, not the weights."""
+        module = _Projection(self.attention)
+        fixed = {name: p.detach() for name, p in module.named_parameters()}
+        fixed |= {name: buffer.clone() for name, buffer in module.named_buffers()}
+        q, k, v = functional_call(module, fixed, (states,))
+        return q, k, v
 
-    def read(self, held: HiddenStates) -> Tensor:
-        """What the tokens of the segment read in them, (b h n e)."""
-        q, (_, k, v) = self.projected(self.segment)[0], self.projected(held)
-        return attend(q, k, v, mask=held.mask)
+    def read(self, states: HiddenStates) -> Tensor:
+        """Attention output of the segment over the states, (b, h, n, e)."""
+        q, (_, k, v) = self.project(self.segment)[0], self.project(states)
+        return attend(q, k, v, mask=states.mask)
 
-    def usage(self, held: HiddenStates) -> Tensor:
-        """How much of the attention of the segment goes to each, (b t): the mean over heads, summed over real tokens."""
-        q, (_, k, v) = self.projected(self.segment)[0], self.projected(held)
-        weights = attend(q, k, identity_values(k, v), mask=held.mask).mean(1)
+    def usage(self, states: HiddenStates) -> Tensor:
+        """Attention that each state receives, (b, t): mean over heads, sum over real tokens."""
+        q, (_, k, v) = self.project(self.segment)[0], self.project(states)
+        weights = attend(q, k, identity_values(k, v), mask=states.mask).mean(1)
         if self.segment.mask is not None:
             weights = weights * self.segment.mask[..., None]
-        used = weights.sum(1)
-        return (
-            used if held.mask is None else used.masked_fill(~held.mask, -1)
-        )  # left out: chosen last
+        usage = weights.sum(1)
+        return usage if states.mask is None else usage.masked_fill(~states.mask, -1)  # padding last
 
 
 class _Projection(nn.Module):
-    """What a block makes of hidden states before it attends, but for their positions."""
+    """Queries, keys and values of a block, without positions."""
 
-    def __init__(self, look: MemoryAttention) -> None:
+    def __init__(self, attention: MemoryAttention) -> None:
         super().__init__()
-        self.block: Block = look.block
-        self.look = look
+        self.block: Block = attention.block
+        self.attention = attention
 
-    def forward(self, held: HiddenStates) -> tuple[Tensor, Tensor, Tensor]:
-        mixer, x = self.look.mixer, self.look.before(held)
+    def forward(self, states: HiddenStates) -> tuple[Tensor, Tensor, Tensor]:
+        mixer, x = self.attention.mixer, self.attention.prepare(states)
         return (
             split_heads(mixer.q(x), mixer.heads),
             split_heads(mixer.k(x), mixer.kv_heads),
@@ -74,7 +70,7 @@ class _Projection(nn.Module):
 
 
 class CompressionLoss(nn.Module, ABC):
-    """What the compression of hidden states of width `dim`, `rate` to one, is trained by."""
+    """Loss that trains the compression of hidden states of width `dim` by a factor `rate`."""
 
     name: str
 
@@ -83,126 +79,146 @@ class CompressionLoss(nn.Module, ABC):
         check_int(1, dim=dim, rate=rate)
 
     @abstractmethod
-    def forward(self, ask: Ask, old: HiddenStates, new: HiddenStates) -> Tensor:
-        """A scalar: what `new` lost of `old`."""
+    def forward(self, content: ContentAttention, old: HiddenStates, new: HiddenStates) -> Tensor:
+        """Scalar loss of compressing `old` to `new`."""
 
 
 class AttentionReconstructionLoss(CompressionLoss):
-    """The mean of (attn(h, old) − attn(h, new))²: what the segment would read in the states and in their compression."""
+    """Mean of (attn(h, old) − attn(h, new))², where h is the last segment."""
 
-    name = "attention reconstruction"
+    name = "attention_reconstruction_loss"
 
-    def forward(self, ask: Ask, old: HiddenStates, new: HiddenStates) -> Tensor:
+    def forward(self, content: ContentAttention, old: HiddenStates, new: HiddenStates) -> Tensor:
         """See `CompressionLoss`."""
-        gap = (ask.read(old) - ask.read(new)).square().mean((1, 3))
-        return _mean(gap, ask.segment.mask)
+        error = (content.read(old) - content.read(new)).square().mean((1, 3))
+        return _masked_mean(error, content.segment.mask)
 
 
 class AutoEncodingLoss(CompressionLoss):
-    """The mean of (old − g(new))², with g a transposed convolution."""
+    """Mean of (old − g(new))², with a transposed convolution g."""
 
-    name = "auto-encoding"
+    name = "auto_encoding_loss"
 
     def __init__(self, dim: int, rate: int) -> None:
         super().__init__(dim, rate)
         self.decode = nn.ConvTranspose1d(dim, dim, rate, stride=rate)
 
-    def forward(self, ask: Ask, old: HiddenStates, new: HiddenStates) -> Tensor:
+    def forward(self, content: ContentAttention, old: HiddenStates, new: HiddenStates) -> Tensor:
         """See `CompressionLoss`."""
-        gap = (old.x - self.decode(new.x.transpose(1, 2)).transpose(1, 2)).square().mean(2)
-        return _mean(gap, old.mask)
+        decoded = self.decode(new.x.transpose(1, 2)).transpose(1, 2)
+        return _masked_mean((old.x - decoded).square().mean(2), old.mask)
 
 
-def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Of the real ones of x (b n); zero where there is none."""
+def _masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of the real values of x (b, n); zero if there are none."""
     return x.mean() if mask is None else (x * mask).sum() / mask.sum().clamp(min=1)
 
 
 class CompressiveState(NamedTuple):
-    """What a layer holds: compressed states, and recent ones behind them."""
+    """Memory of a layer: compressed states, followed by recent ones."""
 
-    old: HiddenStates | None
+    compressed: HiddenStates | None
     recent: HiddenStates | None
 
 
 class CompressiveMemory(SegmentMemory):
-    """Recent hidden states as they were, and older ones compressed (Rae et al. 2020, arXiv 1911.05507):
+    """Recent hidden states, and older ones compressed (Rae et al. 2020, arXiv 1911.05507):
 
         h̃ = [compressed ; recent ; h_τ],   q of h_τ, k and v of h̃
 
-    Where a segment ends, its states join the recent ones, and the oldest beyond `recent` go, in whole runs of `rate`, through
-    the compression into the compressed ones, of which the last `compressed` stay.  In h̃ each stands one position behind the
-    other, so a compressed state counts as one token to a relative prior.
+    At the end of a segment, its states join the recent ones. The oldest beyond `memory_length` are
+    compressed, in whole groups of `compression_rate`, and the last `compressed_length` compressed
+    states are kept. A compressed state counts as one position.
 
-    No gradient of the task enters the memory.  The compression is trained by `training_loss` alone, which is told as a cost and, in
-    turn, reaches nothing but the compression: `with regard.collect_aux() as notes`, then `notes.cost()`.
+    The task's gradient does not enter the memory. The compression is trained by `loss` only, which is
+    recorded as an auxiliary loss and reaches nothing but the compression: collect it with
+    `regard.collect_aux()` and add `aux.loss()`.
 
-    recent      how many states stay as they are, or up to rate − 1 more
-    compressed  how many compressed ones stay: the past is recent + rate x compressed tokens long
-    rate        how many become one
-    compress    makes the compression, from width and rate
-    loss        makes what trains it; None: the task does, through later segments, and the state that `stream` hands out
-                keeps its history (see `regard.state.detach`)
-    weight      of the loss
+    Args:
+        memory_length: Number of uncompressed states, or up to compression_rate − 1 more.
+        compressed_length: Number of compressed states. The memory covers
+            memory_length + compression_rate · compressed_length tokens.
+        compression_rate: Number of states that become one.
+        compression: Builds the compression function from width and rate.
+        loss: Builds the loss from width and rate. None: the task trains the compression through later
+            segments, and states that `stream` returns keep their graph (see `regard.state.detach`).
+        loss_weight: Weight of the loss.
     """
 
     def __init__(
         self,
         dim: int,
         *,
-        recent: int,
-        compressed: int,
-        rate: int,
-        compress: Callable[[int, int], CompressionFunction] = Conv1dCompression,
+        memory_length: int,
+        compressed_length: int,
+        compression_rate: int,
+        compression: Callable[[int, int], CompressionFunction] = Conv1dCompression,
         loss: Callable[[int, int], CompressionLoss] | None = AttentionReconstructionLoss,
-        weight: float = 1.0,
+        loss_weight: float = 1.0,
     ) -> None:
         super().__init__()
-        check_int(1, recent=recent, compressed=compressed, rate=rate)
-        check_positive("weight", weight)
-        if recent < rate:
+        check_int(
+            1,
+            memory_length=memory_length,
+            compressed_length=compressed_length,
+            compression_rate=compression_rate,
+        )
+        check_positive("loss_weight", loss_weight)
+        if memory_length < compression_rate:
             raise ValueError(
-                f"recent must hold a run of rate tokens or more, and {recent} is less than {rate}"
+                f"memory_length must be at least compression_rate ({compression_rate}), "
+                f"not {memory_length}"
             )
-        self.recent, self.compressed, self.weight = recent, compressed, weight
-        self.compress = compress(dim, rate)
-        self.loss = None if loss is None else loss(dim, rate)
+        self.memory_length, self.compressed_length = memory_length, compressed_length
+        self.loss_weight = loss_weight
+        self.compression = compression(dim, compression_rate)
+        self.loss = None if loss is None else loss(dim, compression_rate)
 
     def initial_state(self, layer: Layer) -> CompressiveState:
-        """Nothing."""
+        """Empty."""
         return CompressiveState(None, None)
 
     def step(
-        self, layer: Layer, x: Tensor, given: LayerInputs, state: CompressiveState, at: int
+        self, layer: Layer, x: Tensor, inputs: LayerInputs, state: CompressiveState, start: int
     ) -> tuple[Tensor, CompressiveState]:
-        """See `Memory`."""
-        past = state.old if state.recent is None else state.recent.after(state.old)
-        y = attend_to_memory(require_memory_attention(layer, ASKED), past, x, given, at)
-        return y, state._replace(recent=HiddenStates(x, given.mask).after(state.recent))
+        """See `SegmentMemory`."""
+        compressed, recent = state
+        past = compressed if recent is None else recent.append_to(compressed)
+        y = require_memory_attention(layer, "SegmentStack").run(x, past, inputs, start)
+        return y, CompressiveState(compressed, HiddenStates(x, inputs.mask).append_to(recent))
 
-    def close(self, layer: Layer, state: CompressiveState, size: int) -> CompressiveState:
-        """Compress what is no longer recent."""
+    def end_segment(
+        self, layer: Layer, state: CompressiveState, segment_length: int
+    ) -> CompressiveState:
+        """Compress states that are no longer recent."""
         assert state.recent is not None
-        held, rate = state.recent.detached(), self.compress.rate
-        leaving = max(0, held.tokens - self.recent) // rate * rate
+        recent, rate = state.recent.detach(), self.compression.rate
+        leaving = max(0, recent.length - self.memory_length) // rate * rate
         if not leaving:
-            return CompressiveState(state.old, held)
-        new = self._compressed(
-            Ask(require_memory_attention(layer, ASKED), held.last(size)), held.cut(0, leaving)
-        )
-        return CompressiveState(
-            new.after(state.old).last(self.compressed), held.cut(leaving, held.tokens)
-        )
+            return CompressiveState(state.compressed, recent)
 
-    def _compressed(self, ask: Ask, old: HiddenStates) -> HiddenStates:
-        """The compression of states, and what it costs."""
-        new = self.compress(old, lambda: ask.usage(old).detach())
-        if self.loss is None:
-            return new
-        loss, learns = self.loss, next(self.parameters(), None) is not None
-        record_aux(loss.name, lambda: self.weight * loss(ask, old, new), is_loss=learns)
-        return new.detached()
+        attention = require_memory_attention(layer, "SegmentStack")
+        content, old = (
+            ContentAttention(attention, recent.last(segment_length)),
+            recent.slice(0, leaving),
+        )
+        new = self.compression(old, lambda: content.usage(old).detach())
+        if self.loss is not None:
+            loss = self.loss
+            record_aux(
+                loss.name,
+                lambda: self.loss_weight * loss(content, old, new),
+                is_loss=next(self.parameters(), None) is not None,
+            )
+        compressed = new if self.loss is None else new.detach()
+        return CompressiveState(
+            compressed.append_to(state.compressed).last(self.compressed_length),
+            recent.slice(leaving, recent.length),
+        )
 
     def extra_repr(self) -> str:
         """Shown by print."""
-        return f"recent={self.recent}, compressed={self.compressed}, rate={self.compress.rate}"
+        return (
+            f"memory_length={self.memory_length}, compressed_length={self.compressed_length}, "
+            f"compression_rate={self.compression.rate}"
+        )

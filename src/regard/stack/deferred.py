@@ -1,4 +1,4 @@
-"""Tokens that wait: a layer reads them when a later token needs it, and not before."""
+"""Deferred tokens: a layer reads them only when a later token needs that layer."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from regard.mixer import State, check_batch
 
 
 class DeferredState(NamedTuple):
-    """The state of a layer in a stream, and the tokens (b w d) that it has yet to read; None: no token was read or waits.
+    """Streaming state of a layer, and the tokens (b, w, d) it has not read yet.
 
-    Where depth depends on the token, a chunk may not need a layer that a later chunk does need.  Then that layer must see
-    the earlier tokens too, as they stood.  They wait here, and are read together with the first chunk that goes on.
+    If depth depends on the token, a chunk may not need a layer that a later chunk needs. The layer
+    must then see the earlier tokens too. They wait here and are read with the first chunk that
+    reaches the layer.
     """
 
     state: State
-    waiting: Tensor | None = None
+    pending: Tensor | None = None
 
-    def read(self, layer: Layer, x: Tensor, given: LayerInputs) -> tuple[Tensor, DeferredState]:
-        """What the layer makes of the chunk x (b n d), once it has read what waits."""
-        y, state = layer.run(self._with(x), given, self.state)
+    def read(self, layer: Layer, x: Tensor, inputs: LayerInputs) -> tuple[Tensor, DeferredState]:
+        """Run the layer on the pending tokens and the chunk x (b, n, d); return the chunk's output."""
+        y, state = layer.run(self._with_pending(x), inputs, self.state)
         return y[:, y.shape[1] - x.shape[1] :], DeferredState(state)
 
-    def wait(self, x: Tensor) -> DeferredState:
-        """The chunk x (b n d) is not read yet."""
-        return DeferredState(self.state, self._with(x))
+    def defer(self, x: Tensor) -> DeferredState:
+        """Add the chunk x (b, n, d) to the pending tokens."""
+        return DeferredState(self.state, self._with_pending(x))
 
-    def _with(self, x: Tensor) -> Tensor:
-        if self.waiting is None:
+    def _with_pending(self, x: Tensor) -> Tensor:
+        if self.pending is None:
             return x
-        check_batch(self.waiting, x)
-        return torch.cat((self.waiting, x), 1)
+        check_batch(self.pending, x)
+        return torch.cat((self.pending, x), 1)

@@ -1,4 +1,4 @@
-"""Feedback: each layer looks at one memory of the past, made of all layers, token by token."""
+"""Feedback Transformer: all layers attend to one memory of the past, built from all layers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.attentions.kv_cache import CallPositions
 from regard.block import Block, Layer, LayerInputs
 from regard.errors import check_int
 from regard.mixer import Can, check_batch
 from regard.stack.memory_attention import (
-    NO_MARKS,
+    NO_GLOBAL_MASK,
     HiddenStates,
     MemoryAttention,
     check_causal,
@@ -21,146 +20,131 @@ from regard.stack.memory_attention import (
 )
 from regard.stack.sequential import combine_capabilities
 
-ASKS = "feedback shows each layer the memory as keys"
-
 
 class FeedbackState(NamedTuple):
-    """Keys and values (b h m e) of the memory, of each layer or once for all; which are real (b m); the next position."""
+    """State of a `FeedbackStack`.
+
+    Attributes:
+        k: Keys (b, h, m, e) of the memory, for each layer or once for all; v are the values.
+        mask: (b, m), True = keep.
+        position: Position of the next token.
+    """
 
     k: tuple[Tensor, ...]
     v: tuple[Tensor, ...]
     mask: Tensor | None
-    next: int
+    position: int
 
 
 class FeedbackStack(Layer):
-    """Each token attends, in every layer, at memories of the tokens before it, and leaves one (Fan et al. 2020, arXiv
-    2002.09402):
+    """Each token attends, in every layer, to a memory of the tokens before it (Fan et al. 2020,
+    arXiv 2002.09402):
 
         z_t^l = attention(h_t^{l-1}; m_{t-span} .. m_{t-1}),      m_t = Σ_{l=0..L} softmax(w)_l h_t^l
 
-    where h^0 is what enters the stack.  So low layers see what high layers made of the past, and a token must wait for the
-    one before it: the whole is a loop over tokens, in training too.  A token does not look at itself, and the first sees
-    no memory.  Gradients are exact, through all of time.
+    where h^0 is the input of the stack. Low layers see what high layers computed for the past, so
+    tokens are processed one by one, in training too. A token does not attend to itself, and the
+    first one has no memory. Gradients are exact, through all time steps.
 
-    layers  causal blocks of `MultiHead` over a pattern
-    span    how many memories a token sees; None: all
-    shared  one projection to keys and to values for all layers, so that a memory is projected once: all blocks are given
-            the projections of the first, and its turn (and its norm reads the memory, where the residual has one before it)
+    Args:
+        layers: Causal blocks with KV-cache attention.
+        span: Number of memory vectors that a token attends to. None: all.
+        share_kv: Share the key and value projections (and rotary embedding) of the first block among
+            all blocks, so that a memory vector is projected once. With a pre-norm residual, the norm
+            of the first block reads the memory.
     """
 
     def __init__(
-        self, layers: Sequence[Block], *, span: int | None = None, shared: bool = True
+        self, layers: Sequence[Block], *, span: int | None = None, share_kv: bool = True
     ) -> None:
         can, _, length = combine_capabilities(layers)
-        check_causal(layers, "feedback")
+        check_causal(layers, "FeedbackStack")
         if span is not None:
             check_int(1, span=span)
-        unsupported = can.unsupported | {"global_attention_mask": NO_MARKS}
+        unsupported = can.unsupported | {"global_attention_mask": NO_GLOBAL_MASK}
         unsupported.pop("stream", None)
-        super().__init__(
-            layers[0].dim,
-            can=Can(supports_global_mask=True, **unsupported),
-            causal=True,
-            length=length,
-        )
-        self.span, self.shared = span, shared
+        can = Can(supports_global_mask=True, **unsupported)
+        super().__init__(layers[0].dim, can=can, causal=True, length=length)
+        self.span, self.share_kv = span, share_kv
         self.layers: Sequence[Block] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.weights = nn.Parameter(torch.zeros(len(layers) + 1))
-        looks = self._looks()  # so that a layer that cannot is refused now
-        if shared:
-            _share(looks)
+        attentions = self._attentions()  # raises for layers without memory attention
+        if share_kv:
+            _share_kv(attentions)
 
     def initial_state(self) -> FeedbackState:
-        """No memory yet."""
+        """Empty memory."""
         return FeedbackState((), (), None, 0)
 
     def run(
-        self, x: Tensor, given: LayerInputs, state: FeedbackState | None
+        self, x: Tensor, inputs: LayerInputs, state: FeedbackState | None
     ) -> tuple[Tensor, FeedbackState | None]:
         """See `Layer`."""
-        here, parts, looks = (
-            self.initial_state() if state is None else state,
-            [x[:, :0]],
-            self._looks(),
-        )
-        if here.k:
-            check_batch(here.k[0], x)
+        memory = self.initial_state() if state is None else state
+        attentions, outputs = self._attentions(), [x[:, :0]]
+        if memory.k:
+            check_batch(memory.k[0], x)
         for t in range(x.shape[1]):
-            mask = None if given.mask is None else given.mask[:, t : t + 1]
-            y, here = self._token(looks, x[:, t : t + 1], given._replace(mask=mask), here)
-            parts.append(y)
-        return torch.cat(parts, 1), None if state is None else here
+            mask = None if inputs.mask is None else inputs.mask[:, t : t + 1]
+            token_inputs = inputs._replace(mask=mask)
+            y, memory = self._run_token(attentions, x[:, t : t + 1], token_inputs, memory)
+            outputs.append(y)
+        return torch.cat(outputs, 1), None if state is None else memory
 
-    def _token(
-        self, looks: Sequence[MemoryAttention], x: Tensor, given: LayerInputs, here: FeedbackState
+    def _run_token(
+        self,
+        attentions: Sequence[MemoryAttention],
+        x: Tensor,
+        inputs: LayerInputs,
+        memory: FeedbackState,
     ) -> tuple[Tensor, FeedbackState]:
-        """All layers on one token, (b 1 d), and the memory that it leaves."""
-        every = [x]
-        for i, look in enumerate(looks):
-            x = look.block.join(x, _read(look, x, given, here, 0 if self.shared else i), given)
-            every.append(x)
-        m = torch.stack(every, -1) @ self.weights.softmax(0)
-        return x, self._grown(
-            looks[:1] if self.shared else looks, HiddenStates(m, given.mask), here
-        )
+        """Run all layers on one token (b, 1, d), and append its memory vector."""
+        hidden, position = [x], memory.position
+        for i, attention in enumerate(attentions):
+            q = attention.project_queries(HiddenStates(x, inputs.mask), position)
+            if memory.k:
+                k, v = (t[0 if self.share_kv else i] for t in (memory.k, memory.v))
+            else:
+                k, v = attention.project_keys(HiddenStates(x[:, :0]), 0)
+            y = attention.attend(q, k, v, position, position - k.shape[2], memory.mask)
+            x = attention.block.finish(x, y, inputs)
+            hidden.append(x)
+        new = HiddenStates(torch.stack(hidden, -1) @ self.weights.softmax(0), inputs.mask)
 
-    def _grown(
-        self, looks: Sequence[MemoryAttention], new: HiddenStates, here: FeedbackState
-    ) -> FeedbackState:
-        """The memories with one more, and without the one beyond the span."""
-        first = 0 if self.span is None or here.next < self.span else 1
-        pairs = [look.keys(new, here.next) for look in looks]
-        k, v = (
-            _joined(old, [pair[i] for pair in pairs], first)
-            for i, old in enumerate((here.k, here.v))
+        first = 0 if self.span is None or position < self.span else 1  # drop the oldest vector
+        k, v = zip(
+            *(
+                attention.project_keys(new, position)
+                for attention in (attentions[:1] if self.share_kv else attentions)
+            ),
+            strict=True,
         )
-        mask = (
-            new.mask
-            if here.mask is None or new.mask is None
-            else torch.cat((here.mask[:, first:], new.mask), 1)
-        )
-        return FeedbackState(k, v, mask, here.next + 1)
+        if memory.k:
+            k, v = (
+                tuple(torch.cat((a[:, :, first:], b), 2) for a, b in zip(old, added, strict=True))
+                for old, added in ((memory.k, k), (memory.v, v))
+            )
+        mask = new.mask
+        if memory.mask is not None and mask is not None:
+            mask = torch.cat((memory.mask[:, first:], mask), 1)
+        return x, FeedbackState(k, v, mask, position + 1)
 
-    def _looks(self) -> list[MemoryAttention]:
-        return [require_memory_attention(layer, ASKS) for layer in self.layers]
+    def _attentions(self) -> list[MemoryAttention]:
+        return [require_memory_attention(layer, "FeedbackStack") for layer in self.layers]
 
     def extra_repr(self) -> str:
         """Shown by print."""
-        return f"span={self.span}, shared={self.shared}"
+        return f"span={self.span}, share_kv={self.share_kv}"
 
 
-def _joined(old: tuple[Tensor, ...], new: Sequence[Tensor], first: int) -> tuple[Tensor, ...]:
-    """(b h m e) of each layer, those from `first` on, with one more."""
-    return (
-        tuple(torch.cat((a[:, :, first:], b), 2) for a, b in zip(old, new, strict=True))
-        if old
-        else tuple(new)
-    )
-
-
-def _read(
-    look: MemoryAttention, x: Tensor, given: LayerInputs, here: FeedbackState, i: int
-) -> Tensor:
-    """What one token, (b 1 d), reads in the memories."""
-    q = look.queries(HiddenStates(x, given.mask), here.next)
-    k, v = (here.k[i], here.v[i]) if here.k else look.keys(HiddenStates(x[:, :0]), 0)
-    return look.attend(
-        q,
-        k,
-        v,
-        CallPositions(look.inner.causal_pattern, here.next, here.next - k.shape[2]),
-        here.mask,
-    )
-
-
-def _share(looks: Sequence[MemoryAttention]) -> None:
-    """One projection to keys and one to values, for all."""
-    first, *others = [look.mixer for look in looks]
+def _share_kv(attentions: Sequence[MemoryAttention]) -> None:
+    """Share the key and value projections of the first block."""
+    first, *others = [attention.mixer for attention in attentions]
     for mixer in others:
         if (mixer.heads, mixer.kv_heads) != (first.heads, first.kv_heads):
-            mine, theirs = (f"{m.heads} heads ({m.kv_heads} of keys)" for m in (mixer, first))
+            mine, theirs = (f"{m.heads} heads ({m.kv_heads} KV heads)" for m in (mixer, first))
             raise ValueError(
-                f"a layer has {mine} and the first {theirs}: to share keys give all the same, or shared=False"
+                f"share_kv=True needs the same heads in all layers, but one has {mine} and the "
+                f"first {theirs}: use share_kv=False"
             )
         mixer.k, mixer.v, mixer.rotary = first.k, first.v, first.rotary

@@ -1,4 +1,4 @@
-"""Attending back at tokens of earlier calls: what stacks with a memory share."""
+"""Attention to hidden states of earlier calls, for stacks with a memory."""
 
 from __future__ import annotations
 
@@ -14,83 +14,90 @@ from regard.errors import Unsupported
 from regard.mixer import MultiHead, check_batch, merge_heads, split_heads
 from regard.numerics import zero_padding_tokens
 
-NO_MARKS = "marks are of the tokens of one call, and those of the memory have none"
+NO_GLOBAL_MASK = "the tokens in its memory have no global_attention_mask"
 
 
 class HiddenStates(NamedTuple):
-    """Hidden states (b m d), and which of them are real, (b m), None: all."""
+    """Hidden states (b, m, d) and their mask (b, m), True = keep; None: all are real."""
 
     x: Tensor
     mask: Tensor | None = None
 
     @property
-    def tokens(self) -> int:
-        """How many there are."""
+    def length(self) -> int:
+        """Number of states m."""
         return self.x.shape[1]
 
-    def after(self, past: HiddenStates | None) -> HiddenStates:
-        """These behind those of the past."""
+    def append_to(self, past: HiddenStates | None) -> HiddenStates:
+        """`past` followed by these states."""
         if past is None:
             return self
         check_batch(past.x, self.x)
-        mask = (
-            None if past.mask is None or self.mask is None else torch.cat((past.mask, self.mask), 1)
-        )
-        return HiddenStates(torch.cat((past.x, self.x), 1), mask)
+        x = torch.cat((past.x, self.x), 1)
+        if past.mask is None or self.mask is None:
+            return HiddenStates(x)
+        return HiddenStates(x, torch.cat((past.mask, self.mask), 1))
 
-    def cut(self, first: int, last: int) -> HiddenStates:
-        """Those from `first` on, before `last_row`."""
+    def slice(self, start: int, end: int) -> HiddenStates:
+        """States start..end-1."""
         return HiddenStates(
-            self.x[:, first:last], None if self.mask is None else self.mask[:, first:last]
+            self.x[:, start:end], None if self.mask is None else self.mask[:, start:end]
         )
 
     def last(self, count: int) -> HiddenStates:
-        """The last of them, at most so many."""
-        return self.cut(max(0, self.tokens - count), self.tokens)
+        """The last `count` states, or all if there are fewer."""
+        return self.slice(max(0, self.length - count), self.length)
 
-    def detached(self) -> HiddenStates:
-        """The same without their history; left-out ones are blank."""
+    def detach(self) -> HiddenStates:
+        """Detach from the autograd graph, with zeros for padding."""
         return HiddenStates(zero_padding_tokens(self.x.detach(), self.mask), self.mask)
 
 
 class MemoryAttention(NamedTuple):
-    """A block whose mixer attends with keys that may stand anywhere."""
+    """A block whose attention can read keys from a memory of hidden states."""
 
     block: Block
     mixer: MultiHead
     inner: KVCacheAttention
 
-    def before(self, held: HiddenStates) -> Tensor:
-        """What the mixer reads of hidden states, (b m d): normalised where the residual does so first, blank where left out."""
-        return zero_padding_tokens(self.block.mixer_residual.before(held.x, held.mask), held.mask)
+    def prepare(self, states: HiddenStates) -> Tensor:
+        """Input of the mixer, (b, m, d): normalised by the residual, with zeros for padding."""
+        x = self.block.mixer_residual.prepare(states.x, states.mask)
+        return zero_padding_tokens(x, states.mask)
 
-    def queries(self, held: HiddenStates, at: int) -> Tensor:
-        """Queries of hidden states that stand from position `at` on, (b h n e)."""
-        q = split_heads(self.mixer.q(self.before(held)), self.mixer.heads)
-        return q if self.mixer.rotary is None else self.mixer.rotary(q, q, at, at)[0]
+    def project_queries(self, states: HiddenStates, start: int) -> Tensor:
+        """Queries (b, h, n, e) of states from position `start` on."""
+        q = split_heads(self.mixer.q(self.prepare(states)), self.mixer.heads)
+        return q if self.mixer.rotary is None else self.mixer.rotary(q, q, start, start)[0]
 
-    def keys(self, held: HiddenStates, at: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of hidden states that stand from position `at` on, (b h m e)."""
-        _, k, v = self.mixer.project(self.before(held), None, at)
+    def project_keys(self, states: HiddenStates, start: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (b, h, m, e) of states from position `start` on."""
+        _, k, v = self.mixer.project(self.prepare(states), None, start)
         return k, v
 
-    def behind(self, both: HiddenStates, before: int, at: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values of all, queries of those behind the first `before`; the first of all stands at position `at`."""
-        seen = self.before(both)
-        if self.mixer.rotary is None:
-            return self.mixer.project(seen[:, before:], seen)
-        q, k, v = self.mixer.project(seen, None, at)  # what turns knows one position for both
-        return q[:, :, before:], k, v
-
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, place: CallPositions, mask: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, q_start: int, k_start: int, mask: Tensor | None
     ) -> Tensor:
-        """Queries (b h n e) over keys and values (b h m e), merged and projected: (b n d)."""
-        return self.mixer.out(merge_heads(self.inner.attend(q, k, v, place, mask=mask)))
+        """Output of the mixer, (b, n, d): causal attention of q (b, h, n, e) to k and v (b, h, m, e)."""
+        positions = CallPositions(self.inner.causal_pattern, q_start, k_start)
+        return self.mixer.out(merge_heads(self.inner.attend(q, k, v, positions, mask=mask)))
+
+    def run(self, x: Tensor, past: HiddenStates | None, inputs: LayerInputs, start: int) -> Tensor:
+        """Run the block on x (b, n, d) from position `start` on: queries from x, keys and values
+        from the past, which directly precedes x, and from x."""
+        both = HiddenStates(x, inputs.mask).append_to(past)
+        before = both.length - x.shape[1]
+        y = self.prepare(both)
+        if self.mixer.rotary is None:
+            q, k, v = self.mixer.project(y[:, before:], y)
+        else:  # rotary embeddings place queries and keys at the same position
+            q, k, v = self.mixer.project(y, None, start - before)
+            q = q[:, :, before:]
+        return self.block.finish(x, self.attend(q, k, v, start, start - before, both.mask), inputs)
 
 
 def find_memory_attention(layer: Layer) -> MemoryAttention | None:
-    """The parts of a block that can be shown hidden states from before; None for any other layer."""
+    """Memory attention of a block with KV-cache attention; None for any other layer."""
     if (
         isinstance(layer, Block)
         and isinstance(layer.mixer, MultiHead)
@@ -100,40 +107,27 @@ def find_memory_attention(layer: Layer) -> MemoryAttention | None:
     return None
 
 
-def require_memory_attention(layer: Layer, why: str) -> MemoryAttention:
-    """The same, where any other layer raises, with `why` it must be such a block."""
-    found = find_memory_attention(layer)
-    if found is None:
-        raise Unsupported(f"{layer_name(layer)} has no keys that may stand anywhere, and {why}")
-    return found
+def require_memory_attention(layer: Layer, stack: str) -> MemoryAttention:
+    """Memory attention of a block; raises for any other layer, naming the stack."""
+    attention = find_memory_attention(layer)
+    if attention is None:
+        raise Unsupported(
+            f"{layer_name(layer)} cannot attend to the memory of {stack}: "
+            "its mixer has no keys and values to cache"
+        )
+    return attention
 
 
 def layer_name(layer: Layer) -> str:
-    """What to call a layer in a message."""
+    """Name of a layer in messages."""
     return layer.mixer.name if isinstance(layer, Block) else type(layer).__name__
 
 
-def check_causal(layers: Sequence[Layer], what: str) -> None:
-    """All layers must be causal for what goes through time."""
+def check_causal(layers: Sequence[Layer], stack: str) -> None:
+    """Check that all layers are causal."""
     for i, layer in enumerate(layers):
         if not layer.causal:
             raise Unsupported(
-                f"{what} goes through time, and layer {i} ({layer_name(layer)}) was not built causal: build it causal=True"
+                f"{stack} needs causal layers: build layer {i} ({layer_name(layer)}) "
+                "with causal=True"
             )
-
-
-def attend_to_memory(
-    look: MemoryAttention, past: HiddenStates | None, x: Tensor, given: LayerInputs, at: int
-) -> Tensor:
-    """The block on x (b n d), which stands from position `at` on: queries of x, keys and values of the past and of x.
-
-    The past stands right before x, one position each.
-    """
-    both = HiddenStates(x, given.mask).after(past)
-    before = both.tokens - x.shape[1]
-    q, k, v = look.behind(both, before, at - before)
-    return look.block.join(
-        x,
-        look.attend(q, k, v, CallPositions(look.inner.causal_pattern, at, at - before), both.mask),
-        given,
-    )

@@ -1,4 +1,4 @@
-"""RealFormer's stack: the scores of each layer go on to the next."""
+"""RealFormer: attention scores are passed on from layer to layer."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from regard.stack.sequential import combine_capabilities
 
 
 class RealFormerStack(Layer):
-    """S_l = Q Kᵀ / √e + S_{l−1} from block to block (He et al. 2021, arXiv 2012.11747); else as a plain stack.
+    """S_l = Q Kᵀ / √e + S_{l−1} from block to block (He et al. 2021, arXiv 2012.11747).
 
-    blocks  whose mixers are `RealFormer`, all with as many heads, and all causal or none; any residual, ffn and cross.
-            Only the scores among the tokens are carried, not those with the context
+    Scores are summed before the softmax and not detached: the last layer has gradients for the keys
+    of the first. Streaming needs no state beyond the KV caches.
 
-    Scores are summed before the softmax and are not detached: the last layer has gradients for the keys of the first.  A
-    stream needs no more than the caches, since the scores of a chunk go up through the layers within the call.
+    Args:
+        blocks: Blocks with `RealFormer` mixers, all with the same number of heads and all causal or
+            none. Scores of cross-attention are not passed on.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         can, causal, length = combine_capabilities(blocks)
         super().__init__(blocks[0].dim, can=can, causal=causal, length=length)
-        mixers = [block.mixer for block in blocks]
-        for mixer in mixers:
+        kinds = set()
+        for block in blocks:
+            mixer = block.mixer
             if not isinstance(mixer, RealFormer):
-                raise Unsupported(f"{mixer.name} hands on no scores: the mixers must be RealFormer")
-        if (
-            len(
-                {
-                    (mixer.heads.heads, mixer.causal)
-                    for mixer in mixers
-                    if isinstance(mixer, RealFormer)
-                }
-            )
-            > 1
-        ):
+                raise Unsupported(
+                    f"{mixer.name} cannot pass on attention scores: use the mixer 'realformer'"
+                )
+            kinds.add((mixer.heads.heads, mixer.causal))
+        if len(kinds) > 1:
             raise ValueError(
-                "scores fit only among layers with as many heads, all of them causal or none"
+                "passing on scores needs the same number of heads in all layers, "
+                "and all of them causal or none"
             )
         self.blocks: Sequence[Block] = nn.ModuleList(blocks)  # type: ignore[assignment]
 
     def initial_state(self) -> State:
-        """The caches of all blocks before the first chunk."""
+        """KV caches of all blocks before the first chunk."""
         return tuple(block.initial_state() for block in self.blocks)
 
-    def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
         scores: Tensor | None = None
-        after = []
+        states = []
         for i, block in enumerate(self.blocks):
             assert isinstance(block.mixer, RealFormer)
-            before = block.mixer_residual.before(x, given.mask)
-            mine = None if state is None else state[i]
-            y, scores, mine = block.mixer.chain(before, scores, mask=given.mask, state=mine)
-            x = block.join(x, y, given)
-            after.append(mine)
-        return x, None if state is None else tuple(after)
+            y, scores, block_state = block.mixer.chain(
+                block.mixer_residual.prepare(x, inputs.mask),
+                scores,
+                mask=inputs.mask,
+                state=None if state is None else state[i],
+            )
+            x = block.finish(x, y, inputs)
+            states.append(block_state)
+        return x, None if state is None else tuple(states)

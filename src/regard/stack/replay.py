@@ -1,4 +1,4 @@
-"""Running a layer a second time, so that it does what it did the first time."""
+"""Running a module a second time with the random numbers and buffers of the first time."""
 
 from __future__ import annotations
 
@@ -12,72 +12,71 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 
 class RngState(NamedTuple):
-    """The states of the random number generators of the CPU and of the other devices in use."""
+    """States of the random number generators of the CPU and of other devices in use."""
 
     cpu: Tensor
     devices: list[int]
     states: list[Tensor]
 
     @classmethod
-    def of(cls, x: Tensor) -> RngState:
-        """As they are now, for work on x."""
+    def current(cls, x: Tensor) -> RngState:
+        """Current states, for computations on x."""
         return cls(torch.get_rng_state(), *get_device_states(x))
 
-    def same(self, other: RngState) -> bool:
-        """Nothing was drawn between the two."""
+    def equals(self, other: RngState) -> bool:
+        """Whether nothing was drawn between the two."""
         mine, theirs = [self.cpu, *self.states], [other.cpu, *other.states]
         return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 class ReplayState(NamedTuple):
-    """What a call used up: the dice that it threw (None: none), and the buffers that it changed, as they were."""
+    """What a call changed: the state of the generators before it (None: it drew nothing), and the
+    buffers that it changed, as they were."""
 
-    dice: RngState | None
+    rng: RngState | None
     buffers: dict[str, Tensor]
 
 
 class ReplayRecorder:
-    """Stands beside a call and remembers what it used up: nothing, for a call without randomness or counters."""
+    """Records generators and buffers before a call; `changes`, after it, returns what it changed."""
 
     def __init__(self, module: nn.Module, x: Tensor) -> None:
-        self.module, self.x, self.dice = module, x, RngState.of(x)
-        self.buffers = (
-            {name: buffer.clone() for name, buffer in module.named_buffers()}
-            if module.training
-            else {}
-        )
+        self.module, self.x, self.rng = module, x, RngState.current(x)
+        self.buffers: dict[str, Tensor] = {}
+        if module.training:
+            self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
 
-    def result(self) -> ReplayState:
-        """To be asked after the call."""
+    def changes(self) -> ReplayState:
+        """State to `replay` the call with."""
         now = dict(self.module.named_buffers())
         changed = {
             name: old for name, old in self.buffers.items() if not torch.equal(old, now[name])
         }
-        return ReplayState(None if self.dice.same(RngState.of(self.x)) else self.dice, changed)
+        unchanged_rng = self.rng.equals(RngState.current(self.x))
+        return ReplayState(None if unchanged_rng else self.rng, changed)
 
 
 @contextmanager
 def replay(module: nn.Module, before: ReplayState) -> Iterator[None]:
-    """Inside, random numbers and buffers are as they were before the call; afterwards as if it had not been made again."""
-    own = _put(module, {name: old.clone() for name, old in before.buffers.items()})
-    dice = before.dice
+    """Restore generators and buffers to their state before a call, and undo that at exit."""
+    buffers = _swap_buffers(module, {name: old.clone() for name, old in before.buffers.items()})
+    rng = before.rng
     try:
-        with torch.random.fork_rng(
-            devices=[] if dice is None else dice.devices, enabled=dice is not None
-        ):
-            if dice is not None:
-                torch.set_rng_state(dice.cpu)
-                set_device_states(dice.devices, dice.states)
+        devices = [] if rng is None else rng.devices
+        with torch.random.fork_rng(devices=devices, enabled=rng is not None):
+            if rng is not None:
+                torch.set_rng_state(rng.cpu)
+                set_device_states(rng.devices, rng.states)
             yield
     finally:
-        _put(module, own)
+        _swap_buffers(module, buffers)
 
 
-def _put(module: nn.Module, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give the module other buffers, and return those that it had: a graph may still need them, so none is overwritten."""
-    had = {}
+def _swap_buffers(module: nn.Module, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Set buffers of a module and return the old ones. A graph may need those, so none is overwritten."""
+    old = {}
     for name, buffer in buffers.items():
         path, _, last = name.rpartition(".")
-        had[name] = module.get_buffer(name)
+        old[name] = module.get_buffer(name)
         setattr(module.get_submodule(path), last, buffer)
-    return had
+    return old

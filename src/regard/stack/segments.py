@@ -1,4 +1,4 @@
-"""Segment by segment: a long sequence in pieces, with a memory of the pieces before and no gradient into it."""
+"""Segment recurrence (Transformer-XL): a memory of earlier segments, without gradients into it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from regard.block import Layer, LayerInputs
 from regard.errors import Unsupported, check_int
 from regard.mixer import Can, State
 from regard.stack.memory_attention import (
-    NO_MARKS,
+    NO_GLOBAL_MASK,
     HiddenStates,
-    attend_to_memory,
     check_causal,
     find_memory_attention,
     layer_name,
@@ -24,43 +23,44 @@ from regard.stack.memory_attention import (
 from regard.stack.sequential import combine_capabilities
 from regard.state import detach
 
-NO_MASK = "a layer carries a state of its own from segment to segment, and a state takes no mask"
-
-ASKED = "a memory of hidden states is asked by keys"
+NO_MASK = "one of its layers carries a recurrent state between segments, which takes no mask"
 
 
 class SegmentState(NamedTuple):
-    """Where a segmented sequence stands: what each layer holds, and the position of the next token."""
+    """State of a `SegmentStack`: the memory of each layer, and the position of the next token."""
 
     layers: tuple[State, ...]
-    next: int
+    position: int
 
 
 class SegmentMemory(nn.Module, ABC):
-    """What one layer keeps of the past.  Segments end at fixed positions, so pieces of a segment give what the whole gives."""
+    """What a layer keeps of earlier segments.
 
-    takes_mask: bool = True
+    Segments end at fixed positions, so chunks of a segment give the same result as the whole.
+    """
+
+    supports_mask: bool = True
 
     @abstractmethod
     def initial_state(self, layer: Layer) -> State:
-        """What is held before the first token."""
+        """Memory before the first token."""
 
     @abstractmethod
     def step(
-        self, layer: Layer, x: Tensor, given: LayerInputs, state: State, at: int
+        self, layer: Layer, x: Tensor, inputs: LayerInputs, state: State, start: int
     ) -> tuple[Tensor, State]:
-        """The layer on the next piece of a segment, x (b n d) from position `at` on: (b n d), and what is held then."""
+        """Run the layer on the next chunk of a segment, x (b, n, d) from position `start` on."""
 
     @abstractmethod
-    def close(self, layer: Layer, state: State, size: int) -> State:
-        """What is held once a segment of `size` tokens has ended."""
+    def end_segment(self, layer: Layer, state: State, segment_length: int) -> State:
+        """Memory after the end of a segment."""
 
 
 class HiddenStateMemory(SegmentMemory):
-    """The hidden states that the layer read last, `size` tokens before the segment: Transformer-XL.
+    """The last `size` hidden states that the layer read before the segment: Transformer-XL.
 
-    Held as they were, without their history.  Norms, keys and values of them are made anew with the weights of now, so that
-    gradients reach those weights through the memory, but no earlier segment.
+    States are detached. Norms, keys and values are recomputed with the current weights, so that
+    these get gradients through the memory; earlier segments do not.
     """
 
     def __init__(self, size: int) -> None:
@@ -69,18 +69,18 @@ class HiddenStateMemory(SegmentMemory):
         self.size = size
 
     def initial_state(self, layer: Layer) -> None:
-        """Nothing."""
+        """Empty."""
 
     def step(
-        self, layer: Layer, x: Tensor, given: LayerInputs, state: HiddenStates | None, at: int
+        self, layer: Layer, x: Tensor, inputs: LayerInputs, state: HiddenStates | None, start: int
     ) -> tuple[Tensor, HiddenStates]:
-        """See `Memory`."""
-        y = attend_to_memory(require_memory_attention(layer, ASKED), state, x, given, at)
-        return y, HiddenStates(x, given.mask).after(state)
+        """See `SegmentMemory`."""
+        y = require_memory_attention(layer, "SegmentStack").run(x, state, inputs, start)
+        return y, HiddenStates(x, inputs.mask).append_to(state)
 
-    def close(self, layer: Layer, state: HiddenStates, size: int) -> HiddenStates:
-        """The last of them, detached."""
-        return state.last(self.size).detached()
+    def end_segment(self, layer: Layer, state: HiddenStates, segment_length: int) -> HiddenStates:
+        """The last `size` states, detached."""
+        return state.last(self.size).detach()
 
     def extra_repr(self) -> str:
         """Shown by print."""
@@ -88,131 +88,126 @@ class HiddenStateMemory(SegmentMemory):
 
 
 class RecurrentStateMemory(SegmentMemory):
-    """The state that the layer streams with, whole, cut from its history where a segment ends: truncated backpropagation."""
+    """Streaming state of the layer, detached at the end of a segment: truncated backpropagation."""
 
-    takes_mask = False
+    supports_mask = False
 
     def initial_state(self, layer: Layer) -> State:
-        """The state before the first chunk."""
+        """State of the layer before the first chunk."""
         return layer.initial_state()
 
     def step(
-        self, layer: Layer, x: Tensor, given: LayerInputs, state: State, at: int
+        self, layer: Layer, x: Tensor, inputs: LayerInputs, state: State, start: int
     ) -> tuple[Tensor, State]:
-        """The next chunk of a stream."""
-        return layer.run(x, given, state)
+        """See `SegmentMemory`."""
+        return layer.run(x, inputs, state)
 
-    def close(self, layer: Layer, state: State, size: int) -> State:
-        """The same, detached."""
+    def end_segment(self, layer: Layer, state: State, segment_length: int) -> State:
+        """The same state, detached."""
         return detach(state)
 
 
 class SegmentStack(Layer):
-    """A sequence in segments of `segment` tokens, where layer l of segment τ looks at what it read of the segments before
-    (Dai et al. 2019, arXiv 1901.02860):
+    """Processes a sequence in segments; layer l of segment τ attends to hidden states of earlier
+    segments (Dai et al. 2019, arXiv 1901.02860):
 
-        h̃ = [stop_gradient(h^{l-1} of the last `memory` tokens before τ) ; h_τ^{l-1}],   q of h_τ, k and v of h̃
+        h̃ = [stop_gradient(h^{l-1} of the last `memory` tokens before τ) ; h_τ^{l-1}],
+        q of h_τ, k and v of h̃
 
-    A token at position t thus sees the positions from s − memory to t, where s is the first of its segment; with L layers
-    the past that has a say is about L times as long.  Positions are absolute and go on, so the attention should know
-    positions by their difference alone, as with a relative prior.
+    A token at position t sees positions s − memory to t, where s is the start of its segment; L
+    layers see about L times as far. Positions are absolute and continue over segments, so use a
+    relative positional encoding.
 
-    Blocks of `MultiHead` over a pattern hold hidden states.  Any other layer that streams (linear attention, recurrences)
-    holds its own state, detached where a segment ends; `memory` does not bound that.
+    Blocks with KV-cache attention store hidden states. Any other layer that streams (linear
+    attention, recurrences) stores its own state, detached at the end of a segment and not limited by
+    `memory`.
 
-    segment  tokens of a segment
-    memory   how many hidden states a layer holds, or what makes a `Memory` from the width
+    Args:
+        segment_length: Tokens per segment.
+        memory: Number of hidden states that a layer stores, or a factory (width -> `SegmentMemory`).
     """
 
     def __init__(
         self,
         layers: Sequence[Layer],
         *,
-        segment: int,
+        segment_length: int,
         memory: int | Callable[[int], SegmentMemory] | None = None,
     ) -> None:
         can, _, length = combine_capabilities(layers)
-        check_int(1, segment=segment)
-        check_causal(layers, "a segmented stack")
-        _check_memory(layers, memory)
-        memories = [_memory(layer, memory) for layer in layers]
-        unsupported = can.unsupported | {"global_attention_mask": NO_MARKS}
-        if not all(m.takes_mask for m in memories):
+        check_int(1, segment_length=segment_length)
+        check_causal(layers, "SegmentStack")
+        attending = [layer for layer in layers if find_memory_attention(layer) is not None]
+        if attending and memory is None:
+            raise ValueError(f"{layer_name(attending[0])} needs a memory: set it, as in memory=128")
+        if not attending and memory is not None:
+            raise ValueError(
+                f"no layer stores hidden states ({layer_name(layers[0])} carries a recurrent "
+                "state): leave memory out"
+            )
+        memories = [_build_memory(layer, memory) for layer in layers]
+        unsupported = can.unsupported | {"global_attention_mask": NO_GLOBAL_MASK}
+        if not all(m.supports_mask for m in memories):
             unsupported["mask"] = NO_MASK
-        super().__init__(
-            layers[0].dim,
-            can=Can(supports_global_mask=True, **unsupported),
-            causal=True,
-            length=length,
-        )
-        self.segment = segment
+        can = Can(supports_global_mask=True, **unsupported)
+        super().__init__(layers[0].dim, can=can, causal=True, length=length)
+        self.segment_length = segment_length
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.memories: Sequence[SegmentMemory] = nn.ModuleList(memories)  # type: ignore[assignment]
 
     def initial_state(self) -> SegmentState:
-        """What the layers hold before the first token."""
-        return SegmentState(
-            tuple(
-                m.initial_state(layer) for m, layer in zip(self.memories, self.layers, strict=True)
-            ),
-            0,
-        )
+        """Memory of all layers before the first token."""
+        layers = zip(self.memories, self.layers, strict=True)
+        return SegmentState(tuple(memory.initial_state(layer) for memory, layer in layers), 0)
 
     def run(
-        self, x: Tensor, given: LayerInputs, state: SegmentState | None
+        self, x: Tensor, inputs: LayerInputs, state: SegmentState | None
     ) -> tuple[Tensor, SegmentState | None]:
-        """See `Layer`.  The whole is all segments one after the other, the first without a memory."""
-        here, parts = self.initial_state() if state is None else state, [x[:, :0]]
-        for piece, mask in self._pieces(x, given.mask, here.next):
-            y, here = self._step(piece, given._replace(mask=mask), here)
-            parts.append(y)
-        return torch.cat(parts, 1), None if state is None else here
+        """See `Layer`. A whole sequence is all its segments, the first with an empty memory."""
+        current = self.initial_state() if state is None else state
+        outputs = [x[:, :0]]
+        for chunk, mask in self._split(x, inputs.mask, current.position):
+            y, current = self._step(chunk, inputs._replace(mask=mask), current)
+            outputs.append(y)
+        return torch.cat(outputs, 1), None if state is None else current
 
-    def _pieces(
-        self, x: Tensor, mask: Tensor | None, at: int
+    def _split(
+        self, x: Tensor, mask: Tensor | None, start: int
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """x cut where segments end; `at` is the position of its first token."""
+        """Split x, from position `start` on, at the ends of segments."""
         first, n = 0, x.shape[1]
         while first < n:
-            last = min(n, first + self.segment - (at + first) % self.segment)
+            last = min(n, first + self.segment_length - (start + first) % self.segment_length)
             yield x[:, first:last], None if mask is None else mask[:, first:last]
             first = last
 
     def _step(
-        self, x: Tensor, given: LayerInputs, here: SegmentState
+        self, x: Tensor, inputs: LayerInputs, current: SegmentState
     ) -> tuple[Tensor, SegmentState]:
-        """All layers on a piece of one segment, and what they keep of it where it ends the segment."""
-        end, states = here.next + x.shape[1], []
-        for layer, memory, state in zip(self.layers, self.memories, here.layers, strict=True):
-            x, state = memory.step(layer, x, given, state, here.next)
-            states.append(state if end % self.segment else memory.close(layer, state, self.segment))
+        """Run all layers on a chunk of one segment."""
+        start, end = current.position, current.position + x.shape[1]
+        states = []
+        for layer, memory, state in zip(self.layers, self.memories, current.layers, strict=True):
+            x, state = memory.step(layer, x, inputs, state, start)
+            if end % self.segment_length == 0:
+                state = memory.end_segment(layer, state, self.segment_length)
+            states.append(state)
         return x, SegmentState(tuple(states), end)
 
     def extra_repr(self) -> str:
         """Shown by print."""
-        return f"segment={self.segment}"
+        return f"segment_length={self.segment_length}"
 
 
-def _check_memory(
-    layers: Sequence[Layer], memory: int | Callable[[int], SegmentMemory] | None
-) -> None:
-    asks = [layer for layer in layers if find_memory_attention(layer) is not None]
-    if asks and memory is None:
-        raise ValueError(
-            f"{layer_name(asks[0])} looks back at hidden states: say how many it keeps, as memory=128"
-        )
-    if not asks and memory is not None:
-        raise ValueError(
-            f"no layer keeps hidden states ({layer_name(layers[0])} carries a state of its own): leave memory out"
-        )
-
-
-def _memory(layer: Layer, memory: int | Callable[[int], SegmentMemory] | None) -> SegmentMemory:
-    """What a layer keeps: hidden states where it can be asked about them, else its own state."""
+def _build_memory(
+    layer: Layer, memory: int | Callable[[int], SegmentMemory] | None
+) -> SegmentMemory:
+    """Memory of a layer: hidden states if it can attend to them, else its streaming state."""
     if find_memory_attention(layer) is not None and memory is not None:
         return memory(layer.dim) if callable(memory) else HiddenStateMemory(memory)
     if not layer.can.stream:
         raise Unsupported(
-            f"{layer_name(layer)} can neither look back at hidden states nor stream: {layer.can.reason('stream')}"
+            f"{layer_name(layer)} can neither attend to a memory nor stream: "
+            f"{layer.can.reason('stream')}"
         )
     return RecurrentStateMemory()

@@ -1,4 +1,4 @@
-"""One layer after the other."""
+"""Layers in sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.mixer import Can, State
 
 
 class SequentialStack(Layer):
-    """x -> layer_1 -> ... -> layer_L.  The layers may differ: a hybrid stack is a list of blocks with different mixers."""
+    """x -> layer_1 -> ... -> layer_L. The layers may differ, for example in their mixers."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         can, causal, length = combine_capabilities(layers)
@@ -22,14 +22,14 @@ class SequentialStack(Layer):
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
 
     def initial_state(self) -> State:
-        """The states of all layers before the first chunk."""
+        """States of all layers before the first chunk."""
         return tuple(layer.initial_state() for layer in self.layers)
 
-    def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
-        return run_layers(self.layers, x, given, state)
+        return run_layers(self.layers, x, inputs, state)
 
-    def every(
+    def hidden_states(
         self,
         x: Tensor,
         context: Tensor | None = None,
@@ -38,45 +38,40 @@ class SequentialStack(Layer):
         context_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """(layers+1 b n d): x itself, then what each layer made of it.  The arguments are those of `forward`."""
-        given = LayerInputs(mask, context, context_mask, global_attention_mask)
-        found = [self.checked(x, given)]
+        """x and the output of each layer, (layers + 1, b, n, d). Takes the arguments of `forward`."""
+        inputs = LayerInputs(mask, context, context_mask, global_attention_mask)
+        states = [self.validate_inputs(x, inputs)]
         for layer in self.layers:
-            found.append(layer.run(found[-1], given, None)[0])
-        return torch.stack(found)
+            states.append(layer.run(states[-1], inputs, None)[0])
+        return torch.stack(states)
 
 
 def run_layers(
-    layers: Sequence[Layer], x: Tensor, given: LayerInputs, states: State
+    layers: Sequence[Layer], x: Tensor, inputs: LayerInputs, states: State
 ) -> tuple[Tensor, State]:
-    """x through all layers: the whole sequence where `states` is None, else the next chunk, each layer with its state."""
-    if states is None:
-        for layer in layers:
-            x, _ = layer.run(x, given, None)
-        return x, None
-    after = []
-    for layer, mine in zip(layers, states, strict=True):
-        x, mine = layer.run(x, given, mine)
-        after.append(mine)
-    return x, tuple(after)
+    """Run layers in sequence, on a whole sequence or with `states` on the next chunk."""
+    next_states = []
+    for layer, state in zip(
+        layers, [None] * len(layers) if states is None else states, strict=True
+    ):
+        x, state = layer.run(x, inputs, state)
+        next_states.append(state)
+    return x, None if states is None else tuple(next_states)
 
 
 def combine_capabilities(layers: Sequence[Layer]) -> tuple[Can, bool, int | None]:
-    """What layers in a row can do together: their promises, whether they are causal, and the longest sequence.
+    """Capabilities of layers in sequence, whether they are causal, and their maximum length.
 
-    Whether a context is looked at is no common promise: one layer that does is enough.
+    A stack has cross-attention if one of its layers has.
     """
     if not layers:
         raise ValueError("a stack needs at least one layer")
     widths = {layer.dim for layer in layers}
     if len(widths) > 1:
-        raise ValueError(f"the layers of a stack must have one width, not {sorted(widths)}")
+        raise ValueError(f"the layers of a stack must have the same dim, not {sorted(widths)}")
     unsupported = dict(reduce(and_, (layer.can for layer in layers)).unsupported)
     if any(layer.can.cross for layer in layers):
         unsupported.pop("cross", None)
-    limits = [layer.length for layer in layers if layer.length is not None]
-    return (
-        Can(supports_global_mask=True, **unsupported),
-        all(layer.causal for layer in layers),
-        min(limits, default=None),
-    )
+    lengths = [layer.length for layer in layers if layer.length is not None]
+    can = Can(supports_global_mask=True, **unsupported)
+    return can, all(layer.causal for layer in layers), min(lengths, default=None)

@@ -1,4 +1,4 @@
-"""Transparent attention: each layer of a decoder looks at its own mixture of all layers of the encoder."""
+"""Transparent attention: each decoder layer attends to its own mixture of all encoder layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.block import NO_CONTEXT, Layer, LayerInputs
+from regard.block import NO_CROSS_ATTENTION, Layer, LayerInputs
 from regard.errors import Unsupported, check_int
 from regard.mixer import State
 from regard.numerics import zero_padding_tokens
@@ -15,64 +15,59 @@ from regard.stack.sequential import combine_capabilities
 
 
 class TransparentAttention(nn.Module):
-    """z_j = Σ_i softmax_i(W_ij) h_i: one mixture of the encoder's layers for each layer of the decoder (Bapna et al. 2018,
-    arXiv 1808.07561).
+    """z_j = Σ_i softmax_i(W_ij) h_i: a mixture of encoder layers for each decoder layer
+    (Bapna et al. 2018, arXiv 1808.07561).
 
-    encoder  its layers, without the embedding: W has a row more
-    decoder  its layers
-    dropout  of W, before the softmax as in lingvo: a dropped weight counts as 0, which is where all of them start
+    Args:
+        encoder: Number of encoder layers, without the embedding: W has one row more.
+        decoder: Number of decoder layers.
+        dropout: Dropout of W before the softmax, as in lingvo. W starts at zero.
     """
 
     def __init__(self, encoder: int, decoder: int, *, dropout: float = 0.0) -> None:
         super().__init__()
         check_int(1, encoder=encoder, decoder=decoder)
-        self.logits, self.dropout = (
-            nn.Parameter(torch.zeros(encoder + 1, decoder)),
-            nn.Dropout(dropout),
-        )
+        self.logits = nn.Parameter(torch.zeros(encoder + 1, decoder))
+        self.dropout = nn.Dropout(dropout)
 
-    def forward(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What `SequentialStack.every` gave, (layers+1 b m d), and its mask (b m) -> (decoder layers b m d)."""
-        if outputs.dim() != 4 or len(outputs) != len(self.logits):
+    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix `SequentialStack.hidden_states`, (layers + 1, b, m, d), with mask (b, m), to
+        (decoder layers, b, m, d)."""
+        if hidden_states.dim() != 4 or len(hidden_states) != len(self.logits):
             raise ValueError(
-                f"outputs must be ({len(self.logits)} b m d), not {tuple(outputs.shape)}"
+                f"hidden_states must be ({len(self.logits)}, b, m, d), "
+                f"not {tuple(hidden_states.shape)}"
             )
-        return torch.einsum(
-            "ij,ibmd->jbmd",
-            self.dropout(self.logits).softmax(0),
-            zero_padding_tokens(outputs, mask),
-        )
+        weights = self.dropout(self.logits).softmax(0)
+        return torch.einsum("ij,ibmd->jbmd", weights, zero_padding_tokens(hidden_states, mask))
 
 
 class PerLayerContextStack(Layer):
-    """A plain stack whose layers look at one context each: `context` is (layers b m d), as `TransparentAttention` gives it.
-
-    A layer that looks at no context has one all the same, which it leaves alone.
-    """
+    """Layers in sequence with one context each: `context` is (layers, b, m, d), as
+    `TransparentAttention` returns it. Layers without cross-attention ignore theirs."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         can, causal, length = combine_capabilities(layers)
         if not can.cross:
-            raise Unsupported(f"there is nothing to give contexts to: {NO_CONTEXT}")
+            raise Unsupported(f"PerLayerContextStack needs cross-attention: {NO_CROSS_ATTENTION}")
         super().__init__(layers[0].dim, can=can, causal=causal, length=length)
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
 
     def initial_state(self) -> State:
-        """The states of all layers before the first chunk."""
+        """States of all layers before the first chunk."""
         return tuple(layer.initial_state() for layer in self.layers)
 
-    def run(self, x: Tensor, given: LayerInputs, state: State) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
-        contexts = given.context
+        contexts = inputs.context
         if contexts is None or contexts.dim() != 4 or len(contexts) != len(self.layers):
             shape = None if contexts is None else tuple(contexts.shape)
             raise ValueError(
-                f"context must be ({len(self.layers)} b m d), one for each layer, not {shape}"
+                f"context must be ({len(self.layers)}, b, m, d), one per layer, not {shape}"
             )
-        after = []
+        states = []
         for i, layer in enumerate(self.layers):
-            x, mine = layer.run(
-                x, given._replace(context=contexts[i]), None if state is None else state[i]
-            )
-            after.append(mine)
-        return x, None if state is None else tuple(after)
+            layer_inputs = inputs._replace(context=contexts[i])
+            x, layer_state = layer.run(x, layer_inputs, None if state is None else state[i])
+            states.append(layer_state)
+        return x, None if state is None else tuple(states)

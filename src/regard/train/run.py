@@ -25,8 +25,8 @@ from regard.models.config import (
     Depth,
     LMHeadConfig,
     MatchingHeadConfig,
+    Probability,
     SequenceClassificationHeadConfig,
-    Share,
     Size,
     StrictModel,
     TokenClassificationHeadConfig,
@@ -68,14 +68,14 @@ class RunSpec(StrictModel):
     layers: Depth = 2
     ffn_dim: Size | None = None
     position: ModuleSpec = ModuleSpec(name="learned")
-    dropout: Share = 0.0
+    dropout: Probability = 0.0
     settings: TrainSettings = TrainSettings()
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
 
 
 def model_config(spec: RunSpec, task: Task) -> ModelConfig:
     """The model for a task: an encoder, a decoder or a pair encoder, with the head that it needs."""
-    kind: Literal["encoder", "decoder", "pair"] = "decoder" if task.causal else "encoder"
+    kind: Literal["encoder", "decoder", "dual_encoder"] = "decoder" if task.causal else "encoder"
     head: (
         LMHeadConfig
         | TokenClassificationHeadConfig
@@ -83,20 +83,20 @@ def model_config(spec: RunSpec, task: Task) -> ModelConfig:
         | MatchingHeadConfig
     )
     if task.output == "pair":
-        kind, head = "pair", MatchingHeadConfig(classes=task.classes)
+        kind, head = "dual_encoder", MatchingHeadConfig(num_classes=task.classes)
     elif task.output == "sequence":
         pooling: Literal["last", "mean"] = "last" if task.causal else "mean"
-        head = SequenceClassificationHeadConfig(classes=task.classes, pooling=pooling)
+        head = SequenceClassificationHeadConfig(num_classes=task.classes, pooling=pooling)
     elif task.is_language_model:
         head = LMHeadConfig()
     else:
-        head = TokenClassificationHeadConfig(classes=task.classes)
+        head = TokenClassificationHeadConfig(num_classes=task.classes)
     ffn = {} if spec.ffn_dim is None else {"hidden": spec.ffn_dim}
     # sinusoids have amplitude 1: unscaled embeddings would be negligible beside them
     scale = spec.position.name in ("sinusoid", "sinusoid_2d")
     return ModelConfig(
         kind=kind,
-        input=TokenInput(vocab_size=task.vocab_size, scale=scale),
+        input=TokenInput(vocab_size=task.vocab_size, scale_embeddings=scale),
         head=head,
         dim=spec.dim,
         heads=spec.heads,

@@ -88,7 +88,7 @@ class ProductKeysContender(Contender):
     def build(self, cell: BenchCell) -> BenchCall:
         if cell.mode == "decode":
             raise Unsupported("it processes every token separately and has no state")
-        return layer_call(ProductKeyMemory(cell.dim, 128, heads=4, top=32, width=256), cell)
+        return layer_call(ProductKeyMemory(cell.dim, 128, heads=4, top_k=32, query_dim=256), cell)
 
 
 def peer_groups(names: Sequence[str] = ()) -> list[list[Contender]]:

@@ -53,7 +53,7 @@ def encoder_rules(
     return (
         rule("embeddings.word_embeddings.weight", f"{EMBED}.tokens.weight"),
         rule("embeddings.position_embeddings.weight", f"{EMBED}.position.table", position),
-        rule("embeddings.token_type_embeddings.weight", f"{EMBED}.types.weight"),
+        rule("embeddings.token_type_embeddings.weight", f"{EMBED}.token_types.weight"),
         *norm_rules("embeddings.LayerNorm", f"{EMBED}.norm"),
         *mixer_rules,
         *norm_rules(f"encoder.layer.{{i}}.{mixer_norm}.LayerNorm", MIXER_NORM),
@@ -81,10 +81,10 @@ def head_rules(
     return (
         *linear_rules("cls.predictions.transform.dense", "head.transform"),
         *norm_rules("cls.predictions.transform.LayerNorm", "head.norm"),
-        rule("cls.predictions.decoder.weight", "head.words.words.weight"),
-        rule("cls.predictions.bias", "head.words.words.bias"),
+        rule("cls.predictions.decoder.weight", "head.lm_head.proj.weight"),
+        rule("cls.predictions.bias", "head.lm_head.proj.bias"),
         *linear_rules(pooler, "head.hidden"),
-        *linear_rules(classifier, "head.last"),
+        *linear_rules(classifier, "head.out"),
     )
 
 
@@ -96,7 +96,9 @@ def encoder_config(
         "kind": "encoder",
         "head": head,
         "input": TokenInput(
-            vocab_size=config["vocab_size"], types=config.get("type_vocab_size", 2), norm=True
+            vocab_size=config["vocab_size"],
+            type_vocab_size=config.get("type_vocab_size", 2),
+            norm=True,
         ),
         "dim": config["hidden_size"],
         "heads": config["num_attention_heads"],

@@ -47,9 +47,9 @@ def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
         )
     tokens = TokenInput(
         vocab_size=config["vocab_size"],
-        types=config.get("type_vocab_size", 2),
+        type_vocab_size=config.get("type_vocab_size", 2),
         norm=True,
-        scale=bool(config.get("rescale_embeddings", False)),
+        scale_embeddings=bool(config.get("rescale_embeddings", False)),
     )
     return encoder_config(config, head, mixer, input=tokens)
 
@@ -60,7 +60,7 @@ WEIGHTS = WeightMap(
         *encoder_rules(*attention_rules()),
         *head_rules("pooler"),
         *linear_rules("classifier.dense", "head.hidden"),
-        *linear_rules("classifier.out_proj", "head.last"),
+        *linear_rules("classifier.out_proj", "head.out"),
     ),
     ignored=CLS_IGNORED,
 )

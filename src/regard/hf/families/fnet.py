@@ -13,9 +13,9 @@ def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
     require(config, use_tpu_fourier_optimizations=False)
     tokens = TokenInput(
         vocab_size=config["vocab_size"],
-        types=config.get("type_vocab_size", 4),
+        type_vocab_size=config.get("type_vocab_size", 4),
         norm=True,
-        width=config["hidden_size"],
+        embedding_dim=config["hidden_size"],
     )
     return encoder_config(
         {"num_attention_heads": 1, **config}, head, module_spec("fnet"), input=tokens

@@ -66,7 +66,7 @@ WEIGHTS = WeightMap(
         *linear_rules("h.{i}.mlp.c_fc", f"{LAYER}.ffn.up", transpose),
         *linear_rules("h.{i}.mlp.c_proj", f"{LAYER}.ffn.down", transpose),
         *norm_rules("ln_f", "backbone.norm"),
-        rule("lm_head.weight", "head.words.weight"),
+        rule("lm_head.weight", "head.proj.weight"),
     ),
     ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),
 )

@@ -19,7 +19,7 @@ WEIGHTS = WeightMap(
         *linear_rules("blocks.{i}.mlp_channels.fc1", f"{LAYER}.ffn.up"),
         *linear_rules("blocks.{i}.mlp_channels.fc2", f"{LAYER}.ffn.down"),
         *norm_rules("norm", "backbone.norm"),
-        *linear_rules("head", "head.last"),
+        *linear_rules("head", "head.out"),
     )
 )
 
@@ -40,7 +40,11 @@ def convert(
     config = ModelConfig(
         kind="encoder",
         input=PatchInput(
-            height=side * patch, width=side * patch, patch=patch, channels=channels, cls=False
+            height=side * patch,
+            width=side * patch,
+            patch_size=patch,
+            channels=channels,
+            class_token=False,
         ),
         head=head,
         dim=dim,

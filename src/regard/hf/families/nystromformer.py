@@ -36,7 +36,7 @@ WEIGHTS = WeightMap(
         *encoder_rules(*attention_rules(), position=drop_rows(2)),
         rule("encoder.layer.{i}.attention.self.conv.weight", f"{LAYER}.mixer.inner.conv.weight"),
         *head_rules("classifier.dense", "classifier.out_proj"),
-        *linear_rules("classifier", "head.last"),
+        *linear_rules("classifier", "head.out"),
     ),
     ignored=CLS_IGNORED,
 )

@@ -42,7 +42,7 @@ def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
         layers=len(config["attn_layers"]),
         length=prod(grid) if grid else config["max_position_embeddings"],
         mixer=[convert_layer(kind, config, causal) for kind in config["attn_layers"]],
-        stack=module_spec("reversible", beside=True),
+        stack=module_spec("reversible", concat=True),
         ffn=[module_spec("mlp", hidden=config["feed_forward_size"], activation=activation)],
         norm=module_spec("layer", eps=config.get("layer_norm_eps", 1e-12)),
         dropout=config.get("hidden_dropout_prob", 0.05),
@@ -78,11 +78,11 @@ def weight_map(config: Json) -> WeightMap:
         rule("embeddings.position_embeddings.embedding.weight", f"{EMBED}.position.table"),
         *([rule(tables, f"{EMBED}.position.table", expand_axial_positions)] if tables else []),
         *norm_rules("encoder.layer_norm", "backbone.norm"),
-        rule("lm_head.decoder.weight", "head.words.weight"),
+        rule("lm_head.decoder.weight", "head.proj.weight"),
     ]
     for i in range(len(config["attn_layers"])):
         source = f"encoder.layers.{i}"
-        mixer, ffn = (f"backbone.stack.halves.{half}" for half in (2 * i, 2 * i + 1))
+        mixer, ffn = (f"backbone.stack.sublayers.{half}" for half in (2 * i, 2 * i + 1))
         projections = (
             ("query_key", "q"),
             ("query", "q"),

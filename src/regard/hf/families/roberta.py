@@ -16,11 +16,11 @@ from regard.models.config import HeadConfig, ModelConfig, module_spec
 HEAD_RULES = (
     *linear_rules("lm_head.dense", "head.transform"),
     *norm_rules("lm_head.layer_norm", "head.norm"),
-    rule("lm_head.decoder.weight", "head.words.words.weight"),
-    rule("lm_head.bias", "head.words.words.bias"),
+    rule("lm_head.decoder.weight", "head.lm_head.proj.weight"),
+    rule("lm_head.bias", "head.lm_head.proj.bias"),
     *linear_rules("classifier.dense", "head.hidden"),
-    *linear_rules("classifier.out_proj", "head.last"),
-    *linear_rules("classifier", "head.last"),  # of token classification
+    *linear_rules("classifier.out_proj", "head.out"),
+    *linear_rules("classifier", "head.out"),  # of token classification
 )
 LM_IGNORED = (*IGNORED, "lm_head.decoder.bias")
 

@@ -31,7 +31,7 @@ def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
     assert ffn is not None
     arguments = {name: value for name, value in ffn.arguments.items() if name != "bias"}
     jitter = config.get("router_jitter_noise", 0.01)
-    sparse = module_spec("switch", experts=config["num_experts"], jitter=jitter, **arguments)
+    sparse = module_spec("switch", num_experts=config["num_experts"], jitter=jitter, **arguments)
     return dense.replace(ffn=[sparse if step == 1 or i == 1 else ffn for i in range(step)])
 
 
@@ -49,7 +49,7 @@ def weight_map(config: Json) -> WeightMap:
             rules.append(rule(f"{source}.{name}.weight", f"{target}.{own_name}.weight"))
             rules.append(WeightRule(experts, (f"{target}.bank.expert.{own_name}.weight",), _stack))
         rules.append(rule(f"{source}.router.classifier.weight", f"{target}.router.weight"))
-        rules.append(rule("", f"{target}.router.drawn", _zero_counter))
+        rules.append(rule("", f"{target}.router.num_draws", _zero_counter))
     return WeightMap(tuple(rules), ignored=base.ignored)
 
 

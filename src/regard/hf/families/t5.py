@@ -89,8 +89,8 @@ def t5_weight_map(head_dim: int, dim: int, *, scale_output: bool) -> WeightMap:
         rules += [
             *_attention_rules(f"{source}.layer.0.SelfAttention", f"{target}.mixer", scale_queries),
             rule(table, f"{target}.mixer.inner.prior.table", transpose),
-            rule(f"{source}.layer.0.layer_norm.weight", f"{target}.mixer_residual.norm.gain"),
-            rule(f"{source}.{ffn}.layer_norm.weight", f"{target}.ffn_residual.norm.gain"),
+            rule(f"{source}.layer.0.layer_norm.weight", f"{target}.mixer_residual.norm.weight"),
+            rule(f"{source}.{ffn}.layer_norm.weight", f"{target}.ffn_residual.norm.weight"),
             rule(f"{source}.{ffn}.DenseReluDense.wi.weight", f"{target}.ffn.up.weight"),
             rule(f"{source}.{ffn}.DenseReluDense.wi_0.weight", f"{target}.ffn.gate.weight"),
             rule(f"{source}.{ffn}.DenseReluDense.wi_1.weight", f"{target}.ffn.up.weight"),
@@ -99,10 +99,10 @@ def t5_weight_map(head_dim: int, dim: int, *, scale_output: bool) -> WeightMap:
     source, target = "decoder.block.{i}.layer.1", "decoder.stack.layers.{i}"
     rules += [
         *_attention_rules(f"{source}.EncDecAttention", f"{target}.cross", scale_queries),
-        rule(f"{source}.layer_norm.weight", f"{target}.cross_residual.norm.gain"),
-        rule("encoder.final_layer_norm.weight", "encoder.norm.gain"),
-        rule("decoder.final_layer_norm.weight", "decoder.norm.gain", scale_gain),
-        rule("lm_head.weight", "head.words.weight"),
+        rule(f"{source}.layer_norm.weight", f"{target}.cross_residual.norm.weight"),
+        rule("encoder.final_layer_norm.weight", "encoder.norm.weight"),
+        rule("decoder.final_layer_norm.weight", "decoder.norm.weight", scale_gain),
+        rule("lm_head.weight", "head.proj.weight"),
     ]
     return WeightMap(
         tuple(rules), ignored=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

@@ -40,7 +40,9 @@ def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
         head=head,
         dim=config["hidden_size"],
         heads=config["num_attention_heads"],
-        input=PatchInput(height=height, width=width, patch=config["patch_size"], channels=channels),
+        input=PatchInput(
+            height=height, width=width, patch_size=config["patch_size"], channels=channels
+        ),
         layers=config["num_hidden_layers"],
         mixer=[module_spec("vanilla", bias=True)],
         ffn=[module_spec("mlp", hidden=config["intermediate_size"], activation=activation)],
@@ -59,7 +61,7 @@ WEIGHTS = WeightMap(
     rules=(
         rule(
             "embeddings.cls_token embeddings.position_embeddings",
-            f"{EMBED}.cls {EMBED}.position.table",
+            f"{EMBED}.class_token {EMBED}.position.table",
             add_class_position,
         ),
         *linear_rules("embeddings.patch_embeddings.projection", f"{EMBED}.project"),
@@ -72,7 +74,7 @@ WEIGHTS = WeightMap(
         *linear_rules("layers.{i}.mlp.fc1", f"{LAYER}.ffn.up"),
         *linear_rules("layers.{i}.mlp.fc2", f"{LAYER}.ffn.down"),
         *norm_rules("layernorm", "backbone.norm"),
-        *linear_rules("classifier", "head.last"),
+        *linear_rules("classifier", "head.out"),
     ),
     renames=(  # files written before transformers 5
         ("encoder.layer.", "layers."),

@@ -46,14 +46,14 @@ def convert(
         input=PatchInput(
             height=image_size,
             width=image_size,
-            patch=patch,
+            patch_size=patch,
             channels=channels,
-            cls=False,
-            stem="convolutions",
+            class_token=False,
+            stem="conv",
         ),
         ffn=[None, module_spec("mlp", hidden=hidden)],
         norm=module_spec("layer", eps=1e-6),
-        stack=module_spec("class_last", last=class_layers, hidden=hidden),
+        stack=module_spec("class_attention", class_layers=class_layers, hidden=hidden),
     )
     projection = "pos_embed.token_projection"
     rules: list[WeightRule] = [
@@ -63,8 +63,8 @@ def convert(
             fourier_positions(side),
         ),
         *norm_rules("norm", "backbone.norm"),
-        *linear_rules("head", "head.last"),
-        rule("cls_token", "backbone.stack.token", torch.flatten),
+        *linear_rules("head", "head.out"),
+        rule("cls_token", "backbone.stack.class_token", torch.flatten),
     ]
     for step in steps:
         source, target = f"patch_embed.proj.{step}", f"{EMBED}.project.{step}"
@@ -77,7 +77,7 @@ def convert(
             f"blocks.{i}", f"backbone.stack.layers.{2 * i}", f"backbone.stack.layers.{2 * i + 1}"
         )
     for i in range(class_layers):
-        rules += class_layer_rules(f"cls_attn_blocks.{i}", f"backbone.stack.last.{i}")
+        rules += class_layer_rules(f"cls_attn_blocks.{i}", f"backbone.stack.class_layers.{i}")
     return config, WeightMap(tuple(rules))
 
 
@@ -105,17 +105,17 @@ def class_layer_rules(source: str, target: str) -> list[WeightRule]:
     """A layer in which only the class token attends."""
     projections = (("q", "q"), ("k", "k"), ("v", "v"), ("proj", "out"))
     return [
-        *norm_rules(f"{source}.norm1", f"{target}.first"),
-        *norm_rules(f"{source}.norm2", f"{target}.second"),
+        *norm_rules(f"{source}.norm1", f"{target}.norm1"),
+        *norm_rules(f"{source}.norm2", f"{target}.norm2"),
         *(
             r
             for a, b in projections
-            for r in linear_rules(f"{source}.attn.{a}", f"{target}.ask.attend.{b}")
+            for r in linear_rules(f"{source}.attn.{a}", f"{target}.attention.attend.{b}")
         ),
-        *linear_rules(f"{source}.mlp.fc1", f"{target}.feed.up"),
-        *linear_rules(f"{source}.mlp.fc2", f"{target}.feed.down"),
-        rule(f"{source}.gamma1", f"{target}.attended"),
-        rule(f"{source}.gamma2", f"{target}.fed"),
+        *linear_rules(f"{source}.mlp.fc1", f"{target}.ffn.up"),
+        *linear_rules(f"{source}.mlp.fc2", f"{target}.ffn.down"),
+        rule(f"{source}.gamma1", f"{target}.gamma1"),
+        rule(f"{source}.gamma2", f"{target}.gamma2"),
     ]
 
 
