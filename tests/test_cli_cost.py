@@ -209,7 +209,7 @@ def test_a_million_tokens():
             ["synthesizer_random", "--length", "16777216", "--dim", "65536", "--heads", "65536"],
             "larger than torch can describe",
         ),
-        (["--config", "nowhere.json"], "there is no nowhere.json"),
+        (["--config", "nowhere.json"], "nowhere.json does not exist"),
         (["vanilla", "--config", "nowhere.json"], "remove vanilla"),
         (["vanilla", "--accumulation-steps", "2"], "--accumulation-steps needs --plan"),
         (

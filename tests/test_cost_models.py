@@ -77,7 +77,7 @@ CASES = [
     {"input": {"kind": "vectors", "width": 9}, "head": None},
     {"input": IMAGE, "length": None, "head": {"kind": "sequence_classification", "num_classes": 5}},
     {
-        "input": {**IMAGE, "cls": False},
+        "input": {**IMAGE, "class_token": False},
         "length": None,
         "position": "fourier_2d",
         "head": {"kind": "pooling"},

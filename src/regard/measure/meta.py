@@ -94,7 +94,7 @@ def _call(module: nn.Module, shape: CallShape) -> Sequence[Tensor]:
         return [module(empty(b, n, module.dim), *context)]
     if isinstance(module, Residual):
         x, y = empty(b, n, shape.e), empty(b, n, shape.e)
-        return [module.before(x), module.after(x, y)]
+        return [module.prepare(x), module.add(x, y)]
     if isinstance(module, TokenEmbedding):
         return [module(torch.empty(b, n, dtype=torch.long, device="meta"))[0]]
     if isinstance(module, VectorEmbedding):
