@@ -115,9 +115,7 @@ def make_call(
             raise ValueError(f"the {name} is for {heads} heads, but q has {h}")
     check_mask(mask, (b, m), "mask")
     if global_attention_mask is None:
-        pattern = (
-            pattern.resolve_global_mask(False, False) if pattern.needs_global_mask else pattern
-        )
+        pattern = pattern.resolve_global_mask(False, False)
     else:
         check_mask(global_attention_mask, (b, n), "global_attention_mask")
         if not pattern.needs_global_mask:
@@ -129,14 +127,12 @@ def make_call(
                 f"global_attention_mask requires self-attention, but there are {n} queries and {m} keys"
             )
     last = max(q_start + n, (k_positions + m) if isinstance(k_positions, int) else 0)
-    if pattern.length is not None and last > pattern.length:
-        raise ValueError(
-            f"the pattern supports {pattern.length} positions, but the sequence has {last}: {pattern!r}"
-        )
-    if prior is not None and prior.length is not None and last > prior.length:
-        raise ValueError(
-            f"the prior supports {prior.length} positions, but the sequence has {last}"
-        )
+    for name, length in (
+        ("prior", None if prior is None else prior.length),
+        ("pattern", pattern.length),
+    ):
+        if length is not None and last > length:
+            raise ValueError(f"the {name} supports {length} positions, but the sequence has {last}")
     if mask is not None:  # padding may contain NaN, which must not reach the output
         k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
     if scale is None:

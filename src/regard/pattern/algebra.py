@@ -44,13 +44,17 @@ class Pattern(ABC):
     @property
     def needs_global_mask(self) -> bool:
         """Whether it contains `GlobalMask`, which depends on the `global_attention_mask` of the call."""
-        return any(leaf._global_mask_side is not None for leaf in self.leaves())
+        if not self.parts:
+            return self._global_mask_side is not None
+        return any(part.needs_global_mask for part in self.parts)
 
     @property
     def length(self) -> int | None:
         """Maximum number of positions; None if unlimited."""
-        lengths = [leaf._length for leaf in self.leaves() if leaf._length is not None]
-        return min(lengths) if lengths else None
+        if not self.parts:
+            return self._length
+        lengths = [part.length for part in self.parts]
+        return min((length for length in lengths if length is not None), default=None)
 
     def leaves(self) -> Iterator[Pattern]:
         """The leaves of the expression, from left to right."""
