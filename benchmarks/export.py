@@ -5,7 +5,7 @@
 
 The small form of each recipe, causal and not, with a padding mask where it takes one, in float32.  Differences are the
 largest over five batches and lengths that were not traced, beside the largest number of the output; onnxruntime runs ONNX.
-Graph breaks are counted at 210 tokens, where sparse executors are tried, without gradients.
+Graph breaks are counted at 210 tokens, where sparse backends are tried, without gradients.
 Results go to benchmarks/results/export.json, row by row, and the table into docs/export.md.
 """
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "benchmarks/results/export.json", ROOT / "docs/export.md"
 START, END = "<!-- table -->", "<!-- end -->"
 LONG = 210
-WITHIN = 1e-4
+TOLERANCE = 1e-4
 
 
 def example(name: str, causal: bool) -> Mixer:
@@ -54,12 +54,14 @@ def exported(mixer: Mixer) -> dict[str, Any]:
         return row
     found = trace(mixer, mask=mixer.can.mask, context=False, length=None)
     graph = found.program.module(check_guards=False)
-    row["lengths"] = [found.least, found.most]
+    row["lengths"] = [found.min_length, found.max_length]
     row["export"] = max(
-        check.difference for check in compare(mixer, found, lambda given: graph(**given), WITHIN)
+        check.difference for check in compare(mixer, found, lambda given: graph(**given), TOLERANCE)
     )
     if row["onnx"] is None:
-        checks = compare(mixer, found, onnx_runner(import_onnxruntime(), onnx_bytes(found)), WITHIN)
+        checks = compare(
+            mixer, found, onnx_runner(import_onnxruntime(), onnx_bytes(found)), TOLERANCE
+        )
         row["onnx"] = max(check.difference for check in checks)
     return row
 

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 import regard
 from regard import export
 from regard.cli import app
+from regard.deep_init import evaluation_mode
 from regard.errors import Unsupported
 from regard.export import onnx_file
 from regard.export.inputs import BatchShape, ragged_mask
-from regard.export.tracing import evaluating, other_sizes, trace
+from regard.export.tracing import other_sizes, trace
 from regard.mixer import Can, Mixer
 from regard.models import (
     LMHeadConfig,
@@ -95,7 +96,7 @@ def test_onnxruntime_gives_what_eager_gives(name, causal, tmp_path):
     done = export.to_onnx(mixer, tmp_path / "m.onnx", mask=mixer.can.mask)
     assert done.bytes == done.path.stat().st_size
     assert done.inputs == (("x", "mask") if mixer.can.mask else ("x",))
-    assert done.difference < 1e-5
+    assert done.max_difference < 1e-5
     assert len({(check.batch, check.length) for check in done.checks}) >= 2
     run = onnx_file.onnx_runner(onnx_file.import_onnxruntime(), done.path.read_bytes())
     n = 15 if mixer.length is None else mixer.length
@@ -108,8 +109,8 @@ def test_onnxruntime_gives_what_eager_gives(name, causal, tmp_path):
 
 
 @onnx
-def test_another_sequence_of_another_length(tmp_path):
-    """Fails if the lengths of x and memory are one, or the mask is over x."""
+def test_context_of_another_length(tmp_path):
+    """Fails if x and the context must have one length, or the mask is over x."""
     mixer = example("vanilla")
     done = export.to_onnx(mixer, tmp_path / "m.onnx", mask=True, context=True)
     run = onnx_file.onnx_runner(onnx_file.import_onnxruntime(), done.path.read_bytes())
@@ -143,14 +144,16 @@ def test_models(name):
     found = trace(model, mask=name != "images", context=False, length=None)
     graph = found.program.module(check_guards=False)
     for sizes in other_sizes(found)[:2]:
-        given = found.inputs.of(sizes)
-        with torch.no_grad(), evaluating(model):
+        given = found.inputs.example(sizes)
+        with torch.no_grad(), evaluation_mode(model):
             torch.testing.assert_close(graph(**given), model(**given), rtol=1e-5, atol=1e-5)
-    assert (found.least, found.most) == {"seq2seq": (1, None), "images": (1, 1)}.get(name, (1, 40))
+    assert (found.min_length, found.max_length) == {"seq2seq": (1, None), "images": (1, 1)}.get(
+        name, (1, 40)
+    )
 
 
 # ---------------------------------------------------------------------------------------------- what is promised
-def test_what_was_measured_is_what_is_promised():
+def test_measured_results_match_capabilities():
     """Fails if a recipe or a form of it was never measured, or can other things than it says."""
     assert set(ROWS) == set(FORMS), "run python benchmarks/export.py"
     for (name, causal), row in ROWS.items():
@@ -163,7 +166,7 @@ def test_what_was_measured_is_what_is_promised():
 @pytest.mark.parametrize(
     "name", [name for name in list_recipes() if not get_recipe(name).example().can.export]
 )
-def test_what_cannot_be_exported_really_cannot(name, monkeypatch):
+def test_refused_exports_really_fail(name, monkeypatch):
     """Fails if a refusal has outlived its reason."""
     mixer = example(name)
     with pytest.raises(Unsupported, match=r"cannot be exported: .{20}"):
@@ -176,7 +179,7 @@ def test_what_cannot_be_exported_really_cannot(name, monkeypatch):
 
 
 @onnx
-def test_what_onnx_cannot_say_it_really_cannot(tmp_path, monkeypatch):
+def test_refused_onnx_exports_really_fail(tmp_path, monkeypatch):
     """Fails if ONNX has learned to solve triangular systems, or the refusal is no clear one."""
     mixer, path = example("delta_rule"), tmp_path / "m.onnx"
     export.to_program(mixer, mask=True)
@@ -185,7 +188,7 @@ def test_what_onnx_cannot_say_it_really_cannot(tmp_path, monkeypatch):
     ):
         export.to_onnx(mixer, path)
     monkeypatch.setattr(mixer, "can", Can())
-    with pytest.raises(Unsupported, match=r"ONNX cannot say it: .*solve_triangular"):
+    with pytest.raises(Unsupported, match=r"ONNX cannot express the graph: .*solve_triangular"):
         export.to_onnx(mixer, path)
     assert not path.exists()
 
@@ -206,8 +209,8 @@ def test_no_export_means_no_onnx():
 
 
 # ---------------------------------------------------------------------------------------------- bad input
-def test_a_named_executor_is_not_replaced():
-    """Fails if an exported graph quietly runs on another executor than the one that was named."""
+def test_a_named_backend_is_not_replaced():
+    """Fails if an exported graph quietly runs on another backend than the one that was named."""
     mixer = regard.MultiHead(8, 2, regard.SoftmaxAttention(regard.Band(2, 2), backend="sparse"))
     with pytest.raises(Unsupported, match="planned for one length"):
         export.to_program(mixer)
@@ -216,8 +219,8 @@ def test_a_named_executor_is_not_replaced():
 @pytest.mark.parametrize(
     ("given", "kind", "words"),
     [
-        ({"tolerance": 0}, ValueError, "within must be"),
-        ({"tolerance": float("nan")}, ValueError, "within must be"),
+        ({"tolerance": 0}, ValueError, "tolerance must be"),
+        ({"tolerance": float("nan")}, ValueError, "tolerance must be"),
         ({"length": 1}, ValueError, "length must be an integer >= 2"),
         ({"length": 99}, ValueError, "built for at most 32"),
         ({"context": True}, Unsupported, "does not support cross-attention"),
@@ -236,13 +239,13 @@ def test_bad_arguments(given, kind, words):
 
 def test_what_is_no_mixer():
     """Fails if any module is let in."""
-    with pytest.raises(TypeError, match="a Mixer or a Model can be exported, not Linear"):
+    with pytest.raises(TypeError, match="Only a Mixer or a Model can be exported, not Linear"):
         export.to_program(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="meta device"):
         export.to_program(example("vanilla").to("meta"))
     with pytest.raises(Unsupported, match="does not support a padding mask"):
         export.to_program(example("fnet"), mask=True)
-    with pytest.raises(ValueError, match="memory is for mixers"):
+    with pytest.raises(ValueError, match="context=True is for mixers only"):
         export.to_program(build(MODELS["encoder"]), context=True)
 
 
@@ -264,7 +267,7 @@ def test_a_difference_is_an_error():
             self.calls += 1
             return x * self.calls, None
 
-    with pytest.raises(RuntimeError, match=r"not what eager gives.*differ by"):
+    with pytest.raises(RuntimeError, match=r"differs from eager by .*the tolerance is"):
         export.to_program(Drifting(4, can=Can()))
 
 
@@ -272,7 +275,7 @@ def test_training_goes_on_as_before():
     """Fails if exporting leaves a module in evaluation, or exports what is for training."""
     mixer = example("vanilla").train()
     mixer.q.eval()
-    with evaluating(mixer):
+    with evaluation_mode(mixer):
         assert not mixer.training
     assert mixer.training
     assert not mixer.q.training
@@ -303,7 +306,7 @@ def test_a_missing_package_is_named(name, monkeypatch, tmp_path):
     monkeypatch.setattr(
         onnx_file, "import_module", lambda n: usual("no_such_package") if n == name else builtins
     )
-    with pytest.raises(ImportError, match=rf"{name} is needed: pip install 'regard\[export\]'"):
+    with pytest.raises(ImportError, match=rf"needs {name}: pip install 'regard\[export\]'"):
         export.to_onnx(example("vanilla"), tmp_path / "m.onnx")
 
 
@@ -331,12 +334,12 @@ def test_command(tmp_path):
     )
     assert found.exit_code == 0, found.output
     value = json.loads(found.stdout)
-    assert value["difference"] < 1e-5
+    assert value["max_difference"] < 1e-5
     assert value["bytes"] == path.stat().st_size
     save(build(gpt(1, 16, 2, vocab_size=30, length=40, head=LMHeadConfig())), tmp_path / "model")
     found = command(tmp_path / "model", path)
     assert found.exit_code == 0, found.output
-    assert "difference to eager" in found.output
+    assert "difference from eager" in found.output
     assert "1 to 40 tokens" in found.output
 
 
@@ -345,13 +348,13 @@ def test_command(tmp_path):
     [
         (("nosuch", "x.onnx"), "no recipe 'nosuch'"),
         (("lokal", "x.onnx"), "did you mean 'local'"),
-        (("linear", "x.onnx", "--length", 5), "linear takes any length"),
+        (("linear", "x.onnx", "--length", 5), "linear has no maximum length"),
         (("vanilla", "x.onnx", "--set", "window=4"), "takes no argument 'window'"),
         (("linformer", "x.onnx", "--causal"), "does not support causal=True"),
         (("bp_transformer", "x.onnx"), "levels as the length has binary digits"),
         (("vanilla", "/"), "is a folder"),
-        (("vanilla", "/no/such/x.onnx"), "there is no such folder"),
-        (("no/folder", "x.onnx"), "is no folder of a saved model"),
+        (("vanilla", "/no/such/x.onnx"), "no such folder"),
+        (("no/folder", "x.onnx"), "is neither the folder of a saved model nor a recipe"),
     ],
 )
 def test_command_refuses(words, said, monkeypatch, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby
 
 from rich.table import Table
@@ -15,7 +15,7 @@ from regard.measure.timing import MeasuredStep
 
 
 def format_number(number: float, unit: str = "") -> str:
-    """Three significant digits with a metric prefix: 1,234 becomes "1.23 K", with unit B "1.23 kB"."""
+    """Three significant digits with a metric prefix: "1.23 K", or "1.23 kB" with unit B."""
     for prefix in ("", "k" if unit else "K", "M", "G", "T", "P", "E", "Z", "Y"):
         if abs(number) < 1000 or prefix == "Y":
             break
@@ -78,13 +78,15 @@ def step_table(total: Cost, memory: StepMemory, measured: MeasuredStep | None) -
     columns = ("predicted",) if measured is None else ("predicted", "measured", "ratio")
     table = _table("training step", columns)
     rows = {
-        "forward FLOPs": (total.forward_flops, measured and measured.forward_flops),
-        "backward FLOPs": (total.backward_flops, measured and measured.backward_flops),
-        "activation bytes": (memory.activation_bytes, measured and measured.activation_bytes),
-        "peak memory with AdamW, bytes": (memory.peak_bytes, measured and measured.peak_bytes),
-        "peak memory of the process, bytes": (memory.process_bytes, None),
+        "forward FLOPs": ("forward_flops", total.forward_flops),
+        "backward FLOPs": ("backward_flops", total.backward_flops),
+        "activation bytes": ("activation_bytes", memory.activation_bytes),
+        "peak memory with AdamW, bytes": ("peak_bytes", memory.peak_bytes),
+        "peak memory of the process, bytes": ("process_bytes", memory.process_bytes),
     }
-    for name, (predicted, actual) in rows.items():
+    values = {} if measured is None else asdict(measured)
+    for name, (field, predicted) in rows.items():
+        actual = values.get(field)
         ratio = [format_number(actual), f"{predicted / actual:.3f}"] if actual else []
         table.add_row(name, format_number(predicted), *ratio)
     if measured is not None:

@@ -1,4 +1,4 @@
-"""`regard cost`: parameters, FLOPs, memory and streaming state of a model, and a plan to train it."""
+"""`regard cost`: parameters, FLOPs, memory and streaming state of a model; training plans."""
 
 from __future__ import annotations
 
@@ -89,10 +89,12 @@ def cost_command(
 ) -> None:
     """Print what a model costs: parameters, FLOPs, activations, peak memory and streaming state.
 
-    Costs are counted without computing anything, so any size is fast and takes no memory. The model is an embedding,
-    blocks of one recipe with feed-forward layers, and a language-model head; or any --config.
+    Costs are counted without computing anything, so any size is fast and takes no memory. The model
+    is an embedding, blocks of one recipe with feed-forward layers, and a language-model head; or
+    any --config.
 
-    Example: regard cost vanilla --causal --dim 8192 --heads 64 --layers 80 --length 1000000 --dtype bfloat16 --plan H100
+    Example: regard cost vanilla --causal --dim 8192 --heads 64 --layers 80 --length 1000000 --dtype
+    bfloat16 --plan H100
     """
     only_for_plan = {
         "--tokens": tokens is not None,

@@ -1,123 +1,133 @@
-"""regard export: a recipe or a saved model as an ONNX file, checked by onnxruntime."""
+"""`regard export`: write a recipe or a saved model as an ONNX file, checked with onnxruntime."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.table import Table
-from torch import nn
 
 from regard.cli.output import console, print_json, user_errors
-from regard.cli.recipe_arguments import parse_recipe_arguments
-from regard.registry import create, get_recipe, list_recipes
-from regard.show.build import default_heads, fill_length_arguments
+
+if TYPE_CHECKING:  # it loads torch, which takes seconds
+    from torch import nn
+
+    from regard.export import ExportedFile
 
 DIM, HEADS, LENGTH = 64, 4, 512
 
 
 def export_command(
-    name: Annotated[str, typer.Argument(help="A recipe, or the folder of a saved model.")],
-    path: Annotated[Path, typer.Argument(help="The file to write, such as out.onnx.")],
-    dim: Annotated[int | None, typer.Option(help=f"Width of a token: {DIM} unless given.")] = None,
+    name: Annotated[str, typer.Argument(help="Recipe, or folder of a saved model.")],
+    path: Annotated[Path, typer.Argument(help="File to write, such as out.onnx.")],
+    dim: Annotated[int | None, typer.Option(help=f"Model width [default: {DIM}].")] = None,
     heads: Annotated[
-        int | None, typer.Option(help=f"{HEADS} unless given, or what the recipe prefers.")
+        int | None,
+        typer.Option(help=f"Number of heads [default: {HEADS}, or that of the recipe]."),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help=f"The longest sequence, for recipes that ask: {LENGTH}.")
+        int | None,
+        typer.Option(help=f"Maximum length, for recipes that need one [default: {LENGTH}]."),
     ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Built causal.")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="Build a causal mixer.")] = False,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Another argument, as name=value; may be repeated."),
+        typer.Option("--set", help="Recipe argument, as name=value. Can be repeated."),
     ] = None,
-    mask: Annotated[bool, typer.Option("--mask", help="It takes a padding mask.")] = False,
+    mask: Annotated[bool, typer.Option("--mask", help="Add a padding mask input.")] = False,
     context: Annotated[
-        bool, typer.Option("--context", help="It looks at another sequence: recipes only.")
+        bool, typer.Option("--context", help="Add a context input, for cross-attention of recipes.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the parameters of a recipe.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object to stdout.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed for the parameters of a recipe.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write an ONNX file for any batch and length, and compare it with PyTorch at other sizes than the traced one.
+    """Write an ONNX file for any batch size and length, and compare it with PyTorch at several
+    sizes.
 
     Example: regard export bigbird bigbird.onnx --dim 64 --heads 4 --length 4096 --mask
     """
-    from regard.export import to_onnx  # loads the tracer, which takes a while
-
     with user_errors():
-        flags = {
+        from regard.export import to_onnx
+
+        options = {
             "dim": dim,
             "heads": heads,
             "length": length,
             "causal": causal or None,
-            "set": set_,
+            "set": set_ or None,
         }
-        module = _loaded(name, flags) if Path(name).is_dir() else _built(name, flags, seed)
+        if Path(name).is_dir():
+            module = _load_model(name, options)
+        else:
+            module = _build_mixer(name, options, seed)
         try:
-            done = to_onnx(module, path, mask=mask, context=context)
-        except RuntimeError as error:  # it is not what eager gives: no file was written
+            exported = to_onnx(module, path, mask=mask, context=context)
+        except RuntimeError as error:  # it differs from eager: no file was written
             raise ValueError(str(error)) from None
     if json:
-        print_json(_as_json(name, done))
+        print_json(_as_json(name, exported))
     else:
-        _print(done)
+        _print(exported)
 
 
-def _loaded(folder: str, flags: dict[str, Any]) -> nn.Module:
+def _load_model(folder: str, options: dict[str, Any]) -> nn.Module:
     from regard.models import load
 
-    for flag, value in flags.items():
+    for option, value in options.items():
         if value is not None:
-            raise ValueError(f"{folder} says what the model is: leave --{flag} out")
+            raise ValueError(f"{folder} describes the whole model: remove --{option}")
     try:
         return load(folder)
     except FileNotFoundError as error:
         raise ValueError(str(error)) from None
 
 
-def _built(name: str, flags: dict[str, Any], seed: int) -> nn.Module:
+def _build_mixer(name: str, options: dict[str, Any], seed: int) -> nn.Module:
+    import torch
+
+    from regard.cli.recipe_arguments import parse_recipe_arguments
+    from regard.registry import create, get_recipe, list_recipes
+    from regard.show.build import default_heads, fill_length_arguments
+
     if name not in list_recipes() and ("/" in name or Path(name).exists()):
-        raise ValueError(f"{name} is no folder of a saved model, and no recipe")
+        raise ValueError(f"{name} is neither the folder of a saved model nor a recipe")
     recipe = get_recipe(name)
-    given = {flag: flags[flag] for flag in ("dim", "heads", "causal") if flags[flag] is not None}
-    told = {
-        "dim": DIM,
-        "heads": default_heads(recipe, HEADS),
-        **given,
-        **parse_recipe_arguments(recipe, flags["set"] or []),
-    }
-    if flags["length"] is not None and "length" not in recipe.parameters:
-        raise ValueError(f"{name} takes any length: leave --length out")
+    if options["length"] is not None and "length" not in recipe.parameters:
+        raise ValueError(f"{name} has no maximum length: remove --length")
+    sizes = ("dim", "heads", "causal")
+    arguments = {"dim": DIM, "heads": default_heads(recipe, HEADS)}
+    arguments |= {key: options[key] for key in sizes if options[key] is not None}
+    arguments |= parse_recipe_arguments(recipe, options["set"] or [])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return create(name, **fill_length_arguments(recipe, flags["length"] or LENGTH, told))
+        return create(name, **fill_length_arguments(recipe, options["length"] or LENGTH, arguments))
 
 
-def _as_json(name: str, done: Any) -> dict[str, Any]:
+def _as_json(name: str, exported: ExportedFile) -> dict[str, Any]:
     return {
         "name": name,
-        "path": str(done.path),
-        "bytes": done.bytes,
-        "inputs": list(done.inputs),
-        "lengths": list(done.lengths),
-        "difference": done.difference,
-        "checks": [check._asdict() for check in done.checks],
+        "path": str(exported.path),
+        "bytes": exported.bytes,
+        "inputs": list(exported.inputs),
+        "lengths": list(exported.lengths),
+        "max_difference": exported.max_difference,
+        "checks": [check._asdict() for check in exported.checks],
     }
 
 
-def _print(done: Any) -> None:
+def _print(exported: ExportedFile) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for column in ("examples", "tokens", "difference to eager"):
+    for column in ("examples", "tokens", "difference from eager"):
         table.add_column(column, justify="right", no_wrap=True)
-    for check in done.checks:
+    for check in exported.checks:
         table.add_row(str(check.batch), f"{check.length:,}", f"{check.difference:.1e}")
-    least, most = done.lengths
+    least, most = exported.lengths
+    lengths = f"from {least:,} tokens" if most is None else f"{least:,} to {most:,} tokens"
     out = console()
     out.print(table)
-    reach = f"from {least:,} tokens on" if most is None else f"{least:,} to {most:,} tokens"
     out.print(
-        f"\n{done.path}: {done.bytes:,} bytes; inputs {', '.join(done.inputs)}; any batch, {reach}",
+        f"\n{exported.path}: {exported.bytes:,} bytes; inputs {', '.join(exported.inputs)}; "
+        f"any batch size, {lengths}",
         soft_wrap=True,
     )

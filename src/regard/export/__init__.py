@@ -1,14 +1,15 @@
-"""Mixers and models as graphs for other runtimes: `torch.export`, and ONNX files that onnxruntime has checked.
+"""Export mixers and models for other runtimes: `torch.export` programs, and ONNX files checked with
+onnxruntime.
 
 import regard
 from regard import export
 
 mixer = regard.create("bigbird", dim=64, heads=4, length=4096)
-done = export.onnx(mixer, "bigbird.onnx", mask=True)      # any batch, any length up to 4,096
-print(done.difference)                                    # to eager, at sizes that were not traced
+exported = export.to_onnx(mixer, "bigbird.onnx", mask=True)  # any batch size, any length up to
+4,096 print(exported.max_difference)  # from eager, at sizes that were not traced
 """
 
 from regard.export.onnx_file import ExportedFile, to_onnx
 from regard.export.tracing import SizeCheck, to_program
 
-__all__ = ["SizeCheck", "ExportedFile", "to_onnx", "to_program"]
+__all__ = ["ExportedFile", "SizeCheck", "to_onnx", "to_program"]

@@ -1,4 +1,4 @@
-"""What a mixer or a model is given: random inputs of any size, and which of their sizes may change."""
+"""Random inputs of any size for a mixer or model, and which of their dimensions are dynamic."""
 
 from __future__ import annotations
 
@@ -11,171 +11,139 @@ from torch import Tensor, nn
 from regard.errors import Unsupported
 from regard.mixer import Mixer
 from regard.models.embeddings import InputEmbedding, PatchEmbedding, TokenEmbedding, VectorEmbedding
-from regard.models.model import Backbone, DualEncoder, Model, Seq2Seq, SingleStackModel
+from regard.models.model import DualEncoder, Model, Seq2Seq, SingleStackModel
 
-TRACED = (
-    211,
-    127,
-    61,
-    31,
-    23,
-    19,
-    13,
-    11,
-    7,
-    5,
-    3,
-    2,
-    1,
-)  # tokens of the example that is traced: primes fill no block
 SEED = 0
+CONTEXT_EXTRA = 3  # a context is longer than the queries by so many tokens
 
 
 class BatchShape(NamedTuple):
-    """How many examples, and how many tokens each has; of another sequence it has as many and three more."""
+    """Number of examples, and of tokens in each."""
 
     batch: int
     length: int
 
 
 class ExportInputs(NamedTuple):
-    """What goes in.
+    """Inputs of a module.
 
-    make      sizes -> tensors by name, the same each time
-    axes      which axes of each input may change: the first is the batch
-    longest   the most tokens it takes, None: any number; an image counts as one, for its size is fixed
+    Args:
+        make: Makes the inputs, by name, for a batch shape.
+        axes: Dynamic dimensions of each input. The first is the batch.
+        max_length: Maximum number of tokens, None = any. 1 for images, whose size is fixed.
     """
 
     make: Callable[[BatchShape], dict[str, Tensor]]
     axes: Mapping[str, tuple[int, ...]]
-    longest: int | None
+    max_length: int | None
 
-    def of(self, sizes: BatchShape) -> dict[str, Tensor]:
-        """The tensors; those that stand for padding are ragged, and from three examples on the last is nothing else."""
+    def example(self, shape: BatchShape) -> dict[str, Tensor]:
+        """Random inputs, the same for each call.
+
+        Masks have padding and holes, see `ragged_mask`.
+        """
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED + 1000 * sizes.batch + sizes.length)
-            return self.make(sizes)
+            torch.manual_seed(SEED + 1000 * shape.batch + shape.length)
+            return self.make(shape)
 
 
 def export_inputs(module: nn.Module, *, mask: bool, context: bool) -> ExportInputs:
-    """The inputs of a mixer or of a model."""
+    """The inputs of a mixer or model."""
     if isinstance(module, Mixer):
-        return _of_mixer(module, mask, context)
+        return _mixer_inputs(module, mask, context)
     if not isinstance(module, Model):
-        raise TypeError(f"a Mixer or a Model can be exported, not {type(module).__name__}")
+        raise TypeError(f"Only a Mixer or a Model can be exported, not {type(module).__name__}")
     if context:
-        raise ValueError("memory is for mixers: a model with two inputs always takes both")
-    if isinstance(module, Seq2Seq):
-        return _of_two(module, mask)
-    if isinstance(module, SingleStackModel):
-        return _of_one(module, module.backbone.embed, mask)
-    if isinstance(module, DualEncoder):
-        return _of_pair(module, mask)
-    raise Unsupported(f"{type(module).__name__} is no model whose inputs are known")
+        raise ValueError("context=True is for mixers only; an encoder-decoder always has a source")
+    return _model_inputs(module, mask)
 
 
-def _of_mixer(mixer: Mixer, mask: bool, context: bool) -> ExportInputs:
+def _mixer_inputs(mixer: Mixer, mask: bool, context: bool) -> ExportInputs:
     if mask:
         mixer._require("mask")
     if context:
         mixer._require("cross")
     if context and mixer.causal:
-        raise Unsupported(
-            f"{mixer.name} was built causal, and another sequence has no past or future to it"
-        )
-    here = _like(mixer)
+        raise Unsupported(f"{mixer.name} is causal, so it cannot attend to a context")
+    like = _floating_tensor(mixer)
 
-    def make(sizes: BatchShape) -> dict[str, Tensor]:
-        b, n = sizes
-        m = n + 3 if context else n
+    def make(shape: BatchShape) -> dict[str, Tensor]:
+        b, n = shape
+        m = n + CONTEXT_EXTRA if context else n
         m = m if mixer.length is None else min(m, mixer.length)
-        found = {"x": torch.randn(b, n, mixer.dim, dtype=here.dtype, device=here.device)}
+        inputs = {"x": like.new_empty(b, n, mixer.dim).normal_()}
         if context:
-            found["context"] = torch.randn(b, m, mixer.dim, dtype=here.dtype, device=here.device)
-        return found | ({"mask": ragged_mask(b, m, here.device)} if mask else {})
+            inputs["context"] = like.new_empty(b, m, mixer.dim).normal_()
+        if mask:
+            inputs["mask"] = ragged_mask(b, m, like.device)
+        return inputs
 
-    names = ["x"] + ["context"] * context + ["mask"] * mask
+    names = ["x", *["context"] * context, *["mask"] * mask]
     return ExportInputs(make, dict.fromkeys(names, (0, 1)), mixer.length)
 
 
-def _longest(model: Model, *trunks: Backbone) -> int | None:
-    """What the layers take, and the positions that there are."""
-    limits = [backbone.stack.length for backbone in trunks] + [
-        None if model.config is None else model.config.length
-    ]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _of_one(model: SingleStackModel, embed: InputEmbedding, mask: bool) -> ExportInputs:
-    device = _like(model).device
-    if isinstance(embed, PatchEmbedding):
+def _model_inputs(model: Model, mask: bool) -> ExportInputs:
+    if isinstance(model, Seq2Seq):
+        backbones = {"source": model.encoder, "target": model.decoder}
+    elif isinstance(model, SingleStackModel | DualEncoder):
+        backbones = {"x": model.backbone}
+    else:
+        raise Unsupported(f"The inputs of {type(model).__name__} are unknown")
+    embeddings = {name: backbone.embed for name, backbone in backbones.items()}
+    limits = [backbone.stack.length for backbone in backbones.values()]
+    limits.append(None if model.config is None else model.config.length)
+    max_length = min((limit for limit in limits if limit is not None), default=None)
+    axes: tuple[int, ...] = (0, 2) if isinstance(model, DualEncoder) else (0, 1)
+    if any(isinstance(embed, PatchEmbedding) for embed in embeddings.values()):
+        if len(embeddings) > 1:
+            raise Unsupported("A model from images to text cannot be exported as one graph")
         if mask:
-            raise Unsupported("the patches of an image are all there: export without a mask")
-        return ExportInputs(lambda sizes: {"x": _tokens(embed, sizes, model)}, {"x": (0,)}, 1)
+            raise Unsupported("Images have no padding: export without a mask")
+        axes, max_length = (0,), 1
 
-    def make(sizes: BatchShape) -> dict[str, Tensor]:
-        return {"x": _tokens(embed, sizes, model)} | (
-            {"mask": ragged_mask(*sizes, device)} if mask else {}
-        )
-
-    return ExportInputs(
-        make, dict.fromkeys(["x"] + ["mask"] * mask, (0, 1)), _longest(model, model.backbone)
-    )
-
-
-def _of_pair(model: DualEncoder, mask: bool) -> ExportInputs:
-    def make(sizes: BatchShape) -> dict[str, Tensor]:
-        both = BatchShape(2 * sizes.batch, sizes.length)
-        found = {"x": _tokens(model.backbone.embed, both, model)}
-        found |= {"mask": ragged_mask(*both, found["x"].device)} if mask else {}
-        return {name: tensor.unflatten(0, (-1, 2)) for name, tensor in found.items()}
-
-    return ExportInputs(
-        make, dict.fromkeys(["x"] + ["mask"] * mask, (0, 2)), _longest(model, model.backbone)
-    )
-
-
-def _of_two(model: Seq2Seq, mask: bool) -> ExportInputs:
-    longest = _longest(model, model.encoder, model.decoder)
-
-    def make(sizes: BatchShape) -> dict[str, Tensor]:
-        source = BatchShape(
-            sizes.batch, sizes.length + 3 if longest is None else min(sizes.length + 3, longest)
-        )
-        found = {
-            "source": _tokens(model.encoder.embed, source, model),
-            "target": _tokens(model.decoder.embed, sizes, model),
+    def make(shape: BatchShape) -> dict[str, Tensor]:
+        b, n = shape
+        longer = n + CONTEXT_EXTRA if max_length is None else min(n + CONTEXT_EXTRA, max_length)
+        b = 2 * b if isinstance(model, DualEncoder) else b
+        lengths = {name: longer if name == "source" else n for name in embeddings}
+        inputs = {
+            name: _random_input(embed, BatchShape(b, lengths[name]), model)
+            for name, embed in embeddings.items()
         }
-        return found | ({"mask": ragged_mask(*source, found["source"].device)} if mask else {})
+        if mask:
+            first, tokens = next(iter(inputs.items()))
+            inputs["mask"] = ragged_mask(b, lengths[first], tokens.device)
+        if isinstance(model, DualEncoder):  # (2b n) -> (b 2 n)
+            inputs = {name: tensor.unflatten(0, (-1, 2)) for name, tensor in inputs.items()}
+        return inputs
 
-    if isinstance(model.encoder.embed, PatchEmbedding):
-        raise Unsupported(
-            "a model that reads images and writes text has inputs of two kinds: export its parts"
-        )
-    return ExportInputs(
-        make, dict.fromkeys(["source", "target"] + ["mask"] * mask, (0, 1)), longest
-    )
+    return ExportInputs(make, dict.fromkeys([*embeddings, *["mask"] * mask], axes), max_length)
 
 
-def _tokens(embed: InputEmbedding, sizes: BatchShape, model: nn.Module) -> Tensor:
-    """As the embedding takes them."""
-    here = _like(model)
+def _random_input(embed: InputEmbedding, shape: BatchShape, model: nn.Module) -> Tensor:
+    """What an embedding takes: token ids, vectors or images."""
+    like = _floating_tensor(model)
     if isinstance(embed, TokenEmbedding):
-        return torch.randint(embed.tokens.num_embeddings, tuple(sizes), device=here.device)
+        return torch.randint(embed.tokens.num_embeddings, tuple(shape), device=like.device)
     if isinstance(embed, VectorEmbedding):
-        return torch.randn(*sizes, embed.project.in_features, dtype=here.dtype, device=here.device)
+        return like.new_empty(*shape, embed.project.in_features).normal_()
     if isinstance(embed, PatchEmbedding):
-        return torch.randn(sizes.batch, *embed.shape, dtype=here.dtype, device=here.device)
-    raise Unsupported(f"{type(embed).__name__} is no embedding whose input is known")
+        return like.new_empty(shape.batch, *embed.shape).normal_()
+    raise Unsupported(f"The input of {type(embed).__name__} is unknown")
+
+
+def _floating_tensor(module: nn.Module) -> Tensor:
+    """A tensor with the dtype and device of the parameters, detached."""
+    parameters = (p.detach() for p in module.parameters() if p.is_floating_point())
+    return next(parameters, torch.empty(0))
 
 
 def ragged_mask(b: int, n: int, device: torch.device) -> Tensor:
-    """A mask (b n): whole, with holes and cut short, and nothing at all, in turn."""
-    at = torch.arange(n)
-    rows = (at >= 0, (at % 5 != 3) & (at < max(1, n - n // 3)), at < 0)
+    """A mask (b n) whose rows are, by turns: all True; with holes and padding; all False."""
+    positions = torch.arange(n)
+    rows = (
+        positions >= 0,
+        (positions % 5 != 3) & (positions < max(1, n - n // 3)),
+        positions < 0,
+    )
     return torch.stack([rows[i % 3] for i in range(b)]).to(device)
-
-
-def _like(module: nn.Module) -> Tensor:
-    """A tensor of the kind that it computes in."""
-    return next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))

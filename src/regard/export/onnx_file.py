@@ -1,4 +1,4 @@
-"""ONNX files: written at once, after onnxruntime gave the same as eager."""
+"""ONNX files, written once onnxruntime has given the same results as eager."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.export.tracing import (
     GraphRunner,
     SizeCheck,
     TracedGraph,
-    check_can,
+    check_capability,
     compare,
     suppress_output,
     trace,
@@ -23,15 +23,19 @@ from regard.export.tracing import (
 from regard.models.serialization import write_atomically
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-LARGEST = (1 << 31) - (1 << 20)  # bytes: what protobuf can hold, and some room for the graph
+MAX_BYTES = (1 << 31) - (1 << 20)  # the limit of protobuf, less some room for the graph
 OUTPUT = "y"
 
 
 class ExportedFile(NamedTuple):
-    """What was written.
+    """A file that was written.
 
-    lengths   from, to: which lengths it takes; None: any above
-    checks    the comparisons with eager, by onnxruntime
+    Args:
+        path: Its path.
+        bytes: Its size.
+        inputs: Names of the inputs.
+        lengths: Minimum and maximum length that it takes; the maximum is None if there is none.
+        checks: Comparisons of onnxruntime with eager.
     """
 
     path: Path
@@ -41,8 +45,8 @@ class ExportedFile(NamedTuple):
     checks: tuple[SizeCheck, ...]
 
     @property
-    def difference(self) -> float:
-        """The largest of all checks."""
+    def max_difference(self) -> float:
+        """The largest difference from eager."""
         return max(check.difference for check in self.checks)
 
 
@@ -55,103 +59,88 @@ def to_onnx(
     length: int | None = None,
     tolerance: float = 1e-4,
 ) -> ExportedFile:
-    """Write a mixer or a model as an ONNX file, for any batch and length; see `to_program` for the arguments.
+    """Write a mixer or model as an ONNX file for any batch size and length.
 
-    The inputs are called as in `forward`: x, memory, mask; the output y.  The file appears only after onnxruntime has given
-    what eager gives, at other batches and lengths than the traced one.  What cannot be exported raises `Unsupported`.
+    See `to_program` for the arguments. Inputs are named as in `forward` (x, context, mask), the
+    output is y. The file is written only if onnxruntime gives the same as eager, at other batch
+    sizes and lengths than the traced ones.
     """
-    path = _checked(path)
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give a file name, such as {path / 'model.onnx'}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(2, "no such folder", str(path.parent))
     check_positive("tolerance", tolerance)
     runtime = import_onnxruntime()
-    _check_kind(module)
-    check_can(module, "onnx", "be written as ONNX")
-    found = trace(module, mask=mask, context=context, length=length)
-    content = onnx_bytes(found)
-    checks = compare(module, found, onnx_runner(runtime, content), tolerance)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"Only a Mixer or a Model can be exported, not {type(module).__name__}")
+    dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    if not dtypes <= {torch.float32, torch.float64}:  # others have no kernels for some operators
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise ValueError(
+            f"The parameters are {names}: convert them first, for example with .float()"
+        )
+    size = sum(tensor.nbytes for tensor in module.state_dict().values())
+    if size > MAX_BYTES:
+        raise Unsupported(
+            f"The parameters take {size / 2**30:.1f} GiB, but an ONNX file is limited to 2 GiB"
+        )
+    check_capability(module, "onnx")
+    traced = trace(module, mask=mask, context=context, length=length)
+    content = onnx_bytes(traced)
+    checks = compare(module, traced, onnx_runner(runtime, content), tolerance)
     write_atomically(path, content)
-    return ExportedFile(
-        path, len(content), tuple(found.inputs.axes), (found.least, found.most), checks
-    )
+    lengths = (traced.min_length, traced.max_length)
+    return ExportedFile(path, len(content), tuple(traced.inputs.axes), lengths, checks)
 
 
 def import_onnxruntime() -> Any:
-    """onnxruntime, once all packages of the extra are there."""
+    """onnxruntime; ImportError if a package of the export extra is missing."""
     for name in PACKAGES:
         try:
-            found = import_module(name)
+            module = import_module(name)
         except ImportError:
             raise ImportError(
-                f"to write ONNX files {name} is needed: pip install 'regard[export]'", name=name
+                f"ONNX export needs {name}: pip install 'regard[export]'", name=name
             ) from None
-    return found
+    return module
 
 
-def _checked(path: str | Path) -> Path:
-    """A place that a file can be put to."""
-    path = Path(path)
-    if path.is_dir():
-        raise ValueError(
-            f"{path} is a folder: give the name of a file, such as {path / 'model.onnx'}"
-        )
-    if not path.parent.is_dir():
-        raise FileNotFoundError(2, "there is no such folder", str(path.parent))
-    return path
-
-
-def _check_kind(module: nn.Module) -> None:
-    """onnxruntime computes in single and in double precision everywhere, in shorter ones here and there."""
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"a Mixer or a Model can be exported, not {type(module).__name__}")
-    kinds = {x.dtype for x in module.parameters() if x.is_floating_point()}
-    if not kinds <= {torch.float32, torch.float64}:
-        raise ValueError(
-            f"the parameters are of {', '.join(sorted(map(str, kinds)))}: convert them first, as by .float()"
-        )
-    size = sum(x.nbytes for x in module.state_dict().values())
-    if size > LARGEST:
-        raise Unsupported(
-            f"the parameters take {size / 2**30:.1f} GiB, and an ONNX file holds less than 2"
-        )
-
-
-def onnx_bytes(found: TracedGraph) -> bytes:
-    """The graph as the content of an ONNX file."""
-    names = list(found.inputs.axes)
+def onnx_bytes(traced: TracedGraph) -> bytes:
+    """A traced graph as the content of an ONNX file."""
     with suppress_output(), torch.no_grad():
         try:
-            written = torch.onnx.export(
-                found.program,
+            program = torch.onnx.export(
+                traced.program,
                 (),
                 dynamo=True,
                 verbose=False,
-                input_names=names,
+                input_names=list(traced.inputs.axes),
                 output_names=[OUTPUT],
                 external_data=False,
             )
-            assert written is not None
-            return written.model_proto.SerializeToString()
-        except Exception as error:  # an operator that ONNX has no word for
-            lines = [
-                line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()
-            ]
-            raise Unsupported(
-                f"ONNX cannot say it: {lines[0] if lines else type(error).__name__}"
-            ) from None
+            assert program is not None
+            return program.model_proto.SerializeToString()
+        except Exception as error:  # an operator that ONNX does not have
+            lines = [line.strip() for line in str(error.__cause__ or error).splitlines()]
+            reason = next((line for line in lines if line), type(error).__name__)
+            raise Unsupported(f"ONNX cannot express the graph: {reason}") from None
 
 
 def onnx_runner(runtime: Any, content: bytes) -> GraphRunner:
-    """The file, run by onnxruntime: tensors by name -> the output."""
+    """A function that runs an ONNX file with onnxruntime: inputs by name -> output."""
     options = runtime.SessionOptions()
-    options.log_severity_level = 4  # what fails is raised as well
+    options.log_severity_level = 4  # errors are raised as well
     options.intra_op_num_threads = torch.get_num_threads()
     try:
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise Unsupported(f"onnxruntime cannot run it: {str(error).splitlines()[0]}") from None
+        raise Unsupported(
+            f"onnxruntime cannot run the graph: {str(error).splitlines()[0]}"
+        ) from None
 
-    def run(given: Mapping[str, Tensor]) -> Tensor:
-        return torch.from_numpy(
-            session.run([OUTPUT], {name: x.cpu().numpy() for name, x in given.items()})[0]
-        )
+    def run(inputs: Mapping[str, Tensor]) -> Tensor:
+        arrays = {name: tensor.cpu().numpy() for name, tensor in inputs.items()}
+        return torch.from_numpy(session.run([OUTPUT], arrays)[0])
 
     return run

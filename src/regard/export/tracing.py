@@ -1,4 +1,5 @@
-"""torch.export with batch and length left open, and the comparison with eager at other sizes."""
+"""Trace a module with `torch.export` for any batch size and length, and compare the graph with
+eager."""
 
 from __future__ import annotations
 
@@ -15,16 +16,20 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from regard.block import Layer
+from regard.deep_init import evaluation_mode
 from regard.errors import Unsupported, check_int, check_positive
-from regard.export.inputs import TRACED, BatchShape, ExportInputs, export_inputs
+from regard.export.inputs import BatchShape, ExportInputs, export_inputs
 from regard.mixer import Mixer
 
 GraphRunner = Callable[[Mapping[str, Tensor]], Tensor]
-HOME = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[1]
+# lengths to trace, the longest that fits: primes, so that no block is full
+TRACE_LENGTHS = (211, 127, 61, 31, 23, 19, 13, 11, 7, 5, 3, 2, 1)
 
 
 class SizeCheck(NamedTuple):
-    """One comparison with eager: the sizes, and the largest difference, over the largest number of eager or 1."""
+    """A comparison with eager: largest absolute difference, relative to the largest output (at
+    least 1)."""
 
     batch: int
     length: int
@@ -32,13 +37,14 @@ class SizeCheck(NamedTuple):
 
 
 class TracedGraph(NamedTuple):
-    """A graph, what goes into it, and which lengths it is for; most None: any."""
+    """A program, its inputs, the shape it was traced at, and the lengths it takes (max_length None
+    = any)."""
 
     program: ExportedProgram
     inputs: ExportInputs
-    at: BatchShape
-    least: int
-    most: int | None
+    traced_at: BatchShape
+    min_length: int
+    max_length: int | None
 
 
 def to_program(
@@ -49,168 +55,149 @@ def to_program(
     length: int | None = None,
     tolerance: float = 1e-4,
 ) -> ExportedProgram:
-    """A mixer or a model as a `torch.export.ExportedProgram`, for any batch and length.
+    """Export a mixer or model as a `torch.export.ExportedProgram` for any batch size and length.
 
-    mask     it takes a padding mask (b n), True = a real token; over `memory` where that is given
-    memory   it takes another sequence (b m d), of any length m: mixers only
-    length   of the example that is traced: 211 tokens unless given, or a prime that the module takes.  Only where a mechanism
-             does something else for long sequences (more than one block, a window that does not reach over all) does it matter
-    within   how far it may be from eager at other sizes, beside the largest number; else RuntimeError
+    Attention over a pattern becomes dense attention with a mask that is computed from the
+    positions.
 
-    Run it by `to_program.module(check_guards=False)`: the tracer also guards against sizes that happen to be equal, such as a
-    length that needs no filling up, where the graph gives the same.
+    Args:
+        module: A mixer or a model. It is exported in evaluation mode.
+        mask: Whether the program takes a padding mask (b n), True = keep; over the context if there
+            is one.
+        context: Whether it takes a context (b m d) for cross-attention. Mixers only.
+        length: Length of the example that is traced; default 211, or less if the module is limited.
+            It matters for modules that do something else for long sequences, such as more than one
+            block.
+        tolerance: Allowed difference from eager at other sizes, relative to the largest output.
 
-    Attention over a pattern becomes dense: its mask is computed from the positions, for whatever length comes.  What cannot
-    be exported raises `Unsupported`, with the reason.
+    Returns:
+        The program. Run it with `program.module(check_guards=False)`: the tracer also guards
+        against coincidences, such as a length that needs no padding, where the graph gives the same
+        result.
+
+    Raises:
+        Unsupported: If the module cannot be exported, with the reason.
+        RuntimeError: If the program differs from eager by more than `tolerance`.
     """
     check_positive("tolerance", tolerance)
-    found = trace(module, mask=mask, context=context, length=length)
-    graph = found.program.module(check_guards=False)
-    compare(module, found, lambda given: graph(**given), tolerance)
-    return found.program
+    traced = trace(module, mask=mask, context=context, length=length)
+    graph = traced.program.module(check_guards=False)
+    compare(module, traced, lambda inputs: graph(**inputs), tolerance)
+    return traced.program
 
 
 def trace(module: nn.Module, *, mask: bool, context: bool, length: int | None) -> TracedGraph:
-    """The graph, not yet compared with anything."""
-    wanted = export_inputs(module, mask=mask, context=context)
-    check_can(module, "export", "be exported")
-    _check_numbers(module)
-    at = BatchShape(2, _traced_length(length, wanted.longest))
-    example = wanted.of(at)
-    dims = {name: dict.fromkeys(axes, Dim.DYNAMIC) for name, axes in wanted.axes.items()}
-    with evaluating(module), torch.no_grad(), suppress_output():
+    """Trace a module, without comparing it to eager."""
+    inputs = export_inputs(module, mask=mask, context=context)
+    check_capability(module, "export")
+    if any(p.is_meta for p in module.parameters()):
+        raise ValueError(f"{_name(module)} is on the meta device: it has no values to export")
+    if length is None:
+        most = inputs.max_length
+        length = next(n for n in TRACE_LENGTHS if most is None or n <= most)
+    else:
+        check_int(2, length=length)
+        if inputs.max_length is not None and length > inputs.max_length:
+            raise ValueError(
+                f"length is {length}, but the module was built for at most {inputs.max_length}"
+            )
+    shape = BatchShape(2, length)
+    dynamic = {name: dict.fromkeys(axes, Dim.DYNAMIC) for name, axes in inputs.axes.items()}
+    example = inputs.example(shape)
+    with evaluation_mode(module), torch.no_grad(), suppress_output():
         try:
-            found = torch.export.export(module, (), example, dynamic_shapes=dims, strict=False)
+            program = torch.export.export(module, (), example, dynamic_shapes=dynamic, strict=False)
         except Unsupported:
             raise
-        except (
-            Exception
-        ) as error:  # whatever it is, it is about tracing: the same call was run in eager before
-            raise Unsupported(
-                f"{_name(module)} cannot be exported: {_first_line(error)}{_where(error)}"
-            ) from None
-        least, most = _lengths(found, wanted)
-    return TracedGraph(found, wanted, at, least, most)
+        except Exception as error:
+            reason = f"{_first_line(error)}{_location(error)}"
+            raise Unsupported(f"{_name(module)} cannot be exported: {reason}") from None
+        return TracedGraph(program, inputs, shape, *_length_range(program, inputs))
 
 
 def compare(
-    module: nn.Module, found: TracedGraph, run: GraphRunner, tolerance: float
+    module: nn.Module, traced: TracedGraph, run: GraphRunner, tolerance: float
 ) -> tuple[SizeCheck, ...]:
-    """Run both at other sizes than the traced one; too large a difference raises RuntimeError."""
+    """Compare a graph with eager at other sizes than the traced one; RuntimeError if they differ."""
     checks = []
-    for sizes in other_sizes(found):
-        given = found.inputs.of(sizes)
-        with evaluating(module), torch.no_grad():
-            want = module(**given).cpu()
-        if not want.isfinite().all():
+    for shape in other_sizes(traced):
+        inputs = traced.inputs.example(shape)
+        sizes = f"{shape.batch} examples of {shape.length} tokens"
+        with evaluation_mode(module), torch.no_grad():
+            expected = module(**inputs).cpu()
+        if not expected.isfinite().all():
             raise ValueError(
-                f"{_name(module)} itself gives numbers that are not finite: look at its parameters"
+                f"{_name(module)} returns values that are not finite: check its weights"
             )
         with torch.no_grad(), suppress_output():
             try:
-                got = run(given).cpu()
-            except (
-                Exception
-            ) as error:  # a guard of the graph, or a runtime that has no such operator
+                actual = run(inputs).cpu()
+            except Exception as error:
                 raise Unsupported(
-                    f"{_name(module)} cannot be exported for any length: traced at {found.at.length} tokens, it fails for "
-                    f"{sizes.batch} examples of {sizes.length}: {_first_line(error)}"
+                    f"{_name(module)} cannot be exported for any length: traced at "
+                    f"{traced.traced_at.length} tokens, it fails for {sizes}: {_first_line(error)}"
                 ) from None
-        difference = (
-            ((got - want).abs().max() / want.abs().max().clamp(min=1)).item()
-            if want.numel()
-            else 0.0
-        )
-        checks.append(SizeCheck(*sizes, difference))
+        difference = 0.0
+        if expected.numel():
+            scale = expected.abs().max().clamp(min=1)
+            difference = ((actual - expected).abs().max() / scale).item()
+        checks.append(SizeCheck(*shape, difference))
         if not difference <= tolerance:
             raise RuntimeError(
-                f"the exported {_name(module)} is not what eager gives: for {sizes.batch} examples of {sizes.length} tokens "
-                f"they differ by {difference:.2g}, and at most {tolerance:g} was allowed"
+                f"The exported {_name(module)} differs from eager by {difference:.2g} "
+                f"for {sizes}; the tolerance is {tolerance:g}"
             )
     return tuple(checks)
 
 
-def other_sizes(found: TracedGraph) -> list[BatchShape]:
-    """Shorter and longer than the traced one, odd and even, for one example and for several."""
-    n, most = found.at.length, found.most
-    tried = [
-        (3, n // 2 + 1),
-        (2, 2 * n + 5),
-        (1, 300),
-        (1, found.least),
-        (3, n - 1 if most == n else n + 1),
-    ]
-    fitting = [
-        BatchShape(b, m) for b, m in tried if m >= found.least and (most is None or m <= most)
-    ]
+def other_sizes(traced: TracedGraph) -> list[BatchShape]:
+    """Shorter and longer than the traced length, odd and even, for one example and for several."""
+    n, least, most = traced.traced_at.length, traced.min_length, traced.max_length
+    last = n - 1 if most == n else n + 1
+    sizes = [(3, n // 2 + 1), (2, 2 * n + 5), (1, 300), (1, least), (3, last)]
+    fitting = [BatchShape(b, m) for b, m in sizes if m >= least and (most is None or m <= most)]
     return list(dict.fromkeys(fitting)) or [BatchShape(b, n) for b in (1, 3)]
 
 
-# ---------------------------------------------------------------------------------------------- what may be asked
-def check_can(module: nn.Module, promise: str, what: str) -> None:
-    """The part that refuses, with its reason: of a model, the innermost, for it knows best."""
+def check_capability(module: nn.Module, capability: str) -> None:
+    """Raise `Unsupported` with the reason of the innermost part that lacks a capability, "export"
+    or "onnx"."""
+    action = {"export": "be exported", "onnx": "be written as ONNX"}[capability]
     for part in reversed(list(module.modules())):
-        if isinstance(part, Mixer | Layer) and part.can.reason(promise) is not None:
-            raise Unsupported(f"{_name(part)} cannot {what}: {part.can.reason(promise)}")
+        reason = part.can.reason(capability) if isinstance(part, Mixer | Layer) else None
+        if reason is not None:
+            raise Unsupported(f"{_name(part)} cannot {action}: {reason}")
 
 
-def _check_numbers(module: nn.Module) -> None:
-    if any(p.is_meta for p in module.parameters()):
-        raise ValueError(f"{_name(module)} is on the meta device and has no numbers to export")
-
-
-def _traced_length(length: int | None, longest: int | None) -> int:
-    if length is None:
-        return next(n for n in TRACED if longest is None or n <= longest)
-    check_int(2, length=length)
-    if longest is not None and length > longest:
-        raise ValueError(f"length is {length}, and this was built for at most {longest}")
-    return length
-
-
-def _lengths(found: ExportedProgram, wanted: ExportInputs) -> tuple[int, int | None]:
-    """The range that the graph is for, as the tracer found it.  It says 2 where 1 mostly runs as well."""
-    for node in found.graph.nodes:
-        for name, axes in wanted.axes.items():
-            if node.op == "placeholder" and node.name == name and len(axes) > 1:
-                symbol = node.meta["val"].shape[axes[-1]].node.expr
-                bounds = found.range_constraints.get(symbol)
-                if bounds is None:
-                    continue
-                least, most = (
-                    int(bounds.lower),
-                    None if "oo" in str(bounds.upper) else int(bounds.upper),
-                )
-                least = 1 if least <= 2 and _runs(found, wanted.of(BatchShape(1, 1))) else least
-                return least, wanted.longest if most is None else most
-    return 1, wanted.longest
-
-
-def _runs(found: ExportedProgram, given: Mapping[str, Tensor]) -> bool:
-    try:
-        found.module(check_guards=False)(**given)
-    except Exception:  # whatever it says, it is for longer ones only
-        return False
-    return True
-
-
-# ---------------------------------------------------------------------------------------------- around torch
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Inside, no dropout and no noise; after it, each part is as it was."""
-    were = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in were.items():
-            part.training = training
+def _length_range(program: ExportedProgram, inputs: ExportInputs) -> tuple[int, int | None]:
+    """The lengths that a program takes. The tracer says 2 or more where 1 usually works as well."""
+    for node in program.graph.nodes:
+        axes = inputs.axes.get(node.name, ()) if node.op == "placeholder" else ()
+        if len(axes) < 2:
+            continue
+        bounds = program.range_constraints.get(node.meta["val"].shape[axes[-1]].node.expr)
+        if bounds is None:
+            continue
+        least, most = int(bounds.lower), inputs.max_length
+        if "oo" not in str(bounds.upper):
+            most = int(bounds.upper)
+        if least <= 2:
+            try:
+                program.module(check_guards=False)(**inputs.example(BatchShape(1, 1)))
+                least = 1
+            except Exception:  # only longer sequences work
+                pass
+        return least, most
+    return 1, inputs.max_length
 
 
 @contextmanager
 def suppress_output() -> Iterator[None]:
-    """The tracer prints whole graphs where it fails: the error says what matters."""
-    before = logging.root.manager.disable
+    """Hide logs and prints.
+
+    The tracer prints whole graphs when it fails; the error has what matters.
+    """
+    level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with (
@@ -221,7 +208,7 @@ def suppress_output() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(level)
 
 
 def _name(module: nn.Module) -> str:
@@ -233,12 +220,12 @@ def _first_line(error: BaseException) -> str:
     return lines[0].rstrip(".!") if lines else type(error).__name__
 
 
-def _where(error: BaseException) -> str:
-    """The last place in this package that it came through."""
-    place, trace = "", error.__traceback__
-    while trace is not None:
-        path = Path(trace.tb_frame.f_code.co_filename)
-        if HOME in path.parents and path.parent.name != "export":
-            place = f", in {path.relative_to(HOME)}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
+def _location(error: BaseException) -> str:
+    """The last place in this package that an error came through, as ", in file:line"."""
+    location, frame = "", error.__traceback__
+    while frame is not None:
+        path = Path(frame.tb_frame.f_code.co_filename)
+        if PACKAGE in path.parents and path.parent.name != "export":
+            location = f", in {path.relative_to(PACKAGE)}:{frame.tb_lineno}"
+        frame = frame.tb_next
+    return location

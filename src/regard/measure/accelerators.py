@@ -18,6 +18,7 @@ from regard.models.config import StrictModel
 GB, TERA = 10**9, 10**12
 THIS_MACHINE = "this machine"
 
+DType = Literal["float32", "tf32", "bfloat16"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -35,7 +36,7 @@ class Accelerator(StrictModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
 
-    flops: Annotated[dict[Literal["float32", "tf32", "bfloat16"], Positive], Field(min_length=1)]
+    flops: Annotated[dict[DType, Positive], Field(min_length=1)]
     bandwidth: Positive
     memory: Annotated[int, Field(ge=1)]
     link: Positive
@@ -45,7 +46,7 @@ class Accelerator(StrictModel):
 
     def peak(self, dtype: str) -> float:
         """FLOP/s for a dtype."""
-        peaks: Mapping[str, float] = self.flops
+        peaks = {str(known): flops for known, flops in self.flops.items()}
         if dtype not in peaks:
             raise ValueError(f"{self.name} has no peak for {dtype}: {did_you_mean(dtype, peaks)}")
         return peaks[dtype]
@@ -55,10 +56,8 @@ def _data_sheet(
     name: str, tflops: tuple[float, ...], bandwidth: int, memory: int, link: int, source: str
 ) -> Accelerator:
     """Peaks in TFLOP/s for bfloat16, tf32 and float32; GB/s and GB for the rest."""
-    flops = {
-        dtype: peak * TERA
-        for dtype, peak in zip(("bfloat16", "tf32", "float32"), tflops, strict=False)
-    }
+    dtypes: tuple[DType, ...] = ("bfloat16", "tf32", "float32")
+    flops = {dtype: peak * TERA for dtype, peak in zip(dtypes, tflops, strict=False)}
     return Accelerator(
         name=name,
         flops=flops,
@@ -89,7 +88,8 @@ def find_accelerator(name: str, table: Mapping[str, Accelerator] = ACCELERATORS)
 
 
 def read_accelerators(path: Path) -> dict[str, Accelerator]:
-    """Read a JSON file {name: {"flops": {"bfloat16": 1e15}, "bandwidth": .., "memory": .., "link": ..}}."""
+    """Read a JSON file {name: {"flops": {"bfloat16": 1e15}, "bandwidth": .., "memory": .., "link":
+    ..}}."""
     try:
         table = TypeAdapter(dict[str, Accelerator]).validate_json(path.read_bytes())
     except OSError as error:
@@ -120,7 +120,10 @@ def measure_this_machine() -> Accelerator:
     bandwidth = 3 * x.nbytes / fastest(lambda: torch.add(x, y, out=out))
     return Accelerator(
         name=THIS_MACHINE,
-        flops={dtype: product_flops(getattr(torch, dtype)) for dtype in ("float32", "bfloat16")},
+        flops={
+            "float32": product_flops(torch.float32),
+            "bfloat16": product_flops(torch.bfloat16),
+        },
         bandwidth=bandwidth,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         link=bandwidth,

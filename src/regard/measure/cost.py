@@ -3,7 +3,8 @@
     model_cost = cost(regard.create("bigbird", dim=512, heads=8, length=4096), 4096)
     print(model_cost.forward_flops, model_cost.activation_bytes, model_cost.parameters)
 
-Nothing is computed, and a module built under `torch.device("meta")` takes no memory, whatever its size.
+Nothing is computed, and a module built under `torch.device("meta")` takes no memory, whatever its
+size.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ MAX_LENGTH, MAX_BATCH = 1 << 25, 1 << 40
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one forward and backward pass. See `regard.measure.module_cost.ModuleCost` for what is counted.
+    """Cost of one forward and backward pass.
+
+    See `regard.measure.module_cost.ModuleCost` for what is counted.
 
     Args:
         name: Name of the part, "model" for the whole.

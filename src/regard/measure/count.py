@@ -1,8 +1,8 @@
 """Counters for a run: FLOPs, bytes saved by autograd, and peak memory.
 
-`torch.utils.flop_counter` misses the fused attention of the CPU, Fourier transforms, and elementwise products that are
-summed. A multiply-add counts as 2 FLOPs. A transform of N numbers counts as 5 N log₂ N, or half of that for real
-numbers where half of the result is returned.
+`torch.utils.flop_counter` misses the fused attention of the CPU, Fourier transforms, and
+elementwise products that are summed. A multiply-add counts as 2 FLOPs. A transform of N numbers
+counts as 5 N log₂ N, or half of that for real numbers where half of the result is returned.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _solve_triangular(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> float:
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any
 ) -> float:
-    """Once for x and once for the weight, if they need gradients. torch's own formula ignores groups."""
+    """Once for x and once for the weight, if they need gradients. torch's own formula ignores
+    groups."""
     needs_gradient = args[-1][:2]
     return 2.0 * grad.numel() * weight[0].numel() * sum(map(bool, needs_gradient))
 
@@ -130,11 +131,11 @@ class FlopCounter(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         self._active.append(self)
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
         self._active.remove(self)
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -158,7 +159,7 @@ class FlopCounter(TorchDispatchMode):
 
 @dataclass
 class SavedActivations:
-    """Storages that autograd saves and does not free during the pass, by address, with their bytes."""
+    """Bytes of the storages that autograd saves and does not free during the pass, by address."""
 
     ignored: set[int] = field(default_factory=set)
     storages: dict[int, int] = field(default_factory=dict)
@@ -193,7 +194,8 @@ def record_saved_activations(module: nn.Module) -> Iterator[SavedActivations]:
 
 
 class PeakCounter(TorchDispatchMode):
-    """Counts the bytes of tensors that operations create while it is entered; not the workspace of kernels.
+    """Counts the bytes of tensors that operations create while it is entered; not the workspace of
+    kernels.
 
     Attributes:
         live_bytes: Bytes that are alive.

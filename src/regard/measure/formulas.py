@@ -1,32 +1,32 @@
-"""Cost formulas, for what a run on the meta device cannot count or cannot break down into parts.
+"""Cost formulas, for modules that are sums of parts, or that a run on the meta device cannot count.
 
-Formulas for parts: models, stacks, blocks and `MultiHead` are sums of parts, each of which is counted or has a formula.
+In place of a count:
 
-Formulas in place of a count:
-
-    LSHAttention, RoutedAttention   group sizes depend on the data; the fused kernel saves less than its fallback
-    AdditiveAttention, SoftVisualAttention    a loop over parts of the queries, too long to trace
-    LinearAttention, Recurrence, SegmentStack, BPTransformer    long sequences are extrapolated from two lengths
-    FeedbackStack                   a loop over tokens
-    UniversalStack, EarlyExitStack, MixtureOfExperts    how much is computed depends on the data
-    TransformerXLBias               the largest distance is read from the positions
-    RotaryEmbedding                 elementwise work, which is not counted
+- `LSHAttention`, `RoutedAttention`: the groups depend on the data, and the fused kernel saves less
+  than the code that runs on the meta device.
+- `MixtureOfExperts`, `UniversalStack`, `EarlyExitStack`: how much is computed depends on the data.
+- `TransformerXLBias`: it reads the largest distance from the positions.
+- `AdditiveAttention`, `SoftVisualAttention`, `FeedbackStack`: loops that are too long to trace.
+- `LinearAttention`, `Recurrence`, `SegmentStack`, `BPTransformer`: long sequences are extrapolated
+  from two short ones.
+- `ReversibleStack`: its backward pass does not run on the meta device.
+- `RotaryEmbedding`: elementwise work, which is not counted.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import ceil, exp, log2, sqrt
 
 from torch import nn
 
 from regard.attentions import AdditiveAttention, LinearAttention, LSHAttention, RoutedAttention
 from regard.attentions.additive import MAX_ELEMENTS
-from regard.block import Block
+from regard.block import Block, Layer
 from regard.ffn import MixtureOfExperts, ShardedExpertBank
 from regard.measure.meta import count_on_meta, head_shape, without_attention
 from regard.measure.module_cost import (
-    ADDITIVE,
     CallShape,
     ModuleCost,
     formula,
@@ -59,7 +59,7 @@ from regard.stack import (
 from regard.stack.memory_attention import find_memory_attention
 
 
-# ---------------------------------------------------------------------------------------------- models and blocks
+# ------------------------------------------------------------ models and blocks
 @formula(Encoder, Decoder, is_breakdown=True)
 def _model(module: Encoder | Decoder, shape: CallShape) -> ModuleCost:
     return sum_parts(
@@ -70,7 +70,10 @@ def _model(module: Encoder | Decoder, shape: CallShape) -> ModuleCost:
 
 @formula(Seq2Seq, is_breakdown=True)
 def _seq2seq(module: Seq2Seq, shape: CallShape) -> ModuleCost:
-    """m source tokens and n target tokens. The streaming state includes the encoder output (b m d)."""
+    """m source tokens and n target tokens.
+
+    The streaming state includes the encoder output (b m d).
+    """
     source = module_cost(module.encoder, shape.with_length(shape.m))
     target = module_cost(module.decoder, shape)
     parts = {f"encoder {name}": part.without_state() for name, part in source.parts.items()}
@@ -92,7 +95,8 @@ def _backbone(module: Backbone, shape: CallShape) -> ModuleCost:
 
 
 def _head(head: ModelHead | None, shape: CallShape, dim: int) -> dict[str, ModuleCost]:
-    """The head, and the loss: it saves the log-probabilities, and one target (int64) for each token."""
+    """The head, and the loss: it saves the log-probabilities, and one target (int64) for each
+    token."""
     if head is None:
         return {}
     inner = head.lm_head if isinstance(head, MaskedLMHead) else head
@@ -107,7 +111,8 @@ def _head(head: ModelHead | None, shape: CallShape, dim: int) -> dict[str, Modul
 
 @formula(Block, is_breakdown=True)
 def _block(module: Block, shape: CallShape) -> ModuleCost:
-    """Mixer, cross-attention and feed-forward layer, each with its residual. m is the length of the context."""
+    """Mixer, cross-attention and feed-forward layer, each with its residual. m is the length of the
+    context."""
     own = replace(shape.with_length(shape.n), e=module.dim)
     names = ("mixer", "ffn", "mixer_residual", "cross_residual", "ffn_residual")
     parts = {name: getattr(module, name) for name in names}
@@ -132,7 +137,7 @@ def _multi_head(module: MultiHead, shape: CallShape) -> ModuleCost:
     return sum_parts(project=whole + -1 * attend, attend=attend)
 
 
-# ---------------------------------------------------------------------------------------------- stacks
+# ------------------------------------------------------------ stacks
 @formula(SequentialStack, PerLayerContextStack, is_breakdown=True)
 def _sequential(module: SequentialStack | PerLayerContextStack, shape: CallShape) -> ModuleCost:
     return sum_layers(module.layers, shape)
@@ -155,7 +160,10 @@ def _universal(module: UniversalStack, shape: CallShape) -> ModuleCost:
 
 @formula(EarlyExitStack)
 def _early_exit(module: EarlyExitStack, shape: CallShape) -> ModuleCost:
-    """All layers and all heads are counted, as in training. In evaluation, tokens may leave earlier."""
+    """All layers and all heads are counted, as in training.
+
+    In evaluation, tokens may leave earlier.
+    """
     read = replace(shape if module.per_token else shape.with_length(1), e=module.dim)
     heads = {
         f"exit {at}": module_cost(head, read)
@@ -198,15 +206,18 @@ def _feedback(module: FeedbackStack, shape: CallShape) -> ModuleCost:
         if layer.cross is not None and layer.cross_residual is not None:
             cost += module_cost(layer.cross, shape) + module_cost(layer.cross_residual, own)
         if i == 0 or not module.share_kv:  # memories are projected by every layer, or once for all
-            queries = ModuleCost(
-                module_cost(look.mixer.q, own).forward
-            )  # computed with the keys, not used
-            cost += module_cost(look.mixer.k, own) + module_cost(look.mixer.v, own) + queries
+            unused = ModuleCost(module_cost(look.mixer.q, own).forward)  # queries of memories
+            cost += module_cost(look.mixer.k, own) + module_cost(look.mixer.v, own) + unused
             numbers = shape.b * (heads.kv_heads or heads.h) * (heads.e + heads.f)
-            cost = cost.with_state(shape.n, lambda n, numbers=numbers: numbers * min(n, reach))
+            cost = cost.with_state(shape.n, partial(_cache_size, numbers, reach))
         parts[f"layer {i}"] = cost
     memory = matmul_cost(1, shape.tokens * module.dim, len(module.weights), 1)
     return sum_parts(**parts, memory=memory)
+
+
+def _cache_size(numbers: int, reach: int, n: int) -> int:
+    """Size of a cache of at most `reach` tokens after n tokens."""
+    return numbers * min(n, reach)
 
 
 @formula(SegmentStack, is_breakdown=True)
@@ -223,7 +234,7 @@ def _segments(module: SegmentStack, shape: CallShape) -> ModuleCost:
     )
 
 
-# ---------------------------------------------------------------------------------------------- loops over chunks
+# ------------------------------------------------------------ loops over chunks
 @formula(LinearAttention, is_breakdown=True)
 def _linear_attention(module: LinearAttention, shape: CallShape) -> ModuleCost:
     return _extrapolate(module, shape, module.chunk if shape.causal else shape.n, 1)
@@ -235,26 +246,36 @@ def _recurrence(module: Recurrence, shape: CallShape) -> ModuleCost:
 
 
 def _extrapolate(module: nn.Module, shape: CallShape, chunk: int, warmup: int) -> ModuleCost:
-    """Cost of a module that works chunk by chunk: after the first `warmup` chunks, every chunk costs the same.
+    """Cost of a module that works chunk by chunk: after the first `warmup` chunks, every chunk
+    costs the same.
 
-    So a long sequence is counted at two short lengths, which gives the same result to the unit if the
-    length is a multiple of the chunk.
+    So a long sequence is counted at two short lengths, which gives the same result to the unit if
+    the length is a multiple of the chunk.
     """
     chunks, first, second = ceil(shape.n / chunk), 8 + warmup, 16 + warmup
     if chunks <= second:
         return count_on_meta(module, shape)
-    short, long = (count_on_meta(module, shape.with_length(c * chunk)) for c in (first, second))
+    m = shape.m if isinstance(module, Layer) else None  # a context keeps its length
+    short, long = (count_on_meta(module, shape.with_length(c * chunk, m)) for c in (first, second))
 
     def extend(name: str) -> int:
         low, high = getattr(short, name), getattr(long, name)
         return round(low + (high - low) * (chunks - first) / (second - first))
 
-    return replace(long, **{name: extend(name) for name in ADDITIVE if name != "state_growth"})
+    return ModuleCost(
+        extend("forward"),
+        extend("backward"),
+        extend("recomputed"),
+        extend("saved"),
+        extend("state"),
+        long.state_growth,
+    )
 
 
 @formula(BPTransformer, is_breakdown=True)
 def _bp_transformer(module: BPTransformer, shape: CallShape) -> ModuleCost:
-    """A long sequence is counted at two short lengths: each doubling adds one level of spans, at the same cost per token."""
+    """A long sequence is counted at two short lengths: each doubling adds one level of spans, at
+    the same cost per token."""
     base = 1 << 13
     if shape.n <= 2 * base:
         return count_on_meta(module, shape)
@@ -266,16 +287,23 @@ def _bp_transformer(module: BPTransformer, shape: CallShape) -> ModuleCost:
         return round(shape.n * (high + (high - low) * doublings))
 
     state = long.state + (long.state - short.state) * ceil(doublings)
-    flops = {name: extend(name) for name in ("forward", "backward", "recomputed", "saved")}
-    return replace(long, **flops, state=state)
+    return ModuleCost(
+        extend("forward"),
+        extend("backward"),
+        extend("recomputed"),
+        extend("saved"),
+        state,
+        long.state_growth,
+    )
 
 
-# ---------------------------------------------------------------------------------------------- sizes that depend on data
+# ------------------------------------------------------------ sizes that depend on data
 @formula(MixtureOfExperts)
 def _mixture_of_experts(module: MixtureOfExperts, shape: CallShape) -> ModuleCost:
     """The router, and `top` experts for each token.
 
-    With a capacity every expert is assumed to fill its buffer; without one, tokens are assumed to spread evenly.
+    With a capacity every expert is assumed to fill its buffer; without one, tokens are assumed to
+    spread evenly.
     """
     d, count = module.dim, module.num_experts
     capacity = module.capacity if module.training else module.eval_capacity
@@ -311,21 +339,24 @@ def _routed(module: RoutedAttention, shape: CallShape) -> ModuleCost:
 def _lsh(module: LSHAttention, shape: CallShape) -> ModuleCost:
     """In each round, each chunk of the sorted tokens attends to itself and to the chunk before.
 
-    Causal chunks are cut inside each bucket. Their number depends on the data; tokens are assumed to fall into
-    the buckets at random.
+    Causal chunks are cut inside each bucket. Their number depends on the data; tokens are assumed
+    to fall into the buckets at random.
     """
     rounds, buckets, chunk = module.hashing.rounds, module.hashing.buckets, module.chunk
     hashing = ModuleCost(shape.bh * rounds * shape.n * shape.e * buckets)
     chunks = _expected_chunks(shape.n, buckets, chunk) if shape.causal else ceil(shape.n / chunk)
     attention = _group_attention(shape, rounds * chunks, chunk, 2 * chunk, masked=True)
     most, numbers = 2 * chunk * buckets * rounds, shape.bh * (shape.e + shape.f)
-    return (hashing + attention).with_state(shape.n, lambda n: numbers * min(n, most))
+    return (hashing + attention).with_state(shape.n, partial(_cache_size, numbers, most))
 
 
 def _group_attention(
     shape: CallShape, groups: int, queries: int, keys: int, *, masked: bool
 ) -> ModuleCost:
-    """Fused attention inside groups of tokens. It saves indices and masks, q, k and v, but no scores."""
+    """Fused attention inside groups of tokens.
+
+    It saves indices and masks, q, k and v, but no scores.
+    """
     scores = matmul_cost(shape.bh * groups, queries, shape.e, keys, saved=0)
     values = matmul_cost(shape.bh * groups, queries, keys, shape.f, saved=0)
     indices = 2 * (queries + keys) + (queries * keys if masked else 0)
@@ -334,7 +365,8 @@ def _group_attention(
 
 
 def _expected_chunks(n: int, buckets: int, chunk: int) -> int:
-    """E Σ ⌈tokens / chunk⌉ over the buckets, with a Poisson number of tokens in each: Σ_j P(more than j chunks)."""
+    """E Σ ⌈tokens / chunk⌉ over the buckets, with a Poisson number of tokens in each: Σ_j P(more
+    than j chunks)."""
     mean = n / buckets
     if mean > 500:  # half of the last chunk is empty on average
         return ceil(n / chunk + buckets / 2)
@@ -354,14 +386,17 @@ def _rotary(module: RotaryEmbedding, shape: CallShape) -> ModuleCost:
 
 @formula(TransformerXLBias)
 def _transformer_xl(module: TransformerXLBias, shape: CallShape) -> ModuleCost:
-    """(q + v) · W R for n + m - 1 distances, and u · k. R is fixed, so W R has one product going backward."""
+    """(q + v) · W R for n + m - 1 distances, and u · k.
+
+    R is fixed, so W R has one product going backward.
+    """
     distances = shape.n + shape.m - 1
     flops = 2 * shape.h * distances * module.dim * shape.e
     queries = matmul_cost(shape.bh, shape.n, shape.e, distances)
     return ModuleCost(flops, flops) + queries + matmul_cost(shape.bh, shape.m, shape.e, 1, saved=0)
 
 
-# ---------------------------------------------------------------------------------------------- additive attention
+# ------------------------------------------------------------ additive attention
 @formula(AdditiveAttention)
 def _additive(module: AdditiveAttention, shape: CallShape) -> ModuleCost:
     b, n, m, e, f = shape.bh, shape.n, shape.m, shape.e, shape.f
@@ -381,7 +416,10 @@ def _soft_visual(module: SoftVisualAttention, shape: CallShape) -> ModuleCost:
 
 
 def _additive_scores(b: int, n: int, m: int, e: int, *, causal: bool) -> ModuleCost:
-    """v · tanh(q + k) for each pair. Large calls are split, and their parts computed again going backward."""
+    """v · tanh(q + k) for each pair.
+
+    Large calls are split, and their parts computed again going backward.
+    """
     flops, is_split = 2 * b * n * m * e, b * n * m * e > MAX_ELEMENTS
     recomputed = flops if is_split else 0
     saved = (b * e * (n + m) if is_split else b * n * m * e) + (n * m * (b + 1) if causal else 0)

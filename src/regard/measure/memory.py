@@ -1,8 +1,9 @@
 """Peak memory of a training step: predicted, and counted.
 
-The peak is reached at one of three moments: when the loss is computed, all activations are saved; in the backward
-pass, the activations of a layer are freed while the gradients of its parameters appear; when the optimizer steps,
-all gradients are there and no activations. Parameters and optimizer state are there all the time.
+The peak is reached at one of three moments: when the loss is computed, all activations are saved;
+in the backward pass, the activations of a layer are freed while the gradients of its parameters
+appear; when the optimizer steps, all gradients are there and no activations. Parameters and
+optimizer state are there all the time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class StepMemory:
         optimizer_bytes: Optimizer state.
         activation_bytes: Activations that autograd saves, for the whole batch.
         workspace_bytes: Memory beyond the activations that is needed for a moment only.
-        peak_bytes: The peak. Less than the sum of all, since gradients appear as activations are freed.
+        peak_bytes: The peak. Less than the sum of all, since gradients appear as activations are
+            freed.
     """
 
     parameter_bytes: int

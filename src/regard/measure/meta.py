@@ -1,8 +1,9 @@
-"""Count the cost of a module by running it on the meta device, where tensors have a shape and no data.
+"""Count the cost of a module by running it on the meta device, where tensors have a shape and no
+data.
 
-Two things are replaced for the run. Attention over a pattern becomes one operation with the cost of the pairs that
-the pattern allows, whatever backend would run it. A submodule that has a formula becomes one
-operation with the cost of that formula.
+Two things are replaced for the run. Attention over a pattern becomes one operation with the cost of
+the pairs that the pattern allows, whatever backend would run it. A submodule that has a formula
+becomes one operation with the cost of that formula.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy, deepcopy
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +36,15 @@ from regard.prior import Prior
 from regard.residual import Residual
 from regard.state import State, leaves
 
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
 
 def count_on_meta(module: nn.Module, shape: CallShape) -> ModuleCost:
     """Run a module forward and backward on meta tensors, in float32, and count.
 
     Args:
-        module: A mixer, attention, layer, feed-forward layer, norm, residual, embedding, head or linear layer.
+        module: A mixer, attention, layer, feed-forward layer, norm, residual, embedding, head or
+            linear layer.
         shape: Sizes of the call. Residuals and heads are called with tokens of width `shape.e`.
     """
     empty = _copy_to_meta(module)
@@ -62,7 +66,7 @@ def count_on_meta(module: nn.Module, shape: CallShape) -> ModuleCost:
         raise Unsupported(f"{remedy}. It cannot be counted on the meta device: {error}") from error
 
 
-def _copy_to_meta(module: nn.Module) -> nn.Module:
+def _copy_to_meta(module: AnyModule) -> AnyModule:
     """A copy in float32 on the meta device.
 
     Scalar integer buffers stay real: they count calls, to seed generators, and modules read them.
@@ -134,8 +138,8 @@ def head_shape(module: MultiHead, shape: CallShape) -> CallShape:
 class _FreeAttention(Attention):
     """An attention that costs nothing."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> tuple[Tensor, Any]:
-        b, h, n, _ = q.shape
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> tuple[Tensor, Any]:
+        b, h, n = q.shape[:3]
         return _stand_in(
             ModuleCost(), q.new_empty(b, n, h, v.shape[3]).transpose(1, 2), q, k, v
         ), ()
@@ -162,7 +166,11 @@ def _with_state(module: nn.Module, shape: CallShape, cost: ModuleCost) -> Module
                 heads = _heads(module, shape.with_length(n))
                 state = module(*heads, causal=True, state=module.initial_state())[1]
             else:
+                assert isinstance(module, Mixer | Layer)
                 x = torch.empty(shape.b, n, module.dim, device="meta")
+                context = {}
+                if isinstance(module, Layer) and module.can.cross:
+                    context["context"] = torch.empty(shape.b, shape.m, module.dim, device="meta")
                 state = module.stream(x, **context)[1]
         return sum(leaf.numel() for leaf in leaves(state) if isinstance(leaf, Tensor))
 
@@ -170,17 +178,15 @@ def _with_state(module: nn.Module, shape: CallShape, cost: ModuleCost) -> Module
         streams = shape.causal and module.can.stream
     else:
         streams = isinstance(module, Mixer | Layer) and module.causal and module.can.stream
-    if not streams:
-        return cost
-    context = {}
-    if isinstance(module, Layer) and module.can.cross:
-        context = {"context": torch.empty(shape.b, shape.m, module.dim, device="meta")}
-    return cost.with_state(shape.n, size)
+    return cost.with_state(shape.n, size) if streams else cost
 
 
-# ---------------------------------------------------------------------------------------------- replaced operations
+# ------------------------------------------------------------ replaced operations
 class _StandIn(torch.autograd.Function):
-    """An operation of known cost. It reports its FLOPs, saves the tensors it is given, and has no data."""
+    """An operation of known cost.
+
+    It reports its FLOPs, saves the tensors it is given, and has no data.
+    """
 
     @staticmethod
     def forward(
@@ -259,7 +265,8 @@ def _replace_by_formula(part: nn.Module, by_formula: Formula) -> None:
 
 @contextmanager
 def _attention_by_pairs() -> Iterator[None]:
-    """Inside, every backend counts pairs for calls on the meta device, and is itself for all others."""
+    """Inside, every backend counts pairs for calls on the meta device, and is itself for all
+    others."""
     usual = dict(BACKENDS)
 
     class PairCountingBackend:
@@ -279,7 +286,8 @@ def _attention_by_pairs() -> Iterator[None]:
 
 
 def _attend_on_meta(call: AttentionCall) -> Tensor:
-    """Fused softmax attention over the visible pairs: 2 (e + f) FLOPs a pair, and the scores again going backward.
+    """Fused softmax attention over the visible pairs: 2 (e + f) FLOPs a pair, and the scores again
+    going backward.
 
     It saves q, k, v, the output and a normalizer for each query.
     """

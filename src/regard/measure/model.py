@@ -31,7 +31,8 @@ def simple_config(
     vocab_size: int = 32_000,
     hidden: int | None = None,
 ) -> ModelConfig:
-    """A language model with one recipe in every layer: embedding, pre-norm blocks, and an untied head.
+    """A language model with one recipe in every layer: embedding, pre-norm blocks, and an untied
+    head.
 
     Args:
         recipe: Recipe of the mixers.

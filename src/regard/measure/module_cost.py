@@ -1,11 +1,12 @@
 """What one call of a module costs: FLOPs, activations, streaming state and parameters.
 
-`module_cost` runs the module on the meta device, where tensors have a shape and no data, and counts. A module
-that cannot be counted that way has a formula instead:
+`module_cost` runs the module on the meta device, where tensors have a shape and no data, and
+counts. A module that cannot be counted that way has a formula instead:
 
     @formula(MyMixer)
     def _my_mixer(module: MyMixer, shape: CallShape) -> ModuleCost:
-        return module_cost(module.up, shape) + matmul_cost(shape.b, shape.n, module.dim, module.rank)
+        scores = matmul_cost(shape.b, shape.n, module.dim, module.rank)
+        return module_cost(module.up, shape) + scores
 
 `regard.measure.formulas` has the formulas of the library, each with the reason for it.
 """
@@ -74,7 +75,8 @@ class ModuleCost:
         state: Numbers in the streaming state after n tokens.
         state_growth: Numbers that each further token adds to the state.
         parameters: Learned numbers, including those of all parts.
-        active: Parameters that one token uses. Differs from `parameters` for experts and product keys.
+        active: Parameters that one token uses. Differs from `parameters` for experts and product
+            keys.
         kind: Class name of the module.
         parts: Costs of the parts, by name.
     """
@@ -121,8 +123,9 @@ def formula(*kinds: type, is_breakdown: bool = False) -> Callable[[Formula], For
 
     Args:
         kinds: Classes of modules.
-        is_breakdown: Whether the formula only adds up parts. A module that contains such a part is counted with the
-            part as it is; with any other formula, the formula stands in for the part.
+        is_breakdown: Whether the formula only adds up parts. A module that contains such a part is
+            counted with the part as it is; with any other formula, the formula stands in for the
+            part.
     """
 
     def register(function: Formula) -> Formula:
@@ -139,7 +142,7 @@ def find_formula(module: nn.Module, *, breakdown: bool = False) -> Formula | Non
 
 
 def module_cost(module: nn.Module, shape: CallShape) -> ModuleCost:
-    """Cost of a call of these sizes: by formula where there is one, else counted on the meta device."""
+    """Cost of a call: by formula where there is one, else counted on the meta device."""
     from regard.measure.meta import count_on_meta  # which uses the formulas of submodules
 
     cost = (find_formula(module, breakdown=True) or count_on_meta)(module, shape)
@@ -151,7 +154,7 @@ def module_cost(module: nn.Module, shape: CallShape) -> ModuleCost:
 
 
 def _inactive_parameters(module: nn.Module) -> int:
-    """Parameters that one token does not use: experts it is not routed to, slots it does not read."""
+    """Parameters that one token does not use: other experts, and slots it does not read."""
     total = 0
     for part in module.modules():
         if isinstance(part, MixtureOfExperts):

@@ -1,7 +1,8 @@
 """Count the (query, key) pairs that a pattern allows, at any length, without an n x m mask.
 
-Rectangles that are empty or full are counted whole. Others are cut in four, down to small tiles, which are counted
-pair by pair. If too many are left, as for strided patterns, a random sample estimates the count.
+Rectangles that are empty or full are counted whole. Others are cut in four, down to small tiles,
+which are counted pair by pair. If too many are left, as for strided patterns, a random sample
+estimates the count.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ SAMPLE_PAIRS = 1 << 22
 
 @lru_cache(1024)
 def count_pairs(pattern: Pattern, n: int, m: int, heads: int) -> int:
-    """Allowed pairs of n queries and m keys, summed over heads. No token is in a global attention mask."""
+    """Allowed pairs of n queries and m keys, summed over heads.
+
+    No token is in a global attention mask.
+    """
     pattern = pattern.resolve_global_mask(False, False)
     if not pattern.heads:
         return heads * _count_one_head(pattern, n, m)
@@ -64,14 +68,16 @@ def _count_one_head(pattern: Pattern, n: int, m: int) -> int:
 
 
 def _count_band_side(n: int, step: int, reach: int) -> int:
-    """Σ_i min(⌊i / step⌋, reach) for i < n: each quotient belongs to `step` queries, the last to fewer."""
+    """Σ_i min(⌊i / step⌋, reach) for i < n: each quotient belongs to `step` queries, the last to
+    fewer."""
     whole, rest = divmod(n, step)
     full = min(whole, reach + 1)  # quotients up to the reach
     return step * full * (full - 1) // 2 + step * (whole - full) * reach + rest * min(whole, reach)
 
 
 def _estimate(pattern: Pattern, corners: Tensor, size: int, n: int, m: int) -> int:
-    """Estimate the pairs in partial rectangles: a random query of each in a sample, with all its keys."""
+    """Estimate the pairs in partial rectangles: a random query of each in a sample, with all its
+    keys."""
     generator = torch.Generator().manual_seed(0)
     count = min(len(corners), max(1, SAMPLE_PAIRS // size))
     sample = corners[torch.randperm(len(corners), generator=generator)[:count]]

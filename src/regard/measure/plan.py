@@ -1,7 +1,7 @@
 """How many accelerators a training job needs, what each holds, and how long a step takes.
 
-This is arithmetic on data sheets; docs/cost.md has the model behind it. All states are sharded as by FSDP, experts are
-spread over data-parallel devices, nothing overlaps, and there is no pipeline.
+This is arithmetic on data sheets; docs/cost.md has the model behind it. All states are sharded as
+by FSDP, experts are spread over data-parallel devices, nothing overlaps, and there is no pipeline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ MAX_TENSOR_PARALLEL = 8  # inside one node
 MAX_DEVICES = 1 << 17
 ACTIVATION_TRAFFIC = 4  # how often an activation is moved: written and read, forward and backward
 SECONDS_PER_DAY = 86_400
-# bytes of a weight, of its gradient, and of AdamW's state: two moments, and a float32 copy of bfloat16 weights
+# bytes of a weight, of its gradient, and of AdamW's state: two moments, and a float32 copy of
+# bfloat16 weights
 BYTES = {"float32": (4, 4, 8), "tf32": (4, 4, 8), "bfloat16": (2, 2, 12)}
 RECOMPUTE = ("nothing", "ffn", "layers")
 
@@ -39,7 +40,8 @@ class TrainingJob:
         dtype: Type of weights and activations.
         tokens: Tokens to train on in total.
         accumulate: Number of micro-batches that a batch is split into.
-        recompute: Activation checkpointing: of "nothing", of feed-forward layers ("ffn"), or of whole "layers".
+        recompute: Activation checkpointing: of "nothing", of feed-forward layers ("ffn"), or of
+            whole "layers".
     """
 
     model: Model
@@ -120,7 +122,10 @@ class Parallelism:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on each device. `gathered` is the largest layer with its gradients, while it is in use."""
+    """Bytes on each device.
+
+    `gathered` is the largest layer with its gradients, while it is in use.
+    """
 
     parallelism: Parallelism
     expert_parallel: int
@@ -168,13 +173,11 @@ def plan(
     """
     efficiency = device.efficiency if efficiency is None else efficiency
     check_positive("efficiency", efficiency)
-    fitting = (
-        memory
-        for parallelism in parallelisms(job, heads)
-        if (memory := device_memory(job, parallelism)).total <= device.memory
-    )
-    memory = next(fitting, None)
-    if memory is None:
+    for parallelism in parallelisms(job, heads):
+        memory = device_memory(job, parallelism)
+        if memory.total <= device.memory:
+            break
+    else:
         raise Unsupported(
             f"The model does not fit on {MAX_DEVICES:,} {device.name} devices "
             f"of {device.memory / 1e9:,.0f} GB each"
@@ -195,7 +198,7 @@ def plan(
 
 
 def parallelisms(job: TrainingJob, heads: int) -> Iterator[Parallelism]:
-    """All ways to split a job, fewest devices first: the batch before the widths, these before the length."""
+    """All ways to split a job: fewest devices first, then batch before widths before length."""
     powers = [1 << i for i in range(MAX_DEVICES.bit_length())]
     tensor_sizes = [t for t in powers if t <= MAX_TENSOR_PARALLEL and heads % t == 0]
     for devices in powers:
@@ -253,5 +256,5 @@ def communication_bytes(job: TrainingJob, parallelism: Parallelism) -> float:
 
 
 def _expert_parallel(job: TrainingJob, parallelism: Parallelism) -> int:
-    """Devices that the experts of a layer are spread over: as many data-parallel ones as divide them."""
+    """Devices that share the experts: as many data-parallel ones as divide their number."""
     return gcd(*(part.num_experts for part in job.experts), parallelism.data) if job.experts else 1

@@ -1,7 +1,7 @@
 """How hard a deep stack is to train, before it is trained (Liu et al. 2020, arXiv 2004.08249).
 
-Adam compensates for gradients that differ between layers. It does not compensate for amplification: a deep stack whose
-output changes much when each weight changes a little.
+Adam compensates for gradients that differ between layers. It does not compensate for amplification:
+a deep stack whose output changes much when each weight changes a little.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Perturbation = Mapping[str, Tensor]  # parameter name -> what is added to it
 
 
 class SublayerGradient(NamedTuple):
-    """Gradient norm over all weights of the sub-layer `part` ("mixer", "cross" or "ffn") of block number `layer`."""
+    """Gradient norm over all weights of the sub-layer `part` ("mixer", "cross" or "ffn") of block
+    number `layer`."""
 
     layer: int
     part: str
@@ -66,13 +67,15 @@ def gradient_norms(model: nn.Module, loss: Tensor) -> list[SublayerGradient]:
 def amplification(
     model: nn.Module, perturbation: Perturbation, *args: Tensor, **kwargs: Tensor
 ) -> float:
-    """Mean squared change of the output, E |F(x, W) − F(x, W + δ)|², for a perturbation δ of the weights.
+    """Mean squared change of the output, E |F(x, W) − F(x, W + δ)|², for a perturbation δ of the
+    weights.
 
     The paper finds O(N) for N post-norm sub-layers, and O(log N) for pre-norm and Admin.
 
     Args:
-        model: Called in evaluation mode; its weights are not changed. Models are comparable only if their outputs have
-            the same scale: end a pre-norm stack with a norm, nn.Sequential(stack, LayerNorm(dim)).
+        model: Called in evaluation mode; its weights are not changed. Models are comparable only if
+            their outputs have the same scale: end a pre-norm stack with a norm,
+            nn.Sequential(stack, LayerNorm(dim)).
         perturbation: Added to the parameters, by name.
         args: Inputs of the model.
         kwargs: Inputs by name. With `mask` (b n), only tokens where it is True count.

@@ -21,7 +21,8 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One training step as it ran: FLOPs, bytes saved by autograd, peak bytes, and processor seconds."""
+    """One training step as it ran: FLOPs, bytes saved by autograd, peak bytes, and processor
+    seconds."""
 
     forward_flops: float
     backward_flops: float
@@ -48,7 +49,10 @@ def refusal_reason(config: ModelConfig, length: int, batch: int) -> str | None:
 
 
 def measure_step(config: ModelConfig, length: int, batch: int) -> MeasuredStep:
-    """Build a model, and measure training steps with AdamW. The time is the fastest of three, after a warm-up."""
+    """Build a model, and measure training steps with AdamW.
+
+    The time is the fastest of three, after a warm-up.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(config)
