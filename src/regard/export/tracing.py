@@ -28,8 +28,7 @@ TRACE_LENGTHS = (211, 127, 61, 31, 23, 19, 13, 11, 7, 5, 3, 2, 1)
 
 
 class SizeCheck(NamedTuple):
-    """A comparison with eager: largest absolute difference, relative to the largest output (at
-    least 1)."""
+    """A comparison with eager. The difference is relative to the largest output (at least 1)."""
 
     batch: int
     length: int
@@ -118,7 +117,7 @@ def trace(module: nn.Module, *, mask: bool, context: bool, length: int | None) -
 def compare(
     module: nn.Module, traced: TracedGraph, run: GraphRunner, tolerance: float
 ) -> tuple[SizeCheck, ...]:
-    """Compare a graph with eager at other sizes than the traced one; RuntimeError if they differ."""
+    """Compare a graph with eager at other sizes; RuntimeError if they differ."""
     checks = []
     for shape in other_sizes(traced):
         inputs = traced.inputs.example(shape)
@@ -160,8 +159,7 @@ def other_sizes(traced: TracedGraph) -> list[BatchShape]:
 
 
 def check_capability(module: nn.Module, capability: str) -> None:
-    """Raise `Unsupported` with the reason of the innermost part that lacks a capability, "export"
-    or "onnx"."""
+    """Raise `Unsupported` for the innermost part without the capability "export" or "onnx"."""
     action = {"export": "be exported", "onnx": "be written as ONNX"}[capability]
     for part in reversed(list(module.modules())):
         reason = part.can.reason(capability) if isinstance(part, Mixer | Layer) else None

@@ -52,8 +52,7 @@ def _solve_triangular(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> float:
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any
 ) -> float:
-    """Once for x and once for the weight, if they need gradients. torch's own formula ignores
-    groups."""
+    """For x and for the weight, if they need gradients. The formula of torch ignores groups."""
     needs_gradient = args[-1][:2]
     return 2.0 * grad.numel() * weight[0].numel() * sum(map(bool, needs_gradient))
 

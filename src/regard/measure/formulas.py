@@ -95,8 +95,7 @@ def _backbone(module: Backbone, shape: CallShape) -> ModuleCost:
 
 
 def _head(head: ModelHead | None, shape: CallShape, dim: int) -> dict[str, ModuleCost]:
-    """The head, and the loss: it saves the log-probabilities, and one target (int64) for each
-    token."""
+    """The head, and the loss, which saves log-probabilities and an int64 target for each token."""
     if head is None:
         return {}
     inner = head.lm_head if isinstance(head, MaskedLMHead) else head
@@ -111,8 +110,7 @@ def _head(head: ModelHead | None, shape: CallShape, dim: int) -> dict[str, Modul
 
 @formula(Block, is_breakdown=True)
 def _block(module: Block, shape: CallShape) -> ModuleCost:
-    """Mixer, cross-attention and feed-forward layer, each with its residual. m is the length of the
-    context."""
+    """Mixer, cross-attention over m tokens, and feed-forward layer, each with its residual."""
     own = replace(shape.with_length(shape.n), e=module.dim)
     names = ("mixer", "ffn", "mixer_residual", "cross_residual", "ffn_residual")
     parts = {name: getattr(module, name) for name in names}
@@ -274,8 +272,10 @@ def _extrapolate(module: nn.Module, shape: CallShape, chunk: int, warmup: int) -
 
 @formula(BPTransformer, is_breakdown=True)
 def _bp_transformer(module: BPTransformer, shape: CallShape) -> ModuleCost:
-    """A long sequence is counted at two short lengths: each doubling adds one level of spans, at
-    the same cost per token."""
+    """A long sequence is extrapolated from two short ones.
+
+    Each doubling of the length adds one level of spans, at the same cost per token.
+    """
     base = 1 << 13
     if shape.n <= 2 * base:
         return count_on_meta(module, shape)
@@ -380,7 +380,7 @@ def _expected_chunks(n: int, buckets: int, chunk: int) -> int:
 
 @formula(RotaryEmbedding)
 def _rotary(module: RotaryEmbedding, shape: CallShape) -> ModuleCost:
-    """Elementwise, with fixed factors: no products, and nothing that depends on the batch is saved."""
+    """Elementwise with fixed factors: no products, and no activations are saved."""
     return ModuleCost()
 
 

@@ -265,8 +265,7 @@ def _replace_by_formula(part: nn.Module, by_formula: Formula) -> None:
 
 @contextmanager
 def _attention_by_pairs() -> Iterator[None]:
-    """Inside, every backend counts pairs for calls on the meta device, and is itself for all
-    others."""
+    """Inside, attention on the meta device counts pairs. Other devices are not affected."""
     usual = dict(BACKENDS)
 
     class PairCountingBackend:

@@ -68,16 +68,14 @@ def _count_one_head(pattern: Pattern, n: int, m: int) -> int:
 
 
 def _count_band_side(n: int, step: int, reach: int) -> int:
-    """Σ_i min(⌊i / step⌋, reach) for i < n: each quotient belongs to `step` queries, the last to
-    fewer."""
+    """Σ_i min(⌊i / step⌋, reach) for i < n. Each quotient but the last occurs `step` times."""
     whole, rest = divmod(n, step)
     full = min(whole, reach + 1)  # quotients up to the reach
     return step * full * (full - 1) // 2 + step * (whole - full) * reach + rest * min(whole, reach)
 
 
 def _estimate(pattern: Pattern, corners: Tensor, size: int, n: int, m: int) -> int:
-    """Estimate the pairs in partial rectangles: a random query of each in a sample, with all its
-    keys."""
+    """Estimate the pairs in partial rectangles from one query in each of a random sample."""
     generator = torch.Generator().manual_seed(0)
     count = min(len(corners), max(1, SAMPLE_PAIRS // size))
     sample = corners[torch.randperm(len(corners), generator=generator)[:count]]

@@ -21,8 +21,7 @@ Perturbation = Mapping[str, Tensor]  # parameter name -> what is added to it
 
 
 class SublayerGradient(NamedTuple):
-    """Gradient norm over all weights of the sub-layer `part` ("mixer", "cross" or "ffn") of block
-    number `layer`."""
+    """Gradient norm of one sub-layer: the "mixer", "cross" or "ffn" of block number `layer`."""
 
     layer: int
     part: str

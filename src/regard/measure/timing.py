@@ -21,8 +21,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One training step as it ran: FLOPs, bytes saved by autograd, peak bytes, and processor
-    seconds."""
+    """FLOPs, bytes saved by autograd, peak bytes and processor seconds of one training step."""
 
     forward_flops: float
     backward_flops: float
