@@ -1,13 +1,13 @@
-"""What is known about mechanisms, seen again in minutes: small models, several seeds, the same training for all.
+"""Known orderings of mixers, reproduced in minutes with small models and several seeds.
 
-    python benchmarks/orderings.py [recall copy extrapolate] [--seeds 3] [--plot docs/images/orderings.png]
+    python benchmarks/orderings.py [recall copy extrapolate] [--seeds 3] [--plot FILE.png]
 
-recall       softmax attention recalls pairs where a state of fixed size does not, as the pairs grow in number
-copy         a window does not reach symbols far away; a window with global tokens does
-extrapolate  trained on 64 characters, asked at up to 512: ALiBi beside the sinusoid
+recall       softmax attention recalls key-value pairs that a state of fixed size does not
+copy         a window does not reach distant symbols; a window with global tokens does
+extrapolate  trained on 64 characters and tested on up to 512: ALiBi and sinusoidal positions
 
-Each score is written to benchmarks/results/orderings-NAME.json as soon as it is there.  The same command goes on where it
-stopped, and only prints where nothing is missing; --again forgets what was measured.
+Every score is written to benchmarks/results/orderings-NAME.json at once. The same command resumes
+an interrupted run and prints complete tables; --restart discards the scores.
 """
 
 from __future__ import annotations
@@ -37,50 +37,57 @@ Scores = dict[str, dict[str, list[float]]]  # row, column: a score for each seed
 class Case(NamedTuple):
     """One model to train.
 
-    row     its name in the table
-    task    what it learns; `asked` are the columns of the table, and what is asked in each
-    model   where its configuration differs from that of the others in its table
+    Attributes:
+        row: Its name in the table.
+        task: The task it is trained on.
+        tests: Column of the table -> the task it is tested on.
+        model: Fields of its configuration that differ from the default.
+        settings: Training settings.
     """
 
     row: str
     task: ModuleSpec
-    asked: dict[str, ModuleSpec]
+    tests: dict[str, ModuleSpec]
     model: dict[str, Any]
     settings: dict[str, Any]
 
 
 class Ordering(NamedTuple):
-    """A table, and what it must show.
+    """A table and what it has to show.
 
-    better, worse   rows; in each column of `where` the gap between them must be above two standard deviations
+    Attributes:
+        title, metric: What is measured.
+        cases: The models.
+        better, worse: Two rows whose gap must exceed two standard deviations.
+        columns: The columns where it must.
     """
 
-    about: str
+    title: str
     metric: str
     cases: list[Case]
     better: str
     worse: str
-    where: list[str]
+    columns: list[str]
 
 
 def recall() -> Ordering:
-    """Layer 1 sees a token and the one before it, so that a value knows its key; layer 2 is what is asked about."""
+    """Layer 1 sees two tokens, so that a value knows its key; layer 2 is what is compared."""
     mixers = {"softmax": "vanilla", "linear": "linear"}
     cases = []
     for pairs in PAIRS:
-        probe = module_spec("recall", length=4 * pairs, pairs=pairs, keys=32, values=32)
+        task = module_spec("recall", length=4 * pairs, pairs=pairs, keys=32, values=32)
         settings = {"steps": 400, "batch_size": 32, "lr": 3e-3}
         for row, mixer in mixers.items():
             layers = {"mixer": [module_spec("local", window=1), module_spec(mixer)]}
-            cases.append(Case(row, probe, {f"{pairs} pairs": probe}, layers, settings))
+            cases.append(Case(row, task, {f"{pairs} pairs": task}, layers, settings))
     return Ordering(
         "associative recall", "accuracy", cases, "softmax", "linear", [f"{PAIRS[-1]} pairs"]
     )
 
 
 def copy() -> Ordering:
-    """One symbol of eight, 42 tokens away; two layers of the window reach 14.  The global tokens do not hold it."""
-    probe = module_spec("copy", length=48, lead=4, gap=41, symbols=8, causal=False)
+    """One of eight symbols, 42 tokens away. Two layers of the window reach 14 tokens."""
+    task = module_spec("copy", length=48, lead=4, gap=41, symbols=8, causal=False)
     blocks = {"block": 4, "window": 3, "random": 0}
     mixers = {
         "window": module_spec("bigbird", globals=0, **blocks),
@@ -89,32 +96,37 @@ def copy() -> Ordering:
     }
     settings = {"steps": 400, "batch_size": 16, "lr": 3e-3}
     cases = [
-        Case(row, probe, {"accuracy": probe}, {"mixer": [mixer]}, settings)
+        Case(row, task, {"accuracy": task}, {"mixer": [mixer]}, settings)
         for row, mixer in mixers.items()
     ]
     return Ordering(
-        "copy from afar", "accuracy", cases, "window + 4 global tokens", "window", ["accuracy"]
+        "copy over a distance",
+        "accuracy",
+        cases,
+        "window + 4 global tokens",
+        "window",
+        ["accuracy"],
     )
 
 
 def extrapolate() -> Ordering:
-    """The built-in language; windows lie side by side, so that a longer one has seen more and should score better."""
-    asked = {f"at {length}": module_spec("lm", length=length) for length in (64, 128, 256, 512)}
+    """The built-in language. A longer window gives more context and should score better."""
+    tests = {f"at {length}": module_spec("lm", length=length) for length in (64, 128, 256, 512)}
     settings = {"steps": 400, "batch_size": 16, "lr": 3e-3}
-    loud = TokenInput(
-        vocab_size=made(asked["at 64"]).vocab_size, scale_embeddings=True
-    )  # as the sinusoid's paper has them: else it drowns the tokens
+    # embeddings are scaled as in the paper of the sinusoid, which would drown them otherwise
+    vocab_size = create_task("lm", length=64).vocab_size
+    scaled = TokenInput(vocab_size=vocab_size, scale_embeddings=True)
     models = {
-        name: {"position": module_spec(name), "input": loud} for name in ("sinusoid", "alibi")
+        name: {"position": module_spec(name), "input": scaled} for name in ("sinusoid", "alibi")
     }
-    cases = [Case(row, asked["at 64"], asked, model, settings) for row, model in models.items()]
+    cases = [Case(row, tests["at 64"], tests, model, settings) for row, model in models.items()]
     return Ordering(
-        "train short, ask long",
-        "bits for each character",
+        "train short, test long",
+        "bits per character",
         cases,
         "alibi",
         "sinusoid",
-        list(asked)[1:],
+        list(tests)[1:],
     )
 
 
@@ -126,47 +138,49 @@ ORDERINGS: dict[str, Callable[[], Ordering]] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------- training
-def made(words: ModuleSpec) -> Task:
-    return create_task(words.name, **words.arguments)
+# ---------------------------------------------------------------------- training
+def build_task(spec: ModuleSpec) -> Task:
+    """Create the task of a spec."""
+    return create_task(spec.name, **spec.arguments)
 
 
-def scored(case: Case, seed: int) -> dict[str, float]:
-    """Train once; the test score in each column."""
-    learned = made(case.task)
+def train_case(case: Case, seed: int) -> dict[str, float]:
+    """Train once and return the test score of each column."""
+    task = build_task(case.task)
     torch.manual_seed(seed)
-    model = build(model_config(RunSpec(task=case.task), learned).replace(**case.model))
+    model = build(model_config(RunSpec(task=case.task), task).replace(**case.model))
     steps = case.settings["steps"]
     settings = TrainSettings(**case.settings, seed=seed, eval_every=steps)
-    Trainer(model, learned, settings).run()
+    Trainer(model, task, settings).run()
     return {
-        column: Trainer(model, made(words), settings).score("test")
-        for column, words in case.asked.items()
+        column: Trainer(model, build_task(spec), settings).score("test")
+        for column, spec in case.tests.items()
     }
 
 
-def fill(name: str, ordering: Ordering, seeds: int) -> Scores:
-    """Train what is missing in the file of results."""
+def train_missing(name: str, ordering: Ordering, seeds: int) -> Scores:
+    """Train the cases that are missing in the file of results."""
     path = RESULTS / f"orderings-{name}.json"
     scores: Scores = json.loads(path.read_text())["scores"] if path.exists() else {}
     for seed in range(seeds):
         for case in ordering.cases:
-            if all(len(scores.get(case.row, {}).get(column, [])) > seed for column in case.asked):
+            if all(len(scores.get(case.row, {}).get(column, [])) > seed for column in case.tests):
                 continue
-            began = time.monotonic()
-            found = scored(case, seed)
-            for column, score in found.items():
+            started = time.monotonic()
+            new = train_case(case, seed)
+            for column, score in new.items():
                 scores.setdefault(case.row, {}).setdefault(column, []).append(score)
-            words = ", ".join(f"{column} {score:.3f}" for column, score in found.items())
+            text = ", ".join(f"{column} {score:.3f}" for column, score in new.items())
             print(
-                f"  {case.row}, seed {seed}: {words}, {time.monotonic() - began:.0f} s",
+                f"  {case.row}, seed {seed}: {text}, {time.monotonic() - started:.0f} s",
                 file=sys.stderr,
             )
-            keep(path, ordering, scores)
+            write_scores(path, ordering, scores)
     return scores
 
 
-def keep(path: Path, ordering: Ordering, scores: Scores) -> None:
+def write_scores(path: Path, ordering: Ordering, scores: Scores) -> None:
+    """Write the scores with the settings and the environment."""
     cases = [
         {"row": c.row, "task": c.task.model_dump(), "settings": c.settings} for c in ordering.cases
     ]
@@ -176,32 +190,34 @@ def keep(path: Path, ordering: Ordering, scores: Scores) -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------------- telling
-def spread(values: list[float]) -> float:
+# ---------------------------------------------------------------------- output
+def std(values: list[float]) -> float:
+    """Return the standard deviation, NaN for one value."""
     return statistics.stdev(values) if len(values) > 1 else float("nan")
 
 
-def tell(ordering: Ordering, scores: Scores) -> None:
-    """The table, and the gaps that were promised."""
-    print(f"\n{ordering.about}: {ordering.metric}, mean ± standard deviation over seeds")
+def print_table(ordering: Ordering, scores: Scores) -> None:
+    """Print the table and the gaps."""
+    print(f"\n{ordering.title}: {ordering.metric}, mean ± standard deviation over seeds")
     columns = list(dict.fromkeys(column for found in scores.values() for column in found))
     print(" " * 26 + "".join(f"{column:>18}" for column in columns))
     for row, found in scores.items():
-        cells = (f"{statistics.fmean(found[c]):.3f} ± {spread(found[c]):.3f}" for c in columns)
+        cells = (f"{statistics.fmean(found[c]):.3f} ± {std(found[c]):.3f}" for c in columns)
         print(f"  {row:<24}" + "".join(f"{cell:>18}" for cell in cells))
-    for column in ordering.where:
+    for column in ordering.columns:
         one, other = scores[ordering.better][column], scores[ordering.worse][column]
         gap, noise = (
             abs(statistics.fmean(one) - statistics.fmean(other)),
-            2 * max(spread(one), spread(other)),
+            2 * max(std(one), std(other)),
         )
         print(
-            f"  {ordering.better} before {ordering.worse}, {column}: by {gap:.3f}; two standard deviations are {noise:.3f}"
+            f"  {ordering.better} better than {ordering.worse}, {column}: gap {gap:.3f}, two "
+            f"standard deviations {noise:.3f}"
         )
 
 
 def draw(tables: dict[str, tuple[Ordering, Scores]], path: Path) -> None:
-    """A panel for each table: every seed a dot, the means joined."""
+    """Draw a panel for each table: a dot per seed, and a line through the means."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -214,15 +230,13 @@ def draw(tables: dict[str, tuple[Ordering, Scores]], path: Path) -> None:
         for (row, found), colour in zip(
             scores.items(), ("#0072b2", "#d55e00", "#888888"), strict=False
         ):
-            places = list(found) if len(found) > 1 else [row]
-            panel.plot(
-                places, [statistics.fmean(v) for v in found.values()], color=colour, label=row
-            )
-            for place, values in zip(places, found.values(), strict=True):
-                panel.plot(
-                    [place] * len(values), values, "o", color=colour, alpha=0.6, markersize=5
-                )
-        panel.set(title=ordering.about, ylabel=ordering.metric, ylim=(0, None))
+            columns = list(found) if len(found) > 1 else [row]
+            means = [statistics.fmean(values) for values in found.values()]
+            panel.plot(columns, means, color=colour, label=row)
+            for column, values in zip(columns, found.values(), strict=True):
+                x = [column] * len(values)
+                panel.plot(x, values, "o", color=colour, alpha=0.6, markersize=5)
+        panel.set(title=ordering.title, ylabel=ordering.metric, ylim=(0, None))
         panel.tick_params(axis="x", labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
         if len(next(iter(scores.values()))) > 1:
@@ -232,31 +246,29 @@ def draw(tables: dict[str, tuple[Ordering, Scores]], path: Path) -> None:
 
 def main() -> None:
     """Train, print and draw."""
-    read = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    read.add_argument("tables", nargs="*", help=f"of {', '.join(ORDERINGS)}; all unless given")
-    read.add_argument("--seeds", type=int, default=3)
-    read.add_argument("--again", action="store_true")
-    read.add_argument("--plot", type=Path)
-    given = read.parse_args()
-    for name in given.tables:
+    parser.add_argument("tables", nargs="*", help=f"of {', '.join(ORDERINGS)}; default: all")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--restart", action="store_true", help="discard the scores")
+    parser.add_argument("--plot", type=Path, help="draw the tables to this PNG file")
+    options = parser.parse_args()
+    for name in options.tables:
         if name not in ORDERINGS:
-            read.error(f"no table {name!r}: there are {', '.join(ORDERINGS)}")
+            parser.error(f"unknown table {name!r}: choose from {', '.join(ORDERINGS)}")
     tables = {}
-    for name in given.tables or ORDERINGS:
-        if given.again:
+    for name in options.tables or ORDERINGS:
+        if options.restart:
             (RESULTS / f"orderings-{name}.json").unlink(missing_ok=True)
         ordering = ORDERINGS[name]()
         try:
-            tables[name] = ordering, fill(name, ordering, given.seeds)
+            tables[name] = ordering, train_missing(name, ordering, options.seeds)
         except Interrupted:
-            raise SystemExit(
-                "stopped: the same command goes on with the scores that are missing"
-            ) from None
-        tell(*tables[name])
-    if given.plot is not None:
-        draw(tables, given.plot)
+            raise SystemExit("interrupted: repeat the command to resume") from None
+        print_table(*tables[name])
+    if options.plot is not None:
+        draw(tables, options.plot)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class DenseAttentionLayer(nn.Module):
         return self.out(merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)))
 
     def step(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Decode x (b, 1, d); its key and value are written to the end of the cache (b, h, m + 1, e)."""
+        """Decode x (b, 1, d); its key and value go to the end of the cache (b, h, m + 1, e)."""
         k[:, :, -1:], v[:, :, -1:] = (split_heads(w(x), self.heads) for w in (self.k, self.v))
         q = split_heads(self.q(x), self.heads)
         return self.out(merge_heads(F.scaled_dot_product_attention(q, k, v)))
@@ -131,7 +131,7 @@ def build_mixer(spec: ModuleSpec, cell: BenchCell, *, device: str = "cpu") -> Mi
 def attention_shapes(
     mixer: Mixer, cell: BenchCell, n: int
 ) -> tuple[MultiHead, list[tuple[int, ...]]]:
-    """Return the mixer and the shapes of its queries, keys (unless they are the queries) and values."""
+    """Return the mixer and the shapes of its queries, keys (unless shared) and values."""
     if not isinstance(mixer, MultiHead):
         raise Unsupported(
             f"{mixer.name} has no attention on given queries, keys and values: use --scope layer"
@@ -180,7 +180,7 @@ def decode_call(mixer: Mixer, cell: BenchCell) -> BenchCall:
 
 @contextmanager
 def skip_attention(mixer: Mixer) -> Iterator[None]:
-    """Make attention over a KV cache fill the cache and return zeros, so a prompt takes linear time."""
+    """Fill the KV cache without attending to it, so that a prompt takes linear time."""
     modules = [module for module in mixer.modules() if isinstance(module, KVCacheAttention)]
     for module in modules:
         module.attend = lambda q, k, v, *_, **__: q.new_zeros(*q.shape[:3], v.shape[3])  # type: ignore[method-assign]

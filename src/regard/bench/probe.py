@@ -57,7 +57,7 @@ class ProbeTimeout(ProbeRefused):
 def probe(
     contender: Contender, cell: BenchCell, *, threads: int, limit: int, seconds: float
 ) -> ProbeResult:
-    """Run a call once with at most `limit` bytes and `seconds`; raise `ProbeRefused` if it fails."""
+    """Run a call once with at most `limit` bytes and `seconds`; `ProbeRefused` if it fails."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     child = _context().Process(
         target=_run_call, args=(sender, contender, cell, threads, limit), daemon=True

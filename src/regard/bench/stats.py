@@ -85,7 +85,7 @@ def relative_spread(times: Sequence[float]) -> float:
 
 
 def crossover(ratios: Iterable[tuple[int, float]]) -> int | None:
-    """Return the first length from which on the speedup (length, ratio) is never below 1, if any."""
+    """Return the first length from which on the ratio is never below 1, if any."""
     points = sorted(ratios)
     last_slower = max((n for n, ratio in points if ratio < 1), default=0)
     return next((n for n, _ in points if n > last_slower), None)

@@ -1,4 +1,4 @@
-"""regard bench: speed and memory on this machine, relative to dense attention and other packages."""
+"""regard bench: speed and memory on this machine, relative to dense attention and peers."""
 
 from __future__ import annotations
 
