@@ -1,16 +1,16 @@
-"""Which residual schemes train a deep stack at once, without warm-up.
+"""Which residual schemes train a deep stack without warm-up.
 
-    python benchmarks/depth.py                       the table, some ten minutes on one free core
+    python benchmarks/depth.py                       the table, about ten minutes on one core
     python benchmarks/depth.py --only admin,post     some rows
 
-A causal stack of 24 layers of softmax attention and feed-forward, 32 wide, learns the next character of a generated text: 9
-of 10 characters follow from the one before by a fixed permutation, the others are drawn.  A model that has learned nothing
-loses ln 16 = 2.77 a character, one that knows all loses 0.57.  Adam, the same learning rate from the first step on.
+A causal stack of 24 layers of softmax attention and feed-forward layers of width 32 learns the next character of a
+generated text: 9 of 10 characters follow from the previous one by a fixed permutation, the others are random. The loss
+is ln 16 = 2.77 per character at the start and 0.57 at best. Adam with a constant learning rate.
 
-All weights of blocks begin with Xavier's normal distribution, as in the papers: torch's own start of a linear layer has a
-third of its variance, and is kinder to post-norm.  DeepNorm's begin smaller by β.  Admin is profiled on the first batch.
+All weights are initialized with Xavier's normal distribution, as in the papers; torch's default for linear layers has a
+third of its variance, and favours post-norm. DeepNorm scales by β. Admin is initialized on the first batch.
 
-The number is the mean loss of the last 10 of 60 steps: the median of the seeds, and the worst.  Results go to
+The result is the mean loss of the last 10 of 60 steps: median and worst of the seeds. Results go to
 benchmarks/results/depth.json.
 """
 

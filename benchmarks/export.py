@@ -1,4 +1,4 @@
-"""Every recipe as a graph: how far torch.export and ONNX are from eager, and how often torch.compile breaks its forward.
+"""Export every recipe: difference of torch.export and ONNX from eager, and graph breaks of torch.compile.
 
     python benchmarks/export.py                 all recipes that have no result yet, some ten minutes
     python benchmarks/export.py local linear    these, anew

@@ -1,10 +1,10 @@
-"""The memory of a training step, predicted and measured: each model in a process of its own.
+"""Peak memory of a training step, predicted and measured, each model in its own process.
 
     python benchmarks/memory.py
 
-Measured is the most memory that the process held in a few steps, less what it held when it had loaded everything and run the
-same step with a tiny model.  Beside the tensors that is what kernels need inside, and what the allocator did not give back;
-"returned" is the same with an allocator that gives every freed block back.
+"Measured" is the peak resident memory of the process over a few steps, less what it had after the same steps of a tiny
+model. Beyond the tensors it includes the workspace of kernels and memory that the allocator did not return. "Returned"
+is the same with an allocator that returns every freed block.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ MODELS = [
     ("talking_heads", 512, 4, 256),
 ]
 VOCAB, BATCH = 2000, 2
-# glibc gives a freed block back at once while blocks of this size are mapped by themselves; left alone, it raises the limit to
-# 32 MB, and freed blocks stay in its heap
+# glibc maps blocks above this size by themselves and returns them when they are freed; by default it raises the limit up
+# to 32 MB, and freed blocks stay in its heap
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def sizes(name: str, length: int, layers: int, dim: int) -> ModelConfig:
-    """The model, with four heads where it has any."""
+    """Configuration of a model with four heads, if the recipe has heads."""
     recipe = get_recipe(name)
     return simple_config(
         recipe,
@@ -54,7 +54,7 @@ def sizes(name: str, length: int, layers: int, dim: int) -> ModelConfig:
 
 
 def resident(peak: bool) -> int:
-    """Bytes that this process holds, or held at most."""
+    """Resident memory of this process in bytes, or its peak."""
     wanted = "VmHWM" if peak else "VmRSS"
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(wanted))

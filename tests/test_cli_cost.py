@@ -204,7 +204,7 @@ def test_a_million_tokens():
         (["vanilla", "--tokens", "5"], "--tokens needs --plan"),
         (["local", "--set", "widow=5"], "local takes no argument 'widow': did you mean 'window'?"),
         (["fnet", "--causal"], "does not support causal=True"),
-        (["bigbird", "--length", "1000000"], "give block=245 or more"),
+        (["bigbird", "--length", "1000000"], "use blocks of at least block=245 tokens"),
         (
             ["synthesizer_random", "--length", "16777216", "--dim", "65536", "--heads", "65536"],
             "larger than torch can describe",

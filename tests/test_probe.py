@@ -49,7 +49,7 @@ class Nothing(Residual):
     def before(self, x, mask=None):
         return x
 
-    def after(self, x, y, mask=None):
+    def add(self, x, y, mask=None):
         return y
 
 

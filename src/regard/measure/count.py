@@ -119,7 +119,7 @@ class FlopCounter(TorchDispatchMode):
 
     @classmethod
     @contextmanager
-    def paused(cls) -> Iterator[None]:
+    def pause(cls) -> Iterator[None]:
         """Inside, the counters that are active now do not count."""
         active, cls._active = cls._active, []
         try:

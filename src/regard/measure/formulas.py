@@ -142,7 +142,7 @@ def _sequential(module: SequentialStack | PerLayerContextStack, shape: CallShape
 
 
 @formula(SharedStack, is_breakdown=True)
-def _shared(module: SharedStack, shape: CallShape) -> ModuleCost:
+def _shared_stack(module: SharedStack, shape: CallShape) -> ModuleCost:
     return sum_layers((module.layers[i] for i in module.order), shape)
 
 
@@ -323,7 +323,7 @@ def _mixture_of_experts(module: MixtureOfExperts, shape: CallShape) -> ModuleCos
 
 
 @formula(RoutedAttention)
-def _routed(module: RoutedAttention, shape: CallShape) -> ModuleCost:
+def _routed_attention(module: RoutedAttention, shape: CallShape) -> ModuleCost:
     """Each cluster attends within its n / clusters nearest tokens."""
     assert isinstance(module.route, KMeans)
     clusters = module.route.clusters

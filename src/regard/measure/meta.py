@@ -217,7 +217,7 @@ def _replace_by_formula(part: nn.Module, by_formula: Formula) -> None:
     original = copy(part)
 
     def cost_of(shape: CallShape) -> ModuleCost:
-        with FlopCounter.paused():  # the formula may count parts of the module
+        with FlopCounter.pause():  # the formula may count parts of the module
             return by_formula(original, shape)
 
     def attend(
