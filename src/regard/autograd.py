@@ -14,7 +14,9 @@ from regard.errors import Unsupported
 
 
 def apply_function(function: type[Function], *args: Any) -> Any:
-    """`function.apply(*args)`, or `function.forward(*args)`, which is cheaper, if no gradient is needed."""
+    """`function.apply(*args)`, or `function.forward(*args)`, which is cheaper, if no gradient is
+    needed.
+    """
     if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
         return function.apply(*args)
     return function.forward(*args)
@@ -23,7 +25,8 @@ def apply_function(function: type[Function], *args: Any) -> Any:
 def differentiable_vjp(
     formula: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[Tensor, ...], grads: Any
 ) -> tuple[Tensor, ...]:
-    """Gradients of `inputs` given those of `formula(*inputs)`, computed by autograd so that they are differentiable.
+    """Gradients of `inputs` given those of `formula(*inputs)`, computed by autograd so that they
+    are differentiable.
 
     Used by hand-written backward passes for `create_graph=True` and for batches of gradients.
     """
@@ -38,17 +41,22 @@ def differentiable_vjp(
 
 
 def has_batched_gradients(*gradients: Tensor) -> bool:
-    """Whether gradients are vmapped over a batch (`is_grads_batched`, `vectorize`), which kernels cannot process."""
+    """Whether gradients are vmapped over a batch (`is_grads_batched`, `vectorize`), which kernels
+    cannot process.
+    """
     return any(map(is_legacy_batchedtensor, gradients))
 
 
 def check_first_order(backend: str, gradient: Tensor) -> None:
-    """Raise `Unsupported` in a backward pass that supports neither second derivatives nor batches of gradients."""
+    """Raise `Unsupported` in a backward pass that supports neither second derivatives nor batches
+    of gradients.
+    """
     if torch.is_grad_enabled():  # create_graph=True
         raise Unsupported(
             f"backend {backend!r} does not support second derivatives: use backend='reference'"
         )
     if has_batched_gradients(gradient):
         raise Unsupported(
-            f"backend {backend!r} takes one gradient at a time, not a batch: use backend='reference'"
+            f"backend {backend!r} takes one gradient at a time, not a batch: "
+            "use backend='reference'"
         )

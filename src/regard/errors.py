@@ -1,4 +1,7 @@
-"""Exceptions and argument checks. Messages say what was wrong, what is expected and, for names, the nearest valid choice."""
+"""Exceptions and argument checks.
+
+Messages say what was wrong, what is expected and, for names, the nearest valid choice.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ def check_choice(name: str, value: object, known: Iterable[str]) -> None:
 
 
 def check_int(least: int, **values: object) -> None:
-    """Raise ValueError unless each of the named values is an integer >= `least`: `check_int(1, heads=heads)`."""
+    """Raise ValueError unless each of the named values is an integer >= `least`: `check_int(1,
+    heads=heads)`.
+    """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")

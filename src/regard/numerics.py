@@ -1,4 +1,6 @@
-"""Tensor operations shared by several mixers: masked softmax, precision, and ops that `torch.export` can trace."""
+"""Tensor operations shared by several mixers: masked softmax, precision, and ops that
+`torch.export` can trace.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ from torch import Tensor
 
 
 def masked_softmax(scores: Tensor, keep: Tensor | None) -> Tensor:
-    """Softmax over the last axis of scores (... m), restricted to `keep`. A row without any kept entry is all zeros."""
+    """Softmax over the last axis of scores (... m), restricted to `keep`.
+
+    A row without any kept entry is all zeros.
+    """
     if keep is None:
         return torch.softmax(scores, -1)
     lowest = torch.finfo(scores.dtype).min  # not -inf: a fully masked row would become NaN
@@ -37,7 +42,10 @@ def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def zero_padding_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x (... n d) with zeros at padding tokens, mask (... n). Multiplying by zero would keep NaN."""
+    """x (... n d) with zeros at padding tokens, mask (... n).
+
+    Multiplying by zero would keep NaN.
+    """
     return x if mask is None else x.masked_fill(~mask[..., None], 0)
 
 
@@ -55,7 +63,9 @@ def disable_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def token_matmul(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """weight (n m) @ x (b m c) + bias (n) -> (b n c), as a single matrix product instead of a batched one."""
+    """weight (n m) @ x (b m c) + bias (n) -> (b n c), as a single matrix product instead of a
+    batched one.
+    """
     b, m, c = x.shape
     flat = x.transpose(0, 1).reshape(m, b * c)
     y = weight @ flat if bias is None else torch.addmm(bias[:, None], weight, flat)
@@ -63,7 +73,9 @@ def token_matmul(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def slice_dim(x: Tensor, dim: int, start: int, end: int) -> Tensor:
-    """x[start:end] along an axis; x itself if that is all of it, because a slice costs a copy in the backward pass."""
+    """x[start:end] along an axis; x itself if that is all of it, because a slice costs a copy in
+    the backward pass.
+    """
     if (
         torch.compiler.is_exporting()
     ):  # a slice of everything would be specialised to the traced length
@@ -72,7 +84,10 @@ def slice_dim(x: Tensor, dim: int, start: int, end: int) -> Tensor:
 
 
 def chunk_length(size: int, n: int) -> int:
-    """Tokens per chunk: at most `size`. When exporting, all n: a graph for any length has no loop over chunks."""
+    """Tokens per chunk: at most `size`.
+
+    When exporting, all n: a graph for any length has no loop over chunks.
+    """
     return n if torch.compiler.is_exporting() else min(size, n)
 
 

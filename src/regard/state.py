@@ -1,6 +1,7 @@
 """Stream states as values: select examples, detach from the graph, measure memory.
 
-A stream state is a nested structure of tuples, named tuples, lists and dicts. Its leaves follow one rule:
+A stream state is a nested structure of tuples, named tuples, lists and dicts. Its leaves follow one
+rule:
 
     every tensor has the batch as its first dimension;
     anything shared by all examples is not a tensor but a number, a numpy array or None.
@@ -23,9 +24,11 @@ Leaf = Tensor | np.ndarray | np.generic | int | float | None
 
 
 def take(state: State, index: Tensor | Sequence[int]) -> State:
-    """The state of the examples `index`, integers in any order with repeats: `take(state, [1, 1, 0])`.
+    """The state of the examples `index`, integers in any order with repeats: `take(state, [1, 1,
+    0])`.
 
-    Streaming on from it equals streaming those examples from the start. Beam search uses it to reorder beams.
+    Streaming on from it equals streaming those examples from the start. Beam search uses it to
+    reorder beams.
     """
     rows = torch.as_tensor(index)
     integers = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
@@ -46,7 +49,10 @@ def detach(state: State) -> State:
 
 
 def state_bytes(state: State) -> int:
-    """Memory that a state keeps alive, in bytes. Shared storage counts once, and a view counts as its whole storage."""
+    """Memory that a state keeps alive, in bytes.
+
+    Shared storage counts once, and a view counts as its whole storage.
+    """
     found = list(leaves(state))
     storages = [leaf.untyped_storage() for leaf in found if isinstance(leaf, Tensor)]
     arrays = sum(leaf.nbytes for leaf in found if isinstance(leaf, np.ndarray))
@@ -60,13 +66,16 @@ def state_batch_size(state: State) -> int | None:
     }
     if len(sizes) > 1 or None in sizes:
         raise ValueError(
-            "every tensor of a state must have the batch as its first dimension, but the sizes differ"
+            "every tensor of a state must have the batch as its first dimension, "
+            "but the sizes differ"
         )
     return next(iter(sizes), None)
 
 
 def check_state(state: State, start: State, batch_size: int) -> None:
-    """Raise unless a stream that begins with `start` can continue from `state` with `batch_size` examples."""
+    """Raise unless a stream that begins with `start` can continue from `state` with `batch_size`
+    examples.
+    """
     if not _matches(state, start):
         raise TypeError(
             f"not a state of this mixer: expected {_describe(start)}, got {_describe(state)}"
@@ -115,7 +124,9 @@ def _invalid_leaf(leaf: object) -> TypeError:
 
 
 def _matches(state: State, start: State) -> bool:
-    """Whether `state` has the structure of `start`, in which None and () stand for anything not created yet."""
+    """Whether `state` has the structure of `start`, in which None and () stand for anything not
+    created yet.
+    """
     if start is None:
         return isinstance(state, Leaf | tuple | list | dict)
     if type(start) is tuple and not start:

@@ -1,4 +1,7 @@
-"""Exact softmax attention over any pattern. Several backends compute it; `attend` selects the fastest for each call."""
+"""Exact softmax attention over any pattern.
+
+Several backends compute it; `attend` selects the fastest for each call.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +47,22 @@ def attend(
 ) -> Tensor:
     """Exact softmax attention over a pattern: q (b h n e), k (b h m e), v (b h m f) -> (b h n f).
 
-    The number of heads of k and v may be a divisor of that of q (grouped-query attention). A query that sees no key gives
-    zero. Under autocast the inputs are cast to the autocast dtype, as in `scaled_dot_product_attention`.
+    The number of heads of k and v may be a divisor of that of q (grouped-query attention). A query
+    that sees no key gives zero. Under autocast the inputs are cast to the autocast dtype, as in
+    `scaled_dot_product_attention`.
 
     Args:
         pattern: Which query may attend to which key, by position.
         prior: An additive bias of the scores.
         mask: Padding mask (b m), True = keep.
-        global_attention_mask: (b n), True for the tokens that `GlobalMask` in the pattern refers to.
-        scale: Factor of the scores. Default: 1/sqrt(e), or what a prior with several terms requires.
+        global_attention_mask: (b n), True for the tokens that `GlobalMask` in the pattern refers
+            to.
+        scale: Factor of the scores. Default: 1/sqrt(e), or what a prior with several terms
+            requires.
         q_start: Position of the first query.
         k_positions: Position of the first key, or the positions of all keys (m).
-        backend: "auto" selects by estimated cost. A name from `BACKENDS` uses that backend or raises `Unsupported`.
+        backend: "auto" selects by estimated cost. A name from `BACKENDS` uses that backend or
+            raises `Unsupported`.
     """
     if torch._C._is_any_autocast_enabled():
         q, k, v = _cast_for_autocast(q, k, v)
@@ -102,7 +109,10 @@ def check_backend(backend: str) -> None:
 
 
 def _cast_for_autocast(*tensors: Tensor) -> Sequence[Tensor]:
-    """Tensors in the autocast dtype, except float64, as in PyTorch. Invalid arguments are reported later."""
+    """Tensors in the autocast dtype, except float64, as in PyTorch.
+
+    Invalid arguments are reported later.
+    """
     device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
     if not torch.is_autocast_enabled(device):
         return tensors
@@ -125,7 +135,8 @@ def _run(call: AttentionCall, backend: str) -> Tensor:
     return BACKENDS[backend].run(call)
 
 
-# A graph break. `torch.compiler.disable` does the same but imports the compiler, which takes longer than all other imports.
+# A graph break. `torch.compiler.disable` does the same but imports the compiler, which takes longer
+# than all other imports.
 _run_outside_graph = _disable_dynamo(_run)
 
 
@@ -146,7 +157,9 @@ def _attend_traced(call: AttentionCall, backend: str) -> Tensor:
 
 
 def _repeat_kv_heads(call: AttentionCall) -> AttentionCall:
-    """Repeat the heads of k and v so that there are as many as of q: neighbouring query heads share one."""
+    """Repeat the heads of k and v so that there are as many as of q: neighbouring query heads share
+    one.
+    """
     heads, kv_heads = call.q.shape[1], call.k.shape[1]
     if heads == kv_heads or not kv_heads:
         return call

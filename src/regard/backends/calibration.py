@@ -1,7 +1,8 @@
 """Cost model of the CPU backends: estimated seconds for a call on this machine.
 
-Every backend has a fixed cost per kernel call and a cost per score (one query-key dot product with its share of softmax and
-value product). Both are measured once, in about a third of a second, and stored in the cache directory as JSON.
+Every backend has a fixed cost per kernel call and a cost per score (one query-key dot product with
+its share of softmax and value product). Both are measured once, in about a third of a second, and
+stored in the cache directory as JSON.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ from regard.pattern import Band, Full, Pattern
 
 HEAD_DIM = 64  # head width at which costs are measured
 
-# A score costs as much as `head_dim + x` multiply-adds: x stands for the exponential and other work that does not depend on
-# the head width.
+# A score costs as much as `head_dim + x` multiply-adds: x stands for the exponential and other work
+# that does not depend on the head width.
 SDPA_FIXED_WIDTH = 32
 TILE_FIXED_WIDTH = 16
 
 # PyTorch's CPU kernel (scaled_dot_product_attention)
 SDPA_MEDIUM = 192  # queries from which it processes 64 at a time instead of 32
 SDPA_LONG = 768  # queries from which it processes 256 at a time
-SDPA_KEY_BLOCK = 512  # keys it processes at a time; with is_causal=True it skips blocks that lie entirely in the future
+# keys it processes at a time; with is_causal=True it skips blocks that lie entirely in the future
+SDPA_KEY_BLOCK = 512
 SDPA_MASK_FACTOR = 1.08  # time with an attention mask relative to the time without
 
 # The C++ kernel
@@ -48,20 +50,18 @@ PADDED_TOKEN_SCORES = 40  # cost of padding one token (of q, k or v), in scores
 
 # Training
 BACKWARD_FACTOR = 2.5  # cost of a score in the backward pass, relative to the forward pass
-TRAINING_CALL_FACTOR = (
-    8  # fixed cost of a forward and a backward call under autograd, relative to one forward call
-)
-
-Timed = tuple[Callable[[Tensor], Tensor], int]  # a call and its number of tokens
+TRAINING_CALL_FACTOR = 8  # fixed cost of forward and backward, relative to a call without gradients
 
 # Measurements outside of these bounds were disturbed by other processes.
 MIN_CALL_SECONDS, MAX_CALL_SECONDS = 5e-6, 3e-4
 MAX_SCORE_RATIO = 2.5  # of any score to a score of a long dense call
 
+Timed = tuple[Callable[[Tensor], Tensor], int]  # a call and its number of tokens
+
 
 @dataclass(frozen=True)
 class BackendCosts:
-    """Seconds on this machine, for one head of width 64. "call" is per kernel call, the others are per score."""
+    """Seconds per kernel call ("call") or per score, on this machine, for one head of width 64."""
 
     dense_call: float
     dense_short: float  # fewer than SDPA_MEDIUM queries
@@ -158,9 +158,11 @@ def _with_backward(call: float, scores: float, grad: bool) -> float:
     return call + scores
 
 
-# ---------------------------------------------------------------------------------------------- measuring
+# ---------------------------------------------------------------------- measuring
 def machine_costs() -> BackendCosts:
-    """The costs on this machine with the current number of threads, from the cache directory or newly measured."""
+    """The costs on this machine with the current number of threads, from the cache directory or
+    newly measured.
+    """
     return _machine_costs(torch.get_num_threads(), native.library() is not None)
 
 
@@ -189,15 +191,14 @@ def _machine_costs(threads: int, has_kernel: bool) -> BackendCosts:
 
 def costs_path() -> Path:
     """The file in which the costs of this machine and number of threads are stored."""
-    machine = f"{platform.machine()}-{os.cpu_count()}-torch{torch.__version__}-{torch.get_num_threads()}threads"
     kernel = "cpp" if native.library() else "plain"
-    return (
-        cache_dir() / f"costs7-{kernel}-{machine}.json"
-    )  # increase the number when what is measured changes
+    machine = f"{platform.machine()}-{os.cpu_count()}-torch{torch.__version__}"
+    # increase the number when what is measured changes
+    return cache_dir() / f"costs7-{kernel}-{machine}-{torch.get_num_threads()}threads.json"
 
 
 def measure_costs() -> BackendCosts:
-    """Time small and large calls of each backend and solve for the cost of a call and of a score."""
+    """Time small and large calls of each backend; solve for the costs of a call and a score."""
     heads, few, large = 4, 32, 1024
     small_layout, large_layout = (build_layout(Band(32, 32), n, n, size=32) for n in (few, large))
 
@@ -248,7 +249,10 @@ def _clamp_call(seconds: float) -> float:
 def _shortest_times(
     calls: list[Timed], heads: int, rounds: int = 6, repeats: int = 3
 ) -> dict[Timed, float]:
-    """The shortest time of each call f(x), x (1 heads n 64). The calls are interleaved; of the repeats, the first warms up."""
+    """The shortest time of each call f(x), x (1 heads n 64).
+
+    The calls are interleaved; of the repeats, the first warms up.
+    """
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, heads, n, HEAD_DIM, generator=generator) for _, n in calls]
     best = dict.fromkeys(calls, float("inf"))

@@ -124,7 +124,8 @@ def make_call(
             )
         if n != m:
             raise ValueError(
-                f"global_attention_mask requires self-attention, but there are {n} queries and {m} keys"
+                "global_attention_mask requires self-attention, "
+                f"but there are {n} queries and {m} keys"
             )
     last = max(q_start + n, (k_positions + m) if isinstance(k_positions, int) else 0)
     for name, length in (
@@ -149,7 +150,8 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} must be a tensor of shape (b h n e), not {shape}")
     if q.dtype not in FLOAT_DTYPES or not q.dtype == k.dtype == v.dtype:
         raise TypeError(
-            f"q, k and v must have the same floating point dtype, not {q.dtype}, {k.dtype} and {v.dtype}"
+            "q, k and v must have the same floating point dtype, "
+            f"not {q.dtype}, {k.dtype} and {v.dtype}"
         )
     if not q.device == k.device == v.device:
         raise ValueError(
@@ -181,7 +183,10 @@ def check_mask(mask: Tensor | None, shape: tuple[int, int], name: str) -> None:
 
 
 def pad_to_same_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad heads with zeros to one width, as fused kernels require. This changes no score and no value."""
+    """Pad heads with zeros to one width, as fused kernels require.
+
+    This changes no score and no value.
+    """
     width = max(q.shape[3], v.shape[3])
     q, k, v = (x if x.shape[3] == width else F.pad(x, (0, width - x.shape[3])) for x in (q, k, v))
     return q, k, v

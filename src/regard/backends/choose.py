@@ -1,4 +1,4 @@
-"""Selects the backend of a call: by what each supports, and by its estimated cost on this machine."""
+"""Selects the backend of a call, by what each supports and by its estimated cost."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ BACKENDS = {"reference": reference, "sdpa": sdpa, "sparse": sparse, "cpp": cpp, 
 MIN_TOKENS = {"sparse": (192, 192), "cpp": (48, 64)}
 # A backend is used if its estimated time is below this fraction of that of dense attention.
 MAX_COST_RATIO = {"sparse": 0.8, "cpp": 1.0}
-MAX_DENSE_TILES = (
-    1 << 20
-)  # of a dense pattern on the C++ kernel: a longer list takes too much memory
+# of a dense pattern on the C++ kernel: a longer list takes too much memory
+MAX_DENSE_TILES = 1 << 20
 SAMPLE_TOKENS = 2048  # the density of a pattern is computed for at most this many tokens
 
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """The selected backend, the reason, and estimated times in seconds, None if they were not needed.
+    """The selected backend, the reason, and estimated times in seconds, None if they were not
+    needed.
 
-    `sparse_seconds` is the time of computing visible tiles only, on the C++ kernel if it is available.
+    `sparse_seconds` is the time of computing visible tiles only, on the C++ kernel if it is
+    available.
     """
 
     backend: str

@@ -1,7 +1,8 @@
 """The C++ kernel over the visible tiles of a pattern, see `native/attention.cpp`.
 
-PyTorch's fused kernel needs regular calls and is slow on few queries. This kernel processes any list of tiles, forward and
-backward, in one call. It saves q, k, v, the output and the log-sum-exp of each query, nothing of size (n m).
+PyTorch's fused kernel needs regular calls and is slow on few queries. This kernel processes any
+list of tiles, forward and backward, in one call. It saves q, k, v, the output and the log-sum-exp
+of each query, nothing of size (n m).
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ _CALL = Struct("5qd" + 5 * "P3q" + "PqP")
 _GRADS = Struct(4 * "P3q")
 _NO_TENSOR = (0, 0, 0, 0)
 
-CONTIGUOUS_KEY_READS = (
-    12  # if each key is read more often than this, k and v are made contiguous first
-)
+# if each key is read more often than this, k and v are made contiguous first
+CONTIGUOUS_KEY_READS = 12
 
 
 def refuses(call: AttentionCall) -> str | None:
@@ -96,7 +96,9 @@ def _forward(
     scale: float,
     mask: Tensor | None,
 ) -> Tensor:
-    """The output; the log-sum-exp of each query is written to `lse`, which a backward pass or a second part needs."""
+    """The output; the log-sum-exp of each query is written to `lse`, which a backward pass or a
+    second part needs.
+    """
     b, h, n, e = q.shape
     # heads are adjacent in memory, as the output projection needs them
     out = native.advise_huge_pages(q.new_empty_strided((b, h, n, e), (n * h * e, e, h * e, 1)))

@@ -22,9 +22,8 @@ from regard.pattern import Pattern
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 MAX_ENTRIES = 256
-MAX_BYTES = (
-    1 << 20
-)  # size of the mask or tiles of an entry; in longer calls the checks do not matter
+# size of the mask or tiles of an entry; in longer calls the checks do not matter
+MAX_BYTES = 1 << 20
 
 
 class _CppCall(partial[Tensor]):

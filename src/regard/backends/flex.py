@@ -1,4 +1,5 @@
-"""FlexAttention, with a block mask that is derived from the pattern instead of from all n x m pairs.
+"""FlexAttention, with a block mask that is derived from the pattern instead of from all n x m
+pairs.
 
 Meant for accelerators. On a CPU it supports the forward pass only, and `sparse` is faster.
 """
@@ -68,7 +69,8 @@ def block_mask(
     mask: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> Any:
-    """A FlexAttention `BlockMask` with exactly the blocks that contain a visible pair; no n x m tensor is built.
+    """A FlexAttention `BlockMask` with exactly the blocks that contain a visible pair; no n x m
+    tensor is built.
 
     Args:
         pattern: The pattern.
@@ -87,7 +89,7 @@ def block_mask(
     full = ids == 1 if mask is None else torch.zeros_like(ids, dtype=torch.bool)
     partial = (ids > 0) & ~full
 
-    def ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    def block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
         """The number of blocks in each row (1 h r), and their columns first (1 h r c)."""
         blocks = blocks.to(device)
         columns = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
@@ -101,5 +103,9 @@ def block_mask(
         return keep if mask is None else keep & mask[b, k]
 
     return BlockMask.from_kv_blocks(
-        *ordered(partial), *ordered(full), BLOCK_SIZE=size, mask_mod=mask_mod, seq_lengths=(n, m)
+        *block_lists(partial),
+        *block_lists(full),
+        BLOCK_SIZE=size,
+        mask_mod=mask_mod,
+        seq_lengths=(n, m),
     )

@@ -1,7 +1,8 @@
-"""Kernels of linear attention: sums of k_j v_jᵀ over j <= i or over all keys, and their products with queries.
+"""Kernels of linear attention: sums of k_j v_jᵀ over j <= i or over all keys, and their products
+with queries.
 
-On a CPU they are computed in C++, `native/linear.cpp`, which keeps the state of a head in the CPU cache. Elsewhere they are
-products of chunks of tokens.
+On a CPU they are computed in C++, `native/linear.cpp`, which keeps the state of a head in the CPU
+cache. Elsewhere they are products of chunks of tokens.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def causal_linear_scan(
         chunk: Tokens per matrix product, where the C++ kernel is not used.
 
     Returns:
-        The output Σ_{j <= i} (q_i·k_j) v_j (b h n f), the normalizer Σ_{j <= i} q_i·k_j (b h n 1), and the state after the
-        last token, Σ k_j [v_j, 1]ᵀ (b h r f+1).
+        The output Σ_{j <= i} (q_i·k_j) v_j (b h n f), the normalizer Σ_{j <= i} q_i·k_j (b h n 1),
+        and the state after the last token, Σ k_j [v_j, 1]ᵀ (b h r f+1).
     """
     b, h, _, r = q.shape
     f = v.shape[3]
@@ -48,7 +49,8 @@ def causal_linear_scan(
         q.shape == k.shape and q.shape[:3] == v.shape[:3] and state.shape == (b, h, r, f + 1)
     )
     s, z = state[..., :-1], state[..., -1:]
-    # The normalizer is a separate sum: a column of ones in v would make rows of odd length, which are slower.
+    # The normalizer is a separate sum: a column of ones in v would make rows of odd length, which
+    # are slower.
     if not (native.supports(q, k, v, state) and same_sizes and q.numel() and v.numel()):
         out, normalizer, s, z = _scan_by_chunks(q, k, v, s, z, chunk)
         return out, normalizer, torch.cat((s, z), -1)
@@ -65,7 +67,8 @@ def causal_linear_scan(
 
 
 def linear_attention_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Linear attention over all keys without the division by the normalizer: q (b h n r), k (b h m r), v (b h m f).
+    """Linear attention over all keys without the division by the normalizer: q (b h n r), k (b h m
+    r), v (b h m f).
 
     Returns:
         The output Σ_j (q_i·k_j) v_j (b h n f) and the normalizer Σ_j q_i·k_j (b h n 1).
@@ -86,7 +89,7 @@ def linear_attention_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tens
     return out[..., :f], normalizer
 
 
-# ---------------------------------------------------------------------------------------------- matrix products
+# ---------------------------------------------------------------------- matrix products
 def _sums_by_products(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return q @ (k.mT @ v), q @ k.sum(2)[..., None]
 
@@ -115,7 +118,8 @@ def join_chunks(x: Tensor, n: int) -> Tensor:
 
 
 class _ChunkScan(torch.autograd.Function):
-    """q and k (b h c t r), v (b h c t f) in c chunks of t tokens, S (b h r f), z (b h r 1) -> out, normalizer, new S and z.
+    """q and k (b h c t r), v (b h c t f) in c chunks of t tokens, S (b h r f), z (b h r 1) -> out,
+    normalizer, new S and z.
 
     The backward pass saves the inputs only and recomputes scores and states.
     """
@@ -155,7 +159,8 @@ class _ChunkScan(torch.autograd.Function):
 
 
 def _exclusive_scan(x: Tensor, start: Tensor, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
-    """start + the sum of x (b h c ...) over the chunks before each chunk (after it, if reverse), and over all chunks.
+    """start + the sum of x (b h c ...) over the chunks before each chunk (after it, if reverse),
+    and over all chunks.
 
     A loop in place: `cumsum` takes ten times as long on chunks of this size.
     """
@@ -173,9 +178,11 @@ def _add_matmul_(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return x
 
 
-# ---------------------------------------------------------------------------------------------- C++ kernel
+# ---------------------------------------------------------------------- C++ kernel
 class _CausalKernel(torch.autograd.Function):
-    """q and k (b h n r), v (b h n f), S (b h r f), z (b h 1 r) -> out (b h n f), normalizer (b h n 1), new S and z."""
+    """q and k (b h n r), v (b h n f), S (b h r f), z (b h 1 r) -> out (b h n f), normalizer (b h n
+    1), new S and z.
+    """
 
     @staticmethod
     def forward(
@@ -218,7 +225,9 @@ def _scan_like_kernel(q: Tensor, k: Tensor, v: Tensor, s: Tensor, z: Tensor) -> 
 
 
 class _SumsKernel(torch.autograd.Function):
-    """q (b h n r), k (b h m r), v (b h m f) -> out (b h n f), normalizer (b h n 1), and Σ k vᵀ and Σ k without gradient."""
+    """q (b h n r), k (b h m r), v (b h m f) -> out (b h n f), normalizer (b h n 1), and Σ k vᵀ and
+    Σ k without gradient.
+    """
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,4 +1,6 @@
-"""The textbook formula over the dense mask: quadratic in memory, supports everything, and serves as the test oracle."""
+"""The textbook formula over the dense mask: quadratic in memory, supports everything, and serves as
+the test oracle.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,7 @@ def run(call: AttentionCall) -> Tensor:
     if call.prior is not None:
         scores = scores + call.prior(*call.position_grid(), call.q, call.k)
     scores = scores.masked_fill(~call.dense_mask().expand(scores.shape), -torch.inf)
-    visible = (scores != -torch.inf).any(
-        -1, keepdim=True
-    )  # NaN counts as visible, so that it propagates
+    # NaN counts as visible, so that it propagates
+    visible = (scores != -torch.inf).any(-1, keepdim=True)
     scores = scores.masked_fill(~visible, 0)
     return (torch.softmax(scores, -1) * visible) @ call.v

@@ -1,4 +1,6 @@
-"""PyTorch's dense `scaled_dot_product_attention`: computes every score; the best choice if most pairs are visible."""
+"""PyTorch's dense `scaled_dot_product_attention`: computes every score; the best choice if most
+pairs are visible.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,17 @@ def run(call: AttentionCall) -> Tensor:
     mask = None if causal else build_mask(call)
     if q.shape[3] == width:
         return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=call.scale)
-    # PyTorch leaves its fused kernel if widths differ. Very wide values, such as the identity matrix for an attention map,
-    # are not worth padding.
+    # PyTorch leaves its fused kernel if widths differ. Very wide values, such as the identity
+    # matrix for an attention map, are not worth padding.
     if max(q.shape[3], width) <= MAX_PADDED_WIDTH:
         q, k, v = pad_to_same_width(q, k, v)
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=call.scale)[..., :width]
 
 
 def is_plain_causal(call: AttentionCall) -> bool:
-    """Whether `is_causal=True` expresses the call: nothing but a causal pattern on the same queries and keys."""
+    """Whether `is_causal=True` expresses the call: nothing but a causal pattern on the same queries
+    and keys.
+    """
     return (
         call.mask is None
         and call.global_attention_mask is None
@@ -51,7 +55,9 @@ def is_plain_causal(call: AttentionCall) -> bool:
 
 
 def build_mask(call: AttentionCall) -> Tensor | None:
-    """The attention mask, bool or additive, broadcastable to (b h n m); None if all pairs are visible."""
+    """The attention mask, bool or additive, broadcastable to (b h n m); None if all pairs are
+    visible.
+    """
     if call.prior is not None:
         return call.dense_bias()
     if call.pattern == _FULL and call.mask is None:

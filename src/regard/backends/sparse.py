@@ -1,4 +1,6 @@
-"""Visible tiles only, on PyTorch's fused CPU kernel, for all combinations of heads, padding and global tokens."""
+"""Visible tiles only, on PyTorch's fused CPU kernel, for all combinations of heads, padding and
+global tokens.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def run(call: AttentionCall) -> Tensor:
 
 
 def _build_layouts(call: AttentionCall) -> tuple[Layout, Layout]:
-    """The layouts for the forward and the backward pass, without the pairs that global tokens add."""
+    """The layouts for the forward and backward pass, without pairs that global tokens add."""
     pattern, n, m = call.pattern.resolve_global_mask(False, False), call.q.shape[2], call.k.shape[2]
     q_start, k_start = call.q_start, call.k_start()
     forward = build_layout(pattern, n, m, q_start=q_start, k_start=k_start)
@@ -62,7 +64,7 @@ def _build_layouts(call: AttentionCall) -> tuple[Layout, Layout]:
 
 
 def _has_relative_prior(call: AttentionCall, layouts: tuple[Layout, Layout]) -> bool:
-    """Whether the prior depends on the distance alone, and no part of the layouts reorders tokens."""
+    """Whether the prior depends on the distance alone, and no part reorders tokens."""
     parts = [part for layout in layouts for part in layout.parts]
     natural = all(part.q_order is None and part.k_order is None for part in parts)
     return natural and call.prior is not None and call.prior.relative

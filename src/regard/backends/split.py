@@ -1,4 +1,6 @@
-"""Splitting calls: by heads with different patterns, and into the pairs that a `global_attention_mask` adds."""
+"""Splitting calls: by heads with different patterns, and into the pairs that a
+`global_attention_mask` adds.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def only_adds_pairs(pattern: Pattern) -> bool:
 
 
 class MaskSubset(NamedTuple):
-    """A mask keep (queries keys) over some queries `q_order` and some keys `k_order`; None = all."""
+    """A mask keep (queries keys) over queries `q_order` and keys `k_order`; None = all."""
 
     keep: Tensor
     q_order: Tensor | None
@@ -44,7 +46,9 @@ class MaskSubset(NamedTuple):
 
 
 def global_mask_pairs(call: AttentionCall, is_global: Tensor) -> tuple[MaskSubset, MaskSubset]:
-    """The pairs that global tokens, is_global (n), add: their keys for the other queries, and all keys for their queries."""
+    """The pairs that global tokens, is_global (n), add: their keys for the other queries, and all
+    keys for their queries.
+    """
     at = is_global.nonzero()[:, 0]
     q, k = call.position_grid()
     resolve = call.pattern.resolve_global_mask

@@ -1,16 +1,18 @@
 """Exact softmax attention over a layout: only visible tiles are computed, forward and backward.
 
-PyTorch's fused CPU attention accepts any strides, so each `TileRun` is one call on overlapping views, without copies. It
-also returns the log-sum-exp of each query, with which partial results are merged exactly:
+PyTorch's fused CPU attention accepts any strides, so each `TileRun` is one call on overlapping
+views, without copies. It also returns the log-sum-exp of each query, with which partial results are
+merged exactly:
 
     out = sum_i exp(lse_i - lse) out_i,     lse = log sum_i exp(lse_i)
 
-Its backward pass takes (out, lse). Given the merged ones, each call yields its exact share of the gradients, because
-dS = P * (dP - rowsum(dout * out)) with P = exp(S - lse); the shares are summed. Only q, k, v, out and lse are saved, nothing
-of size (n m).
+Its backward pass takes (out, lse). Given the merged ones, each call yields its exact share of the
+gradients, because dS = P * (dP - rowsum(dout * out)) with P = exp(S - lse); the shares are summed.
+Only q, k, v, out and lse are saved, nothing of size (n m).
 
-A prior that depends on the distance alone is the same in all calls of a run: one addend (h s t), see `layout_addends`. The
-kernel gives no gradient for it; if one is needed, dS is recomputed and summed over the calls.
+A prior that depends on the distance alone is the same in all calls of a run: one addend (h s t),
+see `layout_addends`. The kernel gives no gradient for it; if one is needed, dS is recomputed and
+summed over the calls.
 """
 
 from __future__ import annotations
@@ -27,9 +29,8 @@ from regard.autograd import check_first_order
 from regard.layout import GatherGroup, Layout, LayoutPart, TileRun
 from regard.numerics import additive_mask
 
-MAX_TEMPORARY = (
-    1 << 22
-)  # elements of a temporary: larger calls are split, so that it stays in the CPU cache
+# elements of a temporary: larger calls are split, so that it stays in the CPU cache
+MAX_TEMPORARY = 1 << 22
 OUTPUT_WEIGHT = 4  # an output counts as this many temporaries, because it is read again at once
 
 Addend = Callable[[Tensor, Tensor], Tensor]
@@ -55,8 +56,8 @@ def attend_layout(
         forward, backward: Layouts of the same pattern for each of the passes.
         scale: Factor of the scores.
         bias: Added to the scores of each key (m): 0 or -inf, for padding.
-        addend: addend(query indices (s 1), key indices (1 t)) -> (h s t), added to the scores. It may depend on the
-            difference of the indices only.
+        addend: addend(query indices (s 1), key indices (1 t)) -> (h s t), added to the scores. It
+            may depend on the difference of the indices only.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     ahead = [] if addend is None else layout_addends(forward, addend)
@@ -70,7 +71,9 @@ def attend_layout(
 
 
 def layout_addends(layout: Layout, addend: Addend) -> list[Tensor]:
-    """The addend of each run, (h s t), and each group, (h g s w*s), of a layout in the natural token order."""
+    """The addend of each run, (h s t), and each group, (h g s w*s), of a layout in the natural
+    token order.
+    """
     found = []
     for part in layout.parts:
         for run in part.runs:
@@ -104,9 +107,8 @@ class _TiledFlash(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         check_first_order("sparse", grad)
         q, k, v, out, lse, bias, *addends = ctx.saved_tensors
-        lse = lse.masked_fill(
-            lse == -torch.inf, torch.inf
-        )  # a query that sees nothing has zero weights
+        # a query that sees nothing has zero weights
+        lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         dtype = accumulator_dtype(q.dtype)
         grads = [torch.zeros(x.shape, dtype=dtype) for x in (q, k, v)]
         needs_addends = any(ctx.needs_input_grad[8 + ctx.ahead :])
@@ -165,7 +167,9 @@ def forward_part(
     bias: Tensor | None,
     addends: Sequence[Tensor],
 ) -> None:
-    """Attend to a part of a layout and merge the result into `total`, whose queries are in the order of the part."""
+    """Attend to a part of a layout and merge the result into `total`, whose queries are in the
+    order of the part.
+    """
     q, k, v = reorder_queries(part, q), _reorder_keys(part, k), _reorder_keys(part, v)
     bias = None if bias is None else _reorder_keys(part, bias, 0)
     heads, width = q.shape[0], q.shape[-1]
@@ -264,9 +268,12 @@ def _reorder_keys(part: LayoutPart, x: Tensor, dim: int = 1) -> Tensor:
     return x if part.k_order is None else x.index_select(dim, part.k_order)
 
 
-# ---------------------------------------------------------------------------------------------- calls
+# ---------------------------------------------------------------------- calls
 class _RunCall(NamedTuple):
-    """Some or all calls of a run. Tensors are accessed as views, which overlap if the step is small."""
+    """Some or all calls of a run.
+
+    Tensors are accessed as views, which overlap if the step is small.
+    """
 
     run: TileRun
 
@@ -297,7 +304,9 @@ class _RunCall(NamedTuple):
         self.queries(total).add_(grad)
 
     def add_to_keys(self, total: Tensor, grad: Tensor) -> None:
-        """Add gradients (x count t e) of overlapping windows, in slices of `step` keys, which do not overlap."""
+        """Add gradients (x count t e) of overlapping windows, in slices of `step` keys, which do
+        not overlap.
+        """
         width = self.run.step or self.run.t
         for start in range(0, self.run.t, width):
             part = grad[:, :, start : start + width]
@@ -365,7 +374,10 @@ class _GroupCall(NamedTuple):
         self._add(total, grad, self.group.k[self.rows])
 
     def _add(self, total: Tensor, grad: Tensor, index: Tensor) -> None:
-        """Add tiles, grad (x g w*size e) by index (g w), to total (x n e). A tile may occur many times."""
+        """Add tiles, grad (x g w*size e) by index (g w), to total (x n e).
+
+        A tile may occur many times.
+        """
         tiles = grad.unflatten(2, (-1, self.part.size)).flatten(1, 2).to(total.dtype)
         if total.shape[1] % self.part.size == 0:
             total.unflatten(1, (-1, self.part.size)).index_add_(1, index.flatten(), tiles)

@@ -1,7 +1,9 @@
-"""Attention inside groups of tokens given by index, for content-based routing and for priors with gradients.
+"""Attention inside groups of tokens given by index, for content-based routing and for priors with
+gradients.
 
-On a CPU it uses PyTorch's fused kernel, with results merged as in `tiled_flash`. With a prior, on other devices, and where
-every operation must be traceable, it is plain differentiable PyTorch, whose memory grows with the scores inside the groups.
+On a CPU it uses PyTorch's fused kernel, with results merged as in `tiled_flash`. With a prior, on
+other devices, and where every operation must be traceable, it is plain differentiable PyTorch,
+whose memory grows with the scores inside the groups.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from regard.prior import Prior
 
 
 class TokenGroups(NamedTuple):
-    """g groups of s queries and t keys: token indices q (... g s), k (... g t), -1 = none; mask keep (... g s t).
+    """g groups of s queries and t keys: token indices q (... g s), k (... g t), -1 = none; mask
+    keep (... g s t).
 
     The leading axes are (b h), or none if all examples and heads have the same groups.
     """
@@ -44,9 +47,11 @@ def attend(
     q_start: int = 0,
     k_start: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """q (b h n e), k (b h m e), v (b h m f) -> output (b h n f), and whether each query saw any key (b h n).
+    """q (b h n e), k (b h m e), v (b h m f) -> output (b h n f), and whether each query saw any key
+    (b h n).
 
-    A query may be in several groups; the results are merged by their log-sum-exp. A query that sees no key gives zero.
+    A query may be in several groups; the results are merged by their log-sum-exp. A query that sees
+    no key gives zero.
 
     Args:
         groups: Which queries attend to which keys. No pair may occur twice.
@@ -105,7 +110,8 @@ def _attend_differentiable(
 def _merge(results: list[tuple[Tensor, Tensor, Tensor]], n: int) -> tuple[Tensor, Tensor]:
     """Merge results of groups into one output (b h n f) and log-sum-exp (b h n) per query.
 
-    A result is the index of its queries (b h g s), where n = no token, the output (b h g s f) and its lse (b h g s).
+    A result is the index of its queries (b h g s), where n = no token, the output (b h g s f) and
+    its lse (b h g s).
     """
     index, lse = (torch.cat([result[i].flatten(2) for result in results], 2) for i in (0, 2))
     out = torch.cat([result[1].flatten(2, 3) for result in results], 2)
@@ -122,8 +128,9 @@ def _merge(results: list[tuple[Tensor, Tensor, Tensor]], n: int) -> tuple[Tensor
 class _FusedGroups(torch.autograd.Function):
     """Attention inside groups on PyTorch's fused kernel.
 
-    Takes q (b h n e), k and v (b h m e), and for each group the query index (b h g s), the key index (b h g t) and an
-    additive mask (b*h g s t) or None. Returns the output (b h n e) and its log-sum-exp (b h n), which has no gradient.
+    Takes q (b h n e), k and v (b h m e), and for each group the query index (b h g s), the key
+    index (b h g t) and an additive mask (b*h g s t) or None. Returns the output (b h n e) and its
+    log-sum-exp (b h n), which has no gradient.
     """
 
     @staticmethod
@@ -161,9 +168,8 @@ class _FusedGroups(torch.autograd.Function):
             ]
             formula = partial(_attend_differentiable, groups=kept, scale=ctx.scale)
             return *differentiable_vjp(lambda *x: formula(*x)[0], (q, k, v), grad), *no_grads
-        lse = lse.masked_fill(
-            lse == -torch.inf, torch.inf
-        )  # a query that sees nothing has zero weights
+        # a query that sees nothing has zero weights
+        lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         totals = [torch.zeros(x.shape, dtype=lse.dtype) for x in (q, k, v)]
         for q_index, k_index, mask in _triples(groups):
             at_q, at_k = q_index.clamp(min=0), k_index.clamp(min=0)
@@ -187,7 +193,9 @@ def _triples(groups: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor | N
 def _expand_groups(
     q: Tensor, groups: Iterable[TokenGroups], mask: Tensor | None
 ) -> list[Tensor | None]:
-    """The query index, the key index and the additive mask of each group, for all examples and heads."""
+    """The query index, the key index and the additive mask of each group, for all examples and
+    heads.
+    """
     found: list[Tensor | None] = []
     b, h = q.shape[:2]
     for group in groups:

@@ -1,8 +1,9 @@
 """Attention inside graphs that PyTorch records, for `torch.compile` and `torch.export`.
 
-The fastest backend depends on sizes and on the machine, and a layout is built for one length; a graph knows neither.
-Exported graphs are therefore dense: the pattern computes the mask from positions, for any length. Compiled graphs are dense
-where the dense backend would run, and otherwise contain one custom operator that selects the backend when it runs.
+The fastest backend depends on sizes and on the machine, and a layout is built for one length; a
+graph knows neither. Exported graphs are therefore dense: the pattern computes the mask from
+positions, for any length. Compiled graphs are dense where the dense backend would run, and
+otherwise contain one custom operator that selects the backend when it runs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def is_dense(call: AttentionCall) -> bool:
 def dense_attention(call: AttentionCall) -> Tensor:
     """Dense attention for any sizes, which may be symbolic.
 
-    A query that sees no key gives zero here as well; runtimes disagree on the softmax of a fully masked row.
+    A query that sees no key gives zero here as well; runtimes disagree on the softmax of a fully
+    masked row.
     """
     if call.prior is None and call.mask is None and call.pattern == _FULL:
         return F.scaled_dot_product_attention(call.q, call.k, call.v, scale=call.scale)
@@ -48,9 +50,12 @@ def dense_attention(call: AttentionCall) -> Tensor:
     return y.masked_fill(~keep.any(-1, keepdim=True), 0)
 
 
-# ---------------------------------------------------------------------------------------------- custom operator
+# ---------------------------------------------------------------------- custom operator
 def fits_custom_op(call: AttentionCall) -> bool:
-    """Whether the custom operator supports the call. It has no backward pass, and its pattern must be registered."""
+    """Whether the custom operator supports the call.
+
+    It has no backward pass, and its pattern must be registered.
+    """
     return (
         not call.needs_grad()
         and call.prior is None
@@ -78,8 +83,8 @@ def attend_by_custom_op(call: AttentionCall) -> Tensor:
 def register_pattern(pattern: Pattern) -> None:
     """Make a pattern usable by the custom operator, before any graph is recorded.
 
-    Operators take tensors, numbers and strings only, so the pattern is passed as its repr, which builds it again if all of
-    its leaves are from `regard.pattern`.
+    Operators take tensors, numbers and strings only, so the pattern is passed as its repr, which
+    builds it again if all of its leaves are from `regard.pattern`.
     """
     if not torch.compiler.is_compiling() and all(
         type(leaf).__module__.startswith(regard.pattern.__name__) for leaf in pattern.leaves()

@@ -1,12 +1,13 @@
 """From a pattern to a list of kernel calls: few, regular, and without ever building an n x m mask.
 
-The sequence is cut into tiles. `Pattern.block` classifies pairs of tiles as empty, partial or full; partial tiles are
-evaluated exactly, and equal masks are stored once. In the resulting table of tiles we look for repetition: a `TileRun` is a
-series of equal calls at a constant step on views, without copies (a band is one run, global keys are one run). A
-`GatherGroup` gathers irregular tiles (random blocks, the edges of a band).
+The sequence is cut into tiles. `Pattern.block` classifies pairs of tiles as empty, partial or full;
+partial tiles are evaluated exactly, and equal masks are stored once. In the resulting table of
+tiles we look for repetition: a `TileRun` is a series of equal calls at a constant step on views,
+without copies (a band is one run, global keys are one run). A `GatherGroup` gathers irregular tiles
+(random blocks, the edges of a band).
 
-A dilated band or a set of summary keys is dense in another order of the tokens. Such terms of the pattern become a
-`LayoutPart` with its own token order, in which they are laid out like any band.
+A dilated band or a set of summary keys is dense in another order of the tokens. Such terms of the
+pattern become a `LayoutPart` with its own token order, in which they are laid out like any band.
 """
 
 from __future__ import annotations

@@ -20,12 +20,10 @@ MERGE_COST = 25  # merging the partial result of one query
 FOLD_COST = 30  # adding the gradient of one key to those of overlapping windows
 MASK_FACTOR = 1.1  # a score to which a mask is added
 BACKWARD_FACTOR = 2.5  # a score in the backward pass
-SHORT_CALL = (
-    192  # PyTorch's kernel processes fewer queries than this 32 at a time, more 64 or 256 at a time
-)
-SHORT_CALL_FACTOR = (
-    1.75  # a score in a short call on several threads: 32 rows miss the fast path of the BLAS
-)
+# PyTorch's kernel processes fewer queries than this 32 at a time, more 64 or 256 at a time
+SHORT_CALL = 192
+# a score in a short call on several threads: 32 rows miss the fast path of the BLAS
+SHORT_CALL_FACTOR = 1.75
 GROUP_CALLS = 4  # a group costs as much besides the kernel as this many runs
 
 
@@ -39,7 +37,7 @@ def score_cost(queries: int, backward: bool) -> float:
 
 @dataclass(frozen=True)
 class TileRun:
-    """`count` equal calls: call i is of s queries from q0 + i * step and t keys from k0 + i * step."""
+    """`count` equal calls; call i: s queries from q0 + i * step, t keys from k0 + i * step."""
 
     count: int
     step: int
@@ -59,7 +57,10 @@ class TileRun:
 
 @dataclass(frozen=True)
 class GatherGroup:
-    """Query tiles q (g), each with its own key tiles k (g w). `mask_ids` (g w) are indices into the masks of the part."""
+    """Query tiles q (g), each with its own key tiles k (g w).
+
+    `mask_ids` (g w) are indices into the masks of the part.
+    """
 
     q: Tensor
     k: Tensor
@@ -122,7 +123,10 @@ class LayoutPart:
 
 @dataclass(frozen=True)
 class Layout:
-    """All calls for a pattern on n queries and m keys. Every visible pair is in exactly one call."""
+    """All calls for a pattern on n queries and m keys.
+
+    Every visible pair is in exactly one call.
+    """
 
     parts: tuple[LayoutPart, ...]
 
@@ -148,7 +152,9 @@ class Layout:
 
 
 class LRUCache(Generic[V]):
-    """A thread-safe cache that evicts the least recently used values once their total size exceeds `max_bytes`."""
+    """A thread-safe cache that evicts the least recently used values once their total size exceeds
+    `max_bytes`.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.used, self.lock = max_bytes, 0, Lock()

@@ -39,7 +39,9 @@ class _Segment:
 
 
 class _Rule(NamedTuple):
-    """A repeated segment: either at a fixed offset from the row with the same ids, or at a fixed column and full."""
+    """A repeated segment: either at a fixed offset from the row with the same ids, or at a fixed
+    column and full.
+    """
 
     offset: int
     cols: int
@@ -119,7 +121,7 @@ class RunFinder:
         return _Segment(r0, r1, c0, c1, self.ids[r0:r1, c0:c1].tobytes())
 
     def intervals(self) -> Iterator[_Segment]:
-        """The maximal intervals of non-empty columns for each row, or for several rows that agree."""
+        """The maximal intervals of non-empty columns of each row, or of rows that agree."""
         visible = self.ids > 0
         r0 = 0
         while r0 < len(visible):
@@ -224,7 +226,9 @@ class RunFinder:
         return self.calls(1, 0, r0, c0, ids)
 
     def calls(self, count: int, step: int, r0: int, c0: int, ids: NDArray[np.int32]) -> TileRun:
-        """`count` equal calls, `step` rows and columns apart, on tiles from (r0, c0) with these mask ids."""
+        """`count` equal calls, `step` rows and columns apart, on tiles from (r0, c0) with these
+        mask ids.
+        """
         size, (rows, cols) = self.size, ids.shape
         q0, k0, step = r0 * size, c0 * size, step * size
         s, t = min(rows * size, self.n - q0), min(cols * size, self.m - k0)
@@ -254,7 +258,9 @@ class RunFinder:
             yield GatherGroup(q, cols.clamp(min=0), None if (mask_ids == 1).all() else mask_ids)
 
     def group_rows(self, by_row: dict[int, list[int]]) -> list[list[int]]:
-        """Rows that share a call: narrower rows join as long as padding them costs less than another call."""
+        """Rows that share a call: narrower rows join as long as padding them costs less than
+        another call.
+        """
         groups: list[list[int]] = []
         width = spare = 0
         for row in sorted(by_row, key=lambda row: -len(by_row[row])):

@@ -1,7 +1,8 @@
 """Token orders in which a pattern is dense, and the tiles of a pattern in such an order.
 
-A band with a step is dense if tokens are sorted by their position modulo the step, a pattern over an image if they are
-sorted by patch. We call the property that defines the order the *lattice* of a term.
+A band with a step is dense if tokens are sorted by their position modulo the step, a pattern over
+an image if they are sorted by patch. We call the property that defines the order the *lattice* of a
+term.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ MIN_IMAGE_WIDTH = 16  # images up to this width stay in raster order
 MAX_TERMS = 32  # expressions with more alternatives are not split
 TILES_AT_ONCE = 128  # partial tiles that are evaluated in one batch
 
-# The step of a band, the visible phase of the keys, the geometry of an image, or None for the natural order.
+# The step of a band, the visible phase of the keys, the geometry of an image, or None for the
+# natural order.
 Lattice = int | KeyPhase | Blocks2D | None
 
 
@@ -90,7 +92,9 @@ def _find_lattice(term: Pattern) -> Lattice:
 def token_orders(
     lattice: Lattice, n: int, m: int, q_start: int, k_start: int
 ) -> tuple[Tensor, Tensor]:
-    """The queries and the keys of a lattice in the order in which it is dense, as indices into 0..n-1 and 0..m-1."""
+    """The queries and the keys of a lattice in the order in which it is dense, as indices into
+    0..n-1 and 0..m-1.
+    """
     q, k = torch.arange(n), torch.arange(m)
     if isinstance(lattice, int):
         q, k = ((x + start) % lattice for x, start in ((q, q_start), (k, k_start)))
@@ -121,7 +125,7 @@ def _patch_order(image: Blocks2D, x: Tensor) -> Tensor:
     return torch.argsort(row * across + col, stable=True)
 
 
-# ---------------------------------------------------------------------------------------------- tiles
+# ---------------------------------------------------------------------- tiles
 def tile_order(order: Tensor, size: int, start: int) -> Tensor:
     """The positions of tokens in the given order, in tiles (tiles size); -1 = no token."""
     slots = position_tiles(len(order), size)
@@ -129,7 +133,9 @@ def tile_order(order: Tensor, size: int, start: int) -> Tensor:
 
 
 def classify_on_lattice(lattice: Lattice, term: Pattern, q: Tensor, k: Tensor) -> Block:
-    """(some, every), each (r c), for tiles q (r s) and k (c t) in the order of the lattice; -1 = no token."""
+    """(some, every), each (r c), for tiles q (r s) and k (c t) in the order of the lattice; -1 = no
+    token.
+    """
 
     def relax(leaf: Pattern) -> Pattern:
         """A leaf that allows the same pairs on the lattice and has tighter blocks there."""
@@ -164,9 +170,11 @@ def _same_phase(q: Tensor, k: Tensor, step: int) -> Block:
 def number_tiles(
     pattern: Pattern, q: Tensor, k: Tensor, lattice: Lattice = None
 ) -> tuple[Tensor, Tensor]:
-    """Exact masks of all tiles: mask ids (r c) for tiles q (r s) and k (c t), and the distinct masks (u s t).
+    """Exact masks of all tiles: mask ids (r c) for tiles q (r s) and k (c t), and the distinct
+    masks (u s t).
 
-    Id 0 is an empty tile, id 1 a full one. A tile that the end of the sequence cuts short is never full.
+    Id 0 is an empty tile, id 1 a full one. A tile that the end of the sequence cuts short is never
+    full.
     """
     some, every = classify_on_lattice(lattice, pattern, q, k)
     whole = (q >= 0).all(1)[:, None] & (k >= 0).all(1)

@@ -1,4 +1,6 @@
-"""Merging neighbouring calls into taller ones, where that is cheaper although it computes more scores."""
+"""Merging neighbouring calls into taller ones, where that is cheaper although it computes more
+scores.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def _cost(runs: tuple[TileRun, ...], backward: bool) -> float:
 def _candidates(
     run: TileRun, rest: tuple[TileRun, ...], backward: bool
 ) -> Iterator[tuple[TileRun, ...]]:
-    """Merge `many` calls of the run at a time, beginning with the first or a later call; the remainder may join others."""
+    """Merge `many` calls of the run at a time, beginning with the first or a later call; the
+    remainder may join others.
+    """
     for many in range(1, min(MAX_QUERIES // run.s, run.count) + 1):
         for front in range(many):
             whole, back = divmod(run.count - front, many)

@@ -26,9 +26,8 @@ from regard.pattern import Full, Pattern
 TILE = 64
 STRIP = 32  # queries that the kernel computes together, at most
 COARSE = 16  # tiles that are classified together first, so that a table of all tiles is never built
-QUERY_OVERHEAD = (
-    20  # cost of the work that is done once per query, in scores; here and in PyTorch's kernel
-)
+# cost of the work that is done once per query, in scores; here and in PyTorch's kernel
+QUERY_OVERHEAD = 20
 
 _tiles: LRUCache[TileSet] = LRUCache(256 << 20)
 
@@ -76,9 +75,8 @@ def _tile_lengths(n: int, multiple: int) -> Tensor:
 class TileSet(tuple[TileCSR, ...]):
     """All tiles of a pattern. Every visible pair is in exactly one of them."""
 
-    kernel_struct: ctypes.Array[ctypes.c_char] | None = (
-        None  # built at the first call; holds addresses
-    )
+    # built at the first call; holds addresses
+    kernel_struct: ctypes.Array[ctypes.c_char] | None = None
 
     @cached_property
     def key_reads(self) -> int:
@@ -149,7 +147,7 @@ def _build_term(
 
 
 def tiles_from_mask(keep: Tensor, q_order: Tensor | None, k_order: Tensor | None) -> TileCSR:
-    """All tiles of a mask keep (n m) over the queries `q_order` and the keys `k_order`; None = all."""
+    """All tiles of a mask keep (n m) over queries `q_order` and keys `k_order`; None = all."""
     n, m = keep.shape
     row_starts, columns = _all_tiles(n, m)
     padded = F.pad(keep, (0, -m % TILE, 0, -n % TILE))

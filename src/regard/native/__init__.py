@@ -1,7 +1,8 @@
 """C++ kernels: compiled once on this machine, stored in the cache directory, and loaded.
 
-They are a plain shared library that does not depend on PyTorch's headers, is built in seconds and called through ctypes. If
-there is no compiler, or `REGARD_CPP=0` is set, `library` returns None and everything runs without it, slower.
+They are a plain shared library that does not depend on PyTorch's headers, is built in seconds and
+called through ctypes. If there is no compiler, or `REGARD_CPP=0` is set, `library` returns None and
+everything runs without it, slower.
 """
 
 from __future__ import annotations
@@ -37,12 +38,10 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 BUILD_TIMEOUT = 120  # seconds
 DTYPE_NAMES = {torch.float32: "float", torch.float64: "double"}
 TENSOR_TYPES = (Tensor, Parameter)
-WIDTH_MULTIPLE = (
-    16  # widths are padded to this multiple: a whole number of SIMD vectors on every machine
-)
-HUGE_PAGE_BYTES = (
-    32 << 20
-)  # from this size on, the allocator gets fresh memory from the system every time
+# widths are padded to this multiple: a whole number of SIMD vectors on every machine
+WIDTH_MULTIPLE = 16
+# from this size on, the allocator gets fresh memory from the system every time
+HUGE_PAGE_BYTES = 32 << 20
 
 _build_lock = Lock()
 
@@ -69,7 +68,9 @@ def supports(*tensors: Tensor) -> bool:
 
 
 def are_plain_tensors(*tensors: Tensor) -> bool:
-    """Whether these are ordinary CPU tensors, and nothing (compiler, transform, mode) must see each operation."""
+    """Whether these are ordinary CPU tensors, and nothing (compiler, transform, mode) must see each
+    operation.
+    """
     if (
         torch.compiler.is_compiling()
         or inside_transform()
@@ -94,7 +95,9 @@ def run(name: str, dtype: torch.dtype, *structs: bytes) -> None:
 
 
 def pointers_and_strides(*tensors: Tensor) -> list[int]:
-    """The address and the first three strides of each tensor (b h n e), as in the struct `Rows` of the kernels."""
+    """The address and the first three strides of each tensor (b h n e), as in the struct `Rows` of
+    the kernels.
+    """
     found: list[int] = []
     for x in tensors:
         batch, head, row, last = x.stride()
@@ -115,7 +118,9 @@ def pad_width(x: Tensor, width: int) -> Tensor:
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """An uninitialised tensor of the shape of x with a contiguous last axis, and the memory format of x if it has one."""
+    """An uninitialised tensor of the shape of x with a contiguous last axis, and the memory format
+    of x if it has one.
+    """
     room = torch.empty_like(x)
     if room.stride(3) != 1:
         room = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -131,7 +136,7 @@ def advise_huge_pages(x: Tensor) -> Tensor:
     return x
 
 
-# ---------------------------------------------------------------------------------------------- building
+# ---------------------------------------------------------------------- building
 def _load() -> ctypes.CDLL | str:
     with _build_lock:  # other threads wait until it is built
         return _load_or_build()
@@ -170,7 +175,9 @@ def _library_path(compiler: list[str]) -> Path:
 
 
 def _open(path: Path) -> ctypes.CDLL | None:
-    """The library, if it exists, is complete and belongs to us: loading a truncated file would crash the process."""
+    """The library, if it exists, is complete and belongs to us: loading a truncated file would
+    crash the process.
+    """
     try:
         complete = _checksum_path(path).read_text() == _checksum(path)
         ours = path.stat().st_uid in (0, os.getuid())
@@ -211,7 +218,7 @@ def _processor() -> str:
 
 
 def _openmp_runtime() -> list[str]:
-    """PyTorch's own OpenMP library, if it ships one: two thread pools would compete for the cores."""
+    """PyTorch's own OpenMP library, if it ships one: two thread pools would compete for cores."""
     root = Path(torch.__file__).parent
     found = [*root.glob("lib/libgomp*.so*"), *root.parent.glob("torch.libs/libgomp*.so*")]
     return [str(found[0])] if found else []

@@ -8,12 +8,13 @@ A pattern is an immutable expression over token positions, built from leaves wit
 It answers two questions. Dense masks, block layouts, cache eviction and plots all follow from them.
 
     allows(q, k)               may query position q attend to key position k?   exact, elementwise
-    block(q0, q1, k0, k1)      for the rectangle [q0, q1] x [k0, k1]:           conservative, O(1) each
+    block(q0, q1, k0, k1)      for the rectangle [q0, q1] x [k0, k1]:           conservative, O(1)
+    each
                                `some`:  there may be an allowed pair,
                                `every`: all pairs are certainly allowed.
 
-`some` and `every` classify a rectangle as empty, partial or full. The operators compose them, so no n x m matrix is ever
-built. Positions are absolute and start at 0. True means "may attend".
+`some` and `every` classify a rectangle as empty, partial or full. The operators compose them, so no
+n x m matrix is ever built. Positions are absolute and start at 0. True means "may attend".
 """
 
 from regard.pattern.algebra import (

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from regard.errors import check_int
 
-MAX_POSITION = (
-    1 << 40
-)  # beyond every position: unlimited reach, or "any later query" in cache eviction
+# beyond every position: unlimited reach, or "any later query" in cache eviction
+MAX_POSITION = 1 << 40
 COUNT_TILE = 64  # tile size used by `keys_per_query`
 COUNT_BATCH = 512  # partial tiles that `keys_per_query` evaluates at once: 2 MiB of booleans
 
@@ -24,7 +23,10 @@ Block = tuple[Tensor, Tensor]  # (some, every), see `regard.pattern`
 
 
 class Pattern(ABC):
-    """An expression over positions, see `regard.pattern`. Patterns are immutable, hashable and equal by value."""
+    """An expression over positions, see `regard.pattern`.
+
+    Patterns are immutable, hashable and equal by value.
+    """
 
     parts: tuple[Pattern, ...] = ()  # operands; empty for a leaf
     heads: int | None = None  # number of heads for `PerHead`; None if all heads are alike
@@ -35,15 +37,21 @@ class Pattern(ABC):
     _length: int | None = None
     _global_mask_side: str | None = None  # "queries" or "keys"
 
-    # These are plain properties because `cached_property` holds a lock, which torch.compile cannot trace.
+    # These are plain properties because `cached_property` holds a lock, which torch.compile cannot
+    # trace.
     @property
     def compares_positions(self) -> bool:
-        """Whether query positions are compared with key positions. Such a pattern does not fit cross-attention."""
+        """Whether query positions are compared with key positions.
+
+        Such a pattern does not fit cross-attention.
+        """
         return any(leaf._compares_positions for leaf in self.leaves())
 
     @property
     def needs_global_mask(self) -> bool:
-        """Whether it contains `GlobalMask`, which depends on the `global_attention_mask` of the call."""
+        """Whether it contains `GlobalMask`, which depends on the `global_attention_mask` of the
+        call.
+        """
         if not self.parts:
             return self._global_mask_side is not None
         return any(part.needs_global_mask for part in self.parts)
@@ -70,7 +78,8 @@ class Pattern(ABC):
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block: ...
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
-        """Whether query positions `q` may attend to key positions `k`: integer tensors that broadcast -> bool tensor.
+        """Whether query positions `q` may attend to key positions `k`: integer tensors that
+        broadcast -> bool tensor.
 
         With `PerHead` the result has a leading head axis.
         """
@@ -87,7 +96,9 @@ class Pattern(ABC):
         return (self.heads, *shape) if self.heads else tuple(shape)
 
     def first_visible_key(self, q: int) -> int | None:
-        """The first key of query q if it sees every key from there to itself; None if not, or if unknown."""
+        """The first key of query q if it sees every key from there to itself; None if not, or if
+        unknown.
+        """
         return None
 
     def dense(self, n: int, m: int | None = None) -> Tensor:
@@ -97,7 +108,9 @@ class Pattern(ABC):
         return self.allows(q, k)
 
     def keys_per_query(self, n: int, m: int | None = None) -> Tensor:
-        """Number of keys that each query sees, (n) or (h n) for `PerHead`; counted by tiles, without the n x m mask."""
+        """Number of keys that each query sees, (n) or (h n) for `PerHead`; counted by tiles,
+        without the n x m mask.
+        """
         if self.heads:
             return torch.stack([p.keys_per_query(n, m) for p in self.parts])
         q, k = position_tiles(n), position_tiles(n if m is None else m)
@@ -166,7 +179,7 @@ def tile_extent(positions: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(positions < 0, MAX_POSITION, positions).amin(1), positions.amax(1)
 
 
-# ---------------------------------------------------------------------------------------------- operators
+# ---------------------------------------------------------------------- operators
 @dataclass(frozen=True, repr=False)
 class _Junction(Pattern):
     parts: tuple[Pattern, ...]
@@ -242,7 +255,10 @@ def _combine(kind: type[Or] | type[And], a: Pattern, b: Pattern) -> Pattern:
 
 @dataclass(frozen=True, repr=False)
 class PerHead(Pattern):
-    """One pattern per head. Operators apply to each head, so `PerHead` is always outermost; masks get a head axis."""
+    """One pattern per head.
+
+    Operators apply to each head, so `PerHead` is always outermost; masks get a head axis.
+    """
 
     parts: tuple[Pattern, ...]
 
@@ -264,7 +280,7 @@ class PerHead(Pattern):
         return f"PerHead({self.parts!r})"
 
 
-# ---------------------------------------------------------------------------------------------- leaves
+# ---------------------------------------------------------------------- leaves
 class Leaf(Pattern):
     """Base class of leaves, which are frozen dataclasses."""
 

@@ -18,13 +18,15 @@ MAX_CELLS = 1 << 60  # products of larger sizes would overflow int64
 
 @dataclass(frozen=True, repr=False)
 class Blocks2D(Leaf):
-    """Blocks of an image: each query sees its own block and some cells around the block (Image Transformer, Swin).
+    """Blocks of an image: each query sees its own block and some cells around the block (Image
+    Transformer, Swin).
 
     Args:
         width: Columns of the image.
         rows, cols: Size of a block.
         up, left, right, down: How many cells beyond its block a query sees on each side.
-        cut_rows, cut_cols: How many rows (columns) are missing from the topmost (leftmost) blocks: shifted windows.
+        cut_rows, cut_cols: How many rows (columns) are missing from the topmost (leftmost) blocks:
+            shifted windows.
         by_block: Tokens come block by block, and in raster order within a block; see `block_order`.
     """
 
@@ -43,7 +45,8 @@ class Blocks2D(Leaf):
         self._check(width=1, rows=1, cols=1, up=0, left=0, right=0, down=0, cut_rows=0, cut_cols=0)
         if self.cut_rows >= self.rows or self.cut_cols >= self.cols:
             raise ValueError(
-                f"Blocks2D: cut_rows and cut_cols must be smaller than the block, not as in {self!r}"
+                "Blocks2D: cut_rows and cut_cols must be smaller than the block, "
+                f"not as in {self!r}"
             )
         if not isinstance(self.by_block, bool):
             raise ValueError(f"Blocks2D: by_block must be True or False, not {self.by_block!r}")
@@ -59,7 +62,9 @@ class Blocks2D(Leaf):
         return self._box_block(self._bounding_box(q0, q1), self._bounding_box(k0, k1))
 
     def classify_patches(self, q: Tensor, k: Tensor) -> Block:
-        """(some, every), each (r c), for tiles q (r s) and k (c t) that hold patches of the image; -1 = no cell."""
+        """(some, every), each (r c), for tiles q (r s) and k (c t) that hold patches of the image;
+        -1 = no cell.
+        """
 
         def box(cells: Tensor) -> Box:
             y0, y1 = tile_extent(torch.where(cells < 0, -1, cells // self.width))
@@ -84,7 +89,9 @@ class Blocks2D(Leaf):
         return row * self.rows - self.cut_rows, col * self.cols - self.cut_cols
 
     def _box_block(self, q: Box, k: Box) -> Block:
-        """(some, every) for query cells in rows y0..y1, columns x0..x1 and key cells in rows v0..v1, columns u0..u1."""
+        """(some, every) for query cells in rows y0..y1, columns x0..x1 and key cells in rows
+        v0..v1, columns u0..u1.
+        """
         (y0, y1, x0, x1), (v0, v1, u0, u1) = q, k
         (y0, x0), (y1, x1) = self._corner(y0, x0), self._corner(y1, x1)
         below, after = self.rows + self.down, self.cols + self.right
@@ -125,7 +132,8 @@ def _raster_box(width: int, first: Tensor, last: Tensor) -> Box:
 def block_order(height: int, width: int, block: tuple[int, int]) -> Tensor:
     """(height * width): the raster positions of the cells in block-by-block order.
 
-    `x[:, order]` converts an image from raster to block order, `y[:, order.argsort()]` converts it back.
+    `x[:, order]` converts an image from raster to block order, `y[:, order.argsort()]` converts it
+    back.
 
     Args:
         height: Rows of the image, a multiple of the rows of a block.
@@ -135,7 +143,8 @@ def block_order(height: int, width: int, block: tuple[int, int]) -> Tensor:
     check_int(1, height=height, width=width, rows=block[0], cols=block[1])
     if height % block[0]:
         raise ValueError(
-            f"height must be a multiple of the {block[0]} rows of a block, not {height}: pad the image"
+            f"height must be a multiple of the {block[0]} rows of a block, not {height}: "
+            "pad the image"
         )
     y, x = Blocks2D(width, *block, by_block=True)._cell(torch.arange(height * width))
     return y * width + x
@@ -143,15 +152,17 @@ def block_order(height: int, width: int, block: tuple[int, int]) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Neighbourhood(Leaf):
-    """Neighbourhood attention: a window of cells around the query, shifted inward at the border of the grid.
+    """Neighbourhood attention: a window of cells around the query, shifted inward at the border of
+    the grid.
 
-    Every query sees equally many cells (Hassani et al. 2023, arXiv 2204.07143). A sequence is a grid with one row.
-    Positions beyond the grid are treated as its last cell.
+    Every query sees equally many cells (Hassani et al. 2023, arXiv 2204.07143). A sequence is a
+    grid with one row. Positions beyond the grid are treated as its last cell.
 
     Args:
         rows, width: Size of the grid.
         kernel_rows, kernel_cols: Size of the window.
-        causal: The window ends at the query: cells above and to the left of it only, without shifting.
+        causal: The window ends at the query: cells above and to the left of it only, without
+            shifting.
     """
 
     rows: int
@@ -192,7 +203,9 @@ class Neighbourhood(Leaf):
 
 
 def Near2D(width: int, rows: int, cols: int) -> Blocks2D:
-    """On an image of `width` columns: keys at most `rows` above or below and `cols` to either side of the query."""
+    """On an image of `width` columns: keys at most `rows` above or below and `cols` to either side
+    of the query.
+    """
     return Blocks2D(width, 1, 1, up=rows, left=cols, right=cols, down=rows)
 
 

@@ -11,7 +11,9 @@ from regard.pattern.algebra import MAX_POSITION, Block, Leaf, Pattern
 
 
 def window_block(starts: Block, ends: Block, k0: Tensor, k1: Tensor) -> Block:
-    """(some, every) of keys k0..k1 for windows [start, end) given for the first and the last query, which never move back."""
+    """(some, every) of keys k0..k1 for windows [start, end) given for the first and the last query,
+    which never move back.
+    """
     return (k1 >= starts[0]) & (k0 < ends[1]), (k0 >= starts[1]) & (k1 < ends[0])
 
 
@@ -39,7 +41,8 @@ class Band(_BandLeaf):
     Args:
         left: Keys before the query; None = unlimited.
         right: Keys after the query; None = unlimited.
-        step: Only every `step`-th key, so that the window reaches `left * step` back (dilated attention).
+        step: Only every `step`-th key, so that the window reaches `left * step` back (dilated
+            attention).
     """
 
     left: int | None = None
@@ -156,7 +159,9 @@ def Global(first: int) -> Pattern:
 
 @dataclass(frozen=True, repr=False)
 class Chunks(Leaf):
-    """The sequence is cut into chunks of `size`; a query sees its own chunk, `back` chunks before and `ahead` after it."""
+    """The sequence is cut into chunks of `size`; a query sees its own chunk, `back` chunks before
+    and `ahead` after it.
+    """
 
     size: int
     back: int = 0
@@ -181,9 +186,11 @@ class Chunks(Leaf):
 
 @dataclass(frozen=True, repr=False)
 class Blocks(Leaf):
-    """The queries are cut into blocks of `size`; each sees its own block, `before` keys before and `after` keys after it.
+    """The queries are cut into blocks of `size`; each sees its own block, `before` keys before and
+    `after` keys after it.
 
-    This is the one-dimensional local attention of the Image Transformer (Parmar et al. 2018, arXiv 1802.05751).
+    This is the one-dimensional local attention of the Image Transformer (Parmar et al. 2018, arXiv
+    1802.05751).
     """
 
     size: int
@@ -207,7 +214,8 @@ class Blocks(Leaf):
 class KeyPhase(Leaf):
     """Keys whose position modulo `period` is at least `start`.
 
-    These are the summary positions of the Sparse Transformer's fixed pattern (Child et al. 2019, arXiv 1904.10509).
+    These are the summary positions of the Sparse Transformer's fixed pattern (Child et al. 2019,
+    arXiv 1904.10509).
     """
 
     period: int
@@ -235,11 +243,12 @@ class KeyPhase(Leaf):
         return x // self.period * (self.period - self.start) + within
 
 
-# ---------------------------------------------------------------------------------------------- global attention mask
+# ---------------------------------------------------------------------- global attention mask
 class _GlobalMaskLeaf(Leaf):
     def _allows(self, q: Tensor, k: Tensor) -> Tensor:
         raise ValueError(
-            f"{self!r} depends on the input: pass `global_attention_mask`, a (b n) bool tensor, to the call"
+            f"{self!r} depends on the input: pass `global_attention_mask`, a (b n) bool tensor, "
+            "to the call"
         )
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
@@ -262,5 +271,7 @@ class GlobalMaskKeys(_GlobalMaskLeaf):
 
 
 def GlobalMask() -> Pattern:
-    """Tokens selected by the `global_attention_mask` of the call see all tokens and are seen by all (Longformer)."""
+    """Tokens selected by the `global_attention_mask` of the call see all tokens and are seen by all
+    (Longformer).
+    """
     return GlobalMaskQueries() | GlobalMaskKeys()

@@ -48,14 +48,17 @@ def _with_counts(table: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, repr=False)
 class RandomBlocks(_Table):
-    """Each block of queries sees a few random blocks of keys (BigBird). Defined for `size * blocks` positions.
+    """Each block of queries sees a few random blocks of keys (BigBird).
+
+    Defined for `size * blocks` positions.
 
     Args:
         size: Tokens of a block.
         count: Key blocks that each query block sees.
         blocks: Number of blocks.
         seed: Seed of the draw. The global generator is not used.
-        causal: Query block i draws from key blocks 0..i only, so that a causal model loses none of its draws.
+        causal: Query block i draws from key blocks 0..i only, so that a causal model loses none of
+            its draws.
     """
 
     size: int
@@ -116,13 +119,15 @@ class BlockTable(_Table):
             )
         if len(rows) > MAX_BLOCKS:
             raise ValueError(
-                f"BlockTable: table must have at most {MAX_BLOCKS} rows, not {len(rows)}: use larger blocks"
+                f"BlockTable: table must have at most {MAX_BLOCKS} rows, not {len(rows)}: "
+                "use larger blocks"
             )
         object.__setattr__(self, "table", tuple(tuple(row) for row in rows))
         for block in (block for row in rows for block in row):
             if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < len(rows):
                 raise ValueError(
-                    f"BlockTable: entries of table must be integers from 0 to {len(rows) - 1}, not {block!r}"
+                    f"BlockTable: entries of table must be integers from 0 to {len(rows) - 1}, "
+                    f"not {block!r}"
                 )
         with torch.inference_mode(False):
             # on the CPU even if the default device is another one
