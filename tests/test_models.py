@@ -358,11 +358,11 @@ def _layer(side, ours, theirs, number):
         else ["mixer_residual", "cross_residual", "ffn_residual"]
     )
     norms = [
-        weights.norm_rules(f"{side}.{{i}}.norm{i + 1}", f"{ours}.{name}.norm")
+        weights.weight_bias_rules(f"{side}.{{i}}.norm{i + 1}", f"{ours}.{name}.norm")
         for i, name in enumerate(around)
     ]
     feed = [
-        weights.linear_rules(f"{side}.{{i}}.linear{i + 1}", f"{ours}.ffn.{name}")
+        weights.weight_bias_rules(f"{side}.{{i}}.linear{i + 1}", f"{ours}.ffn.{name}")
         for i, name in enumerate(("up", "down"))
     ]
     return [*attend, *sum(norms, ()), *sum(feed, ())]

@@ -58,11 +58,10 @@ from .swapping import (
 from .weights import (
     WeightMap as WeightMap,
     WeightRule as WeightRule,
-    linear_rules as linear_rules,
     load_weights as load_weights,
     match_weights as match_weights,
-    norm_rules as norm_rules,
     rule as rule,
     split_qkv as split_qkv,
     transpose as transpose,
+    weight_bias_rules as weight_bias_rules,
 )

@@ -56,10 +56,10 @@ def rule(sources: str, targets: str, transform: Transform = keep_tensor) -> Weig
     return WeightRule(tuple(sources.split()), tuple(targets.split()), transform)
 
 
-def linear_rules(
+def weight_bias_rules(
     source: str, targets: str, transform: Transform = keep_tensor
 ) -> tuple[WeightRule, WeightRule]:
-    """Rules for weight and bias of a linear layer.
+    """Rules for weight and bias of a linear layer or norm.
 
     Of the transforms, only `split_qkv` applies to the bias too.
     """
@@ -72,11 +72,6 @@ def linear_rules(
             transform if transform is split_qkv else keep_tensor,
         ),
     )
-
-
-def norm_rules(source: str, target: str) -> tuple[WeightRule, WeightRule]:
-    """Rules for a layer norm."""
-    return rule(f"{source}.weight", f"{target}.weight"), rule(f"{source}.bias", f"{target}.bias")
 
 
 @dataclass(frozen=True)

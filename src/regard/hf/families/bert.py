@@ -27,9 +27,8 @@ from regard.hf.weights import (
     WeightMap,
     WeightRule,
     keep_tensor,
-    linear_rules,
-    norm_rules,
     rule,
+    weight_bias_rules,
 )
 from regard.models.config import HeadConfig, ModelConfig, ModuleSpec, TokenInput, module_spec
 
@@ -54,12 +53,12 @@ def encoder_rules(
         rule("embeddings.word_embeddings.weight", f"{EMBED}.tokens.weight"),
         rule("embeddings.position_embeddings.weight", f"{EMBED}.position.table", position),
         rule("embeddings.token_type_embeddings.weight", f"{EMBED}.token_types.weight"),
-        *norm_rules("embeddings.LayerNorm", f"{EMBED}.norm"),
+        *weight_bias_rules("embeddings.LayerNorm", f"{EMBED}.norm"),
         *mixer_rules,
-        *norm_rules(f"encoder.layer.{{i}}.{mixer_norm}.LayerNorm", MIXER_NORM),
-        *linear_rules("encoder.layer.{i}.intermediate.dense", f"{LAYER}.ffn.up"),
-        *linear_rules("encoder.layer.{i}.output.dense", f"{LAYER}.ffn.down"),
-        *norm_rules("encoder.layer.{i}.output.LayerNorm", FFN_NORM),
+        *weight_bias_rules(f"encoder.layer.{{i}}.{mixer_norm}.LayerNorm", MIXER_NORM),
+        *weight_bias_rules("encoder.layer.{i}.intermediate.dense", f"{LAYER}.ffn.up"),
+        *weight_bias_rules("encoder.layer.{i}.output.dense", f"{LAYER}.ffn.down"),
+        *weight_bias_rules("encoder.layer.{i}.output.LayerNorm", FFN_NORM),
     )
 
 
@@ -67,10 +66,10 @@ def attention_rules(target: str = f"{LAYER}.mixer") -> tuple[WeightRule, ...]:
     """The four projections of each layer."""
     source = "encoder.layer.{i}.attention"
     return (
-        *linear_rules(f"{source}.self.query", f"{target}.q"),
-        *linear_rules(f"{source}.self.key", f"{target}.k"),
-        *linear_rules(f"{source}.self.value", f"{target}.v"),
-        *linear_rules(f"{source}.output.dense", f"{target}.out"),
+        *weight_bias_rules(f"{source}.self.query", f"{target}.q"),
+        *weight_bias_rules(f"{source}.self.key", f"{target}.k"),
+        *weight_bias_rules(f"{source}.self.value", f"{target}.v"),
+        *weight_bias_rules(f"{source}.output.dense", f"{target}.out"),
     )
 
 
@@ -79,12 +78,12 @@ def head_rules(
 ) -> tuple[WeightRule, ...]:
     """Heads with the names of BERT."""
     return (
-        *linear_rules("cls.predictions.transform.dense", "head.transform"),
-        *norm_rules("cls.predictions.transform.LayerNorm", "head.norm"),
+        *weight_bias_rules("cls.predictions.transform.dense", "head.transform"),
+        *weight_bias_rules("cls.predictions.transform.LayerNorm", "head.norm"),
         rule("cls.predictions.decoder.weight", "head.lm_head.proj.weight"),
         rule("cls.predictions.bias", "head.lm_head.proj.bias"),
-        *linear_rules(pooler, "head.hidden"),
-        *linear_rules(classifier, "head.out"),
+        *weight_bias_rules(pooler, "head.hidden"),
+        *weight_bias_rules(classifier, "head.out"),
     )
 
 

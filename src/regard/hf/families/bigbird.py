@@ -25,7 +25,7 @@ from regard.hf.families.bert import (
 )
 from regard.hf.modules import SwappedAttention
 from regard.hf.padding_masks import padding_mask
-from regard.hf.weights import WeightMap, linear_rules
+from regard.hf.weights import WeightMap, weight_bias_rules
 from regard.models.config import HeadConfig, ModelConfig, TokenInput, module_spec
 
 
@@ -59,8 +59,8 @@ WEIGHTS = WeightMap(
     rules=(
         *encoder_rules(*attention_rules()),
         *head_rules("pooler"),
-        *linear_rules("classifier.dense", "head.hidden"),
-        *linear_rules("classifier.out_proj", "head.out"),
+        *weight_bias_rules("classifier.dense", "head.hidden"),
+        *weight_bias_rules("classifier.out_proj", "head.out"),
     ),
     ignored=CLS_IGNORED,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regard.hf.families.base import EMBED, CheckpointFamily, Json, require
 from regard.hf.families.bert import CLS_IGNORED, encoder_config, encoder_rules, head_rules
-from regard.hf.weights import WeightMap, linear_rules
+from regard.hf.weights import WeightMap, weight_bias_rules
 from regard.models.config import HeadConfig, ModelConfig, TokenInput, module_spec
 
 
@@ -26,7 +26,7 @@ WEIGHTS = WeightMap(
     prefix="fnet.",
     rules=(
         *encoder_rules(mixer_norm="fourier.output"),
-        *linear_rules("embeddings.projection", f"{EMBED}.project"),
+        *weight_bias_rules("embeddings.projection", f"{EMBED}.project"),
         *head_rules(),
     ),
     ignored=CLS_IGNORED,

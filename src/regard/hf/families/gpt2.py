@@ -23,7 +23,7 @@ from regard.hf.families.base import (
 )
 from regard.hf.modules import SwappedAttention
 from regard.hf.padding_masks import padding_mask
-from regard.hf.weights import WeightMap, linear_rules, norm_rules, rule, split_qkv, transpose
+from regard.hf.weights import WeightMap, rule, split_qkv, transpose, weight_bias_rules
 from regard.models.config import HeadConfig, ModelConfig, TokenInput, module_spec
 
 
@@ -57,15 +57,15 @@ WEIGHTS = WeightMap(
     rules=(
         rule("wte.weight", f"{EMBED}.tokens.weight"),
         rule("wpe.weight", f"{EMBED}.position.table"),
-        *norm_rules("h.{i}.ln_1", MIXER_NORM),
-        *linear_rules(
+        *weight_bias_rules("h.{i}.ln_1", MIXER_NORM),
+        *weight_bias_rules(
             "h.{i}.attn.c_attn", f"{LAYER}.mixer.q {LAYER}.mixer.k {LAYER}.mixer.v", split_qkv
         ),
-        *linear_rules("h.{i}.attn.c_proj", f"{LAYER}.mixer.out", transpose),
-        *norm_rules("h.{i}.ln_2", FFN_NORM),
-        *linear_rules("h.{i}.mlp.c_fc", f"{LAYER}.ffn.up", transpose),
-        *linear_rules("h.{i}.mlp.c_proj", f"{LAYER}.ffn.down", transpose),
-        *norm_rules("ln_f", "backbone.norm"),
+        *weight_bias_rules("h.{i}.attn.c_proj", f"{LAYER}.mixer.out", transpose),
+        *weight_bias_rules("h.{i}.ln_2", FFN_NORM),
+        *weight_bias_rules("h.{i}.mlp.c_fc", f"{LAYER}.ffn.up", transpose),
+        *weight_bias_rules("h.{i}.mlp.c_proj", f"{LAYER}.ffn.down", transpose),
+        *weight_bias_rules("ln_f", "backbone.norm"),
         rule("lm_head.weight", "head.proj.weight"),
     ),
     ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),

@@ -20,7 +20,7 @@ from regard.hf.families.base import (
 from regard.hf.families.bert import attention_rules, encoder_config, encoder_rules
 from regard.hf.families.roberta import HEAD_RULES, LM_IGNORED, drop_rows, first_position
 from regard.hf.modules import SwappedAttention
-from regard.hf.weights import WeightMap, linear_rules
+from regard.hf.weights import WeightMap, weight_bias_rules
 from regard.models.config import HeadConfig, ModelConfig, module_spec
 
 
@@ -46,9 +46,9 @@ def weight_map(config: Json) -> WeightMap:
     source, target = "encoder.layer.{i}.attention.self", f"{LAYER}.mixer.global_heads"
     rules = encoder_rules(
         *attention_rules(f"{LAYER}.mixer.local"),
-        *linear_rules(f"{source}.query_global", f"{target}.q"),
-        *linear_rules(f"{source}.key_global", f"{target}.k"),
-        *linear_rules(f"{source}.value_global", f"{target}.v"),
+        *weight_bias_rules(f"{source}.query_global", f"{target}.q"),
+        *weight_bias_rules(f"{source}.key_global", f"{target}.k"),
+        *weight_bias_rules(f"{source}.value_global", f"{target}.v"),
         position=drop_rows(first_position(config)),
     )
     return WeightMap(prefix="longformer.", rules=(*rules, *HEAD_RULES), ignored=LM_IGNORED)

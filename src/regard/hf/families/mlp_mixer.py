@@ -6,20 +6,20 @@ import math
 
 from regard.errors import Unsupported
 from regard.hf.families.base import EMBED, FFN_NORM, LAYER, MIXER_NORM, Tensors, count_blocks
-from regard.hf.weights import WeightMap, linear_rules, norm_rules
+from regard.hf.weights import WeightMap, weight_bias_rules
 from regard.models.config import HeadConfig, ModelConfig, PatchInput, module_spec
 
 WEIGHTS = WeightMap(
     rules=(
-        *linear_rules("stem.proj", f"{EMBED}.project"),
-        *norm_rules("blocks.{i}.norm1", MIXER_NORM),
-        *linear_rules("blocks.{i}.mlp_tokens.fc1", f"{LAYER}.mixer.up"),
-        *linear_rules("blocks.{i}.mlp_tokens.fc2", f"{LAYER}.mixer.down"),
-        *norm_rules("blocks.{i}.norm2", FFN_NORM),
-        *linear_rules("blocks.{i}.mlp_channels.fc1", f"{LAYER}.ffn.up"),
-        *linear_rules("blocks.{i}.mlp_channels.fc2", f"{LAYER}.ffn.down"),
-        *norm_rules("norm", "backbone.norm"),
-        *linear_rules("head", "head.out"),
+        *weight_bias_rules("stem.proj", f"{EMBED}.project"),
+        *weight_bias_rules("blocks.{i}.norm1", MIXER_NORM),
+        *weight_bias_rules("blocks.{i}.mlp_tokens.fc1", f"{LAYER}.mixer.up"),
+        *weight_bias_rules("blocks.{i}.mlp_tokens.fc2", f"{LAYER}.mixer.down"),
+        *weight_bias_rules("blocks.{i}.norm2", FFN_NORM),
+        *weight_bias_rules("blocks.{i}.mlp_channels.fc1", f"{LAYER}.ffn.up"),
+        *weight_bias_rules("blocks.{i}.mlp_channels.fc2", f"{LAYER}.ffn.down"),
+        *weight_bias_rules("norm", "backbone.norm"),
+        *weight_bias_rules("head", "head.out"),
     )
 )
 

@@ -12,7 +12,7 @@ from regard.hf.families.bert import (
     head_rules,
 )
 from regard.hf.families.roberta import drop_rows
-from regard.hf.weights import WeightMap, linear_rules, rule
+from regard.hf.weights import WeightMap, rule, weight_bias_rules
 from regard.models.config import HeadConfig, ModelConfig, module_spec
 
 
@@ -36,7 +36,7 @@ WEIGHTS = WeightMap(
         *encoder_rules(*attention_rules(), position=drop_rows(2)),
         rule("encoder.layer.{i}.attention.self.conv.weight", f"{LAYER}.mixer.inner.conv.weight"),
         *head_rules("classifier.dense", "classifier.out_proj"),
-        *linear_rules("classifier", "head.out"),
+        *weight_bias_rules("classifier", "head.out"),
     ),
     ignored=CLS_IGNORED,
 )

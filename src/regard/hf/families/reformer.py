@@ -16,7 +16,7 @@ from regard.hf.families.base import (
     require,
     require_full_width_heads,
 )
-from regard.hf.weights import WeightMap, WeightRule, linear_rules, norm_rules, rule
+from regard.hf.weights import WeightMap, WeightRule, rule, weight_bias_rules
 from regard.models.config import HeadConfig, ModelConfig, ModuleSpec, TokenInput, module_spec
 
 
@@ -77,7 +77,7 @@ def weight_map(config: Json) -> WeightMap:
         rule("embeddings.word_embeddings.weight", f"{EMBED}.tokens.weight"),
         rule("embeddings.position_embeddings.embedding.weight", f"{EMBED}.position.table"),
         *([rule(tables, f"{EMBED}.position.table", expand_axial_positions)] if tables else []),
-        *norm_rules("encoder.layer_norm", "backbone.norm"),
+        *weight_bias_rules("encoder.layer_norm", "backbone.norm"),
         rule("lm_head.decoder.weight", "head.proj.weight"),
     ]
     for i in range(len(config["attn_layers"])):
@@ -90,7 +90,7 @@ def weight_map(config: Json) -> WeightMap:
             ("value", "v"),
         )  # those that the layer has
         rules += [
-            *norm_rules(f"{source}.attention.layer_norm", f"{mixer}.norm"),
+            *weight_bias_rules(f"{source}.attention.layer_norm", f"{mixer}.norm"),
             *(
                 rule(
                     f"{source}.attention.self_attention.{name}.weight",
@@ -100,9 +100,9 @@ def weight_map(config: Json) -> WeightMap:
             ),
             rule(f"{source}.attention.output.dense.weight", f"{mixer}.mixer.out.weight"),
             rule("", f"{mixer}.mixer.inner.hashing.rotations", lambda: hash_rotations(config)),
-            *norm_rules(f"{source}.feed_forward.layer_norm", f"{ffn}.norm"),
-            *linear_rules(f"{source}.feed_forward.dense.dense", f"{ffn}.ffn.up"),
-            *linear_rules(f"{source}.feed_forward.output.dense", f"{ffn}.ffn.down"),
+            *weight_bias_rules(f"{source}.feed_forward.layer_norm", f"{ffn}.norm"),
+            *weight_bias_rules(f"{source}.feed_forward.dense.dense", f"{ffn}.ffn.up"),
+            *weight_bias_rules(f"{source}.feed_forward.output.dense", f"{ffn}.ffn.down"),
         ]
     # transformers stores a bias of the head but never adds it
     return WeightMap(

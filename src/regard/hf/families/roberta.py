@@ -10,17 +10,17 @@ from regard.hf.families.bert import (
     encoder_rules,
     require_plain_encoder,
 )
-from regard.hf.weights import Transform, WeightMap, linear_rules, norm_rules, rule
+from regard.hf.weights import Transform, WeightMap, rule, weight_bias_rules
 from regard.models.config import HeadConfig, ModelConfig, module_spec
 
 HEAD_RULES = (
-    *linear_rules("lm_head.dense", "head.transform"),
-    *norm_rules("lm_head.layer_norm", "head.norm"),
+    *weight_bias_rules("lm_head.dense", "head.transform"),
+    *weight_bias_rules("lm_head.layer_norm", "head.norm"),
     rule("lm_head.decoder.weight", "head.lm_head.proj.weight"),
     rule("lm_head.bias", "head.lm_head.proj.bias"),
-    *linear_rules("classifier.dense", "head.hidden"),
-    *linear_rules("classifier.out_proj", "head.out"),
-    *linear_rules("classifier", "head.out"),  # of token classification
+    *weight_bias_rules("classifier.dense", "head.hidden"),
+    *weight_bias_rules("classifier.out_proj", "head.out"),
+    *weight_bias_rules("classifier", "head.out"),  # of token classification
 )
 LM_IGNORED = (*IGNORED, "lm_head.decoder.bias")
 

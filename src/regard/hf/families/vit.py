@@ -20,7 +20,7 @@ from regard.hf.families.base import (
     require,
 )
 from regard.hf.families.bert import attention_forward
-from regard.hf.weights import WeightMap, linear_rules, norm_rules, rule
+from regard.hf.weights import WeightMap, rule, weight_bias_rules
 from regard.models.config import HeadConfig, ModelConfig, PatchInput, module_spec
 
 
@@ -64,17 +64,17 @@ WEIGHTS = WeightMap(
             f"{EMBED}.class_token {EMBED}.position.table",
             add_class_position,
         ),
-        *linear_rules("embeddings.patch_embeddings.projection", f"{EMBED}.project"),
-        *linear_rules("layers.{i}.attention.q_proj", f"{LAYER}.mixer.q"),
-        *linear_rules("layers.{i}.attention.k_proj", f"{LAYER}.mixer.k"),
-        *linear_rules("layers.{i}.attention.v_proj", f"{LAYER}.mixer.v"),
-        *linear_rules("layers.{i}.attention.o_proj", f"{LAYER}.mixer.out"),
-        *norm_rules("layers.{i}.layernorm_before", MIXER_NORM),
-        *norm_rules("layers.{i}.layernorm_after", FFN_NORM),
-        *linear_rules("layers.{i}.mlp.fc1", f"{LAYER}.ffn.up"),
-        *linear_rules("layers.{i}.mlp.fc2", f"{LAYER}.ffn.down"),
-        *norm_rules("layernorm", "backbone.norm"),
-        *linear_rules("classifier", "head.out"),
+        *weight_bias_rules("embeddings.patch_embeddings.projection", f"{EMBED}.project"),
+        *weight_bias_rules("layers.{i}.attention.q_proj", f"{LAYER}.mixer.q"),
+        *weight_bias_rules("layers.{i}.attention.k_proj", f"{LAYER}.mixer.k"),
+        *weight_bias_rules("layers.{i}.attention.v_proj", f"{LAYER}.mixer.v"),
+        *weight_bias_rules("layers.{i}.attention.o_proj", f"{LAYER}.mixer.out"),
+        *weight_bias_rules("layers.{i}.layernorm_before", MIXER_NORM),
+        *weight_bias_rules("layers.{i}.layernorm_after", FFN_NORM),
+        *weight_bias_rules("layers.{i}.mlp.fc1", f"{LAYER}.ffn.up"),
+        *weight_bias_rules("layers.{i}.mlp.fc2", f"{LAYER}.ffn.down"),
+        *weight_bias_rules("layernorm", "backbone.norm"),
+        *weight_bias_rules("classifier", "head.out"),
     ),
     renames=(  # files written before transformers 5
         ("encoder.layer.", "layers."),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.hf.families.base import EMBED, Tensors, count_blocks
-from regard.hf.weights import WeightMap, WeightRule, linear_rules, norm_rules, rule
+from regard.hf.weights import WeightMap, WeightRule, rule, weight_bias_rules
 from regard.models.config import HeadConfig, ModelConfig, PatchInput, module_spec
 
 
@@ -62,8 +62,8 @@ def convert(
             f"{EMBED}.position.table",
             fourier_positions(side),
         ),
-        *norm_rules("norm", "backbone.norm"),
-        *linear_rules("head", "head.out"),
+        *weight_bias_rules("norm", "backbone.norm"),
+        *weight_bias_rules("head", "head.out"),
         rule("cls_token", "backbone.stack.class_token", torch.flatten),
     ]
     for step in steps:
@@ -86,17 +86,17 @@ def layer_rules(source: str, first: str, second: str) -> list[WeightRule]:
     mixer, local = f"{first}.mixer.part", f"{second}.mixer.part"
     split = [" ".join(f"{mixer}.{name}.{kind}" for name in "qkv") for kind in ("weight", "bias")]
     return [
-        *norm_rules(f"{source}.norm1", f"{first}.mixer_residual.norm"),
+        *weight_bias_rules(f"{source}.norm1", f"{first}.mixer_residual.norm"),
         rule(f"{source}.attn.qkv.weight", split[0], lambda tensor: tensor.chunk(3)),
         rule(f"{source}.attn.qkv.bias", split[1], lambda tensor: tensor.chunk(3)),
         rule(f"{source}.attn.temperature", f"{mixer}.sharpness", torch.flatten),
         *scaled_rules(f"{source}.attn.proj", f"{source}.gamma1", f"{mixer}.out"),
-        *norm_rules(f"{source}.norm3", f"{second}.mixer_residual.norm"),
-        *linear_rules(f"{source}.local_mp.conv1", f"{local}.first"),
+        *weight_bias_rules(f"{source}.norm3", f"{second}.mixer_residual.norm"),
+        *weight_bias_rules(f"{source}.local_mp.conv1", f"{local}.first"),
         *batch_norm_rules(f"{source}.local_mp.bn", f"{local}.norm.norm"),
         *scaled_rules(f"{source}.local_mp.conv2", f"{source}.gamma3", f"{local}.second"),
-        *norm_rules(f"{source}.norm2", f"{second}.ffn_residual.norm"),
-        *linear_rules(f"{source}.mlp.fc1", f"{second}.ffn.up"),
+        *weight_bias_rules(f"{source}.norm2", f"{second}.ffn_residual.norm"),
+        *weight_bias_rules(f"{source}.mlp.fc1", f"{second}.ffn.up"),
         *scaled_rules(f"{source}.mlp.fc2", f"{source}.gamma2", f"{second}.ffn.down"),
     ]
 
@@ -105,15 +105,15 @@ def class_layer_rules(source: str, target: str) -> list[WeightRule]:
     """A layer in which only the class token attends."""
     projections = (("q", "q"), ("k", "k"), ("v", "v"), ("proj", "out"))
     return [
-        *norm_rules(f"{source}.norm1", f"{target}.norm1"),
-        *norm_rules(f"{source}.norm2", f"{target}.norm2"),
+        *weight_bias_rules(f"{source}.norm1", f"{target}.norm1"),
+        *weight_bias_rules(f"{source}.norm2", f"{target}.norm2"),
         *(
             r
             for a, b in projections
-            for r in linear_rules(f"{source}.attn.{a}", f"{target}.attention.attend.{b}")
+            for r in weight_bias_rules(f"{source}.attn.{a}", f"{target}.attention.attend.{b}")
         ),
-        *linear_rules(f"{source}.mlp.fc1", f"{target}.ffn.up"),
-        *linear_rules(f"{source}.mlp.fc2", f"{target}.ffn.down"),
+        *weight_bias_rules(f"{source}.mlp.fc1", f"{target}.ffn.up"),
+        *weight_bias_rules(f"{source}.mlp.fc2", f"{target}.ffn.down"),
         rule(f"{source}.gamma1", f"{target}.gamma1"),
         rule(f"{source}.gamma2", f"{target}.gamma2"),
     ]
