@@ -133,7 +133,7 @@ def replace_projection(
 ) -> bool:
     """Replace a projection of a mixer by that of the model, and return whether the sizes allow it.
 
-    If the mixer has fewer key and value heads, each becomes the mean of those that it stands for.
+    If the mixer has fewer key and value heads, each becomes the mean of those that it replaces.
     """
     own = getattr(owner, name, None)
     if not isinstance(own, nn.Linear):

@@ -108,7 +108,7 @@ class SwappedAttention(Replacement):
 
         The cache stores, in place of keys and values, the number of the example of each token. So
         it counts tokens, and shows how beam search reordered the examples. The state of the mixer
-        is stored beside it.
+        is stored separately.
         """
         layer, n = self.layer_index, x.shape[1]
         seen = int(cache.get_seq_length(layer))

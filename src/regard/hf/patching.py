@@ -61,7 +61,7 @@ def register_name(name: str) -> None:
 
 
 def is_regard_name(name: object) -> bool:
-    """Whether an attention implementation is one of ours."""
+    """Whether an attention implementation is a Regard attention name."""
     return isinstance(name, str) and name.startswith(PREFIX)
 
 

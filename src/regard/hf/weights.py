@@ -162,7 +162,7 @@ def load_weights(
         errors.append(format_names([str(mismatch) for mismatch in unmatched.mismatched], "; "))
     if errors:
         raise ValueError(f"The weights do not fit the model: {'; '.join(errors)}")
-    warn_nonfinite(match.tensors, "the weights")
+    warn_nonfinite(match.tensors, "Weights")
     own = model.state_dict(keep_vars=True)
     with torch.no_grad():
         for name, tensor in match.tensors.items():

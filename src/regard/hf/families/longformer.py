@@ -25,7 +25,7 @@ from regard.models.config import HeadConfig, ModelConfig, module_spec
 
 
 def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
-    """Convert the config.json of a Longformer. Its window counts both sides, ours one."""
+    """Convert the config.json of a Longformer. Its window counts both sides, `window` one."""
     require(config, position_embedding_type="absolute")
     window, layers = config["attention_window"], config["num_hidden_layers"]
     windows = [window] * layers if isinstance(window, int) else list(window)

@@ -52,7 +52,7 @@ def convert_config(config: Json, head: HeadConfig | None) -> ModelConfig:
 
 
 def add_class_position(cls_token: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Our class token has no position, so the position of theirs is added to it."""
+    """Add the position of the class token to it, since ours has no position."""
     return cls_token[0, 0] + table[0, 0], table[0, 1:]
 
 

@@ -1,6 +1,6 @@
 """XCiT with the tensor names of timm. Sizes are read from the tensors.
 
-A layer of timm becomes two of ours: cross-covariance attention, then local patch interaction with
+A layer of timm becomes two layers: cross-covariance attention, then local patch interaction with
 the feed-forward layer. The scale γ of each sub-layer is multiplied into its last weights, and
 position embeddings are computed for the image size.
 """
@@ -82,7 +82,7 @@ def convert(
 
 
 def layer_rules(source: str, first: str, second: str) -> list[WeightRule]:
-    """One layer of timm, in two of ours."""
+    """One layer of timm as two layers."""
     mixer, local = f"{first}.mixer.part", f"{second}.mixer.part"
     split = [" ".join(f"{mixer}.{name}.{kind}" for name in "qkv") for kind in ("weight", "bias")]
     return [
