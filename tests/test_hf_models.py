@@ -154,7 +154,7 @@ def test_wrap_model(tmp_path):
             torch.equal(a, b) for a, b in zip(again.parameters(), ours.parameters(), strict=True)
         )
         assert coat.device.type == "cpu"
-    with pytest.raises(Unsupported, match="no class for the head 'pooled'"):
+    with pytest.raises(Unsupported, match="no class for the head 'pooling'"):
         regard_hf.wrap_model(
             models.build(models.bert(1, 8, 2, vocab_size=31, head=models.PoolingHeadConfig()))
         )
