@@ -1,6 +1,7 @@
 """Training runs for `test_parallel.py`: the same in one process and in two.
 
-As a program, `torchrun --nproc-per-node 2 distributed_cases.py FOLDER`, it runs all cases and leaves what came of each in FOLDER.
+As a program, `torchrun --nproc-per-node 2 distributed_cases.py FOLDER`, it runs all cases and
+leaves what came of each in FOLDER.
 """
 
 import os
@@ -99,7 +100,8 @@ class Ragged(Task):
 
 
 class Small(nn.Module):
-    """Two blocks with tied ends, a weight that is one number, one that only a cost knows of, and one that nobody asks."""
+    """Two blocks with tied ends, a weight that is one number, one that only a cost knows of, and
+    one that nobody asks."""
 
     def __init__(self, dim=8, dropout=0.0, experts=False, stack=SequentialStack):
         super().__init__()
@@ -161,7 +163,7 @@ def outcome(run):
     return found
 
 
-# ---------------------------------------------------------------------------------------------- in two processes
+# --------------------------------------------------------------------------------- in two processes
 def keep(folder, name, value, rank):
     torch.save(value, folder / f"{name}-{rank}.pt")
 

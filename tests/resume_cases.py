@@ -1,8 +1,8 @@
 """Training in processes that are killed, for `test_survive.py`.
 
-As a program it reads lines from its input: a folder, and the number of a change to it before which the process has to die (-1:
-none).  For each it forks a process that trains into the folder, says its number, and then how it ended: so that torch is
-imported once.
+As a program it reads lines from its input: a folder, and the number of a change to it before which
+the process has to die (-1: none).  For each it forks a process that trains into the folder, says
+its number, and then how it ended: so that torch is imported once.
 """
 
 import os
@@ -40,7 +40,8 @@ def spec(**given):
 
 
 def die_before(number, folder):
-    """Have the process end as SIGKILL ends it, before a change of the folder; count them in a file beside it."""
+    """Have the process end as SIGKILL ends it, before a change of the folder; count them in a file
+    beside it."""
     seen = 0
 
     def hear(event, arguments):

@@ -108,7 +108,8 @@ def tokens(n, seed=1):
 
 
 def padding(n):
-    """One example without padding; one with a hole, and padding that covers more than the last slice."""
+    """One example without padding; one with a hole, and padding that covers more than the last
+    slice."""
     mask = torch.arange(n) < torch.tensor([[n], [n // 2]])
     mask[1, n // 4] = False
     return mask

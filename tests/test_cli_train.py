@@ -166,7 +166,8 @@ def test_columns_of_parquet_have_options(tmp_path, monkeypatch):
 
 
 def test_names_of_hugging_face_have_a_colon(tmp_path, monkeypatch):
-    """Fails if the colon of hf: is taken for that of an argument, or a folder is looked for from somewhere else."""
+    """Fails if the colon of hf: is taken for that of an argument, or a folder is looked for from
+    somewhere else."""
     assert parse_spec("classify:data=hf:a/b#c:text=body").arguments == {
         "data": "hf:a/b#c",
         "text": "body",
@@ -195,9 +196,10 @@ def test_help_has_an_example_and_json(command):
     assert f"Example: regard {' '.join(command)}" in " ".join(shown.split()) and "--json" in shown
 
 
-# ---------------------------------------------------------------------------------------------- train
+# -------------------------------------------------------------------------------------------- train
 def test_train_writes_a_run_and_says_what_came_of_it(tmp_path):
-    """Fails if options do not reach the run, progress is on stdout, or the same words again train again."""
+    """Fails if options do not reach the run, progress is on stdout, or the same words again train
+    again."""
     words = (
         *LM,
         "--mixer",
@@ -255,7 +257,8 @@ def test_a_run_that_is_over_is_trained_for_longer(tmp_path):
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_ctrl_c_keeps_the_run_and_says_how_to_go_on(tmp_path, monkeypatch, twice):
-    """Fails if what was done is lost, or the run that goes on comes to something else; a second Ctrl-C does not wait."""
+    """Fails if what was done is lost, or the run that goes on comes to something else; a second
+    Ctrl-C does not wait."""
     words = (*LM, "--steps", 10, "--set", "save_every=2")
     whole = json.loads(run("train", *words, "--out", tmp_path / "whole", "--json").stdout)
     usual = checkpoint.save
@@ -306,7 +309,8 @@ def test_a_disk_that_fills(tmp_path, monkeypatch):
 
 
 def test_a_small_disk(tmp_path):
-    """Fails on a disk that is really full: the last checkpoint must be whole, and the message say what to do."""
+    """Fails on a disk that is really full: the last checkpoint must be whole, and the message say
+    what to do."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(
@@ -332,7 +336,8 @@ def test_a_small_disk(tmp_path):
 
 
 def test_where_results_go_is_asked_before_training(tmp_path):
-    """Fails if a comparison trains for hours and then cannot write its page, or leaves one of two outputs out."""
+    """Fails if a comparison trains for hours and then cannot write its page, or leaves one of two
+    outputs out."""
     words = (
         "compare",
         "--mixers",
@@ -413,7 +418,8 @@ def test_what_does_not_fit_is_refused_before_any_training(tmp_path, words, said)
 
 
 def test_bad_data_is_refused_in_one_line(tmp_path, rows):
-    """Fails if empty, torn or wrongly encoded files, missing labels or columns end in anything but a line of words."""
+    """Fails if empty, torn or wrongly encoded files, missing labels or columns end in anything but
+    a line of words."""
     files = {
         "empty.csv": b"",
         "torn.csv": b"body,topic\n" + b"x,a\n" * 9 + b"y\n",
@@ -474,7 +480,7 @@ def test_data_that_changed_are_not_resumed(tmp_path):
     assert "changed since it started" in refused(*words)
 
 
-# ---------------------------------------------------------------------------------------------- eval
+# --------------------------------------------------------------------------------------------- eval
 def test_eval_measures_a_whole_split(speaks):
     """Fails if the metric is not that of the model over all windows, counted by hand."""
     found = json.loads(run("eval", speaks, "--split", "valid", "--batch-size", 7, "--json").stdout)
@@ -522,9 +528,10 @@ def test_eval_refusals(speaks, tmp_path):
     )
 
 
-# ---------------------------------------------------------------------------------------------- predict
+# ------------------------------------------------------------------------------------------ predict
 def test_predict_labels_texts_without_the_data(labels, tmp_path):
-    """Fails if a learned rule is not applied, probabilities do not sum to one, or the data are needed."""
+    """Fails if a learned rule is not applied, probabilities do not sum to one, or the data are
+    needed."""
     moved = tmp_path / "moved"
     shutil.copytree(labels, moved)
     spec = json.loads((moved / "spec.json").read_text())
@@ -573,9 +580,10 @@ def test_predict_refusals(labels, speaks, rows):
     assert "does not predict labels" in refused("predict", speaks, "--text", "x")
 
 
-# ---------------------------------------------------------------------------------------------- generate
+# ----------------------------------------------------------------------------------------- generate
 def test_generate_is_the_same_streamed_or_whole_and_by_its_seed(speaks):
-    """Fails if the stream differs from the whole, a seed does nothing, or a text longer than the model's window ends."""
+    """Fails if the stream differs from the whole, a seed does nothing, or a text longer than the
+    model's window ends."""
     words = (
         "generate",
         speaks,
@@ -613,7 +621,8 @@ def test_a_speaker_reads_half_again_when_its_window_is_full(speaks):
 
 
 def test_generate_with_beams_stops_and_the_best(speaks):
-    """Fails if a stop is not heard, beams do not search, or temperature 0 is not the best token each time."""
+    """Fails if a stop is not heard, beams do not search, or temperature 0 is not the best token
+    each time."""
     stopped = json.loads(
         run("generate", speaks, "--prompt", "the ", "--stop", "e", "--json").stdout
     )
@@ -667,7 +676,7 @@ def test_generate_refusals(speaks, labels):
     assert "p must be" in refused("generate", speaks, "--top-p", 3)
 
 
-# ---------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------- runs
 def test_runs_list_show_and_compare(speaks, labels, tmp_path):
     """Fails if a run, one that is not over, or a broken one is not told as what it is."""
     for name, folder in (("one", speaks), ("two", labels), ("half", speaks), ("broken", speaks)):

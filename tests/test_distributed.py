@@ -77,8 +77,9 @@ def same(got, want):
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_are_one(two, case):
-    """Fails if the loss is not the mean over all targets of the batch, whoever has them; if gradients, the norm that they are
-    cut to, costs, averaged weights or evaluations are other ones; if a weight that only a cost knows of is left out."""
+    """Fails if the loss is not the mean over all targets of the batch, whoever has them; if
+    gradients, the norm that they are cut to, costs, averaged weights or evaluations are other ones;
+    if a weight that only a cost knows of is left out."""
     want = outcome(trainer(**CASES[case]))
     same(left(two, case), want)
     same(left(two, case, 1), want)
@@ -93,15 +94,16 @@ def test_two_processes_are_one(two, case):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", STACKS)
 def test_layers_that_run_again_or_twice_train_as_in_one_process(two, name, kind):
-    """Fails if the weights are not there when a layer is run again on the way back, or if its gradients come together early."""
+    """Fails if the weights are not there when a layer is run again on the way back, or if its
+    gradients come together early."""
     want = outcome(trainer(model=Small(stack=STACKS[name]).double(), steps=3, accumulation_steps=2))
     same(left(two, f"{name}-{kind}"), want)
 
 
 @pytest.mark.parametrize("case", EXPERTS)
 def test_experts_on_two_processes_train_as_on_one(two, case):
-    """Fails if the gradients of experts that live in one place are averaged with those of others, or their share of the norm
-    is left out; or if one process cannot go on from the checkpoint."""
+    """Fails if the gradients of experts that live in one place are averaged with those of others,
+    or their share of the norm is left out; or if one process cannot go on from the checkpoint."""
 
     def one(folder=None, **more):
         return outcome(
@@ -118,14 +120,16 @@ def test_experts_on_two_processes_train_as_on_one(two, case):
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_any_number_of_processes_goes_on_from_a_checkpoint(two, kind):
-    """Fails if a checkpoint of two processes says less than one of one process, or the other way round."""
+    """Fails if a checkpoint of two processes says less than one of one process, or the other way
+    round."""
     want = outcome(trainer(ema_decay=0.9, schedule="constant"))
     same(left(two, f"from-one-{kind}"), want)
     same(outcome(trainer(two / f"two-{kind}", ema_decay=0.9, schedule="constant")), want)
 
 
 def test_all_processes_stop_when_one_finds_no_number(two):
-    """Fails if a NaN in one process lets the other train on or wait, or if they tell different stories."""
+    """Fails if a NaN in one process lets the other train on or wait, or if they tell different
+    stories."""
     said = [left(two, "nan", rank) for rank in range(2)]
     assert said[0] == said[1] and "The loss is nan" in said[0] and "at step 4" in said[0]
     assert "the last good checkpoint is" in said[0] and "step-00000003" in said[0]
@@ -133,8 +137,8 @@ def test_all_processes_stop_when_one_finds_no_number(two):
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_all_processes_stop_together_and_go_on_bit_by_bit(two, kind):
-    """Fails if a signal to one process leaves the other behind, if dropout is the same in both, or if it does not go on where
-    it was."""
+    """Fails if a signal to one process leaves the other behind, if dropout is the same in both, or
+    if it does not go on where it was."""
     said = [left(two, f"stop-{kind}", rank) for rank in range(2)]
     assert said[0] == said[1] and "Stopped at step 4" in said[0]
     drawn = []
@@ -203,7 +207,7 @@ def test_a_process_that_dies_ends_the_others(tmp_path):
     assert "dies.py FAILED" in done.stderr
 
 
-# ---------------------------------------------------------------------------------------------- in one process
+# ----------------------------------------------------------------------------------- in one process
 def test_errors_of_lost_processes_are_said_in_words():
     """Fails if a closed connection stays a line of C++, or another error is taken for one."""
     with (
@@ -239,7 +243,8 @@ def test_layers_that_share_weights_are_not_taken_apart():
 
 
 def test_the_parts_of_a_step_add_up_to_its_mean():
-    """Fails if a part with few targets counts as much as one with many: compared with all examples at once."""
+    """Fails if a part with few targets counts as much as one with many: compared with all examples
+    at once."""
     task, model = Ragged(), Small().double()
     lesson, whole = LossModule(model, task, "float32"), task.batch("train", range(8))
     want = torch.autograd.grad(lesson(whole), model.embed.weight)[0]

@@ -20,7 +20,8 @@ def built():
 
 
 def inputs(case):
-    """x (b n d), its mask, and a weight for each output.  In the case "idle" the second process has padding only."""
+    """x (b n d), its mask, and a weight for each output.  In the case "idle" the second process has
+    padding only."""
     make = torch.Generator().manual_seed(7)
     x, weight = (
         torch.randn(sum(SIZES), 9, DIM, dtype=torch.float64, generator=make) for _ in range(2)
@@ -62,8 +63,8 @@ def process(rank, path, cases):
 
 @pytest.mark.slow
 def test_two_processes_are_one(tmp_path):
-    """Fails if experts that live elsewhere give other results or gradients: of tokens, of experts, or of the router; if the
-    processes need as many tokens each, or wait for one that has none."""
+    """Fails if experts that live elsewhere give other results or gradients: of tokens, of experts,
+    or of the router; if the processes need as many tokens each, or wait for one that has none."""
     cases = ("both", "idle")
     mp.spawn(process, (str(tmp_path), cases), nprocs=len(SIZES))
     for case in cases:

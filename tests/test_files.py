@@ -58,12 +58,13 @@ def as_csv(found, **dialect):
     return text.getvalue()
 
 
-# ---------------------------------------------------------------------------------------------- rows
+# --------------------------------------------------------------------------------------------- rows
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("quoting", [csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
 @pytest.mark.parametrize("end", ["\r\n", "\n"])
 def test_csv_in_many_dialects(tmp_path, delimiter, quoting, end):
-    """Fails if a separator, quotes, or a line's end within a field is misread, with or without a byte-order mark."""
+    """Fails if a separator, quotes, or a line's end within a field is misread, with or without a
+    byte-order mark."""
     text = as_csv(ROWS * 3, delimiter=delimiter, quoting=quoting, lineterminator=end)
     assert read(put(tmp_path / "x.csv", text)) == ROWS * 3
     assert read(put(tmp_path / "y.csv", b"\xef\xbb\xbf" + text.encode())) == ROWS * 3
@@ -85,7 +86,8 @@ def test_json_lines_and_arrays_packed_or_not(tmp_path, suffix):
 
 
 def test_a_file_beyond_the_sample_is_read_like_the_csv_module_reads_it(tmp_path):
-    """Fails if a line is lost, doubled or joined where the sample for the dialect ends, wherever that falls."""
+    """Fails if a line is lost, doubled or joined where the sample for the dialect ends, wherever
+    that falls."""
     drawn = random.Random(0)
     for ends, more in (("\n", 0), ("\r\n", 0), ("\r\n", 1), ("\r\n", 2)):
         found = [
@@ -134,7 +136,8 @@ def test_a_text_with_many_separators_does_not_win():
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path, name, content, words):
-    """Fails if a torn row, hostile JSON or a wrong encoding is passed over, or its place not told."""
+    """Fails if a torn row, hostile JSON or a wrong encoding is passed over, or its place not
+    told."""
     with pytest.raises(ValueError, match=words):
         read(put(tmp_path / name, content))
 
@@ -180,7 +183,8 @@ def test_packed_files_that_were_cut_off(tmp_path, name):
 
 
 def test_parquet(tmp_path):
-    """Fails if a Parquet file is read as anything else; without pyarrow, if the package is not named."""
+    """Fails if a Parquet file is read as anything else; without pyarrow, if the package is not
+    named."""
     path = tmp_path / "x.parquet"
     path.write_bytes(b"no parquet")
     try:
@@ -258,7 +262,8 @@ def test_hugging_face_from_disk(tmp_path):
 
 
 def test_hugging_face_from_a_folder_of_files(tmp_path, monkeypatch):
-    """Fails if a folder that `datasets` builds from files is not read, or what it says of a wrong one is a traceback."""
+    """Fails if a folder that `datasets` builds from files is not read, or what it says of a wrong
+    one is a traceback."""
     pytest.importorskip("datasets", reason="the package datasets is not installed")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "files").mkdir()
@@ -273,7 +278,7 @@ def test_hugging_face_from_a_folder_of_files(tmp_path, monkeypatch):
         read_rows(f"hf:{tmp_path / 'empty'}")
 
 
-# ---------------------------------------------------------------------------------------------- names and folders
+# -------------------------------------------------------------------------------- names and folders
 def test_names_of_splits(tmp_path):
     """Fails if a split is not known by its usual names, or other files are taken along."""
     names = {
@@ -306,9 +311,10 @@ def test_a_path_that_is_not_there(tmp_path):
         existing_path(tmp_path / "no" / "x.csv")
 
 
-# ---------------------------------------------------------------------------------------------- encodings
+# ---------------------------------------------------------------------------------------- encodings
 def test_the_place_of_a_wrong_byte_whatever_the_chunks():
-    """Fails if the offset or the line of a wrong byte depends on where the chunks end, or a mark shifts it."""
+    """Fails if the offset or the line of a wrong byte depends on where the chunks end, or a mark
+    shifts it."""
     for mark in (b"", b"\xef\xbb\xbf"):
         content = mark + "añ\nbö\nc".encode() + b"\xc3(" + b"x\n" * 5
         expected = rf"byte 0xc3 at offset {len(mark) + 9}, line 3"
@@ -355,7 +361,8 @@ def test_plain_files_are_mapped_and_others_copied(tmp_path, monkeypatch):
 
 
 def test_a_gigantic_file_costs_no_memory(tmp_path):
-    """Fails if all of a file of eight gigabytes is read to take a part of it: it is sparse, and reading takes minutes."""
+    """Fails if all of a file of eight gigabytes is read to take a part of it: it is sparse, and
+    reading takes minutes."""
     path = tmp_path / "huge.txt"
     with path.open("wb") as file:
         file.truncate(8 << 30)
@@ -375,7 +382,7 @@ def test_a_store_holds_what_was_put_in(monkeypatch):
         assert store.finish().tolist() == [*range(5), *range(300, 310)]
 
 
-# ---------------------------------------------------------------------------------------------- all_tokenizers
+# ----------------------------------------------------------------------------------- all_tokenizers
 TEXT = "naïve ⟨fill⟩ <unk> 日本\n\x00\n\n  end" * 3
 
 

@@ -47,7 +47,8 @@ def said(made, split):
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
 def test_each_token_is_foretold_once(path, tokenizer):
-    """Fails if windows overlap, leave a gap, or splits are not cut by position between characters."""
+    """Fails if windows overlap, leave a gap, or splits are not cut by position between
+    characters."""
     if tokenizer == "bpe":
         pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     made = create_task("lm", data=str(path), tokenizer=tokenizer, length=50)
@@ -61,7 +62,8 @@ def test_each_token_is_foretold_once(path, tokenizer):
 
 
 def test_training_windows_stand_anywhere_in_the_training_split(path):
-    """Fails if a window leaves the split, an offset is never drawn, or a number gives another window the next time."""
+    """Fails if a window leaves the split, an offset is never drawn, or a number gives another
+    window the next time."""
     made = create_task("lm", data=str(path), tokenizer="byte", length=64)
     rest = len(PLAIN.encode()) - sum(len(made.streams[s]) for s in ("valid", "test"))
     train = PLAIN.encode()[:rest]
@@ -105,7 +107,8 @@ def test_bits_are_counted_by_bytes_or_characters():
 
 
 def test_the_baseline_is_in_the_same_units(path):
-    """Fails if always saying the frequencies costs something else than their cross-entropy by bytes."""
+    """Fails if always saying the frequencies costs something else than their cross-entropy by
+    bytes."""
     pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     for tokenizer in ("byte", "bpe"):
         made = create_task("lm", data=str(path), tokenizer=tokenizer, length=32)
@@ -125,7 +128,8 @@ def test_the_baseline_is_in_the_same_units(path):
 
 
 def test_folders_of_splits_and_of_texts(tmp_path):
-    """Fails if files named after splits are mixed, or others not read one after the other; a missing split is cut off."""
+    """Fails if files named after splits are mixed, or others not read one after the other; a
+    missing split is cut off."""
     folder = tmp_path / "wiki"
     folder.mkdir()
     for split, letter in (("train", "a"), ("valid", "b"), ("test", "c")):
@@ -219,7 +223,8 @@ def test_bytes_that_are_no_text_are_fine_at_the_level_of_bytes(tmp_path):
 
 
 def test_a_text_of_eight_gigabytes_takes_no_time(tmp_path):
-    """Fails if a text is read into memory to be trained on: this one is sparse, and has a letter at its end."""
+    """Fails if a text is read into memory to be trained on: this one is sparse, and has a letter at
+    its end."""
     path = tmp_path / "huge.txt"
     with path.open("wb") as file:
         file.truncate(8 << 30)
@@ -240,7 +245,7 @@ def test_a_missing_package_is_named(monkeypatch):
         create_task("lm", tokenizer="bpe")
 
 
-# ---------------------------------------------------------------------------------------------- the language of our own
+# -------------------------------------------------------------------------- the language of our own
 WORDS = {inflect_noun(w, p): p for w in NOUNS for p in (0, 1)}
 ACTS = {inflect_verb(w, p): p for w in VERBS for p in (0, 1)}
 

@@ -1,4 +1,5 @@
-"""Long Range Arena: labels are what another reader of the tokens finds, and real data are read or refused with a reason."""
+"""Long Range Arena: labels are what another reader of the tokens finds, and real data are read or
+refused with a reason."""
 
 import gzip
 import json
@@ -31,9 +32,10 @@ def data(monkeypatch):
     monkeypatch.setenv("REGARD_DATA", str(DATA))
 
 
-# ---------------------------------------------------------------------------------------------- ListOps
+# ------------------------------------------------------------------------------------------ ListOps
 def evaluated(text):
-    """The value of a bracketed expression, its depth, and the greatest number of arguments, by rewriting innermost lists."""
+    """The value of a bracketed expression, its depth, and the greatest number of arguments, by
+    rewriting innermost lists."""
     depth, most = 1, 0
     while "[" in text:
         most = max(most, *(len(each.split()) for each in re.findall(r"\[\w+ ([\d ]+)\]", text)))
@@ -57,7 +59,8 @@ def reduced(name, text):
     [{}, {"length": 2000}, {"length": 60, "min_length": 20, "depth": 3, "args": 5, "seed": 3}],
 )
 def test_listops_labels_are_the_values_of_the_text(arguments):
-    """Fails if a label is not what the brackets say, or depth, arguments or lengths leave their bounds."""
+    """Fails if a label is not what the brackets say, or depth, arguments or lengths leave their
+    bounds."""
     made, deepest, most = create_task("listops", **arguments), 0, 0
     for index in range(30):
         tokens, target = made.example("train", index)
@@ -86,7 +89,8 @@ def test_listops_has_the_shares_of_its_rules():
 
 
 def test_listops_labels_are_those_of_the_published_rules():
-    """Fails if the ends 0 and 9 are not about twice as frequent as the rest, as MIN and MAX make them."""
+    """Fails if the ends 0 and 9 are not about twice as frequent as the rest, as MIN and MAX make
+    them."""
     made = create_task("listops", length=100)
     counts = np.bincount(
         [int(made.example("train", index).target) for index in range(1000)], minlength=10
@@ -96,9 +100,10 @@ def test_listops_labels_are_those_of_the_published_rules():
     )
 
 
-# ---------------------------------------------------------------------------------------------- Pathfinder
+# --------------------------------------------------------------------------------------- Pathfinder
 def reached(scene, side, geometry, fine=8):
-    """Whether the second dot can be reached from the first one over dashes that are grown by half a gap, pixel by pixel."""
+    """Whether the second dot can be reached from the first one over dashes that are grown by half a
+    gap, pixel by pixel."""
     near, radius = np.zeros((side * fine, side * fine), bool), 0.52 * geometry.gap
     reach = int(fine * radius) + 1
     for y0, x0, y1, x1 in np.concatenate(scene.paths):
@@ -127,7 +132,8 @@ def reached(scene, side, geometry, fine=8):
 
 @pytest.mark.parametrize(("side", "contour"), [(32, 6), (32, 9), (32, 14), (16, 3), (64, 6)])
 def test_pathfinder_labels_are_true(side, contour):
-    """Fails if dots on one path are not connected, or dots on two paths are: then some paths touch."""
+    """Fails if dots on one path are not connected, or dots on two paths are: then some paths
+    touch."""
     made, labels = create_task("pathfinder", side=side, contour=contour), []
     for index in range(6):
         scene = made.draw_scene(np.random.default_rng(index))
@@ -217,9 +223,10 @@ def test_pathfinder_settings_fit():
     assert paint_scene(scene, 16, PathGeometry(4, 2, 5, 1.0, 1.0, 1.0)).shape == (16, 16)
 
 
-# ---------------------------------------------------------------------------------------------- images
+# ------------------------------------------------------------------------------------------- images
 def test_shapes_are_all_there_and_differ():
-    """Fails if a kind is missing, its share of the picture is not that of the shape, or there is no contrast."""
+    """Fails if a kind is missing, its share of the picture is not that of the shape, or there is no
+    contrast."""
     made, seen = create_task("image", noise=0.0), Counter()
     for index in range(300):
         tokens, target = made.example("train", index)
@@ -261,7 +268,8 @@ def write_images(folder, side=16, count=40, **changed):
 
 
 def test_images_from_a_folder(tmp_path):
-    """Fails if pixels, labels or splits are not those of the files, or shrinking is not the mean."""
+    """Fails if pixels, labels or splits are not those of the files, or shrinking is not the
+    mean."""
     arrays = write_images(tmp_path)
     made = create_task("image", data=str(tmp_path))
     assert (
@@ -308,7 +316,7 @@ def test_real_images():
     )
 
 
-# ---------------------------------------------------------------------------------------------- texts
+# -------------------------------------------------------------------------------------------- texts
 def liked(text):
     """Another reader of reviews: what is cared for, and what is said of it."""
     good = [
@@ -398,7 +406,8 @@ def test_texts_from_files(tmp_path, ending, pack):
 
 
 def test_splits_from_a_folder_are_shuffled(tmp_path):
-    """Fails if files of splits are not taken as they are, or an evaluation would see but one class of a sorted file."""
+    """Fails if files of splits are not taken as they are, or an evaluation would see but one class
+    of a sorted file."""
     for split in ("train", "dev", "test"):
         lines = [json.dumps({"text": f"{split} {i}", "label": i // 50}) for i in range(100)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
@@ -422,7 +431,7 @@ def test_imdb():
     assert 0.4 < np.mean([int(made.example("test", i).target) for i in range(300)]) < 0.6
 
 
-# ---------------------------------------------------------------------------------------------- retrieval
+# ---------------------------------------------------------------------------------------- retrieval
 def test_papers_match_where_they_cite_the_same():
     """Fails if a label is not what the citations say, or names alone or topics tell it."""
     made, labels, names, topics = create_task("retrieval"), [], [], []
@@ -442,7 +451,8 @@ def test_papers_match_where_they_cite_the_same():
 
 
 def test_passages_of_real_text(tmp_path):
-    """Fails if passages of one article overlap, are of another one, or an article is in two splits."""
+    """Fails if passages of one article overlap, are of another one, or an article is in two
+    splits."""
     letters = [chr(ord("a") + i) for i in range(26)]
     text = "".join(
         f" = {a} = \n\n = = part = = \n" + "".join(f"{a}{i:04d} " for i in range(100)) + "\n"
@@ -483,7 +493,7 @@ def test_wikitext():
     )
 
 
-# ---------------------------------------------------------------------------------------------- wrong input
+# -------------------------------------------------------------------------------------- wrong input
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
@@ -583,7 +593,7 @@ def test_arguments_that_do_not_apply_raise(tmp_path):
         create_task("image", side=12, data=str(tmp_path))
 
 
-# ---------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 SMALL = {
     "listops": {"length": 64},
     "pathfinder": {"side": 16, "contour": 4},

@@ -138,7 +138,8 @@ def short(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(5))
 def test_killed_before_any_change_of_its_folder_it_comes_to_the_same_end(short, first, tmp_path):
-    """Fails if there is a boundary, of the checkpoints, the metrics, the model or the result, at which a run must not die."""
+    """Fails if there is a boundary, of the checkpoints, the metrics, the model or the result, at
+    which a run must not die."""
     trains, whole = short
     changes = int(whole.with_suffix(".count").read_text())
     assert changes > 50
@@ -150,7 +151,8 @@ def test_killed_before_any_change_of_its_folder_it_comes_to_the_same_end(short, 
 
 
 def test_half_a_line_is_forgotten_and_the_rest_is_not(tmp_path):
-    """Fails if a row that was cut off spoils the log, or if a process that dies while it cleans up loses the other rows."""
+    """Fails if a row that was cut off spoils the log, or if a process that dies while it cleans up
+    loses the other rows."""
     log = MetricsLog(tmp_path)
     log.truncate(0)
     for step in range(1, 5):
@@ -187,7 +189,7 @@ def test_a_checkpoint_without_settings_is_named(tmp_path):
         run_training(spec(), tmp_path)
 
 
-# ---------------------------------------------------------------------------------------------- the loop's promises
+# ------------------------------------------------------------------------------ the loop's promises
 class Tiny(nn.Module):
     """Embedding, one block, a head; remembers the dtype of its logits."""
 
@@ -219,7 +221,8 @@ def trainer(folder=None, watch=lambda progress: None, **given):
 
 
 def test_the_moving_average_is_one_and_is_what_is_evaluated():
-    """Fails if it forgets a step, moves at another pace, is not used for the score, or leaks into the weights."""
+    """Fails if it forgets a step, moves at another pace, is not used for the score, or leaks into
+    the weights."""
     seen = []
     run = trainer(
         ema_decay=0.5,
@@ -257,7 +260,8 @@ def test_narrow_numbers_are_used_for_the_layers_alone():
 
 
 def test_patience_counts_evaluations_since_the_best(monkeypatch):
-    """Fails if it stops one evaluation too early or too late, or forgets the best when it goes on."""
+    """Fails if it stops one evaluation too early or too late, or forgets the best when it goes
+    on."""
     run = trainer(steps=50, eval_every=1, patience=3)
     values = iter([0.1, 0.5, 0.4, 0.5, 0.3, 0.9, 0.0])
     monkeypatch.setattr(run, "score", lambda split, **limit: next(values))
@@ -278,7 +282,7 @@ def test_the_norm_of_the_gradient_is_cut():
         assert float(after.norm()) == pytest.approx(want or norm, rel=1e-3)
 
 
-# ---------------------------------------------------------------------------------------------- TensorBoard
+# -------------------------------------------------------------------------------------- TensorBoard
 def test_tensorboard_shows_what_the_log_says(tmp_path):
     """Fails if a curve is missing, or if a resumed run shows steps of before that it took again."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

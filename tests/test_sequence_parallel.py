@@ -1,4 +1,5 @@
-"""A sequence on two and on four real processes: what one process gives, forward and backward; and no byte more than needed."""
+"""A sequence on two and on four real processes: what one process gives, forward and backward; and
+no byte more than needed."""
 
 from datetime import timedelta
 from itertools import accumulate, pairwise
@@ -41,7 +42,8 @@ pytestmark = pytest.mark.slow
 
 
 def recipes():
-    """Every recipe, in each form, that may run on slices: tiny, and as it is used and not trained."""
+    """Every recipe, in each form, that may run on slices: tiny, and as it is used and not
+    trained."""
     for name in registry.list_recipes():
         for causal in registry.get_recipe(name).causal_options():
             torch.manual_seed(0)
@@ -124,7 +126,8 @@ def errors(rank):
 
 
 def alone(rank):
-    """What was raised where one process alone is given something wrong; and that all go on after that."""
+    """What was raised where one process alone is given something wrong; and that all go on after
+    that."""
     spread, said, (x, weight) = spread_again("window"), [], tokens(6)
     one = rank == 1
     for call in (
@@ -176,8 +179,9 @@ def same(got, want):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_slices_are_the_whole(found, name):
-    """Fails if a key that a query sees stays away, if positions begin anew in a slice, if a state is not passed on, or if the
-    gradients of what was sent do not come back; with padding over several slices, and with slices of any size."""
+    """Fails if a key that a query sees stays away, if positions begin anew in a slice, if a state
+    is not passed on, or if the gradients of what was sent do not come back; with padding over
+    several slices, and with slices of any size."""
     if len(found) == 4 and name not in FOUR:
         pytest.skip("two processes are enough for this one")
     cases = [
@@ -197,7 +201,8 @@ def test_a_stack_of_blocks_is_the_whole(found, causal):
 
 
 def test_every_recipe_runs_on_slices_or_says_why(found):
-    """Fails if a recipe gives something else on slices than on the whole, or is refused without a reason."""
+    """Fails if a recipe gives something else on slices than on the whole, or is refused without a
+    reason."""
     if len(found) != 2:
         pytest.skip("two processes are enough for all recipes")
     ran = 0
@@ -217,7 +222,8 @@ def test_every_recipe_runs_on_slices_or_says_why(found):
 
 
 def test_what_does_not_fit_raises_in_all_processes(found):
-    """Fails if one process raises and the others wait for it, or if the message does not name what was wrong."""
+    """Fails if one process raises and the others wait for it, or if the message does not name what
+    was wrong."""
     said = found[0]["errors"]
     assert all(part["errors"] == said for part in found)
     for text, word in zip(
@@ -229,7 +235,8 @@ def test_what_does_not_fit_raises_in_all_processes(found):
 
 
 def test_what_one_process_refuses_ends_the_others_too(found):
-    """Fails if the others wait for a process that was given something wrong, or are not told which one it was."""
+    """Fails if the others wait for a process that was given something wrong, or are not told which
+    one it was."""
     for text, word in zip(
         found[1]["alone"],
         ("width 8", "shape (2, 6)", "global_attention_mask", "built differently", "the dtype of"),
@@ -244,8 +251,8 @@ def test_what_one_process_refuses_ends_the_others_too(found):
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_only_the_keys_that_are_seen_travel(found, name):
-    """Fails if a byte more is sent than the keys that the dense mask names, with their values: once going on; going back
-    once more, and their gradients."""
+    """Fails if a byte more is sent than the keys that the dense mask names, with their values: once
+    going on; going back once more, and their gradients."""
     world, mask = len(found), COUNTED[name].dense(LONG)
     cuts = [slice(a, b) for a, b in _cuts(world)]
     needed = torch.tensor(
@@ -262,7 +269,8 @@ def test_only_the_keys_that_are_seen_travel(found, name):
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_keys_come_from_one_process_at_a_time(found, name):
-    """Fails if more is held at once than the keys of one other process, or the gradients for one."""
+    """Fails if more is held at once than the keys of one other process, or the gradients for
+    one."""
     world, mask = len(found), COUNTED[name].dense(LONG)
     cuts = [slice(a, b) for a, b in _cuts(world)]
     for rank, part in enumerate(found):
@@ -299,8 +307,9 @@ PATTERNS = [
 @pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
 @pytest.mark.parametrize("ends", [(0, 70, 200, 200, 233), (0, 1, 2), (0, 128, 256)], ids=str)
 def test_which_keys_are_seen_is_exact(pattern, ends):
-    """Fails if a key is missed or asked for in vain, if what one process gives is not what the other takes, or if the moved
-    pattern allows other pairs, or calls a rectangle empty or full that is not."""
+    """Fails if a key is missed or asked for in vain, if what one process gives is not what the
+    other takes, or if the moved pattern allows other pairs, or calls a rectangle empty or full that
+    is not."""
     mask = pattern.dense(ends[-1])
     cuts = [slice(a, b) for a, b in pairwise(ends)]
     plans = [exchange_plan(pattern, ends, rank, HEADS) for rank in range(len(cuts))]

@@ -11,7 +11,8 @@ from regard.tasks.probes import BLANK, FIRST, QUERY
 
 @pytest.mark.parametrize("name", TASKS)
 def test_examples_do_not_depend_on_who_asks(name):
-    """Fails if an example changes with the order, the batch or the instance, or splits share examples."""
+    """Fails if an example changes with the order, the batch or the instance, or splits share
+    examples."""
     one, two = create_task(name), create_task(name)
     for split in ("train", "valid", "test"):
         batch = one.batch(split, [5, 2, 5])
@@ -70,7 +71,8 @@ def test_selective_copy():
 
 
 def test_recall():
-    """Fails if a key is asked that was not given, or with another value; or if the gaps are not mostly short."""
+    """Fails if a key is asked that was not given, or with another value; or if the gaps are not
+    mostly short."""
     made, gaps = create_task("recall", length=256, pairs=8), []
     for index in range(50):
         tokens, target = made.example("train", index)

@@ -1,4 +1,5 @@
-"""Classification of texts: splits, labels, what is missing, and everything that prediction needs."""
+"""Classification of texts: splits, labels, what is missing, and everything that prediction
+needs."""
 
 import collections
 import json
@@ -25,7 +26,8 @@ def texts(made, split):
 
 
 def test_rows_are_split_by_their_number(tmp_path):
-    """Fails if a row is lost, stands in two splits, moves when rows are appended, or the seed does nothing."""
+    """Fails if a row is lost, stands in two splits, moves when rows are appended, or the seed does
+    nothing."""
     made = create_task(
         "classify", data=write(tmp_path / "x.jsonl", some(1000)), text="body", label="topic"
     )
@@ -44,7 +46,8 @@ def test_rows_are_split_by_their_number(tmp_path):
 
 
 def test_files_named_after_splits(tmp_path):
-    """Fails if files are mixed; where only some are there, if the others are not drawn from the training rows."""
+    """Fails if files are mixed; where only some are there, if the others are not drawn from the
+    training rows."""
     rows = {"train": some(200), "test": [{"body": f"other {i}", "topic": "b"} for i in range(30)]}
     for split, found in rows.items():
         write(tmp_path / f"payload_{split}.jsonl", found)
@@ -84,7 +87,8 @@ def test_all_that_prediction_needs_is_in_the_facts(tmp_path, tokenizer):
 
 
 def test_classes_are_in_the_order_of_frequency(tmp_path):
-    """Fails if class 0 is not the most frequent, or equals are not in the order of their names; numbers are labels too."""
+    """Fails if class 0 is not the most frequent, or equals are not in the order of their names;
+    numbers are labels too."""
     rows = [{"text": "x", "label": n} for n in [3] * 5 + [1] * 9 + [2] * 5 + [True] * 2]
     write(tmp_path / "train.jsonl", rows)
     write(tmp_path / "valid.jsonl", rows[:1])
@@ -145,7 +149,8 @@ def test_missing_labels_are_refused_by_line_or_dropped(tmp_path):
 
 
 def test_lines_that_lack_a_column_are_dropped_and_a_wrong_name_is_not(tmp_path):
-    """Fails if missing="drop" is of no use for JSON that leaves fields out, or hides a column that is not there."""
+    """Fails if missing="drop" is of no use for JSON that leaves fields out, or hides a column that
+    is not there."""
     rows = some(100)
     path = write(tmp_path / "x.jsonl", [{"body": "x"}, *rows, {"body": "y"}])
     made = create_task("classify", data=path, text="body", label="topic", missing="drop")
@@ -207,7 +212,8 @@ def test_the_built_in_sentences_need_a_look_from_afar():
 
 
 def test_real_rows():
-    """Fails if the CSV files of http-params, with quotes and code inside, or bbc-news are not read whole."""
+    """Fails if the CSV files of http-params, with quotes and code inside, or bbc-news are not read
+    whole."""
     folder = real("http-params", "bbc-news")
     made = create_task(
         "classify", data=str(folder / "http-params"), text="payload", label="attack_type", length=64

@@ -137,8 +137,8 @@ class Slow:
 
 @pytest.mark.parametrize("step", [0.05, 1.0, 4.0, 11.0])
 def test_time_is_kept_whatever_a_step_takes(monkeypatch, step):
-    """Fails if the last evaluations come on top of the time, however many examples there are to judge, or steps go on to its
-    end and leave none for them."""
+    """Fails if the last evaluations come on top of the time, however many examples there are to
+    judge, or steps go on to its end and leave none for them."""
     run = trainer(
         steps=10**6, max_seconds=30.0, eval_every=10**6, eval_examples=4096, batch_size=16
     )
@@ -165,7 +165,8 @@ def test_a_run_that_is_over_can_go_on_for_longer(tmp_path):
     ("position", "scaled"), [("sinusoid", True), ("learned", False), ("alibi", False)]
 )
 def test_tokens_are_as_large_as_their_positions(position, scaled):
-    """Fails if embeddings of 0.02 are added to sines of 1, and so can hardly be told from each other."""
+    """Fails if embeddings of 0.02 are added to sines of 1, and so can hardly be told from each
+    other."""
     assert (
         model_config(
             RunSpec(task=ModuleSpec(name="parity"), position=ModuleSpec(name=position)),
@@ -176,7 +177,8 @@ def test_tokens_are_as_large_as_their_positions(position, scaled):
 
 
 def test_schedules():
-    """Fails if the warm-up does not rise, the cosine does not end at zero, or 1/√step is not that."""
+    """Fails if the warm-up does not rise, the cosine does not end at zero, or 1/√step is not
+    that."""
     cosine = TrainSettings(warmup_steps=10)
     assert [cosine.lr_factor(i, 0) for i in (0, 4, 9)] == [0.1, 0.5, 1.0]
     assert cosine.lr_factor(10, 0) == 1 and cosine.lr_factor(500, 0.5) == pytest.approx(0.5)

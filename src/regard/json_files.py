@@ -1,4 +1,4 @@
-"""Read and write JSON files; a write either replaces the whole file or leaves the old one in place."""
+"""Read JSON files, and write them atomically."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ JSON_LITERALS = {"true": True, "false": False, "null": None}
 
 
 def parse_literal(text: str) -> Any:
-    """Return the value of a Python literal or of a JSON constant; any other text is returned as a string."""
+    """The value of a Python literal or a JSON constant; any other text stays a string."""
     if text.lower() in JSON_LITERALS:
         return JSON_LITERALS[text.lower()]
     try:

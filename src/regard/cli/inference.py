@@ -109,7 +109,7 @@ def generate(
 ) -> None:
     """Continue a text, token by token.
 
-    Example: regard generate runs/mine --prompt "the dog" --max-new-tokens 100 --temperature 0.8 --seed 1
+    Example: regard generate runs/mine --prompt "the dog" --max-new-tokens 100 --temperature 0.8
     """
     announce_loading("regard generate", quiet=json)
     from regard.models.beam import BeamSearchConfig, beam_search

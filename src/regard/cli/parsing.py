@@ -52,7 +52,7 @@ def add_data_arguments(task: ModuleSpec, data: str | None, arguments: dict[str, 
 
 
 def absolute_path(data: str) -> str:
-    """The absolute path of data, so that a run can be used from any folder; names on the hub stay."""
+    """The absolute path of data, to use a run from any folder; hub names stay."""
     if not data.startswith(HUGGING_FACE):
         return str(Path(data).expanduser().absolute())
     folder = Path(data.removeprefix(HUGGING_FACE)).expanduser()

@@ -1,7 +1,7 @@
 """Suggest the current name when an option does not exist, also for options that were renamed.
 
-Every command of the CLI uses `Command`. When you rename an option, add the old name here: it stays an error, but the error
-names the new option.
+Every command of the CLI uses `Command`. When you rename an option, add the old name here: it stays
+an error, but the error names the new option.
 """
 
 from __future__ import annotations

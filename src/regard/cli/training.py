@@ -75,7 +75,7 @@ def train(
 ) -> None:
     """Train a model on a task and save it in a folder. Ctrl-C saves a checkpoint first.
 
-    Example: regard train --task lm --data texts/ --mixer local:window=64 --length 256 --dim 128 --out runs/mine
+    Example: regard train --task lm --data texts/ --mixer local:window=64 --out runs/mine
     """
     announce_loading("regard train", quiet=json)
     from regard.train.distributed import is_main_process

@@ -136,10 +136,10 @@ def exchange(
 
     All processes must take part in the forward and in the backward pass, even with nothing to send.
     """
-    return _Exchange.apply(x, tuple(sent), tuple(received), group)  # type: ignore[no-untyped-call]
+    return _AllToAll.apply(x, tuple(sent), tuple(received), group)  # type: ignore[no-untyped-call]
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -177,7 +177,7 @@ class Message:
 def post_message(
     sent: Tensor, target: int, received: Tensor, source: int, call: ShardedCall, tag: int
 ) -> Message:
-    """Start sending to rank `target` and receiving from rank `source`; empty tensors are skipped."""
+    """Start sending to rank `target` and receiving from `source`; empty tensors are skipped."""
     sent = sent.contiguous()
     ranks = (
         range(call.world_size) if call.group is None else dist.get_process_group_ranks(call.group)

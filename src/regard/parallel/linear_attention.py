@@ -94,7 +94,7 @@ def _relative_weight(x: Tensor, top: Tensor) -> Tensor:
 
 
 def _sum_relative(parts: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum parts (p, ..., w + 1), each relative to exp of its last column; returns sum and maximum."""
+    """Sum parts (p, ..., w + 1), relative to exp of their last column; returns sum and maximum."""
     tops = parts[..., -1:].detach()
     top = tops.amax(0)
     return (parts[..., :-1] * _relative_weight(tops, top)).sum(0), top

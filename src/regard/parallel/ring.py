@@ -33,7 +33,7 @@ from regard.parallel.exchange_plan import ExchangePlan
 
 
 def supports_ring(attention: KVCacheAttention, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether partial results can be merged: plain softmax on the backend that returns log-sum-exp."""
+    """Whether partial results can be merged: plain softmax with a known log-sum-exp."""
     is_plain = type(attention) is SoftmaxAttention and attention.prior is None
     same_width = k.shape[3] == v.shape[3] == q.shape[3]
     return is_plain and attention.backend in ("auto", "sparse") and q.is_cpu and same_width
@@ -94,7 +94,7 @@ class _Ring:
             del held, keys, values
 
     def _request(self, i: int, own: Tensor) -> Message:
-        """Send own keys and values (b, h'n, 2e) to the process i after this one, receive from i before."""
+        """Send own keys and values (b, h'n, 2e) to rank + i, and receive from rank - i."""
         rank, world_size = self.call.rank, self.call.world_size
         target, source = (rank + i) % world_size, (rank - i) % world_size
         rows = own

@@ -67,7 +67,7 @@ def _join_rows(rows: Rows, column: str) -> np.ndarray:
 
 
 def utf8_boundary(text: np.ndarray, position: int) -> int:
-    """The last start of a UTF-8 character up to `position`; `position` itself if it is not UTF-8."""
+    """The last start of a UTF-8 character up to `position`, or `position` for other bytes."""
     candidates = range(position, max(position - 4, 0), -1)
     return max(next((i for i in candidates if text[i] & 0xC0 != 0x80), position), 0)
 

@@ -98,7 +98,7 @@ class ImageClassification(SourceTask):
 
 
 def _load_splits(folder: Path, side: int | None) -> dict[str, LabelledImages]:
-    """The splits of a folder; the last tenth of the training images is for validation, as in LRA."""
+    """The splits of a folder; as in LRA, the last tenth of train is for validation."""
     if not folder.is_dir():
         raise ValueError(
             f"{folder} is a file; expected a folder with train_x.npy, train_y.npy, test_x.npy and "

@@ -36,8 +36,8 @@ class _TooLong(Exception):
 
 
 class ListOps(SourceTask):
-    """Nested lists of digits under MAX, MIN, MED (median, rounded down) and SM (sum modulo 10), with
-    ten classes (Nangia & Bowman 2018, arXiv 1804.06028; Long Range Arena, Tay et al. 2020,
+    """Nested lists of digits under MAX, MIN, MED (median, rounded down) and SM (sum modulo 10),
+    with ten classes (Nangia & Bowman 2018, arXiv 1804.06028; Long Range Arena, Tay et al. 2020,
     arXiv 2011.04006).
 
         tree(level) = a list of 2..args trees(level + 1) with probability 1/4 if level < depth,

@@ -32,10 +32,10 @@ PRESETS = {
 
 
 class Pathfinder(SourceTask):
-    """An image with two long dashed paths, shorter distractors and two dots: class 1 if the dots are
-    the two ends of one path, class 0 if they are ends of both (Linsley et al. 2018,
-    arXiv 1805.08315; Long Range Arena, Tay et al. 2020, arXiv 2011.04006). Paths never cross, and
-    dashes of different paths are further apart than successive dashes.
+    """An image with two long dashed paths, shorter distractors and two dots: class 1 if the dots
+    are the two ends of one path, class 0 if they are ends of both (Linsley et al. 2018, arXiv
+    1805.08315; Long Range Arena, Tay et al. 2020, arXiv 2011.04006). Paths never cross, and dashes
+    of different paths are further apart than successive dashes.
 
     Args:
         side: Side length of the image; 128 is Path-X. The dashes are those of the largest preset

@@ -29,7 +29,7 @@ class PathGeometry(NamedTuple):
     """Lengths in pixels.
 
     Attributes:
-        dash: Length of a dash. A path is a chain of links of dash + gap, with the dash in the middle.
+        dash: Length of a dash. A path is a chain of links: half a gap, a dash, half a gap.
         gap: Distance between successive dashes.
         separation: Distance between the first links of the two long paths.
         radius: Radius of a dot.
@@ -46,7 +46,7 @@ class PathGeometry(NamedTuple):
 
 
 class PathScene(NamedTuple):
-    """Paths, the two long ones first, as dashes (k, 4), y0 x0 y1 x1; dots (2, 2), y x; the label."""
+    """Dashes (k, 4), y0 x0 y1 x1, of each path, long ones first; dots (2, 2), y x; the label."""
 
     paths: list[np.ndarray]
     dots: np.ndarray

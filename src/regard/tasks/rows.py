@@ -226,7 +226,7 @@ def _load_hugging_face(name: str) -> dict[str, Rows]:
 
 # ----------------------------------------------------------------------------------------- by name
 def read_rows(data: str | Path, encoding: str = "utf-8") -> dict[str, Rows]:
-    """The rows of a file, a folder or `hf:name`, by split, or under "all" if there are no splits."""
+    """The rows of a file, a folder or `hf:name`, by split; without splits, under "all"."""
     if str(data).startswith(HUGGING_FACE):
         return _load_hugging_face(str(data).removeprefix(HUGGING_FACE))
     path = existing_path(data)
@@ -241,11 +241,11 @@ def read_rows(data: str | Path, encoding: str = "utf-8") -> dict[str, Rows]:
         if suffix == ".parquet" and file.suffix.lower() != suffix:
             raise ValueError(f"{file}: Parquet cannot be read from {file.suffix}; decompress it.")
 
-    def read(files: list[Path]) -> RowIterator:
+    def read_files(files: list[Path]) -> RowIterator:
         for file in files:
             yield from READERS[file_type(file)](file, encoding)
 
-    return {split: Rows(partial(read, files)) for split, files in splits.items()}
+    return {split: Rows(partial(read_files, files)) for split, files in splits.items()}
 
 
 def get_column(row: Row, name: str, where: str) -> Any:

@@ -1,7 +1,8 @@
 """Checkpoints: folders of safetensors and JSON that are either complete or absent.
 
-All files are written into a temporary folder and flushed; the manifest with the checksums of the other files comes last,
-then the folder is renamed. If the process is killed at any moment, the newest folder with a manifest is intact.
+All files are written into a temporary folder and flushed; the manifest with the checksums of the
+other files comes last, then the folder is renamed. If the process is killed at any moment, the
+newest folder with a manifest is intact.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The processes of a training run, as started by `torchrun`, and their collective operations.
 
-RANK, WORLD_SIZE and LOCAL_RANK are read from the environment. The backend is gloo on CPUs and nccl on GPUs.
+RANK, WORLD_SIZE and LOCAL_RANK are read from the environment. The backend is gloo on CPUs and nccl
+on GPUs.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class WorkerGroup:
         return total.tolist()
 
     def run_on_main(self, function: Callable[[], T]) -> T:
-        """Call a function in the main process only; all processes return its result or raise its exception."""
+        """Call a function in the main process; all processes return its result or its error."""
         if self.world_size == 1:
             return function()
         outcome: list[Any] = [None, None]
@@ -88,7 +89,7 @@ class WorkerGroup:
 
 @contextmanager
 def init_distributed(timeout: float = TIMEOUT) -> Iterator[None]:
-    """Initialize `torch.distributed` for the processes that `torchrun` started, and shut it down at the end.
+    """Initialize `torch.distributed` for the processes that `torchrun` started.
 
     Does nothing for a single process, or if `torch.distributed` is already initialized.
 

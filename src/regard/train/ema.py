@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 
 class WeightEMA:
-    """Averages w̄ ← β w̄ + (1 − β) w after each step, where β = min(decay, (1 + t) / (10 + t)) forgets the first steps t."""
+    """Averages w̄ ← β w̄ + (1 − β) w after each step, where β = min(decay, (1 + t) / (10 + t))
+    forgets the first steps t."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay

@@ -10,11 +10,11 @@ from regard.tasks.base import Batch, Task
 
 
 class LossModule(nn.Module):
-    """Maps a batch to a scalar loss: target_share · (mean task loss) + token_share · (auxiliary losses of the model).
+    """Maps a batch to a scalar: target_share · (task loss) + token_share · (auxiliary losses).
 
-    The shares are the fractions of all targets and of all tokens of a step that are in this batch. With them, the losses of
-    the parts of a step add up to the mean over the step; this is exact for auxiliary losses that are means over tokens or
-    that depend on weights only.
+    The shares are the fractions of all targets and of all tokens of a step that are in this batch.
+    With them, the losses of the parts of a step add up to the mean over the step; this is exact for
+    auxiliary losses that are means over tokens or that depend on weights only.
     """
 
     def __init__(self, model: nn.Module, task: Task, precision: str) -> None:

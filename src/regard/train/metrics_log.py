@@ -15,7 +15,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Appends rows to metrics.jsonl in a folder, and to TensorBoard if given. Without a folder, it writes nothing."""
+    """Appends rows to metrics.jsonl and TensorBoard. Without a folder, it writes nothing."""
 
     def __init__(self, folder: Path | None, tensorboard: TensorBoardWriter | None = None) -> None:
         self.path = None if folder is None else folder / METRICS_FILE
@@ -30,7 +30,8 @@ class MetricsLog:
             self.tensorboard.write(row)
 
     def truncate(self, step: int, evaluated: Collection[float] = ()) -> None:
-        """Drop the rows after a step, and evaluations at steps other than `evaluated`: a resumed run writes them again."""
+        """Drop the rows after a step, and evaluations at steps other than `evaluated`: a resumed
+        run writes them again."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -74,7 +74,7 @@ class RunSpec(StrictModel):
 
 
 def model_config(spec: RunSpec, task: Task) -> ModelConfig:
-    """The model for a task: an encoder, a decoder or a pair encoder, with the head that it needs."""
+    """The model for a task: an encoder, a decoder or a dual encoder with a head."""
     kind: Literal["encoder", "decoder", "dual_encoder"] = "decoder" if task.causal else "encoder"
     head: (
         LMHeadConfig

@@ -1,4 +1,4 @@
-"""Which examples are in which batch: a function of the step, so that a run can resume anywhere without a sampler state."""
+"""The examples of each batch, as a function of the step: there is no sampler state to save."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def batch_indices(
 ) -> list[int]:
     """Indices of the examples that process `rank` reads at a step.
 
-    The order is reshuffled every epoch, and every example occurs once per epoch. The union over all processes does not
-    depend on their number.
+    The order is reshuffled every epoch, and every example occurs once per epoch. The union over all
+    processes does not depend on their number.
     """
     if size < 1:
         raise ValueError("There are no examples to train on.")

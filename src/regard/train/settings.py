@@ -26,23 +26,29 @@ class TrainSettings(BaseModel):
     Args:
         steps: Number of optimizer steps.
         batch_size: Examples per step, over all processes.
-        accumulation_steps: Number of parts a batch is split into to save memory (gradient accumulation).
+        accumulation_steps: Number of parts a batch is split into to save memory (gradient
+            accumulation).
         lr: Peak learning rate.
         weight_decay: Weight decay of matrices; vectors and scalars are not decayed.
         betas: AdamW's betas.
-        schedule: Learning rate after the warmup: "cosine" to zero (Loshchilov & Hutter 2017, arXiv 1608.03983),
-            "rsqrt", 1 / sqrt(step) (Vaswani et al. 2017, arXiv 1706.03762), or "constant".
+        schedule: Learning rate after the warmup: "cosine" to zero (Loshchilov & Hutter 2017, arXiv
+            1608.03983), "rsqrt", 1 / sqrt(step) (Vaswani et al. 2017, arXiv 1706.03762), or
+            "constant".
         warmup_steps: Steps of linear warmup.
         max_grad_norm: Gradients are clipped to this norm. None: not clipped.
         precision: "float32", or "bfloat16" for autocast.
-        ema_decay: Evaluate and save an exponential moving average of the weights, such as 0.999. None: the weights.
-        max_seconds: Time limit of the whole run, evaluations included; the schedule ends with it. None: no limit.
-        eval_every: Steps between evaluations. With `max_seconds` there is also a short one at each tenth of the time.
+        ema_decay: Evaluate and save an exponential moving average of the weights, such as 0.999.
+            None: the weights.
+        max_seconds: Time limit of the whole run, evaluations included; the schedule ends with it.
+            None: no limit.
+        eval_every: Steps between evaluations. With `max_seconds` there is also a short one at each
+            tenth of the time.
         eval_examples: Number of examples of the validation split to evaluate on.
         patience: Stop after this many evaluations without improvement. None: never.
         save_every: Steps between checkpoints.
         seed: Seed of the weights, the order of the examples and dropout.
-        parallel: How several processes share a model: "ddp" (a copy each) or "fsdp" (a shard of every weight each).
+        parallel: How several processes share a model: "ddp" (a copy each) or "fsdp" (a shard of
+            every weight each).
         tensorboard: Also write TensorBoard event files.
     """
 
@@ -75,7 +81,7 @@ class TrainSettings(BaseModel):
         return value
 
     def lr_factor(self, step: int, progress: float) -> float:
-        """The factor on `lr` at a step (the first is 0), given the completed fraction of the training."""
+        """The factor on `lr` at a step (from 0) and a completed fraction of the training."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.schedule == "rsqrt":

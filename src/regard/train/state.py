@@ -1,4 +1,5 @@
-"""The training state in a checkpoint, as full tensors: any number of processes can resume from it."""
+"""The training state in a checkpoint, as full tensors: any number of processes can resume from
+it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def set_seed(settings: TrainSettings, rank: int, step: int = 0) -> None:
 def collect_state(
     strategy: ParallelStrategy, optimizer: torch.optim.Optimizer, ema: WeightEMA | None
 ) -> dict[str, Mapping[str, Tensor]]:
-    """The files of a checkpoint: model, optimizer, random number generators and averaged weights."""
+    """The files of a checkpoint: model, optimizer, random number generators and averaged
+    weights."""
     parameters = _numbered_parameters(optimizer)
     moments = {
         f"{number}.{key}": strategy.full_tensor(value, parameters[number])

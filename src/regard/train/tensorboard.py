@@ -9,7 +9,8 @@ FOLDER = "tensorboard"
 
 
 class TensorBoardWriter:
-    """Writes event files into a subfolder of a run: one curve for every value of a metrics row except the step."""
+    """Writes event files into a subfolder of a run: one curve for every value of a metrics row
+    except the step."""
 
     def __init__(self, folder: Path) -> None:
         try:

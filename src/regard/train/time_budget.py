@@ -1,4 +1,5 @@
-"""Divide the time limit of a run between steps, short evaluations on the way, and the final evaluations."""
+"""Divide the time limit of a run between steps, short evaluations on the way, and the final
+evaluations."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class TimeBudget:
         return is_new
 
     def eval_deadline(self, now: float, *, final: bool) -> float | None:
-        """When an evaluation that starts now must end: soon on the way, after half of the remaining time at the end."""
+        """When an evaluation that starts now must end: soon on the way, after half of the remaining
+        time at the end."""
         if self.max_seconds is None:
             return None
         return now + (

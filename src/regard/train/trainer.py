@@ -1,4 +1,5 @@
-"""The training loop: steps, evaluations and checkpoints. A resumed run gives the same weights, bit for bit."""
+"""The training loop: steps, evaluations and checkpoints. A resumed run gives the same weights, bit
+for bit."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class Trainer:
 
     Args:
         model: Maps tokens (b, n) and mask (b, n) to logits.
-        folder: Folder for metrics and checkpoints, the same for all processes. None: nothing is written.
+        folder: Folder for metrics and checkpoints, the same for all processes. None: nothing is
+            written.
         on_step: Called after each step, in the main process.
     """
 
