@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.cli.parsing import absolute_path, parse_spec
+from regard.cli.renamed import RENAMED_OPTIONS, RENAMED_SETTINGS
 from regard.cli.text_plot import plot_text
 from regard.compare import Schedule
 from regard.models import generate
@@ -386,7 +387,7 @@ def test_a_disk_that_fills_while_tensors_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(
         checkpoint.CheckpointWriteError,
-        match=r"Cannot write the checkpoint of step 2: .*No space left.*The last checkpoint is .*00001",
+        match=r"Cannot write the checkpoint of step 2: .*No space.*last checkpoint is .*00001",
     ):
         checkpoint.save(tmp_path, 2, tensors, {})
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
@@ -415,6 +416,25 @@ def test_what_does_not_fit_is_refused_before_any_training(tmp_path, words, said)
     """Fails if a wrong word, or a task and a mixer that do not fit, leave anything behind."""
     assert said in refused("train", *words, "--out", tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "old", "new"),
+    [(command, *pair) for command, names in RENAMED_OPTIONS.items() for pair in names.items()],
+)
+def test_renamed_options_name_the_new_one(command, old, new):
+    """Fails if an old option is accepted, or its error does not name the new option."""
+    result = run(command, old, "1", code=2)
+    assert f"No such option: {old}. Did you mean {new}?" in " ".join(result.output.split())
+    assert new in run(command, "--help").stdout
+
+
+def test_unknown_options_and_renamed_settings_suggest_a_name(tmp_path):
+    """Fails if a typo or an old setting is not answered with the name to use."""
+    assert "Did you mean --layers?" in run("train", "--layer", "3", code=2).output
+    for old, new in RENAMED_SETTINGS.items():
+        said = refused("train", *LM, "--set", f"{old}=1", "--out", tmp_path / "x")
+        assert f"No setting {old!r}: did you mean {new!r}?" in said
 
 
 def test_bad_data_is_refused_in_one_line(tmp_path, rows):

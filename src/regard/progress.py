@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,9 +55,3 @@ def progress_bar(*, quiet: bool = False, count: bool = False) -> Iterator[Progre
         *columns, console=console, transient=True, disable=not visible
     ) as shown:
         yield ProgressBar(shown, visible)
-
-
-def announce_loading(command: str, *, quiet: bool = False) -> None:
-    """Print the first line of a command before PyTorch is imported, which takes seconds."""
-    if not quiet and "torch" not in sys.modules:
-        print(f"{command}: loading PyTorch ...", file=sys.stderr, flush=True)

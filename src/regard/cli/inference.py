@@ -6,18 +6,28 @@ import csv as csv_module
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from regard.cli.output import print_json, user_errors
-from regard.progress import announce_loading
-
-if TYPE_CHECKING:
-    from regard.models.generation import GenerationOutput
-    from regard.models.sampling import DecodingStrategy
-    from regard.tasks.tokenizers import Tokenizer
-    from regard.train.inference import TrainedRun
+from regard.models.beam import BeamSearchConfig, beam_search
+from regard.models.generation import GenerationOutput, generate as generate_texts, stream_tokens
+from regard.models.sampling import (
+    DecodingStrategy,
+    GreedySearch,
+    Sampling,
+    Temperature,
+    TopKFilter,
+    TopPFilter,
+)
+from regard.models.stopping_criteria import StoppingCriteria
+from regard.tasks.corpus import TEXT_SUFFIXES
+from regard.tasks.files import existing_path, file_type, open_text
+from regard.tasks.rows import HUGGING_FACE, get_column, read_rows
+from regard.tasks.tokenizers import Tokenizer
+from regard.train import inference
+from regard.train.inference import TrainedRun, generation_step, load_run
 
 
 def predict(
@@ -37,15 +47,13 @@ def predict(
 
     Example: regard predict runs/mine --text "a fine day" --json
     """
-    announce_loading("regard predict", quiet=json or csv)
-    from regard.train import inference
 
     with user_errors():
         if bool(text) == (data is not None):
             raise ValueError("Give either --text or --data.")
         if column is not None and data is None:
             raise ValueError("--column is a column of --data, which is missing.")
-        run = inference.load_run(folder)
+        run = load_run(folder)
         texts: Iterable[str] = text
         if data is not None:
             texts = _read_texts(data, column or run.spec.task.arguments.get("text", "text"), run)
@@ -66,9 +74,6 @@ def predict(
 
 def _read_texts(data: str, column: str, run: TrainedRun) -> Iterator[str]:
     """The texts of a file: a column if it has rows, otherwise its lines."""
-    from regard.tasks.corpus import TEXT_SUFFIXES
-    from regard.tasks.files import existing_path, file_type, open_text
-    from regard.tasks.rows import HUGGING_FACE, get_column, read_rows
 
     encoding = run.spec.task.arguments.get("encoding", "utf-8")
     if not data.startswith(HUGGING_FACE):
@@ -111,11 +116,6 @@ def generate(
 
     Example: regard generate runs/mine --prompt "the dog" --max-new-tokens 100 --temperature 0.8
     """
-    announce_loading("regard generate", quiet=json)
-    from regard.models.beam import BeamSearchConfig, beam_search
-    from regard.models.generation import generate as generate_texts, stream_tokens
-    from regard.models.stopping_criteria import StoppingCriteria
-    from regard.train.inference import generation_step, load_run
 
     with user_errors():
         run = load_run(folder)
@@ -169,7 +169,6 @@ def _decoding_strategy(
     temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
 ) -> DecodingStrategy:
     """Sampling with the given filters, or greedy search at temperature 0."""
-    from regard.models.sampling import GreedySearch, Sampling, Temperature, TopKFilter, TopPFilter
 
     if temperature == 0:
         _refuse_sampling(top_k=top_k, top_p=top_p, seed=seed)

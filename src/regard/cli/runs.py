@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from rich.table import Table
 
 from regard.cli.output import console, print_json, user_errors
 from regard.cli.renamed import Command
 from regard.cli.text_plot import plot_text
+from regard.compare.executors import LOCK_FILE, LOG_FILE, STOP_FILE
+from regard.compare.plan import spec_label
 from regard.json_files import CorruptFile, read_json
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from regard.train.run import RunSpec
+from regard.train import tensorboard
+from regard.train.metrics_log import METRICS_FILE, read_metrics
+from regard.train.run import MODEL_DIR, RESULT_FILE, SPEC_FILE, TASK_FILE, RunSpec, read_spec
+from regard.train.trainer import CHECKPOINTS
 
 runs = typer.Typer(no_args_is_help=True, help="List, show, compare and delete runs.")
 
@@ -34,7 +36,6 @@ class RunRecord(NamedTuple):
 
     def summary(self) -> dict[str, Any]:
         """The values of one table row."""
-        from regard.compare.plan import spec_label
 
         result = self.result or {}
         rows = [] if result else _read_run_metrics(self.folder)
@@ -55,14 +56,12 @@ class RunRecord(NamedTuple):
 
 
 def _read_run(folder: Path) -> RunRecord:
-    from regard.train.run import RESULT_FILE, read_spec
 
     spec, path = read_spec(folder), folder / RESULT_FILE
     return RunRecord(folder, spec, dict(read_json(path)) if path.exists() else None)
 
 
 def _read_run_metrics(folder: Path) -> list[dict[str, Any]]:
-    from regard.train.metrics_log import METRICS_FILE, read_metrics
 
     path = folder / METRICS_FILE
     return read_metrics(path) if path.exists() else []
@@ -79,7 +78,6 @@ def list_command(
 
     Example: regard runs list runs/
     """
-    from regard.train.run import SPEC_FILE
 
     found: list[RunRecord] = []
     with user_errors():
@@ -174,7 +172,6 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _new_table() -> Table:
-    from rich.table import Table
 
     return Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
 
@@ -216,15 +213,11 @@ def delete(
 
 def _check_deletable(folder: Path) -> None:
     """Refuse links, and folders that contain anything that a run does not write."""
-    from regard.compare.executors import LOCK_FILE, LOG_FILE, STOP_FILE
-    from regard.train import run, tensorboard
-    from regard.train.metrics_log import METRICS_FILE
-    from regard.train.trainer import CHECKPOINTS
 
     if folder.is_symlink():
         raise ValueError(f"{folder} is a symbolic link: delete its target instead.")
-    run.read_spec(folder)
-    own = {run.SPEC_FILE, run.TASK_FILE, run.MODEL_DIR, run.RESULT_FILE, METRICS_FILE, CHECKPOINTS}
+    read_spec(folder)
+    own = {SPEC_FILE, TASK_FILE, MODEL_DIR, RESULT_FILE, METRICS_FILE, CHECKPOINTS}
     own |= {LOG_FILE, LOCK_FILE, STOP_FILE, tensorboard.FOLDER}
     other = sorted(path.name for path in folder.iterdir() if path.name not in own)
     if other:

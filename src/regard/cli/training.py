@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,11 +12,15 @@ from regard.cli.output import INTERRUPTED, console, fail, print_json, user_error
 from regard.cli.parsing import add_data_arguments, parse_duration, parse_key_values, parse_spec
 from regard.cli.renamed import RENAMED_SETTINGS
 from regard.cli.text_plot import plot_text
-from regard.progress import ProgressBar, announce_loading, progress_bar
-
-if TYPE_CHECKING:
-    from regard.train.run import RunSpec
-    from regard.train.trainer import TrainProgress
+from regard.json_files import read_json
+from regard.progress import ProgressBar, progress_bar
+from regard.train import Diverged, Interrupted, ProcessLost
+from regard.train.checkpoint import latest_checkpoint
+from regard.train.distributed import is_main_process
+from regard.train.inference import evaluate, load_run
+from regard.train.run import RESULT_FILE, SPEC_FILE, RunSpec, build_task, read_spec, run_training
+from regard.train.settings import parse_settings
+from regard.train.trainer import CHECKPOINTS, TrainProgress
 
 OUT = Path("runs/last")
 
@@ -77,10 +81,6 @@ def train(
 
     Example: regard train --task lm --data texts/ --mixer local:window=64 --out runs/mine
     """
-    announce_loading("regard train", quiet=json)
-    from regard.train.distributed import is_main_process
-    from regard.train.run import RunSpec
-    from regard.train.settings import parse_settings
 
     with user_errors():
         limit = {} if max_time is None else {"max_seconds": parse_duration(max_time)}
@@ -143,9 +143,6 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def _extend_run(folder: Path, more: dict[str, Any]) -> RunSpec:
     """The spec of a run with more steps or time; its result is deleted, so that it continues."""
-    from regard.json_files import read_json
-    from regard.train.run import RESULT_FILE, read_spec
-    from regard.train.settings import parse_settings
 
     spec = read_spec(folder)
     if not more:
@@ -166,7 +163,6 @@ def _extend_run(folder: Path, more: dict[str, Any]) -> RunSpec:
 
 def _check_folder(folder: Path, spec: RunSpec) -> None:
     """Accept a folder that is free or contains the same run."""
-    from regard.train.run import SPEC_FILE, RunSpec, read_spec
 
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder} is a file: give a folder.")
@@ -182,10 +178,6 @@ def _check_folder(folder: Path, spec: RunSpec) -> None:
 
 def _train(spec: RunSpec, folder: Path, *, quiet: bool) -> dict[str, Any]:
     """Train with a progress bar on stderr; errors say how to resume."""
-    from regard.train import Diverged, Interrupted, ProcessLost
-    from regard.train.checkpoint import latest_checkpoint
-    from regard.train.run import run_training
-    from regard.train.trainer import CHECKPOINTS
 
     resume = f"Resume with: regard train --resume {folder}"
     try:
@@ -255,9 +247,6 @@ def eval_command(
 
     Example: regard eval runs/mine --split test
     """
-    announce_loading("regard eval", quiet=json)
-    from regard.train.inference import evaluate, load_run
-    from regard.train.run import build_task
 
     with user_errors():
         run = load_run(folder)
