@@ -499,8 +499,8 @@ class EncoderForGeneration(nn.Module):
         """(b, m) -> (b, m, d)."""
         if output_attentions or output_hidden_states:
             raise Unsupported(
-                "output_attentions and output_hidden_states are not supported: model.net.attention "
-                "computes attention maps."
+                "output_attentions and output_hidden_states are not supported: "
+                "model.net.attention_maps computes attention maps."
             )
         y, _ = self.__dict__["model"].net.encode(input_ids, padding_mask(attention_mask, input_ids))
         return as_requested(BaseModelOutput(last_hidden_state=y), return_dict)
