@@ -343,7 +343,7 @@ def test_a_stream_goes_on_turning(attention, rand):
 def test_a_turning_mixer_refuses_another_sequence(rand):
     """Fails if positions of two sequences are compared."""
     mixer = MultiHead(8, 2, SoftmaxAttention(), rotary=Rope())
-    with pytest.raises(Unsupported, match="unrelated"):
+    with pytest.raises(Unsupported, match="within one sequence"):
         mixer(torch.zeros(1, 3, 8), torch.zeros(1, 4, 8))
 
 

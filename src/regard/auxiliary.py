@@ -6,8 +6,8 @@
 
 Any module may call `record_aux`, however deeply nested. The innermost open `collect_aux` of the
 thread receives the value. Without one, nothing is computed. A layer under activation checkpointing
-runs again during the backward pass, when nothing is collected, so it has to collect inside and return
-the values as outputs.
+runs again during the backward pass, when nothing is collected, so it has to collect inside and
+return the values as outputs.
 """
 
 from __future__ import annotations

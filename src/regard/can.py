@@ -22,8 +22,8 @@ class Can:
     that both have.
 
     Args:
-        supports_global_mask: Whether it takes a `global_attention_mask`. Off by default, because few
-            mixers do.
+        supports_global_mask: Whether it takes a `global_attention_mask`. Off by default, because
+            few mixers do.
         **unsupported: Reason for each missing capability: `Can(cross="positions differ")`.
     """
 

@@ -26,7 +26,8 @@ class KVCompression(nn.Module, ABC):
 
 
 class LengthProjection(KVCompression):
-    """k' = E k, v' = F v, with learned E and F (rank length) (Linformer: Wang et al. 2020, arXiv 2006.04768).
+    """k' = E k, v' = F v, with learned E and F (rank length)
+    (Linformer: Wang et al. 2020, arXiv 2006.04768).
 
     A shorter sequence uses the first columns of E and F, as if it were padded with zeros. Masked
     tokens are zeros too.

@@ -51,9 +51,9 @@ class FeatureMap(nn.Module, ABC):
             is_query: Whether x are queries.
 
         Returns:
-            The features (b h n r) and, if phi could overflow, the logarithm of a factor (b h n) that
-            was divided out: phi(x) = features · exp(log_scale). The factor of a query cancels in the
-            quotient, so it may be ignored.
+            The features (b h n r) and, if phi could overflow, the logarithm of a factor (b h n)
+            that was divided out: phi(x) = features · exp(log_scale). The factor of a query cancels
+            in the quotient, so it may be ignored.
         """
 
     def advance(self) -> None:
@@ -64,15 +64,16 @@ class EluFeatures(FeatureMap):
     """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, arXiv 2006.16236)."""
 
     def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
-        """(b h n e) -> (b h n e). A query below zero everywhere is shifted up, or phi would vanish."""
+        """(b h n e) -> (b h n e). A query below zero everywhere is shifted up, or phi would
+        vanish."""
         return apply_function(_EluPlusOne, x, is_query), None
 
 
 class _EluPlusOne(torch.autograd.Function):
     """exp(x) below zero, which keeps the digits that elu(x) + 1 loses, and 1 + x above; never zero.
 
-    The backward pass is written out, because those of `where` and `clamp` take as long as the rest of
-    linear attention.
+    The backward pass is written out, because those of `where` and `clamp` take as long as the rest
+    of linear attention.
     """
 
     generate_vmap_rule = True
@@ -113,7 +114,8 @@ def _run_kernel(name: str, x: Tensor, y: Tensor, is_query: bool = False) -> Tens
 
 
 class CosineFeatures(FeatureMap):
-    """phi(x_i) = relu(x_i) (cos(π i / 2M), sin(π i / 2M)) (cosFormer: Qin et al. 2022, arXiv 2202.08791).
+    """phi(x_i) = relu(x_i) (cos(π i / 2M), sin(π i / 2M))
+    (cosFormer: Qin et al. 2022, arXiv 2202.08791).
 
     So phi(q_i)·phi(k_j) = relu(q_i)·relu(k_j) cos(π (i−j) / 2M). M = length is the maximum sequence
     length: beyond it the cosine would be negative.
@@ -216,7 +218,8 @@ def orthogonal_rows(count: int, width: int, generator: torch.Generator) -> Tenso
     """Rows (count width): blocks of `width` orthogonal rows, each distributed as a Gaussian row.
 
     Q of a QR decomposition is not uniform over rotations, because LAPACK fixes the signs of R.
-    Multiplying by the signs of R's diagonal makes it uniform (Mezzadri 2007, arXiv math-ph/0609050).
+    Multiplying by the signs of R's diagonal makes it uniform
+    (Mezzadri 2007, arXiv math-ph/0609050).
     """
     blocks = -(-count // width)
     gaussian = torch.randn(blocks, width, width, dtype=torch.float64, generator=generator)
@@ -227,7 +230,8 @@ def orthogonal_rows(count: int, width: int, generator: torch.Generator) -> Tenso
 
 
 class PositiveFeatures(RandomFeatures):
-    """phi(x)_r = exp(w_r·x − |x|²/2) / √m with x / e^¼ for x (FAVOR+: Choromanski et al. 2021, arXiv 2009.14794).
+    """phi(x)_r = exp(w_r·x − |x|²/2) / √m with x / e^¼ for x
+    (FAVOR+: Choromanski et al. 2021, arXiv 2009.14794).
 
     Never negative, and E phi(q)·phi(k) = exp(q·k / √e).
     """
@@ -271,8 +275,8 @@ class _ExpOfProjection(torch.autograd.Function):
 class TrigonometricFeatures(RandomFeatures):
     """phi(x) = exp(|x|²/2) (sin(w_r·x), cos(w_r·x)) / √m with x / e^¼ for x.
 
-    The other estimate of exp(q·k / √e) in Choromanski et al. 2021 (arXiv 2009.14794). It has a larger
-    variance where it matters, and is sometimes negative.
+    The other estimate of exp(q·k / √e) in Choromanski et al. 2021
+    (arXiv 2009.14794). It has a larger variance where it matters, and is sometimes negative.
     """
 
     min_denominator = 1e-4
@@ -284,8 +288,8 @@ class TrigonometricFeatures(RandomFeatures):
 
 
 class ReluFeatures(RandomFeatures):
-    """phi(x)_r = relu(w_r·x) + 0.001 with x / e^¼ for x: generalized attention, which is not an estimate of
-    the softmax (Choromanski et al. 2021, arXiv 2009.14794)."""
+    """phi(x)_r = relu(w_r·x) + 0.001 with x / e^¼ for x: generalized attention, which is not an
+    estimate of the softmax (Choromanski et al. 2021, arXiv 2009.14794)."""
 
     def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
         """(b h n e) -> (b h n m)."""
@@ -293,10 +297,12 @@ class ReluFeatures(RandomFeatures):
 
 
 class RandomFourierFeatures(RandomFeatures):
-    """phi(x) = (sin(w_r·u), cos(w_r·u)) / √m with u = x / |x| (RFA: Peng et al. 2021, arXiv 2103.02143).
+    """phi(x) = (sin(w_r·u), cos(w_r·u)) / √m with u = x / |x|
+    (RFA: Peng et al. 2021, arXiv 2103.02143).
 
-    w = σ ∘ Gaussian numbers, so E phi(q)·phi(k) = exp(−|σ ∘ (q/|q| − k/|k|)|² / 2), which for σ = 1 is
-    exp(cos(q, k)) / exp(1). σ is learned for each head and dimension. Each head has its own rows.
+    w = σ ∘ Gaussian numbers, so E phi(q)·phi(k) = exp(−|σ ∘ (q/|q| − k/|k|)|² / 2), which for σ = 1
+    is exp(cos(q, k)) / exp(1). σ is learned for each head and dimension. Each head has its own
+    rows.
     """
 
     min_denominator = 1e-2

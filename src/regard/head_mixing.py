@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 
 class TalkingHeads(nn.Module):
-    """Mix across heads: (b h n m) -> (b g n m), out_g = Σ_h W_gh x_h (Shazeer et al. 2020, arXiv 2003.02436).
+    """Mix across heads: (b h n m) -> (b g n m), out_g = Σ_h W_gh x_h
+    (Shazeer et al. 2020, arXiv 2003.02436).
 
     Starts as the identity. If there are more new heads than heads, they repeat.
     """
@@ -22,7 +23,8 @@ class TalkingHeads(nn.Module):
 
 
 class SharedProjection(nn.Module):
-    """One projection shared by all heads: (b n d) -> (b n h*w) (Cordonnier et al. 2020, arXiv 2006.16362).
+    """One projection shared by all heads: (b n d) -> (b n h*w)
+    (Cordonnier et al. 2020, arXiv 2006.16362).
 
     Args:
         dim: Model width d.

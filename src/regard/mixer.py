@@ -124,8 +124,8 @@ class Mixer(nn.Module, ABC):
         """
         if not self.causal:
             raise Unsupported(
-                f"{self.name} was built with causal=False and does not support streaming: the first "
-                "chunk would depend on the last. Build it with causal=True."
+                f"{self.name} was built with causal=False and does not support streaming: the "
+                "first chunk would depend on the last. Build it with causal=True."
             )
         self._require("stream")
         x, _ = self._check_inputs(x)
@@ -152,7 +152,7 @@ class Mixer(nn.Module, ABC):
         raise Unsupported(f"{self.name} does not support attention maps")
 
     def _require(self, capability: str) -> None:
-        """Raise `Unsupported`, with the reason and some alternatives, if a capability is missing."""
+        """Raise `Unsupported`, with the reason and alternatives, if a capability is missing."""
         reason = self.can.reason(capability)
         if reason is not None:
             request, alternatives = _REQUESTS[capability]
@@ -165,7 +165,7 @@ class Mixer(nn.Module, ABC):
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Check the arguments of a call. Return x and the context with masked tokens set to zero."""
+        """Check the arguments. Return x and the context with masked tokens set to zero."""
         check_tokens(x, self.dim)
         check_dtype(x, self, "mixer")
         if context is not None:
@@ -266,14 +266,15 @@ class RotaryState(NamedTuple):
 
 
 class MultiHead(Mixer):
-    """Multi-head attention: project to heads, attend, merge, project (Vaswani et al. 2017, arXiv 1706.03762).
+    """Multi-head attention: project to heads, attend, merge, project
+    (Vaswani et al. 2017, arXiv 1706.03762).
 
     Args:
         dim: Model width d.
         heads: Number of heads h.
         attention: The attention to apply to the heads.
-        kv_heads: Number of key/value heads, each shared by heads / kv_heads query heads. Defaults to
-            heads.
+        kv_heads: Number of key/value heads, each shared by heads / kv_heads query heads. Defaults
+            to heads.
         causal: Whether position i may only depend on positions <= i.
         bias: Whether the projections have a bias.
         project: If False, there are no projections: the tokens themselves are split into heads.
@@ -296,7 +297,7 @@ class MultiHead(Mixer):
         if rotary is not None:
             can &= Can(
                 supports_global_mask=True,
-                cross="rotary embeddings compare positions, and those of two sequences are unrelated",
+                cross="its rotary embedding compares positions within one sequence",
             )
         name = type(attention).__name__
         super().__init__(dim, can=can, causal=causal, length=attention.length, name=name)
@@ -363,7 +364,8 @@ class MultiHead(Mixer):
     def project(
         self, x: Tensor, context: Tensor | None, start: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (b, h, n, e), keys and values (b, h, m, e); fewer key heads if the attention supports GQA.
+        """Queries (b, h, n, e), keys and values (b, h, m, e); fewer key heads if the attention
+        supports GQA.
 
         Args:
             x: Tokens (b, n, d).
@@ -389,7 +391,8 @@ class MultiHead(Mixer):
         mask: Tensor | None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Attention map (b, h, n, m): the output for one-hot values, since attention is linear in them."""
+        """Attention map (b, h, n, m): the output for one-hot values, since attention is linear in
+        them."""
         q, k, v = self.project(x, context)
         masks = self._masks(context, mask, global_attention_mask)
         return self.inner(q, k, identity_values(k, v), causal=self.causal, **masks)[0]
@@ -397,7 +400,8 @@ class MultiHead(Mixer):
     def _masks(
         self, context: Tensor | None, mask: Tensor | None, global_attention_mask: Tensor | None
     ) -> dict[str, Tensor | None]:
-        """Mask arguments of the attention. A mask over the context says nothing about the queries."""
+        """Mask arguments of the attention. A mask over the context says nothing about the
+        queries."""
         masks = {"mask": mask, **_optional_mask(global_attention_mask)}
         if self.inner.needs_query_mask and context is None and mask is not None:
             masks["query_mask"] = mask
@@ -456,7 +460,8 @@ def merge_heads(y: Tensor) -> Tensor:
 
 
 def identity_values(k: Tensor, v: Tensor) -> Tensor:
-    """One-hot values (b, h, m, m) for keys (b, h, m, e). Attending to them gives the attention map."""
+    """One-hot values (b, h, m, m) for keys (b, h, m, e). Attending to them gives the attention
+    map."""
     return torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:3], -1)
 
 

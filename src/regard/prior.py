@@ -27,7 +27,8 @@ class Prior(nn.Module, ABC):
         relative: Whether it depends on q_pos - k_pos alone, so that values can be reused.
         uses_qk: Whether it depends on the queries and keys.
         length: Number of positions it was built for, or None for any number.
-        num_terms: Number of terms of the score, including this one. Each is divided by √(num_terms e).
+        num_terms: Number of terms of the score, including this one. Each is divided by √(num_terms
+            e).
     """
 
     heads: int | None = None
@@ -41,7 +42,8 @@ class Prior(nn.Module, ABC):
 
 
 class ALiBi(Prior):
-    """-slope * distance, with slopes 2^(-8 i / h) for head i = 1..h (Press et al. 2022, arXiv 2108.12409)."""
+    """-slope * distance, with slopes 2^(-8 i / h) for head i = 1..h
+    (Press et al. 2022, arXiv 2108.12409)."""
 
     relative = True
     slopes: Tensor
@@ -80,7 +82,8 @@ class Gaussian(Prior):
 
 
 class RepeatedKeys(Prior):
-    """log(times) for keys before `end` and queries from `end` to `last`: as if those keys were repeated."""
+    """log(times) for keys before `end` and queries from `end` to `last`: as if those keys were
+    repeated."""
 
     def __init__(self, end: int, times: int, last: int) -> None:
         super().__init__()
@@ -94,8 +97,8 @@ class RepeatedKeys(Prior):
 
 
 class ConditionalPrior(Prior):
-    """M(z) = ⊕_n (A_n γ(z) + β(z)): diagonal blocks (s s) conditioned on a task vector z, zero elsewhere
-    (Pilault et al. 2021, arXiv 2009.09139).
+    """M(z) = ⊕_n (A_n γ(z) + β(z)): diagonal blocks (s s) conditioned on a task vector z, zero
+    elsewhere (Pilault et al. 2021, arXiv 2009.09139).
 
     A (N s s) is learned. γ and β are linear in z (b p), with one value for each column of a block.
 

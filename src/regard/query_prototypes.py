@@ -20,7 +20,8 @@ _CLUSTERS = Struct("7q4P")  # arguments of the C++ kernel, field by field
 
 
 class QueryPrototypes(nn.Module, ABC):
-    """Base class: maps q (b h n e) to prototypes (b h p e) and a function that expands their outputs.
+    """Base class: maps q (b h n e) to prototypes (b h p e) and a function that expands their
+    outputs.
 
     The function maps (b h p f) to (b h n f): each query gets the output of its prototype. Queries
     that `mask` (b n) excludes must have no influence on the prototypes.
@@ -36,12 +37,13 @@ class QueryPrototypes(nn.Module, ABC):
 
 
 class QueryClusters(QueryPrototypes):
-    """Clusters of queries with similar hashes; prototypes are their means (Vyas et al. 2020, arXiv 2007.04825).
+    """Clusters of queries with similar hashes; prototypes are their means
+    (Vyas et al. 2020, arXiv 2007.04825).
 
-    Each query is hashed to `bits` signs by random planes. Lloyd's algorithm clusters the signs: each
-    query goes to the centre with the smallest Hamming distance, and each bit of a centre becomes the
-    majority of its cluster. Ties and empty clusters leave a centre unchanged. The initial centres are
-    evenly spaced real queries.
+    Each query is hashed to `bits` signs by random planes. Lloyd's algorithm clusters the signs:
+    each query goes to the centre with the smallest Hamming distance, and each bit of a centre
+    becomes the majority of its cluster. Ties and empty clusters leave a centre unchanged. The
+    initial centres are evenly spaced real queries.
 
     Args:
         width: Head width e.

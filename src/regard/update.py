@@ -13,8 +13,8 @@ They differ in the next state:
     delta            S + β k (v − Sᵀk)ᵀ    gate = β, (b h n): replaces what S stores for k by v
 
 Inside a chunk, tokens interact through masked matrix products; everything before comes from the
-state. So the work is n (chunk + r), and n / chunk states are stored for the backward pass. No factor
-above 1 is ever computed, so nothing overflows.
+state. So the work is n (chunk + r), and n / chunk states are stored for the backward pass. No
+factor above 1 is ever computed, so nothing overflows.
 """
 
 from __future__ import annotations

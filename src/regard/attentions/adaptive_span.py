@@ -121,7 +121,8 @@ class AdaptiveSpanAttention(KVCacheAttention):
 
 
 class SpanRamp(Prior):
-    """log clamp((ramp + z_h − |i − j|) / ramp, 0, 1), which multiplies the weights by the soft mask."""
+    """log clamp((ramp + z_h − |i − j|) / ramp, 0, 1), which multiplies the weights by the soft
+    mask."""
 
     relative = True
 

@@ -1,4 +1,5 @@
-"""Additive attention: a small network scores query-key pairs (Bahdanau et al. 2015, arXiv 1409.0473)."""
+"""Additive attention: a small network scores query-key pairs
+(Bahdanau et al. 2015, arXiv 1409.0473)."""
 
 from __future__ import annotations
 

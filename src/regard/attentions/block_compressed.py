@@ -93,7 +93,8 @@ class BlockCompressedAttention(Attention):
     def _stream(
         self, q: Tensor, k: Tensor, v: Tensor, state: BlockCompressedState
     ) -> tuple[Tensor, BlockCompressedState]:
-        """Attend from the next tokens. Complete blocks are compressed, the rest is kept for later."""
+        """Attend from the next tokens. Complete blocks are compressed, the rest is kept for
+        later."""
         kernel, stride = self.blocks.kernel, self.blocks.stride
         if state.rest_k is not None and state.rest_v is not None:
             check_batch(state.rest_k, k)

@@ -1,4 +1,5 @@
-"""Improved clustered attention: clusters of queries attend once, then each query reweighs the top keys."""
+"""Improved clustered attention: clusters of queries attend once, then each query reweighs the top
+keys."""
 
 from __future__ import annotations
 
@@ -76,8 +77,8 @@ def _tile_clusters(index: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
         clusters: Number of clusters.
 
     Returns:
-        The slot of each query (b h n), and the cluster of each tile (b h tiles). The number of tiles
-        is the largest that could be needed, so the last ones may be empty.
+        The slot of each query (b h n), and the cluster of each tile (b h tiles). The number of
+        tiles is the largest that could be needed, so the last ones may be empty.
     """
     n = index.shape[2]
     count = torch.zeros(*index.shape[:2], clusters, dtype=torch.long, device=index.device)

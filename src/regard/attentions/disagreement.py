@@ -11,7 +11,8 @@ from regard.mixer import Attention, State, identity_values
 
 
 class DisagreementAttention(Attention):
-    """Any attention, with a disagreement regularization of its heads (Li et al. 2018, arXiv 1810.10183).
+    """Any attention, with a disagreement regularization of its heads
+    (Li et al. 2018, arXiv 1810.10183).
 
     Records the auxiliary loss "disagreement": `penalty` times the mean over all pairs of heads
     (i, j), including i = j, of the similarity given by `kind`.
@@ -69,7 +70,8 @@ class DisagreementAttention(Attention):
 
 
 def _head_similarity(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean of x_i · x_j over tokens, examples and pairs of heads, for x (b h n e) and mask (b n)."""
+    """Mean of x_i · x_j over tokens, examples and pairs of heads, for x (b h n e),
+    mask (b n)."""
     total = x.sum(1)  # Σ_ij x_i · x_j = |Σ_i x_i|²
     similarity = (total * total).sum(-1) / x.shape[1] ** 2
     if mask is None:

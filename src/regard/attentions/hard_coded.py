@@ -24,11 +24,13 @@ class HardCodedState(NamedTuple):
 
 
 class HardCodedAttention(Attention):
-    """out_i = Σ_j N(j; i + offset_h, σ²) v_j, without normalization (You et al. 2020, arXiv 2005.00742).
+    """out_i = Σ_j N(j; i + offset_h, σ²) v_j, without normalization
+    (You et al. 2020, arXiv 2005.00742).
 
     Args:
         heads: Number of heads.
-        offsets: Offset of the centre for each head, cycled over the heads: -1 is the previous token.
+        offsets: Offset of the centre for each head, cycled over the heads: -1 is the previous
+            token.
         sigma: Standard deviation σ.
     """
 

@@ -219,7 +219,8 @@ def append_rows(
 
 
 def _can_write_in_place(old: Tensor, new: Tensor) -> bool:
-    """No: if autograd or a compiler may still need `old`, or if it is an inference tensor outside inference mode."""
+    """No: if autograd or a compiler may still need `old`, or if it is an inference tensor outside
+    inference mode."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     if type(old) is not Tensor or type(new) is not Tensor:

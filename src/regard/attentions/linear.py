@@ -1,4 +1,5 @@
-"""Linear attention: sum over the keys first, so cost is linear in n and streams have a fixed-size state."""
+"""Linear attention: sum over the keys first, so cost is linear in n and streams have a fixed-size
+state."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ class LinearAttention(Attention):
 
 
 class EfficientAttention(Attention):
-    """softmax over features(q) · (softmax over positions(k)ᵀ v) (Shen et al. 2021, arXiv 1812.01243)."""
+    """softmax over features(q) · (softmax over positions(k)ᵀ v)
+    (Shen et al. 2021, arXiv 1812.01243)."""
 
     can = Can(
         causal="its softmax over positions includes later keys",
@@ -176,7 +178,8 @@ def safe_divide(top: Tensor, bottom: Tensor, min_denominator: float | Tensor | N
 
 
 class _Quotient(torch.autograd.Function):
-    """top (... f) / bottom (... 1). The backward pass is written out to read the values twice, not five times."""
+    """top (... f) / bottom (... 1). The backward pass is written out to read the values twice, not
+    five times."""
 
     generate_vmap_rule = True
 
@@ -198,7 +201,8 @@ class _Quotient(torch.autograd.Function):
 def _bidirectional(
     q: Tensor, k: Tensor, v: Tensor, log_scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Numerator phi(q)ᵀ Σ phi(k) vᵀ (b h n f) and denominator phi(q)ᵀ Σ phi(k) (b h n 1) over all keys."""
+    """Numerator phi(q)ᵀ Σ phi(k) vᵀ (b h n f) and denominator phi(q)ᵀ Σ phi(k) (b h n 1) over all
+    keys."""
     if log_scale is None:
         return linear_attention_sums(q, k, v)
     largest = log_scale.detach().amax(-1, keepdim=True)  # cancels in the quotient
@@ -208,7 +212,8 @@ def _bidirectional(
 
 
 def _cumulative_max(log_scale: Tensor, before: Tensor | None) -> Tensor:
-    """Largest log-scale up to each token; 0 where there was no key, since the sums are zero there."""
+    """Largest log-scale up to each token; 0 where there was no key, since the sums are zero
+    there."""
     n = log_scale.shape[-1]
     if before is not None:
         log_scale = torch.cat((before[..., None], log_scale), -1)

@@ -17,7 +17,8 @@ CENTRES, WINDOWS = ("token", "predicted"), ("query", "layer")
 
 
 class LocalnessAttention(Attention):
-    """softmax(q kᵀ / √e + G) v, G_ij = −(j − P_i)² / (2 σ_i²), σ_i = D_i / 2 (Yang et al. 2018, arXiv 1810.10182).
+    """softmax(q kᵀ / √e + G) v, G_ij = −(j − P_i)² / (2 σ_i²), σ_i = D_i / 2
+    (Yang et al. 2018, arXiv 1810.10182).
 
     n is the number of real tokens and f the position of the first one. W (e e) and the u (e) are
     learned for each head.

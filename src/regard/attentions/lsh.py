@@ -47,9 +47,9 @@ class LSHAttention(Attention):
         k_j = q_j / |q_j|,  out_i = Σ_j softmax_j(q_i · k_j · scale) v_j
 
     over the tokens j ≠ i that token i meets in at least one hash round, or v_i if there are none.
-    In a round, i meets the tokens of its bucket in its own chunk and in the chunk before. Chunks are
-    cut from the tokens sorted by bucket and position. In the causal form they are counted inside
-    each bucket, and i meets earlier tokens only.
+    In a round, i meets the tokens of its bucket in its own chunk and in the chunk before. Chunks
+    are cut from the tokens sorted by bucket and position. In the causal form they are counted
+    inside each bucket, and i meets earlier tokens only.
 
     Args:
         hashing: Hash function.
@@ -112,7 +112,8 @@ class LSHAttention(Attention):
         return torch.where(visible[..., None], out, v), None
 
     def _stream_chunk(self, q: Tensor, v: Tensor, state: LSHState) -> tuple[Tensor, LSHState]:
-        """Attend from a few tokens to all stored keys, and evict the keys that no later token meets."""
+        """Attend from a few tokens to all stored keys, and evict the keys that no later token
+        meets."""
         n, own_v, k, bucket = q.shape[2], v, F.normalize(q, dim=-1), self.hashing(q)
         sizes = state.bucket_sizes
         if sizes is None:

@@ -1,4 +1,5 @@
-"""Attention that materializes its scores: to mix them across heads, or to normalize them differently."""
+"""Attention that materializes its scores: to mix them across heads, or to normalize them
+differently."""
 
 from __future__ import annotations
 

@@ -18,15 +18,16 @@ class NystromAttention(Attention):
 
         softmax(Q K̃ᵀ) softmax(Q̃ K̃ᵀ)⁺ softmax(Q̃ Kᵀ) V, each scaled by 1/√e
 
-    Q̃ and K̃ are the means of `landmarks` segments of the real tokens, whose sizes differ by at most
-    one. ⁺ is the pseudo-inverse. With no more keys or queries than landmarks, attention is exact.
+    Q̃ and K̃ are the means of `landmarks` segments of the real tokens, whose sizes differ by at
+    most one. ⁺ is the pseudo-inverse. With no more keys or queries than landmarks, attention is
+    exact.
 
     Args:
         heads: Number of heads.
         landmarks: Number of landmarks.
         iterations: Iterations of the pseudo-inverse.
-        kernel: Width of a depth-wise convolution over the values, one kernel for each head, added to
-            the output. None for no convolution.
+        kernel: Width of a depth-wise convolution over the values, one kernel for each head, added
+            to the output. None for no convolution.
     """
 
     needs_query_mask = True
@@ -122,7 +123,8 @@ def segment_means(x: Tensor, mask: Tensor | None, segments: int) -> tuple[Tensor
 
 
 def pseudo_inverse(a: Tensor, iterations: int) -> Tensor:
-    """A⁺ (... q p) of A (... p q), by Z ← Z (13 I − A Z (15 I − A Z (7 I − A Z))) / 4 (Razavi et al. 2014).
+    """A⁺ (... q p) of A (... p q), by Z ← Z (13 I − A Z (15 I − A Z (7 I − A Z))) / 4 (Razavi et
+    al. 2014).
 
     Starts at Aᵀ / (‖A‖₁ ‖A‖∞) of each matrix. Computed in float32 at least.
     """

@@ -1,4 +1,5 @@
-"""All-attention: attention that also sees learned key/value vectors, in place of a feed-forward layer."""
+"""All-attention: attention that also sees learned key/value vectors, in place of a feed-forward
+layer."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ NO_MAP = "part of its output comes from learned values, so no map of the tokens 
 
 
 class PersistentMemoryAttention(KVCacheAttention):
-    """softmax([q Kᵀ scale + prior, q Mᵀ scale]) [V; N] (all-attention: Sukhbaatar et al. 2019, arXiv 1907.01470).
+    """softmax([q Kᵀ scale + prior, q Mᵀ scale]) [V; N]
+    (all-attention: Sukhbaatar et al. 2019, arXiv 1907.01470).
 
     One softmax over the tokens that the pattern allows and over `count` learned keys M and values N
     of each head. No pattern, mask or prior applies to the learned keys. As in the paper, M = √e · m

@@ -22,9 +22,10 @@ SAMPLES = "it samples about ln n keys on the host, and an exported graph does no
 class ProbSparseAttention(Attention):
     """ProbSparse attention (Zhou et al. 2021, arXiv 2012.07436).
 
-    For each query, M(q) = max_j q·k_j/√e − mean_j q·k_j/√e over a few sampled keys. The queries with
-    the largest M attend to all keys. The others get the mean of the values. With r real keys,
-    factor · ⌈ln r⌉ are sampled, with replacement. With r real queries, as many attend, at least one.
+    For each query, M(q) = max_j q·k_j/√e − mean_j q·k_j/√e over a few sampled keys. The queries
+    with the largest M attend to all keys. The others get the mean of the values. With r real keys,
+    factor · ⌈ln r⌉ are sampled, with replacement. With r real queries, as many attend, at least
+    one.
     """
 
     can = Can(causal=USES_FUTURE, stream=USES_FUTURE, export=SAMPLES)

@@ -9,7 +9,8 @@ from regard.query_prototypes import QueryPrototypes
 
 
 class PrototypeAttention(Attention):
-    """Any attention, called with prototypes of the queries. Each query gets the output of its prototype."""
+    """Any attention, called with prototypes of the queries. Each query gets the output of its
+    prototype."""
 
     needs_query_mask = True
 

@@ -13,7 +13,8 @@ from regard.route import Route
 
 
 class RoutedAttention(Attention):
-    """Softmax attention of each query over the keys of its groups. Several groups merge by log-sum-exp.
+    """Softmax attention of each query over the keys of its groups. Several groups merge by
+    log-sum-exp.
 
     Args:
         route: Assigns tokens to groups.

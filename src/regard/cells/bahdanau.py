@@ -21,7 +21,8 @@ class AlignmentOutput(NamedTuple):
 
 
 class Alignment(nn.Module):
-    """e_j = v · tanh(W s + U h_j),  context = Σ_j softmax(e)_j h_j, for s (b state) and h (b m annotations).
+    """e_j = v · tanh(W s + U h_j),  context = Σ_j softmax(e)_j h_j, for s (b state) and h (b m
+    annotations).
 
     Args:
         state: Width of the decoder state.
@@ -140,5 +141,6 @@ class DeepOutput(nn.Module):
         self.c, self.out = nn.Linear(annotations, 2 * width, bias=False), nn.Linear(width, words)
 
     def forward(self, s: Tensor, y: Tensor, c: Tensor) -> Tensor:
-        """Previous state (b hidden), previous word (b inputs) and context (b annotations) -> (b words)."""
+        """Previous state (b hidden), previous word (b inputs) and context (b annotations) -> (b
+        words)."""
         return self.out((self.s(s) + self.y(y) + self.c(c)).unflatten(-1, (-1, 2)).amax(-1))

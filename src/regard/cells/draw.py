@@ -1,4 +1,5 @@
-"""DRAW: a grid of Gaussian filters reads and writes patches of an image (Gregor et al. 2015, arXiv 1502.04623)."""
+"""DRAW: a grid of Gaussian filters reads and writes patches of an image
+(Gregor et al. 2015, arXiv 1502.04623)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ MAX_LOG = 20.0  # bound of the logarithms: beyond it squared distances would ove
 
 
 class DrawFilters(NamedTuple):
-    """Rows F_Y (b N height) and columns F_X (b N width), each summing to one, and the intensity γ (b)."""
+    """Rows F_Y (b N height) and columns F_X (b N width), each summing to one, and the intensity γ
+    (b)."""
 
     rows: Tensor
     columns: Tensor
@@ -60,7 +62,8 @@ class FilterBank(nn.Module):
 def _gaussians(
     centre: Tensor, offsets: Tensor, log_variance: Tensor, size: int, real: Tensor
 ) -> Tensor:
-    """Filters (b N size) that sum to one over the first `real` pixels. A softmax, so none is empty."""
+    """Filters (b N size) that sum to one over the first `real` pixels. A softmax, so none is
+    empty."""
     pixel = torch.arange(1, size + 1, device=offsets.device, dtype=offsets.dtype)
     distance = (pixel - (centre[:, None] + offsets)[..., None]).square()
     nearest = distance.detach().amin(-1, keepdim=True)  # cancels, and keeps the exponents finite
@@ -81,7 +84,8 @@ def write_patch(patch: Tensor, filters: DrawFilters) -> Tensor:
 
 
 class Reader(nn.Module):
-    """Reads a patch: image (b c height width), decoder state (b state) -> patch (b c N N) and its filters.
+    """Reads a patch: image (b c height width), decoder state (b state) -> patch (b c N N) and its
+    filters.
 
     The paper reads the image and the error image: pass both as channels.
     """
@@ -97,7 +101,8 @@ class Reader(nn.Module):
 
 
 class Writer(nn.Module):
-    """Writes a patch w = W h + b: decoder state (b state) -> image to add to the canvas (b c height width)."""
+    """Writes a patch w = W h + b: decoder state (b state) -> image to add to the canvas (b c height
+    width)."""
 
     def __init__(self, state: int, patch: int, *, channels: int = 1) -> None:
         super().__init__()

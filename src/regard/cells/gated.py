@@ -10,10 +10,11 @@ from regard.errors import check_int
 
 class GatedUnit(nn.Module):
     """h' = (1 − z) ∘ h + z ∘ tanh(W x + U (r ∘ h) + C c),  z and r = σ(W x + U h + C c)
-    (Cho et al. 2014, arXiv 1406.1078; context c: Bahdanau et al. 2015, arXiv 1409.0473, appendix A).
+    (Cho et al. 2014, arXiv 1406.1078; context c: Bahdanau et al. 2015, arXiv 1409.0473, appendix
+    A).
 
-    x (b inputs), h (b hidden), c (b context) -> (b hidden). `torch.nn.GRU` differs: it applies r after
-    U, and swaps z and 1 − z.
+    x (b inputs), h (b hidden), c (b context) -> (b hidden). `torch.nn.GRU` differs: it applies r
+    after U, and swaps z and 1 − z.
 
     Args:
         inputs: Width of the input.
@@ -47,7 +48,8 @@ class GatedUnit(nn.Module):
 
 
 class BiEncoder(nn.Module):
-    """Bidirectional encoder: x (b n inputs), mask (b n) -> annotations [→h_i ; ←h_i] (b n 2·hidden).
+    """Bidirectional encoder: x (b n inputs), mask (b n) -> annotations [→h_i ; ←h_i] (b n
+    2·hidden).
 
     Masked tokens do not change the state, so padding has no effect.
     """

@@ -46,7 +46,8 @@ def window_weights(alpha: Tensor, beta: Tensor, kappa: Tensor, positions: Tensor
 
 
 class WindowCell(nn.Module):
-    """One step: state h (b inputs), κ (b K), text (b m c), mask (b m) -> window Σ_u φ(u) text_u (b c), new κ, φ (b m).
+    """One step: state h (b inputs), κ (b K), text (b m c), mask (b m) -> window Σ_u φ(u) text_u (b
+    c), new κ, φ (b m).
 
     κ starts at zero and only moves forward. Characters are at positions u = 1 .. m.
     """

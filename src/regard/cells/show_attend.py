@@ -1,4 +1,5 @@
-"""Show, attend and tell: a caption decoder with soft or hard visual attention (Xu et al. 2015, arXiv 1502.03044)."""
+"""Show, attend and tell: a caption decoder with soft or hard visual attention
+(Xu et al. 2015, arXiv 1502.03044)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class LSTMState(NamedTuple):
 
 
 class CaptionStep(NamedTuple):
-    """One step: context ẑ (b annotations), weights α (b m), and the chosen cell (b) if attention is hard."""
+    """One step: context ẑ (b annotations), weights α (b m), and the chosen cell (b) if attention is
+    hard."""
 
     context: Tensor
     weights: Tensor
@@ -97,7 +99,8 @@ class CaptionCell(nn.Module):
 
 
 class CaptionOutput(nn.Module):
-    """Logits of the next word: L_o (y + L_h h + L_z ẑ), for y (b inputs), h (b hidden), ẑ (b annotations)."""
+    """Logits of the next word: L_o (y + L_h h + L_z ẑ), for y (b inputs), h (b hidden), ẑ (b
+    annotations)."""
 
     def __init__(self, inputs: int, hidden: int, annotations: int, words: int) -> None:
         super().__init__()
@@ -129,7 +132,8 @@ def doubly_stochastic(weights: Tensor, *, scale: float = 1.0, mask: Tensor | Non
 class Reinforce(nn.Module):
     """Loss for hard attention, with a moving baseline b and an entropy term:
 
-        −[log p(y|s) + λ_r (log p(y|s) − b) Σ_t log α_{t s_t} + λ_e Σ_t H(α_t)],  b ← 0.9 b + 0.1 log p(y|s)
+        −[log p(y|s) + λ_r (log p(y|s) − b) Σ_t log α_{t s_t} + λ_e Σ_t H(α_t)]
+        b ← 0.9 b + 0.1 log p(y|s)
 
     The factor log p − b has no gradient.
 

@@ -15,7 +15,8 @@ INIT_STD = 0.02
 
 
 class DistanceBias(Prior):
-    """B[clip(j − i)]: a learned bias for each head and each distance from −max_distance to max_distance."""
+    """B[clip(j − i)]: a learned bias for each head and each distance from −max_distance to
+    max_distance."""
 
     relative = True
 
@@ -31,7 +32,8 @@ class DistanceBias(Prior):
 
 
 class T5Bias(Prior):
-    """B[bucket(j − i)]: a learned bias for each head and bucket of distances (Raffel et al. 2020, arXiv 1910.10683).
+    """B[bucket(j − i)]: a learned bias for each head and bucket of distances
+    (Raffel et al. 2020, arXiv 1910.10683).
 
     See `relative_position_bucket`. T5 does not scale its scores:
     `SoftmaxAttention(prior=T5Bias(8), scale=1.0)`.
@@ -72,8 +74,8 @@ def relative_position_bucket(
     """Bucket of each distance j − i.
 
     With c buckets for a direction, distances below c/2 have a bucket each. Larger ones have bucket
-    c/2 + ⌊(c − c/2) · log(distance / (c/2)) / log(max_distance / (c/2))⌋, at most the last. If causal,
-    later keys count as distance 0; otherwise they have the second half of the buckets.
+    c/2 + ⌊(c − c/2) · log(distance / (c/2)) / log(max_distance / (c/2))⌋, at most the last. If
+    causal, later keys count as distance 0; otherwise they have the second half of the buckets.
     """
     if causal:
         first, distance = torch.zeros_like(distance), -distance.clamp(max=0)
@@ -87,8 +89,8 @@ def relative_position_bucket(
 
 
 class ShawBias(Prior):
-    """q_i · a[clip(j − i)] / √e, with a learned vector for each distance from −clip to clip, shared by all heads
-    (Shaw et al. 2018, arXiv 1803.02155).
+    """q_i · a[clip(j − i)] / √e, with a learned vector for each distance from −clip to clip, shared
+    by all heads (Shaw et al. 2018, arXiv 1803.02155).
 
     Only the key side of the paper. The value side, Σ_j w_ij b[clip(j − i)], does not depend on the
     values, so the output would not be the attention map times the values.
@@ -112,8 +114,9 @@ class ShawBias(Prior):
 class TransformerXLBias(Prior):
     """(u · k_j + (q_i + v) · W R[i − j]) / √e (Transformer-XL: Dai et al. 2019, arXiv 1901.02860).
 
-    Added to q_i · k_j / √e it gives the scores ((q_i + u) · k_j + (q_i + v) · W R[i − j]) / √e. R is
-    the sinusoidal encoding of the distance, of width `dim`; u and v (h e) and W (h e dim) are learned.
+    Added to q_i · k_j / √e it gives the scores ((q_i + u) · k_j + (q_i + v) · W R[i − j]) / √e. R
+    is the sinusoidal encoding of the distance, of width `dim`; u and v (h e) and W (h e dim) are
+    learned.
     """
 
     uses_qk = True
@@ -141,7 +144,8 @@ class TransformerXLBias(Prior):
 
 
 class TUPEBias(Prior):
-    """(p_i U_Q) · (p_j U_K) / √(2e): positions with their own projections (TUPE: Ke et al. 2021, arXiv 2006.15595).
+    """(p_i U_Q) · (p_j U_K) / √(2e): positions with their own projections
+    (TUPE: Ke et al. 2021, arXiv 2006.15595).
 
     q_i · k_j is divided by √(2e) as well.
 
@@ -195,7 +199,8 @@ class TUPEBias(Prior):
         return torch.where(q_pos == 0, 0, torch.where(k_pos == 0, to_first, scores))
 
     def _project(self, linear: nn.Linear, positions: Tensor) -> Tensor:
-        """positions (... s) -> (h ... s e): of these positions if they are few, else of the whole table."""
+        """positions (... s) -> (h ... s e): of these positions if they are few, else of the whole
+        table."""
         if positions.numel() <= len(self.positions):
             projected = linear(self.positions[positions])
         else:
@@ -204,7 +209,8 @@ class TUPEBias(Prior):
 
 
 class WindowBias(Prior):
-    """B[y_i − y_j, x_i − x_j] for each head, inside windows of an image in raster order (Liu et al. 2021, arXiv 2103.14030).
+    """B[y_i − y_j, x_i − x_j] for each head, inside windows of an image in raster order
+    (Liu et al. 2021, arXiv 2103.14030).
 
     Args:
         heads: Number of heads.
@@ -228,8 +234,8 @@ class WindowBias(Prior):
 
 
 class RelativeLabels(Prior):
-    """q_i · a_l(i,j) / √e, with a learned vector for each head and label of a pair (Shaw et al. 2018,
-    arXiv 1803.02155; for global and long tokens: Ainslie et al. 2020, arXiv 2004.08483).
+    """q_i · a_l(i,j) / √e, with a learned vector for each head and label of a pair (Shaw et al.
+    2018, arXiv 1803.02155; for global and long tokens: Ainslie et al. 2020, arXiv 2004.08483).
 
     The first `globals` tokens are global, the others long. Pairs of the same kind are labelled by
     j − i, clipped to −clip .. clip. Pairs of different kinds have one label, or two with `segment`.

@@ -74,8 +74,8 @@ class SinusoidalEmbedding(PositionEmbedding):
 
 
 class SinusoidalEmbedding2D(PositionEmbedding):
-    """x + (P[row], P[column]), each a sinusoidal encoding of half the width, for an image of `columns`
-    columns in raster order (Parmar et al. 2018, arXiv 1802.05751)."""
+    """x + (P[row], P[column]), each a sinusoidal encoding of half the width, for an image of
+    `columns` columns in raster order (Parmar et al. 2018, arXiv 1802.05751)."""
 
     def __init__(self, dim: int, columns: int, *, base: float = BASE) -> None:
         super().__init__(dim)
@@ -104,8 +104,8 @@ class LearnedEmbedding(PositionEmbedding):
 
 
 class LearnedEmbedding2D(PositionEmbedding):
-    """x + (R[row], C[column]), with learned tables of half the width for the rows and columns of an image in
-    raster order (Carion et al. 2020, arXiv 2005.12872)."""
+    """x + (R[row], C[column]), with learned tables of half the width for the rows and columns of an
+    image in raster order (Carion et al. 2020, arXiv 2005.12872)."""
 
     def __init__(self, dim: int, rows: int, columns: int) -> None:
         check_int(1, rows=rows, columns=columns)
@@ -121,7 +121,8 @@ class LearnedEmbedding2D(PositionEmbedding):
 
 
 class FourierEmbedding(PositionEmbedding):
-    """W [x, t, sin(π f_k t), cos(π f_k t)] + b, t = 2 p / (length − 1) − 1 (Jaegle et al. 2021, arXiv 2103.03206).
+    """W [x, t, sin(π f_k t), cos(π f_k t)] + b, t = 2 p / (length − 1) − 1
+    (Jaegle et al. 2021, arXiv 2103.03206).
 
     Args:
         dim: Model width d.
@@ -182,8 +183,9 @@ class FourierEmbedding2D(PositionEmbedding):
 
 
 class ComplexEmbedding(nn.Module):
-    """Complex-valued word embedding: r_w · exp(i (ω_w p + θ_w)) for word w at position p, with an amplitude, a
-    frequency and a phase for each word and channel (Wang et al. 2020, arXiv 1912.12333).
+    """Complex-valued word embedding: r_w · exp(i (ω_w p + θ_w)) for word w at position p, with an
+    amplitude, a frequency and a phase for each word and channel
+    (Wang et al. 2020, arXiv 1912.12333).
 
     Replaces the token embedding. The paper's networks are complex; here the d/2 real parts and the
     d/2 imaginary parts are concatenated.
@@ -223,7 +225,8 @@ def fourier_features(axes: list[tuple[Tensor, int, int]], bands: int) -> Tensor:
         bands: Number of frequencies for each axis.
 
     Returns:
-        (n, axes · (1 + 2 bands)): all positions scaled to −1 .. 1, then all sines, then all cosines.
+        (n, axes · (1 + 2 bands)): all positions scaled to −1 .. 1, then all sines, then all
+        cosines.
     """
     scaled, angles = [], []
     for positions, size, resolution in axes:

@@ -1,4 +1,5 @@
-"""Rotary position embeddings: rotate queries and keys, so that dot products depend on relative positions."""
+"""Rotary position embeddings: rotate queries and keys, so that dot products depend on relative
+positions."""
 
 from __future__ import annotations
 
@@ -39,12 +40,13 @@ class RotaryEmbedding(nn.Module, ABC):
         """positions (n) -> rotation angle of each pair of channels (n width/2)."""
 
     def rotary_dim(self, width: int) -> int:
-        """Number of rotated channels of a head of this width. Raises if it is not a valid number."""
+        """Number of rotated channels of a head of this width. Raises if it is not a valid
+        number."""
         rotated = int(self.fraction * width)
         if rotated < self.multiple or rotated % self.multiple:
             raise Unsupported(
-                f"{rotated} of {width} channels of a head would be rotated, which must be a multiple "
-                f"of {self.multiple}. Use another head width or another fraction."
+                f"{rotated} of {width} channels of a head would be rotated, which must be a "
+                f"multiple of {self.multiple}. Use another head width or another fraction."
             )
         return rotated
 
@@ -65,14 +67,15 @@ class RotaryEmbedding(nn.Module, ABC):
 
 
 class Rope(RotaryEmbedding):
-    """Rotary embedding: pair r at position p is rotated by p · base^(−2r/w) (Su et al. 2021, arXiv 2104.09864).
+    """Rotary embedding: pair r at position p is rotated by p · base^(−2r/w)
+    (Su et al. 2021, arXiv 2104.09864).
 
     Args:
         base: Base of the frequencies.
         fraction: Fraction of the head width that is rotated.
         layout: See `RotaryEmbedding`.
-        linear: Positions are divided by this factor, so that a longer sequence has the angles seen in
-            training (position interpolation: Chen et al. 2023, arXiv 2306.15595).
+        linear: Positions are divided by this factor, so that a longer sequence has the angles seen
+            in training (position interpolation: Chen et al. 2023, arXiv 2306.15595).
         ntk: The base is multiplied by ntk^(w / (w − 2)): the slowest pair rotates slower by this
             factor, the fastest as before (NTK-aware scaling).
     """

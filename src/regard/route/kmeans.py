@@ -18,12 +18,13 @@ from regard.route.base import Route
 
 
 class KMeans(Route):
-    """Each centroid takes its w nearest queries and w nearest keys, w = ⌈n / clusters⌉ of n real tokens
-    (Roy et al. 2020, arXiv 2003.05997).
+    """Each centroid takes its w nearest queries and w nearest keys, w = ⌈n / clusters⌉ of n real
+    tokens (Roy et al. 2020, arXiv 2003.05997).
 
     Similarity is that of the cosine. The centroids (h clusters e) have unit length and follow the
-    tokens during training: μ ← unit(decay μ + (1 − decay) unit(Σ x)) over the queries and keys x that
-    are nearest to μ, in all processes. Records the statistics "cluster_load" and "in_no_cluster".
+    tokens during training: μ ← unit(decay μ + (1 − decay) unit(Σ x)) over the queries and keys x
+    that are nearest to μ, in all processes. Records the statistics "cluster_load" and
+    "in_no_cluster".
 
     Args:
         heads: Number of heads.
@@ -36,7 +37,7 @@ class KMeans(Route):
 
     centroids: Tensor
     can = Can(
-        causal="a cluster takes its nearest tokens out of all, so later tokens displace earlier ones",
+        causal="a cluster takes its nearest tokens of all, so later tokens displace earlier ones",
         stream="a cluster takes its nearest tokens out of all",
         cross="the queries and keys of a cluster are taken from one sequence",
     )
@@ -92,7 +93,8 @@ class KMeans(Route):
         return [TokenGroups(taken[0], taken[-1])]
 
     def _take_nearest(self, similarity: Tensor, real: Tensor) -> Tensor:
-        """Indices of the tokens that each cluster takes (b h clusters w); -1 if an example has fewer."""
+        """Indices of the tokens that each cluster takes (b h clusters w); -1 if an example has
+        fewer."""
         most = ceil(similarity.shape[-1] / self.clusters)
         index = similarity.masked_fill(~real[:, None, None], -torch.inf).topk(most, -1).indices
         size = (real.sum(-1) + self.clusters - 1) // self.clusters

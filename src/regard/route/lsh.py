@@ -16,8 +16,9 @@ CODE_STRIDE = 1 << 32  # between the codes of two buckets in a stream: more chun
 
 
 class AngularHash(nn.Module):
-    """Angular LSH: x (b h n e) -> buckets (b h r n), the argmax of [x R; -x R] with a random R for each head and
-    round (Andoni et al. 2015, arXiv 1509.02897; Kitaev et al. 2020, arXiv 2001.04451, section 2)."""
+    """Angular LSH: x (b h n e) -> buckets (b h r n), the argmax of [x R; -x R] with a random R for
+    each head and round (Andoni et al. 2015, arXiv 1509.02897; Kitaev et al. 2020, arXiv 2001.04451,
+    section 2)."""
 
     rotations: Tensor
 
@@ -57,7 +58,8 @@ class HashChunks(NamedTuple):
 def chunk_by_sorted_bucket(
     bucket: Tensor, mask: Tensor | None, *, buckets: int, chunk: int, same_bucket: bool
 ) -> HashChunks:
-    """Cut the tokens, sorted by bucket (b h r n) and position with masked ones last, into chunks."""
+    """Cut the tokens, sorted by bucket (b h r n) and position with masked ones last, into
+    chunks."""
     bucket, order, rank = _sort_by_bucket(bucket, mask, buckets)
     chunks = F.pad(order, (0, -order.shape[-1] % chunk), value=-1).unflatten(-1, (-1, chunk))
     if not same_bucket:
@@ -68,7 +70,8 @@ def chunk_by_sorted_bucket(
 def chunk_by_bucket_rank(
     bucket: Tensor, mask: Tensor | None, *, buckets: int, chunk: int
 ) -> HashChunks:
-    """Count chunks inside each bucket, so that the chunk of a token depends on earlier tokens only."""
+    """Count chunks inside each bucket, so that the chunk of a token depends on earlier tokens
+    only."""
     bucket, _, rank = _sort_by_bucket(bucket, mask, buckets)
     n = bucket.shape[-1]
     size = bucket.new_zeros(*bucket.shape[:3], buckets + 1)
@@ -87,7 +90,8 @@ def chunk_by_bucket_rank(
 def _sort_by_bucket(
     bucket: Tensor, mask: Tensor | None, buckets: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Buckets with an extra last one for masked tokens, the sorted order, and the rank of each token."""
+    """Buckets with an extra last one for masked tokens, the sorted order, and the rank of each
+    token."""
     if mask is not None:
         bucket = bucket.masked_fill(~mask[:, None, None], buckets)
     order = stable_argsort(bucket)
@@ -103,7 +107,8 @@ def _code(bucket: Tensor, chunk: Tensor, buckets: int) -> Tensor:
 
 
 def groups_per_round(chunks: HashChunks, *, causal: bool, once: bool) -> list[TokenGroups]:
-    """Groups of each round: each chunk attends to itself and to the chunk before. No token sees itself.
+    """Groups of each round: each chunk attends to itself and to the chunk before. No token sees
+    itself.
 
     With `once`, a key that a query meets in several rounds counts only in the first.
     """
@@ -121,12 +126,14 @@ def groups_per_round(chunks: HashChunks, *, causal: bool, once: bool) -> list[To
 
 
 def _meet(code: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Whether query and key meet: code (b h n), indices q (b h g s) and k (b h g t) -> (b h g s t)."""
+    """Whether query and key meet: code (b h n), indices q (b h g s) and k (b h g t) -> (b h g s
+    t)."""
     q_code, k_code = (code.gather(-1, x.clamp(min=0).flatten(2)).view_as(x) for x in (q, k))
     return codes_match(q_code, k_code)
 
 
 def codes_match(q_code: Tensor, k_code: Tensor) -> Tensor:
-    """Whether the code of the query is that of the key, or one more: (... s), (... t) -> (... s t)."""
+    """Whether the code of the query is that of the key, or one more: (... s), (... t) -> (... s
+    t)."""
     q_code, k_code = q_code[..., :, None], k_code[..., None, :]
     return (q_code == k_code) | (q_code - 1 == k_code)

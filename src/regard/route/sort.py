@@ -9,10 +9,10 @@ from regard.errors import check_int, check_positive
 
 
 class BlockSort(nn.Module):
-    """Block summaries (b s d) -> S (b h s s): how much of block j is at position i after sorting
+    """Block summaries (b s d) -> S (b h s s): how much of block j is at position i after sorting, for each head
     (Tay et al. 2020, arXiv 2002.11296).
 
-        S = Sinkhorn((R + noise) / temperature),  R_i = relu(W₂ relu(W₁ x_i + b₁) + b₂) for each head
+        S = Sinkhorn((R + noise) / temperature),  R_i = relu(W₂ relu(W₁ x_i + b₁) + b₂)
 
     Gumbel noise is added in training mode only, from `seed` and the number of draws so far.
 
@@ -70,8 +70,8 @@ class BlockSort(nn.Module):
 def sinkhorn(logits: Tensor, keep: Tensor, iterations: int, *, causal: bool = False) -> Tensor:
     """Sinkhorn balancing in log space: (... s s) -> approximately doubly stochastic.
 
-    Divides rows, then columns by their sums, repeatedly. If causal, the sum of a column runs over the
-    rows so far, so that no row depends on a later one.
+    Divides rows, then columns by their sums, repeatedly. If causal, the sum of a column runs over
+    the rows so far, so that no row depends on a later one.
     """
     low = torch.finfo(logits.dtype).min / 4  # finite, so that gradients are finite
 
