@@ -9,7 +9,7 @@ from regard.errors import check_int, check_positive
 
 
 class BlockSort(nn.Module):
-    """Block summaries (b s d) -> S (b h s s): how much of block j is at position i after sorting, for each head
+    """Block summaries (b s d) -> S (b h s s): how much of block j is at position i after sorting
     (Tay et al. 2020, arXiv 2002.11296).
 
         S = Sinkhorn((R + noise) / temperature),  R_i = relu(W₂ relu(W₁ x_i + b₁) + b₂)
