@@ -157,12 +157,12 @@ def test_a_mask_is_over_memory(name, rand):
         small(name)(rand(2, 6, 8), rand(2, 9, 8), mask=torch.ones(2, 6, dtype=torch.bool))
 
 
-def test_marks_of_a_wrong_kind(rand):
+def test_global_attention_mask_of_a_wrong_kind(rand):
     """Fails if marks are less checked than masks."""
     mixer, x = small("longformer"), rand(2, 6, 8)
-    with pytest.raises(TypeError, match="marks must be a bool tensor"):
+    with pytest.raises(TypeError, match="global_attention_mask must be a bool tensor"):
         mixer(x, global_attention_mask=torch.ones(2, 6))
-    with pytest.raises(ValueError, match=r"marks must have shape \(2, 6\)"):
+    with pytest.raises(ValueError, match=r"global_attention_mask must have shape \(2, 6\)"):
         mixer(x, global_attention_mask=torch.ones(2, 5, dtype=torch.bool))
     with pytest.raises(Unsupported, match="does not support a global_attention_mask"):
         small("local")(x, global_attention_mask=torch.ones(2, 6, dtype=torch.bool))
@@ -438,7 +438,7 @@ ABSURD = [
     ("sinks", {"sinks": -1}, "sinks.*-1"),
     ("sinks", {"window": -1}, "left.*-1"),
     ("neighbourhood", {"length": 0}, "length.*0"),
-    ("neighbourhood", {"length": 9, "size": 0}, "wide.*0"),
+    ("neighbourhood", {"length": 9, "size": 0}, "kernel_cols.*0"),
     ("neighbourhood", {"length": 9, "size": (3, 3)}, "size must be one number"),
     ("neighbourhood", {"length": 9, "size": (3,), "width": 3}, "size must be two numbers"),
     ("neighbourhood", {"length": 9, "width": 0}, "width.*0"),
@@ -647,7 +647,7 @@ def test_a_prior_for_other_heads(rand):
 # ---------------------------------------------------------------------------------------------- parts
 def test_multihead_checks_what_it_is_given():
     """Fails if the parts do not fit, and nobody says so."""
-    with pytest.raises(ValueError, match="10 is not by 4"):
+    with pytest.raises(ValueError, match="dim=10 must be divisible by heads=4"):
         MultiHead(10, 4, SoftmaxAttention())
     with pytest.raises(ValueError, match="project=False"):
         MultiHead(8, 4, SoftmaxAttention(), kv_heads=2, project=False)
@@ -663,7 +663,7 @@ def test_multihead_checks_what_it_is_given():
         ("bigbird", {"length": 64, "window": "3"}, "window must be an integer"),
         ("bigbird", {"length": 64, "globals": -1}, "globals must be an integer"),
         ("sparse_strided", {"split": "layers", "layer": "a"}, "layer must be an integer"),
-        ("sparse_strided", {"layer": 1}, "layer is for split='layers'"),
+        ("sparse_strided", {"layer": 1}, "layer is only used with split=.layers."),
         ("sparse_fixed", {"cells": "a"}, "cells must be an integer"),
         ("sparse_fixed", {"stride": 4, "cells": 5}, "cells must be between"),
         ("longformer", {"dilation": 1.5}, "dilation must be an integer"),
