@@ -1,4 +1,4 @@
-"""Random expressions: blocks are sound, what computes tiles equals a dense softmax, and the laws of the algebra hold."""
+"""Property tests on random patterns: sound blocks, tiles equal to dense softmax, laws of the algebra."""
 
 import sys
 
@@ -44,7 +44,7 @@ short_tile = Band(0, 0) & ~KeyPhase(
 # ---------------------------------------------------------------------------------------------- meaning
 @examples(300)
 @given(any_patterns, lengths, lengths)
-def test_dense_is_what_the_rules_say(pattern, n, m):
+def test_dense_equals_numpy_rules(pattern, n, m):
     """Fails if a leaf or an operator means something else than its rule, written again in numpy."""
     assert torch.equal(pattern.dense(n, m), truth(pattern, n, m))
 
@@ -102,7 +102,7 @@ def naive(q, k, v, keep, scale):
 @examples(250)
 @given(patterns, lengths, lengths, starts, starts, tiles, tiles, st.booleans(), st.integers(0, 99))
 @example(short_tile, 44, 44, 0, 0, 8, 8, False, 0)
-def test_fused_equals_dense(pattern, n, m, q_start, k_start, size, size_back, padded, seed):
+def test_tiled_backends_equal_dense(pattern, n, m, q_start, k_start, size, size_back, padded, seed):
     """Fails if outputs or gradients differ by 1e-10, or if a query that sees nothing gives or gets anything."""
     rng = torch.Generator().manual_seed(seed)
     q, k, v, grad = (torch.randn(2, x, 4, dtype=torch.float64, generator=rng) for x in (n, m, m, n))
@@ -156,7 +156,7 @@ def test_fused_equals_dense(pattern, n, m, q_start, k_start, size, size_back, pa
     ],
     ids=repr,
 )
-def test_pieces_equal_the_whole(pattern, at_once, monkeypatch):
+def test_split_calls_equal_whole_calls(pattern, at_once, monkeypatch):
     """Fails if calls that are split to stay in the cache compute something else."""
     monkeypatch.setattr(sys.modules[fused.__module__], "MAX_TEMPORARY", at_once)
     n, rng = 150, torch.Generator().manual_seed(0)
@@ -191,7 +191,7 @@ def kept(pattern, now):
 
 @examples(300)
 @given(patterns, st.integers(1, 100))
-def test_what_is_evicted_is_never_wanted(pattern, now):
+def test_evicted_keys_are_never_visible(pattern, now):
     """Fails if a key is let go that a later query sees."""
     pattern = pattern & Causal()
     wanted = truth(pattern, 200, now, q_start=now).any(0)
@@ -220,7 +220,7 @@ def test_what_is_evicted_is_never_wanted(pattern, now):
     ],
     ids=repr,
 )
-def test_how_many_keys_are_kept(pattern, count):
+def test_number_of_cached_keys(pattern, count):
     """Fails if the cache keeps more than the pattern can still reach (or less)."""
     assert kept(pattern, 100).sum() == count
 
@@ -244,7 +244,7 @@ def test_laws(a, b, c):
 
 @examples(200)
 @given(patterns, patterns, patterns)
-def test_expressions_are_kept_flat(a, b, c):
+def test_expressions_are_flattened(a, b, c):
     """Fails if the same expression, written in another way, is another value: caches would miss."""
     assert ~~a == a and a | a == a and a & a == a
     assert a | (b | c) == (a | b) | c and a & (b & c) == (a & b) & c

@@ -1,4 +1,4 @@
-"""The lowest call: every executor gives what the textbook formula gives, or says why it cannot."""
+"""regard.attend: every backend gives the result of the textbook formula, or a reason why not."""
 
 import json
 import os
@@ -82,8 +82,8 @@ def same(got, want, atol=1e-10):
 # ---------------------------------------------------------------------------------------------- they agree
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("masked", [False, True])
-def test_executors_agree(name, masked, rand):
-    """Fails if an executor gives another output or gradient than the naive formula."""
+def test_backends_agree(name, masked, rand):
+    """Fails if a backend gives another output or gradient than the naive formula."""
     pattern, inputs = PATTERNS[name], [x.requires_grad_() for x in qkv(rand)]
     keep, mask = pattern.dense(N), None
     if masked:
@@ -102,7 +102,7 @@ def test_executors_agree(name, masked, rand):
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "flex"])
-def test_a_query_that_sees_nothing_gives_zero(backend, rand):
+def test_query_without_keys_gives_zero(backend, rand):
     """Fails if it gives NaN, or the mean of everything."""
     q, k, v = qkv(rand, dtype=torch.float32)
     mask = torch.ones(2, N, dtype=torch.bool)
@@ -117,7 +117,7 @@ def test_a_query_that_sees_nothing_gives_zero(backend, rand):
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES])
-def test_a_blind_query_has_no_gradient(backend, rand):
+def test_query_without_keys_has_no_gradient(backend, rand):
     """Fails if NaN comes back from a row of nothing."""
     inputs = [x.requires_grad_() for x in qkv(rand)]
     out = regard.attend(*inputs, pattern=Keys(5, 9) & Causal(), backend=backend)
@@ -140,7 +140,7 @@ def test_scale_and_widths(backend, rand):
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "auto"])
 @pytest.mark.parametrize("kv", [1, 2])
-def test_fewer_heads_of_keys(backend, kv, rand):
+def test_grouped_query_attention(backend, kv, rand):
     """Fails if neighbouring query heads do not share a key head, or its gradient is not their sum."""
     inputs = [x.requires_grad_() for x in qkv(rand, kv=kv)]
     q, k, v = inputs
@@ -171,7 +171,7 @@ def test_offsets(backend, q_start, k_positions, n, m, rand):
         same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
 
 
-def test_scattered_keys(rand):
+def test_key_positions(rand):
     """Fails if keys with positions of their own are taken for keys in a row."""
     inputs = [x.requires_grad_() for x in qkv(rand, 40, 30)]
     at = torch.cat((torch.arange(4), torch.arange(100, 126)))
@@ -196,7 +196,7 @@ def test_scattered_keys(rand):
     ],
     ids=repr,
 )
-def test_marks(backend, pattern, rand):
+def test_global_attention_mask(backend, pattern, rand):
     """Fails if marked tokens are not those that each example marked."""
     inputs = [x.requires_grad_() for x in qkv(rand)]
     global_attention_mask = torch.zeros(2, N, dtype=torch.bool)
@@ -223,7 +223,7 @@ def test_marks(backend, pattern, rand):
         same([got, *gradients(got, inputs)], [want, *gradients(want, inputs)])
 
 
-def test_no_marks_are_marks_of_nothing(rand):
+def test_global_mask_is_optional(rand):
     """Fails if a pattern with marks needs them."""
     q, k, v = qkv(rand)
     for backend in ("reference", "sdpa", *TILES):
@@ -253,7 +253,7 @@ class Learned(Prior):
     ids=repr,
 )
 def test_priors(pattern, rand):
-    """Fails if an addend to the scores is misplaced, or its parameters get no gradient, on any executor."""
+    """Fails if an addend to the scores is misplaced, or its parameters get no gradient, on any backend."""
     inputs, mask = [x.requires_grad_() for x in qkv(rand)], torch.arange(N).expand(2, N) % 9 != 4
     at = torch.arange(N, dtype=torch.float64)
     learned = Learned(4).double()
@@ -273,7 +273,7 @@ def test_priors(pattern, rand):
             same([got, *gradients(got, leaves)], want)
 
 
-def test_prior_alone_is_trained(rand):
+def test_gradient_of_prior_only(rand):
     """Fails if a prior gets no gradient where tokens need none."""
     q, k, v = qkv(rand)
     prior, grads = Learned(4).double(), []
@@ -317,7 +317,7 @@ def test_priors_follow_positions(rand):
     [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 0.05), (torch.float16, 0.01)],
 )
 @pytest.mark.parametrize("backend", ["sdpa", "sparse", "auto"])
-def test_types(dtype, atol, backend, rand):
+def test_dtypes(dtype, atol, backend, rand):
     """Fails if a type is widened, refused, or far from float64, forward or backward."""
     exact = [x.requires_grad_() for x in qkv(rand, 320)]
     low = [x.detach().to(dtype).requires_grad_() for x in exact]
@@ -411,8 +411,8 @@ def test_a_named_backend_never_falls_back(rand):
             )
 
 
-def test_what_sparse_refuses_auto_does_otherwise(rand):
-    """Fails if a call that one executor cannot do is done by nobody."""
+def test_auto_falls_back(rand):
+    """Fails if a call that one backend cannot do is done by nobody."""
     q, k, v = qkv(rand)
     global_attention_mask = torch.arange(N).expand(2, N) % 50 == 0
     want = regard.attend(
@@ -437,7 +437,7 @@ def test_what_sparse_refuses_auto_does_otherwise(rand):
     )
 
 
-def test_a_wrong_name_is_told_the_nearest(rand):
+def test_unknown_backend(rand):
     """Fails if a misspelt backend is not named with what exists."""
     q, k, v = qkv(rand, 4)
     with pytest.raises(ValueError, match=r"'sparce'.*did you mean 'sparse'"):
@@ -447,7 +447,7 @@ def test_a_wrong_name_is_told_the_nearest(rand):
 
 
 # ---------------------------------------------------------------------------------------------- the choice
-def test_the_choice_gives_its_reason():
+def test_explain_gives_a_reason():
     """Fails if `auto` cannot say why."""
     for pattern in (Full(), Causal()):  # the list of all tiles would be too long
         assert regard.explain(pattern, 1 << 17) == choose.DENSE
@@ -462,7 +462,7 @@ def test_the_choice_gives_its_reason():
     assert regard.explain(Band(64, 64), 16384, grad=True).dense_seconds > far.dense_seconds
 
 
-def test_dense_patterns_run_where_they_are_faster(monkeypatch):
+def test_dense_patterns_use_measured_costs(monkeypatch):
     """Fails if what was measured of dense calls, PyTorch's and ours, does not decide between them."""
     with_kernel = len(TILES) > 1
     for ours, want in ((0.9e-9, "cpp"), (1.1e-9, "sdpa")):
@@ -476,7 +476,7 @@ def test_dense_patterns_run_where_they_are_faster(monkeypatch):
     choose._choose_by_cost.cache_clear()
 
 
-def test_without_a_kernel_what_is_nearly_dense_is_dense(monkeypatch):
+def test_nearly_dense_patterns_without_cpp(monkeypatch):
     """Fails if runs of blocks are made of a pattern that sees nearly all."""
     monkeypatch.setattr(choose.native, "library", lambda: None)
     nearly_all = regard.explain(Band(1023, 1022), 1024)
@@ -484,7 +484,7 @@ def test_without_a_kernel_what_is_nearly_dense_is_dense(monkeypatch):
     assert regard.explain(Full(), 4096) == regard.explain(Causal(), 4096) == choose.DENSE
 
 
-def test_the_choice_for_a_call(rand):
+def test_choose_backend_agrees_with_explain(rand):
     """Fails if what runs is not what is explained, or a refusal is not passed on."""
     q, k, v = qkv(rand, 400)
     call = make_call(q, k, v, pattern=Band(4, 4))
@@ -513,7 +513,7 @@ def cache(tmp_path, monkeypatch):
     calibration._machine_costs.cache_clear()
 
 
-def test_what_was_measured_is_kept(cache, monkeypatch):
+def test_costs_are_stored(cache, monkeypatch):
     """Fails if every process measures again."""
     path, costs = cache
     assert calibration.machine_costs() == costs and path.exists()
@@ -551,7 +551,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_spoilt_cache_is_measured_again(cache, content):
+def test_corrupt_costs_file(cache, content):
     """Fails if a file that makes no sense stops the library, or is believed."""
     path, costs = cache
     path.parent.mkdir(parents=True)
@@ -559,7 +559,7 @@ def test_a_spoilt_cache_is_measured_again(cache, content):
     assert calibration.machine_costs() == costs
 
 
-def test_bytes_that_are_no_text(cache):
+def test_costs_file_is_not_text(cache):
     """Fails if a cache of random bytes stops the library."""
     path, costs = cache
     path.parent.mkdir(parents=True)
@@ -567,7 +567,7 @@ def test_bytes_that_are_no_text(cache):
     assert calibration.machine_costs() == costs
 
 
-def test_a_cache_that_cannot_be_written(cache, tmp_path, monkeypatch):
+def test_read_only_cache_dir(cache, tmp_path, monkeypatch):
     """Fails if a read-only home, or a file where the directory should be, stops the library."""
     _, costs = cache
     (tmp_path / "cache").write_text("I am a file")
@@ -580,14 +580,14 @@ def test_a_cache_that_cannot_be_written(cache, tmp_path, monkeypatch):
     assert calibration.machine_costs() == costs
 
 
-def test_a_busy_machine_is_not_remembered(cache, monkeypatch):
+def test_costs_of_busy_machine_are_not_stored(cache, monkeypatch):
     """Fails if what was measured under load is kept for ever."""
     path, costs = cache
     monkeypatch.setattr(os, "getloadavg", lambda: (100.0, 0.0, 0.0))
     assert calibration.machine_costs() == costs and not path.exists()
 
 
-def test_measuring_gives_sensible_numbers():
+def test_measure_costs():
     """Fails if the calibration itself is broken."""
     costs = calibration.measure_costs()
     assert all(0 < x < 1 for x in vars(costs).values() if x is not None)
@@ -610,7 +610,7 @@ MASKS = {
 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize(("n", "m"), [(1024, 1024), (1000, 1000), (900, 777)])
-def test_block_mask_is_that_of_torch(name, n, m):
+def test_block_mask_equals_torch(name, n, m):
     """Fails if a block is missing, superfluous, or wrongly taken as full or partial."""
     pattern = MASKS[name]
     table = pattern.dense(n, m)
@@ -669,7 +669,7 @@ def kept_bytes(n, **more):
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("backend", TILES)
-def test_nothing_quadratic_is_kept(backend, masked):
+def test_nothing_quadratic_is_saved(backend, masked):
     """Fails if the backward pass needs something of the size of the scores."""
     sizes = []
     for n in (2048, 4096):
@@ -683,7 +683,7 @@ def test_nothing_quadratic_is_kept(backend, masked):
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", *TILES])
-def test_evaluating_first_does_not_stop_training(backend, rand):
+def test_training_after_inference_mode(backend, rand):
     """Fails if what is kept from a call in inference mode cannot be used where gradients are needed."""
     pattern = regard.Band(7, 9) | regard.RandomBlocks(10, 1, 31, seed=77)
     q = rand(1, 2, 301, 8)
@@ -725,15 +725,15 @@ def test_scales_that_are_not_positive(backend, scale, n, rand):
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), "1"])
-def test_scales_that_are_none(scale, rand):
+def test_invalid_scales(scale, rand):
     """Fails if a scale that is no number gives numbers."""
     with pytest.raises(TypeError, match="finite number"):
         regard.attend(*[rand(1, 1, 3, 4)] * 3, scale=scale)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "reference", *TILES])
-def test_a_query_that_is_no_number_shows(backend, rand):
-    """Fails if an executor, above all the one that others are held to, makes zeros of NaN; or if it reaches other queries."""
+def test_nan_query_propagates(backend, rand):
+    """Fails if a backend, above all the one that others are held to, makes zeros of NaN; or if it reaches other queries."""
     q, k, v = (rand(1, 1, 200, 8) for _ in range(3))
     q[:, :, 7] = torch.nan
     y = regard.attend(q, k, v, pattern=Band(3, 3), backend=backend)
@@ -741,7 +741,7 @@ def test_a_query_that_is_no_number_shows(backend, rand):
 
 
 @pytest.mark.parametrize("n", [20, 100])
-def test_a_mask_beside_a_pattern_that_was_seen_before(n, rand):
+def test_mask_with_cached_pattern(n, rand):
     """Fails if what is remembered of a pattern brings the mask of another call with it."""
     q = rand(2, 2, n, 8)
     for seed in range(3):
@@ -756,8 +756,8 @@ def test_a_mask_beside_a_pattern_that_was_seen_before(n, rand):
 
 @pytest.mark.parametrize("n", [20, 300])
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "sparse", "reference"])
-def test_the_type_under_autocast(backend, n, rand):
-    """Fails if it depends on the executor, or on how many tokens there are."""
+def test_autocast_dtype(backend, n, rand):
+    """Fails if it depends on the backend, or on how many tokens there are."""
     q = rand(1, 2, n, 8, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         assert (
@@ -784,7 +784,7 @@ def test_the_type_under_autocast(backend, n, rand):
 )
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("at", [0, 17])
-def test_a_prior_by_distance_runs_fused_with_its_gradient(pattern, masked, at, rand):
+def test_relative_prior_with_gradient(pattern, masked, at, rand):
     """Fails if the addend of a run is another than the prior, or the gradient of the prior is lost or wrong."""
     n = 200
     q, k, v = (rand(2, 4, n, 8).requires_grad_() for _ in range(3))
@@ -815,7 +815,7 @@ def test_a_prior_by_distance_runs_fused_with_its_gradient(pattern, masked, at, r
         torch.testing.assert_close(got, want, rtol=0, atol=1e-9)
 
 
-def test_a_prior_by_distance_needs_no_groups(monkeypatch, rand):
+def test_relative_prior_uses_runs(monkeypatch, rand):
     """Fails if a relative prior over a band takes the slow way; one that reads tokens, or a stepped band, must take it."""
     taken = []
     real = token_groups.attend

@@ -1,4 +1,4 @@
-"""The compiled kernel: what it computes at its edges, how it is built, and what happens where it cannot be."""
+"""The C++ kernels: edge cases, building, and fallbacks without a compiler."""
 
 import copy
 import importlib
@@ -53,7 +53,7 @@ def test_threads_change_nothing(pattern, heads, many, rand, threads):
 
 
 @needs_kernel
-def test_keys_that_are_looked_at_often_are_copied_once(monkeypatch, rand):
+def test_frequently_read_keys_are_made_contiguous(monkeypatch, rand):
     """Fails if a long dense call reads keys with gaps again and again, or a window copies what it reads a few times."""
     seen = []
     real = native.run
@@ -69,7 +69,7 @@ def test_keys_that_are_looked_at_often_are_copied_once(monkeypatch, rand):
 
 @needs_kernel
 @pytest.mark.parametrize("seed", range(40))
-def test_clusters_by_bits_are_those_by_products(seed, threads):
+def test_lloyd_cpp_equals_torch(seed, threads):
     """Fails if a tie goes elsewhere, a token without a vote has one, a word of bits is lost, or a piece of the tokens."""
     make = torch.Generator().manual_seed(seed)
     b, h, n, bits, clusters = (
@@ -91,7 +91,7 @@ def test_clusters_by_bits_are_those_by_products(seed, threads):
 
 
 @needs_kernel
-def test_it_gives_the_same_bits_each_time(rand, threads):
+def test_results_are_deterministic(rand, threads):
     """Fails if the order of sums depends on which thread comes first."""
     threads(2)
     inputs = [rand(2, 3, 400, 32, dtype=torch.float32).requires_grad_() for _ in range(3)]
@@ -121,7 +121,7 @@ def test_scores_of_any_size(size, dtype, atol, rand):
 
 
 @needs_kernel
-def test_what_is_not_a_number_spreads_as_far_as_it_is_seen(rand):
+def test_nan_propagates_to_visible_queries(rand):
     """Fails if NaN is swallowed where it is seen, or goes further than the tiles that hold it."""
     q, k, v = (rand(1, 1, 400, 16) for _ in range(3))
     k[0, 0, 100] = v[0, 0, 100] = torch.nan
@@ -130,7 +130,7 @@ def test_what_is_not_a_number_spreads_as_far_as_it_is_seen(rand):
 
 
 @needs_kernel
-def test_what_it_refuses(rand):
+def test_unsupported_calls(rand):
     """Fails if it pretends to do what it cannot."""
     q = rand(1, 2, 50, 8)
     with pytest.raises(regard.Unsupported, match="float32 and float64, not"):
@@ -143,7 +143,7 @@ def test_what_it_refuses(rand):
 
 @needs_kernel
 @pytest.mark.parametrize("width", [16, 40])
-def test_heads_as_the_fastest_axis(width, rand):
+def test_heads_as_last_axis(width, rand):
     """Fails if rows are read as dense where they are not: filling them up keeps the order of the axes."""
     x = rand(2, 100, width, 4).permute(0, 3, 1, 2).requires_grad_()
     results = [
@@ -169,7 +169,7 @@ def test_heads_as_the_fastest_axis(width, rand):
     [Band(100, 90) | Keys(0, 70), Band(9, 9, 7), BIG, Full()],
     ids=["near", "spaced", "big", "full"],
 )
-def test_rows_with_gaps(pattern, n, rand):
+def test_strided_rows(pattern, n, rand):
     """Fails if rows of keys that were copied together serve another tile, head or example: there are more tiles than places."""
     inputs = [rand(2, n, 3, 16).transpose(1, 2).requires_grad_() for _ in range(3)]
     results = [
@@ -185,7 +185,7 @@ def test_rows_with_gaps(pattern, n, rand):
 
 
 @needs_kernel
-def test_large_pages_change_nothing(rand, monkeypatch):
+def test_huge_pages_change_nothing(rand, monkeypatch):
     """Fails if what is asked of the system for a large result reaches past it, or loses what stands there."""
     inputs = [rand(1, 2, 9000, 64).requires_grad_() for _ in range(3)]
     wishes = []
@@ -197,7 +197,7 @@ def test_large_pages_change_nothing(rand, monkeypatch):
 
 
 @needs_kernel
-def test_overlapping_rows_have_their_gradient(rand):
+def test_gradient_of_overlapping_rows(rand):
     """Fails if room for a gradient is laid out as its tensor is, whose rows have gaps."""
     line = rand(64 + 96)
     leaf = line.as_strided((1, 1, 64, 96), (0, 0, 1, 1)).requires_grad_()
@@ -210,7 +210,7 @@ def test_overlapping_rows_have_their_gradient(rand):
 
 
 @needs_kernel
-def test_a_remembered_call_is_looked_at_again_where_it_must(rand):
+def test_cached_call_inside_transforms(rand):
     """Fails if a call that was remembered reads numbers that are not there: that ends the process."""
     x = rand(1, 2, 300, 16)
     regard.attend(x, x, x, pattern=Band(9, 9))
@@ -226,7 +226,7 @@ def test_a_remembered_call_is_looked_at_again_where_it_must(rand):
 
 
 @needs_kernel
-def test_a_forward_gradient_is_not_lost(rand):
+def test_forward_mode_gradient(rand):
     """Fails if forward-mode differentiation comes out of the kernel as if nothing depended on anything."""
     x, step = rand(1, 1, 100, 16), rand(1, 1, 100, 16)
     for run in (
@@ -244,7 +244,7 @@ def test_a_forward_gradient_is_not_lost(rand):
 
 
 @needs_kernel
-def test_numbers_that_are_none_stay_so():
+def test_nan_with_payload():
     """Fails if a NaN with a payload becomes a small number."""
     x = torch.ones(1, 1, 64, 16)
     k = x.clone()
@@ -253,7 +253,7 @@ def test_numbers_that_are_none_stay_so():
 
 
 @needs_kernel
-def test_work_may_be_copied(rand):
+def test_tile_set_can_be_copied(rand):
     """Fails if a copy of a list of tiles keeps the addresses of the first."""
     work = build_tiles(Band(5, 6), 150, 150)
     q = rand(1, 1, 150, 16)
@@ -277,7 +277,7 @@ def test_work_may_be_copied(rand):
         (1, 1, 1000, 130, 8),
     ],
 )
-def test_running_sums(b, h, n, r, f, many, rand, threads):
+def test_causal_scan(b, h, n, r, f, many, rand, threads):
     """Fails if a chunk, a piece of the sequence or the state before it is lost or doubled, forward or backward."""
     threads(many)
     q, k, v, state = inputs = [
@@ -299,7 +299,7 @@ def test_running_sums(b, h, n, r, f, many, rand, threads):
 
 
 @needs_kernel
-def test_running_sums_by_products_are_the_same(rand, monkeypatch):
+def test_causal_scan_without_cpp(rand, monkeypatch):
     """Fails if what runs without the kernel, or under torch.func, is something else."""
     q, k, v, state = rand(2, 2, 150, 5), rand(2, 2, 150, 5), rand(2, 2, 150, 9), rand(2, 2, 5, 10)
     got = linear_scan.causal_linear_scan(q, k, v, state, 32)
@@ -315,7 +315,7 @@ def test_running_sums_by_products_are_the_same(rand, monkeypatch):
 
 
 @needs_kernel
-def test_running_sums_of_what_does_not_fit(rand):
+def test_causal_scan_with_wrong_shapes(rand):
     """Fails if other heads, tokens or types are read past their end; what broadcasts does so with the kernel too."""
     q = rand(2, 2, 128, 16)
     for k, v in ((q, q[:, :, :100]), (q[:, :, :100], q), (q, q.float()), (q[..., :8], q)):
@@ -329,7 +329,7 @@ def test_running_sums_of_what_does_not_fit(rand):
 
 
 @needs_kernel
-def test_a_graph_of_shared_inputs_counts_them_once(rand):
+def test_create_graph_with_shared_inputs(rand):
     """Fails if create_graph=True gives another gradient where keys are values, or are made of them."""
     x = rand(1, 1, 80, 16).requires_grad_()
     for given in ((x, x, x), (x, 2 * x, x)):
@@ -346,7 +346,7 @@ def test_a_graph_of_shared_inputs_counts_them_once(rand):
 
 
 @needs_kernel
-def test_running_sums_have_a_second_derivative(rand):
+def test_causal_scan_second_derivative(rand):
     """Fails if a gradient penalty on causal linear attention vanishes, or is refused."""
     inputs = [rand(1, 1, 66, 2).requires_grad_() for _ in range(3)]
     assert torch.autograd.gradgradcheck(
@@ -367,7 +367,7 @@ def test_running_sums_have_a_second_derivative(rand):
         (1, 1, 200, 90, 130, 8),
     ],
 )
-def test_sums_over_all_keys(b, h, n, m, r, f, many, rand, threads):
+def test_linear_sums(b, h, n, m, r, f, many, rand, threads):
     """Fails if a chunk or a piece is lost or doubled, forward or backward, in the layout of a head or of a layer."""
     threads(many)
     for turned in (False, True):
@@ -392,7 +392,7 @@ def test_sums_over_all_keys(b, h, n, m, r, f, many, rand, threads):
 
 
 @needs_kernel
-def test_sums_over_all_keys_elsewhere(rand, monkeypatch):
+def test_linear_sums_without_cpp(rand, monkeypatch):
     """Fails if what does not fit is read past its end, or what runs without the kernel, or mapped, is another thing."""
     q, k, v = rand(2, 2, 100, 16), rand(2, 2, 80, 16), rand(2, 2, 80, 8)
     for other in (v[:, :, :70], v.float(), v[:, :1].expand(-1, 3, -1, -1)):
@@ -409,7 +409,7 @@ def test_sums_over_all_keys_elsewhere(rand, monkeypatch):
 
 
 @needs_kernel
-def test_sums_over_all_keys_have_a_second_derivative(rand):
+def test_linear_sums_second_derivative(rand):
     """Fails if a gradient penalty on linear attention vanishes, or is refused."""
     inputs = [rand(1, 1, 64, 2).requires_grad_() for _ in range(3)]
     assert torch.autograd.gradgradcheck(linear_scan.linear_attention_sums, inputs)
@@ -472,12 +472,12 @@ def covered(work, n, m):
     ],
     ids=repr,
 )
-def test_every_seen_pair_stands_in_one_tile(pattern, n, m):
+def test_every_visible_pair_is_in_one_tile(pattern, n, m):
     """Fails if a tile is missing, doubled, or masked wrongly, at the end of the sequence above all."""
     assert torch.equal(covered(build_tiles(pattern, n, m), n, m), pattern.dense(n, m).long())
 
 
-def test_no_table_of_all_tiles_is_made(monkeypatch):
+def test_no_table_of_all_tiles(monkeypatch):
     """Fails if a million tokens would ask for (n / 64) x (n / 64) entries; a window looks at tiles in proportion to n."""
     asked = []
     usual = lattice.classify_on_lattice
@@ -495,7 +495,7 @@ def test_no_table_of_all_tiles_is_made(monkeypatch):
     assert whole < 2.5 * half + (1 << 12) and max(asked) <= (1 << 16) // 64 * 64
 
 
-def test_many_tokens_take_little():
+def test_tiles_of_many_tokens_are_small():
     """Fails if the list of tiles grows faster than what is seen."""
     for pattern, most in ((Band(128, 128), 1 << 20), (BIG, 4 << 20), (Band(64, 64, 128), 8 << 20)):
         assert sum(part.nbytes() for part in tiling._build(pattern, 1 << 16, 1 << 16, 0, 0)) < most
@@ -515,7 +515,7 @@ def load(tmp_path, monkeypatch):
 
 
 @needs_kernel
-def test_threads_that_come_first_build_it_once(monkeypatch):
+def test_concurrent_threads_build_once(monkeypatch):
     """Fails if each thread of a process runs a compiler of its own."""
     built = []
     monkeypatch.setattr(native, "_build", lambda *_: built.append(1) or time.sleep(0.2) or "built")
@@ -528,22 +528,22 @@ def test_threads_that_come_first_build_it_once(monkeypatch):
         native._load_or_build.cache_clear()
 
 
-def test_another_compiler_builds_another(load):
+def test_compiler_options_are_part_of_the_key(load):
     """Fails if the options of CXX do not count."""
     assert native._library_path(["g++"]) != native._library_path(["g++", "-O0"])
 
 
-def test_it_can_be_turned_off(load):
+def test_disable_by_environment_variable(load):
     """Fails if somebody who wants no compiler is given one."""
     assert load(REGARD_CPP="0") == "REGARD_CPP=0 is set"
 
 
-def test_without_a_compiler_somebody_is_told_what_to_install(load, tmp_path):
+def test_missing_compiler(load, tmp_path):
     """Fails if a machine without a compiler stops the library, or hears nothing."""
     assert load(PATH=str(tmp_path)) == "no C++ compiler was found: install g++, or set CXX"
 
 
-def test_without_a_kernel_all_else_works(monkeypatch, rand):
+def test_everything_works_without_cpp(monkeypatch, rand):
     """Fails if the library needs it."""
     monkeypatch.setattr(native, "library", lambda: None)
     monkeypatch.setattr(native, "missing_reason", lambda: "there is none")
@@ -555,7 +555,7 @@ def test_without_a_kernel_all_else_works(monkeypatch, rand):
         regard.attend(q, q, q, pattern=pattern, backend="cpp")
 
 
-def test_a_compiler_that_fails_is_no_disaster(load, tmp_path):
+def test_failing_compiler(load, tmp_path):
     """Fails if an error of the compiler becomes ours, or leaves something behind."""
     fake = tmp_path / "fake++"
     fake.write_text(
@@ -567,7 +567,7 @@ def test_a_compiler_that_fails_is_no_disaster(load, tmp_path):
 
 
 @needs_kernel
-def test_a_spoilt_library_is_built_again(load, tmp_path):
+def test_corrupt_library_is_rebuilt(load, tmp_path):
     """Fails if a file that was cut short in the cache ends the process, which loading it would do."""
     assert load().attention_forward_float
     (built,) = (tmp_path / "cache").glob("kernel-*.so")
@@ -579,12 +579,12 @@ def test_a_spoilt_library_is_built_again(load, tmp_path):
 
 
 @needs_kernel
-def test_a_cache_that_cannot_be_written(load, tmp_path):
+def test_cache_dir_is_a_file(load, tmp_path):
     """Fails if a file where the folder should be stops the library."""
     (tmp_path / "cache").write_text("I am a file")
     assert "could not be built or loaded" in load()
 
 
-def test_the_sources_are_part_of_the_package():
+def test_sources_are_packaged():
     """Fails if somebody who installs the package has no kernel to build."""
     assert all((native.SOURCE_DIR / name).exists() for name in native.SOURCES)

@@ -1,4 +1,4 @@
-"""Small calls that were seen before skip the checks, and nothing else."""
+"""Repeated calls skip the checks and give the same results."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def forgotten(monkeypatch):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
-def test_a_call_seen_before_gives_the_same(pattern, rand):
+def test_repeated_call_gives_the_same(pattern, rand):
     """Fails if what is remembered is not what was computed: outputs and gradients, also after inference mode."""
     with torch.inference_mode():
         q = rand(2, 4, 17, 8)
@@ -39,7 +39,7 @@ def test_a_call_seen_before_gives_the_same(pattern, rand):
     assert len(dispatch_cache._entries) == 3  # the last two with gradients
 
 
-def test_what_differs_is_looked_at_again(rand):
+def test_different_calls_are_not_confused(rand):
     """Fails if a remembered call answers for another position, length, type, mask or number of heads."""
     q, band = rand(1, 2, 9, 4), regard.Keys(0, 3)
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_what_differs_is_looked_at_again(rand):
 
 @pytest.mark.skipif(native.library() is None, reason=native.missing_reason())
 @pytest.mark.parametrize("pattern", [regard.Full(), regard.Causal(), regard.Band(8, 8)], ids=repr)
-def test_a_choice_inside_of_a_transform_is_not_remembered(pattern):
+def test_choice_inside_transform_is_not_cached(pattern):
     """Fails if plain calls afterwards go the slow way that a transform, or who counts each operation, had to take."""
     q = torch.randn(1, 2, 500, 16)
     torch.func.vmap(lambda x: regard.attend(x, q, q, pattern=pattern))(q[None])
@@ -73,7 +73,7 @@ def test_a_choice_inside_of_a_transform_is_not_remembered(pattern):
     assert [type(found) for found in dispatch_cache._entries.values()] == [dispatch_cache._CppCall]
 
 
-def test_errors_are_as_before(rand):
+def test_errors_of_cached_calls(rand):
     """Fails if a wrong argument ends in a look-up instead of in a message."""
     q = rand(1, 2, 9, 4)
     regard.attend(q, q, q)
@@ -85,7 +85,7 @@ def test_errors_are_as_before(rand):
         regard.attend(q, q, q, scale=[1])
 
 
-def test_it_does_not_grow(rand):
+def test_cache_is_bounded(rand):
     """Fails if the memory of calls has no bound, or keeps a mask of many megabytes."""
     for n in range(1, 60):
         for m in range(1, 60):

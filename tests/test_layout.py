@@ -1,4 +1,4 @@
-"""Layouts at full length: small, cached, regular, and with few scores that nobody asked for."""
+"""Layouts of long sequences: small, cached, regular, and with few wasted scores."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ def test_equal_patterns_share_a_layout():
     assert one is two
 
 
-def test_other_questions_have_other_answers():
+def test_cache_key():
     """Fails if a length, an offset, a tile or the pass is left out of the cache's key."""
     base = {"n": 200, "m": 200, "q_start": 0, "k_start": 0, "size": 32, "backward": False}
     other = {"n": 199, "m": 201, "q_start": 7, "k_start": 9, "size": 64, "backward": True}
@@ -75,7 +75,7 @@ def test_other_questions_have_other_answers():
     )
 
 
-def test_the_least_recently_used_goes_first():
+def test_lru_eviction():
     """Fails if the cache grows beyond its limit, or forgets what was asked for last."""
     cache = LRUCache(100)
     for key in "abc":
@@ -87,7 +87,7 @@ def test_the_least_recently_used_goes_first():
     assert [cache.get(key) for key in "acde"] == [None, None, None, "E"] and cache.used == 90
 
 
-def test_one_value_may_be_larger_than_the_cache():
+def test_value_larger_than_cache():
     """Fails if what does not fit is refused, or stays once the next comes."""
     cache = LRUCache(100)
     cache.add("huge", 1, 1000)
@@ -96,7 +96,7 @@ def test_one_value_may_be_larger_than_the_cache():
     assert cache.get("huge") is None and cache.get("small") == 2 and cache.used == 10
 
 
-def test_a_value_put_twice_counts_once():
+def test_replaced_value_counts_once():
     """Fails if the bytes of a value that was replaced are never given back."""
     cache = LRUCache(100)
     cache.add("a", 1, 60)
@@ -105,7 +105,7 @@ def test_a_value_put_twice_counts_once():
     assert cache.used == 100 and cache.get("a") == 2 and cache.get("b") == 3
 
 
-def test_a_layout_weighs_little():
+def test_layouts_are_small():
     """Fails if a layout keeps a table of all its tiles: 65,536 tokens have a million."""
     for name, pattern in named(LONG).items():
         assert build_layout(pattern, LONG, LONG).nbytes() < 4 << 20, name
@@ -184,7 +184,7 @@ def keys_of(name, n):
 
 @pytest.mark.parametrize("n", [8192, LONG])
 @pytest.mark.parametrize("name", NAMES)
-def test_few_scores_are_in_vain(name, n):
+def test_few_wasted_scores(name, n):
     """Fails if tiles cover much more than what is seen, or less, in either pass."""
     seen = keys_of(name, n).sum().item()
     for backward in (False, True):
@@ -249,7 +249,7 @@ def test_whole_rows_and_columns_are_few_calls_without_masks(pattern):
     ],
     ids=repr,
 )
-def test_what_fits_the_tiles_needs_no_mask(pattern):
+def test_aligned_patterns_need_no_mask(pattern):
     """Fails if tiles that are full carry a mask, or more is computed than is seen."""
     work = build_layout(pattern, 4096, 4096, size=64)
     assert masks(work) == 0 and work.scores() == pattern.keys_per_query(4096).sum()
@@ -264,7 +264,7 @@ def test_random_blocks_are_masked_only_to_fill_rows_up():
     assert part.scores() <= 1.2 * pattern.keys_per_query(4096).sum()
 
 
-def test_a_stepped_band_is_laid_out_in_its_own_order():
+def test_dilated_band_is_reordered():
     """Fails if a dilated window is computed as a wide one, of which most is thrown away."""
     part = only(build_layout(Band(64, 64, 4), 8192, 8192))
     assert part.q_order is not None and part.k_order is not None
@@ -280,7 +280,7 @@ def test_summary_keys_are_gathered_once():
     assert part.scores() == 4096 * 256
 
 
-def test_nothing_is_no_work():
+def test_empty_patterns():
     """Fails if an empty pattern, or an empty sequence, is computed at all."""
     assert (
         build_layout(Nothing(), 1000, 1000).scores()
@@ -293,14 +293,14 @@ def test_nothing_is_no_work():
     assert build_layout(Full(), 1, 1).scores() == 1
 
 
-def test_the_backward_pass_counts_more():
-    """Fails if the cost of a layout, by which executors are chosen, does not rise with its work."""
+def test_backward_costs_more():
+    """Fails if the cost of a layout, by which backends are chosen, does not rise with its work."""
     small, large = build_layout(Band(16, 16), 4096, 4096), build_layout(Band(512, 512), 4096, 4096)
     assert small.cost() < large.cost() < build_layout(Full(), 4096, 4096).cost()
     assert small.cost(backward=True) > small.cost() > small.work() > 0
 
 
-def test_heads_are_laid_out_one_by_one():
+def test_per_head_patterns_are_rejected():
     """Fails if a pattern with several heads is taken for one."""
     with pytest.raises(ValueError, match="a layout is for one head"):
         build_layout(PerHead((Causal(), Full())), 8, 8)

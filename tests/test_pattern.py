@@ -1,4 +1,4 @@
-"""Each leaf as a picture, what construction refuses, and what an expression says of itself."""
+"""Patterns: masks of every leaf, invalid arguments, and attributes of expressions."""
 
 import copy
 import pickle
@@ -236,7 +236,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("build", "message"), REFUSED, ids=[f"{m}-{i}" for i, (_, m) in enumerate(REFUSED)]
 )
-def test_refusals_name_the_argument(build, message):
+def test_invalid_arguments(build, message):
     """Fails if a senseless argument is taken, or the message does not say which one it was."""
     with pytest.raises(ValueError, match=message):
         build()
@@ -254,7 +254,7 @@ def test_patterns_combine_with_patterns_only(other):
             join(PerHead((Band(1, 1),)))
 
 
-def test_patterns_do_not_change():
+def test_patterns_are_immutable():
     """Fails if a pattern, which is a key of caches, can be altered."""
     with pytest.raises(AttributeError):
         Band(1, 1).left = 2
@@ -281,7 +281,7 @@ def test_copies_are_equal(pattern):
         )
 
 
-def test_alike_is_not_equal():
+def test_different_patterns_are_not_equal():
     """Fails if patterns of another kind, or of other numbers, count as the same."""
     patterns = [
         Keys(0, 2),
@@ -320,13 +320,13 @@ def test_alike_is_not_equal():
         (RandomBlocks(64, 3, 16, causal=True), "RandomBlocks(64, 3, 16, 0, True)"),
     ],
 )
-def test_how_they_print(pattern, text):
+def test_repr(pattern, text):
     """Fails if the printed form becomes longer than what one would type."""
     assert repr(pattern) == text
 
 
 # ---------------------------------------------------------------------------------------------- what they say of themselves
-def test_relates():
+def test_compares_positions():
     """Fails if a pattern that compares positions passes for one that does not, or the other way."""
     for pattern in (
         Full(),
@@ -349,7 +349,7 @@ def test_relates():
         assert pattern.compares_positions
 
 
-def test_limit():
+def test_length():
     """Fails if the number of positions that random blocks cover is lost, or is not the smallest."""
     assert (Band(1, 1) | Global(4)).length is None
     assert RandomBlocks(4, 1, 8).length == 32 and (~RandomBlocks(4, 1, 8) & Causal()).length == 32
@@ -387,7 +387,7 @@ def test_leaves_from_left_to_right():
 
 
 # ---------------------------------------------------------------------------------------------- marks
-def test_marked():
+def test_needs_global_mask():
     """Fails if a pattern hides that it waits for marks."""
     for pattern in (
         GlobalMask(),
@@ -409,7 +409,7 @@ def test_marked():
     ],
     ids=repr,
 )
-def test_marks_must_be_known_for_an_exact_answer(pattern):
+def test_global_mask_is_required_for_exact_answers(pattern):
     """Fails if a mask is made up for tokens whose marks nobody has given."""
     for ask in (
         lambda: pattern.dense(3),
@@ -420,7 +420,7 @@ def test_marks_must_be_known_for_an_exact_answer(pattern):
             ask()
 
 
-def test_blocks_of_marks_are_undecided():
+def test_blocks_of_global_mask_are_partial():
     """Fails if a block is called empty or full before the marks are known."""
     at = torch.zeros(1, dtype=torch.long)
     for pattern in (GlobalMask(), ~GlobalMask(), GlobalMaskKeys() & Causal()):
@@ -430,7 +430,7 @@ def test_blocks_of_marks_are_undecided():
 
 @pytest.mark.parametrize("query", [False, True])
 @pytest.mark.parametrize("key", [False, True])
-def test_given(query, key):
+def test_resolve_global_mask(query, key):
     """Fails if knowing the marks leaves another pattern than the rule says."""
     assert GlobalMask().resolve_global_mask(query, key) == (Full() if query or key else Nothing())
     assert (Band(1, 1) | GlobalMaskQueries()).resolve_global_mask(query, key) == (
@@ -455,7 +455,7 @@ def table(pattern):
     return pattern.allows(at[:, None], at)
 
 
-def test_the_seed_decides():
+def test_seed():
     """Fails if the same seed draws other blocks, or other seeds the same."""
     first = RandomBlocks(4, 3, 20, seed=7).dense(80)
     RandomBlocks(4, 3, 20, seed=8).dense(80)
@@ -464,19 +464,19 @@ def test_the_seed_decides():
 
 
 @pytest.mark.parametrize(("count", "blocks"), [(0, 5), (1, 1), (3, 20), (5, 5), (9, 5)])
-def test_so_many_blocks_a_row(count, blocks):
+def test_blocks_per_row(count, blocks):
     """Fails if a row of blocks has more or fewer draws than `count`, or draws one twice; there may be too few to draw."""
     assert table(RandomBlocks(4, count, blocks)).sum(1).tolist() == [min(count, blocks)] * blocks
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_past_draws_from_the_past(seed):
+def test_causal_random_blocks(seed):
     """Fails if a causal model loses draws to the future: block i has i + 1 to choose from, itself among them."""
     drawn = table(RandomBlocks(4, 3, 20, seed=seed, causal=True))
     assert drawn.sum(1).tolist() == [1, 2, *[3] * 18] and not drawn.triu(1).any()
 
 
-def test_draws_are_spread():
+def test_random_blocks_are_uniform():
     """Fails if some blocks are hardly ever drawn: 40 rows of 10 among 40, over 20 seeds, is 200 times each."""
     times = sum(table(RandomBlocks(1, 10, 40, seed=seed)).sum(0) for seed in range(20))
     assert times.sum() == 8000 and times.min() > 130 and times.max() < 270
@@ -491,7 +491,7 @@ def test_blocks_fill_their_size():
     assert not pattern.dense(15)[12:].any() and not pattern.dense(15)[:, 12:].any()
 
 
-def test_the_global_generator_is_left_alone():
+def test_global_generator_is_not_used():
     """Fails if building or asking a pattern draws from torch's own generator, or depends on it."""
     torch.manual_seed(1)
     before = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""States as values: examples are taken from them, they are cut from the graph, weighed, and refused where they are foreign."""
+"""Stream states: selecting examples, detaching, memory, and errors for invalid states."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class Pair(NamedTuple):
     b: object
 
 
-def test_take_goes_into_everything():
+def test_take_nested_containers():
     """Fails if a kind of container is not entered, changes its type, or what all examples share is cut."""
     t, at = torch.arange(6).view(3, 2), np.arange(3)
     got = take(Pair({"x": [t, None, 2.5]}, (at, 3, ())), [2, 2, 0, 1])
@@ -37,7 +37,7 @@ def test_take_goes_into_everything():
     assert take(t, torch.tensor([1], dtype=torch.int32)).tolist() == [[2, 3]]
 
 
-def test_take_says_what_is_wrong():
+def test_take_errors():
     """Fails if a wrong index or a wrong state gives a raw error, or none."""
     t = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="has 3 examples, but index ranges from 0 to 3"):
@@ -54,7 +54,7 @@ def test_take_says_what_is_wrong():
         take((t, "three"), [0])
 
 
-def test_what_a_state_holds():
+def test_state_bytes():
     """Fails if shared memory counts twice, or a view is taken for less than what it holds."""
     whole = torch.zeros(10, 100, dtype=torch.float64)
     assert state_bytes((whole, whole, None, 3)) == 8000
@@ -87,7 +87,7 @@ def test_detach_cuts_the_graph(rand):
 
 
 @pytest.mark.parametrize("name", STREAMING)
-def test_every_state_can_be_taken_from(name):
+def test_reorder_every_state(name):
     """Fails if a recipe goes on otherwise after its examples were reordered, repeated or dropped."""
     torch.manual_seed(0)
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_every_state_can_be_taken_from(name):
         ("aft", {"length": None, "kernel": 3}),
     ],
 )
-def test_options_with_states_of_their_own(name, options):
+def test_reorder_optional_states(name, options):
     """Fails if a form that the small example does not show keeps another kind of state."""
     torch.manual_seed(0)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_options_with_states_of_their_own(name, options):
         )
 
 
-def test_a_stack_is_taken_from(rand):
+def test_reorder_state_of_stack(rand):
     """Fails if the states of a stack are not those of its layers."""
     torch.manual_seed(0)
     names = ("vanilla", "linear", "retnet", "local")
@@ -168,7 +168,7 @@ FOREIGN = ["text", 3, torch.zeros(2, 3), {}, [1], (1, "2")]
 
 
 @pytest.mark.parametrize("name", STREAMING)
-def test_foreign_states_are_refused(name):
+def test_invalid_states(name):
     """Fails if something that is no state of the mixer ends in a raw error, or is taken."""
     mixer = get_recipe(name).example(causal=True)
     for state in FOREIGN:
@@ -179,7 +179,7 @@ def test_foreign_states_are_refused(name):
             mixer.stream(torch.zeros(2, 3, mixer.dim), state)
 
 
-def test_states_of_others_are_refused():
+def test_states_of_other_mixers():
     """Fails if the state of another mechanism, another stack or another batch is taken, or its refusal says nothing."""
     x, local, linear = (
         torch.zeros(2, 3, 8),

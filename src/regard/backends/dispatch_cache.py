@@ -81,9 +81,8 @@ def _sdpa_function(call: AttentionCall) -> AttentionFunction | None:
     if mask is not None and (type(mask) is not Tensor or mask.nbytes > MAX_BYTES):
         return None
     if mask is None and not causal and call.scale == 1 / math.sqrt(call.q.shape[3]):
-        return (
-            F.scaled_dot_product_attention
-        )  # without keyword arguments, which cost as much as the lookup
+        # without keyword arguments, which cost as much as the lookup
+        return F.scaled_dot_product_attention
     return partial(
         F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=call.scale
     )

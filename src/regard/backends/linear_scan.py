@@ -206,12 +206,8 @@ class _CausalKernel(torch.autograd.Function):
             return differentiable_vjp(_scan_like_kernel, (q, k, v, s, z), grads)
         grads = tuple(x.contiguous() for x in grads)
         results = tuple(native.empty_like(x) for x in (q, k, v, s, z))
-        unused = (
-            v,
-            grads[1],
-            torch.empty_like(s),
-            torch.empty_like(z),
-        )  # the kernel recomputes the states
+        # the kernel recomputes the states
+        unused = v, grads[1], torch.empty_like(s), torch.empty_like(z)
         call = _pack_call(q, k, v, s, z, unused)
         packed = _GRADS.pack(*native.pointers_and_strides(*grads, *results))
         native.run("linear_backward", q.dtype, call, packed)
