@@ -48,7 +48,7 @@ class ExpertBank(nn.Module):
         def run_expert(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
             return functional_call(self.expert, weights, (tokens[None],))[0]
 
-        weights = dict(self.expert.named_parameters())
+        weights: dict[str, Tensor] = dict(self.expert.named_parameters())
         return vmap(run_expert, randomness="different")(weights, x)
 
     def keep_experts(self, start: int, end: int) -> None:

@@ -167,8 +167,8 @@ class Sampling(DecodingStrategy):
         samples = [
             uniform(self.seed, index, len(row)) for index, row in zip(indices, tokens, strict=True)
         ]
-        samples = cumulative.new_tensor(samples)[:, None]
-        return torch.searchsorted(cumulative, samples, right=True)[:, 0]
+        values = cumulative.new_tensor(samples)[:, None]
+        return torch.searchsorted(cumulative, values, right=True)[:, 0]
 
 
 def uniform(*key: int) -> float:

@@ -112,22 +112,17 @@ class FeedbackStack(Layer):
         new = HiddenStates(torch.stack(hidden, -1) @ self.weights.softmax(0), inputs.mask)
 
         first = 0 if self.span is None or position < self.span else 1  # drop the oldest vector
-        k, v = zip(
-            *(
-                attention.project_keys(new, position)
-                for attention in (attentions[:1] if self.share_kv else attentions)
-            ),
-            strict=True,
-        )
+        projecting = attentions[:1] if self.share_kv else attentions
+        keys, values = zip(*(a.project_keys(new, position) for a in projecting), strict=True)
         if memory.k:
-            k, v = (
+            keys, values = (
                 tuple(torch.cat((a[:, :, first:], b), 2) for a, b in zip(old, added, strict=True))
-                for old, added in ((memory.k, k), (memory.v, v))
+                for old, added in ((memory.k, keys), (memory.v, values))
             )
         mask = new.mask
         if memory.mask is not None and mask is not None:
             mask = torch.cat((memory.mask[:, first:], mask), 1)
-        return x, FeedbackState(k, v, mask, position + 1)
+        return x, FeedbackState(keys, values, mask, position + 1)
 
     def _attentions(self) -> list[MemoryAttention]:
         return [require_memory_attention(layer, "FeedbackStack") for layer in self.layers]

@@ -97,10 +97,10 @@ class _ReversibleCall:
     @contextmanager
     def autocast(self) -> Iterator[None]:
         """Autocast as in the call, without its cache: cached weights of the first pass have no graph."""
-        context = nullcontext()
-        if self.uses_autocast:
-            context = torch.autocast(self.device, dtype=self.dtype, cache_enabled=False)
-        with context:
+        if not self.uses_autocast:
+            yield
+            return
+        with torch.autocast(self.device, dtype=self.dtype, cache_enabled=False):
             yield
 
     def run(self, i: int, b: Tensor, context: Tensor | None) -> Tensor:
