@@ -171,7 +171,7 @@ def test_tokens_are_as_large_as_their_positions(position, scaled):
         model_config(
             RunSpec(task=ModuleSpec(name="parity"), position=ModuleSpec(name=position)),
             create_task("parity"),
-        ).input.scale
+        ).input.scale_embeddings
         == scaled
     )
 
