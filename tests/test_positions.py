@@ -362,8 +362,8 @@ def test_random_features_estimate_turned_attention(rand):
     assert error < 0.1
 
 
-def test_collaborating_heads_cannot_be_made_of_turned_ones():
-    with pytest.raises(Unsupported, match="turned by their positions"):
+def test_collaborate_does_not_support_rotary():
+    with pytest.raises(Unsupported, match="rotary depends on positions"):
         collaborate(MultiHead(8, 2, SoftmaxAttention(), rotary=Rope()), 4)
 
 
