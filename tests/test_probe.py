@@ -46,9 +46,6 @@ class FeedTimes(FeedForward):
 class Nothing(Residual):
     """f(x) alone."""
 
-    def before(self, x, mask=None):
-        return x
-
     def add(self, x, y, mask=None):
         return y
 
