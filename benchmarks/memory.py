@@ -22,7 +22,7 @@ from regard.measure.memory import count_step_bytes, step_memory
 from regard.measure.model import build_on_meta, example_batch, simple_config, training_loss
 from regard.models import ModelConfig, build
 from regard.registry import get_recipe
-from regard.show.build import default_heads, fill_length_arguments
+from regard.show.build import fill_length_arguments
 
 MODELS = [
     ("vanilla", 1024, 4, 256),
@@ -46,7 +46,7 @@ def sizes(name: str, length: int, layers: int, dim: int) -> ModelConfig:
     recipe = get_recipe(name)
     return simple_config(
         recipe,
-        fill_length_arguments(recipe, length, {"heads": default_heads(recipe, 4)}),
+        fill_length_arguments(recipe, length, {"heads": recipe.default_heads(4)}),
         dim=dim,
         layers=layers,
         vocab_size=VOCAB,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import re
 from pathlib import Path
@@ -76,16 +75,6 @@ def test_code_runs_and_prints_what_is_shown(page):
 
 def test_the_pages_with_code_were_found():
     assert sum(len(examples(page)) for page in PAGES) > 30
-
-
-def test_readme_table_is_generated():
-    spec = importlib.util.spec_from_file_location("make_table", ROOT / "docs" / "make_table.py")
-    make_table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_table)
-    readme = text(ROOT / "README.md")
-    assert make_table.put(readme) == readme, (
-        "the table is out of date: run `.venv/bin/python docs/make_table.py`"
-    )
 
 
 @pytest.mark.parametrize("name", regard.list_recipes())

@@ -45,7 +45,7 @@ def text(pattern, n, cells=None):
 
 
 def words(pattern, n=16):
-    return [part.words for part in split_pattern(pattern, n)]
+    return [part.label for part in split_pattern(pattern, n)]
 
 
 def printed(**options) -> tuple[Console, io.StringIO]:
@@ -207,7 +207,7 @@ def test_draw_family_draws_them_all():
 )
 def test_without_a_pattern_the_map_is_drawn_and_said(name, word):
     (p,) = mixer_pictures(build_example(get_recipe(name), 20), 20)
-    assert word in p.parts[0].words and p.cells == 20 and p.shade.max() == 1
+    assert word in p.parts[0].label and p.cells == 20 and p.shade.max() == 1
     (causal,) = mixer_pictures(build_example(get_recipe("linear"), 20, causal=True), 20)
     assert (causal.part.triu(1).diagonal(1) == -1).all() and (causal.part.diagonal() == 0).all()
 

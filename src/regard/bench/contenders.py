@@ -26,7 +26,7 @@ from regard.errors import Unsupported
 from regard.mixer import Mixer, MultiHead, merge_heads, split_heads
 from regard.models import ModuleSpec
 from regard.registry import create, get_recipe
-from regard.show.build import default_heads, fill_length_arguments
+from regard.show.build import fill_length_arguments
 from regard.state import State
 
 PROMPT_CHUNK = 1024  # tokens of a prompt that are processed at once
@@ -120,7 +120,7 @@ class RecipeContender(Contender):
 def build_mixer(spec: ModuleSpec, cell: BenchCell, *, device: str = "cpu") -> Mixer:
     """Build a recipe for a cell; a fixed length is one token more when decoding."""
     recipe = get_recipe(spec.name)
-    arguments = {"heads": default_heads(recipe, cell.heads), **spec.arguments, "dim": cell.dim}
+    arguments = {"heads": recipe.default_heads(cell.heads), **spec.arguments, "dim": cell.dim}
     arguments = fill_length_arguments(recipe, cell.length + (cell.mode == "decode"), arguments)
     if cell.is_causal or recipe.parameters["causal"].default:
         arguments["causal"] = True

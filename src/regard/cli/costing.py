@@ -147,11 +147,11 @@ def _config_from_options(
     from regard.cli.recipe_arguments import parse_recipe_arguments
     from regard.measure.model import simple_config
     from regard.registry import get_recipe
-    from regard.show.build import default_heads, fill_length_arguments
+    from regard.show.build import fill_length_arguments
 
     recipe = get_recipe(name)
     given = {key: size for key, size in sizes.items() if size is not None}
-    heads, dim = given.get("heads", default_heads(recipe, HEADS)), given.get("dim", DIM)
+    heads, dim = given.get("heads", recipe.default_heads(HEADS)), given.get("dim", DIM)
     _check_sizes(length=length, dim=dim, heads=heads)
     arguments = {"heads": heads, **parse_recipe_arguments(recipe, settings)}
     if causal:

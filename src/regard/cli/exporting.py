@@ -88,7 +88,7 @@ def _build_mixer(name: str, options: dict[str, Any], seed: int) -> nn.Module:
 
     from regard.cli.recipe_arguments import parse_recipe_arguments
     from regard.registry import create, get_recipe, list_recipes
-    from regard.show.build import default_heads, fill_length_arguments
+    from regard.show.build import fill_length_arguments
 
     if name not in list_recipes() and ("/" in name or Path(name).exists()):
         raise ValueError(f"{name} is neither the folder of a saved model nor a recipe")
@@ -96,7 +96,7 @@ def _build_mixer(name: str, options: dict[str, Any], seed: int) -> nn.Module:
     if options["length"] is not None and "length" not in recipe.parameters:
         raise ValueError(f"{name} has no maximum length: remove --length")
     sizes = ("dim", "heads", "causal")
-    arguments = {"dim": DIM, "heads": default_heads(recipe, HEADS)}
+    arguments = {"dim": DIM, "heads": recipe.default_heads(HEADS)}
     arguments |= {key: options[key] for key in sizes if options[key] is not None}
     arguments |= parse_recipe_arguments(recipe, options["set"] or [])
     with torch.random.fork_rng(devices=[]):

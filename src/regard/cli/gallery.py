@@ -1,4 +1,4 @@
-"""regard gallery: a whole family at a glance."""
+"""regard gallery: the attention patterns of a family of recipes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from regard.show import draw_family, save_family
 
 
 def gallery(
-    family: Annotated[str, typer.Option(help='A family, such as C or "sparse by position".')] = "C",
+    family: Annotated[
+        str, typer.Option(help="Family of recipes, such as sparse or linear.")
+    ] = "sparse",
     png: Annotated[
-        Path | None, typer.Option(help="Draw to this PNG file instead of to the terminal.")
+        Path | None, typer.Option(help="Save to this PNG file instead of printing.")
     ] = None,
 ) -> None:
-    """Draw every recipe of a family.
+    """Draw the attention patterns of all recipes of a family.
 
-    Example: regard gallery --family C --png docs/images/patterns.png
+    Example: regard gallery --family sparse --png docs/images/patterns.png
     """
     with user_errors():
         if png is None:
             draw_family(family, console())
             return
         save_family(png, family)
-    typer.echo(f"wrote {png}")
+    typer.echo(f"Wrote {png}")

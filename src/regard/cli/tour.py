@@ -1,4 +1,4 @@
-"""regard tour: what the library does, in seconds and without a network."""
+"""regard tour: a short demonstration, in seconds and without a network."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ TIMES = 5
 
 
 def tour() -> None:
-    """A tour: list, look, measure, stream, and what happens when something cannot be done.
+    """Demonstrate the library: list recipes, show one, time it, stream it, and see an error message.
 
     Example: regard tour
     """
-    _title("what there is", "regard list")
+    _title("All recipes", "regard list")
     list_command()
-    _title("one of them", "regard show bigbird")
+    _title("One recipe", "regard show bigbird")
     show("bigbird")
     _title(
-        "a window against dense softmax, measured now",
+        "Sliding window against dense attention, timed now",
         f"regard.attend(q, k, v, pattern=Band({WINDOW}, {WINDOW}))",
     )
     _measure()
     _title(
-        "chunk by chunk gives what the whole gives",
+        "Streaming in chunks equals one call",
         'regard.create("local", ..., causal=True).stream(chunk, state)',
     )
     _stream()
-    _title("what cannot be done says why", 'regard.create("linformer", ..., causal=True)')
-    _refusal()
+    _title(
+        "Unsupported arguments raise with a reason", 'regard.create("linformer", ..., causal=True)'
+    )
+    _error_message()
 
 
-def _title(words: str, command: str) -> None:
-    typer.secho(f"\n== {words}", bold=True)
+def _title(title: str, command: str) -> None:
+    typer.secho(f"\n== {title}", bold=True)
     typer.echo(f"   {command}\n")
 
 
 def _measure() -> None:
-    """The two take turns, and of each the fastest run counts."""
+    """Time both in alternation, and print the fastest run of each."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, HEADS, TOKENS, WIDTH, generator=generator) for _ in range(3))
     window = regard.Band(WINDOW, WINDOW)
-    rivals: dict[str, Callable[[], torch.Tensor]] = {
+    calls: dict[str, Callable[[], torch.Tensor]] = {
         "dense softmax (torch SDPA)": lambda: F.scaled_dot_product_attention(q, k, v),
-        "window, sparse executor": lambda: regard.attend(q, k, v, pattern=window, backend="sparse"),
+        "sliding window (sparse)": lambda: regard.attend(q, k, v, pattern=window, backend="sparse"),
     }
-    best = dict.fromkeys(rivals, float("inf"))
+    best = dict.fromkeys(calls, float("inf"))
     with torch.no_grad():
         for _ in range(TIMES):
-            for name, run in rivals.items():
+            for name, run in calls.items():
                 start = time.perf_counter()
                 run()
                 best[name] = min(best[name], time.perf_counter() - start)
     for name, seconds in best.items():
         typer.echo(f"   {name:<28} {seconds * 1e3:8.1f} ms")
     dense, sparse = best.values()
-    typer.echo(
-        f"   {dense / sparse:.1f} times as fast, for {window.density(TOKENS):.1%} of the pairs"
-    )
+    typer.echo(f"   {dense / sparse:.1f}x as fast, with {window.density(TOKENS):.1%} of the pairs")
     typer.echo(
         f"   forward, {TOKENS:,} tokens, {HEADS} heads of {WIDTH}, float32, {torch.get_num_threads()} threads, "
         f"the fastest of {TIMES} in turns"
@@ -74,7 +74,7 @@ def _measure() -> None:
 
 
 def _stream() -> None:
-    """A causal window, whole and in chunks of odd sizes; its cache stays small."""
+    """Compare streaming in chunks with one call, and print the size of the cache."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         mixer = regard.create("local", dim=64, heads=4, window=32, causal=True).double()
@@ -85,16 +85,16 @@ def _stream() -> None:
         for chunk in x.split(37, 1):
             y, state = mixer.stream(chunk, state)
             parts.append(y)
-            most = max(most, len(state.at))
+            most = max(most, len(state.positions))
     error = (torch.cat(parts, 1) - whole).abs().max().item()
     typer.echo(f"   2,000 tokens in chunks of 37: largest difference {error:.1e}")
     typer.echo(f"   never more than {most} keys in the cache, of 2,000")
     if error > 1e-10:
-        raise AssertionError("chunk by chunk differs from the whole")
+        raise AssertionError("streaming differs from one call")
 
 
-def _refusal() -> None:
+def _error_message() -> None:
     try:
         regard.create("linformer", dim=64, heads=4, length=2048, causal=True)
-    except regard.Unsupported as refusal:
-        typer.echo(f"   Unsupported: {refusal}")
+    except regard.Unsupported as error:
+        typer.echo(f"   Unsupported: {error}")

@@ -24,7 +24,7 @@ def pattern_figure(drawn: PatternPictures) -> SafeHtml:
     squares = []
     for picture in drawn.pictures:
         colours = [
-            styles[part.words].colour if part.words in styles else (0, 0, 0)
+            styles[part.label].colour if part.label in styles else (0, 0, 0)
             for part in picture.parts
         ]
         image = tag(

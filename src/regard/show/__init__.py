@@ -1,8 +1,9 @@
-"""Pictures of who looks at whom, in the terminal and as PNG.
+"""Pictures of attention patterns, in the terminal and as PNG.
 
 from regard.show import draw, draw_family
+
 draw(Band(2, 2) | Global(1), 32)
-draw_family("C")
+draw_family("sparse")
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rich.text import Text
 
 from regard.mixer import Mixer
 from regard.pattern import Pattern
-from regard.registry import FAMILIES, Recipe, get_recipe, list_recipes
+from regard.registry import FAMILIES, Recipe, find_family, get_recipe, list_recipes
 from regard.show import image, terminal
 from regard.show.build import build_example, pattern_of
 from regard.show.description import paper_url
@@ -34,101 +35,83 @@ __all__ = [
     "draw",
     "draw_family",
     "map_picture",
+    "overlay_picture",
     "pattern_picture",
     "pattern_pictures",
     "save_family",
     "save_png",
-    "terminal_pictures",
 ]
 
 TOKENS = 48  # in the picture of a small example
-GALLERY = 40  # and in one of many
+GALLERY_TOKENS = 40  # in each picture of a gallery
 
 
 def draw(pattern: Pattern, n: int, console: Console | None = None) -> None:
-    """Print a pattern on n tokens; more than fit are drawn as shares of a cell."""
+    """Print a pattern for n tokens. If they do not fit, several tokens share a cell."""
     console = console or Console(highlight=False)
     colour = terminal.supports_colour(console)
-    console.print(
-        terminal.render_pictures(
-            pattern_pictures(pattern, n, terminal.max_cells(count_pictures(pattern), colour)),
-            colour,
-        )
-    )
+    cells = terminal.max_cells(count_pictures(pattern), colour)
+    console.print(terminal.render_pictures(pattern_pictures(pattern, n, cells), colour))
 
 
 def draw_family(family: str, console: Console | None = None) -> None:
-    """Print the pictures of all recipes of a family: their names, their papers, and their small examples."""
+    """Print name, paper, summary and picture of all recipes of a family."""
     console = console or Console(highlight=False)
     colour = terminal.supports_colour(console)
-    for name in _members(family):
+    for name in list_recipes(family=family):
         recipe = get_recipe(name)
-        console.print(
-            Text.assemble((name, "bold"), f"  {recipe.paper}  ", (paper_url(recipe) or "", "dim"))
-        )
+        url = paper_url(recipe) or ""
+        console.print(Text.assemble((name, "bold"), f"  {recipe.paper}  ", (url, "dim")))
         console.print(Text(f"{recipe.summary}.\n"), soft_wrap=True)
-        console.print(terminal.render_pictures(terminal_pictures(recipe, colour), colour))
+        pictures = example_pictures(recipe, TOKENS, lambda n: terminal.max_cells(n, colour))
+        console.print(terminal.render_pictures(pictures, colour))
         console.print()
 
 
-def terminal_pictures(recipe: Recipe, colour: bool, *, causal: bool = False) -> list[Picture]:
-    """The recipe's example, in as many tokens as a terminal shows well."""
-    return example_pictures(
-        recipe, TOKENS, lambda count: terminal.max_cells(count, colour), causal=causal
-    )
-
-
 def example_pictures(
-    recipe: Recipe, n: int, cells: Callable[[int], int], *, causal: bool = False
+    recipe: Recipe, n: int, max_cells: Callable[[int], int], *, causal: bool = False
 ) -> list[Picture]:
-    """The recipe's example on at most n tokens, each with a cell of its own: `cells(pictures)` of them fit."""
-    n = min(n, cells(count_pictures(pattern_of(build_example(recipe, n, causal=causal)))))
+    """Pictures of the recipe's example with at most n tokens, one per cell.
+
+    `max_cells(count)` is the number of cells per side that fit if there are `count` pictures.
+    """
+    pattern = pattern_of(build_example(recipe, n, causal=causal))
+    n = min(n, max_cells(count_pictures(pattern)))
     return mixer_pictures(build_example(recipe, n, causal=causal), n)
 
 
 def mixer_pictures(mixer: Mixer, n: int, cells: int | None = None) -> list[Picture]:
-    """Of the pattern of a mixer; of one without a pattern, what it does to random tokens."""
+    """Pictures of a mixer's pattern, one per kind of head; without a pattern, of its attention map."""
     pattern = pattern_of(mixer)
-    return (
-        [map_picture(mixer, n)]
-        if pattern is None
-        else pattern_pictures(pattern, n, n if cells is None else cells)
-    )
+    if pattern is None:
+        return [map_picture(mixer, n)]
+    return pattern_pictures(pattern, n, n if cells is None else cells)
 
 
-def save_png(path: Path, recipe: Recipe, drawn: list[Picture]) -> None:
-    """One recipe's pictures, with its name, paper and density."""
-    paper = recipe.paper + (f"  ·  arXiv {recipe.arxiv}" if recipe.arxiv else "")
-    seen = (
-        "" if drawn[0].parts[0].kind == "weight" else f"  ·  {mean_density(drawn):.1%} of all pairs"
-    )
-    image.save(path, drawn, recipe.name, f"{paper}  ·  {drawn[0].tokens:,} tokens{seen}")
-
-
-def mean_density(drawn: list[Picture]) -> float:
-    """The density of the patterns of these pictures, marked tokens included; of heads, the mean over their kinds."""
-    each = [reduce(or_, (part.pattern for part in p.parts)).density(p.tokens) for p in drawn]
-    return sum(each) / len(each)
-
-
-def save_family(path: Path, family: str) -> None:
-    """A gallery: the small examples of all recipes of a family in one PNG.  Heads that differ are laid over each other."""
-    named = []
-    for name in _members(family):
-        recipe = get_recipe(name)
-        named.append((name, recipe.paper, _overlaid(build_example(recipe, GALLERY), GALLERY)))
-    image.save_gallery(path, named, FAMILIES[get_recipe(named[0][0]).family].capitalize())
-
-
-def _members(family: str) -> list[str]:
-    names = list_recipes(family)
-    if not names:
-        raise ValueError(f"there is no recipe of family {family!r} yet")
-    return names
-
-
-def _overlaid(mixer: Mixer, n: int) -> Picture:
+def overlay_picture(mixer: Mixer, n: int) -> Picture:
+    """One picture of a mixer for n tokens, with the patterns of all heads overlaid."""
     pattern = pattern_of(mixer)
     if pattern is None:
         return map_picture(mixer, n)
     return pattern_picture(reduce(or_, pattern.parts) if pattern.heads else pattern, n, n)
+
+
+def save_png(path: Path, recipe: Recipe, pictures: list[Picture]) -> None:
+    """Save pictures of a recipe with its name, paper and density."""
+    paper = recipe.paper + (f"  ·  arXiv {recipe.arxiv}" if recipe.arxiv else "")
+    subtitle = f"{paper}  ·  {pictures[0].tokens:,} tokens"
+    if pictures[0].parts[0].kind != "weight":  # patterns, with global tokens
+        patterns = [reduce(or_, (part.pattern for part in p.parts)) for p in pictures]
+        density = sum(p.density(pictures[0].tokens) for p in patterns) / len(patterns)
+        subtitle += f"  ·  {density:.1%} of all pairs"
+    image.save(path, pictures, recipe.name, subtitle)
+
+
+def save_family(path: Path, family: str) -> None:
+    """Save a gallery of all recipes of a family as one PNG."""
+    recipes = [get_recipe(name) for name in list_recipes(family=family)]
+    named = [
+        (r.name, r.paper, overlay_picture(build_example(r, GALLERY_TOKENS), GALLERY_TOKENS))
+        for r in recipes
+    ]
+    image.save_gallery(path, named, FAMILIES[find_family(family)].capitalize())

@@ -1,105 +1,94 @@
-"""What a stream keeps: keys that a later token may still see, or a state; found out from the pattern, or by streaming."""
+"""Size of a stream's state: the keys that later tokens can see, or a state of fixed size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.mixer import Can, Mixer, MultiHead
-from regard.pattern import MAX_POSITION, Causal, Pattern
+from regard.pattern import MAX_POSITION, Causal
 from regard.registry import Recipe
 from regard.show.build import build_mixer, pattern_of
+from regard.state import leaves
 
-CHUNK = 512  # tokens that are streamed at once
-MOST = 4096  # and at most in all
-WIDTH = 8  # of a head, for it
+CHUNK = 512  # tokens per streamed chunk
+MAX_TOKENS = 4096  # streamed tokens in all
+HEAD_WIDTH = 8  # of the mixer that is streamed
 
 
 @dataclass(frozen=True)
 class CacheSize:
-    """What is kept when the last of n tokens comes.
+    """Size of the state of a causal mixer after n tokens.
 
-    refusal   why it does not stream, else None
-    keys      for each head, how many keys it or a later token may still see; None where there is a state instead
-    held      how many are kept for that: heads share a cache
-    sizes     of a state, in vectors of a token's width, after half of the tokens and after all
-    tokens    how many were streamed to find out
+    Attributes:
+        reason: Why it cannot stream, or None.
+        keys: Keys per head that later tokens can see, or None if there is another kind of state.
+        held: Keys in the cache, which all heads share.
+        sizes: Size of another state after half of the tokens and after all, in vectors of width dim.
+        tokens: Number of streamed tokens, for `sizes`.
     """
 
-    refusal: str | None = None
+    reason: str | None = None
     keys: tuple[int, ...] | None = None
     held: int = 0
     sizes: tuple[float, float] = (0.0, 0.0)
     tokens: int = 0
 
-    def words(self) -> str:
-        """In a line."""
-        if self.refusal is not None:
-            return f"does not stream: {self.refusal}"
+    def __str__(self) -> str:
+        if self.reason is not None:
+            return f"cannot stream: {self.reason}"
         if self.keys is None:
             half, whole = self.sizes
-            size = f"about {whole:,.0f} vectors of a token's width after {self.tokens:,} tokens"
-            return (
-                f"a state of fixed size, {size}"
-                if half == whole
-                else f"a state that may grow: {size}"
-            )
+            kind = "state of constant size" if half == whole else "state that may grow"
+            return f"{kind}: about {whole:,.0f} vectors of width dim after {self.tokens:,} tokens"
         least, most = min(self.keys), max(self.keys)
         if least == most:
-            return f"{most:,} keys in each of {len(self.keys)} heads of keys, when the last token comes"
-        return f"{least:,} to {most:,} keys a head when the last token comes, {self.held:,} in the cache that they share"
+            return f"{most:,} keys in each of {len(self.keys)} KV heads at the last token"
+        return f"{least:,} to {most:,} keys per head at the last token, {self.held:,} in the shared cache"
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        is_state = self.reason is None and self.keys is None
+        return {
+            "streams": self.reason is None,
+            "keys": None if self.keys is None else list(self.keys),
+            "held": None if self.keys is None else self.held,
+            "state": list(self.sizes) if is_state else None,
+        }
 
 
 def cache_size(recipe: Recipe, arguments: Mapping[str, Any], n: int, can: Can) -> CacheSize:
-    """Of a recipe that is built causal with these arguments, and streams n tokens."""
-    refusal = can.reason("stream") or can.reason("causal")
-    if refusal is not None:
-        return CacheSize(refusal)
+    """State size of the causal form of a recipe after n tokens."""
+    reason = can.reason("stream") or can.reason("causal")
+    if reason is not None:
+        return CacheSize(reason)
     heads = int(arguments["heads"])
-    mixer = build_mixer(recipe, {**arguments, "dim": WIDTH * heads}, True)
+    mixer = build_mixer(recipe, {**arguments, "dim": HEAD_WIDTH * heads}, True)
     pattern = pattern_of(mixer)
     if pattern is None:
-        return CacheSize(sizes=_streamed(mixer, min(n, MOST)), tokens=min(n, MOST))
-    return _keys(pattern, mixer.kv_heads if isinstance(mixer, MultiHead) else heads, n)
+        tokens = min(n, MAX_TOKENS)
+        return CacheSize(sizes=_streamed_sizes(mixer, tokens), tokens=tokens)
+    # keys before token n − 1 that it or a later token can see
+    keys = torch.arange(n - 1)
+    causal = (pattern & Causal()).resolve_global_mask(False, False)
+    visible, _ = causal.block(torch.tensor(n - 1), torch.tensor(MAX_POSITION), keys, keys)
+    if not pattern.heads:
+        heads = mixer.kv_heads if isinstance(mixer, MultiHead) else heads
+        visible = visible.expand(heads, -1)
+    return CacheSize(keys=tuple(visible.sum(1).tolist()), held=int(visible.any(0).sum()))
 
 
-def _keys(pattern: Pattern, heads: int, n: int) -> CacheSize:
-    """By the pattern: what the token at n − 1, or one behind it, may see of those before it."""
-    at = torch.arange(n - 1)
-    some, _ = (
-        (pattern & Causal())
-        .resolve_global_mask(False, False)
-        .block(torch.tensor(n - 1), torch.tensor(MAX_POSITION), at, at)
-    )
-    each = some if pattern.heads else some.expand(heads, -1)
-    return CacheSize(keys=tuple(each.sum(1).tolist()), held=int(each.any(0).sum()))
-
-
-def _streamed(mixer: Mixer, n: int) -> tuple[float, float]:
-    """By streaming: the size of the state after half of the tokens, and after all."""
+def _streamed_sizes(mixer: Mixer, n: int) -> tuple[float, float]:
+    """Size of the state after half of n random tokens and after all."""
     state, sizes = None, []
-    tokens = torch.randn(
-        1, n, mixer.dim, generator=torch.Generator().manual_seed(0)
-    )  # zeros would all be alike
+    tokens = torch.randn(1, n, mixer.dim, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         for half in (tokens[:, : n // 2], tokens[:, n // 2 :]):
             for chunk in half.split(CHUNK, 1):
                 _, state = mixer.stream(chunk, state)
-            sizes.append(sum(t.numel() for t in state_tensors(state)) / mixer.dim)
+            sizes.append(sum(t.numel() for t in leaves(state) if isinstance(t, Tensor)) / mixer.dim)
     return sizes[0], sizes[1]
-
-
-def state_tensors(state: Any) -> Iterator[Tensor]:
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, Mapping):
-        yield from state_tensors(tuple(state.values()))
-    elif is_dataclass(state):
-        yield from state_tensors(tuple(getattr(state, field.name) for field in fields(state)))
-    elif isinstance(state, list | tuple):
-        for part in state:
-            yield from state_tensors(part)

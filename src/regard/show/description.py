@@ -1,4 +1,4 @@
-"""What there is to say of a recipe at a length: promises, parameters, keys for each query, and what would run."""
+"""Describes a recipe at a length: capabilities, parameters, keys per query, and which backend would run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from regard.show.build import (
 )
 from regard.show.cache_size import CacheSize, cache_size
 
-COUNTED = 80_000  # tiles in which keys are counted one by one; where there are more, a sample of the queries stands for all
+MAX_TILES = 80_000  # partly filled tiles that are counted exactly; beyond, a sample of the queries
 SAMPLE = 128
 
 
 @dataclass(frozen=True)
 class KeyCounts:
-    """How many keys a query sees; `exact`: of all queries, else of a sample of them."""
+    """Keys per query; `exact` is False if only a sample of the queries was counted."""
 
     mean: float
     most: int
@@ -39,7 +39,7 @@ class KeyCounts:
 
 @dataclass(frozen=True)
 class RecipeDescription:
-    """A recipe, built: `arguments` are those that its function was called with."""
+    """A recipe, built with `arguments` for `length` tokens."""
 
     recipe: Recipe
     arguments: Mapping[str, Any]
@@ -50,96 +50,83 @@ class RecipeDescription:
 
     @property
     def parameters(self) -> int:
-        """How many numbers it learns."""
+        """Number of parameters."""
         return sum(p.numel() for p in self.mixer.parameters())
 
     def keys(self) -> KeyCounts | None:
-        """Of the pattern, without marked tokens."""
+        """Keys per query of the pattern, without global tokens."""
         return None if self.pattern is None else count_keys(self.pattern, self.length)
 
     def cache(self) -> CacheSize:
-        """What its causal form keeps while it streams."""
+        """Size of the causal form's state."""
         return cache_size(self.recipe, self.arguments, self.length, self.can)
 
-    def runs(self, *, grad: bool) -> BackendChoice | None:
-        """What `auto` would choose."""
+    def backend(self, *, grad: bool) -> BackendChoice | None:
+        """The backend that `backend="auto"` would choose."""
         if self.pattern is None:
             return None
         heads = int(self.arguments["heads"])
-        return explain(
-            self.pattern, self.length, heads=heads, width=self.arguments["dim"] // heads, grad=grad
-        )
+        width = self.arguments["dim"] // heads
+        return explain(self.pattern, self.length, heads=heads, width=width, grad=grad)
 
 
 def describe_recipe(
     recipe: Recipe, n: int, arguments: Mapping[str, Any], *, causal: bool = False
 ) -> RecipeDescription:
-    """Build it for n tokens; a mixer without a pattern may be very large, and is built without its numbers."""
+    """Build a recipe for n tokens. Without a pattern it may be very large, and is built on the meta device."""
     arguments = fill_length_arguments(recipe, n, arguments)
-    weightless = pattern_of(build_example(recipe, min(n, 48))) is None
-    with torch.device("meta") if weightless else torch.device("cpu"):
+    has_pattern = pattern_of(build_example(recipe, min(n, 48))) is not None
+    with torch.device("cpu" if has_pattern else "meta"):
         mixer = build_mixer(recipe, arguments, causal)
     if mixer.length is not None and n > mixer.length:
-        raise ValueError(
-            f"{recipe.name} was built for at most {mixer.length} tokens, and --length is {n}"
-        )
-    return RecipeDescription(
-        recipe, arguments, n, mixer, mixer_capabilities(recipe, mixer, arguments), pattern_of(mixer)
-    )
+        raise ValueError(f"{recipe.name} was built with length={mixer.length}, but --length is {n}")
+    can = mixer_capabilities(recipe, mixer, arguments)
+    return RecipeDescription(recipe, arguments, n, mixer, can, pattern_of(mixer))
 
 
 def count_keys(pattern: Pattern, n: int) -> KeyCounts:
-    """Keys for each query among n tokens."""
+    """Count the keys of each query among n tokens; the mean is over queries and heads."""
     plain = pattern.resolve_global_mask(False, False)
     heads = Counter(plain.parts if plain.heads else (plain,))
-    counted = {head: _counts(head, n) for head in heads}
-    mean = (
-        sum(counted[head][0].double().mean().item() * times for head, times in heads.items())
-        / heads.total()
-    )
-    most = max(int(counts.max()) for counts, _ in counted.values())
-    return KeyCounts(mean, most, mean / n, all(exact for _, exact in counted.values()))
+    total, most, exact = 0.0, 0, True
+    for head, repeats in heads.items():
+        tiles = position_tiles(n)
+        some, every = classify_tiles(head, tiles, tiles)
+        if int((some & ~every).sum()) <= MAX_TILES:
+            counts = head.keys_per_query(n)
+        else:
+            exact, keys = False, torch.arange(n)
+            queries = torch.linspace(0, n - 1, SAMPLE).long().split(16)
+            counts = torch.cat([head.allows(q[:, None], keys[None]).sum(-1) for q in queries])
+        total += counts.double().mean().item() * repeats
+        most = max(most, int(counts.max()))
+    mean = total / heads.total()
+    return KeyCounts(mean, most, mean / n, exact)
 
 
-def _counts(pattern: Pattern, n: int) -> tuple[torch.Tensor, bool]:
-    """How many keys each query sees, and whether all queries were asked."""
-    tiles = position_tiles(n)
-    some, every = classify_tiles(pattern, tiles, tiles)
-    exact = int((some & ~every).sum()) <= COUNTED
-    return (pattern.keys_per_query(n), True) if exact else (_sampled(pattern, n), False)
-
-
-def _sampled(pattern: Pattern, n: int) -> torch.Tensor:
-    q = torch.linspace(0, n - 1, SAMPLE).long()
-    k = torch.arange(n)
-    return torch.stack(
-        [pattern.allows(at[:, None], k[None]).sum(-1) for at in q.split(16)], 0
-    ).flatten()
-
-
-def description_json(facts: RecipeDescription) -> dict[str, Any]:
-    """The same, as plain values."""
-    recipe, keys = facts.recipe, facts.keys()
-    return recipe_json(recipe, facts.can) | {
+def description_json(description: RecipeDescription) -> dict[str, Any]:
+    """The description as plain values."""
+    recipe, keys = description.recipe, description.keys()
+    return recipe_json(recipe, description.can) | {
         "description": inspect.getdoc(recipe.build) or "",
-        "reasons": dict(facts.can.unsupported),
-        "length": facts.length,
-        "causal": facts.mixer.causal,
-        "arguments": {name: _plain(value) for name, value in facts.arguments.items()},
-        "parameters": facts.parameters,
-        "pattern": None if facts.pattern is None else repr(facts.pattern),
+        "reasons": dict(description.can.unsupported),
+        "length": description.length,
+        "causal": description.mixer.causal,
+        "arguments": {name: _plain(value) for name, value in description.arguments.items()},
+        "parameters": description.parameters,
+        "pattern": None if description.pattern is None else repr(description.pattern),
         "keys_per_query": None
         if keys is None
         else {"mean": keys.mean, "max": keys.most, "exact": keys.exact},
         "density": None if keys is None else keys.density,
-        "cache": _cache(facts.cache()),
-        "forward": _choice(facts.runs(grad=False)),
-        "forward_and_backward": _choice(facts.runs(grad=True)),
+        "cache": description.cache().to_json(),
+        "forward": _choice_json(description.backend(grad=False)),
+        "forward_and_backward": _choice_json(description.backend(grad=True)),
     }
 
 
 def recipe_json(recipe: Recipe, can: Can) -> dict[str, Any]:
-    """A recipe and its promises, as plain values."""
+    """A recipe and its capabilities as plain values."""
     return {
         "name": recipe.name,
         "family": recipe.family,
@@ -149,22 +136,16 @@ def recipe_json(recipe: Recipe, can: Can) -> dict[str, Any]:
         "url": paper_url(recipe),
         "formula": recipe.formula,
         "summary": recipe.summary,
-        "can": {promise: getattr(can, promise) for promise in CAPABILITIES},
+        "can": {name: getattr(can, name) for name in CAPABILITIES},
     }
 
 
 def paper_url(recipe: Recipe) -> str | None:
-    """Where the paper can be read."""
+    """Address of the paper."""
     return f"https://arxiv.org/abs/{recipe.arxiv}" if recipe.arxiv else None
 
 
-def _milliseconds(choice: BackendChoice) -> float | None:
-    """The estimate for the executor that was chosen."""
-    seconds = choice.dense_seconds if choice.backend == "sdpa" else choice.sparse_seconds
-    return None if seconds is None else seconds * 1e3
-
-
-def _choice(choice: BackendChoice | None) -> dict[str, Any] | None:
+def _choice_json(choice: BackendChoice | None) -> dict[str, Any] | None:
     if choice is None:
         return None
     dense, sparse = (
@@ -173,21 +154,9 @@ def _choice(choice: BackendChoice | None) -> dict[str, Any] | None:
     return {
         "backend": choice.backend,
         "reason": choice.reason,
-        "ms": _milliseconds(choice),
+        "ms": dense if choice.backend == "sdpa" else sparse,
         "dense_ms": dense,
         "sparse_ms": sparse,
-    }
-
-
-def _cache(cache: CacheSize) -> dict[str, Any]:
-    """Keys for each head and in all, or the size of a state in vectors after half of the tokens and after all."""
-    state = None if cache.refusal or cache.keys is not None else list(cache.sizes)
-    keys = None if cache.keys is None else list(cache.keys)
-    return {
-        "streams": cache.refusal is None,
-        "keys": keys,
-        "held": None if keys is None else cache.held,
-        "state": state,
     }
 
 

@@ -10,16 +10,16 @@ from typing import Any
 from regard.show.picture import Picture
 from regard.show.style import Colour, PartStyle, assign_styles, blend, legend_entries
 
-PAPER: Colour = (238, 240, 244)
+BACKGROUND: Colour = (238, 240, 244)
 INK, PALE = "#1d2330", "#6b7280"
-CELLS = 96  # to a side, for more tokens than that
-GRID = 64  # pictures of up to so many cells have lines between them
+CELLS = 96  # maximum cells per side
+GRID_CELLS = 64  # up to this size there are lines between the cells
 DPI = 140
-LINE = 0.26  # of a legend, in inches
+LINE = 0.26  # height of a line of the legend, in inches
 
 
 def save(path: Path, pictures: Sequence[Picture], title: str, subtitle: str) -> None:
-    """One recipe: its picture, or one for each kind of head."""
+    """Save the pictures of one recipe."""
     side = 5.6 if len(pictures) == 1 else 3.6
     sheet = FigureSheet(
         len(pictures), side, gap=(0.85, 0.75), margin=(0.85, 0.4), top=1.6, bottom=0.85
@@ -35,18 +35,18 @@ def save(path: Path, pictures: Sequence[Picture], title: str, subtitle: str) -> 
 
 
 def save_gallery(path: Path, named: Sequence[tuple[str, str, Picture]], title: str) -> None:
-    """Many recipes, a (name, paper, picture) each, in one grid with one legend."""
+    """Save many recipes, each as (name, paper, picture), in one grid with one legend."""
     look = assign_styles([picture for _, _, picture in named])
     below = 0.85 + LINE * len(
         legend_entries(look)
-    )  # names and papers, then at most a line for each colour
+    )  # names and papers, and at most one line per colour
     sheet = FigureSheet(
         len(named), 2.8, gap=(0.3, 0.75), margin=(0.35, 0.35), top=1.15, bottom=below
     )
     tokens = max(picture.tokens for _, _, picture in named)
     sheet.title(
         title,
-        f"{tokens} tokens; rows are queries, columns are keys; colour: this query may look at this key",
+        f"{tokens} tokens; rows are queries, columns are keys; coloured pairs may attend",
     )
     for index, (name, paper, picture) in enumerate(named):
         axes = sheet.square(index)
@@ -79,7 +79,7 @@ def save_gallery(path: Path, named: Sequence[tuple[str, str, Picture]], title: s
 
 
 class FigureSheet:
-    """A figure of equal squares, up to four to a row, measured in inches: margin (left, right) and gap (across, down)."""
+    """A figure with a grid of equal squares, up to four per row. Sizes are in inches."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class FigureSheet:
         self.figure = _figure(self.width, self.height)
 
     def title(self, title: str, subtitle: str) -> None:
-        """A line in bold, and one in pale."""
+        """Add a title and a subtitle."""
         for words, down, look in (
             (title, 0.42, {"fontsize": 19, "weight": "bold", "color": INK}),
             (subtitle, 0.8, {"fontsize": 10.5, "color": PALE}),
@@ -107,7 +107,7 @@ class FigureSheet:
             self.figure.text(0.35 / self.width, 1 - down / self.height, words, va="center", **look)
 
     def square(self, index: int) -> Any:
-        """The axes of a square, from left to right and from above."""
+        """Axes of a square, counted by rows from the top left."""
         row, column = divmod(index, self.columns)
         x = self.left + column * (self.side + self.gap[0])
         y = self.height - self.top - self.side - row * (self.side + self.gap[1])
@@ -116,7 +116,7 @@ class FigureSheet:
         )
 
     def legend(self, look: Mapping[str, PartStyle]) -> None:
-        """What the colours mean, below."""
+        """Add a legend at the bottom."""
         from matplotlib.patches import Patch
 
         patches = [
@@ -140,7 +140,7 @@ class FigureSheet:
         )
 
     def save(self, path: Path) -> None:
-        """Always PNG, whatever the file is called."""
+        """Save as PNG, whatever the suffix."""
         self.figure.savefig(path, format="png", dpi=DPI, facecolor="white")
 
 
@@ -148,18 +148,18 @@ def _figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("a PNG needs matplotlib: pip install regard[plot]") from error
+        raise ImportError("Saving a PNG requires matplotlib: pip install regard[plot]") from error
     return Figure(figsize=(width, height))
 
 
 def _paint(axes: Any, picture: Picture, look: dict[str, PartStyle]) -> None:
-    """The squares, with thin lines between them where they are few."""
+    """Draw the cells, with lines between them if they are few."""
     size = picture.cells
     pixels = [[_pixel(picture, look, i, j) for j in range(size)] for i in range(size)]
     axes.imshow(pixels, interpolation="nearest", aspect="equal")
     for side in axes.spines.values():
         side.set_visible(False)
-    if size <= GRID:
+    if size <= GRID_CELLS:
         for edge in range(size + 1):
             axes.axhline(edge - 0.5, color="white", linewidth=22 / max(size, 12))
             axes.axvline(edge - 0.5, color="white", linewidth=22 / max(size, 12))
@@ -170,14 +170,14 @@ def _paint(axes: Any, picture: Picture, look: dict[str, PartStyle]) -> None:
 def _pixel(picture: Picture, look: dict[str, PartStyle], i: int, j: int) -> Colour:
     index = int(picture.part[i, j])
     return (
-        PAPER
+        BACKGROUND
         if index < 0
-        else blend(look[picture.parts[index].words].colour, PAPER, float(picture.shade[i, j]))
+        else blend(look[picture.parts[index].label].colour, BACKGROUND, float(picture.shade[i, j]))
     )
 
 
 def _axes(axes: Any, picture: Picture) -> None:
-    """Positions of keys above, of queries to the left."""
+    """Label the positions of keys (top) and queries (left)."""
     n = picture.tokens
     labels = sorted({0, n // 3, 2 * n // 3, n - 1})
     per = -(-n // picture.cells)

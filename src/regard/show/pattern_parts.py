@@ -1,11 +1,11 @@
-"""The parts of a pattern, with words for them: what a legend names and a colour stands for."""
+"""Splits a pattern into labelled parts for legends and colours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from operator import and_, or_
+from operator import and_
 
 from regard.pattern import (
     And,
@@ -32,37 +32,34 @@ from regard.pattern import (
 
 @dataclass(frozen=True)
 class PatternPart:
-    """One member of a union: its kind, which decides its colour, the words of the legend, and the pairs it allows."""
+    """One member of a union: its kind (which sets the colour), its label in the legend, and its pairs."""
 
     kind: str
-    words: str
+    label: str
     pattern: Pattern
 
 
 def split_pattern(pattern: Pattern, n: int) -> list[PatternPart]:
-    """The members of the union that a pattern is, in its order; members of one name are one part.
+    """Members of the union in their order; members with the same label are one part.
 
-    Marks are known only at run time, so two of the n tokens stand for them.
+    Global tokens are chosen at run time; two of the n tokens stand for them.
     """
     among = set(pattern.leaves())
     found: dict[tuple[str, str], Pattern] = {}
     for member in _members(pattern):
         name = _name(member, among)
-        found[name] = found.get(name, Nothing()) | _with_marks(member, n)
-    return [PatternPart(kind, words, p) for (kind, words), p in found.items()]
+        found[name] = found.get(name, Nothing()) | _with_global_tokens(member, n)
+    return [PatternPart(kind, label, p) for (kind, label), p in found.items()]
 
 
 def _members(pattern: Pattern) -> Iterator[Pattern]:
-    """(a | b) & c has two: a & c and b & c."""
+    """Members of a union; (a | b) & c has two, a & c and b & c."""
     if isinstance(pattern, Or):
         for part in pattern.parts:
             yield from _members(part)
         return
-    union = (
-        next((p for p in pattern.parts if isinstance(p, Or)), None)
-        if isinstance(pattern, And)
-        else None
-    )
+    parts = pattern.parts if isinstance(pattern, And) else ()
+    union = next((p for p in parts if isinstance(p, Or)), None)
     if union is None:
         yield pattern
         return
@@ -71,23 +68,28 @@ def _members(pattern: Pattern) -> Iterator[Pattern]:
         yield from _members(part & rest)
 
 
-def _with_marks(pattern: Pattern, n: int) -> Pattern:
-    """The same with tokens n/4 and 2n/3 marked."""
-    marked = (n // 4, 2 * n // 3)
+def _with_global_tokens(pattern: Pattern, n: int) -> Pattern:
+    """The pattern with tokens n/4 and 2n/3 as global tokens."""
 
-    def settle(leaf: Pattern) -> Pattern:
-        kind = {"queries": Queries, "keys": Keys}.get(leaf._marks or "")
-        return leaf if kind is None else reduce(or_, (kind(at, at + 1) for at in marked))
+    def resolve(leaf: Pattern) -> Pattern:
+        kind: type[Queries | Keys]
+        if isinstance(leaf, GlobalMaskQueries):
+            kind = Queries
+        elif isinstance(leaf, GlobalMaskKeys):
+            kind = Keys
+        else:
+            return leaf
+        return kind(n // 4, n // 4 + 1) | kind(2 * n // 3, 2 * n // 3 + 1)
 
-    return pattern.map_leaves(settle)
+    return pattern.map_leaves(resolve)
 
 
-# ---------------------------------------------------------------------------------------------- words
+# ---------------------------------------------------------------------------------------------- labels
 def _name(pattern: Pattern, among: set[Pattern]) -> tuple[str, str]:
-    """(kind, words) of a member; `among` are all leaves, for a leaf that means another thing beside another leaf."""
+    """Kind and label of a member. `among` are all leaves: the label of a leaf may depend on the others."""
     if isinstance(pattern, And):
         names = [_name(p, among) for p in pattern.parts if p != Causal()]
-        return names[0][0], " and ".join(words for _, words in names)
+        return names[0][0], " and ".join(label for _, label in names)
     if isinstance(pattern, Not) and pattern != Nothing():
         return "other", f"all but {_name(pattern.parts[0], among)[1]}"
     if isinstance(pattern, Band):
@@ -106,7 +108,7 @@ def _band(band: Band, among: set[Pattern]) -> tuple[str, str]:
             else ("stride", f"every {_nth(band.step)} token")
         )
     if band.step > 1:
-        return "dilated", "window with gaps"
+        return "dilated", "dilated window"
     if band == Causal():
         return "past", "the past"
     return ("all", "everything") if unlimited else ("window", "window")
@@ -127,15 +129,15 @@ def _leaf(leaf: Pattern) -> tuple[str, str]:
         case Keys():
             return "keys", "global keys"
         case GlobalMaskQueries():
-            return "queries", "marked queries (two, say)"
+            return "queries", "global queries (two examples)"
         case GlobalMaskKeys():
-            return "keys", "marked keys (two, say)"
+            return "keys", "global keys (two examples)"
         case KeyPhase():
             return "cells", "summary cells"
         case RandomBlocks():
             return "random", "random blocks"
         case BlockTable():
-            return "random", "blocks by plan"
+            return "random", "listed blocks"
         case Neighbourhood():
             return "window", "window, shifted inward at the border"
         case Blocks():

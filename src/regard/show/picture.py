@@ -1,7 +1,6 @@
-"""A picture: a square of cells, each with the part that fills it most, and how much of it.
+"""A picture: a square of cells, each with the part that covers most of it, and the covered share.
 
-Few tokens have a cell each.  Many share one: its shade is then the share of pairs that the pattern allows there, asked
-tile by tile, so that no n x n mask is built.
+Up to a few dozen tokens have a cell each. More tokens share cells; the shares are computed tile by tile, without an n x n mask.
 """
 
 from __future__ import annotations
@@ -18,13 +17,21 @@ from regard.pattern import Full, Pattern, classify_tiles, position_tiles
 from regard.show.pattern_parts import PatternPart, split_pattern
 from regard.testing import influence, random_tokens
 
-EXACT = 32  # a cell of up to so many tokens is counted; of a larger one as many rows and columns are drawn by lot
-LEAST = 1e-3  # the share of a cell in which something is seen, though no drawn pair met it
+MAX_EXACT = 32  # tokens per cell that are counted exactly; of larger cells as many rows and columns are sampled
+MIN_SHADE = 1e-3  # of a cell that allows some pairs, though none was sampled
 
 
 @dataclass(frozen=True)
 class Picture:
-    """`part` (c c) is the index into `parse_specs`, -1 where nothing is seen; `shade` (c c) is in [0, 1]; rows are queries."""
+    """Cells of a picture, rows are queries.
+
+    Attributes:
+        title: Heads that the picture shows, or "".
+        tokens: Number of tokens.
+        parts: Parts of the pattern.
+        part: Index (c c) into `parts`, -1 = empty.
+        shade: Covered share of each cell (c c), in [0, 1].
+    """
 
     title: str
     tokens: int
@@ -34,25 +41,25 @@ class Picture:
 
     @property
     def cells(self) -> int:
-        """To a side."""
+        """Cells per side."""
         return len(self.part)
 
     def legend(self) -> list[PatternPart]:
-        """The parts that can be seen."""
+        """Parts that are visible."""
         seen = set(self.part.unique().tolist())
         return [part for i, part in enumerate(self.parts) if i in seen]
 
 
 def pattern_picture(pattern: Pattern, n: int, cells: int, title: str = "") -> Picture:
-    """Who may look at whom among n tokens, for a pattern that is the same for all heads."""
+    """Picture of a pattern that is the same for all heads, for n tokens."""
     parts = split_pattern(pattern, n)
     share = torch.stack([_share(p.pattern, n, cells) for p in parts])
-    shade, part = share.max(0)  # of equal ones, the first
+    shade, part = share.max(0)  # the first of equal ones
     return Picture(title, n, tuple(parts), torch.where(shade > 0, part, -1), shade)
 
 
 def pattern_pictures(pattern: Pattern, n: int, cells: int) -> list[Picture]:
-    """One picture, or one for each kind of head."""
+    """One picture, or one for each distinct pattern of the heads."""
     if not pattern.heads:
         return [pattern_picture(pattern, n, cells)]
     heads: dict[Pattern, list[int]] = {}
@@ -62,7 +69,7 @@ def pattern_pictures(pattern: Pattern, n: int, cells: int) -> list[Picture]:
 
 
 def count_pictures(pattern: Pattern | None) -> int:
-    """How many kinds of heads there are, and so pictures."""
+    """Number of distinct patterns of the heads, and so of pictures."""
     return len(set(pattern.parts)) if pattern is not None and pattern.heads else 1
 
 
@@ -72,40 +79,40 @@ def _heads(numbers: Sequence[int]) -> str:
 
 
 def _share(pattern: Pattern, n: int, cells: int) -> Tensor:
-    """(c c): the share of the pairs in each cell that are allowed."""
+    """Share of the pairs in each cell that are allowed, (c c)."""
     tiles = position_tiles(n, max(1, -(-n // cells)))
     some, every = classify_tiles(pattern, tiles, tiles)
     share = every.double()
     at = (some & ~every).nonzero()
     if len(at) == 0:
         return share
-    exact = tiles.shape[1] <= EXACT
-    rows, cols = (tiles if exact else _drawn(tiles, seed) for seed in (0, 1))
+    exact = tiles.shape[1] <= MAX_EXACT
+    rows, cols = (tiles if exact else _sample_positions(tiles, seed) for seed in (0, 1))
     q, k = rows[at[:, 0]][:, :, None], cols[at[:, 1]][:, None, :]
     real = (q >= 0) & (k >= 0)
     found = (pattern.allows(q, k) & real).sum((1, 2)) / real.sum((1, 2)).clamp(min=1)
-    share[at[:, 0], at[:, 1]] = found.double() if exact else found.double().clamp(min=LEAST)
+    share[at[:, 0], at[:, 1]] = found.double() if exact else found.double().clamp(min=MIN_SHADE)
     return share
 
 
-def _drawn(tiles: Tensor, seed: int) -> Tensor:
-    """Some positions of each tile, one by lot from each of EXACT equal stretches: (r s) -> (r EXACT)."""
-    within = torch.rand(len(tiles), EXACT, generator=torch.Generator().manual_seed(seed))
-    index = (torch.arange(EXACT) + within) * tiles.shape[1] / EXACT
+def _sample_positions(tiles: Tensor, seed: int) -> Tensor:
+    """Sample one position from each of MAX_EXACT equal parts of each tile: (r s) -> (r MAX_EXACT)."""
+    within = torch.rand(len(tiles), MAX_EXACT, generator=torch.Generator().manual_seed(seed))
+    index = (torch.arange(MAX_EXACT) + within) * tiles.shape[1] / MAX_EXACT
     return tiles.gather(1, index.long().clamp(max=tiles.shape[1] - 1))
 
 
 # ---------------------------------------------------------------------------------------------- without a pattern
 def map_picture(mixer: Mixer, n: int) -> Picture:
-    """What a mixer without a pattern does to n random tokens: its attention map, or the influence of token on token."""
+    """Attention map of a mixer for n random tokens, or the influence of token on token if it has no map."""
     x = random_tokens(mixer.double(), n, b=1)
     with torch.no_grad():
         try:
             weights = mixer.attention_map(x)[0].abs().mean(0)
-            words = "absolute weight in its attention map, mean over heads"
+            label = "attention map, mean absolute weight over heads"
         except Unsupported:
             weights = influence(mixer, x)
-            words = "influence of key token on query token, by the Jacobian"
+            label = "influence of key token on query token (Jacobian)"
     shade = weights / weights.max().clamp(min=torch.finfo(weights.dtype).tiny)
-    part = PatternPart("weight", f"{words}, for random tokens and weights", Full())
+    part = PatternPart("weight", f"{label}, for random tokens and weights", Full())
     return Picture("", n, (part,), torch.where(shade > 0, 0, -1), shade)

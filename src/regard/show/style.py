@@ -1,4 +1,4 @@
-"""Colours and characters: one for each part, the same wherever that part appears."""
+"""Colours and characters of the parts of a pattern."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Colour = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class PartStyle:
-    """How a part looks: in colour, and without."""
+    """Colour of a part, and its character without colours."""
 
     colour: Colour
     mark: str
 
 
-# colours that people who confuse red and green can tell apart; marks that say what they mean where that is possible
+# distinguishable with red-green colour blindness
 STYLES = {
     "window": PartStyle((46, 110, 216), "#"),
     "queries": PartStyle((214, 73, 51), "="),
@@ -38,26 +38,26 @@ SPARE = (
     PartStyle((230, 200, 40), "*"),
     PartStyle((100, 100, 100), "~"),
 )
-RAMP = ".:-=+*#%@"  # of weights, from little to much
-FAINT = 0.3  # how strong the lightest shade is: less could not be told from nothing
+RAMP = ".:-=+*#%@"  # characters for weights, from small to large
+FAINT = 0.3  # opacity of the lightest shade
 
 
 def assign_styles(pictures: Sequence[Picture]) -> dict[str, PartStyle]:
-    """words -> style, for all parts that can be seen.  A kind looks the same in all pictures, two parts of one never alike."""
+    """Label -> style of all visible parts. A kind has the same style in all pictures; parts of one picture differ."""
     chosen: dict[str, PartStyle] = {}
     for picture in pictures:
         parts = picture.legend()
         for part in parts:
-            if part.words not in chosen:
-                taken = [chosen[other.words] for other in parts if other.words in chosen]
-                chosen[part.words] = next(
+            if part.label not in chosen:
+                taken = [chosen[other.label] for other in parts if other.label in chosen]
+                chosen[part.label] = next(
                     (s for s in (STYLES[part.kind], *SPARE) if s not in taken), SPARE[-1]
                 )
     return chosen
 
 
 def legend_entries(look: Mapping[str, PartStyle]) -> list[tuple[PartStyle, str]]:
-    """The samples of a legend: parts that look alike share one."""
+    """Entries of a legend; parts with the same style share one."""
     words: dict[PartStyle, list[str]] = {}
     for part, style in look.items():
         words.setdefault(style, []).append(part)
@@ -65,12 +65,12 @@ def legend_entries(look: Mapping[str, PartStyle]) -> list[tuple[PartStyle, str]]
 
 
 def blend(colour: Colour, ground: Colour, shade: float) -> Colour:
-    """A colour laid on a ground, the thinner the less of it there is."""
+    """Blend a colour with a background by the shade in [0, 1]."""
     strength = FAINT + (1 - FAINT) * shade**0.5
     red, green, blue = (round(g + (c - g) * strength) for c, g in zip(colour, ground, strict=True))
     return red, green, blue
 
 
 def cell_character(style: PartStyle, kind: str, shade: float) -> str:
-    """The character of a cell without colour."""
+    """Character of a cell, for output without colours."""
     return RAMP[min(int(shade * len(RAMP)), len(RAMP) - 1)] if kind == "weight" else style.mark

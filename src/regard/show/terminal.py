@@ -1,4 +1,4 @@
-"""Pictures in the terminal: half blocks with colours, or, without colours, a character for each part."""
+"""Pictures in the terminal: half blocks with colours, or characters without."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from regard.show.style import (
 )
 
 GROUND: Colour = (43, 43, 51)
-NOBODY = "·"
+EMPTY = "·"
 COLUMNS = 80
 
 
 def supports_colour(console: Console) -> bool:
-    """Whether colours will be seen; NO_COLOR, a pipe and a file say no."""
+    """Whether the console shows colours: not with NO_COLOR, a pipe or a file."""
     return console.color_system is not None and not console.no_color
 
 
 def max_cells(count: int, colour: bool) -> int:
-    """How many cells to a side `count` pictures may have."""
+    """Maximum number of cells per side for `count` pictures."""
     if colour:
         return {1: 48, 2: 36}.get(count, 24)
     return 40 if count == 1 else 18
 
 
 def render_pictures(pictures: Sequence[Picture], colour: bool) -> RenderableType:
-    """The pictures side by side, as many as fit on a line, and what their colours mean."""
+    """Pictures side by side, with a legend."""
     look = assign_styles(pictures)
     drawn = [
         _titled(p, render_colour(p, look) if colour else render_plain(p, look)) for p in pictures
@@ -56,7 +56,7 @@ def _titled(picture: Picture, lines: Text) -> Text:
 
 
 def render_plain(picture: Picture, look: dict[str, PartStyle]) -> Text:
-    """A cell is two equal characters, which makes it about square."""
+    """Render without colours; a cell is two characters, about square."""
     return Text(
         "\n".join(
             "".join(2 * _mark(picture, look, i, j) for j in range(picture.cells))
@@ -68,13 +68,13 @@ def render_plain(picture: Picture, look: dict[str, PartStyle]) -> Text:
 def _mark(picture: Picture, look: dict[str, PartStyle], i: int, j: int) -> str:
     index = int(picture.part[i, j])
     if index < 0:
-        return NOBODY
+        return EMPTY
     part = picture.parts[index]
-    return cell_character(look[part.words], part.kind, float(picture.shade[i, j]))
+    return cell_character(look[part.label], part.kind, float(picture.shade[i, j]))
 
 
 def render_colour(picture: Picture, look: dict[str, PartStyle]) -> Text:
-    """A line holds two rows of cells: the upper half of each character and its ground."""
+    """Render with colours; a line shows two rows of cells, as half blocks."""
     size, text = picture.cells, Text()
     for i in range(0, size, 2):
         for j in range(size):
@@ -89,7 +89,7 @@ def _colour(picture: Picture, look: dict[str, PartStyle], i: int, j: int) -> Col
     index = int(picture.part[i, j])
     if index < 0:
         return GROUND
-    return blend(look[picture.parts[index].words].colour, GROUND, float(picture.shade[i, j]))
+    return blend(look[picture.parts[index].label].colour, GROUND, float(picture.shade[i, j]))
 
 
 def _hex(colour: Colour) -> str:
@@ -97,7 +97,7 @@ def _hex(colour: Colour) -> str:
 
 
 def legend(pictures: Sequence[Picture], look: dict[str, PartStyle], colour: bool) -> Text:
-    """A sample of each part, and its words."""
+    """Legend: a sample and the label of each part."""
     kind = pictures[0].parts[0].kind
     items = []
     for style, words in style_legend(look):
