@@ -138,7 +138,7 @@ def test_parts_together_are_the_pattern():
             continue
         for one in pattern.parts if pattern.heads else (pattern,):
             p = pattern_picture(one, 24, 24)
-            global_attention_mask = one.marked
+            global_attention_mask = one.needs_global_mask
             want = one.resolve_global_mask(False, False).dense(24)
             assert (
                 (p.part.ge(0) | ~want).all()
@@ -220,7 +220,7 @@ def test_pattern_of():
     )
     assert pattern_of(regard.create("linformer", dim=8, heads=2, length=9, rank=3)) is None
     longformer = pattern_of(regard.create("longformer", dim=8, heads=2, window=3))
-    assert longformer is not None and longformer.marked
+    assert longformer is not None and longformer.needs_global_mask
 
 
 def test_fitted_arguments():

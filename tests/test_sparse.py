@@ -364,7 +364,7 @@ def test_heads_that_keep_all_are_shown():
     shown = cache_size(
         get_recipe("sparse_strided"), {"dim": 8, "heads": 2, "stride": 16}, N, made("local").can
     )
-    assert shown.keys == (16, 399) and shown.held == 399 and "16 to 399 keys" in shown.words()
+    assert shown.keys == (16, 399) and shown.held == 399 and "16 to 399 keys" in str(shown)
 
 
 def test_states_are_shown():
@@ -372,12 +372,11 @@ def test_states_are_shown():
     words = {}
     for name in ("linear", "bp_transformer", "fnet"):
         recipe = get_recipe(name)
-        words[name] = cache_size(
-            recipe, {"dim": 8, "heads": 1 if name == "fnet" else 2}, 1024, recipe.can()
-        ).words()
-    assert words["linear"].startswith("a state of fixed size, about 9 vectors")
-    assert words["bp_transformer"].startswith("a state that may grow: about")
-    assert words["fnet"].startswith("does not stream: the Fourier transform")
+        heads = 1 if name == "fnet" else 2
+        words[name] = str(cache_size(recipe, {"dim": 8, "heads": heads}, 1024, recipe.can()))
+    assert words["linear"].startswith("state of constant size: about 9 vectors")
+    assert words["bp_transformer"].startswith("state that may grow: about")
+    assert words["fnet"].startswith("cannot stream: the Fourier transform")
 
 
 # ---------------------------------------------------------------------------------------------- longformer
