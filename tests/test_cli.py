@@ -234,7 +234,10 @@ def test_show_bigbird_says_all_that_matters():
     assert (
         "forward" in shown
         and "with backward" in shown
-        and any(f"{name} (estimate" in shown or f"{name}: " in shown for name in ("cpp", "sparse", "sdpa"))
+        and any(
+            f"{name} (estimate" in shown or f"{name}: " in shown
+            for name in ("cpp", "sparse", "sdpa")
+        )
     )
 
 
