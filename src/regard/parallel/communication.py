@@ -136,10 +136,10 @@ def exchange(
 
     All processes must take part in the forward and in the backward pass, even with nothing to send.
     """
-    return _AllToAll.apply(x, tuple(sent), tuple(received), group)  # type: ignore[no-untyped-call]
+    return _ExchangeRows.apply(x, tuple(sent), tuple(received), group)  # type: ignore[no-untyped-call]
 
 
-class _AllToAll(torch.autograd.Function):
+class _ExchangeRows(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
