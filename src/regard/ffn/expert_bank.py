@@ -102,10 +102,10 @@ class ShardedExpertBank(nn.Module):
 
 def all_to_all(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Send row r of x (world, ...) to process r and receive its row; differentiable."""
-    return _AllToAll.apply(x, group)  # type: ignore[no-untyped-call]
+    return _ExpertExchange.apply(x, group)  # type: ignore[no-untyped-call]
 
 
-class _AllToAll(torch.autograd.Function):
+class _ExpertExchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         ctx.group = group

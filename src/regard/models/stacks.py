@@ -81,7 +81,7 @@ def sequential(builder: StackBuilder) -> Layer:
     return SequentialStack(builder.blocks())
 
 
-def shared(builder: StackBuilder, *, blocks: int = 1, order: str = "sequence") -> Layer:
+def weight_sharing(builder: StackBuilder, *, blocks: int = 1, order: str = "sequence") -> Layer:
     """`blocks` blocks that share their weights over the depth of the stack."""
     return SharedStack(builder.blocks(blocks), builder.depth, order=order)
 
@@ -204,7 +204,7 @@ def realformer(builder: StackBuilder) -> Layer:
 
 STACKS: Mapping[str, Callable[..., Layer]] = {
     "sequential": sequential,
-    "shared": shared,
+    "shared": weight_sharing,
     "universal": universal,
     "reversible": reversible,
     "segments": segments,

@@ -37,7 +37,7 @@ class ContentAttention(NamedTuple):
         q, k, v = functional_call(module, fixed, (states,))
         return q, k, v
 
-    def read(self, states: HiddenStates) -> Tensor:
+    def attend(self, states: HiddenStates) -> Tensor:
         """Attention output of the segment over the states, (b, h, n, e)."""
         q, (_, k, v) = self.project(self.segment)[0], self.project(states)
         return attend(q, k, v, mask=states.mask)
@@ -90,7 +90,7 @@ class AttentionReconstructionLoss(CompressionLoss):
 
     def forward(self, content: ContentAttention, old: HiddenStates, new: HiddenStates) -> Tensor:
         """See `CompressionLoss`."""
-        error = (content.read(old) - content.read(new)).square().mean((1, 3))
+        error = (content.attend(old) - content.attend(new)).square().mean((1, 3))
         return _masked_mean(error, content.segment.mask)
 
 

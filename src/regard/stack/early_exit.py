@@ -118,7 +118,7 @@ class EarlyExitStack(Layer):
         states = self._empty_states() if state is None else list(state)
         if self.training:
             for i, layer in enumerate(self.layers):
-                x, states[i] = states[i].read(layer, x, inputs)
+                x, states[i] = states[i].run_layer(layer, x, inputs)
         else:
             output = self._run_exits(x, inputs, states)
             record_aux("depth", lambda: output.depth)
@@ -193,7 +193,7 @@ class EarlyExitStack(Layer):
             if logits is not None and not active.any():
                 states[i] = states[i].defer(h)
                 continue
-            new, states[i] = states[i].read(layer, h, inputs)
+            new, states[i] = states[i].run_layer(layer, h, inputs)
             h, depth = torch.where(active[..., None], new, h), depth + active
             if i + 1 in self.exits:
                 new_logits = self._head_after(i + 1)(h)

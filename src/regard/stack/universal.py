@@ -126,7 +126,7 @@ class UniversalStack(Layer):
         if self.halting is None:
             y = x
             for t in range(self.steps):
-                y, states[t] = states[t].read(self.layer, self._add_signal(y, t, start), inputs)
+                y, states[t] = states[t].run_layer(self.layer, self._add_signal(y, t, start), inputs)
         else:
             y = self._run_halting(self.halting, x, inputs, states, start)
         return y, None if state is None else UniversalState(start + x.shape[1], tuple(states))
@@ -151,7 +151,7 @@ class UniversalStack(Layer):
                 continue
             active, last = progress.active, t == self.steps - 1
             weight, progress = progress.update(halting(s), 1 - halting.epsilon, last)
-            new, states[t] = states[t].read(self.layer, s, inputs)
+            new, states[t] = states[t].run_layer(self.layer, s, inputs)
             h = torch.where(active[..., None], new, h)
             y = y + weight[..., None].to(y.dtype) * h
 
