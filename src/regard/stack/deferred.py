@@ -22,7 +22,9 @@ class DeferredState(NamedTuple):
     state: State
     pending: Tensor | None = None
 
-    def run_layer(self, layer: Layer, x: Tensor, inputs: LayerInputs) -> tuple[Tensor, DeferredState]:
+    def run_layer(
+        self, layer: Layer, x: Tensor, inputs: LayerInputs
+    ) -> tuple[Tensor, DeferredState]:
         """Run the layer on the pending tokens and the chunk x (b, n, d); return the chunk's output."""
         y, state = layer.run(self._with_pending(x), inputs, self.state)
         return y[:, y.shape[1] - x.shape[1] :], DeferredState(state)

@@ -126,7 +126,9 @@ class UniversalStack(Layer):
         if self.halting is None:
             y = x
             for t in range(self.steps):
-                y, states[t] = states[t].run_layer(self.layer, self._add_signal(y, t, start), inputs)
+                y, states[t] = states[t].run_layer(
+                    self.layer, self._add_signal(y, t, start), inputs
+                )
         else:
             y = self._run_halting(self.halting, x, inputs, states, start)
         return y, None if state is None else UniversalState(start + x.shape[1], tuple(states))
