@@ -242,7 +242,7 @@ class FakeExecutor(Executor):
         handle = type(
             "FakeHandle",
             (RunHandle,),
-            {"done": lambda h: self.clock.now >= h.end, "kill": lambda h: h.stop()},
+            {"is_done": lambda h: self.clock.now >= h.end, "kill": lambda h: h.stop()},
         )()
         handle.end = self.clock.now + seconds + self.late
         handle.stop = lambda: setattr(handle, "end", self.clock.now)

@@ -31,7 +31,7 @@ class RunHandle(ABC):
     """A run that was started."""
 
     @abstractmethod
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether it has ended, successfully or not."""
 
     @abstractmethod
@@ -91,7 +91,7 @@ class ProcessHandle(RunHandle):
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process, self.killed_by_us = process, False
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.process.poll() is not None
 
     def kill(self) -> None:
@@ -168,7 +168,7 @@ class SubmititHandle(RunHandle):
     def __init__(self, job: Any) -> None:
         self.job = job
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return bool(self.job.done())
 
     def kill(self) -> None:
@@ -229,7 +229,7 @@ class RayHandle(RunHandle):
     def __init__(self, ray: Any, task: Any) -> None:
         self.ray, self.task = ray, task
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return bool(self.ray.wait([self.task], timeout=0)[0])
 
     def kill(self) -> None:

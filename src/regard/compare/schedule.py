@@ -132,7 +132,7 @@ class Schedule:
 
     def _check(self, active: ActiveRun) -> bool:
         """Report the progress of a run and kill it if it is late; whether it has ended."""
-        if active.handle.done():
+        if active.handle.is_done():
             return True
         if active.seconds is not None and not self.executor.has_queue:
             limit = 1.05 * active.seconds + GRACE_SECONDS
@@ -180,10 +180,10 @@ def stop_on_exit(active: list[ActiveRun]) -> Iterator[None]:
         for each in active:
             (each.folder / STOP_FILE).touch()
         deadline = time.monotonic() + SHUTDOWN_SECONDS
-        while any(not each.handle.done() for each in active) and time.monotonic() < deadline:
+        while any(not each.handle.is_done() for each in active) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         for each in active:
-            if not each.handle.done():
+            if not each.handle.is_done():
                 each.handle.kill()
 
 

@@ -125,12 +125,12 @@ def samples(report: ComparisonReport) -> SafeHtml:
 def settings(report: ComparisonReport) -> SafeHtml:
     """Return the settings of the plan and of each run, folded."""
 
-    def folded(name: str, value: object) -> SafeHtml:
+    def fold_json(name: str, value: object) -> SafeHtml:
         text = json.dumps(value, indent=1, ensure_ascii=False)
         return tag("details", tag("summary", name), tag("pre", text, class_="scroll", tabindex=0))
 
-    plan = folded("comparison", report.result.record.plan.model_dump(mode="json"))
-    runs = (folded(name, value) for name, value in report.specs.items())
+    plan = fold_json("comparison", report.result.record.plan.model_dump(mode="json"))
+    runs = (fold_json(name, value) for name, value in report.specs.items())
     summary = tag("summary", f"runs ({len(report.specs)})")
     return section("settings", "Settings", plan, tag("details", summary, *runs))
 
