@@ -1,6 +1,7 @@
 """Every recipe × every promise and refusal, and the committed table of what came of it.
 
-python tests/test_capabilities.py      writes tests/capabilities.json anew; its diff then shows which promise changed
+Run `python tests/test_capabilities.py` to write tests/capabilities.json; its diff shows which
+capability changed.
 """
 
 import json
@@ -26,7 +27,9 @@ def build(name, causal):
 
 @pytest.mark.parametrize("name", regard.list_recipes())
 def test_promises(name, executor):
-    """Fails if a promise is broken, a refusal does not refuse, or the table of them changed unannounced."""
+    """Fails if a promise is broken, a refusal does not refuse, or the table of them changed
+    unannounced.
+    """
     result = check_mixer(lambda causal: build(name, causal))
     committed = json.loads(TABLE.read_text()).get(name)
     assert result == committed, (
@@ -62,14 +65,16 @@ def test_recipe_can_tells_what_the_checks_found(name):
     )
 
 
-# ---------------------------------------------------------------------------------------------- the checks can fail
+# ---------------------------------------------------------------------------- the checks can fail
 def fails(f, words=None):
     with pytest.raises(AssertionError, match=words):
         check_mixer(f)
 
 
 class Plain(Mixer):
-    """Softmax attention over the past, or over all, in a few lines; the broken ones below change one thing each."""
+    """Softmax attention over the past, or over all, in a few lines; the broken ones below change
+    one thing each.
+    """
 
     can_do = Can(cross="a toy", stream="a toy", maps="a toy", length="a toy")
 
@@ -97,8 +102,9 @@ def test_a_sound_toy_passes():
 
 
 class SortedChunks(Plain):
-    """Sorts tokens by a score and lets chunks of the sorted order attend inside: causal masks hide every gradient of
-    the future, but a later token shifts the borders of the chunks."""
+    """Sorts tokens by a score and lets chunks of the sorted order attend inside: causal masks hide
+    every gradient of the future, but a later token shifts the borders of the chunks.
+    """
 
     def mix(self, x, context, mask, state):
         if not self.causal or x.shape[1] < 2:
@@ -141,7 +147,9 @@ class IgnoresMask(Plain):
 
 
 def test_an_ignored_mask_is_found():
-    """Fails if a mask may be accepted and ignored.  (What is left out was blanked, yet its place still counts.)"""
+    """Fails if a mask may be accepted and ignored.  (What is left out was blanked, yet its place
+    still counts.)
+    """
     fails(IgnoresMask)
 
 

@@ -40,7 +40,7 @@ def streamed(mixer, x, size):
     return torch.cat(parts, 1), state
 
 
-# ---------------------------------------------------------------------------------------------- maps
+# ------------------------------------------------------------------------------------------- maps
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", SYNTHESIZERS)
@@ -74,9 +74,11 @@ def test_other_maps_are_true(causal, masked, rand):
         torch.testing.assert_close(pool.attention_map(x, **more)[:, 0] @ kept, pool(x, **more))
 
 
-# ---------------------------------------------------------------------------------------------- synthesizers
+# ----------------------------------------------------------------------------------- synthesizers
 def test_synthesizers_have_the_parameters_of_the_paper():
-    """Fails if a form learns more or less than table 1 says: besides biases, and beside the values and the output."""
+    """Fails if a form learns more or less than table 1 says: besides biases, and beside the values
+    and the output.
+    """
     d, length = 8, 36
 
     def count(name, **arguments):
@@ -145,7 +147,7 @@ def test_only_vanilla_is_vanilla(rand):
     torch.testing.assert_close(mixer(x), plain(x))
 
 
-# ---------------------------------------------------------------------------------------------- gated MLPs
+# ------------------------------------------------------------------------------------- gated MLPs
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_gate_is_open_at_first(causal, rand):
     """Fails if a fresh gMLP is not nearly the plain channel network, as the paper wants it."""
@@ -157,7 +159,9 @@ def test_the_gate_is_open_at_first(causal, rand):
 
 @pytest.mark.parametrize("name", ["gmlp", "amlp"])
 def test_masked_tokens_add_nothing_to_a_gate_that_works(name, rand):
-    """Fails if padding or holes reach the gate once its weights are far from zero, or a stream differs."""
+    """Fails if padding or holes reach the gate once its weights are far from zero, or a stream
+    differs.
+    """
     for causal in (False, True):
         mixer, x = make(name, heads=1, length=20, causal=causal), rand(2, 16, 8)
         torch.nn.init.normal_(mixer.weight)
@@ -168,9 +172,11 @@ def test_masked_tokens_add_nothing_to_a_gate_that_works(name, rand):
     assert state.values.shape == (2, 16, 24)
 
 
-# ---------------------------------------------------------------------------------------------- XCiT
+# ------------------------------------------------------------------------------------------- XCiT
 def test_channels_attend_to_channels(rand):
-    """Fails if the map of channels does not sum to one, or if the scale of tokens or padding changes it."""
+    """Fails if the map of channels does not sum to one, or if the scale of tokens or padding
+    changes it.
+    """
     torch.manual_seed(0)
     xca, x = CrossCovarianceAttention(8, 2).double(), rand(2, 11, 8)
     for f in (xca.q, xca.k):
@@ -184,7 +190,9 @@ def test_channels_attend_to_channels(rand):
 
 
 def test_batch_norm_is_torchs_own(rand):
-    """Fails if the paper's batch norm is another than torch's over the image, in training and after it."""
+    """Fails if the paper's batch norm is another than torch's over the image, in training and after
+    it.
+    """
     torch.manual_seed(0)
     ours, theirs = MaskedBatchNorm(8).double(), torch.nn.BatchNorm2d(8).double()
     for training in (True, False):
@@ -214,7 +222,9 @@ def test_one_example_is_a_batch_of_one(rand):
 
 
 def test_xcit_with_batch_norm_keeps_its_promises_after_training(rand):
-    """Fails if, in eval mode, the paper's own norm breaks a promise; in training its examples touch each other."""
+    """Fails if, in eval mode, the paper's own norm breaks a promise; in training its examples touch
+    each other.
+    """
 
     def build(causal):
         return regard.create("xcit", dim=8, heads=2, width=5, norm="batch", causal=causal)
@@ -288,7 +298,9 @@ def test_aft_simple_and_conv_against_their_oracle(form, causal, n, masked, rand)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [1, 3, 64, 65, 500])
 def test_aft_local_is_aft_full_with_zeros(window, causal, rand):
-    """Fails if many chunks give something else than one table of biases that are zero beyond the window."""
+    """Fails if many chunks give something else than one table of biases that are zero beyond the
+    window.
+    """
     mixer, x = (
         make("aft", heads=1, length=300, rank=3, window=window, causal=causal),
         rand(2, 300, 8),
@@ -328,7 +340,9 @@ class _Shift(torch.nn.Module):
 
 
 def test_a_huge_key_of_the_future_does_not_drown_the_past(rand):
-    """Fails if the largest exponent is looked for among all tokens: the past would round to nothing."""
+    """Fails if the largest exponent is looked for among all tokens: the past would round to
+    nothing.
+    """
     for sizes in AFTS:
         mixer, x = make("aft", heads=1, **sizes, causal=True), rand(1, 30, 8)
         other = x.clone()
@@ -370,7 +384,7 @@ def test_every_form_of_aft_keeps_its_promises(form):
     assert result["length"] == ("supported" if form["length"] is None else "unsupported")
 
 
-# ---------------------------------------------------------------------------------------------- kernels and windows
+# ---------------------------------------------------------------------------- kernels and windows
 def test_a_stream_of_kernels_keeps_what_they_reach(rand):
     """Fails if more than kernel − 1 tokens are kept, or fewer."""
     mixer, x = make("dynamic_conv", kernel=5, causal=True), rand(2, 40, 8)
@@ -411,7 +425,7 @@ def test_long_sums_in_low_precision(rand):
     torch.testing.assert_close(got.double(), mixer.double()(x) + x, rtol=0.02, atol=0.02)
 
 
-# ---------------------------------------------------------------------------------------------- limits
+# ----------------------------------------------------------------------------------------- limits
 @pytest.mark.parametrize("name", [*SYNTHESIZERS, "gmlp", "amlp", "aft"])
 def test_a_stream_that_goes_on_too_long(name, rand):
     """Fails if the limit holds for each chunk, and not for all of them."""
@@ -478,7 +492,7 @@ def test_local_patches_of_few_tokens(rand):
         assert LocalPatchInteraction(8, 50).double()(rand(2, n, 8)).isfinite().all()
 
 
-# ---------------------------------------------------------------------------------------------- cost
+# ------------------------------------------------------------------------------------------- cost
 LINEAR = {
     "xcit": {"heads": 2, "width": 16},
     "dynamic_conv": {"heads": 2},
@@ -506,7 +520,9 @@ def saved(name, n, causal):
 @pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_is_kept_grows_with_the_length(name, causal):
-    """Fails if something of n x n is made where the mechanism needs none; causal AFT keeps log n sums."""
+    """Fails if something of n x n is made where the mechanism needs none; causal AFT keeps log n
+    sums.
+    """
     if causal and not get_recipe(name).can().causal:
         pytest.skip("it has no causal form")
     (small, _), (large, largest) = (saved(name, n, causal) for n in (1024, 2048))

@@ -603,7 +603,7 @@ def test_a_stream_stays_with_its_examples(name):
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("performer", {"kernel": "positiv"}, "kernel must be one of 'positive'.*not 'positiv'"),
+        ("performer", {"kernel": "positiv"}, "kernel must be .*'positiv'.*did you mean 'positive'"),
         ("performer", {"features": 0}, "features must be an integer >= 1"),
         ("performer", {"seed": -1}, "seed must be an integer >= 0"),
         ("performer", {"redraw": 0}, "redraw must be an integer >= 1"),

@@ -1,4 +1,6 @@
-"""The parts that compose: what they promise together, and that together they compute what each says."""
+"""The parts that compose: what they promise together, and that together they compute what each
+says.
+"""
 
 import pytest
 import torch
@@ -75,7 +77,9 @@ def test_no_such_promise():
 
 
 def test_softmax_promises_follow_from_the_parts():
-    """Fails if a pattern that compares positions crosses, or one that was drawn for some length takes any."""
+    """Fails if a pattern that compares positions crosses, or one that was drawn for some length
+    takes any.
+    """
     assert SoftmaxAttention().can.cross and not SoftmaxAttention().can.global_attention_mask
     assert (
         not SoftmaxAttention(Band(1, 1)).can.cross
@@ -105,9 +109,11 @@ def test_composed_promises():
     assert not RoutedAttention(SortedChunks(4)).can.stream
 
 
-# ---------------------------------------------------------------------------------------------- routed
+# ----------------------------------------------------------------------------------------- routed
 class SortedChunks(Route):
-    """Sorts queries and keys by their first number and lets each chunk of the sorted queries see one of the keys."""
+    """Sorts queries and keys by their first number and lets each chunk of the sorted queries see
+    one of the keys.
+    """
 
     can = Can(
         stream="it sorts all tokens", causal="it sorts all tokens", mask="the toy sorts padding too"
@@ -127,7 +133,9 @@ class SortedChunks(Route):
 
 
 class Windows(Route):
-    """Overlapping windows of token numbers, so that most queries stand in two groups; allows each pair only once."""
+    """Overlapping windows of token numbers, so that most queries stand in two groups; allows each
+    pair only once.
+    """
 
     can = Can(stream="a toy", cross="a toy")
 
@@ -222,7 +230,7 @@ def test_the_leak_of_sorted_chunks_is_found():
         check_mixer(lambda causal: MultiHead(8, 2, RoutedAttention(Lying(4)), causal=causal))
 
 
-# ---------------------------------------------------------------------------------------------- prototypes
+# ------------------------------------------------------------------------------------- prototypes
 class Pooled(QueryPrototypes):
     """The mean of every `size` queries that are real asks for all of them."""
 
@@ -274,7 +282,7 @@ def test_prototypes_keep_their_promises():
     )
 
 
-# ---------------------------------------------------------------------------------------------- compressed
+# ------------------------------------------------------------------------------------- compressed
 @pytest.mark.parametrize(
     ("share", "matrices", "shape"),
     [("none", 2, (4, 5, 20)), ("heads", 2, (1, 5, 20)), ("kv", 1, (1, 5, 20))],
@@ -318,7 +326,7 @@ def test_a_memory_may_pass_a_mask_on(rand):
     torch.testing.assert_close(got, regard.attend(q, k, v, mask=mask & even))
 
 
-# ---------------------------------------------------------------------------------------------- heads
+# ------------------------------------------------------------------------------------------ heads
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize(
     "attention",
@@ -381,7 +389,7 @@ def test_another_feature():
     assert result["stream"] == result["cross"] == "supported"
 
 
-# ---------------------------------------------------------------------------------------------- attention as a layer
+# --------------------------------------------------------------------------- attention as a layer
 def plain_heads(name):
     """Whether it has heads and a map, with one matrix for all values, and values for each head."""
     mixer = regard.registry.get_recipe(name).example()
@@ -395,7 +403,9 @@ def plain_heads(name):
 
 @pytest.mark.parametrize("name", [n for n in regard.list_recipes() if plain_heads(n)])
 def test_attention_is_a_dense_layer_whose_weights_depend_on_the_input(name, rand):
-    """Fails if an attention, its map held fixed, is not the linear layer over tokens that the map says."""
+    """Fails if an attention, its map held fixed, is not the linear layer over tokens that the map
+    says.
+    """
     torch.manual_seed(0)
     mixer = regard.registry.get_recipe(name).example().double().eval()
     x = rand(1, 12, 8)
@@ -455,7 +465,7 @@ def test_longformer_map_with_marks(rand):
     )
 
 
-# ---------------------------------------------------------------------------------------------- the interface
+# ---------------------------------------------------------------------------------- the interface
 def test_a_mixer_is_abstract():
     """Fails if a mixer without a mechanism can be built."""
     with pytest.raises(TypeError, match="mix"):

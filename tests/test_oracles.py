@@ -25,7 +25,9 @@ def heads_of(name):
 
 
 def cases(*lengths, promise=None):
-    """(recipe, its arguments, tokens, causal) of all that make a promise; one length for all arguments beside the first."""
+    """(recipe, its arguments, tokens, causal) of all that make a promise; one length for all
+    arguments beside the first.
+    """
     for name, arguments in CASES.items():
         can = get_recipe(name).can()
         for i in range(len(arguments)) if promise is None or getattr(can, promise) else ():
@@ -84,7 +86,8 @@ def run(f, leaves, weight, x, inputs):
 
 
 def compare(forced, mixer, oracle, x, rows=None, **inputs):
-    """Outputs and the gradients of x, memory and every parameter agree; `rows` (b n) tells which outputs count.
+    """Outputs and the gradients of x, memory and every parameter agree; `rows` (b n) tells which
+    outputs count.
 
     With the executor that is picked, then on sparse and on compiled; returns what ran on sparse.
     """
@@ -128,7 +131,9 @@ def test_padding(name, i, n, causal, forced, rand):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", [name for name in CASES if get_recipe(name).can().cross])
 def test_cross(name, sizes, masked, forced, rand):
-    """Fails if queries of one sequence do not look at keys of another, shorter or longer, as the paper says."""
+    """Fails if queries of one sequence do not look at keys of another, shorter or longer, as the
+    paper says.
+    """
     (n, m), more = sizes, {}
     mixer, oracle = make(name, 0, max(sizes), False)
     if masked:
@@ -140,7 +145,9 @@ def test_cross(name, sizes, masked, forced, rand):
 @pytest.mark.parametrize("n", [1, 23, 63])
 @pytest.mark.parametrize("masked", [False, True])
 def test_longformer_marks(i, n, masked, forced, rand):
-    """Fails if marked tokens are not global, do not use projections of their own, or are marked in the wrong example."""
+    """Fails if marked tokens are not global, do not use projections of their own, or are marked in
+    the wrong example.
+    """
     mixer, oracle = make("longformer", i, n, False)
     global_attention_mask = torch.zeros(3, n, dtype=torch.bool)
     global_attention_mask[0, 0] = True

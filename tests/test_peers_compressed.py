@@ -1,6 +1,8 @@
-"""Family F beside other implementations, by copied weights: outputs, and gradients of the input and of the weights.
+"""Family F beside other implementations, by copied weights: outputs, and gradients of the input and
+of the weights.
 
-Where a peer departs from the paper, or from itself, the comparison is made where both agree, and the test says so.
+Where a peer departs from the paper, or from itself, the comparison is made where both agree, and
+the test says so.
 """
 
 import pytest
@@ -64,12 +66,13 @@ def seeded():
         yield
 
 
-# ---------------------------------------------------------------------------------------------- linformer
+# -------------------------------------------------------------------------------------- linformer
 @pytest.mark.parametrize("n", [1, 17, 24])
 @pytest.mark.parametrize("cross", [False, True])
 def test_linformer(n, cross, rand):
-    """Fails if the projection, or what becomes of shorter inputs, is another.  (Its `share_kv` also makes values of keys,
-    which is not the paper's key-value sharing, so that is not compared.)"""
+    """Fails if the projection, or what becomes of shorter inputs, is another.  (Its `share_kv` also
+    makes values of keys, which is not the paper's key-value sharing, so that is not compared.)
+    """
     peer = (
         pytest.importorskip("linformer")
         .LinformerSelfAttention(dim=16, seq_len=24, k=7, heads=4)
@@ -92,7 +95,7 @@ def test_linformer(n, cross, rand):
         compare(mixer, peer, other, pairs)
 
 
-# ---------------------------------------------------------------------------------------------- nystrom
+# ---------------------------------------------------------------------------------------- nystrom
 def nystrom_pair(heads, iterations, kernel=33):
     peer = (
         pytest.importorskip("nystrom_attention")
@@ -119,21 +122,28 @@ def nystrom_pair(heads, iterations, kernel=33):
 
 @pytest.mark.parametrize("kernel", [None, 33])
 def test_nystrom_of_one_head(kernel, rand):
-    """Fails if landmarks, the iteration, its start, or the convolution are others.  One example with one head: the peer
-    starts all pseudo-inverses of a batch by one maximum, so that examples and heads touch each other."""
+    """Fails if landmarks, the iteration, its start, or the convolution are others.
+
+    One example with one head: the peer starts all pseudo-inverses of a batch by one maximum, so
+    that examples and heads touch each other.
+    """
     mixer, peer, pairs = nystrom_pair(1, 6, kernel)
     compare(mixer, peer, rand(1, 24, 16), pairs)
 
 
 def test_nystrom_of_many_heads(rand):
-    """Fails if heads are mixed up.  After many iterations the start no longer matters, so all of a batch agree."""
+    """Fails if heads are mixed up.
+
+    After many iterations the start no longer matters, so all of a batch agree.
+    """
     mixer, peer, pairs = nystrom_pair(4, 40)
     compare(mixer, peer, rand(2, 24, 16), pairs, atol=1e-6)
 
 
 def test_nystrom_of_hugging_face(rand):
-    """Fails if we differ from the option of Hugging Face that starts each pseudo-inverse by itself (`init_option` is set by
-    hand: asking for it in the configuration raises there)."""
+    """Fails if we differ from the option of Hugging Face that starts each pseudo-inverse by itself
+    (`init_option` is set by hand: asking for it in the configuration raises there).
+    """
     transformers = pytest.importorskip("transformers")
     from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
@@ -159,12 +169,15 @@ def test_nystrom_of_hugging_face(rand):
         torch.set_default_dtype(torch.float32)
 
 
-# ---------------------------------------------------------------------------------------------- memory-compressed
+# ------------------------------------------------------------------------------ memory-compressed
 @pytest.mark.parametrize("n", [3, 12, 24])
 def test_memory_compressed(n, rand):
-    """Fails if the convolution, the causal rule or the null key is another.  Whole strides only: the peer fills up at the
-    front, which shifts all blocks.  It scales by the whole width, not by that of a head, and has one convolution for keys
-    and values.  Its other form has a null key too, which the paper has not."""
+    """Fails if the convolution, the causal rule or the null key is another.
+
+    Whole strides only: the peer fills up at the front, which shifts all blocks.  It scales by the
+    whole width, not by that of a head, and has one convolution for keys and values.  Its other form
+    has a null key too, which the paper has not.
+    """
     peer = (
         pytest.importorskip("memory_compressed_attention")
         .MemoryCompressedAttention(dim=16, heads=4, causal=True)
@@ -195,12 +208,15 @@ def test_memory_compressed(n, rand):
     compare(mixer, peer, rand(2, n, 16), [(mixer.out.weight, peer.to_out.weight, same), *pairs[1:]])
 
 
-# ---------------------------------------------------------------------------------------------- informer
+# --------------------------------------------------------------------------------------- informer
 def test_prob_sparse(rand, monkeypatch):
-    """Fails if the measure, the choice, or what the others get is another.  Both are given every key once as the sample:
-    Hugging Face draws one sample for all queries (of about as many keys as there are, so that its cost is quadratic), and
-    divides the sum by the number of keys; the paper draws for each query, and takes the mean of what was drawn.  There are
-    other logarithms too, ln(n + 1): 40 queries give the same."""
+    """Fails if the measure, the choice, or what the others get is another.
+
+    Both are given every key once as the sample: Hugging Face draws one sample for all queries (of
+    about as many keys as there are, so that its cost is quadratic), and divides the sum by the
+    number of keys; the paper draws for each query, and takes the mean of what was drawn.  There are
+    other logarithms too, ln(n + 1): 40 queries give the same.
+    """
     pytest.importorskip("transformers")
     from transformers.models.informer.modeling_informer import InformerProbSparseAttention
 
@@ -222,12 +238,13 @@ def test_prob_sparse(rand, monkeypatch):
     assert (attends.sum(-1) == 20).all(), "half of the queries attend, or this says nothing"
 
 
-# ---------------------------------------------------------------------------------------------- funnel
+# ----------------------------------------------------------------------------------------- funnel
 @pytest.mark.parametrize("cls", [False, True])
 @pytest.mark.parametrize("n", [1, 8, 11])
 def test_funnel(cls, n, rand):
-    """Fails if pooling, with or without [cls] by itself, or the attention of the pooled queries is another.  The relative
-    positions of Hugging Face are set to zero: they are a prior of their own."""
+    """Fails if pooling, with or without [cls] by itself, or the attention of the pooled queries is
+    another.  The relative positions of Hugging Face are set to zero: they are a prior of their own.
+    """
     transformers = pytest.importorskip("transformers")
     from transformers.models.funnel.modeling_funnel import (
         FunnelAttentionStructure,
@@ -265,7 +282,7 @@ def test_funnel(cls, n, rand):
     compare(mine, run, rand(2, n, 16), linears((ask.q, ask.k, ask.v, ask.out), theirs), atol=3e-5)
 
 
-# ---------------------------------------------------------------------------------------------- perceiver
+# -------------------------------------------------------------------------------------- perceiver
 def perceiver_pairs(mine, theirs):
     attention = theirs.attention.self
     no_bias(attention.query, attention.key, attention.value, theirs.attention.output.dense)

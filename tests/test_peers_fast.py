@@ -1,7 +1,9 @@
-"""Parity with pytorch-fast-transformers, the reference of linear and of clustered attention: the same queries, keys and values.
+"""Parity with pytorch-fast-transformers, the reference of linear and of clustered attention: the
+same queries, keys and values.
 
-It must be built from source, for a quarter of an hour, so that it is not among what `make peers` installs; CONTRIBUTING.md
-has the command.  Its compiled parts know float32 alone: what uses them is compared in it, the rest in float64.
+It must be built from source, for a quarter of an hour, so that it is not among what `make peers`
+installs; CONTRIBUTING.md has the command.  Its compiled parts know float32 alone: what uses them is
+compared in it, the rest in float64.
 """
 
 from functools import partial
@@ -81,11 +83,13 @@ def agree(mine, other, parts, atol, of=(0, 1, 2)):
         torch.testing.assert_close(got, want, rtol=0, atol=atol)
 
 
-# ---------------------------------------------------------------------------------------------- linear
+# ----------------------------------------------------------------------------------------- linear
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (37, 37), (20, 90)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_linear(n, m, masked):
-    """Fails if linear attention without their 1e-6 below the fraction is another, with padding or across sequences."""
+    """Fails if linear attention without their 1e-6 below the fraction is another, with padding or
+    across sequences.
+    """
     lengths = torch.tensor([m, max(1, m // 2)]) if masked else None
     agree(
         ours(LinearAttention(), lengths=lengths),
@@ -121,9 +125,11 @@ def test_causal_linear_as_an_oracle_of_digits():
     assert (mine - exact).abs().max() < 1.5 * (other - exact).abs().max() < 1e-4
 
 
-# ---------------------------------------------------------------------------------------------- clustered
+# -------------------------------------------------------------------------------------- clustered
 def given(monkeypatch, module, clusters):
-    """The peer draws its planes and first centres anew at each call; it is given our groups instead."""
+    """The peer draws its planes and first centres anew at each call; it is given our groups
+    instead.
+    """
     grouped = {}
 
     def assign(hashes, lengths, *, clusters, **_):
@@ -147,7 +153,9 @@ def given(monkeypatch, module, clusters):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_clustered(masked, monkeypatch):
-    """Fails if, in the same clusters, the mean of the queries does not ask, or its answer does not come back to all of them."""
+    """Fails if, in the same clusters, the mean of the queries does not ask, or its answer does not
+    come back to all of them.
+    """
     clusters = QueryClusters(WIDTH, 6)
     lengths = torch.tensor([50, 31]) if masked else None
     other = theirs(peer.ClusteredAttention(6, attention_dropout=0.0), lengths=lengths)
@@ -161,8 +169,11 @@ def test_clustered(masked, monkeypatch):
 
 
 def test_improved_clustered(monkeypatch):
-    """Fails if the keys that matter are weighed otherwise.  Of gradients those of the values are compared: the peer passes none
-    through the share that these keys have of a cluster's attention."""
+    """Fails if the keys that matter are weighed otherwise.
+
+    Of gradients those of the values are compared: the peer passes none through the share that these
+    keys have of a cluster's attention.
+    """
     clusters = QueryClusters(WIDTH, 6)
     other = theirs(peer.ImprovedClusteredAttention(6, topk=9, attention_dropout=0.0))
     take = given(monkeypatch, improved_clustered_attention, clusters)
@@ -176,8 +187,10 @@ def test_improved_clustered(monkeypatch):
 
 
 def test_clusters_are_as_tight():
-    """Fails if, from the same signs and first centres, our k-means leaves queries further from their centre than theirs does.
-    Not the groups themselves: ties between centres, and bits without a majority, are settled otherwise."""
+    """Fails if, from the same signs and first centres, our k-means leaves queries further from
+    their centre than theirs does. Not the groups themselves: ties between centres, and bits without
+    a majority, are settled otherwise.
+    """
     clusters = QueryClusters(WIDTH, 10, bits=31)
     q, _, _ = heads(400, torch.float32)
     planes = torch.cat((clusters.planes, torch.zeros(31, 1)), 1)
@@ -199,7 +212,7 @@ def _spread(signs, index):
     return (signs - majority).abs().sum(-1).mean()
 
 
-# ---------------------------------------------------------------------------------------------- others
+# ----------------------------------------------------------------------------------------- others
 @pytest.mark.parametrize("causal", [False, True])
 def test_exact_topk(causal):
     """Fails if the softmax is over other keys than the k largest."""
@@ -228,8 +241,10 @@ def test_local(context, causal):
 
 
 def test_reformer(monkeypatch):
-    """Fails if one round of LSH attention, over sorted chunks that see other buckets too, is another.  Of one round: they
-    give every round the same weight, where the paper goes by its log-sum-exp."""
+    """Fails if one round of LSH attention, over sorted chunks that see other buckets too, is
+    another.  Of one round: they give every round the same weight, where the paper goes by its
+    log-sum-exp.
+    """
     monkeypatch.setattr(reformer_attention.torch, "argsort", partial(torch.argsort, stable=True))
     attention = peer.ReformerAttention(
         chunk_size=8, bits=4, rounds=1, masked=True, attention_dropout=0.0

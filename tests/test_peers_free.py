@@ -37,7 +37,9 @@ def test_fnet_of_transformers(n, rand):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("n", [20, 13])
 def test_gmlp_of_g_mlp_pytorch(attention, causal, n, rand):
-    """Fails if gMLP or aMLP is another than the peer's block, causal too; the peer takes shorter inputs only if causal."""
+    """Fails if gMLP or aMLP is another than the peer's block, causal too; the peer takes shorter
+    inputs only if causal.
+    """
     module = pytest.importorskip("g_mlp_pytorch.g_mlp_pytorch")
     if n < 20 and not causal:
         pytest.skip("the peer has no shorter inputs there")
@@ -119,7 +121,9 @@ def test_dynamic_conv_of_a_depthwise_convolution(rand):
 
 
 def test_average_pool_of_torch(rand):
-    """Fails if pooling on a grid is not PoolFormer's: torch's average pool that counts no padding, less the input."""
+    """Fails if pooling on a grid is not PoolFormer's: torch's average pool that counts no padding,
+    less the input.
+    """
     x = rand(2, 30, 8)
     image = x.mT.unflatten(2, (5, 6))
     want = nn.functional.avg_pool2d(image, 3, stride=1, padding=1, count_include_pad=False) - image

@@ -1,6 +1,7 @@
 """Parity with packages that people use, by copied weights: outputs and gradients, in float64.
 
-Where a peer leaves the paper, it is set to what the paper says, and the difference as shipped is tested to be there.
+Where a peer leaves the paper, it is set to what the paper says, and the difference as shipped is
+tested to be there.
 """
 
 from functools import partial
@@ -38,9 +39,9 @@ def paired(ours, theirs):
     return pairs
 
 
-# ---------------------------------------------------------------------------------------------- performer-pytorch
+# ------------------------------------------------------------------------------ performer-pytorch
 def performers(monkeypatch, causal=False, exact=True, kernel="positive"):
-    """Ours and theirs, with the same projection; `exact` takes the small numbers out that they add."""
+    """Ours and theirs, with the same projection; `exact` removes the small numbers they add."""
     peer = pytest.importorskip("performer_pytorch.performer_pytorch")
     torch.manual_seed(0)
     more = {"generalized_attention": True} if kernel == "relu" else {}
@@ -97,7 +98,7 @@ def test_performer_looks_ahead_and_we_do_not(monkeypatch):
     assert torch.equal(ours(x)[:, :30], ours(other)[:, :30])
 
 
-# ---------------------------------------------------------------------------------------------- linear-attention-transformer
+# ------------------------------------------------------------------- linear-attention-transformer
 @pytest.mark.parametrize("masked", [False, True])
 def test_efficient_attention(masked):
     """Fails if ours is not theirs, which divides by √e on top."""
@@ -128,9 +129,11 @@ def test_efficient_attention_to_another_sequence():
     agree(lambda x: ours(x, context), lambda x: scale * theirs(x, context=context), tokens(), pairs)
 
 
-# ---------------------------------------------------------------------------------------------- Hugging Face
+# ----------------------------------------------------------------------------------- Hugging Face
 def test_delta_rule():
-    """Fails if our chunks are not the recurrence of Qwen3-Next, with its decay set to 1; it computes in float32."""
+    """Fails if our chunks are not the recurrence of Qwen3-Next, with its decay set to 1; it
+    computes in float32.
+    """
     peer = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     q, k, v = (
         torch.randn(2, 4, 150, 8, generator=torch.Generator().manual_seed(s)) for s in range(3)
@@ -145,7 +148,9 @@ def test_delta_rule():
 
 
 def test_decay():
-    """Fails if our chunks are not the lightning attention of MiniMax, without its norm and gate; its decay is of float32."""
+    """Fails if our chunks are not the lightning attention of MiniMax, without its norm and gate;
+    its decay is of float32.
+    """
     peer = pytest.importorskip("transformers.models.minimax.modeling_minimax")
     config = peer.MiniMaxConfig(
         hidden_size=DIM,

@@ -1,4 +1,6 @@
-"""Parity with Hugging Face by copied weights: T5's buckets and biases, rotary embeddings, XLNet's relative attention."""
+"""Parity with Hugging Face by copied weights: T5's buckets and biases, rotary embeddings, XLNet's
+relative attention.
+"""
 
 import pytest
 import torch
@@ -118,7 +120,9 @@ def test_llama_scales_linearly(rand):
 
 
 def test_ntk_scaling_is_that_of_dynamic_scaling_at_its_length(rand):
-    """Fails if the base grows otherwise than in Hugging Face: there by factor · n / trained − (factor − 1), here as given."""
+    """Fails if the base grows otherwise than in Hugging Face: there by factor · n / trained −
+    (factor − 1), here as given.
+    """
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -150,7 +154,7 @@ def test_gpt_neox_turns_a_part(rand):
 
 
 def test_gpt_j_turns_pairs(rand):
-    """Fails if pairs side by side are turned otherwise than GPT-J does, or the rest does not stay."""
+    """Fails if adjacent pairs are rotated differently from GPT-J, or the rest changes."""
     from transformers.models.gptj.modeling_gptj import (
         apply_rotary_pos_emb,
         create_sinusoidal_positions,
@@ -171,7 +175,9 @@ def test_gpt_j_turns_pairs(rand):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_xlnet_relative_attention(causal, rand):
-    """Fails if Transformer-XL's terms are not those that XLNet finds by shifting, or a gradient differs."""
+    """Fails if Transformer-XL's terms are not those that XLNet finds by shifting, or a gradient
+    differs.
+    """
     from transformers import XLNetConfig
     from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 

@@ -1,6 +1,7 @@
 """Parity with packages that people use, by copied weights: outputs and gradients, in float64.
 
-Where a peer leaves the paper, it is set to what the paper says; where it cannot be, the places that agree are compared.
+Where a peer leaves the paper, it is set to what the paper says; where it cannot be, the places that
+agree are compared.
 """
 
 import pytest
@@ -18,11 +19,13 @@ from regard.route.sort import sinkhorn
 TOLERANCE = 1e-9
 
 
-# ---------------------------------------------------------------------------------------------- Reformer
+# --------------------------------------------------------------------------------------- Reformer
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("once", [True, False])
 def test_reformer_pytorch(rounds, once, rand):
-    """Fails if LSH attention with the masks of the paper is another: same buckets only, itself last, keys once or not."""
+    """Fails if LSH attention with the masks of the paper is another: same buckets only, itself
+    last, keys once or not.
+    """
     peer = pytest.importorskip("reformer_pytorch")
     n, dim, heads, chunk = 48, 16, 2, 6
     buckets = n // chunk
@@ -87,7 +90,8 @@ def hugging_face(rounds, causal, kind="lsh"):
 def test_hugging_face_lsh(rounds, rand):
     """Fails if chunks that see other buckets too, and count keys in each round, are others.
 
-    The peer lets the first chunk of a round see the last chunk of another round, so its tokens are left out.
+    The peer lets the first chunk of a round see the last chunk of another round, so its tokens are
+    left out.
     """
     theirs, ours = hugging_face(rounds, causal=False)
     pairs = copied([(ours.q.weight, theirs.query_key.weight), (ours.v.weight, theirs.value.weight)])
@@ -106,7 +110,9 @@ def test_hugging_face_lsh(rounds, rand):
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_hugging_face_lsh_decoder_in_one_bucket(rounds, rand):
-    """Fails if the causal forms differ where they can agree: with all tokens in one bucket, no later one moves a border."""
+    """Fails if the causal forms differ where they can agree: with all tokens in one bucket, no
+    later one moves a border.
+    """
     theirs, ours = hugging_face(rounds, causal=True)
     x = rand(2, 48, 16) * 0.1 + rand(16) * 3
     with torch.no_grad():
@@ -123,7 +129,9 @@ def test_hugging_face_lsh_decoder_in_one_bucket(rounds, rand):
 
 
 def test_hugging_face_local(rand):
-    """Fails if the local layers between Reformer's LSH layers are not a pattern of chunks that see the chunk before."""
+    """Fails if the local layers between Reformer's LSH layers are not a pattern of chunks that see
+    the chunk before.
+    """
     theirs = hugging_face(1, causal=True, kind="local")
     ours = MultiHead(16, 2, SoftmaxAttention(Chunks(6, back=1)), causal=True).double()
     ours.out.weight.data = torch.eye(16, dtype=torch.float64)
@@ -137,9 +145,11 @@ def test_hugging_face_local(rand):
     agree(ours, lambda t: theirs(t).hidden_states, rand(2, 48, 16), pairs)
 
 
-# ---------------------------------------------------------------------------------------------- Routing Transformer
+# ---------------------------------------------------------------------------- Routing Transformer
 def routing_pair(rand):
-    """The peer with 6 clusters of 8 tokens, and ours with its centroids; neither has the paper's layer norm."""
+    """The peer with 6 clusters of 8 tokens, and ours with its centroids; neither has the paper's
+    layer norm.
+    """
     peer = pytest.importorskip("routing_transformer.routing_transformer")
     theirs = peer.SelfAttention(16, 1, 48, 2, 0, 8, rel_pos_emb=False).double()
     ours = MultiHead(16, 2, RoutedAttention(KMeans(2, 8, clusters=6))).double()
@@ -158,8 +168,8 @@ def routing_pair(rand):
 def test_routing_transformer(rand):
     """Fails if clusters take other tokens, or attend otherwise.
 
-    The peer takes the mean over the clusters of a query where we weigh them, so queries in several are left out.  It divides
-    by 1 + 1e-5.
+    The peer takes the mean over the clusters of a query where we weigh them, so queries in several
+    are left out.  It divides by 1 + 1e-5.
     """
     theirs, ours, pairs = routing_pair(rand)
     ours, theirs, x = ours.eval(), theirs.eval(), rand(2, 48, 16)
@@ -186,7 +196,7 @@ def test_routing_transformer_moves_its_centroids_alike(rand):
         assert not torch.equal(before, ours.inner.route.centroids)
 
 
-# ---------------------------------------------------------------------------------------------- Sinkhorn
+# --------------------------------------------------------------------------------------- Sinkhorn
 def test_sinkhorn_operator(rand):
     """Fails if rows and columns are balanced otherwise."""
     peer = pytest.importorskip("sinkhorn_transformer.sinkhorn_transformer")
@@ -201,7 +211,9 @@ def test_sinkhorn_operator(rand):
 
 
 def sinkhorn_pair(cut, block, their_block):
-    """The peer with our sort network: its own is another (scores of sums of queries and keys, log(relu(R) + 1e-6))."""
+    """The peer with our sort network: its own is another (scores of sums of queries and keys,
+    log(relu(R) + 1e-6)).
+    """
     peer = pytest.importorskip("sinkhorn_transformer.sinkhorn_transformer")
     ours = create("sinkhorn", dim=16, heads=2, length=48, block=block, cut=cut).double().eval()
     theirs = peer.SinkhornSelfAttention(
@@ -237,15 +249,20 @@ def sinkhorn_pair(cut, block, their_block):
 
 
 def test_sortcut(rand):
-    """Fails if SortCut is another.  The peer adds the own block wherever there are as many blocks of queries as of keys,
-    which the paper does not; with other blocks of queries it does not either."""
+    """Fails if SortCut is another.
+
+    The peer adds the own block wherever there are as many blocks of queries as of keys, which the
+    paper does not; with other blocks of queries it does not either.
+    """
     ours, _, run, pairs = sinkhorn_pair(cut=2, block=6, their_block=24)
     agree(ours, run, rand(2, 48, 16), pairs)
 
 
 def test_sinkhorn_transformer(rand):
-    """Fails if sorted and own blocks are seen otherwise.  The peer takes sorted keys for sorted values, by mistake, so both
-    have the same weights here."""
+    """Fails if sorted and own blocks are seen otherwise.
+
+    The peer takes sorted keys for sorted values, by mistake, so both have the same weights here.
+    """
     ours, theirs, run, pairs = sinkhorn_pair(cut=None, block=6, their_block=6)
     with torch.no_grad():
         ours.v.weight.copy_(ours.k.weight)

@@ -32,11 +32,13 @@ def compare(name, ours, theirs, pairs, x, **more):
     measured[name] = agree(ours, theirs, x, pairs, **more)
 
 
-# ---------------------------------------------------------------------------------------------- Hugging Face
+# ----------------------------------------------------------------------------------- Hugging Face
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("marked", [False, True])
 def test_longformer(padded, marked):
-    """Fails if window, marked tokens, their own projections or padding differ from transformers' Longformer."""
+    """Fails if window, marked tokens, their own projections or padding differ from transformers'
+    Longformer.
+    """
     module = pytest.importorskip("transformers.models.longformer.modeling_longformer")
     config = pytest.importorskip("transformers").LongformerConfig(
         hidden_size=D,
@@ -89,7 +91,9 @@ def test_longformer(padded, marked):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_bigbird(padded):
-    """Fails if the block-sparse attention of transformers' BigBird, with its own random plan, is not this pattern."""
+    """Fails if the block-sparse attention of transformers' BigBird, with its own random plan, is
+    not this pattern.
+    """
     module = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
     block, blocks, random = 4, N // 4, 2
     config = pytest.importorskip("transformers").BigBirdConfig(
@@ -144,7 +148,9 @@ def test_bigbird(padded):
 
 @pytest.mark.parametrize("shifted", [False, True])
 def test_swin(shifted):
-    """Fails if windows, their shift or their bias differ from transformers' Swin, which rolls the image and masks."""
+    """Fails if windows, their shift or their bias differ from transformers' Swin, which rolls the
+    image and masks.
+    """
     module = pytest.importorskip("transformers.models.swin.modeling_swin")
     config = pytest.importorskip("transformers").SwinConfig(
         window_size=4, qkv_bias=False, attention_probs_dropout_prob=0.0
@@ -181,11 +187,13 @@ def test_swin(shifted):
     compare(f"Swin{' shifted' * shifted}", mixer, theirs, pairs, rand(B, 96, D), atol=1e-12)
 
 
-# ---------------------------------------------------------------------------------------------- local-attention
+# -------------------------------------------------------------------------------- local-attention
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("exact", [False, True])
 def test_local_attention(causal, exact):
-    """Fails if its windows are not what they are said to be: blocks and their neighbours, or exactly a band."""
+    """Fails if its windows are not what they are said to be: blocks and their neighbours, or
+    exactly a band.
+    """
     peer = pytest.importorskip("local_attention").LocalMHA(
         dim=D,
         window_size=8,
@@ -219,7 +227,7 @@ def test_local_attention(causal, exact):
         )
 
 
-# ---------------------------------------------------------------------------------------------- axial-attention
+# -------------------------------------------------------------------------------- axial-attention
 def test_axial_attention():
     """Fails if two passes are not its two attentions one after the other, along the rows first."""
     peer = (

@@ -38,7 +38,9 @@ def png_lines(data):
 
 
 def test_page_is_up_to_date(make_recipes):
-    """Fails if the table differs from the registry: papers, formulas, capabilities, cost, measured lengths."""
+    """Fails if the table differs from the registry: papers, formulas, capabilities, cost, measured
+    lengths.
+    """
     assert make_recipes.PAGE.read_text(encoding="utf-8") == make_recipes.page(), OUTDATED
 
 
@@ -51,7 +53,10 @@ def test_there_is_one_picture_per_recipe(make_recipes):
 
 @pytest.mark.parametrize("name", regard.list_recipes())
 def test_pictures_of_patterns_are_up_to_date(make_recipes, name):
-    """Fails if a pattern changes and its picture does not. Attention maps are random, and may differ by rounding."""
+    """Fails if a pattern changes and its picture does not.
+
+    Attention maps are random, and may differ by rounding.
+    """
     recipe = get_recipe(name)
     file = make_recipes.PICTURES / f"{name}.png"
     lines = png_lines(file.read_bytes())

@@ -1,4 +1,6 @@
-"""Recipes by name: they exist, wrong names and arguments get a hint, and other packages can add theirs."""
+"""Recipes by name: they exist, wrong names and arguments get a hint, and other packages can add
+theirs.
+"""
 
 import warnings
 from importlib import metadata
@@ -116,7 +118,7 @@ def installed(monkeypatch, *entries):
     registry._load_recipes.cache_clear()
 
 
-# ---------------------------------------------------------------------------------------------- what there is
+# ---------------------------------------------------------------------------------- what there is
 @pytest.mark.parametrize("family", NAMES)
 def test_every_family_has_its_recipes_in_alphabetical_order(family):
     """Fails if a recipe is missing, has another name or family, or the order changes."""
@@ -186,7 +188,7 @@ def test_list_by_capability():
         regard.list_recipes(can=["casual"])
 
 
-# ---------------------------------------------------------------------------------------------- create
+# ----------------------------------------------------------------------------------------- create
 def test_create():
     """Fails if the arguments do not arrive."""
     mixer = regard.create("local", dim=8, heads=2, window=5, causal=True)
@@ -235,7 +237,7 @@ def test_missing_arguments_are_named():
         regard.create("linformer", dim=8, heads=2)
 
 
-# ---------------------------------------------------------------------------------------------- other packages
+# --------------------------------------------------------------------------------- other packages
 def toy(dim, heads=1, *, causal=False):
     """A recipe of another package. It is Fourier by another name."""
     return regard.create("fnet", dim=dim, causal=causal)

@@ -1,4 +1,6 @@
-"""What the generic tests of family C cannot see: borders, orders, reach, cache sizes, and marks on padding."""
+"""What the generic tests of family C cannot see: borders, orders, reach, cache sizes, and marks on
+padding.
+"""
 
 from copy import deepcopy
 
@@ -32,7 +34,7 @@ def streamed(mixer, x, size):
     return torch.cat(parts, 1), states
 
 
-# ---------------------------------------------------------------------------------------------- options keep the promises too
+# ------------------------------------------------------------------ options keep the promises too
 OPTIONS = [
     ("axial", {"width": 5, "form": "two"}),
     ("axial", {"width": 5, "form": "row"}),
@@ -52,7 +54,9 @@ OPTIONS = [
     ("name", "arguments"), OPTIONS, ids=lambda x: x if isinstance(x, str) else repr(x)[:50]
 )
 def test_options_keep_the_promises(name, arguments, executor):
-    """Fails if a form that is not the recipe's example breaks a promise: leaks the future, say, or counts padding."""
+    """Fails if a form that is not the recipe's example breaks a promise: leaks the future, say, or
+    counts padding.
+    """
     promised = get_recipe(name).can()
     result = check_mixer(
         lambda causal: regard.create(name, dim=8, heads=2, causal=causal, **arguments)
@@ -63,7 +67,7 @@ def test_options_keep_the_promises(name, arguments, executor):
     assert result["padding"] == "supported"
 
 
-# ---------------------------------------------------------------------------------------------- neighbourhood
+# ---------------------------------------------------------------------------------- neighbourhood
 @pytest.mark.parametrize(
     ("length", "size", "width"), [(40, 7, None), (40, 6, None), (40, (3, 4), 8), (48, (5, 1), 8)]
 )
@@ -89,7 +93,7 @@ def test_a_window_far_from_the_border_is_a_band():
     assert torch.equal(wide[3:47], band[3:47])
 
 
-# ---------------------------------------------------------------------------------------------- orders and windows of an image
+# ----------------------------------------------------------------- orders and windows of an image
 def test_block_order_walks_the_blocks():
     """Fails if an image is put into another order than the one that the pattern means."""
     assert block_order(4, 5, (2, 3)).tolist() == [
@@ -129,7 +133,9 @@ def test_order_of_the_tokens_does_not_matter_where_it_is_not_causal(rand):
 
 
 def test_block_order_is_the_order_of_generation():
-    """Fails if a causal pixel sees what the paper has not generated yet, or does not see what it has."""
+    """Fails if a causal pixel sees what the paper has not generated yet, or does not see what it
+    has.
+    """
     height, width, (rows, cols), (up, aside) = 6, 7, (2, 3), (2, 3)
     order = block_order(height, width, (rows, cols)).tolist()
     mixer = made(
@@ -191,9 +197,11 @@ def test_swin_takes_turns():
     assert made("swin", width=8, window=4, bias=False).inner.prior is None
 
 
-# ---------------------------------------------------------------------------------------------- axial
+# ------------------------------------------------------------------------------------------ axial
 def test_every_earlier_cell_is_reached(rand):
-    """Fails if the causal form in two passes is blind to some of the past: to what is above and to the right, say."""
+    """Fails if the causal form in two passes is blind to some of the past: to what is above and to
+    the right, say.
+    """
     mixer, x = made("axial", width=5, form="two", causal=True), rand(1, 23, 8)
     reach = influence(mixer, x) > 0
     assert torch.equal(reach, torch.ones(23, 23, dtype=torch.bool).tril())
@@ -218,7 +226,7 @@ def test_a_row_that_never_ends_takes_no_memory(rand):
     assert mixer(rand(1, 9, 8)).isfinite().all()
 
 
-# ---------------------------------------------------------------------------------------------- star
+# ------------------------------------------------------------------------------------------- star
 def test_the_ring_closes_over_the_tokens_that_are_there(rand):
     """Fails if padding is a neighbour, or a hole breaks the ring."""
     mixer, x = made("star", cycles=1), rand(1, 9, 8)
@@ -274,7 +282,9 @@ def test_kinds_have_projections_of_their_own(rand):
 
 
 def test_shared_projections_are_saved_once(rand):
-    """Fails if a file would hold a shared matrix twice, which safetensors refuses, or a copy would lose the sharing."""
+    """Fails if a file would hold a shared matrix twice, which safetensors refuses, or a copy would
+    lose the sharing.
+    """
     mixer, x = made("etc", globals=2, radius=1, shared=True), rand(1, 6, 8)
     again = made("etc", globals=2, radius=1, shared=True)
     again.load_state_dict(load(save(mixer.state_dict())))
@@ -300,7 +310,7 @@ def test_long_inputs_are_not_dense():
     assert regard.explain(pattern, 8192).backend in ("sparse", "cpp")
 
 
-# ---------------------------------------------------------------------------------------------- BP-Transformer
+# --------------------------------------------------------------------------------- BP-Transformer
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("near", [1, 2, 5])
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 100])
@@ -334,7 +344,7 @@ def test_the_tree_keeps_a_few_spans_of_each_level(size, rand):
     assert len(states[-1][1]) == N.bit_length()
 
 
-# ---------------------------------------------------------------------------------------------- caches
+# ----------------------------------------------------------------------------------------- caches
 CACHES = {  # recipe, arguments, and how many keys the last of 400 tokens, or a later one, can see
     "local": ({"window": 16}, 16),
     "sparse_strided": ({"stride": 16, "split": "layers"}, 16),
@@ -379,7 +389,7 @@ def test_states_are_shown():
     assert words["fnet"].startswith("cannot stream: the Fourier transform")
 
 
-# ---------------------------------------------------------------------------------------------- longformer
+# ------------------------------------------------------------------------------------- longformer
 def test_marks_on_padding_have_no_effect(executor, rand):
     """Fails if a left-out token can be global."""
     mixer, x = made("longformer", window=2), rand(2, 30, 8)
@@ -415,7 +425,7 @@ def test_windows_and_steps_are_for_each_head():
     assert made("longformer", window=(3, 3)).local.inner.pattern.parts[0] == regard.Band(3, 3)
 
 
-# ---------------------------------------------------------------------------------------------- sinks
+# ------------------------------------------------------------------------------------------ sinks
 def test_sinks_stay_in_sight():
     """Fails if the window moves away from the first tokens, or the sinks see the future."""
     pattern = made("sinks", sinks=2, window=3, causal=True).inner.causal_pattern

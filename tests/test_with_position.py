@@ -125,7 +125,9 @@ def built_or_refused(name, scheme, causal):
 @pytest.mark.parametrize("scheme", INSIDE)
 @pytest.mark.parametrize("name", regard.list_recipes())
 def test_each_recipe_takes_it_or_says_why(name, scheme):
-    """Fails if a stream, a mask or a map is wrong with positions inside, or a refusal comes as another error."""
+    """Fails if a stream, a mask or a map is wrong with positions inside, or a refusal comes as
+    another error.
+    """
     for form, causal in enumerate(get_recipe(name).causal_options()):
         mixer, reason = built_or_refused(name, scheme, causal)
         if mixer is None:
@@ -165,7 +167,9 @@ def test_every_mixer_takes_what_goes_in_with_the_tokens(name, scheme):
 
 @pytest.mark.parametrize("name", regard.list_recipes())
 def test_positions_before_a_mixer_take_no_promise_away(name):
-    """Fails if something that a mixer can do is refused, or done, because of an embedding before it."""
+    """Fails if something that a mixer can do is refused, or done, because of an embedding before
+    it.
+    """
     mixer = get_recipe(name).example(8)
     assert with_position(mixer, "sinusoid").can == mixer.can
     assert with_position(
@@ -270,7 +274,7 @@ def test_predicted_places_are_not_predicted_from_turned_queries():
         with_position(mixer, "rope")
 
 
-# ---------------------------------------------------------------------------------------------- by name
+# ---------------------------------------------------------------------------------------- by name
 def test_schemes_are_made_by_name():
     """Fails if a scheme does not get the sizes that it needs."""
     more = {

@@ -34,7 +34,9 @@ def check_choice(name: str, value: object, known: Iterable[str]) -> None:
     """Raise ValueError unless `value` is one of `known`."""
     known = list(known)
     if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
+        message = f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}"
+        close = difflib.get_close_matches(str(value), known, 1)
+        raise ValueError(f"{message}; did you mean {close[0]!r}?" if close else message)
 
 
 def check_int(least: int, **values: object) -> None:

@@ -3,7 +3,8 @@
     @recipe("Zaheer et al. 2020", arxiv="2007.14062", family="sparse", formula="softmax over ...")
     def bigbird(dim, heads, *, length, block=64, causal=False): ...
 
-Other packages add recipes through the entry-point group "regard.recipes". Entry points are loaded on the first lookup.
+Other packages add recipes through the entry-point group "regard.recipes". Entry points are loaded
+on the first lookup.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Recipe:
         family: Key of `FAMILIES`, or "".
         formula: The mixer in one line.
         example_kwargs: Arguments for an example of about twenty tokens, used by tests and pictures.
-        listed: False for variants that reproduce one published checkpoint: `create` finds them, listings do not.
+        listed: False for variants that reproduce one published checkpoint: `create` finds them,
+        listings do not.
     """
 
     name: str
@@ -117,7 +119,7 @@ def recipe(
     example_kwargs: Mapping[str, Any] | None = None,
     listed: bool = True,
 ) -> Callable[[RecipeFunction], RecipeFunction]:
-    """Register the decorated function as a recipe under its name; see `Recipe` for the arguments."""
+    """Register the decorated function as a recipe under its name; see `Recipe` for arguments."""
 
     def register(build: RecipeFunction) -> RecipeFunction:
         name = build.__name__
@@ -161,7 +163,8 @@ def list_recipes(
 
     Args:
         pattern: Wildcard pattern such as "big*" or "synthesizer_*"; "" matches all.
-        family: Only this family: a key of `FAMILIES` ("sparse") or its title ("sparse by position").
+        family: Only this family: a key of `FAMILIES` ("sparse") or its title
+            ("sparse by position").
         can: Only recipes with all of these capabilities, such as "causal" or ["causal", "stream"].
     """
     family = None if family is None else find_family(family)

@@ -4,7 +4,8 @@
 
     check_mixer(lambda causal: my_mixer(dim=8, heads=2, causal=causal))
 
-Every capability in `mixer.can` is tested. Whatever the mixer does not support must raise `Unsupported`.
+Every capability in `mixer.can` is tested. Whatever the mixer does not support must raise
+`Unsupported`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def random_tokens(mixer: Mixer, n: int, b: int = 2, seed: int = 1) -> Tensor:
 
 
 def max_change(f: Callable[[Tensor], Tensor], x: Tensor, cols: slice, rows: slice) -> float:
-    """Largest change of output `rows` when input `cols` are replaced; also finds leaks without a gradient."""
+    """Largest change of output `rows` when input `cols` are replaced; also finds leaks without a
+    gradient.
+    """
     base, largest = f(x), 0.0
     for trial in range(TRIALS):
         generator = torch.Generator().manual_seed(trial)
@@ -97,9 +100,11 @@ def assert_unsupported(f: Callable[[], object]) -> str:
     raise AssertionError("a capability that is not listed must raise Unsupported")
 
 
-# ---------------------------------------------------------------------------------------------- checks
+# ----------------------------------------------------------------------------------------- checks
 def finite_output(mixer: Mixer, n: int) -> str:
-    """The output is finite and has the shape and dtype of the input, also for one token and for none."""
+    """The output is finite and has the shape and dtype of the input, also for one token and for
+    none.
+    """
     for size in (n, 1, 0):
         x = random_tokens(mixer, size)
         y = mixer(x)
@@ -125,7 +130,10 @@ def gradients(mixer: Mixer, n: int) -> str:
 
 
 def causality(mixer: Mixer, n: int) -> str:
-    """Causal: later tokens have no influence, by gradient or when replaced. Otherwise: some have."""
+    """Causal: later tokens have no influence, by gradient or when replaced.
+
+    Otherwise: some have.
+    """
     x, cut = random_tokens(mixer, n, b=1), n // 2 + 1
     future_gradient = influence(mixer, x).triu(1).max()
     if not mixer.causal:
@@ -154,7 +162,9 @@ def cross_attention(mixer: Mixer, n: int) -> str:
 
 
 def padding(mixer: Mixer, n: int) -> str:
-    """Masked tokens have no influence, by gradient or when replaced, even by NaN; padding equals truncating."""
+    """Masked tokens have no influence, by gradient or when replaced, even by NaN; padding equals
+    truncating.
+    """
     x, real = random_tokens(mixer, n, b=1), n - 5
     mask = torch.arange(n)[None] < real
     if not mixer.can.mask:
@@ -194,7 +204,9 @@ def stream(mixer: Mixer, n: int) -> str:
 
 
 def reorder(mixer: Mixer, n: int) -> str:
-    """After `regard.state.take` reorders, repeats or drops examples of a state, streaming continues correctly."""
+    """After `regard.state.take` reorders, repeats or drops examples of a state, streaming continues
+    correctly.
+    """
     if not (mixer.can.stream and mixer.causal):
         return assert_unsupported(lambda: mixer.stream(random_tokens(mixer, n)))
     x = random_tokens(mixer, n, b=4)
@@ -238,7 +250,9 @@ def maps(mixer: Mixer, n: int) -> str:
 
 
 def global_attention_mask(mixer: Mixer, n: int) -> str:
-    """Global tokens change the output of their own example only, and padding keeps having no influence."""
+    """Global tokens change the output of their own example only, and padding keeps having no
+    influence.
+    """
     x = random_tokens(mixer, n)
     is_global = torch.zeros(2, n, dtype=torch.bool)
     is_global[0, n // 2] = True

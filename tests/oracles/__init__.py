@@ -2,12 +2,15 @@
 
 Each oracle is called as
 
-    oracle(p, x, heads=..., causal=..., context=None, mask=None, global_attention_mask=None, **kwargs)
+    oracle(p, x, heads=..., causal=..., context=None, mask=None, global_attention_mask=None,
+    **kwargs)
 
-and returns (b n d). `p` holds the parameters and buffers by name, as plain tensors; `kwargs` are the arguments of the recipe.
-Masked tokens are skipped as keys; their own rows of the output are undefined.
+and returns (b n d). `p` holds the parameters and buffers by name, as plain tensors; `kwargs` are
+the arguments of the recipe. Masked tokens are skipped as keys; their own rows of the output are
+undefined.
 
-Each file covers one family of recipes. Its `CASES` list the recipes, and the arguments to check them with.
+Each file covers one family of recipes. Its `CASES` list the recipes, and the arguments to check
+them with.
 """
 
 from oracles import (

@@ -62,7 +62,9 @@ def linformer(
     rank=256,
     share="heads",
 ):
-    """Wang et al. 2020, equation 7: row r of the memory is Σ_j E[r, j] k_j, and likewise with F for the values."""
+    """Wang et al. 2020, equation 7: row r of the memory is Σ_j E[r, j] k_j, and likewise with F for
+    the values.
+    """
     q, k, v = project(p, x, context, heads)
     e_matrix = p["inner.compression.e"]
     f_matrix = p["inner.compression.f"] if share != "kv" else e_matrix
@@ -157,7 +159,9 @@ def nystrom(
 
 
 def convolved(p, name, t, numbers, stride, heads):
-    """(m h e) -> (blocks h e): block j is Σ_s W_s t[j stride + s], head by head; what is not real counts as zero."""
+    """(m h e) -> (blocks h e): block j is Σ_s W_s t[j stride + s], head by head; what is not real
+    counts as zero.
+    """
     weight = p[f"inner.blocks.{name}.weight"].unflatten(0, (heads, -1))  # (h e e stride)
     bias = (
         p["inner.blocks.v.bias"].unflatten(0, (heads, -1)) if name == "v" else t.new_zeros(heads, 1)
@@ -185,9 +189,11 @@ def memory_compressed(
     block=256,
     layer=1,
 ):
-    """Liu et al. 2018, section 4.2.3: local blocks, or keys and values after a convolution with stride = kernel.
+    """Liu et al. 2018, section 4.2.3: local blocks, or keys and values after a convolution with
+    stride = kernel.
 
-    Causal: of the blocks only those whose last token is not after the query, and a learned pair that all see.
+    Causal: of the blocks only those whose last token is not after the query, and a learned pair
+    that all see.
     """
     if layer % 2 == 0:
         return by_rule(
@@ -229,7 +235,9 @@ def pooling(
     kernel=5,
     stride=4,
 ):
-    """Zhang et al. 2021, section 3: a window, then pooled keys and values of its result, then the sum."""
+    """Zhang et al. 2021, section 3: a window, then pooled keys and values of its result, then the
+    sum.
+    """
     y = softmax_loop(
         *project(p, x, None, heads, "near."),
         lambda a, h, i, j: abs(i - j) <= window and (j <= i or not causal),

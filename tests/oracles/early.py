@@ -45,7 +45,9 @@ def bahdanau(p, x, *, heads, causal, context=None, mask=None, global_attention_m
 def graves_window(
     p, x, *, heads, causal, mixtures=10, context=None, mask=None, global_attention_mask=None
 ):
-    """Graves 2013, equations 46 to 51: κ moves forward, step by step; a token that is left out moves nothing."""
+    """Graves 2013, equations 46 to 51: κ moves forward, step by step; a token that is left out
+    moves nothing.
+    """
     source = x if context is None else context
     out = []
     for a in range(len(x)):
@@ -101,7 +103,9 @@ def draw_read(
     mask=None,
     global_attention_mask=None,
 ):
-    """Equation 27, and the transposes of equation 29: each pixel through all filters into the patch, and back."""
+    """Equation 27, and the transposes of equation 29: each pixel through all filters into the
+    patch, and back.
+    """
     source, out = x if context is None else context, []
     for a in range(len(x)):
         seen, n = real(source, a, mask), x.shape[1]

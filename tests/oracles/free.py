@@ -20,7 +20,9 @@ CASES = {
 
 
 def fnet(p, x, *, heads, causal=False, mask=None, global_attention_mask=None):
-    """Lee-Thorp et al. 2021, equation 3: the real part of Σ_s Σ_c x[s, c] exp(-2πi (s t / n + c u / d))."""
+    """Lee-Thorp et al. 2021, equation 3: the real part of Σ_s Σ_c x[s, c] exp(-2πi
+    (s t / n + c u / d)).
+    """
     n, d = x.shape[1:]
     s, c = torch.arange(n, dtype=x.dtype)[:, None], torch.arange(d, dtype=x.dtype)
     out = torch.zeros_like(x)
@@ -33,7 +35,9 @@ def fnet(p, x, *, heads, causal=False, mask=None, global_attention_mask=None):
 def mlp_mixer(
     p, x, *, heads, causal=False, mask=None, global_attention_mask=None, length, hidden=None
 ):
-    """Tolstikhin et al. 2021, equation 1: W₂ gelu(W₁ x + b₁) + b₂ over the tokens of one channel after the other."""
+    """Tolstikhin et al. 2021, equation 1: W₂ gelu(W₁ x + b₁) + b₂ over the tokens of one channel
+    after the other.
+    """
     b, n, d = x.shape
     up, up_bias, down, down_bias = (
         p[name] for name in ("up.weight", "up.bias", "down.weight", "down.bias")
@@ -55,7 +59,9 @@ def layer_norm(p, name, z, eps=1e-5):
 def gmlp(
     p, x, *, heads, causal, length, hidden=None, attention=0, mask=None, global_attention_mask=None
 ):
-    """Liu et al. 2021, equations 1 to 4 and figure 6: u ⊙ (W norm(v) + b), to which aMLP adds a tiny attention of x."""
+    """Liu et al. 2021, equations 1 to 4 and figure 6: u ⊙ (W norm(v) + b), to which aMLP adds a
+    tiny attention of x.
+    """
     b, n, _ = x.shape
     out = []
     for a in range(b):
@@ -91,7 +97,9 @@ def amlp(p, x, *, attention=64, **more):
 def xcit(
     p, x, *, heads, causal=False, width, norm="instance", mask=None, global_attention_mask=None
 ):
-    """El-Nouby et al. 2021, equations 2 and 3, and the two convolutions: each half of the layer with its norm and residual."""
+    """El-Nouby et al. 2021, equations 2 and 3, and the two convolutions: each half of the layer
+    with its norm and residual.
+    """
     e, out = x.shape[2] // heads, []
     for a, t in enumerate(x):
         real = [i for i in range(len(t)) if mask is None or mask[a, i]]
@@ -161,7 +169,9 @@ def aft(
 
 
 def aft_bias(p, i, seen, causal, length, window, kernel):
-    """w_ij (j h): from two tables, within the window; from a normalised kernel, in whose middle j is i; or none."""
+    """w_ij (j h): from two tables, within the window; from a normalised kernel, in whose middle j
+    is i; or none.
+    """
     if length:
         near = [[window is None or abs(i - j) < window] for j in seen]
         return (p["bias.s"][seen] @ p["bias.u"][i])[:, None] * torch.tensor(near).view(-1, 1)
@@ -177,7 +187,9 @@ def aft_bias(p, i, seen, causal, length, window, kernel):
 def average_pool(
     p, x, *, heads, causal, window=3, width=None, mask=None, global_attention_mask=None
 ):
-    """Yu et al. 2022, equation 4, where the mean is over cells that are there: in a line, or on a grid."""
+    """Yu et al. 2022, equation 4, where the mean is over cells that are there: in a line, or on a
+    grid.
+    """
     b, n, _ = x.shape
     out = []
     for a in range(b):

@@ -38,7 +38,9 @@ CASES = {
 def image_local_1d(
     p, x, *, heads, causal, mask=None, global_attention_mask=None, block=256, memory=256
 ):
-    """Parmar et al. 2018, section 3.3.1: the query block and what stands before it, or around it where not causal."""
+    """Parmar et al. 2018, section 3.3.1: the query block and what stands before it, or around it
+    where not causal.
+    """
 
     def see(h, i, j):
         first = i - i % block
@@ -62,7 +64,9 @@ def image_local_2d(
     memory=(8, 8),
     order="raster",
 ):
-    """Parmar et al. 2018, section 3.3: the memory block is the query block and a margin; below it only where not causal."""
+    """Parmar et al. 2018, section 3.3: the memory block is the query block and a margin; below it
+    only where not causal.
+    """
     cells = [divmod(i, width) for i in range(len(x[0]) + block[0] * width)]
     if order == "block":
         cells.sort(key=lambda cell: (cell[0] // block[0], cell[1] // block[1], cell))
@@ -92,8 +96,11 @@ def axial(p, x, *, heads, causal, mask=None, global_attention_mask=None, width, 
 
 
 def two_passes(p, x, heads, causal, mask, width):
-    """Rows, then columns.  Causal, as in the paper's decoder: finished rows are read whole, summed up along the columns,
-    and shifted down by a row; then comes masked attention in the own row."""
+    """Rows, then columns.
+
+    Causal, as in the paper's decoder: finished rows are read whole, summed up along the columns,
+    and shifted down by a row; then comes masked attention in the own row.
+    """
 
     def one(name, tokens, see):
         q, k, v = project(p, tokens, None, heads, f"{name}.")
@@ -117,7 +124,9 @@ def two_passes(p, x, heads, causal, mask, width):
 def neighbourhood(
     p, x, *, heads, causal, mask=None, global_attention_mask=None, length, size=7, width=None
 ):
-    """Hassani et al. 2023: along each axis the `size` cells around, moved inward at the border; causal, those up to it."""
+    """Hassani et al. 2023: along each axis the `size` cells around, moved inward at the border;
+    causal, those up to it.
+    """
     rows, cols = (1, length) if width is None else (-(-length // width), width)
     tall, wide = (1, size) if width is None else (size, size) if isinstance(size, int) else size
 
@@ -148,8 +157,9 @@ def swin(
     layer=0,
     bias=True,
 ):
-    """Liu et al. 2021: the image is rolled by half a window, cut into windows, and what the roll brought together from
-    two sides of the image is kept apart; scores get B[dy, dx]."""
+    """Liu et al. 2021: the image is rolled by half a window, cut into windows, and what the roll
+    brought together from two sides of the image is kept apart; scores get B[dy, dx].
+    """
     rows, cols = (window, window) if isinstance(window, int) else window
     dy, dx = (rows // 2, cols // 2) if layer % 2 else (0, 0)
     q, k, v = project(p, x, None, heads)

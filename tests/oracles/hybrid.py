@@ -24,7 +24,9 @@ def all_attention(
     count=None,
     window=None,
 ):
-    """Sukhbaatar et al. 2019, equations 9 to 11: one softmax over tokens and persistent vectors, in each head."""
+    """Sukhbaatar et al. 2019, equations 9 to 11: one softmax over tokens and persistent vectors, in
+    each head.
+    """
     q, k, v = project(p, x, context, heads)
     (b, n, _, e), m, rows = q.shape, k.shape[1], []
     more_k, more_v = p["inner.keys"] * e**0.5, p["inner.values"] * p["inner.values"].shape[1] ** 0.5

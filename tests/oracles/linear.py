@@ -33,7 +33,9 @@ CASES = {
 
 
 def linear(p, x, *, heads, causal, context=None, mask=None, global_attention_mask=None, chunk=64):
-    """Katharopoulos et al. 2020, equations 4 and 9: Σ φ(q_i)·φ(k_j) v_j / Σ φ(q_i)·φ(k_j), with φ = elu + 1."""
+    """Katharopoulos et al. 2020, equations 4 and 9: Σ φ(q_i)·φ(k_j) v_j / Σ φ(q_i)·φ(k_j), with
+    φ = elu + 1.
+    """
     q, k, v = project(p, x, context, heads)
     q, k = (torch.where(t > 0, t + 1, t.clamp(max=0).exp()) for t in (q, k))
     b, n, h, e = q.shape
@@ -60,7 +62,9 @@ def held(sum, least):
 
 
 def weighted(p, q, v, weigh, causal, mask, floor=None):
-    """Σ_j w_j v_j / Σ_j w_j over the keys that a query sees, with their weights w = weigh(example, head, i, keys)."""
+    """Σ_j w_j v_j / Σ_j w_j over the keys that a query sees, with their weights
+    w = weigh(example, head, i, keys).
+    """
     b, n, h, e = q.shape
     out = []
     for a in range(b):
@@ -76,7 +80,9 @@ def weighted(p, q, v, weigh, causal, mask, floor=None):
 
 
 def efficient(p, x, *, heads, causal, context=None, mask=None, global_attention_mask=None):
-    """Shen et al. 2021, equation 8: ρ_q(Q) (ρ_k(K)ᵀ V), with softmax along each row of Q and each column of K."""
+    """Shen et al. 2021, equation 8: ρ_q(Q) (ρ_k(K)ᵀ V), with softmax along each row of Q and each
+    column of K.
+    """
     q, k, v = project(p, x, context, heads)
     b, n, h, e = q.shape
     out = []
@@ -110,8 +116,9 @@ def performer(
     chunk=64,
     redraw=None,
 ):
-    """Choromanski et al. 2021, lemma 1 and equations 5 to 7.  Sines and cosines are divided by the greatest exp(|k|²/2)
-    that is seen, since there the floor of the sum below counts."""
+    """Choromanski et al. 2021, lemma 1 and equations 5 to 7.  Sines and cosines are divided by the
+    greatest exp(|k|²/2) that is seen, since there the floor of the sum below counts.
+    """
     q, k, v = project(p, x, context, heads)
     rows = p["inner.feature.rows"]
     q, k = (t / t.shape[-1] ** 0.25 for t in (q, k))
@@ -139,7 +146,9 @@ def performer(
 
 
 def fourier(x, rows, scale):
-    """Peng et al. 2021, section 3.1: sines and cosines of w·x/|x|, with w = σ ∘ normal numbers; one head, x (n e)."""
+    """Peng et al. 2021, section 3.1: sines and cosines of w·x/|x|, with w = σ ∘ normal numbers; one
+    head, x (n e).
+    """
     turned = torch.stack([(scale * rows) @ (t / t.norm()) for t in x])
     return torch.cat((turned.sin(), turned.cos()), -1) / len(rows) ** 0.5
 
@@ -209,7 +218,9 @@ def rfa_gated(
 
 
 def by_head(p, x, mask, heads, run):
-    """run(tokens, q, k, v, head) -> (n f), for each example without the tokens left out, whose rows are zero."""
+    """run(tokens, q, k, v, head) -> (n f), for each example without the tokens left out, whose rows
+    are zero.
+    """
     out = []
     for a in range(len(x)):
         real = [i for i in range(x.shape[1]) if mask is None or bool(mask[a, i])]
@@ -249,7 +260,7 @@ def swish_gate(p, x, y):
 def retnet(
     p, x, *, heads, causal, context=None, mask=None, global_attention_mask=None, expand=2, chunk=64
 ):
-    """Sun et al. 2023, equations 5 and 8, the parallel form, with pairs of numbers as complex ones."""
+    """Sun et al. 2023, equations 5 and 8: the parallel form, with pairs as complex numbers."""
 
     def head(t, q, k, v, h):
         e, gamma = q.shape[1], 1 - 2.0 ** (-5 - h)

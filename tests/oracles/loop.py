@@ -1,4 +1,6 @@
-"""The loop that softmax recipes share: example by example, head by head, query by query, over the keys that it sees."""
+"""The loop that softmax recipes share: example by example, head by head, query by query, over the
+keys that it sees.
+"""
 
 import torch
 
@@ -9,7 +11,9 @@ def linear_layer(p, name, x):
 
 
 def softmax_loop(q, k, v, see, *, mask=None, scale=None):
-    """q (b n h e), k and v (b m g e), see(example, head, i, j) -> bool: (b n h*e); g heads of keys serve h of queries."""
+    """q (b n h e), k and v (b m g e), see(example, head, i, j) -> bool: (b n h*e); g heads of keys
+    serve h of queries.
+    """
     b, n, h, e = q.shape
     m, share = k.shape[1], h // k.shape[2]
     real, out = [[True] * m] * b if mask is None else mask.tolist(), []

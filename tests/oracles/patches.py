@@ -10,7 +10,9 @@ def gelu(z):
 
 
 def neighbourhood(i, n, width, reach):
-    """(row step, column step, position) of each of n cells in rows of `width` that is at most `reach` from cell i each way."""
+    """(row step, column step, position) of each of n cells in rows of `width` that is at most
+    `reach` from cell i each way.
+    """
     for j in range(n):
         down, right = j // width - i // width, j % width - i % width
         if abs(down) <= reach and abs(right) <= reach:
@@ -30,7 +32,9 @@ def convolve(p, name, x, width, real):
 
 
 def patches(p, x, width, real):
-    """XCiT's local patch interaction: convolve, gelu, normalise each channel over the real tokens, convolve."""
+    """XCiT's local patch interaction: convolve, gelu, normalise each channel over the real tokens,
+    convolve.
+    """
     y = gelu(convolve(p, "patches.first", x, width, real))
     if real:
         mean = y[real].mean(0)

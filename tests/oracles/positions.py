@@ -57,7 +57,9 @@ def rope_angles(place, width, base=10000.0, linear=1.0, ntk=1.0):
 
 
 def attended(p, x, heads, score, *, causal, mask=None):
-    """softmax_j score(q, k, h, i, j) over the values, with q and k the vectors of head h at i and j."""
+    """softmax_j score(q, k, h, i, j) over the values, with q and k the vectors of head h at i and
+    j.
+    """
     q, k, v = project(p, x, None, heads)
     share = q.shape[2] // k.shape[2]
     k, v = (t.repeat_interleave(share, 2) for t in (k, v))

@@ -35,7 +35,9 @@ CASES = {
 
 
 def weighted(p, x, heads, weight, *, causal, context=None, mask=None, qkv=None):
-    """out_i = Σ_j w_ij v_j / Σ_j w_ij, with weight(a, h, i, seen) -> the w_ij of the keys that are seen."""
+    """out_i = Σ_j w_ij v_j / Σ_j w_ij, with weight(a, h, i, seen) -> the w_ij of the keys that are
+    seen.
+    """
     q, k, v = project(p, x, context, heads) if qkv is None else qkv
     b, n, h, _ = q.shape
     m, rows = k.shape[1], []

@@ -22,7 +22,9 @@ CASES = {
 
 
 def members(q, numbers, planes, clusters, iterations):
-    """Vyas et al. 2020, section 3.2: the cluster of each query (n e), by Lloyd's algorithm in Hamming space."""
+    """Vyas et al. 2020, section 3.2: the cluster of each query (n e), by Lloyd's algorithm in
+    Hamming space.
+    """
     bits = [[1 if value >= 0 else -1 for value in row] for row in (q.detach() @ planes.T).tolist()]
     centres = [list(bits[numbers[c * len(numbers) // clusters]]) for c in range(clusters)]
 
@@ -106,7 +108,9 @@ def clustered_improved(
     iterations=10,
     seed=0,
 ):
-    """Vyas et al. 2020, equations 6 to 9: the mass of the top keys of a centroid is shared out by the query itself."""
+    """Vyas et al. 2020, equations 6 to 9: the mass of the top keys of a centroid is shared out by
+    the query itself.
+    """
 
     def answer(q, centre, k, v):
         weights = (k @ centre / len(q) ** 0.5).softmax(0)
@@ -132,7 +136,9 @@ def prob_sparse(
     factor=5,
     seed=0,
 ):
-    """Zhou et al. 2021, equation 4 and algorithm 1: M(q) = max − mean of a few scores; the largest attend."""
+    """Zhou et al. 2021, equation 4 and algorithm 1: M(q) = max − mean of a few scores; the largest
+    attend.
+    """
     q, k, v = project(p, x, context, heads)
     n, out = q.shape[1], torch.zeros_like(q)
     for a, keys in enumerate(real_keys(mask, *k.shape[:2])):
@@ -170,7 +176,9 @@ def funnel(
     stride=2,
     cls=False,
 ):
-    """Dai et al. 2020, section 2.2: pooled queries, keys and values of all tokens; each answer goes to all that were pooled."""
+    """Dai et al. 2020, section 2.2: pooled queries, keys and values of all tokens; each answer goes
+    to all that were pooled.
+    """
     b, n, source = x.shape[0], x.shape[1], x if context is None else context
     run = [0 if cls and i == 0 else (i - cls) // stride + cls for i in range(n)]
     real = real_keys(mask if context is None else None, b, n)

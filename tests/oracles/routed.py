@@ -50,7 +50,8 @@ def merge(p, heads_of_tokens, x):
 
 
 def met_in_round(rotation, q, real, chunk, causal, same_bucket):
-    """For each real token the tokens of its bucket (or of any) in its chunk and the one before; causal, the earlier ones.
+    """For each real token the tokens of its bucket (or of any) in its chunk and the one before;
+    causal, the earlier ones.
 
     Chunks are cut from the order by bucket and position; causal, from each bucket by itself.
     """
@@ -82,8 +83,9 @@ def reformer(
     once=True,
     seed=0,
 ):
-    """Kitaev et al. 2020, equations 4 to 6 and appendix A: Σ_r Σ_j exp(q_i·k_j) v_j / N_ij, with N_ij the number of rounds
-    in which i meets j, and itself only if nobody else; k_j = q_j / |q_j|."""
+    """Kitaev et al. 2020, equations 4 to 6 and appendix A: Σ_r Σ_j exp(q_i·k_j) v_j / N_ij, with
+    N_ij the number of rounds in which i meets j, and itself only if nobody else; k_j = q_j / |q_j|.
+    """
     q, v, out = split(p, "q", x, heads), split(p, "v", x, heads), {}
     for a in range(x.shape[0]):
         real = real_tokens(mask, a, x.shape[1])
@@ -121,7 +123,9 @@ def routing(
     shared=False,
     seed=0,
 ):
-    """Roy et al. 2020, algorithm 1: layer norms without scale, the w nearest queries and keys of each centroid, softmax."""
+    """Roy et al. 2020, algorithm 1: layer norms without scale, the w nearest queries and keys of
+    each centroid, softmax.
+    """
     q, k, v = (split(p, name, x, heads) for name in ("q", "q" if shared else "k", "v"))
     q, k = (
         (t - t.mean(-1, keepdim=True)) / (t.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
@@ -149,9 +153,11 @@ def routing(
 
 
 def sort_matrix(p, x, heads, h, real, block, causal, iterations, temperature):
-    """Tay et al. 2020, section 3: S of one head and example, a dict (i, j) -> weight, over blocks that have a token.
+    """Tay et al. 2020, section 3: S of one head and example, a dict (i, j) -> weight, over blocks
+    that have a token.
 
-    Causal: a block is summed up by all tokens to its first, only earlier blocks come, and columns count the rows so far.
+    Causal: a block is summed up by all tokens to its first, only earlier blocks come, and columns
+    count the rows so far.
     """
     blocks = sorted({i // block for i in real})
     logits, most = {}, len(p["sort.down.bias"]) // heads
@@ -184,7 +190,9 @@ def sort_matrix(p, x, heads, h, real, block, causal, iterations, temperature):
 
 
 def sorted_block(s, i, real, block, k, v):
-    """Slots Σ_j S_ij K_jt of position i with their values, and log of the share that is there; missing tokens left out."""
+    """Slots Σ_j S_ij K_jt of position i with their values, and log of the share that is there;
+    missing tokens left out.
+    """
     slots, row = [(k[:0], v[:0], k[:0, 0])], {j: w for (r, j), w in s.items() if r == i}
     for t in range(block):
         there = [j for j in row if j * block + t in real]
@@ -216,7 +224,9 @@ def sinkhorn(
     temperature=0.75,
     seed=0,
 ):
-    """Tay et al. 2020: softmax over the own block and the sorted one, or over the first `cut` sorted ones."""
+    """Tay et al. 2020: softmax over the own block and the sorted one, or over the first `cut`
+    sorted ones.
+    """
     q, k, v = (split(p, name, x, heads) for name in "qkv")
     out = {(0, heads - 1, -1): None}
     for a in range(x.shape[0]):

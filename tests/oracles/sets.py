@@ -87,7 +87,9 @@ def softplus(score):
 
 
 def luna_past(p, x, heads, mask, activation=softplus):
-    """Ma et al. 2021, section 3.4: f(X, Y, Z)_i = x_i Σ_{j≤i} y_jᵀ z_j / i, nested, without a softmax over tokens."""
+    """Ma et al. 2021, section 3.4: f(X, Y, Z)_i = x_i Σ_{j≤i} y_jᵀ z_j / i, nested, without a
+    softmax over tokens.
+    """
     q, k, v, c = (split(p, name, x, heads) for name in ("q", "k", "v", "pack_k"))
     learned, root, out = split(p, "pack_q", p["p"], heads), q.shape[-1] ** 0.5, []
     for a in range(x.shape[0]):

@@ -82,7 +82,9 @@ def dilated(p, x, *, heads, causal, mask=None, global_attention_mask=None, windo
 
 
 def drawn(count, blocks, seed, causal):
-    """For each block of queries the set of its random blocks: the highest of its row of chances, causally of its past."""
+    """For each block of queries the set of its random blocks: the highest of its row of chances,
+    causally of its past.
+    """
     chances = torch.rand(blocks, blocks, generator=torch.Generator().manual_seed(seed)).tolist()
     rows = []
     for i, row in enumerate(chances):
@@ -134,7 +136,9 @@ def sparse_strided(
     split="heads",
     layer=0,
 ):
-    """Child et al. 2019: A1 = {max(0, i - l) .. i}, A2 = {j: (i - j) mod l = 0}; both ways where not causal."""
+    """Child et al. 2019: A1 = {max(0, i - l) .. i}, A2 = {j: (i - j) mod l = 0}; both ways where
+    not causal.
+    """
 
     def near(i, j):
         return max(0, i - stride) <= j <= i + stride
@@ -185,7 +189,9 @@ def attention(p, name, node, context, heads):
 def star(
     p, x, *, heads, causal=False, mask=None, global_attention_mask=None, cycles=2, shared=False
 ):
-    """Guo et al. 2019, algorithm 1, on the tokens that are there: h_i over [h_{i-1}; h_i; h_{i+1}; e_i; s], s over [s; H]."""
+    """Guo et al. 2019, algorithm 1, on the tokens that are there: h_i over [h_{i-1}; h_i; h_{i+1};
+    e_i; s], s over [s; H].
+    """
     out = torch.zeros_like(x)
     for a in range(x.shape[0]):
         real = [i for i in range(x.shape[1]) if mask is None or bool(mask[a, i])]
@@ -215,7 +221,8 @@ def longformer(
     dilation=1,
     bias=False,
 ):
-    """Beltagy et al. 2020, section 3: a dilated window and the marked tokens; for marked tokens all, by Qg, Kg and Vg.
+    """Beltagy et al. 2020, section 3: a dilated window and the marked tokens; for marked tokens
+    all, by Qg, Kg and Vg.
 
     There are two sets of projections to queries, keys and values, and one output projection.
     """
@@ -258,7 +265,9 @@ def etc(
     segment=None,
     shared=False,
 ):
-    """Ainslie et al. 2020: softmax of q·(k + a) / √e, with a for the label of the pair; g2g, g2l and l2g see all."""
+    """Ainslie et al. 2020: softmax of q·(k + a) / √e, with a for the label of the pair; g2g, g2l
+    and l2g see all.
+    """
     b, n, d = x.shape
     e, out = d // heads, torch.zeros_like(x)
     for a, i in [(a, i) for a in range(b) for i in range(n)]:
@@ -292,7 +301,9 @@ def etc(
 
 
 def etc_label(i, j, globals, clip, segment):
-    """How far apart, clipped, for two of a kind; else whether the long token is of the global one's segment."""
+    """How far apart, clipped, for two of a kind; else whether the long token is of the global one's
+    segment.
+    """
     if (i < globals) == (j < globals):
         return max(-clip, min(clip, j - i)) + clip
     one, long = min(i, j), max(i, j) - globals
@@ -314,7 +325,9 @@ def bigbird(
     random=3,
     seed=0,
 ):
-    """Zaheer et al. 2020, section 3: blocks of a window, of the beginning (both ways), and drawn at random."""
+    """Zaheer et al. 2020, section 3: blocks of a window, of the beginning (both ways), and drawn at
+    random.
+    """
     table = drawn(random, math.ceil(length / block), seed, causal)
 
     def see(h, i, j):
@@ -328,8 +341,9 @@ def bigbird(
 
 
 def tree_nodes(i, n, near, causal):
-    """(level, number, label level, place, side) of the nodes that token i sees: pointers that climb the tree, and a child
-    in place of a parent that was entered halfway."""
+    """(level, number, label level, place, side) of the nodes that token i sees: pointers that climb
+    the tree, and a child in place of a parent that was entered halfway.
+    """
     found, left, right, left_child, right_child = [], i - 1, i + 1, False, False
     for level in range(n.bit_length() + 1):
         for place in range(near):
@@ -344,7 +358,9 @@ def tree_nodes(i, n, near, causal):
 
 
 def bp_transformer(p, x, *, heads, causal, mask=None, global_attention_mask=None, near=4, clip=10):
-    """Ye et al. 2019: a span is W_O of the mean of its values; a token looks at itself and the spans of `tree_nodes`."""
+    """Ye et al. 2019: a span is W_O of the mean of its values; a token looks at itself and the
+    spans of `tree_nodes`.
+    """
     b, n, d = x.shape
     out, sides = torch.zeros_like(x), 1 if causal else 2
     for a in range(b):

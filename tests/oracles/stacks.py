@@ -1,4 +1,6 @@
-"""Naive loops for stacks: a block of softmax attention with a linear bias by distance, one example, one token at a time."""
+"""Naive loops for stacks: a block of softmax attention with a linear bias by distance, one example,
+one token at a time.
+"""
 
 import math
 
@@ -15,7 +17,9 @@ def heads(linear, t, count):
 
 
 def read(mixer, query, seen, gaps, slopes):
-    """What one token reads in others, before the last projection: softmax(q k / √e − slope gap) v, head by head."""
+    """What one token reads in others, before the last projection: softmax(q k / √e − slope gap) v,
+    head by head.
+    """
     h = mixer.heads
     q, k, v = (
         heads(mixer.q, query, h),
@@ -37,7 +41,9 @@ def read(mixer, query, seen, gaps, slopes):
 
 
 def token(layer, x, seen, gaps, slopes, pre, reader=None):
-    """One token x (d) after a block that looks at hidden states, so many positions back; `reader` has the norm for those."""
+    """One token x (d) after a block that looks at hidden states, so many positions back; `reader`
+    has the norm for those.
+    """
     first, second, feed = layer.mixer_residual, layer.ffn_residual, layer.ffn
     other = first if reader is None else reader.mixer_residual
     query, seen = (normed(x, first), [normed(t, other) for t in seen]) if pre else (x, seen)
@@ -49,7 +55,9 @@ def token(layer, x, seen, gaps, slopes, pre, reader=None):
 
 
 def block(layer, past, now, keep, slopes, pre):
-    """One block on the tokens `now` of one example; `past` are tokens before them, `write_record` tells which of all are real."""
+    """One block on the tokens `now` of one example; `past` are tokens before them, `write_record`
+    tells which of all are real.
+    """
     every, out = [*past, *now], []
     for i in range(len(past), len(every)):
         allowed = [j for j in range(i + 1) if keep[j]]

@@ -1,4 +1,4 @@
-"""Attention Free Transformer (Zhai et al. 2021, arXiv 2105.14103): keys weigh values channel by channel, queries gate."""
+"""Attention Free Transformer (Zhai et al. 2021, arXiv 2105.14103)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ CHUNK = 64  # minimum chunk size
 
 
 class ExpSums(NamedTuple):
-    """Σ exp(k + w) v = top · exp(peak) and Σ exp(k + w) = bottom · exp(peak), each (... n e), without overflow."""
+    """Σ exp(k + w) v = top · exp(peak) and Σ exp(k + w) = bottom · exp(peak), each (... n e),
+    without overflow.
+    """
 
     top: Tensor
     bottom: Tensor
@@ -26,7 +28,7 @@ class ExpSums(NamedTuple):
 
 
 class AFTState(NamedTuple):
-    """Keys and values within reach of the bias, (b h m e) each; the sums over all earlier ones; the next position."""
+    """Keys and values within reach of the bias (b h m e), sums over earlier ones, next position."""
 
     k: Tensor | None
     v: Tensor | None
@@ -35,7 +37,7 @@ class AFTState(NamedTuple):
 
 
 class AFTBias(nn.Module, ABC):
-    """Position bias w_ij of positions i (... n) and j (... m): (h ... n m), the same for all channels of a head.
+    """Position bias w_ij of positions i (... n) and j (... m): (h ... n m), one per head.
 
     Attributes:
         reach: Largest |i − j| for which w may differ from zero, or None if there is no limit.
@@ -73,7 +75,8 @@ class PositionBias(AFTBias):
 
 
 class KernelBias(AFTBias):
-    """w_ij = w[i − j], one kernel per head: w = γ (t − mean t) / std t + β, with t (h kernel), γ and β learned.
+    """w_ij = w[i − j], one kernel per head: w = γ (t − mean t) / std t + β, with t (h kernel), γ
+    and β learned.
 
     γ is initialised to 0.01. With zero, as in the paper, t would have no gradient.
     """
@@ -96,12 +99,13 @@ class KernelBias(AFTBias):
 
 
 class AFT(Mixer):
-    """out_i = σ(q_i) ⊙ Σ_j exp(k_j + w_ij) ⊙ v_j / Σ_j exp(k_j + w_ij), channel by channel, with a position bias w.
+    """out_i = σ(q_i) ⊙ Σ_j exp(k_j + w_ij) ⊙ v_j / Σ_j exp(k_j + w_ij), channel by channel, with a
+    position bias w.
 
     Args:
         dim: Model width.
-        bias: `PositionBias` (AFT-full; with a window, AFT-local), `KernelBias` (AFT-conv, one key channel per head) or None
-            (AFT-simple).
+        bias: `PositionBias` (AFT-full; with a window, AFT-local), `KernelBias` (AFT-conv, one key
+            channel per head) or None (AFT-simple).
         causal: Attend to earlier tokens only.
     """
 
@@ -138,7 +142,7 @@ class AFT(Mixer):
         return y, None if state is None else self._next_state(past, k, v)
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
-        """(b d n n): each channel counts as a head, and its weights include the gate of the query."""
+        """(b d n n): each channel counts as a head; its weights include the gate of the query."""
         n = x.shape[1]
         positions = torch.arange(n, device=x.device)
         k = self._keys(x, mask).mT.expand(-1, -1, self.dim // self.heads, -1)[..., None, :]
@@ -179,10 +183,13 @@ class AFT(Mixer):
         return AFTState(k[:, :, cut:], v[:, :, cut:], far, end)
 
     def _sums(self, k: Tensor, v: Tensor, start: int) -> ExpSums:
-        """Sums over all keys, or over those up to each query: (b h n e). The first key is at position `start`.
+        """Sums over all keys, or over those up to each query: (b h n e).
 
-        Computed in chunks as long as the reach of the bias, so that the bias only matters within a chunk and between
-        neighbouring chunks. All other keys have the same weight for a whole chunk of queries.
+        The first key is at position `start`.
+
+        Computed in chunks as long as the reach of the bias, so that the bias only matters within a
+        chunk and between neighbouring chunks. All other keys have the same weight for a whole chunk
+        of queries.
         """
         if torch.compiler.is_exporting():
             return self._sums_unchunked(k, v)
@@ -206,7 +213,10 @@ class AFT(Mixer):
         return ExpSums(*(t.expand(*t.shape[:3], size, -1).flatten(2, 3)[:, :, :n] for t in sums))
 
     def _sums_unchunked(self, k: Tensor, v: Tensor) -> ExpSums:
-        """Sums for export, where the length is symbolic. A later key may have the largest exponent, so causal sums use float64."""
+        """Sums for export, where the length is symbolic.
+
+        A later key may have the largest exponent, so causal sums use float64.
+        """
         i = torch.arange(k.shape[2], device=k.device)
         w = None if self.bias is None else at_least_float32(self.bias(i, i))
         if not self.causal:
@@ -215,7 +225,7 @@ class AFT(Mixer):
         return _sums(k.double(), v.double(), w.double().masked_fill(i > i[:, None], -torch.inf))
 
     def chunk_size(self, n: int) -> int:
-        """Chunk size for n tokens; a power of two if causal, where chunks are halved recursively."""
+        """Chunk size for n tokens: a power of two if causal, where chunks are halved in turn."""
         if self.bias is None:
             size = min(n, CHUNK) if self.causal else n
         else:
@@ -229,7 +239,9 @@ def _distances(i: Tensor, j: Tensor) -> Tensor:
 
 
 def _sums(k: Tensor, v: Tensor, w: Tensor | None) -> ExpSums:
-    """Sums over all keys: k and v (... m e), w (... n m) -> (... n e); without w (... 1 e), the same for all queries."""
+    """Sums over all keys: k and v (... m e), w (... n m) -> (... n e); without w (... 1 e), the
+    same for all queries.
+    """
     if not k.shape[-2]:
         k, v = F.pad(k, (0, 0, 0, 1), value=-torch.inf), F.pad(v, (0, 0, 0, 1))
         w = None if w is None else F.pad(w, (0, 1))
@@ -245,8 +257,8 @@ def _sums(k: Tensor, v: Tensor, w: Tensor | None) -> ExpSums:
 def _causal_sums(k: Tensor, v: Tensor, w: Tensor | None) -> ExpSums:
     """Sums over j <= i in each chunk (b h chunks size e), by recursive halving.
 
-    The later half of a block takes the sums over its earlier half. All its queries see those keys, so the largest exponent is
-    never that of a future key.
+    The later half of a block takes the sums over its earlier half. All its queries see those keys,
+    so the largest exponent is never that of a future key.
     """
     size = 1
     sums = _sums(k[..., None, :], v[..., None, :], _diagonal_blocks(w, 1))
@@ -263,7 +275,9 @@ def _causal_sums(k: Tensor, v: Tensor, w: Tensor | None) -> ExpSums:
 
 
 def _sums_over_earlier_chunks(k: Tensor, v: Tensor, w: Tensor | None) -> ExpSums:
-    """Sums over all chunks before each chunk, (b h chunks size e): with w over the previous one, without over the others."""
+    """Sums over all chunks before each chunk, (b h chunks size e): with w over the previous one,
+    without over the others.
+    """
     previous_k = F.pad(k, (0, 0, 0, 0, 1, 0), value=-torch.inf)[:, :, :-1]
     previous_v = F.pad(v, (0, 0, 0, 0, 1, 0))[:, :, :-1]
     by_chunk = zip(*(t.unbind(2) for t in _sums(k, v, None)), strict=True)

@@ -52,7 +52,10 @@ class Average(Mixer):
     def _mean(
         self, x: Tensor, source: Tensor, mask: Tensor | None, state: AverageState | None
     ) -> tuple[Tensor, AverageState | None]:
-        """Mean over the tokens that each token sees, and the next state. Masked tokens are zero already."""
+        """Mean over the tokens that each token sees, and the next state.
+
+        Masked tokens are zero already.
+        """
         wide = at_least_float32(source)  # long sums lose precision in 16 bits
         real = wide.new_ones(source.shape[:2]) if mask is None else mask.to(wide.dtype)
         if not self.causal:

@@ -15,7 +15,7 @@ from regard.pattern import Band, Chunks
 
 
 class AxialState(NamedTuple):
-    """Cells of the unfinished row, what the row above passes down, and the states of `columns` and `inner`."""
+    """Cells of the unfinished row, output of the row above, states of `columns` and `inner`."""
 
     row: Tensor | None
     above: Tensor | None
@@ -27,10 +27,11 @@ class AxialPasses(Mixer):
     """Ho et al. 2019, arXiv 1912.12180, on an image of `width` columns in raster order.
 
         not causal:   out = columns(rows(x))
-        causal:       u = columns(rows(x)) with causal columns;  out = inner(x + u of the cell above)
+        causal:       u = columns(rows(x)), columns causal;  out = inner(x + u of the cell above)
 
-    The causal form follows the paper's decoder: whole rows are read, but passed on to later rows only, and `inner` is causal
-    attention within the cell's own row. Every earlier cell is reached, and no later one.
+    The causal form follows the paper's decoder: whole rows are read, but passed on to later rows
+    only, and `inner` is causal attention within the cell's own row. Every earlier cell is reached,
+    and no later one.
     """
 
     def __init__(self, dim: int, heads: int, width: int, *, causal: bool = False) -> None:

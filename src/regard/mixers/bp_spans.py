@@ -1,4 +1,4 @@
-"""Which spans of a binary tree each token looks at, as tiles of tokens that share a list of spans."""
+"""Spans of a binary tree that each token attends to, as tiles of tokens that share spans."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class SpanPlan(NamedTuple):
 def span_plan(
     start: int, n: int, near: int, clip: int, causal: bool, offsets: tuple[int, ...]
 ) -> SpanPlan:
-    """Plan for tokens start .. start + n - 1, cached. Node i of a level has the number i + offsets[level]."""
+    """Plan for tokens start .. start + n - 1, cached.
+
+    Node i of a level has the number i + offsets[level].
+    """
     key = (start, n, near, clip, causal, offsets)
     found = _plans.get(key)
     if found is None:
@@ -70,10 +73,10 @@ def _distinct(numbers: Tensor) -> Tensor:
 def visible_nodes(
     start: int, n: int, near: int, clip: int, causal: bool, offsets: tuple[int, ...]
 ) -> tuple[Tensor, list[int]]:
-    """Nodes (n K) that each token attends to, itself first, -1 = none; and the labels of the K places.
+    """Nodes (n K) that each token attends to, itself first, -1 = none; and the K labels.
 
-    On each level these are the next `near` spans on each side. If a span would overlap with the spans before, its half on the
-    level below is taken instead.
+    On each level these are the next `near` spans on each side. If a span would overlap with the
+    spans before, its half on the level below is taken instead.
     """
     at, end = torch.arange(start, start + n), start + n
     found, labels = [at + offsets[0]], [0]

@@ -1,4 +1,4 @@
-"""BP-Transformer: attention to a binary tree of spans, short near the token and long far from it."""
+"""BP-Transformer: attention to a binary tree of spans, short nearby and long far away."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVELS = "the number of tree levels depends on the length"
 
 
 class SpanLevel(NamedTuple):
-    """Spans of 2^level tokens, from number `first` on: (b m d), and their number of unmasked tokens, (b m)."""
+    """Spans of 2^level tokens from number `first` on (b m d), and their unmasked tokens (b m)."""
 
     first: int
     nodes: Tensor
@@ -25,17 +25,19 @@ class SpanLevel(NamedTuple):
 
 
 class BPTransformer(Mixer):
-    """Ye et al. 2019, arXiv 1911.04070.  Spans of 1, 2, 4, ... tokens are the nodes of a binary tree; a span is
+    """BP-Transformer (Ye et al. 2019, arXiv 1911.04070).
+
+    Spans of 1, 2, 4, ... tokens are the nodes of a binary tree; a span is
 
         s = W_O · mean of W_V x over its tokens
 
-    which is the paper's attention for a span with a zero state. Token i attends to itself and, on each level, to the next `near`
-    spans on each side that the lower levels do not cover:
+    which is the paper's attention for a span with a zero state. Token i attends to itself and, on
+    each level, to the next `near` spans on each side that the lower levels do not cover:
 
         out_i = W_O Σ_u softmax_u(q_i · (W_K u + a_label) / √e) W_V u,       u a token or a span
 
-    a is a learned vector for each level, side and place within the level, the same for all heads; levels from `clip` on share it.
-    If causal, spans end before the token.
+    a is a learned vector for each level, side and place within the level, the same for all heads;
+    levels from `clip` on share it. If causal, spans end before the token.
     """
 
     def __init__(
@@ -84,7 +86,10 @@ class BPTransformer(Mixer):
     def _levels(
         self, x: Tensor, mask: Tensor | None, start: int, held: tuple[SpanLevel, ...]
     ) -> list[SpanLevel]:
-        """All visible spans: those of the state and the new ones. If causal, a span exists once its last token is there."""
+        """All visible spans: those of the state and the new ones.
+
+        If causal, a span exists once its last token is there.
+        """
         count = torch.ones(x.shape[:2], device=x.device) if mask is None else mask.float()
         levels = [_extend_level(held[0] if held else None, x, count)]
         total = start + x.shape[1]
@@ -139,7 +144,10 @@ def _extend_level(held: SpanLevel | None, nodes: Tensor, count: Tensor) -> SpanL
 
 
 def _parents(nodes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge pairs of nodes into their mean over unmasked tokens. An odd last node is its parent's only child."""
+    """Merge pairs of nodes into their mean over unmasked tokens.
+
+    An odd last node is its parent's only child.
+    """
     odd = nodes.shape[1] % 2
     nodes, count = (
         F.pad(nodes, (0, 0, 0, odd)).unflatten(1, (-1, 2)),

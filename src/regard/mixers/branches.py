@@ -13,9 +13,11 @@ from regard.mixer import Mixer, State
 
 
 class Branches(Mixer):
-    """out = [mixer_1(x_1) ; mixer_2(x_2) ; ...]: each mixer gets `mixer.dim` channels of x (Wu et al. 2020, arXiv 2004.11886).
+    """out = [mixer_1(x_1) ; mixer_2(x_2) ; ...]: each mixer gets `mixer.dim` channels of x (Wu
+    et al. 2020, arXiv 2004.11886).
 
-    The capabilities are those that all mixers have in common. The attention map has the heads of all mixers.
+    The capabilities are those that all mixers have in common. The attention map has the heads of
+    all mixers.
 
     Args:
         mixers: The mixers. All must be causal, or none.

@@ -17,8 +17,9 @@ from regard.mixer import MultiHead
 def collaborate(mixer: MultiHead, width: int, *, rounds: int = 100, seed: int = 0) -> MultiHead:
     """Convert a multi-head layer into one whose heads share `width` dimensions of queries and keys.
 
-    The scores of head i are x W_q^i (W_k^i)ᵀ xᵀ. These h matrices (d d) are approximated by A diag(m_i) Bᵀ, with A and B common to
-    all heads, by alternating least squares. With width = h e the result is exact.
+    The scores of head i are x W_q^i (W_k^i)ᵀ xᵀ. These h matrices (d d) are approximated by A
+    diag(m_i) Bᵀ, with A and B common to all heads, by alternating least squares. With width = h e
+    the result is exact.
 
     Args:
         mixer: Softmax attention with linear projections and without a bias or rotary embedding.
@@ -63,7 +64,7 @@ def collaborate(mixer: MultiHead, width: int, *, rounds: int = 100, seed: int = 
 def _common_factors(
     q: Tensor, k: Tensor, width: int, rounds: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Per-head factors (h e d) of q and k -> m (h w), A (d w), B (d w) with q_iᵀ k_i ≈ A diag(m_i) Bᵀ."""
+    """Factors (h e d) of q and k -> m (h w), A and B (d w), with q_iᵀ k_i ≈ A diag(m_i) Bᵀ."""
     h, e, _ = q.shape
     if width >= h * e:
         spare = width - h * e
@@ -90,6 +91,6 @@ def _main_directions(x: Tensor, width: int, make: torch.Generator) -> Tensor:
 
 
 def _solve_factor(product: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Least-squares solution for the third factor: product (… w) times the inverse Gram matrix (w w) of the other two."""
+    """Least squares for one factor: product (… w) times the inverse Gram matrix of the others."""
     gram = (one.T @ one) * (other.T @ other)
     return torch.linalg.lstsq(gram, product.T).solution.T

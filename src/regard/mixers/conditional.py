@@ -14,9 +14,11 @@ from regard.prior import ConditionalPrior
 
 
 class TaskAttention(Mixer):
-    """softmax(q kᵀ / √e + M(z)) v with a learned vector z for each task (Pilault et al. 2021, arXiv 2009.09139).
+    """softmax(q kᵀ / √e + M(z)) v with a learned vector z for each task (Pilault et al. 2021,
+    arXiv 2009.09139).
 
-    `mixer.for_task(task)` is a copy for that task which shares the parameters. The mixer itself is for task 0.
+    `mixer.for_task(task)` is a copy for that task which shares the parameters. The mixer itself is
+    for task 0.
 
     Args:
         dim: Model width.

@@ -14,10 +14,12 @@ from regard.update import delta
 
 
 class DeltaRule(Recurrence):
-    """DeltaNet (Yang et al. 2024, arXiv 2406.06484; the rule is of Schlag et al. 2021, arXiv 2102.11174).
+    """DeltaNet (Yang et al. 2024, arXiv 2406.06484; the rule is of Schlag et al. 2021,
+    arXiv 2102.11174).
 
-    S_i = S_{i−1} + β_i k_i (v_i − S_{i−1}ᵀ k_i)ᵀ and head_i = S_iᵀ q_i, with β_i = σ(w·x_i) in each head; q, k and v pass a
-    short convolution and swish, and q and k have length 1; out = W⁰ RMSNorm(head).
+    S_i = S_{i−1} + β_i k_i (v_i − S_{i−1}ᵀ k_i)ᵀ and head_i = S_iᵀ q_i, with β_i = σ(w·x_i) in each
+    head; q, k and v pass a short convolution and swish, and q and k have length 1; out = W⁰
+    RMSNorm(head).
 
     Args:
         dim: Model width.
@@ -53,14 +55,16 @@ class DeltaRule(Recurrence):
 
 
 class ShortConvolution(nn.Module):
-    """Causal depth-wise convolution: y_i = Σ_s w_s ∘ x_{i−s}, s = 0 .. size − 1, with zero padding."""
+    """Causal depth-wise convolution, zero-padded: y_i = Σ_s w_s ∘ x_{i−s}, s = 0 .. size − 1."""
 
     def __init__(self, width: int, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, width).uniform_(-(size**-0.5), size**-0.5))
 
     def forward(self, x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x (b n width) and the tokens before it (b size-1 width), or None for zeros -> (b n width) and the last tokens."""
+        """x (b n width) and the tokens before it (b size-1 width), or None for zeros -> (b n width)
+        and the last tokens.
+        """
         size, n = len(self.weight), x.shape[1]
         x = F.pad(x, (0, 0, size - 1, 0)) if past is None else torch.cat((past, x), 1)
         y = x[:, size - 1 :] * self.weight[0]

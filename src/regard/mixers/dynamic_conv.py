@@ -1,4 +1,4 @@
-"""Light and dynamic convolution (Wu et al. 2019, arXiv 1901.10430): kernels that heads share, learned or made by the token."""
+"""Lightweight and dynamic convolution (Wu et al. 2019, arXiv 1901.10430)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from regard.mixer import Can, Mixer, State, check_batch, check_heads
 
 
 class DynamicConv(Mixer):
-    """out = W⁰ y with y_ic = Σ_j softmax_j(W z_i)_{h(c) j} z_{i+j−⌈(k+1)/2⌉, c} and z = GLU(W x), j = 1 .. k.
+    """out = W⁰ y with y_ic = Σ_j softmax_j(W z_i)_{h(c) j} z_{i+j−⌈(k+1)/2⌉, c} and z = GLU(W x),
+    j = 1 .. k.
 
-    The d / heads channels of a head share one kernel. If causal, the kernel ends at the token itself. As in the paper, the
-    sequence is padded with zeros, whose weights are lost.
+    The d / heads channels of a head share one kernel. If causal, the kernel ends at the token
+    itself. As in the paper, the sequence is padded with zeros, whose weights are lost.
 
     Args:
         dim: Model width.
         heads: Number of heads.
         kernel: Kernel size.
-        dynamic: Predict the kernel from each token. False: learn it, the paper's lightweight convolution.
+        dynamic: Predict the kernel from each token. False: learn it, the paper's lightweight
+            convolution.
         causal: Convolve with earlier tokens only.
     """
 
@@ -80,7 +82,7 @@ class DynamicConv(Mixer):
         return self.taps(z).unflatten(-1, (self.heads, -1)).softmax(-1)
 
     def _convolve(self, window: Tensor, kernels: Tensor) -> Tensor:
-        """(b n+k−1 h e) and (b n h k) -> (b n h e), tap by tap to avoid a tensor k times as large."""
+        """(b n+k−1 h e), (b n h k) -> (b n h e), tap by tap to avoid a tensor k times as large."""
         n = kernels.shape[1]
         out = torch.zeros_like(window[:, :n])
         for j in range(self.kernel):

@@ -1,4 +1,4 @@
-"""ETC: a few global tokens that see all, long tokens that see near ones and the global ones, and a label for each pair."""
+"""ETC: a few global tokens that see all, and long tokens that see near ones and the global ones."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class ETC(Mixer):
 
     The first `globals` tokens are the global input, the others the long input:
 
-        long i:     one softmax over the global tokens and the long ones within `radius`      (l2g, l2l)
-        global i:   one softmax over all tokens                                               (g2g, g2l)
+        long i:    one softmax over the global tokens and the long ones within `radius`  (l2g, l2l)
+        global i:  one softmax over all tokens                                           (g2g, g2l)
 
-    of q_i · (k_j + a) / √e, with a learned vector a for the label of the pair; see `RelativeLabels`.
+    of q_i · (k_j + a) / √e, with a learned vector a for the label of the pair; see
+    `RelativeLabels`.
 
     Args:
         dim: Model width.
@@ -34,8 +35,8 @@ class ETC(Mixer):
         radius: Window of the long tokens, on each side (±radius).
         clip: Largest relative distance with its own label.
         segment: Long tokens per global token. Default: they do not belong together.
-        shared: Use one set of projections. False: queries and output have one per kind of token, keys and values one for each
-            of the four pieces.
+        shared: Use one set of projections. False: queries and output have one per kind of token,
+            keys and values one for each of the four pieces.
         masks: Patterns over all positions that restrict the pieces "g2g", "g2l", "l2g" and "l2l".
     """
 
@@ -119,7 +120,7 @@ def _piece_patterns(masks: Mapping[str, Pattern]) -> dict[str, Pattern]:
 
 
 class GlobalLocalLinear(nn.Module):
-    """A linear layer with one matrix for the first `globals` tokens and another for the others: (b n d) -> (b n d)."""
+    """Linear layer (b n d) -> (b n d) with separate weights for the first `globals` tokens."""
 
     def __init__(self, dim: int, globals: int) -> None:
         super().__init__()
@@ -131,7 +132,7 @@ class GlobalLocalLinear(nn.Module):
 
 
 class SharedModule(nn.Module):
-    """Calls another module without registering it, so that its parameters are counted and saved once."""
+    """Calls another module without registering it, so its parameters are counted and saved once."""
 
     def __init__(self, other: nn.Module) -> None:
         super().__init__()

@@ -15,8 +15,9 @@ WHOLE = "the Fourier transform runs over the whole sequence"
 
 
 class FourierMixer(Mixer):
-    """FNet: out = Re F_n F_d x, with the unnormalised discrete Fourier transforms over tokens and channels
-    (Lee-Thorp et al. 2021, arXiv 2105.03824)."""
+    """FNet: out = Re F_n F_d x, with the unnormalised discrete Fourier transforms over tokens and
+    channels (Lee-Thorp et al. 2021, arXiv 2105.03824).
+    """
 
     def __init__(self, dim: int, *, causal: bool = False) -> None:
         can = Can(

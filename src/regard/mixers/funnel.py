@@ -14,11 +14,11 @@ POOLS_FUTURE_TOKENS = "a pooled query contains later tokens"
 
 
 class FunnelMixer(Mixer):
-    """Dai et al. 2020, arXiv 2006.03236: h' = mean of `stride` consecutive tokens, y = MultiHead(h', x, x), and each y_i is
-    repeated for the tokens it stands for.
+    """Dai et al. 2020, arXiv 2006.03236: h' = mean of `stride` consecutive tokens,
+    y = MultiHead(h', x, x), and each y_i is repeated for the tokens it stands for.
 
-    `mix` returns the repeated outputs; the block around the mixer adds x. `shorten` returns the input of the next, shorter
-    layer, and `upsample` restores the length.
+    `mix` returns the repeated outputs; the block around the mixer adds x. `shorten` returns the
+    input of the next, shorter layer, and `upsample` restores the length.
 
     Args:
         dim: Model width.
@@ -48,7 +48,7 @@ class FunnelMixer(Mixer):
         return out if x is None else x + out
 
     def shorten(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """h' + MultiHead(h', x, x), (b p d), and its mask (b p): the input of the next, shorter layer."""
+        """h' + MultiHead(h', x, x), (b p d), and its mask (b p): the input of the next layer."""
         x, _ = self._check_inputs(x, None, mask, None)
         short, held = self.pool(x, mask)
         return short + self.ask.mix(short, x, mask, None)[0], held

@@ -66,8 +66,8 @@ class GatedLinear(Recurrence):
 class GatedRandomFeatures(Recurrence):
     """Random feature attention with a gate (Peng et al. 2021, arXiv 2103.02143), section 3.2.
 
-    S_i = g_i S_{i−1} + (1 − g_i) phi(k_i) v_iᵀ and z_i = g_i z_{i−1} + (1 − g_i) phi(k_i), with g_i = σ(w·x_i + b) in each
-    head; out = W⁰ S_iᵀ phi(q_i) / z_i·phi(q_i).
+    S_i = g_i S_{i−1} + (1 − g_i) phi(k_i) v_iᵀ and z_i = g_i z_{i−1} + (1 − g_i) phi(k_i), with
+    g_i = σ(w·x_i + b) in each head; out = W⁰ S_iᵀ phi(q_i) / z_i·phi(q_i).
 
     Args:
         dim: Model width.
@@ -105,7 +105,7 @@ class GatedRandomFeatures(Recurrence):
         self.gate = nn.Linear(dim, heads)
 
     def initial_state(self) -> RecurrenceState:
-        """State before the first token; () instead of None so that a stream never redraws features."""
+        """State before the first token; () rather than None, so streams never redraw features."""
         return RecurrenceState((), None)
 
     def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:

@@ -1,4 +1,4 @@
-"""DRAW's glimpses as mixers: tokens are the pixels of an image, row by row (Gregor et al. 2015, arXiv 1502.04623)."""
+"""DRAW's read and write operations as mixers of pixels (Gregor et al. 2015, arXiv 1502.04623)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WHOLE = "all tokens together decide where the filters are"
 
 
 class GlimpseRead(Mixer):
-    """DRAW's read operation: out = γ F_Yᵀ (F_Y x F_Xᵀ) F_X, the patch that is read, written back in place.
+    """DRAW's read operation: out = γ F_Yᵀ (F_Y x F_Xᵀ) F_X, a patch read and written back in place.
 
-    The mean of x sets the position of the filters. With a context, they read the image of the context, and the patch is written
-    to the same position of the image of x.
+    The mean of x sets the position of the filters. With a context, they read the image of the
+    context, and the patch is written to the same position of the image of x.
 
     Args:
         dim: Model width.
@@ -71,7 +71,8 @@ class GlimpseRead(Mixer):
 
 
 class GlimpseWrite(Mixer):
-    """DRAW's write operation: out = 1/γ F_Yᵀ w F_X; the patch w (N N d) = W s + b and the filters depend on s, the mean token.
+    """DRAW's write operation: out = 1/γ F_Yᵀ w F_X; the patch w (N N d) = W s + b and the filters
+    depend on s, the mean token.
 
     With a context, s is the mean of the context, and only the shape of x matters.
     """

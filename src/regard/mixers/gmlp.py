@@ -43,10 +43,11 @@ class TinyAttention(nn.Module):
 
 
 class GatedMLP(Mixer):
-    """out = V (z₁ ⊙ (W norm(z₂) + b + attention(x))), [z₁ z₂] = gelu(U x), with W (length length) over positions.
+    """out = V (z₁ ⊙ (W norm(z₂) + b + attention(x))), [z₁ z₂] = gelu(U x), with W (length length)
+    over positions.
 
-    W is initialised near zero and b to one, so that the gate starts open. If causal, W is lower triangular. Shorter sequences use
-    the first rows and columns of W.
+    W is initialised near zero and b to one, so that the gate starts open. If causal, W is lower
+    triangular. Shorter sequences use the first rows and columns of W.
 
     Args:
         dim: Model width.

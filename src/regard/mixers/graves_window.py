@@ -1,4 +1,4 @@
-"""Graves' window as a mixer: each token moves a mixture of Gaussians forward over the context (arXiv 1308.0850)."""
+"""Graves' window: a mixture of Gaussians moves forward over the context (arXiv 1308.0850)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from regard.numerics import attention_mask
 
 
 class GaussianWindow(Mixer):
-    """out_t = Σ_u φ(t, u) c_u, φ(t, u) = Σ_k α_k exp(−β_k (κ_k − u)²), κ_t = κ_{t−1} + step_t, u = 1 .. m.
+    """out_t = Σ_u φ(t, u) c_u, φ(t, u) = Σ_k α_k exp(−β_k (κ_k − u)²), κ_t = κ_{t−1} + step_t,
+    u = 1 .. m.
 
-    c is the context, or x. α, β and the step are exp(W x_t + b), so κ is a cumulative sum, and all tokens run in parallel.
+    c is the context, or x. α, β and the step are exp(W x_t + b), so κ is a cumulative sum, and all
+    tokens run in parallel.
 
     Args:
         dim: Model width.
@@ -50,7 +52,10 @@ class GaussianWindow(Mixer):
     def _phi(
         self, x: Tensor, source: Tensor, before: Tensor | None, mask: Tensor | None, own: bool
     ) -> tuple[Tensor, Tensor]:
-        """φ (b n m) and κ (b n K). With `own`, the mask is over x, and masked tokens do not move the window."""
+        """φ (b n m) and κ (b n K).
+
+        With `own`, the mask is over x, and masked tokens do not move the window.
+        """
         shape: WindowParameters = self.shape(x)
         step = shape.step if mask is None or not own else shape.step * mask[..., None]
         kappa = step.cumsum(1) if before is None else before + step.cumsum(1)

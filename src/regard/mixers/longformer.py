@@ -13,8 +13,8 @@ from regard.pattern import GlobalMaskKeys, GlobalMaskQueries, Pattern
 class Longformer(Mixer):
     """Beltagy et al. 2020, arXiv 2004.05150.
 
-    Tokens attend to a window and to the global tokens. Global tokens attend to all tokens, with a second set of query, key and
-    value projections. The output projection is shared.
+    Tokens attend to a window and to the global tokens. Global tokens attend to all tokens, with a
+    second set of query, key and value projections. The output projection is shared.
 
     Args:
         dim: Model width.

@@ -11,16 +11,17 @@ from regard.pattern import Band
 
 
 def narrow_queries_and_keys(mixer: MultiHead, rank: int) -> MultiHead:
-    """Replace the projections of queries and keys by ones of width `rank` in each head, in place."""
+    """Replace the projections of queries and keys by ones of width `rank` per head, in place."""
     check_int(1, rank=rank)
     mixer.q, mixer.k = (nn.Linear(mixer.dim, mixer.heads * rank, bias=False) for _ in range(2))
     return mixer
 
 
 class LowRankBand(Mixer):
-    """out = W⁰ (A + B) V, with A = softmax(Q Kᵀ / √rank), whose Q and K have `rank` columns in a head, and B the softmax of
-    a second pair of queries and keys, over |i − j| ≤ window (Guo et al. 2019, "Low-rank and locality constrained
-    self-attention for sequence modeling")."""
+    """out = W⁰ (A + B) V, with A = softmax(Q Kᵀ / √rank), whose Q and K have `rank` columns in a
+    head, and B the softmax of a second pair of queries and keys, over |i − j| ≤ window (Guo
+    et al. 2019, "Low-rank and locality constrained self-attention for sequence modeling").
+    """
 
     def __init__(
         self, dim: int, heads: int, *, rank: int, window: int, causal: bool = False

@@ -41,7 +41,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class LunaState(NamedTuple):
-    """Σ k_jᵀ a_j (b h e p), Σ a_jᵀ v_j (b h p e), and the number of tokens; the sums are None before the first."""
+    """Σ k_jᵀ a_j (b h e p), Σ a_jᵀ v_j (b h p e), both None at first, and the number of tokens."""
 
     scores: Tensor | None
     values: Tensor | None
@@ -76,7 +76,7 @@ class Luna(Mixer):
         *,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Output y_x, and the packed sequence y_p (b packed d), which is the p of the next layer."""
+        """Output y_x, and the packed sequence y_p (b packed d) that the next layer takes as p."""
         x, context = self._check_inputs(x, context, mask, None)
         if p is not None:
             check_tokens(p, self.dim, "p")
@@ -95,8 +95,8 @@ class CausalLuna(Mixer):
         w_i = softmax(q_i Σ_{j≤i} k_jᵀ a_j / t √e)
         out_i = w_i Σ_{j≤i} a_jᵀ v_j / t
 
-    ω replaces the softmax over tokens, which would see the future. There is no packed sequence for the next layer, because it
-    would contain all tokens.
+    ω replaces the softmax over tokens, which would see the future. There is no packed sequence for
+    the next layer, because it would contain all tokens.
 
     Args:
         dim: Model width.
@@ -147,7 +147,8 @@ class CausalLuna(Mixer):
 
 
 def causal_products(q: Tensor, y: Tensor, z: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
-    """q_i (S + Σ_{j≤i} y_jᵀ z_j) for each i, and S plus the whole sum: q, y (b h n r), z (b h n f), S (b h r f).
+    """q_i (S + Σ_{j≤i} y_jᵀ z_j) for each i, and S plus the whole sum: q, y (b h n r), z (b h n f),
+    S (b h r f).
 
     Computed in chunks: masked products within a chunk, and the sums over the chunks before it.
     """

@@ -1,4 +1,4 @@
-"""Perceiver: latents attend to the tokens and to each other, and the tokens attend to the latents."""
+"""Perceiver: latents attend to the tokens and to each other, and the tokens to the latents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ MIXED = "every latent depends on all tokens"
 
 
 class PerceiverLayer(nn.Module):
-    """h = z + MultiHead(norm z, norm s), out = h + MLP(norm h): z (b l d) -> (b l d), with a source s (b m d), or s = z.
+    """h = z + MultiHead(norm z, norm s), out = h + MLP(norm h): z (b l d) -> (b l d), with a source
+    s (b m d), or s = z.
 
     Args:
         dim: Model width.
@@ -47,9 +48,9 @@ class PerceiverLayer(nn.Module):
 class Perceiver(Mixer):
     """Jaegle et al. 2021, arXiv 2103.03206 and 2107.14795 (Perceiver IO).
 
-        z ← z + MultiHead(z, s), z ← z + MLP(z)         latents z (latents d) read s: the context, or x
-        z ← z + MultiHead(z, z), z ← z + MLP(z)         `depth` times
-        y = MultiHead(x, z), out = y + MLP(y)           the tokens x read the latents
+        z ← z + MultiHead(z, s), z ← z + MLP(z)      latents z (latents d) read s: the context, or x
+        z ← z + MultiHead(z, z), z ← z + MLP(z)      `depth` times
+        y = MultiHead(x, z), out = y + MLP(y)        the tokens x read the latents
 
     with a layer norm before each. The last line has no residual: the block around the mixer adds x.
 

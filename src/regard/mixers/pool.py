@@ -16,8 +16,9 @@ class AveragePool(Mixer):
 
     Args:
         dim: Model width.
-        window: Size of the window in tokens, or its rows and columns on a grid. Odd, except for a causal sequence, where it is
-            the last `window` tokens. On a causal grid, later cells are left out.
+        window: Size of the window in tokens, or its rows and columns on a grid. Odd, except for a
+            causal sequence, where it is the last `window` tokens. On a causal grid, later cells are
+            left out.
         width: Columns of the grid. Default: a sequence.
         causal: Pool over earlier tokens only.
     """

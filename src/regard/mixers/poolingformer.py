@@ -12,8 +12,10 @@ from regard.pattern import Band
 
 
 class Poolingformer(Mixer):
-    """Zhang et al. 2021, arXiv 2105.04371: y = attention of x over |i − j| ≤ window; z = attention of y over mean-pooled keys and
-    values (`kernel` tokens each, `stride` apart) within ±reach; out = W⁰ (y + z)."""
+    """Zhang et al. 2021, arXiv 2105.04371: y = attention of x over |i − j| ≤ window; z = attention
+    of y over mean-pooled keys and values (`kernel` tokens each, `stride` apart) within ±reach;
+    out = W⁰ (y + z).
+    """
 
     def __init__(
         self,

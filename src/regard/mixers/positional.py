@@ -24,9 +24,10 @@ from regard.prior import Prior
 def with_position(mixer: Mixer, scheme: str | nn.Module, **options: Any) -> Mixer:
     """Copy a mixer and add a positional encoding.
 
-    A `PositionEmbedding` is added to the tokens and works with every mixer. A `RotaryEmbedding` needs a `MultiHead` whose attention
-    compares queries and keys. A `Prior` is added to the scores and needs a `MultiHead` of `SoftmaxAttention` without a prior.
-    Other combinations raise `Unsupported`.
+    A `PositionEmbedding` is added to the tokens and works with every mixer. A `RotaryEmbedding`
+    needs a `MultiHead` whose attention compares queries and keys. A `Prior` is added to the scores
+    and needs a `MultiHead` of `SoftmaxAttention` without a prior. Other combinations raise
+    `Unsupported`.
 
     Args:
         mixer: The mixer.
@@ -66,7 +67,7 @@ class PositionEmbeddedState(NamedTuple):
 
 
 class PositionEmbeddedMixer(Mixer):
-    """inner(embed(x)): a position embedding is added to the tokens; positions start at 0 in each sequence."""
+    """inner(embed(x)): adds a position embedding to the tokens; sequences start at position 0."""
 
     def __init__(self, inner: Mixer, embed: PositionEmbedding) -> None:
         can, length = inner.can, inner.length
@@ -126,8 +127,8 @@ def _check_encoding(mixer: Mixer, kind: type[nn.Module]) -> None:
         return
     if not isinstance(mixer, MultiHead):
         raise Unsupported(
-            f"{mixer.name} cannot use {name}: it is not a MultiHead, so its queries and keys, if any, "
-            "are not accessible. Encodings that are added to the tokens work, such as 'sinusoid'"
+            f"{mixer.name} cannot use {name}: it is not a MultiHead, so its queries and keys, "
+            "if any, are not accessible. Encodings that are added to the tokens work, such as 'sinusoid'"
         )
     if issubclass(kind, RotaryEmbedding):
         if mixer.rotary is not None:
@@ -148,7 +149,8 @@ def _attention_with_prior(mixer: MultiHead, prior: Prior) -> SoftmaxAttention:
         raise Unsupported(f"{mixer.name} already has a prior: {type(inner.prior).__name__}")
     if inner.scale is not None and (prior.uses_qk or prior.num_terms > 1):
         raise Unsupported(
-            f"{mixer.name} scales its scores by {inner.scale:.3g}, but {name} requires 1/√(e · terms)"
+            f"{mixer.name} scales its scores by {inner.scale:.3g}, "
+            f"but {name} requires 1/√(e · terms)"
         )
     return SoftmaxAttention(inner.pattern, prior, scale=inner.scale, backend=inner.backend)
 
@@ -173,7 +175,7 @@ def _replace_attention(
 
 
 def _query_width(mixer: MultiHead) -> int:
-    """Width of a head's queries, found by projecting a token: some recipes replace the projection."""
+    """Width of a head's queries, found by projecting a token: recipes may replace the projection."""
     token = _example_tensor(mixer).new_zeros(1, 1, mixer.dim)
     with torch.no_grad():
         return split_heads(mixer.q(token), mixer.heads).shape[-1]

@@ -18,8 +18,8 @@ from regard.update import Update
 class RecurrenceInputs(NamedTuple):
     """Inputs of the heads: q and k (b h n r), v (b h n f), and the gate of the update.
 
-    `weight` (b h n) scales what a token adds to the state (None: 1). `mass` (b h n) is the total of these weights; the minimum
-    of the denominator is relative to it.
+    `weight` (b h n) scales what a token adds to the state (None: 1). `mass` (b h n) is the total of
+    these weights; the minimum of the denominator is relative to it.
     """
 
     q: Tensor
@@ -31,7 +31,7 @@ class RecurrenceInputs(NamedTuple):
 
 
 class RecurrenceState(NamedTuple):
-    """What `project_inputs` carries from chunk to chunk, and the state of the heads (b h r f), or None."""
+    """What `project_inputs` carries between chunks; the state of the heads (b h r f), or None."""
 
     past: State
     heads: Tensor | None
@@ -40,8 +40,8 @@ class RecurrenceState(NamedTuple):
 class Recurrence(Mixer):
     """Base class: project to heads, update a state per head, project back.
 
-    Subclasses implement `project_inputs` and `project_output`. A masked token is skipped: it leaves the state unchanged and has no
-    position, so padding on either side is as if removed.
+    Subclasses implement `project_inputs` and `project_output`. A masked token is skipped: it leaves
+    the state unchanged and has no position, so padding on either side is as if removed.
 
     Args:
         dim: Model width.
@@ -49,8 +49,8 @@ class Recurrence(Mixer):
         update: How the state changes, see `regard.update`.
         causal: Must be True.
         chunk: Tokens processed at once.
-        min_denominator: Divide what a head reads by the sum of its weights, with at least this absolute value. Default: no
-            division.
+        min_denominator: Divide what a head reads by the sum of its weights, with at least this
+            absolute value. Default: no division.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class Recurrence(Mixer):
 
     @abstractmethod
     def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
-        """Tokens (b n d) and the carried state -> inputs of the heads, and the state to carry to the next chunk."""
+        """Tokens (b n d) and the carried state -> inputs of the heads, and the state to carry to
+        the next chunk.
+        """
 
     @abstractmethod
     def project_output(self, y: Tensor, x: Tensor) -> Tensor:

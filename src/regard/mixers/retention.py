@@ -18,8 +18,8 @@ from regard.update import decay
 class Retention(Recurrence):
     """Multi-scale retention (Sun et al. 2023, arXiv 2307.08621), equations 6 to 8.
 
-    S_i = γ S_{i−1} + k_i v_iᵀ and head_i = S_iᵀ q_i / √e, with rotary embeddings on q and k, and γ = 1 − 2^(−5−h) in head h;
-    out = W⁰ (swish(W^G x) ∘ GroupNorm(heads)).
+    S_i = γ S_{i−1} + k_i v_iᵀ and head_i = S_iᵀ q_i / √e, with rotary embeddings on q and k, and
+    γ = 1 − 2^(−5−h) in head h; out = W⁰ (swish(W^G x) ∘ GroupNorm(heads)).
 
     Args:
         dim: Model width.
@@ -36,7 +36,8 @@ class Retention(Recurrence):
         check_int(1, expand=expand)
         if dim // heads % 2:
             raise ValueError(
-                f"positions turn pairs of numbers, so the width of a head must be even, not {dim // heads}"
+                "rotary embeddings rotate pairs of channels: "
+                f"the width of a head must be even, not {dim // heads}"
             )
         self.q, self.k = (nn.Linear(dim, dim, bias=False) for _ in range(2))
         self.v, self.gate = (nn.Linear(dim, expand * dim, bias=False) for _ in range(2))
@@ -45,7 +46,10 @@ class Retention(Recurrence):
         self.out = nn.Linear(expand * dim, dim, bias=False)
 
     def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
-        """Rotated queries and keys, values, and log γ. The carried state is the number of tokens so far."""
+        """Rotated queries and keys, values, and log γ.
+
+        The carried state is the number of tokens so far.
+        """
         at, n = past or 0, x.shape[1]
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
         q, k = self.rotary(q, k, at, at)

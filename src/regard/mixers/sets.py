@@ -82,7 +82,8 @@ class ISAB(Mixer):
 class PMA(nn.Module):
     """Pooling by multi-head attention: PMA(Z) = MAB(S, rFF(Z)) with learned seeds S (seeds d).
 
-    z (b n d) -> (b seeds d), independent of the order of the n elements. The number of vectors changes, so it is not a mixer.
+    z (b n d) -> (b seeds d), independent of the order of the n elements. The number of vectors
+    changes, so it is not a mixer.
     """
 
     def __init__(self, dim: int, heads: int, *, seeds: int = 1, norm: bool = True) -> None:

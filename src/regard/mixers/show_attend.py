@@ -13,7 +13,8 @@ from regard.numerics import attention_mask, masked_softmax
 
 
 class SoftVisualAttention(Mixer):
-    """out_t = σ(w · x_t + b) Σ_i α_ti a_i,  α_t = softmax_i(v · tanh(U x_t + W a_i + c)), a_i the context tokens.
+    """out_t = σ(w · x_t + b) Σ_i α_ti a_i,  α_t = softmax_i(v · tanh(U x_t + W a_i + c)), a_i the
+    context tokens.
 
     For whole sequences it records the auxiliary loss λ Σ_i (1 − Σ_t α_ti)² as "doubly stochastic".
 

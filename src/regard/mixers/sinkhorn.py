@@ -1,4 +1,4 @@
-"""Sparse Sinkhorn attention: each block of tokens sees itself, and the block that a learned sorting puts in its place."""
+"""Sparse Sinkhorn attention: each block sees itself and the block that a learned sort assigns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from regard.route.sort import BlockSort
 
 
 class SinkhornState(NamedTuple):
-    """Keys and values (b h m e), summaries of the blocks so far (b s d) and the sum of all tokens (b 1 d)."""
+    """Keys, values (b h m e), summaries of the blocks so far (b s d), sum of all tokens (b 1 d)."""
 
     k: Tensor
     v: Tensor
@@ -34,12 +34,14 @@ class SinkhornState(NamedTuple):
 
 
 class Sinkhorn(Mixer):
-    """Tay et al. 2020, arXiv 2002.11296.  With blocks K_j, V_j of keys and values, and S from `sort`, slot t of the sorted
-    block i is K̃_it = Σ_j S_ij K_jt, Ṽ_it = Σ_j S_ij V_jt.  A query of block i takes the softmax over K_i and K̃_i together;
-    with `cut`, over the first `cut` sorted blocks alone (SortCut).
+    """Tay et al. 2020, arXiv 2002.11296.  With blocks K_j, V_j of keys and values, and S from
+    `sort`, slot t of the sorted block i is K̃_it = Σ_j S_ij K_jt, Ṽ_it = Σ_j S_ij V_jt.  A query of
+    block i takes the softmax over K_i and K̃_i together; with `cut`, over the first `cut` sorted
+    blocks alone (SortCut).
 
-    The summary of a block is Σ x over its tokens; if causal, Σ x over all tokens up to its first. If some K_jt are masked or beyond
-    the end, K̃_it is the mean of the others, weighted by their share of Σ_j S_ij.
+    The summary of a block is Σ x over its tokens; if causal, Σ x over all tokens up to its first.
+    If some K_jt are masked or beyond the end, K̃_it is the mean of the others, weighted by their
+    share of Σ_j S_ij.
 
     Args:
         dim: Model width.
@@ -69,7 +71,8 @@ class Sinkhorn(Mixer):
         check_heads(dim, heads)
         if (sort.heads, sort.causal) != (heads, causal):
             raise ValueError(
-                f"sort was made for {sort.heads} heads and causal={sort.causal}, not for {heads} and {causal}"
+                f"sort has heads={sort.heads} and causal={sort.causal}, "
+                f"but the mixer has heads={heads} and causal={causal}"
             )
         self.heads, self.sort, self.block, self.cut = heads, sort, block, cut
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
@@ -120,7 +123,9 @@ class Sinkhorn(Mixer):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, summaries: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Attention of q (b h n e), the last n of m positions, over k (b h m e) and v (b h m f): (b h n f)."""
+        """Attention of q (b h n e), the last n of m positions, over k (b h m e) and v (b h m f):
+        (b h n f).
+        """
         n, start = q.shape[2], k.shape[2] - q.shape[2]
         real = q.new_ones(q.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask
         here, k, v = (
@@ -190,8 +195,9 @@ def _blocks(x: Tensor, size: int, axis: int) -> Tensor:
 def _sort_blocks(
     order: Tensor, k: Tensor, v: Tensor, here: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """order (b h r s), k and v (b h s t e), here (b s t), True = token exists -> sorted k and v (b h r t e), and the share
-    (b h r t) of existing tokens in each slot."""
+    """order (b h r s), k and v (b h s t e), here (b s t), True = token exists -> sorted k and v
+    (b h r t e), and the share (b h r t) of existing tokens in each slot.
+    """
     mass = torch.einsum("bhrs,bst->bhrt", order, here.to(order))
     all_of_it = order.sum(-1, keepdim=True)
     share = torch.where(mass > 0, mass / torch.where(mass > 0, all_of_it, 1), 0)
@@ -206,7 +212,9 @@ def _mix_blocks(order: Tensor, x: Tensor) -> Tensor:
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, share: Tensor) -> Tensor:
-    """Softmax attention of q (b h s i e) over k and v (b h s j e), with weights share (b h s i j) of the keys in [0, 1]."""
+    """Softmax attention of q (b h s i e) over k and v (b h s j e), with weights share (b h s i j)
+    of the keys in [0, 1].
+    """
     scores = q.to(k) @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     scores = scores + torch.where(share > 0, share, 1).log()
     weights = scores.masked_fill(share <= 0, torch.finfo(scores.dtype).min).softmax(-1)

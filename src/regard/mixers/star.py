@@ -21,11 +21,11 @@ HUB = "the relay reads every token"
 class Star(Mixer):
     """Guo et al. 2019, arXiv 1902.09113.  With h⁰ = x and s⁰ = the mean of x, for `cycles` rounds:
 
-        h_i ← norm(relu(MultiAtt(h_i, [h_{i−1}; h_i; h_{i+1}; x_i; s])))       the satellites, in a ring
-        s ← norm(relu(MultiAtt(s, [s; h_1 .. h_n])))                           the relay
+        h_i ← norm(relu(MultiAtt(h_i, [h_{i−1}; h_i; h_{i+1}; x_i; s])))    the satellites, in a ring
+        s ← norm(relu(MultiAtt(s, [s; h_1 .. h_n])))                        the relay
 
-    The output is h. Masked tokens are not part of the ring. The relay is recorded as the auxiliary output "relay"; its last update
-    is skipped, because no token would read it.
+    The output is h. Masked tokens are not part of the ring. The relay is recorded as the auxiliary
+    output "relay"; its last update is skipped, because no token would read it.
 
     Args:
         dim: Model width.
@@ -76,7 +76,7 @@ class Star(Mixer):
 
 
 class StarNode(nn.Module):
-    """norm(relu(MultiAtt(node, context))): node (b n d), context (b n m d), keep (b n m) -> (b n d)."""
+    """norm(relu(MultiAtt(node, context))): node (b n d), context (b n m d) -> (b n d)."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -90,9 +90,8 @@ class StarNode(nn.Module):
         """`context(f)` is f of every token in the context, (b n m d)."""
         k, v = context(self.k), context(self.v)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.q(node)[:, :, None], k, v))
-        scores = (q * k).sum(-1) * q.shape[
-            -1
-        ] ** -0.5  # (b n m h): too few keys or queries for a matrix product
+        # (b n m h): too few keys or queries for a matrix product
+        scores = (q * k).sum(-1) * q.shape[-1] ** -0.5
         if keep is not None:
             scores = scores.masked_fill(~keep[..., None], -torch.inf)
         seen = (scores.softmax(2)[..., None] * v).sum(2).flatten(2)

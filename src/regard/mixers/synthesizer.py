@@ -1,5 +1,6 @@
-"""Synthesizers: attention whose logits are made up, from one token alone or from none, without comparing two
-(Tay et al. 2020, arXiv 2005.00743)."""
+"""Synthesizers: attention whose logits are made up, from one token alone or from none, without
+comparing two (Tay et al. 2020, arXiv 2005.00743).
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ OWN = "its logits are for the positions of one sequence"
 
 
 class SynthesizerLogits(nn.Module, ABC):
-    """Base class: tokens x (b n d), the first at position `start`, and the keys of all m tokens so far -> logits (b h n m) or
-    (1 h n m)."""
+    """Base class: tokens x (b n d), the first at position `start`, and the keys of all m tokens so
+    far -> logits (b h n m) or (1 h n m).
+    """
 
     length: int | None = None  # maximum length, or None
 
@@ -46,7 +48,9 @@ class DenseLogits(SynthesizerLogits):
 
 
 class FactorisedDenseLogits(SynthesizerLogits):
-    """logits[r + c a] = A_r B_c with A, B = two rows of a and of b numbers, both from relu(W₁ x_i + b₁), a b >= length."""
+    """logits[r + c a] = A_r B_c with A, B = two rows of a and of b numbers, both from
+    relu(W₁ x_i + b₁), a b >= length.
+    """
 
     def __init__(
         self, dim: int, heads: int, length: int, factors: tuple[int, int] | None = None
@@ -69,7 +73,7 @@ class FactorisedDenseLogits(SynthesizerLogits):
 
 
 class RandomLogits(SynthesizerLogits):
-    """A table R (h length length), drawn with `seed`, learned or fixed; it does not depend on the tokens."""
+    """A table R (h length length), drawn with `seed`, learned or fixed, independent of the tokens."""
 
     def __init__(self, heads: int, length: int, *, learned: bool = True, seed: int = 0) -> None:
         super().__init__()
@@ -124,7 +128,9 @@ class SynthesizerState(NamedTuple):
 
 
 class Synthesizer(Mixer):
-    """out = W⁰ softmax(Σ_p α_p logits_p) V with learned α = softmax(shares), if there are several parts."""
+    """out = W⁰ softmax(Σ_p α_p logits_p) V with learned α = softmax(shares), if there are several
+    parts.
+    """
 
     def __init__(
         self, dim: int, heads: int, parts: Sequence[SynthesizerLogits], *, causal: bool = False
@@ -212,6 +218,7 @@ def _check_factors(factors: tuple[int, int], length: int) -> tuple[int, int]:
         check_int(1, factors=factor)
     if factors[0] * factors[1] < length:
         raise ValueError(
-            f"the product of factors must be at least length={length}, not {factors[0]} x {factors[1]}"
+            f"the product of factors must be at least length={length}, "
+            f"not {factors[0]} x {factors[1]}"
         )
     return factors[0], factors[1]

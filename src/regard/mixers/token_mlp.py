@@ -14,7 +14,9 @@ OWN = "its weights mix all positions of one sequence"
 
 class TokenMLP(Mixer):
     """out = W_2 gelu(W_1 x + b_1) + b_2 over tokens, W_1 (hidden length), W_2 (length hidden)
-    (Tolstikhin et al. 2021, arXiv 2105.01601). The paper's channel mixing is the feed-forward layer of a block."""
+    (Tolstikhin et al. 2021, arXiv 2105.01601). The paper's channel mixing is the feed-forward layer
+    of a block.
+    """
 
     def __init__(self, dim: int, length: int, hidden: int, *, causal: bool = False) -> None:
         can = Can(

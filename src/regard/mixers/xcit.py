@@ -1,4 +1,6 @@
-"""XCiT: channels attend to channels, and tokens meet their neighbours on a grid (El-Nouby et al. 2021, arXiv 2106.09681)."""
+"""XCiT: channels attend to channels, and tokens meet their neighbours on a grid (El-Nouby
+et al. 2021, arXiv 2106.09681).
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ CHANNELS = "channels attend to channels, not tokens to tokens"
 
 
 class CrossCovarianceAttention(nn.Module):
-    """Cross-covariance attention: out = W⁰ [V softmax(s K̂ᵀ Q̂)], with channels of Q̂ and K̂ normalised over the tokens.
+    """Cross-covariance attention: out = W⁰ [V softmax(s K̂ᵀ Q̂)], with channels of Q̂ and K̂
+    normalised over the tokens.
 
-    (b n d) -> (b n d). The softmax runs over the e channels of a head; s is 1/τ of the paper, one number per head.
+    (b n d) -> (b n d). The softmax runs over the e channels of a head; s is 1/τ of the paper, one
+    number per head.
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -66,7 +70,10 @@ class MaskedInstanceNorm(nn.Module):
 
 
 class MaskedBatchNorm(nn.Module):
-    """Batch norm over all unmasked tokens of a batch. In training, examples influence each other."""
+    """Batch norm over all unmasked tokens of a batch.
+
+    In training, examples influence each other.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -83,7 +90,8 @@ NORMS = {"instance": MaskedInstanceNorm, "batch": MaskedBatchNorm}
 
 
 class LocalPatchInteraction(nn.Module):
-    """Local patch interaction: two depth-wise 3 × 3 convolutions with gelu and a norm between them, on a grid of `width` columns.
+    """Local patch interaction: two depth-wise 3 × 3 convolutions with gelu and a norm between them,
+    on a grid of `width` columns.
 
     (b n d) -> (b n d). Masked tokens, and an incomplete last row, are padded with zeros.
     """
@@ -109,7 +117,9 @@ class LocalPatchInteraction(nn.Module):
 
 
 class XCiT(Mixer):
-    """y = XCA(norm(x)), out = y + LPI(norm(x + y)): x + out is the paper's layer without its feed-forward part."""
+    """y = XCA(norm(x)), out = y + LPI(norm(x + y)): x + out is the paper's layer without its
+    feed-forward part.
+    """
 
     def __init__(
         self, dim: int, heads: int, width: int, *, norm: str = "instance", causal: bool = False
@@ -155,7 +165,8 @@ class XCiTComponent(Mixer):
 
 
 class ClassAttention(nn.Module):
-    """The class token attends to itself and all patches: class (b 1 d), tokens (b n d), mask (b n) -> (b 1 d).
+    """The class token attends to itself and all patches: class (b 1 d), tokens (b n d), mask
+    (b n) -> (b 1 d).
 
     The patches stay unchanged (Touvron et al. 2021, arXiv 2103.17239), as in XCiT's last layers.
     """

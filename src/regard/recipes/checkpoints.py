@@ -1,6 +1,7 @@
 """Variants that reproduce published checkpoints.
 
-`regard.hf` uses them for converted models. `create` finds them by name, `list_recipes` leaves them out.
+`regard.hf` uses them for converted models. `create` finds them by name, `list_recipes` leaves them
+out.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ def bigbird_hf(
     Args:
         length: Maximum length, rounded up to whole blocks. The last block of it is global.
         block: Block size.
-        first_block_repeats: How many more times the first block counts for non-global queries. In evaluation,
-            transformers draws no random blocks and attends to the first block once more for each of them.
-        random_blocks: Random blocks drawn elsewhere: for each head and query block, key block numbers.
+        first_block_repeats: How many more times the first block counts for non-global queries. In
+            evaluation, transformers draws no random blocks and attends to the first block once more
+            for each of them.
+        random_blocks: Random blocks drawn elsewhere: for each head and query block, key block
+            numbers.
     """
     check_int(1, length=length, block=block)
     check_int(0, first_block_repeats=first_block_repeats)
@@ -80,8 +83,8 @@ def reformer_hf(
 ) -> Mixer:
     """Reformer as in Hugging Face transformers.
 
-    Scores are not divided by √e, a key that is met in several rounds counts several times, and without a causal mask tokens of
-    other buckets in the same chunk are visible.
+    Scores are not divided by √e, a key that is met in several rounds counts several times, and
+    without a causal mask tokens of other buckets in the same chunk are visible.
     """
     check_heads(dim, heads)
     hashing = AngularHash(heads, dim // heads, buckets=buckets, rounds=rounds)

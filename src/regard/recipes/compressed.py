@@ -1,4 +1,4 @@
-"""Low-rank and compressed attention: fewer keys and values than tokens, or narrower queries and keys."""
+"""Low-rank and compressed attention: fewer keys and values, or narrower queries and keys."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def linformer(
     Args:
         length: Maximum length.
         rank: Projected length. Default: 256, or `length` if that is less.
-        share: "none": separate projections for each head. "heads" (default): the same for all heads. "kv": also the same for
-            keys and values.
+        share: "none": separate projections for each head. "heads" (default): the same for all
+            heads. "kv": also the same for keys and values.
         projection: Another linformer whose projections to use, to share them over layers.
     """
     check_int(1, length=length)
@@ -76,7 +76,8 @@ def linformer(
     example_kwargs={"rank": 2},
 )
 def low_rank(dim: int, heads: int, *, rank: int = 8, causal: bool = False) -> Mixer:
-    """Low-rank attention: narrow queries and keys, so that the scores have a low rank; values keep their width.
+    """Low-rank attention: narrow queries and keys, so that the scores have a low rank; values keep
+    their width.
 
     Args:
         rank: Width of queries and keys in each head.
@@ -125,7 +126,8 @@ def nystrom(
     Args:
         landmarks: Number of segments. Sequences of at most this length attend exactly.
         iterations: Iterations of the pseudo-inverse.
-        kernel: Kernel size of a convolution over the values that is added, 33 in the paper. Default: none.
+        kernel: Kernel size of a convolution over the values that is added, 33 in the paper.
+            Default: none.
         bias: Add a bias to the projections.
     """
     attention = NystromAttention(heads, landmarks, iterations=iterations, kernel=kernel)
@@ -147,12 +149,14 @@ def memory_compressed(
     layer: int = 1,
     causal: bool = False,
 ) -> Mixer:
-    """Memory-compressed attention: a strided convolution shortens keys and values, in every other layer.
+    """Memory-compressed attention: a strided convolution shortens keys and values, in every other
+    layer.
 
     Args:
         stride: Tokens per compressed key, in odd layers. Default: 3.
         block: Block size, in even layers. Default: 256.
-        layer: Layer number. Odd layers compress; in even layers each token attends to its own block.
+        layer: Layer number. Odd layers compress; in even layers each token attends to its own
+            block.
     """
     check_heads(dim, heads)
     check_int(0, layer=layer)
@@ -190,7 +194,8 @@ def pooling(
     stride: int = 4,
     causal: bool = False,
 ) -> Mixer:
-    """Poolingformer: a sliding window, then a larger window of pooled keys and values over its output.
+    """Poolingformer: a sliding window, then a larger window of pooled keys and values over its
+    output.
 
     Args:
         window: Tokens on each side (±window) of the first level.

@@ -18,7 +18,8 @@ from regard.registry import recipe
     formula="softmax_j(v · tanh(W s_i + U h_j)) h_j",
 )
 def bahdanau(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
-    """Additive attention: a small network scores each pair of tokens, and the tokens themselves are averaged.
+    """Additive attention: a small network scores each pair of tokens, and the tokens themselves are
+    averaged.
 
     Each head has its own network, and averages dim / heads channels.
     """
@@ -35,7 +36,9 @@ def bahdanau(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
     formula="Σ_u Σ_k α exp(−β (κ − u)²) c_u,  κ_t = κ_{t−1} + exp(κ̂_t)",
 )
 def graves_window(dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool = False) -> Mixer:
-    """Graves' window: a mixture of Gaussians that only moves forward over the context. `heads` must be 1.
+    """Graves' window: a mixture of Gaussians that only moves forward over the context.
+
+    `heads` must be 1.
 
     Args:
         mixtures: Number of Gaussians.
@@ -54,7 +57,8 @@ def graves_window(dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool 
 def draw_read(
     dim: int, heads: int = 1, *, width: int, patch: int = 5, causal: bool = False
 ) -> Mixer:
-    """DRAW's read operation: a grid of Gaussian filters reads a patch of the image and writes it back in place.
+    """DRAW's read operation: a grid of Gaussian filters reads a patch of the image and writes it
+    back in place.
 
     `heads` must be 1.
 
@@ -76,7 +80,8 @@ def draw_read(
 def draw_write(
     dim: int, heads: int = 1, *, width: int, patch: int = 5, causal: bool = False
 ) -> Mixer:
-    """DRAW's write operation: a patch predicted from the mean of all tokens is written through Gaussian filters.
+    """DRAW's write operation: a patch predicted from the mean of all tokens is written through
+    Gaussian filters.
 
     `heads` must be 1.
 
@@ -102,11 +107,14 @@ def show_attend(
     penalty: float = 1.0,
     causal: bool = False,
 ) -> Mixer:
-    """Soft attention of Show, Attend and Tell, with its gate and its doubly stochastic loss. `heads` must be 1.
+    """Soft attention of Show, Attend and Tell, with its gate and its doubly stochastic loss.
+
+    `heads` must be 1.
 
     Args:
         hidden: Width of the scoring network. Default: dim.
-        penalty: Weight λ of the loss on tokens that get too little or too much attention; see `regard.collect_aux`.
+        penalty: Weight λ of the loss on tokens that get too little or too much attention; see
+            `regard.collect_aux`.
     """
     check_single_head("show_attend", heads)
     hidden = dim if hidden is None else hidden

@@ -36,7 +36,8 @@ from regard.registry import recipe
     example_kwargs={"length": 32},
 )
 def synthesizer_dense(dim: int, heads: int, *, length: int, causal: bool = False) -> Mixer:
-    """Dense Synthesizer: each token predicts its attention weights over `length` positions by itself.
+    """Dense Synthesizer: each token predicts its attention weights over `length` positions by
+    itself.
 
     Args:
         length: Maximum length.
@@ -96,7 +97,8 @@ def synthesizer_factorised(
     Args:
         length: Maximum length.
         kind: "dense" or "random".
-        factors: kind="dense": lengths of the two factors, whose product is at least `length`. Default: near its root.
+        factors: kind="dense": lengths of the two factors, whose product is at least `length`.
+            Default: near its root.
         rank: kind="random": rank of the table. Default: 8.
         seed: kind="random": seed of the table.
     """
@@ -135,7 +137,8 @@ def synthesizer_mixture(
 
     Args:
         length: Maximum length.
-        parts: Any of "dense", "random", "factorised_dense", "factorised_random" and "vanilla" (dot products).
+        parts: Any of "dense", "random", "factorised_dense", "factorised_random" and "vanilla"
+            (dot products).
         rank: Rank of the part "factorised_random". Default: 8.
         seed: Seed of the random parts.
     """
@@ -197,7 +200,9 @@ def fnet(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
 def mlp_mixer(
     dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False
 ) -> Mixer:
-    """MLP-Mixer's token mixing: a two-layer MLP over positions, the same for each channel. `heads` must be 1.
+    """MLP-Mixer's token mixing: a two-layer MLP over positions, the same for each channel.
+
+    `heads` must be 1.
 
     Args:
         length: Maximum length.
@@ -276,7 +281,8 @@ def aft(
     kernel: int | None = None,
     causal: bool = False,
 ) -> Mixer:
-    """Attention Free Transformer: keys weigh values channel by channel, and queries gate the result.
+    """Attention Free Transformer: keys weigh values channel by channel, and queries gate the
+    result.
 
     `heads` must be 1, except for AFT-conv.
 
@@ -284,7 +290,8 @@ def aft(
         length: Maximum length, for the position biases w of AFT-full. None: no biases (AFT-simple).
         rank: Rank of the table of biases. Default: 128.
         window: AFT-local: w_ij is zero if |i − j| >= window, so w covers ±(window − 1) tokens.
-        kernel: AFT-conv: w_ij depends on i − j only, a kernel of this size for each head. Requires length=None.
+        kernel: AFT-conv: w_ij depends on i − j only, a kernel of this size for each head. Requires
+            length=None.
     """
     if kernel is not None:
         if (length, rank, window) != (None, None, None):
@@ -317,8 +324,8 @@ def average_pool(
     """PoolFormer's token mixing: average pooling minus the token itself. `heads` must be 1.
 
     Args:
-        window: Size of the window in tokens (not on each side), or rows and columns on a grid; odd, except for a
-            causal sequence.
+        window: Size of the window in tokens (not on each side), or rows and columns on a grid; odd,
+            except for a causal sequence.
         width: Columns of the grid. Default: a sequence.
     """
     check_single_head("average_pool", heads)
@@ -335,12 +342,14 @@ def average_pool(
 def xcit(
     dim: int, heads: int, *, width: int, norm: str = "instance", causal: bool = False
 ) -> Mixer:
-    """XCiT: cross-covariance attention between channels, then convolutions over the neighbours on a grid.
+    """XCiT: cross-covariance attention between channels, then convolutions over the neighbours on a
+    grid.
 
     Args:
         width: Columns of the grid.
-        norm: Norm between the two convolutions. "batch": batch norm, as in the paper. "instance": over the tokens of each
-            example, so that examples do not influence each other in training.
+        norm: Norm between the two convolutions. "batch": batch norm, as in the paper. "instance":
+            over the tokens of each example, so that examples do not influence each other in
+            training.
     """
     return XCiT(dim, heads, width, norm=norm, causal=causal)
 
@@ -353,7 +362,8 @@ def xcit(
     example_kwargs={"kernel": 5},
 )
 def dynamic_conv(dim: int, heads: int, *, kernel: int = 7, causal: bool = False) -> Mixer:
-    """Dynamic convolution: each token predicts the kernel that is applied to its neighbours, one per head.
+    """Dynamic convolution: each token predicts the kernel that is applied to its neighbours, one
+    per head.
 
     Args:
         kernel: Kernel size.

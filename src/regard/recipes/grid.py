@@ -1,4 +1,4 @@
-"""Sparse by position, on images: tokens are the cells of a grid, in raster order unless stated otherwise."""
+"""Sparse patterns on images: tokens are the cells of a grid, in raster order by default."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def _rows_and_columns(name: str, value: int | Sequence[int]) -> tuple[int, int]:
 def image_local_1d(
     dim: int, heads: int, *, block: int = 256, memory: int = 256, causal: bool = False
 ) -> Mixer:
-    """Image Transformer, 1D local attention: blocks of queries that see themselves and the tokens around them.
+    """Image Transformer, 1D local attention: blocks of queries that see themselves and the tokens
+    around them.
 
     Args:
         block: Tokens of a query block, in raster order.
@@ -61,14 +62,16 @@ def image_local_2d(
     order: str = "raster",
     causal: bool = False,
 ) -> Mixer:
-    """Image Transformer, 2D local attention: query blocks on a grid, each with a memory block around it.
+    """Image Transformer, 2D local attention: query blocks on a grid, each with a memory block
+    around it.
 
     Args:
         width: Columns of the image.
         block: Rows and columns of a query block.
-        memory: Margin of the memory block: rows above (and below, if not causal), and columns on each side.
-        order: "raster": tokens are in raster order. "block": block by block, as the paper generates them;
-            `regard.block_order` gives the permutation.
+        memory: Margin of the memory block: rows above (and below, if not causal), and columns on
+            each side.
+        order: "raster": tokens are in raster order. "block": block by block, as the paper generates
+            them; `regard.block_order` gives the permutation.
     """
     for name, pair in (("block", block), ("memory", memory)):
         if isinstance(pair, int):
@@ -101,8 +104,9 @@ def axial(dim: int, heads: int, *, width: int, form: str = "union", causal: bool
 
     Args:
         width: Columns of the image.
-        form: "union": row and column in one softmax. "two": attention along rows, then along columns, with separate
-            projections. "row" or "column": one of them, to alternate over layers.
+        form: "union": row and column in one softmax. "two": attention along rows, then along
+            columns, with separate projections. "row" or "column": one of them, to alternate over
+            layers.
     """
     patterns = {"union": Axial(width), "row": Chunks(width), "column": Band(step=width)}
     check_choice("form", form, (*patterns, "two"))
@@ -127,11 +131,13 @@ def neighbourhood(
     width: int | None = None,
     causal: bool = False,
 ) -> Mixer:
-    """Neighbourhood attention: each token attends to the `size` nearest tokens; at the border the window shifts inward.
+    """Neighbourhood attention: each token attends to the `size` nearest tokens; at the border the
+    window shifts inward.
 
     Args:
         length: Length of the sequence; with `width`, cells of the grid, rounded up to whole rows.
-        size: Size of the window in tokens (not on each side). With `width`, rows and columns, or one number for both.
+        size: Size of the window in tokens (not on each side). With `width`, rows and columns, or
+            one number for both.
         width: Columns of the grid. Default: a sequence.
     """
     check_int(1, length=length)
@@ -163,7 +169,8 @@ def swin(
     bias: bool = True,
     causal: bool = False,
 ) -> Mixer:
-    """Swin: the grid is cut into windows, and each token attends to its own; odd layers shift them by half a window.
+    """Swin: the grid is cut into windows, and each token attends to its own; odd layers shift them
+    by half a window.
 
     Args:
         width: Columns of the image.

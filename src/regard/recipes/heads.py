@@ -16,7 +16,8 @@ from regard.registry import recipe
     formula="P_w softmax(P_l (Q Kᵀ / √e)) V, P over heads",
 )
 def talking_heads(dim: int, heads: int, *, inner: int | None = None, causal: bool = False) -> Mixer:
-    """Talking heads: learned matrices mix the scores over heads before the softmax and the weights after it.
+    """Talking heads: learned matrices mix the scores over heads before the softmax and the weights
+    after it.
 
     Args:
         inner: Number of heads in the softmax. Default: heads.
@@ -38,7 +39,8 @@ def talking_heads(dim: int, heads: int, *, inner: int | None = None, causal: boo
     example_kwargs={"width": 5},
 )
 def collaborative(dim: int, heads: int, *, width: int | None = None, causal: bool = False) -> Mixer:
-    """Collaborative heads: one projection of queries and keys for all heads, which each head mixes in its own way.
+    """Collaborative heads: one projection of queries and keys for all heads, which each head mixes
+    in its own way.
 
     `regard.mixers.collaborate` converts a trained layer.
 
@@ -80,7 +82,9 @@ def disagreement(
     formula="softmax(Q_h Kᵀ / √e) V, one K and V for all heads",
 )
 def multi_query(dim: int, heads: int, *, causal: bool = False) -> Mixer:
-    """Multi-query attention: all heads share one head of keys and values, so the KV cache is `heads` times smaller."""
+    """Multi-query attention: all heads share one head of keys and values, so the KV cache is
+    `heads` times smaller.
+    """
     return MultiHead(dim, heads, SoftmaxAttention(), kv_heads=1, causal=causal)
 
 

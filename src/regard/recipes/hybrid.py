@@ -25,11 +25,12 @@ def all_attention(
     window: int | None = None,
     causal: bool = False,
 ) -> Mixer:
-    """All-attention layer: every token also attends to `count` learned keys and values per head, which replace the
-    feed-forward layer.
+    """All-attention layer: every token also attends to `count` learned keys and values per head,
+    which replace the feed-forward layer.
 
     Args:
-        count: Learned keys and values per head. Default: 4 · dim, the parameter count of a feed-forward layer.
+        count: Learned keys and values per head. Default: 4 · dim, the parameter count of a
+            feed-forward layer.
         window: Attend to tokens at most this far away on each side (±window). Default: all tokens.
     """
     check_heads(dim, heads)
@@ -57,7 +58,8 @@ def lite(
     dynamic: bool = False,
     causal: bool = False,
 ) -> Mixer:
-    """Lite Transformer: one half of the channels attends to all tokens, the other half is convolved.
+    """Lite Transformer: one half of the channels attends to all tokens, the other half is
+    convolved.
 
     Args:
         heads: Heads of each half.

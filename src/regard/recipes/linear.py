@@ -1,6 +1,7 @@
 """Linear attention and recurrences: a state of fixed size instead of a cache of keys.
 
-`chunk` sets how many tokens the causal form processes at once. It changes the speed, not the result.
+`chunk` sets how many tokens the causal form processes at once. It changes the speed, not the
+result.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def performer(
 
     Args:
         features: Number m of random features. Default: 4 e, for heads of width e.
-        kernel: "positive": exp(w·x − |x|²/2). "trigonometric": sine and cosine, for the same kernel. "relu": relu(w·x), which
-            is another kernel.
+        kernel: "positive": exp(w·x − |x|²/2). "trigonometric": sine and cosine, for the same
+            kernel. "relu": relu(w·x), which is another kernel.
         redraw: Draw new features every `redraw` training calls. Default: never.
         seed: Seed of the features.
         chunk: Tokens processed at once by the causal form.
@@ -106,7 +107,8 @@ def rfa(
     chunk: int = 64,
     causal: bool = False,
 ) -> Mixer:
-    """Random feature attention: random Fourier features of a Gaussian kernel, for normalised queries and keys.
+    """Random feature attention: random Fourier features of a Gaussian kernel, for normalised
+    queries and keys.
 
     Args:
         features: Number m of random projections; each gives a sine and a cosine.

@@ -1,4 +1,4 @@
-"""Priors: attention weights that depend on positions or on the layer before, not only on the tokens."""
+"""Priors: attention weights that also depend on positions or on the layer before."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def gaussian_prior(
         sigma: Standard deviation, half of the paper's window D. None: predicted, as `window` says.
         learn: Learn sigma for each head; for centre="token" only.
         centre: "token": the token itself. "predicted": a predicted position.
-        window: For sigma=None. "query": each token predicts its sigma. "layer": one sigma for all tokens.
+        window: For sigma=None. "query": each token predicts its sigma. "layer": one sigma for all
+            tokens.
     """
     check_heads(dim, heads)
     if sigma is not None and window != "query":
@@ -73,7 +74,9 @@ def conditional_prior(
     tasks: int = 2,
     causal: bool = False,
 ) -> Mixer:
-    """CA-MTL's conditional attention: a block-diagonal bias that depends on the task. `mixer.for_task(task)` selects one.
+    """CA-MTL's conditional attention: a block-diagonal bias that depends on the task.
+
+    `mixer.for_task(task)` selects one.
 
     Args:
         length: Maximum length.
@@ -92,7 +95,9 @@ def conditional_prior(
     formula="softmax(S_l) V,  S_l = Q Kᵀ / √e + S_{l−1}",
 )
 def realformer(dim: int, heads: int, *, causal: bool = False) -> Mixer:
-    """RealFormer: the scores of the layer before are added to the scores of this one; `mixer.chain` passes them on."""
+    """RealFormer: the scores of the layer before are added to the scores of this one; `mixer.chain`
+    passes them on.
+    """
     return RealFormer(dim, heads, causal=causal)
 
 
@@ -103,7 +108,9 @@ def realformer(dim: int, heads: int, *, causal: bool = False) -> Mixer:
     formula="gate(x_i, FFN(mean of x_j, j ≤ i))",
 )
 def average(dim: int, heads: int = 1, *, hidden: int | None = None, causal: bool = False) -> Mixer:
-    """Average attention network: the mean of all tokens so far, a feed-forward layer and a gate. `heads` must be 1.
+    """Average attention network: the mean of all tokens so far, a feed-forward layer and a gate.
+
+    `heads` must be 1.
 
     Args:
         hidden: Width of the feed-forward layer. Default: 4 · dim.
@@ -126,10 +133,12 @@ def hard_gaussian(
     sigma: float = 1.0,
     causal: bool = False,
 ) -> Mixer:
-    """Hard-coded Gaussian attention: fixed weights around the previous token, the token itself or the next one.
+    """Hard-coded Gaussian attention: fixed weights around the previous token, the token itself or
+    the next one.
 
     Args:
-        offsets: Centre of each head relative to the token, repeated over heads. Default: (-1, 0, 1), or (-1, 0) if causal.
+        offsets: Centre of each head relative to the token, repeated over heads. Default:
+            (-1, 0, 1), or (-1, 0) if causal.
         sigma: Standard deviation.
     """
     check_heads(dim, heads)

@@ -31,7 +31,8 @@ def clustered(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Clustered attention: queries are clustered, and the mean of each cluster attends for all of them.
+    """Clustered attention: queries are clustered, and the mean of each cluster attends for all of
+    them.
 
     Args:
         clusters: Number of clusters.
@@ -62,7 +63,8 @@ def clustered_improved(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Improved clustered attention: each query recomputes the weights of the top keys of its cluster.
+    """Improved clustered attention: each query recomputes the weights of the top keys of its
+    cluster.
 
     Args:
         clusters: Number of clusters.
@@ -86,7 +88,8 @@ def clustered_improved(
 def prob_sparse(
     dim: int, heads: int, *, factor: int = 5, seed: int = 0, causal: bool = False
 ) -> Mixer:
-    """Informer's ProbSparse attention: only the queries with the most uneven scores attend; the others take the mean.
+    """Informer's ProbSparse attention: only the queries with the most uneven scores attend; the
+    others take the mean.
 
     Args:
         factor: `factor` ⌈ln n⌉ queries attend, selected with as many sampled keys.

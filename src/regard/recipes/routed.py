@@ -17,7 +17,8 @@ from regard.route import AngularHash, BlockSort, KMeans
     "Kitaev et al. 2020",
     arxiv="2001.04451",
     family="routed",
-    formula="softmax over j ≠ i with h_r(q_j) = h_r(q_i) for some r, within reach; k_j = q_j / |q_j|",
+    formula="softmax over j ≠ i with h_r(q_j) = h_r(q_i) for some r, within reach; "
+    "k_j = q_j / |q_j|",
     example_kwargs={"buckets": 4, "chunk": 3, "rounds": 2},
 )
 def reformer(
@@ -32,17 +33,21 @@ def reformer(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Reformer: locality-sensitive hashing; tokens attend to tokens in the same hash bucket, in one of several rounds.
+    """Reformer: locality-sensitive hashing; tokens attend to tokens in the same hash bucket, in one
+    of several rounds.
 
-    Keys are the normalised queries. Tokens are sorted by bucket and cut into chunks; each chunk attends to itself and the one
-    before it. If causal, chunks are counted within each bucket, so that later tokens cannot move their borders.
+    Keys are the normalised queries. Tokens are sorted by bucket and cut into chunks; each chunk
+    attends to itself and the one before it. If causal, chunks are counted within each bucket, so
+    that later tokens cannot move their borders.
 
     Args:
         buckets: Hash buckets per round, even.
         chunk: Tokens per chunk.
         rounds: Hash rounds.
-        same_bucket: If False, tokens of other buckets in these chunks are visible too, as in most implementations.
-        once: If False, a key that is met in several rounds counts several times, as in most implementations.
+        same_bucket: If False, tokens of other buckets in these chunks are visible too, as in most
+            implementations.
+        once: If False, a key that is met in several rounds counts several times, as in most
+            implementations.
         seed: Seed of the hashes.
     """
     check_heads(dim, heads)
@@ -68,7 +73,8 @@ def routing(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Routing Transformer: k-means centroids; each takes the same number of nearest queries and keys, which attend.
+    """Routing Transformer: k-means centroids; each takes the same number of nearest queries and
+    keys, which attend.
 
     Args:
         clusters: Number of centroids.
@@ -101,7 +107,8 @@ def sinkhorn(
     seed: int = 0,
     causal: bool = False,
 ) -> Mixer:
-    """Sparse Sinkhorn attention: each block attends to itself and to the block that a learned sorting matches with it.
+    """Sparse Sinkhorn attention: each block attends to itself and to the block that a learned
+    sorting matches with it.
 
     Args:
         length: Maximum length, rounded up to whole blocks.
@@ -132,7 +139,8 @@ def sinkhorn(
     example_kwargs={"k": 4},
 )
 def top_k(dim: int, heads: int, *, k: int = 8, causal: bool = False) -> Mixer:
-    """Top-k attention: each query keeps its `k` largest scores, and those equal to the smallest of them.
+    """Top-k attention: each query keeps its `k` largest scores, and those equal to the smallest of
+    them.
 
     Args:
         k: Keys per query.

@@ -14,7 +14,8 @@ from regard.registry import recipe
     formula="norm(H + rFF(H)),  H = norm(X + MultiHead(X, X))",
 )
 def sab(dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> Mixer:
-    """Set attention block (Set Transformer): attention among the elements of a set, and a feed-forward layer.
+    """Set attention block (Set Transformer): attention among the elements of a set, and a
+    feed-forward layer.
 
     Args:
         norm: Use the two layer norms.
@@ -32,7 +33,8 @@ def sab(dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> Mix
 def isab(
     dim: int, heads: int, *, points: int = 16, norm: bool = True, causal: bool = False
 ) -> Mixer:
-    """Induced set attention block (Set Transformer): learned inducing points read the set, and the set reads them.
+    """Induced set attention block (Set Transformer): learned inducing points read the set, and the
+    set reads them.
 
     Args:
         points: Number of inducing points.
@@ -51,11 +53,13 @@ def isab(
 def luna(
     dim: int, heads: int, *, packed: int = 64, activation: str | None = None, causal: bool = False
 ) -> Mixer:
-    """Luna: a short learned sequence attends to the tokens (pack), and the tokens attend to the result (unpack).
+    """Luna: a short learned sequence attends to the tokens (pack), and the tokens attend to the
+    result (unpack).
 
     Args:
         packed: Length of the learned sequence.
-        activation: Causal form only, where it replaces the softmax over tokens: "softplus" (default) or "elu".
+        activation: Causal form only, where it replaces the softmax over tokens: "softplus"
+            (default) or "elu".
     """
     if causal:
         return CausalLuna(
@@ -82,7 +86,8 @@ def perceiver(
     widening: int = 1,
     causal: bool = False,
 ) -> Mixer:
-    """Perceiver: learned latents attend to the tokens, then to each other, and the tokens attend to the latents.
+    """Perceiver: learned latents attend to the tokens, then to each other, and the tokens attend to
+    the latents.
 
     Args:
         latents: Number of latents.

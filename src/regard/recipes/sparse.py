@@ -25,7 +25,8 @@ from regard.registry import recipe
     example_kwargs={"tokens": 3},
 )
 def global_tokens(dim: int, heads: int, *, tokens: int = 64, causal: bool = False) -> Mixer:
-    """Global tokens: the first `tokens` tokens attend to all and are visible to all; the others see only them.
+    """Global tokens: the first `tokens` tokens attend to all and are visible to all; the others see
+    only them.
 
     Args:
         tokens: Number of global tokens.
@@ -44,7 +45,8 @@ def local(dim: int, heads: int, *, window: int = 128, causal: bool = False) -> M
     """Sliding window: each token attends to itself and to `window` tokens on each side.
 
     Args:
-        window: Tokens on each side (±window), so 2 · window + 1 keys per query; if causal, window + 1.
+        window: Tokens on each side (±window), so 2 · window + 1 keys per query; if causal,
+            window + 1.
     """
     return MultiHead(dim, heads, SoftmaxAttention(Band(window, window)), causal=causal)
 
@@ -91,7 +93,8 @@ def random_blocks(
     Args:
         length: Maximum length, rounded up to whole blocks.
         block: Block size.
-        count: Random key blocks for each query block. If causal, they are drawn from the blocks up to it.
+        count: Random key blocks for each query block. If causal, they are drawn from the blocks up
+            to it.
         seed: Seed of the draw.
     """
     pattern = _random_pattern(length, block, count, seed, causal)
@@ -161,7 +164,8 @@ def sparse_strided(
 
     Args:
         stride: Size of the window (±stride) and distance of the far keys.
-        split: "heads" alternates the two patterns over heads, "layers" over layers, "merged" takes their union.
+        split: "heads" alternates the two patterns over heads, "layers" over layers, "merged" takes
+            their union.
         layer: Layer number, for split="layers". Even layers have the window.
     """
     pattern = _factorise(Band(stride, stride), Band(step=stride), dim, heads, split, layer)
@@ -190,7 +194,8 @@ def sparse_fixed(
     Args:
         stride: Block size.
         cells: Summary tokens at the end of each block.
-        split: "heads" alternates the two patterns over heads, "layers" over layers, "merged" takes their union.
+        split: "heads" alternates the two patterns over heads, "layers" over layers, "merged" takes
+            their union.
         layer: Layer number, for split="layers". Even layers have the own block.
     """
     check_int(1, stride=stride, cells=cells)
@@ -238,8 +243,9 @@ def longformer(
 ) -> Mixer:
     """Longformer: a sliding window, and global tokens that attend to all and are visible to all.
 
-    The caller chooses the global tokens of each example: `mixer(x, global_attention_mask=...)`, (b n). They have their own
-    query, key and value projections. As in the paper, the causal form has the window only.
+    The caller chooses the global tokens of each example: `mixer(x, global_attention_mask=...)`,
+    (b n). They have their own query, key and value projections. As in the paper, the causal form
+    has the window only.
 
     Args:
         window: Tokens on each side (±window), one number or one per head.
@@ -284,14 +290,16 @@ def etc(
     masks: Mapping[str, Pattern] | None = None,
     causal: bool = False,
 ) -> Mixer:
-    """Extended Transformer Construction: global tokens, a sliding window, and a learned vector for the relation of each
-    query and key.
+    """Extended Transformer Construction: global tokens, a sliding window, and a learned vector for
+    the relation of each query and key.
 
     Args:
-        globals: Number of global tokens, the first ones. They attend to all tokens and are visible to all.
+        globals: Number of global tokens, the first ones. They attend to all tokens and are visible
+            to all.
         radius: Window of the other tokens, on each side (±radius).
         clip: Largest relative distance that has a label of its own.
-        segment: Long tokens per global token; labels then tell which belong together. Default: none do.
+        segment: Long tokens per global token; labels then tell which belong together. Default: none
+            do.
         shared: Use the same projections for global and long tokens.
         masks: Patterns that restrict the pieces "g2g", "g2l", "l2g" and "l2l".
     """
@@ -334,8 +342,10 @@ def bigbird(
     Args:
         length: Maximum length, rounded up to whole blocks.
         block: Block size.
-        window: Width of the window in blocks, odd: the query's own block and (window − 1) / 2 on each side.
-        globals: Number of global blocks, the first ones. Default: 2, or 0 if causal, where there can be none.
+        window: Width of the window in blocks, odd: the query's own block and (window − 1) / 2 on
+            each side.
+        globals: Number of global blocks, the first ones. Default: 2, or 0 if causal, where there
+            can be none.
         random: Random key blocks for each query block.
         seed: Seed of the draw.
         bias: Add a bias to the projections.
@@ -364,7 +374,8 @@ def bigbird(
 def bp_transformer(
     dim: int, heads: int, *, near: int = 4, clip: int = 10, causal: bool = False
 ) -> Mixer:
-    """BP-Transformer: a binary tree over the tokens; each token attends to short spans nearby and long spans far away.
+    """BP-Transformer: a binary tree over the tokens; each token attends to short spans nearby and
+    long spans far away.
 
     Args:
         near: Spans on each side (±near), on each level of the tree.
@@ -385,7 +396,8 @@ def per_head(
     """A pattern of its own for each head.
 
     Args:
-        patterns: Patterns, repeated over the heads. Default: sliding windows of ±16, ±32, ±64, ... tokens.
+        patterns: Patterns, repeated over the heads. Default: sliding windows of ±16, ±32, ±64, ...
+            tokens.
     """
     check_heads(dim, heads)
     if patterns is None:

@@ -9,7 +9,10 @@ from regard.registry import recipe
 
 @recipe("the simplest form", family="dense", formula="softmax(x xᵀ) x")
 def parameter_free(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
-    """Self-attention without parameters. Scores are not scaled; each head takes dim / heads channels."""
+    """Self-attention without parameters.
+
+    Scores are not scaled; each head takes dim / heads channels.
+    """
     return MultiHead(dim, heads, SoftmaxAttention(scale=1.0), causal=causal, project=False)
 
 

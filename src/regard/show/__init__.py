@@ -81,7 +81,7 @@ def example_pictures(
 
 
 def mixer_pictures(mixer: Mixer, n: int, cells: int | None = None) -> list[Picture]:
-    """Pictures of a mixer's pattern, one per kind of head; without a pattern, of its attention map."""
+    """Pictures of a mixer's pattern, one per kind of head, or of its map if it has no pattern."""
     pattern = pattern_of(mixer)
     if pattern is None:
         return [map_picture(mixer, n)]

@@ -19,9 +19,10 @@ from regard.registry import Recipe, create, not_causal
 
 
 def pattern_of(mixer: Mixer) -> Pattern | None:
-    """Attention pattern of a mixer, or None if it has none; the union if it consists of several attentions.
+    """Attention pattern of a mixer (the union if it has several attentions), or None.
 
-    A mixer without an attention map has no pattern: in several passes, tokens reach more than one pattern shows.
+    A mixer without an attention map has no pattern: in several passes, tokens reach more than one
+    pattern shows.
     """
     if not mixer.can.maps:
         return None

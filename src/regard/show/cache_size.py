@@ -28,7 +28,8 @@ class CacheSize:
         reason: Why it cannot stream, or None.
         keys: Keys per head that later tokens can see, or None if there is another kind of state.
         held: Keys in the cache, which all heads share.
-        sizes: Size of another state after half of the tokens and after all, in vectors of width dim.
+        sizes: Size of another state after half of the tokens and after all, in vectors of width
+            dim.
         tokens: Number of streamed tokens, for `sizes`.
     """
 
@@ -48,7 +49,10 @@ class CacheSize:
         least, most = min(self.keys), max(self.keys)
         if least == most:
             return f"{most:,} keys in each of {len(self.keys)} KV heads at the last token"
-        return f"{least:,} to {most:,} keys per head at the last token, {self.held:,} in the shared cache"
+        return (
+            f"{least:,} to {most:,} keys per head at the last token, "
+            f"{self.held:,} in the shared cache"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

@@ -1,4 +1,4 @@
-"""Describes a recipe at a length: capabilities, parameters, keys per query, and which backend would run."""
+"""Describes a recipe at a length: capabilities, parameters, keys per query, and the backend."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ class RecipeDescription:
 def describe_recipe(
     recipe: Recipe, n: int, arguments: Mapping[str, Any], *, causal: bool = False
 ) -> RecipeDescription:
-    """Build a recipe for n tokens. Without a pattern it may be very large, and is built on the meta device."""
+    """Build a recipe for n tokens.
+
+    Without a pattern it may be very large, and is built on the meta device.
+    """
     arguments = fill_length_arguments(recipe, n, arguments)
     has_pattern = pattern_of(build_example(recipe, min(n, 48))) is not None
     with torch.device("cpu" if has_pattern else "meta"):

@@ -32,7 +32,7 @@ from regard.pattern import (
 
 @dataclass(frozen=True)
 class PatternPart:
-    """One member of a union: its kind (which sets the colour), its label in the legend, and its pairs."""
+    """One member of a union: its kind (sets the colour), its label in the legend, and its pairs."""
 
     kind: str
     label: str
@@ -84,9 +84,12 @@ def _with_global_tokens(pattern: Pattern, n: int) -> Pattern:
     return pattern.map_leaves(resolve)
 
 
-# ---------------------------------------------------------------------------------------------- labels
+# ----------------------------------------------------------------------------------------- labels
 def _name(pattern: Pattern, among: set[Pattern]) -> tuple[str, str]:
-    """Kind and label of a member. `among` are all leaves: the label of a leaf may depend on the others."""
+    """Kind and label of a member.
+
+    `among` are all leaves: the label of a leaf may depend on the others.
+    """
     if isinstance(pattern, And):
         names = [_name(p, among) for p in pattern.parts if p != Causal()]
         return names[0][0], " and ".join(label for _, label in names)

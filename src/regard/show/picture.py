@@ -1,6 +1,7 @@
 """A picture: a square of cells, each with the part that covers most of it, and the covered share.
 
-Up to a few dozen tokens have a cell each. More tokens share cells; the shares are computed tile by tile, without an n x n mask.
+Up to a few dozen tokens have a cell each. More tokens share cells; the shares are computed tile by
+tile, without an n x n mask.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from regard.pattern import Full, Pattern, classify_tiles, position_tiles
 from regard.show.pattern_parts import PatternPart, split_pattern
 from regard.testing import influence, random_tokens
 
-MAX_EXACT = 32  # tokens per cell that are counted exactly; of larger cells as many rows and columns are sampled
+# tokens per cell that are counted exactly; of larger cells as many rows and columns are sampled
+MAX_EXACT = 32
 MIN_SHADE = 1e-3  # of a cell that allows some pairs, though none was sampled
 
 
@@ -96,15 +98,15 @@ def _share(pattern: Pattern, n: int, cells: int) -> Tensor:
 
 
 def _sample_positions(tiles: Tensor, seed: int) -> Tensor:
-    """Sample one position from each of MAX_EXACT equal parts of each tile: (r s) -> (r MAX_EXACT)."""
+    """Sample one position from each of MAX_EXACT equal parts of a tile: (r s) -> (r MAX_EXACT)."""
     within = torch.rand(len(tiles), MAX_EXACT, generator=torch.Generator().manual_seed(seed))
     index = (torch.arange(MAX_EXACT) + within) * tiles.shape[1] / MAX_EXACT
     return tiles.gather(1, index.long().clamp(max=tiles.shape[1] - 1))
 
 
-# ---------------------------------------------------------------------------------------------- without a pattern
+# ------------------------------------------------------------------------------ without a pattern
 def map_picture(mixer: Mixer, n: int) -> Picture:
-    """Attention map of a mixer for n random tokens, or the influence of token on token if it has no map."""
+    """Attention map of a mixer for n random tokens, or without a map the influence on each token."""
     x = random_tokens(mixer.double(), n, b=1)
     with torch.no_grad():
         try:

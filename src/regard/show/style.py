@@ -43,7 +43,10 @@ FAINT = 0.3  # opacity of the lightest shade
 
 
 def assign_styles(pictures: Sequence[Picture]) -> dict[str, PartStyle]:
-    """Label -> style of all visible parts. A kind has the same style in all pictures; parts of one picture differ."""
+    """Label -> style of all visible parts.
+
+    A kind has the same style in all pictures; parts of one picture differ.
+    """
     chosen: dict[str, PartStyle] = {}
     for picture in pictures:
         parts = picture.legend()
