@@ -108,7 +108,7 @@ class Layer(nn.Module, ABC):
         return self.run(x, inputs, state)
 
     def validate_inputs(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """Check the inputs against shapes and capabilities; return x (b, n, d) with zeroed padding."""
+        """Check the inputs' shapes and the capabilities; return x (b, n, d) with zeroed padding."""
         name = type(self).__name__
         check_tokens(x, self.dim)
         check_dtype(x, self, "layer")
@@ -130,7 +130,7 @@ class Layer(nn.Module, ABC):
 
 
 class Block(Layer):
-    """Transformer block: token mixing, optional cross-attention, feed-forward, each with a residual.
+    """Transformer block: mixer, optional cross-attention and feed-forward, each with a residual.
 
     Args:
         mixer: Any mixer.
@@ -179,7 +179,7 @@ class Block(Layer):
         return self.finish(x, y, inputs), state
 
     def finish(self, x: Tensor, mixed: Tensor, inputs: LayerInputs) -> Tensor:
-        """Run the rest of the block: x (b, n, d) is its input, `mixed` (b, n, d) the mixer's output.
+        """Run the rest of the block on its input x and the mixer's output `mixed`, both (b, n, d).
 
         Stacks that replace the mixer's call by their own use this.
         """

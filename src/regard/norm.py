@@ -42,7 +42,7 @@ class Norm(nn.Module, ABC):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
-# ----------------------------------------------------------------------------------------- per token
+# ---------------------------------------------------------------------------------------- per token
 class LayerNorm(Norm):
     """(x − mean) / √(variance + ε) · weight + bias, over the width of each token (Ba et al. 2016,
     arXiv 1607.06450)."""
@@ -121,7 +121,7 @@ class NoNorm(Norm):
         return zero_padding_tokens(x, mask)
 
 
-# ----------------------------------------------------------------------------------------- over tokens
+# -------------------------------------------------------------------------------------- over tokens
 class BatchNorm(Norm):
     """(x − mean) / √(variance + ε) · weight + bias, each channel over all real tokens of the batch
     (Ioffe & Szegedy 2015, arXiv 1502.03167).
@@ -169,8 +169,8 @@ class PowerNorm(Norm):
     """x̂ = x / ψ, y = weight · x̂ + bias, where ψ² is a running mean of x² over real tokens; no mean
     is subtracted (Shen et al. 2020, arXiv 2003.07845: PN, algorithm 2).
 
-    Step t divides by ψ of step t − 1, then ψ² ← α ψ² + (1 − α) mean(x²). Since ψ is not a function of
-    this batch, the paper approximates the gradient with a running ν (with g for ∂L/∂x̂):
+    Step t divides by ψ of step t − 1, then ψ² ← α ψ² + (1 − α) mean(x²). Since ψ is not a function
+    of this batch, the paper approximates the gradient with a running ν (with g for ∂L/∂x̂):
 
         ∂L/∂x = (g − ν x̂) / ψ,    then    ν ← ν (1 − (1 − α) mean(x̂²)) + (1 − α) mean(g x̂)
 

@@ -17,7 +17,7 @@ NormFactory = Callable[[int], Norm]
 
 
 class Residual(nn.Module, ABC):
-    """Residual connection around a sub-layer f, in two steps so that f may keep a state between them.
+    """Residual connection around a sub-layer f, in two steps, so that f may have a state.
 
     Here x and y are (b, n, d), and mask is (b, n), True = keep.
     """
@@ -33,7 +33,7 @@ class Residual(nn.Module, ABC):
         """Add the output y of the sub-layer to x."""
 
 
-# ----------------------------------------------------------------------------------------- norm placement
+# ----------------------------------------------------------------------------------- norm placement
 class PostNorm(Residual):
     """norm(x + f(x)) (Vaswani et al. 2017, arXiv 1706.03762)."""
 
@@ -82,7 +82,7 @@ class Sandwich(Residual):
         return x + self.post_norm(y, mask)
 
 
-# ----------------------------------------------------------------------------------------- scaled residuals
+# --------------------------------------------------------------------------------- scaled residuals
 class ReZero(Residual):
     """x + α f(x), with a learned scalar α, initially 0, and no norm (Bachlechner et al. 2020,
     arXiv 2003.04887).
@@ -123,7 +123,8 @@ class LayerScale(PreNorm):
 class Admin(PostNorm):
     """norm(ω x + f(x)), with a learned ω (d) per sub-layer (Liu et al. 2020, arXiv 2004.08249).
 
-    ω is 1 until `regard.deep_init.admin_init` initialises it from data; until then this is `PostNorm`.
+    ω is 1 until `regard.deep_init.admin_init` initialises it from data; until then this is
+    `PostNorm`.
     """
 
     def __init__(self, dim: int, *, norm: NormFactory = LayerNorm) -> None:
@@ -162,7 +163,7 @@ class DeepNorm(PostNorm):
         return f"alpha={self.alpha:.3f}"
 
 
-# ----------------------------------------------------------------------------------------- depth-dependent scales
+# --------------------------------------------------------------------------- depth-dependent scales
 class DeepNormScales(NamedTuple):
     """Scales of DeepNorm: α of the residual, β of the initial weights."""
 

@@ -43,8 +43,8 @@ def dispatch_tokens(
 ) -> ExpertDispatch:
     """Assign choices (b, n, k) of experts to slots. Padding, mask (b, n) False, gets none.
 
-    Earlier tokens of an example come first, with all their choices, so that no token loses its slot to
-    a later one.
+    Earlier tokens of an example come first, with all their choices, so that no token loses its slot
+    to a later one.
 
     Args:
         capacity: (b), slots per expert for each example. None: unlimited.

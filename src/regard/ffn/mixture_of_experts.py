@@ -21,7 +21,8 @@ from regard.numerics import zero_padding_tokens
 
 
 class MixtureOfExperts(FeedForward):
-    """y = Σ_{i in top k} g_i E_i(x), p = softmax(router(x)) (Shazeer et al. 2017, arXiv 1701.06538).
+    """y = Σ_{i in top k} g_i E_i(x), p = softmax(router(x))
+    (Shazeer et al. 2017, arXiv 1701.06538).
 
     top_k = 1 is Switch (Fedus et al. 2021, arXiv 2101.03961), with g = p. For larger k,
     g_i = p_i / Σ_{top k} p (GShard, Lepikhin et al. 2020, arXiv 2006.16668).
@@ -33,12 +34,12 @@ class MixtureOfExperts(FeedForward):
         bank: Experts.
         router: Scores the experts for each token.
         top_k: Experts per token.
-        capacity: In training, an expert serves ⌊capacity · k · n / experts⌋ tokens of an example with
-            n real tokens, at least one. Choices over capacity give zero. None: no limit.
-        eval_capacity: The same in evaluation, where a limit makes a token depend on earlier ones, and
-            a stream on its chunks.
-        balance_loss_weight: Weight α of α · E Σ_i f_i P_i, where f_i is the fraction of tokens whose
-            first choice is i, and P_i the mean of p_i, over all real tokens of the batch.
+        capacity: In training, an expert serves ⌊capacity · k · n / experts⌋ tokens of an example
+            with n real tokens, at least one. Choices over capacity give zero. None: no limit.
+        eval_capacity: The same in evaluation, where a limit makes a token depend on earlier ones,
+            and a stream on its chunks.
+        balance_loss_weight: Weight α of α · E Σ_i f_i P_i, where f_i is the fraction of tokens
+            whose first choice is i, and P_i the mean of p_i, over all real tokens of the batch.
         z_loss_weight: Weight of the mean of (log Σ exp scores)² (ST-MoE, Zoph et al. 2022,
             arXiv 2202.08906).
     """
@@ -156,7 +157,7 @@ def switch_experts(
     jitter: float = 1e-2,
     seed: int = 0,
 ) -> MixtureOfExperts:
-    """Switch: one expert per token, and jitter in the router (Fedus et al. 2021, arXiv 2101.03961)."""
+    """Switch: one expert per token, router with jitter (Fedus et al. 2021, arXiv 2101.03961)."""
     bank = ExpertBank(partial(MLP, dim, hidden, activation=activation, bias=bias), num_experts)
     return MixtureOfExperts(
         bank, Router(dim, num_experts, jitter=jitter, seed=seed), capacity=capacity
@@ -174,7 +175,7 @@ def top_k_experts(
     noisy: bool = False,
     seed: int = 0,
 ) -> MixtureOfExperts:
-    """The k best experts per token: two as in GShard, or with `noisy` scores as in Shazeer et al. 2017."""
+    """The k best experts per token: two as in GShard; with `noisy` scores as in Shazeer 2017."""
     bank = ExpertBank(partial(MLP, dim, hidden, activation=activation, bias=False), num_experts)
     router = Router(dim, num_experts, noisy=noisy, seed=seed)
     return MixtureOfExperts(bank, router, top_k=top_k, capacity=capacity)

@@ -16,17 +16,17 @@ class ProductKeyMemory(FeedForward):
     """y = Σ_heads Σ_{(i,j) in top k} softmax(q₁·c_i + q₂·c'_j) V_ij (Lample et al. 2019,
     arXiv 1907.05242).
 
-    Each head splits its query q = W x into two halves, compared with two sets of `keys` half-keys, c
-    and c'. Every pair is a key, so there are keys² slots. The k best pairs are among the k best of
-    each half: 2 · keys + k² scores find them, and no tensor of size (tokens · keys²) exists. Heads
-    share the values V (keys², d).
+    Each head splits its query q = W x into two halves, compared with two sets of `keys` half-keys,
+    c and c'. Every pair is a key, so there are keys² slots. The k best pairs are among the k best
+    of each half: 2 · keys + k² scores find them, and no tensor of size (tokens · keys²) exists.
+    Heads share the values V (keys², d).
 
     Args:
         keys: Half-keys per set.
         top_k: Slots that a head reads.
         query_dim: Width of a query, even. Default dim, plus one if that is odd.
-        query_batch_norm: Batch norm of the queries over real tokens, which keeps slots from dying. In
-            training, tokens of a batch then depend on each other; in evaluation they do not.
+        query_batch_norm: Batch norm of the queries over real tokens, which keeps slots from dying.
+            In training, tokens of a batch then depend on each other; in evaluation they do not.
         sparse_grad: Sparse gradient of the values, for optimisers that support it.
     """
 

@@ -11,7 +11,7 @@ from regard.numerics import at_least_float32, disable_autocast
 
 
 class Router(nn.Module):
-    """Scores H(x) = W (x ⊙ u) + ε ⊙ softplus(W_noise x), at least in float32: (b, n, d) -> (b, n, E).
+    """Scores W (x ⊙ u) + ε ⊙ softplus(W_noise x), at least in float32: (b, n, d) -> (b, n, E).
 
     Args:
         jitter: In training, u is uniform in [1 − jitter, 1 + jitter] (Fedus et al. 2021,
@@ -19,8 +19,8 @@ class Router(nn.Module):
         noisy: In training, ε is standard normal, with a learned W_noise (Shazeer et al. 2017,
             arXiv 1701.06538). False: ε = 0.
         seed: Seed of the noise, which has its own generator; the number of draws is saved with the
-            parameters. Do not use noise under activation checkpointing, where the second forward pass
-            would draw again and route differently.
+            parameters. Do not use noise under activation checkpointing, where the second forward
+            pass would draw again and route differently.
     """
 
     num_draws: Tensor

@@ -82,7 +82,7 @@ class _Finished(NamedTuple):
 
 @dataclass
 class _Search:
-    """Search for one prompt: active hypotheses, all of one length, and finished ones, best first."""
+    """Search for one prompt: active hypotheses of equal length, and finished ones, best first."""
 
     index: int
     prompt: list[int]
@@ -102,13 +102,13 @@ def beam_search(
 ) -> list[list[GenerationOutput]]:
     """Search for the most probable continuations of each prompt.
 
-    A hypothesis ends at a stop or after `max_new_tokens` tokens; finished ones are compared by their
-    scores. With as many beams as there are texts, the search is exhaustive. See `generate` for the
-    other arguments.
+    A hypothesis ends at a stop or after `max_new_tokens` tokens; finished ones are compared by
+    their scores. With as many beams as there are texts, the search is exhaustive. See `generate`
+    for the other arguments.
 
     Returns:
-        For each prompt, the best continuations, best first: `num_return_sequences`, or fewer if there
-        are no more.
+        For each prompt, the best continuations, best first: `num_return_sequences`, or fewer if
+        there are no more.
     """
     check_int(1, max_new_tokens=max_new_tokens)
     searches = [
@@ -133,7 +133,7 @@ def _run_searches(
     max_new_tokens: int,
     stop: StoppingCriteria,
 ) -> None:
-    """Advance all searches together; those still reading their prompt have one hypothesis and wait."""
+    """Advance all searches together; those still reading their prompt have one hypothesis."""
     while any(search.active for search in searches):
         rows = [[*search.prompt, *h.tokens] for search in searches for h in search.active]
         logits = decoder.advance(rows)
@@ -204,8 +204,8 @@ def _is_done(
 ) -> bool:
     """Whether no active hypothesis can still change the result.
 
-    A sum of log-probabilities only decreases, so the bound of a hypothesis is its current sum, at the
-    length with the best score: the maximum for a positive length penalty, else the next.
+    A sum of log-probabilities only decreases, so the bound of a hypothesis is its current sum, at
+    the length with the best score: the maximum for a positive length penalty, else the next.
     """
     if not active or (beams.early_stopping and len(finished) >= beams.num_beams):
         return True

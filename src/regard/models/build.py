@@ -85,7 +85,7 @@ def build_backbone(config: c.ModelConfig, role: str) -> Backbone:
     return Backbone(build_embedding(config, config.input), *build_stack(config, role))
 
 
-# ----------------------------------------------------------------------------------------- layers
+# ------------------------------------------------------------------------------------------- layers
 def build_stack(config: c.ModelConfig, role: str) -> tuple[Layer, Norm | None]:
     """Build the layers of a side, "encoder" or "decoder", and its final norm if it needs one."""
     side = side_config(config, role)
@@ -218,7 +218,7 @@ def max_length(config: c.ModelConfig, role: str) -> int | None:
     return config.length if image is None else image.length
 
 
-# ----------------------------------------------------------------------------------------- embeddings
+# --------------------------------------------------------------------------------------- embeddings
 def build_embedding(
     config: c.ModelConfig, source: c.TokenInput | c.VectorInput | c.PatchInput
 ) -> InputEmbedding:
@@ -254,7 +254,7 @@ def build_embedding(
     )
 
 
-# ----------------------------------------------------------------------------------------- heads
+# -------------------------------------------------------------------------------------------- heads
 def build_head(config: c.ModelConfig, backbone: Backbone) -> heads.ModelHead | None:
     """Build the head of a configuration, for the output width of the backbone."""
     head, dim, dropout = config.head, backbone.stack.out_dim, config.dropout

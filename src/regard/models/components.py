@@ -38,7 +38,7 @@ def build_module(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Build the module of a spec, as `bind_module` does; errors of its constructor name the module."""
+    """Build the module of a spec like `bind_module`; errors of its constructor name the module."""
     factory = bind_module(what, table, spec, *args, **kwargs)
     try:
         return factory()
@@ -85,7 +85,7 @@ def bind_module(
 def residual_factory(
     spec: ModuleSpec, layers: int, scales: DeepNormScales, norm: Callable[[int], Norm]
 ) -> Callable[[int], Residual]:
-    """Factory (width -> residual) for a stack of `layers` layers, with its depth-dependent scales."""
+    """Factory (width -> residual) for `layers` layers, with depth-dependent scales."""
     parameters = (
         inspect.signature(RESIDUALS[spec.name]).parameters if spec.name in RESIDUALS else {}
     )

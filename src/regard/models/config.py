@@ -37,7 +37,7 @@ class StrictModel(BaseModel):
 
 
 def parse_json_int(digits: str) -> int:
-    """Parse an integer of a JSON file. Beyond 2^53 JSON readers disagree, so larger ones are refused."""
+    """Parse an integer of a JSON file. Larger than 2^53 is an error: JSON readers disagree."""
     if abs(int(digits)) > 1 << 53:
         raise ValueError(f"{digits[:20]}… is larger than 2^53")
     return int(digits)
@@ -88,7 +88,7 @@ SpecList = Annotated[list[ModuleSpec], BeforeValidator(as_list)]
 OptionalSpecList = Annotated[list[ModuleSpec | None], BeforeValidator(as_optional_list)]
 
 
-# ----------------------------------------------------------------------------------------- inputs
+# ------------------------------------------------------------------------------------------- inputs
 class TokenInput(StrictModel):
     """Token ids (b, n).
 
@@ -159,7 +159,7 @@ class PatchInput(StrictModel):
 InputConfig = Annotated[TokenInput | VectorInput | PatchInput, Field(discriminator="kind")]
 
 
-# ----------------------------------------------------------------------------------------- heads
+# -------------------------------------------------------------------------------------------- heads
 class LMHeadConfig(StrictModel):
     """Language-modelling head: logits over the vocabulary for each token, (b, n, vocab_size).
 
@@ -173,7 +173,7 @@ class LMHeadConfig(StrictModel):
 
 
 class MaskedLMHeadConfig(StrictModel):
-    """BERT's masked-LM head: norm(σ(W x + b)), then logits over the vocabulary, (b, n, vocab_size)."""
+    """BERT's masked-LM head: norm(σ(W x + b)), then vocabulary logits (b, n, vocab_size)."""
 
     kind: Literal["masked_lm"] = "masked_lm"
     tie_weights: bool = True
@@ -245,7 +245,7 @@ HeadConfig = Annotated[
 ]
 
 
-# ----------------------------------------------------------------------------------------- models
+# ------------------------------------------------------------------------------------------- models
 class EncoderConfig(StrictModel):
     """Encoder of a seq2seq model, where it differs from the decoder."""
 
@@ -344,7 +344,7 @@ def check_head(config: ModelConfig) -> None:
 
 
 def check_seq2seq_keys(config: ModelConfig) -> None:
-    """Check that keys of seq2seq models are given to them only, and that their decoder reads tokens."""
+    """Check that only seq2seq models have their keys, and that their decoder reads tokens."""
     if config.kind != "seq2seq":
         for name in ("cross", "encoder", "target"):
             if getattr(config, name) is not None:

@@ -134,8 +134,8 @@ class PatchEmbedding(InputEmbedding):
 
     Args:
         grid: Rows and columns of patches.
-        stem: "linear", or "conv": log₂ patch_size convolutions, 3 × 3 with stride 2, each with batch
-            norm and GELU between them, doubling the width up to d (El-Nouby et al. 2021,
+        stem: "linear", or "conv": log₂ patch_size convolutions, 3 × 3 with stride 2, each with
+            batch norm and GELU between them, doubling the width up to d (El-Nouby et al. 2021,
             arXiv 2106.09681).
     """
 

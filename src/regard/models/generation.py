@@ -204,7 +204,7 @@ class BatchDecoder:
         self.largest_token = max(stop.tokens, default=0)  # the model must have logits for it
 
     def advance(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Feed the tokens known for all sequences; return the logits after them, (b, vocab_size)."""
+        """Feed the tokens known for all sequences; return the next logits (b, vocab_size)."""
         end = min(map(len, sequences))
         chunk = torch.tensor([row[self.position : end] for row in sequences], device=self.device)
         if self.position == 0:

@@ -15,7 +15,7 @@ from regard.norm import Norm
 from regard.numerics import masked_softmax, zero_padding_tokens
 
 
-# ----------------------------------------------------------------------------------------- pooling
+# ------------------------------------------------------------------------------------------ pooling
 class Pooling(nn.Module, ABC):
     """Pools tokens (b, n, d) with mask (b, n), True = keep, to one vector each, (b, d).
 
@@ -118,7 +118,7 @@ def pool_sequence(pooling: Pooling, x: Tensor, mask: Tensor | None) -> Tensor:
     return pooling(x, mask)
 
 
-# ----------------------------------------------------------------------------------------- heads
+# -------------------------------------------------------------------------------------------- heads
 class ModelHead(nn.Module, ABC):
     """Maps tokens (b, n, d) with mask (b, n) to the output of a model."""
 

@@ -20,9 +20,9 @@ def cross_entropy_loss(
 ) -> Tensor:
     """Mean cross-entropy of logits (..., c) and targets (...) in 0..c-1, or `ignore_index`.
 
-    For classes (b, c), and for token labels, masked tokens and translations (b, n, c). Label smoothing
-    ε puts ε / c on every class (Szegedy et al. 2016, arXiv 1512.00567). Without any target that counts,
-    the loss is zero, not NaN.
+    For classes (b, c), and for token labels, masked tokens and translations (b, n, c). Label
+    smoothing ε puts ε / c on every class (Szegedy et al. 2016, arXiv 1512.00567). Without any
+    target that counts, the loss is zero, not NaN.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
@@ -61,7 +61,7 @@ def next_token_loss(
 
 
 def mse_loss(outputs: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean squared error of outputs and targets (b, o), or (b, n, o) with mask (b, n), True = keep."""
+    """Mean squared error of outputs and targets (b, o), or (b, n, o) with mask (b, n)."""
     if outputs.shape != targets.shape:
         raise ValueError(
             f"outputs {tuple(outputs.shape)} do not match targets {tuple(targets.shape)}"

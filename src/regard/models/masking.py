@@ -23,15 +23,15 @@ def mask_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Mask tokens (b, n) as in BERT (Devlin et al. 2019, arXiv 1810.04805).
 
-    Each token is selected with `mlm_probability`. Of those, 80 % become `mask_token_id`, 10 % a random
-    token, and 10 % stay.
+    Each token is selected with `mlm_probability`. Of those, 80 % become `mask_token_id`, 10 % a
+    random token, and 10 % stay.
 
     Args:
         mask: (b, n), True = may be selected: real tokens, without special tokens.
 
     Returns:
-        Inputs and targets for `cross_entropy_loss`, (b, n) each. Targets are the selected tokens, and
-        `IGNORE_INDEX` elsewhere.
+        Inputs and targets for `cross_entropy_loss`, (b, n) each. Targets are the selected tokens,
+        and `IGNORE_INDEX` elsewhere.
     """
     check_int(1, vocab_size=vocab_size)
     check_int(0, mask_token_id=mask_token_id)

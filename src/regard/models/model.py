@@ -54,7 +54,7 @@ class Backbone(nn.Module):
         context_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Process a whole sequence; return (b, n, d) and its mask, one longer with a class token."""
+        """Process a whole sequence; return (b, n, d) and its mask; n + 1 with a class token."""
         y, mask = self.embed(x, mask, token_type_ids=token_type_ids)
         y = self.stack(
             y,
@@ -233,7 +233,7 @@ class Seq2Seq(Model):
         mask: Tensor | None = None,
         target_mask: Tensor | None = None,
     ) -> Tensor:
-        """source with mask (b, m), target (b, n) with target_mask (b, n) -> output per target token."""
+        """source, mask (b, m) and target, target_mask (b, n) -> output per target token."""
         context, mask = self.encode(source, mask)
         y, target_mask = self.decoder(target, target_mask, context=context, context_mask=mask)
         return y if self.head is None else self.head(y, target_mask)
@@ -300,7 +300,7 @@ def check_causal(backbone: Backbone) -> None:
         raise Unsupported("a decoder needs causal layers: build all of them with causal=True")
 
 
-# ----------------------------------------------------------------------------------------- attention maps
+# ----------------------------------------------------------------------------------- attention maps
 class MixerCall(NamedTuple):
     """Arguments of one call of a mixer."""
 

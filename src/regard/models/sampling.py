@@ -1,4 +1,4 @@
-"""Decoding strategies: logits (b, vocab_size) are processed, and one token is selected per sequence.
+"""Decoding strategies: process logits (b, vocab_size) and select one token per sequence.
 
     strategy = Sampling(Temperature(0.7), TopKFilter(40), TopPFilter(0.9), seed=1)
 
@@ -43,7 +43,7 @@ class Temperature(LogitsProcessor):
 
 
 class TopKFilter(LogitsProcessor):
-    """Keeps the k most probable tokens (Fan et al. 2018, arXiv 1805.04833); of equals, the first."""
+    """Keeps the k most probable tokens, ties: the first (Fan et al. 2018, arXiv 1805.04833)."""
 
     def __init__(self, k: int) -> None:
         check_int(1, k=k)
@@ -89,10 +89,10 @@ class MinPFilter(LogitsProcessor):
 
 
 class RepetitionPenalty(LogitsProcessor):
-    """Makes earlier tokens, including the prompt, less probable: x / penalty, or x · penalty if x < 0.
+    """Makes tokens of prompt and output less probable: x / penalty, or x · penalty if x < 0.
 
-    Keskar et al. 2019 (arXiv 1909.05858) divide regardless of the sign, which makes tokens with x < 0
-    more probable; this is the common reading.
+    Keskar et al. 2019 (arXiv 1909.05858) divide regardless of the sign, which makes tokens with x <
+    0 more probable; this is the common reading.
     """
 
     def __init__(self, penalty: float) -> None:
@@ -123,7 +123,7 @@ class DecodingStrategy(ABC):
 
     @abstractmethod
     def select(self, logits: Tensor, tokens: TokenLists, indices: Sequence[int]) -> Tensor:
-        """Next tokens (b) from logits (b, vocab_size), tokens so far, and indices of the prompts."""
+        """Next tokens (b) from logits (b, vocab_size), tokens so far and prompt indices."""
 
     def process(self, logits: Tensor, tokens: TokenLists, indices: Sequence[int]) -> Tensor:
         """Apply the processors, in float64."""

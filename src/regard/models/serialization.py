@@ -24,10 +24,10 @@ CONFIG_NAME, WEIGHTS_NAME, METADATA_KEY = "config.json", "model.safetensors", "r
 MAX_CONFIG_BYTES = 1 << 20
 
 
-# ----------------------------------------------------------------------------------------- save
+# --------------------------------------------------------------------------------------------- save
 def save(model: Model, folder: str | Path) -> None:
-    """Write config.json and model.safetensors. If interrupted, the folder still holds the old model or
-    the new one.
+    """Write config.json and model.safetensors. An interrupted call leaves either the old or
+    the new model in the folder.
 
     Files are written to temporary names and renamed. The weights contain the configuration too, so
     that renaming model.safetensors replaces both at once; config.json is for readers.
@@ -81,12 +81,12 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
-# ----------------------------------------------------------------------------------------- load
+# --------------------------------------------------------------------------------------------- load
 def load(folder: str | Path) -> Model:
     """Load a saved model: same configuration, weights and dtypes, on the CPU, in evaluation mode.
 
-    Names and shapes are compared with the file before memory is allocated: a file cannot ask for more
-    than it contains.
+    Names and shapes are compared with the file before memory is allocated: a file cannot ask for
+    more than it contains.
     """
     path = Path(folder) / WEIGHTS_NAME
     with open_safetensors(path) as file:
@@ -118,7 +118,8 @@ def check_exists(path: Path) -> None:
     """Check that a file of a saved model exists."""
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} does not exist: a saved model is a folder with {CONFIG_NAME} and {WEIGHTS_NAME}"
+            f"{path} does not exist: a saved model is a folder with {CONFIG_NAME} "
+            f"and {WEIGHTS_NAME}"
         )
 
 

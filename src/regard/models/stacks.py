@@ -180,7 +180,7 @@ def class_attention(
     hidden: int | None = None,
     norm_all_tokens: bool = True,
 ) -> Layer:
-    """CaiT: a class token joins after the last block and attends to all tokens in its own layers."""
+    """CaiT: a class token joins after the last block and attends to all tokens in own layers."""
     check_int(1, class_layers=class_layers)
     blocks = builder.blocks()
     dim = blocks[0].dim

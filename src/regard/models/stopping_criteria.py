@@ -16,7 +16,8 @@ class StoppingCriteria:
     """When to stop, besides the maximum number of tokens. Only new tokens count, not the prompt.
 
     Args:
-        tokens: Stop tokens. The stop token is the last token of the output, and not part of the text.
+        tokens: Stop tokens. The stop token is the last token of the output, and not part of the
+            text.
         strings: Stop strings. They may start and end anywhere within tokens: the text is cut before
             the string, and the tokens include the one that completed it.
         decode: New tokens -> text. More tokens must only extend the text, except for replacement
@@ -41,7 +42,7 @@ class StoppingCriteria:
             raise ValueError("stop strings need decode, which maps tokens to text")
 
     def finish_reason(self, new: list[int]) -> str | None:
-        """Why the sequence ends with these tokens, "stop_token" or "stop_string"; None: it does not."""
+        """Why the sequence ends here: "stop_token" or "stop_string"; None: it does not."""
         if new[-1] in self.tokens:
             return "stop_token"
         if self.strings and self.decode is not None and self._find(self.decode(new)) is not None:
@@ -56,8 +57,8 @@ class StoppingCriteria:
         return text[: self._find(text)]
 
     def final_text(self, new: list[int]) -> str:
-        """Prefix of the text that can no longer change: no incomplete character, and nothing that may
-        become a stop string."""
+        """Prefix of the text that can no longer change: without an incomplete character or the
+        start of a stop string."""
         text = (self.text(new) or "").rstrip(REPLACEMENT)
         partial = (
             n for string in self.strings for n in range(1, len(string)) if text.endswith(string[:n])

@@ -22,7 +22,9 @@ class ClassAttentionLayer(nn.Module):
     """Layer of XCiT for tokens with the class token first, (b, 1 + n, d) -> (b, 1 + n, d)
     (El-Nouby et al. 2021, arXiv 2106.09681):
 
-        y = norm(x);  x ← x + γ₁ [attention of y₀ over y; y₁ ..];  x ← norm(x);  x ← x + [γ₂ mlp(x₀); x₁ ..]
+        y = norm(x)
+        x ← norm(x + γ₁ [attention of y₀ over y; y₁ ..])
+        x ← x + [γ₂ mlp(x₀); x₁ ..]
 
     Only the class token attends and feeds forward; the others are normalised and added, as in the
     authors' code.

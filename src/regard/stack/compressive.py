@@ -1,4 +1,4 @@
-"""Compressive Transformer: a memory of recent hidden states, and a compressed memory of older ones."""
+"""Compressive Transformer: a memory of recent hidden states, and older ones compressed."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ class CompressiveMemory(SegmentMemory):
     compressed, in whole groups of `compression_rate`, and the last `compressed_length` compressed
     states are kept. A compressed state counts as one position.
 
-    The task's gradient does not enter the memory. The compression is trained by `loss` only, which is
-    recorded as an auxiliary loss and reaches nothing but the compression: collect it with
+    The task's gradient does not enter the memory. The compression is trained by `loss` only, which
+    is recorded as an auxiliary loss and reaches nothing but the compression: collect it with
     `regard.collect_aux()` and add `aux.loss()`.
 
     Args:
@@ -140,8 +140,9 @@ class CompressiveMemory(SegmentMemory):
             memory_length + compression_rate · compressed_length tokens.
         compression_rate: Number of states that become one.
         compression: Builds the compression function from width and rate.
-        loss: Builds the loss from width and rate. None: the task trains the compression through later
-            segments, and states that `stream` returns keep their graph (see `regard.state.detach`).
+        loss: Builds the loss from width and rate. None: the task trains the compression through
+            later segments, and states that `stream` returns keep their graph (see
+            `regard.state.detach`).
         loss_weight: Weight of the loss.
     """
 

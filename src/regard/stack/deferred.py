@@ -25,7 +25,7 @@ class DeferredState(NamedTuple):
     def run_layer(
         self, layer: Layer, x: Tensor, inputs: LayerInputs
     ) -> tuple[Tensor, DeferredState]:
-        """Run the layer on the pending tokens and the chunk x (b, n, d); return the chunk's output."""
+        """Run the layer on the pending tokens and the chunk x (b, n, d); return the chunk only."""
         y, state = layer.run(self._with_pending(x), inputs, self.state)
         return y[:, y.shape[1] - x.shape[1] :], DeferredState(state)
 

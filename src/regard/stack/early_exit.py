@@ -50,26 +50,26 @@ class EarlyExitOutput(NamedTuple):
 
 
 class EarlyExitStack(Layer):
-    """Layers with heads after some of them. In evaluation, confident tokens or examples go no deeper.
+    """Layers with heads after some of them. In evaluation, confident tokens or examples exit.
 
     In training all layers run: `all_logits` returns the logits of all exits, and `weighted_loss`
     combines their losses. The threshold gets no gradient.
 
     A stream with exits per token gives the same result as the whole sequence: layers that a token
-    skipped read its last hidden state when a later token gets that deep. Skipping those keys instead
-    would make the result depend on the chunks.
+    skipped read its last hidden state when a later token gets that deep. Skipping those keys
+    instead would make the result depend on the chunks.
 
     Args:
         heads: {number of layers: head}, including the last layer. A head maps (..., d) to (..., c);
             exits may share one.
-        threshold: Probability of the most likely class above which, or entropy in nats below which, a
-            head is confident.
+        threshold: Probability of the most likely class above which, or entropy in nats below which,
+            a head is confident.
         confidence: "probability" or "entropy" (BranchyNet, Teerapittayanon et al. 2016,
             arXiv 1709.01686).
-        per: "token": each token exits by itself, keeps its hidden state, and is seen by others as it
-            was when it exited (Elbayad et al. 2020, arXiv 1910.10073; CALM, Schuster et al. 2022,
-            arXiv 2207.07061). A layer runs while one token needs it. "example": the head reads the
-            mean of the real tokens, and examples that exit leave the batch.
+        per: "token": each token exits by itself, keeps its hidden state, and is seen by others as
+            it was when it exited (Elbayad et al. 2020, arXiv 1910.10073; CALM, Schuster et al.
+            2022, arXiv 2207.07061). A layer runs while one token needs it. "example": the head
+            reads the mean of the real tokens, and examples that exit leave the batch.
         weights: Weights of the losses of the exits. Default: their depths (Zhou et al. 2020,
             arXiv 2006.04152).
     """
@@ -114,7 +114,7 @@ class EarlyExitStack(Layer):
         return tuple(DeferredState(layer.initial_state()) for layer in self.layers)
 
     def run(self, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:
-        """See `Layer`. Returns the tokens at their exits, and records the auxiliary output "depth"."""
+        """See `Layer`. Returns the tokens at their exits; records the auxiliary output "depth"."""
         states = self._empty_states() if state is None else list(state)
         if self.training:
             for i, layer in enumerate(self.layers):
@@ -134,12 +134,12 @@ class EarlyExitStack(Layer):
         context_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> EarlyExitOutput:
-        """Run a whole sequence with exits, as `forward` does in evaluation, with logits and depths."""
+        """Run a whole sequence with exits, as in evaluation; also return logits and depths."""
         inputs = LayerInputs(mask, context, context_mask, global_attention_mask)
         return self._run_exits(self.validate_inputs(x, inputs), inputs, self._empty_states())
 
     def exit_logits(self, y: Tensor, depth: Tensor) -> Tensor:
-        """Logits of tokens (b, n, d) that exited at `depth` (b, n), each by its head, for streams."""
+        """Logits of tokens (b, n, d) by the head of their `depth` (b, n), for streams."""
         logits = self.heads[0](y)
         for exit_depth, head in zip(self.exits[1:], self.heads[1:], strict=True):
             logits = torch.where((depth == exit_depth)[..., None], head(y), logits)

@@ -40,7 +40,8 @@ class FeedbackStack(Layer):
     """Each token attends, in every layer, to a memory of the tokens before it (Fan et al. 2020,
     arXiv 2002.09402):
 
-        z_t^l = attention(h_t^{l-1}; m_{t-span} .. m_{t-1}),      m_t = Σ_{l=0..L} softmax(w)_l h_t^l
+        z_t^l = attention(h_t^{l-1}; m_{t-span} .. m_{t-1})
+        m_t = Σ_{l=0..L} softmax(w)_l h_t^l
 
     where h^0 is the input of the stack. Low layers see what high layers computed for the past, so
     tokens are processed one by one, in training too. A token does not attend to itself, and the
@@ -49,9 +50,9 @@ class FeedbackStack(Layer):
     Args:
         layers: Causal blocks with KV-cache attention.
         span: Number of memory vectors that a token attends to. None: all.
-        share_kv: Share the key and value projections (and rotary embedding) of the first block among
-            all blocks, so that a memory vector is projected once. With a pre-norm residual, the norm
-            of the first block reads the memory.
+        share_kv: Share the key and value projections (and rotary embedding) of the first block
+            among all blocks, so that a memory vector is projected once. With a pre-norm residual,
+            the norm of the first block reads the memory.
     """
 
     def __init__(

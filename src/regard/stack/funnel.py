@@ -22,7 +22,8 @@ class FunnelStack(Layer):
     Between groups, the sequence is pooled to means of `stride` consecutive tokens, and the first
     layer of the shorter group attends to the longer sequence:
 
-        x -> group 1 = h -> pool -> group 2 -> pool -> ... -> group G = s,      y = decoder(h + up(s))
+        x -> group 1 = h -> pool -> group 2 -> pool -> ... -> group G = s
+        y = decoder(h + up(s))
 
     where `up` repeats each state of s for every token it stands for. `encode` returns s, for models
     that need one vector per sequence.
@@ -48,7 +49,8 @@ class FunnelStack(Layer):
         check_int(1, stride=stride)
         if len(groups) < 2 or not all(groups):
             raise ValueError(
-                f"a funnel needs at least two non-empty groups, not sizes {[len(g) for g in groups]}"
+                "a funnel needs at least two non-empty groups, "
+                f"not sizes {[len(g) for g in groups]}"
             )
         can, _, length = combine_capabilities([layer for g in (*groups, decoder) for layer in g])
         unsupported = can.unsupported | {

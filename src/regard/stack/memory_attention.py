@@ -78,7 +78,7 @@ class MemoryAttention(NamedTuple):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, q_start: int, k_start: int, mask: Tensor | None
     ) -> Tensor:
-        """Output of the mixer, (b, n, d): causal attention of q (b, h, n, e) to k and v (b, h, m, e)."""
+        """Mixer output (b, n, d): causal attention of q (b, h, n, e) to k and v (b, h, m, e)."""
         positions = CallPositions(self.inner.causal_pattern, q_start, k_start)
         return self.mixer.out(merge_heads(self.inner.attend(q, k, v, positions, mask=mask)))
 

@@ -38,7 +38,7 @@ class ReplayState(NamedTuple):
 
 
 class ReplayRecorder:
-    """Records generators and buffers before a call; `changes`, after it, returns what it changed."""
+    """Records generators and buffers before a call; `changes` returns what the call changed."""
 
     def __init__(self, module: nn.Module, x: Tensor) -> None:
         self.module, self.x, self.rng = module, x, RngState.current(x)
@@ -73,7 +73,7 @@ def replay(module: nn.Module, before: ReplayState) -> Iterator[None]:
 
 
 def _swap_buffers(module: nn.Module, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Set buffers of a module and return the old ones. A graph may need those, so none is overwritten."""
+    """Set buffers of a module and return the old ones, not overwritten: a graph may need them."""
     old = {}
     for name, buffer in buffers.items():
         path, _, last = name.rpartition(".")

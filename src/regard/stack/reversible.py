@@ -23,16 +23,16 @@ class ReversibleStack(Layer):
 
     Both streams start with the input, as in Reformer.
 
-    In training the forward pass stores only the last pair of streams. The backward pass goes from the
-    last sub-layer to the first: it recomputes f, with the same random numbers and buffers, subtracts
-    it, and takes the gradient. Activation memory is independent of depth, at the cost of one more
-    forward pass. Gradients are exact up to the rounding of additions; there are no second
-    derivatives. Auxiliary outputs are recorded once, by the forward pass. Streaming and calls without
-    gradients run normally.
+    In training the forward pass stores only the last pair of streams. The backward pass goes from
+    the last sub-layer to the first: it recomputes f, with the same random numbers and buffers,
+    subtracts it, and takes the gradient. Activation memory is independent of depth, at the cost of
+    one more forward pass. Gradients are exact up to the rounding of additions; there are no second
+    derivatives. Auxiliary outputs are recorded once, by the forward pass. Streaming and calls
+    without gradients run normally.
 
     Args:
-        sublayers: f, g, f', g', ...: layers without residuals, as `build_sublayers` returns them. Each
-            is one step (a, b) -> (b, a + f(b)), so a decoder layer may have three, as in Trax.
+        sublayers: f, g, f', g', ...: layers without residuals, as `build_sublayers` returns them.
+            Each is one step (a, b) -> (b, a + f(b)), so a decoder layer may have three, as in Trax.
         concat: Concatenate both streams at the end, doubling the width, as in Hugging Face and the
             language model of Trax. False: return their mean.
     """
@@ -96,7 +96,7 @@ class _ReversibleCall:
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Autocast as in the call, without its cache: cached weights of the first pass have no graph."""
+        """Autocast as in the call, without its cache: weights cached before have no graph."""
         if not self.uses_autocast:
             yield
             return
@@ -116,7 +116,7 @@ class _ReversibleCall:
         return y
 
     def run_again(self, i: int, b: Tensor, context: Tensor | None) -> list[Tensor]:
-        """Run sub-layer i again, with a graph: its output, and the auxiliary losses collected before."""
+        """Run sub-layer i again with a graph; return its output and the losses collected before."""
         sublayer = self.sublayers[i]
         with (
             torch.enable_grad(),

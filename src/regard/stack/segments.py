@@ -119,12 +119,13 @@ class SegmentStack(Layer):
     relative positional encoding.
 
     Blocks with KV-cache attention store hidden states. Any other layer that streams (linear
-    attention, recurrences) stores its own state, detached at the end of a segment and not limited by
-    `memory`.
+    attention, recurrences) stores its own state, detached at the end of a segment and not limited
+    by `memory`.
 
     Args:
         segment_length: Tokens per segment.
-        memory: Number of hidden states that a layer stores, or a factory (width -> `SegmentMemory`).
+        memory: Number of hidden states that a layer stores, or a factory (width ->
+            `SegmentMemory`).
     """
 
     def __init__(

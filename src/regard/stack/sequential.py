@@ -38,7 +38,7 @@ class SequentialStack(Layer):
         context_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """x and the output of each layer, (layers + 1, b, n, d). Takes the arguments of `forward`."""
+        """x and all layer outputs, (layers + 1, b, n, d). Takes the arguments of `forward`."""
         inputs = LayerInputs(mask, context, context_mask, global_attention_mask)
         states = [self.validate_inputs(x, inputs)]
         for layer in self.layers:

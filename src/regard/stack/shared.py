@@ -28,14 +28,15 @@ ORDERS: dict[str, Callable[[int, int], list[int]]] = {
 class SharedStack(Layer):
     """Applies a few layers `depth` times in total, with shared weights.
 
-    One layer gives ALBERT (Lan et al. 2020, arXiv 1909.11942). For several, `order` sets the sequence
-    (Takase and Kiyono 2021, arXiv 2104.06022); for 3 layers and depth 6:
+    One layer gives ALBERT (Lan et al. 2020, arXiv 1909.11942). For several, `order` sets the
+    sequence (Takase and Kiyono 2021, arXiv 2104.06022); for 3 layers and depth 6:
 
         "sequence"        1 1 2 2 3 3     ALBERT's groups
         "cycle"           1 2 3 1 2 3
         "cycle_reversed"  1 2 3 3 2 1     the last cycle backwards
 
-    A stream keeps a state per application, not per layer: sharing saves parameters, not time or cache.
+    A stream keeps a state per application, not per layer: sharing saves parameters, not time or
+    cache.
     """
 
     def __init__(self, layers: Sequence[Layer], depth: int, *, order: str = "sequence") -> None:

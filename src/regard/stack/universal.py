@@ -72,7 +72,7 @@ class _HaltingState(NamedTuple):
 
 
 class UniversalState(NamedTuple):
-    """Streaming state of a `UniversalStack`: the position of the next token, and a state per step."""
+    """State of a `UniversalStack`: the position of the next token, and a state per step."""
 
     position: int
     steps: tuple[DeferredState, ...]
