@@ -417,6 +417,21 @@ def test_splits_from_a_folder_are_shuffled(tmp_path):
     assert 2 <= sum(int(made.example("test", i).target) for i in range(10)) <= 8
 
 
+def test_text_splits_are_found_by_prefix(tmp_path):
+    """Fails if a split must be a whole word of its file name, or is found inside a name."""
+    for name in ("trainset", "Validation1", "testing-data"):
+        lines = [json.dumps({"text": f"{name} {i}", "label": i % 2}) for i in range(20)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "more_train.jsonl").write_text("not read")
+    task = create_task("text", data=str(tmp_path))
+    for split, name in (("train", "trainset"), ("valid", "Validation1"), ("test", "testing-data")):
+        texts = {text_of(task.example(split, i).tokens) for i in range(task.size(split))}
+        assert texts == {f"{name} {i}" for i in range(20)}
+    (tmp_path / "trainset.jsonl").rename(tmp_path / "old_train.jsonl")
+    with pytest.raises(ValueError, match=r"has no train\.jsonl, nor \.gz or \.xz: did you mean"):
+        create_task("text", data=str(tmp_path))
+
+
 @real
 @pytest.mark.usefixtures("data")
 def test_imdb():
@@ -480,6 +495,18 @@ def test_passages_of_real_text(tmp_path):
         (plain / f"{a}.txt").write_text(a * 200)
     tokens, target = create_task("retrieval", length=50, data=str(plain)).example("train", 0)
     assert (tokens[0, 0] == tokens[1, 0]) == bool(target)
+
+
+def test_retrieval_splits_are_found_by_prefix(tmp_path):
+    """Fails if articles of "trainset.txt", "dev1.txt" and "t10k.txt" are not those of a split."""
+    letters = {"train": "abcd", "valid": "efgh", "test": "ijkl"}
+    for split, name in (("train", "trainset"), ("valid", "dev1"), ("test", "t10k")):
+        text = "".join(f" = {a} = \n" + a * 200 + "\n" for a in letters[split])
+        (tmp_path / f"{name}.txt").write_text(text)
+    task = create_task("retrieval", length=50, data=str(tmp_path))
+    for split, expected in letters.items():
+        tokens = torch.stack([task.example(split, i).tokens for i in range(40)])
+        assert set(text_of(tokens.flatten())) - set(" =\n") == set(expected)
 
 
 @real
@@ -558,7 +585,7 @@ def test_wrong_text_files_are_named(tmp_path, content, words):
 
 def test_wrong_folders_are_named(tmp_path):
     """Fails if a folder without what is needed, or with a damaged file, is taken."""
-    with pytest.raises(ValueError, match=r"no file in .* ends in one of \.jsonl"):
+    with pytest.raises(ValueError, match=r"has no train\.jsonl, nor \.gz or \.xz: it is empty"):
         create_task("text", data=str(tmp_path))
     with pytest.raises(ValueError, match=r"train_x\.npy does not exist"):
         create_task("image", data=str(tmp_path))

@@ -12,6 +12,7 @@ from regard.tasks.base import SPLITS, Example
 from regard.tasks.dataset_files import (
     BUILT_IN,
     HELD_OUT,
+    find_split_files,
     hold_out,
     read_labelled_texts,
     resolve_dataset,
@@ -23,7 +24,6 @@ from regard.tasks.example_source import (
     StoredExamples,
     check_generated_only,
 )
-from regard.tasks.files import files_by_split
 from regard.tasks.synthetic_reviews import MIN_BYTES, generate_review
 
 VOCAB_SIZE = 257  # bytes and padding
@@ -111,13 +111,12 @@ def _load_splits(path: Path, seed: int) -> dict[str, LabelledTexts]:
     if path.is_file():
         splits = {"train": read_labelled_texts(path)}
     else:
-        files = files_by_split(path, [".jsonl"])
+        files = find_split_files(path, ".jsonl")
         if "train" not in files:
-            hint = did_you_mean("train.jsonl", [file.name for file in files["all"]])
+            names = sorted(file.name for file in path.iterdir())
+            hint = did_you_mean("train.jsonl", names) if names else "it is empty."
             raise ValueError(f"{path} has no train.jsonl, nor .gz or .xz: {hint}")
-        splits = {
-            s: [t for p in paths for t in read_labelled_texts(p)] for s, paths in files.items()
-        }
+        splits = {split: read_labelled_texts(file) for split, file in files.items()}
     missing = [split for split in SPLITS if split not in splits]
     texts = splits["train"]
     count = max(1, len(texts) // HELD_OUT)

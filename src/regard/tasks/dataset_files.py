@@ -18,6 +18,11 @@ from regard.tasks.rows import get_column, read_json_lines
 DATA_VARIABLE = "REGARD_DATA"  # environment variable with the folder of the datasets
 BUILT_IN = "built-in"
 HELD_OUT = 10  # one example in ten goes to each split without a file
+SPLIT_PREFIXES = {
+    "train": ("train",),
+    "valid": ("valid", "val", "dev"),
+    "test": ("test", "t10k"),
+}
 
 T = TypeVar("T")
 
@@ -36,6 +41,18 @@ def resolve_dataset(data: str, known: Mapping[str, str]) -> Path:
         hint = did_you_mean(data, (BUILT_IN, *known))
         raise ValueError(f"data={data!r} is neither a known dataset nor a file or folder: {hint}")
     return existing_path(Path(data))
+
+
+def find_split_files(folder: Path, suffix: str) -> dict[str, Path]:
+    """The first file of each split by the prefix of its name: "trainset.jsonl.gz" -> "train"."""
+    suffixes = (suffix, f"{suffix}.gz", f"{suffix}.xz")
+    files = sorted(file for file in folder.iterdir() if file.name.endswith(suffixes))
+    splits: dict[str, Path] = {}
+    for split, prefixes in SPLIT_PREFIXES.items():
+        matches = [file for file in files if file.name.lower().startswith(prefixes)]
+        if matches:
+            splits[split] = matches[0]
+    return splits
 
 
 def hold_out(

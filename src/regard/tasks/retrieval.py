@@ -10,9 +10,15 @@ import numpy as np
 from regard.errors import check_int
 from regard.tasks.base import SPLITS, Example
 from regard.tasks.byte_text import VOCAB_SIZE, encode_bytes, wrap_bytes
-from regard.tasks.dataset_files import BUILT_IN, HELD_OUT, hold_out, read_bytes, resolve_dataset
+from regard.tasks.dataset_files import (
+    BUILT_IN,
+    HELD_OUT,
+    find_split_files,
+    hold_out,
+    read_bytes,
+    resolve_dataset,
+)
 from regard.tasks.example_source import Draw, GeneratedExamples, SourceTask
-from regard.tasks.files import file_type, files_by_split
 from regard.tasks.synthetic_papers import MIN_BYTES, generate_papers
 
 DATASETS = {"wikitext-2": "wikitext-2"}
@@ -96,16 +102,13 @@ def _passage_drawer(articles: list[bytes], length: int) -> Draw:
 def _load_articles(path: Path, length: int, seed: int) -> dict[str, list[bytes]]:
     """The articles of each split that are long enough for two passages; none is in two splits."""
     if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
-        texts = [file for file in files if file_type(file) == ".txt"]
-        in_folder = any(file.parent == path for file in texts)
-        by_split = files_by_split(path, [".txt"]) if in_folder else {}
-        if set(by_split) == set(SPLITS):
+        files = find_split_files(path, ".txt")
+        if set(files) == set(SPLITS):
             splits = {
-                s: [a for p in paths for a in _split_articles(read_bytes(p), length)]
-                for s, paths in by_split.items()
+                split: _split_articles(read_bytes(file), length) for split, file in files.items()
             }
         else:
+            texts = [f for f in sorted(path.rglob("*")) if f.is_file() and ".txt" in f.suffixes]
             articles = [text for text in map(read_bytes, texts) if len(text) >= 2 * length]
             splits = _hold_out_articles(articles, seed)
     else:
