@@ -106,10 +106,16 @@ def test_maps_of_both():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"head": None}, "require each other"),
-        ({"head": {"kind": "sequence_classification", "num_classes": 2}}, "require each other"),
-        ({"kind": "encoder"}, "require each other"),
-        ({"input": {"kind": "vectors", "width": 3}}, "reads 'tokens'"),
+        ({"head": None}, "kind 'dual_encoder' needs head 'matching', not None"),
+        (
+            {"head": {"kind": "sequence_classification", "num_classes": 2}},
+            "kind 'dual_encoder' needs head 'matching', not 'sequence_classification'",
+        ),
+        ({"kind": "encoder"}, "head 'matching' needs kind 'dual_encoder', not 'encoder'"),
+        (
+            {"input": {"kind": "vectors", "width": 3}},
+            "kind 'dual_encoder' reads 'tokens', not 'vectors'",
+        ),
         ({"head": {"kind": "matching", "num_classes": 2, "pooling": "man"}}, "did you mean 'mean'"),
         ({"head": {"kind": "matching", "num_classes": 0}}, "greater than or equal"),
     ],

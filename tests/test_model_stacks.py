@@ -204,7 +204,7 @@ def test_both_sides_of_a_translator():
             "no stack 'recurrent': choose from class_attention, compressive",
         ),
         (
-            {"stack": module_spec("segments", segment_length=3)},
+            {"stack": module_spec("segments", segment=3)},
             "the stack 'segments' has no argument 'segment': did you mean 'segment_length'",
         ),
         ({"stack": "segments"}, "the stack 'segments' needs segment_length"),

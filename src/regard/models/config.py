@@ -335,8 +335,11 @@ def check_head(config: ModelConfig) -> None:
         raise ValueError(
             f"head 'masked_lm' needs an encoder, but kind is {config.kind!r}: use head 'lm'"
         )
-    if (config.kind == "dual_encoder") != isinstance(head, MatchingHeadConfig):
-        raise ValueError("kind 'dual_encoder' and head 'matching' require each other")
+    if config.kind == "dual_encoder" and not isinstance(head, MatchingHeadConfig):
+        given = None if head is None else head.kind
+        raise ValueError(f"kind 'dual_encoder' needs head 'matching', not {given!r}")
+    if isinstance(head, MatchingHeadConfig) and config.kind != "dual_encoder":
+        raise ValueError(f"head 'matching' needs kind 'dual_encoder', not {config.kind!r}")
     if config.kind == "dual_encoder" and not isinstance(config.input, TokenInput):
         raise ValueError(f"kind 'dual_encoder' reads 'tokens', not {config.input.kind!r}")
     if config.kind == "seq2seq" and not isinstance(head, LMHeadConfig | None):
