@@ -87,7 +87,9 @@ def test_what_does_not_fit_is_said():
         Branches([])
     with pytest.raises(ValueError, match="all branches must be causal, or none"):
         Branches([get_recipe("vanilla").example(8, causal=c) for c in (False, True)])
-    with pytest.raises(ValueError, match="near must be less than dim=8, so that some channels attend, not 8"):
+    with pytest.raises(
+        ValueError, match="near must be less than dim=8, so that some channels attend, not 8"
+    ):
         regard.create("lite", dim=8, heads=2, near=8)
     with pytest.raises(ValueError, match="divisible by heads"):
         regard.create("lite", dim=8, heads=3)
