@@ -196,7 +196,7 @@ def test_refused_onnx_exports_really_fail(tmp_path, monkeypatch):
 def test_a_model_names_the_part_that_refuses():
     """Fails if the reason is lost in the stack."""
     model = build(gpt(1, 16, 2, vocab_size=30, length=40, mixer=module_spec("bp_transformer")))
-    with pytest.raises(Unsupported, match="levels as the length has binary digits"):
+    with pytest.raises(Unsupported, match="the number of tree levels depends on the length"):
         export.to_program(model)
 
 
@@ -212,7 +212,7 @@ def test_no_export_means_no_onnx():
 def test_a_named_backend_is_not_replaced():
     """Fails if an exported graph quietly runs on another backend than the one that was named."""
     mixer = regard.MultiHead(8, 2, regard.SoftmaxAttention(regard.Band(2, 2), backend="sparse"))
-    with pytest.raises(Unsupported, match="planned for one length"):
+    with pytest.raises(Unsupported, match="'sparse' cannot be exported: its plan depends on the length"):
         export.to_program(mixer)
 
 
@@ -351,7 +351,7 @@ def test_command(tmp_path):
         (("linear", "x.onnx", "--length", 5), "linear has no maximum length"),
         (("vanilla", "x.onnx", "--set", "window=4"), "takes no argument 'window'"),
         (("linformer", "x.onnx", "--causal"), "does not support causal=True"),
-        (("bp_transformer", "x.onnx"), "levels as the length has binary digits"),
+        (("bp_transformer", "x.onnx"), "the number of tree levels depends on the length"),
         (("vanilla", "/"), "is a folder"),
         (("vanilla", "/no/such/x.onnx"), "no such folder"),
         (("no/folder", "x.onnx"), "is neither the folder of a saved model nor a recipe"),

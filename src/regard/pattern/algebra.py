@@ -61,8 +61,9 @@ class Pattern(ABC):
         """Maximum number of positions; None if unlimited."""
         if not self.parts:
             return self._length
-        lengths = [part.length for part in self.parts]
-        return min((length for length in lengths if length is not None), default=None)
+        limits = [part.length for part in self.parts]
+        lengths = [limit for limit in limits if limit is not None]
+        return min(lengths) if lengths else None  # torch.compile breaks at min(default=)
 
     def leaves(self) -> Iterator[Pattern]:
         """The leaves of the expression, from left to right."""
