@@ -212,7 +212,9 @@ def test_no_export_means_no_onnx():
 def test_a_named_backend_is_not_replaced():
     """Fails if an exported graph quietly runs on another backend than the one that was named."""
     mixer = regard.MultiHead(8, 2, regard.SoftmaxAttention(regard.Band(2, 2), backend="sparse"))
-    with pytest.raises(Unsupported, match="'sparse' cannot be exported: its plan depends on the length"):
+    with pytest.raises(
+        Unsupported, match="'sparse' cannot be exported: its plan depends on the length"
+    ):
         export.to_program(mixer)
 
 
