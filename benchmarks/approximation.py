@@ -2,15 +2,19 @@
 
     python benchmarks/approximation.py           prints a table, under a minute on one thread
 
-Each estimate is compared with the attention that it estimates, on the same queries, keys and values: the error is
-|estimate − exact| / |exact|, over all outputs, the root of the mean square over seeds.  Inputs are
+Each estimate is compared with the attention that it estimates, on the same queries, keys and
+values: the error is |estimate − exact| / |exact|, over all outputs, the root of the mean square
+over seeds. Inputs are
 
-    early    normal queries and keys of standard deviation 1/√3, as fresh projections make them: scores deviate by 1/3
+    early    normal queries and keys of standard deviation 1/√3, as fresh projections make them:
+             scores deviate by 1/3
     random   normal queries and keys of standard deviation 1: scores deviate by 1
-    peaked   queries near some key, three times as long: most of the weight on few keys, as after training
+    peaked   queries near some key, three times as long: most of the weight on few keys, as after
+             training
 
-The last column is the error of the mean of all values, which knows nothing: an estimate above it is worth nothing.
-Results go to benchmarks/results/approximation.json and, with matplotlib, docs/images/approximation.png.
+The last column is the error of the mean of all values, which knows nothing: an estimate above it is
+worth nothing. Results go to benchmarks/results/approximation.json and, with matplotlib,
+docs/images/approximation.png.
 
 To add one: a line in `ESTIMATES`.
 """
@@ -64,7 +68,8 @@ def cosine_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def shared_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """What LSH attention estimates: keys are the queries, of length one, and no token sees itself."""
+    """What LSH attention estimates: keys are the queries, of length one, and no token sees
+    itself."""
     return regard.attend(q, F.normalize(q, dim=-1), v, pattern=~Band(0, 0))
 
 

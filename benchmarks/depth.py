@@ -3,12 +3,14 @@
     python benchmarks/depth.py                       the table, about ten minutes on one core
     python benchmarks/depth.py --only admin,post     some rows
 
-A causal stack of 24 layers of softmax attention and feed-forward layers of width 32 learns the next character of a
-generated text: 9 of 10 characters follow from the previous one by a fixed permutation, the others are random. The loss
-is ln 16 = 2.77 per character at the start and 0.57 at best. Adam with a constant learning rate.
+A causal stack of 24 layers of softmax attention and feed-forward layers of width 32 learns the next
+character of a generated text: 9 of 10 characters follow from the previous one by a fixed
+permutation, the others are random. The loss is ln 16 = 2.77 per character at the start and 0.57 at
+best. Adam with a constant learning rate.
 
-All weights are initialized with Xavier's normal distribution, as in the papers; torch's default for linear layers has a
-third of its variance, and favours post-norm. DeepNorm scales by β. Admin is initialized on the first batch.
+All weights are initialized with Xavier's normal distribution, as in the papers; torch's default for
+linear layers has a third of its variance, and favours post-norm. DeepNorm scales by β. Admin is
+initialized on the first batch.
 
 The result is the mean loss of the last 10 of 60 steps: median and worst of the seeds. Results go to
 benchmarks/results/depth.json.
@@ -110,7 +112,8 @@ def main() -> None:
     names = parser.parse_args().only.split(",")
     torch.set_num_threads(1)
     print(
-        f"loss after {STEPS} steps of {LAYERS} layers: median of {SEEDS} seeds (worst), by learning rate"
+        f"loss after {STEPS} steps of {LAYERS} layers: median of {SEEDS} seeds (worst), "
+        "by learning rate"
     )
     print(f"{'':12}" + "".join(f"{rate:>16g}" for rate in RATES))
     for name in names:

@@ -1,17 +1,22 @@
-"""How hard deep stacks are to train, before the first step: the probes of the Admin paper (arXiv 2004.08249).
+"""How hard deep stacks are to train, before the first step: the probes of the Admin paper (arXiv
+2004.08249).
 
-    python benchmarks/difficulty.py            a few minutes on one core; with matplotlib, also docs/images/difficulty.png
+    python benchmarks/difficulty.py            a few minutes on one core; with matplotlib, also
+                                               docs/images/difficulty.png
     python benchmarks/difficulty.py --draw     draw the picture again from saved results
 
-Left     E |F(x, W) − F(x, W + δ)|² for δ ~ N(0, 0.001²) in every weight, against the depth of the stack
+Left     E |F(x, W) − F(x, W + δ)|² for δ ~ N(0, 0.001²) in every weight, against the depth of the
+         stack
 Middle   the same, where δ is the first step of Adam with lr=0.001 and no warm-up
-Right    gradient norm of each layer in a stack of 24, relative to the last layer; without ReZero, whose weights have no
+Right    gradient norm of each layer in a stack of 24, relative to the last layer; without ReZero,
+         whose weights have no
          gradient at first, only its α
 
-Causal stacks of softmax attention and feed-forward layers of width 64, initialized with Xavier's normal distribution
-(DeepNorm: scaled by β). x is normal, 4 examples of 32 tokens; the loss has random targets behind a fixed random
-projection. Residuals without a final norm get one. Admin is initialized on x. Lines are medians of 5 seeds, bands go
-from the smallest to the largest. Results go to benchmarks/results/difficulty.json.
+Causal stacks of softmax attention and feed-forward layers of width 64, initialized with Xavier's
+normal distribution (DeepNorm: scaled by β). x is normal, 4 examples of 32 tokens; the loss has
+random targets behind a fixed random projection. Residuals without a final norm get one. Admin is
+initialized on x. Lines are medians of 5 seeds, bands go from the smallest to the largest. Results
+go to benchmarks/results/difficulty.json.
 """
 
 from __future__ import annotations

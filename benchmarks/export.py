@@ -1,12 +1,15 @@
-"""Export every recipe: difference of torch.export and ONNX from eager, and graph breaks of torch.compile.
+"""Export every recipe: difference of torch.export and ONNX from eager, and graph breaks of
+torch.compile.
 
-    python benchmarks/export.py                 all recipes that have no result yet, some ten minutes
+    python benchmarks/export.py                 all recipes that have no result yet, some ten
+                                                minutes
     python benchmarks/export.py local linear    these, anew
 
-The small form of each recipe, causal and not, with a padding mask where it takes one, in float32.  Differences are the
-largest over five batches and lengths that were not traced, beside the largest number of the output; onnxruntime runs ONNX.
-Graph breaks are counted at 210 tokens, where sparse backends are tried, without gradients.
-Results go to benchmarks/results/export.json, row by row, and the table into docs/export.md.
+The small form of each recipe, causal and not, with a padding mask where it takes one, in float32.
+Differences are the largest over five batches and lengths that were not traced, beside the largest
+number of the output; onnxruntime runs ONNX. Graph breaks are counted at 210 tokens, where sparse
+backends are tried, without gradients. Results go to benchmarks/results/export.json, row by row, and
+the table into docs/export.md.
 """
 
 from __future__ import annotations
@@ -86,7 +89,7 @@ def row(name: str, causal: bool) -> dict[str, Any]:
     return {"recipe": name, "causal": causal, **found, "breaks": breaks(mixer, LONG)}
 
 
-# ---------------------------------------------------------------------------------------------- the table
+# --------------------------------------------------------------------------------------- the table
 def cell(value: float | str | None) -> str:
     """A difference, or a dash where there is a reason."""
     return f"{value:.0e}" if isinstance(value, float) else "–"

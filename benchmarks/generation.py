@@ -3,10 +3,11 @@
     python benchmarks/generation.py                       some minutes on a free core
     python benchmarks/generation.py --prompts 512 --times 1
 
-A small model of bytes, 4 layers 256 wide, random weights, one thread, float32, one example, greedy.  "state" goes on from
-the state of the model; "whole" is the same model, and the same `generate`, with a state that is nothing but the tokens so
-far.  The time of the prompt, up to the first new token, is told apart from that of the tokens after it.  The two take
-turns, and the median of each is kept.  Results go to benchmarks/results/generation.json.
+A small model of bytes, 4 layers 256 wide, random weights, one thread, float32, one example, greedy.
+"state" goes on from the state of the model; "whole" is the same model, and the same `generate`,
+with a state that is nothing but the tokens so far. The time of the prompt, up to the first new
+token, is told apart from that of the tokens after it. The two take turns, and the median of each is
+kept. Results go to benchmarks/results/generation.json.
 """
 
 from __future__ import annotations
@@ -118,12 +119,15 @@ def main() -> None:
 def show(rows: list[dict]) -> None:
     """A line for each mechanism and length."""
     print(
-        f"{'':10} {'prompt':>6} {'tokens/s: state':>16} {'whole':>8} {'times':>7} {'MB held':>9} {'same':>5}"
+        f"{'':10} {'prompt':>6} {'tokens/s: state':>16} {'whole':>8} {'times':>7} "
+        f"{'MB held':>9} {'same':>5}"
     )
     for row in rows:
-        speeds = f"{row['state, tokens per s']:16.1f} {row['whole, tokens per s']:8.2f} {row['times as fast']:7.1f}"
+        speeds = f"{row['state, tokens per s']:16.1f} {row['whole, tokens per s']:8.2f}"
+        speeds += f" {row['times as fast']:7.1f}"
         print(
-            f"{row['mechanism']:10} {row['prompt']:6} {speeds} {row['state, MB held']:9.2f} {row['same tokens']!s:>5}"
+            f"{row['mechanism']:10} {row['prompt']:6} {speeds} "
+            f"{row['state, MB held']:9.2f} {row['same tokens']!s:>5}"
         )
 
 

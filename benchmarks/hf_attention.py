@@ -1,8 +1,8 @@
 """Time attention names in transformers models: `python benchmarks/hf_attention.py [tokens]`.
 
-First the forward pass of a BERT with random weights and the sizes of bert-base, except for the number of layers: one
-example without padding, and two with padding. Then the attention of one Llama layer for one new token at several cache
-lengths. Each number is the best of several rounds.
+First the forward pass of a BERT with random weights and the sizes of bert-base, except for the
+number of layers: one example without padding, and two with padding. Then the attention of one Llama
+layer for one new token at several cache lengths. Each number is the best of several rounds.
 """
 
 from __future__ import annotations

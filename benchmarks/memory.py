@@ -2,9 +2,10 @@
 
     python benchmarks/memory.py
 
-"Measured" is the peak resident memory of the process over a few steps, less what it had after the same steps of a tiny
-model. Beyond the tensors it includes the workspace of kernels and memory that the allocator did not return. "Returned"
-is the same with an allocator that returns every freed block.
+"Measured" is the peak resident memory of the process over a few steps, less what it had after the
+same steps of a tiny model. Beyond the tensors it includes the workspace of kernels and memory that
+the allocator did not return. "Returned" is the same with an allocator that returns every freed
+block.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ MODELS = [
     ("talking_heads", 512, 4, 256),
 ]
 VOCAB, BATCH = 2000, 2
-# glibc maps blocks above this size by themselves and returns them when they are freed; by default it raises the limit up
+# glibc maps blocks above this size by themselves and returns them when they are freed; by default
+# it raises the limit up
 # to 32 MB, and freed blocks stay in its heap
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 

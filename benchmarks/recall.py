@@ -2,13 +2,13 @@
 
     python benchmarks/recall.py              under a minute on a free core
 
-Tokens are drawn around topics.  For each query the 32 keys with the highest scores of full attention are the truth (itself
-left out), and recall is how many of them are among the 32 keys to which the mechanism gives most weight.  Beside it stand
-the keys that it computes scores for, the recall of a window of as many keys, and its CPU time in one thread, in turn with
-dense SDPA.
+Tokens are drawn around topics. For each query the 32 keys with the highest scores of full attention
+are the truth (itself left out), and recall is how many of them are among the 32 keys to which the
+mechanism gives most weight. Beside it stand the keys that it computes scores for, the recall of a
+window of as many keys, and its CPU time in one thread, in turn with dense SDPA.
 
-Orders of the tokens: "shuffled", every token of a random topic; "runs", 64 tokens of one topic after each other.
-Results go to benchmarks/results/recall.json.
+Orders of the tokens: "shuffled", every token of a random topic; "runs", 64 tokens of one topic
+after each other. Results go to benchmarks/results/recall.json.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def recall(weights: Tensor, x: Tensor) -> float:
     return found.gather(1, truth(x)).double().mean().item()
 
 
-# ---------------------------------------------------------------------------------------------- the mechanisms
+# ---------------------------------------------------------------------------------- the mechanisms
 def hashed(n: int, heads: int, rounds: int) -> Attend:
     attention = LSHAttention(
         AngularHash(heads, WIDTH, buckets=max(2, 2 * n // CHUNK), rounds=rounds), chunk=CHUNK
@@ -117,7 +117,7 @@ def mechanisms(n: int, heads: int, *, trained: bool) -> dict[str, tuple[Attend, 
     }
 
 
-# ---------------------------------------------------------------------------------------------- measuring
+# --------------------------------------------------------------------------------------- measuring
 def window(x: Tensor, keys: int) -> float:
     """The recall of a window of so many keys."""
     at = torch.arange(x.shape[2])
@@ -126,7 +126,8 @@ def window(x: Tensor, keys: int) -> float:
 
 
 def beside_dense(call: Attend, n: int, times: int = 3) -> dict[str, float]:
-    """The medians of the call and of dense SDPA, taken in turn after a round to warm up, and of their ratios."""
+    """The medians of the call and of dense SDPA, taken in turn after a round to warm up, and of
+    their ratios."""
     x, taken = tokens(n, "shuffled", heads=HEADS), {"ms": [], "dense ms": []}
     for _ in range(times + 1):
         for name, f in (
@@ -174,7 +175,8 @@ def main() -> None:
 def show(rows: list[dict]) -> None:
     """A line for each mechanism."""
     print(
-        f"{'':24} {'keys':>5} {'recall: shuffled (window)':>27} {'runs (window)':>15}   ms, times dense, at {TIMED_AT}"
+        f"{'':24} {'keys':>5} {'recall: shuffled (window)':>27} {'runs (window)':>15}   "
+        f"ms, times dense, at {TIMED_AT}"
     )
     for row in rows:
         found = [
@@ -185,7 +187,8 @@ def show(rows: list[dict]) -> None:
             f"{row[f'at {n}']['ms']:5.0f} ({row[f'at {n}']['of dense']:.2f})" for n in TIMED_AT
         ]
         print(
-            f"{row['mechanism']:24} {row['keys']:5} {found[0]:>27} {found[1]:>15}   {'   '.join(times)}"
+            f"{row['mechanism']:24} {row['keys']:5} {found[0]:>27} {found[1]:>15}   "
+            f"{'   '.join(times)}"
         )
 
 

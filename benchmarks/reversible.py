@@ -2,14 +2,15 @@
 
     python benchmarks/reversible.py      prints two tables, two minutes on one thread
 
-Each case runs in a process of its own.  Its memory is the most that the process held during a step (VmHWM, so Linux), less
-what it held before, parameters and inputs, and less the gradients of the parameters.  Seconds are of one step, of the
-processor and not of the clock.  Checkpoints are PyTorch's, around each block: the usual way to save activations, and the
-one to compare with.
+Each case runs in a process of its own. Its memory is the most that the process held during a step
+(VmHWM, so Linux), less what it held before, parameters and inputs, and less the gradients of the
+parameters. Seconds are of one step, of the processor and not of the clock. Checkpoints are
+PyTorch's, around each block: the usual way to save activations, and the one to compare with.
 
-The second table is the price of reversing: what was added in the forward pass is subtracted in the backward pass, and was
-rounded.  The error is that of all gradients of parameters against the same stack in float64, |found − exact| / |exact|,
-beside the error of the same stack in the same precision with a plain graph.
+The second table is the price of reversing: what was added in the forward pass is subtracted in the
+backward pass, and was rounded. The error is that of all gradients of parameters against the same
+stack in float64, |found − exact| / |exact|, beside the error of the same stack in the same
+precision with a plain graph.
 
 Results go to benchmarks/results/reversible.json.
 """

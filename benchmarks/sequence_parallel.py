@@ -1,13 +1,15 @@
-"""Bytes that processes exchange when each holds a slice of one sequence: counted in the exchange, beside what must travel.
+"""Bytes that processes exchange when each holds a slice of one sequence: counted in the exchange,
+beside what must travel.
 
     python benchmarks/sequence_parallel.py
     python benchmarks/sequence_parallel.py --tokens 8192 --processes 2 --json
     python benchmarks/sequence_parallel.py --memory --tokens 16384 --processes 4
 
-Bytes are those of one mixer and one example in float32, forward, over all processes; those of the backward pass are asserted to
-be as many, and for keys, which go round once more, twice as many.  "must" is counted from the dense mask, or from the size of
-the sums.  With --memory: the growth of the resident peak of a process, forward and backward, beside that of one which holds all
-the keys that it sees at once.  No time is measured.
+Bytes are those of one mixer and one example in float32, forward, over all processes; those of the
+backward pass are asserted to be as many, and for keys, which go round once more, twice as many.
+"must" is counted from the dense mask, or from the size of the sums. With --memory: the growth of
+the resident peak of a process, forward and backward, beside that of one which holds all the keys
+that it sees at once. No time is measured.
 """
 
 from __future__ import annotations
@@ -179,7 +181,8 @@ def main() -> None:
             )
         return
     print(
-        "| mixer | processes | bytes sent by all | must travel | of dense | most that one process gets |"
+        "| mixer | processes | bytes sent by all | must travel | of dense "
+        "| most that one process gets |"
     )
     print("| --- | --- | --- | --- | --- | --- |")
     for row in found:

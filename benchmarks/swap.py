@@ -1,12 +1,14 @@
-"""Drift and recovery of swapped layers in a published model, all-MiniLM-L6-v2, on texts that are not trained on.
+"""Drift and recovery of swapped layers in a published model, all-MiniLM-L6-v2, on texts that are
+not trained on.
 
     python benchmarks/swap.py DATA drift
     python benchmarks/swap.py DATA recover performer --seconds 600 --folder runs/swap-performer
 
-DATA is a folder with bbc-news/bbc.jsonl.xz, dialogsum/dialogsum.{train,test}.jsonl.xz and wikitext-2/train.txt.xz. There
-are no similarity labels, so the original model is the reference: the output has the mean cosine with its embeddings, and
-Spearman's correlation with its similarities of pairs. Held out are --held articles, and as many dialogues with a summary
-of each; the pairs are each dialogue with its summary, and 2,000 random pairs.
+DATA is a folder with bbc-news/bbc.jsonl.xz, dialogsum/dialogsum.{train,test}.jsonl.xz and
+wikitext-2/train.txt.xz. There are no similarity labels, so the original model is the reference: the
+output has the mean cosine with its embeddings, and Spearman's correlation with its similarities of
+pairs. Held out are --held articles, and as many dialogues with a summary of each; the pairs are
+each dialogue with its summary, and 2,000 random pairs.
 """
 
 from __future__ import annotations

@@ -154,7 +154,8 @@ def main() -> None:
                 row = compare(workers, case, length, mode, options.seconds)
                 rows.append(row)
                 print(
-                    f"{case:9} {mode:9} {length:7,d} {row['first_ms']:10.3f} {row['second_ms']:10.3f}"
+                    f"{case:9} {mode:9} {length:7,d} {row['first_ms']:10.3f} "
+                    f"{row['second_ms']:10.3f}"
                     f"  {row['ratio']:.3f}  {row['low']:.3f} to {row['high']:.3f}",
                     flush=True,
                 )

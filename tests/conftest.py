@@ -1,4 +1,5 @@
-"""Shared fixtures: a temporary cache directory, one thread, and a way to force the backends that compute tiles only."""
+"""Shared fixtures: a temporary cache directory, one thread, and a way to force the backends that
+compute tiles only."""
 
 import os
 import tempfile
@@ -19,7 +20,8 @@ def pytest_configure(config):
 
 @contextmanager
 def wherever_possible(backend):
-    """Inside, "auto" selects `backend` for every call that it supports; yields the list of selected backends."""
+    """Inside, "auto" selects `backend` for every call that it supports; yields the list of selected
+    backends."""
     usual, picked = backends.choose_backend, []
 
     def choose_backend(call):
@@ -44,7 +46,8 @@ def forced():
 
 @pytest.fixture(params=["auto", "sparse", "cpp"])
 def executor(request):
-    """Runs the test three times: with the backend that `auto` selects, and with sparse and cpp wherever possible."""
+    """Runs the test three times: with the backend that `auto` selects, and with sparse and cpp
+    wherever possible."""
     if request.param == "auto":
         yield None
     elif request.param == "cpp" and native.library() is None:

@@ -1,4 +1,5 @@
-"""Layers written out in loops, for stacks to be checked against.  Nothing here may import the library.
+"""Layers written out in loops, for stacks to be checked against. Nothing here may import the
+library.
 
 p holds parameters by name, as plain tensors.
 """

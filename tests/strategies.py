@@ -1,4 +1,5 @@
-"""Random patterns for hypothesis, and a second opinion on each: the rule of every leaf, written again in numpy."""
+"""Random patterns for hypothesis, and a second opinion on each: the rule of every leaf, written
+again in numpy."""
 
 import operator
 import os
@@ -48,7 +49,7 @@ def examples(count: int) -> settings:
     )
 
 
-# ---------------------------------------------------------------------------------------------- random expressions
+# ------------------------------------------------------------------------------ random expressions
 few = st.integers(0, 3)
 reach = st.none() | st.integers(0, 20)
 step = st.integers(2, 9) | st.sampled_from([17, 64, 300, 1 << 20])  # 300 and more: beyond the end
@@ -109,7 +110,7 @@ headed = heads | st.builds(operator.or_, heads, heads) | st.builds(operator.and_
 any_patterns = patterns | patterns | headed
 
 
-# ---------------------------------------------------------------------------------------------- what they mean
+# ---------------------------------------------------------------------------------- what they mean
 def _band(p: Band, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     left, right = (np.inf if side is None else side for side in (p.left, p.right))
     steps = (q - k) / p.step
@@ -117,7 +118,8 @@ def _band(p: Band, q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 
 def _generated(p: Blocks2D, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of tokens that come block by block: the blocks of the whole image, walked one by one."""
+    """Row and column of tokens that come block by block: the blocks of the whole image, walked one
+    by one."""
     cells = []
     for top in range(0, at.max() // p.width + p.rows + 1, p.rows):
         for first in range(0, p.width, p.cols):
@@ -140,7 +142,8 @@ def _blocks(p: Blocks2D, q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 
 def _neighbours(p: Neighbourhood, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Along each axis: at most half a window away, or among the first or the last cells where the border is as near."""
+    """Along each axis: at most half a window away, or among the first or the last cells where the
+    border is as near."""
     last = p.rows * p.width - 1
     cells = zip(*(np.divmod(np.minimum(at, last), p.width) for at in (q, k)), strict=True)
     seen = np.ones(q.shape, dtype=bool)
@@ -162,7 +165,8 @@ def _planned(p: BlockTable, q: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 
 def _drawn(p: RandomBlocks, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """The draws themselves are read off the pattern, one token for each block; test_pattern.py looks at them."""
+    """The draws themselves are read off the pattern, one token for each block; test_pattern.py
+    looks at them."""
     corner = torch.arange(p.blocks) * p.size
     table = np.zeros((1000, 1000), dtype=bool)
     table[: p.blocks, : p.blocks] = p.allows(corner[:, None], corner).numpy()
@@ -202,9 +206,10 @@ def truth(pattern: Pattern, n: int, m: int, q_start: int = 0, k_start: int = 0) 
     return torch.from_numpy(_rule(pattern, q, k))
 
 
-# ---------------------------------------------------------------------------------------------- what a layout covers
+# ---------------------------------------------------------------------------- what a layout covers
 def coverage(layout: Layout, n: int, m: int) -> torch.Tensor:
-    """How often each pair of tokens (n m) is computed by the calls of a layout; fails if a call leaves the sequence."""
+    """How often each pair of tokens (n m) is computed by the calls of a layout; fails if a call
+    leaves the sequence."""
     count = torch.zeros(n, m, dtype=torch.long)
     for part in layout.parts:
         q_order = torch.arange(n) if part.q_order is None else part.q_order

@@ -1,4 +1,5 @@
-"""Property tests on random patterns: sound blocks, tiles equal to dense softmax, laws of the algebra."""
+"""Property tests on random patterns: sound blocks, tiles equal to dense softmax, laws of the
+algebra."""
 
 import sys
 
@@ -41,7 +42,7 @@ short_tile = Band(0, 0) & ~KeyPhase(
 )  # at 44 tokens the last tile has the others' mask, but fewer queries
 
 
-# ---------------------------------------------------------------------------------------------- meaning
+# ----------------------------------------------------------------------------------------- meaning
 @examples(300)
 @given(any_patterns, lengths, lengths)
 def test_dense_equals_numpy_rules(pattern, n, m):
@@ -52,7 +53,8 @@ def test_dense_equals_numpy_rules(pattern, n, m):
 @examples(600)
 @given(any_patterns, lengths, lengths, st.integers(1, 40), st.integers(1, 40), starts, starts)
 def test_blocks_are_sound(pattern, n, m, rows, cols, q_start, k_start):
-    """Fails if a block that is called empty holds a seen pair, or one that is called full an unseen one."""
+    """Fails if a block that is called empty holds a seen pair, or one that is called full an unseen
+    one."""
     q0, k0 = torch.arange(0, n, rows), torch.arange(0, m, cols)
     q1, k1 = (q0 + rows).clamp(max=n) - 1, (k0 + cols).clamp(max=m) - 1
     some, every = pattern.block(
@@ -75,12 +77,13 @@ def test_counts_equal_the_dense_ones(pattern, n, m):
     assert pattern.density(n, m) == pytest.approx(seen.double().mean().item(), abs=1e-12)
 
 
-# ---------------------------------------------------------------------------------------------- layouts
+# ----------------------------------------------------------------------------------------- layouts
 @examples(300)
 @given(patterns, lengths, lengths, starts, starts, tiles, st.booleans())
 @example(short_tile, 44, 44, 0, 0, 8, False)
 def test_every_seen_pair_is_computed_once(pattern, n, m, q_start, k_start, size, backward):
-    """Fails if a layout drops a pair, computes it twice, adds one that is not seen, or leaves the sequence."""
+    """Fails if a layout drops a pair, computes it twice, adds one that is not seen, or leaves the
+    sequence."""
     work = build_layout(
         pattern, n, m, q_start=q_start, k_start=k_start, size=size, backward=backward
     )
@@ -89,7 +92,7 @@ def test_every_seen_pair_is_computed_once(pattern, n, m, q_start, k_start, size,
     assert work.scores() >= seen.sum()
 
 
-# ---------------------------------------------------------------------------------------------- the fused executor
+# ------------------------------------------------------------------------------ the fused executor
 def naive(q, k, v, keep, scale):
     """Softmax attention (x n e) over the pairs kept (n m); a query that sees nothing gives zero."""
     scores = (q @ k.mT * scale).masked_fill(~keep, -torch.inf)
@@ -103,7 +106,8 @@ def naive(q, k, v, keep, scale):
 @given(patterns, lengths, lengths, starts, starts, tiles, tiles, st.booleans(), st.integers(0, 99))
 @example(short_tile, 44, 44, 0, 0, 8, 8, False, 0)
 def test_tiled_backends_equal_dense(pattern, n, m, q_start, k_start, size, size_back, padded, seed):
-    """Fails if outputs or gradients differ by 1e-10, or if a query that sees nothing gives or gets anything."""
+    """Fails if outputs or gradients differ by 1e-10, or if a query that sees nothing gives or gets
+    anything."""
     rng = torch.Generator().manual_seed(seed)
     q, k, v, grad = (torch.randn(2, x, 4, dtype=torch.float64, generator=rng) for x in (n, m, m, n))
     if seed % 2:  # as projections leave them: views, with the heads of a token side by side
@@ -182,7 +186,7 @@ def test_split_calls_equal_whole_calls(pattern, at_once, monkeypatch):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
 
 
-# ---------------------------------------------------------------------------------------------- eviction
+# ---------------------------------------------------------------------------------------- eviction
 def kept(pattern, now):
     """Which of the keys 0..now-1 some query from `now` on may still see."""
     at = torch.arange(now)
@@ -225,7 +229,7 @@ def test_number_of_cached_keys(pattern, count):
     assert kept(pattern, 100).sum() == count
 
 
-# ---------------------------------------------------------------------------------------------- laws
+# -------------------------------------------------------------------------------------------- laws
 def alike(a, b):
     return torch.equal(truth(a, 40, 50), truth(b, 40, 50)) and torch.equal(
         a.dense(40, 50), b.dense(40, 50)

@@ -79,7 +79,7 @@ def same(got, want, atol=1e-10):
         torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
-# ---------------------------------------------------------------------------------------------- they agree
+# -------------------------------------------------------------------------------------- they agree
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_backends_agree(name, masked, rand):
@@ -141,7 +141,8 @@ def test_scale_and_widths(backend, rand):
 @pytest.mark.parametrize("backend", ["reference", "sdpa", *TILES, "auto"])
 @pytest.mark.parametrize("kv", [1, 2])
 def test_grouped_query_attention(backend, kv, rand):
-    """Fails if neighbouring query heads do not share a key head, or its gradient is not their sum."""
+    """Fails if neighbouring query heads do not share a key head, or its gradient is not their
+    sum."""
     inputs = [x.requires_grad_() for x in qkv(rand, kv=kv)]
     q, k, v = inputs
     want = naive(
@@ -233,9 +234,10 @@ def test_global_mask_is_optional(rand):
         )
 
 
-# ---------------------------------------------------------------------------------------------- priors
+# ------------------------------------------------------------------------------------------ priors
 class Learned(Prior):
-    """A slope for each head and a weight on the query's first number: it has parameters, and sees tokens."""
+    """A slope for each head and a weight on the query's first number: it has parameters, and sees
+    tokens."""
 
     def __init__(self, heads):
         super().__init__()
@@ -253,7 +255,8 @@ class Learned(Prior):
     ids=repr,
 )
 def test_priors(pattern, rand):
-    """Fails if an addend to the scores is misplaced, or its parameters get no gradient, on any backend."""
+    """Fails if an addend to the scores is misplaced, or its parameters get no gradient, on any
+    backend."""
     inputs, mask = [x.requires_grad_() for x in qkv(rand)], torch.arange(N).expand(2, N) % 9 != 4
     at = torch.arange(N, dtype=torch.float64)
     learned = Learned(4).double()
@@ -311,7 +314,7 @@ def test_priors_follow_positions(rand):
         )
 
 
-# ---------------------------------------------------------------------------------------------- types and layouts
+# ------------------------------------------------------------------------------- types and layouts
 @pytest.mark.parametrize(
     ("dtype", "atol"),
     [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 0.05), (torch.float16, 0.01)],
@@ -379,7 +382,7 @@ def test_inputs_are_left_alone(rand):
     assert all(torch.equal(x, y) for x, y in zip((q, k, v), copies, strict=True))
 
 
-# ---------------------------------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------------------------- refusals
 def test_a_named_backend_never_falls_back(rand):
     """Fails if something else runs than what was named."""
     q, k, v = qkv(rand)
@@ -446,7 +449,7 @@ def test_unknown_backend(rand):
         regard.attend(q, k, v, backend="cuda!")
 
 
-# ---------------------------------------------------------------------------------------------- the choice
+# -------------------------------------------------------------------------------------- the choice
 def test_explain_gives_a_reason():
     """Fails if `auto` cannot say why."""
     for pattern in (Full(), Causal()):  # the list of all tiles would be too long
@@ -463,7 +466,8 @@ def test_explain_gives_a_reason():
 
 
 def test_dense_patterns_use_measured_costs(monkeypatch):
-    """Fails if what was measured of dense calls, PyTorch's and ours, does not decide between them."""
+    """Fails if what was measured of dense calls, PyTorch's and ours, does not decide between
+    them."""
     with_kernel = len(TILES) > 1
     for ours, want in ((0.9e-9, "cpp"), (1.1e-9, "sdpa")):
         costs = calibration.BackendCosts(1e-5, 1e-9, 1e-9, 1e-9, 1e-4, 1e-9, 1e-5, ours)
@@ -501,7 +505,8 @@ def test_choose_backend_agrees_with_explain(rand):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache directory; what was measured before is forgotten, and measuring takes no time."""
+    """An empty cache directory; what was measured before is forgotten, and measuring takes no
+    time."""
     costs = calibration.BackendCosts(
         1e-5, 2e-9, 1.5e-9, 1e-9, 2e-5, 1.5e-9, *([3e-5, 1.2e-9] if native.library() else [])
     )
@@ -593,7 +598,7 @@ def test_measure_costs():
     assert all(0 < x < 1 for x in vars(costs).values() if x is not None)
 
 
-# ---------------------------------------------------------------------------------------------- block masks
+# ------------------------------------------------------------------------------------- block masks
 MASKS = {
     "window": Band(100, 30),
     "causal": Causal(),
@@ -647,7 +652,7 @@ def test_block_mask_with_padding_and_offsets(rand):
     same([got], [naive(q.double(), k.double(), v.double(), keep).float()], 1e-5)
 
 
-# ---------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------ memory
 def kept_bytes(n, **more):
     """What autograd keeps for the backward pass of one call."""
     q, k, v = (torch.zeros(1, 2, n, 16, requires_grad=True) for _ in range(3))
@@ -684,7 +689,8 @@ def test_nothing_quadratic_is_saved(backend, masked):
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", *TILES])
 def test_training_after_inference_mode(backend, rand):
-    """Fails if what is kept from a call in inference mode cannot be used where gradients are needed."""
+    """Fails if what is kept from a call in inference mode cannot be used where gradients are
+    needed."""
     pattern = regard.Band(7, 9) | regard.RandomBlocks(10, 1, 31, seed=77)
     q = rand(1, 2, 301, 8)
     with torch.inference_mode():
@@ -733,7 +739,8 @@ def test_invalid_scales(scale, rand):
 
 @pytest.mark.parametrize("backend", ["sdpa", "reference", *TILES])
 def test_nan_query_propagates(backend, rand):
-    """Fails if a backend, above all the one that others are held to, makes zeros of NaN; or if it reaches other queries."""
+    """Fails if a backend, above all the one that others are held to, makes zeros of NaN; or if it
+    reaches other queries."""
     q, k, v = (rand(1, 1, 200, 8) for _ in range(3))
     q[:, :, 7] = torch.nan
     y = regard.attend(q, k, v, pattern=Band(3, 3), backend=backend)
@@ -785,7 +792,8 @@ def test_autocast_dtype(backend, n, rand):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("at", [0, 17])
 def test_relative_prior_with_gradient(pattern, masked, at, rand):
-    """Fails if the addend of a run is another than the prior, or the gradient of the prior is lost or wrong."""
+    """Fails if the addend of a run is another than the prior, or the gradient of the prior is lost
+    or wrong."""
     n = 200
     q, k, v = (rand(2, 4, n, 8).requires_grad_() for _ in range(3))
     prior = Gaussian(4, 7.0).double()
@@ -816,7 +824,8 @@ def test_relative_prior_with_gradient(pattern, masked, at, rand):
 
 
 def test_relative_prior_uses_runs(monkeypatch, rand):
-    """Fails if a relative prior over a band takes the slow way; one that reads tokens, or a stepped band, must take it."""
+    """Fails if a relative prior over a band takes the slow way; one that reads tokens, or a stepped
+    band, must take it."""
     taken = []
     real = token_groups.attend
     monkeypatch.setattr(token_groups, "attend", lambda *a, **k: taken.append(1) or real(*a, **k))

@@ -1,4 +1,5 @@
-"""The aims of benchmarks/bench.py: each is judged by its numbers, and what was not measured is never met."""
+"""The aims of benchmarks/bench.py: each is judged by its numbers, and what was not measured is
+never met."""
 
 import importlib.util
 import json
@@ -81,7 +82,8 @@ def test_nothing_measured_is_nothing_met(bench):
 
 
 def test_what_is_not_whole_is_never_met(bench):
-    """Fails if an aim is met by the part of a result that there was time for, or if one of two results breaks the table."""
+    """Fails if an aim is met by the part of a result that there was time for, or if one of two
+    results breaks the table."""
     good = {
         "dense_forward": result(row("vanilla", 64, speedup=1.0)),
         "dense_training": result(row("vanilla", 64, speedup=1.0)),
@@ -119,7 +121,8 @@ def test_what_is_not_whole_is_never_met(bench):
 
 
 def test_a_result_that_cannot_be_read_is_none(bench, tmp_path, monkeypatch):
-    """Fails if a torn file ends all tables, if half a result takes the place of a whole one, or counts as one."""
+    """Fails if a torn file ends all tables, if half a result takes the place of a whole one, or
+    counts as one."""
     (tmp_path / "bench-decode.json").write_text("hello {")
     assert bench.read_results(tmp_path) == {}
     whole, half = json.dumps(result()), json.dumps(result() | {"ended": "interrupted"})
@@ -171,7 +174,8 @@ def test_dense_is_judged_by_what_is_slowest(bench, ratio, word):
 
 
 def test_peers_are_judged_by_the_best_of_each(bench):
-    """Fails if a slow peer stands for a fast one of the same recipe, or one that is ahead of us is not named."""
+    """Fails if a slow peer stands for a fast one of the same recipe, or one that is ahead of us is
+    not named."""
     rows = [
         row("a", 4096, reference="local", lead=9.0),
         row("b", 4096, reference="local", lead=3.0),
@@ -192,7 +196,8 @@ def test_peers_are_judged_by_the_best_of_each(bench):
 
 
 def test_decoding_and_a_million(bench):
-    """Fails if a step that grows is called constant, if one level is enough, or if 24 GiB are not the limit."""
+    """Fails if a step that grows is called constant, if one level is enough, or if 24 GiB are not
+    the limit."""
     steps = [
         row(name, n, scope=level, mode="decode", speedup=n / 1000, seconds=s)
         for name in (WINDOW, LINEAR)
@@ -225,7 +230,8 @@ def test_a_busy_machine_shows(bench):
 
 @pytest.mark.parametrize("small", [False, True])
 def test_every_call_is_understood(bench, small, monkeypatch):
-    """Fails if a call has a word that `regard bench` does not know, or takes more than three minutes."""
+    """Fails if a call has a word that `regard bench` does not know, or takes more than three
+    minutes."""
     plans = []
 
     def begin(plan, **_):

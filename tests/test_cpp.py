@@ -31,7 +31,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-# ---------------------------------------------------------------------------------------------- what it computes
+# -------------------------------------------------------------------------------- what it computes
 @needs_kernel
 @pytest.mark.parametrize("many", [2, 3, 4])
 @pytest.mark.parametrize("heads", [1, 2, 3])
@@ -39,7 +39,8 @@ def threads():
     "pattern", [Band(9, 30), Band(5, 5, 7) | Keys(0, 3), Global(2) | Band(3, 3)], ids=repr
 )
 def test_threads_change_nothing(pattern, heads, many, rand, threads):
-    """Fails if heads that are fewer than the threads, or pieces of a sequence, lose or double a share of a gradient."""
+    """Fails if heads that are fewer than the threads, or pieces of a sequence, lose or double a
+    share of a gradient."""
     inputs = [rand(1, heads, 500, 16).requires_grad_() for _ in range(3)]
     weight = rand(1, heads, 500, 16)
     results = []
@@ -54,7 +55,8 @@ def test_threads_change_nothing(pattern, heads, many, rand, threads):
 
 @needs_kernel
 def test_frequently_read_keys_are_made_contiguous(monkeypatch, rand):
-    """Fails if a long dense call reads keys with gaps again and again, or a window copies what it reads a few times."""
+    """Fails if a long dense call reads keys with gaps again and again, or a window copies what it
+    reads a few times."""
     seen = []
     real = native.run
     monkeypatch.setattr(
@@ -70,7 +72,8 @@ def test_frequently_read_keys_are_made_contiguous(monkeypatch, rand):
 @needs_kernel
 @pytest.mark.parametrize("seed", range(40))
 def test_lloyd_cpp_equals_torch(seed, threads):
-    """Fails if a tie goes elsewhere, a token without a vote has one, a word of bits is lost, or a piece of the tokens."""
+    """Fails if a tie goes elsewhere, a token without a vote has one, a word of bits is lost, or a
+    piece of the tokens."""
     make = torch.Generator().manual_seed(seed)
     b, h, n, bits, clusters = (
         int(torch.randint(1, most, (), generator=make)) for most in (4, 4, 300, 140, 30)
@@ -108,7 +111,8 @@ def test_results_are_deterministic(rand, threads):
 @pytest.mark.parametrize("size", [1e-3, 1.0, 30.0, 1e4])
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 3e-6), (torch.float64, 1e-13)])
 def test_scores_of_any_size(size, dtype, atol, rand):
-    """Fails if the exponential is rough, or large scores overflow, above all where they grow from tile to tile."""
+    """Fails if the exponential is rough, or large scores overflow, above all where they grow from
+    tile to tile."""
     q, k, v = rand(1, 2, 300, 16), rand(1, 2, 300, 16), rand(1, 2, 300, 16)
     k = k * torch.linspace(0, size, 300, dtype=torch.float64)[:, None]
     q, k, v = (x.to(dtype) for x in (q, k, v))
@@ -144,7 +148,8 @@ def test_unsupported_calls(rand):
 @needs_kernel
 @pytest.mark.parametrize("width", [16, 40])
 def test_heads_as_last_axis(width, rand):
-    """Fails if rows are read as dense where they are not: filling them up keeps the order of the axes."""
+    """Fails if rows are read as dense where they are not: filling them up keeps the order of the
+    axes."""
     x = rand(2, 100, width, 4).permute(0, 3, 1, 2).requires_grad_()
     results = [
         regard.attend(x, x, x, pattern=Band(9, 9), backend=name) for name in ("reference", "cpp")
@@ -170,7 +175,8 @@ def test_heads_as_last_axis(width, rand):
     ids=["near", "spaced", "big", "full"],
 )
 def test_strided_rows(pattern, n, rand):
-    """Fails if rows of keys that were copied together serve another tile, head or example: there are more tiles than places."""
+    """Fails if rows of keys that were copied together serve another tile, head or example: there
+    are more tiles than places."""
     inputs = [rand(2, n, 3, 16).transpose(1, 2).requires_grad_() for _ in range(3)]
     results = [
         regard.attend(*inputs, pattern=pattern, backend=name) for name in ("reference", "cpp")
@@ -186,7 +192,8 @@ def test_strided_rows(pattern, n, rand):
 
 @needs_kernel
 def test_huge_pages_change_nothing(rand, monkeypatch):
-    """Fails if what is asked of the system for a large result reaches past it, or loses what stands there."""
+    """Fails if what is asked of the system for a large result reaches past it, or loses what stands
+    there."""
     inputs = [rand(1, 2, 9000, 64).requires_grad_() for _ in range(3)]
     wishes = []
     for least in (1 << 60, 1 << 20):
@@ -211,7 +218,8 @@ def test_gradient_of_overlapping_rows(rand):
 
 @needs_kernel
 def test_cached_call_inside_transforms(rand):
-    """Fails if a call that was remembered reads numbers that are not there: that ends the process."""
+    """Fails if a call that was remembered reads numbers that are not there: that ends the
+    process."""
     x = rand(1, 2, 300, 16)
     regard.attend(x, x, x, pattern=Band(9, 9))
     want = regard.attend(x, x, x, pattern=Band(9, 9), backend="reference")
@@ -227,7 +235,8 @@ def test_cached_call_inside_transforms(rand):
 
 @needs_kernel
 def test_forward_mode_gradient(rand):
-    """Fails if forward-mode differentiation comes out of the kernel as if nothing depended on anything."""
+    """Fails if forward-mode differentiation comes out of the kernel as if nothing depended on
+    anything."""
     x, step = rand(1, 1, 100, 16), rand(1, 1, 100, 16)
     for run in (
         lambda y: regard.attend(y, y, y, pattern=Full()),
@@ -263,7 +272,7 @@ def test_tile_set_can_be_copied(rand):
     torch.testing.assert_close(cpp.attend_tiles(q, q, q, again, 0.25), want, rtol=0, atol=0)
 
 
-# ---------------------------------------------------------------------------------------------- causal linear attention
+# ------------------------------------------------------------------------- causal linear attention
 @needs_kernel
 @pytest.mark.parametrize("many", [1, 2, 3])
 @pytest.mark.parametrize(
@@ -278,7 +287,8 @@ def test_tile_set_can_be_copied(rand):
     ],
 )
 def test_causal_scan(b, h, n, r, f, many, rand, threads):
-    """Fails if a chunk, a piece of the sequence or the state before it is lost or doubled, forward or backward."""
+    """Fails if a chunk, a piece of the sequence or the state before it is lost or doubled, forward
+    or backward."""
     threads(many)
     q, k, v, state = inputs = [
         rand(b, h, *shape).requires_grad_() for shape in ((n, r), (n, r), (n, f), (r, f + 1))
@@ -316,7 +326,8 @@ def test_causal_scan_without_cpp(rand, monkeypatch):
 
 @needs_kernel
 def test_causal_scan_with_wrong_shapes(rand):
-    """Fails if other heads, tokens or types are read past their end; what broadcasts does so with the kernel too."""
+    """Fails if other heads, tokens or types are read past their end; what broadcasts does so with
+    the kernel too."""
     q = rand(2, 2, 128, 16)
     for k, v in ((q, q[:, :, :100]), (q[:, :, :100], q), (q, q.float()), (q[..., :8], q)):
         with pytest.raises((RuntimeError, ValueError)):
@@ -330,7 +341,8 @@ def test_causal_scan_with_wrong_shapes(rand):
 
 @needs_kernel
 def test_create_graph_with_shared_inputs(rand):
-    """Fails if create_graph=True gives another gradient where keys are values, or are made of them."""
+    """Fails if create_graph=True gives another gradient where keys are values, or are made of
+    them."""
     x = rand(1, 1, 80, 16).requires_grad_()
     for given in ((x, x, x), (x, 2 * x, x)):
         grads = [
@@ -354,7 +366,7 @@ def test_causal_scan_second_derivative(rand):
     )
 
 
-# ---------------------------------------------------------------------------------------------- linear attention over all keys
+# ------------------------------------------------------------------ linear attention over all keys
 @needs_kernel
 @pytest.mark.parametrize("many", [1, 2, 3])
 @pytest.mark.parametrize(
@@ -368,7 +380,8 @@ def test_causal_scan_second_derivative(rand):
     ],
 )
 def test_linear_sums(b, h, n, m, r, f, many, rand, threads):
-    """Fails if a chunk or a piece is lost or doubled, forward or backward, in the layout of a head or of a layer."""
+    """Fails if a chunk or a piece is lost or doubled, forward or backward, in the layout of a head
+    or of a layer."""
     threads(many)
     for turned in (False, True):
         sizes = [(n, r), (m, r), (m, f)]
@@ -393,7 +406,8 @@ def test_linear_sums(b, h, n, m, r, f, many, rand, threads):
 
 @needs_kernel
 def test_linear_sums_without_cpp(rand, monkeypatch):
-    """Fails if what does not fit is read past its end, or what runs without the kernel, or mapped, is another thing."""
+    """Fails if what does not fit is read past its end, or what runs without the kernel, or mapped,
+    is another thing."""
     q, k, v = rand(2, 2, 100, 16), rand(2, 2, 80, 16), rand(2, 2, 80, 8)
     for other in (v[:, :, :70], v.float(), v[:, :1].expand(-1, 3, -1, -1)):
         with pytest.raises((RuntimeError, ValueError)):
@@ -420,7 +434,8 @@ def test_linear_sums_second_derivative(rand):
 @pytest.mark.parametrize("size", [0.1, 3.0, 300.0])
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 3e-7), (torch.float64, 1e-15)])
 def test_elu_in_one_pass(query, size, dtype, rtol, rand, monkeypatch):
-    """Fails if the kernel and PyTorch compute another elu(x) + 1: past whole vectors, far below zero, or backward."""
+    """Fails if the kernel and PyTorch compute another elu(x) + 1: past whole vectors, far below
+    zero, or backward."""
     x = (rand(2, 300, 4, 37) * size - size / 2).to(dtype).transpose(1, 2).requires_grad_()
     weight, found = rand(2, 4, 300, 37).to(dtype), []
     for library in (native.library, lambda: None):
@@ -431,7 +446,7 @@ def test_elu_in_one_pass(query, size, dtype, rtol, rand, monkeypatch):
         torch.testing.assert_close(got, want, rtol=rtol, atol=1e-36)
 
 
-# ---------------------------------------------------------------------------------------------- tiles
+# ------------------------------------------------------------------------------------------- tiles
 def covered(work, n, m):
     """How often each pair (n m) is computed."""
     counts = torch.zeros(n, m, dtype=torch.long)
@@ -473,12 +488,14 @@ def covered(work, n, m):
     ids=repr,
 )
 def test_every_visible_pair_is_in_one_tile(pattern, n, m):
-    """Fails if a tile is missing, doubled, or masked wrongly, at the end of the sequence above all."""
+    """Fails if a tile is missing, doubled, or masked wrongly, at the end of the sequence above
+    all."""
     assert torch.equal(covered(build_tiles(pattern, n, m), n, m), pattern.dense(n, m).long())
 
 
 def test_no_table_of_all_tiles(monkeypatch):
-    """Fails if a million tokens would ask for (n / 64) x (n / 64) entries; a window looks at tiles in proportion to n."""
+    """Fails if a million tokens would ask for (n / 64) x (n / 64) entries; a window looks at tiles
+    in proportion to n."""
     asked = []
     usual = lattice.classify_on_lattice
 
@@ -501,10 +518,11 @@ def test_tiles_of_many_tokens_are_small():
         assert sum(part.nbytes() for part in tiling._build(pattern, 1 << 16, 1 << 16, 0, 0)) < most
 
 
-# ---------------------------------------------------------------------------------------------- building
+# ---------------------------------------------------------------------------------------- building
 @pytest.fixture
 def load(tmp_path, monkeypatch):
-    """load(NAME=value): the kernel as a process with an empty cache and these variables would find it, or why it would not."""
+    """load(NAME=value): the kernel as a process with an empty cache and these variables would find
+    it, or why it would not."""
 
     def again(**environment):
         for name, value in {"REGARD_CACHE": str(tmp_path / "cache"), **environment}.items():
@@ -568,7 +586,8 @@ def test_failing_compiler(load, tmp_path):
 
 @needs_kernel
 def test_corrupt_library_is_rebuilt(load, tmp_path):
-    """Fails if a file that was cut short in the cache ends the process, which loading it would do."""
+    """Fails if a file that was cut short in the cache ends the process, which loading it would
+    do."""
     assert load().attention_forward_float
     (built,) = (tmp_path / "cache").glob("kernel-*.so")
     whole = built.read_bytes()

@@ -23,7 +23,8 @@ def forgotten(monkeypatch):
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
 def test_repeated_call_gives_the_same(pattern, rand):
-    """Fails if what is remembered is not what was computed: outputs and gradients, also after inference mode."""
+    """Fails if what is remembered is not what was computed: outputs and gradients, also after
+    inference mode."""
     with torch.inference_mode():
         q = rand(2, 4, 17, 8)
         regard.attend(q, q, q, pattern=pattern)
@@ -40,7 +41,8 @@ def test_repeated_call_gives_the_same(pattern, rand):
 
 
 def test_different_calls_are_not_confused(rand):
-    """Fails if a remembered call answers for another position, length, type, mask or number of heads."""
+    """Fails if a remembered call answers for another position, length, type, mask or number of
+    heads."""
     q, band = rand(1, 2, 9, 4), regard.Keys(0, 3)
     for _ in range(2):
         regard.attend(q, q, q, pattern=band)
@@ -63,7 +65,8 @@ def test_different_calls_are_not_confused(rand):
 @pytest.mark.skipif(native.library() is None, reason=native.missing_reason())
 @pytest.mark.parametrize("pattern", [regard.Full(), regard.Causal(), regard.Band(8, 8)], ids=repr)
 def test_choice_inside_transform_is_not_cached(pattern):
-    """Fails if plain calls afterwards go the slow way that a transform, or who counts each operation, had to take."""
+    """Fails if plain calls afterwards go the slow way that a transform, or who counts each
+    operation, had to take."""
     q = torch.randn(1, 2, 500, 16)
     torch.func.vmap(lambda x: regard.attend(x, q, q, pattern=pattern))(q[None])
     with FlopCounterMode(display=False):

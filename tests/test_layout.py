@@ -55,7 +55,7 @@ BANDED = (
 )  # as many keys a query at any length
 
 
-# ---------------------------------------------------------------------------------------------- cached
+# ------------------------------------------------------------------------------------------ cached
 def test_equal_patterns_share_a_layout():
     """Fails if patterns that were built apart, but are equal, are laid out twice."""
     one = build_layout(Band(5, 5) | Global(3) | RandomBlocks(8, 1, 40), 300, 310, q_start=3)
@@ -111,7 +111,7 @@ def test_layouts_are_small():
         assert build_layout(pattern, LONG, LONG).nbytes() < 4 << 20, name
 
 
-# ---------------------------------------------------------------------------------------------- long
+# -------------------------------------------------------------------------------------------- long
 MEASURE = f"""
 import sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -122,7 +122,8 @@ from regard.layout import build_layout
 from regard.pattern import Band, KeyPhase
 
 def megabytes(name):
-    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith(name))
+    lines = open("/proc/self/status")
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 patterns = named(LONG)
 build_layout(Band(3, 3) | Band(3, 3, 2) | KeyPhase(9, 8), 500, 500)  # what is loaded once
@@ -165,13 +166,15 @@ def test_65536_tokens_need_little_memory_and_time():
 
 @pytest.mark.parametrize("name", BANDED)
 def test_scores_per_query_do_not_grow(name):
-    """Fails if a pattern with a fixed number of keys a query costs more for each query in a longer sequence."""
+    """Fails if a pattern with a fixed number of keys a query costs more for each query in a longer
+    sequence."""
     short, long = (build_layout(named(n)[name], n, n).scores() / n for n in (8192, LONG))
     assert long <= 1.3 * short
 
 
 def keys_of(name, n):
-    """How many keys each query sees; written out where counting takes long, because most tiles are partial."""
+    """How many keys each query sees; written out where counting takes long, because most tiles are
+    partial."""
     i = torch.arange(n)
     if name == "strided":  # itself and 128 before, then each 128th from 256 back
         return i.clamp(max=128) + 1 + (i // 128 - 1).clamp(min=0)
@@ -193,14 +196,15 @@ def test_few_wasted_scores(name, n):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_counts_at_full_length(name):
-    """Fails if the count of seen pairs, on which the test above rests, is wrong: some rows are counted one by one."""
+    """Fails if the count of seen pairs, on which the test above rests, is wrong: some rows are
+    counted one by one."""
     rows = torch.tensor([0, 1, 127, 128, 1000, 32_768, 40_001, LONG - 129, LONG - 1])
     seen = named(LONG)[name].allows(rows[:, None], torch.arange(LONG)).sum(1)
     assert torch.equal(keys_of(name, LONG)[rows], seen)
     assert torch.equal(keys_of(name, 2048), named(2048)[name].keys_per_query(2048))
 
 
-# ---------------------------------------------------------------------------------------------- regular
+# ----------------------------------------------------------------------------------------- regular
 def only(work):
     (part,) = work.parts
     return part
@@ -256,7 +260,8 @@ def test_aligned_patterns_need_no_mask(pattern):
 
 
 def test_random_blocks_are_masked_only_to_fill_rows_up():
-    """Fails if drawn blocks, which are full, are masked; rows that share a call may be filled up with empty tiles."""
+    """Fails if drawn blocks, which are full, are masked; rows that share a call may be filled up
+    with empty tiles."""
     pattern = RandomBlocks(64, 3, 64)
     part = only(build_layout(pattern, 4096, 4096, size=64))
     assert all(run.mask is None for run in part.runs)
@@ -307,7 +312,8 @@ def test_per_head_patterns_are_rejected():
 
 
 def test_many_alternatives_are_not_multiplied_out():
-    """Fails if an expression with 4 to the power of 12 alternatives is taken apart: it would never end."""
+    """Fails if an expression with 4 to the power of 12 alternatives is taken apart: it would never
+    end."""
     pattern = Full()
     for i in range(12):
         pattern = pattern & (Band(3 * i, 5, 2) | Keys(i, i + 9) | Chunks(4 + i) | Queries(i, 2 * i))
@@ -328,7 +334,8 @@ def two_threads():
 )
 @pytest.mark.usefixtures("two_threads")
 def test_on_several_threads_calls_are_tall(pattern, backward):
-    """Fails if most queries of a window are in calls that the kernel takes 32 at a time, or a pair is lost in joining them."""
+    """Fails if most queries of a window are in calls that the kernel takes 32 at a time, or a pair
+    is lost in joining them."""
     work = build_layout(pattern, 1500, 1500, backward=backward)
     tall = sum(
         run.count * run.s

@@ -36,7 +36,7 @@ def picture(pattern, n, m=None):
     return ["".join("01"[seen] for seen in row) for row in pattern.dense(n, m).int().tolist()]
 
 
-# ---------------------------------------------------------------------------------------------- pictures
+# ---------------------------------------------------------------------------------------- pictures
 PICTURES = [
     (Full(), "111 111 111"),
     (Nothing(), "000 000 000"),
@@ -169,7 +169,7 @@ def test_density_counts_pairs():
     assert Band(128, 128).keys_per_query(4096)[[0, 2000, 4095]].tolist() == [129, 257, 129]
 
 
-# ---------------------------------------------------------------------------------------------- what is refused
+# --------------------------------------------------------------------------------- what is refused
 REFUSED = [
     (lambda: Band(-1), "Band: left"),
     (lambda: Band(0, -2), "Band: right"),
@@ -262,7 +262,7 @@ def test_patterns_are_immutable():
         (Band(1, 1) | Keys(0, 1)).parts = ()
 
 
-# ---------------------------------------------------------------------------------------------- values
+# ------------------------------------------------------------------------------------------ values
 SOME = [
     Band(1, 2, 3) | Global(2),
     PerHead([Causal(), ~Chunks(4)]),
@@ -325,7 +325,7 @@ def test_repr(pattern, text):
     assert repr(pattern) == text
 
 
-# ---------------------------------------------------------------------------------------------- what they say of themselves
+# --------------------------------------------------------------------- what they say of themselves
 def test_compares_positions():
     """Fails if a pattern that compares positions passes for one that does not, or the other way."""
     for pattern in (
@@ -386,7 +386,7 @@ def test_leaves_from_left_to_right():
     assert list(pattern.leaves()) == [Band(1), Keys(0, 1), Chunks(2), Full()]
 
 
-# ---------------------------------------------------------------------------------------------- marks
+# ------------------------------------------------------------------------------------------- marks
 def test_needs_global_mask():
     """Fails if a pattern hides that it waits for marks."""
     for pattern in (
@@ -448,7 +448,7 @@ def test_resolve_global_mask(query, key):
     assert plain.resolve_global_mask(query, key) is plain
 
 
-# ---------------------------------------------------------------------------------------------- random blocks
+# ----------------------------------------------------------------------------------- random blocks
 def table(pattern):
     """Which blocks were drawn, (blocks blocks)."""
     at = torch.arange(pattern.blocks) * pattern.size
@@ -465,25 +465,29 @@ def test_seed():
 
 @pytest.mark.parametrize(("count", "blocks"), [(0, 5), (1, 1), (3, 20), (5, 5), (9, 5)])
 def test_blocks_per_row(count, blocks):
-    """Fails if a row of blocks has more or fewer draws than `count`, or draws one twice; there may be too few to draw."""
+    """Fails if a row of blocks has more or fewer draws than `count`, or draws one twice; there may
+    be too few to draw."""
     assert table(RandomBlocks(4, count, blocks)).sum(1).tolist() == [min(count, blocks)] * blocks
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_causal_random_blocks(seed):
-    """Fails if a causal model loses draws to the future: block i has i + 1 to choose from, itself among them."""
+    """Fails if a causal model loses draws to the future: block i has i + 1 to choose from, itself
+    among them."""
     drawn = table(RandomBlocks(4, 3, 20, seed=seed, causal=True))
     assert drawn.sum(1).tolist() == [1, 2, *[3] * 18] and not drawn.triu(1).any()
 
 
 def test_random_blocks_are_uniform():
-    """Fails if some blocks are hardly ever drawn: 40 rows of 10 among 40, over 20 seeds, is 200 times each."""
+    """Fails if some blocks are hardly ever drawn: 40 rows of 10 among 40, over 20 seeds, is 200
+    times each."""
     times = sum(table(RandomBlocks(1, 10, 40, seed=seed)).sum(0) for seed in range(20))
     assert times.sum() == 8000 and times.min() > 130 and times.max() < 270
 
 
 def test_blocks_fill_their_size():
-    """Fails if tokens of one block are treated differently, or tokens beyond the last block see anything."""
+    """Fails if tokens of one block are treated differently, or tokens beyond the last block see
+    anything."""
     pattern = RandomBlocks(3, 2, 4, seed=1)
     whole = table(pattern).repeat_interleave(3, 0).repeat_interleave(3, 1)
     assert torch.equal(pattern.dense(12), whole)

@@ -24,7 +24,8 @@ class Pair(NamedTuple):
 
 
 def test_take_nested_containers():
-    """Fails if a kind of container is not entered, changes its type, or what all examples share is cut."""
+    """Fails if a kind of container is not entered, changes its type, or what all examples share is
+    cut."""
     t, at = torch.arange(6).view(3, 2), np.arange(3)
     got = take(Pair({"x": [t, None, 2.5]}, (at, 3, ())), [2, 2, 0, 1])
     assert type(got) is Pair and type(got.a["x"]) is list
@@ -88,7 +89,8 @@ def test_detach_cuts_the_graph(rand):
 
 @pytest.mark.parametrize("name", STREAMING)
 def test_reorder_every_state(name):
-    """Fails if a recipe goes on otherwise after its examples were reordered, repeated or dropped."""
+    """Fails if a recipe goes on otherwise after its examples were reordered, repeated or
+    dropped."""
     torch.manual_seed(0)
     with torch.no_grad():
         assert reorder(get_recipe(name).example(causal=True).double().eval(), 23) == "supported"
@@ -180,7 +182,8 @@ def test_invalid_states(name):
 
 
 def test_states_of_other_mixers():
-    """Fails if the state of another mechanism, another stack or another batch is taken, or its refusal says nothing."""
+    """Fails if the state of another mechanism, another stack or another batch is taken, or its
+    refusal says nothing."""
     x, local, linear = (
         torch.zeros(2, 3, 8),
         get_recipe("local").example(causal=True),
