@@ -111,7 +111,9 @@ LARGE = {
 
 
 def test_config_of_seventy_billion_at_a_million_tokens(tmp_path):
-    """Fails if a large configuration takes memory to ask about, or comes out with other parameters, products or cache."""
+    """Fails if a large configuration takes memory to ask about, or comes out with other parameters,
+    products or cache.
+    """
     path = tmp_path / "model.json"
     path.write_text(json.dumps(LARGE))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,6 @@
-"""Costs of every recipe against counted runs; patterns counted against their masks; a published table of one block."""
+"""Costs of every recipe against counted runs; patterns counted against their masks; a published
+table of one block.
+"""
 
 import time
 
@@ -42,8 +44,9 @@ def build(name, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", list_recipes())
 def test_cost_agrees_with_counted_run(name, causal, monkeypatch):
-    """Fails if forward FLOPs differ by more than 2 % from a run that computes only visible pairs, or backward FLOPs by more
-    than 6 %, with or without the recomputed part."""
+    """Fails if forward FLOPs differ by more than 2 % from a run that computes only visible pairs,
+    or backward FLOPs by more than 6 %, with or without the recomputed part.
+    """
     pairwise_backend.install(monkeypatch)
     torch.manual_seed(0)
     mixer = build(name, causal)
@@ -82,9 +85,11 @@ def test_state_agrees_with_stream(name):
         assert found == pytest.approx(held, rel=0.02, abs=2 * N)
 
 
-# ---------------------------------------------------------------------------------------------- the counter
+# -------------------------------------------------------------------------------------- the counter
 def test_counter_knows_what_torch_does_not():
-    """Fails if fused attention, transforms, triangular systems or summed products count nothing, or something else."""
+    """Fails if fused attention, transforms, triangular systems or summed products count nothing, or
+    something else.
+    """
     q = torch.randn(2, 3, 5, 8, requires_grad=True)
     with FlopCounter() as seen:
         y = nn.functional.scaled_dot_product_attention(q, q, q)
@@ -111,7 +116,7 @@ def test_depthwise_convolution_backward():
     assert (done.forward_flops, done.backward_flops) == (flops, 2 * flops)
 
 
-# ---------------------------------------------------------------------------------------------- patterns
+# ----------------------------------------------------------------------------------------- patterns
 PATTERNS = [
     Full(),
     Causal(),
@@ -162,7 +167,7 @@ def test_state_of_a_pattern(pattern, keys):
     assert found.state == found.parts["attend"].state == keys * 2 * 8
 
 
-# ---------------------------------------------------------------------------------------------- models
+# ------------------------------------------------------------------------------------------- models
 def wide_block(dim, heads, hidden):
     """A block with biases whose heads are each as wide as a token, as in Keras."""
     mixer = MultiHead(dim, heads, regard.SoftmaxAttention())
@@ -172,8 +177,9 @@ def wide_block(dim, heads, hidden):
 
 
 def test_published_table_to_the_unit():
-    """Fails if the parameters of a block of width 32 with 2 heads, or the multiplications of x_i W x_j for one query and
-    for all 600, differ from the published table."""
+    """Fails if the parameters of a block of width 32 with 2 heads, or the multiplications of x_i W
+    x_j for one query and for all 600, differ from the published table.
+    """
     block = wide_block(32, 2, 32)
 
     def parameters(*parts):
@@ -240,7 +246,7 @@ def test_backward_is_twice_forward_but_for_what_is_said():
     assert fixed.backward == fixed.forward
 
 
-# ---------------------------------------------------------------------------------------------- third parties, bad input
+# ------------------------------------------------------------------------- third parties, bad input
 class Doubled(FeedForward):
     """Has no formula."""
 

@@ -93,7 +93,9 @@ def saved_bytes(n):
 
 
 def test_training_keeps_nothing_of_the_size_of_the_scores():
-    """Fails if the sparse executor keeps its weights: they would be n times 129 numbers a head, and more."""
+    """Fails if the sparse executor keeps its weights: they would be n times 129 numbers a head, and
+    more.
+    """
     small, large = saved_bytes(2048), saved_bytes(4096)
     assert 0 < large <= 2.2 * small
     assert large < 4096 * 129 * 2 * 4  # the weights of the window alone

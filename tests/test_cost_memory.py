@@ -1,4 +1,6 @@
-"""Activations, the memory of a training step, and plans: formulas against counted bytes and against arithmetic."""
+"""Activations, the memory of a training step, and plans: formulas against counted bytes and against
+arithmetic.
+"""
 
 import inspect
 from dataclasses import replace
@@ -60,7 +62,9 @@ def sizes_of(name, n, layers, dim, vocab_size, **more):
 
 @pytest.mark.parametrize(("name", "n", "layers", "dim", "vocab_size"), MODELS)
 def test_peak_of_a_training_step(name, n, layers, dim, vocab_size):
-    """Fails if the predicted peak is off by more than 25 % of the bytes that were alive at once, counted storage by storage."""
+    """Fails if the predicted peak is off by more than 25 % of the bytes that were alive at once,
+    counted storage by storage.
+    """
     torch.manual_seed(0)
     sizes = sizes_of(name, n, layers, dim, vocab_size)
     model = build(sizes)
@@ -76,7 +80,9 @@ def test_peak_of_a_training_step(name, n, layers, dim, vocab_size):
 
 @pytest.mark.parametrize("name", list_recipes())
 def test_activations_that_autograd_keeps(name):
-    """Fails if the formula for what is kept is off by more than two fifths, for any recipe at its usual sizes."""
+    """Fails if the formula for what is kept is off by more than two fifths, for any recipe at its
+    usual sizes.
+    """
     n, recipe = 320, get_recipe(name)
     heads = recipe.parameters["heads"].default
     given = {"dim": 64, "heads": 4 if heads is inspect.Parameter.empty else heads}
@@ -93,7 +99,9 @@ def test_activations_that_autograd_keeps(name):
 
 
 def test_activations_grow_as_they_should():
-    """Fails if those of fused attention grow with the square of the length, or those of kept scores do not."""
+    """Fails if those of fused attention grow with the square of the length, or those of kept scores
+    do not.
+    """
     plain, scored = (regard.create(name, dim=32, heads=2) for name in ("vanilla", "talking_heads"))
     ratios = [
         module_cost(mixer, CallShape(1, 4096, 4096)).saved
@@ -126,7 +134,7 @@ def test_optimizers(optimizer):
         step_memory(model, 64, optimizer="adams")
 
 
-# ---------------------------------------------------------------------------------------------- plans
+# -------------------------------------------------------------------------------------------- plans
 def job(length=2048, batch=8, **more):
     return TrainingJob(
         build_on_meta(sizes_of("vanilla", length, 4, 512, 1000, causal=True)), length, batch, **more
@@ -134,8 +142,9 @@ def job(length=2048, batch=8, **more):
 
 
 def test_memory_of_a_device():
-    """Fails if states are not sharded over all devices, activations not split by batch, width and length, or a weight does
-    not take 16 bytes."""
+    """Fails if states are not sharded over all devices, activations not split by batch, width and
+    length, or a weight does not take 16 bytes.
+    """
     total = job().cost
     assert total == cost(job().model, 2048, batch=8, itemsize=2)
     alone = device_memory(job(), Parallelism())
@@ -169,7 +178,9 @@ def test_fewest_devices_that_fit():
 
 
 def test_seconds_of_a_step():
-    """Fails if a step is not the slower of compute and memory traffic, or tokens and days do not follow from it."""
+    """Fails if a step is not the slower of compute and memory traffic, or tokens and days do not
+    follow from it.
+    """
     device, tokens = ACCELERATORS["H100"], 10**9
     found = plan(job(tokens=tokens), device, efficiency=0.5)
     total = job().cost
@@ -194,7 +205,7 @@ def test_communication():
 
 
 def test_plans_that_are_refused():
-    """Fails if an unknown device, number type or size passes, or if what fits nowhere is planned."""
+    """Fails if an unknown device, dtype or size passes, or if what fits nowhere is planned."""
     with pytest.raises(ValueError, match="no accelerator 'H10': did you mean 'H100'"):
         find_accelerator("H10")
     with pytest.raises(ValueError, match="dtype must be one of"):

@@ -1,4 +1,6 @@
-"""Formulas for configurations and stacks against counted runs: feed-forward layers, norms, residuals, positions, heads."""
+"""Formulas for configurations and stacks against counted runs: feed-forward layers, norms,
+residuals, positions, heads.
+"""
 
 from functools import partial
 
@@ -90,8 +92,9 @@ CASES = [
 
 @pytest.mark.parametrize("change", CASES, ids=str)
 def test_configuration_agrees_with_counted_run(change, monkeypatch):
-    """Fails if the formula of a configuration is off by more than 2 % of the FLOPs that are counted, forward, or by more than
-    6 % backward, where scores may be made again."""
+    """Fails if the formula of a configuration is off by more than 2 % of the FLOPs that are
+    counted, forward, or by more than 6 % backward, where scores may be made again.
+    """
     pairwise_backend.install(monkeypatch)
     torch.manual_seed(0)
     config = ModelConfig(**{**BASE, **change})
@@ -144,7 +147,7 @@ def test_state_of_an_encoder_decoder():
     assert found.state_bytes_per_token == 4 * 2 * 2 * 2 * DIM
 
 
-# ---------------------------------------------------------------------------------------------- stacks
+# ------------------------------------------------------------------------------------------- stacks
 def block(name="vanilla", causal=True, **more):
     return Block(regard.create(name, dim=32, heads=2, causal=causal, **more), MLP(32))
 
@@ -185,7 +188,9 @@ STACKS = {
 
 @pytest.mark.parametrize("name", STACKS)
 def test_stack_agrees_with_counted_run(name, monkeypatch):
-    """Fails if the formula of a stack is off by more than 2 % forward, or backward leaves the band of what is made again."""
+    """Fails if the formula of a stack is off by more than 2 % forward, or backward leaves the band
+    of what is made again.
+    """
     pairwise_backend.install(monkeypatch)
     torch.manual_seed(0)
     stack = STACKS[name]()

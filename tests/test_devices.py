@@ -1,8 +1,8 @@
 """Nothing in a forward waits for a device, and nothing is made on another one than the tokens.
 
-There is no accelerator here.  Tensors on the meta device have shapes and no numbers: whatever reads a number back, or mixes
-devices, raises there.  What the meta device does not reach is read: every call that could wait stands in a list, with the
-reason, or is an error.
+There is no accelerator here. Tensors on the meta device have shapes and no numbers: whatever reads
+a number back, or mixes devices, raises there. What the meta device does not reach is read: every
+call that could wait stands in a list, with the reason, or is an error.
 """
 
 import ast
@@ -83,37 +83,61 @@ WAITING = {
     "backends/sdpa.py:_pattern_mask": "asked of masks on the host only",
     "attentions/kv_cache.py:KVCache.visible": HOST,
     "attentions/kv_cache.py:KVCache.evict": HOST,
-    "attentions/lsh.py:LSHAttention._stream_chunk": "only a stream forgets: which keys nobody meets any more decides how many are kept",
+    "attentions/lsh.py:LSHAttention._stream_chunk": (
+        "only a stream forgets: which keys nobody meets any more decides how many are kept"
+    ),
     "attentions/adaptive_span.py:AdaptiveSpanAttention.__init__": NUMBER,
-    "attentions/adaptive_span.py:AdaptiveSpanAttention.windows": "the learned spans decide how many keys are computed: that is the mechanism",
-    "cells/show_attend.py:CaptionCell.step": "a draw from weights that are all zero is an error, and must be said",
+    "attentions/adaptive_span.py:AdaptiveSpanAttention.windows": (
+        "the learned spans decide how many keys are computed: that is the mechanism"
+    ),
+    "cells/show_attend.py:CaptionCell.step": (
+        "a draw from weights that are all zero is an error, and must be said"
+    ),
     "feature.py:RandomFeatures.advance": COUNTER,
-    "ffn/expert_bank.py:ShardedExpertBank.forward": "all processes must agree in a size before they exchange",
-    "ffn/dispatch.py:dispatch_tokens": "without a capacity the fullest expert decides the size of the buffers",
+    "ffn/expert_bank.py:ShardedExpertBank.forward": (
+        "all processes must agree in a size before they exchange"
+    ),
+    "ffn/dispatch.py:dispatch_tokens": (
+        "without a capacity the fullest expert decides the size of the buffers"
+    ),
     "ffn/router.py:Router.forward": COUNTER,
     "mixers/bp_spans.py:_distinct": HOST,
     "mixers/bp_spans.py:visible_nodes": HOST,
-    "norm.py:PowerNorm._normalize_training": "what it does depends on how many steps it has trained",
+    "norm.py:PowerNorm._normalize_training": (
+        "what it does depends on how many steps it has trained"
+    ),
     "norm.py:ScaleNorm.__init__": NUMBER,
     "norm.py:check_fraction": NUMBER,
     "auxiliary.py:is_collecting": NUMBER,
     "pattern/algebra.py:Pattern.density": HOST,
     "pattern/algebra.py:Pattern.keys_per_query": HOST,
-    "position/bias.py:TransformerXLBias.forward": "the farthest distance decides how many waves there are",
+    "position/bias.py:TransformerXLBias.forward": (
+        "the farthest distance decides how many waves there are"
+    ),
     "position/rotary.py:RotaryEmbedding.rotary_dim": NUMBER,
     "prior.py:Gaussian.__init__": NUMBER,
     "residual.py:LayerScale.__init__": NUMBER,
     "route/kmeans.py:KMeans.__init__": NUMBER,
-    "route/lsh.py:chunk_by_bucket_rank": "the fullest row decides how many chunks there are; a bound would double the work",
+    "route/lsh.py:chunk_by_bucket_rank": (
+        "the fullest row decides how many chunks there are; a bound would double the work"
+    ),
     "route/sort.py:BlockSort.__init__": NUMBER,
     "route/sort.py:BlockSort._gumbel_noise": COUNTER,
     "stack/early_exit.py:EarlyExitStack.__init__": NUMBER,
-    "stack/early_exit.py:EarlyExitStack._run_example_exits": "once nobody needs another layer none is run: that is the mechanism",
-    "stack/early_exit.py:EarlyExitStack._run_token_exits": "once nobody needs another layer none is run: that is the mechanism",
+    "stack/early_exit.py:EarlyExitStack._run_example_exits": (
+        "once nobody needs another layer none is run: that is the mechanism"
+    ),
+    "stack/early_exit.py:EarlyExitStack._run_token_exits": (
+        "once nobody needs another layer none is run: that is the mechanism"
+    ),
     "stack/replay.py:RngState.equals": "states of generators, which are on the host",
-    "stack/replay.py:ReplayRecorder.changes": "which buffers a call changed must be known before it is made again, while training only",
+    "stack/replay.py:ReplayRecorder.changes": (
+        "which buffers a call changed must be known before it is made again, while training only"
+    ),
     "stack/universal.py:Halting.__init__": NUMBER,
-    "stack/universal.py:UniversalStack._run_halting": "once every token has halted no step is run: that is the mechanism",
+    "stack/universal.py:UniversalStack._run_halting": (
+        "once every token has halted no step is run: that is the mechanism"
+    ),
 }
 
 SEEDED = "drawn on the host by a generator of its own, then moved: the same numbers on every device"
@@ -137,7 +161,9 @@ MAKING = {
     "feature.py:orthogonal_rows": SEEDED,
     "ffn/router.py:Router.forward": SEEDED,
     "mixers/collaborative.py:_common_factors": BUILT,
-    "mixers/conditional.py:TaskAttention.for_task": "the number of a task, which is moved where it is used",
+    "mixers/conditional.py:TaskAttention.for_task": (
+        "the number of a task, which is moved where it is used"
+    ),
     "mixers/collaborative.py:_main_directions": BUILT,
     "mixers/pool.py:_kernel": BUILT,
     "mixers/positional.py:_example_tensor": BUILT,
@@ -158,7 +184,9 @@ NO_NUMBERS = {
 
 
 def nodes():
-    """Every call and every condition in the rooms of a forward: the place "file:Class.function", and the node."""
+    """Every call and every condition in the rooms of a forward: the place "file:Class.function",
+    and the node.
+    """
 
     def walk(node, scope, name):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -176,7 +204,9 @@ def nodes():
 
 
 def waits(node):
-    """Whether it may read a number of a tensor: a method such as .item(), int() of no constant, a condition on .any()."""
+    """Whether it may read a number of a tensor: a method such as .item(), int() of no constant, a
+    condition on .any().
+    """
     if not isinstance(node, ast.Call):
         asked = (call.func for call in ast.walk(node.test) if isinstance(call, ast.Call))
         return any(
@@ -203,7 +233,9 @@ def makes(node):
     ("asks", "listed"), [(waits, WAITING), (makes, MAKING)], ids=["waiting", "making"]
 )
 def test_what_waits_or_leaves_the_device_open_is_listed(asks, listed):
-    """Fails if a forward begins to wait for the device, or to make tensors on another; or if the list is out of date."""
+    """Fails if a forward begins to wait for the device, or to make tensors on another; or if the
+    list is out of date.
+    """
     found = {place for place, node in nodes() if asks(node)}
     if asks is makes:  # modules are built anywhere, and moved
         found = {place for place in found if "__init__" not in place.split(":")[1]}
@@ -225,7 +257,9 @@ FORMS = [
 )
 @pytest.mark.parametrize("training", [False, True], ids=["used", "training"])
 def test_every_recipe_runs_on_the_meta_device(name, causal, training):
-    """Fails if a forward reads a number back, or makes a tensor where the tokens are not; with a mask and without."""
+    """Fails if a forward reads a number back, or makes a tensor where the tokens are not; with a
+    mask and without.
+    """
     mixer = registry.get_recipe(name).example(causal=causal).to("meta").train(training)
     for n in (19, 210):
         n = n if mixer.length is None else min(n, mixer.length)

@@ -1,7 +1,8 @@
-"""torch.export and ONNX: the same numbers at sizes that were not traced, refusals with their reasons, and bad input.
+"""torch.export and ONNX: the same numbers at sizes that were not traced, refusals with their
+reasons, and bad input.
 
-Every form of every recipe is measured by benchmarks/export.py, which takes minutes; here stands one of each kind, and that
-what was measured is what the recipes promise.
+Every form of every recipe is measured by benchmarks/export.py, which takes minutes; here stands one
+of each kind, and that what was measured is what the recipes promise.
 """
 
 import builtins
@@ -54,7 +55,7 @@ def example(name, causal=None):
     return mixer
 
 
-# ---------------------------------------------------------------------------------------------- the same numbers
+# --------------------------------------------------------------------------------- the same numbers
 @pytest.mark.parametrize(
     ("name", "causal"),
     [
@@ -67,7 +68,9 @@ def example(name, causal=None):
     ],
 )
 def test_a_program_gives_what_eager_gives(name, causal):
-    """Fails if the graph is for the traced sizes only: ragged padding, holes, an example of nothing but padding."""
+    """Fails if the graph is for the traced sizes only: ragged padding, holes, an example of nothing
+    but padding.
+    """
     mixer = example(name, causal)
     graph = export.to_program(mixer, mask=mixer.can.mask).module(check_guards=False)
     n = 17 if mixer.length is None else mixer.length
@@ -152,7 +155,7 @@ def test_models(name):
     )
 
 
-# ---------------------------------------------------------------------------------------------- what is promised
+# --------------------------------------------------------------------------------- what is promised
 def test_measured_results_match_capabilities():
     """Fails if a recipe or a form of it was never measured, or can other things than it says."""
     assert set(ROWS) == set(FORMS), "run python benchmarks/export.py"
@@ -208,7 +211,7 @@ def test_no_export_means_no_onnx():
     assert Can(onnx="because").export
 
 
-# ---------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 def test_a_named_backend_is_not_replaced():
     """Fails if an exported graph quietly runs on another backend than the one that was named."""
     mixer = regard.MultiHead(8, 2, regard.SoftmaxAttention(regard.Band(2, 2), backend="sparse"))
@@ -312,7 +315,7 @@ def test_a_missing_package_is_named(name, monkeypatch, tmp_path):
         export.to_onnx(example("vanilla"), tmp_path / "m.onnx")
 
 
-# ---------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 def command(*words):
     return CliRunner().invoke(app, ["export", *map(str, words)])
 

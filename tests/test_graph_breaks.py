@@ -1,7 +1,9 @@
-"""torch.compile: how often it breaks the forward of each recipe, counted, and compared with what is written down.
+"""torch.compile: how often it breaks the forward of each recipe, counted, and compared with what is
+written down.
 
-In tests/graph_breaks.json stand the recipes that break, how often, and why; all others have one graph.  At 210 tokens, with
-padding, without gradients: from 192 tokens on sparse executors are tried.
+In tests/graph_breaks.json stand the recipes that break, how often, and why; all others have one
+graph. At 210 tokens, with padding, without gradients: from 192 tokens on sparse executors are
+tried.
 """
 
 import json
@@ -49,7 +51,9 @@ def test_every_break_has_a_reason():
 
 
 def test_training_has_one_graph_where_attention_is_dense():
-    """Fails if dense attention is no part of the graph; that of a sparse pattern has a backward pass of its own, outside."""
+    """Fails if dense attention is no part of the graph; that of a sparse pattern has a backward
+    pass of its own, outside.
+    """
     assert breaks(get_recipe("vanilla").example(causal=True), grad=True) == 0
     assert breaks(get_recipe("local").example(), grad=True, n=40) == 0
     assert breaks(get_recipe("local").example(), grad=True) > 0
@@ -57,7 +61,9 @@ def test_training_has_one_graph_where_attention_is_dense():
 
 @pytest.mark.parametrize("pattern", [Band(3, 3), Band(5, 0) | Global(2), Band(2, 2, 3) & Causal()])
 def test_the_operator_gives_what_eager_gives(pattern, rand):
-    """Fails if the pattern that reaches the operator is another one, for lengths that were not compiled as well."""
+    """Fails if the pattern that reaches the operator is another one, for lengths that were not
+    compiled as well.
+    """
     mixer = MultiHead(8, 2, SoftmaxAttention(pattern), causal=True).double().eval()
     dynamo.reset()
     compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True, dynamic=True)

@@ -1,4 +1,6 @@
-"""How time, allocations and their bytes grow with the length: fitted, in wide bands, and never an absolute time."""
+"""How time, allocations and their bytes grow with the length: fitted, in wide bands, and never an
+absolute time.
+"""
 
 import math
 import time
@@ -95,7 +97,7 @@ def test_allocations_are_few_and_grow_with_the_length(name):
 )
 @pytest.mark.parametrize("name", ["local:window=64", "bigbird", "linear", "linear causal"])
 def test_memory_of_a_process_grows_with_the_length(name):
-    """Fails if a kernel, whose own memory no profiler sees, takes some that grows with the square."""
+    """Fails if a kernel, whose memory no profiler sees, takes memory that grows as n²."""
     causal, sizes = name.endswith(" causal"), (4096, 16384)
     ours = RecipeContender(parse_spec(name.split()[0]))
     held = []
@@ -110,7 +112,9 @@ def test_memory_of_a_process_grows_with_the_length(name):
 
 @needs_kernel
 def test_what_a_window_asks_for():
-    """Fails if the kernel's call allocates more than its results: out and one number a query, then three gradients."""
+    """Fails if the kernel's call allocates more than its results: out and one number a query, then
+    three gradients.
+    """
     n = 2048
     given, each = inputs(n), 4 * HEADS * 2048 * WIDTH
     call = CALLS["window"]

@@ -59,7 +59,9 @@ def product(*numbers):
 
 
 def test_gradients_of_a_product():
-    """Fails if ∂(x Π w) / ∂ w_i is not x Π w / w_i in its place, or the gradients that were there are changed."""
+    """Fails if ∂(x Π w) / ∂ w_i is not x Π w / w_i in its place, or the gradients that were there
+    are changed.
+    """
     numbers, x = (2.0, 3.0, -0.5, 4.0), torch.tensor([[[1.0], [4.0]]])
     layers = product(*numbers)
     layers.layers[0].mixer.number.grad = torch.tensor(7.0)
@@ -76,7 +78,9 @@ def test_gradients_of_a_product():
 
 
 def test_gradients_of_all_weights_of_a_sub_layer(rand):
-    """Fails if a norm is not over all weights of its sub-layer, as `backward` leaves them; what is unused has none."""
+    """Fails if a norm is not over all weights of its sub-layer, as `backward` leaves them; what is
+    unused has none.
+    """
     torch.manual_seed(0)
     attention = [regard.create("vanilla", dim=8, heads=2) for _ in range(2)]
     block = Block(attention[0], MLP(8), cross=attention[1])
@@ -97,7 +101,9 @@ def test_gradients_of_all_weights_of_a_sub_layer(rand):
 
 
 def test_a_known_move_of_a_linear_layer(rand):
-    """Fails if the change is not the mean of (δ x)², or the weights are not what they were, to the bit."""
+    """Fails if the change is not the mean of (δ x)², or the weights are not what they were, to the
+    bit.
+    """
     model, x, move = nn.Linear(4, 3).double(), rand(2, 5, 4), rand(3, 4)
     before = model.weight.clone()
     assert amplification(model, {"weight": move}, x) == pytest.approx(
@@ -109,7 +115,9 @@ def test_a_known_move_of_a_linear_layer(rand):
 
 @pytest.mark.parametrize("layers", [1, 4, 16])
 def test_the_change_of_a_linear_stack_grows_with_its_depth(layers, rand):
-    """Fails if N linear layers of the identity, moved by δ of deviation s, do not change by N s² |x|², to first order."""
+    """Fails if N linear layers of the identity, moved by δ of deviation s, do not change by N s²
+    |x|², to first order.
+    """
     model, x, size = (
         nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(layers))).double(),
         rand(2, 8, 16),
@@ -165,7 +173,9 @@ def test_random_moves_take_a_seed():
 
 
 class Turn(Mixer):
-    """W x, token by token: attention makes tokens alike in deep stacks, which would hide what is looked for."""
+    """W x, token by token: attention makes tokens alike in deep stacks, which would hide what is
+    looked for.
+    """
 
     def __init__(self, dim):
         super().__init__(dim, can=Can())
@@ -189,7 +199,9 @@ def change(name, layers, seed, x):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_post_norm_amplifies_with_depth_and_admin_and_pre_norm_do_less(seed, rand):
-    """Fails if from 3 to 24 layers post-norm does not grow about as they do, and pre-norm and Admin by half: the claim."""
+    """Fails if from 3 to 24 layers post-norm does not grow about as they do, and pre-norm and Admin
+    by half: the claim.
+    """
     x = rand(4, 16, 32, dtype=torch.float32)
     growth = {
         name: change(name, 24, seed, x) / change(name, 3, seed, x)
@@ -217,7 +229,9 @@ def test_frozen_weights_do_not_count(rand):
 
 
 def test_what_does_not_fit_is_said():
-    """Fails if a model without sub-layers, a parameter it does not have, or a move of no size is accepted."""
+    """Fails if a model without sub-layers, a parameter it does not have, or a move of no size is
+    accepted.
+    """
     model = nn.Linear(3, 3)
     with pytest.raises(regard.Unsupported, match="no Block with weights"):
         gradient_norms(model, model(torch.ones(3)).sum())
