@@ -6,7 +6,7 @@ import torch
 from regard.models import DualEncoder, MatchingHeadConfig, ModelConfig, build, load, save
 
 
-def made(**changed):
+def build_model(**changed):
     torch.manual_seed(0)
     plan = {
         "kind": "dual_encoder",
@@ -20,14 +20,14 @@ def made(**changed):
 
 
 def pairs(count=4, length=9):
-    """Tokens (b 2 n) and a mask with sequences of many lengths."""
+    """Tokens (b, 2, n) and a mask with sequences of many lengths."""
     torch.manual_seed(1)
     lengths = torch.tensor([[9, 4], [1, 9], [5, 5], [9, 9]])[:count]
     return torch.randint(1, 20, (count, 2, length)), torch.arange(length) < lengths[..., None]
 
 
 def oracle(model, x, mask):
-    """Each sequence alone and without padding; its mean; and the head, one output after the other."""
+    """Each sequence alone and without padding, its mean, and the head, output by output."""
     rows = []
     for pair, there in zip(x, mask, strict=True):
         u, v = (
@@ -56,9 +56,9 @@ def oracle(model, x, mask):
 
 
 @pytest.mark.parametrize("mixer", ["vanilla", "linear", "local"])
-def test_a_pair_is_two_sequences_read_alone(mixer):
-    """Fails if sequences see each other or padding, if the head is not that of the formula, or in its gradients."""
-    model, (x, mask) = made(mixer=mixer), pairs()
+def test_sequences_are_independent(mixer):
+    """Sequences are encoded independently; outputs and gradients equal the formula."""
+    model, (x, mask) = build_model(mixer=mixer), pairs()
     assert isinstance(model, DualEncoder)
     found, expected = model(x, mask=mask), oracle(model, x, mask)
     torch.testing.assert_close(found, expected)
@@ -72,17 +72,17 @@ def test_a_pair_is_two_sequences_read_alone(mixer):
 
 
 def test_padding_and_other_pairs_do_not_matter():
-    """Fails if what stands under the mask, or another pair, changes the answer."""
-    model, (x, mask) = made(), pairs()
+    """Padding and other pairs do not change the output."""
+    model, (x, mask) = build_model(), pairs()
     other = torch.where(mask, x, torch.randint(1, 20, x.shape))
     torch.testing.assert_close(model(x, mask=mask), model(other, mask=mask))
     torch.testing.assert_close(model(x, mask=mask)[2:3], model(x[2:3], mask=mask[2:3]))
     torch.testing.assert_close(model(x), model(x, mask=torch.ones_like(mask)))
 
 
-def test_pairs_are_saved_and_loaded(tmp_path):
-    """Fails if a loaded model says something else."""
-    model, (x, mask) = made(), pairs()
+def test_save_and_load(tmp_path):
+    """A loaded model has the same outputs."""
+    model, (x, mask) = build_model(), pairs()
     save(model, tmp_path)
     again = load(tmp_path)
     assert (
@@ -92,12 +92,12 @@ def test_pairs_are_saved_and_loaded(tmp_path):
     )
 
 
-def test_maps_of_both():
-    """Fails if a map is missing, or is that of the other sequence."""
-    model, (x, mask) = made(), pairs()
+def test_attention_maps():
+    """There is a map for each sequence."""
+    model, (x, mask) = build_model(), pairs()
     maps = model.attention_maps(x, mask)
     assert [m.shape for m in maps] == [(4, 2, 2, 9, 9)] * 2
-    assert (maps[0].sum(2).sum(2)[~mask] == 0).all()  # nobody looks at padding
+    assert (maps[0].sum(2).sum(2)[~mask] == 0).all()  # no attention to padding
     torch.testing.assert_close(
         maps[1][1, 1], model.attention_maps(x[1:2].flip(1), mask[1:2].flip(1))[1][0, 0]
     )
@@ -120,15 +120,15 @@ def test_maps_of_both():
         ({"head": {"kind": "matching", "num_classes": 0}}, "greater than or equal"),
     ],
 )
-def test_what_is_no_pair_is_refused(changed, words):
-    """Fails if a configuration that makes no sense is built."""
+def test_invalid_configurations(changed, words):
+    """Invalid configurations raise an error."""
     with pytest.raises(ValueError, match=words):
-        made(**changed)
+        build_model(**changed)
 
 
-def test_wrong_shapes_are_named():
-    """Fails if three sequences, or one, are taken for a pair, or a mask of another size."""
-    model, (x, mask) = made(), pairs()
+def test_invalid_shapes():
+    """Other numbers of sequences, and masks of another shape, raise an error."""
+    model, (x, mask) = build_model(), pairs()
     for wrong in (x[:, 0], x.repeat(1, 2, 1)[:, :3]):
         with pytest.raises(ValueError, match=r"reads pairs \(b, 2, n\)"):
             model(wrong)

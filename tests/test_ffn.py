@@ -1,4 +1,4 @@
-"""Feed-forward layers: activations, gates, names; and a block without one."""
+"""Feed-forward layers: activations, gates, names, and blocks without one."""
 
 import math
 
@@ -44,7 +44,7 @@ def count(module):
 
 
 def affine(layer, token):
-    """W x + b, number by number."""
+    """W x + b, element by element."""
     bias = [0.0] * len(layer.weight) if layer.bias is None else layer.bias.tolist()
     return [
         sum(w * t for w, t in zip(row, token, strict=True)) + b
@@ -52,8 +52,8 @@ def affine(layer, token):
     ]
 
 
-class Fixed(torch.nn.Module):
-    """What `affine` reads, of plain numbers."""
+class FixedLinear(torch.nn.Module):
+    """A linear layer with given numbers, for `affine`."""
 
     def __init__(self, layer):
         super().__init__()
@@ -63,23 +63,23 @@ class Fixed(torch.nn.Module):
         )
 
 
-# ---------------------------------------------------------------------------------------------- activations
+# -------------------------------------------------------------------------------------- activations
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation(name, rand):
-    """Fails if an activation is not what its name says."""
+    """Activations equal their formulas."""
     x = rand(50) * 2
     want = torch.tensor([FORMULAS[name](value) for value in x.tolist()], dtype=torch.float64)
     torch.testing.assert_close(get_activation(name)(x), want)
 
 
 def test_exact_and_approximate_gelu_differ(rand):
-    """Fails if both names mean one function."""
+    """`gelu` and `gelu_tanh` are different functions."""
     x = rand(50)
     assert not torch.allclose(get_activation("gelu")(x), get_activation("gelu_tanh")(x), atol=1e-6)
 
 
-def test_an_activation_may_be_a_function(rand):
-    """Fails if a function is not taken, or a wrong name is not answered with the nearest."""
+def test_activation_as_function(rand):
+    """A function is a valid activation, and a wrong name gets a suggestion."""
     layer, x = MLP(4, activation=torch.tanh).double(), rand(1, 3, 4)
     torch.testing.assert_close(layer(x), layer.down(torch.tanh(layer.up(x))))
     with pytest.raises(ValueError, match=r"no activation 'gellu': did you mean 'gelu'"):
@@ -88,14 +88,14 @@ def test_an_activation_may_be_a_function(rand):
         GLU(4, activation=3)
 
 
-# ---------------------------------------------------------------------------------------------- layers
+# ------------------------------------------------------------------------------------------- layers
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", ["relu", "gelu", "relu2"])
 def test_mlp(name, bias, rand):
-    """Fails if the layer is not W₂ σ(W₁ x + b₁) + b₂, token by token."""
+    """The layer is W₂ σ(W₁ x + b₁) + b₂, token by token."""
     torch.manual_seed(0)
     layer, x = MLP(4, 7, activation=name, bias=bias).double(), rand(2, 3, 4)
-    up, down = Fixed(layer.up), Fixed(layer.down)
+    up, down = FixedLinear(layer.up), FixedLinear(layer.down)
     want = [
         [affine(down, [FORMULAS[name](u) for u in affine(up, token)]) for token in row]
         for row in x.tolist()
@@ -106,13 +106,13 @@ def test_mlp(name, bias, rand):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kind", GATES)
 def test_glu(kind, bias, rand):
-    """Fails if the layer is not W₂ (σ(W x) ⊙ V x) with the gate of its name, token by token."""
+    """The layer is W₂ (σ(W x) ⊙ V x) with the named gate, token by token."""
     torch.manual_seed(0)
     layer, x = build_feed_forward(kind, 4, hidden=5, bias=bias).double(), rand(2, 3, 4)
     gate, up, down, bend = (
-        Fixed(layer.gate),
-        Fixed(layer.up),
-        Fixed(layer.down),
+        FixedLinear(layer.gate),
+        FixedLinear(layer.up),
+        FixedLinear(layer.down),
         FORMULAS[GATES[kind]],
     )
 
@@ -125,8 +125,8 @@ def test_glu(kind, bias, rand):
     torch.testing.assert_close(layer(x), want)
 
 
-def test_gradients_by_differences(rand):
-    """Fails if a layer's gradient is not the slope of its output."""
+def test_gradcheck(rand):
+    """Gradients equal finite differences."""
     torch.manual_seed(0)
     for kind in ("mlp", *GATES):
         layer = build_feed_forward(kind, 3, hidden=4, activation="gelu_tanh").double()
@@ -134,8 +134,8 @@ def test_gradients_by_differences(rand):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 48, 50, 64])
-def test_a_gated_layer_has_the_parameters_of_a_plain_one(dim):
-    """Fails if the default width is not two thirds, to the nearest whole number."""
+def test_default_glu_width(dim):
+    """The default width is two thirds of the MLP's, rounded."""
     plain, gated = count(MLP(dim, bias=False)), count(GLU(dim))
     assert abs(plain - gated) <= 1.5 * dim
     assert dim % 3 or plain == gated
@@ -143,9 +143,8 @@ def test_a_gated_layer_has_the_parameters_of_a_plain_one(dim):
 
 
 @pytest.mark.parametrize("kind", FEED_FORWARDS)
-def test_every_kind_by_its_name(kind, rand):
-    """Fails if a kind cannot be built from plain values, changes the shape, is not finite for one token or none, or reads
-    what the mask leaves out."""
+def test_build_by_name(kind, rand):
+    """Every kind can be built by name, handles short inputs, and ignores masked tokens."""
     more = {
         "switch": {"num_experts": 3},
         "top_k": {"num_experts": 3},
@@ -162,8 +161,8 @@ def test_every_kind_by_its_name(kind, rand):
     torch.testing.assert_close(layer(poisoned, mask)[:, :5], layer(x[:, :5]))
 
 
-def test_the_table_of_parameters():
-    """Fails if a row of the table in docs/feed-forward.md has another number of parameters than the layer."""
+def test_parameter_table():
+    """Parameter counts equal the table in docs/feed-forward.md."""
     with torch.device("meta"):
         experts = [build_feed_forward(kind, 512, num_experts=16) for kind in ("switch", "top_k")]
         memory = build_feed_forward("product_keys", 512, keys=512, query_batch_norm=False)
@@ -174,8 +173,8 @@ def test_the_table_of_parameters():
     assert count(attention[0]) - count(attention[1]) == 2 * 512 * 2048
 
 
-def test_wrong_input_is_answered():
-    """Fails if a name or a width that makes no sense is taken."""
+def test_invalid_arguments():
+    """Invalid names and widths raise an error."""
     with pytest.raises(ValueError, match="no feed-forward layer 'swigluu': did you mean 'swiglu'"):
         build_feed_forward("swigluu", 8)
     with pytest.raises(TypeError, match="hiden"):
@@ -186,7 +185,7 @@ def test_wrong_input_is_answered():
         MLP(0)
 
 
-# ---------------------------------------------------------------------------------------------- none at all (I4)
+# ---------------------------------------------------------------------------- no feed-forward layer
 def decoder(ffn):
     torch.manual_seed(0)
     ask = regard.create("vanilla", dim=12, heads=2)
@@ -202,8 +201,8 @@ def decoder(ffn):
     )
 
 
-def test_a_decoder_without_feed_forward_layers(rand):
-    """Fails if a decoder whose blocks have none does not train, stream or look at its context, or keeps their parameters."""
+def test_decoder_without_feed_forward(rand):
+    """A decoder without feed-forward layers trains, streams and attends to its context."""
     with_them, without = decoder(True), decoder(None)
     each = count(MLP(12)) + 2 * 12  # and the norm in front of it
     assert count(with_them) - count(without) == 2 * each

@@ -1,4 +1,4 @@
-"""Generation: what streams is what a whole forward would say, for any prompts, any choice, any stop."""
+"""Generation: streams equal whole forward passes, for all prompts, strategies and stops."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ VOCAB = 11
 PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1, 8, 2, 8, 1, 8], [6, 6]]
 
 
-class Tiny(nn.Module):
+class TinyModel(nn.Module):
     """An embedding, blocks, and a head."""
 
     def __init__(self, *names, vocab_size=VOCAB, dim=8):
@@ -56,11 +56,11 @@ class Tiny(nn.Module):
 
 def model(*names, **more):
     torch.manual_seed(0)
-    return Tiny(*names, **more).double().eval()
+    return TinyModel(*names, **more).double().eval()
 
 
 def greedy(tiny, prompt, length):
-    """By recomputing the whole for each token: new tokens and their log-probabilities."""
+    """New tokens and their log-probabilities, by recomputing the whole sequence per token."""
     row, logp = list(prompt), []
     for _ in range(length):
         values = tiny.logits(row).log_softmax(-1)
@@ -69,10 +69,10 @@ def greedy(tiny, prompt, length):
     return row[len(prompt) :], logp
 
 
-# ---------------------------------------------------------------------------------------------- the state is the whole
+# ---------------------------------------------------------------------------------------- streaming
 @pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
-def test_greedy_is_what_recomputing_gives(name):
-    """Fails if a recipe says something else from its state than from the whole, or prompts of other lengths disturb it."""
+def test_greedy_matches_recomputation(name):
+    """Every recipe generates from its state what whole sequences give, in any batch."""
     tiny = model(name)
     found = generate(tiny.step, PROMPTS, max_new_tokens=6)
     for prompt, result in zip(PROMPTS, found, strict=True):
@@ -91,8 +91,8 @@ def test_greedy_is_what_recomputing_gives(name):
         Sampling(Temperature(1.3), TopKFilter(6), TopPFilter(0.9), seed=3),
     ],
 )
-def test_the_others_in_the_batch_have_no_influence(strategy):
-    """Fails if what comes after a prompt depends on who else is in the batch, by its state or by its random numbers."""
+def test_other_prompts_have_no_influence(strategy):
+    """Neither states nor random numbers depend on the other prompts of the batch."""
     tiny = model("vanilla", "linear", "local", "retnet")
     found = generate(tiny.step, PROMPTS, max_new_tokens=9, strategy=strategy)
     other = generate(
@@ -103,8 +103,8 @@ def test_the_others_in_the_batch_have_no_influence(strategy):
         assert a.tokens == b.tokens and a.logprobs == pytest.approx(b.logprobs, abs=1e-9)
 
 
-def test_tensors_lists_and_start_tokens_are_the_same():
-    """Fails if the form of the prompts matters, or a bos_token_id is not what a first token is."""
+def test_forms_of_prompts():
+    """Tensors, lists and a bos_token_id are equivalent."""
     tiny = model("local")
     want = generate(tiny.step, [[4, 2], [4, 7]], max_new_tokens=3)
     assert generate(tiny.step, torch.tensor([[4, 2], [4, 7]]), max_new_tokens=3) == want
@@ -120,16 +120,17 @@ def test_tensors_lists_and_start_tokens_are_the_same():
     assert generate(tiny.step, [], max_new_tokens=3) == []
 
 
-def test_known_tokens_go_in_chunks_and_finished_examples_cost_nothing():
-    """Fails if a prompt goes in token by token where all are known, or an example that has ended is still computed."""
+def test_prompts_are_fed_in_chunks():
+    """Known tokens are fed in chunks, and finished examples are not computed."""
     tiny = model("vanilla")
     generate(tiny.step, [[1] * 4, [2] * 6, [3] * 20], max_new_tokens=3)
-    # four of each; the first ends after 7, when two tokens of the second are out; then all that is left of the third
+    # Four tokens of each. The first ends after 7, when the second has generated two tokens; then
+    # the rest of the third is fed at once.
     assert tiny.calls == [(3, 4), (3, 1), (3, 1), (2, 1), (2, 1), (1, 12), (1, 1), (1, 1)]
 
 
-def test_a_model_that_looks_at_something_takes_it_along(rand):
-    """Fails if the first state is not used, or not cut with the examples."""
+def test_initial_state(rand):
+    """The initial state is used, and reordered with the examples."""
     torch.manual_seed(0)
     ask = regard.create("vanilla", dim=8, heads=2)
     layers = (
@@ -153,8 +154,8 @@ def test_a_model_that_looks_at_something_takes_it_along(rand):
         assert alone[0].tokens == together[i].tokens
 
 
-def test_a_decoder_is_a_step_as_it_is():
-    """Fails if a built model cannot be generated from, or its positions do not go on."""
+def test_generate_from_decoder():
+    """A built decoder generates, and its positions continue."""
     torch.manual_seed(0)
     ours = (
         build(gpt(2, 8, 2, vocab_size=VOCAB, length=32, mixer=["vanilla", "linear"]))
@@ -171,8 +172,8 @@ def test_a_decoder_is_a_step_as_it_is():
         assert result.tokens == row[len(prompt) :]
 
 
-def test_an_encoder_decoder_takes_its_source_along():
-    """Fails if what was read does not go with its examples, when some end and when beams repeat them."""
+def test_generate_from_seq2seq():
+    """The encoded source follows its examples when some end and when beams repeat."""
     torch.manual_seed(0)
     ours = build(transformer(1, 8, 2, vocab_size=VOCAB)).double().eval()
     source, real = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0], [8, 9, 0, 0]]), [4, 3, 2]
@@ -191,8 +192,8 @@ def test_an_encoder_decoder_takes_its_source_along():
         assert [r.tokens for r in found] == [r.tokens for r in beams[i]]
 
 
-def test_no_graph_is_kept_and_none_is_lost():
-    """Fails if generation builds a graph, or leaves the caller without one."""
+def test_generation_builds_no_graph():
+    """Generation builds no graph, and does not change the caller's gradient mode."""
     tiny = model("vanilla")
     pieces = stream_tokens(tiny.step, [[1]], max_new_tokens=2)
     next(pieces)
@@ -208,7 +209,7 @@ def test_no_graph_is_kept_and_none_is_lost():
     assert seen == [False] * 3
 
 
-# ---------------------------------------------------------------------------------------------- shapes and choices
+# ----------------------------------------------------------------- logits processors and strategies
 def naive_top_p(p, probabilities):
     order = sorted(range(len(probabilities)), key=lambda i: (-probabilities[i], i))
     kept, total = [], 0.0
@@ -221,8 +222,8 @@ def naive_top_p(p, probabilities):
 
 
 @pytest.mark.parametrize("p", [1e-6, 0.3, 0.75, 0.999])
-def test_shapes_keep_what_they_say(p, rand):
-    """Fails if a shape keeps another set of tokens than loops over them do, also among equals."""
+def test_filters_match_loops(p, rand):
+    """Filters keep the same tokens as loops, also with ties."""
     logits = (rand(40, 9) * 2).round()  # many equals
     for row in logits:
         probabilities = row.softmax(-1).tolist()
@@ -241,8 +242,8 @@ def test_shapes_keep_what_they_say(p, rand):
             assert all(got[i] == row[i] for i in want)
 
 
-def test_other_shapes(rand):
-    """Fails if the temperature, a penalty, or what keeps everything changes something else."""
+def test_temperature_and_penalty(rand):
+    """Temperature, penalty and neutral filters change nothing else."""
     logits = rand(2, 5)
     assert torch.equal(Temperature(0.5)(logits), logits * 2)
     assert torch.equal(TopKFilter(9)(logits), logits) and torch.equal(TopPFilter(1)(logits), logits)
@@ -266,8 +267,8 @@ def test_other_shapes(rand):
         ((MinPFilter(0.4),), [2, 1, 0, 0]),
     ],
 )
-def test_frequencies_are_probabilities(shapes, weights):
-    """Fails if tokens are drawn with other probabilities, or the order of the shapes is not kept."""
+def test_sampling_frequencies(shapes, weights):
+    """Tokens are drawn with their probabilities, and processors run in order."""
     logits = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
     count = 20000
     picked = Sampling(*shapes, seed=5).select(logits.expand(count, 4), [[0]] * count, range(count))
@@ -277,8 +278,8 @@ def test_frequencies_are_probabilities(shapes, weights):
         assert abs(got - p) <= 4 * math.sqrt(p * (1 - p) / count)
 
 
-def test_draws_differ_by_seed_example_and_place():
-    """Fails if two draws that should have nothing to do with each other are the same."""
+def test_draws_differ_by_seed_example_and_position():
+    """Draws that should be independent differ."""
     logits = torch.zeros(1, 1 << 20)
     draws = {
         Sampling(seed=seed).select(logits, [[0] * length], [example]).item()
@@ -289,54 +290,54 @@ def test_draws_differ_by_seed_example_and_place():
     assert same[0] == same[1]
 
 
-def test_sampling_leaves_torch_alone():
-    """Fails if the global generator is used."""
+def test_sampling_does_not_use_global_generator():
+    """Sampling does not use the global generator."""
     tiny, before = model("vanilla"), torch.random.get_rng_state()
     generate(tiny.step, [[1]], max_new_tokens=4, strategy=Sampling(seed=1))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_what_a_model_rules_out_never_comes():
-    """Fails if a logit of −∞ is drawn."""
+def test_infinite_logits_are_never_drawn():
+    """A token with logit −∞ is never drawn."""
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(2000, 5)
     assert set(Sampling().select(logits, [[0]] * 2000, range(2000)).tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize(("drawn", "want"), [(0.0, 1), (0.5, 3), (1 - 2**-53, 3)])
-def test_the_ends_of_a_draw(drawn, want, monkeypatch):
-    """Fails if the least or the largest number that can be drawn, or one at a border, picks a token of no probability."""
+def test_extreme_draws(drawn, want, monkeypatch):
+    """Extreme random numbers never select a token of zero probability."""
     monkeypatch.setattr(sampling, "uniform", lambda *key: drawn)
     assert Sampling().select(
         torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]), [[0]], [0]
     ).tolist() == [want]
 
 
-# ---------------------------------------------------------------------------------------------- stops and text
+# ----------------------------------------------------------------------------------- stops and text
 def decode(tokens):
     return bytes(tokens).decode("utf-8", errors="replace")
 
 
 def scripted(*texts):
-    """A model that says these, one byte a token, whatever it is given; prompts are one token long."""
+    """A model that generates these texts, a byte per token; prompts have one token."""
     script = [list(text.encode()) for text in texts]
     longest = max(map(len, script))
-    said = torch.tensor([row + [0] * (longest - len(row)) for row in script])
+    text_ids = torch.tensor([row + [0] * (longest - len(row)) for row in script])
 
     def step(tokens, state):
-        said, at = state
-        logits = nn.functional.one_hot(said[:, at : at + tokens.shape[1]], 256).double()
-        return 50 * logits, (said, at + tokens.shape[1])
+        text_ids, start = state
+        logits = nn.functional.one_hot(text_ids[:, start : start + tokens.shape[1]], 256).double()
+        return 50 * logits, (text_ids, start + tokens.shape[1])
 
     return {
         "step": step,
         "prompts": [[1]] * len(texts),
-        "state": (said, 0),
+        "state": (text_ids, 0),
         "max_new_tokens": longest,
     }
 
 
 def test_stop_tokens():
-    """Fails if a stop token is not the last, is in the text, or stops another example."""
+    """A stop token is the last token, not in the text, and stops only its example."""
     found = generate(**scripted("ab.cd", "xyz.w"), stop=StoppingCriteria([ord(".")], decode=decode))
     assert [(decode(r.tokens), r.text, r.finish_reason) for r in found] == [
         ("ab.", "ab", "stop_token"),
@@ -344,8 +345,8 @@ def test_stop_tokens():
     ]
 
 
-def test_stop_strings_straddle_tokens():
-    """Fails if a stop string within several tokens is missed, or the text is not cut before it."""
+def test_stop_strings_across_tokens():
+    """Stop strings across tokens are found, and the text ends before them."""
     stop = StoppingCriteria(strings=["END", "\n\n"], decode=decode)
     found = generate(**scripted("say ENDed", "a\n\nbEND", "EN EN enough"), stop=stop)
     assert [(r.text, r.finish_reason) for r in found] == [
@@ -361,8 +362,8 @@ def two_bytes(tokens):
     return "".join("ab" if token == 1 else "cd" for token in tokens)
 
 
-def test_a_stop_string_may_end_within_a_token():
-    """Fails if only whole tokens are compared."""
+def test_stop_string_ends_within_a_token():
+    """A stop string may end within a token."""
     stop = StoppingCriteria(strings=["bc"], decode=two_bytes)
     assert (
         stop.finish_reason([1]) is None
@@ -371,23 +372,23 @@ def test_a_stop_string_may_end_within_a_token():
     )
 
 
-def test_pieces_are_whole_characters_and_never_part_of_a_stop():
-    """Fails if half a character or the beginning of a stop string is shown, or the pieces are not the text."""
+def test_streamed_text_is_final():
+    """Pieces hold no partial character or stop string, and join to the text."""
     texts = ["añ€😀 E EN!", "xENEND y", "END", "é€"]
-    asked = scripted(*texts)
+    kwargs = scripted(*texts)
     stop = StoppingCriteria(strings=["END"], decode=decode)
-    said = dict.fromkeys(range(4), "")
-    wants = ["añ€😀 E EN!", "xEN", "", "é€" + "\0" * 11]
-    for piece in stream_tokens(**asked, stop=stop):
-        said[piece.prompt_index] += piece.text
+    streamed = dict.fromkeys(range(4), "")
+    expected_texts = ["añ€😀 E EN!", "xEN", "", "é€" + "\0" * 11]
+    for piece in stream_tokens(**kwargs, stop=stop):
+        streamed[piece.prompt_index] += piece.text
         assert "\N{REPLACEMENT CHARACTER}" not in piece.text
-        assert wants[piece.prompt_index].startswith(said[piece.prompt_index])
-    assert list(said.values()) == wants
-    assert [r.text for r in generate(**asked, stop=stop)] == wants
+        assert expected_texts[piece.prompt_index].startswith(streamed[piece.prompt_index])
+    assert list(streamed.values()) == expected_texts
+    assert [r.text for r in generate(**kwargs, stop=stop)] == expected_texts
 
 
-def test_text_is_said_as_soon_as_it_is_sure():
-    """Fails if pieces wait longer than they must."""
+def test_text_is_streamed_without_delay():
+    """Text is streamed as soon as it is final."""
     pieces = [
         p.text
         for p in stream_tokens(
@@ -397,17 +398,17 @@ def test_text_is_said_as_soon_as_it_is_sure():
     assert pieces == ["a", "", "é", " ", "", "", "EN ", "", "", "", "", "EN€"]
 
 
-def test_a_character_that_never_ends_is_shown_at_the_end():
-    """Fails if the last bytes are lost."""
-    asked = scripted("a€") | {"max_new_tokens": 2}
+def test_incomplete_character_at_the_end():
+    """An incomplete character at the end is shown."""
+    kwargs = scripted("a€") | {"max_new_tokens": 2}
     assert (
-        generate(**asked, stop=StoppingCriteria(decode=decode))[0].text
+        generate(**kwargs, stop=StoppingCriteria(decode=decode))[0].text
         == "a\N{REPLACEMENT CHARACTER}"
     )
 
 
-def test_pieces_come_in_order():
-    """Fails if examples of a step are not told in the order of the prompts, or an end is told twice or not at all."""
+def test_order_of_streamed_tokens():
+    """Tokens of a step come in the order of the prompts, and each end is reported once."""
     tiny = model("local")
     pieces = list(stream_tokens(tiny.step, [[1, 2, 3], [4], [5, 6]], max_new_tokens=2))
     assert [(p.prompt_index, p.finish_reason) for p in pieces] == [
@@ -423,9 +424,9 @@ def test_pieces_come_in_order():
         assert result.tokens == [p.token for p in pieces if p.prompt_index == i]
 
 
-# ---------------------------------------------------------------------------------------------- beams
+# -------------------------------------------------------------------------------------------- beams
 def every_text(tiny, prompt, length, stop, vocab_size):
-    """All texts that end by the stop token or with `length` tokens, and their log-probabilities."""
+    """All texts that end by the stop token or with `length` tokens, and their scores."""
     found, under_way = [], [((), 0.0)]
     for n in range(1, length + 1):
         longer = []
@@ -438,8 +439,8 @@ def every_text(tiny, prompt, length, stop, vocab_size):
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.7, 1.0, 2.5, -0.5])
-def test_with_enough_beams_the_search_is_exhaustive(penalty):
-    """Fails if the best texts are not those that trying all of them finds, in their order."""
+def test_beam_search_is_exhaustive_with_enough_beams(penalty):
+    """With enough beams, the results are those of trying all texts."""
     tiny, prompts = model("vanilla", "linear", vocab_size=3), [[1, 2], [0], [2, 2, 1, 1]]
     found = beam_search(
         tiny.step,
@@ -463,7 +464,7 @@ def test_with_enough_beams_the_search_is_exhaustive(penalty):
 
 
 def naive_beams(tiny, prompt, count, length, stop, penalty):
-    """Beam search without states, stopping rules or early ends: runs to the last token, then sorts."""
+    """Beam search without states or early ends: runs to the last token, then sorts."""
     under_way, ended = [((), 0.0)], []
     for n in range(1, length + 1):
         longer = []
@@ -480,8 +481,8 @@ def naive_beams(tiny, prompt, count, length, stop, penalty):
 
 @pytest.mark.parametrize("names", [("vanilla",), ("local", "retnet"), ("linear",)])
 @pytest.mark.parametrize(("count", "penalty"), [(1, 1.0), (2, 1.0), (3, 0.0), (4, 2.0)])
-def test_beams_are_those_of_a_search_without_states(names, count, penalty):
-    """Fails if states go to the wrong hypotheses, prompts of other lengths disturb, or the search ends too soon."""
+def test_beam_search_matches_naive_search(names, count, penalty):
+    """States follow their hypotheses, for prompts of any length."""
     tiny = model(*names)
     found = beam_search(
         tiny.step,
@@ -496,7 +497,7 @@ def test_beams_are_those_of_a_search_without_states(names, count, penalty):
 
 
 def test_one_beam_is_greedy():
-    """Fails if one beam follows something else than the most probable token."""
+    """One beam follows the most probable token."""
     tiny = model("vanilla", "local")
     found = beam_search(tiny.step, PROMPTS, BeamSearchConfig(1), max_new_tokens=6)
     assert [r[0].tokens for r in found] == [
@@ -504,8 +505,8 @@ def test_one_beam_is_greedy():
     ]
 
 
-def test_early_ends_early_and_otherwise_only_when_nothing_can_change():
-    """Fails if an early end computes as much as a late one, or a search goes on that is decided."""
+def test_early_stopping():
+    """Early stopping saves steps; otherwise a search ends once it is decided."""
     steps = []
     for beams in (
         BeamSearchConfig(2, early_stopping=True),
@@ -528,8 +529,8 @@ def test_early_ends_early_and_otherwise_only_when_nothing_can_change():
         ([0.3, 1.0], 0.0, 2),
     ],
 )
-def test_a_longer_text_may_still_win(stops, penalty, length):
-    """Fails if a search ends though a text under way will win: by the next token, or by one much later."""
+def test_search_continues_while_a_longer_text_may_win(stops, penalty, length):
+    """A search does not end while an active hypothesis can win, soon or much later."""
     first, later = (torch.tensor([p, 1 - p]).log() for p in stops)  # token 0 stops
 
     def step(tokens, state):
@@ -546,7 +547,7 @@ def test_a_longer_text_may_still_win(stops, penalty, length):
 
 
 def test_beams_with_stop_strings():
-    """Fails if a hypothesis goes on after its stop string."""
+    """A hypothesis ends at its stop string."""
     stop = StoppingCriteria(strings=["b"], decode=lambda tokens: "".join("abc"[t] for t in tokens))
     tiny = model("vanilla", vocab_size=3)
     (found,) = beam_search(
@@ -561,7 +562,7 @@ def test_beams_with_stop_strings():
     assert {r.finish_reason for r in found} == {"stop_string", "length"}
 
 
-# ---------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -593,8 +594,8 @@ def test_beams_with_stop_strings():
         (lambda: StoppingCriteria(strings=[""], decode=decode), "must be non-empty strings"),
     ],
 )
-def test_wrong_settings(make, words):
-    """Fails if a setting without meaning is taken."""
+def test_invalid_settings(make, words):
+    """Invalid settings raise an error."""
     with pytest.raises(ValueError, match=words):
         make()
 
@@ -631,19 +632,19 @@ def test_wrong_settings(make, words):
         ),
     ],
 )
-def test_wrong_prompts(prompts, more, error, words):
-    """Fails if malformed prompts end in a raw error or in a result."""
-    asked = {"max_new_tokens": 2} | more
+def test_invalid_prompts(prompts, more, error, words):
+    """Malformed prompts raise a clear error."""
+    kwargs = {"max_new_tokens": 2} | more
     for run in (generate, lambda *a, **k: beam_search(*a, BeamSearchConfig(2), **k)):
         with pytest.raises(error, match=words):
-            run(model("vanilla").step, prompts, **asked)
+            run(model("vanilla").step, prompts, **kwargs)
 
 
 @pytest.mark.parametrize(
     ("value", "words"), [(math.nan, "NaN"), (math.inf, r"\+∞"), (-math.inf, "only −∞")]
 )
-def test_broken_logits_name_their_place(value, words):
-    """Fails if a model that has broken goes on, or the message names another example."""
+def test_invalid_logits_name_the_prompt(value, words):
+    """Invalid logits raise an error that names the prompt and position."""
     tiny = model("vanilla")
 
     def step(tokens, state):
@@ -659,8 +660,8 @@ def test_broken_logits_name_their_place(value, words):
         beam_search(step, [[1], [3]], BeamSearchConfig(1), max_new_tokens=5)
 
 
-def test_wrong_models():
-    """Fails if what a model returns is not looked at, or its own error is hidden."""
+def test_invalid_models():
+    """Invalid outputs of a model raise an error, and its own errors are passed on."""
     tiny = model("aft")
     limit = tiny.layers.length
     with pytest.raises(
@@ -688,8 +689,8 @@ def test_wrong_models():
         StoppingCriteria(strings="END", decode=decode)
 
 
-def test_what_is_no_choice_and_no_step():
-    """Fails if a number for a shape, a class for a choice, or a model for its step ends in a raw error."""
+def test_invalid_strategies_and_steps():
+    """A number as processor, a class as strategy, or a model as step raise a clear error."""
     for kind in (GreedySearch, Sampling):
         with pytest.raises(
             TypeError, match=r"expected logits processors such as Temperature\(0.7\), not 0.7"
@@ -713,8 +714,8 @@ def test_what_is_no_choice_and_no_step():
 
 
 @pytest.mark.parametrize("shape", [Temperature(1e-320), RepetitionPenalty(1e-320)])
-def test_shapes_too_extreme_to_compare(shape):
-    """Fails if logits beyond all numbers make a token that does not exist, or any at all."""
+def test_too_extreme_processors(shape):
+    """Processed logits that overflow raise an error."""
     for strategy in (GreedySearch(shape), Sampling(shape)):
         with pytest.raises(
             ValueError,
@@ -732,8 +733,8 @@ def test_shapes_too_extreme_to_compare(shape):
     assert low.tolist() == [1]
 
 
-def test_a_model_may_give_only_the_last_logits():
-    """Fails if logits that nobody reads are asked for."""
+def test_model_may_return_last_logits_only():
+    """A model may return the last logits only."""
     tiny = model("vanilla")
 
     def last(tokens, state):

@@ -1,4 +1,4 @@
-"""Bad input: each is either right, or an error that says what was wrong."""
+"""Unusual and invalid input: each gives the right result or a clear error."""
 
 import resource
 from pathlib import Path
@@ -25,7 +25,8 @@ from regard.registry import get_recipe
 NAMES = regard.list_recipes()
 MASKED = [name for name in NAMES if get_recipe(name).can().mask]
 CROSS = regard.list_recipes(can="cross")
-# what these give does not come from the keys alone: they add the token itself or a bias, or see learned vectors too
+# Outputs of these do not come from the keys alone: they add the token or a bias, or attend to
+# learned vectors.
 RESIDUAL = (
     "sab",
     "isab",
@@ -40,21 +41,21 @@ RESIDUAL = (
     "lite",
 )
 HEADED = [name for name in MASKED if name != "parameter_free"]
-CHOOSY = ["reformer", "routing"]  # a token that was rounded may choose another bucket
+CHOOSY = ["reformer", "routing"]  # rounding may change the bucket of a token
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def small(name, dtype=torch.float64, **more):
-    """The recipe's own small example, always with the same weights, and without the noise of training."""
+    """The recipe's example with fixed weights, and without the noise of training."""
     torch.manual_seed(0)
     return get_recipe(name).example(**more).to(dtype).eval()
 
 
-# ---------------------------------------------------------------------------------------------- lengths
+# ------------------------------------------------------------------------------------------ lengths
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 13, 31, 32])
 def test_any_length(name, n, executor, rand):
-    """Fails if a length is too short, or fits no block."""
+    """Every length is valid, also short ones and those that do not fill a block."""
     x = rand(2, n, 8).requires_grad_()
     for causal in get_recipe(name).causal_options():
         y = small(name, causal=causal)(x)
@@ -65,8 +66,8 @@ def test_any_length(name, n, executor, rand):
 
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("n", [1, 20])
-def test_a_mask_that_keeps_nothing(name, n, executor, rand):
-    """Fails if nothing but padding gives NaN, forward or backward, or anything but zero without a residual inside."""
+def test_mask_of_padding_only(name, n, executor, rand):
+    """Padding alone gives no NaN, and zero without an inner residual."""
     x, mask = rand(2, n, 8).requires_grad_(), torch.ones(2, n, dtype=torch.bool)
     mask[0] = False
     mixer = small(name)
@@ -79,8 +80,8 @@ def test_a_mask_that_keeps_nothing(name, n, executor, rand):
 
 
 @pytest.mark.parametrize("name", [name for name in CROSS if name not in RESIDUAL])
-def test_a_memory_of_padding_gives_zero(name, executor, rand):
-    """Fails if a query that sees nothing gives something."""
+def test_context_of_padding_gives_zero(name, executor, rand):
+    """A query that sees nothing gives zero."""
     mask = torch.tensor([[False] * 9, [True] * 9])
     y = small(name)(rand(2, 5, 8), rand(2, 9, 8), mask=mask)
     assert (name in RESIDUAL or not y[0].any()) and y[1].any()
@@ -88,15 +89,15 @@ def test_a_memory_of_padding_gives_zero(name, executor, rand):
 
 @pytest.mark.parametrize("name", CROSS)
 @pytest.mark.parametrize("m", [1, 4, 5, 30])
-def test_memory_longer_or_shorter(name, m, executor, rand):
-    """Fails if memory must be as long as x."""
+def test_context_of_any_length(name, m, executor, rand):
+    """The context may have another length than x."""
     y = small(name)(rand(2, 5, 8), rand(2, m, 8))
     assert y.shape == (2, 5, 8) and y.isfinite().all()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_examples(name, executor, rand):
-    """Fails if an empty batch is an error."""
+def test_empty_batch(name, executor, rand):
+    """An empty batch is valid."""
     x = rand(0, 12, 8)
     assert small(name)(x).shape == (0, 12, 8)
     if name in MASKED:
@@ -104,15 +105,15 @@ def test_no_examples(name, executor, rand):
 
 
 @pytest.mark.parametrize("name", regard.list_recipes(can=["mask", "maps"]))
-def test_maps_of_few_tokens(name, rand):
-    """Fails if there is no map of one token, or of none."""
+def test_attention_maps_of_few_tokens(name, rand):
+    """Attention maps of one token and of none exist."""
     for n in (0, 1):
         assert small(name).attention_map(rand(2, n, 8)).shape[2:] == (n, n)
 
 
 @pytest.mark.parametrize("name", ["random_blocks", "bigbird", "linformer", "mlp_mixer"])
 def test_too_long(name, rand):
-    """Fails if more tokens than it was built for pass, or the message does not say how many there may be."""
+    """Inputs beyond the length raise an error with the maximum."""
     mixer = small(name)
     with pytest.raises(
         ValueError, match=rf"Input has {mixer.length + 1} tokens.*length={mixer.length}"
@@ -124,18 +125,18 @@ def test_too_long(name, rand):
 
 
 @pytest.mark.parametrize("name", ["random_blocks", "bigbird"])
-def test_a_stream_that_goes_on_too_long(name, rand):
-    """Fails if the limit holds for each chunk, and not for all of them."""
+def test_too_long_stream(name, rand):
+    """The maximum length applies to all chunks together."""
     mixer, state = small(name, causal=True), None
     _, state = mixer.stream(rand(1, mixer.length, 8), state)
     with pytest.raises(ValueError, match=str(mixer.length)):
         mixer.stream(rand(1, 1, 8), state)
 
 
-# ---------------------------------------------------------------------------------------------- masks
+# -------------------------------------------------------------------------------------------- masks
 @pytest.mark.parametrize("name", MASKED)
-def test_masks_of_a_wrong_kind(name, rand):
-    """Fails if a mask of another type or shape is taken for what it may mean."""
+def test_invalid_masks(name, rand):
+    """Masks of another dtype or shape raise an error."""
     mixer, x = small(name), rand(2, 6, 8)
     good = torch.ones(2, 6, dtype=torch.bool)
     for wrong in (good.float(), good.long(), good.byte()):
@@ -151,14 +152,14 @@ def test_masks_of_a_wrong_kind(name, rand):
 
 
 @pytest.mark.parametrize("name", CROSS)
-def test_a_mask_is_over_memory(name, rand):
-    """Fails if the mask of x is taken where memory is given."""
+def test_mask_of_context(name, rand):
+    """With a context, the mask must fit the context."""
     with pytest.raises(ValueError, match=r"mask must have shape \(2, 9\), not \(2, 6\)"):
         small(name)(rand(2, 6, 8), rand(2, 9, 8), mask=torch.ones(2, 6, dtype=torch.bool))
 
 
-def test_global_attention_mask_of_a_wrong_kind(rand):
-    """Fails if marks are less checked than masks."""
+def test_invalid_global_attention_mask(rand):
+    """Invalid global attention masks raise an error."""
     mixer, x = small("longformer"), rand(2, 6, 8)
     with pytest.raises(TypeError, match="global_attention_mask must be a bool tensor"):
         mixer(x, global_attention_mask=torch.ones(2, 6))
@@ -170,8 +171,8 @@ def test_global_attention_mask_of_a_wrong_kind(rand):
 
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf, 1e300])
-def test_poison_in_padding(name, poison, executor, rand):
-    """Fails if what stands in left-out places reaches an output or a gradient."""
+def test_nan_in_padding(name, poison, executor, rand):
+    """Values in padding reach neither an output nor a gradient."""
     clean, mask = rand(2, 20, 8), torch.arange(20).expand(2, 20) % 4 != 2
     results = []
     for bad in (0.0, poison):
@@ -187,18 +188,18 @@ def test_poison_in_padding(name, poison, executor, rand):
 
 
 @pytest.mark.parametrize("name", CROSS)
-def test_poison_in_padded_memory(name, executor, rand):
-    """Fails if what stands in left-out places of memory reaches an output."""
+def test_nan_in_padded_context(name, executor, rand):
+    """Values in the padding of a context do not reach an output."""
     mixer, x, context = small(name), rand(2, 5, 8), rand(2, 9, 8)
     mask = torch.arange(9).expand(2, 9) < 6
     poisoned = context.masked_fill(~mask[..., None], torch.nan)
     assert torch.equal(mixer(x, poisoned, mask=mask), mixer(x, context, mask=mask))
 
 
-# ---------------------------------------------------------------------------------------------- tokens
+# ------------------------------------------------------------------------------------------- tokens
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_of_a_wrong_kind(name, rand):
-    """Fails if the message does not say what was given and what was expected."""
+def test_invalid_tokens(name, rand):
+    """The error states what was given and what was expected."""
     mixer = small(name)
     for shape in ((6, 8), (8,), (1, 2, 6, 8)):
         with pytest.raises(
@@ -217,8 +218,8 @@ def test_tokens_of_a_wrong_kind(name, rand):
 
 
 @pytest.mark.parametrize("name", CROSS)
-def test_memory_of_a_wrong_kind(name, rand):
-    """Fails if a memory that does not fit is accepted, or not named."""
+def test_invalid_context(name, rand):
+    """A context that does not fit raises an error that names it."""
     mixer, x = small(name), rand(2, 6, 8)
     with pytest.raises(ValueError, match="context must have width 8, not 9"):
         mixer(x, rand(2, 6, 9))
@@ -238,15 +239,15 @@ def test_memory_of_a_wrong_kind(name, rand):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in CROSS])
-def test_no_memory_where_positions_are_compared(name, rand):
-    """Fails if another sequence is looked at as if it were the same."""
+def test_no_context_with_relative_positions(name, rand):
+    """Mixers that compare positions reject another sequence."""
     with pytest.raises(Unsupported, match="does not support cross-attention"):
         small(name)(rand(2, 6, 8), rand(2, 6, 8))
 
 
 @pytest.mark.parametrize("name", CROSS)
-def test_no_memory_in_the_causal_form(name, rand):
-    """Fails if another sequence is given a past."""
+def test_no_context_if_causal(name, rand):
+    """Causal mixers reject another sequence."""
     if not get_recipe(name).can().causal:
         with pytest.raises(Unsupported, match="causal"):
             small(name, causal=True)
@@ -257,8 +258,8 @@ def test_no_memory_in_the_causal_form(name, rand):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_types(name, dtype, executor, rand):
-    """Fails if a type is widened on the way, or the result is far from that of float64."""
+def test_dtypes(name, dtype, executor, rand):
+    """The dtype is kept, and the result is close to float64."""
     x = rand(2, 20, 8)
     want = small(name)(x)
     low = x.to(dtype).requires_grad_()
@@ -275,8 +276,8 @@ def test_types(name, dtype, executor, rand):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_strides(name, executor, rand):
-    """Fails if tokens must lie in one piece."""
+def test_strides(name, executor, rand):
+    """Inputs need not be contiguous."""
     mixer = small(name)
     wide, columns = rand(2, 40, 16), rand(8, 20, 2)
     for x in (
@@ -295,8 +296,8 @@ def test_any_strides(name, executor, rand):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_inputs_are_left_alone(name, executor, rand):
-    """Fails if a mixer writes into its input."""
+def test_inputs_are_not_modified(name, executor, rand):
+    """A mixer does not modify its input."""
     x = rand(2, 20, 8)
     copy, mask = x.clone(), torch.arange(20).expand(2, 20) < 15
     small(name)(x)
@@ -306,8 +307,8 @@ def test_inputs_are_left_alone(name, executor, rand):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_requires_grad_on_some(name, executor, rand):
-    """Fails if frozen parameters, or an input without a gradient, change the other gradients."""
+def test_partial_requires_grad(name, executor, rand):
+    """Frozen parameters or inputs do not change the other gradients."""
     x, mixer = rand(2, 20, 8), small(name)
     both = x.clone().requires_grad_()
     mixer(both).square().sum().backward()
@@ -334,15 +335,15 @@ def test_requires_grad_on_some(name, executor, rand):
 
 @pytest.mark.parametrize("name", MASKED)
 def test_large_scores(name, executor, rand):
-    """Fails if large numbers overflow in the exponential."""
+    """Large scores do not overflow in the exponential."""
     y = small(name, torch.float32)(rand(2, 20, 8).float() * 1e4)
     assert y.isfinite().all()
 
 
-# ---------------------------------------------------------------------------------------------- building
+# ----------------------------------------------------------------------------------------- building
 @pytest.fixture
 def little_memory():
-    """An endless loop over heads ends in a MemoryError, and not in a dead machine."""
+    """An endless loop over heads ends in a MemoryError instead of exhausting the machine."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 29), before[1]))
@@ -352,16 +353,16 @@ def little_memory():
 
 @pytest.mark.parametrize("name", HEADED)
 @pytest.mark.parametrize("heads", [0, -1, 1.5, 3, 16, "2", None])
-def test_heads_that_make_no_sense(name, heads, little_memory):
-    """Fails if the message does not speak of heads."""
+def test_invalid_heads(name, heads, little_memory):
+    """The error mentions heads."""
     with pytest.raises((ValueError, TypeError), match="heads"):
         regard.create(name, dim=8, heads=heads, **get_recipe(name).example_kwargs)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dim", [0, -8, 8.0, "8", None])
-def test_dim_that_makes_no_sense(name, dim):
-    """Fails if the message does not speak of dim."""
+def test_invalid_dim(name, dim):
+    """The error mentions dim."""
     with pytest.raises((ValueError, TypeError), match="dim"):
         regard.create(
             name,
@@ -372,8 +373,8 @@ def test_dim_that_makes_no_sense(name, dim):
 
 
 @pytest.mark.parametrize("name", ["fnet", "mlp_mixer", "gmlp", "amlp", "aft", "average_pool"])
-def test_heads_where_there_are_none(name):
-    """Fails if heads are accepted and ignored."""
+def test_heads_of_mixers_without_heads(name):
+    """Mixers without heads reject the argument."""
     with pytest.raises(ValueError, match="no heads"):
         regard.create(name, dim=8, heads=2, **get_recipe(name).example_kwargs)
 
@@ -468,15 +469,15 @@ ABSURD = [
 @pytest.mark.parametrize(
     ("name", "arguments", "words"), ABSURD, ids=lambda x: x if isinstance(x, str) else repr(x)[:40]
 )
-def test_arguments_that_make_no_sense(name, arguments, words):
-    """Fails if nonsense is built, or the message does not name it."""
+def test_invalid_arguments(name, arguments, words):
+    """Invalid arguments raise an error that names them."""
     heads = 1 if name == "mlp_mixer" else 2
     with pytest.raises((ValueError, TypeError), match=words):
         regard.create(name, dim=8, heads=heads, **arguments)
 
 
-def test_huge_values_are_no_trouble(rand):
-    """Fails if a window or a block far larger than the sequence overflows, or takes its memory."""
+def test_huge_windows_and_blocks(rand):
+    """Windows and blocks larger than the sequence neither overflow nor allocate."""
     x, dense = rand(1, 30, 8), small("vanilla")
     for name, arguments in (
         ("local", {"window": 10**15}),
@@ -493,7 +494,7 @@ def test_huge_values_are_no_trouble(rand):
         torch.testing.assert_close(mixer(x), dense(x))
 
 
-# ---------------------------------------------------------------------------------------------- regard.attend
+# ------------------------------------------------------------------------------------ regard.attend
 def qkv(rand, b=2, h=2, n=6, e=4):
     return [rand(b, h, n, e) for _ in range(3)]
 
@@ -511,8 +512,8 @@ def qkv(rand, b=2, h=2, n=6, e=4):
         (2, 2, 200, 1),
     ],
 )
-def test_attend_with_little_to_do(backend, shape, rand):
-    """Fails if nothing, or one token, is an error."""
+def test_attend_to_few_tokens(backend, shape, rand):
+    """Empty inputs and single tokens are valid."""
     b, h, n, m = shape
     q, k, v = rand(b, h, n, 4), rand(b, h, m, 4), rand(b, h, m, 3)
     out = regard.attend(q, k, v, pattern=Band(3, 3), backend=backend)
@@ -521,16 +522,16 @@ def test_attend_with_little_to_do(backend, shape, rand):
         assert not out.any()
 
 
-def test_attend_without_width(rand):
-    """Fails if values of no width are an error, or queries of no width are not."""
+def test_attend_with_zero_width(rand):
+    """Values of width zero are valid, queries are not."""
     q, k, v = qkv(rand)
     assert regard.attend(q, k, v[..., :0]).shape == (2, 2, 6, 0)
     with pytest.raises(ValueError, match="the same width > 0"):
         regard.attend(q[..., :0], k[..., :0], v)
 
 
-def test_attend_with_tensors_that_do_not_fit(rand):
-    """Fails if the message does not say which of them, and how."""
+def test_attend_invalid_tensors(rand):
+    """The error names the tensor and the mismatch."""
     q, k, v = qkv(rand)
     for bad in (q[0], q[..., 0], q[None]):
         with pytest.raises(ValueError, match=r"q must be a tensor of shape \(b h n e\)"):
@@ -558,8 +559,8 @@ def test_attend_with_tensors_that_do_not_fit(rand):
         regard.attend(q, k[:, :0], v[:, :0])
 
 
-def test_attend_with_masks_that_do_not_fit(rand):
-    """Fails if a mask of another type or shape is taken for what it may mean."""
+def test_attend_invalid_masks(rand):
+    """Masks of another dtype or shape raise an error."""
     q, k, v = qkv(rand)
     with pytest.raises(TypeError, match="mask must be a bool tensor"):
         regard.attend(q, k, v, mask=torch.ones(2, 6))
@@ -579,8 +580,8 @@ def test_attend_with_masks_that_do_not_fit(rand):
         )
 
 
-def test_attend_with_patterns_that_do_not_fit(rand):
-    """Fails if a pattern for other heads, or other lengths, is accepted."""
+def test_attend_invalid_patterns(rand):
+    """Patterns for other heads or lengths raise an error."""
     q, k, v = qkv(rand)
     for wrong in (None, "causal", torch.ones(6, 6), Band):
         with pytest.raises(TypeError, match="pattern must be a Pattern"):
@@ -594,7 +595,7 @@ def test_attend_with_patterns_that_do_not_fit(rand):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"prior": "alibi"}, "prior"),
         ({"prior": torch.zeros(6, 6)}, "prior"),
@@ -611,11 +612,11 @@ def test_attend_with_patterns_that_do_not_fit(rand):
     ids=lambda x: repr(x)[:30],
 )
 @pytest.mark.parametrize("backend", ["auto", "sparse"])
-def test_attend_with_options_that_make_no_sense(given, words, backend, rand):
-    """Fails if nonsense runs, or the message does not name it."""
+def test_attend_invalid_options(options, words, backend, rand):
+    """Invalid options raise an error that names them."""
     q, k, v = qkv(rand)
     with pytest.raises((ValueError, TypeError, Unsupported), match=words):
-        regard.attend(q, k, v, pattern=Band(2, 2), backend=backend, **given)
+        regard.attend(q, k, v, pattern=Band(2, 2), backend=backend, **options)
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto"])
@@ -623,8 +624,8 @@ def test_attend_with_options_that_make_no_sense(given, words, backend, rand):
     "pattern", [Full(), Causal(), Band(5, 5) | Global(2), Chunks(16)], ids=repr
 )
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_attend_with_poison_in_padding(backend, pattern, poison, rand):
-    """Fails if NaN or Inf in a left-out key or value is seen, forward or backward."""
+def test_attend_nan_in_padding(backend, pattern, poison, rand):
+    """NaN or Inf in masked keys or values has no effect, forward or backward."""
     mask = torch.arange(210).expand(2, 210) % 4 != 1
     clean = qkv(rand, n=210)
     results = []
@@ -638,15 +639,15 @@ def test_attend_with_poison_in_padding(backend, pattern, poison, rand):
         assert torch.equal(want, got)
 
 
-def test_a_prior_for_other_heads(rand):
-    """Fails if a prior of four heads is given to two without a word."""
+def test_attend_prior_for_other_heads(rand):
+    """A prior for another number of heads raises an error."""
     with pytest.raises((ValueError, RuntimeError)):
         regard.attend(*qkv(rand), prior=ALiBi(4).double())
 
 
-# ---------------------------------------------------------------------------------------------- parts
-def test_multihead_checks_what_it_is_given():
-    """Fails if the parts do not fit, and nobody says so."""
+# --------------------------------------------------------------------------------------- components
+def test_multihead_invalid_arguments():
+    """Components that do not fit raise an error."""
     with pytest.raises(ValueError, match="dim=10 must be divisible by heads=4"):
         MultiHead(10, 4, SoftmaxAttention())
     with pytest.raises(ValueError, match="project=False"):
@@ -672,17 +673,17 @@ def test_multihead_checks_what_it_is_given():
         ("per_head", {"patterns": [1]}, "list of at least one Pattern"),
     ],
 )
-def test_absurd_recipe_arguments_are_named(name, arguments, says):
+def test_absurd_recipe_arguments(name, arguments, says):
     with pytest.raises(ValueError, match=says):
         regard.create(name, dim=8, heads=2, **arguments)
 
 
-def test_a_name_that_is_none():
+def test_unknown_name():
     with pytest.raises(ValueError, match="no recipe None"):
         regard.create(None)
 
 
-def test_a_prior_for_another_number_of_heads(rand):
+def test_prior_for_another_number_of_heads(rand):
     q = rand(1, 4, 5, 8)
     for heads in (1, 2, 8):
         with pytest.raises(ValueError, match=f"the prior is for {heads} heads, but q has 4"):
@@ -692,21 +693,21 @@ def test_a_prior_for_another_number_of_heads(rand):
 
 
 @pytest.mark.parametrize("name", ["vanilla", "linear", "local"])
-def test_a_stream_goes_on_with_the_same_examples(name):
+def test_stream_with_another_batch_size(name):
     mixer = regard.create(name, dim=8, heads=2, causal=True)
     _, state = mixer.stream(torch.zeros(2, 3, 8))
     with pytest.raises(ValueError, match="the state has 2 examples"):
         mixer.stream(torch.zeros(3, 1, 8), state)
 
 
-def test_another_type_than_the_mixer():
+def test_input_of_another_dtype():
     with pytest.raises(TypeError, match=r"x is torch\.float64 but the mixer is torch\.float32"):
         regard.create("vanilla", dim=8, heads=2)(torch.zeros(1, 3, 8, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_arguments_of_another_type_are_named(name):
-    """Fails if an argument that is annotated as a plain type takes nonsense, or the message does not name it."""
+def test_arguments_of_another_type(name):
+    """Arguments of another type than annotated raise an error that names them."""
     plain = {
         "int": (1.5, "x", None, [], True, 10**30),
         "float": ("x", None, float("nan"), [], True),
@@ -721,6 +722,6 @@ def test_arguments_of_another_type_are_named(name):
                 regard.create(name, **arguments)
 
 
-def test_what_a_part_refuses_is_told_with_what_was_given():
+def test_component_errors_name_the_arguments():
     with pytest.raises(ValueError, match=r"in local\(dim=8, heads=2, window=-1\)"):
         regard.create("local", dim=8, heads=2, window=-1)

@@ -1,4 +1,4 @@
-"""Experts: against a loop over tokens, with room and without, with padding, in a stream, and beside Hugging Face."""
+"""Mixture of experts: loops, capacity, padding, streams, and Hugging Face."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def one(expert, e, x):
 
 
 def loop(experts, x, mask=None, factor=None):
-    """Token by token in order; an expert that is full serves no more of the example.  Also who was dropped, and the load."""
+    """Token by token, with a capacity per example; also the dropped choices and the load."""
     rows, dropped, load = [], [], [0] * experts.num_experts
     for a in range(len(x)):
         real = [i for i in range(x.shape[1]) if mask is None or mask[a, i]]
@@ -73,20 +73,20 @@ def holes(n):
 
 
 def compare(experts, x, mask, factor):
-    """Outputs, all gradients and the facts agree with the loop."""
+    """Outputs, all gradients and statistics agree with the loop."""
     x, weight = (
         x.requires_grad_(),
         torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(1)),
     )
     leaves = [x, *experts.parameters()]
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         got = experts(x, mask)
     want, dropped, load = loop(experts, x, mask, factor)
     torch.testing.assert_close(got, want)
     mine, other = (torch.autograd.grad((y * weight).sum(), leaves) for y in (got, want))
     for a, b in zip(mine, other, strict=True):
         torch.testing.assert_close(a, b)
-    assert notes.all("load")[0].tolist() == load and notes.all("dropped")[0].item() == len(dropped)
+    assert aux.all("load")[0].tolist() == load and aux.all("dropped")[0].item() == len(dropped)
     return dropped
 
 
@@ -94,8 +94,8 @@ def compare(experts, x, mask, factor):
 @pytest.mark.parametrize("factor", [None, 0.5, 1.0, 1.25])
 @pytest.mark.parametrize("top", [1, 2, 3])
 @pytest.mark.parametrize("kind", [MLP, GLU])
-def test_against_a_loop(kind, top, factor, masked, rand):
-    """Fails if a token is served by other experts, with other weights, or is dropped where there was room."""
+def test_matches_loop(kind, top, factor, masked, rand):
+    """Experts, weights and dropped tokens equal those of a loop."""
     experts = layer(kind, top=top, capacity=factor).train()
     dropped = compare(experts, rand(3, 23, 6), holes(23) if masked else None, factor)
     assert bool(dropped) == (factor in (0.5, 1.0)) or factor == 1.25
@@ -103,19 +103,19 @@ def test_against_a_loop(kind, top, factor, masked, rand):
 
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_short_sequences(n, rand):
-    """Fails if a token of a short example finds no room because the share rounds to nothing."""
+    """The capacity is at least one token."""
     compare(layer(top=2, capacity=0.1).train(), rand(2, n, 6), None, 0.1)
 
 
 @pytest.mark.parametrize(("experts", "top", "n"), [(19, 3, 95), (23, 2, 276), (49, 1, 49)])
-def test_room_that_is_a_whole_number_stays_whole(experts, top, n):
-    """Fails if n · k / E loses a token to rounding where it has no remainder."""
+def test_integer_capacity_is_exact(experts, top, n):
+    """An integer n · k / E loses no token to rounding."""
     layer = top_k_experts(4, experts, top_k=top, capacity=1.0).train()
     assert layer._example_capacity(torch.zeros(1, n, 4), None).tolist() == [n * top // experts]
 
 
 def test_evaluation_has_its_own_capacity(rand):
-    """Fails if evaluation drops tokens unless asked to, or training does not."""
+    """Evaluation drops tokens only if eval_capacity is given; training drops them."""
     x = rand(2, 30, 6)
     for experts, training in (
         (layer(capacity=0.5), True),
@@ -125,8 +125,8 @@ def test_evaluation_has_its_own_capacity(rand):
         compare(experts.train(not training), x, None, None)
 
 
-def test_plan_serves_in_order():
-    """Fails if an earlier token loses its place to a later one, or examples share room."""
+def test_assignment_order():
+    """Earlier tokens come first, and examples do not share capacity."""
     chosen = torch.tensor([[[0], [0], [1], [0]], [[0], [1], [1], [1]]])
     work = dispatch_tokens(chosen, 3, capacity=torch.tensor([2, 1]))
     assert work.load.tolist() == [3, 2, 0]
@@ -135,8 +135,8 @@ def test_plan_serves_in_order():
     assert rank_equal(torch.tensor([5, 3, 5, 5, 3])).tolist() == [0, 0, 1, 2, 1]
 
 
-def test_a_later_token_takes_no_room_of_an_earlier_one(rand):
-    """Fails if, with room for few, a replaced token changes one before it; with two choices each too."""
+def test_capacity_is_causal(rand):
+    """With a small capacity, a token does not change earlier ones, also for k = 2."""
     for top in (1, 2):
         experts, x = layer(top=top, capacity=0.5).train(), rand(2, 20, 6)
         base, other = experts(x), x.clone()
@@ -145,38 +145,38 @@ def test_a_later_token_takes_no_room_of_an_earlier_one(rand):
         assert not torch.equal(experts(other)[:, 12:], base[:, 12:])
 
 
-def test_examples_and_padding_do_not_touch(rand):
-    """Fails if another example, or padding, even NaN, takes room or changes anything; padded must equal cut."""
+def test_examples_and_padding_are_independent(rand):
+    """Other examples and padding, even NaN, use no capacity and change nothing."""
     experts, x = layer(top=2, capacity=0.5).train(), rand(3, 20, 6)
     torch.testing.assert_close(experts(x)[1:2], experts(x[1:2]))
     mask = torch.arange(20).expand(3, 20) < 14
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         padded = experts(x.masked_fill(~mask[..., None], torch.nan), mask)
-    with regard.collect_aux() as cut_notes:
+    with regard.collect_aux() as cut_aux:
         cut = experts(x[:, :14])
     torch.testing.assert_close(padded[:, :14], cut)
     assert not padded[:, 14:].any()
-    for mine, other in zip(notes.entries, cut_notes.entries, strict=True):
+    for mine, other in zip(aux.entries, cut_aux.entries, strict=True):
         torch.testing.assert_close(mine.value, other.value)
     x.requires_grad_()
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         y = experts(x, mask)
-    (grad,) = torch.autograd.grad(y.sum() + notes.loss(), x)
+    (grad,) = torch.autograd.grad(y.sum() + aux.loss(), x)
     assert not grad[:, 14:].any()
 
 
-def test_nothing_but_padding(rand):
-    """Fails if a batch without a real token is not zero, with zero costs and gradients."""
+def test_only_padding(rand):
+    """Without real tokens, outputs, losses and gradients are zero."""
     experts, x = layer().train(), rand(2, 5, 6).requires_grad_()
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         y = experts(x, torch.zeros(2, 5, dtype=torch.bool))
-    (y.sum() + notes.loss()).backward()
-    assert not y.any() and notes.loss() == 0
+    (y.sum() + aux.loss()).backward()
+    assert not y.any() and aux.loss() == 0
     assert all(p.grad is None or not p.grad.any() for p in (x, *experts.parameters()))
 
 
-def test_an_expert_without_tokens(rand):
-    """Fails if an expert that nobody asks gets a gradient that is not zero."""
+def test_unused_expert(rand):
+    """An expert without tokens has zero gradients."""
     experts, x = layer(), rand(1, 9, 6).abs()
     with torch.no_grad():
         experts.router.weight[2] = -100
@@ -186,8 +186,8 @@ def test_an_expert_without_tokens(rand):
 
 
 @pytest.mark.parametrize("kind", ["switch", "top_k"])
-def test_a_stream_is_the_whole(kind, rand):
-    """Fails if, without a limit as in evaluation, chunks through a stack of such layers give another result."""
+def test_stream_matches_whole(kind, rand):
+    """Without a limit, as in evaluation, chunks give the result of the whole sequence."""
     torch.manual_seed(0)
     blocks = [
         Block(
@@ -204,15 +204,15 @@ def test_a_stream_is_the_whole(kind, rand):
     torch.testing.assert_close(torch.cat(parts, 1), layers(x))
 
 
-# ---------------------------------------------------------------------------------------------- costs and noise
-def test_costs(rand):
-    """Fails if the costs are not N Σ f P and the mean squared log-sum-exp, over real tokens, or have no gradient."""
+# --------------------------------------------------------------------------------- losses and noise
+def test_auxiliary_losses(rand):
+    """Losses are N Σ f P and the mean squared log-sum-exp over real tokens, with gradients."""
     experts, x, mask = (
         layer(top=2, balance_loss_weight=0.3, z_loss_weight=0.2),
         rand(3, 11, 6),
         holes(11),
     )
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         experts(x, mask)
     first, mean, z = [0.0] * 4, torch.zeros(4, dtype=torch.float64), 0.0
     tokens = [x[a, i] for a in range(3) for i in range(11) if mask[a, i]]
@@ -222,35 +222,35 @@ def test_costs(rand):
         mean = mean + scores.softmax(0) / len(tokens)
         z = z + scores.exp().sum().log() ** 2 / len(tokens)
     balance = 0.3 * 4 * sum(f * p for f, p in zip(first, mean, strict=True))
-    torch.testing.assert_close(notes.all("balance_loss")[0], balance)
-    torch.testing.assert_close(notes.all("router_z_loss")[0], 0.2 * z)
-    (got,) = torch.autograd.grad(notes.loss(), experts.router.weight)
+    torch.testing.assert_close(aux.all("balance_loss")[0], balance)
+    torch.testing.assert_close(aux.all("router_z_loss")[0], 0.2 * z)
+    (got,) = torch.autograd.grad(aux.loss(), experts.router.weight)
     (want,) = torch.autograd.grad(balance + 0.2 * z, experts.router.weight)
     torch.testing.assert_close(got, want)
 
 
-def test_costs_of_no_weight_are_not_told(rand):
-    """Fails if a weight of zero tells a cost all the same."""
-    with regard.collect_aux() as notes:
+def test_losses_of_zero_weight_are_not_recorded(rand):
+    """A loss with weight zero is not recorded."""
+    with regard.collect_aux() as aux:
         layer(balance_loss_weight=0, z_loss_weight=0)(rand(1, 3, 6))
-    assert notes.names() == ["load", "dropped"]
+    assert aux.names() == ["load", "dropped"]
 
 
-def test_an_even_router_pays_its_weight():
-    """Fails if the cost of a perfect balance is not α: the least that there is."""
+def test_balanced_router_loss():
+    """The balance loss of a perfectly balanced router is its minimum, α."""
     x = torch.eye(4, dtype=torch.float64)[None]
     experts = MixtureOfExperts(
         ExpertBank(lambda: MLP(4), 4), Router(4, 4), balance_loss_weight=0.5, z_loss_weight=0
     ).double()
     with torch.no_grad():
         experts.router.weight.copy_(torch.eye(4))
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         experts(x)
-    torch.testing.assert_close(notes.loss(), torch.tensor(0.5, dtype=torch.float64))
+    torch.testing.assert_close(aux.loss(), torch.tensor(0.5, dtype=torch.float64))
 
 
-def test_noise_only_while_training(rand):
-    """Fails if evaluation is noisy, training is not, or the noise depends on another generator or is not repeatable."""
+def test_noise_in_training_only(rand):
+    """Noise is repeatable, independent of other generators, and off in evaluation."""
     for more in ({"jitter": 0.5}, {"noisy": True}):
         torch.manual_seed(0)
         router, x = Router(6, 4, **more), rand(2, 5, 6, dtype=torch.float32)
@@ -264,8 +264,8 @@ def test_noise_only_while_training(rand):
         assert torch.equal(router(x), first)
 
 
-def test_the_size_of_the_noise():
-    """Fails if jitter leaves its bounds or noise is not softplus(W x) wide."""
+def test_noise_scale():
+    """Jitter stays in its bounds, and noise has the scale softplus(W x)."""
     router, x = Router(1, 1, jitter=0.1), torch.ones(1, 4000, 1)
     u = (router(x) / router.weight).flatten()
     assert 0.9 <= u.min() < 0.91 and 1.09 < u.max() <= 1.1
@@ -276,8 +276,8 @@ def test_the_size_of_the_noise():
     assert abs(spread / F.softplus(torch.tensor(3.0)) - 1) < 0.05
 
 
-def test_the_router_is_precise():
-    """Fails if scores are computed in bfloat16, in a bfloat16 layer or under autocast."""
+def test_router_precision():
+    """Scores are float32 in a bfloat16 layer and under autocast."""
     torch.manual_seed(0)
     experts, x = layer().bfloat16(), torch.randn(2, 9, 6).bfloat16()
     want = x.float() @ experts.router.weight.float().T
@@ -287,8 +287,8 @@ def test_the_router_is_precise():
         torch.testing.assert_close(experts.float().router(x.float()), want)
 
 
-def test_saved_and_loaded(rand):
-    """Fails if something that changes the output is missing from what is saved."""
+def test_save_and_load(rand):
+    """Everything that changes the output is saved."""
     torch.manual_seed(1)
     first, second, x = (
         top_k_experts(6, 4, noisy=True),
@@ -300,8 +300,8 @@ def test_saved_and_loaded(rand):
     torch.testing.assert_close(first(x), second(x))
 
 
-def test_what_does_not_fit_is_said():
-    """Fails if sizes that make no sense are taken."""
+def test_invalid_arguments():
+    """Invalid sizes raise an error."""
     with pytest.raises(ValueError, match=r"top_k must be at most num_experts \(4\), not 5"):
         layer(top=5)
     with pytest.raises(ValueError, match="capacity must be a finite number above 0, not 0"):
@@ -318,9 +318,9 @@ def test_what_does_not_fit_is_said():
         ExpertBank(lambda: MLP(6), 0)
 
 
-# ---------------------------------------------------------------------------------------------- Hugging Face
+# ------------------------------------------------------------------------------------- Hugging Face
 def peer(count, capacity):
-    """Their layer, and ours with its weights; each serves `capacity` tokens of an example."""
+    """Hugging Face's layer, and ours with its weights and the same capacity."""
     module = pytest.importorskip(
         "transformers.models.switch_transformers.modeling_switch_transformers"
     )
@@ -345,10 +345,10 @@ def peer(count, capacity):
 
 @pytest.mark.parametrize(("factor", "capacity"), [(None, 1000), (1.0, 8), (0.5, 4), (0.125, 1)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_switch_of_transformers(factor, capacity, masked, rand):
-    """Fails if another expert is asked, another token dropped, or an output or gradient is another.
+def test_matches_hugging_face(factor, capacity, masked, rand):
+    """Experts, dropped tokens, outputs and gradients equal Hugging Face's.
 
-    Theirs has no mask, but padding at the end takes nobody's room; so real tokens agree.
+    It has no mask, but padding at the end uses no capacity there, so real tokens agree.
     """
     _, theirs, ours, pairs = peer(4, capacity)
     ours.eval_capacity = factor
@@ -365,15 +365,15 @@ def test_switch_of_transformers(factor, capacity, masked, rand):
     assert factor == 0.125 or served[rows].sum() > 30
 
 
-def test_losses_of_transformers(rand):
-    """Fails if the costs are other than theirs, where theirs takes all tokens as one group."""
+def test_losses_match_hugging_face(rand):
+    """Losses equal Hugging Face's, which treats all tokens as one group."""
     module, theirs, ours, _ = peer(4, 1000)
     x = rand(3, 20, 6)
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         ours(x)
     index, _, logits = theirs.router(x.view(1, 60, 6))
     balance = module.load_balancing_loss_func(logits.softmax(-1), index.argmax(-1))
-    torch.testing.assert_close(notes.all("balance_loss")[0], 1e-2 * balance)
+    torch.testing.assert_close(aux.all("balance_loss")[0], 1e-2 * balance)
     torch.testing.assert_close(
-        notes.all("router_z_loss")[0], 1e-3 * module.router_z_loss_func(logits)
+        aux.all("router_z_loss")[0], 1e-3 * module.router_z_loss_func(logits)
     )

@@ -1,4 +1,4 @@
-"""Stacks that a configuration names: whole, in chunks, in files; and what does not fit."""
+"""Stacks in model configurations: whole sequences, streams, files, and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ARGUMENTS = {
     "funnel": {"block_sizes": [1, 2]},
 }
 MIXERS = {"universal": "vanilla", "realformer": "realformer"}
-READERS = ("funnel", "class_attention")  # those that are for encoders
+READERS = ("funnel", "class_attention")  # encoders only
 STREAMS = [name for name in STACKS if name not in READERS]
 
 
@@ -55,10 +55,10 @@ def config(stack, kind="decoder", **more):
     return ModelConfig(kind=kind, **{**usual, **more})
 
 
-def made(given):
+def build_model(changes):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = build(given).double().eval()
+        model = build(changes).double().eval()
         for p in model.parameters():
             nn.init.normal_(p, std=0.4)
     return model
@@ -70,8 +70,8 @@ def tokens(n=13, b=2):
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_decoders_stream_and_generate(name):
-    """Fails if chunks give another result than the whole, a later token an earlier logit, or generation does not run."""
-    model, x = made(config(name, head=LMHeadConfig())), tokens()
+    """Decoders are causal, stream as they run whole, and generate."""
+    model, x = build_model(config(name, head=LMHeadConfig())), tokens()
     whole, parts, state = model(x), [], None
     for chunk in (x[:, :3], x[:, 3:4], x[:, 4:11], x[:, 11:]):
         y, state = model.stream(chunk, state)
@@ -87,10 +87,10 @@ def test_decoders_stream_and_generate(name):
 @pytest.mark.parametrize(
     "name", ["sequential", "shared", "universal", "reversible", "funnel", "realformer"]
 )
-def test_encoders_leave_padding_out(name):
-    """Fails if what stands behind the last real token matters."""
+def test_encoders_ignore_padding(name):
+    """Padding does not change real tokens."""
     model, x, mask = (
-        made(config(name, "encoder")),
+        build_model(config(name, "encoder")),
         tokens(12),
         torch.arange(12) < torch.tensor([[12], [7]]),
     )
@@ -100,10 +100,10 @@ def test_encoders_leave_padding_out(name):
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_saved_is_loaded(name, tmp_path):
-    """Fails if a stack is not in the files, or what its layers share comes back twice."""
+def test_save_and_load(name, tmp_path):
+    """The stack is saved, and shared layers are shared after loading."""
     kind = "encoder" if name in READERS else "decoder"
-    model = made(config(name, kind))
+    model = build_model(config(name, kind))
     save(model, tmp_path)
     again, x = load(tmp_path), tokens()
     assert again.config == model.config and torch.equal(again(x), model(x))
@@ -111,8 +111,8 @@ def test_saved_is_loaded(name, tmp_path):
     assert type(again.backbone.stack) is type(model.backbone.stack)
 
 
-def test_the_words_reach_the_stack():
-    """Fails if an argument of the configuration is lost on its way."""
+def test_arguments_reach_the_stack():
+    """Arguments of the configuration reach the stack."""
     found = {
         name: build(config(name, "encoder" if name in READERS else "decoder")).backbone.stack
         for name in STACKS
@@ -140,12 +140,12 @@ def test_the_words_reach_the_stack():
     assert (
         isinstance(found["reversible"], ReversibleStack) and len(found["reversible"].sublayers) == 8
     )
-    assert build(config("reversible")).backbone.norm is not None  # it ends in a bare sum
+    assert build(config("reversible")).backbone.norm is not None  # its output is not normalised
 
 
 @pytest.mark.parametrize("name", regard.list_recipes())
-def test_any_mixer_stands_in_stacks_that_only_repeat(name):
-    """Fails if a mixer of the registry cannot go into a stack that asks nothing more of it than to be called."""
+def test_any_mixer_in_repeating_stacks(name):
+    """Every mixer works in stacks that only call it."""
     small = {
         key: value
         for key, value in get_recipe(name).example_kwargs.items()
@@ -158,7 +158,7 @@ def test_any_mixer_stands_in_stacks_that_only_repeat(name):
         ("universal", {"halting": True}),
         ("reversible", {}),
     ):
-        model = made(
+        model = build_model(
             config("plain", kind, layers=2, mixer=module_spec(name, **small)).replace(
                 stack=module_spec(stack, **more)
             )
@@ -171,8 +171,8 @@ def test_any_mixer_stands_in_stacks_that_only_repeat(name):
             torch.testing.assert_close(both, y, rtol=0, atol=1e-8)
 
 
-def test_both_sides_of_a_translator():
-    """Fails if the encoder does not take the stack of the decoder unless it has its own."""
+def test_encoder_stack_of_seq2seq():
+    """The encoder has the stack of the decoder unless it has its own."""
     both = config("shared", "seq2seq", head=LMHeadConfig())
     assert [type(side.stack).__name__ for side in (build(both).encoder, build(both).decoder)] == [
         "SharedStack",
@@ -184,7 +184,7 @@ def test_both_sides_of_a_translator():
         head=LMHeadConfig(),
         encoder=EncoderConfig(layers=2, mixer=[module_spec("vanilla")]),
     )
-    model, x = made(own), tokens()
+    model, x = build_model(own), tokens()
     assert [type(side.stack).__name__ for side in (model.encoder, model.decoder)] == [
         "SequentialStack",
         "SegmentStack",
@@ -197,7 +197,7 @@ def test_both_sides_of_a_translator():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("changes", "message"),
     [
         (
             {"stack": "recurrent"},
@@ -250,32 +250,32 @@ def test_both_sides_of_a_translator():
         ),
     ],
 )
-def test_what_does_not_fit_is_said(given, message):
-    """Fails if a stack is made otherwise than it says, or the message does not help."""
+def test_invalid_configurations(changes, message):
+    """Invalid stacks raise an error with a helpful message."""
     with pytest.raises((ValueError, TypeError), match=message):
-        build(config("sequential").replace(**given))
+        build(config("sequential").replace(**changes))
 
 
-def test_maps_of_stacks():
-    """Fails if maps are fewer than layers without a word: stacks with a memory do not call their mixers."""
+def test_attention_maps():
+    """Stacks that do not call their mixers raise an error instead of omitting maps."""
     x = tokens()
     assert (
-        len(made(config("universal")).attention_maps(x)) <= 4
-        and len(made(config("shared")).attention_maps(x)) == 4
+        len(build_model(config("universal")).attention_maps(x)) <= 4
+        and len(build_model(config("shared")).attention_maps(x)) == 4
     )
     for name in ("segments", "feedback", "realformer"):
         with pytest.raises(regard.Unsupported, match="it has no attention maps"):
-            made(config(name)).attention_maps(x)
+            build_model(config(name)).attention_maps(x)
 
 
-# ---------------------------------------------------------------------------------------------- DeepNorm
+# ----------------------------------------------------------------------------------------- DeepNorm
 def spread(linear):
-    """The standard deviation over that of Xavier's draw: the gain."""
+    """Standard deviation relative to Xavier initialisation: the gain."""
     return (linear.weight.std() / (2 / sum(linear.weight.shape)) ** 0.5).item()
 
 
-def test_deepnorm_begins_smaller():
-    """Fails if a model with DeepNorm begins with the usual weights, or a translator with the numbers of a model alone."""
+def test_deepnorm_initialisation():
+    """Models with DeepNorm have its gains; seq2seq models have those of both stacks."""
     torch.manual_seed(0)
     alone = build(
         models.gpt(4, 64, 4, vocab_size=11, length=8).replace(residual="deepnorm")

@@ -1,4 +1,4 @@
-"""Models around any mixer: whole, in chunks, with padding, with maps, and what they say of bad input."""
+"""Models with any mixer: whole sequences, streams, padding, attention maps, and bad input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAIN = [name for name in regard.list_recipes() if False in get_recipe(name).cau
 
 
 def mixer(name):
-    """The recipe at small arguments, as a configuration has it: the model tells the length, and patterns are no JSON."""
+    """Module spec of a recipe with small arguments, without length and patterns."""
     small = {
         key: value
         for key, value in get_recipe(name).example_kwargs.items()
@@ -52,7 +52,7 @@ def small(kind, *names, **more):
     return ModelConfig(kind=kind, **{**usual, **more})
 
 
-def made(config):
+def build_model(config):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(config).double().eval()
@@ -65,11 +65,11 @@ def tokens(b=2, n=20, vocab_size=11, seed=0):
     return torch.randint(0, vocab_size, (b, n), generator=torch.Generator().manual_seed(seed))
 
 
-# ---------------------------------------------------------------------------------------------- any mixer
+# ---------------------------------------------------------------------------------------- any mixer
 @pytest.mark.parametrize("name", CAUSAL)
-def test_every_causal_mixer_makes_a_language_model(name):
-    """Fails if a later token changes an earlier logit, or chunks give other logits than the whole."""
-    model, x = made(small("decoder", name, "vanilla", head=LMHeadConfig())), tokens()
+def test_language_model_with_every_causal_mixer(name):
+    """Logits do not depend on later tokens, nor on the chunks."""
+    model, x = build_model(small("decoder", name, "vanilla", head=LMHeadConfig())), tokens()
     assert isinstance(model, Decoder)
     whole, other = model(x), x.clone()
     other[:, 12:] = (other[:, 12:] + 1) % 11
@@ -87,10 +87,10 @@ def test_every_causal_mixer_makes_a_language_model(name):
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_every_mixer_makes_an_encoder(name):
-    """Fails if a mixer cannot be put into a model with one argument, or padding has influence on what is said."""
+def test_encoder_with_every_mixer(name):
+    """Every mixer works in an encoder, and padding has no influence."""
     model, x = (
-        made(
+        build_model(
             small(
                 "encoder",
                 name,
@@ -119,10 +119,10 @@ def test_every_mixer_makes_an_encoder(name):
 @pytest.mark.parametrize(
     "name", [name for name in regard.list_recipes(can=["cross"]) if name in PLAIN]
 )
-def test_every_mixer_that_can_looks_across(name):
-    """Fails if a mixer cannot stand between encoder and decoder, or the source has no influence."""
+def test_cross_attention_with_every_mixer(name):
+    """Mixers with cross-attention work in seq2seq models and read the source."""
     model, x, y = (
-        made(small("seq2seq", "vanilla", cross=mixer(name), head=LMHeadConfig())),
+        build_model(small("seq2seq", "vanilla", cross=mixer(name), head=LMHeadConfig())),
         tokens(),
         tokens(n=7, seed=1),
     )
@@ -130,9 +130,9 @@ def test_every_mixer_that_can_looks_across(name):
     assert not torch.allclose(model(x, y), model((x + 1) % 11, y))
 
 
-def test_a_hybrid_takes_turns():
-    """Fails if a list of mixers is not one for each layer, or not repeated evenly."""
-    model = made(small("encoder", "fnet", "vanilla", layers=4))
+def test_hybrid_alternates_mixers():
+    """A list of mixers has one per layer, or is repeated evenly."""
+    model = build_model(small("encoder", "fnet", "vanilla", layers=4))
     assert [layer.mixer.name for layer in model.backbone.stack.layers] == [
         "fnet",
         "vanilla",
@@ -142,9 +142,9 @@ def test_a_hybrid_takes_turns():
     assert [m is None for m in model.attention_maps(tokens())] == [True, False, True, False]
 
 
-# ---------------------------------------------------------------------------------------------- oracles
-def test_feed_forward_layers_take_turns():
-    """Fails if the layers that a configuration lists do not come by turns, or an uneven list is taken."""
+# ------------------------------------------------------------------------------------------ oracles
+def test_alternating_feed_forward_layers():
+    """A list of feed-forward layers is repeated; an uneven list raises an error."""
     base = ModelConfig(
         kind="encoder", input=TokenInput(vocab_size=9), dim=8, heads=2, layers=4, length=8
     )
@@ -164,8 +164,8 @@ def test_feed_forward_layers_take_turns():
         build(base.replace(ffn=["mlp", "glu"], stack=module_spec("shared", blocks=1)))
 
 
-def test_narrow_embeddings_are_made_wider(rand):
-    """Fails if narrow tables and the layer behind them are not W norm(x + p) + b, or a tie that cannot be is taken."""
+def test_embedding_dim(rand):
+    """Narrow embeddings are W norm(x + p) + b; weights that do not fit cannot be tied."""
     config = ModelConfig(
         kind="encoder",
         input=TokenInput(vocab_size=9, embedding_dim=6, norm=True),
@@ -187,8 +187,8 @@ def test_narrow_embeddings_are_made_wider(rand):
         build(config.replace(head=LMHeadConfig()))
 
 
-def test_a_class_token_that_joins_late(rand):
-    """Fails if it does not come first, changes with the order of patches that have no places, or masks are taken."""
+def test_class_attention(rand):
+    """The class token comes first; without positions, patch order does not matter."""
     config = ModelConfig(
         kind="encoder",
         input=VectorInput(width=3),
@@ -210,8 +210,8 @@ def test_a_class_token_that_joins_late(rand):
         build(config.replace(kind="decoder"))
 
 
-def test_two_streams_side_by_side(rand):
-    """Fails if a reversible stack that ends twice as wide is not both streams, or loses a gradient."""
+def test_reversible_concat(rand):
+    """A reversible stack with concat=True returns both streams, with all gradients."""
     config = ModelConfig(
         kind="decoder",
         input=TokenInput(vocab_size=9),
@@ -237,8 +237,8 @@ def test_two_streams_side_by_side(rand):
     torch.testing.assert_close(model.stream(x)[0], wanted)
 
 
-def test_convolutions_cut_patches(rand):
-    """Fails if the stem of convolutions gives other sizes than its patches, or takes a patch that it cannot make."""
+def test_conv_stem(rand):
+    """The convolutional stem gives one vector per patch; other patch sizes are errors."""
     given = PatchInput(height=16, width=24, patch_size=8, class_token=False, stem="conv")
     config = ModelConfig(kind="encoder", input=given, dim=8, heads=2, layers=1)
     assert build(config)(torch.randn(2, 3, 16, 24)).shape == (2, 6, 8)
@@ -248,9 +248,9 @@ def test_convolutions_cut_patches(rand):
         build(config.replace(dim=6))
 
 
-def test_a_map_is_what_the_layer_does():
-    """Fails if the map of a layer is not that of the tokens which the layer really gets."""
-    model, x = made(small("encoder", "vanilla", "vanilla", residual="post")), tokens()
+def test_attention_map_of_a_layer():
+    """The map of a layer is computed from the tokens that the layer gets."""
+    model, x = build_model(small("encoder", "vanilla", "vanilla", residual="post")), tokens()
     mask = torch.arange(20).expand(2, 20) < 17
     seen = {}
     second = model.backbone.stack.layers[1].mixer
@@ -261,9 +261,9 @@ def test_a_map_is_what_the_layer_does():
     torch.testing.assert_close(model.attention_maps(x, mask)[1], scores.softmax(-1))
 
 
-def test_maps_know_the_marks():
-    """Fails if marked tokens, which all others look at, are not marked when maps are asked for."""
-    model, x = made(small("encoder", module_spec("longformer", window=1))), tokens()
+def test_attention_maps_with_global_mask():
+    """Attention maps respect the global_attention_mask."""
+    model, x = build_model(small("encoder", module_spec("longformer", window=1))), tokens()
     global_attention_mask = torch.arange(20).expand(2, 20) == 9
     (plain,), (marked,) = (
         model.attention_maps(x),
@@ -273,7 +273,7 @@ def test_maps_know_the_marks():
 
 
 def naive_mha(attend, x, memory, keep):
-    """torch's own weights, loop over examples and heads."""
+    """Attention with torch's weights, in a loop over examples and heads."""
     d, h = x.shape[-1], attend.num_heads
     w, bias = attend.in_proj_weight.split(d), attend.in_proj_bias.split(d)
     q, k, v = x @ w[0].T + bias[0], memory @ w[1].T + bias[1], memory @ w[2].T + bias[2]
@@ -288,14 +288,14 @@ def naive_mha(attend, x, memory, keep):
     return out @ attend.out_proj.weight.T + attend.out_proj.bias
 
 
-def test_the_transformer_of_2017():
-    """Fails if the encoder–decoder differs from a naive one, and that from torch's layers, with the same weights."""
+def test_seq2seq_matches_torch():
+    """The encoder-decoder equals a naive one, and that torch's layers, with equal weights."""
     torch.manual_seed(0)
     dim, source, target = 8, tokens(n=9), tokens(n=6, seed=1)
     config = models.transformer(
         2, dim, 2, vocab_size=11, mixer=module_spec("vanilla", bias=True), dropout=0.0
     )
-    model = made(config.replace(cross=module_spec("vanilla", bias=True)))
+    model = build_model(config.replace(cross=module_spec("vanilla", bias=True)))
     options = {"dim_feedforward": 32, "dropout": 0.0, "batch_first": True, "dtype": torch.float64}
     encoders = [nn.TransformerEncoderLayer(dim, 2, **options).eval() for _ in range(2)]
     decoders = [nn.TransformerDecoderLayer(dim, 2, **options).eval() for _ in range(2)]
@@ -395,7 +395,7 @@ def torch_weights(encoders, decoders, table):
 
 @pytest.mark.parametrize("name", heads.POOLINGS)
 def test_pooling(name, rand):
-    """Fails if a pooling differs from its loop, or a left-out token, even NaN, has influence."""
+    """Pooling equals its loop, and masked tokens, even NaN, have no influence."""
     torch.manual_seed(0)
     x, mask = (
         rand(4, 5, 6),
@@ -424,13 +424,13 @@ def weighted(real, w):
     return sum(e * r for e, r in zip(each, real, strict=True)) / sum(each)
 
 
-def test_patches_are_a_linear_layer_on_each(rand):
-    """Fails if patches are cut in another order, or the class token or the 2D positions stand elsewhere."""
+def test_patch_embedding(rand):
+    """Patches, the class token and 2D positions are in the expected order."""
     spec = PatchInput(height=4, width=6, patch_size=2, channels=3)
     config = ModelConfig(
         kind="encoder", input=spec, dim=8, heads=2, layers=1, position="sinusoid_2d"
     )
-    embed, images = made(config).backbone.embed, rand(2, 3, 4, 6)
+    embed, images = build_model(config).backbone.embed, rand(2, 3, 4, 6)
     got, mask = embed(images, torch.tensor([[True] * 6, [True] * 5 + [False]]))
     assert got.shape == (2, 7, 8) and mask.tolist()[1] == [True] * 6 + [False]
     torch.testing.assert_close(got[:, 0], embed.class_token.expand(2, -1))
@@ -448,8 +448,8 @@ def test_patches_are_a_linear_layer_on_each(rand):
             torch.testing.assert_close(got[:, 1 + 3 * row + column], want)
 
 
-def test_sets_know_no_order(rand):
-    """Fails if a set in another order gives another answer."""
+def test_set_input_is_permutation_invariant(rand):
+    """The order of a set does not change the output."""
     config = ModelConfig(
         kind="encoder",
         input=VectorInput(width=3),
@@ -461,14 +461,14 @@ def test_sets_know_no_order(rand):
         residual="post",
         head={"kind": "regression", "pooling": "pma"},
     )
-    model, x, order = made(config), rand(2, 9, 3), torch.randperm(9)
+    model, x, order = build_model(config), rand(2, 9, 3), torch.randperm(9)
     mask = torch.arange(9).expand(2, 9) < torch.tensor([[9], [6]])
     torch.testing.assert_close(model(x[:, order], mask[:, order]), model(x, mask))
 
 
-def test_types_embeddings_scale_and_norm(rand):
-    """Fails if a sum of embeddings is not norm(tokens √d + type + position)."""
-    model = made(
+def test_sum_of_embeddings(rand):
+    """Embeddings are norm(tokens √d + type + position)."""
+    model = build_model(
         small(
             "encoder",
             "vanilla",
@@ -505,8 +505,8 @@ def test_types_embeddings_scale_and_norm(rand):
     ],
 )
 def test_heads(head, shape):
-    """Fails if a head says something of another shape, or a parameter gets no gradient."""
-    model = made(small("encoder", "vanilla", head=head))
+    """Heads have the expected output shapes, and all parameters get gradients."""
+    model = build_model(small("encoder", "vanilla", head=head))
     y = model(tokens())
     assert y.shape == shape
     (y * torch.randn(shape, dtype=y.dtype)).sum().backward()
@@ -514,15 +514,15 @@ def test_heads(head, shape):
 
 
 def test_dropout_only_in_training():
-    """Fails if dropout reaches evaluation, or does not reach training."""
-    model, x = made(small("encoder", "vanilla", dropout=0.5)), tokens()
+    """Dropout is active in training and not in evaluation."""
+    model, x = build_model(small("encoder", "vanilla", dropout=0.5)), tokens()
     assert torch.equal(model(x), model(x))
     model.train()
     assert not torch.equal(model(x), model(x))
 
 
-def test_a_series_streams(rand):
-    """Fails if a decoder over vectors says other numbers in chunks; or a head that pools answers for a chunk."""
+def test_vector_input_streams(rand):
+    """A decoder over vectors streams; pooling heads cannot."""
     config = small(
         "decoder",
         "vanilla",
@@ -530,7 +530,7 @@ def test_a_series_streams(rand):
         input=VectorInput(width=3),
         head={"kind": "regression", "pooling": "none"},
     )
-    model, x = made(config), rand(2, 9, 3)
+    model, x = build_model(config), rand(2, 9, 3)
     first, state = model.stream(x[:, :5])
     torch.testing.assert_close(torch.cat((first, model.stream(x[:, 5:], state)[0]), 1), model(x))
     for head in (
@@ -538,12 +538,12 @@ def test_a_series_streams(rand):
         {"kind": "pooling"},
     ):
         with pytest.raises(regard.Unsupported, match="gives one output per sequence"):
-            made(config.replace(head=head)).stream(x)
+            build_model(config.replace(head=head)).stream(x)
 
 
 def test_embeddings_compile_and_models_run_on_the_meta_device():
-    """Fails if the check of token numbers breaks a graph, or a model cannot run without values."""
-    model, x = made(small("decoder", "vanilla", head=LMHeadConfig())), tokens()
+    """Token checks do not break a graph, and models run without values."""
+    model, x = build_model(small("decoder", "vanilla", head=LMHeadConfig())), tokens()
     graph = torch.compile(model.backbone.embed, backend="eager", fullgraph=True)
     torch.testing.assert_close(graph(x)[0], model.backbone.embed(x)[0])
     with torch.device("meta"):
@@ -551,9 +551,9 @@ def test_embeddings_compile_and_models_run_on_the_meta_device():
     assert models.next_token_loss(ghost(x.to("meta")), x.to("meta")).shape == ()
 
 
-# ---------------------------------------------------------------------------------------------- losses
-def test_losses_against_loops(rand):
-    """Fails if a loss differs from its loop, with targets left out and smoothing; or nothing counted is NaN."""
+# ------------------------------------------------------------------------------------------- losses
+def test_losses_match_loops(rand):
+    """Losses equal loops, with ignored targets and smoothing; without targets they are zero."""
     logits, targets = (
         rand(2, 5, 4).requires_grad_(),
         torch.tensor([[0, 3, -100, 1, 2], [-100, 1, 1, -100, 0]]),
@@ -583,7 +583,7 @@ def test_losses_against_loops(rand):
 
 
 def test_next_token_loss_skips_padding(rand):
-    """Fails if a left-out token is foretold, or foretells."""
+    """Masked tokens are neither targets nor predict one."""
     logits, x = rand(2, 5, 4), tokens(n=5, vocab_size=4)
     mask = torch.tensor([[True] * 5, [False, False, True, True, False]])
     pairs = [(0, i, i + 1) for i in range(4)] + [(1, 2, 3)]
@@ -592,8 +592,8 @@ def test_next_token_loss_skips_padding(rand):
     assert models.next_token_loss(logits[:, :1], x[:, :1]) == 0
 
 
-def test_number_loss(rand):
-    """Fails if left-out numbers, even NaN, count."""
+def test_mse_loss(rand):
+    """Masked values, even NaN, do not count."""
     y, target, mask = (
         rand(2, 3, 2),
         rand(2, 3, 2),
@@ -608,8 +608,8 @@ def test_number_loss(rand):
         models.mse_loss(y, target[..., 0])
 
 
-def test_gaps_are_where_they_may_be():
-    """Fails if shares of hidden, swapped and kept tokens are off, a token that may not be chosen is, or targets differ."""
+def test_mlm_masking():
+    """Fractions of masked, random and unchanged tokens, special tokens and targets are right."""
     x = tokens(100, 200, vocab_size=50)
     may = torch.arange(200).expand(100, 200) % 4 != 0
     read, targets = models.mask_tokens(
@@ -636,8 +636,8 @@ def test_gaps_are_where_they_may_be():
         models.mask_tokens(x, 50, mask_token_id=50, seed=0, mlm_probability=0.2)
 
 
-def test_a_language_model_learns():
-    """Fails if a small model cannot learn a rule: each token is the one before it, plus one."""
+def test_language_model_learns():
+    """A small model learns a rule: each token is the previous one plus one."""
     torch.manual_seed(0)
     model = build(small("decoder", "local", "vanilla", head=LMHeadConfig(), dim=16))
     step = torch.optim.Adam(model.parameters(), 1e-2)
@@ -650,10 +650,10 @@ def test_a_language_model_learns():
     assert loss < 0.1
 
 
-# ---------------------------------------------------------------------------------------------- bad input
-def test_bad_tokens_are_said():
-    """Fails if a wrong token is an index error, or a wrong kind of input passes."""
-    model, x = made(small("decoder", "vanilla", head=LMHeadConfig())), tokens()
+# ---------------------------------------------------------------------------------------- bad input
+def test_invalid_tokens():
+    """Invalid tokens and other kinds of input raise a clear error."""
+    model, x = build_model(small("decoder", "vanilla", head=LMHeadConfig())), tokens()
     with pytest.raises(
         ValueError, match=r"token id 11 at position 3 of sequence 1 is not in 0\.\.10"
     ):
@@ -668,21 +668,23 @@ def test_bad_tokens_are_said():
         model(x, token_type_ids=x)
     with pytest.raises(TypeError, match="mask must be a bool tensor"):
         model(x, torch.ones(2, 20))
-    typed = made(small("encoder", "vanilla", input=TokenInput(vocab_size=11, type_vocab_size=2)))
+    typed = build_model(
+        small("encoder", "vanilla", input=TokenInput(vocab_size=11, type_vocab_size=2))
+    )
     with pytest.raises(ValueError, match="token type id 5 at position 0"):
         typed(x, token_type_ids=torch.full_like(x, 5))
     with pytest.raises(ValueError, match="token_type_ids must have the shape"):
         typed(x, token_type_ids=x[:, :3])
 
 
-def test_bad_vectors_and_images_are_said(rand):
-    """Fails if an input of another shape is an error of a matrix product."""
-    vectors = made(small("encoder", "vanilla", input=VectorInput(width=3)))
+def test_invalid_vectors_and_images(rand):
+    """Inputs of another shape raise a clear error."""
+    vectors = build_model(small("encoder", "vanilla", input=VectorInput(width=3)))
     with pytest.raises(ValueError, match=r"shape \(b, n, 3\), not \(2, 5, 4\)"):
         vectors(rand(2, 5, 4))
     with pytest.raises(ValueError, match="token_type_ids are for models that read token ids"):
         vectors(rand(2, 5, 3), token_type_ids=tokens(n=5))
-    images = made(models.vit(1, 8, 2, image_size=8, patch_size=4))
+    images = build_model(models.vit(1, 8, 2, image_size=8, patch_size=4))
     with pytest.raises(ValueError, match=r"of shape \(b, 3, 8, 8\), not \(2, 3, 8, 12\)"):
         images(rand(2, 3, 8, 12))
     config = small(
@@ -691,15 +693,15 @@ def test_bad_vectors_and_images_are_said(rand):
         input=PatchInput(height=4, width=4, patch_size=2, class_token=False),
         length=None,
     )
-    decoder = made(config)
+    decoder = build_model(config)
     _, state = decoder.stream(rand(1, 3, 4, 4))
     with pytest.raises(ValueError, match="an image cannot be streamed"):
         decoder.stream(rand(1, 3, 4, 4), state)
 
 
-def test_too_long_is_said():
-    """Fails if more tokens than positions or a mixer know are an index error; whole or in a stream."""
-    fixed = made(small("decoder", "bigbird", position="sinusoid", head=LMHeadConfig()))
+def test_too_long_input():
+    """Inputs beyond the mixer's length or the positions are errors, also in a stream."""
+    fixed = build_model(small("decoder", "bigbird", position="sinusoid", head=LMHeadConfig()))
     with pytest.raises(
         ValueError,
         match=f"Input has {LENGTH + 1} tokens but the mixer was built with length={LENGTH}",
@@ -712,7 +714,7 @@ def test_too_long_is_said():
     ):
         fixed.stream(tokens(n=1), state)
 
-    learned = made(small("decoder", "vanilla", head=LMHeadConfig()))
+    learned = build_model(small("decoder", "vanilla", head=LMHeadConfig()))
     too_far = (
         f"reaches position {LENGTH} but the embedding was built for positions 0 to {LENGTH - 1}"
     )
@@ -724,23 +726,23 @@ def test_too_long_is_said():
 
 
 def test_empty_input():
-    """Fails if no tokens at all crash; only a pooling must refuse them."""
-    model = made(small("decoder", "vanilla", "linear", head=LMHeadConfig()))
+    """Empty inputs are valid, except for pooling."""
+    model = build_model(small("decoder", "vanilla", "linear", head=LMHeadConfig()))
     assert model(tokens(n=0)).shape == (2, 0, 11) and model(tokens(b=0)).shape == (0, 20, 11)
     y, state = model.stream(tokens(n=0))
     assert y.shape == (2, 0, 11)
     torch.testing.assert_close(model.stream(tokens(), state)[0], model(tokens()))
     with pytest.raises(ValueError, match="cannot pool an empty sequence"):
-        made(
+        build_model(
             small("encoder", "vanilla", head={"kind": "sequence_classification", "num_classes": 2})
         )(tokens(n=0))
-    both = made(small("seq2seq", "vanilla", head=LMHeadConfig()))
+    both = build_model(small("seq2seq", "vanilla", head=LMHeadConfig()))
     with pytest.raises(ValueError, match="context has no tokens"):
         both(tokens(n=0), tokens(n=3))
 
 
-def test_bad_targets_are_said(rand):
-    """Fails if a target outside of the choices is a crash in the loss."""
+def test_invalid_targets(rand):
+    """Targets outside of the classes raise a clear error."""
     with pytest.raises(ValueError, match=r"target 4 is not in 0\.\.3, nor ignore_index -100"):
         models.cross_entropy_loss(rand(2, 4), torch.tensor([0, 4]))
     with pytest.raises(
@@ -749,9 +751,9 @@ def test_bad_targets_are_said(rand):
         models.cross_entropy_loss(rand(2, 4), torch.tensor([0, 1, 2]))
 
 
-def test_models_by_hand_are_checked():
-    """Fails if a decoder is made of layers that see the future, or a head shares a table of another shape."""
-    backbone = made(small("encoder", "vanilla")).backbone
+def test_manually_built_models_are_checked():
+    """Decoders of non-causal layers, and tied weights of other shapes, raise an error."""
+    backbone = build_model(small("encoder", "vanilla")).backbone
     with pytest.raises(regard.Unsupported, match="a decoder needs causal layers"):
         Decoder(backbone)
     with pytest.raises(regard.Unsupported, match="a decoder needs causal layers"):

@@ -1,4 +1,4 @@
-"""Norms: each against a loop over tokens, and what each says about padding, chunks and precision."""
+"""Norms: compared with loops over tokens; padding, chunks and precision."""
 
 import math
 
@@ -27,7 +27,7 @@ MASK = torch.tensor(
 
 
 def moved(norm, seed=1):
-    """Not where it began: so that gains, biases and statistics matter."""
+    """Change all parameters and statistics from their initial values."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for t in (*norm.parameters(), *(b for b in norm.buffers() if b.is_floating_point())):
@@ -35,7 +35,7 @@ def moved(norm, seed=1):
     return norm.double()
 
 
-# ---------------------------------------------------------------------------------------------- oracles, token by token
+# -------------------------------------------------------------------------- oracles, token by token
 def layer(norm, token):
     mean = sum(token) / len(token)
     variance = sum((a - mean) ** 2 for a in token) / len(token)
@@ -99,8 +99,8 @@ def gradients(y, weight, inputs):
 
 @pytest.mark.parametrize("length", [1, 5])
 @pytest.mark.parametrize("name", NORMS)
-def test_evaluation_is_the_formula_of_each_token(name, length, rand):
-    """Fails if an output or a gradient differs from the formula, written for one token."""
+def test_evaluation_matches_formula(name, length, rand):
+    """Outputs and gradients equal the formula for one token."""
     norm, x, weight = (
         moved(NORMS[name](8)).eval(),
         rand(3, length, 8).requires_grad_(),
@@ -116,22 +116,22 @@ def test_evaluation_is_the_formula_of_each_token(name, length, rand):
 
 @pytest.mark.parametrize("name", NORMS)
 def test_padding_has_no_influence(name, rand):
-    """Fails if left-out tokens, even NaN, change real ones, a gradient, or the statistics that are kept; in training too."""
+    """Masked tokens, even NaN, change no output, gradient or statistic, also in training."""
     x, weight = rand(3, 5, 8), rand(3, 5, 8) * MASK[..., None]
     found = []
     for fill in (0.0, 1e3, torch.nan):
         norm, y = moved(NORMS[name](8)), x.masked_fill(~MASK[..., None], fill).requires_grad_()
         out = norm(y, MASK)
         found.append([out[MASK], *gradients(out, weight, [y, *norm.parameters()]), *norm.buffers()])
-        assert not found[-1][1][~MASK].any()  # nothing is asked of what is left out
+        assert not found[-1][1][~MASK].any()  # no gradient for masked tokens
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("residual", ["post", "pre"])
-def test_padding_does_not_spoil_the_weights_of_a_stack(residual, rand):
-    """Fails if NaN in padding reaches the gradient of a weight."""
+def test_nan_padding_in_a_stack(residual, rand):
+    """NaN in padding does not reach gradients of parameters."""
     torch.manual_seed(0)
     make = get_residual(residual, 2)
     layers = SequentialStack(
@@ -145,8 +145,8 @@ def test_padding_does_not_spoil_the_weights_of_a_stack(residual, rand):
         torch.testing.assert_close(a, b)
 
 
-def test_batch_norm_is_the_loop_over_real_tokens(rand):
-    """Fails if mean, variance, running statistics or gradients are not those of the real tokens."""
+def test_batch_norm_matches_loop(rand):
+    """Mean, variance, running statistics and gradients are those of the real tokens."""
     norm, x, weight = (
         moved(BatchNorm(8)),
         rand(3, 5, 8).requires_grad_(),
@@ -171,8 +171,8 @@ def test_batch_norm_is_the_loop_over_real_tokens(rand):
     )
 
 
-def test_batch_norm_is_torch_without_padding(rand):
-    """Fails if three steps of training and an evaluation differ from torch.nn.BatchNorm1d."""
+def test_batch_norm_matches_torch(rand):
+    """Three training steps and an evaluation equal torch.nn.BatchNorm1d."""
     ours, theirs = BatchNorm(8).double(), torch.nn.BatchNorm1d(8).double()
     for _ in range(3):
         x = rand(2, 5, 8)
@@ -184,8 +184,8 @@ def test_batch_norm_is_torch_without_padding(rand):
     "mask", [torch.zeros(1, 2, dtype=torch.bool), torch.tensor([[False, True]])]
 )
 @pytest.mark.parametrize("name", ["batch", "power"])
-def test_too_few_tokens_say_nothing(name, mask, rand):
-    """Fails if a batch with no real token, or with one where a variance is wanted, spoils the statistics."""
+def test_too_few_tokens(name, mask, rand):
+    """Batches with too few real tokens do not change the statistics."""
     norm = NORMS[name](4).double()
     before = [b.clone() for b in norm.buffers() if b.is_floating_point()]
     assert norm(rand(1, 2, 4), mask).isfinite().all()
@@ -197,8 +197,8 @@ def test_too_few_tokens_say_nothing(name, mask, rand):
     )
 
 
-def test_power_norm_is_the_algorithm_step_by_step(rand):
-    """Fails if, over several steps, outputs, ψ, ν or the stated backward differ from a loop over the real tokens."""
+def test_power_norm_matches_algorithm(rand):
+    """Over several steps, outputs, ψ, ν and gradients equal a loop over real tokens."""
     norm, alpha = PowerNorm(4, alpha=0.8).double(), 0.8
     with torch.no_grad():
         norm.weight.copy_(rand(4)), norm.bias.copy_(rand(4))
@@ -224,12 +224,12 @@ def test_power_norm_is_the_algorithm_step_by_step(rand):
         )
         torch.testing.assert_close(norm.running_square, square)
         torch.testing.assert_close(norm.nu, nu)
-    assert nu.abs().max() > 0.1  # so that the correction was seen at work
+    assert nu.abs().max() > 0.1  # the correction is not negligible
     torch.testing.assert_close(norm.eval()(x), x / (square + 1e-5) ** 0.5 * norm.weight + norm.bias)
 
 
-def test_power_norm_warms_up_with_the_batch(rand):
-    """Fails if the first steps do not divide by the batch's own quadratic mean with its exact gradient."""
+def test_power_norm_warmup(rand):
+    """Warm-up steps use the batch's quadratic mean, with its exact gradient."""
     norm = PowerNorm(4, warmup=1).double()
     x = rand(2, 3, 4).requires_grad_()
     assert torch.autograd.gradcheck(lambda t: PowerNorm(4, warmup=1).double()(t), x)
@@ -238,8 +238,8 @@ def test_power_norm_warms_up_with_the_batch(rand):
     torch.testing.assert_close(norm(x), x / (last + 1e-5).sqrt())
 
 
-def test_the_approximate_gradient_is_not_the_exact_one(rand):
-    """Fails if PN gave the gradient of x / ψ alone: the correction would be lost."""
+def test_power_norm_gradient_is_corrected(rand):
+    """The gradient of PN is not that of x / ψ alone."""
     norm, x, grad = PowerNorm(4).double(), rand(2, 3, 4).requires_grad_(), rand(2, 3, 4)
     first = gradients(norm(x), grad, x)[0]
     second = gradients(norm(x), grad, x)[0]
@@ -247,8 +247,8 @@ def test_the_approximate_gradient_is_not_the_exact_one(rand):
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_pooled_tells_whether_training_mixes_tokens(name, rand):
-    """Fails if a norm that says nothing is pooled lets a token depend on others, or one that says so does not."""
+def test_uses_batch_statistics(name, rand):
+    """`uses_batch_statistics` says whether tokens depend on each other in training."""
     x = 3 * rand(2, 6, 8)
     whole, parts = moved(NORMS[name](8)), moved(NORMS[name](8))
     chunks = torch.cat([parts(chunk) for chunk in x.split((1, 5), 1)], 1)
@@ -260,8 +260,8 @@ def test_pooled_tells_whether_training_mixes_tokens(name, rand):
     "residual", [residual for residual in RESIDUALS if residual != "rezero"]
 )  # which has no norm
 @pytest.mark.parametrize("name", NORMS)
-def test_stacks_stream_in_evaluation_with_every_norm(name, residual, rand):
-    """Fails if chunks give anything else than the whole."""
+def test_stream_matches_whole(name, residual, rand):
+    """In evaluation, chunks give the result of the whole sequence."""
     make = get_residual(residual, 2, norm=NORMS[name])
     torch.manual_seed(0)
     layers = SequentialStack(
@@ -271,7 +271,7 @@ def test_stacks_stream_in_evaluation_with_every_norm(name, residual, rand):
         ]
     ).double()
     x = rand(2, 12, 8)
-    layers(x)  # so that running statistics are not those of the start
+    layers(x)  # move the running statistics
     state, parts = None, []
     for chunk in x.split((1, 6, 5), 1):
         y, state = layers.eval().stream(chunk, state)
@@ -281,8 +281,8 @@ def test_stacks_stream_in_evaluation_with_every_norm(name, residual, rand):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", NORMS)
-def test_half_precision_is_computed_in_single(name, dtype, rand):
-    """Fails if squares overflow float16, or more is lost than rounding the result."""
+def test_half_precision_uses_float32(name, dtype, rand):
+    """Squares do not overflow float16, and only the result is rounded."""
     x = (300 * rand(2, 3, 8)).to(dtype)
     norm = NORMS[name](8).eval().to(dtype)
     y = norm(x)
@@ -293,8 +293,8 @@ def test_half_precision_is_computed_in_single(name, dtype, rand):
     assert trained.dtype == dtype and trained.isfinite().all()
 
 
-def test_peers(rand):
-    """Fails if ours differ from torch's layer, RMS and group norm, or from ScaleNorm at its start."""
+def test_matches_torch(rand):
+    """Layer, RMS and group norm equal torch's; ScaleNorm equals its initial formula."""
     x = rand(2, 5, 8)
     torch.testing.assert_close(
         RMSNorm(8, eps=1e-6).double()(x), torch.nn.RMSNorm(8, eps=1e-6).double()(x)
@@ -308,23 +308,23 @@ def test_peers(rand):
     )
 
 
-def test_groups_of_one_number(rand):
-    """Fails if a single token, as in a stream, is refused where all groups are one wide."""
+def test_groups_of_one_channel(rand):
+    """A single token is valid if all groups have one channel."""
     assert torch.equal(
         GroupNorm(4, groups=4).double()(rand(1, 1, 4)), torch.zeros(1, 1, 4).double()
     )
 
 
 @pytest.mark.parametrize("name", sorted(set(NORMS) - {"none"}))
-def test_an_epsilon_that_makes_no_sense_is_said(name):
-    """Fails if a norm is built that would divide by zero, or take the root of less."""
+def test_invalid_epsilon(name):
+    """An invalid epsilon raises an error."""
     for eps in (0, -1.0, math.nan):
         with pytest.raises(ValueError, match="eps must be a finite number above 0"):
             NORMS[name](8, eps=eps)
 
 
-def test_a_zero_token_stays_finite(rand):
-    """Fails if a token of zeros gives NaN, forwards or backwards."""
+def test_zero_token_is_finite(rand):
+    """A token of zeros gives no NaN, forward or backward."""
     for kind in NORMS.values():
         x = torch.zeros(1, 3, 8).requires_grad_()
         y = kind(8)(x)
@@ -332,8 +332,8 @@ def test_a_zero_token_stays_finite(rand):
         assert y.isfinite().all() and x.grad.isfinite().all()
 
 
-def test_what_does_not_fit_is_said():
-    """Fails if a wrong name or number is accepted."""
+def test_invalid_arguments():
+    """Invalid names and numbers raise an error."""
     with pytest.raises(ValueError, match="no norm 'layers': did you mean 'layer'"):
         get_norm("layers")
     assert get_norm("rms") is RMSNorm

@@ -1,4 +1,4 @@
-"""Residual schemes: formulas, starts by depth and by data, and one deep stack that trains only with them."""
+"""Residuals: formulas, initialisation by depth and data, and training of a deep stack."""
 
 import importlib.util
 import math
@@ -28,7 +28,7 @@ from regard.stack import SequentialStack
 
 
 def stack(name, layers, dim=8, *, cross=False, dropout=0.0, **mixer):
-    """Blocks of softmax attention around this residual, in float64."""
+    """Blocks of softmax attention with this residual, in float64."""
     torch.manual_seed(0)
     make = get_residual(name, layers)
 
@@ -42,7 +42,7 @@ def stack(name, layers, dim=8, *, cross=False, dropout=0.0, **mixer):
 
 
 def normal(x, gain=1.0, bias=0.0):
-    """Layer norm, by hand."""
+    """Layer norm, written out."""
     middle = x - x.mean(-1, keepdim=True)
     return middle / (middle.square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain + bias
 
@@ -64,8 +64,8 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", RESIDUALS)
-def test_the_formula(name, rand):
-    """Fails if outputs or gradients are not those of the formula."""
+def test_formula(name, rand):
+    """Outputs and gradients equal the formula."""
     residual, x, weight = (
         get_residual(name, 3)(8).double(),
         rand(2, 5, 8).requires_grad_(),
@@ -85,8 +85,8 @@ def test_the_formula(name, rand):
 
 
 @pytest.mark.parametrize("name", RESIDUALS)
-def test_unfinished_tells_whether_the_stream_grows(name, rand):
-    """Fails if what says it is finished leaves a sum that grows with every layer, or the other way round."""
+def test_needs_final_norm(name, rand):
+    """`needs_final_norm` says whether the output grows with every layer."""
     residual = get_residual(name, 3)(8).double()
     x, big = rand(2, 5, 8), 1e3 * rand(2, 5, 8)
     grows = (
@@ -95,12 +95,12 @@ def test_unfinished_tells_whether_the_stream_grows(name, rand):
     )
     assert residual.needs_final_norm == bool(
         grows and name != "rezero"
-    )  # which has no norm anywhere, and so none at the end
+    )  # no norm anywhere, so none at the end
 
 
 @pytest.mark.parametrize("name", RESIDUALS)
-def test_masks_reach_the_norms(name, rand):
-    """Fails if a residual does not hand the mask to each of its norms."""
+def test_norms_get_the_mask(name, rand):
+    """A residual passes the mask to each of its norms."""
     seen = []
 
     class Spy(LayerNorm):
@@ -115,20 +115,20 @@ def test_masks_reach_the_norms(name, rand):
 
 
 @pytest.mark.parametrize("name", RESIDUALS)
-def test_chunks_are_the_whole(name, rand):
-    """Fails if a stack with this residual streams otherwise than it runs."""
+def test_stream_matches_whole(name, rand):
+    """A stack with this residual streams as it runs whole."""
     layers, x = stack(name, 2, causal=True), rand(2, 9, 8)
     with torch.no_grad():
         for part_name, p in layers.named_parameters():
             if part_name.endswith(("scale", "omega")):
-                p.add_(0.5)  # from where nothing would be seen of the sub-layer
+                p.add_(0.5)  # at the initial value the sub-layer has no effect
     first, state = layers.stream(x[:, :4])
     rest, _ = layers.stream(x[:, 4:], state)
     torch.testing.assert_close(torch.cat((first, rest), 1), layers(x))
 
 
-def test_a_stack_of_rezero_is_the_identity_at_first(rand):
-    """Fails if anything but x comes out, or no gradient reaches α."""
+def test_rezero_is_initially_the_identity(rand):
+    """A ReZero stack is initially the identity, and α has a gradient."""
     layers, x = stack("rezero", 3), rand(2, 5, 8)
     y = layers(x)
     assert torch.equal(y, x)
@@ -137,9 +137,9 @@ def test_a_stack_of_rezero_is_the_identity_at_first(rand):
     assert len(scales) == 6 and all(g != 0 for g in scales)
 
 
-# ---------------------------------------------------------------------------------------------- Admin
+# -------------------------------------------------------------------------------------------- Admin
 def by_hand(layers, x, mask=None):
-    """ω, sub-layer by sub-layer, as the authors' code finds it: in the pass that already uses it."""
+    """ω per sub-layer, as in the authors' code: measured in the pass that uses it."""
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
     omega, found = 1.0, []
     for block in layers.layers:
@@ -161,8 +161,8 @@ def by_hand(layers, x, mask=None):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_admin_is_profiled_by_the_rule(padded, rand):
-    """Fails if ω is not what the rule gives, sees padding, or training and evaluation are not as they were."""
+def test_admin_init(padded, rand):
+    """ω follows the rule, ignores padding, and training modes are restored."""
     layers, x = stack("admin", 3, dropout=0.5).train(), 2 * rand(2, 5, 8)
     layers.layers[1].eval()
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2]) if padded else None
@@ -171,8 +171,8 @@ def test_admin_is_profiled_by_the_rule(padded, rand):
         want = by_hand(layers.eval(), x, mask)
     for part, mode in zip(layers.modules(), modes, strict=True):
         part.training = mode
-    given = {"mask": mask} if padded else {}
-    found = admin_init(layers, x.masked_fill(~mask[..., None], 99.0) if padded else x, **given)
+    kwargs = {"mask": mask} if padded else {}
+    found = admin_init(layers, x.masked_fill(~mask[..., None], 99.0) if padded else x, **kwargs)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(want))
     joins = [part for part in layers.modules() if isinstance(part, Admin)]
     assert [round(join.omega[3].item(), 6) for join in joins] == [round(w, 6) for w in want]
@@ -181,33 +181,32 @@ def test_admin_is_profiled_by_the_rule(padded, rand):
         join.profiler is None for join in joins
     )
     assert (
-        admin_init(layers, x.masked_fill(~mask[..., None], -7.0) if padded else x, **given) == found
+        admin_init(layers, x.masked_fill(~mask[..., None], -7.0) if padded else x, **kwargs)
+        == found
     )
 
 
-def test_admin_profiles_decoders_too(rand):
-    """Fails if a sub-layer that looks at the context is left out."""
+def test_admin_init_of_decoders(rand):
+    """Cross-attention sub-layers are initialised too."""
     layers = stack("admin", 2, cross=True)
     assert len(admin_init(layers, rand(2, 5, 8), rand(2, 3, 8))) == 6
 
 
-def test_admin_before_its_profile_is_post_norm(rand):
-    """Fails if ω is not one at first."""
+def test_admin_is_initially_post_norm(rand):
+    """ω is initially one."""
     x = rand(2, 5, 8)
     torch.testing.assert_close(stack("admin", 2)(x), stack("post", 2)(x))
 
 
-def test_profile_refuses_what_it_cannot_do(rand):
-    """Fails if it passes over a model without Admin, with a part that is not reached, or that runs twice."""
+def test_admin_init_errors(rand):
+    """Models without Admin, with unused residuals, or with repeated ones raise an error."""
     x, layers = rand(2, 5, 8), stack("admin", 1)
     with pytest.raises(regard.Unsupported, match="the model has no Admin residual"):
         admin_init(stack("post", 1), x)
     with pytest.raises(regard.Unsupported, match="runs twice"):
         admin_init(SequentialStack([layers, layers]), x)
     joins = [part for part in layers.modules() if isinstance(part, Admin)]
-    assert all(
-        join.profiler is None and (join.omega == 1).all() for join in joins
-    )  # as if nothing had been asked
+    assert all(join.profiler is None and (join.omega == 1).all() for join in joins)  # unchanged
     idle = SequentialStack([layers])
     idle.spare = Admin(8)
     with pytest.raises(ValueError, match="1 of 3 Admin residuals did not run"):
@@ -218,9 +217,9 @@ def test_profile_refuses_what_it_cannot_do(rand):
     assert all((join.omega == 1).all() for join in joins)
 
 
-# ---------------------------------------------------------------------------------------------- DeepNorm
-def test_scales_are_the_table_of_the_paper():
-    """Fails if α or β differ from the paper's rows, for 12 layers, and for 100 with a decoder of 6."""
+# ----------------------------------------------------------------------------------------- DeepNorm
+def test_deepnorm_scales():
+    """α and β equal the paper's, for 12 layers, and for 100 with a decoder of 6."""
     assert deepnorm_scales(12) == pytest.approx((2.213364, 0.319472), abs=1e-6)
     encoder, decoder = deepnorm_seq2seq_scales(100, 6)
     assert encoder == pytest.approx(
@@ -230,8 +229,8 @@ def test_scales_are_the_table_of_the_paper():
     assert get_residual("deepnorm", 12)(8).alpha == deepnorm_scales(12).alpha
 
 
-def test_the_start_of_deepnorm_scales_what_it_should():
-    """Fails if a weight has another spread than Xavier's with its gain, or a bias is left."""
+def test_deepnorm_init():
+    """Weights have Xavier's distribution with their gains, and biases are zero."""
     torch.manual_seed(1)
     attention = [regard.create("vanilla", dim=64, heads=4) for _ in range(2)]
     block = Block(attention[0], MLP(64), cross=attention[1], residual=get_residual("deepnorm", 6))
@@ -247,8 +246,8 @@ def test_the_start_of_deepnorm_scales_what_it_should():
     assert all(torch.equal(p, block.get_parameter(name)) for name, p in before.items())
 
 
-def test_the_start_of_deepnorm_refuses_what_it_does_not_know():
-    """Fails if β is accepted where it has nothing to act on."""
+def test_deepnorm_init_errors():
+    """Mixers without weights to scale by β raise an error."""
     with pytest.raises(
         regard.Unsupported,
         match="fnet does not support deepnorm: it has no value or output projection",
@@ -260,9 +259,9 @@ def test_the_start_of_deepnorm_refuses_what_it_does_not_know():
         deepnorm_init(stack("deepnorm", 1), 0.0)
 
 
-# ---------------------------------------------------------------------------------------------- tables and refusals
-def test_what_does_not_fit_is_said():
-    """Fails if a wrong name or number is accepted, or a norm where there is none."""
+# -------------------------------------------------------------------------------- tables and errors
+def test_invalid_arguments():
+    """Invalid names, numbers and norms raise an error."""
     with pytest.raises(ValueError, match="no residual 'deep_norm': did you mean 'deepnorm'"):
         get_residual("deep_norm", 3)
     with pytest.raises(regard.Unsupported, match="rezero has no norm"):
@@ -280,14 +279,14 @@ def test_what_does_not_fit_is_said():
 
 
 @pytest.mark.parametrize(("layers", "start"), [(18, 0.1), (24, 1e-5), (36, 1e-6)])
-def test_layer_scale_starts_by_depth(layers, start):
-    """Fails if λ begins elsewhere than in the paper."""
+def test_layer_scale_init(layers, start):
+    """λ is initialised by depth as in the paper."""
     assert torch.equal(get_residual("layerscale", layers)(4).scale, torch.full((4,), start))
 
 
-# ---------------------------------------------------------------------------------------------- a real run
-def test_deep_stacks_train_without_warm_up_only_with_the_right_start():
-    """Fails if 24 layers of post-norm learn at this rate, or Admin and DeepNorm do not; more in `benchmarks/depth.py`."""
+# ----------------------------------------------------------------------------------------- training
+def test_deep_stacks_without_warmup():
+    """24 layers train with Admin and DeepNorm, not with post-norm; see benchmarks/depth.py."""
     spec = importlib.util.spec_from_file_location(
         "depth", Path(__file__).parents[1] / "benchmarks" / "depth.py"
     )
@@ -297,8 +296,6 @@ def test_deep_stacks_train_without_warm_up_only_with_the_right_start():
         name: sum(depth.train(name, rate=3e-3, steps=40, seed=0)[-5:]) / 5
         for name in ("post", "admin", "deepnorm")
     }
-    assert (
-        last["post"] > 0.9 * depth.NOTHING
-    )  # what is lost by who only knows that all characters are as likely
+    assert last["post"] > 0.9 * depth.NOTHING  # loss of a uniform prediction
     assert last["admin"] < 0.5 * depth.NOTHING
     assert last["deepnorm"] < 0.5 * depth.NOTHING

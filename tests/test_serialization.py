@@ -1,4 +1,4 @@
-"""Files: what is saved is loaded; what interrupts a save leaves a whole model; what is broken is said."""
+"""Files: saving and loading, interrupted saves, and broken files."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def strict_load(folder):
         return load(folder)
 
 
-# ---------------------------------------------------------------------------------------------- there and back
+# ------------------------------------------------------------------------------------ save and load
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
-def test_saved_is_loaded(name, dtype, tmp_path):
-    """Fails if a loaded model says anything else, bit by bit, has other dtypes, or its tied weights came apart."""
+def test_save_and_load(name, dtype, tmp_path):
+    """A loaded model has the same outputs, dtypes and tied weights."""
     before = model(name).to(dtype)
     save(before, tmp_path / "new" / "folder")
     after = strict_load(tmp_path / "new" / "folder")
@@ -85,7 +85,7 @@ def test_saved_is_loaded(name, dtype, tmp_path):
 
 
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
-    """Fails if a tied table is stored twice, or training moves one half of it only."""
+    """A tied table is stored once, and trained as one."""
     save(model("gpt"), tmp_path)
     assert "head.proj.weight" not in load_file(tmp_path / "model.safetensors")
     after = load(tmp_path)
@@ -94,15 +94,15 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
     assert after.head.proj.weight.grad is not None
 
 
-def test_saving_again_replaces(tmp_path):
-    """Fails if a second save leaves anything of the first."""
+def test_second_save_replaces_first(tmp_path):
+    """A second save leaves nothing of the first."""
     save(model("bert"), tmp_path)
     save(model("gpt", seed=1), tmp_path)
     assert same(strict_load(tmp_path), model("gpt", seed=1))
 
 
-def test_the_configuration_is_readable(tmp_path):
-    """Fails if config.json is not the configuration, or other users may not read what usual files let them read."""
+def test_config_file(tmp_path):
+    """config.json is the configuration, with ordinary file permissions."""
     save(model(), tmp_path)
     assert ModelConfig(**json.loads((tmp_path / "config.json").read_text())) == MODELS["gpt"]
     (tmp_path / "usual").write_text("")
@@ -112,27 +112,27 @@ def test_the_configuration_is_readable(tmp_path):
     assert len(modes) == 1
 
 
-def test_a_model_by_hand_cannot_be_saved(tmp_path):
-    """Fails if a model that could not be built again is saved."""
-    made = model()
+def test_manually_built_model_cannot_be_saved(tmp_path):
+    """A model without a configuration cannot be saved."""
+    built = model()
     with pytest.raises(ValueError, match="this model has no configuration"):
-        save(models.Decoder(made.backbone, made.head), tmp_path)
+        save(models.Decoder(built.backbone, built.head), tmp_path)
 
 
-# ---------------------------------------------------------------------------------------------- interrupted
+# -------------------------------------------------------------------------------------- interrupted
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_a_save_that_fails_leaves_a_whole_model(call, number, tmp_path, monkeypatch):
-    """Fails if an error at any write leaves a mixture of old and new, or files beside."""
+def test_failed_save(call, number, tmp_path, monkeypatch):
+    """An error at any write leaves the old or the new model, and no other files."""
     old, new = model("bert"), model("gpt", seed=1)
     save(old, tmp_path)
     usual, calls = getattr(os, call), []
 
-    def failing(*given):
-        calls.append(given)
+    def failing(*args):
+        calls.append(args)
         if len(calls) == number:
             raise OSError("no space left on device")
-        return usual(*given)
+        return usual(*args)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing)
@@ -154,17 +154,17 @@ def test_a_save_that_fails_leaves_a_whole_model(call, number, tmp_path, monkeypa
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes do not fork there")
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_killed_save_leaves_a_whole_model(number, tmp_path):
-    """Fails if a process that dies before a rename leaves what cannot be loaded, or loads as a mixture."""
+def test_killed_save(number, tmp_path):
+    """A process that dies before a rename leaves the old or the new model."""
     old, new = model("bert"), model("gpt", seed=1)
     save(old, tmp_path)
     usual, calls = os.replace, []
 
-    def dying(*given):
-        calls.append(given)
+    def dying(*args):
+        calls.append(args)
         if len(calls) == number:
             os._exit(9)
-        usual(*given)
+        usual(*args)
 
     child = os.fork()
     if not child:
@@ -181,9 +181,9 @@ def test_a_killed_save_leaves_a_whole_model(number, tmp_path):
     assert same(strict_load(tmp_path), new)
 
 
-# ---------------------------------------------------------------------------------------------- broken
+# ------------------------------------------------------------------------------------------- broken
 def rewritten(folder, change, *, keep=True):
-    """Save a model, and write its weights again, changed; with its configuration in the header where `write_record`."""
+    """Save a model, then rewrite its changed weights, with its configuration if `write_record`."""
     save(model(), folder)
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -197,8 +197,8 @@ def rewritten(folder, change, *, keep=True):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_weights_that_do_not_fit_are_named(keep, tmp_path):
-    """Fails if a missing, a foreign or a misshapen tensor is taken, or the message does not name it and both shapes."""
+def test_mismatched_weights(keep, tmp_path):
+    """Missing, unexpected and misshapen tensors are errors with name and shapes."""
     rewritten(tmp_path, lambda t: t.pop("backbone.norm.weight"), keep=keep)
     with pytest.raises(
         ValueError,
@@ -220,8 +220,8 @@ def test_weights_that_do_not_fit_are_named(keep, tmp_path):
     assert same(strict_load(tmp_path), model())
 
 
-def test_weights_of_another_kind_are_named(tmp_path):
-    """Fails if whole numbers in place of weights end in a raw error, or in a model."""
+def test_integer_weights(tmp_path):
+    """Integer weights raise a clear error."""
     rewritten(
         tmp_path, lambda t: t.update({"backbone.norm.weight": t["backbone.norm.weight"].long()})
     )
@@ -232,16 +232,16 @@ def test_weights_of_another_kind_are_named(tmp_path):
         load(tmp_path)
 
 
-def test_a_pickle_is_not_opened(tmp_path):
-    """Fails if a file with the right name and a pickle inside is anything but refused."""
+def test_pickle_is_not_loaded(tmp_path):
+    """A pickle with the name of a weights file is an error."""
     save(model(), tmp_path)
     torch.save({"a": torch.ones(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="is not a complete safetensors file"):
         load(tmp_path)
 
 
-def test_saves_at_once_leave_one_of_them(tmp_path):
-    """Fails if two writers of one folder leave a mixture that loads as neither, or files beside."""
+def test_concurrent_saves(tmp_path):
+    """Two concurrent saves leave one of the models, and no other files."""
     from concurrent.futures import ThreadPoolExecutor
 
     both = [model("bert"), model("gpt", seed=1)]
@@ -254,8 +254,8 @@ def test_saves_at_once_leave_one_of_them(tmp_path):
     assert same(found, both[0]) or same(found, both[1])
 
 
-def test_a_broken_weights_file_is_said(tmp_path):
-    """Fails if a cut, empty or foreign file is anything but a clear error."""
+def test_broken_weights_file(tmp_path):
+    """A truncated, empty or foreign file raises a clear error."""
     save(model(), tmp_path)
     path = tmp_path / "model.safetensors"
     whole = path.read_bytes()
@@ -294,8 +294,8 @@ def test_a_broken_weights_file_is_said(tmp_path):
         (" " * (1 << 21), "has 2097152 bytes"),
     ],
 )
-def test_a_hostile_configuration_is_said(text, message, tmp_path):
-    """Fails if a configuration that is none crashes, hangs or is taken; whether the weights carry their own or not."""
+def test_hostile_configuration(text, message, tmp_path):
+    """An invalid configuration is an error, with and without one in the weights."""
     rewritten(tmp_path, lambda t: None, keep=False)
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=message) as caught:
@@ -303,8 +303,8 @@ def test_a_hostile_configuration_is_said(text, message, tmp_path):
     assert len(str(caught.value)) < 1000 and "config.json" in str(caught.value)
 
 
-def test_no_text_and_no_file(tmp_path):
-    """Fails if bytes that are no text, or no file at all, crash otherwise."""
+def test_missing_file_and_binary_config(tmp_path):
+    """A missing file, or bytes that are not text, raise a clear error."""
     rewritten(tmp_path, lambda t: None, keep=False)
     (tmp_path / "config.json").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="is not UTF-8 text"):
@@ -314,21 +314,22 @@ def test_no_text_and_no_file(tmp_path):
         load(tmp_path)
 
 
-def test_a_configuration_cannot_ask_for_more_than_the_file_brings(tmp_path):
-    """Fails if memory is taken for a model that the weights do not fill: this one would need terabytes."""
+def test_no_allocation_beyond_the_file(tmp_path):
+    """No memory is allocated for weights missing in the file: here, terabytes."""
     save(model(), tmp_path)
     huge = MODELS["gpt"].replace(dim=1 << 20, input=models.TokenInput(vocab_size=1 << 24))
     rewritten(tmp_path, lambda t: None, keep=False)
     (tmp_path / "config.json").write_text(huge.model_dump_json())
     with pytest.raises(
         ValueError,
-        match=r"backbone.embed.tokens.weight has shape \(11, 8\), the model needs \(16777216, 1048576\)",
+        match=r"backbone.embed.tokens.weight has shape \(11, 8\), "
+        r"the model needs \(16777216, 1048576\)",
     ):
         load(tmp_path)
 
 
-def test_an_edited_configuration_is_not_taken_in_silence(tmp_path):
-    """Fails if config.json and the weights disagree without a word."""
+def test_edited_configuration(tmp_path):
+    """A config.json that differs from the weights' configuration is an error."""
     save(model(), tmp_path)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace("gelu_tanh", "relu"))

@@ -1,4 +1,4 @@
-"""Branches of any mixers; the recipe `lite` has its oracle among the others."""
+"""Branches of any mixers. The recipe `lite` is tested with the other recipes."""
 
 import pytest
 import torch
@@ -25,8 +25,8 @@ def branches(*names, causal=False):
         ("longformer",),
     ],
 )
-def test_any_branches_keep_their_promises(names):
-    """Fails if a promise of all branches is broken by dealing out channels, or a refusal of one is forgotten."""
+def test_capabilities_of_branches(names):
+    """Branches have the capabilities that all of their mixers have, and no other."""
     causal_options = [
         form
         for form in (False, True)
@@ -41,16 +41,16 @@ def test_any_branches_keep_their_promises(names):
     check_mixer(build)
 
 
-def test_each_branch_has_its_channels(rand):
-    """Fails if channels cross, or come back in another order."""
+def test_branches_keep_channels_apart(rand):
+    """Each branch reads its own channels, and their order is kept."""
     mixer, x = branches("vanilla", "linear", "local"), rand(2, 9, 24)
     parts = [branch(x[..., 8 * i : 8 * i + 8]) for i, branch in enumerate(mixer.branches)]
     torch.testing.assert_close(mixer(x), torch.cat(parts, -1))
     assert mixer.attention_map(x).shape == (2, 6, 9, 9)
 
 
-def test_what_all_can_is_what_it_can(rand):
-    """Fails if cross-attention, marks or a length limit is composed wrongly."""
+def test_combined_capabilities(rand):
+    """Cross-attention, global attention masks and length limits are combined."""
     assert (
         branches("vanilla", "linear").can.cross
         and not branches("vanilla", "dynamic_conv").can.cross
@@ -71,8 +71,8 @@ def test_what_all_can_is_what_it_can(rand):
     assert branches("gmlp", "vanilla").length == get_recipe("gmlp").example(8).length
 
 
-def test_it_stands_in_a_block(rand):
-    """Fails if the feed-forward layer does not mix the branches."""
+def test_block_mixes_branches(rand):
+    """In a block, the feed-forward layer mixes the branches."""
     torch.manual_seed(0)
     block, x = Block(regard.create("lite", dim=8, heads=2), MLP(8)).double().eval(), rand(1, 5, 8)
     jacobian = torch.autograd.functional.jacobian(lambda t: block(t)[0, 0], x)[
@@ -81,8 +81,8 @@ def test_it_stands_in_a_block(rand):
     assert jacobian[:4, :4].abs().max() > 0 and jacobian[4:, :4].abs().max() > 0
 
 
-def test_what_does_not_fit_is_said():
-    """Fails if branches are accepted that cannot stand together."""
+def test_invalid_arguments():
+    """Branches that do not fit together raise an error."""
     with pytest.raises(ValueError, match="at least one mixer"):
         Branches([])
     with pytest.raises(ValueError, match="all branches must be causal, or none"):

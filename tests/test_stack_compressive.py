@@ -1,4 +1,4 @@
-"""The compressive memory: recent states, compressed ones, and a loss that trains the compression and nothing else."""
+"""Compressive memory: recent states, compressed states, and a loss for the compression only."""
 
 from functools import partial
 
@@ -46,9 +46,9 @@ def stack(*, segment=4, residual=PreNorm, prior=None, count=2, **memory):
     ).double()
 
 
-# ---------------------------------------------------------------------------------------------- the oracle
+# --------------------------------------------------------------------------------------- the oracle
 def compressed(kind, memory, run, keep):
-    """One state of a run of them, and whether it is real."""
+    """One compressed state of a group, and whether it is real."""
     real = [t for t, k in zip(run, keep, strict=True) if k]
     if kind is Conv1dCompression:
         conv = memory.compression.conv
@@ -62,7 +62,7 @@ def compressed(kind, memory, run, keep):
 
 
 def most_used(layer, now, real, old, keep, rate, pre):
-    """The states that the real tokens of `now` look at most, by content, in order."""
+    """The states to which the real tokens of `now` attend most, by content, in order."""
     if not any(keep):
         return [(t, False) for t in old[: len(old) // rate]]
     e, mixer = DIM // HEADS, layer.mixer
@@ -85,7 +85,7 @@ def most_used(layer, now, real, old, keep, rate, pre):
 
 
 def lost(layer, now, real, old, keep, new, pre):
-    """Σ over the real tokens of (attn(old) − attn(new))², and how many numbers that are."""
+    """Σ over the real tokens of (attn(old) − attn(new))², and the number of terms."""
     before = (lambda t: stacks.normed(t, layer.mixer_residual)) if pre else (lambda t: t)
     olds = [before(t) for t, k in zip(old, keep, strict=True) if k]
     news = [before(t) for t, k in new if k]
@@ -155,22 +155,22 @@ def naive(stack, x, mask, kind, slopes, pre):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("residual", [PreNorm, PostNorm])
 @pytest.mark.parametrize("kind", KINDS)
-def test_by_loops(kind, residual, masked, rand):
-    """Fails if a state is compressed otherwise, too early or too late, a position is off, or a loss or gradient is."""
+def test_matches_loops(kind, residual, masked, rand):
+    """Outputs, losses and gradients equal those of loops."""
     prior = ALiBi(HEADS)
     layers = stack(prior=prior, residual=residual, compression=kind)
     x, weight, mask = rand(2, N, DIM), rand(2, N, DIM), torch.ones(2, N, dtype=torch.bool)
     if masked:
         mask[0, 3:6], mask[1, 0], mask[1, 20:] = False, False, False
     t = x.clone().requires_grad_()
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         y = layers(t, mask=mask) * mask[..., None]
-    told = torch.stack(notes.all("attention_reconstruction_loss"))
+    recorded = torch.stack(aux.all("attention_reconstruction_loss"))
     other = x.clone().requires_grad_()
     z, losses = naive(layers, other, mask, kind, prior.slopes.double(), residual is PreNorm)
     z = z * mask[..., None]
     torch.testing.assert_close(y, z, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(told, losses, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(recorded, losses, rtol=1e-9, atol=1e-10)
     main = [p for name, p in layers.named_parameters() if "compress" not in name]
     for got, want in zip(
         torch.autograd.grad((y * weight).sum(), [t, *main]),
@@ -181,24 +181,24 @@ def test_by_loops(kind, residual, masked, rand):
     if kind is Conv1dCompression:
         conv = [p for name, p in layers.named_parameters() if "compress" in name]
         for got, want in zip(
-            torch.autograd.grad(notes.loss(), conv),
+            torch.autograd.grad(aux.loss(), conv),
             torch.autograd.grad(losses.sum(), conv, allow_unused=True),
             strict=True,
         ):
             torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
 
 
-# ---------------------------------------------------------------------------------------------- gradients
+# ---------------------------------------------------------------------------------------- gradients
 @pytest.mark.parametrize("loss", [AttentionReconstructionLoss, AutoEncodingLoss])
-def test_the_loss_trains_the_compression_alone(loss, rand):
-    """Fails if the loss moves the transformer, or the task the compression."""
+def test_loss_trains_only_the_compression(loss, rand):
+    """The loss does not train the transformer, nor the task the compression."""
     layers = stack(loss=loss)
     x = rand(2, N, DIM).requires_grad_()
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         y = layers(x)
     names, parameters = zip(*layers.named_parameters(), strict=True)
     by_loss = torch.autograd.grad(
-        notes.loss(), [*parameters, x], allow_unused=True, retain_graph=True
+        aux.loss(), [*parameters, x], allow_unused=True, retain_graph=True
     )
     by_task = torch.autograd.grad(y.sum(), [*parameters, x], allow_unused=True)
     for name, a, b in zip([*names, "x"], by_loss, by_task, strict=True):
@@ -206,8 +206,8 @@ def test_the_loss_trains_the_compression_alone(loss, rand):
         assert (b is None) == name.startswith("memories"), name
 
 
-def test_no_gradient_crosses_a_segment(rand):
-    """Fails if a compressed or recent state keeps its history, by Jacobian; or has no influence, by replacement."""
+def test_no_gradient_between_segments(rand):
+    """Earlier segments influence later ones (replacement) but get no gradient (Jacobian)."""
     layers, x = stack(), rand(1, 24, DIM)
     jacobian = torch.autograd.functional.jacobian(layers, x)[0, :, :, 0].abs().sum((1, 3))
     assert ((jacobian > 0) == torch.block_diag(*[torch.ones(4, 4).tril()] * 6).bool()).all()
@@ -220,12 +220,12 @@ def test_no_gradient_crosses_a_segment(rand):
     )  # after 16 tokens its run is the fourth from the end
 
 
-def test_without_a_loss_the_task_trains_the_compression(rand):
-    """Fails if `training_loss=None` leaves the compression untrained, or lets gradients into the states themselves."""
+def test_task_trains_compression_without_loss(rand):
+    """With `loss=None`, the task trains the compression, but not the stored states."""
     layers, x = stack(loss=None), rand(1, N, DIM).requires_grad_()
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         y = layers(x)
-    assert not notes.entries
+    assert not aux.entries
     conv = layers.memories[1].compression.conv.weight
     by_conv, by_x = torch.autograd.grad(y[:, 24:].sum(), [conv, x])
     assert by_conv.any() and not by_x[:, :24].any()
@@ -236,19 +236,19 @@ def test_without_a_loss_the_task_trains_the_compression(rand):
     )
 
 
-def test_a_compression_without_weights_costs_nothing(rand):
-    """Fails if a pool, which cannot learn, puts a constant into the loss; what it loses is told all the same."""
-    with regard.collect_aux() as notes:
+def test_pooling_adds_no_loss(rand):
+    """Pooling has no parameters: its loss is recorded, but not part of `aux.loss()`."""
+    with regard.collect_aux() as aux:
         stack(compression=MeanPoolCompression)(rand(1, N, DIM))
     assert (
-        notes.names() == ["attention_reconstruction_loss"]
-        and not notes.loss().any()
-        and notes.entries[0].value > 0
+        aux.names() == ["attention_reconstruction_loss"]
+        and not aux.loss().any()
+        and aux.entries[0].value > 0
     )
 
 
-def test_the_loss_can_be_lowered(rand):
-    """Fails if the cost, minimised, does not fall."""
+def test_loss_can_be_minimised(rand):
+    """Gradient descent lowers the loss."""
     layers, x = (
         stack(segment=8, memory_length=8, compression_rate=4, compressed_length=4),
         rand(2, 32, DIM),
@@ -256,30 +256,30 @@ def test_the_loss_can_be_lowered(rand):
     optimizer = torch.optim.Adam(layers.parameters(), 2e-2)
     costs = []
     for _ in range(20):
-        with regard.collect_aux() as notes:
+        with regard.collect_aux() as aux:
             layers(x)
         optimizer.zero_grad()
-        notes.loss().backward()
+        aux.loss().backward()
         optimizer.step()
-        costs.append(notes.loss().item())
+        costs.append(aux.loss().item())
     assert costs[-1] < 0.7 * costs[0]
 
 
-def test_the_loss_knows_no_positions(rand):
-    """Fails if turning queries and keys by their places changes what is compared: the paper compares by content."""
+def test_loss_ignores_positions(rand):
+    """The loss compares by content, as in the paper: rotary embeddings do not change it."""
     layers, x = stack(count=1), rand(1, N, DIM)
-    told = []
+    recorded = []
     for rotary in (None, Rope()):
         layers.layers[0].mixer.rotary = rotary
-        with regard.collect_aux() as notes:
+        with regard.collect_aux() as aux:
             y = layers(x)
-        told.append((notes.loss(), y))
-    torch.testing.assert_close(told[0][0], told[1][0])
-    assert not torch.allclose(told[0][1], told[1][1])
+        recorded.append((aux.loss(), y))
+    torch.testing.assert_close(recorded[0][0], recorded[1][0])
+    assert not torch.allclose(recorded[0][1], recorded[1][1])
 
 
-def test_auto_encoding_by_loops(rand):
-    """Fails if the decoder or the mean is another."""
+def test_auto_encoding_matches_loops(rand):
+    """The auto-encoding loss equals that of loops."""
     loss, old, new = AutoEncodingLoss(DIM, 3).double(), rand(2, 6, DIM), rand(2, 2, DIM)
     mask = torch.ones(2, 6, dtype=torch.bool)
     mask[0, 4:] = False
@@ -296,25 +296,25 @@ def test_auto_encoding_by_loops(rand):
     torch.testing.assert_close(loss(None, held(old, mask), held(new)), total / (mask.sum() * DIM))
 
 
-# ---------------------------------------------------------------------------------------------- the rest
+# ----------------------------------------------------------------------------------------- the rest
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [(1, 7, 1, 14, 4), (4, 4, 4, 4, 4, 4, 3)])
-def test_chunks_give_the_whole(sizes, kind, rand):
-    """Fails if compression happens elsewhere when chunks end elsewhere, or its cost is told otherwise."""
+def test_stream_matches_whole(sizes, kind, rand):
+    """Outputs and losses do not depend on the chunks."""
     layers, x, state, parts = stack(compression=kind, prior=ALiBi(HEADS)), rand(2, N, DIM), None, []
     with regard.collect_aux() as whole:
         want = layers(x)
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         for chunk in x.split(sizes, 1):
             y, state = layers.stream(chunk, state)
             parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1), want)
-    torch.testing.assert_close(notes.loss(), whole.loss())
+    torch.testing.assert_close(aux.loss(), whole.loss())
     assert state.position == N
 
 
-def test_the_state_is_bounded(rand):
-    """Fails if more is held than was asked for."""
+def test_state_is_bounded(rand):
+    """The state does not exceed the configured lengths."""
     layers, state = stack(segment=5, memory_length=6, compression_rate=4, compressed_length=3), None
     for chunk in rand(1, 100, DIM).split(5, 1):
         _, state = layers.stream(chunk, state)
@@ -325,8 +325,8 @@ def test_the_state_is_bounded(rand):
     assert pair.recent.length >= 6 and pair.compressed.length == 3
 
 
-def test_the_reach_is_that_of_the_paper(rand):
-    """Fails if one layer does not see recent + rate x compressed tokens before its segment, and no more."""
+def test_range(rand):
+    """A layer sees exactly memory + rate · compressed tokens before its segment."""
     layers, x = (
         stack(
             count=1,
@@ -346,7 +346,7 @@ def test_the_reach_is_that_of_the_paper(rand):
 
 
 def test_nan_in_padding(rand):
-    """Fails if a left-out token, even NaN, reaches a real one through the compression, or a loss."""
+    """Masked tokens, even NaN, reach neither a real token nor a loss."""
     for kind in KINDS:
         layers, x, mask = (
             stack(compression=kind),
@@ -357,17 +357,17 @@ def test_nan_in_padding(rand):
         poisoned = x.masked_fill(~mask[..., None], torch.nan)
         with regard.collect_aux() as clean:
             want = layers(x, mask=mask)
-        with regard.collect_aux() as notes:
+        with regard.collect_aux() as aux:
             got = layers(poisoned, mask=mask)
         torch.testing.assert_close(got[mask], want[mask])
-        torch.testing.assert_close(notes.loss(), clean.loss())
+        torch.testing.assert_close(aux.loss(), clean.loss())
         torch.testing.assert_close(
-            notes.all("attention_reconstruction_loss"), clean.all("attention_reconstruction_loss")
+            aux.all("attention_reconstruction_loss"), clean.all("attention_reconstruction_loss")
         )
 
 
-def test_linear_layers_among_them_carry_their_state(rand):
-    """Fails if a hybrid stack is refused."""
+def test_hybrid_with_linear_layers(rand):
+    """Layers that keep their own state can be part of the stack."""
     torch.manual_seed(0)
     layers = [
         Block(regard.create(name, dim=DIM, heads=HEADS, causal=True), MLP(DIM))
@@ -382,7 +382,7 @@ def test_linear_layers_among_them_carry_their_state(rand):
 
 
 def test_bad_input():
-    """Fails if nonsense is accepted."""
+    """Invalid arguments raise an error."""
     with pytest.raises(
         ValueError, match=r"memory_length must be at least compression_rate \(4\), not 3"
     ):

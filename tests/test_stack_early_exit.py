@@ -1,4 +1,4 @@
-"""Early exits: who leaves where, what is computed, and what the others see."""
+"""Early exits: exit depths, computed layers, and what other tokens see."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ MASK = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
 def early(
     depth=4, exits=(1, 2, 4), *, names=("vanilla",), threshold=0.6, one_head=False, loud=4.0, **more
 ):
-    """A stack whose heads are loud enough for tokens to leave at different exits."""
-    told = {key: more.pop(key) for key in ("confidence", "per", "weights") if key in more}
+    """Build a stack whose heads have large logits, so that tokens exit at different depths."""
+    options = {key: more.pop(key) for key in ("confidence", "per", "weights") if key in more}
     layers = [block(names[i % len(names)], seed=i, **more) for i in range(depth)]
     torch.manual_seed(9)
     heads = [nn.Linear(8, 3) for _ in exits]
@@ -24,7 +24,7 @@ def early(
     for head in set(heads):
         head.weight.data *= loud
     return (
-        EarlyExitStack(layers, dict(zip(exits, heads, strict=True)), threshold=threshold, **told)
+        EarlyExitStack(layers, dict(zip(exits, heads, strict=True)), threshold=threshold, **options)
         .double()
         .eval()
     )
@@ -46,7 +46,7 @@ def is_sure(logits, threshold, entropy):
 
 
 def by_hand(stack, x, real, *, causal, threshold, entropy=False):
-    """One example (n d), token by token: states, logits and depths."""
+    """One example (n, d), token by token: states, logits and depths."""
     p, h = inside(stack), x * real[:, None]
     gone, depth, logits = [not r for r in real], [0] * len(x), [None] * len(x)
     for i in range(len(stack.layers)):
@@ -68,8 +68,8 @@ def by_hand(stack, x, real, *, causal, threshold, entropy=False):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("confidence", "threshold"), [("probability", 0.6), ("entropy", 0.9)])
-def test_tokens_against_loops(causal, confidence, threshold, rand):
-    """Fails if a token leaves elsewhere, has other logits, or is seen otherwise after it left, with padding."""
+def test_token_exits_match_loops(causal, confidence, threshold, rand):
+    """Depths, logits and states of exited tokens equal those of loops, with padding."""
     stack, x = early(causal=causal, confidence=confidence, threshold=threshold), rand(2, 6, 8)
     found = stack.predict(x, mask=MASK)
     assert len(found.depth[MASK].unique()) > 1
@@ -91,8 +91,8 @@ def test_tokens_against_loops(causal, confidence, threshold, rand):
     torch.testing.assert_close(stack(x, mask=MASK), found.tokens)
 
 
-def test_examples_against_one_by_one(rand):
-    """Fails if an example leaves elsewhere than it would alone, or comes back in another place."""
+def test_example_exits_match_single_examples(rand):
+    """An example exits as it would alone, and stays at its index."""
     stack, x, mask = (
         early(per="example", threshold=0.5, loud=6.0),
         rand(7, 6, 8),
@@ -114,8 +114,8 @@ def test_examples_against_one_by_one(rand):
 
 
 @pytest.mark.parametrize("per", ["token", "example"])
-def test_evaluation_stops_computing(per, rand):
-    """Fails if layers run that nobody needs, or if training takes exits."""
+def test_unneeded_layers_do_not_run(per, rand):
+    """In evaluation, layers that no token needs do not run. In training all run."""
     stack, x = early(per=per), rand(3, 6, 8)
     ran = count_layers(stack)
     for threshold, layers in ((1e-6, [1]), (1.0, [1, 2, 3, 4])):
@@ -131,8 +131,8 @@ def test_evaluation_stops_computing(per, rand):
     torch.testing.assert_close(stack(x), trained)
 
 
-def test_examples_that_left_are_out_of_the_batch(rand):
-    """Fails if a layer computes examples that have left."""
+def test_exited_examples_leave_the_batch(rand):
+    """No layer computes examples that exited before."""
     stack, x, sizes = early(per="example", threshold=0.5, loud=6.0), rand(7, 6, 8), []
     for layer in stack.layers:
         layer.mixer.register_forward_hook(lambda module, given, out: sizes.append(len(out)))
@@ -141,21 +141,21 @@ def test_examples_that_left_are_out_of_the_batch(rand):
 
 
 @pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
-def test_chunks_give_the_whole(name, rand):
-    """Fails if a later token does not see those that left early at the layers that they left out."""
+def test_stream_matches_whole(name, rand):
+    """Later tokens see tokens that exited early in the layers that these skipped."""
     stack, x = early(names=(name, "vanilla"), causal=True), rand(2, 20, 8)
     whole = stack.predict(x)
     assert len(whole.depth.unique()) > 1
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         found = chunks(stack, x, (1, 7, 1, 11))
-    depth = torch.cat(notes.all("depth"), 1)
+    depth = torch.cat(aux.all("depth"), 1)
     torch.testing.assert_close(found, whole.tokens)
     assert torch.equal(depth, whole.depth)
     torch.testing.assert_close(stack.exit_logits(found, depth), whole.logits)
 
 
-def test_a_decoder_streams(rand):
-    """Fails if layers that were caught up on do not see the context."""
+def test_decoder_streams(rand):
+    """Layers that run late for earlier tokens see the context."""
     stack, x, context = early(causal=True, cross=True), rand(2, 9, 8), rand(2, 4, 8)
     mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
     whole = stack(x, context, context_mask=mask)
@@ -164,21 +164,21 @@ def test_a_decoder_streams(rand):
     )
 
 
-def test_training_streams_too(rand):
-    """Fails if a stream in training mode takes exits."""
+def test_stream_in_training(rand):
+    """A stream in training mode takes no exits."""
     stack, x = early(causal=True).train(), rand(2, 9, 8)
     torch.testing.assert_close(chunks(stack, x, (2, 7)), stack(x))
 
 
 @pytest.mark.parametrize("weights", [None, (0.0, 1.0, 3.0)])
-def test_the_loss_is_the_weighted_sum(weights, rand):
-    """Fails if an exit has another weight, or its head or layers other gradients."""
+def test_weighted_loss(weights, rand):
+    """The loss is the weighted mean over exits, and so are its gradients."""
     stack, x, target = (
         early(weights=weights).train(),
         rand(2, 6, 8).requires_grad_(),
         torch.tensor([[0, 1, 2, 2, 1, 0]] * 2),
     )
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         losses = [
             nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
             for logits in stack.all_logits(x)
@@ -197,12 +197,12 @@ def test_the_loss_is_the_weighted_sum(weights, rand):
                 ]
                 wanted = wanted + shares[e] * sum(each) / 12 / sum(shares)
     torch.testing.assert_close(loss, wanted)
-    assert notes.all("exit_losses")[0].shape == (3,)
+    assert aux.all("exit_losses")[0].shape == (3,)
     same_gradients(loss, wanted, [x, *p.values()])
 
 
 def test_padding_has_no_influence(rand):
-    """Fails if NaN in padding reaches a token, a mean or a decision."""
+    """NaN in padding reaches no token, mean or decision."""
     for per in ("token", "example"):
         stack, x = early(per=per), rand(2, 6, 8)
         found = stack.predict(x.masked_fill(~MASK[..., None], torch.nan), mask=MASK)
@@ -213,16 +213,16 @@ def test_padding_has_no_influence(rand):
         torch.testing.assert_close(found.tokens[MASK], want.tokens[MASK])
 
 
-def test_one_head_for_all(rand):
-    """Fails if a shared head is copied, or its logits are not those of the tokens that came out."""
+def test_shared_head(rand):
+    """A shared head is not copied, and gives the logits of the output tokens."""
     stack, x = early(one_head=True), rand(2, 6, 8)
     assert len(list(stack.heads.parameters())) == 2
     found = stack.predict(x)
     torch.testing.assert_close(stack.heads[0](found.tokens), found.logits)
 
 
-def test_what_does_not_fit_is_said():
-    """Fails if heads stand nowhere, or an example is streamed."""
+def test_invalid_arguments():
+    """Invalid heads, and streams of exits per example, raise an error."""
     with pytest.raises(
         ValueError, match=r"heads must follow layers 1 \.\. 4, including the last, not \[1, 2\]"
     ):

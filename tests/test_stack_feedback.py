@@ -1,4 +1,4 @@
-"""Feedback: every layer looks at memories made of all layers."""
+"""Feedback: every layer attends to memory vectors that combine all layers."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def feedback(count=2, *, span=None, shared=True, **more):
 
 
 def naive(stack, x, mask, slopes, pre):
-    """Token after token, layer after layer."""
+    """Token by token, layer by layer."""
     results = []
     for row, keep in zip(x, mask, strict=True):
         memories, done = [], []
@@ -56,8 +56,8 @@ def naive(stack, x, mask, slopes, pre):
 @pytest.mark.parametrize("residual", [PreNorm, PostNorm])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("span", [None, 1, 3])
-def test_by_loops(span, shared, residual, rand):
-    """Fails if another memory is seen, is made of other layers, or a gradient is lost on its way through time."""
+def test_matches_loops(span, shared, residual, rand):
+    """Outputs and gradients through time equal those of loops."""
     prior = ALiBi(HEADS)
     stack = feedback(span=span, shared=shared, residual=residual, prior=prior)
     x, weight, mask = rand(2, N, DIM), rand(2, N, DIM), torch.ones(2, N, dtype=torch.bool)
@@ -74,23 +74,23 @@ def test_by_loops(span, shared, residual, rand):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
 
 
-def test_low_layers_see_what_high_layers_made(rand):
-    """Fails if the memory is of one layer: with its weight on the last, a change of the last layer changes the first."""
+def test_low_layers_see_high_layers(rand):
+    """With all memory weight on the last layer, changing that layer changes the first."""
     stack, x = feedback(), rand(1, 4, DIM)
-    heard = []
+    outputs = []
     with torch.no_grad():
         stack.weights.copy_(torch.tensor([-50.0, -50.0, 50.0]))
     finish = stack.layers[0].finish
-    stack.layers[0].finish = lambda x, y, inputs: heard.append(y) or finish(x, y, inputs)
+    stack.layers[0].finish = lambda x, y, inputs: outputs.append(y) or finish(x, y, inputs)
     stack(x)
     with torch.no_grad():
         stack.layers[1].ffn.down.bias.copy_(rand(DIM))
     stack(x)
-    assert torch.equal(heard[0], heard[4]) and not torch.allclose(heard[1], heard[5])
+    assert torch.equal(outputs[0], outputs[4]) and not torch.allclose(outputs[1], outputs[5])
 
 
-def test_gradients_go_through_all_of_time(rand):
-    """Fails if the last token has no gradient to the first, or any to a later one."""
+def test_gradients_through_time(rand):
+    """The last token has a gradient for the first, and none for later tokens."""
     jacobian = (
         torch.autograd.functional.jacobian(feedback(span=1), rand(1, 6, DIM))[0, :, :, 0]
         .abs()
@@ -98,13 +98,13 @@ def test_gradients_go_through_all_of_time(rand):
     )
     assert (
         (jacobian > 0) == torch.ones(6, 6).tril().bool()
-    ).all()  # a span of one, and yet all of the past
+    ).all()  # a span of one, but the whole past
 
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("span", [None, 5])
-def test_chunks_give_the_whole_and_its_gradients(span, shared, rand):
-    """Fails if the state loses a memory, its place or its history."""
+def test_stream_matches_whole(span, shared, rand):
+    """Chunks give the outputs and gradients of the whole sequence."""
     stack, weight = feedback(span=span, shared=shared, prior=ALiBi(HEADS)), rand(2, 23, DIM)
     x, state, parts = rand(2, 23, DIM).requires_grad_(), None, []
     for chunk in x.split((1, 7, 1, 14), 1):
@@ -122,16 +122,16 @@ def test_chunks_give_the_whole_and_its_gradients(span, shared, rand):
     )
 
 
-def test_shared_keys_are_one_parameter():
-    """Fails if the shared projections are counted, or trained, more than once."""
+def test_shared_projections_are_one_parameter():
+    """Shared projections are counted and trained once."""
     apart, shared = (
         sum(p.numel() for p in feedback(3, shared=s).parameters()) for s in (False, True)
     )
     assert apart - shared == 2 * 2 * DIM * DIM
 
 
-def test_a_pattern_and_fewer_heads_of_keys(rand):
-    """Fails if the pattern of the blocks is ignored (a band is a span), or grouped heads are."""
+def test_pattern_and_grouped_heads(rand):
+    """The pattern of the blocks (a band is a span) and grouped heads are respected."""
     by_band = feedback(pattern=Band(3, 0), kv_heads=1, shared=False)
     by_span = feedback(kv_heads=1, shared=False, span=3)
     by_span.load_state_dict(by_band.state_dict())
@@ -140,8 +140,8 @@ def test_a_pattern_and_fewer_heads_of_keys(rand):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_turned_queries_and_keys(shared, rand):
-    """Fails if a memory is not turned by its own place: with places all moved on by three, nothing may change."""
+def test_rotary_embedding(shared, rand):
+    """Memory vectors are rotated by their positions: a shift of all changes nothing."""
     torch.manual_seed(0)
     mixers = [
         MultiHead(DIM, HEADS, SoftmaxAttention(), causal=True, rotary=Rope()) for _ in range(2)
@@ -158,7 +158,7 @@ def test_turned_queries_and_keys(shared, rand):
 
 
 def test_nan_in_padding(rand):
-    """Fails if a left-out token, even NaN, reaches a real one or a gradient."""
+    """Masked tokens, even NaN, reach neither a real token nor a gradient."""
     stack, x, mask = feedback(), rand(2, N, DIM), torch.ones(2, N, dtype=torch.bool)
     mask[0, 2:4] = False
     poisoned = x.masked_fill(~mask[..., None], torch.nan)
@@ -167,8 +167,8 @@ def test_nan_in_padding(rand):
     assert all(g.isfinite().all() for g in torch.autograd.grad(got.sum(), list(stack.parameters())))
 
 
-def test_the_first_token_sees_what_is_no_memory(rand):
-    """Fails if vectors that every query sees are hidden from the first token, which sees no memory."""
+def test_first_token_sees_persistent_vectors(rand):
+    """The first token has no memory, but sees learned vectors."""
     mixer = regard.create("all_attention", dim=DIM, heads=HEADS, causal=True, count=3)
     stack, x = FeedbackStack([Block(mixer, residual=PostNorm)]).double(), rand(2, 1, DIM)
     alone = mixer(
@@ -180,8 +180,8 @@ def test_the_first_token_sees_what_is_no_memory(rand):
     assert alone.abs().max() > 0
 
 
-def test_a_context(rand):
-    """Fails if the context is not looked at, or its mask ignored, token by token."""
+def test_context(rand):
+    """Each token attends to the context, with its mask."""
     stack = feedback(cross=regard.create("vanilla", dim=DIM, heads=HEADS))
     x, context, real = (
         rand(2, 5, DIM),
@@ -194,7 +194,7 @@ def test_a_context(rand):
 
 
 def test_bad_input(rand):
-    """Fails if nonsense is accepted."""
+    """Invalid arguments raise an error."""
     linear = Block(regard.create("linear", dim=DIM, heads=HEADS, causal=True))
     with pytest.raises(ValueError, match="span must be an integer >= 1, not 0"):
         FeedbackStack(blocks(), span=0)

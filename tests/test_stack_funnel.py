@@ -1,4 +1,4 @@
-"""The funnel: groups of layers at shrinking length, and back."""
+"""Funnel: groups of layers at decreasing length, and a decoder."""
 
 import pytest
 import torch
@@ -40,15 +40,15 @@ def funnel(sizes=SIZES, decoder=DECODER, *, cls=False, stride=2, ask_all=True, *
     ).double()
 
 
-# ---------------------------------------------------------------------------------------------- the oracle
+# --------------------------------------------------------------------------------------- the oracle
 def every(layer, tokens, seen, keep, pre):
-    """A block on tokens that look at all real ones of `visible_keys`."""
+    """Apply a block to tokens that attend to all real tokens of `visible_keys`."""
     real = [t for t, k in zip(seen, keep, strict=True) if k]
     return [stacks.token(layer, t, real, [0] * len(real), [0] * HEADS, pre) for t in tokens]
 
 
 def naive(stack, x, mask, pre):
-    """Example by example; `group_rows` tells which tokens of the input each pooled one stands for."""
+    """Example by example; `group_rows` are the input tokens of each pooled token."""
     results = []
     for row, real in zip(x, mask, strict=True):
         tokens, keep, places = list(row), real.tolist(), [[i] for i in range(len(row))]
@@ -83,8 +83,8 @@ def naive(stack, x, mask, pre):
     ("n", "cls", "stride"),
     [(1, False, 2), (2, True, 2), (9, False, 2), (11, True, 2), (10, True, 3)],
 )
-def test_by_loops(n, cls, stride, ask_all, residual, rand):
-    """Fails if runs begin elsewhere, others are asked, a token gets the answer of another, or a gradient is wrong."""
+def test_matches_loops(n, cls, stride, ask_all, residual, rand):
+    """Outputs and gradients equal those of loops."""
     stack = funnel(cls=cls, stride=stride, ask_all=ask_all, residual=residual)
     x, weight, mask = rand(2, n, DIM), rand(2, n, DIM), torch.ones(2, n, dtype=torch.bool)
     mask[1, 2:4], mask[1, 7:] = False, False
@@ -97,9 +97,9 @@ def test_by_loops(n, cls, stride, ask_all, residual, rand):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
 
 
-# ---------------------------------------------------------------------------------------------- Hugging Face
+# ------------------------------------------------------------------------------------- Hugging Face
 def pairs_of(mine, theirs):
-    """The parameters of one block and of one layer of theirs."""
+    """Pairs of parameters of a block and of a layer of Hugging Face."""
     attention, feed = theirs.attention, theirs.ffn
     linears = [
         (mine.mixer.k, attention.k_head),
@@ -123,8 +123,11 @@ def pairs_of(mine, theirs):
 @pytest.mark.parametrize("cls", [True, False])
 @pytest.mark.parametrize("n", [2, 8, 13])
 def test_hugging_face(n, cls, ask_all, rand):
-    """Fails if the whole of encoder, up-sampling, residual and decoder is another than FunnelModel's.  Its relative positions
-    are set to zero (a prior of their own), and nothing is truncated: `truncate_seq` drops the last token of each level."""
+    """Outputs and gradients equal those of FunnelModel, without its relative positions.
+
+    Those are a separate prior and set to zero. `truncate_seq` is off: it drops the last token of
+    each level.
+    """
     transformers = pytest.importorskip("transformers")
     config = transformers.FunnelConfig(
         vocab_size=5,
@@ -172,10 +175,10 @@ def test_hugging_face(n, cls, ask_all, rand):
     )  # they take the softmax of scores in float32
 
 
-# ---------------------------------------------------------------------------------------------- any mixer
+# ---------------------------------------------------------------------------------------- any mixer
 @pytest.mark.parametrize("name", regard.list_recipes())
 def test_any_mixer(name, rand):
-    """Fails if a mixer that can ask another sequence cannot stand in a funnel, or one that cannot is taken silently."""
+    """Mixers with cross-attention work in a funnel; others raise an error."""
     torch.manual_seed(0)
     recipe = get_recipe(name)
     if False not in recipe.causal_options():
@@ -199,10 +202,10 @@ def test_any_mixer(name, rand):
         torch.testing.assert_close(stack(poisoned, mask=mask)[:, :13], stack(x, mask=mask)[:, :13])
 
 
-# ---------------------------------------------------------------------------------------------- the rest
+# ----------------------------------------------------------------------------------------- the rest
 @pytest.mark.parametrize(("cls", "lengths"), [(False, (13, 4)), (True, (13, 4)), (True, (12, 4))])
-def test_encode_is_short(cls, lengths, rand):
-    """Fails if the last group does not see a quarter of the tokens, or the mask of them is another."""
+def test_encode_length(cls, lengths, rand):
+    """`encode` returns a quarter of the tokens, with their mask."""
     stack, n = funnel(cls=cls), lengths[0]
     mask = torch.arange(n).expand(2, n) < 5
     short, held = stack.encode(rand(2, n, DIM), mask=mask)
@@ -213,8 +216,8 @@ def test_encode_is_short(cls, lengths, rand):
     assert stack.encode(rand(2, n, DIM))[1] is None
 
 
-def test_a_context_is_looked_at_by_all_lengths(rand):
-    """Fails if pooled tokens do not see the context, or its mask is ignored."""
+def test_context_at_all_lengths(rand):
+    """Pooled tokens attend to the context, with its mask."""
     stack = funnel(cross=regard.create("vanilla", dim=DIM, heads=HEADS))
     x, context, real = (
         rand(2, 9, DIM),
@@ -228,15 +231,15 @@ def test_a_context_is_looked_at_by_all_lengths(rand):
     )
 
 
-def test_no_tokens_and_no_decoder(rand):
-    """Fails if an empty sequence or an empty decoder is an error."""
+def test_empty_sequence_and_decoder(rand):
+    """An empty sequence and an empty decoder are valid."""
     stack = funnel(decoder=0)
     assert stack(rand(2, 0, DIM)).shape == (2, 0, DIM)
     assert stack(rand(2, 5, DIM)).shape == (2, 5, DIM)
 
 
-def test_a_stack_may_stand_where_nothing_is_asked(rand):
-    """Fails if layers other than blocks are refused where they can stand, or taken where they cannot."""
+def test_nested_stacks(rand):
+    """Layers other than blocks are valid where no cross-attention is needed."""
     inner = SequentialStack([block(), block()])
     assert (
         FunnelStack([[inner], [block(), inner]], [inner]).double()(rand(1, 6, DIM)).isfinite().all()
@@ -252,7 +255,7 @@ def test_a_stack_may_stand_where_nothing_is_asked(rand):
 
 
 def test_bad_input(rand):
-    """Fails if nonsense is accepted."""
+    """Invalid arguments raise an error."""
     stack = funnel()
     with pytest.raises(ValueError, match=r"at least two non-empty groups, not sizes \[1\]"):
         FunnelStack([[block()]])

@@ -1,4 +1,4 @@
-"""Reversible layers: the gradients of the plain computation, in memory that does not grow with depth."""
+"""Reversible layers: gradients of the ordinary computation, and memory independent of depth."""
 
 import pytest
 import torch
@@ -25,15 +25,15 @@ def reversible(depth=2, *, name="vanilla", causal=False, cross=False, dropout=0.
     return ReversibleStack(parts).double().eval()
 
 
-def plainly(stack, x, given=LayerInputs()):
-    """The same with a graph of everything."""
-    a, b, _ = stack._run_plain(x, given, None)
+def run_with_graph(stack, x, inputs=LayerInputs()):
+    """The same output from an ordinary graph."""
+    a, b, _ = stack._run_plain(x, inputs, None)
     return (a + b) / 2
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_against_loops(causal, rand):
-    """Fails if outputs or gradients differ from y₁ = x₁ + f(x₂), y₂ = x₂ + g(y₁) written out, with padding."""
+def test_matches_formula(causal, rand):
+    """Outputs and gradients equal y₁ = x₁ + f(x₂), y₂ = x₂ + g(y₁), with padding."""
     stack, x, weight = (
         reversible(3, causal=causal),
         rand(2, 5, 8).requires_grad_(),
@@ -55,18 +55,18 @@ def test_against_loops(causal, rand):
 
 @pytest.mark.parametrize("name", regard.list_recipes())
 def test_every_mixer_in_training(name, rand):
-    """Fails if running again does something else: other dropout, moved centroids, other features, a cost told twice."""
+    """The second run repeats dropout, centroids and features, and records no loss twice."""
     stack = reversible(name=name, causal=get_recipe(name).causal_options()[-1], dropout=0.2).train()
     other, x, weight = twin(stack), rand(2, 20, 8), rand(2, 20, 8)
     one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
     torch.manual_seed(5)
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         (
-            (stack(one) * weight).sum() + notes.loss()
-        ).backward()  # listening still, so that a second telling would be heard
+            (stack(one) * weight).sum() + aux.loss()
+        ).backward()  # still collecting: a second record would show
     torch.manual_seed(5)
     with regard.collect_aux() as plain:
-        ((plainly(other, two) * weight).sum() + plain.loss()).backward()
+        ((run_with_graph(other, two) * weight).sum() + plain.loss()).backward()
     torch.testing.assert_close(one.grad, two.grad, atol=1e-10, rtol=1e-9)
     for (label, p), q in zip(stack.named_parameters(), other.parameters(), strict=True):
         none = torch.zeros_like(p)
@@ -76,13 +76,13 @@ def test_every_mixer_in_training(name, rand):
         )
     for p, q in zip(stack.buffers(), other.buffers(), strict=True):
         assert torch.equal(p, q), "the backward pass moved a buffer"
-    assert [(note.name, note.is_loss) for note in notes.entries] == [
-        (note.name, note.is_loss) for note in plain.entries
+    assert [(entry.name, entry.is_loss) for entry in aux.entries] == [
+        (entry.name, entry.is_loss) for entry in plain.entries
     ]
 
 
-def test_a_decoder_has_gradients_for_its_context(rand):
-    """Fails if the context, which every layer sees, gets the gradient of some only, or its mask is ignored."""
+def test_gradients_of_context(rand):
+    """The context gets the gradients of all layers, and its mask is respected."""
     stack, x, context = (
         reversible(3, causal=True, cross=True),
         rand(2, 4, 8).requires_grad_(),
@@ -90,7 +90,7 @@ def test_a_decoder_has_gradients_for_its_context(rand):
     )
     found = stack(x, context, context_mask=MASK)
     wanted, weight = (
-        plainly(stack, x, LayerInputs(context=context, context_mask=MASK)),
+        run_with_graph(stack, x, LayerInputs(context=context, context_mask=MASK)),
         rand(2, 4, 8),
     )
     torch.testing.assert_close(found, wanted)
@@ -99,19 +99,19 @@ def test_a_decoder_has_gradients_for_its_context(rand):
     )
 
 
-def test_a_part_that_is_frozen_or_shared(rand):
-    """Fails if a shared parameter gets one gradient of two, or a frozen one gets any."""
+def test_frozen_and_shared_parameters(rand):
+    """A shared parameter gets the sum of its gradients, a frozen one none."""
     stack, x, weight = reversible(3), rand(2, 5, 8), rand(2, 5, 8)
     stack.sublayers[4].mixer = stack.sublayers[0].mixer
     stack.sublayers[1].requires_grad_(False)
     learning = [p for p in stack.parameters() if p.requires_grad]
-    same_gradients((stack(x) * weight).sum(), (plainly(stack, x) * weight).sum(), learning)
+    same_gradients((stack(x) * weight).sum(), (run_with_graph(stack, x) * weight).sum(), learning)
     (stack(x) * weight).sum().backward()
     assert all(p.grad is None for p in stack.sublayers[1].parameters())
 
 
-def kept(stack, x):
-    """Bytes that the graph keeps, beside parameters and inputs."""
+def graph_bytes(stack, x):
+    """Bytes that the graph stores, without parameters and inputs."""
     own, found = {p.untyped_storage().data_ptr() for p in (x, *stack.parameters())}, {}
 
     def pack(t):
@@ -127,7 +127,7 @@ def kept(stack, x):
 
 
 def _rng(stack, y):
-    """What the call remembers beside saved tensors: the states of random number generators."""
+    """States of random number generators, which the call stores in addition to tensors."""
     node = y.grad_fn
     while node is not None and "_ReversibleFunction" not in type(node).__name__:
         node = node.next_functions[0][0]
@@ -138,25 +138,25 @@ def _rng(stack, y):
     )
 
 
-def test_memory_is_flat_in_depth(rand):
-    """Fails if a deeper stack keeps more, where a plain graph keeps several times as much."""
+def test_memory_does_not_grow_with_depth(rand):
+    """A deeper stack stores no more; an ordinary graph stores far more."""
     x = rand(1, 64, 8)
-    bytes_kept = {depth: kept(reversible(depth), x) for depth in (1, 4, 16)}
-    assert bytes_kept[1] == bytes_kept[4] == bytes_kept[16] == 2 * x.nbytes
+    stored = {depth: graph_bytes(reversible(depth), x) for depth in (1, 4, 16)}
+    assert stored[1] == stored[4] == stored[16] == 2 * x.nbytes
     stack = reversible(16)
-    stack.run = lambda x, given, state: (plainly(stack, x, given), None)
-    assert kept(stack, x) > 100 * bytes_kept[16]
+    stack.run = lambda x, inputs, state: (run_with_graph(stack, x, inputs), None)
+    assert graph_bytes(stack, x) > 100 * stored[16]
 
 
-def test_dropout_costs_only_the_states_of_the_dice(rand):
-    """Fails if masks of dropout are kept, or nothing is remembered where something must be."""
+def test_dropout_stores_generator_states_only(rand):
+    """Dropout masks are not stored; the states of the generator are."""
     x = rand(1, 64, 8)
     state = torch.get_rng_state().nbytes
-    assert kept(reversible(4, dropout=0.1).train(), x) == 2 * x.nbytes + 8 * state
+    assert graph_bytes(reversible(4, dropout=0.1).train(), x) == 2 * x.nbytes + 8 * state
 
 
-def test_dice_go_on_as_if_nothing_was_run_again(rand):
-    """Fails if the backward pass draws from the global generator, or sets it back."""
+def test_backward_leaves_global_generator_alone(rand):
+    """The backward pass neither draws from the global generator nor resets it."""
     stack, x = reversible(dropout=0.3).train(), rand(2, 5, 8)
     y = stack(x)
     before = torch.get_rng_state()
@@ -164,37 +164,37 @@ def test_dice_go_on_as_if_nothing_was_run_again(rand):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_nothing_is_computed_for_nobody(rand):
-    """Fails if costs are computed where nobody listens, or heard by who listens to the backward pass only."""
+def test_aux_is_recorded_by_the_forward_pass_only(rand):
+    """Auxiliary outputs are computed only if the forward pass collects them."""
     stack, x = reversible(name="adaptive_span").train(), rand(2, 5, 8)
     y = stack(x)
     with regard.collect_aux() as late:
         y.sum().backward()
     assert not late.entries
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         y = stack(x)
-    assert notes.names() == ["span", "spans"] and len(notes.all("span")) == 2
+    assert aux.names() == ["span", "spans"] and len(aux.all("span")) == 2
     stack.zero_grad()
-    notes.loss().backward()
+    aux.loss().backward()
     assert all(half.mixer.inner.share.grad is not None for half in stack.sublayers[::2])
 
 
 @pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
-def test_chunks_give_the_whole(name, rand):
-    """Fails if the two streams of tokens are mixed up from chunk to chunk."""
+def test_stream_matches_whole(name, rand):
+    """The two streams of tokens are kept apart from chunk to chunk."""
     stack, x = reversible(name=name, causal=True), rand(2, 13, 8)
     torch.testing.assert_close(chunks(stack, x, (1, 7, 1, 4)), stack(x))
 
 
-def test_a_decoder_streams(rand):
-    """Fails if a chunk sees no context."""
+def test_decoder_streams(rand):
+    """Every chunk sees the context."""
     stack, x, context = reversible(causal=True, cross=True), rand(2, 9, 8), rand(2, 5, 8)
     found = chunks(stack, x, (4, 5), context=context, context_mask=MASK)
     torch.testing.assert_close(found, stack(x, context, context_mask=MASK))
 
 
-def test_without_gradients_it_is_the_same(rand):
-    """Fails if evaluation computes something else, or keeps anything."""
+def test_without_gradients(rand):
+    """Without gradients the output is the same, and nothing is stored."""
     stack, x = reversible(), rand(2, 5, 8)
     with torch.no_grad():
         plain = stack(x)
@@ -203,7 +203,7 @@ def test_without_gradients_it_is_the_same(rand):
 
 
 def test_padding_has_no_influence(rand):
-    """Fails if NaN in padding reaches a real token."""
+    """NaN in padding reaches no real token."""
     stack, x = reversible(), rand(2, 5, 8)
     poisoned = x.masked_fill(~MASK[..., None], torch.nan)
     torch.testing.assert_close(stack(poisoned, mask=MASK)[MASK], stack(x, mask=MASK)[MASK])
@@ -211,7 +211,7 @@ def test_padding_has_no_influence(rand):
 
 @pytest.mark.parametrize("within", [True, False])
 def test_autocast(within, rand):
-    """Fails if running again happens in another precision, or on weights that a cache holds without a graph."""
+    """The second run has the same precision, and does not use cached weights without a graph."""
     stack, x, weight = reversible().float(), rand(2, 5, 8).float(), rand(2, 5, 8).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = (stack(x).float() * weight).sum()
@@ -219,14 +219,14 @@ def test_autocast(within, rand):
     grads = torch.autograd.grad(found, list(stack.parameters())) if grads is None else grads
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
         wanted = torch.autograd.grad(
-            (plainly(stack, x).float() * weight).sum(), list(stack.parameters())
+            (run_with_graph(stack, x).float() * weight).sum(), list(stack.parameters())
         )
     for g, w in zip(grads, wanted, strict=True):
         assert (g - w).norm() <= 0.02 * w.norm()
 
 
-def test_a_changed_parameter_is_noticed(rand):
-    """Fails if the backward pass silently runs other weights than the forward pass did."""
+def test_changed_parameter_is_an_error(rand):
+    """The backward pass does not run with changed weights."""
     stack, x = reversible(), rand(2, 5, 8)
     y = stack(x)
     with torch.no_grad():
@@ -235,8 +235,8 @@ def test_a_changed_parameter_is_noticed(rand):
         y.sum().backward()
 
 
-def test_what_does_not_fit_is_said(rand):
-    """Fails if what cannot be is accepted."""
+def test_invalid_arguments(rand):
+    """Invalid arguments raise an error."""
     with pytest.raises(ValueError, match="at least one layer"):
         ReversibleStack([])
     with pytest.raises(ValueError, match="the same dim"):

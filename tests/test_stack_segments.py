@@ -1,4 +1,4 @@
-"""Segment recurrence: values go from segment to segment, gradients do not."""
+"""Segment recurrence: values flow from segment to segment, gradients do not."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def streamed(layers, x, sizes):
     return torch.cat(parts, 1), state
 
 
-# ---------------------------------------------------------------------------------------------- the oracle
+# --------------------------------------------------------------------------------------- the oracle
 def naive(layers, x, segment, memory, slopes, mask, pre):
     """All segments of all examples."""
     results = []
@@ -62,8 +62,8 @@ def naive(layers, x, segment, memory, slopes, mask, pre):
 
 @pytest.mark.parametrize("residual", [PreNorm, PostNorm])
 @pytest.mark.parametrize(("segment", "memory"), [(4, 6), (4, 4), (3, 0), (1, 3), (5, 2), (20, 4)])
-def test_by_loops(segment, memory, residual, rand):
-    """Fails if another token is seen, a position is off, or a gradient flows otherwise than by the paper."""
+def test_matches_loops(segment, memory, residual, rand):
+    """Outputs and gradients equal those of loops that follow the paper."""
     prior = ALiBi(HEADS)
     layers, x = blocks(prior=prior, residual=residual), rand(2, 13, DIM)
     stack, slopes = (
@@ -85,10 +85,10 @@ def test_by_loops(segment, memory, residual, rand):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
 
 
-# ---------------------------------------------------------------------------------------------- who sees whom
+# ------------------------------------------------------------------------------------ visibility
 @pytest.mark.parametrize(("segment", "back"), [(4, 0), (4, 1), (4, 3), (1, 5)])
-def test_values_are_those_of_a_pattern(segment, back, rand):
-    """Fails if the values are not those of a plain stack over chunks that see `back` chunks before them."""
+def test_matches_chunks_pattern(segment, back, rand):
+    """Values equal those of a sequential stack over chunks that see `back` chunks."""
     layers, x = blocks(count=3, prior=ALiBi(HEADS)), rand(2, 22, DIM)
     same = SequentialStack(blocks(count=3, pattern=Chunks(segment, back=back), prior=ALiBi(HEADS)))
     same.load_state_dict(SequentialStack(layers).state_dict())
@@ -97,30 +97,28 @@ def test_values_are_those_of_a_pattern(segment, back, rand):
     )
 
 
-def test_a_pattern_in_the_blocks_holds_too(rand):
-    """Fails if a window narrower than the memory is ignored: positions must go on from segment to segment."""
+def test_window_in_blocks(rand):
+    """A window narrower than the memory is respected across segments."""
     layers, x = blocks(pattern=Band(3, 0)), rand(1, 22, DIM)
     torch.testing.assert_close(
         SegmentStack(layers, segment_length=4, memory=8)(x), SequentialStack(layers)(x)
     )
 
 
-def test_values_cross_segments_and_gradients_do_not(rand):
-    """Fails if a token of an earlier segment has no influence, by replacement, or a gradient, by Jacobian."""
+def test_no_gradient_between_segments(rand):
+    """Earlier segments influence later ones (replacement) but get no gradient (Jacobian)."""
     stack, x = SegmentStack(blocks(), segment_length=4, memory=4), rand(1, 12, DIM)
     other = x.clone()
     other[:, 2] = rand(DIM)
     changed = (stack(other) != stack(x)).any(-1)[0]
-    assert (
-        changed.tolist() == [False] * 2 + [True] * 10
-    )  # two layers of memory reach two segments on
+    assert changed.tolist() == [False] * 2 + [True] * 10  # two layers of memory reach two segments
     jacobian = torch.autograd.functional.jacobian(stack, x)[0, :, :, 0].abs().sum((1, 3))
     allowed = torch.block_diag(*[torch.ones(4, 4).tril()] * 3).bool()
     assert ((jacobian > 0) == allowed).all()
 
 
 def test_gradients_reach_the_weights_through_the_memory(rand):
-    """Fails if keys of the memory are not made anew: the plain cache of a stream, once detached, gives W_k less."""
+    """Keys of the memory are recomputed: a detached KV cache gives W_k a smaller gradient."""
     (layer,), x = blocks(count=1), rand(1, 8, DIM)
     stack = SegmentStack([layer], segment_length=4, memory=4)
     _, state = stack.stream(x[:, :4])
@@ -144,8 +142,8 @@ def test_gradients_reach_the_weights_through_the_memory(rand):
         {"prior": T5Bias(HEADS)},
     ],
 )
-def test_positions_go_on_in_the_memory(places, rand):
-    """Fails if queries, keys and the memory are not placed, or turned, as in one sequence."""
+def test_positions_continue_in_memory(places, rand):
+    """Queries, keys and memory have the positions of one sequence, also with rotary."""
     torch.manual_seed(0)
     attention, rotary = SoftmaxAttention(prior=places.get("prior")), places.get("rotary")
     layers = [
@@ -158,10 +156,10 @@ def test_positions_go_on_in_the_memory(places, rand):
     assert not torch.allclose(SegmentStack(layers, segment_length=4, memory=4)(x), stack(x))
 
 
-# ---------------------------------------------------------------------------------------------- chunks
+# ------------------------------------------------------------------------------------------- chunks
 @pytest.mark.parametrize("sizes", [(1, 7, 1, 14), (4, 4, 4, 4, 4, 3), (23,), (0, 5, 0, 18)])
-def test_chunks_give_the_whole_and_its_gradients(sizes, rand):
-    """Fails if segments end elsewhere when chunks do, or a chunk cuts a gradient inside a segment."""
+def test_stream_matches_whole(sizes, rand):
+    """Chunks do not change where segments end, nor gradients inside a segment."""
     stack, weight = (
         SegmentStack(blocks(prior=ALiBi(HEADS)), segment_length=4, memory=6),
         rand(2, 23, DIM),
@@ -176,7 +174,7 @@ def test_chunks_give_the_whole_and_its_gradients(sizes, rand):
 
 @pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
 def test_every_mixer_that_streams(name, rand):
-    """Fails if a registered mixer loses values at the end of a segment, or its gradients cross it."""
+    """Every streaming mixer passes values, but no gradients, to the next segment."""
     torch.manual_seed(0)
     mixer = get_recipe(name).example(DIM, causal=True)
     layers = [Block(mixer, MLP(DIM)), block()]
@@ -198,8 +196,8 @@ def tensors(state):
     return [t for part in state for t in tensors(part)] if isinstance(state, tuple | list) else []
 
 
-def test_the_state_is_bounded(rand):
-    """Fails if a layer holds more than its memory after a segment, or than memory and segment before its end."""
+def test_state_is_bounded(rand):
+    """A layer stores at most its memory, and inside a segment also the segment."""
     stack, state = SegmentStack(blocks(), segment_length=4, memory=6), None
     for i, token in enumerate(rand(1, 40, DIM).split(1, 1)):
         _, state = stack.stream(token, state)
@@ -207,8 +205,8 @@ def test_the_state_is_bounded(rand):
     assert state.position == 40 and state.layers[0].x.shape == (1, 6, DIM)
 
 
-def test_training_carries_the_state_between_batches(rand):
-    """Fails if the state of one step keeps the graph of it: the second backward would raise."""
+def test_training_with_state_between_batches(rand):
+    """The state of a step has no graph: a second backward pass would fail."""
     stack, state = SegmentStack(blocks(), segment_length=4, memory=4), None
     optimizer = torch.optim.SGD(stack.parameters(), lr=0.1)
     for _ in range(3):
@@ -219,9 +217,9 @@ def test_training_carries_the_state_between_batches(rand):
     assert state.position == 24
 
 
-# ---------------------------------------------------------------------------------------------- the rest
+# ----------------------------------------------------------------------------------------- the rest
 def test_nan_in_padding(rand):
-    """Fails if a left-out token, even NaN, reaches a real one by the memory, or its gradients."""
+    """Masked tokens, even NaN, reach no real token or gradient through the memory."""
     stack, x = SegmentStack(blocks(), segment_length=4, memory=8), rand(2, 12, DIM)
     mask = torch.ones(2, 12, dtype=torch.bool)
     mask[0, 3:6] = False
@@ -230,8 +228,8 @@ def test_nan_in_padding(rand):
     assert not torch.allclose(stack(x)[0, 8:], stack(x, mask=mask)[0, 8:])
 
 
-def test_a_context_is_looked_at_in_every_segment(rand):
-    """Fails if the context or its mask is lost between segments."""
+def test_context_in_every_segment(rand):
+    """Every segment attends to the context, with its mask."""
     layers = blocks(cross=regard.create("vanilla", dim=DIM, heads=HEADS))
     x, context = rand(2, 9, DIM), rand(2, 5, DIM)
     real = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
@@ -239,8 +237,8 @@ def test_a_context_is_looked_at_in_every_segment(rand):
     torch.testing.assert_close(got, SequentialStack(layers)(x, context, context_mask=real))
 
 
-def test_batches_and_lengths_of_none(rand):
-    """Fails if no tokens are an error, or another batch goes on with the state."""
+def test_empty_batches_and_lengths(rand):
+    """Empty inputs are valid; a state of another batch size is not."""
     stack = SegmentStack(blocks(), segment_length=4, memory=4)
     assert stack(rand(2, 0, DIM)).shape == (2, 0, DIM) and stack(rand(1, 1, DIM)).shape == (
         1,
@@ -253,7 +251,7 @@ def test_batches_and_lengths_of_none(rand):
 
 
 def test_bad_input(rand):
-    """Fails if nonsense is accepted, or what does not apply is ignored."""
+    """Invalid or inapplicable arguments raise an error."""
     plain = Block(regard.create("vanilla", dim=DIM, heads=HEADS))
     linear = Block(regard.create("linear", dim=DIM, heads=HEADS, causal=True)).double()
     with pytest.raises(ValueError, match="segment_length must be an integer >= 1, not 0"):
@@ -288,7 +286,7 @@ def test_bad_input(rand):
         )
 
 
-class Still(Mixer):
+class NonStreamingMixer(Mixer):
     """A causal mixer that cannot stream."""
 
     def __init__(self):
@@ -298,10 +296,10 @@ class Still(Mixer):
         return x, None
 
 
-def test_what_can_neither_look_back_nor_stream_is_refused():
-    """Fails if a causal mixer without a state is taken."""
+def test_mixer_without_memory_or_stream():
+    """A causal mixer with neither a pattern nor a stream raises an error."""
     with pytest.raises(
         regard.Unsupported,
         match="Still can neither attend to a memory nor stream: it forgets",
     ):
-        SegmentStack([Block(Still()), block()], segment_length=4, memory=4)
+        SegmentStack([Block(NonStreamingMixer()), block()], segment_length=4, memory=4)

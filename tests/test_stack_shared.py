@@ -1,4 +1,4 @@
-"""Layers that are used more than once."""
+"""Layers that are applied more than once."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def shared(count=1, depth=3, *, name="vanilla", order="sequence", **more):
     ],
 )
 def test_orders(order, count, depth, expected):
-    """Fails if layers come in another order than the papers say."""
+    """Layers are applied in the order of the papers."""
     assert list(shared(count, depth, order=order).order) == expected
 
 
@@ -40,8 +40,8 @@ APPLIED = {"sequence": (0, 0, 1, 1), "cycle": (0, 1, 0, 1), "cycle_reversed": (0
 
 @pytest.mark.parametrize("order", APPLIED)
 @pytest.mark.parametrize("causal", [False, True])
-def test_against_loops(order, causal, rand):
-    """Fails if outputs or gradients differ from layers applied by hand, with padding."""
+def test_matches_manual_application(order, causal, rand):
+    """Outputs and gradients equal layers applied one by one, with padding."""
     stack, x, weight = (
         shared(2, 4, order=order, causal=causal),
         rand(2, 5, 8).requires_grad_(),
@@ -59,8 +59,8 @@ def test_against_loops(order, causal, rand):
     same_gradients((found * weight).sum(), (expected * weight).sum(), [x, *p.values()])
 
 
-def test_parameters_count_once():
-    """Fails if depth costs parameters."""
+def test_parameters_do_not_grow_with_depth():
+    """The number of parameters does not depend on the depth."""
     one, once, thrice = (
         sum(p.numel() for p in m.parameters()) for m in (block(), shared(1, 12), shared(3, 12))
     )
@@ -68,22 +68,22 @@ def test_parameters_count_once():
 
 
 @pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
-def test_each_application_has_its_own_state(name, rand):
-    """Fails if two applications of one layer read each other's cache."""
+def test_state_per_application(name, rand):
+    """Two applications of a layer have separate caches."""
     stack, x = shared(2, 5, name=name, order="cycle", causal=True), rand(2, 13, 8)
     torch.testing.assert_close(chunks(stack, x, (1, 7, 1, 4)), stack(x))
 
 
-def test_equals_a_plain_stack_of_copies(rand):
-    """Fails if sharing changes what is computed, also for a decoder."""
+def test_equals_stack_of_copies(rand):
+    """The output equals that of copied layers, also for a decoder."""
     stack, x, context = shared(1, 3, causal=True, cross=True), rand(2, 6, 8), rand(2, 4, 8)
     plain = SequentialStack([twin(stack.layers[0]) for _ in range(3)])
     torch.testing.assert_close(stack(x, context), plain(x, context))
     torch.testing.assert_close(chunks(stack, x, (1, 5), context=context), stack(x, context))
 
 
-def test_what_does_not_fit_is_said():
-    """Fails if a depth or an order that cannot be is accepted."""
+def test_invalid_arguments():
+    """An invalid depth or order raises an error."""
     with pytest.raises(ValueError, match="depth must be an integer >= 2"):
         shared(2, 1)
     with pytest.raises(ValueError, match="'sequence', 'cycle', 'cycle_reversed'"):

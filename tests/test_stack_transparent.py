@@ -1,4 +1,4 @@
-"""Transparent attention, and scores that are carried: stacks whose layers hear of more than the one before."""
+"""Transparent attention and RealFormer: layers that see more than the previous layer."""
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ from regard.stack import (
 from stacks import block, chunks, inside, same_gradients
 
 
-# ---------------------------------------------------------------------------------------------- transparent attention
+# ---------------------------------------------------------------------------- transparent attention
 def seq2seq(*names):
-    """An encoder of three layers, a decoder of two, and what stands between them."""
+    """An encoder of three layers, a decoder of two, and transparent attention."""
     encoder = SequentialStack([block(seed=i) for i in range(3)]).double().eval()
     decoder = PerLayerContextStack(
         [
@@ -34,8 +34,8 @@ def seq2seq(*names):
     return encoder, between, decoder.double().eval()
 
 
-def test_transparent_attention_against_loops(rand):
-    """Fails if a decoder layer looks at another mixture of the encoder's layers, or a gradient differs."""
+def test_transparent_attention_matches_loops(rand):
+    """Outputs and gradients of the mixtures equal those of loops."""
     encoder, between, decoder = seq2seq()
     source, x, weight = rand(1, 5, 8).requires_grad_(), rand(1, 4, 8).requires_grad_(), rand(4, 8)
     mask = torch.tensor([[True] * 4 + [False]])
@@ -58,8 +58,8 @@ def test_transparent_attention_against_loops(rand):
     same_gradients((found * weight).sum(), (wanted * weight).sum(), tensors)
 
 
-def test_every_layer_tells_what_it_made(rand):
-    """Fails if what stands last is not what the stack gives, or one in between is not what so many layers give."""
+def test_hidden_states(rand):
+    """The last hidden state is the output; the others are those of shorter stacks."""
     encoder, x = seq2seq()[0], rand(2, 5, 8)
     every = encoder.hidden_states(x)
     assert every.shape == (4, 2, 5, 8) and torch.equal(every[0], x)
@@ -67,8 +67,8 @@ def test_every_layer_tells_what_it_made(rand):
     torch.testing.assert_close(encoder(x), every[-1])
 
 
-def test_it_starts_as_the_mean(rand):
-    """Fails if at the start some layer of the encoder is preferred."""
+def test_initial_weights_are_equal(rand):
+    """Initially all encoder layers have the same weight."""
     outputs = rand(4, 2, 5, 8)
     torch.testing.assert_close(
         TransparentAttention(3, 2).double()(outputs), outputs.mean(0).expand(2, -1, -1, -1)
@@ -76,7 +76,7 @@ def test_it_starts_as_the_mean(rand):
 
 
 def test_dropout_of_the_weights(rand):
-    """Fails if it drops in evaluation, or the shares do not sum up to one in training."""
+    """Dropout is off in evaluation, and weights sum to one in training."""
     torch.manual_seed(0)
     between = TransparentAttention(3, 50, dropout=0.5).double()
     between.logits.data = torch.randn(4, 50).double()
@@ -86,8 +86,8 @@ def test_dropout_of_the_weights(rand):
 
 
 @pytest.mark.parametrize("name", ["local", "linear", "retnet"])
-def test_the_decoder_streams(name, rand):
-    """Fails if a chunk is given other contexts than the whole."""
+def test_decoder_streams(name, rand):
+    """A chunk gets the same contexts as the whole sequence."""
     encoder, between, decoder = seq2seq(name, "vanilla")
     contexts, x = between(encoder.hidden_states(rand(2, 6, 8))), rand(2, 9, 8)
     torch.testing.assert_close(
@@ -95,8 +95,8 @@ def test_the_decoder_streams(name, rand):
     )
 
 
-def test_padding_of_the_source_has_no_influence(rand):
-    """Fails if NaN in the source's padding reaches the target."""
+def test_source_padding_has_no_influence(rand):
+    """NaN in the source's padding does not reach the target."""
     encoder, between, decoder = seq2seq()
     source, x, mask = rand(1, 5, 8), rand(1, 4, 8), torch.tensor([[True] * 3 + [False] * 2])
 
@@ -108,8 +108,8 @@ def test_padding_of_the_source_has_no_influence(rand):
     torch.testing.assert_close(out(source.masked_fill(~mask[..., None], torch.nan)), out(source))
 
 
-def test_contexts_that_do_not_fit_are_said(rand):
-    """Fails if one context is taken for many."""
+def test_invalid_contexts(rand):
+    """A context without one entry per layer raises an error."""
     encoder, between, decoder = seq2seq()
     with pytest.raises(
         ValueError, match=r"context must be \(2, b, m, d\), one per layer, not \(1, 3, 8\)"
@@ -125,7 +125,7 @@ def test_contexts_that_do_not_fit_are_said(rand):
         encoder.hidden_states(rand(1, 4, 8), rand(1, 4, 8))
 
 
-# ---------------------------------------------------------------------------------------------- RealFormer
+# --------------------------------------------------------------------------------------- RealFormer
 def carry(depth=3, *, causal=False, cross=False, residual=PreNorm, ffn=MLP):
     torch.manual_seed(0)
     ask = {"cross": regard.create("vanilla", dim=8, heads=2)} if cross else {}
@@ -144,8 +144,8 @@ def carry(depth=3, *, causal=False, cross=False, residual=PreNorm, ffn=MLP):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("residual", [PreNorm, PostNorm])
-def test_carried_scores_against_loops(causal, residual, rand):
-    """Fails if scores are not handed on, or not through all layers, with padding; or a gradient differs."""
+def test_realformer_matches_loops(causal, residual, rand):
+    """Outputs and gradients with scores passed on equal those of loops, with padding."""
     stack, x, weight = (
         carry(causal=causal, residual=residual),
         rand(2, 5, 8).requires_grad_(),
@@ -177,36 +177,36 @@ def test_carried_scores_against_loops(causal, residual, rand):
 
 
 @pytest.mark.parametrize("cross", [False, True])
-def test_carried_scores_stream(cross, rand):
-    """Fails if the scores of a chunk do not fit the cache of the next layer."""
+def test_realformer_streams(cross, rand):
+    """Scores of a chunk fit the cache of the next layer."""
     stack, x = carry(causal=True, cross=cross), rand(2, 80, 8)
-    given = {"context": rand(2, 4, 8)} if cross else {}
-    torch.testing.assert_close(chunks(stack, x, (1, 7, 1, 71), **given), stack(x, **given))
+    kwargs = {"context": rand(2, 4, 8)} if cross else {}
+    torch.testing.assert_close(chunks(stack, x, (1, 7, 1, 71), **kwargs), stack(x, **kwargs))
 
 
-def test_carried_scores_of_nothing(rand):
-    """Fails if a sequence or a chunk without tokens is an error, or changes what comes after it."""
+def test_realformer_empty_input(rand):
+    """Empty sequences and chunks are valid and change nothing."""
     stack, x = carry(causal=True), rand(2, 5, 8)
     assert stack(x[:, :0]).shape == (2, 0, 8)
     torch.testing.assert_close(chunks(stack, x, (0, 3, 0, 2)), stack(x))
 
 
-def test_carried_padding_has_no_influence(rand):
-    """Fails if NaN in padding goes up with the scores."""
+def test_realformer_padding_has_no_influence(rand):
+    """NaN in padding is not passed on with the scores."""
     stack, x, mask = carry(), rand(2, 5, 8), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     poisoned = x.masked_fill(~mask[..., None], torch.nan)
     torch.testing.assert_close(stack(poisoned, mask=mask)[mask], stack(x, mask=mask)[mask])
     torch.testing.assert_close(stack(x, mask=mask)[1:, :3], stack(x[1:, :3]))
 
 
-def test_one_layer_and_no_ffn(rand):
-    """Fails if the first layer is not plain attention, or a block without a feed-forward layer is not taken."""
+def test_realformer_one_layer_without_ffn(rand):
+    """The first layer is ordinary attention; blocks may have no feed-forward layer."""
     stack, x = carry(1, ffn=None), rand(2, 5, 8)
     torch.testing.assert_close(stack(x), SequentialStack(list(stack.blocks))(x))
 
 
-def test_what_cannot_carry_is_said():
-    """Fails if a mixer without scores is accepted, or heads do not fit."""
+def test_realformer_invalid_arguments():
+    """Other mixers, and unequal numbers of heads, raise an error."""
     with pytest.raises(regard.Unsupported, match="LinearAttention cannot pass on attention scores"):
         RealFormerStack([block("linear")])
     two, four = (Block(regard.create("realformer", dim=8, heads=h)) for h in (2, 4))

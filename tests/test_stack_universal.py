@@ -1,4 +1,4 @@
-"""Universal Transformers: every step, every token, by hand."""
+"""Universal Transformer, compared with loops over steps and tokens."""
 
 import math
 
@@ -24,16 +24,14 @@ def universal(
     epsilon=0.01,
     **more,
 ):
-    """One in which tokens halt at different steps: the question is asked loudly."""
+    """Build a stack in which tokens halt at different steps, by large halting weights."""
     layer = block(name, **more)
     torch.manual_seed(1)
     asks = Halting(8, loss_weight=0.1, bias=bias, epsilon=epsilon) if halting else None
     stack = UniversalStack(layer, steps, halting=asks, timing_signal=signal).double().eval()
     if asks is not None:
         asks.proj.weight.data *= spread
-        asks.proj.weight.data[:, 1::2] = (
-            0  # the cosines of the signal would drown what tokens have to say
-        )
+        asks.proj.weight.data[:, 1::2] = 0  # the cosines of the signal would dominate the tokens
     return stack
 
 
@@ -47,7 +45,7 @@ def signal(i, t, d=8):
 
 
 def by_hand(p, x, steps, *, causal, real, epsilon=0.01, **more):
-    """One example (n d), token by token: outputs, N, R, and whether the last step cut it off."""
+    """One example (n, d), token by token: outputs, N, R, and whether it was unhalted."""
     n = len(x)
     h, out = x * real[:, None], [torch.zeros(8, dtype=x.dtype) for _ in range(n)]
     total, count, rest, cut = (
@@ -83,14 +81,14 @@ def by_hand(p, x, steps, *, causal, real, epsilon=0.01, **more):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("steps", [1, 2, 6])
-def test_against_loops(causal, steps, rand):
-    """Fails if outputs, steps, remainders, the cost or any gradient differ from ACT written out, with padding."""
+def test_matches_loops(causal, steps, rand):
+    """Outputs, steps, remainders, loss and gradients equal those of ACT loops, with padding."""
     stack, x, weight = (
         universal(steps, causal=causal, bias=-3.0),
         rand(2, 5, 8).requires_grad_(),
         rand(2, 5, 8),
     )
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         found = stack(x, mask=MASK)
     p = inside(stack)
     examples = [
@@ -99,22 +97,22 @@ def test_against_loops(causal, steps, rand):
     outs, counts, rests, cuts = zip(*examples, strict=True)
     expected = torch.stack(outs)
     torch.testing.assert_close(found, expected)
-    assert notes.all("steps")[0].tolist() == list(map(list, counts))
+    assert aux.all("steps")[0].tolist() == list(map(list, counts))
     if steps == 6:
         taken = {n for row in counts for n in row if n}
         assert max(taken) - min(taken) > 1, (
-            "else nobody sees the kept state of another, and little is tested"
+            "otherwise no token sees the state of a halted one, and the test is weak"
         )
     loss = 0.1 * (sum(map(sum, counts)) + torch.stack(rests).sum()) / 8
-    torch.testing.assert_close(notes.loss(), loss)
-    torch.testing.assert_close(notes.all("unhalted")[0].item(), sum(map(sum, cuts)) / 8)
+    torch.testing.assert_close(aux.loss(), loss)
+    torch.testing.assert_close(aux.all("unhalted")[0].item(), sum(map(sum, cuts)) / 8)
     same_gradients(
-        (found * weight).sum() + notes.loss(), (expected * weight).sum() + loss, [x, *p.values()]
+        (found * weight).sum() + aux.loss(), (expected * weight).sum() + loss, [x, *p.values()]
     )
 
 
-def test_a_decoder_against_loops(rand):
-    """Fails if the context is seen otherwise at some step, or has other gradients."""
+def test_decoder_matches_loops(rand):
+    """Every step sees the context, and its gradients equal those of loops."""
     stack, x, context, weight = (
         universal(5, causal=True, cross=True),
         rand(1, 5, 8),
@@ -134,41 +132,41 @@ def test_a_decoder_against_loops(rand):
 
 
 def test_only_the_remainder_has_a_gradient(rand):
-    """Fails if the count N leaks a gradient: for the cost alone it must be that of −Σ p before the last step."""
+    """N has no gradient: the gradient of the loss is that of −Σ p before the last step."""
     stack, x = universal(4), rand(1, 5, 8)
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         stack(x)
     rests = by_hand(inside(stack), x[0], 4, causal=False, real=torch.ones(5, dtype=torch.bool))[2]
-    same_gradients(notes.loss(), 0.1 * rests.mean(), list(stack.parameters()))
+    same_gradients(aux.loss(), 0.1 * rests.mean(), list(stack.parameters()))
 
 
 @pytest.mark.parametrize("name", regard.list_recipes(can=["causal", "stream"]))
-def test_chunks_give_the_whole(name, rand):
-    """Fails if a chunk that needs fewer steps leaves out what a later one must see."""
+def test_stream_matches_whole(name, rand):
+    """A chunk that halts early is still visible to deeper steps of later chunks."""
     stack, x = universal(5, name=name, causal=True), rand(2, 20, 8)
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         whole = stack(x)
-    steps = notes.all("steps")[0]
+    steps = aux.all("steps")[0]
     assert steps.max() - steps.min() > 1
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         torch.testing.assert_close(chunks(stack, x, (1, 7, 1, 11)), whole)
-    assert torch.equal(torch.cat(notes.all("steps"), 1), steps)
+    assert torch.equal(torch.cat(aux.all("steps"), 1), steps)
 
 
 @pytest.mark.parametrize(
     "more",
     [{"halting": False}, {"signal": False}, {"halting": False, "signal": False}, {"cross": True}],
 )
-def test_other_forms_stream_too(more, rand):
-    """Fails if the signal does not go on where the stream stands, or the context is seen at some steps only."""
+def test_stream_with_signal_and_context(more, rand):
+    """The timing signal continues in the stream, and all steps see the context."""
     stack, x = universal(3, causal=True, **more), rand(2, 9, 8)
-    given = {"context": rand(2, 3, 8)} if "cross" in more else {}
-    whole = stack(x, **given)
-    torch.testing.assert_close(chunks(stack, x, (2, 1, 6), **given), whole)
+    kwargs = {"context": rand(2, 3, 8)} if "cross" in more else {}
+    whole = stack(x, **kwargs)
+    torch.testing.assert_close(chunks(stack, x, (2, 1, 6), **kwargs), whole)
 
 
-def test_a_stream_runs_a_step_only_where_a_token_needs_it(rand):
-    """Fails if waiting tokens are read before anybody comes so deep, or never."""
+def test_stream_runs_steps_on_demand(rand):
+    """Deeper steps read pending tokens only when a later token gets there."""
     stack, x = universal(4, name="linear", causal=True, signal=False, spread=0.0), rand(1, 6, 8)
     stack.halting.proj.bias.data.fill_(20.0)
     _, state = stack.stream(x[:, :5])
@@ -184,49 +182,49 @@ def test_a_stream_runs_a_step_only_where_a_token_needs_it(rand):
     ]
 
 
-def test_halting_stops_computing(rand):
-    """Fails if steps run after the last token has halted."""
+def test_no_steps_after_halting(rand):
+    """No step runs after the last token has halted."""
     stack, x, calls = universal(6, spread=0.0), rand(2, 5, 8), []
     stack.layer.mixer.register_forward_hook(lambda *_: calls.append(1))
     for bias, steps in ((20.0, 1), (0.0, 2), (-20.0, 6)):
         calls.clear()
         stack.halting.proj.bias.data.fill_(bias)
-        with regard.collect_aux() as notes:
+        with regard.collect_aux() as aux:
             stack(x)
         assert len(calls) == steps
-        assert notes.all("unhalted")[0].item() == (1 if bias == -20 else 0), (
-            "what never halts must be told"
+        assert aux.all("unhalted")[0].item() == (1 if bias == -20 else 0), (
+            "tokens that never halt must be recorded"
         )
 
 
-def test_padding_never_ponders(rand):
-    """Fails if padding, even NaN, has influence, takes steps, or makes the cost change."""
+def test_padding_takes_no_steps(rand):
+    """Padding, even NaN, takes no step and changes neither tokens nor loss."""
     stack, x = universal(4), rand(2, 5, 8)
     poisoned = x.masked_fill(~MASK[..., None], torch.nan)
     with regard.collect_aux() as clean:
         want = stack(x, mask=MASK)
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         found = stack(poisoned, mask=MASK)
     torch.testing.assert_close(found, want)
-    assert not found[~MASK].any() and not notes.all("steps")[0][~MASK].any()
-    assert torch.equal(notes.loss(), clean.loss())
+    assert not found[~MASK].any() and not aux.all("steps")[0][~MASK].any()
+    assert torch.equal(aux.loss(), clean.loss())
     with regard.collect_aux() as cut:
         torch.testing.assert_close(stack(x[1:, :3]), want[1:, :3])
-    torch.testing.assert_close(cut.all("steps")[0], notes.all("steps")[0][1:, :3])
+    torch.testing.assert_close(cut.all("steps")[0], aux.all("steps")[0][1:, :3])
     stack(poisoned, mask=MASK).sum().backward()
     assert all(p.grad.isfinite().all() for p in stack.parameters())
 
 
-def test_nothing_but_padding(rand):
-    """Fails if no tokens at all make the cost NaN."""
+def test_only_padding(rand):
+    """Without real tokens the loss is zero, not NaN."""
     stack, x = universal(3), rand(2, 4, 8)
-    with regard.collect_aux() as notes:
+    with regard.collect_aux() as aux:
         assert not stack(x, mask=torch.zeros(2, 4, dtype=torch.bool)).any()
-    assert notes.loss() == 0
+    assert aux.loss() == 0
 
 
-def test_without_halting_it_is_the_layer_again_and_again(rand):
-    """Fails if fixed steps are anything else than layer(h + P_t)."""
+def test_without_halting(rand):
+    """Without halting, step t is layer(h + P_t)."""
     stack, x = universal(3, halting=False), rand(2, 5, 8)
     h = x
     for t in (1, 2, 3):
@@ -234,8 +232,8 @@ def test_without_halting_it_is_the_layer_again_and_again(rand):
     torch.testing.assert_close(stack(x), h)
 
 
-def test_a_step_may_be_several_layers(rand):
-    """Fails if a stack cannot be the layer."""
+def test_step_of_several_layers(rand):
+    """The layer of a step may be a stack."""
     torch.manual_seed(0)
     inner = SequentialStack([block(causal=True), block("linear", causal=True)])
     stack, x = UniversalStack(inner, 3, halting=Halting(8)).double().eval(), rand(2, 9, 8)
@@ -243,7 +241,7 @@ def test_a_step_may_be_several_layers(rand):
 
 
 def test_bfloat16(rand):
-    """Fails if probabilities are summed in eight bits."""
+    """Probabilities are not summed in bfloat16."""
     stack, x = universal(4, spread=0.5, bias=0.3), rand(2, 5, 8)
     want = stack(x)
     found = stack.bfloat16()(x.bfloat16())
@@ -251,8 +249,8 @@ def test_bfloat16(rand):
     assert (found.double() - want).abs().mean() / want.abs().mean() < 0.05
 
 
-def test_what_does_not_fit_is_said():
-    """Fails if what makes no sense is accepted."""
+def test_invalid_arguments():
+    """Invalid arguments raise an error."""
     with pytest.raises(ValueError, match="steps must be an integer >= 1"):
         universal(0)
     with pytest.raises(ValueError, match="epsilon must be a number between 0 and 1"):
