@@ -300,6 +300,6 @@ def test_mixer_without_memory_or_stream():
     """A causal mixer with neither a pattern nor a stream raises an error."""
     with pytest.raises(
         regard.Unsupported,
-        match="Still can neither attend to a memory nor stream: it forgets",
+        match="NonStreamingMixer can neither attend to a memory nor stream: it forgets",
     ):
         SegmentStack([Block(NonStreamingMixer()), block()], segment_length=4, memory=4)
