@@ -211,7 +211,7 @@ def test_a_million_tokens():
             ["synthesizer_random", "--length", "16777216", "--dim", "65536", "--heads", "65536"],
             "larger than torch can describe",
         ),
-        (["--config", "nowhere.json"], "nowhere.json does not exist"),
+        (["--config", "nowhere.json"], "error: nowhere.json does not exist"),
         (["vanilla", "--config", "nowhere.json"], "remove vanilla"),
         (["vanilla", "--accumulation-steps", "2"], "--accumulation-steps needs --plan"),
         (

@@ -73,4 +73,6 @@ def user_errors() -> Iterator[None]:
     except (ValueError, TypeError, OverflowError, ImportError) as error:
         fail(str(error))
     except OSError as error:
-        fail(f"cannot write {error.filename or 'the file'}: {error.strerror or error}")
+        if error.errno is None:  # raised by Regard, with a message of its own
+            fail(str(error))
+        fail(f"cannot read or write {error.filename or 'the file'}: {error.strerror}")

@@ -300,7 +300,7 @@ def _bp_transformer(module: BPTransformer, shape: CallShape) -> ModuleCost:
 # ------------------------------------------------------------ sizes that depend on data
 @formula(MixtureOfExperts)
 def _mixture_of_experts(module: MixtureOfExperts, shape: CallShape) -> ModuleCost:
-    """The router, and `top` experts for each token.
+    """The router, and `top_k` experts for each token.
 
     With a capacity every expert is assumed to fill its buffer; without one, tokens are assumed to
     spread evenly.

@@ -95,8 +95,8 @@ def run(name: str, dtype: torch.dtype, *structs: bytes) -> None:
 
 
 def pointers_and_strides(*tensors: Tensor) -> list[int]:
-    """The address and the first three strides of each tensor (b h n e), as in the struct `Rows` of
-    the kernels.
+    """The address and the first three strides of each tensor (b h n e): the kernels' struct
+    `TensorRef`.
     """
     found: list[int] = []
     for x in tensors:

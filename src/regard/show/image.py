@@ -1,4 +1,4 @@
-"""Pictures as PNG, by matplotlib (the extra `plot_text`)."""
+"""Pictures as PNG, by matplotlib (the extra `plot`)."""
 
 from __future__ import annotations
 
