@@ -7,17 +7,36 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class Unsupported(TypeError):
     """The request is not defined for this mixer, or not possible on this backend."""
 
 
+SIMILARITY = 0.65  # of a suggestion; difflib's default, 0.6, takes head_dim for heads
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint for an unknown name: the closest known name, or all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, 1)
+    close = difflib.get_close_matches(word, known, 1, SIMILARITY)
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
+
+
+def format_validation_error(error: ValidationError) -> str:
+    """Pydantic's errors on one line: "field: message; field: message"."""
+    messages = []
+    for entry in error.errors():
+        message = entry["msg"].removeprefix("Value error, ")
+        if entry["type"] != "value_error" and entry["type"] != "missing":
+            message = f"{message}, got {entry['input']!r:.80}"
+        field = ".".join(map(str, entry["loc"]))
+        messages.append(message if message.startswith(field) else f"{field}: {message}")
+    return "; ".join(messages)
 
 
 def check_positive(name: str, value: object) -> None:
@@ -35,7 +54,7 @@ def check_choice(name: str, value: object, known: Iterable[str]) -> None:
     known = list(known)
     if value not in known:
         message = f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}"
-        close = difflib.get_close_matches(str(value), known, 1)
+        close = difflib.get_close_matches(str(value), known, 1, SIMILARITY)
         raise ValueError(f"{message}; did you mean {close[0]!r}?" if close else message)
 
 

@@ -37,28 +37,30 @@ class CostReport:
 
 def cost_command(
     recipe: Annotated[
-        str | None, typer.Argument(help=f"Recipe used in every block [default: {RECIPE}].")
+        str | None, typer.Argument(help="Recipe used in every block.", show_default=f"{RECIPE}")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="config.json or folder of a model, instead of a recipe.")
     ] = None,
     length: Annotated[
         int | None,
-        typer.Option(help=f"Sequence length [default: {LENGTH}, or the maximum of the model]."),
+        typer.Option(
+            help="Sequence length.", show_default=f"{LENGTH}, or the maximum of the model"
+        ),
     ] = None,
-    dim: Annotated[int | None, typer.Option(help=f"Model width [default: {DIM}].")] = None,
+    dim: Annotated[int | None, typer.Option(help="Model width.", show_default=f"{DIM}")] = None,
     heads: Annotated[
         int | None,
-        typer.Option(help=f"Number of heads [default: {HEADS}, or that of the recipe]."),
+        typer.Option(help="Number of heads.", show_default=f"{HEADS}, or that of the recipe"),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(help=f"Number of blocks [default: {LAYERS}].")
+        int | None, typer.Option(help="Number of blocks.", show_default=f"{LAYERS}")
     ] = None,
     vocab_size: Annotated[
-        int | None, typer.Option(help=f"Vocabulary size [default: {VOCAB_SIZE:,}].")
+        int | None, typer.Option(help="Vocabulary size.", show_default=f"{VOCAB_SIZE:,}")
     ] = None,
     ffn_dim: Annotated[
-        int | None, typer.Option(help="Width of the feed-forward layers [default: 4 x dim].")
+        int | None, typer.Option(help="Width of the feed-forward layers.", show_default="4 x dim")
     ] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Build a causal model.")] = False,
     set_: Annotated[

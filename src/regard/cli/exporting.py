@@ -21,14 +21,14 @@ DIM, HEADS, LENGTH = 64, 4, 512
 def export_command(
     name: Annotated[str, typer.Argument(help="Recipe, or folder of a saved model.")],
     path: Annotated[Path, typer.Argument(help="File to write, such as out.onnx.")],
-    dim: Annotated[int | None, typer.Option(help=f"Model width [default: {DIM}].")] = None,
+    dim: Annotated[int | None, typer.Option(help="Model width.", show_default=f"{DIM}")] = None,
     heads: Annotated[
         int | None,
-        typer.Option(help=f"Number of heads [default: {HEADS}, or that of the recipe]."),
+        typer.Option(help="Number of heads.", show_default=f"{HEADS}, or that of the recipe"),
     ] = None,
     length: Annotated[
         int | None,
-        typer.Option(help=f"Maximum length, for recipes that need one [default: {LENGTH}]."),
+        typer.Option(help="Maximum length, for recipes that need one.", show_default=f"{LENGTH}"),
     ] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Build a causal mixer.")] = False,
     set_: Annotated[

@@ -37,7 +37,8 @@ def predict(
         str | None, typer.Option(help="A file of rows, or a text file with one text per line.")
     ] = None,
     column: Annotated[
-        str | None, typer.Option(help="Column of the text in --data [as in training].")
+        str | None,
+        typer.Option(help="Column of the text in --data.", show_default="as in training"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 32,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
@@ -95,7 +96,9 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 200,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0, help="Sampling temperature; 0 takes the most probable token [1]."),
+        typer.Option(
+            min=0, help="Sampling temperature; 0 takes the most probable token.", show_default="1"
+        ),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(min=1, help="Sample from the k most probable tokens.")
@@ -105,7 +108,9 @@ def generate(
         typer.Option(help="Sample from the most probable tokens with this total probability."),
     ] = None,
     num_beams: Annotated[int, typer.Option(min=1, help="Beam search with this many beams.")] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling [0].")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the sampling.", show_default="0")
+    ] = None,
     stop: Annotated[
         list[str],
         typer.Option(help=r"Stop before this string; \n is a newline. May be repeated."),

@@ -20,7 +20,11 @@ from regard.train.metrics_log import METRICS_FILE, read_metrics
 from regard.train.run import MODEL_DIR, RESULT_FILE, SPEC_FILE, TASK_FILE, RunSpec, read_spec
 from regard.train.trainer import CHECKPOINTS
 
-runs = typer.Typer(no_args_is_help=True, help="List, show, compare and delete runs.")
+runs = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="List, show, compare and delete runs.\n\nExample: regard runs list runs",
+)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -36,7 +36,9 @@ def train(
     text: Annotated[
         str | None, typer.Option(help="Column of the text, if the data is rows.")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Column of the label [label].")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Column of the label.", show_default="label")
+    ] = None,
     mixer: Annotated[
         str, typer.Option(help="Mixer with arguments: vanilla, local:window=64.")
     ] = "vanilla",
@@ -45,7 +47,8 @@ def train(
     heads: Annotated[int, typer.Option(min=1, help="Number of attention heads.")] = 4,
     layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 2,
     ffn_dim: Annotated[
-        int | None, typer.Option(min=1, help="Width of the feed-forward layers [4 * dim].")
+        int | None,
+        typer.Option(min=1, help="Width of the feed-forward layers.", show_default="4 * dim"),
     ] = None,
     position: Annotated[
         str, typer.Option(help="Positional encoding: learned, sinusoid, rope, alibi, t5, none.")
@@ -238,7 +241,8 @@ def eval_command(
     folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     max_examples: Annotated[
-        int | None, typer.Option(min=1, help="Evaluate only the first examples [all].")
+        int | None,
+        typer.Option(min=1, help="Evaluate only the first examples.", show_default="all"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per batch.")] = 32,
     json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,

@@ -17,6 +17,7 @@ from regard.compare.plan import (
     tasks_at_lengths,
 )
 from regard.compare.results import ResultRow, Verdict, compute_verdicts, summarize_runs
+from regard.errors import format_validation_error
 from regard.json_files import write_json
 from regard.models.config import StrictModel
 
@@ -60,9 +61,7 @@ def read_record(folder: Path) -> ComparisonRecord:
     except OSError:
         raise ValueError(f"{folder} is not a comparison: it has no {PLAN_FILE}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise ValueError(f"{folder / PLAN_FILE}: {where}: {first['msg']}") from None
+        raise ValueError(f"{folder / PLAN_FILE}: {format_validation_error(error)}") from None
 
 
 def load_result(folder: Path) -> ComparisonResult:

@@ -9,13 +9,13 @@ from typing import Any
 from pydantic import ValidationError
 from transformers import PreTrainedConfig
 
+from regard.errors import format_validation_error
 from regard.models.config import (
     ModelConfig,
     RegressionHeadConfig,
     SequenceClassificationHeadConfig,
     TokenClassificationHeadConfig,
 )
-from regard.models.serialization import format_validation_error
 
 
 class RegardConfig(PreTrainedConfig):

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from regard.errors import did_you_mean
+from regard.errors import did_you_mean, format_validation_error
 from regard.models.config import StrictModel
 
 GB, TERA = 10**9, 10**12
@@ -95,11 +95,8 @@ def read_accelerators(path: Path) -> dict[str, Accelerator]:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise ValueError(
-            f"{path} is not a table of accelerators: {field}: {first['msg']}"
-        ) from None
+        message = format_validation_error(error)
+        raise ValueError(f"{path} is not a table of accelerators: {message}") from None
     if not table:
         raise ValueError(f"{path} has no accelerators")
     return {name: device.model_copy(update={"name": name}) for name, device in table.items()}

@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from regard.errors import format_validation_error
 from regard.models import Model, ModelConfig, build, module_spec
 from regard.models.config import (
     LMHeadConfig,
@@ -18,7 +19,6 @@ from regard.models.config import (
     VectorInput,
 )
 from regard.models.losses import cross_entropy_loss
-from regard.models.serialization import format_validation_error
 from regard.registry import Recipe
 
 

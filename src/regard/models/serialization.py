@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
+from regard.errors import format_validation_error
 from regard.models.build import build
 from regard.models.config import ModelConfig
 from regard.models.model import Model
@@ -166,15 +167,6 @@ def parse_config(text: str, where: str) -> ModelConfig:
     except ValidationError as error:
         message = format_validation_error(error)
         raise ValueError(f"{where} is not a model configuration: {message}") from None
-
-
-def format_validation_error(error: ValidationError) -> str:
-    """Format pydantic's errors on one line."""
-    messages = []
-    for entry in error.errors():
-        key = ".".join(map(str, entry["loc"]))
-        messages.append(f"{key}: {entry['msg']}" if key else entry["msg"])
-    return "; ".join(messages)
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ import torch
 from pydantic import Field, ValidationError
 
 from regard.environment import environment, peak_bytes
+from regard.errors import format_validation_error
 from regard.json_files import read_json, write_json
 from regard.models import Model, ModelConfig, ModuleSpec, build, save
 from regard.models.config import (
@@ -196,6 +197,4 @@ def read_spec(folder: Path) -> RunSpec:
     except OSError:
         raise ValueError(f"{folder} is not a run: it has no {SPEC_FILE}.") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "content"
-        raise ValueError(f"{folder / SPEC_FILE}: {where}: {first['msg']}") from None
+        raise ValueError(f"{folder / SPEC_FILE}: {format_validation_error(error)}") from None

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from regard.errors import check_choice, did_you_mean
+from regard.errors import check_choice, did_you_mean, format_validation_error
 
 CHOICES = {
     "schedule": ("cosine", "rsqrt", "constant"),
@@ -101,7 +101,4 @@ def parse_settings(values: Mapping[str, Any]) -> TrainSettings:
     try:
         return TrainSettings(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(
-            f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}."
-        ) from None
+        raise ValueError(format_validation_error(error)) from None

@@ -1,0 +1,36 @@
+"""Messages that name what was wrong and what would be right."""
+
+import re
+
+import pytest
+
+import regard
+from regard.cli import app
+from regard.errors import did_you_mean
+from regard.train.settings import parse_settings
+
+
+def test_a_similar_name_is_suggested_and_an_unrelated_one_is_not():
+    assert did_you_mean("windw", ["window", "heads"]) == "did you mean 'window'?"
+    with pytest.raises(TypeError, match="local has no argument 'head_dim': choose from"):
+        regard.create("local", dim=64, heads=4, head_dim=16)
+
+
+def test_a_wrong_choice_is_named_once():
+    with pytest.raises(ValueError, match="bf16") as error:
+        parse_settings({"precision": "bf16"})
+    assert str(error.value).count("'bf16'") == 1
+    assert str(error.value).startswith("precision must be one of 'float32', 'bfloat16'")
+
+
+def test_help_texts_have_no_square_brackets():
+    """Rich reads [...] as markup and drops it: defaults belong into show_default."""
+    from typer.main import get_command
+
+    command = get_command(app)
+    found = []
+    for name, sub in command.commands.items():
+        for parameter in sub.params:
+            if re.search(r"\[[a-z]", getattr(parameter, "help", None) or ""):
+                found.append((name, parameter.name))
+    assert not found
