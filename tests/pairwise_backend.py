@@ -1,4 +1,5 @@
-"""A backend for counting FLOPs: it gathers the visible keys of each query and multiplies with no others."""
+"""A backend for counting FLOPs: it gathers the visible keys of each query and multiplies with no
+others."""
 
 import inspect
 from types import SimpleNamespace

@@ -4,7 +4,8 @@ import torch
 
 
 def results(f, x, parameters, rows):
-    """The outputs that count, and the gradients of x and of the parameters; `rows` (b n) tells which outputs count."""
+    """The outputs that count, and the gradients of x and of the parameters; `rows` (b n) tells
+    which outputs count."""
     x = x.clone().requires_grad_()
     y = f(x)
     weight = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(3))
@@ -13,9 +14,11 @@ def results(f, x, parameters, rows):
 
 
 def agree(ours, theirs, x, pairs, *, rows=None, atol=1e-9, nan_gradients=False):
-    """Outputs, and gradients of x and of the paired parameters, agree; returns the largest difference.
+    """Outputs, and gradients of x and of the paired parameters, agree; returns the largest
+    difference.
 
-    nan_gradients   the peer's gradients are NaN in places, which are left out; ours must be finite all the same
+    nan_gradients   the peer's gradients are NaN in places, which are left out; ours must be finite
+                    all the same
     """
     mine, others = (
         results(f, x, [pair[i] for pair in pairs], rows) for i, f in enumerate((ours, theirs))

@@ -32,7 +32,8 @@ def inside(module):
 
 
 def same_gradients(found, wanted, tensors, *, atol=1e-10):
-    """Two scalars have the same gradients for all tensors; where one has none, the other has none or zero."""
+    """Two scalars have the same gradients for all tensors; where one has none, the other has
+    none or zero."""
     got = torch.autograd.grad(found, tensors, allow_unused=True, retain_graph=True)
     want = torch.autograd.grad(wanted, tensors, allow_unused=True, retain_graph=True)
     assert any(w is not None and w.abs().max() > 0 for w in want)

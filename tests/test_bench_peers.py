@@ -36,7 +36,8 @@ def build_peer(name, mode="forward", causal=False, length=None):
 
 @pytest.mark.parametrize("name", [name for name in PEERS if name not in COMPILED])
 def test_runs(name):
-    """Fails if a peer gives another shape than ours, something that is not finite, or no gradients although it says so."""
+    """Fails if a peer gives another shape than ours, something that is not finite, or no
+    gradients although it says so."""
     torch.manual_seed(0)
     theirs, cell = build_peer(name, "training")
     mine = next(
@@ -73,7 +74,8 @@ def test_flex_is_our_pattern():
     ("causal", "length", "same"), [(False, 384, True), (True, 300, True), (False, 300, False)]
 )
 def test_local_attention_is_ours_with_its_weights(causal, length, same):
-    """Fails if the windows that are measured beside each other are not the same, or no longer differ where a note says so."""
+    """Fails if the windows that are measured beside each other are not the same, or no longer
+    differ where a note says so."""
     torch.manual_seed(0)
     theirs, cell = build_peer("local-attention LocalMHA", length=length, causal=causal)
     ours = MatchedContender("local", "local-attention LocalMHA").build(cell)
@@ -110,7 +112,8 @@ def test_fnet_is_ours():
 
 
 def test_what_a_peer_cannot_do_is_said():
-    """Fails if a peer is run where it has no answer: no causal form, no gradients, another level, no stream, not installed."""
+    """Fails if a peer is run where it has no answer: no causal form, no gradients, another
+    level, no stream, not installed."""
     layer = BenchCell("layer", "forward", 512, causal=True)
     for name, cell, words in (
         ("transformers Longformer", layer, "no causal form"),

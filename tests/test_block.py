@@ -74,7 +74,8 @@ def test_padding_reaches_no_gradient(name, cross, rand):
 
 
 def test_tokens_that_do_not_fit_are_said():
-    """Fails if a layer leaves it to an operation deep inside to complain, or takes what it should not."""
+    """Fails if a layer leaves it to an operation deep inside to complain, or takes what it
+    should not."""
     layers, x = stack("vanilla", causal=True), torch.zeros(2, 3, 8).double()
     for call in (layers, layers.stream):
         with pytest.raises(ValueError, match="x must have width 8, not 9"):

@@ -304,7 +304,8 @@ def test_turns_of_images_are_told_the_grid(rand):
 
 
 def test_the_last_norm_stands_where_a_sum_is_left():
-    """Fails if a stack of pre-norm layers ends without a norm, or one of post-norm layers with one."""
+    """Fails if a stack of pre-norm layers ends without a norm, or one of post-norm layers with
+    one."""
     assert (
         build(config(residual="pre")).backbone.norm is not None
         and build(config(residual="post")).backbone.norm is None

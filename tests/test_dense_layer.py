@@ -22,7 +22,8 @@ FIXED = ["hard_gaussian"]
 
 
 def weights(mixer, x):
-    """W(x), (n d n d) as a matrix: W[i a, j b] = Σ_h A_h[i, j] Σ_e W⁰[a, h e] W_v[h e, b], for one example x (1 n d)."""
+    """W(x), (n d n d) as a matrix: W[i a, j b] = Σ_h A_h[i, j] Σ_e W⁰[a, h e] W_v[h e, b], for
+    one example x (1 n d)."""
     maps = mixer.attention_map(x)[0]
     heads, n, d = len(maps), x.shape[1], x.shape[2]
     values = mixer.v.weight.unflatten(0, (mixer.kv_heads, -1)).repeat_interleave(
@@ -44,14 +45,16 @@ def mixer_of(name, causal=False):
 
 @pytest.mark.parametrize("name", DEPENDS + FIXED)
 def test_the_output_is_a_matrix_times_the_input(name, rand):
-    """Fails if, for the input at hand, attention is anything but x_flat times a matrix made of its map and projections."""
+    """Fails if, for the input at hand, attention is anything but x_flat times a matrix made of
+    its map and projections."""
     mixer, x = mixer_of(name), rand(1, 7, 8)
     torch.testing.assert_close((weights(mixer, x) @ x.flatten()).view(1, 7, 8), mixer(x))
 
 
 @pytest.mark.parametrize("name", DEPENDS)
 def test_the_same_matrix_is_wrong_for_another_input(name, rand):
-    """Fails if the weights did not depend on the input: then attention would be a dense layer, and no more."""
+    """Fails if the weights did not depend on the input: then attention would be a dense layer,
+    and no more."""
     mixer, x, other = mixer_of(name), rand(1, 7, 8), rand(1, 7, 8)
     frozen = weights(mixer, x)
     assert ((frozen @ other.flatten()).view(1, 7, 8) - mixer(other)).abs().max() > 1e-3

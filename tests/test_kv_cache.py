@@ -1,4 +1,5 @@
-"""A cache that grows in place is a value all the same: branches, beams, copies and graphs find what they left."""
+"""A cache that grows in place is a value all the same: branches, beams, copies and graphs find
+what they left."""
 
 import copy
 import io
@@ -53,7 +54,8 @@ def test_the_whole_again(mixer, sizes, rand):
 
 @pytest.mark.parametrize("start", [1, 64, 101])
 def test_branches_do_not_see_each_other(mixer, start, rand):
-    """Fails if one continuation of a state writes into what another reads: both as if they were alone, in turns, and back."""
+    """Fails if one continuation of a state writes into what another reads: both as if they were
+    alone, in turns, and back."""
     x, a, b = rand(2, start, 8), rand(2, 90, 8), rand(2, 90, 8)
     with torch.no_grad():
         _, state = run(mixer, x)
@@ -91,7 +93,8 @@ def test_beams(mixer, rand):
     ],
 )
 def test_views_of_a_state(mixer, view, rand):
-    """Fails if a view of some examples is written where the others still go on, or an expanded one where examples are one."""
+    """Fails if a view of some examples is written where the others still go on, or an expanded
+    one where examples are one."""
     x, more = rand(2, 80, 8), rand(2, 30, 8)
     with torch.no_grad():
         _, state = run(mixer, x)
@@ -176,7 +179,8 @@ def test_threads(mixer, rand):
 
 
 def test_a_token_is_written_and_the_rest_is_not_copied():
-    """Fails if the cache moves at every token, or grows to more than about half again of what it holds."""
+    """Fails if the cache moves at every token, or grows to more than about half again of what it
+    holds."""
     mixer = regard.create("vanilla", dim=8, heads=2, causal=True)
     moved, last = 0, None
     with torch.no_grad():

@@ -34,7 +34,8 @@ PATTERNS = [
 
 
 def naive(layer, q, k, v, *, causal=False, mask=None):
-    """All scores at once: over tokens, where the dense mask allows them, and over the vectors, everywhere."""
+    """All scores at once: over tokens, where the dense mask allows them, and over the vectors,
+    everywhere."""
     n, m, e = q.shape[2], k.shape[2], q.shape[3]
     scores = q @ k.transpose(-1, -2) / e**0.5
     if layer.inner.prior is not None:
@@ -60,7 +61,8 @@ def grads(f, leaves, weight):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
 def test_any_pattern(pattern, causal, executor, rand):
-    """Fails if a pattern hides a vector, stands at another place because of them, or a gradient is another."""
+    """Fails if a pattern hides a vector, stands at another place because of them, or a gradient
+    is another."""
     layer, (q, k, v) = made(pattern), (rand(2, 2, 21, 4).requires_grad_() for _ in range(3))
     leaves, weight = [q, k, v, layer.keys, layer.values], rand(2, 2, 21, 4)
     got = grads(lambda: layer(q, k, v, causal=causal)[0], leaves, weight)
@@ -72,7 +74,8 @@ def test_any_pattern(pattern, causal, executor, rand):
 
 @pytest.mark.parametrize("pattern", [Full(), Band(4, 4)], ids=repr)
 def test_with_a_prior_and_padding(pattern, executor, rand):
-    """Fails if the prior is added to a vector, or the mask is off by their number; one example is nothing but padding."""
+    """Fails if the prior is added to a vector, or the mask is off by their number; one example
+    is nothing but padding."""
     layer, (q, k, v) = made(pattern, ALiBi(2)), (rand(3, 2, 17, 4) for _ in range(3))
     mask = torch.stack((torch.arange(17) < 12, torch.arange(17) % 3 != 1, torch.arange(17) < 0))
     torch.testing.assert_close(layer(q, k, v, mask=mask)[0], naive(layer, q, k, v, mask=mask))
@@ -122,7 +125,8 @@ def test_it_takes_the_place_of_a_feed_forward_layer():
 
 
 def test_a_prior_of_two_terms_scales_all_scores(rand):
-    """Fails if the scale that TUPE asks for is lost behind the vectors, or the length that it knows."""
+    """Fails if the scale that TUPE asks for is lost behind the vectors, or the length that it
+    knows."""
     layer, (q, k, v) = made(prior=TUPEBias(2, 8, 6)), (rand(1, 2, 6, 4) for _ in range(3))
     torch.testing.assert_close(layer(q, k, v)[0], naive(layer, q / 2**0.5, k, v))
     _, state = layer(q, k, v, causal=True, state=layer.initial_state())

@@ -46,7 +46,8 @@ def scan(layer, x):
 @pytest.mark.parametrize("top", [1, 4, 7])
 @pytest.mark.parametrize("n", [1, 9])
 def test_against_a_full_scan(n, top, normalise, rand):
-    """Fails if the two stages find other slots than a look at all of them, or output or gradients are others."""
+    """Fails if the two stages find other slots than a look at all of them, or output or
+    gradients are others."""
     layer, x = made(top_k=top, query_batch_norm=normalise).eval(), rand(2, n, 6).requires_grad_()
     want, slots = scan(layer, x)
     assert torch.equal(layer.select_slots(x)[0], slots)
@@ -74,7 +75,8 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_has_a_number_for_each_token_and_slot():
-    """Fails if the scores of all keys, or a gradient of all values, are ever made: 64 tokens, 4,096 slots."""
+    """Fails if the scores of all keys, or a gradient of all values, are ever made: 64 tokens,
+    4,096 slots."""
     torch.manual_seed(0)
     layer, x = ProductKeyMemory(16, 64, heads=2, top_k=8, sparse_grad=True), torch.randn(1, 64, 16)
     assert layer.values.shape[0] == 4096
@@ -94,9 +96,10 @@ def test_sparse_gradients_are_the_dense_ones(rand):
     torch.testing.assert_close(*grads)
 
 
-# ---------------------------------------------------------------------------------------------- batch norm of the queries
+# ----------------------------------------------------------------------- batch norm of the queries
 def test_padding_while_training(rand):
-    """Fails if padding, even NaN, changes the statistics, or a batch of nothing else breaks them."""
+    """Fails if padding, even NaN, changes the statistics, or a batch of nothing else breaks
+    them."""
     x, mask = rand(2, 8, 6), torch.arange(8).expand(2, 8) < 5
     padded, cut = made().train(), made().train()
     got = padded(x.masked_fill(~mask[..., None], torch.nan), mask)
