@@ -4,6 +4,7 @@ Run `python tests/test_capabilities.py` to write tests/capabilities.json; its di
 capability changed.
 """
 
+import inspect
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import regard
 from regard import Attention, Can, Mixer, MultiHead, SoftmaxAttention, Unsupported
+from regard.recipes import checkpoints
 from regard.registry import get_recipe
 from regard.testing import CHECKS, check_mixer
 
@@ -36,6 +38,33 @@ def test_promises(name, executor):
         f"the promises of {name} are not those of tests/capabilities.json.  If that is meant, run "
         "`python tests/test_capabilities.py` and commit the difference."
     )
+
+
+ONE_SEQUENCE = {"cross", "global_attention_mask"}
+WHOLE_IMAGE = ONE_SEQUENCE | {"causal", "causality", "stream", "reorder", "maps"}
+UNLISTED = [
+    ("bigbird_hf", {}, ONE_SEQUENCE),
+    ("reformer_hf", {}, ONE_SEQUENCE),
+    ("xcit_component", {}, WHOLE_IMAGE),
+    ("xcit_component", {"component": "patches"}, WHOLE_IMAGE),
+    ("xcit_component", {"component": "patches", "norm": "instance"}, WHOLE_IMAGE),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "unsupported"), UNLISTED)
+def test_unlisted_recipes(name, arguments, unsupported):
+    """Fails if a variant for checkpoints does not do what its capabilities say, or they changed."""
+    recipe = get_recipe(name)
+    kwargs = {**recipe.example_kwargs, **arguments}
+    result = check_mixer(lambda causal: recipe.build(8, 2, **kwargs, causal=causal))
+    assert {check for check, outcome in result.items() if outcome == "unsupported"} == unsupported
+
+
+def test_every_unlisted_recipe_is_checked():
+    """Fails if a recipe is neither in the table nor among the unlisted ones."""
+    functions = inspect.getmembers(checkpoints, inspect.isfunction)
+    recipes = {name for name, f in functions if f.__module__ == checkpoints.__name__}
+    assert recipes == {name for name, _, _ in UNLISTED}
 
 
 def test_table_names_every_recipe_and_check():

@@ -426,7 +426,7 @@ def test_a_query_that_stands_out_is_found(rand):
 def test_a_stride_of_one_is_attention(rand):
     """Fails if nothing is pooled, and yet something else comes out."""
     mixer, x = build("funnel", stride=1), rand(2, 7, 8)
-    torch.testing.assert_close(mixer(x), like_vanilla(mixer.ask)(x))
+    torch.testing.assert_close(mixer(x), like_vanilla(mixer.attention)(x))
 
 
 def test_pooled_goes_on_and_comes_back(rand):
@@ -483,7 +483,7 @@ def test_pma_is_the_paper(rand):
     pma, z = PMA(8, 2, seeds=3).double(), rand(2, 5, 8)
     block = MAB(8, 2).double()
     block.load_state_dict(pma.block.state_dict())
-    ff = torch.relu(z @ pma.feed.weight.T + pma.feed.bias)
+    ff = torch.relu(z @ pma.rff.weight.T + pma.rff.bias)
     torch.testing.assert_close(pma(z), block(torch.stack([pma.seeds] * 2), ff))
 
 

@@ -277,22 +277,22 @@ def test_funnel(cls, n, rand):
     def mine(t):
         return nn.functional.layer_norm(mixer.shorten(t)[0], (16,), eps=config.layer_norm_eps)
 
-    ask = mixer.ask
-    # they take the softmax of scores in float32
-    compare(mine, run, rand(2, n, 16), linears((ask.q, ask.k, ask.v, ask.out), theirs), atol=3e-5)
+    ours = mixer.attention
+    pairs = linears((ours.q, ours.k, ours.v, ours.out), theirs)
+    compare(mine, run, rand(2, n, 16), pairs, atol=3e-5)  # they take the softmax in float32
 
 
 # -------------------------------------------------------------------------------------- perceiver
 def perceiver_pairs(mine, theirs):
     attention = theirs.attention.self
     no_bias(attention.query, attention.key, attention.value, theirs.attention.output.dense)
-    ask = mine.ask
+    ours = mine.attention
     inner = (attention.query, attention.key, attention.value, theirs.attention.output.dense)
-    pairs = linears((ask.q, ask.k, ask.v, ask.out), inner)
-    norms = [(mine.norm, attention.layernorm1), (mine.norm_feed, theirs.layernorm)]
+    pairs = linears((ours.q, ours.k, ours.v, ours.out), inner)
+    norms = [(mine.norm, attention.layernorm1), (mine.norm_mlp, theirs.layernorm)]
     if mine.norm_source is not None:
         norms.append((mine.norm_source, attention.layernorm2))
-    layers = [*norms, (mine.feed[0], theirs.mlp.dense1), (mine.feed[2], theirs.mlp.dense2)]
+    layers = [*norms, (mine.mlp[0], theirs.mlp.dense1), (mine.mlp[2], theirs.mlp.dense2)]
     for a, b in layers:
         nn.init.normal_(b.bias)
         pairs += [(a.weight, b.weight, same), (a.bias, b.bias, same)]
@@ -302,7 +302,7 @@ def perceiver_pairs(mine, theirs):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("cross", [False, True])
 def test_perceiver(masked, cross, rand):
-    """Fails if reading, thinking, writing, or where they normalise is another."""
+    """Fails if read, process, write, or the place of their norms differs from Perceiver IO."""
     transformers = pytest.importorskip("transformers")
     from transformers.models.perceiver.modeling_perceiver import PerceiverEncoder, PerceiverLayer
 
@@ -333,7 +333,7 @@ def test_perceiver(masked, cross, rand):
     pairs = perceiver_pairs(mixer.read, encoder.cross_attention) + perceiver_pairs(
         mixer.write, writer
     )
-    for mine, theirs in zip(mixer.think, encoder.self_attends, strict=True):
+    for mine, theirs in zip(mixer.process, encoder.self_attends, strict=True):
         pairs += perceiver_pairs(mine, theirs)
     other = rand(2, 9, 16) if cross else None
     mask = torch.arange(9)[None].expand(2, 9) < torch.tensor([[9], [6]]) if masked else None

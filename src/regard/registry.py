@@ -46,7 +46,7 @@ class Recipe:
         formula: The mixer in one line.
         example_kwargs: Arguments for an example of about twenty tokens, used by tests and pictures.
         listed: False for variants that reproduce one published checkpoint: `create` finds them,
-        listings do not.
+            listings do not.
     """
 
     name: str
@@ -207,9 +207,8 @@ def create(name: str, /, **arguments: Any) -> Mixer:
         mixer = found.build(**arguments)
     except Unsupported as error:
         raise Unsupported(_unsupported_message(found, arguments, error)) from None
-    except (
-        ValueError
-    ) as error:  # the failing module may call the argument something else, so show the call
+    except ValueError as error:
+        # The failing module may call the argument something else, so show the call.
         call = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         raise ValueError(f"{error}, in {name}({call})") from None
     mixer.name = name  # used in error messages

@@ -189,6 +189,6 @@ def funnel(
             short[a, r] = sum((x[a, i] for i in inside), torch.zeros_like(x[a, 0])) / max(
                 1, len(inside)
             )
-    q, k, v = project(p, short, source, heads, "ask.")
-    y = linear_layer(p, "ask.out", rows(q, k, v, lambda i, j: True, mask))
+    q, k, v = project(p, short, source, heads, "attention.")
+    y = linear_layer(p, "attention.out", rows(q, k, v, lambda i, j: True, mask))
     return torch.stack([y[:, r] for r in run], 1)

@@ -36,11 +36,10 @@ def norm(p, name, x):
 
 def mab(p, name, x, y, heads, mask):
     """Lee et al. 2019, equations 6 and 7."""
-    attended = linear_layer(
-        p, f"{name}.ask.out", rows(*project(p, x, y, heads, f"{name}.ask."), everyone, mask)
-    )
-    h = norm(p, f"{name}.norm_ask", x + attended)
-    return norm(p, f"{name}.norm_feed", h + linear_layer(p, f"{name}.feed", h).clamp(min=0))
+    found = rows(*project(p, x, y, heads, f"{name}.attention."), everyone, mask)
+    attended = linear_layer(p, f"{name}.attention.out", found)
+    h = norm(p, f"{name}.norm_attention", x + attended)
+    return norm(p, f"{name}.norm_rff", h + linear_layer(p, f"{name}.rff", h).clamp(min=0))
 
 
 def sab(
@@ -113,12 +112,11 @@ def perceiver_layer(p, name, z, source, heads, mask, residual=True):
     """Jaegle et al. 2021, appendix: attention, then an MLP, each of what was normalised."""
     query = norm(p, f"{name}.norm", z)
     read = query if source is None else norm(p, f"{name}.norm_source", source)
-    h = linear_layer(
-        p, f"{name}.ask.out", rows(*project(p, query, read, heads, f"{name}.ask."), everyone, mask)
-    )
+    found = rows(*project(p, query, read, heads, f"{name}.attention."), everyone, mask)
+    h = linear_layer(p, f"{name}.attention.out", found)
     h = z + h if residual else h
-    inner = linear_layer(p, f"{name}.feed.0", norm(p, f"{name}.norm_feed", h))
-    return h + linear_layer(p, f"{name}.feed.2", inner * (1 + torch.erf(inner / math.sqrt(2))) / 2)
+    inner = linear_layer(p, f"{name}.mlp.0", norm(p, f"{name}.norm_mlp", h))
+    return h + linear_layer(p, f"{name}.mlp.2", inner * (1 + torch.erf(inner / math.sqrt(2))) / 2)
 
 
 def perceiver(
@@ -138,5 +136,5 @@ def perceiver(
     z = torch.stack([p["latents"]] * x.shape[0])
     z = perceiver_layer(p, "read", z, x if context is None else context, heads, mask)
     for layer in range(depth):
-        z = perceiver_layer(p, f"think.{layer}", z, None, heads, None)
+        z = perceiver_layer(p, f"process.{layer}", z, None, heads, None)
     return perceiver_layer(p, "write", x, z, heads, None, residual=False)

@@ -87,10 +87,8 @@ class KernelBias(AFTBias):
         self.heads, self.ahead = heads, 0 if causal else (kernel - 1) // 2
         self.reach = kernel - 1 - self.ahead
         self.table = nn.Parameter(torch.randn(heads, kernel))
-        self.gain, self.shift = (
-            nn.Parameter(torch.full((heads, 1), 0.01)),
-            nn.Parameter(torch.zeros(heads, 1)),
-        )
+        self.gain = nn.Parameter(torch.full((heads, 1), 0.01))
+        self.shift = nn.Parameter(torch.zeros(heads, 1))
 
     def forward(self, i: Tensor, j: Tensor) -> Tensor:
         tap, size = _distances(i, j) + self.ahead, self.table.shape[1]
@@ -135,9 +133,8 @@ class AFT(Mixer):
         sums = self._sums(k, v, past.next)
         if past.k is not None and past.v is not None and past.far is not None:
             sums = _merge(_merge(sums, self._sums_over_past(past, k)), past.far)
-        mean = sums.top / sums.bottom.masked_fill(
-            sums.bottom <= 0, 1
-        )  # zero if all keys are masked
+        # The mean is zero if all keys are masked.
+        mean = sums.top / sums.bottom.masked_fill(sums.bottom <= 0, 1)
         y = self.q(x).sigmoid() * merge_heads(mean.expand_as(v)).to(x.dtype)
         return y, None if state is None else self._next_state(past, k, v)
 
@@ -185,11 +182,9 @@ class AFT(Mixer):
     def _sums(self, k: Tensor, v: Tensor, start: int) -> ExpSums:
         """Sums over all keys, or over those up to each query: (b h n e).
 
-        The first key is at position `start`.
-
-        Computed in chunks as long as the reach of the bias, so that the bias only matters within a
-        chunk and between neighbouring chunks. All other keys have the same weight for a whole chunk
-        of queries.
+        The first key is at position `start`. Computed in chunks as long as the reach of the bias,
+        so that the bias only matters within a chunk and between neighbouring chunks. All other keys
+        have the same weight for a whole chunk of queries.
         """
         if torch.compiler.is_exporting():
             return self._sums_unchunked(k, v)

@@ -16,12 +16,14 @@ class AverageState(NamedTuple):
     """Sum (b 1 d) and number of the tokens so far; the sum is None before the first."""
 
     total: Tensor | None
-    count: int
+    tokens: int
 
 
 class Average(Mixer):
-    """g_i = FFN(mean of x_j, j ≤ i);  [a, f] = σ(W [x_i; g_i]);  out_i = a ⊙ x_i + f ⊙ g_i
-    (Zhang et al. 2018, arXiv 1805.00631). If not causal, the mean is over all tokens.
+    """Average attention network (Zhang et al. 2018, arXiv 1805.00631).
+
+    g_i = FFN(mean of x_j, j ≤ i), [a, f] = σ(W [x_i; g_i]), out_i = a ⊙ x_i + f ⊙ g_i. If not
+    causal, the mean is over all tokens.
 
     Args:
         dim: Model width.
@@ -46,8 +48,8 @@ class Average(Mixer):
         """(b n d) -> (b n d)."""
         mean, state = self._mean(x, x if context is None else context, mask, state)
         g = self.ffn(mean.expand(x.shape))
-        keep, take = self.gate(torch.cat((x, g), -1)).sigmoid().chunk(2, -1)
-        return keep * x + take * g, state
+        input_gate, forget_gate = self.gate(torch.cat((x, g), -1)).sigmoid().chunk(2, -1)
+        return input_gate * x + forget_gate * g, state
 
     def _mean(
         self, x: Tensor, source: Tensor, mask: Tensor | None, state: AverageState | None
@@ -65,8 +67,8 @@ class Average(Mixer):
         if state is not None:
             if state.total is not None:
                 check_batch(state.total, wide)
-                total, count = total + state.total, count + state.count
-            state = AverageState(total[:, -1:], state.count + x.shape[1])
+                total, count = total + state.total, count + state.tokens
+            state = AverageState(total[:, -1:], state.tokens + x.shape[1])
         return (total / count.clamp(min=1)).to(x.dtype), state
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:

@@ -71,11 +71,8 @@ class BPTransformer(Mixer):
             sum(level.nodes.shape[1] for level in levels[:i]) - level.first
             for i, level in enumerate(levels)
         ]
-        y = self._attend(
-            x,
-            levels,
-            span_plan(start, x.shape[1], self.near, self.clip, self.causal, tuple(offsets)),
-        )
+        plan = span_plan(start, x.shape[1], self.near, self.clip, self.causal, tuple(offsets))
+        y = self._attend(x, levels, plan)
         last = 2 * self.near + 4  # no later token reaches further back on any level
         state = [
             SpanLevel(f + max(m.shape[1] - last, 0), m[:, -last:], c[:, -last:])
@@ -96,41 +93,32 @@ class BPTransformer(Mixer):
         while total > 1:
             number, (first, nodes, count) = len(levels), levels[-1]
             had, total = start >> number, total // 2 if self.causal else (total + 1) // 2
-            below, count = (
-                nodes[:, 2 * had - first : 2 * total - first],
-                count[:, 2 * had - first : 2 * total - first],
-            )
+            children = slice(2 * had - first, 2 * total - first)
+            below, count = nodes[:, children], count[:, children]
             nodes, count = _parents(self.out(self.v(below)) if number == 1 else below, count)
             levels.append(_extend_level(held[number] if number < len(held) else None, nodes, count))
         return levels
 
-    def _attend(self, x: Tensor, levels: list[SpanLevel], work: SpanPlan) -> Tensor:
+    def _attend(self, x: Tensor, levels: list[SpanLevel], plan: SpanPlan) -> Tensor:
         """Attention of each token over its nodes, tile by tile: (b n d)."""
-        nodes, place, labels = (t.to(x.device) for t in work)
-        states, real = (
-            torch.cat([level.nodes for level in levels], 1),
-            torch.cat([level.real for level in levels], 1),
-        )
+        nodes, place, labels = (t.to(x.device) for t in plan)
+        states = torch.cat([level.nodes for level in levels], 1)
+        real = torch.cat([level.real for level in levels], 1)
         q, k, v = (
             f(t).unflatten(-1, (self.heads, -1))
             for f, t in ((self.q, x), (self.k, states), (self.v, states))
         )
         size = place.shape[1]
-        q = (
-            F.pad(q, (0, 0, 0, 0, 0, -x.shape[1] % size))
-            .unflatten(1, (-1, size))
-            .permute(0, 3, 1, 2, 4)
-        )  # (b h g s e)
+        q = F.pad(q, (0, 0, 0, 0, 0, -x.shape[1] % size)).unflatten(1, (-1, size))
+        q = q.permute(0, 3, 1, 2, 4)  # (b h g s e)
         k, v = (t[:, nodes].permute(0, 3, 1, 2, 4) for t in (k, v))  # (b h g m e)
         keep = (place >= 0) & (real[:, nodes] > 0)[:, :, None]
         keep, seen = keep[:, None], keep.any(-1, keepdim=True)[:, None]
-        told = (q @ self.labels[labels].T).gather(
-            -1, place.clamp(min=0).long().expand(*q.shape[:2], -1, -1, -1)
-        )
-        scores = (q @ k.transpose(-1, -2) + told) * q.shape[-1] ** -0.5
-        scores = scores.masked_fill(~keep, -torch.inf).masked_fill(
-            ~seen, 0
-        )  # finite for empty rows, which become zero below
+        index = place.clamp(min=0).long().expand(*q.shape[:2], -1, -1, -1)
+        label_scores = (q @ self.labels[labels].T).gather(-1, index)
+        scores = (q @ k.transpose(-1, -2) + label_scores) * q.shape[-1] ** -0.5
+        # Rows without keys stay finite here and become zero below.
+        scores = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen, 0)
         y = (scores.softmax(-1) * seen) @ v
         return y.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)[:, : x.shape[1]]
 
@@ -149,13 +137,10 @@ def _parents(nodes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     An odd last node is its parent's only child.
     """
     odd = nodes.shape[1] % 2
-    nodes, count = (
-        F.pad(nodes, (0, 0, 0, odd)).unflatten(1, (-1, 2)),
-        F.pad(count, (0, odd)).unflatten(1, (-1, 2)),
-    )
-    count = count.to(
-        torch.promote_types(nodes.dtype, torch.float32)
-    )  # 16-bit floats cannot count far
+    nodes = F.pad(nodes, (0, 0, 0, odd)).unflatten(1, (-1, 2))
+    count = F.pad(count, (0, odd)).unflatten(1, (-1, 2))
+    # 16-bit floats cannot count far.
+    count = count.to(torch.promote_types(nodes.dtype, torch.float32))
     total = count.sum(2)
     share = (count / total.clamp(min=1)[..., None]).to(nodes.dtype)
     return (nodes * share[..., None]).sum(2), total

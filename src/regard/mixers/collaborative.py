@@ -1,4 +1,4 @@
-"""Heads that collaborate: made from a layer whose heads are apart."""
+"""Converts multi-head attention into collaborative heads (Cordonnier et al. 2020)."""
 
 from __future__ import annotations
 

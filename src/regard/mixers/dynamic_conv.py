@@ -31,11 +31,7 @@ class DynamicConv(Mixer):
     ) -> None:
         check_heads(dim, heads)
         check_int(1, kernel=kernel)
-        super().__init__(
-            dim,
-            can=Can(cross="the kernel slides over one sequence"),
-            causal=causal,
-        )
+        super().__init__(dim, can=Can(cross="the kernel slides over one sequence"), causal=causal)
         self.heads, self.kernel = heads, kernel
         self.before = kernel - 1 if causal else kernel // 2  # taps before the token
         self.up, self.out = nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
@@ -56,13 +52,11 @@ class DynamicConv(Mixer):
         if past is None:
             past = z.new_zeros(z.shape[0], self.before, self.dim)
         check_batch(past, z)
-        window = torch.cat(
-            (past, z, z.new_zeros(z.shape[0], self.kernel - 1 - self.before, self.dim)), 1
-        )
+        future = z.new_zeros(z.shape[0], self.kernel - 1 - self.before, self.dim)
+        window = torch.cat((past, z, future), 1)
         y = self._convolve(window.unflatten(-1, (self.heads, -1)), self._kernels(z))
-        return self.out(y.flatten(2)), None if state is None else (
-            window[:, window.shape[1] - self.before :],
-        )
+        last = window[:, window.shape[1] - self.before :]
+        return self.out(y.flatten(2)), None if state is None else (last,)
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """The kernels as a band matrix, (b h n n)."""

@@ -57,14 +57,12 @@ class ETC(Mixer):
         labels = partial(
             RelativeLabels, heads, dim // heads, globals=globals, clip=clip, segment=segment
         )
-        cut = _piece_patterns(masks or {})
+        piece = _piece_patterns(masks or {})
         first = Keys(0, globals)
-        near = SoftmaxAttention(
-            (Band(radius, radius) & ~first & cut["l2l"]) | (first & cut["l2g"]), labels()
-        )
-        far = SoftmaxAttention(
-            Queries(0, globals) & ((first & cut["g2g"]) | (~first & cut["g2l"])), labels()
-        )
+        long_keys = (Band(radius, radius) & ~first & piece["l2l"]) | (first & piece["l2g"])
+        global_keys = (first & piece["g2g"]) | (~first & piece["g2l"])
+        near = SoftmaxAttention(long_keys, labels())
+        far = SoftmaxAttention(Queries(0, globals) & global_keys, labels())
         limits = [x for x in (near.length, far.length) if x is not None]
         super().__init__(
             dim,
@@ -77,16 +75,11 @@ class ETC(Mixer):
         if globals:
             self.all = MultiHead(dim, heads, far)
             if shared:
-                own = (self.long.q, self.long.k, self.long.v, self.long.out)
-                self.all.q, self.all.k, self.all.v, self.all.out = (
-                    SharedModule(part) for part in own
-                )
+                for name in ("q", "k", "v", "out"):
+                    setattr(self.all, name, SharedModule(getattr(self.long, name)))
             else:
                 for part in (self.long, self.all):
-                    part.k, part.v = (
-                        GlobalLocalLinear(dim, globals),
-                        GlobalLocalLinear(dim, globals),
-                    )
+                    part.k, part.v = (GlobalLocalLinear(dim, globals) for _ in range(2))
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
@@ -103,9 +96,8 @@ class ETC(Mixer):
         near = self.long.weights(x, None, mask)
         if self.all is None:
             return near
-        return torch.cat(
-            (self.all.weights(x[:, : self.globals], x, mask), near[:, :, self.globals :]), 2
-        )
+        far = self.all.weights(x[:, : self.globals], x, mask)
+        return torch.cat((far, near[:, :, self.globals :]), 2)
 
 
 def _piece_patterns(masks: Mapping[str, Pattern]) -> dict[str, Pattern]:

@@ -1,4 +1,4 @@
-"""FNet: the Fourier transform mixes, without a single parameter."""
+"""FNet: token mixing by the Fourier transform, without parameters."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ WHOLE = "the Fourier transform runs over the whole sequence"
 
 
 class FourierMixer(Mixer):
-    """FNet: out = Re F_n F_d x, with the unnormalised discrete Fourier transforms over tokens and
-    channels (Lee-Thorp et al. 2021, arXiv 2105.03824).
+    """FNet (Lee-Thorp et al. 2021, arXiv 2105.03824): out = Re F_n F_d x.
+
+    F_n and F_d are the unnormalised discrete Fourier transforms over tokens and channels.
     """
 
     def __init__(self, dim: int, *, causal: bool = False) -> None:
@@ -34,9 +35,8 @@ class FourierMixer(Mixer):
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d), real."""
         x, kind = at_least_float32(x), x.dtype
-        if (
-            torch.compiler.is_exporting()
-        ):  # as products: the transforms of other runtimes lose digits
+        if torch.compiler.is_exporting():
+            # Matrix products, because the transforms of other runtimes lose precision.
             (rows, cols), (up, down) = _waves(x, 1), _waves(x, 2)
             return (rows @ x @ up - cols @ x @ down).to(kind), None
         return apply_function(_Transform, x).to(kind), None

@@ -1,4 +1,4 @@
-"""Funnel: fewer queries ask all tokens, and their answers are spread out again."""
+"""Funnel: pooled queries attend to all tokens, and their outputs are repeated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FunnelMixer(Mixer):
         )
         check_int(1, stride=stride)
         self.stride, self.cls = stride, cls
-        self.ask = MultiHead(dim, heads, SoftmaxAttention())
+        self.attention = MultiHead(dim, heads, SoftmaxAttention())
 
     def pool(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Mean of each run of tokens (b p d), and the mask (b p); see `pool_tokens`."""
@@ -50,22 +50,22 @@ class FunnelMixer(Mixer):
     def shorten(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """h' + MultiHead(h', x, x), (b p d), and its mask (b p): the input of the next layer."""
         x, _ = self._check_inputs(x, None, mask, None)
-        short, held = self.pool(x, mask)
-        return short + self.ask.mix(short, x, mask, None)[0], held
+        short, short_mask = self.pool(x, mask)
+        return short + self.attention.mix(short, x, mask, None)[0], short_mask
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         short, _ = self.pool(x, mask if context is None else None)
-        y, _ = self.ask.mix(short, x if context is None else context, mask, None)
+        y, _ = self.attention.mix(short, x if context is None else context, mask, None)
         return self.upsample(y, x.shape[1]), None
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """Attention map of the pooled queries, with rows repeated."""
         short, _ = self.pool(x, mask if context is None else None)
-        found = self.ask.weights(short, x if context is None else context, mask)
-        return split_heads(self.upsample(merge_heads(found), x.shape[1]), found.shape[1])
+        weights = self.attention.weights(short, x if context is None else context, mask)
+        return split_heads(self.upsample(merge_heads(weights), x.shape[1]), weights.shape[1])
 
 
 def pool_tokens(
@@ -77,7 +77,7 @@ def pool_tokens(
         x: Tokens (b n d).
         mask: (b n), True = keep.
         stride: Tokens per run.
-        cls: Give the first token a run of its own.
+        cls: Keep the first token unpooled.
 
     Returns:
         Means (b p d), and the mask (b p) of runs with at least one unmasked token.
@@ -86,14 +86,10 @@ def pool_tokens(
     real = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
     back = -(x.shape[1] + front) % stride
     runs = F.pad(real, (front, back)).unflatten(1, (-1, stride))
-    sums = (
-        F.pad(x.masked_fill(~real[..., None], 0), (0, 0, front, back))
-        .unflatten(1, (-1, stride))
-        .sum(2)
-    )
-    return sums / runs.sum(2).clamp(min=1)[..., None].to(
-        x.dtype
-    ), None if mask is None else runs.any(2)
+    x = F.pad(x.masked_fill(~real[..., None], 0), (0, 0, front, back))
+    counts = runs.sum(2).clamp(min=1)[..., None].to(x.dtype)
+    means = x.unflatten(1, (-1, stride)).sum(2) / counts
+    return means, None if mask is None else runs.any(2)
 
 
 def upsample_tokens(y: Tensor, n: int, stride: int, *, cls: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gates that tokens themselves set: how much of the state stays."""
+"""Gated recurrences: each token decides how much of the state to keep."""
 
 from __future__ import annotations
 
@@ -53,9 +53,8 @@ class GatedLinear(Recurrence):
     def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
         """Queries, keys, values and log α."""
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
-        return RecurrenceInputs(
-            q, k, v, split_heads(F.logsigmoid(at_least_float32(self.forget(x))) / 16, self.heads)
-        ), None
+        log_alpha = F.logsigmoid(at_least_float32(self.forget(x))) / 16
+        return RecurrenceInputs(q, k, v, split_heads(log_alpha, self.heads)), None
 
     def project_output(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, gate and project."""
@@ -114,17 +113,14 @@ class GatedRandomFeatures(Recurrence):
             self.feature.advance()
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
         gate = at_least_float32(self.gate(x))
-        stays, enters = (t.transpose(1, 2) for t in (F.logsigmoid(gate), F.sigmoid(-gate)))
-        (phi_q, _), (phi_k, _) = (
-            self.feature(at_least_float32(q), 0, True),
-            self.feature(at_least_float32(k), 0, False),
-        )
-        stayed = (
-            stays.cumsum(2) if not past else past[0] + stays.cumsum(2)
-        )  # log of the product of all gates
-        return RecurrenceInputs(
-            phi_q, phi_k, v, stays, enters, (-torch.expm1(stayed)).clamp(min=MIN_MASS)
-        ), (stayed[..., -1:],)
+        log_g, weight = (t.transpose(1, 2) for t in (F.logsigmoid(gate), F.sigmoid(-gate)))
+        phi_q, _ = self.feature(at_least_float32(q), 0, True)
+        phi_k, _ = self.feature(at_least_float32(k), 0, False)
+        log_product = log_g.cumsum(2)  # of all gates so far
+        if past:
+            log_product = past[0] + log_product
+        mass = (-torch.expm1(log_product)).clamp(min=MIN_MASS)
+        return RecurrenceInputs(phi_q, phi_k, v, log_g, weight, mass), (log_product[..., -1:],)
 
     def project_output(self, y: Tensor, x: Tensor) -> Tensor:
         """Project."""

@@ -43,15 +43,12 @@ class GlimpseRead(Mixer):
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """(b 1 n m): γ times the product of a map over rows and one over columns."""
         if not x.numel():
-            return x.new_zeros(
-                x.shape[0], 1, x.shape[1], (x if context is None else context).shape[1]
-            )
+            m = x.shape[1] if context is None else context.shape[1]
+            return x.new_zeros(x.shape[0], 1, x.shape[1], m)
         source, here, there = self._filters(x, context, mask)
         rows, columns = here.rows.mT @ there.rows, here.columns.mT @ there.columns
-        full = (
-            torch.einsum("bij,bkl->bikjl", rows, columns).flatten(3).flatten(1, 2)
-            * there.intensity[:, None, None]
-        )
+        full = torch.einsum("bij,bkl->bikjl", rows, columns).flatten(3).flatten(1, 2)
+        full = full * there.intensity[:, None, None]
         full = full[:, : x.shape[1], : source.shape[1]]
         return (full if mask is None else full * mask[:, None])[:, None]
 
@@ -62,11 +59,9 @@ class GlimpseRead(Mixer):
         source = x if context is None else context
         state = _mean(x, mask if context is None else None)
         there = _build_filters(self.bank, state, source.shape[1], self.width, mask)
-        here = (
-            there
-            if context is None
-            else _build_filters(self.bank, state, x.shape[1], self.width, None)
-        )
+        here = there
+        if context is not None:
+            here = _build_filters(self.bank, state, x.shape[1], self.width, None)
         return source, here, there
 
 
@@ -81,11 +76,8 @@ class GlimpseWrite(Mixer):
         maps = "the output depends on the mean of all tokens, and not linearly"
         super().__init__(dim, can=Can(causal=WHOLE, stream=WHOLE, maps=maps), causal=causal)
         check_int(1, width=width)
-        self.bank, self.draw, self.width = (
-            FilterBank(dim, patch),
-            nn.Linear(dim, dim * patch * patch),
-            width,
-        )
+        self.bank, self.width = FilterBank(dim, patch), width
+        self.draw = nn.Linear(dim, dim * patch * patch)
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State

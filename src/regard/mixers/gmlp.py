@@ -80,9 +80,8 @@ class GatedMLP(Mixer):
 
     def initial_state(self) -> GatedMLPState:
         """State before the first token."""
-        return GatedMLPState(
-            None, None if self.attend is None else self.attend.inner.initial_state()
-        )
+        attention = None if self.attend is None else self.attend.inner.initial_state()
+        return GatedMLPState(None, attention)
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
@@ -92,26 +91,18 @@ class GatedMLP(Mixer):
         gate = self.norm(gate)
         if mask is not None:
             gate = gate.masked_fill(~mask[..., None], 0)
-        gates = self._with_past(gate, state)
-        opened, after = self._spatial(gates, x.shape[1]), None
-        if self.attend is not None:
-            more, after = self.attend(
-                x, mask, None if state is None else state.attention, causal=self.causal
-            )
-            opened = opened + more
-        return self.down(z * opened), None if state is None else GatedMLPState(gates, after)
-
-    def _with_past(self, gate: Tensor, state: GatedMLPState | None) -> Tensor:
-        if state is None or state.values is None:
-            return gate
-        check_batch(state.values, gate)
-        check_stream_length(self.length, state.values.shape[1] + gate.shape[1])
-        return torch.cat((state.values, gate), 1)
-
-    def _spatial(self, gates: Tensor, n: int) -> Tensor:
-        """W z + b for the last n of m positions: (b m c) -> (b n c)."""
-        m = gates.shape[1]
+        if state is not None and state.values is not None:
+            check_batch(state.values, gate)
+            check_stream_length(self.length, state.values.shape[1] + gate.shape[1])
+            gate = torch.cat((state.values, gate), 1)
+        # W gate + b for the last n of m positions
+        n, m = x.shape[1], gate.shape[1]
         weight = slice_dim(slice_dim(self.weight, 0, m - n, m), 1, 0, m)
-        return token_matmul(
-            weight.tril(m - n) if self.causal else weight, gates, slice_dim(self.bias, 0, m - n, m)
-        )
+        weight = weight.tril(m - n) if self.causal else weight
+        spatial = token_matmul(weight, gate, slice_dim(self.bias, 0, m - n, m))
+        attention_state = None if state is None else state.attention
+        if self.attend is not None:
+            attended, attention_state = self.attend(x, mask, attention_state, causal=self.causal)
+            spatial = spatial + attended
+        next_state = None if state is None else GatedMLPState(gate, attention_state)
+        return self.down(z * spatial), next_state

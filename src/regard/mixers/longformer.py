@@ -30,10 +30,8 @@ class Longformer(Mixer):
         near = SoftmaxAttention(local if causal else local | GlobalMaskKeys())
         can = near.can
         if causal:
-            can = (
-                Can(global_attention_mask="as in the paper, the causal form has a window only")
-                & can
-            )
+            reason = "as in the paper, the causal form has a window only"
+            can = Can(global_attention_mask=reason) & can
         super().__init__(dim, can=can, causal=causal, length=near.length)
         self.local = MultiHead(dim, heads, near, bias=bias, causal=causal)
         self.global_heads = None
@@ -82,8 +80,6 @@ class Longformer(Mixer):
 
 def _drop_masked(global_attention_mask: Tensor | None, mask: Tensor | None) -> Tensor | None:
     """Masked tokens are not global."""
-    return (
-        global_attention_mask
-        if global_attention_mask is None or mask is None
-        else global_attention_mask & mask
-    )
+    if global_attention_mask is None or mask is None:
+        return global_attention_mask
+    return global_attention_mask & mask

@@ -18,9 +18,11 @@ def narrow_queries_and_keys(mixer: MultiHead, rank: int) -> MultiHead:
 
 
 class LowRankBand(Mixer):
-    """out = W⁰ (A + B) V, with A = softmax(Q Kᵀ / √rank), whose Q and K have `rank` columns in a
-    head, and B the softmax of a second pair of queries and keys, over |i − j| ≤ window (Guo
-    et al. 2019, "Low-rank and locality constrained self-attention for sequence modeling").
+    """out = W⁰ (A + B) V, with low-rank attention A and band attention B.
+
+    A = softmax(Q Kᵀ / √rank), where Q and K have `rank` columns per head. B is the softmax of a
+    second pair of queries and keys, over |i − j| ≤ window. Guo et al. 2019, "Low-rank and locality
+    constrained self-attention for sequence modeling".
     """
 
     def __init__(

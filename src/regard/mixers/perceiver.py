@@ -28,10 +28,10 @@ class PerceiverLayer(nn.Module):
         self, dim: int, heads: int, *, widening: int, cross: bool, residual: bool = True
     ) -> None:
         super().__init__()
-        self.residual, self.ask = residual, MultiHead(dim, heads, SoftmaxAttention())
-        self.norm, self.norm_feed = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.residual, self.attention = residual, MultiHead(dim, heads, SoftmaxAttention())
+        self.norm, self.norm_mlp = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.norm_source = nn.LayerNorm(dim) if cross else None
-        self.feed = nn.Sequential(
+        self.mlp = nn.Sequential(
             nn.Linear(dim, widening * dim), nn.GELU(), nn.Linear(widening * dim, dim)
         )
 
@@ -40,9 +40,9 @@ class PerceiverLayer(nn.Module):
     ) -> Tensor:
         """The mask (b m) applies to the source."""
         read = None if self.norm_source is None or source is None else self.norm_source(source)
-        h, _ = self.ask.mix(self.norm(z), read, mask, None)
+        h, _ = self.attention.mix(self.norm(z), read, mask, None)
         h = z + h if self.residual else h
-        return h + self.feed(self.norm_feed(h))
+        return h + self.mlp(self.norm_mlp(h))
 
 
 class Perceiver(Mixer):
@@ -83,7 +83,7 @@ class Perceiver(Mixer):
         check_int(0, depth=depth)
         self.latents = nn.Parameter(torch.randn(latents, dim))
         self.read = PerceiverLayer(dim, heads, widening=widening, cross=True)
-        self.think = nn.ModuleList(
+        self.process = nn.ModuleList(
             PerceiverLayer(dim, heads, widening=widening, cross=False) for _ in range(depth)
         )
         self.write = PerceiverLayer(dim, heads, widening=widening, cross=True, residual=False)
@@ -101,6 +101,6 @@ class Perceiver(Mixer):
 
     def _encode(self, source: Tensor, mask: Tensor | None) -> Tensor:
         z = self.read(self.latents.expand(source.shape[0], -1, -1), source, mask)
-        for layer in self.think:
+        for layer in self.process:
             z = layer(z)
         return z

@@ -12,9 +12,10 @@ from regard.pattern import Band
 
 
 class Poolingformer(Mixer):
-    """Zhang et al. 2021, arXiv 2105.04371: y = attention of x over |i − j| ≤ window; z = attention
-    of y over mean-pooled keys and values (`kernel` tokens each, `stride` apart) within ±reach;
-    out = W⁰ (y + z).
+    """Poolingformer (Zhang et al. 2021, arXiv 2105.04371): out = W⁰ (y + z).
+
+    y is the attention of x over |i − j| ≤ window. z is the attention of y over mean-pooled keys and
+    values (`kernel` tokens each, `stride` apart) within ±reach.
     """
 
     def __init__(
@@ -30,18 +31,10 @@ class Poolingformer(Mixer):
     ) -> None:
         check_int(1, kernel=kernel)
         check_int(kernel - 1, reach=reach)  # else no pooled key would fit
-        near, far = (
-            SoftmaxAttention(Band(window, window)),
-            BlockCompressedAttention(MeanCompression(kernel, stride), window=reach),
-        )
-        can = (
-            near.can
-            & far.can
-            & Can(
-                supports_global_mask=True,
-                maps="the second level attends to the output of the first",
-            )
-        )
+        near = SoftmaxAttention(Band(window, window))
+        far = BlockCompressedAttention(MeanCompression(kernel, stride), window=reach)
+        no_maps = "the second level attends to the output of the first"
+        can = near.can & far.can & Can(supports_global_mask=True, maps=no_maps)
         super().__init__(dim, can=can, causal=causal)
         self.near, self.far = (MultiHead(dim, heads, level, causal=causal) for level in (near, far))
         self.far.out = nn.Identity()
@@ -51,7 +44,7 @@ class Poolingformer(Mixer):
         return self.near.initial_state(), self.far.initial_state()
 
     def mix(
-        self, x: Tensor, memory: Tensor | None, mask: Tensor | None, state: State
+        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         near, far = (None, None) if state is None else state

@@ -36,7 +36,7 @@ def with_position(mixer: Mixer, scheme: str | nn.Module, **options: Any) -> Mixe
     """
     if isinstance(scheme, str):
         _check_encoding(mixer, positional_encoding_class(scheme))
-        sizes = {"dim": mixer.dim, "causal": mixer.causal}
+        sizes: dict[str, Any] = {"dim": mixer.dim, "causal": mixer.causal}
         if isinstance(mixer, MultiHead):
             sizes |= {"heads": mixer.heads, "width": _query_width(mixer)}
         encoding = create_positional_encoding(scheme, **sizes, **options)
@@ -128,7 +128,8 @@ def _check_encoding(mixer: Mixer, kind: type[nn.Module]) -> None:
     if not isinstance(mixer, MultiHead):
         raise Unsupported(
             f"{mixer.name} cannot use {name}: it is not a MultiHead, so its queries and keys, "
-            "if any, are not accessible. Encodings that are added to the tokens work, such as 'sinusoid'"
+            "if any, are not accessible. Encodings that are added to the tokens work, "
+            "such as 'sinusoid'"
         )
     if issubclass(kind, RotaryEmbedding):
         if mixer.rotary is not None:
@@ -175,7 +176,7 @@ def _replace_attention(
 
 
 def _query_width(mixer: MultiHead) -> int:
-    """Width of a head's queries, found by projecting a token: recipes may replace the projection."""
+    """Width of a head's queries, found by projecting a token: recipes may replace `mixer.q`."""
     token = _example_tensor(mixer).new_zeros(1, 1, mixer.dim)
     with torch.no_grad():
         return split_heads(mixer.q(token), mixer.heads).shape[-1]

@@ -1,4 +1,4 @@
-"""Retention: a state that fades at a fixed rate, each head at its own."""
+"""Retention: a recurrence with a fixed decay rate per head."""
 
 from __future__ import annotations
 
@@ -53,12 +53,10 @@ class Retention(Recurrence):
         at, n = past or 0, x.shape[1]
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
         q, k = self.rotary(q, k, at, at)
-        rates = torch.log1p(
-            -torch.exp2(-5 - torch.arange(self.heads, dtype=torch.float64, device=x.device))
-        )
-        gate = rates.to(torch.promote_types(x.dtype, torch.float32))[None, :, None].expand(
-            x.shape[0], -1, n
-        )
+        head = torch.arange(self.heads, dtype=torch.float64, device=x.device)
+        log_decay = torch.log1p(-torch.exp2(-5 - head))
+        log_decay = log_decay.to(torch.promote_types(x.dtype, torch.float32))
+        gate = log_decay[None, :, None].expand(x.shape[0], -1, n)
         return RecurrenceInputs(q / math.sqrt(q.shape[-1]), k, v, gate), at + n
 
     def project_output(self, y: Tensor, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Set Transformer: attention blocks that know no order (Lee et al. 2019, arXiv 1810.00825)."""
+"""Set Transformer: attention blocks that ignore the order (Lee et al. 2019, arXiv 1810.00825)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class MAB(Mixer):
 
     def __init__(self, dim: int, heads: int, *, norm: bool = True, causal: bool = False) -> None:
         super().__init__(dim, can=SET, causal=causal)
-        self.ask, self.feed = MultiHead(dim, heads, SoftmaxAttention()), nn.Linear(dim, dim)
-        self.norm_ask, self.norm_feed = (
+        self.attention, self.rff = MultiHead(dim, heads, SoftmaxAttention()), nn.Linear(dim, dim)
+        self.norm_attention, self.norm_rff = (
             nn.LayerNorm(dim) if norm else nn.Identity() for _ in range(2)
         )
 
@@ -41,8 +41,8 @@ class MAB(Mixer):
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        h = self.norm_ask(x + self.ask.mix(x, context, mask, None)[0])
-        return self.norm_feed(h + self.feed(h).relu()), None
+        h = self.norm_attention(x + self.attention.mix(x, context, mask, None)[0])
+        return self.norm_rff(h + self.rff(h).relu()), None
 
 
 class SAB(Mixer):
@@ -89,11 +89,11 @@ class PMA(nn.Module):
     def __init__(self, dim: int, heads: int, *, seeds: int = 1, norm: bool = True) -> None:
         super().__init__()
         check_int(1, seeds=seeds)
-        self.seeds, self.feed = nn.Parameter(torch.randn(seeds, dim)), nn.Linear(dim, dim)
+        self.seeds, self.rff = nn.Parameter(torch.randn(seeds, dim)), nn.Linear(dim, dim)
         self.block = MAB(dim, heads, norm=norm)
 
     def forward(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
         """z (b n d), mask (b n), True = keep -> (b seeds d)."""
         check_mask(mask, (z.shape[0], z.shape[1]), "mask")
         z = z if mask is None else z.masked_fill(~mask[..., None], 0)
-        return self.block(self.seeds.expand(z.shape[0], -1, -1), self.feed(z).relu(), mask=mask)
+        return self.block(self.seeds.expand(z.shape[0], -1, -1), self.rff(z).relu(), mask=mask)

@@ -34,10 +34,11 @@ class SinkhornState(NamedTuple):
 
 
 class Sinkhorn(Mixer):
-    """Tay et al. 2020, arXiv 2002.11296.  With blocks K_j, V_j of keys and values, and S from
-    `sort`, slot t of the sorted block i is K̃_it = Σ_j S_ij K_jt, Ṽ_it = Σ_j S_ij V_jt.  A query of
-    block i takes the softmax over K_i and K̃_i together; with `cut`, over the first `cut` sorted
-    blocks alone (SortCut).
+    """Sparse Sinkhorn attention (Tay et al. 2020, arXiv 2002.11296).
+
+    With blocks K_j, V_j of keys and values, and S from `sort`, slot t of the sorted block i is
+    K̃_it = Σ_j S_ij K_jt, Ṽ_it = Σ_j S_ij V_jt. A query of block i takes the softmax over K_i and
+    K̃_i together; with `cut`, over the first `cut` sorted blocks alone (SortCut).
 
     The summary of a block is Σ x over its tokens; if causal, Σ x over all tokens up to its first.
     If some K_jt are masked or beyond the end, K̃_it is the mean of the others, weighted by their
@@ -128,62 +129,41 @@ class Sinkhorn(Mixer):
         """
         n, start = q.shape[2], k.shape[2] - q.shape[2]
         real = q.new_ones(q.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask
-        here, k, v = (
-            _blocks(real, self.block, 1),
-            _blocks(k, self.block, 2),
-            _blocks(v, self.block, 2),
-        )
+        here = _blocks(real, self.block, 1)
+        k, v = (_blocks(x, self.block, 2) for x in (k, v))
         order = self.sort(summaries, here.any(-1))
         whole = mask is None and not start and not n % self.block and self.cut is None
         if whole and order.dtype == q.dtype:
             return self._attend_whole(_blocks(q, self.block, 2), k, v, order)
         if self.cut is not None:
-            k, v, share = (
-                x.flatten(2, 3)[:, :, None]
-                for x in _sort_blocks(order[:, :, : self.cut], k, v, here)
-            )
+            first_blocks = _sort_blocks(order[:, :, : self.cut], k, v, here)
+            k, v, share = (x.flatten(2, 3)[:, :, None] for x in first_blocks)
             return _softmax(q[:, :, None], k, v, share[..., None, :])[:, :, 0]
         first = start // self.block  # the block of the first query
         far_k, far_v, share = _sort_blocks(order[:, :, first:], k, v, here)
         near = here[:, None, first:, None].to(share)
         near = near.expand(-1, -1, -1, self.block, -1).tril() if self.causal else near
-        share = torch.cat(
-            torch.broadcast_tensors(
-                share[..., None, :].expand(*share.shape[:3], near.shape[3], -1), near
-            ),
-            -1,
-        )
-        q = _blocks(F.pad(q, (0, 0, start - first * self.block, 0)), self.block, 2)
-        out = _softmax(
-            q, torch.cat((far_k, k[:, :, first:]), 3), torch.cat((far_v, v[:, :, first:]), 3), share
-        )
-        return out.flatten(2, 3)[:, :, start - first * self.block :][:, :, :n]
+        far = share[..., None, :].expand(*share.shape[:3], near.shape[3], -1)
+        share = torch.cat(torch.broadcast_tensors(far, near), -1)
+        before = start - first * self.block  # positions of the first block before the first query
+        q = _blocks(F.pad(q, (0, 0, before, 0)), self.block, 2)
+        k, v = torch.cat((far_k, k[:, :, first:]), 3), torch.cat((far_v, v[:, :, first:]), 3)
+        return _softmax(q, k, v, share).flatten(2, 3)[:, :, before : before + n]
 
     def _attend_whole(self, q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> Tensor:
         """Attention over complete blocks (b h s t e) without masked tokens, by fused attention."""
-        far_k, far_v = (_mix_blocks(order, x) for x in (k, v))
-        q, k, v = (
-            q.flatten(1, 2),
-            torch.cat((far_k, k), 3).flatten(1, 2),
-            torch.cat((far_v, v), 3).flatten(1, 2),
-        )
-        if not self.causal:
-            return attend(q, k, v).flatten(1, 2).unflatten(1, (self.heads, -1))
-        # the first block has no sorted block; within a block, attention is causal
-        seen = torch.ones(
-            self.heads,
-            q.shape[1] // self.heads,
-            self.block,
-            2 * self.block,
-            dtype=torch.bool,
-            device=q.device,
-        )
-        seen.tril_(self.block)[:, 0, :, : self.block] = False
-        return (
-            F.scaled_dot_product_attention(q, k, v, seen.flatten(0, 1))
-            .flatten(1, 2)
-            .unflatten(1, (self.heads, -1))
-        )
+        blocks = q.shape[2]
+        q = q.flatten(1, 2)
+        k, v = (torch.cat((_mix_blocks(order, x), x), 3).flatten(1, 2) for x in (k, v))
+        if self.causal:
+            # The first block has no sorted block; within a block, attention is causal.
+            shape = (self.heads, blocks, self.block, 2 * self.block)
+            seen = torch.ones(shape, dtype=torch.bool, device=q.device).tril_(self.block)
+            seen[:, 0, :, : self.block] = False
+            out = F.scaled_dot_product_attention(q, k, v, seen.flatten(0, 1))
+        else:
+            out = attend(q, k, v)
+        return out.flatten(1, 2).unflatten(1, (self.heads, -1))
 
 
 def _blocks(x: Tensor, size: int, axis: int) -> Tensor:

@@ -19,10 +19,12 @@ HUB = "the relay reads every token"
 
 
 class Star(Mixer):
-    """Guo et al. 2019, arXiv 1902.09113.  With h⁰ = x and s⁰ = the mean of x, for `cycles` rounds:
+    """Star-Transformer (Guo et al. 2019, arXiv 1902.09113).
 
-        h_i ← norm(relu(MultiAtt(h_i, [h_{i−1}; h_i; h_{i+1}; x_i; s])))    the satellites, in a ring
-        s ← norm(relu(MultiAtt(s, [s; h_1 .. h_n])))                        the relay
+    With h⁰ = x and s⁰ = the mean of x, for `cycles` rounds:
+
+        h_i ← norm(relu(MultiAtt(h_i, [h_{i−1}; h_i; h_{i+1}; x_i; s])))    satellites, in a ring
+        s ← norm(relu(MultiAtt(s, [s; h_1 .. h_n])))                        relay
 
     The output is h. Masked tokens are not part of the ring. The relay is recorded as the auxiliary
     output "relay"; its last update is skipped, because no token would read it.

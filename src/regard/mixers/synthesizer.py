@@ -1,6 +1,4 @@
-"""Synthesizers: attention whose logits are made up, from one token alone or from none, without
-comparing two (Tay et al. 2020, arXiv 2005.00743).
-"""
+"""Synthesizers: attention logits predicted from single tokens, or learned (arXiv 2005.00743)."""
 
 from __future__ import annotations
 
@@ -20,8 +18,10 @@ OWN = "its logits are for the positions of one sequence"
 
 
 class SynthesizerLogits(nn.Module, ABC):
-    """Base class: tokens x (b n d), the first at position `start`, and the keys of all m tokens so
-    far -> logits (b h n m) or (1 h n m).
+    """Base class of attention logits.
+
+    `forward` takes tokens x (b n d), the keys of all m tokens so far and the position of the first
+    token of x, and returns logits (b h n m) or (1 h n m).
     """
 
     length: int | None = None  # maximum length, or None
@@ -73,7 +73,7 @@ class FactorisedDenseLogits(SynthesizerLogits):
 
 
 class RandomLogits(SynthesizerLogits):
-    """A table R (h length length), drawn with `seed`, learned or fixed, independent of the tokens."""
+    """A table R (h length length), drawn with `seed`, learned or fixed, for any tokens."""
 
     def __init__(self, heads: int, length: int, *, learned: bool = True, seed: int = 0) -> None:
         super().__init__()
@@ -128,9 +128,7 @@ class SynthesizerState(NamedTuple):
 
 
 class Synthesizer(Mixer):
-    """out = W⁰ softmax(Σ_p α_p logits_p) V with learned α = softmax(shares), if there are several
-    parts.
-    """
+    """out = W⁰ softmax(Σ_p α_p logits_p) V, with learned α = softmax(shares) over the parts."""
 
     def __init__(
         self, dim: int, heads: int, parts: Sequence[SynthesizerLogits], *, causal: bool = False

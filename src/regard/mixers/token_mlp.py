@@ -13,8 +13,9 @@ OWN = "its weights mix all positions of one sequence"
 
 
 class TokenMLP(Mixer):
-    """out = W_2 gelu(W_1 x + b_1) + b_2 over tokens, W_1 (hidden length), W_2 (length hidden)
-    (Tolstikhin et al. 2021, arXiv 2105.01601). The paper's channel mixing is the feed-forward layer
+    """out = W_2 gelu(W_1 x + b_1) + b_2 over tokens, with W_1 (hidden length), W_2 (length hidden).
+
+    Tolstikhin et al. 2021, arXiv 2105.01601. The paper's channel mixing is the feed-forward layer
     of a block.
     """
 
@@ -37,6 +38,5 @@ class TokenMLP(Mixer):
         """(b n d) -> (b n d). A shorter sequence is treated as padded with zeros."""
         n = x.shape[1]
         hidden = F.gelu(token_matmul(slice_dim(self.up.weight, 1, 0, n), x, self.up.bias))
-        return token_matmul(
-            slice_dim(self.down.weight, 0, 0, n), hidden, slice_dim(self.down.bias, 0, 0, n)
-        ), None
+        weight, bias = (slice_dim(p, 0, 0, n) for p in (self.down.weight, self.down.bias))
+        return token_matmul(weight, hidden, bias), None

@@ -54,11 +54,9 @@ class MaskedInstanceNorm(nn.Module):
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         super().__init__()
-        self.eps, self.weight, self.bias = (
-            eps,
-            nn.Parameter(torch.ones(dim)),
-            nn.Parameter(torch.zeros(dim)),
-        )
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(b n d) -> (b n d)."""
@@ -126,10 +124,8 @@ class XCiT(Mixer):
     ) -> None:
         can = Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS)
         super().__init__(dim, can=can, causal=causal)
-        self.covariance, self.patches = (
-            CrossCovarianceAttention(dim, heads),
-            LocalPatchInteraction(dim, width, norm=norm),
-        )
+        self.covariance = CrossCovarianceAttention(dim, heads)
+        self.patches = LocalPatchInteraction(dim, width, norm=norm)
         self.before_covariance, self.before_patches = (
             nn.LayerNorm(dim, eps=1e-6) for _ in range(2)
         )
@@ -148,25 +144,24 @@ class XCiTComponent(Mixer):
     def __init__(
         self,
         dim: int,
-        half: CrossCovarianceAttention | LocalPatchInteraction,
+        component: CrossCovarianceAttention | LocalPatchInteraction,
         *,
         causal: bool = False,
     ) -> None:
         super().__init__(
             dim, can=Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS), causal=causal
         )
-        self.part = half
+        self.component = component
 
     def mix(
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        return self.part(x, mask), None
+        return self.component(x, mask), None
 
 
 class ClassAttention(nn.Module):
-    """The class token attends to itself and all patches: class (b 1 d), tokens (b n d), mask
-    (b n) -> (b 1 d).
+    """The class token (b 1 d) attends to itself and to all patches (b n d).
 
     The patches stay unchanged (Touvron et al. 2021, arXiv 2103.17239), as in XCiT's last layers.
     """
@@ -177,16 +172,20 @@ class ClassAttention(nn.Module):
 
     def forward(self, token: Tensor, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The updated class token."""
-        return self.attend(token, *self._memory(token, tokens), mask=self._mask(mask))
+        context, mask = self._context(token, tokens, mask)
+        return self.attend(token, context, mask=mask)
 
     def attention(self, token: Tensor, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Attention map (b h 1 1+n); the class token comes first."""
-        return self.attend.attention_map(token, *self._memory(token, tokens), mask=self._mask(mask))
+        context, mask = self._context(token, tokens, mask)
+        return self.attend.attention_map(token, context, mask=mask)
 
-    def _memory(self, token: Tensor, tokens: Tensor) -> tuple[Tensor]:
+    def _context(
+        self, token: Tensor, tokens: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The class token followed by the tokens, and their mask."""
         if token.dim() != 3 or token.shape[1] != 1:
             raise ValueError(f"the class token must be (b 1 d), not {tuple(token.shape)}")
-        return (torch.cat((token, tokens), 1),)
-
-    def _mask(self, mask: Tensor | None) -> Tensor | None:
-        return None if mask is None else F.pad(mask, (1, 0), value=True)
+        if mask is not None:
+            mask = F.pad(mask, (1, 0), value=True)
+        return torch.cat((token, tokens), 1), mask

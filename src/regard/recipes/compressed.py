@@ -50,10 +50,11 @@ def linformer(
         compression = LengthProjection(length, rank, heads, share=share or "heads")
     else:
         inner = projection.inner if isinstance(projection, MultiHead) else None
-        compression = inner.compression if isinstance(inner, CompressedAttention) else None
-        if not isinstance(compression, LengthProjection):
+        found = inner.compression if isinstance(inner, CompressedAttention) else None
+        if not isinstance(found, LengthProjection):
             name = type(projection).__name__
             raise TypeError(f"projection must be another linformer, not {name}")
+        compression = found
         given = {"length": length, "rank": rank, "share": share}
         if compression.share == "none":
             given["heads"] = heads

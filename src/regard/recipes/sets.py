@@ -74,7 +74,7 @@ def luna(
     "Jaegle et al. 2021",
     arxiv="2103.03206",
     family="compressed",
-    formula="read(x, think(read(Z, x))),  Z learned",
+    formula="read(x, process(read(Z, x))),  Z learned",
     example_kwargs={"latents": 4},
 )
 def perceiver(

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from regard.mixer import Mixer
 from regard.pattern import Pattern
-from regard.registry import FAMILIES, Recipe, find_family, get_recipe, list_recipes
+from regard.recipe_index import find_family
+from regard.registry import FAMILIES, Recipe, get_recipe, list_recipes
 from regard.show import image, terminal
 from regard.show.build import build_example, pattern_of
 from regard.show.description import paper_url

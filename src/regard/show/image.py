@@ -37,43 +37,22 @@ def save(path: Path, pictures: Sequence[Picture], title: str, subtitle: str) -> 
 def save_gallery(path: Path, named: Sequence[tuple[str, str, Picture]], title: str) -> None:
     """Save many recipes, each as (name, paper, picture), in one grid with one legend."""
     look = assign_styles([picture for _, _, picture in named])
-    below = 0.85 + LINE * len(
-        legend_entries(look)
-    )  # names and papers, and at most one line per colour
+    # names and papers, and at most one line per colour
+    below = 0.85 + LINE * len(legend_entries(look))
     sheet = FigureSheet(
         len(named), 2.8, gap=(0.3, 0.75), margin=(0.35, 0.35), top=1.15, bottom=below
     )
     tokens = max(picture.tokens for _, _, picture in named)
-    sheet.title(
-        title,
-        f"{tokens} tokens; rows are queries, columns are keys; coloured pairs may attend",
-    )
+    subtitle = f"{tokens} tokens; rows are queries, columns are keys; coloured pairs may attend"
+    sheet.title(title, subtitle)
     for index, (name, paper, picture) in enumerate(named):
         axes = sheet.square(index)
         _paint(axes, picture, look)
         axes.set_xticks([])
         axes.set_yticks([])
-        axes.text(
-            0.5,
-            -0.045,
-            name,
-            transform=axes.transAxes,
-            ha="center",
-            va="top",
-            fontsize=13,
-            weight="bold",
-            color=INK,
-        )
-        axes.text(
-            0.5,
-            -0.125,
-            paper,
-            transform=axes.transAxes,
-            ha="center",
-            va="top",
-            fontsize=9,
-            color=PALE,
-        )
+        centred = {"transform": axes.transAxes, "ha": "center", "va": "top"}
+        axes.text(0.5, -0.045, name, fontsize=13, weight="bold", color=INK, **centred)
+        axes.text(0.5, -0.125, paper, fontsize=9, color=PALE, **centred)
     sheet.legend(look)
     sheet.save(path)
 
@@ -169,11 +148,9 @@ def _paint(axes: Any, picture: Picture, look: dict[str, PartStyle]) -> None:
 
 def _pixel(picture: Picture, look: dict[str, PartStyle], i: int, j: int) -> Colour:
     index = int(picture.part[i, j])
-    return (
-        BACKGROUND
-        if index < 0
-        else blend(look[picture.parts[index].label].colour, BACKGROUND, float(picture.shade[i, j]))
-    )
+    if index < 0:
+        return BACKGROUND
+    return blend(look[picture.parts[index].label].colour, BACKGROUND, float(picture.shade[i, j]))
 
 
 def _axes(axes: Any, picture: Picture) -> None:
@@ -188,12 +165,8 @@ def _axes(axes: Any, picture: Picture) -> None:
     axes.set_xticks(at, words, color=PALE, fontsize=9)
     axes.set_yticks(at, words, color=PALE, fontsize=9)
     axes.tick_params(length=0)
-    axes.set_xlabel(
-        "key token" + (f"  ·  {picture.title}" if picture.title else ""),
-        color=INK,
-        fontsize=10.5,
-        labelpad=5,
-    )
+    label = f"key token  ·  {picture.title}" if picture.title else "key token"
+    axes.set_xlabel(label, color=INK, fontsize=10.5, labelpad=5)
     axes.set_ylabel("query token", color=INK, fontsize=10.5, labelpad=5)
 
 

@@ -106,7 +106,7 @@ def _sample_positions(tiles: Tensor, seed: int) -> Tensor:
 
 # ------------------------------------------------------------------------------ without a pattern
 def map_picture(mixer: Mixer, n: int) -> Picture:
-    """Attention map of a mixer for n random tokens, or without a map the influence on each token."""
+    """Attention map of a mixer for n random tokens, or, without a map, the influence of tokens."""
     x = random_tokens(mixer.double(), n, b=1)
     with torch.no_grad():
         try:

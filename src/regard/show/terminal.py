@@ -38,9 +38,10 @@ def max_cells(count: int, colour: bool) -> int:
 def render_pictures(pictures: Sequence[Picture], colour: bool) -> RenderableType:
     """Pictures side by side, with a legend."""
     look = assign_styles(pictures)
-    drawn = [
-        _titled(p, render_colour(p, look) if colour else render_plain(p, look)) for p in pictures
-    ]
+    drawn = []
+    for picture in pictures:
+        lines = render_colour(picture, look) if colour else render_plain(picture, look)
+        drawn.append(Text.assemble(picture.title, "\n", lines) if picture.title else lines)
     width = max(p.cells for p in pictures) * (1 if colour else 2) + 3
     each = max(1, COLUMNS // width)
     rows: list[RenderableType] = []
@@ -49,10 +50,6 @@ def render_pictures(pictures: Sequence[Picture], colour: bool) -> RenderableType
         row.add_row(*drawn[start : start + each])
         rows.append(row)
     return Group(*rows, legend(pictures, look, colour))
-
-
-def _titled(picture: Picture, lines: Text) -> Text:
-    return Text.assemble(picture.title, "\n", lines) if picture.title else lines
 
 
 def render_plain(picture: Picture, look: dict[str, PartStyle]) -> Text:
@@ -107,8 +104,6 @@ def legend(pictures: Sequence[Picture], look: dict[str, PartStyle], colour: bool
 
 
 def _sample(style: PartStyle, kind: str) -> str:
-    return (
-        f"{cell_character(style, kind, 0.0)} … {cell_character(style, kind, 1.0)}"
-        if kind == "weight"
-        else 2 * style.mark
-    )
+    if kind == "weight":
+        return f"{cell_character(style, kind, 0.0)} … {cell_character(style, kind, 1.0)}"
+    return 2 * style.mark

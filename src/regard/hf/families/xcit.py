@@ -83,7 +83,7 @@ def convert(
 
 def layer_rules(source: str, first: str, second: str) -> list[WeightRule]:
     """One layer of timm as two layers."""
-    mixer, local = f"{first}.mixer.part", f"{second}.mixer.part"
+    mixer, local = f"{first}.mixer.component", f"{second}.mixer.component"
     split = [" ".join(f"{mixer}.{name}.{kind}" for name in "qkv") for kind in ("weight", "bias")]
     return [
         *weight_bias_rules(f"{source}.norm1", f"{first}.mixer_residual.norm"),
