@@ -272,7 +272,8 @@ def test_skipping_attention_leaves_the_same_cache(word):
 
 
 def test_estimate_of_decoding():
-    """Fails if the cost of a token grows with its position in a window, or not in dense attention."""
+    """Fails if the cost of a token grows with its position in a window, or not in dense
+    attention."""
     windows, dense = (
         [c.estimate(BenchCell("kernel", "decode", n)).flops for n in (512, 4096)]
         for c in (RecipeContender(parse_spec("local")), DenseContender())

@@ -48,7 +48,7 @@ def like_vanilla(mixer, causal=False):
     return plain
 
 
-# ---------------------------------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------------------- all of them
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("masked", ["some", "all"])
 def test_gradients_under_masks_are_finite(name, masked, rand):
@@ -63,7 +63,8 @@ def test_gradients_under_masks_are_finite(name, masked, rand):
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_an_example_without_tokens_does_not_touch_another(name, rand):
-    """Fails if the padding of one example changes how another is computed: fewer landmarks, clusters or samples."""
+    """Fails if the padding of one example changes how another is computed: fewer landmarks,
+    clusters or samples."""
     mixer = get_recipe(name).example().double()
     x, mask = rand(3, 23, 8), torch.arange(23)[None] < torch.tensor([[23], [9], [0]])
     together = mixer(x, mask=mask)
@@ -82,7 +83,8 @@ def test_no_generator_is_touched(name, rand):
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_autocast(name):
-    """Fails if learned vectors of one type meet projections of another, in the whole or in a stream."""
+    """Fails if learned vectors of one type meet projections of another, in the whole or in a
+    stream."""
     x = torch.randn(2, 23, 8)
     for causal in (False, True) if get_recipe(name).can().causal else (False,):
         mixer = get_recipe(name).example(causal=causal)
@@ -187,7 +189,7 @@ def test_the_work_grows_with_the_length(name, monkeypatch):
     assert flops > 0 and more_flops <= 2.1 * flops and more_asked <= 2.1 * asked
 
 
-# ---------------------------------------------------------------------------------------------- linformer
+# --------------------------------------------------------------------------------------- linformer
 def test_layers_share_a_projection(rand):
     """Fails if sharing over layers copies, counts or trains the projection twice."""
     first = build("linformer", length=12, rank=3, share="kv")
@@ -217,7 +219,7 @@ def test_a_shared_projection_cannot_be_chosen_again():
         build("linformer", length=12, projection=build("vanilla"))
 
 
-# ---------------------------------------------------------------------------------------------- low rank
+# ---------------------------------------------------------------------------------------- low rank
 def test_scores_have_a_low_rank(rand):
     """Fails if queries and keys are as wide as ever."""
     mixer = build("low_rank", rank=2)
@@ -235,7 +237,7 @@ def test_both_views_are_one_map(rand):
     torch.testing.assert_close(a.sum(-1), torch.full((2, 2, 9), 2.0, dtype=torch.float64))
 
 
-# ---------------------------------------------------------------------------------------------- nystrom
+# ----------------------------------------------------------------------------------------- nystrom
 @pytest.mark.parametrize("n", [1, 5, 10])
 def test_few_tokens_attend_exactly(n, rand):
     """Fails if no more tokens than landmarks are approximated, alone or beside a longer example."""
@@ -250,7 +252,8 @@ def test_few_tokens_attend_exactly(n, rand):
 
 
 def test_more_landmarks_come_nearer(rand):
-    """Fails if the approximation does not approach softmax attention, of tokens that resemble their neighbours."""
+    """Fails if the approximation does not approach softmax attention, of tokens that resemble
+    their neighbours."""
     x, errors = rand(1, 64, 8).cumsum(1) / 5, []
     for landmarks in (2, 8, 32, 63):
         torch.manual_seed(0)
@@ -282,7 +285,7 @@ def test_the_convolution_needs_one_sequence(rand):
         build("nystrom", kernel=3)(rand(1, 5, 8), rand(1, 6, 8))
 
 
-# ---------------------------------------------------------------------------------------------- blocks
+# ------------------------------------------------------------------------------------------ blocks
 def test_spaced_blocks_are_sound():
     """Fails if a rectangle is called empty or full, and is not."""
     for step, first, left, right in itertools.product(
@@ -317,7 +320,8 @@ def test_nothing_leaks_inside_a_stride(rand):
 
 @pytest.mark.parametrize("name", ["memory_compressed", "pooling"])
 def test_the_rest_of_a_stream_is_bounded(name, rand):
-    """Fails if a stream keeps tokens that are in blocks already, or pooled keys beyond its reach."""
+    """Fails if a stream keeps tokens that are in blocks already, or pooled keys beyond its
+    reach."""
     mixer = build(name, causal=True, **get_recipe(name).example_kwargs)
     state = None
     for i, size in enumerate([1, 2, 5, 1, 1, 40, 7, 3, 30]):
@@ -332,7 +336,8 @@ def test_the_rest_of_a_stream_is_bounded(name, rand):
 
 
 def test_blocks_by_themselves(rand):
-    """Fails if `BlockCompressedAttention` of means breaks a promise, maps included, or a null key stands beside a window."""
+    """Fails if `BlockCompressedAttention` of means breaks a promise, maps included, or a null
+    key stands beside a window."""
     result = check_mixer(
         lambda causal: MultiHead(
             8, 2, BlockCompressedAttention(MeanCompression(4, 3)), causal=causal
@@ -354,7 +359,7 @@ def test_layers_alternate(rand):
     torch.testing.assert_close(local(x), other(x))
 
 
-# ---------------------------------------------------------------------------------------------- clusters
+# ---------------------------------------------------------------------------------------- clusters
 def test_a_cluster_for_each_token_is_exact(rand):
     """Fails if clusters of one query, more of them than tokens, do not answer as attention does."""
     mixer, x = build("clustered", clusters=40, bits=60), rand(2, 17, 8)
@@ -394,7 +399,7 @@ def test_alike_queries_share_a_cluster(rand):
     assert not torch.equal(QueryClusters(6, 3, seed=2).planes, QueryClusters(6, 3, seed=3).planes)
 
 
-# ---------------------------------------------------------------------------------------------- prob-sparse
+# ------------------------------------------------------------------------------------- prob-sparse
 def test_all_queries_that_attend_are_attention(rand):
     """Fails if those that stand out do not attend exactly."""
     mixer, x = build("prob_sparse", factor=10), rand(2, 17, 8)
@@ -422,7 +427,7 @@ def test_a_query_that_stands_out_is_found(rand):
     assert not torch.equal(other, ProbSparseAttention().measure(q, k, everyone))
 
 
-# ---------------------------------------------------------------------------------------------- funnel
+# ------------------------------------------------------------------------------------------ funnel
 def test_a_stride_of_one_is_attention(rand):
     """Fails if nothing is pooled, and yet something else comes out."""
     mixer, x = build("funnel", stride=1), rand(2, 7, 8)
@@ -430,7 +435,8 @@ def test_a_stride_of_one_is_attention(rand):
 
 
 def test_pooled_goes_on_and_comes_back(rand):
-    """Fails if a stack of shorter layers cannot be built: lengths 11, 6, 3, and up again, with padding all the way."""
+    """Fails if a stack of shorter layers cannot be built: lengths 11, 6, 3, and up again, with
+    padding all the way."""
     first, second = build("funnel", cls=True), build("funnel")
     x, mask = rand(2, 11, 8), torch.arange(11)[None] < torch.tensor([[11], [4]])
     short, held = first.shorten(x, mask)
@@ -445,7 +451,7 @@ def test_pooled_goes_on_and_comes_back(rand):
     torch.testing.assert_close(shorter[1, :2], cut[0])
 
 
-# ---------------------------------------------------------------------------------------------- sets
+# -------------------------------------------------------------------------------------------- sets
 @pytest.mark.parametrize("name", ["sab", "isab", "luna", "perceiver"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_order_does_not_matter(name, masked, rand):
@@ -487,9 +493,10 @@ def test_pma_is_the_paper(rand):
     torch.testing.assert_close(pma(z), block(torch.stack([pma.seeds] * 2), ff))
 
 
-# ---------------------------------------------------------------------------------------------- luna, perceiver
+# --------------------------------------------------------------------------------- luna, perceiver
 def test_luna_hands_its_packed_sequence_on(rand):
-    """Fails if a stack cannot pass p from layer to layer, or the first update is not the mixer itself."""
+    """Fails if a stack cannot pass p from layer to layer, or the first update is not the mixer
+    itself."""
     first, second = build("luna", packed=3), build("luna", packed=3)
     x, mask = rand(2, 9, 8), torch.arange(9)[None] < torch.tensor([[9], [5]])
     y, p = first.update(x, mask=mask)
@@ -545,7 +552,8 @@ def test_a_mask_over_memory_says_nothing_about_queries(rand):
 
 @pytest.mark.parametrize("dense", [0, 10**6])
 def test_drawn_keys_are_scored_alike_in_both_ways(dense, monkeypatch, rand):
-    """Fails if the scores of drawn keys depend on whether all keys are scored, or an example counts keys that it has not."""
+    """Fails if the scores of drawn keys depend on whether all keys are scored, or an example
+    counts keys that it has not."""
     monkeypatch.setattr(prob_sparse, "MAX_KEYS_PER_SAMPLE", dense)
     q, k = rand(2, 3, 300, 4), rand(2, 3, 300, 4)
     keys = torch.arange(300) < torch.tensor([[300], [40]])

@@ -1,4 +1,5 @@
-"""Before 2017: the cells against loops written from their papers, and what the generic tests cannot see."""
+"""Before 2017: the cells against loops written from their papers, and what the generic tests
+cannot see."""
 
 import itertools
 
@@ -48,7 +49,10 @@ def same(got, want, leaves):
 
 
 def unit_step(p, x, h, c=None, prefix=""):
-    """Bahdanau et al. 2015, section A.1.1 and A.2.2, of one example; the rows of W, U and C are those of z, r and h̃."""
+    """Bahdanau et al.
+
+    2015, section A.1.1 and A.2.2, of one example; the rows of W, U and C are those of z, r and h̃.
+    """
     n = len(h)
     given = p[prefix + "x.weight"] @ x + p[prefix + "x.bias"]
     if c is not None:
@@ -58,10 +62,11 @@ def unit_step(p, x, h, c=None, prefix=""):
     return (1 - z) * h + z * torch.tanh(given[2 * n :] + p[prefix + "candidate.weight"] @ (r * h))
 
 
-# ---------------------------------------------------------------------------------------------- Bahdanau
+# ---------------------------------------------------------------------------------------- Bahdanau
 @pytest.mark.parametrize("context", [0, 5])
 def test_the_gated_unit(context, rand):
-    """Fails if it resets after the product, as torch's does, or mixes old and new the other way round."""
+    """Fails if it resets after the product, as torch's does, or mixes old and new the other way
+    round."""
     unit = built(GatedUnit, 3, 4, context=context)
     x, h, c = (rand(2, size).requires_grad_() for size in (3, 4, context or 1))
     more = (c,) if context else ()
@@ -171,7 +176,7 @@ def test_training_keeps_no_tanh_of_all_pairs(rand, monkeypatch):
     assert max(sizes, default=0) < 64 * 64 * 16
 
 
-# ---------------------------------------------------------------------------------------------- Graves
+# ------------------------------------------------------------------------------------------ Graves
 def test_the_window_step_by_step(rand):
     """Fails if a step is not the paper's, or κ moves backwards."""
     cell, states, text = (
@@ -221,7 +226,7 @@ def test_the_mixer_is_the_cell_run_over_all_tokens(rand):
     torch.testing.assert_close(mixer(x, text), torch.stack(windows, 1))
 
 
-# ---------------------------------------------------------------------------------------------- maps
+# -------------------------------------------------------------------------------------------- maps
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("crossed", [False, True])
 @pytest.mark.parametrize(
@@ -242,7 +247,7 @@ def test_maps_are_true(name, arguments, crossed, masked, rand):
     )
 
 
-# ---------------------------------------------------------------------------------------------- DRAW
+# -------------------------------------------------------------------------------------------- DRAW
 def test_filters_sum_to_one(rand):
     """Fails if a row of filters does not, even far outside the image or ever so narrow."""
     bank = built(FilterBank, 6, 3)
@@ -258,7 +263,8 @@ def test_filters_sum_to_one(rand):
 
 
 def narrow(bank, **biases):
-    """Filters that do not depend on the state: centred, a pixel apart where N is the size, and narrow unless told."""
+    """Filters that do not depend on the state: centred, a pixel apart where N is the size, and
+    narrow unless told."""
     names = ("x", "y", "log_variance", "log_stride", "log_intensity")
     values = {"log_variance": -12.0, **biases}
     with torch.no_grad():
@@ -267,7 +273,8 @@ def narrow(bank, **biases):
 
 
 def test_reading_and_writing_all_pixels_is_the_identity(rand):
-    """Fails if a grid as large as the image, its filters narrow, is not the image itself, or γ does not cancel."""
+    """Fails if a grid as large as the image, its filters narrow, is not the image itself, or γ
+    does not cancel."""
     bank, image = built(FilterBank, 6, 8), rand(2, 3, 8, 8)
     narrow(bank, log_intensity=0.7)
     filters = bank(rand(2, 6), 8, 8)
@@ -290,7 +297,8 @@ def test_where_a_glimpse_looks(rand):
 
 
 def test_reader_and_writer(rand):
-    """Fails if a patch that is read or written is not the sum over all pixels that the paper says."""
+    """Fails if a patch that is read or written is not the sum over all pixels that the paper
+    says."""
     reader, writer = built(Reader, 6, 3), built(Writer, 6, 2, channels=2)
     image, state = rand(2, 2, 5, 7).requires_grad_(), rand(2, 6).requires_grad_()
     p, q = dict(reader.named_parameters()), dict(writer.named_parameters())
@@ -336,7 +344,7 @@ def test_padding_does_not_make_an_image_taller(rand):
         torch.testing.assert_close(y[1, :13], mixer(x[1:, :13])[0])
 
 
-# ---------------------------------------------------------------------------------------------- show, attend and tell
+# --------------------------------------------------------------------------- show, attend and tell
 def test_a_caption_step(rand):
     """Fails if a step, from the first state to the logits, is not that of the paper."""
     cell, out = built(CaptionCell, 3, 4, 5, width=6), built(CaptionOutput, 3, 4, 5, 9)
@@ -371,7 +379,8 @@ def test_a_caption_step(rand):
 
 
 def test_hard_attention_looks_at_one_cell(rand):
-    """Fails if the context is not one cell, or the choice does not follow the weights, the mask and the seed."""
+    """Fails if the context is not one cell, or the choice does not follow the weights, the mask
+    and the seed."""
     cell = built(CaptionCell, 3, 4, 5, hard=True)
     word, cells, mask = (
         rand(4000, 3) * 0,
@@ -406,7 +415,8 @@ def expected(scores, rewards):
 
 @pytest.mark.parametrize("baseline", [0.0, -1.5])
 def test_reinforce_is_the_gradient_of_the_bound(baseline, rand):
-    """Fails if, over many draws, the estimate is not the exact gradient of Σ_s p(s) log p(y|s), whatever the baseline."""
+    """Fails if, over many draws, the estimate is not the exact gradient of Σ_s p(s) log p(y|s),
+    whatever the baseline."""
     draws = 40_000
     scores, rewards = rand(2, 3).requires_grad_(), rand(3, 3).requires_grad_()
     alpha = scores.softmax(-1)
@@ -440,7 +450,8 @@ def test_a_baseline_lowers_the_variance(rand):
 
 
 def test_the_baseline_moves_and_the_entropy_counts(rand):
-    """Fails if the moving average is not 0.9 and 0.1, moves in eval mode, or entropy is not rewarded."""
+    """Fails if the moving average is not 0.9 and 0.1, moves in eval mode, or entropy is not
+    rewarded."""
     loss, weights = Reinforce(entropy=0.5).double(), rand(2, 3, 4).softmax(-1).requires_grad_()
     likelihood, chosen = (
         torch.tensor([-2.0, -4.0], dtype=torch.float64),
@@ -460,7 +471,8 @@ def test_the_baseline_moves_and_the_entropy_counts(rand):
 
 
 def test_doubly_stochastic(rand):
-    """Fails if a cell that was looked at once costs something, or one that was not costs nothing."""
+    """Fails if a cell that was looked at once costs something, or one that was not costs
+    nothing."""
     assert doubly_stochastic(torch.eye(4)[None]) == 0
     assert doubly_stochastic(torch.tensor([[[1.0, 0.0], [1.0, 0.0]]]), scale=3.0) == 3 * (1 + 1)
     mask = torch.tensor([[True, False]])
@@ -491,7 +503,7 @@ def test_show_attend_tells_its_cost(rand):
     torch.testing.assert_close(padded, cut)
 
 
-# ---------------------------------------------------------------------------------------------- bad input
+# --------------------------------------------------------------------------------------- bad input
 ABSURD = [
     ("graves_window", {"mixtures": 0}, "mixtures"),
     ("graves_window", {"heads": 2}, "no heads"),

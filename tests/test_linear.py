@@ -1,4 +1,7 @@
-"""Linearised attention: what the generic tests cannot see.  Random features, hard gates, long streams, bad input."""
+"""Linearised attention: what the generic tests cannot see.
+
+Random features, hard gates, long streams, bad input.
+"""
 
 import math
 
@@ -43,7 +46,7 @@ def normal(*shape, seed=1, dtype=torch.float64):
     return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
-# ---------------------------------------------------------------------------------------------- random features
+# --------------------------------------------------------------------------------- random features
 def estimates(q, k, feature, rows=8, **more):
     """phi(q)·phi(k) with the first rows of many blocks, each a draw of its own: (draws)."""
     phi = feature(8, 8 * DRAWS, **more).double()
@@ -67,7 +70,8 @@ def test_features_are_unbiased(feature, rows):
 
 
 def test_a_qr_without_signs_would_be_biased(monkeypatch):
-    """Fails if the test above could not tell: rows of Q as LAPACK gives them do not average to zero."""
+    """Fails if the test above could not tell: rows of Q as LAPACK gives them do not average to
+    zero."""
     q = torch.full((8,), 0.7, dtype=torch.float64)
 
     def unsigned(count, width, make):
@@ -111,7 +115,8 @@ def test_right_angles_lower_the_variance():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_performer_converges_to_softmax(causal):
-    """Fails if the error does not fall as 1/√features: a bias would stay (performer-pytorch's stays at 8 %)."""
+    """Fails if the error does not fall as 1/√features: a bias would stay (performer-pytorch's
+    stays at 8 %)."""
     q, k, v = (0.5 * normal(1, 4, 64, 8, seed=s) for s in range(3))
     want, errors = regard.attend(q, k, v, pattern=regard.Causal() if causal else regard.Full()), []
     for features in (64, 1024, 16384):
@@ -133,7 +138,8 @@ def test_rfa_converges_to_its_kernel():
 
 
 def test_redraw_is_on_a_schedule_and_by_seed():
-    """Fails if rows change out of time, in evaluation or in a stream, or if the same seed draws others."""
+    """Fails if rows change out of time, in evaluation or in a stream, or if the same seed draws
+    others."""
     one, two = (make("performer", redraw=3, seed=7) for _ in range(2))
     x, seen = normal(1, 5, 16, dtype=torch.float32), []
     for _ in range(7):
@@ -211,7 +217,8 @@ def test_gradients_of_features(feature):
 
 @pytest.mark.parametrize(("n", "chunk"), [(1, 4), (7, 3), (8, 4)])
 def test_gradients_of_sums_over_the_past(n, chunk):
-    """Fails if the backward pass by hand of causal linear attention is wrong, once or twice, or the state has none."""
+    """Fails if the backward pass by hand of causal linear attention is wrong, once or twice, or
+    the state has none."""
     q, k, v, state = (
         normal(1, 2, *size, seed=i).requires_grad_()
         for i, size in enumerate(((n, 3), (n, 3), (n, 2), (3, 3)))
@@ -226,7 +233,8 @@ def test_gradients_of_sums_over_the_past(n, chunk):
 
 
 def test_division_by_hand():
-    """Fails if the backward pass of the fraction is wrong, or a sum near zero overflows on the way back."""
+    """Fails if the backward pass of the fraction is wrong, or a sum near zero overflows on the
+    way back."""
     top, bottom = (
         normal(2, 5, 3).requires_grad_(),
         (normal(2, 5, 1, seed=1).abs() + 0.5).requires_grad_(),
@@ -244,7 +252,8 @@ def test_division_by_hand():
 
 
 def test_training_keeps_only_what_it_is_given():
-    """Fails if causal linear attention keeps the scores of its chunks, or a state for each, for the backward pass."""
+    """Fails if causal linear attention keeps the scores of its chunks, or a state for each, for
+    the backward pass."""
     sizes, n = [], 512
     q, k, v = (normal(1, 2, n, 16, seed=i).requires_grad_() for i in range(3))
 
@@ -266,7 +275,7 @@ def test_elu_keeps_digits_and_has_a_slope_at_zero():
     torch.testing.assert_close(x.grad.flatten(), torch.tensor([math.exp(-30), 1.0, 1.0]))
 
 
-# ---------------------------------------------------------------------------------------------- stabilisers
+# ------------------------------------------------------------------------------------- stabilisers
 def test_a_later_maximum_does_not_show():
     """Fails if a causal Performer looks ahead through its maximum, even in the last digit."""
     q, k, v = (normal(1, 2, 200, 8, seed=s, dtype=torch.float32) for s in range(3))
@@ -374,7 +383,7 @@ def test_a_query_that_sees_nothing_gives_zero(name):
         assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
 
 
-# ---------------------------------------------------------------------------------------------- updates
+# ----------------------------------------------------------------------------------------- updates
 def naive(update, q, k, v, gate, state):
     """Token by token."""
     now = (
@@ -412,7 +421,8 @@ def gates(update, b, h, n, r, hard):
 @pytest.mark.parametrize("n", [1, 2, 37, 130])
 @pytest.mark.parametrize("update", [add, decay, diagonal_decay, delta])
 def test_updates_are_their_recurrences(update, n, hard, dtype):
-    """Fails if chunks of some size, a start in the middle, or a gate near zero gives something else than token by token."""
+    """Fails if chunks of some size, a start in the middle, or a gate near zero gives something
+    else than token by token."""
     q, k = (torch.nn.functional.normalize(normal(2, 3, n, 5, seed=s), dim=-1) for s in range(2))
     v, gate, start = (
         normal(2, 3, n, 4, seed=3),
@@ -435,10 +445,11 @@ def test_updates_are_their_recurrences(update, n, hard, dtype):
             )
 
 
-# ---------------------------------------------------------------------------------------------- recurrences as mixers
+# --------------------------------------------------------------------------- recurrences as mixers
 @pytest.mark.parametrize("name", RECURRENT)
 def test_left_out_tokens_are_as_if_cut_out(name):
-    """Fails if a token that is left out moves the state, the positions or the convolution of the others: on either side
+    """Fails if a token that is left out moves the state, the positions or the convolution of the
+    others: on either side
     and in between, for the output and for the map."""
     mixer, x = make(name).double(), normal(3, 40, 16)
     mask = torch.stack((torch.arange(40) >= 9, torch.arange(40) < 31, torch.arange(40) % 4 != 2))
@@ -462,7 +473,8 @@ def test_the_map_is_what_heads_read(name):
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrences_refuse_what_they_cannot(name):
-    """Fails if a recurrence may be built not causal, or looks at another sequence, or does not say why not."""
+    """Fails if a recurrence may be built not causal, or looks at another sequence, or does not
+    say why not."""
     with pytest.raises(
         Unsupported, match=f"{name}: a recurrence only sees earlier tokens: use causal=True"
     ):
@@ -490,7 +502,7 @@ def test_retention_depends_on_distance_alone():
     torch.testing.assert_close(near, far, rtol=0, atol=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------- long sequences
+# ---------------------------------------------------------------------------------- long sequences
 def tensors(state):
     return [t for t in torch.utils._pytree.tree_leaves(state) if isinstance(t, torch.Tensor)]
 
@@ -543,7 +555,7 @@ def test_products_grow_with_the_length(name):
     assert 0 < counts[1] < 2.1 * counts[0]
 
 
-# ---------------------------------------------------------------------------------------------- the rest
+# ---------------------------------------------------------------------------------------- the rest
 def test_efficient_attention_takes_means():
     """Fails if the weights of a query do not add up to one, over the keys that are there."""
     mixer, x = make("efficient", causal=False).double(), normal(2, 20, 16)
@@ -560,7 +572,8 @@ def test_efficient_attention_says_why_it_is_not_causal():
 
 
 def test_cosformer_prefers_near_tokens_and_keeps_its_length():
-    """Fails if equal tokens are not weighed by the cosine of their distance, or a stream runs past its length."""
+    """Fails if equal tokens are not weighed by the cosine of their distance, or a stream runs
+    past its length."""
     attention = LinearAttention(CosineFeatures(10))
     q = torch.ones(1, 1, 10, 2, dtype=torch.float64)
     weights = attention(q, q, torch.eye(10, dtype=torch.float64)[None, None])[0][0, 0]
@@ -661,7 +674,8 @@ def test_a_masked_beginning_of_large_tokens():
     "arguments", [{"kernel": "trigonometric"}, {"kernel": "trigonometric", "causal": True}]
 )
 def test_a_sum_below_zero_keeps_its_sign(arguments):
-    """Fails if a negative sum is made positive: then a row of weights is many times too large, and of the wrong sign."""
+    """Fails if a negative sum is made positive: then a row of weights is many times too large,
+    and of the wrong sign."""
     mixer = regard.create("performer", dim=64, heads=4, **arguments).double()
     x = torch.randn(1, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows = mixer.attention_map(2 * x).sum(-1)

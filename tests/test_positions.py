@@ -35,7 +35,7 @@ from regard.position import (
 from regard.position.bias import relative_position_bucket
 from regard.prior import ALiBi
 
-# ---------------------------------------------------------------------------------------------- with the tokens
+# --------------------------------------------------------------------------------- with the tokens
 EMBEDS = {  # the scheme, and what it adds at a place
     "sinusoid": (lambda: SinusoidalEmbedding(6), lambda e: lambda p: loops.sinusoid(p, 6)),
     "sinusoid of an odd width": (
@@ -244,7 +244,7 @@ def test_what_is_wrong_is_named(build, says):
         build()
 
 
-# ---------------------------------------------------------------------------------------------- turned
+# ------------------------------------------------------------------------------------------ turned
 TURNS = {
     "halves": (Rope(), loops.rope_angles, 8),
     "pairs": (Rope(layout="pairs", base=100.0), partial(loops.rope_angles, base=100.0), 8),
@@ -328,7 +328,8 @@ def test_multi_head_turns_queries_and_keys(kv_heads, causal, rand):
     "attention", [SoftmaxAttention(), SoftmaxAttention(Band(3, 0)), regard.LinearAttention()]
 )
 def test_a_stream_goes_on_turning(attention, rand):
-    """Fails if a chunk starts again at position 0, or the cache holds keys that were turned twice."""
+    """Fails if a chunk starts again at position 0, or the cache holds keys that were turned
+    twice."""
     torch.manual_seed(0)
     mixer = MultiHead(8, 2, attention, causal=True, rotary=Rope()).double()
     x = rand(2, 200, 8)
@@ -348,7 +349,8 @@ def test_a_turning_mixer_refuses_another_sequence(rand):
 
 
 def test_random_features_estimate_turned_attention(rand):
-    """Fails if the Performer with turned queries and keys estimates anything but softmax attention with them."""
+    """Fails if the Performer with turned queries and keys estimates anything but softmax
+    attention with them."""
     torch.manual_seed(0)
     mixer = with_position(
         regard.create("performer", dim=8, heads=2, features=4096), "rope"
@@ -367,7 +369,7 @@ def test_collaborate_does_not_support_rotary():
         collaborate(MultiHead(8, 2, SoftmaxAttention(), rotary=Rope()), 4)
 
 
-# ---------------------------------------------------------------------------------------------- in the scores
+# ----------------------------------------------------------------------------------- in the scores
 PRIORS = {  # the scheme for 2 heads of width 4, and the score of a pair by the loop
     "alibi": (lambda c: ALiBi(2), lambda p, c: loops.alibi(p, heads=2)),
     "distance": (
@@ -427,7 +429,8 @@ def test_scores_are_those_of_the_loop(name, causal, rand):
 )
 @pytest.mark.parametrize("name", PRIORS)
 def test_every_executor_adds_the_same(name, pattern, rand):
-    """Fails if the sparse executor, forward or backward, knows another position than the reference."""
+    """Fails if the sparse executor, forward or backward, knows another position than the
+    reference."""
     torch.manual_seed(0)
     prior = large(SoftmaxAttention(prior=PRIORS[name][0](False))).prior.double()
     q, k, v = rand(2, 2, 200, 4), rand(2, 2, 200, 4), rand(2, 2, 200, 4)
@@ -445,7 +448,8 @@ def test_every_executor_adds_the_same(name, pattern, rand):
 
 @pytest.mark.parametrize("name", PRIORS)
 def test_priors_by_distance_run_on_the_fused_calls(name, rand):
-    """Fails if a prior that repeats is gathered pair by pair, or one that does not is taken as if it did."""
+    """Fails if a prior that repeats is gathered pair by pair, or one that does not is taken as
+    if it did."""
     prior, x = PRIORS[name][0](False), rand(1, 2, 200, 4)
     call = make_call(
         x,

@@ -1,4 +1,5 @@
-"""What the generic tests cannot see of priors and heads: chains, tasks, costs, spans that save work, shared projections."""
+"""What the generic tests cannot see of priors and heads: chains, tasks, costs, spans that save
+work, shared projections."""
 
 import math
 
@@ -19,9 +20,10 @@ def mixer_of(name, causal=False, **arguments):
     return regard.create(name, dim=8, heads=2, causal=causal, **arguments).double()
 
 
-# ---------------------------------------------------------------------------------------------- priors
+# ------------------------------------------------------------------------------------------ priors
 def test_a_filter_on_the_weights_is_a_bias_on_the_scores(rand):
-    """Fails if multiplying the weights by a Gaussian density and normalising again were not the same as the prior."""
+    """Fails if multiplying the weights by a Gaussian density and normalising again were not the
+    same as the prior."""
     q, k, v = rand(1, 2, 9, 4), rand(1, 2, 9, 4), rand(1, 2, 9, 4)
     gap = torch.arange(9)[:, None] - torch.arange(9)
     density = (-(gap.double() ** 2) / (2 * 2.5**2)).exp()
@@ -93,7 +95,8 @@ def plain_scores(layer, x):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_realformer_adds_the_scores_of_the_layer_before(rand, causal, masked):
-    """Fails if the second layer does not see the first layer's scores, or masks them into the sum."""
+    """Fails if the second layer does not see the first layer's scores, or masks them into the
+    sum."""
     layers, x = [mixer_of("realformer", causal) for _ in range(3)], rand(2, 7, 8)
     mask = torch.arange(7).expand(2, 7) < torch.tensor([[7], [4]]) if masked else None
     keep = (
@@ -141,7 +144,7 @@ def test_hard_gaussian_keeps_as_many_values_as_it_reaches(rand):
     assert state.values.shape[2] == mixer.inner.reach == 6
 
 
-# ---------------------------------------------------------------------------------------------- spans
+# ------------------------------------------------------------------------------------------- spans
 def span(share, *, longest=1024, ramp=32, heads=2):
     attention = AdaptiveSpanAttention(heads, longest=longest, ramp=ramp, start=0, penalty=0.5)
     attention.share.data = torch.tensor(share)
@@ -203,7 +206,7 @@ def test_spans_longer_than_the_sequence(rand):
         regard.create("adaptive_span", dim=8, heads=2, start=2.0)
 
 
-# ---------------------------------------------------------------------------------------------- heads
+# ------------------------------------------------------------------------------------------- heads
 @pytest.mark.parametrize("width", [8, 11])
 def test_collaborating_heads_can_say_all_that_apart_ones_can(rand, width):
     """Fails if a layer with room enough for all heads is not the layer that it was made from."""
@@ -307,7 +310,8 @@ def test_fixed_spans_of_one_length_are_one_band():
 
 
 def test_a_mask_over_a_memory_leaves_out_keys_not_queries(rand):
-    """Fails if the mask of another sequence of the same length is taken for one over the queries."""
+    """Fails if the mask of another sequence of the same length is taken for one over the
+    queries."""
     for kind in ("subspace", "positions", "outputs"):
         mixer, x, context = mixer_of("disagreement", kind=kind), rand(1, 6, 8), rand(1, 6, 8)
         costs = []

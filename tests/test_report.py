@@ -653,7 +653,8 @@ def browser():
 @PLOTS
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_opens_offline(browser, html, tmp_path, width, scheme):
-    """Fails if a plot is not drawn, the console has messages, a URL is loaded or the page overflows."""
+    """Fails if a plot is not drawn, the console has messages, a URL is loaded or the page
+    overflows."""
     path = tmp_path / "report.html"
     path.write_text(html, encoding="utf-8")
     context = browser.new_context(

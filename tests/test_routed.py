@@ -22,7 +22,7 @@ def build(name, dim=8, heads=2, **arguments):
     return regard.create(name, dim=dim, heads=heads, **arguments).double()
 
 
-# ---------------------------------------------------------------------------------------------- Reformer
+# ---------------------------------------------------------------------------------------- Reformer
 def test_reformer_has_no_keys_of_its_own():
     """Fails if there is a projection to keys, or the rotations are not saved."""
     assert set(build("reformer").state_dict()) == {
@@ -56,7 +56,8 @@ def test_rotations_come_from_their_seed():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_all_tokens_in_one_bucket(causal, rand):
-    """Fails if a bucket of many chunks sees other tokens than its chunk and the one before, or itself."""
+    """Fails if a bucket of many chunks sees other tokens than its chunk and the one before, or
+    itself."""
     mixer = build("reformer", chunk=4, buckets=4, rounds=2, causal=causal)
     x = rand(8) * 5 + 0.01 * rand(1, 19, 8)
     a = mixer.attention_map(x)
@@ -68,7 +69,8 @@ def test_all_tokens_in_one_bucket(causal, rand):
 
 
 def test_a_token_sees_itself_only_where_there_is_no_other(rand):
-    """Fails if a lonely token gives anything but its own value, in any precision, or others look at themselves."""
+    """Fails if a lonely token gives anything but its own value, in any precision, or others look
+    at themselves."""
     x = torch.tensor([[1.0, 0], [-1, 0], [0.9, 0.1]], dtype=torch.float64)[None]
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         mixer = MultiHead(
@@ -89,7 +91,8 @@ def test_causal_reformer_on_longer_inputs(rounds, rand):
 
 
 def test_sorted_chunks_would_leak(rand):
-    """Fails if the departure from the paper's causal form is for nothing: there, later tokens do move borders."""
+    """Fails if the departure from the paper's causal form is for nothing: there, later tokens do
+    move borders."""
     bucket = torch.randint(0, 4, (1, 1, 1, 40), generator=torch.Generator().manual_seed(0))
     later = bucket.clone()
     later[..., 30:] = 0
@@ -152,7 +155,7 @@ def test_reformer_refuses_what_would_leak():
         build("reformer", same_bucket=False, causal=True)
 
 
-# ---------------------------------------------------------------------------------------------- Routing Transformer
+# ----------------------------------------------------------------------------- Routing Transformer
 def test_centroids_move_in_training_only(rand):
     """Fails if evaluation changes them, training does not, or their length is not one."""
     mixer, x = build("routing", clusters=4, decay=0.5), rand(3, 20, 8)
@@ -223,7 +226,8 @@ def test_two_processes_move_centroids_as_one_does(rand, tmp_path):
 
 @pytest.mark.parametrize("clusters", [1, 7, 50])
 def test_every_cluster_takes_its_share(clusters, rand):
-    """Fails if clusters are not of one size, w = ⌈n / clusters⌉ of the real tokens of each example."""
+    """Fails if clusters are not of one size, w = ⌈n / clusters⌉ of the real tokens of each
+    example."""
     mask = torch.arange(20).expand(2, 20) < torch.tensor([[9], [20]])
     group = (
         KMeans(1, 4, clusters=clusters)
@@ -247,7 +251,8 @@ def test_one_cluster_is_full_attention(rand):
 
 
 def test_routing_tells_how_full_its_clusters_are(rand):
-    """Fails if the load or the tokens that nobody took are miscounted, or a head of such a token is not zero."""
+    """Fails if the load or the tokens that nobody took are miscounted, or a head of such a token
+    is not zero."""
     mixer, x = build("routing", clusters=5).eval(), rand(2, 20, 8)
     with regard.collect_aux() as notes:
         a = mixer.attention_map(x)
@@ -280,7 +285,7 @@ def test_routing_says_why_it_is_not_causal():
         build("routing", causal=True)
 
 
-# ---------------------------------------------------------------------------------------------- Sinkhorn
+# ---------------------------------------------------------------------------------------- Sinkhorn
 def test_sinkhorn_balances(rand):
     """Fails if many rounds do not make rows and columns sum to one, over what is kept."""
     keep = torch.ones(6, 6, dtype=torch.bool)
@@ -314,7 +319,8 @@ def test_extreme_logits_have_finite_gradients(causal, rand):
 
 
 def test_a_hard_order_moves_whole_blocks(rand):
-    """Fails if a sharp sorting does not show each block one other block, with the tokens that it has."""
+    """Fails if a sharp sorting does not show each block one other block, with the tokens that it
+    has."""
     mixer = build("sinkhorn", heads=1, length=12, block=4, temperature=0.01, iterations=20).eval()
     with torch.no_grad():
         for p in mixer.sort.parameters():
@@ -333,7 +339,8 @@ def test_a_hard_order_moves_whole_blocks(rand):
 
 
 def test_noise_is_drawn_in_training_only(rand):
-    """Fails if evaluation is noisy, the noise is always the same, or it touches the global generator."""
+    """Fails if evaluation is noisy, the noise is always the same, or it touches the global
+    generator."""
     mixer, x = build("sinkhorn", length=20, block=4, seed=3), rand(2, 20, 8)
     calm = mixer.eval()(x)
     assert torch.equal(calm, mixer(x))
@@ -412,7 +419,7 @@ def test_sinkhorn_refuses_what_does_not_fit():
         Sinkhorn(8, 2, BlockSort(8, 2, blocks=4), causal=True)
 
 
-# ---------------------------------------------------------------------------------------------- cost
+# -------------------------------------------------------------------------------------------- cost
 @pytest.mark.parametrize(
     ("name", "arguments", "most"),
     [
@@ -425,7 +432,8 @@ def test_sinkhorn_refuses_what_does_not_fit():
     ids=["reformer", "reformer-causal", "routing", "sinkhorn", "sortcut"],
 )
 def test_products_grow_as_promised(name, arguments, most):
-    """Fails if twice the tokens are more than so many times the products: n for Reformer, n √n for the others."""
+    """Fails if twice the tokens are more than so many times the products: n for Reformer, n √n
+    for the others."""
     counts = []
     for n in (4096, 8192):
         mixer = regard.create(name, dim=16, heads=2, **arguments(n)).eval()
@@ -438,7 +446,8 @@ def test_products_grow_as_promised(name, arguments, most):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_whole_blocks_are_what_a_mask_of_all_gives(causal, rand):
-    """Fails if the fused way of whole blocks, outputs or gradients, is another than that with shares."""
+    """Fails if the fused way of whole blocks, outputs or gradients, is another than that with
+    shares."""
     mixer, given, found = (
         build("sinkhorn", length=24, block=4, causal=causal).eval(),
         rand(2, 24, 8),
