@@ -168,7 +168,8 @@ def test_an_interrupted_comparison_can_be_resumed(tmp_path, how, request):
     code = (
         "from pathlib import Path; from regard.compare import *;"
         "from regard.models import module_spec; from regard.train.settings import TrainSettings;"
-        "s = TrainSettings(steps=10**6, batch_size=4, eval_every=10**6, eval_examples=8, save_every=10**6);"
+        "s = TrainSettings(steps=10**6, batch_size=4, eval_every=10**6, "
+        "eval_examples=8, save_every=10**6);"
         "p = ComparisonPlan(tasks=[module_spec('parity')], mixers=[], lengths=(8,), dim=8,"
         " heads=2, layers=1, settings=s);"
         f"Schedule(Path({str(tmp_path)!r})).run(plan_runs(p))"

@@ -677,6 +677,7 @@ def test_the_page_opens_offline(browser, html, tmp_path, width, scheme):
     )
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
     assert shown.evaluate(
-        "[...document.querySelectorAll('.plot svg')].every(s => s.getBoundingClientRect().width > 250)"
+        "[...document.querySelectorAll('.plot svg')]"
+        ".every(s => s.getBoundingClientRect().width > 250)"
     )
     context.close()
