@@ -79,7 +79,7 @@ def show(
 def _pictures(
     description: RecipeDescription, full_size: bool, max_cells: Callable[[int], int]
 ) -> list[Picture]:
-    """Pictures of the mixer, or of a small example if the size is the default or there is no pattern."""
+    """Pictures of the mixer; of a small example at the default size or without a pattern."""
     if full_size and description.pattern is not None:
         cells = max_cells(count_pictures(description.pattern))
         return mixer_pictures(description.mixer, description.length, cells)

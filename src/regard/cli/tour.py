@@ -18,7 +18,7 @@ TIMES = 5
 
 
 def tour() -> None:
-    """Demonstrate the library: list recipes, show one, time it, stream it, and see an error message.
+    """Show the library at work: list, show, time and stream recipes, and see an error message.
 
     Example: regard tour
     """
@@ -68,7 +68,8 @@ def _measure() -> None:
     dense, sparse = best.values()
     typer.echo(f"   {dense / sparse:.1f}x as fast, with {window.density(TOKENS):.1%} of the pairs")
     typer.echo(
-        f"   forward, {TOKENS:,} tokens, {HEADS} heads of {WIDTH}, float32, {torch.get_num_threads()} threads, "
+        f"   forward, {TOKENS:,} tokens, {HEADS} heads of {WIDTH}, float32, "
+        f"{torch.get_num_threads()} threads, "
         f"the fastest of {TIMES} in turns"
     )
 
