@@ -311,7 +311,7 @@ def test_show_draws_without_colour_or_with():
         (["bigbird", "--set", "window=x"], "integer"),
         (["bigbird", "--set", "window"], "name=value"),
         (["bigbird", "--set", "length=3"], "--length"),
-        (["bigbird", "--set", "block=99999999999999999999999"], "beyond every position"),
+        (["bigbird", "--set", "block=99999999999999999999999"], "larger than the largest position"),
         (["per_head", "--set", "patterns=[1]"], "written in Python"),
         (["parameter_free", "--set", "x=1"], "it has no arguments"),
         (["local", "--set", "window=__import__('os').getcwd()"], "integer"),

@@ -243,9 +243,9 @@ def test_what_cannot_collaborate():
         collaborate(MultiHead(8, 2, SoftmaxAttention(), bias=True), 4)
     with pytest.raises(Unsupported, match="without kv_heads"):
         collaborate(MultiHead(8, 2, SoftmaxAttention(), kv_heads=1), 4)
-    with pytest.raises(Unsupported, match="plain projections"):
+    with pytest.raises(Unsupported, match="linear projections"):
         collaborate(mixer_of("collaborative"), 4)
-    with pytest.raises(Unsupported, match="only softmax attention"):
+    with pytest.raises(Unsupported, match="needs softmax attention"):
         collaborate(mixer_of("linear"), 4)
 
 

@@ -501,7 +501,7 @@ def test_maps_are_those_of_the_trained_model(real):
     found = {each.mixer: each for each in load_report(real).maps}
     tokens = create_task("parity", length=8).example("test", 0).tokens
     x = load(real / "runs/vanilla/model").eval()
-    first = x.attention(tokens[None])[0][0].abs()
+    first = x.attention_maps(tokens[None])[0][0].abs()
     torch.testing.assert_close(found["vanilla"].layers[0], first)
     assert found["vanilla"].tokens == [str(t) for t in tokens.tolist()] and all(
         found["vanilla"].has_target

@@ -281,7 +281,7 @@ def test_wrong_arguments_of_routing(arguments, words):
 
 def test_routing_says_why_it_is_not_causal():
     """Fails if the refusal has lost its reason."""
-    with pytest.raises(Unsupported, match="nearest tokens out of all"):
+    with pytest.raises(Unsupported, match="nearest tokens of all"):
         build("routing", causal=True)
 
 

@@ -28,12 +28,10 @@ def collaborate(mixer: MultiHead, width: int, *, rounds: int = 100, seed: int = 
         seed: Seed of the initial directions.
     """
     check_int(1, width=width, rounds=rounds)
-    if (
-        not isinstance(mixer, MultiHead)
-        or not isinstance(mixer.inner, SoftmaxAttention)
-        or mixer.kv_heads != mixer.heads
-    ):
-        raise Unsupported("collaborate needs a MultiHead of softmax attention without kv_heads")
+    if not isinstance(mixer, MultiHead) or not isinstance(mixer.inner, SoftmaxAttention):
+        raise Unsupported("collaborate needs softmax attention inside a MultiHead")
+    if mixer.kv_heads != mixer.heads:
+        raise Unsupported("collaborate needs a MultiHead without kv_heads")
     if mixer.rotary is not None:
         raise Unsupported("collaborate needs bilinear scores, but rotary depends on positions")
     q, k = mixer.q, mixer.k
