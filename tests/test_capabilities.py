@@ -1,4 +1,4 @@
-"""Every recipe × every promise and refusal, and the committed table of what came of it.
+"""Every recipe × every check, compared with the committed table of capabilities.
 
 Run `python tests/test_capabilities.py` to write tests/capabilities.json; its diff shows which
 capability changed.
@@ -28,14 +28,14 @@ def build(name, causal):
 
 
 @pytest.mark.parametrize("name", regard.list_recipes())
-def test_promises(name, executor):
-    """Fails if a promise is broken, a refusal does not refuse, or the table of them changed
+def test_capabilities_match_the_committed_table(name, executor):
+    """Fails if a capability does not hold, an unsupported one does not raise, or the table changed
     unannounced.
     """
     result = check_mixer(lambda causal: build(name, causal))
     committed = json.loads(TABLE.read_text()).get(name)
     assert result == committed, (
-        f"the promises of {name} are not those of tests/capabilities.json.  If that is meant, run "
+        f"the capabilities of {name} differ from tests/capabilities.json.  If that is meant, run "
         "`python tests/test_capabilities.py` and commit the difference."
     )
 
@@ -78,7 +78,7 @@ def test_table_names_every_recipe_and_check():
 
 @pytest.mark.parametrize("name", regard.list_recipes())
 def test_recipe_can_tells_what_the_checks_found(name):
-    """Fails if `Recipe.can` promises something else than what the small example keeps."""
+    """Fails if `Recipe.can` declares something else than what the small example supports."""
     row, can = json.loads(TABLE.read_text())[name], get_recipe(name).can()
     same = {
         "cross": "cross",
@@ -87,8 +87,8 @@ def test_recipe_can_tells_what_the_checks_found(name):
         "maps": "maps",
         "global_attention_mask": "global_attention_mask",
     }
-    for promise, check in same.items():
-        assert getattr(can, promise) == (row[check] == "supported"), promise
+    for capability, check in same.items():
+        assert getattr(can, capability) == (row[check] == "supported"), capability
     assert can.causal == (row["causal"] == "supported") and can.stream == (
         row["stream"] == "supported"
     )
@@ -217,9 +217,9 @@ def test_what_is_accepted_though_refused_is_found():
         def mix(self, x, context, mask, state, global_attention_mask=None):
             return super().mix(x, None, mask if context is None else None, state)
 
-    for promise in ("cross", "mask", "global_attention_mask"):
+    for capability in ("cross", "mask", "global_attention_mask"):
         fails(
-            lambda causal, p=promise: Lax(causal, can=Plain.can_do & Can(**{p: "no"})),
+            lambda causal, p=capability: Lax(causal, can=Plain.can_do & Can(**{p: "no"})),
             "Unsupported",
         )
 
@@ -242,7 +242,7 @@ def test_a_dead_parameter_is_found():
 
 
 def test_a_map_that_is_not_the_map_is_found():
-    """Fails if an attention that is not linear in its values may promise a map."""
+    """Fails if an attention that is not linear in its values may capability a map."""
 
     class Squares(Attention):
         can = Can(stream="a toy")
