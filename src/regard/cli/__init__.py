@@ -49,7 +49,7 @@ class CommandEntry(NamedTuple):
             if isinstance(node, ast.FunctionDef) and node.name == name:
                 return first_paragraph(ast.get_docstring(node))
             if isinstance(node, ast.keyword) and node.arg == "help" and module == name:
-                return str(ast.literal_eval(node.value))  # typer.Typer(help=...)
+                return first_paragraph(ast.literal_eval(node.value))  # typer.Typer(help=...)
         return ""
 
 
