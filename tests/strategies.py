@@ -31,6 +31,8 @@ from regard.pattern import (
     PerHead,
     Queries,
     RandomBlocks,
+    Restarted,
+    Segments,
 )
 
 SEARCH = int(
@@ -64,6 +66,7 @@ plan = st.integers(1, 9).flatmap(
     )
 )
 cuts = cell.flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size - 1)))
+segments = st.lists(st.integers(1, 60), min_size=1, max_size=12).map(tuple)
 span = st.tuples(st.integers(0, 150), st.integers(0, 40)).map(lambda at: (at[0], at[0] + at[1]))
 
 leaves: st.SearchStrategy[Pattern] = st.one_of(
@@ -94,6 +97,11 @@ leaves: st.SearchStrategy[Pattern] = st.one_of(
     st.builds(Global, few),
     st.builds(Full),
     st.builds(Nothing),
+    st.builds(Segments, segments),
+    st.builds(
+        Restarted, st.builds(Chunks, size, few, few) | span.map(lambda at: Keys(*at)), segments
+    ),
+    st.builds(Restarted, st.builds(Blocks2D, width, cell, cell, few, few, few, few), segments),
 )
 
 
@@ -173,6 +181,19 @@ def _drawn(p: RandomBlocks, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     return table[q // p.size, k // p.size]
 
 
+def _segments(p: Segments | Restarted, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The segment of each position and the position within it; -1 past the end."""
+    cells = [(i, j) for i, length in enumerate(p.lengths) for j in range(length)]
+    cells += [(-1, -1)] * max(0, at.max() + 1 - len(cells))
+    return tuple(np.array(cells).T[:, at])
+
+
+def _restarted(p: Restarted, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    (one, a), (other, b) = _segments(p, q), _segments(p, k)
+    same = (one == other) & (one >= 0)
+    return same & _rule(p.leaf, np.where(same, a, 0), np.where(same, b, 0))
+
+
 RULES = {
     Full: lambda p, q, k: q == q,
     Band: _band,
@@ -187,6 +208,10 @@ RULES = {
     ),
     Neighbourhood: _neighbours,
     Blocks2D: _blocks,
+    Segments: lambda p, q, k: (
+        (_segments(p, q)[0] == _segments(p, k)[0]) & (_segments(p, q)[0] >= 0)
+    ),
+    Restarted: _restarted,
     Or: lambda p, q, k: np.any([_rule(part, q, k) for part in p.parts], 0),
     And: lambda p, q, k: np.all([_rule(part, q, k) for part in p.parts], 0),
     Not: lambda p, q, k: np.logical_not(_rule(p.parts[0], q, k)),

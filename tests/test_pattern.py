@@ -25,8 +25,11 @@ from regard.pattern import (
     Neighbourhood,
     Nothing,
     PerHead,
+    PerSegment,
     Queries,
     RandomBlocks,
+    Restarted,
+    Segments,
     block_order,
 )
 
@@ -104,6 +107,10 @@ PICTURES = [
     (Neighbourhood(3, 2, 2, 1), "101000 010100 101000 010100 001010 000101"),
     (Neighbourhood(2, 2, 2, 2, causal=True), "1000 1100 1010 1111"),
     (BlockTable(2, ((1,), (), (0, 2))), "001100 001100 000000 000000 110011 110011"),
+    # packed sequences; the last position is past the end
+    (Segments((2, 1, 2)), "110000 110000 001000 000110 000110 000000"),
+    (PerSegment(Keys(0, 1), (2, 3)), "10000 10000 00100 00100 00100"),
+    (PerSegment(Chunks(2) & Causal(), (3, 2)), "10000 11000 00100 00010 00011"),
     # operators
     (Band(1, 1) | Keys(0, 1), "1100 1110 1111 1011"),
     (Band(1, 1) & ~Band(0, 0), "0100 1010 0101 0010"),
@@ -223,6 +230,29 @@ REFUSED = [
     (lambda: BlockTable(2, ((1,),)), "integers from 0 to 0, not 1"),
     (lambda: BlockTable(2, ((True,), ())), "integers from 0 to 1, not True"),
     (lambda: Axial(0), "Chunks: size"),
+    (lambda: Segments(()), "Segments: lengths must list"),
+    (lambda: Segments(3), "Segments: lengths must list"),
+    (lambda: Segments((2, 0)), "Segments: each of lengths must be an integer >= 1, not 0"),
+    (lambda: Segments((2, 1.0)), "Segments: each of lengths must be an integer >= 1, not 1.0"),
+    (lambda: Restarted(Band(1, 1) | Keys(0, 1), (2,)), "use PerSegment"),
+    (
+        lambda: PerSegment(RandomBlocks(2, 1, 3), (4, 7)),
+        "supports 6 positions, but a segment has 7",
+    ),
+    (lambda: Segments.from_ids(torch.tensor([0, 2, 1])), r"sorted, but ids\[2\] = 1 follows 2"),
+    (lambda: Segments.from_ids(torch.tensor([0.0, 1.0])), "tensor of integers of shape"),
+    (
+        lambda: Segments.from_ids(torch.zeros(1, 3, dtype=torch.int64)),
+        "tensor of integers of shape",
+    ),
+    (lambda: Segments.from_ids([0, 0, 1]), "tensor of integers of shape"),
+    (lambda: Segments.from_cu_seqlens(torch.tensor([0.0, 3.0])), "int32 or int64 tensor"),
+    (lambda: Segments.from_cu_seqlens([0, 3]), "int32 or int64 tensor"),
+    (lambda: Segments.from_cu_seqlens(torch.tensor([[0, 3]])), "int32 or int64 tensor"),
+    (lambda: Segments.from_cu_seqlens(torch.tensor([1, 3])), "must begin with 0"),
+    (lambda: Segments.from_cu_seqlens(torch.tensor([0])), "2 entries or more"),
+    (lambda: Segments.from_cu_seqlens(torch.tensor([0, 3, 2])), "2 follows 3"),
+    (lambda: Segments.from_cu_seqlens(torch.tensor([0, 3]), 4), "end with the number of tokens, 4"),
     (lambda: PerHead(()), "PerHead takes one pattern per head"),
     (lambda: PerHead((Full(), 3)), "PerHead takes one pattern per head"),
     (lambda: PerHead((PerHead((Full(),)),)), "PerHead takes one pattern per head"),
@@ -267,6 +297,7 @@ SOME = [
     Band(1, 2, 3) | Global(2),
     PerHead([Causal(), ~Chunks(4)]),
     RandomBlocks(4, 2, 8, seed=3, causal=True) & Causal(),
+    PerSegment(Chunks(4) | Causal(), (7, 20, 3)),
 ]
 
 
@@ -303,6 +334,10 @@ def test_different_patterns_are_not_equal():
         GlobalMask(),
         GlobalMaskKeys(),
         GlobalMaskQueries(),
+        Segments((2, 1)),
+        Segments((1, 2)),
+        Restarted(Chunks(2), (2, 1)),
+        Restarted(Chunks(2), (1, 2)),
     ]
     assert len(set(patterns)) == len(patterns)
 
@@ -316,6 +351,11 @@ def test_different_patterns_are_not_equal():
         ((Keys(0, 1) | Causal()) & KeyPhase(4, 3), "(Keys(0, 1) | Causal()) & KeyPhase(4, 3)"),
         (Nothing(), "~Full()"),
         (PerHead([Causal()]), "PerHead((Causal(),))"),
+        (PerSegment(Band(2, 0), [3, 4]), "Band(2, 0) & Segments((3, 4))"),
+        (
+            PerSegment(Chunks(2) | Causal(), (3, 4)),
+            "(Restarted(Chunks(2), (3, 4)) | Causal()) & Segments((3, 4))",
+        ),
         (RandomBlocks(64, 3, 16), "RandomBlocks(64, 3, 16)"),
         (RandomBlocks(64, 3, 16, causal=True), "RandomBlocks(64, 3, 16, 0, True)"),
     ],
@@ -504,3 +544,33 @@ def test_global_generator_is_not_used():
     torch.manual_seed(2)
     two = copy.deepcopy(RandomBlocks(5, 3, 31, seed=11)).dense(155)
     assert torch.equal(one, two)
+
+
+# ------------------------------------------------------------------------------ packed sequences
+def test_segments_from_what_users_have():
+    """Fails if offsets or ids give other segments, or if an empty sequence becomes one."""
+    assert Segments.from_cu_seqlens(torch.tensor([0, 3, 3, 5])) == Segments((3, 2))
+    assert Segments.from_cu_seqlens(torch.tensor([0, 3, 5], dtype=torch.int32), 5).length == 5
+    assert Segments.from_ids(torch.tensor([-1, -1, 3, 3, 3, 7])) == Segments((2, 3, 1))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        Causal(),
+        Band(2, 1, 3),
+        Band(1, 1) | Global(2),
+        RandomBlocks(4, 1, 5, seed=2) | Keys(1, 3),
+        ~Chunks(3, 1) & Near2D(4, 1, 1),
+        PerHead((Axial(3), Neighbourhood(3, 5, 3, 3))),
+    ],
+    ids=repr,
+)
+def test_per_segment_is_the_pattern_of_each_segment(pattern):
+    """Fails if a pattern does not restart in each segment, or reaches into another."""
+    lengths = (5, 1, 13, 9)
+    seen = PerSegment(pattern, lengths).dense(30)
+    expected = torch.zeros_like(seen)
+    for length, end in zip(lengths, torch.tensor(lengths).cumsum(0).tolist(), strict=True):
+        expected[..., end - length : end, end - length : end] = pattern.dense(length)
+    assert torch.equal(seen, expected)

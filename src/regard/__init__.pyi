@@ -65,8 +65,11 @@ from .pattern import (
     Nothing as Nothing,
     Pattern as Pattern,
     PerHead as PerHead,
+    PerSegment as PerSegment,
     Queries as Queries,
     RandomBlocks as RandomBlocks,
+    Restarted as Restarted,
+    Segments as Segments,
     block_order as block_order,
 )
 from .prior import (

@@ -47,6 +47,7 @@ from regard.pattern.leaves import (
     Queries,
     StridedKeyBand,
 )
+from regard.pattern.segments import PerSegment, Restarted, Segments, lengths_from_cu_seqlens
 from regard.pattern.tables import BlockTable, RandomBlocks
 
 __all__ = [
@@ -75,11 +76,15 @@ __all__ = [
     "Or",
     "Pattern",
     "PerHead",
+    "PerSegment",
     "Queries",
     "RandomBlocks",
+    "Restarted",
+    "Segments",
     "StridedKeyBand",
     "block_order",
     "classify_tiles",
+    "lengths_from_cu_seqlens",
     "position_tiles",
     "tile_extent",
 ]

@@ -27,6 +27,8 @@ from regard.pattern import (
     Pattern,
     Queries,
     RandomBlocks,
+    Restarted,
+    Segments,
 )
 
 
@@ -145,6 +147,10 @@ def _leaf(leaf: Pattern) -> tuple[str, str]:
             return "window", "window, shifted inward at the border"
         case Blocks():
             return "block", "own block and around it"
+        case Segments():
+            return "block", "own segment"
+        case Restarted():
+            return _name(leaf.leaf, set())
         case Blocks2D(rows=1, cols=1):
             return "window", "window on the image"
         case Blocks2D():
