@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from regard import backends, native
-from regard.backends import dispatch_cache
+from regard import native
+from regard.backends import softmax_backends
 
 
 def pytest_configure(config):
@@ -22,20 +22,21 @@ def pytest_configure(config):
 def wherever_possible(backend):
     """Inside, "auto" selects `backend` for every call that it supports; yields the list of selected
     backends."""
-    usual, picked = backends.choose_backend, []
+    picked, preferred = [], softmax_backends.get(backend)
+    usual = softmax_backends.prepare
 
-    def choose_backend(call):
-        able = backends.BACKENDS[backend].refuses(call) is None
-        choice = backends.BackendChoice(backend, "forced by the test") if able else usual(call)
-        picked.append(choice.backend)
-        return choice
+    def prepare(call, name="auto"):
+        found = usual(call, name)
+        if name == "auto":
+            picked.append(found[0].name)
+        return found
 
-    backends.choose_backend = choose_backend
-    cached, dispatch_cache._entries = dispatch_cache._entries, {}
-    try:
-        yield picked
-    finally:
-        backends.choose_backend, dispatch_cache._entries = usual, cached
+    with softmax_backends.override(preferred):
+        softmax_backends.prepare = prepare
+        try:
+            yield picked
+        finally:
+            del softmax_backends.prepare
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 others."""
 
 import inspect
-from types import SimpleNamespace
 
 import torch
 
-from regard import backends
-from regard.backends import BackendChoice
+from regard.backends import Backend, softmax_backends
+from regard.backends.call import as_function
 from regard.registry import Recipe
 
 
@@ -42,12 +41,26 @@ def _of_heads(call, own, keep, addend):
     return torch.cat(rows, 2)
 
 
+class PairwiseBackend(Backend):
+    """The backend `pairs`."""
+
+    name = "pairs"
+    traceable = True
+
+    def refuses(self, call):
+        return None
+
+    def cost(self, call):
+        return None
+
+    def prepare(self, call):
+        return as_function(call, run)
+
+
 def install(monkeypatch):
     """Make `auto` use this backend."""
-    monkeypatch.setitem(
-        backends.BACKENDS, "pairs", SimpleNamespace(run=run, refuses=lambda call: None)
-    )
-    monkeypatch.setattr(backends, "choose_backend", lambda call: BackendChoice("pairs", "counting"))
+    monkeypatch.setattr(softmax_backends, "_override", PairwiseBackend())
+    monkeypatch.setattr(softmax_backends, "version", softmax_backends.version + 1)
 
 
 def arguments(recipe: Recipe, n: int, dim: int, causal: bool) -> dict:

@@ -9,7 +9,7 @@ from hypothesis import example, given, strategies as st
 
 import regard.pattern
 from regard import native
-from regard.backends import cpp
+from regard.backends import cpp_kernel
 from regard.backends.tiled_flash import attend_layout as fused
 from regard.layout import build_layout
 from regard.layout.tiles import build_tiles as tiles_of
@@ -136,9 +136,9 @@ def test_tiled_backends_equal_dense(pattern, n, m, q_start, k_start, size, size_
     ways = [fused(*inputs, forward, backward, scale=0.5, bias=bias)]
     if native.library():
         ways.append(
-            cpp.attend_tiles(*(x[None] for x in inputs), tiles_of(pattern, n, m, **at), 0.5, mask)[
-                0
-            ]
+            cpp_kernel.attend_tiles(
+                *(x[None] for x in inputs), tiles_of(pattern, n, m, **at), 0.5, mask
+            )[0]
         )
     for got in ways:
         torch.testing.assert_close(got, want, rtol=0, atol=1e-10)

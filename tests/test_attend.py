@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import regard
 from regard import ALiBi, Prior, Unsupported, native
-from regard.backends import calibration, choose, choose_backend, flex, token_groups
+from regard.backends import calibration, flex, softmax_backends, token_groups
 from regard.backends.call import make_call
 from regard.pattern import (
     Axial,
@@ -451,56 +451,58 @@ def test_unknown_backend(rand):
 
 # -------------------------------------------------------------------------------------- the choice
 def test_explain_gives_a_reason():
-    """Fails if `auto` cannot say why."""
+    """`auto` says why, with what every backend answered."""
     for pattern in (Full(), Causal()):  # the list of all tiles would be too long
-        assert regard.explain(pattern, 1 << 17) == choose.DENSE
+        dense = regard.explain(pattern, 1 << 17)
+        assert dense.backend == "sdpa" and dense.seconds() is None
     small = regard.explain(Band(4, 4), 40)
     assert small.backend == "sdpa" and "few queries" in small.reason
     far = regard.explain(Band(64, 64), 16384)
-    assert (
-        far.backend == TILES[-1]
-        and far.sparse_seconds < far.dense_seconds
-        and f"ms {TILES[-1]}" in far.reason
-    )
-    assert regard.explain(Band(64, 64), 16384, grad=True).dense_seconds > far.dense_seconds
+    assert far.backend == TILES[-1] and f"ms {TILES[-1]}" in far.reason
+    assert far.seconds() < far.seconds("sdpa")
+    answers = {c.backend: c for c in far.candidates}
+    assert set(answers) == {"sdpa", "cpp", "sparse", "flex", "reference"}
+    assert all((c.seconds is None) == bool(c.reason) for c in far.candidates)
+    training = regard.explain(Band(64, 64), 16384, grad=True)
+    assert training.seconds("sdpa") > far.seconds("sdpa")
 
 
 def test_dense_patterns_use_measured_costs(monkeypatch):
-    """Fails if what was measured of dense calls, PyTorch's and ours, does not decide between
-    them."""
+    """What was measured of dense calls, PyTorch's and ours, decides between them."""
     with_kernel = len(TILES) > 1
     for ours, want in ((0.9e-9, "cpp"), (1.1e-9, "sdpa")):
         costs = calibration.BackendCosts(1e-5, 1e-9, 1e-9, 1e-9, 1e-4, 1e-9, 1e-5, ours)
         monkeypatch.setattr(calibration, "machine_costs", lambda costs=costs: costs)
-        choose._choose_by_cost.cache_clear()
+        monkeypatch.setattr(softmax_backends, "_choices", {})
         assert regard.explain(Full(), 4096).backend == (want if with_kernel else "sdpa")
         assert regard.explain(Causal(), 512).backend == (
             "cpp" if with_kernel else "sdpa"
         )  # PyTorch leaves nothing out
-    choose._choose_by_cost.cache_clear()
 
 
 def test_nearly_dense_patterns_without_cpp(monkeypatch):
-    """Fails if runs of blocks are made of a pattern that sees nearly all."""
-    monkeypatch.setattr(choose.native, "library", lambda: None)
-    nearly_all = regard.explain(Band(1023, 1022), 1024)
-    assert nearly_all.backend == "sdpa" and "%" in nearly_all.reason
-    assert regard.explain(Full(), 4096) == regard.explain(Causal(), 4096) == choose.DENSE
+    """No runs of blocks are made of a pattern that sees nearly all."""
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(softmax_backends, "_choices", {})
+    for pattern, n in ((Band(1023, 1022), 1024), (Full(), 4096), (Causal(), 4096)):
+        choice = regard.explain(pattern, n)
+        assert choice.backend == "sdpa"
+        (sparse,) = [c for c in choice.candidates if c.backend == "sparse"]
+        assert sparse.seconds is None and "only by name" in sparse.reason
 
 
-def test_choose_backend_agrees_with_explain(rand):
-    """Fails if what runs is not what is explained, or a refusal is not passed on."""
-    q, k, v = qkv(rand, 400)
+def test_choose_agrees_with_explain(rand):
+    """What runs is what is explained, and a refusal is passed on."""
+    q, k, v = (x.float() for x in qkv(rand, 400))
     call = make_call(q, k, v, pattern=Band(4, 4))
-    work = calibration.Workload(Band(4, 4), 400, 400, 0, 0, 8, 8, False, False)
-    by_cost = choose._choose_by_cost(TILES[-1], work, torch.get_num_threads())
-    assert choose_backend(call) == by_cost
-    assert regard.explain(Band(4, 4), 400, heads=8, width=8) == by_cost
+    choice = softmax_backends.choose(call)
+    heads, width = q.shape[0] * q.shape[1], q.shape[3]
+    assert choice == regard.explain(Band(4, 4), 400, heads=heads, width=width)
+    assert softmax_backends.prepare(call)[0].name == choice.backend
     scattered = make_call(q, k, v, pattern=Band(4, 4), k_positions=torch.arange(400))
-    assert (
-        choose_backend(scattered).reason
-        == "not supported by sparse: it requires consecutive key positions"
-    )
+    refused = softmax_backends.choose(scattered)
+    assert refused.backend == "sdpa"
+    assert "sparse: it requires consecutive key positions" in refused.reason
 
 
 @pytest.fixture

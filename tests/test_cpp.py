@@ -11,8 +11,8 @@ from torch._subclasses import FakeTensorMode
 
 import regard
 from regard import query_prototypes
-from regard.backends import cpp, linear_scan
-from regard.backends.cpp import CONTIGUOUS_KEY_READS
+from regard.backends import cpp_kernel, linear_backends, linear_scan, softmax_backends
+from regard.backends.cpp_kernel import CONTIGUOUS_KEY_READS
 from regard.layout import lattice, tiles as tiling
 from regard.layout.tiles import TILE, build_tiles
 from regard.pattern import Band, Blocks2D, Causal, Chunks, Full, Global, Keys, RandomBlocks
@@ -21,6 +21,13 @@ native = importlib.import_module("regard.native")
 
 needs_kernel = pytest.mark.skipif(native.library() is None, reason=native.missing_reason())
 BIG = Chunks(64, 1, 1) | Global(64) | RandomBlocks(64, 3, 1024)
+
+
+def set_library(monkeypatch, library):
+    """Replace the function that loads the kernels, and forget the choices that it led to."""
+    monkeypatch.setattr(native, "library", library)
+    for dispatcher in (softmax_backends, linear_backends):
+        monkeypatch.setattr(dispatcher, "_choices", {})
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ def test_frequently_read_keys_are_made_contiguous(monkeypatch, rand):
     x = rand(1, 2048, 2, 16).transpose(1, 2)
     for pattern, gaps in ((Full(), False), (Band(50, 50), True)):
         regard.attend(x, x, x, pattern=pattern, backend="cpp")
-        q, k, v = (cpp._CALL.unpack(seen[-1])[6:][4 * i : 4 * i + 4] for i in range(3))
+        q, k, v = (cpp_kernel._CALL.unpack(seen[-1])[6:][4 * i : 4 * i + 4] for i in range(3))
         assert q[3] == 32 and {k[3], v[3]} == {32 if gaps else 16}
 
 
@@ -266,10 +273,10 @@ def test_tile_set_can_be_copied(rand):
     """Fails if a copy of a list of tiles keeps the addresses of the first."""
     work = build_tiles(Band(5, 6), 150, 150)
     q = rand(1, 1, 150, 16)
-    want = cpp.attend_tiles(q, q, q, work, 0.25)
+    want = cpp_kernel.attend_tiles(q, q, q, work, 0.25)
     again = copy.deepcopy(work)
     assert again.kernel_struct is None
-    torch.testing.assert_close(cpp.attend_tiles(q, q, q, again, 0.25), want, rtol=0, atol=0)
+    torch.testing.assert_close(cpp_kernel.attend_tiles(q, q, q, again, 0.25), want, rtol=0, atol=0)
 
 
 # ------------------------------------------------------------------------- causal linear attention
@@ -316,7 +323,7 @@ def test_causal_scan_without_cpp(rand, monkeypatch):
     mapped = torch.func.vmap(lambda *x: linear_scan.causal_linear_scan(*(t[None] for t in x), 32))(
         q, k, v, state
     )
-    monkeypatch.setattr(native, "library", lambda: None)
+    set_library(monkeypatch, lambda: None)
     for x, y, z in zip(
         got, linear_scan.causal_linear_scan(q, k, v, state, 32), mapped, strict=True
     ):
@@ -416,7 +423,7 @@ def test_linear_sums_without_cpp(rand, monkeypatch):
     mapped = torch.func.vmap(lambda *x: linear_scan.linear_attention_sums(*(t[None] for t in x)))(
         q, k, v
     )
-    monkeypatch.setattr(native, "library", lambda: None)
+    set_library(monkeypatch, lambda: None)
     for x, y, z in zip(got, linear_scan.linear_attention_sums(q, k, v), mapped, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
         torch.testing.assert_close(z[:, 0], y, rtol=0, atol=1e-10)
@@ -439,7 +446,7 @@ def test_elu_in_one_pass(query, size, dtype, rtol, rand, monkeypatch):
     x = (rand(2, 300, 4, 37) * size - size / 2).to(dtype).transpose(1, 2).requires_grad_()
     weight, found = rand(2, 4, 300, 37).to(dtype), []
     for library in (native.library, lambda: None):
-        monkeypatch.setattr(native, "library", library)
+        set_library(monkeypatch, library)
         y, _ = regard.feature.EluFeatures()(x, 0, query)
         found.append((y, torch.autograd.grad(y, x, weight)[0]))
     for got, want in zip(*found, strict=True):
@@ -563,7 +570,7 @@ def test_missing_compiler(load, tmp_path):
 
 def test_everything_works_without_cpp(monkeypatch, rand):
     """Fails if the library needs it."""
-    monkeypatch.setattr(native, "library", lambda: None)
+    set_library(monkeypatch, lambda: None)
     monkeypatch.setattr(native, "missing_reason", lambda: "there is none")
     q, pattern = rand(1, 2, 300, 16), Band(9, 11)
     want = regard.attend(q, q, q, pattern=pattern, backend="reference")

@@ -73,7 +73,7 @@ def test_choice_inside_transform_is_not_cached(pattern):
         regard.attend(q, q, q, pattern=pattern)
     assert not dispatch_cache._entries
     regard.attend(q, q, q, pattern=pattern)
-    assert [type(found) for found in dispatch_cache._entries.values()] == [dispatch_cache._CppCall]
+    assert [found.traceable for found in dispatch_cache._entries.values()] == [False]
 
 
 def test_errors_of_cached_calls(rand):

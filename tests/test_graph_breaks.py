@@ -73,16 +73,25 @@ def test_the_operator_gives_what_eager_gives(pattern, rand):
             torch.testing.assert_close(compiled(x, mask=mask), mixer(x, mask=mask))
 
 
-def test_patterns_of_others_stay_outside_the_graph(rand):
-    """Fails if a pattern that cannot be written down in words is handed to the operator."""
+def test_patterns_of_others_are_interned(rand):
+    """A subclass with the repr of its parent gets an id of its own, and the operator runs it."""
 
     class Even(Band):
         def _allows(self, q, k):
             return super()._allows(q, k) & (k % 2 == 0)
 
-    inner = SoftmaxAttention(Even(3, 3))
-    assert inner.pattern.graph_repr is None
-    assert SoftmaxAttention(Band(3, 3)).pattern.graph_repr == "Band(3, 3)"
+    mixer = MultiHead(8, 2, SoftmaxAttention(Even(3, 3))).double().eval()
+    band = SoftmaxAttention(Band(3, 3)).pattern
+    assert band.graph_id != mixer.inner.pattern.graph_id
+    assert band.graph_id == SoftmaxAttention(Band(3, 3)).pattern.graph_id
+    dynamo.reset()
+    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        tokens = rand(1, LONG, 8)
+        torch.testing.assert_close(compiled(tokens), mixer(tokens))
+        x = rand(1, 1, 4, 4)
+        with pytest.raises(ValueError, match="does not exist in this process"):
+            torch.ops.regard.attend(x, x, x, None, None, "no such id", 1.0, 0, 0)
     x = rand(1, 2, LONG, 4)
     dynamo.reset()
     with torch.no_grad(), suppress_output():

@@ -21,8 +21,10 @@ from .auxiliary import (
     record_aux as record_aux,
 )
 from .backends import (
+    Backend as Backend,
     attend as attend,
     explain as explain,
+    register_backend as register_backend,
 )
 from .block import (
     Block as Block,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.attentions.kv_cache import CallPositions, KVCacheAttention, pattern_capabilities
-from regard.backends import attend, check_backend
-from regard.backends.traced import register_pattern
+from regard.backends import attend, softmax_backends
+from regard.backends.traced import intern_pattern
 from regard.mixer import Can
 from regard.pattern import Causal, Full, Pattern
 from regard.prior import Prior
@@ -35,10 +35,10 @@ class SoftmaxAttention(KVCacheAttention):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        check_backend(backend)
+        softmax_backends.check_name(backend)
         self.pattern, self.causal_pattern = pattern, pattern & Causal()
-        register_pattern(self.pattern)
-        register_pattern(self.causal_pattern)
+        intern_pattern(self.pattern)
+        intern_pattern(self.causal_pattern)
         self.prior, self.scale, self.backend = prior, scale, backend
         self.length, self.heads = pattern.length, pattern.heads
         self.can = pattern_capabilities(pattern, compares_positions=prior is not None)

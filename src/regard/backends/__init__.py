@@ -5,29 +5,34 @@ Several backends compute it; `attend` selects the fastest for each call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from regard import native
 from regard.backends import dispatch_cache, traced
 from regard.backends.call import FLOAT_DTYPES, AttentionCall, check_mask, make_call
-from regard.backends.choose import BACKENDS, BackendChoice, choose_backend, explain
-from regard.errors import Unsupported, did_you_mean
+from regard.backends.choose import explain, softmax_backends
+from regard.backends.linear_scan import LinearCall, linear_backends
+from regard.backends.protocol import Backend, BackendChoice, Candidate, check_is_backend
+from regard.errors import Unsupported
 from regard.pattern import Full, Pattern
 from regard.prior import Prior
 
 __all__ = [
-    "BACKENDS",
     "AttentionCall",
+    "Backend",
     "BackendChoice",
+    "Candidate",
+    "LinearCall",
     "attend",
-    "check_backend",
     "check_mask",
-    "choose_backend",
     "explain",
+    "linear_backends",
+    "register_backend",
+    "softmax_backends",
 ]
 
 
@@ -61,8 +66,8 @@ def attend(
             requires.
         q_start: Position of the first query.
         k_positions: Position of the first key, or the positions of all keys (m).
-        backend: "auto" selects by estimated cost. A name from `BACKENDS` uses that backend or
-            raises `Unsupported`.
+        backend: "auto" selects by estimated cost. A name ("reference", "sdpa", "cpp", "sparse",
+            "flex", or one from another package) uses that backend or raises `Unsupported`.
     """
     if torch._C._is_any_autocast_enabled():
         q, k, v = _cast_for_autocast(q, k, v)
@@ -92,20 +97,21 @@ def attend(
     )
     if compiling:
         return _attend_traced(call, backend)
-    if not cacheable or not call.q.numel() or not call.v.numel():
-        return _run(call, backend)
-    chosen = choose_backend(call).backend
-    if native.are_plain_tensors(q, k, v):  # inside a transform the choice is another one
-        dispatch_cache.remember(call, chosen, pattern, scale)
-    return BACKENDS[chosen].run(_repeat_kv_heads(call))
+    call = _repeat_kv_heads(call)
+    chosen, run = _prepare(call, backend)
+    if cacheable:
+        dispatch_cache.remember(call, chosen, run, pattern, scale)
+    return run(call.q, call.k, call.v)
 
 
-def check_backend(backend: str) -> None:
-    """Raise ValueError if there is no such backend."""
-    if backend not in (*BACKENDS, "auto"):
-        raise ValueError(
-            f"no backend {backend!r}: {did_you_mean(str(backend), [*BACKENDS, 'auto'])}"
-        )
+def register_backend(backend: Backend[Any]) -> None:
+    """Add a backend to those that `regard.attend` or linear attention choose from.
+
+    Packages do this with an entry point of the group "regard.backends" instead.
+    """
+    check_is_backend(backend)
+    dispatchers = {"softmax": softmax_backends, "linear": linear_backends}
+    dispatchers[backend.operation].register(backend)  # type: ignore[attr-defined]
 
 
 def _cast_for_autocast(*tensors: Tensor) -> Sequence[Tensor]:
@@ -121,18 +127,20 @@ def _cast_for_autocast(*tensors: Tensor) -> Sequence[Tensor]:
     return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in castable else x for x in tensors]
 
 
+def _prepare(
+    call: AttentionCall, backend: str
+) -> tuple[Backend[AttentionCall], Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """The backend of a call and its function."""
+    if not call.q.numel() or not call.v.numel():
+        softmax_backends.check_name(backend)
+        backend = "reference"  # nothing to plan; the result has the right shape and graph
+    return softmax_backends.prepare(call, backend)
+
+
 def _run(call: AttentionCall, backend: str) -> Tensor:
-    if backend != "auto":
-        check_backend(backend)
     call = _repeat_kv_heads(call)
-    if call.q.numel() == 0 or call.v.numel() == 0:
-        return BACKENDS["reference"].run(call)
-    if backend == "auto":
-        return BACKENDS[choose_backend(call).backend].run(call)
-    refusal = BACKENDS[backend].refuses(call)
-    if refusal is not None:
-        raise Unsupported(f"backend {backend!r}: {refusal}")
-    return BACKENDS[backend].run(call)
+    _, run = _prepare(call, backend)
+    return run(call.q, call.k, call.v)
 
 
 # A graph break. `torch.compiler.disable` does the same but imports the compiler, which takes longer

@@ -1,8 +1,9 @@
-"""Cost model of the CPU backends: estimated seconds for a call on this machine.
+"""The cost model of the backends: estimated seconds for a call on this machine.
 
-Every backend has a fixed cost per kernel call and a cost per score (one query-key dot product with
-its share of softmax and value product). Both are measured once, in about a third of a second, and
-stored in the cache directory as JSON.
+On the CPU, every backend has a fixed cost per kernel call and a cost per score (one query-key dot
+product with its share of softmax and value product). Both are measured once, in about a third of a
+second, and stored in the cache directory as JSON. On other devices nothing is measured: scores are
+counted and compared at a nominal speed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import native
-from regard.backends import cpp
+from regard.backends.call import AttentionCall
+from regard.backends.cpp_kernel import attend_tiles
 from regard.backends.tiled_flash import attend_layout
 from regard.disk_cache import cache_dir
 from regard.layout import build_layout
@@ -51,6 +53,12 @@ PADDED_TOKEN_SCORES = 40  # cost of padding one token (of q, k or v), in scores
 # Training
 BACKWARD_FACTOR = 2.5  # cost of a score in the backward pass, relative to the forward pass
 TRAINING_CALL_FACTOR = 8  # fixed cost of forward and backward, relative to a call without gradients
+
+# Accelerators, where nothing is measured: only the ratio of two estimates matters
+NOMINAL_SCORES_PER_SECOND = 1e12
+FLEX_FACTOR = 1.25  # time of a visible score in FlexAttention, relative to the fused dense kernel
+
+SAMPLE_TOKENS = 2048  # the density of a pattern is computed for at most this many queries and keys
 
 # Measurements outside of these bounds were disturbed by other processes.
 MIN_CALL_SECONDS, MAX_CALL_SECONDS = 5e-6, 3e-4
@@ -90,7 +98,46 @@ class Workload(NamedTuple):
         """The patterns of the heads; one if they are all alike."""
         return self.pattern.parts if self.pattern.heads else (self.pattern,)
 
+    def sample_sizes(self) -> tuple[int, int]:
+        """The number of queries and keys for which the density is computed."""
+        return min(self.n, SAMPLE_TOKENS), min(self.m, SAMPLE_TOKENS)
 
+
+def describe_workload(call: AttentionCall) -> Workload:
+    """What the cost of a call depends on. Pairs that global tokens add are not counted."""
+    b, h, n, e = call.q.shape
+    return Workload(
+        call.pattern.resolve_global_mask(False, False),
+        n,
+        call.k.shape[2],
+        call.q_start,
+        call.k_positions if isinstance(call.k_positions, int) else 0,
+        b * h,
+        e,
+        call.needs_grad(),
+        call.is_plain_causal(),
+    )
+
+
+@lru_cache(1024)
+def sample_density(work: Workload) -> float:
+    """The fraction of visible pairs among the first `SAMPLE_TOKENS` queries and keys."""
+    n, m, patterns = *work.sample_sizes(), work.head_patterns()
+    densities = {pattern: pattern.density(n, m) for pattern in set(patterns)}
+    return sum(densities[pattern] for pattern in patterns) / len(patterns)
+
+
+def accelerator_seconds(work: Workload, *, sparse: bool) -> float:
+    """Time at a nominal speed of all scores, or of the visible ones in FlexAttention, with as many
+    keys per query as in the sample.
+    """
+    keys = float(work.m)
+    if sparse:
+        keys = sample_density(work) * work.sample_sizes()[1] * FLEX_FACTOR
+    return work.heads * work.n * keys / NOMINAL_SCORES_PER_SECOND
+
+
+@lru_cache(4096)
 def dense_seconds(costs: BackendCosts, work: Workload) -> float:
     """Estimated time of PyTorch's dense kernel."""
     if work.causal:
@@ -105,6 +152,7 @@ def dense_seconds(costs: BackendCosts, work: Workload) -> float:
     return _with_backward(costs.dense_call, seconds, work.grad)
 
 
+@lru_cache(4096)
 def cpp_seconds(costs: BackendCosts, work: Workload) -> float:
     """Estimated time of the C++ kernel."""
     assert costs.cpp_call is not None
@@ -132,6 +180,7 @@ def cpp_seconds(costs: BackendCosts, work: Workload) -> float:
     return total
 
 
+@lru_cache(4096)
 def sparse_seconds(costs: BackendCosts, work: Workload) -> float:
     """Estimated time of the `sparse` backend."""
     patterns = work.head_patterns()
@@ -210,7 +259,7 @@ def measure_costs() -> BackendCosts:
         return attend_layout(x[0], x[0], x[0], layout, layout, scale=0.125)
 
     def by_kernel(x: Tensor) -> Tensor:
-        return cpp.attend_tiles(x, x, x, build_tiles(Full(), x.shape[2], x.shape[2]), 0.125)
+        return attend_tiles(x, x, x, build_tiles(Full(), x.shape[2], x.shape[2]), 0.125)
 
     calls: list[Timed] = [(dense, n) for n in (1, 128, 512, large)]
     calls += [(sparse, few), (sparse, large)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import check_int
-from regard.pattern import Pattern
+from regard.native import are_plain_tensors
+from regard.pattern import Causal, Full, Pattern
 from regard.prior import Prior
+
+_FULL, _CAUSAL = Full(), Causal()
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -33,6 +37,51 @@ class AttentionCall(NamedTuple):
     def needs_grad(self) -> bool:
         """Whether a backward pass may follow."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.v))
+
+    def num_tokens(self) -> int:
+        """The number of queries or of keys, whichever is smaller."""
+        return min(self.q.shape[2], self.k.shape[2])
+
+    def signature(self) -> Hashable | None:
+        """Everything that the choice of a backend depends on. None if it must not be remembered:
+        with a prior, which is a module, and where transforms or modes watch the tensors.
+        """
+        if self.prior is not None or not are_plain_tensors(self.q, self.k, self.v):
+            return None
+        return (
+            self.q.shape,
+            self.k.shape,
+            self.v.shape,
+            self.q.dtype,
+            self.q.device,
+            self.pattern,
+            self.mask is None,
+            self.global_attention_mask is None,
+            self.scale > 0,
+            self.q_start,
+            self.k_positions if isinstance(self.k_positions, int) else None,
+            self.needs_grad(),
+            torch.get_num_threads(),
+        )
+
+    def is_plain_causal(self) -> bool:
+        """Whether `is_causal=True` of PyTorch's function expresses the call: nothing but a causal
+        pattern on the same queries and keys.
+        """
+        return (
+            self.mask is None
+            and self.global_attention_mask is None
+            and self.prior is None
+            and self.pattern == _CAUSAL
+            and self.scale > 0  # PyTorch masks before it scales: -inf times zero would be NaN
+            and isinstance(self.k_positions, int)
+            and self.k_positions == self.q_start
+            and self.q.shape[2] == self.k.shape[2]
+        )
+
+    def has_dense_pattern(self) -> bool:
+        """Whether dense attention computes no score in vain, as far as patterns are concerned."""
+        return self.pattern == _FULL or self.is_plain_causal()
 
     def k_start(self) -> int:
         """The position of the first key, for backends that require consecutive keys."""
@@ -73,6 +122,14 @@ class AttentionCall(NamedTuple):
         assert self.prior is not None
         bias = self.prior(*self.position_grid(), self.q, self.k)
         return torch.where(self.dense_mask(), bias, -torch.inf).to(self.q.dtype)
+
+
+def as_function(
+    call: AttentionCall, run: Callable[[AttentionCall], Tensor]
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """`run(call)` as a function of q, k and v that does not keep the tensors of `call` alive."""
+    rest = call._replace(q=None, k=None, v=None)  # type: ignore[arg-type]
+    return lambda q, k, v: run(rest._replace(q=q, k=k, v=v))
 
 
 def make_call(

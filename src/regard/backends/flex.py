@@ -1,54 +1,66 @@
-"""FlexAttention, with a block mask that is derived from the pattern instead of from all n x m
-pairs.
+"""The backend `flex`: FlexAttention, with a block mask that is derived from the pattern instead of
+from all n x m pairs.
 
 Meant for accelerators. On a CPU it supports the forward pass only, and `sparse` is faster.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard.backends import calibration
 from regard.backends.call import AttentionCall
+from regard.backends.protocol import Backend
 from regard.layout.lattice import number_tiles, tile_order
 from regard.pattern import Pattern
 
-MIN_TORCH = (2, 6)
+BLOCK = 128  # queries and keys of a block; FlexAttention's default
+DEVICES = ("cpu", "cuda", "xpu")  # those that FlexAttention has kernels for
 
 
-def refuses(call: AttentionCall) -> str | None:
-    """The reason why this backend does not support the call, or None."""
-    version = tuple(int(x) for x in torch.__version__.split("+")[0].split(".")[:2])
-    if version < MIN_TORCH:
-        return f"it requires PyTorch {MIN_TORCH[0]}.{MIN_TORCH[1]}, and this is {torch.__version__}"
-    if call.q.device.type == "meta":
-        return "FlexAttention does not support the meta device"
-    if call.q.device.type == "cpu" and call.needs_grad():
-        return "FlexAttention has no backward pass on the CPU"
-    if call.prior is not None or call.global_attention_mask is not None:
-        return "it does not support priors and global_attention_mask"
-    if isinstance(call.k_positions, Tensor):
-        return "it requires consecutive key positions"
-    return None
+class FlexBackend(Backend[AttentionCall]):
+    """PyTorch's FlexAttention, compiled on accelerators."""
 
+    name = "flex"
+    min_tokens = (BLOCK, BLOCK)  # within one block there is nothing to leave out
 
-def run(call: AttentionCall) -> Tensor:
-    """flex_attention with the pattern as block mask, compiled on accelerators."""
-    blocks = block_mask(
-        call.pattern,
-        call.q.shape[2],
-        call.k.shape[2],
-        q_start=call.q_start,
-        k_start=call.k_start(),
-        mask=call.mask,
-        device=call.q.device,
-    )
-    attention = _flex_attention(call.q.device.type)
-    out: Tensor = attention(call.q, call.k, call.v, block_mask=blocks, scale=call.scale)
-    return out
+    def refuses(self, call: AttentionCall) -> str | None:
+        """The reason why this backend does not support the call, or None."""
+        device = call.q.device.type
+        if device not in DEVICES:
+            return f"FlexAttention does not support the {device} device"
+        if device == "cpu" and call.needs_grad():
+            return "FlexAttention has no backward pass on the CPU"
+        if call.prior is not None or call.global_attention_mask is not None:
+            return "it does not support priors and global_attention_mask"
+        if isinstance(call.k_positions, Tensor):
+            return "it requires consecutive key positions"
+        return None
+
+    def cost(self, call: AttentionCall) -> float | None:
+        """Seconds at a nominal speed. None on the CPU, and for a pattern that is dense."""
+        if call.q.device.type == "cpu" or call.has_dense_pattern():
+            return None
+        return calibration.accelerator_seconds(calibration.describe_workload(call), sparse=True)
+
+    def prepare(self, call: AttentionCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """flex_attention with the pattern as block mask."""
+        blocks = block_mask(
+            call.pattern,
+            call.q.shape[2],
+            call.k.shape[2],
+            q_start=call.q_start,
+            k_start=call.k_start(),
+            mask=call.mask,
+            device=call.q.device,
+        )
+        attention = _flex_attention(call.q.device.type)
+        return partial(attention, block_mask=blocks, scale=call.scale)
 
 
 @lru_cache(2)
@@ -65,7 +77,7 @@ def block_mask(
     *,
     q_start: int = 0,
     k_start: int = 0,
-    size: int = 128,
+    size: int = BLOCK,
     mask: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> Any:

@@ -1,15 +1,15 @@
 """Kernels of linear attention: sums of k_j v_jᵀ over j <= i or over all keys, and their products
 with queries.
 
-On a CPU they are computed in C++, `native/linear.cpp`, which keeps the state of a head in the CPU
-cache. Elsewhere they are products of chunks of tokens.
+Two backends compute them: `cpp` in C++, `native/linear.cpp`, which keeps the state of a head in the
+CPU cache, and `products`, matrix products of chunks of tokens, on any device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard import native
 from regard.autograd import apply_function, differentiable_vjp, has_batched_gradients
+from regard.backends.protocol import Backend, Dispatcher
 from regard.errors import Unsupported
 from regard.numerics import chunk_length
 
@@ -25,6 +26,62 @@ MIN_KERNEL_TOKENS = 64  # with fewer tokens, the non-causal sums are faster as m
 # The structs of linear.cpp, field by field.
 _CALL = Struct("7q" + 9 * "P3q")
 _GRADS = Struct(9 * "P3q")
+
+
+class LinearCall(NamedTuple):
+    """One call of linear attention, without the division by the normalizer.
+
+    Causal: output Σ_{j <= i} (q_i·k_j) v_j and normalizer Σ_{j <= i} q_i·k_j, with as many keys as
+    queries, and the state Σ k_j [v_j, 1]ᵀ. Otherwise the sums run over all keys, and there is no
+    state.
+    """
+
+    q: Tensor  # features (b h n r)
+    k: Tensor  # features (b h m r)
+    v: Tensor  # values (b h m f)
+    state: Tensor | None  # (b h r f+1), before the first token; zeros if None
+    causal: bool
+    chunk: int = 64  # tokens per matrix product, where the C++ kernel is not used
+
+    def num_tokens(self) -> int:
+        """The number of queries or of keys, whichever is smaller."""
+        return min(self.q.shape[2], self.k.shape[2])
+
+    def needs_grad(self) -> bool:
+        """Whether a backward pass may follow."""
+        tensors = (self.q, self.k, self.v, self.state)
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+    def signature(self) -> Hashable | None:
+        """Everything that the choice of a backend depends on, or None."""
+        q, k, v, state = self.q, self.k, self.v, self.state
+        if not native.are_plain_tensors(q, k, v, *(() if state is None else (state,))):
+            return None
+        return (
+            q.shape,
+            k.shape,
+            v.shape,
+            q.dtype,
+            k.dtype,
+            v.dtype,
+            q.device,
+            None if state is None else (state.shape, state.dtype),
+            self.causal,
+            self.needs_grad(),
+        )
+
+    def zero_state(self) -> Tensor:
+        """The state of a stream that has seen no token."""
+        return self.q.new_zeros(*self.q.shape[:2], self.q.shape[3], self.v.shape[3] + 1)
+
+
+LinearResult = tuple[Tensor, Tensor, Tensor | None]
+LinearFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], LinearResult]
+
+# Nominal speeds: the kernel keeps the state of a head in the CPU cache and skips half of the scores
+# of a chunk, which makes it two to four times as fast as matrix products.
+PRODUCT_MULTIPLY_ADDS_PER_SECOND = 1e10
+KERNEL_SPEED = 2.5
 
 
 def causal_linear_scan(
@@ -42,28 +99,9 @@ def causal_linear_scan(
         The output Σ_{j <= i} (q_i·k_j) v_j (b h n f), the normalizer Σ_{j <= i} q_i·k_j (b h n 1),
         and the state after the last token, Σ k_j [v_j, 1]ᵀ (b h r f+1).
     """
-    b, h, _, r = q.shape
-    f = v.shape[3]
-    state = q.new_zeros(b, h, r, f + 1) if state is None else state
-    same_sizes = (
-        q.shape == k.shape and q.shape[:3] == v.shape[:3] and state.shape == (b, h, r, f + 1)
-    )
-    s, z = state[..., :-1], state[..., -1:]
-    # The normalizer is a separate sum: a column of ones in v would make rows of odd length, which
-    # are slower.
-    if not (native.supports(q, k, v, state) and same_sizes and q.numel() and v.numel()):
-        out, normalizer, s, z = _scan_by_chunks(q, k, v, s, z, chunk)
-        return out, normalizer, torch.cat((s, z), -1)
-    rank, width = native.padded_width(r), native.padded_width(f)
-    out, normalizer, s, z = apply_function(
-        _CausalKernel,
-        native.pad_width(q, rank),
-        native.pad_width(k, rank),
-        native.pad_width(v, width),
-        F.pad(s, (0, width - f, 0, rank - r)).contiguous(),
-        F.pad(z.mT, (0, rank - r)).contiguous(),
-    )
-    return out[..., :f], normalizer, torch.cat((s[..., :r, :f], z[..., :r].mT), -1)
+    _, run = linear_backends.prepare(LinearCall(q, k, v, state, True, chunk))
+    out, normalizer, after = run(q, k, v, state)
+    return out, normalizer, after
 
 
 def linear_attention_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,20 +111,80 @@ def linear_attention_sums(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tens
     Returns:
         The output Σ_j (q_i·k_j) v_j (b h n f) and the normalizer Σ_j q_i·k_j (b h n 1).
     """
-    same_sizes = (
-        q.shape[:2] == k.shape[:2] and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3]
-    )
-    many = min(q.shape[2], k.shape[2]) >= MIN_KERNEL_TOKENS
-    if not (same_sizes and many and q.numel() and v.numel() and native.supports(q, k, v)):
-        return _sums_by_products(q, k, v)
-    f, rank = v.shape[3], native.padded_width(q.shape[3])
-    out, normalizer, *_ = apply_function(
-        _SumsKernel,
-        native.pad_width(q, rank),
-        native.pad_width(k, rank),
-        native.pad_width(v, native.padded_width(f)),
-    )
-    return out[..., :f], normalizer
+    _, run = linear_backends.prepare(LinearCall(q, k, v, None, False))
+    out, normalizer, _ = run(q, k, v, None)
+    return out, normalizer
+
+
+class ProductsBackend(Backend[LinearCall]):
+    """Matrix products of chunks of tokens, on any device."""
+
+    name = "products"
+    operation = "linear"
+    traceable = True
+
+    def refuses(self, call: LinearCall) -> str | None:
+        """None: it supports every call."""
+        return None
+
+    def cost(self, call: LinearCall) -> float | None:
+        """Seconds at a nominal speed, from the number of multiply-adds."""
+        return _multiply_adds(call) / PRODUCT_MULTIPLY_ADDS_PER_SECOND
+
+    def prepare(self, call: LinearCall) -> LinearFunction:
+        """The sums as products, in chunks if causal."""
+        if not call.causal:
+            return lambda q, k, v, state: (*_sums_by_products(q, k, v), None)
+        chunk = call.chunk
+
+        def run(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> LinearResult:
+            if state is None:
+                state = LinearCall(q, k, v, None, True).zero_state()
+            out, normalizer, s, z = _scan_by_chunks(
+                q, k, v, state[..., :-1], state[..., -1:], chunk
+            )
+            return out, normalizer, torch.cat((s, z), -1)
+
+        return run
+
+
+class LinearCppBackend(Backend[LinearCall]):
+    """The C++ kernels of `native/linear.cpp`."""
+
+    name = "cpp"
+    operation = "linear"
+
+    def refuses(self, call: LinearCall) -> str | None:
+        """The reason why this backend does not support the call, or None."""
+        q, k, v, state = call.q, call.k, call.v, call.state
+        if not q.numel() or not v.numel():
+            return "there is nothing to compute"
+        if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
+            return "it requires q, k and v of the same batch and heads"
+        if call.causal and q.shape[2] != k.shape[2]:
+            return "it requires as many keys as queries"
+        if state is not None and state.shape != (*q.shape[:2], q.shape[3], v.shape[3] + 1):
+            return "it requires a state of the same batch and heads"
+        if not native.supports(q, k, v, *(() if state is None else (state,))):
+            return native.missing_reason() or "it supports plain float32 and float64 CPU tensors"
+        return None
+
+    def cost(self, call: LinearCall) -> float | None:
+        """Seconds at a nominal speed. None for few tokens without causality: products are
+        faster.
+        """
+        if not call.causal and call.num_tokens() < MIN_KERNEL_TOKENS:
+            return None
+        return _multiply_adds(call) / PRODUCT_MULTIPLY_ADDS_PER_SECOND / KERNEL_SPEED
+
+    def prepare(self, call: LinearCall) -> LinearFunction:
+        """One kernel call."""
+        return _scan_by_kernel if call.causal else _sums_by_kernel
+
+
+def _multiply_adds(call: LinearCall) -> int:
+    (b, h, n, r), (m, f) = call.q.shape, call.v.shape[2:]
+    return b * h * (n + m) * r * (f + 1) * (3 if call.needs_grad() else 1)
 
 
 # ---------------------------------------------------------------------- matrix products
@@ -179,6 +277,36 @@ def _add_matmul_(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------- C++ kernel
+def _scan_by_kernel(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> LinearResult:
+    # The normalizer is a separate sum: a column of ones in v would make rows of odd length, which
+    # are slower.
+    if state is None:
+        state = LinearCall(q, k, v, None, True).zero_state()
+    s, z = state[..., :-1], state[..., -1:]
+    r, f = q.shape[3], v.shape[3]
+    rank, width = native.padded_width(r), native.padded_width(f)
+    out, normalizer, s, z = apply_function(
+        _CausalKernel,
+        native.pad_width(q, rank),
+        native.pad_width(k, rank),
+        native.pad_width(v, width),
+        F.pad(s, (0, width - f, 0, rank - r)).contiguous(),
+        F.pad(z.mT, (0, rank - r)).contiguous(),
+    )
+    return out[..., :f], normalizer, torch.cat((s[..., :r, :f], z[..., :r].mT), -1)
+
+
+def _sums_by_kernel(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> LinearResult:
+    f, rank = v.shape[3], native.padded_width(q.shape[3])
+    out, normalizer, *_ = apply_function(
+        _SumsKernel,
+        native.pad_width(q, rank),
+        native.pad_width(k, rank),
+        native.pad_width(v, native.padded_width(f)),
+    )
+    return out[..., :f], normalizer, None
+
+
 class _CausalKernel(torch.autograd.Function):
     """q and k (b h n r), v (b h n f), S (b h r f), z (b h 1 r) -> out (b h n f), normalizer (b h n
     1), new S and z.
@@ -267,3 +395,8 @@ def _pack_call(
     tensors = native.pointers_and_strides(q, k, v, out, normalizer, s, z, new_s, new_z)
     sizes = *q.shape[:3], k.shape[2], q.shape[3], v.shape[3]
     return _CALL.pack(*sizes, torch.get_num_threads(), *tensors)
+
+
+linear_backends: Dispatcher[LinearCall] = Dispatcher(
+    "linear", ProductsBackend(), (LinearCppBackend(),)
+)

@@ -1,21 +1,38 @@
-"""The textbook formula over the dense mask: quadratic in memory, supports everything, and serves as
-the test oracle.
+"""The backend `reference`: the textbook formula over the dense mask. It is quadratic in memory,
+supports everything, and serves as the test oracle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from regard.backends.call import AttentionCall
+from regard.backends.call import AttentionCall, as_function
+from regard.backends.protocol import Backend
 
 
-def refuses(call: AttentionCall) -> str | None:
-    """The reason why this backend does not support the call, or None."""
-    return None
+class ReferenceBackend(Backend[AttentionCall]):
+    """softmax(q kᵀ * scale + prior) v over the visible keys; zero for a query that sees none."""
+
+    name = "reference"
+    traceable = True
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        """None: it supports every call."""
+        return None
+
+    def cost(self, call: AttentionCall) -> float | None:
+        """None: it runs only by name."""
+        return None
+
+    def prepare(self, call: AttentionCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """The formula."""
+        return as_function(call, attend_by_formula)
 
 
-def run(call: AttentionCall) -> Tensor:
+def attend_by_formula(call: AttentionCall) -> Tensor:
     """softmax(q kᵀ * scale + prior) v over the visible keys; zero for a query that sees none."""
     scores = call.q @ call.k.transpose(-1, -2) * call.scale
     if call.prior is not None:

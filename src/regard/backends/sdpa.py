@@ -1,57 +1,72 @@
-"""PyTorch's dense `scaled_dot_product_attention`: computes every score; the best choice if most
-pairs are visible.
+"""The backend `sdpa`: PyTorch's dense `scaled_dot_product_attention`. It computes every score, and
+is the best choice if most pairs are visible.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.backends import calibration
 from regard.backends.call import AttentionCall, pad_to_same_width
+from regard.backends.protocol import Backend
 from regard.layout import LRUCache
 from regard.numerics import additive_mask
-from regard.pattern import Causal, Full
+from regard.pattern import Full
 
 MAX_PADDED_WIDTH = 256  # wider heads are not padded to the width of the others
 
 _masks: LRUCache[tuple[Tensor | None]] = LRUCache(128 << 20)
-_CAUSAL, _FULL = Causal(), Full()
+_FULL = Full()
 
 
-def refuses(call: AttentionCall) -> str | None:
-    """The reason why this backend does not support the call, or None."""
-    return None
+class SDPABackend(Backend[AttentionCall]):
+    """All scores, in PyTorch's fused kernel, with a mask where one is needed."""
+
+    name = "sdpa"
+    traceable = True
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        """None: it supports every call."""
+        return None
+
+    def cost(self, call: AttentionCall) -> float | None:
+        """Seconds, from the number of queries and keys."""
+        work = calibration.describe_workload(call)
+        if call.q.device.type != "cpu":
+            return calibration.accelerator_seconds(work, sparse=False)
+        return calibration.dense_seconds(calibration.machine_costs(), work)
+
+    def prepare(self, call: AttentionCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """PyTorch's function, without a mask if the pattern is full or plainly causal."""
+        causal = call.is_plain_causal()
+        mask = None if causal else build_mask(call)
+        if call.q.shape[3] != call.v.shape[3]:
+            return partial(_attend_two_widths, mask=mask, causal=causal, scale=call.scale)
+        if mask is None and not causal and call.scale == 1 / math.sqrt(call.q.shape[3]):
+            # without keyword arguments, which cost as much as finding a remembered call
+            return F.scaled_dot_product_attention
+        return partial(
+            F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=call.scale
+        )
 
 
-def run(call: AttentionCall) -> Tensor:
-    """Dense attention; without a mask if the pattern is full or plainly causal."""
-    q, k, v, width = call.q, call.k, call.v, call.v.shape[3]
-    causal = is_plain_causal(call)
-    mask = None if causal else build_mask(call)
-    if q.shape[3] == width:
-        return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=call.scale)
-    # PyTorch leaves its fused kernel if widths differ. Very wide values, such as the identity
-    # matrix for an attention map, are not worth padding.
+def _attend_two_widths(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    """PyTorch leaves its fused kernel if the widths of keys and values differ, so both are padded.
+
+    Very wide values, such as the identity matrix for an attention map, are not worth padding.
+    """
+    width = v.shape[3]
     if max(q.shape[3], width) <= MAX_PADDED_WIDTH:
         q, k, v = pad_to_same_width(q, k, v)
-    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=call.scale)[..., :width]
-
-
-def is_plain_causal(call: AttentionCall) -> bool:
-    """Whether `is_causal=True` expresses the call: nothing but a causal pattern on the same queries
-    and keys.
-    """
-    return (
-        call.mask is None
-        and call.global_attention_mask is None
-        and call.prior is None
-        and call.pattern == _CAUSAL
-        and call.scale > 0  # PyTorch masks before it scales: -inf times zero would be NaN
-        and isinstance(call.k_positions, int)
-        and call.k_positions == call.q_start
-        and call.q.shape[2] == call.k.shape[2]
-    )
+    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale)[..., :width]
 
 
 def build_mask(call: AttentionCall) -> Tensor | None:

@@ -1,40 +1,70 @@
-"""Visible tiles only, on PyTorch's fused CPU kernel, for all combinations of heads, padding and
-global tokens.
+"""The backend `sparse`: visible tiles only, on PyTorch's fused CPU kernel, for all combinations of
+heads, padding and global tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from regard.backends import token_groups
-from regard.backends.call import AttentionCall, pad_to_same_width
+from regard import native
+from regard.backends import calibration, token_groups
+from regard.backends.call import AttentionCall, as_function, pad_to_same_width
+from regard.backends.protocol import Backend
 from regard.backends.split import global_mask_pairs, only_adds_pairs, run_by_head
 from regard.backends.tiled_flash import attend_layout
 from regard.backends.token_groups import TokenGroups
 from regard.layout import Layout, LayoutPart, TileRun, build_layout
 from regard.numerics import additive_mask
 
-
-def refuses(call: AttentionCall) -> str | None:
-    """The reason why this backend does not support the call, or None."""
-    if call.q.device.type != "cpu":
-        return f"it runs on the CPU, not on {call.q.device.type}"
-    if isinstance(call.k_positions, Tensor):
-        return "it requires consecutive key positions"
-    if call.prior is not None and (call.global_attention_mask is not None or call.pattern.heads):
-        return "it does not support a prior with global_attention_mask or PerHead"
-    if call.global_attention_mask is not None and not only_adds_pairs(call.pattern):
-        return "GlobalMask under ~ removes pairs, which is not supported"
-    return None
+# Estimates for many small calls are less certain: `auto` takes this backend only if its estimate is
+# below this fraction of that of another.
+MAX_COST_RATIO = 0.8
 
 
-def run(call: AttentionCall) -> Tensor:
-    """Attention over the layout of the pattern."""
-    if call.pattern.heads:
-        return run_by_head(call, run)
+class SparseBackend(Backend[AttentionCall]):
+    """The visible tiles of a pattern, in fused PyTorch calls."""
+
+    name = "sparse"
+    min_tokens = (192, 192)
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        """The reason why this backend does not support the call, or None."""
+        if call.q.device.type != "cpu":
+            return f"it runs on the CPU, not on {call.q.device.type}"
+        if isinstance(call.k_positions, Tensor):
+            return "it requires consecutive key positions"
+        if call.prior is not None and (
+            call.global_attention_mask is not None or call.pattern.heads
+        ):
+            return "it does not support a prior with global_attention_mask or PerHead"
+        if call.global_attention_mask is not None and not only_adds_pairs(call.pattern):
+            return "GlobalMask under ~ removes pairs, which is not supported"
+        if native.inside_transform() or type(call.q) not in native.TENSOR_TYPES:
+            return "it does not support tensor subclasses and torch.func transforms"
+        return None
+
+    def cost(self, call: AttentionCall) -> float | None:
+        """Seconds, from the layout. None for a pattern that leaves out too little."""
+        if call.has_dense_pattern():
+            return None
+        costs, work = calibration.machine_costs(), calibration.describe_workload(call)
+        short = work.n <= calibration.SAMPLE_TOKENS
+        if short and calibration.sample_density(work) >= MAX_COST_RATIO:
+            return None
+        return calibration.sparse_seconds(costs, work) / MAX_COST_RATIO
+
+    def prepare(self, call: AttentionCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Attention over the layout of the pattern."""
+        if call.pattern.heads:
+            return as_function(call, partial(run_by_head, run=_attend_by_layout))
+        return as_function(call, _attend_by_layout)
+
+
+def _attend_by_layout(call: AttentionCall) -> Tensor:
     layouts = _build_layouts(call)
     if call.prior is not None and not _has_relative_prior(call, layouts):
         out, _ = token_groups.attend(

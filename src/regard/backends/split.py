@@ -15,7 +15,7 @@ from regard.backends.call import AttentionCall
 from regard.pattern import Not, Pattern
 
 
-def run_by_head(call: AttentionCall, run: Callable[[AttentionCall], Tensor]) -> Tensor:
+def run_by_head(call: AttentionCall, *, run: Callable[[AttentionCall], Tensor]) -> Tensor:
     """Run one call for each distinct pattern of a `PerHead` pattern."""
     by_pattern: dict[Pattern, list[int]] = defaultdict(list)
     for head, pattern in enumerate(call.pattern.parts):

@@ -8,16 +8,15 @@ otherwise contain one custom operator that selects the backend when it runs.
 
 from __future__ import annotations
 
-from functools import lru_cache
+import hashlib
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import regard.pattern
-from regard.backends import sdpa
 from regard.backends.call import AttentionCall, make_call
-from regard.backends.choose import BACKENDS, MIN_TOKENS, choose_backend
+from regard.backends.choose import softmax_backends
+from regard.backends.sparse import SparseBackend
 from regard.pattern import Causal, Full, Pattern
 
 _FULL, _CAUSAL = Full(), Causal()
@@ -25,7 +24,7 @@ _FULL, _CAUSAL = Full(), Causal()
 
 def is_dense(call: AttentionCall) -> bool:
     """Whether the dense backend would run, as far as that is known without a layout."""
-    few = min(call.q.shape[2], call.k.shape[2]) < min(MIN_TOKENS["sparse"])
+    few = call.num_tokens() < min(SparseBackend.min_tokens)
     return few or call.pattern == _FULL or call.pattern == _CAUSAL
 
 
@@ -37,7 +36,7 @@ def dense_attention(call: AttentionCall) -> Tensor:
     """
     if call.prior is None and call.mask is None and call.pattern == _FULL:
         return F.scaled_dot_product_attention(call.q, call.k, call.v, scale=call.scale)
-    if sdpa.is_plain_causal(call):
+    if call.is_plain_causal():
         return F.scaled_dot_product_attention(
             call.q, call.k, call.v, is_causal=True, scale=call.scale
         )
@@ -54,48 +53,60 @@ def dense_attention(call: AttentionCall) -> Tensor:
 def fits_custom_op(call: AttentionCall) -> bool:
     """Whether the custom operator supports the call.
 
-    It has no backward pass, and its pattern must be registered.
+    It has no backward pass, and its pattern must be interned.
     """
     return (
         not call.needs_grad()
         and call.prior is None
-        and call.pattern.graph_repr is not None
+        and call.pattern.graph_id is not None
         and isinstance(call.k_positions, int)
     )
 
 
 def attend_by_custom_op(call: AttentionCall) -> Tensor:
     """The whole call as one operator of the graph."""
-    assert call.pattern.graph_repr is not None
+    assert call.pattern.graph_id is not None
     return _attend_op(
         call.q,
         call.k,
         call.v,
         call.mask,
         call.global_attention_mask,
-        call.pattern.graph_repr,
+        call.pattern.graph_id,
         call.scale,
         call.q_start,
         call.k_start(),
     )
 
 
-def register_pattern(pattern: Pattern) -> None:
-    """Make a pattern usable by the custom operator, before any graph is recorded.
+_interned: dict[str, Pattern] = {}
 
-    Operators take tensors, numbers and strings only, so the pattern is passed as its repr, which
-    builds it again if all of its leaves are from `regard.pattern`.
+
+def intern_pattern(pattern: Pattern) -> None:
+    """Give a pattern the id by which graphs refer to it, before any graph is recorded.
+
+    Operators take tensors, numbers and strings only. The id is a digest of the repr and the types
+    of the leaves, so that it is the same in every process: a graph from a compiler cache means the
+    same pattern, or one that is not known, but never another one.
     """
-    if not torch.compiler.is_compiling() and all(
-        type(leaf).__module__.startswith(regard.pattern.__name__) for leaf in pattern.leaves()
-    ):
-        object.__setattr__(pattern, "graph_repr", repr(pattern))
+    if torch.compiler.is_compiling():
+        return
+    types = [f"{type(leaf).__module__}.{type(leaf).__qualname__}" for leaf in pattern.leaves()]
+    text = "\n".join([repr(pattern), *types])
+    for attempt in range(len(_interned) + 1):  # two patterns with one repr get different ids
+        name = hashlib.sha256(f"{text}\n{attempt}".encode()).hexdigest()[:16]
+        if _interned.setdefault(name, pattern) == pattern:
+            object.__setattr__(pattern, "graph_id", name)
+            return
 
 
-@lru_cache(4096)
-def _pattern_from_repr(text: str) -> Pattern:
-    pattern: Pattern = eval(text, dict(vars(regard.pattern)))
-    return pattern
+def _find_pattern(graph_id: str) -> Pattern:
+    if graph_id not in _interned:
+        raise ValueError(
+            f"This graph refers to a pattern {graph_id} that does not exist in this process: build "
+            "the module that was compiled before you run the graph."
+        )
+    return _interned[graph_id]
 
 
 @torch.library.custom_op("regard::attend", mutates_args=())
@@ -105,7 +116,7 @@ def _attend_op(
     v: Tensor,
     mask: Tensor | None,
     global_attention_mask: Tensor | None,
-    pattern: str,
+    graph_id: str,
     scale: float,
     q_start: int,
     k_start: int,
@@ -114,14 +125,16 @@ def _attend_op(
         q,
         k,
         v,
-        pattern=_pattern_from_repr(pattern),
+        pattern=_find_pattern(graph_id),
         mask=mask,
         global_attention_mask=global_attention_mask,
         scale=scale,
         q_start=q_start,
         k_positions=k_start,
     )
-    return BACKENDS[choose_backend(call).backend].run(call).contiguous()
+    _, run = softmax_backends.prepare(call)
+    out: Tensor = run(call.q, call.k, call.v)
+    return out.contiguous()
 
 
 @_attend_op.register_fake
@@ -131,7 +144,7 @@ def _(
     v: Tensor,
     mask: Tensor | None,
     global_attention_mask: Tensor | None,
-    pattern: str,
+    graph_id: str,
     scale: float,
     q_start: int,
     k_start: int,

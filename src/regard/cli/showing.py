@@ -155,10 +155,11 @@ def _capabilities(description: RecipeDescription) -> Text:
 
 def _backend(choice: BackendChoice) -> str:
     """The backend, with the estimated times if there is a choice."""
-    if choice.dense_seconds is None or choice.sparse_seconds is None:
-        return f"{choice.backend}: {choice.reason}"
-    sparse, dense = map(_milliseconds, (choice.sparse_seconds, choice.dense_seconds))
-    return f"{choice.backend} (estimate for one example: {sparse} sparse, {dense} dense)"
+    if choice.seconds() is None:
+        return f"{choice.backend}. {choice.reason}"
+    timed = sorted((c.seconds, c.backend) for c in choice.candidates if c.seconds is not None)
+    times = ", ".join(f"{name} {_milliseconds(seconds)}" for seconds, name in timed)
+    return f"{choice.backend} (estimate for one example: {times})"
 
 
 def _milliseconds(seconds: float) -> str:

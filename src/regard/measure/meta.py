@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.backends.call import AttentionCall
-from regard.backends.choose import BACKENDS
+from regard.backends.call import AttentionCall, as_function
+from regard.backends.choose import softmax_backends
+from regard.backends.protocol import Backend
 from regard.backends.sdpa import MAX_PADDED_WIDTH
 from regard.block import Layer
 from regard.errors import Unsupported
@@ -266,22 +267,26 @@ def _replace_by_formula(part: nn.Module, by_formula: Formula) -> None:
 @contextmanager
 def _attention_by_pairs() -> Iterator[None]:
     """Inside, attention on the meta device counts pairs. Other devices are not affected."""
-    usual = dict(BACKENDS)
-
-    class PairCountingBackend:
-        @staticmethod
-        def refuses(call: AttentionCall) -> str | None:
-            return None
-
-        @staticmethod
-        def run(call: AttentionCall) -> Tensor:
-            return _attend_on_meta(call) if call.q.is_meta else usual["sdpa"].run(call)
-
-    BACKENDS.update(dict.fromkeys(usual, PairCountingBackend))  # type: ignore[arg-type]
-    try:
+    with softmax_backends.override(PairCountingBackend(), named=True):
         yield
-    finally:
-        BACKENDS.update(usual)
+
+
+class PairCountingBackend(Backend[AttentionCall]):
+    """Attention on the meta device with the cost of the pairs that the pattern allows."""
+
+    name = "pair-counting"
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        """The reason why this backend does not support the call, or None."""
+        return None if call.q.is_meta else "it counts on the meta device only"
+
+    def cost(self, call: AttentionCall) -> float | None:
+        """None: it is used by override only."""
+        return None
+
+    def prepare(self, call: AttentionCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """An output without data, and the recorded cost."""
+        return as_function(call, _attend_on_meta)
 
 
 def _attend_on_meta(call: AttentionCall) -> Tensor:

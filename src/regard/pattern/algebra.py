@@ -30,7 +30,7 @@ class Pattern(ABC):
 
     parts: tuple[Pattern, ...] = ()  # operands; empty for a leaf
     heads: int | None = None  # number of heads for `PerHead`; None if all heads are alike
-    graph_repr: str | None = None  # set by `regard.backends.traced.register_pattern`
+    graph_id: str | None = None  # set by `regard.backends.traced.intern_pattern`
 
     # Set by leaves:
     _compares_positions: bool = True

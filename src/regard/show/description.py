@@ -151,15 +151,18 @@ def paper_url(recipe: Recipe) -> str | None:
 def _choice_json(choice: BackendChoice | None) -> dict[str, Any] | None:
     if choice is None:
         return None
-    dense, sparse = (
-        None if s is None else s * 1e3 for s in (choice.dense_seconds, choice.sparse_seconds)
-    )
+
+    def milliseconds(seconds: float | None) -> float | None:
+        return None if seconds is None else seconds * 1e3
+
     return {
         "backend": choice.backend,
         "reason": choice.reason,
-        "ms": dense if choice.backend == "sdpa" else sparse,
-        "dense_ms": dense,
-        "sparse_ms": sparse,
+        "ms": milliseconds(choice.seconds()),
+        "candidates": [
+            {"backend": c.backend, "ms": milliseconds(c.seconds), "reason": c.reason}
+            for c in choice.candidates
+        ],
     }
 
 
