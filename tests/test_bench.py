@@ -512,6 +512,8 @@ KEYS = {
     "heads",
     "head_dim",
     "causal",
+    "device",
+    "dtype",
     "threads",
     "seconds",
     "best_seconds",

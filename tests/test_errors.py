@@ -18,9 +18,9 @@ def test_a_similar_name_is_suggested_and_an_unrelated_one_is_not():
 
 def test_a_wrong_choice_is_named_once():
     with pytest.raises(ValueError, match="bf16") as error:
-        parse_settings({"precision": "bf16"})
+        parse_settings({"dtype": "bf16"})
     assert str(error.value).count("'bf16'") == 1
-    assert str(error.value).startswith("precision must be one of 'float32', 'bfloat16'")
+    assert str(error.value).startswith("dtype must be one of 'float32', 'bfloat16'")
 
 
 def test_help_texts_have_no_square_brackets():

@@ -250,7 +250,7 @@ def test_the_moving_average_is_one_and_is_what_is_evaluated():
 
 def test_narrow_numbers_are_used_for_the_layers_alone():
     """Fails if autocast is not on, or if weights or losses become narrow too."""
-    narrow, wide = trainer(precision="bfloat16"), trainer()
+    narrow, wide = trainer(dtype="bfloat16"), trainer()
     results = [run.run() for run in (narrow, wide)]
     assert narrow.model.dtypes == {torch.bfloat16} and wide.model.dtypes == {torch.float32}
     assert all(p.dtype == torch.float32 for p in narrow.model.parameters())

@@ -273,7 +273,7 @@ def test_whatever_moment_a_save_is_killed_at_the_last_one_is_whole(tmp_path, mom
         ({"steps": 0}, "steps: "),
         ({"lr": float("nan")}, "lr: "),
         ({"schedule": "linear"}, "schedule must be one of"),
-        ({"precision": "int8"}, "precision must be one of"),
+        ({"dtype": "int8"}, "dtype must be one of"),
         ({"ema_decay": 1.0}, "ema_decay: "),
         ({"batch_size": "many"}, "batch_size: "),
     ],

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from regard.device import DTYPES, synchronize
 
 SCOPES = {
     "kernel": "the attention alone, on given queries, keys and values",
@@ -24,7 +27,10 @@ DENSE = "dense SDPA"
 
 @dataclass(frozen=True)
 class BenchCell:
-    """The sizes of a call in float32. In mode "decode" one token follows `length` others."""
+    """The sizes of a call, its device and its dtype.
+
+    In mode "decode" one token follows `length` others.
+    """
 
     scope: str
     mode: str
@@ -33,6 +39,8 @@ class BenchCell:
     heads: int = 8
     head_dim: int = 64
     causal: bool = False
+    device: str = "cpu"
+    dtype: str = "float32"
 
     @property
     def dim(self) -> int:
@@ -103,21 +111,43 @@ class Contender(ABC):
 
 
 def prepare_call(contender: Contender, cell: BenchCell) -> Callable[[], object]:
-    """Return the call to be timed, always on the same inputs."""
-    with torch.random.fork_rng(devices=[]):
+    """Return the call to be timed, always on the same inputs; it ends when the device is done."""
+    device = torch.device(cell.device)
+    with torch.random.fork_rng(devices=[]), tensor_defaults(cell.device, cell.dtype):
         torch.manual_seed(0)
         run = contender.build(cell)
-    if cell.mode != "training":
-        return torch.no_grad()(run.call)
-    with torch.no_grad():
-        gradient = torch.ones(run.call().shape)
+    call: Callable[[], object] = torch.no_grad()(run.call)
+    if cell.mode == "training":
+        with torch.no_grad():
+            gradient = torch.ones_like(run.call())
 
-    def step() -> None:
-        for leaf in run.leaves:
-            leaf.grad = None
-        run.call().backward(gradient)
+        def step() -> None:
+            for leaf in run.leaves:
+                leaf.grad = None
+            run.call().backward(gradient)
 
-    return step
+        call = step
+    if device.type == "cpu":
+        return call
+
+    def synchronized() -> None:
+        call()
+        synchronize(device)
+
+    synchronize(device)
+    return synchronized
+
+
+@contextmanager
+def tensor_defaults(device: str, dtype: str) -> Iterator[None]:
+    """New tensors and modules are on a device and have a dtype, unless they are given others."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES[dtype])
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def random_tokens(cell: BenchCell, count: int | None = None) -> Tensor:

@@ -20,8 +20,10 @@ from regard.bench.cell import (
     heads_call,
     layer_call,
     random_tokens,
+    tensor_defaults,
 )
 from regard.bench.estimate import estimate_call
+from regard.device import DTYPES
 from regard.errors import Unsupported
 from regard.mixer import Mixer, MultiHead, merge_heads, split_heads
 from regard.models import ModuleSpec
@@ -117,15 +119,21 @@ class RecipeContender(Contender):
             return None
 
 
-def build_mixer(spec: ModuleSpec, cell: BenchCell, *, device: str = "cpu") -> Mixer:
-    """Build a recipe for a cell; a fixed length is one token more when decoding."""
+def build_mixer(spec: ModuleSpec, cell: BenchCell, *, device: str | None = None) -> Mixer:
+    """Build a recipe for a cell; a fixed length is one token more when decoding.
+
+    Args:
+        device: "meta" for a mixer without memory. None: the device of the cell.
+    """
     recipe = get_recipe(spec.name)
     arguments = {"heads": recipe.default_heads(cell.heads), **spec.arguments, "dim": cell.dim}
     arguments = fill_length_arguments(recipe, cell.length + (cell.mode == "decode"), arguments)
     if cell.is_causal or recipe.parameters["causal"].default:
         arguments["causal"] = True
-    with torch.device(device):
-        return create(recipe.name, **arguments)
+    # weights are drawn on the CPU in float32, so that they are the same on every device
+    with tensor_defaults(device or "cpu", "float32"):
+        mixer = create(recipe.name, **arguments)
+    return mixer if device else mixer.to(cell.device, DTYPES[cell.dtype])
 
 
 def attention_shapes(

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from regard.bench.cell import BenchCell, CallEstimate
+from regard.device import DTYPES
 from regard.measure.cost import Cost, cost
 from regard.measure.pairs import count_pairs
 from regard.mixer import Mixer, MultiHead
 from regard.show.build import pattern_of
 
 LAST_TOKENS = 64  # tokens over which the cost of decoding one is averaged: chunks count as a whole
-FLOAT_BYTES = 4
 
 
 def estimate_call(mixer: Mixer, cell: BenchCell) -> CallEstimate:
     """Estimate a call of a mixer in the scope and mode of a cell."""
-    n, pattern = cell.length, pattern_of(mixer)
+    n, pattern, float_bytes = cell.length, pattern_of(mixer), DTYPES[cell.dtype].itemsize
 
     def scope_cost(length: int) -> Cost:
         whole = cost(mixer, length, batch=cell.batch)
@@ -32,13 +32,13 @@ def estimate_call(mixer: Mixer, cell: BenchCell) -> CallEstimate:
         tokens, after = n + 1 - before, scope_cost(n + 1)
         flops = (after.forward_flops - (scope_cost(before).forward_flops if before else 0)) / tokens
         exps = (visible_pairs(n + 1) - visible_pairs(before)) / tokens
-        return CallEstimate(flops, exps, after.state_bytes + FLOAT_BYTES * after.parameters, None)
+        return CallEstimate(flops, exps, after.state_bytes + float_bytes * after.parameters, None)
 
     total, pairs = scope_cost(n), visible_pairs(n)
     heads = mixer.heads if isinstance(mixer, MultiHead) else cell.heads
     density = None if pattern is None else pairs / (cell.batch * heads * n * n)
-    x_bytes = FLOAT_BYTES * cell.batch * n * cell.dim
-    parameter_bytes = FLOAT_BYTES * total.parameters
+    x_bytes = float_bytes * cell.batch * n * cell.dim
+    parameter_bytes = float_bytes * total.parameters
     if cell.mode == "forward":
         memory = max(total.activation_bytes, 2 * x_bytes) + parameter_bytes
         return CallEstimate(total.forward_flops, pairs, memory, density)

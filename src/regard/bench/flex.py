@@ -48,7 +48,7 @@ class FlexContender(Contender):
     def build(self, cell: BenchCell) -> BenchCall:
         if cell.scope != "kernel":
             raise Unsupported("FlexAttention has no projections: use --scope kernel")
-        if cell.mode == "training":
+        if cell.mode == "training" and cell.device == "cpu":
             raise Unsupported(NO_BACKWARD)
         if cell.mode == "decode":
             raise Unsupported("the block mask of FlexAttention needs blocks of 128 queries, not 1")
@@ -58,7 +58,8 @@ class FlexContender(Contender):
         if pattern is None or not isinstance(inner, SoftmaxAttention) or inner.prior is not None:
             raise Unsupported(f"a block mask cannot express {self.reference}")
         assert isinstance(mixer, MultiHead)
-        blocks = block_mask(pattern.resolve_global_mask(False, False), cell.length, cell.length)
+        local = pattern.resolve_global_mask(False, False)
+        blocks = block_mask(local, cell.length, cell.length, device=cell.device)
         shape = (cell.batch, mixer.heads, cell.length, cell.dim // mixer.heads)
         flex = compiled_flex_attention()
         return heads_call(lambda q, k, v: flex(q, k, v, block_mask=blocks), cell, *[shape] * 3)

@@ -13,9 +13,11 @@ from pathlib import Path
 import torch
 
 from regard.bench.stats import relative_spread, time_interleaved
+from regard.device import DTYPES, synchronize
 from regard.environment import cores
 
 GEMM_SIZES = (256, 512, 1024)
+DEVICE_SIZES = (1024, 4096, 8192)  # of matrix products on an accelerator
 EXP_SIZES = (1 << 12, 1 << 16, 1 << 20)  # from the first-level cache to enough for several threads
 MAX_OTHERS = 0.10  # fraction of all cores that other processes may use
 MAX_SPREAD = 0.30  # relative spread of the times of one matrix product
@@ -47,19 +49,29 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def measure_peaks(
-    *, seconds: float = 0.15, clock: Callable[[], float] = time.perf_counter
+    *,
+    seconds: float = 0.15,
+    clock: Callable[[], float] = time.perf_counter,
+    device: str = "cpu",
+    dtype: str = "float32",
 ) -> PeakThroughput:
-    """Measure the peaks at torch's current number of threads."""
+    """Measure the peaks of a device, on the CPU at torch's current number of threads."""
+    on, precision = torch.device(device), DTYPES[dtype]
 
     def best(call: Callable[[], object], seconds: float) -> float:
-        return min(time_interleaved({"": call}, seconds, clock=clock)[""])
+        def synchronized() -> None:
+            call()
+            synchronize(on)
+
+        return min(time_interleaved({"": synchronized}, seconds, clock=clock)[""])
 
     gemm = exp = 0.0
-    for size in GEMM_SIZES:
-        x = torch.randn(size, size)
+    for size in GEMM_SIZES if device == "cpu" else DEVICE_SIZES:
+        x = torch.randn(size, size, device=on, dtype=precision)
         gemm = max(gemm, 2 * size**3 / best(partial(torch.mm, x, x), seconds))
     for size in EXP_SIZES:
-        x, out = -torch.rand(size), torch.empty(size)
+        x = -torch.rand(size, device=on, dtype=precision)
+        out = torch.empty_like(x)
         exp = max(exp, size / best(partial(torch.exp, x, out=out), seconds / 3))
     return PeakThroughput(torch.get_num_threads(), gemm, exp)
 
@@ -125,8 +137,12 @@ def _busy_seconds() -> tuple[float, float] | None:
     return (user + nice + system + sum(rest[:3])) / ticks, time.process_time()
 
 
-def available_memory() -> int:
-    """Return the bytes of memory that are available; without /proc, all memory."""
+def available_memory(device: str = "cpu") -> int:
+    """Return the bytes of memory that are available; on the CPU without /proc, all memory."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if torch.device(device).type == "mps":
+        return torch.mps.recommended_max_memory()
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)

@@ -8,9 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+import torch
+
 from regard.bench.cell import MODES, SCOPES, BenchCell, Contender
 from regard.bench.machine import MachineLoad, PeakThroughput
 from regard.bench.stats import MIN_ROUNDS, Ratio, crossover
+from regard.device import DTYPES, describe_device, resolve_device, resolve_dtype
 from regard.environment import cores, environment
 from regard.errors import check_choice, check_int, check_positive
 
@@ -28,19 +31,22 @@ class BenchPlan:
     Attributes:
         groups: Contenders that are timed together, and with dense SDPA. In a group with peers the
             first is ours.
-        lengths, scopes, modes, threads: What to measure each group with.
+        lengths, scopes, modes, threads: What to measure each group with. Without threads: one and
+            all cores, or all cores if the device is an accelerator.
         batch, heads, head_dim, causal: Sizes of the calls.
         budget: Seconds in total.
         memory_limit: Bytes of one call; None: a fraction of the available memory.
         rounds: Least number of pairs. 0: call each once in its own process, for its memory.
         clock: "wall", or "cpu" for CPU seconds of a single thread on a machine that is never idle.
+        device: "cpu", "cuda", "cuda:1" or "mps"; "auto" is the first available accelerator.
+        dtype: dtype of inputs and weights: "float32", "bfloat16", "float16" or "float64".
     """
 
     groups: Sequence[Sequence[Contender]]
     lengths: Sequence[int] = LENGTHS
     scopes: Sequence[str] = tuple(SCOPES)
     modes: Sequence[str] = ("forward", "training")
-    threads: Sequence[int] = field(default_factory=lambda: tuple(sorted({1, cores()})))
+    threads: Sequence[int] = ()
     batch: int = 1
     heads: int = 8
     head_dim: int = 64
@@ -49,8 +55,18 @@ class BenchPlan:
     memory_limit: int | None = None
     rounds: int = MIN_ROUNDS
     clock: str = "wall"
+    device: str = "auto"
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        device = resolve_device(self.device)
+        resolve_dtype(self.dtype, device, DTYPES)
+        object.__setattr__(self, "device", str(device))
+        if not self.threads:  # threads of the CPU do not matter on an accelerator
+            own = sorted({1, cores()}) if device.type == "cpu" else [cores()]
+            object.__setattr__(self, "threads", tuple(own))
+        if self.clock == "cpu" and device.type != "cpu":
+            raise ValueError(f"clock 'cpu' does not measure device {self.device!r}: use 'wall'")
         check_int(1, batch=self.batch, heads=self.heads, head_dim=self.head_dim)
         check_positive("budget", self.budget)
         check_int(0, rounds=self.rounds)
@@ -71,13 +87,13 @@ class BenchPlan:
         check_choice("clock", self.clock, CLOCKS)
         if self.clock == "cpu" and tuple(self.threads) != (1,):
             raise ValueError("clock 'cpu' measures a single thread: threads must be 1")
-        for name in ("groups", "lengths", "scopes", "modes", "threads"):
+        for name in ("groups", "lengths", "scopes", "modes"):
             if not getattr(self, name):
                 raise ValueError(f"there is nothing to measure: {name} is empty")
 
     def cells(self) -> list[BenchCell]:
         """Return all cells, shortest first: when time runs out, the short ones are complete."""
-        sizes = (self.batch, self.heads, self.head_dim, self.causal)
+        sizes = (self.batch, self.heads, self.head_dim, self.causal, self.device, self.dtype)
         return [
             BenchCell(scope, mode, length, *sizes)
             for length in sorted(set(self.lengths))
@@ -177,7 +193,8 @@ class BenchResult:
         labels = [[contender.label for contender in group] for group in self.plan.groups]
         return {
             "schema": SCHEMA,
-            "environment": environment(),
+            "environment": environment()
+            | {"device": describe_device(torch.device(self.plan.device))},
             "ended": self.ended,
             "plan": vars(self.plan) | {"groups": labels},
             "peaks": [asdict(peak) for peak in self.peaks],

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 
 from regard.bench.cell import BenchCell, Contender, prepare_call
+from regard.device import peak_memory, reset_peak_memory
 
 WARMUP_LENGTH = 256  # tokens of a first call that loads libraries
 START_SECONDS = 30.0  # time for a process to start
@@ -112,22 +113,46 @@ def _run_call(
         with contextlib.suppress(*CALL_ERRORS):  # it may not support so few tokens
             small = replace(cell, length=min(WARMUP_LENGTH, cell.length))
             prepare_call(contender, small)()
-        _limit_memory(limit)
-        _reset_peak()
-        before = process_memory("VmRSS")
+        memory = DeviceMemory(torch.device(cell.device), limit)
         call = prepare_call(contender, cell)
         if contender.compiles:
             call()
         begin = time.perf_counter()
         call()
-        seconds, peak = time.perf_counter() - begin, process_memory("VmHWM")
+        seconds = time.perf_counter() - begin
         # the memory of a compiler would hide that of the compiled code
-        known = peak is not None and before is not None and not contender.compiles
-        to.send((max(0, peak - before) if known else None, seconds))  # type: ignore[operator]
+        to.send((None if contender.compiles else memory.peak_bytes(), seconds))
     except CALL_ERRORS as error:
         to.send(_error_text(error, limit))
     finally:
         to.close()
+
+
+class DeviceMemory:
+    """Limits and measures the memory of this process, or its memory on an accelerator.
+
+    Args:
+        limit: Bytes to allow from now on; MPS has no limit.
+    """
+
+    def __init__(self, device: torch.device, limit: int) -> None:
+        self.device = device
+        if device.type == "cpu":
+            _limit_memory(limit)
+            _reset_peak()
+            self.before = process_memory("VmRSS")
+            return
+        if device.type == "cuda":
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+        reset_peak_memory(device)
+        self.before = peak_memory(device)
+
+    def peak_bytes(self) -> int | None:
+        """Return the peak since the start, None where it is unknown."""
+        on_cpu = self.device.type == "cpu"
+        peak = process_memory("VmHWM") if on_cpu else peak_memory(self.device)
+        return None if peak is None or self.before is None else max(0, peak - self.before)
 
 
 def _reset_peak() -> None:
@@ -141,7 +166,7 @@ def _reset_peak() -> None:
 def _error_text(error: BaseException, limit: int) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if (
-        isinstance(error, MemoryError)
+        isinstance(error, MemoryError | torch.OutOfMemoryError)
         or "can't allocate memory" in text
         or "not enough memory" in text
     ):

@@ -48,7 +48,8 @@ def start_bench(plan: BenchPlan, *, force: bool = False) -> BenchResult:
     peaks = []
     for count in plan.threads:
         with torch_threads(count):
-            peaks.append(measure_peaks(clock=CLOCKS[plan.clock]))
+            clock = CLOCKS[plan.clock]
+            peaks.append(measure_peaks(clock=clock, device=plan.device, dtype=plan.dtype))
     return BenchResult(plan, peaks, [load])
 
 
@@ -76,7 +77,9 @@ class BenchRunner:
         self.bench, self.plan, self.on_progress, self.clock = bench, bench.plan, on_progress, clock
         self.deadline = clock() + bench.plan.budget
         self.budget_exhausted = False
-        self.memory_limit = bench.plan.memory_limit or int(MEMORY_FRACTION * available_memory())
+        self.memory_limit = bench.plan.memory_limit or int(
+            MEMORY_FRACTION * available_memory(bench.plan.device)
+        )
         # tokens and seconds of the longest call so far, by label, scope and mode
         self.longest: dict[tuple[str, str, str], tuple[int, float]] = {}
         # dense attention is part of every group; counting pairs of a million tokens takes a while

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard.cli.device_options import DeviceOption, check_device
 from regard.cli.output import INTERRUPTED, console, print_json, progress_bar, user_errors
 from regard.errors import Unsupported, check_positive, did_you_mean
 
@@ -40,9 +41,18 @@ def bench(
         str,
         typer.Option(help="kernel: the attention alone; layer: the whole mixer; comma-separated."),
     ] = "kernel,layer",
+    device: DeviceOption = "auto",
+    dtype: Annotated[
+        str,
+        typer.Option(help="dtype of inputs and weights: float32, bfloat16, float16 or float64."),
+    ] = "float32",
     threads: Annotated[
-        str, typer.Option(help="Thread counts, comma-separated.")
-    ] = f"1,{ALL_CORES}",
+        str,
+        typer.Option(
+            help="Thread counts, comma-separated.",
+            show_default=f"1,{ALL_CORES}; {ALL_CORES} on an accelerator",
+        ),
+    ] = "",
     batch_size: Annotated[int, typer.Option(help="Batch size.")] = 1,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 8,
     head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
@@ -87,7 +97,9 @@ def bench(
         from regard.bench.plan import LENGTHS
         from regard.cli.bench_table import print_bench
         from regard.cli.parsing import parse_duration, parse_ints
+        from regard.device import DTYPES
 
+        on = check_device(device, dtype, DTYPES)
         if memory_limit is not None:
             check_positive("memory_limit", memory_limit)
         plan = BenchPlan(
@@ -95,7 +107,7 @@ def bench(
             lengths=parse_ints(lengths) or LENGTHS,
             modes=parse_choices("mode", mode, MODES),
             scopes=parse_choices("scope", scope, SCOPES),
-            threads=parse_threads(threads),
+            threads=parse_threads(threads) if threads else (),
             batch=batch_size,
             heads=heads,
             head_dim=head_dim,
@@ -104,6 +116,8 @@ def bench(
             memory_limit=None if memory_limit is None else max(1, int(memory_limit * 1e9)),
             rounds=rounds,
             clock=clock,
+            device=str(on),
+            dtype=dtype,
         )
         if names:
             check_scopes(plan)

@@ -18,6 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.cli import startup
+from regard.cli.device_options import (
+    DeviceOption,
+    DtypeOption,
+    check_device,
+    check_device_names,
+)
 from regard.cli.output import (
     INTERRUPTED,
     console,
@@ -87,6 +93,8 @@ def compare(
             help="Match every model's parameter count to dense softmax by adjusting the FFN width."
         ),
     ] = True,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     executor: Annotated[
         str,
@@ -128,6 +136,9 @@ def compare(
         from regard.compare.schedule import MIN_RUN_SECONDS
         from regard.train.settings import TrainSettings
 
+        executor_spec = parse_spec(executor)
+        check_names = check_device if executor_spec.name == "local" else check_device_names
+        check_names(device, dtype)
         interval = max(1, steps // 10)
         columns = {"text": text, "label": label}
         plan = ComparisonPlan(
@@ -141,7 +152,13 @@ def compare(
             position=parse_specs(position)[0],
             match_params=match_params,
             settings=TrainSettings(
-                steps=steps, batch_size=batch_size, lr=lr, eval_every=interval, save_every=interval
+                steps=steps,
+                batch_size=batch_size,
+                lr=lr,
+                device=device,
+                dtype=dtype,
+                eval_every=interval,
+                save_every=interval,
             ),
         )
         runs = plan_runs(plan)
@@ -150,7 +167,7 @@ def compare(
             seconds = training_budget(parse_duration(budget), time.monotonic() - started)
         schedule = Schedule(
             out,
-            executor=create_executor(parse_spec(executor), out, jobs),
+            executor=create_executor(executor_spec, out, jobs),
             jobs=jobs,
             budget=seconds,
             # if this process was slow to start, the runs will be too

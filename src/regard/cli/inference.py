@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.device_options import DeviceOption, DtypeOption, check_device
 from regard.cli.output import print_json, user_errors
 from regard.models.beam import BeamSearchConfig, beam_search
 from regard.models.generation import GenerationOutput, generate as generate_texts, stream_tokens
@@ -41,6 +42,8 @@ def predict(
         typer.Option(help="Column of the text in --data.", show_default="as in training"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 32,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
@@ -54,7 +57,7 @@ def predict(
             raise ValueError("Give either --text or --data.")
         if column is not None and data is None:
             raise ValueError("--column is a column of --data, which is missing.")
-        run = load_run(folder)
+        run = load_run(folder, device=check_device(device, dtype), dtype=dtype)
         texts: Iterable[str] = text
         if data is not None:
             texts = _read_texts(data, column or run.spec.task.arguments.get("text", "text"), run)
@@ -115,6 +118,8 @@ def generate(
         list[str],
         typer.Option(help=r"Stop before this string; \n is a newline. May be repeated."),
     ] = [],  # noqa: B006
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Continue a text, token by token.
@@ -123,7 +128,7 @@ def generate(
     """
 
     with user_errors():
-        run = load_run(folder)
+        run = load_run(folder, device=check_device(device, dtype), dtype=dtype)
         step = generation_step(run)
         assert run.processor is not None
         tokenizer = run.processor.tokenizer
@@ -136,20 +141,35 @@ def generate(
             _refuse_sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
             beams = BeamSearchConfig(num_beams)
             searched = beam_search(
-                step, [tokens], beams, max_new_tokens=max_new_tokens, stop=criteria
+                step,
+                [tokens],
+                beams,
+                max_new_tokens=max_new_tokens,
+                stop=criteria,
+                device=run.device,
             )
             _print_output(prompt, searched[0][0], json=json)
             return
         strategy = _decoding_strategy(temperature, top_k, top_p, seed)
         if json:
             found = generate_texts(
-                step, [tokens], max_new_tokens=max_new_tokens, strategy=strategy, stop=criteria
+                step,
+                [tokens],
+                max_new_tokens=max_new_tokens,
+                strategy=strategy,
+                stop=criteria,
+                device=run.device,
             )
             _print_output(prompt, found[0], json=True)
             return
         typer.echo(prompt, nl=False)
         for piece in stream_tokens(
-            step, [tokens], max_new_tokens=max_new_tokens, strategy=strategy, stop=criteria
+            step,
+            [tokens],
+            max_new_tokens=max_new_tokens,
+            strategy=strategy,
+            stop=criteria,
+            device=run.device,
         ):
             typer.echo(piece.text, nl=False)
             sys.stdout.flush()

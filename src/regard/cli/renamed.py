@@ -56,6 +56,7 @@ RENAMED_SETTINGS = {
     "ema": "ema_decay",
     "evaluate": "eval_every",
     "examples": "eval_examples",
+    "precision": "dtype",
     "rate": "lr",
     "save": "save_every",
     "seconds": "max_seconds",

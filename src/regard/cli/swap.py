@@ -12,14 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from regard.cli.device_options import DeviceOption, DtypeOption, check_device
 from regard.cli.output import INTERRUPTED, console, fail, print_json, user_errors
 from regard.cli.parsing import parse_duration, parse_ints, parse_spec
 from regard.cli.recipe_arguments import parse_recipe_arguments
+from regard.device import autocast, resolve_dtype
 from regard.hf.drift import SwapReport
 from regard.hf.files import import_transformers, load_transformers_model, save_swapped
 from regard.hf.model_inputs import build_inputs, max_length
 from regard.hf.swapping import original_attention, swap
-from regard.measure.accelerators import processor_seconds
+from regard.measure.accelerators import call_seconds
 from regard.measure.count import PeakCounter
 from regard.models import ModuleSpec
 from regard.progress import progress_bar
@@ -73,6 +75,8 @@ def swap_command(
         typer.Option(help="Train on the texts for this long to recover quality, e.g. 10m."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Batch size of --recover.")] = 16,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
     out: Annotated[
         Path | None, typer.Option(help="Folder for the new model and the checkpoints of --recover.")
     ] = None,
@@ -86,6 +90,7 @@ def swap_command(
     10m --out swapped
     """
     with user_errors():
+        on = check_device(device, dtype)
         spec = parse_mixer(mixer, set_ or [], context.args)
         only = None if layers is None else parse_layers(layers)
         seconds = None if recover is None else parse_duration(recover)
@@ -102,8 +107,8 @@ def swap_command(
         step = max(1, len(texts) // SAMPLE_SIZE)
         sample = [encode(text) for text in texts[::step][:SAMPLE_SIZE]]
         sample = [item if isinstance(item, str) else item[None] for item in sample]
-        report = swap(module, spec, only, sample, tokenizer=tokenizer)
-        costs = measure_costs(module, timed_lengths, quiet=json)
+        report = swap(module, spec, only, sample, tokenizer=tokenizer, device=on, dtype=dtype)
+        costs = measure_costs(module, timed_lengths, on, resolve_dtype(dtype), quiet=json)
         recovery = None
         if seconds is not None:
             recovery = run_recovery(
@@ -114,6 +119,7 @@ def swap_command(
                 seconds=seconds,
                 folder=None if out is None else out / "recovery",
                 batch_size=batch_size,
+                dtype=dtype,
             )
         if out is not None:
             save_swapped(module, out, tokenizer)
@@ -179,7 +185,7 @@ def load_model(name: str) -> tuple[nn.Module, Any, Callable[[str], Any]]:
     Runs have no tokenizer and take tensors.
     """
     if (Path(name) / SPEC_FILE).is_file():
-        run = load_run(Path(name))
+        run = load_run(Path(name), device="cpu")  # `swap` moves it
         if run.processor is None:
             raise ValueError(
                 f"The run {name} does not read texts: use regard.swap in Python with tensors."
@@ -226,7 +232,14 @@ def choose_lengths(model: nn.Module, given: str | None) -> list[int]:
 
 
 # --------------------------------------------------------------------------- measuring and training
-def measure_costs(model: nn.Module, lengths: Sequence[int], *, quiet: bool) -> list[ForwardCost]:
+def measure_costs(
+    model: nn.Module,
+    lengths: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    quiet: bool,
+) -> list[ForwardCost]:
     """Time and memory of a forward pass with the old and the new attention, at each length."""
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", 2)
     costs = []
@@ -234,9 +247,11 @@ def measure_costs(model: nn.Module, lengths: Sequence[int], *, quiet: bool) -> l
         for i, n in enumerate(lengths):
             bar.update(i, "timing", total=len(lengths))
             tokens = torch.randint(vocab_size, (1, n), generator=torch.Generator().manual_seed(0))
-            with original_attention(model):
-                before = measure_forward(model, tokens)
-            after = measure_forward(model, tokens)
+            tokens = tokens.to(device)
+            with autocast(device, dtype):
+                with original_attention(model):
+                    before = measure_forward(model, tokens)
+                after = measure_forward(model, tokens)
             costs.append(ForwardCost(n, (before[0], after[0]), (before[1], after[1])))
     return costs
 
@@ -245,13 +260,13 @@ def measure_costs(model: nn.Module, lengths: Sequence[int], *, quiet: bool) -> l
 def measure_forward(model: nn.Module, tokens: torch.Tensor) -> tuple[float, int]:
     """Seconds of the fastest of some runs, and peak bytes of intermediate results."""
     inputs = build_inputs(model, tokens, None)
-    fastest = min([processor_seconds(lambda: inputs.call(model)) for _ in range(ROUNDS + 1)][1:])
+    times = [call_seconds(lambda: inputs.call(model), tokens.device) for _ in range(ROUNDS + 1)]
     with PeakCounter() as counter:
         for p in model.parameters():
             counter.watch(p.detach())
         weights = counter.live_bytes
         inputs.call(model)
-    return fastest, counter.peak_bytes - weights
+    return min(times[1:]), counter.peak_bytes - weights
 
 
 def run_recovery(model: nn.Module, texts: list[Any], *, quiet: bool, **arguments: Any) -> Any:

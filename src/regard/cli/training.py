@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from regard.cli.device_options import DeviceOption, DtypeOption, check_device
 from regard.cli.output import INTERRUPTED, console, fail, print_json, user_errors
 from regard.cli.parsing import add_data_arguments, parse_duration, parse_key_values, parse_spec
 from regard.cli.renamed import RENAMED_SETTINGS
@@ -60,6 +61,8 @@ def train(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 32,
     lr: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 1e-3,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
     set_: Annotated[
         list[str],
         typer.Option(
@@ -88,18 +91,28 @@ def train(
     with user_errors():
         limit = {} if max_time is None else {"max_seconds": parse_duration(max_time)}
         if resume is not None:
-            _refuse_options(context, allowed={"resume", "json", "steps", "max_time"})
+            _refuse_options(context, allowed={"resume", "json", "steps", "max_time", "device"})
+            saved = read_spec(resume).settings
+            device = device if _is_given(context, "device") else saved.device
+            check_device(device, saved.dtype)
             more = {"steps": steps} if _is_given(context, "steps") else {}
-            spec, folder = _extend_run(resume, more | limit), resume
+            spec, folder = use_device(_extend_run(resume, more | limit), device), resume
         elif not task:
             raise ValueError(
                 "Give a task: --task lm, --task classify, --task recall:pairs=8; or --resume a run."
             )
         else:
             every = max(1, steps // 10)
-            settings = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
+            settings: dict[str, Any] = {
+                "steps": steps,
+                "batch_size": batch_size,
+                "lr": lr,
+                "seed": seed,
+            }
             settings |= {"eval_every": every, "save_every": every} | limit
+            settings |= {"device": device, "dtype": dtype}
             settings |= _parse_settings_option(set_)
+            check_device(settings["device"], settings["dtype"])
             arguments = {"length": length, "text": text, "label": label}
             spec = RunSpec(
                 task=add_data_arguments(parse_spec(task), data, arguments),
@@ -164,13 +177,19 @@ def _extend_run(folder: Path, more: dict[str, Any]) -> RunSpec:
     return spec.model_copy(update={"settings": settings})
 
 
+def use_device(spec: RunSpec, device: str) -> RunSpec:
+    """The spec of the same run on another device."""
+    settings = parse_settings(spec.settings.model_dump() | {"device": device})
+    return spec.model_copy(update={"settings": settings})
+
+
 def _check_folder(folder: Path, spec: RunSpec) -> None:
     """Accept a folder that is free or contains the same run."""
 
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder} is a file: give a folder.")
     if (folder / SPEC_FILE).exists():
-        existing = read_spec(folder)
+        existing = use_device(read_spec(folder), spec.settings.device)  # it may resume elsewhere
         other = [f for f in RunSpec.model_fields if getattr(existing, f) != getattr(spec, f)]
         if other:
             raise ValueError(
@@ -245,6 +264,8 @@ def eval_command(
         typer.Option(min=1, help="Evaluate only the first examples.", show_default="all"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per batch.")] = 32,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
     json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Evaluate a trained model on a whole split.
@@ -253,9 +274,14 @@ def eval_command(
     """
 
     with user_errors():
-        run = load_run(folder)
+        run = load_run(folder, device=check_device(device, dtype), dtype=dtype)
         metrics = evaluate(
-            run.model, build_task(run.spec), split, examples=max_examples, batch_size=batch_size
+            run.model,
+            build_task(run.spec),
+            split,
+            examples=max_examples,
+            batch_size=batch_size,
+            dtype=dtype,
         )
     if json:
         names = {"task": run.spec.task.name, "mixer": run.spec.mixer.name}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.deep_init import evaluation_mode
+from regard.device import autocast, resolve_device, resolve_dtype
 from regard.errors import Unsupported, check_choice, check_int, check_positive
 from regard.hf.distillation import (
     DistillationLoss,
@@ -110,6 +111,8 @@ def recover(
     length: int | None = None,
     lr: float = 3e-4,
     seed: int = 0,
+    device: str | torch.device | None = None,
+    dtype: str = "float32",
     callback: ProgressCallback | None = None,
 ) -> RecoveryResult:
     """Train a swapped model towards the original, in place, on texts without labels.
@@ -127,6 +130,9 @@ def recover(
         folder: Folder for checkpoints. The same call resumes an interrupted run.
         length: Maximum tokens of an example. Default: that of the model.
         lr: Peak learning rate.
+        device: Move the model there first: "auto", "cpu", "cuda", "cuda:1" or "mps". Default: it
+            stays where it is.
+        dtype: "float32", or "bfloat16" or "float16" to train in mixed precision.
         callback: Called with the stage, the completed fraction and the loss. Default: a progress
             bar on a terminal.
     """
@@ -142,6 +148,10 @@ def recover(
     layers = {site.path: site.module for site in find_sites(model) if site.is_swapped}
     if not layers and objective == "match":
         raise ValueError("No layer of this model was swapped, so there is nothing to recover.")
+    if device is not None:
+        model.to(resolve_device(device))
+    own_device = next(model.parameters()).device
+    autocast_dtype = resolve_dtype(dtype, own_device)
     examples = build_examples(model, data, tokenizer, length)
 
     facts = {
@@ -161,7 +171,10 @@ def recover(
         facts["weights"] = digest(teacher.state_dict().values())
     if folder is not None:
         check_resumed_folder(Path(folder), facts)
-    before = compare_with_teacher(model, teacher, examples) if objective == "match" else None
+    before = None
+    if objective == "match":
+        with autocast(own_device, autocast_dtype):
+            before = compare_with_teacher(model, teacher, examples)
     remember_weights(model, blocks)
 
     curve: list[dict[str, Any]] = []
@@ -173,6 +186,8 @@ def recover(
                 "batch_size": batch_size,
                 "lr": lr,
                 "seed": seed,
+                "device": str(own_device),
+                "dtype": dtype,
             }
             settings["steps"] = UNLIMITED_STEPS if steps is None else max(1, round(steps * share))
             settings["max_seconds"] = None if seconds is None else seconds * share
@@ -197,7 +212,10 @@ def recover(
                 step, time = done + int(row["step"]), spent + row["seconds"]
                 curve.append({"stage": stage, "step": step, "seconds": time, "score": row["valid"]})
             done, spent = done + result.steps, spent + result.seconds
-    after = compare_with_teacher(model, teacher, examples) if objective == "match" else None
+    after = None
+    if objective == "match":
+        with autocast(own_device, autocast_dtype):
+            after = compare_with_teacher(model, teacher, examples)
     return RecoveryResult(before, after, curve, done, spent)
 
 

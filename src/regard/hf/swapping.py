@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from regard.block import Block
+from regard.device import autocast, resolve_device, resolve_dtype
 from regard.errors import Unsupported
 from regard.hf.drift import LayerChange, SwapReport, evaluate_metric, measure_drift, model_outputs
 from regard.hf.families import ADAPTERS, find_adapter
@@ -64,6 +66,8 @@ def swap(
     tokenizer: Any = None,
     metric: Callable[[nn.Module], float] | None = None,
     seed: int = 0,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype = "float32",
     **arguments: Any,
 ) -> SwapReport:
     """Replace the attention layers of a model by a mixer, in place, and measure the drift.
@@ -82,8 +86,16 @@ def swap(
             inputs, or a list of these. A function of the model is used as `metric`.
         metric: Function of the model, evaluated before and after.
         seed: Seed of new weights.
+        device: Move the model there first: "auto", "cpu", "cuda", "cuda:1" or "mps". Default: it
+            stays where it is.
+        dtype: Precision of the drift measurement: "float32" (the weights' own), or "bfloat16" or
+            "float16" for autocast. The weights are not converted.
     """
     sites = find_sites(model)
+    if device is not None:
+        model.to(resolve_device(device))
+    model_device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    autocast_dtype = resolve_dtype(dtype, model_device)
     check_old_weights(sites)
     if model.__dict__.get(BEFORE_RECOVERY):
         raise ValueError(
@@ -108,7 +120,7 @@ def swap(
     try:
         before = None
         if metric is not None:
-            with original_attention(model):
+            with original_attention(model), autocast(model_device, autocast_dtype):
                 before = evaluate_metric(metric, model)
         changes = [
             install(model, site, specs[site.layer], weights, mixer_, kept)
@@ -123,11 +135,13 @@ def swap(
                 with original_attention(model):
                     return model_outputs(model, blocks, batch)
 
-            measure_drift(
-                result, sample, old_outputs, lambda batch: model_outputs(model, blocks, batch)
-            )
+            with autocast(model_device, autocast_dtype):
+                measure_drift(
+                    result, sample, old_outputs, lambda batch: model_outputs(model, blocks, batch)
+                )
         if metric is not None and before is not None:
-            result.metric = (before, evaluate_metric(metric, model))
+            with autocast(model_device, autocast_dtype):
+                result.metric = (before, evaluate_metric(metric, model))
         return result
     except BaseException:
         for site in sites:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from regard.device import synchronize
 from regard.errors import did_you_mean, format_validation_error
 from regard.models.config import StrictModel
 
@@ -127,6 +128,17 @@ def measure_this_machine() -> Accelerator:
         source=f"measured with {torch.get_num_threads()} threads",
         efficiency=0.65,  # fitted to the models of docs/cost.md
     )
+
+
+def call_seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Processor time of a call on the CPU; elapsed time on an accelerator until it has finished."""
+    if device.type == "cpu":
+        return processor_seconds(run)
+    synchronize(device)
+    start = time.perf_counter()
+    run()
+    synchronize(device)
+    return time.perf_counter() - start
 
 
 def processor_seconds(run: Callable[[], object]) -> float:

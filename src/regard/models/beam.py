@@ -16,7 +16,7 @@ from regard.models.generation import (
     GenerationOutput,
     Prompts,
     check_logits,
-    prompt_device,
+    token_device,
     validate_prompts,
 )
 from regard.models.model import DecodingStep
@@ -99,6 +99,7 @@ def beam_search(
     stop: StoppingCriteria = NEVER_STOP,
     bos_token_id: int | None = None,
     state: State = None,
+    device: str | torch.device | None = None,
 ) -> list[list[GenerationOutput]]:
     """Search for the most probable continuations of each prompt.
 
@@ -114,7 +115,7 @@ def beam_search(
     searches = [
         _Search(i, prompt) for i, prompt in enumerate(validate_prompts(prompts, bos_token_id))
     ]
-    decoder = BatchDecoder(step, state, prompt_device(prompts), stop)
+    decoder = BatchDecoder(step, state, token_device(prompts, device), stop)
     _run_searches(decoder, searches, beams, max_new_tokens, stop)
     return [
         [

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.device import resolve_device
 from regard.errors import check_int
 from regard.models.model import DecodingStep
 from regard.models.sampling import DecodingStrategy, GreedySearch
@@ -91,6 +92,7 @@ def generate(
     stop: StoppingCriteria = NEVER_STOP,
     bos_token_id: int | None = None,
     state: State = None,
+    device: str | torch.device | None = None,
 ) -> list[GenerationOutput]:
     """Continue each prompt by at most `max_new_tokens` tokens.
 
@@ -101,6 +103,8 @@ def generate(
         stop: Stop tokens and strings.
         bos_token_id: Token to put before each prompt, which may then be empty.
         state: Initial state, for models that need one, such as a context; batch dimension first.
+        device: Device of the tokens that the model receives. Default: that of the prompts, which
+            is the CPU for lists.
 
     Returns:
         One output per prompt, in order.
@@ -113,6 +117,7 @@ def generate(
         stop=stop,
         bos_token_id=bos_token_id,
         state=state,
+        device=device,
     )
     generated: list[list[GeneratedToken]] = [[] for _ in prompts]
     for token in stream:
@@ -134,6 +139,7 @@ def stream_tokens(
     stop: StoppingCriteria = NEVER_STOP,
     bos_token_id: int | None = None,
     state: State = None,
+    device: str | torch.device | None = None,
 ) -> Iterator[GeneratedToken]:
     """Generate token by token; within a step, in the order of the prompts. See `generate`."""
     check_int(1, max_new_tokens=max_new_tokens)
@@ -146,7 +152,7 @@ def stream_tokens(
         _Sequence(i, tokens, len(tokens))
         for i, tokens in enumerate(validate_prompts(prompts, bos_token_id))
     ]
-    decoder = BatchDecoder(step, state, prompt_device(prompts), stop)
+    decoder = BatchDecoder(step, state, token_device(prompts, device), stop)
     return _generate_tokens(decoder, sequences, max_new_tokens, strategy, stop)
 
 
@@ -204,7 +210,8 @@ class BatchDecoder:
         self.largest_token = max(stop.tokens, default=0)  # the model must have logits for it
 
     def advance(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Feed the tokens known for all sequences; return the next logits (b, vocab_size)."""
+        """Feed the tokens known for all sequences; return the next logits (b, vocab_size), on the
+        CPU."""
         end = min(map(len, sequences))
         chunk = torch.tensor([row[self.position : end] for row in sequences], device=self.device)
         if self.position == 0:
@@ -225,7 +232,7 @@ class BatchDecoder:
             raise
         self._check_shape(logits, chunk)
         self.position = end
-        return logits[:, -1]
+        return logits[:, -1].cpu()  # tokens are selected in float64, which MPS does not have
 
     def select(self, index: list[int]) -> None:
         """Continue with these sequences, in this order."""
@@ -291,7 +298,9 @@ def validate_prompts(prompts: Prompts, bos_token_id: int | None) -> list[list[in
     return validated
 
 
-def prompt_device(prompts: Prompts) -> torch.device:
-    """Device of the prompts; lists are on the CPU."""
+def token_device(prompts: Prompts, device: str | torch.device | None) -> torch.device:
+    """The device by name, or that of the prompts; lists are on the CPU."""
+    if device is not None:
+        return resolve_device(device)
     first = prompts if isinstance(prompts, Tensor) else next(iter(prompts), None)
     return first.device if isinstance(first, Tensor) else torch.device("cpu")

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
+from regard.device import resolve_device
 from regard.errors import format_validation_error
 from regard.models.build import build
 from regard.models.config import ModelConfig
@@ -83,12 +84,17 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 # --------------------------------------------------------------------------------------------- load
-def load(folder: str | Path) -> Model:
-    """Load a saved model: same configuration, weights and dtypes, on the CPU, in evaluation mode.
+def load(folder: str | Path, *, device: str | torch.device = "cpu") -> Model:
+    """Load a saved model: same configuration, weights and dtypes, in evaluation mode.
 
     Names and shapes are compared with the file before memory is allocated: a file cannot ask for
     more than it contains.
+
+    Args:
+        folder: Folder with config.json and model.safetensors.
+        device: Device by name, such as "auto" or "cuda", or a `torch.device`.
     """
+    device = resolve_device(device)
     path = Path(folder) / WEIGHTS_NAME
     with open_safetensors(path) as file:
         config = load_config(Path(folder), (file.metadata() or {}).get(METADATA_KEY))
@@ -99,7 +105,7 @@ def load(folder: str | Path) -> Model:
         tensors = {name: file.get_tensor(name) for name in shapes}
     warn_nonfinite(tensors, str(path))
     load_tensors(model, tensors)
-    return model.eval()
+    return model.to(device).eval()
 
 
 @contextmanager

@@ -50,9 +50,15 @@ class Batch(NamedTuple):
     target: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
-        mask = None if self.mask is None else self.mask.to(device)
-        return Batch(self.tokens.to(device), mask, self.target.to(device))
+        """The same batch on another device; copied to CUDA without waiting, from pinned memory."""
+
+        def move(tensor: Tensor) -> Tensor:
+            if device.type == "cuda" and tensor.device.type == "cpu":
+                return tensor.pin_memory().to(device, non_blocking=True)
+            return tensor.to(device)
+
+        mask = None if self.mask is None else move(self.mask)
+        return Batch(move(self.tokens), mask, move(self.target))
 
     def count_tokens(self) -> int:
         """Number of tokens without padding."""
@@ -119,7 +125,7 @@ class Task(ABC):
             return float(((logits.argmax(-1) == target) & has_target).sum()), count
         bits = float(self.loss(logits, target)) * count / math.log(2)
         if self.target_units is not None:
-            count = int(self.target_units[target[has_target]].sum())
+            count = int(self.target_units.to(target.device)[target[has_target]].sum())
         return bits, count
 
     def processor_dict(self) -> dict[str, Any]:

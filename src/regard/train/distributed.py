@@ -1,7 +1,7 @@
 """The processes of a training run, as started by `torchrun`, and their collective operations.
 
 RANK, WORLD_SIZE and LOCAL_RANK are read from the environment. The backend is gloo on CPUs and nccl
-on GPUs.
+on GPUs, where process i of a machine uses its GPU i.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from regard.device import cuda_count, parse_device, resolve_device
 
 T = TypeVar("T")
 TIMEOUT = 600.0  # seconds to wait for another process
@@ -34,20 +36,33 @@ class ProcessLost(RuntimeError):
 class WorkerGroup:
     """All processes of the run; a single one without `torchrun`.
 
+    Args:
+        device: Device by name, as in `resolve_device`.
+
     Attributes:
         rank: Rank of this process.
         world_size: Number of processes.
         device: Device of this process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str | torch.device = "auto") -> None:
         started = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if started else 0
         self.world_size = dist.get_world_size() if started else 1
-        on_gpu = started and dist.get_backend() == "nccl"
+        if self.world_size == 1:
+            self.device = resolve_device(device)
+            return
+        on_gpu = dist.get_backend() == "nccl"
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         )
+        asked = parse_device(device)
+        if asked is not None and asked.type != self.device.type:
+            raise ValueError(
+                f"The processes communicate by {dist.get_backend()}, which needs "
+                f"{self.device.type} tensors, but the device is {str(asked)!r}: give the same "
+                "device to `init_distributed`."
+            )
 
     @property
     def is_main(self) -> bool:
@@ -87,22 +102,53 @@ class WorkerGroup:
         return [each.to(tensor.device) for each in gathered]
 
 
+def local_device(device: str | torch.device = "auto") -> torch.device:
+    """The device of this process among the processes that `torchrun` started on this machine.
+
+    Args:
+        device: "auto" (a GPU for each process if there are GPUs, else the CPU), "cpu" or "cuda".
+    """
+    asked = parse_device(device)
+    if asked is None:
+        asked = torch.device("cuda" if cuda_count() else "cpu")
+    if asked.type == "mps":
+        raise ValueError("Several processes cannot share device 'mps': use 'cpu' or one process.")
+    if asked.type == "cuda" and asked.index is not None:
+        raise ValueError(
+            f"torchrun gives every process a GPU of its own: use device 'cuda', not {str(asked)!r}."
+        )
+    resolve_device(asked)
+    if asked.type == "cuda":
+        index = int(os.environ.get("LOCAL_RANK", "0"))
+        if index >= cuda_count():
+            raise ValueError(
+                f"Process {index} of this machine has no GPU, since there are {cuda_count()}: "
+                "start fewer processes, or use device 'cpu'."
+            )
+        return torch.device("cuda", index)
+    return asked
+
+
 @contextmanager
-def init_distributed(timeout: float = TIMEOUT) -> Iterator[None]:
+def init_distributed(
+    timeout: float = TIMEOUT, *, device: str | torch.device = "auto"
+) -> Iterator[None]:
     """Initialize `torch.distributed` for the processes that `torchrun` started.
 
     Does nothing for a single process, or if `torch.distributed` is already initialized.
 
     Args:
         timeout: Seconds to wait for another process before raising `ProcessLost`.
+        device: "auto", "cpu" (gloo) or "cuda" (nccl).
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield
         return
-    on_gpu = torch.cuda.is_available()
-    if on_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=timeout))
+    own = local_device(device)
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    backend = "nccl" if own.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     try:
         with detect_lost_process():
             yield

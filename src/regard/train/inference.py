@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.device import autocast, resolve_device, resolve_dtype
 from regard.errors import check_choice, check_int
 from regard.json_files import read_json
 from regard.models import Decoder, DecodingStep, Model, load
@@ -21,16 +22,34 @@ from regard.train.run import MODEL_DIR, TASK_FILE, RunSpec, read_spec
 
 
 class TrainedRun(NamedTuple):
-    """A finished run; `processor` is None if the task has no texts."""
+    """A finished run.
+
+    Attributes:
+        processor: Turns texts into tokens; None if the task has no texts.
+        device: Device of the model.
+        dtype: float32, or the dtype of autocast for `predict` and `generation_step`.
+    """
 
     folder: Path
     spec: RunSpec
     model: Model
     processor: TextProcessor | None
+    device: torch.device
+    dtype: torch.dtype
 
 
-def load_run(folder: Path) -> TrainedRun:
-    """Load the model and the text processor of a finished run."""
+def load_run(
+    folder: Path, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "float32"
+) -> TrainedRun:
+    """Load the model and the text processor of a finished run.
+
+    Args:
+        folder: Folder of the run, which may have been trained on another device.
+        device: "auto", "cpu", "cuda", "cuda:1" or "mps".
+        dtype: "float32", or "bfloat16" or "float16" for mixed precision.
+    """
+    device = resolve_device(device)
+    dtype = resolve_dtype(dtype, device)
     spec = read_spec(folder)
     if not (folder / MODEL_DIR).is_dir():
         raise ValueError(
@@ -38,7 +57,8 @@ def load_run(folder: Path) -> TrainedRun:
         )
     content = read_json(folder / TASK_FILE)["processor"] if (folder / TASK_FILE).exists() else {}
     processor = processor_from_dict(content) if content else None
-    return TrainedRun(folder, spec, load(folder / MODEL_DIR), processor)
+    model = load(folder / MODEL_DIR, device=device)
+    return TrainedRun(folder, spec, model, processor, device, dtype)
 
 
 # ---------------------------------------------------------------------------------------- evaluate
@@ -52,6 +72,7 @@ class MetricAccumulator:
 
     def add(self, logits: Tensor, target: Tensor) -> None:
         """Add one batch."""
+        logits, target = logits.cpu(), target.cpu()
         metric_sum, count = self.task.score(logits, target)
         has_target = target != IGNORE_INDEX
         actual, predicted = target[has_target], logits.argmax(-1)[has_target]
@@ -78,9 +99,23 @@ class MetricAccumulator:
 
 @torch.no_grad()
 def evaluate(
-    model: Model, task: Task, split: str, *, examples: int | None = None, batch_size: int = 32
+    model: Model,
+    task: Task,
+    split: str,
+    *,
+    examples: int | None = None,
+    batch_size: int = 32,
+    dtype: str | torch.dtype = "float32",
 ) -> dict[str, Any]:
-    """Evaluate a model on the first examples of a split; None: on all of them."""
+    """Evaluate a model, on the device of its weights.
+
+    Args:
+        split: "train", "valid" or "test".
+        examples: Number of examples, from the first. None: all.
+        dtype: "float32", or "bfloat16" or "float16" for mixed precision.
+    """
+    device = next(model.parameters()).device
+    dtype = resolve_dtype(dtype, device)
     check_choice("split", split, SPLITS)
     check_int(1, batch_size=batch_size, examples=1 if examples is None else examples)
     if split == "train" and examples is None:
@@ -89,7 +124,10 @@ def evaluate(
     metrics = MetricAccumulator(task)
     for first in range(0, wanted, batch_size):
         batch = task.batch(split, range(first, min(first + batch_size, wanted)))
-        metrics.add(model(batch.tokens, mask=batch.mask), batch.target)
+        moved = batch.to(device)
+        with autocast(device, dtype):
+            logits = model(moved.tokens, mask=moved.mask)
+        metrics.add(logits, batch.target)
     return {"split": split, "examples": wanted, **metrics.compute()}
 
 
@@ -116,7 +154,10 @@ def predict(run: TrainedRun, texts: Iterable[str], *, batch_size: int = 32) -> I
     while chunk := list(itertools.islice(remaining, batch_size)):
         no_target = torch.tensor(0)
         batch = collate([Example(to_int64(processor.encode(text)), no_target) for text in chunk])
-        rows = run.model(batch.tokens, mask=batch.mask).double().softmax(-1).tolist()
+        batch = batch.to(run.device)
+        with autocast(run.device, run.dtype):
+            logits = run.model(batch.tokens, mask=batch.mask)
+        rows = logits.cpu().double().softmax(-1).tolist()
         for text, row in zip(chunk, rows, strict=True):
             best = max(range(len(row)), key=row.__getitem__)
             probabilities = dict(zip(processor.labels, row, strict=True))
@@ -136,7 +177,7 @@ def generation_step(run: TrainedRun) -> DecodingStep:
 
     The model sees at most as many tokens as it was trained with. When this context is full, the
     model reads its second half again and continues from there. Mixers that do not support
-    streaming read the whole context for every token.
+    streaming read the whole context for every token. Tokens must be on the device of the run.
     """
     model, processor = run.model, run.processor
     if processor is None or processor.labels or not isinstance(model, Decoder):
@@ -145,7 +186,7 @@ def generation_step(run: TrainedRun) -> DecodingStep:
             "generate works with runs of the task 'lm'."
         )
     can_stream = all(mixer.can.stream for mixer in outer_mixers(model))
-    excluded = torch.tensor(processor.tokenizer.special_tokens())
+    excluded = torch.tensor(processor.tokenizer.special_tokens(), device=run.device)
 
     def step(tokens: Tensor, state: GenerationState | None) -> tuple[Tensor, GenerationState]:
         before = tokens[:, :0] if state is None else state.tokens
@@ -153,7 +194,8 @@ def generation_step(run: TrainedRun) -> DecodingStep:
         if context.shape[1] > processor.length:
             context = context[:, -max(1, processor.length // 2) :]
             stream, tokens = None, context
-        logits, stream = model.stream(tokens, stream) if can_stream else (model(context), None)
+        with autocast(run.device, run.dtype):
+            logits, stream = model.stream(tokens, stream) if can_stream else (model(context), None)
         logits = logits[:, -1:].index_fill(-1, excluded, -math.inf)
         return logits, GenerationState(context, stream)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.auxiliary import collect_aux
+from regard.device import autocast
 from regard.tasks.base import Batch, Task
 
 
@@ -17,9 +18,9 @@ class LossModule(nn.Module):
     auxiliary losses that are means over tokens or that depend on weights only.
     """
 
-    def __init__(self, model: nn.Module, task: Task, precision: str) -> None:
+    def __init__(self, model: nn.Module, task: Task, dtype: torch.dtype) -> None:
         super().__init__()
-        self.model, self.task, self.autocast = model, task, precision == "bfloat16"
+        self.model, self.task, self.dtype = model, task, dtype
 
     def forward(self, batch: Batch, target_share: float = 1.0, token_share: float = 1.0) -> Tensor:
         """The weighted loss of one batch."""
@@ -28,6 +29,6 @@ class LossModule(nn.Module):
         return self.task.loss(logits, batch.target) * target_share + aux.loss() * token_share
 
     def predict(self, batch: Batch) -> Tensor:
-        """The logits of the model, under autocast if the precision is bfloat16."""
-        with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.autocast):
+        """The logits of the model, under autocast unless the dtype is float32."""
+        with autocast(batch.tokens.device, self.dtype):
             return self.model(batch.tokens, mask=batch.mask)

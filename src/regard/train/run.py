@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, ValidationError
 
+from regard.device import describe_device, peak_memory, reset_peak_memory
 from regard.environment import environment, peak_bytes
 from regard.errors import format_validation_error
 from regard.json_files import read_json, write_json
@@ -134,10 +135,12 @@ def run_training(
         return dict(read_json(folder / RESULT_FILE))
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    with init_distributed():
-        group, task = WorkerGroup(), build_task(spec)
+    with init_distributed(device=spec.settings.device):
+        group = WorkerGroup(spec.settings.device)
+        task = build_task(spec)
         torch.manual_seed(spec.settings.seed)
-        idle_bytes = peak_bytes()
+        reset_peak_memory(group.device)
+        idle_bytes = device_peak_bytes(group.device)
         model = build(model_config(spec, task))
         group.run_on_main(lambda: _write_spec(folder, spec, task))
         settings = spec.settings
@@ -147,13 +150,19 @@ def run_training(
         trainer = Trainer(model, task, settings, folder=folder, on_step=on_step)
         result = {
             **trainer.run()._asdict(),
-            "peak_bytes": peak_bytes() - idle_bytes,
-            "environment": environment() | {"processes": group.world_size},
+            "peak_bytes": device_peak_bytes(group.device) - idle_bytes,
+            "environment": environment()
+            | {"processes": group.world_size, "device": describe_device(group.device)},
         }
         with averaged_weights(trainer.ema, model):
             full_model = _gather_model(model, trainer)
         group.run_on_main(lambda: _write_result(full_model, result, folder))
         return result
+
+
+def device_peak_bytes(device: torch.device) -> int:
+    """Peak memory on a device; for the CPU, of the process."""
+    return peak_bytes() if device.type == "cpu" else peak_memory(device)
 
 
 def _write_spec(folder: Path, spec: RunSpec, task: Task) -> None:

@@ -8,13 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from regard.device import parse_device, resolve_dtype
 from regard.errors import check_choice, did_you_mean, format_validation_error
 
-CHOICES = {
-    "schedule": ("cosine", "rsqrt", "constant"),
-    "precision": ("float32", "bfloat16"),
-    "parallel": ("ddp", "fsdp"),
-}
+CHOICES = {"schedule": ("cosine", "rsqrt", "constant"), "parallel": ("ddp", "fsdp")}
 AtLeastOne = Annotated[int, Field(ge=1)]
 AtLeastZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -36,7 +33,10 @@ class TrainSettings(BaseModel):
             "constant".
         warmup_steps: Steps of linear warmup.
         max_grad_norm: Gradients are clipped to this norm. None: not clipped.
-        precision: "float32", or "bfloat16" for autocast.
+        device: "auto" (cuda if available, else mps, else cpu), "cpu", "cuda", "cuda:1" or "mps". A
+            run may resume on another device.
+        dtype: "float32", or "bfloat16" or "float16" for mixed precision: weights stay in float32,
+            and the forward pass runs under autocast. float16 scales the loss (`GradScaler`).
         ema_decay: Evaluate and save an exponential moving average of the weights, such as 0.999.
             None: the weights.
         max_seconds: Time limit of the whole run, evaluations included; the schedule ends with it.
@@ -63,7 +63,8 @@ class TrainSettings(BaseModel):
     schedule: str = "cosine"
     warmup_steps: AtLeastZero = 50
     max_grad_norm: Positive | None = 1.0
-    precision: str = "float32"
+    device: str = "auto"
+    dtype: str = "float32"
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     max_seconds: Positive | None = None
     eval_every: AtLeastOne = 100
@@ -78,6 +79,18 @@ class TrainSettings(BaseModel):
     @classmethod
     def _check_choices(cls, value: str, info: ValidationInfo) -> str:
         check_choice(str(info.field_name), value, CHOICES[str(info.field_name)])
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, value: str) -> str:
+        parse_device(value)
+        return value
+
+    @field_validator("dtype")
+    @classmethod
+    def _check_dtype(cls, value: str) -> str:
+        resolve_dtype(value)
         return value
 
     def lr_factor(self, step: int, progress: float) -> float:

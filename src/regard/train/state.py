@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.device import get_rng_state, set_rng_state
 from regard.json_files import CorruptFile
 from regard.train.ema import WeightEMA
 from regard.train.settings import TrainSettings
 from regard.train.strategy import ParallelStrategy
 
-RESUMABLE = ("steps", "max_seconds", "parallel", "tensorboard")  # may change when a run resumes
+RESUMABLE = ("steps", "max_seconds", "parallel", "device", "tensorboard")  # may change on resume
 SEED_STRIDE = 1_000_003  # between the seeds of two processes
 
 Files = Mapping[str, Mapping[str, Tensor]]
@@ -29,19 +30,26 @@ def set_seed(settings: TrainSettings, rank: int, step: int = 0) -> None:
 def collect_state(
     strategy: ParallelStrategy, optimizer: torch.optim.Optimizer, ema: WeightEMA | None
 ) -> dict[str, Mapping[str, Tensor]]:
-    """The files of a checkpoint: model, optimizer, random number generators and averaged
-    weights."""
+    """The files of a checkpoint: model, optimizer, random number generators and averaged weights.
+
+    All tensors are on the CPU, so that a run can resume on another device. "rng" has the state of
+    the CPU's generator by rank, and of the accelerator's as "cuda.0" for rank 0.
+    """
     parameters = _numbered_parameters(optimizer)
     moments = {
         f"{number}.{key}": strategy.full_tensor(value, parameters[number])
         for number, values in sorted(optimizer.state_dict()["state"].items())
         for key, value in values.items()
     }
-    rng_states = strategy.group.all_gather(torch.get_rng_state())
+    group = strategy.group
+    rng = {str(rank): s for rank, s in enumerate(group.all_gather(torch.get_rng_state()))}
+    if (device_state := get_rng_state(group.device)) is not None:
+        for rank, each in enumerate(group.all_gather(device_state)):
+            rng[f"{group.device.type}.{rank}"] = each
     files: dict[str, Mapping[str, Tensor]] = {
         "model": strategy.full_state(),
         "optimizer": moments,
-        "rng": {str(rank): state for rank, state in enumerate(rng_states)},
+        "rng": rng,
     }
     if ema is not None:
         files["ema"] = {
@@ -73,13 +81,15 @@ def restore_state(
         ema.weights["steps"] = files["ema"]["steps"]
 
 
-def restore_rng(files: Files, settings: TrainSettings, rank: int, step: int) -> None:
-    """Restore the generator of this process; a process that is new to the run gets a fresh seed."""
-    own = files["rng"].get(str(rank))
-    if own is None:
-        set_seed(settings, rank, step)
-    else:
+def restore_rng(
+    files: Files, settings: TrainSettings, rank: int, step: int, device: torch.device
+) -> None:
+    """Restore the generators of this process and its device; new ones get a fresh seed."""
+    set_seed(settings, rank, step)
+    if (own := files["rng"].get(str(rank))) is not None:
         torch.set_rng_state(own)
+    if (on_device := files["rng"].get(f"{device.type}.{rank}")) is not None:
+        set_rng_state(device, on_device)
 
 
 def _numbered_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

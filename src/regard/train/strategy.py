@@ -46,8 +46,8 @@ class ParallelStrategy(ABC):
     def __init__(self, model: nn.Module, group: WorkerGroup) -> None:
         self.model, self.group = model, group
         self.local_ids = local_expert_ids(model, group)
+        model.to(group.device)
         if group.world_size > 1:
-            model.to(group.device)
             self._broadcast_weights()
 
     @abstractmethod

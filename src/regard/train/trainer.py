@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from regard.device import resolve_dtype, synchronize
 from regard.tasks.base import Task
 from regard.train import checkpoint, state
 from regard.train.distributed import WorkerGroup
@@ -27,6 +28,7 @@ from regard.train.tensorboard import TensorBoardWriter
 from regard.train.time_budget import TimeBudget
 
 CHECKPOINTS = "checkpoints"  # the folder of a run's checkpoints
+MIN_LOSS_SCALE = 1.0  # float16 gradients that overflow at this scale are not a matter of the scale
 
 
 class Diverged(RuntimeError):
@@ -80,7 +82,8 @@ class Trainer:
     """Trains a model on a task, on all processes that `init_distributed` connected.
 
     Args:
-        model: Maps tokens (b, n) and mask (b, n) to logits.
+        model: Maps tokens (b, n) and mask (b, n) to logits. It is moved to the device of the
+            settings.
         folder: Folder for metrics and checkpoints, the same for all processes. None: nothing is
             written.
         on_step: Called after each step, in the main process.
@@ -99,7 +102,8 @@ class Trainer:
             raise ValueError("tensorboard=True needs a folder.")
         self.model, self.task, self.settings = model, task, settings
         self.folder, self.on_step = folder, on_step
-        self.group = WorkerGroup()
+        self.group = WorkerGroup(settings.device)
+        dtype = resolve_dtype(settings.dtype, self.device)
         self.strategy = build_strategy(model, settings.parallel, self.group)
         self.optimizer = torch.optim.AdamW(
             param_groups(model, settings.weight_decay),
@@ -108,7 +112,8 @@ class Trainer:
             foreach=self.strategy.foreach,
         )
         self.ema = None if settings.ema_decay is None else WeightEMA(model, settings.ema_decay)
-        self.loss_module = LossModule(model, task, settings.precision)
+        self.loss_module = LossModule(model, task, dtype)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.wrapped: nn.Module = self.loss_module
         self.log = MetricsLog(None)
         if self.group.is_main and folder is not None:
@@ -186,14 +191,20 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss = self._backward()
+        self.scaler.unscale_(self.optimizer)
         norm = self.strategy.clip_gradients(s.max_grad_norm)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        overflow = self.scaler.is_enabled() and self.scaler.get_scale() > MIN_LOSS_SCALE
+        if not (math.isfinite(loss) and (overflow or math.isfinite(norm))):
             path = self._latest_checkpoint()
             raise Diverged(
                 f"The loss is {loss} and the gradient norm {norm} at step {self.step}"
                 + ("" if path is None else f"; the last good checkpoint is {path}")
             )
-        self.optimizer.step()
+        if math.isfinite(norm):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:  # float16 overflowed, maybe in another process: all skip the step
+            self.scaler.update(self.scaler.get_scale() * self.scaler.get_backoff_factor())
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update(self.model)
@@ -222,7 +233,7 @@ class Trainer:
                 shares = t / max(targets, 1), n / max(tokens, 1)
                 loss = self.wrapped(batch.to(self.device), *shares)
                 # DDP and FSDP average over processes, but the shares already sum to one
-                (loss * group.world_size).backward()
+                self.scaler.scale(loss * group.world_size).backward()
             total += float(loss.detach())
         self.tokens += int(tokens)
         return group.sum(total)[0]
@@ -230,6 +241,7 @@ class Trainer:
     def _after_step(self) -> None:
         """Log, evaluate and save if they are due."""
         s = self.settings
+        synchronize(self.device)
         row: dict[str, Any] = {
             "step": self.step,
             "loss": self.loss,
@@ -310,8 +322,8 @@ class Trainer:
 
     @property
     def device(self) -> torch.device:
-        """Device of the model."""
-        return next(self.model.parameters()).device
+        """Device of the model and the batches."""
+        return self.group.device
 
     def _save(self) -> Path:
         """Write a checkpoint, unless the last one has the same state."""
@@ -324,6 +336,7 @@ class Trainer:
                 "tokens": self.tokens,
                 "loss": self.loss,
                 "curve": self.curve,
+                "loss_scale": self.scaler.state_dict(),
                 "settings": self.settings.model_dump(mode="json"),
             }
             self.group.run_on_main(lambda: checkpoint.save(root, self.step, files, metadata))
@@ -339,7 +352,9 @@ class Trainer:
             state.check_settings(path, metadata, self.settings)
             state.restore_state(files, self.strategy, self.optimizer, self.ema)
             self.step = int(path.name.rsplit("-", 1)[1])
-            state.restore_rng(files, self.settings, self.group.rank, self.step)
+            state.restore_rng(files, self.settings, self.group.rank, self.step, self.device)
+            if self.scaler.is_enabled():
+                self.scaler.load_state_dict(metadata["loss_scale"])
             self.earlier_seconds = self.synced_seconds = metadata["seconds"]
             self.tokens, self.loss = metadata["tokens"], metadata["loss"]
             self.curve = metadata["curve"]
