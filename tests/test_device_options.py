@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import re
+import signal
 
 import pytest
 import torch
@@ -80,10 +83,9 @@ def test_devices_by_name(machine):
 )
 def test_a_device_that_is_not_there(machine, has, name, message):
     machine(**has)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(message)):
         resolve_device(name)
-    assert message in str(error.value)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="device|available"):
         TrainSettings(device=name) if "available" not in message else WorkerGroup(name)
 
 
@@ -102,9 +104,8 @@ def test_a_device_that_is_not_there(machine, has, name, message):
 def test_a_dtype_that_a_device_cannot_do(machine, has, device, dtype, message):
     machine(**has)
     choices = ("float32", "bfloat16", "float16", "float64")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(message)):
         resolve_dtype(dtype, resolve_device(device), choices)
-    assert message in str(error.value)
     assert resolve_dtype(torch.float32, resolve_device(device)) == torch.float32
 
 
@@ -290,17 +291,10 @@ def trainer(folder=None, scale=1.0, stop=None, **settings):
 
     def watch(progress):
         if progress.step == stop:
-            signal_self()
+            os.kill(os.getpid(), signal.SIGINT)
 
     settings = TrainSettings(device="cpu", **plan | settings)
     return Trainer(Scores(task, scale), task, settings, folder=folder, on_step=watch)
-
-
-def signal_self():
-    import os
-    import signal
-
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def weights(run):
@@ -370,16 +364,22 @@ def test_batches_go_to_cuda_from_pinned_memory(monkeypatch):
 def test_bench_uses_the_dtype(dtype, mode, scope, monkeypatch):
     """Fails if a contender computes in another dtype than the cell."""
     cell = BenchCell(scope, mode, 8, heads=2, head_dim=4, dtype=dtype)
+    built = []
+
+    def remember(build):
+        def wrapped(self, cell):
+            built.append(build(self, cell))
+            return built[-1]
+
+        return wrapped
+
     for contender in (DenseContender(), RecipeContender(parse_spec("linear"))):
-        built = []
-        build = type(contender).build
-        monkeypatch.setattr(
-            type(contender), "build", lambda self, cell: built.append(build(self, cell)) or built[0]
-        )
+        kind = type(contender)
+        monkeypatch.setattr(kind, "build", remember(kind.build))
         prepare_call(contender, cell)()
-        monkeypatch.undo()
-        assert built[0].call().dtype == resolve_dtype(dtype, choices=[dtype])
+        assert built[-1].call().dtype == resolve_dtype(dtype, choices=[dtype])
         assert torch.get_default_dtype() == torch.float32
+    assert len(built) == 2
 
 
 def test_bench_waits_for_the_device(monkeypatch):
