@@ -85,7 +85,7 @@ def test_a_device_that_is_not_there(machine, has, name, message):
     machine(**has)
     with pytest.raises(ValueError, match=re.escape(message)):
         resolve_device(name)
-    with pytest.raises(ValueError, match="device|available"):
+    with pytest.raises(ValueError, match=r"device|available"):
         TrainSettings(device=name) if "available" not in message else WorkerGroup(name)
 
 
