@@ -12,6 +12,7 @@ import torch
 
 import regard
 from regard import registry
+from regard.backends import softmax_backends
 from regard.can import CAPABILITIES
 from regard.testing import CHECKS
 
@@ -43,10 +44,12 @@ def examples(page: Path) -> list[tuple[str, int, str | None]]:
 
 @pytest.fixture
 def own_registry():
-    """Recipes that a document adds are gone after it."""
+    """Recipes and backends that a document adds are gone after it."""
     registry.get_recipe("vanilla")  # load them first
-    before = dict(registry._recipes)
+    before, backends = dict(registry._recipes), softmax_backends.names()
     yield
+    for name in set(softmax_backends.names()) - set(backends):
+        softmax_backends.unregister(name)
     registry._recipes.clear()
     registry._recipes.update(before)
 

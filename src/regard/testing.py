@@ -1,4 +1,4 @@
-"""Checks of a mixer's capabilities, for any mixer.
+"""Checks of a mixer's capabilities, for any mixer, and of backends (`check_backend`).
 
     from regard.testing import check_mixer
 
@@ -16,6 +16,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
+from regard.backends.check import check_backend as check_backend
 from regard.errors import Unsupported
 from regard.mixer import Mixer, MultiHead, merge_heads
 from regard.state import take
