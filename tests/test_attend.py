@@ -463,6 +463,8 @@ def test_explain_gives_a_reason():
     answers = {c.backend: c for c in far.candidates}
     assert set(answers) == {"sdpa", "cpp", "sparse", "flex", "reference"}
     assert all((c.seconds is None) == bool(c.reason) for c in far.candidates)
+    assert [line.split()[0] for line in str(far).splitlines()[1:]] == list(answers)
+    assert "only candidate" in str(small).splitlines()[1]
     training = regard.explain(Band(64, 64), 16384, grad=True)
     assert training.seconds("sdpa") > far.seconds("sdpa")
 

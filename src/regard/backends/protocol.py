@@ -101,11 +101,18 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """The backend of a call, the reason, and what every backend answered."""
+    """The backend of a call, the reason, and what every backend answered. `print` shows a table."""
 
     backend: str
     reason: str
     candidates: tuple[Candidate, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.backend}: {self.reason}"]
+        for name, seconds, reason in self.candidates:
+            answer = reason if seconds is None else f"{seconds * 1e3:,.3g} ms"
+            lines.append(f"  {name:<10} {answer or 'not asked: it is the only candidate'}")
+        return "\n".join(lines)
 
     def seconds(self, backend: str | None = None) -> float | None:
         """The estimated time of a backend, by default of the chosen one."""
