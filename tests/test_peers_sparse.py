@@ -235,7 +235,7 @@ def test_axial_attention():
         .AxialAttention(dim=D, heads=H, num_dimensions=2, sum_axial_out=False)
         .double()
     )
-    mixer = regard.create("axial", dim=D, heads=H, width=8, form="two").double()
+    mixer = regard.create("axial_passes", dim=D, heads=H, width=8).double()
     pairs = []
     for ours, theirs in zip(
         (mixer.rows, mixer.columns), (a.fn for a in peer.axial_attentions), strict=True

@@ -15,6 +15,7 @@ NAMES = {
     "dense": ["parameter_free", "vanilla"],
     "sparse": [
         "axial",
+        "axial_passes",
         "bigbird",
         "block_local",
         "bp_transformer",
@@ -148,7 +149,7 @@ def test_list_by_family():
     for spelling in ("Sparse", "sparse by position", "Sparse by position"):
         assert regard.list_recipes(family=spelling) == sparse
     names = [name for family in registry.FAMILIES for name in regard.list_recipes(family=family)]
-    assert names == regard.list_recipes() and len(names) == 79
+    assert names == regard.list_recipes() and len(names) == 80
     with pytest.raises(ValueError, match=r"no family 'sparse by positon'.*'sparse by position'"):
         regard.list_recipes(family="sparse by positon")
     with pytest.raises(ValueError, match="no family 'Z'"):

@@ -36,11 +36,11 @@ def streamed(mixer, x, size):
 
 # ------------------------------------------------------------------ options keep the promises too
 OPTIONS = [
-    ("axial", {"width": 5, "form": "two"}),
+    ("axial_passes", {"width": 5}),
     ("axial", {"width": 5, "form": "row"}),
     ("image_local_2d", {"width": 6, "block": (2, 4), "memory": (1, 2), "order": "block"}),
     ("neighbourhood", {"length": 30, "width": 5, "size": (3, 2)}),
-    ("swin", {"width": 5, "window": (2, 3), "bias": False}),
+    ("swin", {"width": 5, "window": (2, 3), "position_bias": False}),
     ("star", {"cycles": 3, "shared": True}),
     ("star", {"cycles": 1}),
     ("etc", {"globals": 3, "radius": 2, "clip": 1, "segment": 4}),
@@ -194,7 +194,7 @@ def test_swin_takes_turns():
         8, 4, 4, cut_rows=2, cut_cols=2
     )
     assert even.inner.prior.table.shape == (2, 7, 7)
-    assert made("swin", width=8, window=4, bias=False).inner.prior is None
+    assert made("swin", width=8, window=4, position_bias=False).inner.prior is None
 
 
 # ------------------------------------------------------------------------------------------ axial
@@ -202,27 +202,27 @@ def test_every_earlier_cell_is_reached(rand):
     """Fails if the causal form in two passes is blind to some of the past: to what is above and to
     the right, say.
     """
-    mixer, x = made("axial", width=5, form="two", causal=True), rand(1, 23, 8)
+    mixer, x = made("axial_passes", width=5, causal=True), rand(1, 23, 8)
     reach = influence(mixer, x) > 0
     assert torch.equal(reach, torch.ones(23, 23, dtype=torch.bool).tril())
 
 
 def test_two_passes_reach_everything(rand):
     """Fails if a cell is not reached by its row and then its column."""
-    assert (influence(made("axial", width=5, form="two"), rand(1, 20, 8)) > 0).all()
+    assert (influence(made("axial_passes", width=5), rand(1, 20, 8)) > 0).all()
 
 
 @pytest.mark.parametrize("size", [1, 3, 17, 64])
 def test_two_passes_stream(size, rand):
     """Fails if a chunk that ends within a row loses it, or passes it on too early."""
-    mixer, x = made("axial", width=7, form="two", causal=True), rand(2, 100, 8)
+    mixer, x = made("axial_passes", width=7, causal=True), rand(2, 100, 8)
     with torch.no_grad():
         torch.testing.assert_close(streamed(mixer, x, size)[0], mixer(x))
 
 
 def test_a_row_that_never_ends_takes_no_memory(rand):
     """Fails if a width beyond every sequence is allocated."""
-    mixer = made("axial", width=10**12, form="two", causal=True)
+    mixer = made("axial_passes", width=10**12, causal=True)
     assert mixer(rand(1, 9, 8)).isfinite().all()
 
 

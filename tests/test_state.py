@@ -99,7 +99,7 @@ def test_reorder_every_state(name):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("axial", {"width": 5, "form": "two"}),
+        ("axial_passes", {"width": 5}),
         ("aft", {"length": None}),
         ("aft", {"length": None, "kernel": 3}),
     ],

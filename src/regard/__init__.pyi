@@ -80,6 +80,7 @@ from .prior import (
 )
 from .registry import (
     create as create,
+    create_attention as create_attention,
     list_recipes as list_recipes,
     recipe as recipe,
 )

@@ -273,6 +273,8 @@ class MultiHead(Mixer):
         dim: Model width d.
         heads: Number of heads h.
         attention: The attention to apply to the heads.
+        head_dim: Width e of a head. Defaults to dim / heads. With another width, the projections
+            map dim to heads * head_dim and back.
         kv_heads: Number of key/value heads, each shared by heads / kv_heads query heads. Defaults
             to heads.
         causal: Whether position i may only depend on positions <= i.
@@ -287,6 +289,7 @@ class MultiHead(Mixer):
         heads: int,
         attention: Attention,
         *,
+        head_dim: int | None = None,
         kv_heads: int | None = None,
         causal: bool = False,
         bias: bool = False,
@@ -302,12 +305,16 @@ class MultiHead(Mixer):
         name = type(attention).__name__
         super().__init__(dim, can=can, causal=causal, length=attention.length, name=name)
         kv_heads = heads if kv_heads is None else kv_heads
-        check_heads(dim, heads)
-        check_int(1, kv_heads=kv_heads)
+        if head_dim is None:
+            check_heads(dim, heads)
+            head_dim = dim // heads
+        check_int(1, heads=heads, head_dim=head_dim, kv_heads=kv_heads)
         if heads % kv_heads:
             raise ValueError(f"heads={heads} must be divisible by kv_heads={kv_heads}")
         if kv_heads != heads and not project:
             raise ValueError(f"project=False needs kv_heads={heads}, not {kv_heads}")
+        if heads * head_dim != dim and not project:
+            raise ValueError(f"project=False needs head_dim={dim // heads}, not {head_dim}")
         if kv_heads != heads and attention.shared_qk:
             raise ValueError(
                 f"{name} shares queries and keys: kv_heads must be {heads}, not {kv_heads}"
@@ -318,12 +325,13 @@ class MultiHead(Mixer):
             raise Unsupported(
                 f"{name} does not support rotary embeddings: {attention.no_rotary_reason}"
             )
-        self.heads, self.kv_heads, self.inner, self.rotary = heads, kv_heads, attention, rotary
-        kv_dim = dim // heads * kv_heads
-        self.q: nn.Module = nn.Linear(dim, dim, bias=bias) if project else nn.Identity()
+        self.heads, self.head_dim, self.kv_heads = heads, head_dim, kv_heads
+        self.inner, self.rotary = attention, rotary
+        q_dim, kv_dim = heads * head_dim, kv_heads * head_dim
+        self.q: nn.Module = nn.Linear(dim, q_dim, bias=bias) if project else nn.Identity()
         self.k: nn.Module = nn.Linear(dim, kv_dim, bias=bias) if project else nn.Identity()
         self.v: nn.Module = nn.Linear(dim, kv_dim, bias=bias) if project else nn.Identity()
-        self.out: nn.Module = nn.Linear(dim, dim, bias=bias) if project else nn.Identity()
+        self.out: nn.Module = nn.Linear(q_dim, dim, bias=bias) if project else nn.Identity()
         if attention.shared_qk:
             del self.k
 
@@ -352,7 +360,8 @@ class MultiHead(Mixer):
         state: State,
         global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """Everything but the output projection: the merged heads (b, n, d) and the next state."""
+        """Everything but the output projection: the merged heads (b, n, h * e), and the next
+        state."""
         start, inner = state if isinstance(state, RotaryState) else (0, state)
         q, k, v = self.project(x, context, start)
         masks = self._masks(context, mask, global_attention_mask)
@@ -409,7 +418,8 @@ class MultiHead(Mixer):
 
     def extra_repr(self) -> str:
         """Shown by `print`."""
-        return f"dim={self.dim}, heads={self.heads}, causal={self.causal}"
+        head_dim = "" if self.heads * self.head_dim == self.dim else f", head_dim={self.head_dim}"
+        return f"dim={self.dim}, heads={self.heads}{head_dim}, causal={self.causal}"
 
 
 def check_tokens(x: Tensor, dim: int, name: str = "x") -> None:

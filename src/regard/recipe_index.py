@@ -92,7 +92,7 @@ def build_index() -> list[Entry]:
     """Return the entries of all recipes of this package."""
     from regard.registry import get_recipe, list_recipes
 
-    names = (name for name in list_recipes() if is_builtin(get_recipe(name).build.__module__))
+    names = (name for name in list_recipes() if is_builtin(get_recipe(name).function.__module__))
     return [describe(name) for name in names]
 
 

@@ -1,7 +1,16 @@
-"""The recipe registry: named functions that build mixers.
+"""The recipe registry: named functions that build attentions and token mixers.
 
-    @recipe("Zaheer et al. 2020", arxiv="2007.14062", family="sparse", formula="softmax over ...")
-    def bigbird(dim, heads, *, length, block=64, causal=False): ...
+An attention recipe is a function of the heads and their width that returns an `Attention`:
+
+    @recipe("Luong et al. 2015", arxiv="1508.04025", family="sparse", formula="softmax over ...")
+    def local(heads, head_dim, *, window=128): ...
+
+`create` wraps it into a `MultiHead`, and `create_attention` returns it as it is, for callers that
+have queries, keys and values. A recipe of a token mixer has one stage. It is a function of the
+model width, and of the heads if it has any, and returns a `Mixer`:
+
+    @recipe("Beltagy et al. 2020", arxiv="2004.05150", family="sparse", formula="softmax over ...")
+    def longformer(dim, heads, *, window=256, causal=False): ...
 
 Other packages add recipes through the entry-point group "regard.recipes". Entry points are loaded
 on the first lookup.
@@ -11,16 +20,16 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import import_module, metadata
-from typing import Any
+from typing import Any, get_type_hints
 
-from regard.errors import Unsupported, did_you_mean
-from regard.mixer import Can, Mixer
+from regard.errors import Unsupported, check_int, did_you_mean
+from regard.mixer import Attention, Can, Mixer, MultiHead, check_heads
 from regard.recipe_index import (
     ENTRY_POINT_GROUP,
     FAMILIES as FAMILIES,
@@ -30,16 +39,28 @@ from regard.recipe_index import (
 
 MAX_NUMBER = 1 << 53  # larger arguments cannot be sizes
 
-RecipeFunction = Callable[..., Mixer]
+# Arguments of `create` that set up the projections around an attention.
+LAYER_ARGUMENTS = ("head_dim", "kv_heads", "bias")
+_LAYER_PARAMETERS = {
+    name: parameter
+    for name, parameter in inspect.signature(MultiHead).parameters.items()
+    if name in ("dim", "heads", "causal", *LAYER_ARGUMENTS)
+}
+
+RecipeFunction = Callable[..., Attention | Mixer]
+Parameters = Mapping[str, inspect.Parameter]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A registered function that builds a mixer, with its paper.
+    """A registered function that builds an attention or a token mixer, with its paper.
 
     Attributes:
         name: Name in the registry, which is the name of the function.
-        build: The function: `(dim, heads, *, causal=False, ...) -> Mixer`.
+        function: The function, in one of three forms:
+            `(heads, head_dim, *, ...) -> Attention`;
+            `(dim, heads, *, causal=False, ...) -> Mixer`;
+            `(dim, *, causal=False, ...) -> Mixer`, for a mixer without heads.
         paper: Authors and year.
         arxiv: arXiv number, or "".
         family: Key of `FAMILIES`, or "".
@@ -50,7 +71,7 @@ class Recipe:
     """
 
     name: str
-    build: RecipeFunction
+    function: RecipeFunction
     paper: str
     arxiv: str
     family: str
@@ -61,13 +82,73 @@ class Recipe:
     @property
     def summary(self) -> str:
         """First sentence of the docstring."""
-        text = " ".join((inspect.getdoc(self.build) or "").split("\n\n")[0].split())
+        text = " ".join((inspect.getdoc(self.function) or "").split("\n\n")[0].split())
         return text.split(". ")[0].rstrip(".")
 
     @property
-    def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Parameters of the function, by name."""
-        return inspect.signature(self.build).parameters
+    def is_attention(self) -> bool:
+        """Whether the function returns an `Attention`, of heads of a given width."""
+        return list(self._signature)[:2] == ["heads", "head_dim"]
+
+    @property
+    def options(self) -> Parameters:
+        """The recipe's own parameters, without sizes and `causal`."""
+        sizes = ("dim", "heads", "head_dim", "causal")
+        return {name: p for name, p in self._signature.items() if name not in sizes}
+
+    @property
+    def parameters(self) -> Parameters:
+        """Parameters of `create` for this recipe, by name."""
+        if self.is_attention:
+            layer = {name: _LAYER_PARAMETERS[name] for name in LAYER_ARGUMENTS}
+            names = ("dim", "heads", *self.options, *layer, "causal")
+            return {name: {**_LAYER_PARAMETERS, **self.options}[name] for name in names}
+        if "heads" in self._signature:
+            return self._signature
+        heads = _LAYER_PARAMETERS["heads"].replace(default=1)
+        return {"dim": self._signature["dim"], "heads": heads, **self._signature}
+
+    @property
+    def attention_parameters(self) -> Parameters:
+        """Parameters of `create_attention` for this recipe, by name."""
+        sizes = {name: self._signature[name] for name in ("heads", "head_dim")}
+        return {**sizes, **self.options, "causal": _LAYER_PARAMETERS["causal"]}
+
+    def type_hints(self) -> Mapping[str, Any]:
+        """Types of the parameters of `create`, by name."""
+        layer = get_type_hints(MultiHead.__init__) if self.is_attention else {}
+        return {**layer, **get_type_hints(self.function)}
+
+    @property
+    def _signature(self) -> Parameters:
+        return inspect.signature(self.function).parameters
+
+    def build(self, dim: int, heads: int | None = None, **arguments: Any) -> Mixer:
+        """Build the mixer; `heads=None` takes the default of the recipe. See `create`."""
+        heads = self.default_heads(1) if heads is None else heads
+        if not self.is_attention:
+            sizes = (dim, heads) if "heads" in self._signature else (dim,)
+            mixer = self.function(*sizes, **arguments)
+            assert isinstance(mixer, Mixer), f"{self.name} returned {type(mixer).__name__}"
+            return mixer
+        layer = {name: arguments.pop(name) for name in LAYER_ARGUMENTS if name in arguments}
+        causal = arguments.pop("causal", False)
+        if layer.get("head_dim") is None:
+            check_heads(dim, heads)
+            layer["head_dim"] = dim // heads
+        attention = self.build_attention(heads, layer["head_dim"], causal=causal, **arguments)
+        return MultiHead(dim, heads, attention, causal=causal, **layer)
+
+    def build_attention(
+        self, heads: int, head_dim: int, *, causal: bool = False, **options: Any
+    ) -> Attention:
+        """Build the attention without projections. See `create_attention`."""
+        check_int(1, heads=heads, head_dim=head_dim)
+        if "causal" in self._signature:
+            options["causal"] = causal
+        attention = self.function(heads, head_dim, **options)
+        assert isinstance(attention, Attention), f"{self.name} returned {type(attention).__name__}"
+        return attention
 
     def default_heads(self, otherwise: int) -> int:
         """Default number of heads of the recipe, or `otherwise` if it has none."""
@@ -119,18 +200,45 @@ def recipe(
     example_kwargs: Mapping[str, Any] | None = None,
     listed: bool = True,
 ) -> Callable[[RecipeFunction], RecipeFunction]:
-    """Register the decorated function as a recipe under its name; see `Recipe` for arguments."""
+    """Register the decorated function as a recipe under its name.
 
-    def register(build: RecipeFunction) -> RecipeFunction:
-        name = build.__name__
+    The first parameters of the function tell what it builds: `(heads, head_dim, *, ...)` returns
+    an `Attention`, `(dim, heads, *, causal, ...)` and `(dim, *, causal, ...)` return a `Mixer`.
+    See `Recipe` for the arguments of the decorator.
+    """
+
+    def register(function: RecipeFunction) -> RecipeFunction:
+        name = function.__name__
         known = _recipes.get(name)
-        if known is not None and build.__module__ not in (known.build.__module__, "__main__"):
-            raise ValueError(f"Recipe {name!r} is already registered by {known.build.__module__}.")
+        if known is not None and function.__module__ not in (known.function.__module__, "__main__"):
+            raise ValueError(
+                f"Recipe {name!r} is already registered by {known.function.__module__}."
+            )
         kwargs = dict(example_kwargs or {})
-        _recipes[name] = Recipe(name, build, paper, arxiv, family, formula, kwargs, listed)
-        return build
+        new = Recipe(name, function, paper, arxiv, family, formula, kwargs, listed)
+        _check_signature(new)
+        _recipes[name] = new
+        return function
 
     return register
+
+
+def _check_signature(recipe: Recipe) -> None:
+    """Raise TypeError unless the function has one of the forms that `Recipe` lists."""
+    names = list(inspect.signature(recipe.function).parameters)
+    if recipe.is_attention:
+        taken = [name for name in LAYER_ARGUMENTS if name in recipe.options]
+        if taken:
+            raise TypeError(
+                f"{recipe.name} cannot have a parameter {taken[0]!r}: it is an argument of "
+                "regard.create that sets up the projections of every attention recipe"
+            )
+    elif names[:1] != ["dim"] or "causal" not in names:
+        raise TypeError(
+            f"the parameters of {recipe.name} must start with (heads, head_dim), for a function "
+            "that returns an Attention, or be (dim, heads, *, causal, ...) or (dim, *, causal, "
+            f"...), for one that returns a Mixer, not ({', '.join(names)})"
+        )
 
 
 @lru_cache(1)
@@ -189,30 +297,83 @@ def create(name: str, /, **arguments: Any) -> Mixer:
     """Build a mixer by recipe name: `create("bigbird", dim=512, heads=8, length=4096)`.
 
     Unknown names and arguments raise an error that names the closest match.
+
+    Args:
+        name: Name of the recipe.
+        **arguments: `dim`, `heads`, `causal`, and the options of the recipe. For attention
+            recipes also the arguments of the projections around it: `head_dim` (width of a head,
+            default dim / heads), `kv_heads` and `bias`; see `MultiHead`.
     """
     found = get_recipe(name)
-    parameters = found.parameters
+    if not found.is_attention:
+        for argument in LAYER_ARGUMENTS:
+            if argument in arguments and argument not in found.parameters:
+                raise Unsupported(
+                    f"{name} does not take {argument}: it is a token mixer, with projections of "
+                    "its own or without any"
+                )
+    _check_arguments(found, found.parameters, arguments)
+    with _explain_errors(found, arguments):
+        mixer = found.build(**arguments)
+    mixer.name = name  # used in error messages
+    return mixer
+
+
+def create_attention(name: str, /, **arguments: Any) -> Attention:
+    """Build an attention by recipe name, without projections, for given queries, keys and values:
+    `create_attention("local", heads=8, head_dim=64, window=128)`.
+
+    Recipes of token mixers raise `Unsupported`.
+
+    Args:
+        name: Name of the recipe.
+        **arguments: `heads`, `head_dim`, the options of the recipe, and `causal`: whether the
+            attention will be called with causal=True. Some recipes then draw another pattern, and
+            recipes that cannot be causal raise `Unsupported`.
+    """
+    found = get_recipe(name)
+    if not found.is_attention:
+        raise Unsupported(
+            f"{name} has no attention over given queries, keys and values: it is a token mixer, "
+            f"with projections of its own or without any. Use regard.create({name!r}, ...)."
+        )
+    _check_arguments(found, found.attention_parameters, arguments)
+    with _explain_errors(found, arguments):
+        attention = found.build_attention(**arguments)
+        reason = attention.can.reason("causal")
+        if arguments.get("causal") and reason is not None:
+            raise Unsupported(reason)
+    return attention
+
+
+def _check_arguments(
+    recipe: Recipe, parameters: Parameters, arguments: Mapping[str, object]
+) -> None:
+    """Raise unless the arguments are known, of the annotated types, and complete."""
     for argument, value in arguments.items():
         if argument not in parameters:
             raise TypeError(
-                f"{name} has no argument {argument!r}: {did_you_mean(argument, parameters)}"
+                f"{recipe.name} has no argument {argument!r}: {did_you_mean(argument, parameters)}"
             )
         _check_argument(argument, value, str(parameters[argument].annotation))
     missing = [
         p.name for p in parameters.values() if p.default is p.empty and p.name not in arguments
     ]
     if missing:
-        raise TypeError(f"{name} is missing required arguments: {', '.join(missing)}")
+        raise TypeError(f"{recipe.name} is missing required arguments: {', '.join(missing)}")
+
+
+@contextmanager
+def _explain_errors(recipe: Recipe, arguments: Mapping[str, object]) -> Iterator[None]:
+    """Name the recipe and the call in errors of its function."""
     try:
-        mixer = found.build(**arguments)
+        yield
     except Unsupported as error:
-        raise Unsupported(_unsupported_message(found, arguments, error)) from None
+        raise Unsupported(_unsupported_message(recipe, arguments, error)) from None
     except ValueError as error:
         # The failing module may call the argument something else, so show the call.
         call = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise ValueError(f"{error}, in {name}({call})") from None
-    mixer.name = name  # used in error messages
-    return mixer
+        raise ValueError(f"{error}, in {recipe.name}({call})") from None
 
 
 def _unsupported_message(found: Recipe, arguments: Mapping[str, Any], error: Unsupported) -> str:

@@ -19,8 +19,9 @@ CASES = {
     "axial": [
         {"width": 5},
         {"width": 10},
-        *({"width": 7, "form": form} for form in ("two", "row", "column")),
+        *({"width": 7, "form": form} for form in ("row", "column")),
     ],
+    "axial_passes": [{"width": 7}],
     "neighbourhood": [
         {"size": 5},
         {"size": 12},
@@ -30,7 +31,7 @@ CASES = {
     "swin": [
         {"width": 6, "window": 3, "layer": 1},
         {"width": 20, "window": (3, 4), "layer": 0},
-        {"width": 7, "window": (4, 5), "layer": 3, "bias": False},
+        {"width": 7, "window": (4, 5), "layer": 3, "position_bias": False},
     ],
 }
 
@@ -82,9 +83,7 @@ def image_local_2d(
 
 
 def axial(p, x, *, heads, causal, mask=None, global_attention_mask=None, width, form="union"):
-    """Ho et al. 2019: the row, the column, both in one softmax, or one after the other."""
-    if form == "two":
-        return two_passes(p, x, heads, causal, mask, width)
+    """Ho et al. 2019: the row, the column, or both in one softmax."""
 
     def see(h, i, j):
         row, column = i // width == j // width, i % width == j % width
@@ -95,8 +94,8 @@ def axial(p, x, *, heads, causal, mask=None, global_attention_mask=None, width, 
     return by_rule(p, x, heads, see, mask=mask)
 
 
-def two_passes(p, x, heads, causal, mask, width):
-    """Rows, then columns.
+def axial_passes(p, x, *, heads, causal, mask=None, global_attention_mask=None, width):
+    """Ho et al. 2019: rows, then columns.
 
     Causal, as in the paper's decoder: finished rows are read whole, summed up along the columns,
     and shifted down by a row; then comes masked attention in the own row.
@@ -155,7 +154,7 @@ def swin(
     width,
     window=7,
     layer=0,
-    bias=True,
+    position_bias=True,
 ):
     """Liu et al. 2021: the image is rolled by half a window, cut into windows, and what the roll
     brought together from two sides of the image is kept apart; scores get B[dy, dx].
@@ -185,6 +184,6 @@ def swin(
         off = [(i // width - j // width + rows - 1, i % width - j % width + cols - 1) for j in seen]
         if seen:
             scores = k[a, seen, h] @ q[a, i, h] / e**0.5
-            more = torch.stack([p["inner.prior.table"][h, y, x] for y, x in off]) if bias else 0
+            more = torch.stack([p["inner.prior.table"][h, y, x] for y, x in off]) if position_bias else 0
             out[a, i, h] = torch.softmax(scores + more, 0) @ v[a, seen, h]
     return linear_layer(p, "out", out.flatten(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +26,9 @@ from regard.bench.cell import (
 from regard.bench.estimate import estimate_call
 from regard.device import DTYPES
 from regard.errors import Unsupported
-from regard.mixer import Mixer, MultiHead, merge_heads, split_heads
+from regard.mixer import Attention, Mixer, merge_heads, split_heads
 from regard.models import ModuleSpec
-from regard.registry import create, get_recipe
+from regard.registry import create, create_attention, get_recipe
 from regard.show.build import fill_length_arguments
 from regard.state import State
 
@@ -95,90 +96,110 @@ class RecipeContender(Contender):
         return ":".join([self.spec.name, *arguments])
 
     def build(self, cell: BenchCell) -> BenchCall:
-        mixer = build_mixer(self.spec, cell).train(cell.mode == "training")
-        if mixer.length is not None and cell.length + (cell.mode == "decode") > mixer.length:
-            raise ValueError(f"it was built with length={mixer.length}")
+        scope = build_attention if cell.scope == "kernel" else build_mixer
+        module = scope(self.spec, cell).train(cell.mode == "training")
+        if module.length is not None and cell.length + (cell.mode == "decode") > module.length:
+            raise ValueError(f"it was built with length={module.length}")
         if cell.mode == "decode":
-            return decode_call(mixer, cell)
-        if cell.scope == "layer":
-            return layer_call(mixer, cell)
-        attention, shapes = attention_shapes(mixer, cell, cell.length)
+            return decode_call(self.spec, module, cell)
+        if isinstance(module, Mixer):
+            return layer_call(module, cell)
 
         def attend(q: Tensor, *kv: Tensor) -> Tensor:
             k, v = kv if len(kv) == 2 else (q, *kv)
-            return attention.inner(q, k, v, causal=cell.is_causal)[0]
+            return module(q, k, v, causal=cell.is_causal)[0]
 
-        return heads_call(attend, cell, *shapes, parameters=list(attention.inner.parameters()))
+        shapes = attention_shapes(self.spec, module, cell, cell.length)
+        return heads_call(attend, cell, *shapes, parameters=list(module.parameters()))
 
     def estimate(self, cell: BenchCell) -> CallEstimate | None:
         try:
-            return estimate_call(build_mixer(self.spec, cell, device="meta"), cell)
+            mixer = build_mixer(self.spec, cell, device="meta")
+            return estimate_call(mixer, cell, recipe_arguments(self.spec, cell)["heads"])
         except (ValueError, TypeError, NotImplementedError, RuntimeError):
             # some recipes need random numbers that the meta device does not have; unsupported
             # arguments are reported by `build`
             return None
 
 
+def recipe_arguments(spec: ModuleSpec, cell: BenchCell) -> dict[str, Any]:
+    """Arguments of a recipe for a cell; a fixed length is one token more when decoding."""
+    recipe = get_recipe(spec.name)
+    arguments = {"heads": recipe.default_heads(cell.heads), **spec.arguments}
+    arguments = fill_length_arguments(recipe, cell.length + (cell.mode == "decode"), arguments)
+    if cell.is_causal or recipe.parameters["causal"].default:
+        arguments["causal"] = True
+    return arguments
+
+
 def build_mixer(spec: ModuleSpec, cell: BenchCell, *, device: str | None = None) -> Mixer:
-    """Build a recipe for a cell; a fixed length is one token more when decoding.
+    """Build a recipe for a cell, with projections.
 
     Args:
         device: "meta" for a mixer without memory. None: the device of the cell.
     """
-    recipe = get_recipe(spec.name)
-    arguments = {"heads": recipe.default_heads(cell.heads), **spec.arguments, "dim": cell.dim}
-    arguments = fill_length_arguments(recipe, cell.length + (cell.mode == "decode"), arguments)
-    if cell.is_causal or recipe.parameters["causal"].default:
-        arguments["causal"] = True
     # weights are drawn on the CPU in float32, so that they are the same on every device
     with tensor_defaults(device or "cpu", "float32"):
-        mixer = create(recipe.name, **arguments)
+        mixer = create(spec.name, **{**recipe_arguments(spec, cell), "dim": cell.dim})
     return mixer if device else mixer.to(cell.device, DTYPES[cell.dtype])
 
 
-def attention_shapes(
-    mixer: Mixer, cell: BenchCell, n: int
-) -> tuple[MultiHead, list[tuple[int, ...]]]:
-    """Return the mixer and the shapes of its queries, keys (unless shared) and values."""
-    if not isinstance(mixer, MultiHead):
+def build_attention(spec: ModuleSpec, cell: BenchCell) -> Attention:
+    """Build the attention of a recipe for a cell, without projections."""
+    if not get_recipe(spec.name).is_attention:
         raise Unsupported(
-            f"{mixer.name} has no attention on given queries, keys and values: use --scope layer"
+            f"{spec.name} has no attention on given queries, keys and values: use --scope layer"
         )
-    kv_heads = mixer.kv_heads if mixer.inner.supports_gqa else mixer.heads
-    e = cell.dim // mixer.heads
-    q, kv = (cell.batch, mixer.heads, n, e), (cell.batch, kv_heads, n, e)
-    return mixer, [q, kv] if mixer.inner.shared_qk else [q, kv, kv]
+    arguments = recipe_arguments(spec, cell)
+    arguments.pop("kv_heads", None)  # of the keys and values, see `attention_shapes`
+    arguments.setdefault("head_dim", cell.dim // arguments["heads"])
+    with tensor_defaults("cpu", "float32"):
+        attention = create_attention(spec.name, **arguments)
+    return attention.to(cell.device, DTYPES[cell.dtype])
 
 
-def decode_call(mixer: Mixer, cell: BenchCell) -> BenchCall:
+def attention_shapes(
+    spec: ModuleSpec, attention: Attention, cell: BenchCell, n: int
+) -> list[tuple[int, ...]]:
+    """Shapes of n queries, keys (unless they are the queries) and values."""
+    arguments = recipe_arguments(spec, cell)
+    heads = arguments["heads"]
+    kv_heads = arguments.get("kv_heads", heads) if attention.supports_gqa else heads
+    e = arguments.get("head_dim", cell.dim // heads)
+    q, kv = (cell.batch, heads, n, e), (cell.batch, kv_heads, n, e)
+    return [q, kv] if attention.shared_qk else [q, kv, kv]
+
+
+def decode_call(spec: ModuleSpec, module: Mixer | Attention, cell: BenchCell) -> BenchCall:
     """Return a call that decodes the next token of a stream.
 
     Every call continues the stream, because a state that is used twice has to be copied. Only a
-    mixer of fixed length, which has no room for more tokens, repeats the same one.
+    module of fixed length, which has no room for more tokens, repeats the same one.
     """
     state: State = None
     shapes: list[tuple[int, ...]] = [(cell.batch, 1, cell.dim)]
-    if cell.scope == "kernel":
-        if not mixer.can.stream:
-            reason = mixer.can.reason("stream")
-            raise Unsupported(f"{mixer.name} does not support streaming: {reason}")
-        attention, shapes = attention_shapes(mixer, cell, 1)
-        state = attention.inner.initial_state()
+    if isinstance(module, Attention):
+        if not module.can.stream:
+            reason = module.can.reason("stream")
+            raise Unsupported(f"{spec.name} does not support streaming: {reason}")
+        shapes = attention_shapes(spec, module, cell, 1)
+        state = module.initial_state()
 
     def step(inputs: list[Tensor], state: State) -> tuple[Tensor, State]:
-        if cell.scope == "layer":
-            return mixer.stream(inputs[0], state)
+        if isinstance(module, Mixer):
+            return module.stream(inputs[0], state)
         q, *kv = inputs
         k, v = kv if len(kv) == 2 else (q, *kv)
-        return attention.inner(q, k, v, causal=True, state=state)
+        out: tuple[Tensor, State] = module(q, k, v, causal=True, state=state)
+        return out
 
     def next_token() -> Tensor:
         nonlocal state
         out, after = step(inputs, state)
-        state = after if mixer.length is None else state
+        state = after if module.length is None else state
         return out
 
-    with torch.no_grad(), skip_attention(mixer):
+    with torch.no_grad(), skip_attention(module):
         for start in range(0, cell.length, PROMPT_CHUNK):
             n = min(PROMPT_CHUNK, cell.length - start)
             _, state = step([torch.randn(*shape[:-2], n, shape[-1]) for shape in shapes], state)
@@ -187,13 +208,13 @@ def decode_call(mixer: Mixer, cell: BenchCell) -> BenchCall:
 
 
 @contextmanager
-def skip_attention(mixer: Mixer) -> Iterator[None]:
+def skip_attention(module: nn.Module) -> Iterator[None]:
     """Fill the KV cache without attending to it, so that a prompt takes linear time."""
-    modules = [module for module in mixer.modules() if isinstance(module, KVCacheAttention)]
-    for module in modules:
-        module.attend = lambda q, k, v, *_, **__: q.new_zeros(*q.shape[:3], v.shape[3])  # type: ignore[method-assign]
+    modules = [part for part in module.modules() if isinstance(part, KVCacheAttention)]
+    for part in modules:
+        part.attend = lambda q, k, v, *_, **__: q.new_zeros(*q.shape[:3], v.shape[3])  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for module in modules:
-            del module.attend
+        for part in modules:
+            del part.attend

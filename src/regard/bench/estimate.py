@@ -6,14 +6,14 @@ from regard.bench.cell import BenchCell, CallEstimate
 from regard.device import DTYPES
 from regard.measure.cost import Cost, cost
 from regard.measure.pairs import count_pairs
-from regard.mixer import Mixer, MultiHead
+from regard.mixer import Mixer
 from regard.show.build import pattern_of
 
 LAST_TOKENS = 64  # tokens over which the cost of decoding one is averaged: chunks count as a whole
 
 
-def estimate_call(mixer: Mixer, cell: BenchCell) -> CallEstimate:
-    """Estimate a call of a mixer in the scope and mode of a cell."""
+def estimate_call(mixer: Mixer, cell: BenchCell, heads: int) -> CallEstimate:
+    """Estimate a call of a mixer with that many heads in the scope and mode of a cell."""
     n, pattern, float_bytes = cell.length, pattern_of(mixer), DTYPES[cell.dtype].itemsize
 
     def scope_cost(length: int) -> Cost:
@@ -25,7 +25,7 @@ def estimate_call(mixer: Mixer, cell: BenchCell) -> CallEstimate:
     def visible_pairs(length: int) -> float:
         if pattern is None or not length:
             return 0.0
-        return float(cell.batch * count_pairs(pattern, length, length, cell.heads))
+        return float(cell.batch * count_pairs(pattern, length, length, heads))
 
     if cell.mode == "decode":
         before = max(0, n + 1 - LAST_TOKENS)
@@ -35,7 +35,6 @@ def estimate_call(mixer: Mixer, cell: BenchCell) -> CallEstimate:
         return CallEstimate(flops, exps, after.state_bytes + float_bytes * after.parameters, None)
 
     total, pairs = scope_cost(n), visible_pairs(n)
-    heads = mixer.heads if isinstance(mixer, MultiHead) else cell.heads
     density = None if pattern is None else pairs / (cell.batch * heads * n * n)
     x_bytes = float_bytes * cell.batch * n * cell.dim
     parameter_bytes = float_bytes * total.parameters

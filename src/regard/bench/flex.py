@@ -12,11 +12,9 @@ from torch import Tensor
 from regard.attentions import SoftmaxAttention
 from regard.backends.flex import block_mask
 from regard.bench.cell import BenchCall, BenchCell, CallEstimate, Contender, heads_call
-from regard.bench.contenders import RecipeContender, build_mixer
+from regard.bench.contenders import RecipeContender, attention_shapes, build_attention
 from regard.errors import Unsupported
-from regard.mixer import MultiHead
 from regard.models import ModuleSpec
-from regard.show.build import pattern_of
 
 RECOMPILE_LIMIT = 256  # one compilation for each pattern, length and number of threads
 FLEX_MODULE = "torch.nn.attention.flex_attention"
@@ -52,17 +50,15 @@ class FlexContender(Contender):
             raise Unsupported(NO_BACKWARD)
         if cell.mode == "decode":
             raise Unsupported("the block mask of FlexAttention needs blocks of 128 queries, not 1")
-        mixer = build_mixer(self.spec, cell)
-        pattern = pattern_of(mixer)
-        inner = mixer.inner if isinstance(mixer, MultiHead) else None
-        if pattern is None or not isinstance(inner, SoftmaxAttention) or inner.prior is not None:
+        attention = build_attention(self.spec, cell)
+        if not isinstance(attention, SoftmaxAttention) or attention.prior is not None:
             raise Unsupported(f"a block mask cannot express {self.reference}")
-        assert isinstance(mixer, MultiHead)
+        pattern = attention.causal_pattern if cell.is_causal else attention.pattern
         local = pattern.resolve_global_mask(False, False)
         blocks = block_mask(local, cell.length, cell.length, device=cell.device)
-        shape = (cell.batch, mixer.heads, cell.length, cell.dim // mixer.heads)
+        shapes = attention_shapes(self.spec, attention, cell, cell.length)
         flex = compiled_flex_attention()
-        return heads_call(lambda q, k, v: flex(q, k, v, block_mask=blocks), cell, *[shape] * 3)
+        return heads_call(lambda q, k, v: flex(q, k, v, block_mask=blocks), cell, *shapes)
 
     def estimate(self, cell: BenchCell) -> CallEstimate | None:
         if (cell.scope, cell.mode) != ("kernel", "forward"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import did_you_mean
 from regard.literals import parse_literal
@@ -38,7 +38,7 @@ def _validate(recipe: Recipe, name: str, value: Any) -> Any:
 
     from regard.pattern import MAX_POSITION
 
-    annotation = get_type_hints(recipe.build).get(name, Any)
+    annotation = recipe.type_hints().get(name, Any)
     if "Pattern" in str(annotation):
         raise ValueError(
             f"{name!r} takes patterns, which are written in Python: "

@@ -97,7 +97,7 @@ def _print(out: Console, description: RecipeDescription, full_size: bool) -> Non
     out.print()
     out.print(Text(f"  {recipe.formula}", "italic"))
     out.print()
-    out.print(Text(inspect.getdoc(recipe.build) or ""))
+    out.print(Text(inspect.getdoc(recipe.function) or ""))
     out.print()
     out.print(_table(description))
     out.print()

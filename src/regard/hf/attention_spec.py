@@ -17,23 +17,16 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import nn
 
 from regard.attentions.kv_cache import KVCacheAttention
 from regard.errors import Unsupported, did_you_mean
 from regard.literals import parse_literal
-from regard.mixer import Attention, Mixer, MultiHead
+from regard.mixer import Attention
 from regard.pattern import Band, Full, Keys
-from regard.registry import create, get_recipe, list_recipes
+from regard.registry import LAYER_ARGUMENTS, create_attention, get_recipe, list_recipes
 
 PREFIX = "regard:"
-MODEL_ARGUMENTS = (
-    "dim",
-    "heads",
-    "kv_heads",
-    "causal",
-    "bias",
-)  # set by the model, never by a name
+MODEL_ARGUMENTS = ("dim", "heads", "causal", *LAYER_ARGUMENTS)  # set by the model, not by a name
 TRIAL_HEADS, TRIAL_HEAD_DIM, TRIAL_LENGTH = (
     4,
     16,
@@ -67,7 +60,7 @@ class AttentionSpec:
                 has none.
         """
         arguments = dict(self.arguments)
-        parameter = get_recipe(self.recipe).parameters.get("length")
+        parameter = get_recipe(self.recipe).options.get("length")
         if parameter is not None and "length" not in arguments:
             required = parameter.default is parameter.empty
             if required and length is None:
@@ -79,12 +72,11 @@ class AttentionSpec:
             if required or parameter.default is None:
                 arguments["length"] = length
         with isolated_build():
-            mixer = create(
-                self.recipe, dim=heads * head_dim, heads=heads, causal=causal, **arguments
+            attention = create_attention(
+                self.recipe, heads=heads, head_dim=head_dim, causal=causal, **arguments
             )
-            check_is_function(mixer, self)
-        assert isinstance(mixer, MultiHead)
-        return mixer.inner
+            check_is_function(attention, heads, head_dim, self)
+        return attention
 
 
 @contextmanager
@@ -131,8 +123,14 @@ def format_value(value: Any) -> str:
 def _check_spec(spec: AttentionSpec) -> Attention:
     """Build a small attention, so that errors in a name show before there is a model."""
     recipe = get_recipe(spec.recipe)
+    if not recipe.is_attention:
+        raise not_a_function(
+            f"{PREFIX}{spec.recipe}", "it mixes tokens, with projections of its own or without any"
+        )
     with isolated_build():
-        check_is_function(recipe.example(16), f"{PREFIX}{spec.recipe}")
+        heads, head_dim = 2, 8
+        example = recipe.build_attention(heads, head_dim, **recipe.example_kwargs)
+        check_is_function(example, heads, head_dim, f"{PREFIX}{spec.recipe}")
         causal = recipe.causal_options()[0]
     return spec.build(
         heads=TRIAL_HEADS, head_dim=TRIAL_HEAD_DIM, causal=causal, length=TRIAL_LENGTH
@@ -142,7 +140,7 @@ def _check_spec(spec: AttentionSpec) -> Attention:
 def make_spec(recipe: str, /, **arguments: Any) -> AttentionSpec:
     """A checked spec of a recipe with arguments, and `cross` where given."""
     cross = arguments.pop("cross", None)
-    known = [name for name in get_recipe(recipe).parameters if name not in MODEL_ARGUMENTS]
+    known = list(get_recipe(recipe).options)
     for name in arguments:
         if name in MODEL_ARGUMENTS:
             raise ValueError(f"{PREFIX}{recipe} does not accept {name!r}: the model sets it.")
@@ -177,28 +175,25 @@ def attention_names() -> list[str]:
 
 
 # ---------------------------------------------------------------------- which recipes are functions
-def check_is_function(mixer: Mixer, name: object) -> None:
-    """Raise `Unsupported` unless the mixer is a function of q, k and v without parameters."""
-    reason = None
-    if type(mixer) is not MultiHead:
-        reason = "it mixes tokens directly, without queries, keys and values"
-    elif mixer.inner.shared_qk:
-        reason = "it shares queries and keys, and the model projects both"
-    elif mixer.rotary is not None or not all(
-        isinstance(layer, nn.Linear) and layer.out_features == mixer.dim
-        for layer in (mixer.q, mixer.k, mixer.v)
-    ):
-        reason = "it has its own projections"
-    elif own := [name for name, _ in mixer.inner.named_parameters()]:
-        reason = f"it has parameters ({', '.join(own)}), and a function has no place for them"
-    elif trained := trained_buffers(mixer.inner, mixer.heads, mixer.dim // mixer.heads):
-        names = ", ".join(trained)
-        reason = f"training changes its buffers ({names}), and a function has no place for them"
-    if reason is not None:
-        raise Unsupported(
-            f"{name} cannot be an attention function: {reason}. Use regard.swap to put it into a "
-            "model."
+def check_is_function(attention: Attention, heads: int, head_dim: int, name: object) -> None:
+    """Raise `Unsupported` unless the attention is a function of q, k and v without parameters."""
+    if attention.shared_qk:
+        raise not_a_function(name, "it shares queries and keys, and the model projects both")
+    if own := ", ".join(name for name, _ in attention.named_parameters()):
+        raise not_a_function(
+            name, f"it has parameters ({own}), and a function has no place for them"
         )
+    if trained := ", ".join(trained_buffers(attention, heads, head_dim)):
+        raise not_a_function(
+            name, f"training changes its buffers ({trained}), and a function has no place for them"
+        )
+
+
+def not_a_function(name: object, reason: str) -> Unsupported:
+    """The error for a recipe that cannot be an attention function."""
+    return Unsupported(
+        f"{name} cannot be an attention function: {reason}. Use regard.swap to put it into a model."
+    )
 
 
 def trained_buffers(inner: Attention, heads: int, head_dim: int) -> list[str]:

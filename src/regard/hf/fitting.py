@@ -47,7 +47,7 @@ def fit_mixer(
             with torch.no_grad():
                 initialize(module, spec.arguments)
     for position in (weights.rotary, weights.prior):
-        mixer = mixer if position is None else add_position(mixer, position)
+        mixer = mixer if position is None else with_position(mixer, deepcopy(position))
     mixer.name = spec.name
     return mixer.to(weights.q.weight.device, weights.q.weight.dtype), kept
 
@@ -57,13 +57,13 @@ def build_mixer(weights: AttentionWeights, spec: ModuleSpec, layer: int, seed: i
 
     New weights depend on the seed and the layer only.
     """
-    arguments = dict(spec.arguments)
-    for name in ("dim", "heads"):
+    recipe = registry.get_recipe(spec.name)
+    parameters, arguments = recipe.parameters, dict(spec.arguments)
+    for name in ("dim", "heads", *(("head_dim", "bias") if recipe.is_attention else ())):
         if name in arguments:
             raise ValueError(
                 f"{name} is set by the model and cannot be an argument of {spec.name}."
             )
-    parameters = registry.get_recipe(spec.name).parameters
     if parameters["heads"].default is inspect.Parameter.empty:
         arguments["heads"] = weights.heads
     arguments.setdefault("causal", bool(weights.causal))
@@ -75,21 +75,34 @@ def build_mixer(weights: AttentionWeights, spec: ModuleSpec, layer: int, seed: i
         parameters["layer"].default is not None or arguments.get("split") == "layers"
     ):
         arguments.setdefault("layer", layer)
-    width = weights.q.weight.shape[
-        0
-    ]  # of all heads together, which may differ from the model width
+    width = weights.q.weight.shape[0]  # of all heads together
+    head_dim = width // weights.heads
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + layer)
-        mixer = registry.create(spec.name, dim=width, **arguments)
-    if width != weights.dim:
-        if not isinstance(mixer, MultiHead):
-            raise Unsupported(
-                f"{spec.name} is not a MultiHead mixer, which {weights.heads} heads of width "
-                f"{width // weights.heads} "
-                f"in a model of width {weights.dim} require."
+        if not recipe.is_attention:
+            if width != weights.dim:
+                raise Unsupported(
+                    f"{spec.name} is not an attention recipe, which {weights.heads} heads of width "
+                    f"{head_dim} in a model of width {weights.dim} require."
+                )
+            return registry.create(spec.name, dim=width, **arguments)
+        model_kv_heads = weights.kv_heads or weights.heads
+        kv_heads = arguments.pop("kv_heads", model_kv_heads)
+        if model_kv_heads % kv_heads:
+            raise ValueError(
+                f"kv_heads of {spec.name} must divide the {model_kv_heads} key and value heads of "
+                f"the model, not {kv_heads}."
             )
-        mixer.dim = weights.dim
-    return mixer
+        attention = registry.create_attention(spec.name, head_dim=head_dim, **arguments)
+    with torch.device("meta"):  # the projections of the model take the place of these
+        return MultiHead(
+            weights.dim,
+            weights.heads,
+            attention,
+            head_dim=head_dim,
+            kv_heads=weights.heads if attention.shared_qk else kv_heads,
+            causal=arguments["causal"],
+        )
 
 
 # -------------------------------------------------------------------------------------- projections
@@ -123,7 +136,11 @@ def take_over_projections(mixer: Mixer, weights: AttentionWeights) -> tuple[str,
             kept.add("k")
         if replace_projection(owner, "v", new["v"], weights):
             kept.add("v")
-        if isinstance(owner.out, nn.Linear) and owner.out.in_features == owner.out.out_features:
+        width = weights.q.weight.shape[0]
+        if isinstance(owner.out, nn.Linear) and owner.out.in_features in (
+            width,
+            owner.out.out_features,
+        ):
             owner.out = nn.Identity()
     return tuple(name for name in PROJECTIONS if name in kept)
 
@@ -145,7 +162,16 @@ def replace_projection(
         and isinstance(owner, MultiHead)
         and own.out_features in (weights.heads * head_dim, owner.kv_heads * head_dim)
     ):
-        if own_heads > kv_heads:
+        if own_heads > kv_heads and owner.inner.shared_qk:
+            repeat = own_heads // kv_heads  # keys have all heads, so values must have them too
+            rows = [
+                None
+                if t is None
+                else t.unflatten(0, (kv_heads, -1)).repeat_interleave(repeat, 0).flatten(0, 1)
+                for t in new
+            ]
+            new = LinearWeights(*rows)  # type: ignore[arg-type]
+        elif own_heads > kv_heads:
             owner.kv_heads = kv_heads
         elif kv_heads % own_heads:
             return False
@@ -159,23 +185,6 @@ def replace_projection(
         return False
     setattr(owner, name, new.to_linear())
     return True
-
-
-def add_position(mixer: Mixer, position: nn.Module) -> Mixer:
-    """`with_position`, also where all heads together are wider or narrower than the model."""
-    if (
-        not isinstance(mixer, MultiHead)
-        or not isinstance(mixer.q, nn.Linear)
-        or mixer.q.out_features == mixer.dim
-    ):
-        return with_position(mixer, deepcopy(position))
-    dim, mixer.dim = (
-        mixer.dim,
-        mixer.q.out_features,
-    )  # `with_position` checks the width of heads by it
-    positioned = with_position(mixer, deepcopy(position))
-    positioned.dim = dim
-    return positioned
 
 
 # -------------------------------------------------------------------------------------- new weights

@@ -42,8 +42,8 @@ def collaborate(mixer: MultiHead, width: int, *, rounds: int = 100, seed: int = 
     by_head = [w.detach().double().unflatten(0, (mixer.heads, -1)) for w in (q.weight, k.weight)]
     inner = deepcopy(mixer.inner)
     if inner.scale is None:  # keep the scale of the old width
-        inner.scale = (mixer.dim // mixer.heads) ** -0.5
-    new = MultiHead(mixer.dim, mixer.heads, inner, causal=mixer.causal)
+        inner.scale = mixer.head_dim**-0.5
+    new = MultiHead(mixer.dim, mixer.heads, inner, head_dim=mixer.head_dim, causal=mixer.causal)
     mixing, left, right = _common_factors(*by_head, width, rounds, seed)
     new.q, new.k = (
         SharedProjection(mixer.dim, mixer.heads, width, mixed=mixed) for mixed in (True, False)

@@ -160,14 +160,16 @@ def _replace_attention(
     mixer: MultiHead, attention: Attention, rotary: RotaryEmbedding | None
 ) -> MultiHead:
     """A copy of the mixer, with the same projections around another attention."""
-    new = MultiHead(
-        mixer.dim,
-        mixer.heads,
-        attention,
-        kv_heads=mixer.kv_heads,
-        causal=mixer.causal,
-        rotary=rotary,
-    )
+    with torch.device("meta"):  # the projections of the mixer take the place of these
+        new = MultiHead(
+            mixer.dim,
+            mixer.heads,
+            attention,
+            head_dim=mixer.head_dim,
+            kv_heads=mixer.kv_heads,
+            causal=mixer.causal,
+            rotary=rotary,
+        )
     for name, module in mixer.named_children():
         if name not in ("inner", "rotary"):
             new.add_module(name, deepcopy(module))

@@ -11,7 +11,7 @@ from math import ceil
 
 from regard.attentions import LSHAttention, SoftmaxAttention
 from regard.errors import check_choice, check_int
-from regard.mixer import Mixer, MultiHead, check_heads
+from regard.mixer import Attention, Mixer, MultiHead
 from regard.mixers.xcit import CrossCovarianceAttention, LocalPatchInteraction, XCiTComponent
 from regard.pattern import BlockTable, Chunks, Global, Keys, PerHead, Queries
 from regard.prior import RepeatedKeys
@@ -73,23 +73,21 @@ def bigbird_hf(
     listed=False,
 )
 def reformer_hf(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     buckets: int = 64,
     chunk: int = 64,
     rounds: int = 4,
     causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Reformer as in Hugging Face transformers.
 
     Scores are not divided by √e, a key that is met in several rounds counts several times, and
     without a causal mask tokens of other buckets in the same chunk are visible.
     """
-    check_heads(dim, heads)
-    hashing = AngularHash(heads, dim // heads, buckets=buckets, rounds=rounds)
-    attention = LSHAttention(hashing, chunk=chunk, same_bucket=causal, once=False, scale=1.0)
-    return MultiHead(dim, heads, attention, causal=causal)
+    hashing = AngularHash(heads, head_dim, buckets=buckets, rounds=rounds)
+    return LSHAttention(hashing, chunk=chunk, same_bucket=causal, once=False, scale=1.0)
 
 
 @recipe(

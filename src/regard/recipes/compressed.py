@@ -12,7 +12,7 @@ from regard.attentions import (
 )
 from regard.compression import ConvCompression, LengthProjection
 from regard.errors import check_int
-from regard.mixer import Mixer, MultiHead, check_heads
+from regard.mixer import Attention, Mixer, MultiHead
 from regard.mixers import LowRankBand, Poolingformer, narrow_queries_and_keys
 from regard.pattern import Chunks
 from regard.registry import recipe
@@ -26,15 +26,14 @@ from regard.registry import recipe
     example_kwargs={"length": 32, "rank": 5},
 )
 def linformer(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     length: int,
     rank: int | None = None,
     share: str | None = None,
-    projection: Mixer | None = None,
-    causal: bool = False,
-) -> Mixer:
+    projection: Attention | Mixer | None = None,
+) -> Attention:
     """Linformer: keys and values are projected along the sequence, from `length` to `rank`.
 
     Args:
@@ -42,19 +41,19 @@ def linformer(
         rank: Projected length. Default: 256, or `length` if that is less.
         share: "none": separate projections for each head. "heads" (default): the same for all
             heads. "kv": also the same for keys and values.
-        projection: Another linformer whose projections to use, to share them over layers.
+        projection: Another linformer (layer or attention) whose projections to use, to share them
+            over layers.
     """
     check_int(1, length=length)
     if projection is None:
         rank = min(256, length) if rank is None else rank
         compression = LengthProjection(length, rank, heads, share=share or "heads")
     else:
-        inner = projection.inner if isinstance(projection, MultiHead) else None
-        found = inner.compression if isinstance(inner, CompressedAttention) else None
-        if not isinstance(found, LengthProjection):
+        found = [m for m in projection.modules() if isinstance(m, LengthProjection)]
+        if len(found) != 1:
             name = type(projection).__name__
             raise TypeError(f"projection must be another linformer, not {name}")
-        compression = found
+        compression = found[0]
         given = {"length": length, "rank": rank, "share": share}
         if compression.share == "none":
             given["heads"] = heads
@@ -66,8 +65,7 @@ def linformer(
                 raise ValueError(
                     f"{name} must be {shared[name]!r}, as in the shared projection, not {value!r}"
                 )
-    attention = CompressedAttention(compression, SoftmaxAttention())
-    return MultiHead(dim, heads, attention, causal=causal)
+    return CompressedAttention(compression, SoftmaxAttention())
 
 
 @recipe(
@@ -113,15 +111,13 @@ def low_rank_band(
     example_kwargs={"landmarks": 6},
 )
 def nystrom(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     landmarks: int = 64,
     iterations: int = 6,
     kernel: int | None = None,
-    bias: bool = False,
-    causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Nyströmformer: Nyström approximation of softmax attention, with segment means as landmarks.
 
     Args:
@@ -129,10 +125,8 @@ def nystrom(
         iterations: Iterations of the pseudo-inverse.
         kernel: Kernel size of a convolution over the values that is added, 33 in the paper.
             Default: none.
-        bias: Add a bias to the projections.
     """
-    attention = NystromAttention(heads, landmarks, iterations=iterations, kernel=kernel)
-    return MultiHead(dim, heads, attention, bias=bias, causal=causal)
+    return NystromAttention(heads, landmarks, iterations=iterations, kernel=kernel)
 
 
 @recipe(
@@ -142,14 +136,14 @@ def nystrom(
     formula="softmax(Q conv(K)ᵀ / √e) conv(V), in turn with own blocks",
 )
 def memory_compressed(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     stride: int | None = None,
     block: int | None = None,
     layer: int = 1,
     causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Memory-compressed attention: a strided convolution shortens keys and values, in every other
     layer.
 
@@ -159,7 +153,6 @@ def memory_compressed(
         layer: Layer number. Odd layers compress; in even layers each token attends to its own
             block.
     """
-    check_heads(dim, heads)
     check_int(0, layer=layer)
     if layer % 2 == 0:
         if stride is not None:
@@ -168,14 +161,13 @@ def memory_compressed(
             )
         block = 256 if block is None else block
         check_int(1, block=block)
-        return MultiHead(dim, heads, SoftmaxAttention(Chunks(block)), causal=causal)
+        return SoftmaxAttention(Chunks(block))
     if block is not None:
         raise ValueError(f"block is for even layers; layer={layer} compresses: use stride")
     stride = 3 if stride is None else stride
     check_int(1, stride=stride)
-    null = torch.zeros(2, heads, 1, dim // heads) if causal else None
-    attention = BlockCompressedAttention(ConvCompression(dim, heads, stride), null=null)
-    return MultiHead(dim, heads, attention, causal=causal)
+    null = torch.zeros(2, heads, 1, head_dim) if causal else None
+    return BlockCompressedAttention(ConvCompression(heads * head_dim, heads, stride), null=null)
 
 
 @recipe(

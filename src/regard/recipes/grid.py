@@ -7,7 +7,7 @@ from math import ceil
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import check_choice, check_int
-from regard.mixer import Mixer, MultiHead, check_heads
+from regard.mixer import Attention, Mixer
 from regard.mixers import AxialPasses
 from regard.pattern import Axial, Band, Blocks, Blocks2D, Chunks, Neighbourhood
 from regard.position.bias import WindowBias
@@ -30,8 +30,8 @@ def _rows_and_columns(name: str, value: int | Sequence[int]) -> tuple[int, int]:
     example_kwargs={"block": 4, "memory": 3},
 )
 def image_local_1d(
-    dim: int, heads: int, *, block: int = 256, memory: int = 256, causal: bool = False
-) -> Mixer:
+    heads: int, head_dim: int, *, block: int = 256, memory: int = 256, causal: bool = False
+) -> Attention:
     """Image Transformer, 1D local attention: blocks of queries that see themselves and the tokens
     around them.
 
@@ -42,7 +42,7 @@ def image_local_1d(
     check_int(1, block=block)
     check_int(0, memory=memory)
     pattern = Blocks(block, memory, 0 if causal else memory)
-    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
+    return SoftmaxAttention(pattern)
 
 
 @recipe(
@@ -53,15 +53,15 @@ def image_local_1d(
     example_kwargs={"width": 6, "block": (2, 3), "memory": (2, 1)},
 )
 def image_local_2d(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     width: int,
     block: tuple[int, int] = (8, 8),
     memory: tuple[int, int] = (8, 8),
     order: str = "raster",
     causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Image Transformer, 2D local attention: query blocks on a grid, each with a memory block
     around it.
 
@@ -89,7 +89,7 @@ def image_local_2d(
         down=0 if causal else above,
         by_block=order == "block",
     )
-    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
+    return SoftmaxAttention(pattern)
 
 
 @recipe(
@@ -99,20 +99,34 @@ def image_local_2d(
     formula="softmax over i's row ∪ i's column",
     example_kwargs={"width": 5},
 )
-def axial(dim: int, heads: int, *, width: int, form: str = "union", causal: bool = False) -> Mixer:
+def axial(heads: int, head_dim: int, *, width: int, form: str = "union") -> Attention:
     """Axial attention: each token attends to its row and its column.
 
     Args:
         width: Columns of the image.
-        form: "union": row and column in one softmax. "two": attention along rows, then along
-            columns, with separate projections. "row" or "column": one of them, to alternate over
-            layers.
+        form: "union": row and column in one softmax. "row" or "column": one of them, to alternate
+            over layers. `axial_passes` attends along both, one after the other.
     """
     patterns = {"union": Axial(width), "row": Chunks(width), "column": Band(step=width)}
-    check_choice("form", form, (*patterns, "two"))
-    if form == "two":
-        return AxialPasses(dim, heads, width, causal=causal)
-    return MultiHead(dim, heads, SoftmaxAttention(patterns[form]), causal=causal)
+    check_choice("form", form, patterns)
+    return SoftmaxAttention(patterns[form])
+
+
+@recipe(
+    "Ho et al. 2019",
+    arxiv="1912.12180",
+    family="sparse",
+    formula="softmax over i's row, then softmax over i's column",
+    example_kwargs={"width": 5},
+)
+def axial_passes(dim: int, heads: int, *, width: int, causal: bool = False) -> Mixer:
+    """Axial attention in two passes: along the rows, then along the columns, each with its own
+    projections.
+
+    Args:
+        width: Columns of the image.
+    """
+    return AxialPasses(dim, heads, width, causal=causal)
 
 
 @recipe(
@@ -123,14 +137,14 @@ def axial(dim: int, heads: int, *, width: int, form: str = "union", causal: bool
     example_kwargs={"length": 48, "size": 5},
 )
 def neighbourhood(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     length: int,
     size: int | tuple[int, int] = 7,
     width: int | None = None,
     causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Neighbourhood attention: each token attends to the `size` nearest tokens; at the border the
     window shifts inward.
 
@@ -149,7 +163,7 @@ def neighbourhood(
         check_int(1, width=width)
         rows, cols = _rows_and_columns("size", size)
         pattern = Neighbourhood(ceil(length / width), width, rows, cols, causal)
-    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
+    return SoftmaxAttention(pattern)
 
 
 @recipe(
@@ -160,15 +174,14 @@ def neighbourhood(
     example_kwargs={"width": 6, "window": 3, "layer": 1},
 )
 def swin(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     width: int,
     window: int | tuple[int, int] = 7,
     layer: int = 0,
-    bias: bool = True,
-    causal: bool = False,
-) -> Mixer:
+    position_bias: bool = True,
+) -> Attention:
     """Swin: the grid is cut into windows, and each token attends to its own; odd layers shift them
     by half a window.
 
@@ -176,10 +189,9 @@ def swin(
         width: Columns of the image.
         window: Rows and columns of a window, or one number for both.
         layer: Layer number. Odd layers are shifted.
-        bias: Add a learned relative position bias to the scores.
+        position_bias: Add a learned relative position bias to the scores.
     """
     check_int(0, layer=layer)
-    check_heads(dim, heads)
     rows, cols = _rows_and_columns("window", window)
     check_int(1, rows=rows, cols=cols)
     shifted = layer % 2
@@ -190,5 +202,5 @@ def swin(
         cut_rows=(rows - rows // 2) % rows * shifted,
         cut_cols=(cols - cols // 2) % cols * shifted,
     )
-    prior = WindowBias(heads, width, rows, cols) if bias else None
-    return MultiHead(dim, heads, SoftmaxAttention(pattern, prior), causal=causal)
+    prior = WindowBias(heads, width, rows, cols) if position_bias else None
+    return SoftmaxAttention(pattern, prior)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from regard.attentions import DisagreementAttention, MaterializedAttention, SoftmaxAttention
 from regard.errors import check_int
 from regard.head_mixing import SharedProjection, TalkingHeads
-from regard.mixer import Mixer, MultiHead, check_heads
+from regard.mixer import Attention, Mixer, MultiHead, check_heads
 from regard.registry import recipe
 
 
@@ -15,20 +15,18 @@ from regard.registry import recipe
     family="priors",
     formula="P_w softmax(P_l (Q Kᵀ / √e)) V, P over heads",
 )
-def talking_heads(dim: int, heads: int, *, inner: int | None = None, causal: bool = False) -> Mixer:
+def talking_heads(heads: int, head_dim: int, *, inner: int | None = None) -> Attention:
     """Talking heads: learned matrices mix the scores over heads before the softmax and the weights
     after it.
 
     Args:
         inner: Number of heads in the softmax. Default: heads.
     """
-    check_heads(dim, heads)
     inner = heads if inner is None else inner
     check_int(1, inner=inner)
-    attention = MaterializedAttention(
+    return MaterializedAttention(
         before=TalkingHeads(heads, inner), after=TalkingHeads(inner, heads)
     )
-    return MultiHead(dim, heads, attention, causal=causal)
 
 
 @recipe(
@@ -63,16 +61,15 @@ def collaborative(dim: int, heads: int, *, width: int | None = None, causal: boo
     formula="softmax(Q Kᵀ / √e) V, cost λ/h² Σ_ij cos(o_i, o_j)",
 )
 def disagreement(
-    dim: int, heads: int, *, kind: str = "outputs", penalty: float = 1.0, causal: bool = False
-) -> Mixer:
+    heads: int, head_dim: int, *, kind: str = "outputs", penalty: float = 1.0
+) -> Attention:
     """Softmax attention with an auxiliary loss on the similarity of its heads.
 
     Args:
         kind: What is compared: "subspace" (values), "positions" (attention maps) or "outputs".
         penalty: Weight of the loss; see `regard.collect_aux`.
     """
-    attention = DisagreementAttention(SoftmaxAttention(), kind=kind, penalty=penalty)
-    return MultiHead(dim, heads, attention, causal=causal)
+    return DisagreementAttention(SoftmaxAttention(), kind=kind, penalty=penalty)
 
 
 @recipe(

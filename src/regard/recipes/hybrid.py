@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regard.attentions import PersistentMemoryAttention, SoftmaxAttention
 from regard.errors import check_int
-from regard.mixer import Mixer, MultiHead, check_heads
+from regard.mixer import Attention, Mixer, MultiHead
 from regard.mixers import Branches, DynamicConv
 from regard.pattern import Band, Full
 from regard.registry import recipe
@@ -18,28 +18,21 @@ from regard.registry import recipe
     example_kwargs={"count": 5},
 )
 def all_attention(
-    dim: int,
-    heads: int,
-    *,
-    count: int | None = None,
-    window: int | None = None,
-    causal: bool = False,
-) -> Mixer:
+    heads: int, head_dim: int, *, count: int | None = None, window: int | None = None
+) -> Attention:
     """All-attention layer: every token also attends to `count` learned keys and values per head,
     which replace the feed-forward layer.
 
     Args:
-        count: Learned keys and values per head. Default: 4 · dim, the parameter count of a
-            feed-forward layer.
+        count: Learned keys and values per head. Default: 4 · heads · head_dim, the parameter
+            count of a feed-forward layer.
         window: Attend to tokens at most this far away on each side (±window). Default: all tokens.
     """
-    check_heads(dim, heads)
     if window is not None:
         check_int(0, window=window)
     tokens = SoftmaxAttention(Full() if window is None else Band(window, window))
-    count = 4 * dim if count is None else count
-    attention = PersistentMemoryAttention(tokens, heads, dim // heads, count)
-    return MultiHead(dim, heads, attention, causal=causal)
+    count = 4 * heads * head_dim if count is None else count
+    return PersistentMemoryAttention(tokens, heads, head_dim, count)
 
 
 @recipe(

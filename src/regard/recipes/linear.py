@@ -16,7 +16,7 @@ from regard.feature import (
     ReluFeatures,
     TrigonometricFeatures,
 )
-from regard.mixer import Mixer, MultiHead, check_heads
+from regard.mixer import Attention, Mixer
 from regard.mixers import DeltaRule, GatedLinear, GatedRandomFeatures, Retention
 from regard.registry import recipe
 
@@ -27,13 +27,13 @@ from regard.registry import recipe
     family="linear",
     formula="φ(q)ᵀ Σ φ(k) vᵀ / φ(q)ᵀ Σ φ(k),  φ = elu + 1",
 )
-def linear(dim: int, heads: int, *, chunk: int = 64, causal: bool = False) -> Mixer:
+def linear(heads: int, head_dim: int, *, chunk: int = 64) -> Attention:
     """Linear Transformer: elu(x) + 1 as the feature map of queries and keys.
 
     Args:
         chunk: Tokens processed at once by the causal form.
     """
-    return MultiHead(dim, heads, LinearAttention(chunk=chunk), causal=causal)
+    return LinearAttention(chunk=chunk)
 
 
 @recipe(
@@ -42,9 +42,9 @@ def linear(dim: int, heads: int, *, chunk: int = 64, causal: bool = False) -> Mi
     family="linear",
     formula="softmax_e(Q) (softmax_n(K)ᵀ V)",
 )
-def efficient(dim: int, heads: int, *, causal: bool = False) -> Mixer:
+def efficient(heads: int, head_dim: int) -> Attention:
     """Efficient attention: softmax over channels for queries and over positions for keys."""
-    return MultiHead(dim, heads, EfficientAttention(), causal=causal)
+    return EfficientAttention()
 
 
 KERNELS: dict[str, type[RandomFeatures]] = {
@@ -62,16 +62,15 @@ KERNELS: dict[str, type[RandomFeatures]] = {
     example_kwargs={"features": 6},
 )
 def performer(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     features: int | None = None,
     kernel: str = "positive",
     redraw: int | None = None,
     seed: int = 0,
     chunk: int = 64,
-    causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Performer (FAVOR+): softmax attention approximated by positive orthogonal random features.
 
     Args:
@@ -82,12 +81,10 @@ def performer(
         seed: Seed of the features.
         chunk: Tokens processed at once by the causal form.
     """
-    check_heads(dim, heads)
     check_choice("kernel", kernel, KERNELS)
-    width = dim // heads
-    features = 4 * width if features is None else features
-    feature_map = KERNELS[kernel](width, features, seed=seed, redraw=redraw)
-    return MultiHead(dim, heads, LinearAttention(feature_map, chunk=chunk), causal=causal)
+    features = 4 * head_dim if features is None else features
+    feature_map = KERNELS[kernel](head_dim, features, seed=seed, redraw=redraw)
+    return LinearAttention(feature_map, chunk=chunk)
 
 
 @recipe(
@@ -98,15 +95,14 @@ def performer(
     example_kwargs={"features": 16},
 )
 def rfa(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     features: int = 64,
     redraw: int | None = None,
     seed: int = 0,
     chunk: int = 64,
-    causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Random feature attention: random Fourier features of a Gaussian kernel, for normalised
     queries and keys.
 
@@ -116,9 +112,8 @@ def rfa(
         seed: Seed of the features.
         chunk: Tokens processed at once by the causal form.
     """
-    check_heads(dim, heads)
-    feature_map = RandomFourierFeatures(dim // heads, features, heads, seed=seed, redraw=redraw)
-    return MultiHead(dim, heads, LinearAttention(feature_map, chunk=chunk), causal=causal)
+    feature_map = RandomFourierFeatures(head_dim, features, heads, seed=seed, redraw=redraw)
+    return LinearAttention(feature_map, chunk=chunk)
 
 
 @recipe(
@@ -158,15 +153,14 @@ def rfa_gated(
     formula="Σ relu(q_i)·relu(k_j) cos(π (i − j) / 2M) v_j / Σ …",
     example_kwargs={"length": 32},
 )
-def cosformer(dim: int, heads: int, *, length: int, chunk: int = 64, causal: bool = False) -> Mixer:
+def cosformer(heads: int, head_dim: int, *, length: int, chunk: int = 64) -> Attention:
     """cosFormer: relu features and a cosine re-weighting that favours nearby tokens.
 
     Args:
         length: Maximum length, M in the formula.
         chunk: Tokens processed at once by the causal form.
     """
-    attention = LinearAttention(CosineFeatures(length), chunk=chunk)
-    return MultiHead(dim, heads, attention, causal=causal)
+    return LinearAttention(CosineFeatures(length), chunk=chunk)
 
 
 @recipe(

@@ -13,7 +13,7 @@ from regard.attentions import (
     SoftmaxAttention,
 )
 from regard.errors import check_int, check_single_head
-from regard.mixer import Mixer, MultiHead, check_heads
+from regard.mixer import Attention, Mixer, MultiHead, check_heads
 from regard.mixers import Average, RealFormer, TaskAttention
 from regard.pattern import Band, PerHead
 from regard.prior import Gaussian
@@ -28,15 +28,14 @@ from regard.registry import recipe
     example_kwargs={"sigma": 3.0},
 )
 def gaussian_prior(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     sigma: float | None = 10.0,
     learn: bool = True,
     centre: str = "token",
     window: str = "query",
-    causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Localness: a Gaussian bias around each token, or around a position that it predicts.
 
     Args:
@@ -46,16 +45,13 @@ def gaussian_prior(
         window: For sigma=None. "query": each token predicts its sigma. "layer": one sigma for all
             tokens.
     """
-    check_heads(dim, heads)
     if sigma is not None and window != "query":
         raise ValueError("window is for a predicted sigma only: pass sigma=None")
     if sigma is not None and centre == "token":
-        attention = SoftmaxAttention(prior=Gaussian(heads, sigma, learn=learn))
-        return MultiHead(dim, heads, attention, causal=causal)
+        return SoftmaxAttention(prior=Gaussian(heads, sigma, learn=learn))
     if not learn:
         raise ValueError("learn=False requires a given sigma and centre='token'")
-    localness = LocalnessAttention(heads, dim // heads, centre=centre, window=window, sigma=sigma)
-    return MultiHead(dim, heads, localness, causal=causal)
+    return LocalnessAttention(heads, head_dim, centre=centre, window=window, sigma=sigma)
 
 
 @recipe(
@@ -158,24 +154,19 @@ def hard_gaussian(
     example_kwargs={"spans": (2, 6)},
 )
 def fixed_span(
-    dim: int,
-    heads: int,
-    *,
-    spans: Sequence[int] = (16, 64, 256, 1024),
-    causal: bool = False,
-) -> Mixer:
+    heads: int, head_dim: int, *, spans: Sequence[int] = (16, 64, 256, 1024)
+) -> Attention:
     """Fixed spans: a sliding window of a different size in each head.
 
     Args:
         spans: Tokens on each side (±span), repeated over heads.
     """
-    check_heads(dim, heads)
     if not isinstance(spans, Sequence) or not spans:
         raise ValueError(f"spans must be a list of at least one number of tokens, not {spans!r}")
     check_int(0, **{f"spans[{i}]": span for i, span in enumerate(spans)})
     bands = tuple(Band(spans[h % len(spans)], spans[h % len(spans)]) for h in range(heads))
     pattern = bands[0] if len(set(bands)) == 1 else PerHead(bands)
-    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
+    return SoftmaxAttention(pattern)
 
 
 @recipe(
@@ -186,15 +177,14 @@ def fixed_span(
     example_kwargs={"longest": 12, "ramp": 4},
 )
 def adaptive_span(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     longest: int = 1024,
     ramp: int = 32,
     start: float = 0.5,
     penalty: float = 2e-6,
-    causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Adaptive spans: each head learns the size of its window, and computes no more than that.
 
     Args:
@@ -203,8 +193,4 @@ def adaptive_span(
         start: Initial span, as a fraction of `longest`.
         penalty: Weight of the auxiliary loss on the spans; see `regard.collect_aux`.
     """
-    check_heads(dim, heads)
-    attention = AdaptiveSpanAttention(
-        heads, longest=longest, ramp=ramp, start=start, penalty=penalty
-    )
-    return MultiHead(dim, heads, attention, causal=causal)
+    return AdaptiveSpanAttention(heads, longest=longest, ramp=ramp, start=start, penalty=penalty)

@@ -8,7 +8,7 @@ from regard.attentions import (
     PrototypeAttention,
     SoftmaxAttention,
 )
-from regard.mixer import Mixer, MultiHead, check_heads
+from regard.mixer import Attention, Mixer
 from regard.mixers import FunnelMixer
 from regard.query_prototypes import QueryClusters
 from regard.registry import recipe
@@ -22,15 +22,14 @@ from regard.registry import recipe
     example_kwargs={"clusters": 5, "bits": 15},
 )
 def clustered(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     clusters: int = 100,
     bits: int = 63,
     iterations: int = 10,
     seed: int = 0,
-    causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Clustered attention: queries are clustered, and the mean of each cluster attends for all of
     them.
 
@@ -40,9 +39,8 @@ def clustered(
         iterations: Iterations of k-means over the hashes.
         seed: Seed of the hash planes.
     """
-    check_heads(dim, heads)
-    queries = QueryClusters(dim // heads, clusters, bits=bits, iterations=iterations, seed=seed)
-    return MultiHead(dim, heads, PrototypeAttention(queries, SoftmaxAttention()), causal=causal)
+    queries = QueryClusters(head_dim, clusters, bits=bits, iterations=iterations, seed=seed)
+    return PrototypeAttention(queries, SoftmaxAttention())
 
 
 @recipe(
@@ -53,16 +51,15 @@ def clustered(
     example_kwargs={"clusters": 5, "bits": 15, "top": 4},
 )
 def clustered_improved(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     clusters: int = 100,
     top: int = 32,
     bits: int = 63,
     iterations: int = 10,
     seed: int = 0,
-    causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Improved clustered attention: each query recomputes the weights of the top keys of its
     cluster.
 
@@ -73,9 +70,8 @@ def clustered_improved(
         iterations: Iterations of k-means over the hashes.
         seed: Seed of the hash planes.
     """
-    check_heads(dim, heads)
-    queries = QueryClusters(dim // heads, clusters, bits=bits, iterations=iterations, seed=seed)
-    return MultiHead(dim, heads, ImprovedClusteredAttention(queries, top), causal=causal)
+    queries = QueryClusters(head_dim, clusters, bits=bits, iterations=iterations, seed=seed)
+    return ImprovedClusteredAttention(queries, top)
 
 
 @recipe(
@@ -85,9 +81,7 @@ def clustered_improved(
     formula="softmax(q Kᵀ / √e) V for the q with largest M(q), else mean V",
     example_kwargs={"factor": 2},
 )
-def prob_sparse(
-    dim: int, heads: int, *, factor: int = 5, seed: int = 0, causal: bool = False
-) -> Mixer:
+def prob_sparse(heads: int, head_dim: int, *, factor: int = 5, seed: int = 0) -> Attention:
     """Informer's ProbSparse attention: only the queries with the most uneven scores attend; the
     others take the mean.
 
@@ -95,7 +89,7 @@ def prob_sparse(
         factor: `factor` ⌈ln n⌉ queries attend, selected with as many sampled keys.
         seed: Seed of the sample.
     """
-    return MultiHead(dim, heads, ProbSparseAttention(factor=factor, seed=seed), causal=causal)
+    return ProbSparseAttention(factor=factor, seed=seed)
 
 
 @recipe(

@@ -7,7 +7,7 @@ from math import ceil
 from regard.attentions import LSHAttention, MaterializedAttention, RoutedAttention
 from regard.attentions.materialized import TopK
 from regard.errors import check_int
-from regard.mixer import Mixer, MultiHead, check_heads
+from regard.mixer import Attention, Mixer
 from regard.mixers import Sinkhorn
 from regard.registry import recipe
 from regard.route import AngularHash, BlockSort, KMeans
@@ -22,8 +22,8 @@ from regard.route import AngularHash, BlockSort, KMeans
     example_kwargs={"buckets": 4, "chunk": 3, "rounds": 2},
 )
 def reformer(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     buckets: int = 64,
     chunk: int = 64,
@@ -31,8 +31,7 @@ def reformer(
     same_bucket: bool = True,
     once: bool = True,
     seed: int = 0,
-    causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Reformer: locality-sensitive hashing; tokens attend to tokens in the same hash bucket, in one
     of several rounds.
 
@@ -50,10 +49,8 @@ def reformer(
             implementations.
         seed: Seed of the hashes.
     """
-    check_heads(dim, heads)
-    hashing = AngularHash(heads, dim // heads, buckets=buckets, rounds=rounds, seed=seed)
-    attention = LSHAttention(hashing, chunk=chunk, same_bucket=same_bucket, once=once)
-    return MultiHead(dim, heads, attention, causal=causal)
+    hashing = AngularHash(heads, head_dim, buckets=buckets, rounds=rounds, seed=seed)
+    return LSHAttention(hashing, chunk=chunk, same_bucket=same_bucket, once=once)
 
 
 @recipe(
@@ -64,15 +61,14 @@ def reformer(
     example_kwargs={"clusters": 4},
 )
 def routing(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     clusters: int = 16,
     decay: float = 0.999,
     shared: bool = False,
     seed: int = 0,
-    causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Routing Transformer: k-means centroids; each takes the same number of nearest queries and
     keys, which attend.
 
@@ -82,10 +78,8 @@ def routing(
         shared: Use the queries as keys, as in the paper's autoregressive models.
         seed: Seed of the centroids.
     """
-    check_heads(dim, heads)
-    route = KMeans(heads, dim // heads, clusters=clusters, decay=decay, shared=shared, seed=seed)
-    attention = RoutedAttention(route, shared_qk=shared, normalize=True)
-    return MultiHead(dim, heads, attention, causal=causal)
+    route = KMeans(heads, head_dim, clusters=clusters, decay=decay, shared=shared, seed=seed)
+    return RoutedAttention(route, shared_qk=shared, normalize=True)
 
 
 @recipe(
@@ -138,12 +132,11 @@ def sinkhorn(
     formula="softmax over the k largest of q_i·k_j / √e",
     example_kwargs={"k": 4},
 )
-def top_k(dim: int, heads: int, *, k: int = 8, causal: bool = False) -> Mixer:
+def top_k(heads: int, head_dim: int, *, k: int = 8) -> Attention:
     """Top-k attention: each query keeps its `k` largest scores, and those equal to the smallest of
     them.
 
     Args:
         k: Keys per query.
     """
-    attention = MaterializedAttention(normalize=TopK(k))
-    return MultiHead(dim, heads, attention, causal=causal)
+    return MaterializedAttention(normalize=TopK(k))

@@ -1,6 +1,6 @@
 """Sparse by position: softmax attention over a pattern that does not depend on the tokens.
 
-Most recipes are a pattern inside `MultiHead`. Patterns for images are in `regard.recipes.grid`.
+Most recipes are softmax attention over a pattern. Patterns for images are in `regard.recipes.grid`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import ceil
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import Unsupported, check_choice, check_int
-from regard.mixer import Mixer, MultiHead, check_heads
+from regard.mixer import Attention, Mixer, check_heads
 from regard.mixers import ETC, BPTransformer, Longformer, Star
 from regard.pattern import Band, Chunks, Global, KeyPhase, Keys, Pattern, PerHead, RandomBlocks
 from regard.registry import recipe
@@ -24,14 +24,14 @@ from regard.registry import recipe
     formula="softmax over i < g or j < g",
     example_kwargs={"tokens": 3},
 )
-def global_tokens(dim: int, heads: int, *, tokens: int = 64, causal: bool = False) -> Mixer:
+def global_tokens(heads: int, head_dim: int, *, tokens: int = 64) -> Attention:
     """Global tokens: the first `tokens` tokens attend to all and are visible to all; the others see
     only them.
 
     Args:
         tokens: Number of global tokens.
     """
-    return MultiHead(dim, heads, SoftmaxAttention(Global(tokens)), causal=causal)
+    return SoftmaxAttention(Global(tokens))
 
 
 @recipe(
@@ -41,14 +41,14 @@ def global_tokens(dim: int, heads: int, *, tokens: int = 64, causal: bool = Fals
     formula="softmax over |i − j| ≤ w",
     example_kwargs={"window": 3},
 )
-def local(dim: int, heads: int, *, window: int = 128, causal: bool = False) -> Mixer:
+def local(heads: int, head_dim: int, *, window: int = 128) -> Attention:
     """Sliding window: each token attends to itself and to `window` tokens on each side.
 
     Args:
         window: Tokens on each side (±window), so 2 · window + 1 keys per query; if causal,
             window + 1.
     """
-    return MultiHead(dim, heads, SoftmaxAttention(Band(window, window)), causal=causal)
+    return SoftmaxAttention(Band(window, window))
 
 
 @recipe(
@@ -58,9 +58,7 @@ def local(dim: int, heads: int, *, window: int = 128, causal: bool = False) -> M
     formula="softmax over i − j = s t, |t| ≤ w",
     example_kwargs={"window": 2, "dilation": 3},
 )
-def dilated(
-    dim: int, heads: int, *, window: int = 64, dilation: int = 4, causal: bool = False
-) -> Mixer:
+def dilated(heads: int, head_dim: int, *, window: int = 64, dilation: int = 4) -> Attention:
     """Dilated sliding window: `window` keys on each side, `dilation` tokens apart.
 
     Args:
@@ -68,7 +66,7 @@ def dilated(
         dilation: Distance between two neighbouring keys.
     """
     check_int(1, dilation=dilation)
-    return MultiHead(dim, heads, SoftmaxAttention(Band(window, window, dilation)), causal=causal)
+    return SoftmaxAttention(Band(window, window, dilation))
 
 
 @recipe(
@@ -79,15 +77,15 @@ def dilated(
     example_kwargs={"length": 32, "block": 4, "count": 2},
 )
 def random_blocks(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     length: int,
     block: int = 64,
     count: int = 3,
     seed: int = 0,
     causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Random blocks: each block of queries attends to `count` random blocks of keys, drawn once.
 
     Args:
@@ -98,7 +96,7 @@ def random_blocks(
         seed: Seed of the draw.
     """
     pattern = _random_pattern(length, block, count, seed, causal)
-    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
+    return SoftmaxAttention(pattern)
 
 
 def _random_pattern(length: int, block: int, count: int, seed: int, causal: bool) -> Pattern:
@@ -113,24 +111,21 @@ def _random_pattern(length: int, block: int, count: int, seed: int, causal: bool
     formula="softmax over ⌊i/c⌋ = ⌊j/c⌋",
     example_kwargs={"block": 5},
 )
-def block_local(dim: int, heads: int, *, block: int = 128, causal: bool = False) -> Mixer:
+def block_local(heads: int, head_dim: int, *, block: int = 128) -> Attention:
     """Block-local attention: each token attends to the tokens of its own block.
 
     Args:
         block: Block size.
     """
-    return MultiHead(dim, heads, SoftmaxAttention(Chunks(block)), causal=causal)
+    return SoftmaxAttention(Chunks(block))
 
 
-def _repeat_over_heads(patterns: Sequence[Pattern], dim: int, heads: int) -> Pattern:
+def _repeat_over_heads(patterns: Sequence[Pattern], heads: int) -> Pattern:
     """One pattern per head, repeating the list as often as needed."""
-    check_heads(dim, heads)
     return PerHead(tuple(islice(cycle(patterns), heads)))
 
 
-def _factorise(
-    near: Pattern, far: Pattern, dim: int, heads: int, split: str, layer: int | None
-) -> Pattern:
+def _factorise(near: Pattern, far: Pattern, heads: int, split: str, layer: int | None) -> Pattern:
     """Combine two patterns in one of the three ways of Child et al. 2019, section 5.2."""
     check_choice("split", split, ("merged", "heads", "layers"))
     if layer is not None and split != "layers":
@@ -138,7 +133,7 @@ def _factorise(
     if split == "merged":
         return near | far
     if split == "heads":
-        return _repeat_over_heads((near, far), dim, heads)
+        return _repeat_over_heads((near, far), heads)
     layer = 0 if layer is None else layer
     check_int(0, layer=layer)
     return (near, far)[layer % 2]
@@ -152,14 +147,8 @@ def _factorise(
     example_kwargs={"stride": 4},
 )
 def sparse_strided(
-    dim: int,
-    heads: int,
-    *,
-    stride: int = 128,
-    split: str = "heads",
-    layer: int | None = None,
-    causal: bool = False,
-) -> Mixer:
+    heads: int, head_dim: int, *, stride: int = 128, split: str = "heads", layer: int | None = None
+) -> Attention:
     """Sparse Transformer, strided: the nearest `stride` tokens, and every `stride`-th token.
 
     Args:
@@ -168,8 +157,8 @@ def sparse_strided(
             their union.
         layer: Layer number, for split="layers". Even layers have the window.
     """
-    pattern = _factorise(Band(stride, stride), Band(step=stride), dim, heads, split, layer)
-    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
+    pattern = _factorise(Band(stride, stride), Band(step=stride), heads, split, layer)
+    return SoftmaxAttention(pattern)
 
 
 @recipe(
@@ -180,15 +169,14 @@ def sparse_strided(
     example_kwargs={"stride": 5, "cells": 2},
 )
 def sparse_fixed(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     stride: int = 128,
     cells: int = 8,
     split: str = "heads",
     layer: int | None = None,
-    causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """Sparse Transformer, fixed: the token's own block, and the last `cells` tokens of every block.
 
     Args:
@@ -202,8 +190,8 @@ def sparse_fixed(
     if cells > stride:
         raise ValueError(f"cells must be between 1 and stride={stride}, not {cells}")
     summaries = KeyPhase(stride, stride - cells)
-    pattern = _factorise(Chunks(stride), summaries, dim, heads, split, layer)
-    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
+    pattern = _factorise(Chunks(stride), summaries, heads, split, layer)
+    return SoftmaxAttention(pattern)
 
 
 @recipe(
@@ -325,8 +313,8 @@ def etc(
     example_kwargs={"length": 48, "block": 4, "globals": None, "random": 2},
 )
 def bigbird(
-    dim: int,
     heads: int,
+    head_dim: int,
     *,
     length: int,
     block: int = 64,
@@ -334,9 +322,8 @@ def bigbird(
     globals: int | None = None,
     random: int = 3,
     seed: int = 0,
-    bias: bool = False,
     causal: bool = False,
-) -> Mixer:
+) -> Attention:
     """BigBird: a window of blocks, global blocks, and random blocks for each block of queries.
 
     Args:
@@ -348,7 +335,6 @@ def bigbird(
             can be none.
         random: Random key blocks for each query block.
         seed: Seed of the draw.
-        bias: Add a bias to the projections.
     """
     if causal and globals:
         raise Unsupported(
@@ -361,7 +347,7 @@ def bigbird(
         raise ValueError(f"window must be odd (own block, and as many on each side), not {window}")
     near = Chunks(block, back=window // 2, ahead=window // 2)
     pattern = near | _random_pattern(length, block, random, seed, causal) | Global(globals * block)
-    return MultiHead(dim, heads, SoftmaxAttention(pattern), bias=bias, causal=causal)
+    return SoftmaxAttention(pattern)
 
 
 @recipe(
@@ -390,16 +376,13 @@ def bp_transformer(
     formula="softmax over P_h(i, j) for head h",
     example_kwargs={"patterns": (Band(2, 2), Band(2, 2, 4) | Global(1))},
 )
-def per_head(
-    dim: int, heads: int, *, patterns: Sequence[Pattern] | None = None, causal: bool = False
-) -> Mixer:
+def per_head(heads: int, head_dim: int, *, patterns: Sequence[Pattern] | None = None) -> Attention:
     """A pattern of its own for each head.
 
     Args:
         patterns: Patterns, repeated over the heads. Default: sliding windows of ±16, ±32, ±64, ...
             tokens.
     """
-    check_heads(dim, heads)
     if patterns is None:
         patterns = [Band(16 * 2**i, 16 * 2**i) for i in range(heads)]
     is_list = isinstance(patterns, Sequence) and len(patterns) > 0
@@ -408,8 +391,8 @@ def per_head(
             "patterns must be a list of at least one Pattern, such as [Band(8, 8), Global(2)], "
             f"not {patterns!r}"
         )
-    pattern = _repeat_over_heads(patterns, dim, heads)
-    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
+    pattern = _repeat_over_heads(patterns, heads)
+    return SoftmaxAttention(pattern)
 
 
 @recipe(
@@ -419,9 +402,7 @@ def per_head(
     formula="softmax over i − j ≤ w or j < s",
     example_kwargs={"sinks": 2, "window": 3},
 )
-def sinks(
-    dim: int, heads: int, *, sinks: int = 4, window: int = 1020, causal: bool = False
-) -> Mixer:
+def sinks(heads: int, head_dim: int, *, sinks: int = 4, window: int = 1020) -> Attention:
     """Attention sinks: a sliding window, and the first `sinks` tokens.
 
     Args:
@@ -430,4 +411,4 @@ def sinks(
     """
     check_int(0, sinks=sinks)
     pattern = Band(window, window) | Keys(0, sinks)
-    return MultiHead(dim, heads, SoftmaxAttention(pattern), causal=causal)
+    return SoftmaxAttention(pattern)

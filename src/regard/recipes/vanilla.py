@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regard.attentions import SoftmaxAttention
-from regard.mixer import Mixer, MultiHead
+from regard.mixer import Attention, Mixer, MultiHead
 from regard.registry import recipe
 
 
@@ -17,14 +17,6 @@ def parameter_free(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
 
 
 @recipe("Vaswani et al. 2017", arxiv="1706.03762", family="dense", formula="softmax(Q Kᵀ / √e) V")
-def vanilla(
-    dim: int, heads: int, *, kv_heads: int | None = None, bias: bool = False, causal: bool = False
-) -> Mixer:
-    """Multi-head scaled dot-product attention: every token attends to every token.
-
-    Args:
-        kv_heads: Heads of keys and values, if fewer than `heads` (grouped-query attention).
-        bias: Add a bias to the four projections.
-    """
-    attention = SoftmaxAttention()
-    return MultiHead(dim, heads, attention, kv_heads=kv_heads, bias=bias, causal=causal)
+def vanilla(heads: int, head_dim: int) -> Attention:
+    """Multi-head scaled dot-product attention: every token attends to every token."""
+    return SoftmaxAttention()

@@ -13,7 +13,7 @@ import torch
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import Unsupported
-from regard.mixer import Can, Mixer, MultiHead
+from regard.mixer import Attention, Can, Mixer
 from regard.pattern import Pattern
 from regard.registry import Recipe, create, not_causal
 
@@ -28,11 +28,10 @@ def pattern_of(mixer: Mixer) -> Pattern | None:
         return None
     patterns: list[Pattern] = []
     for module in mixer.modules():
-        if isinstance(module, MultiHead):
-            inner = module.inner
-            if not isinstance(inner, SoftmaxAttention):
-                return None
-            patterns.append(inner.causal_pattern if module.causal else inner.pattern)
+        if isinstance(module, SoftmaxAttention):
+            patterns.append(module.causal_pattern if mixer.causal else module.pattern)
+        elif isinstance(module, Attention):
+            return None
     return reduce(or_, patterns) if patterns else None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.mixer import Can, Mixer, MultiHead
+from regard.mixer import Can, Mixer
 from regard.pattern import MAX_POSITION, Causal
 from regard.registry import Recipe
 from regard.show.build import build_mixer, pattern_of
@@ -81,9 +81,15 @@ def cache_size(recipe: Recipe, arguments: Mapping[str, Any], n: int, can: Can) -
     causal = (pattern & Causal()).resolve_global_mask(False, False)
     visible, _ = causal.block(torch.tensor(n - 1), torch.tensor(MAX_POSITION), keys, keys)
     if not pattern.heads:
-        heads = mixer.kv_heads if isinstance(mixer, MultiHead) else heads
-        visible = visible.expand(heads, -1)
+        visible = visible.expand(_cached_heads(mixer), -1)
     return CacheSize(keys=tuple(visible.sum(1).tolist()), held=int(visible.any(0).sum()))
+
+
+def _cached_heads(mixer: Mixer) -> int:
+    """Heads of keys and values in the cache, found by streaming a token."""
+    with torch.no_grad():
+        _, state = mixer.stream(torch.zeros(1, 1, mixer.dim))
+    return next(t.shape[1] for t in leaves(state) if isinstance(t, Tensor) and t.dim() == 4)
 
 
 def _streamed_sizes(mixer: Mixer, n: int) -> tuple[float, float]:

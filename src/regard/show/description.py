@@ -111,7 +111,7 @@ def description_json(description: RecipeDescription) -> dict[str, Any]:
     """The description as plain values."""
     recipe, keys = description.recipe, description.keys()
     return recipe_json(recipe, description.can) | {
-        "description": inspect.getdoc(recipe.build) or "",
+        "description": inspect.getdoc(recipe.function) or "",
         "reasons": dict(description.can.unsupported),
         "length": description.length,
         "causal": description.mixer.causal,

@@ -139,10 +139,10 @@ def _bigbird(cell: BenchCell) -> BenchCall:
 @peer(
     "axial-attention",
     "axial_attention",
-    "axial",
+    "axial_passes",
     mask=NO_MASK,
     causal=NOT_CAUSAL,
-    arguments=lambda n: {"width": max(1, round(n**0.5)), "form": "two"},
+    arguments=lambda n: {"width": max(1, round(n**0.5))},
 )
 def _axial(cell: BenchCell) -> BenchCall:
     side = max(1, round(cell.length**0.5))
