@@ -238,7 +238,7 @@ def measure_crossover(name: str, causal: bool) -> Row:
     ratio at most doubles.
     """
     contender, ratios = RecipeContender(module_spec(name)), {}
-    is_attention = isinstance(get_recipe(name).example(causal=causal), regard.MultiHead)
+    is_attention = get_recipe(name).is_attention
     for n in LENGTHS:
         scope = "kernel" if is_attention else "layer"
         cell = BenchCell(scope, "forward", n, heads=HEADS, head_dim=HEAD_DIM, causal=causal)

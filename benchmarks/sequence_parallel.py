@@ -26,7 +26,7 @@ import torch.multiprocessing as mp
 import regard
 from regard import parallel
 from regard.attentions.kv_cache import KVCacheAttention
-from regard.mixer import Mixer, MultiHead
+from regard.mixer import Attention, Mixer
 from regard.parallel import ring
 
 DIM, HEADS = 256, 4
@@ -54,12 +54,12 @@ def made(kind: str, tokens: int) -> Mixer:
 def must(kind: str, tokens: int, world: int) -> int:
     """Bytes that cannot stay at home."""
     mixer = made(kind, tokens)
-    assert isinstance(mixer, MultiHead)
-    if not isinstance(mixer.inner, KVCacheAttention):
+    attention = next(part for part in mixer.modules() if isinstance(part, Attention))
+    if not isinstance(attention, KVCacheAttention):
         width = DIM // HEADS
         pairs = world * (world - 1) // (2 if mixer.causal else 1)
         return pairs * HEADS * width * (width + 1) * 4
-    mask = (mixer.inner.causal_pattern if mixer.causal else mixer.inner.pattern).dense(tokens)
+    mask = (attention.causal_pattern if mixer.causal else attention.pattern).dense(tokens)
     cuts = [
         slice(int(part[0]), int(part[-1]) + 1) for part in torch.arange(tokens).tensor_split(world)
     ]

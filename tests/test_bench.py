@@ -223,7 +223,7 @@ def test_refusal_of_load(monkeypatch, quiet):
 # ---------------------------------------------------------------------- what is run
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("word", ["local:window=4", "linear", "grouped_query:group_size=2"])
+@pytest.mark.parametrize("word", ["local:window=4", "linear", "vanilla:kv_heads=1"])
 def test_recipes_run_in_every_scope_and_mode(scope, mode, word):
     """Fails if a mode or scope is not what it says: no gradients, gradients, or one token."""
     cell = BenchCell(scope, mode, 20, batch=2, heads=2, head_dim=4)

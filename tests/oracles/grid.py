@@ -184,6 +184,10 @@ def swin(
         off = [(i // width - j // width + rows - 1, i % width - j % width + cols - 1) for j in seen]
         if seen:
             scores = k[a, seen, h] @ q[a, i, h] / e**0.5
-            more = torch.stack([p["inner.prior.table"][h, y, x] for y, x in off]) if position_bias else 0
+            more = (
+                torch.stack([p["inner.prior.table"][h, y, x] for y, x in off])
+                if position_bias
+                else 0
+            )
             out[a, i, h] = torch.softmax(scores + more, 0) @ v[a, seen, h]
     return linear_layer(p, "out", out.flatten(2))

@@ -15,6 +15,7 @@ from regard.bench.cell import BenchCall, BenchCell, CallEstimate, Contender, hea
 from regard.bench.contenders import RecipeContender, attention_shapes, build_attention
 from regard.errors import Unsupported
 from regard.models import ModuleSpec
+from regard.registry import get_recipe
 
 RECOMPILE_LIMIT = 256  # one compilation for each pattern, length and number of threads
 FLEX_MODULE = "torch.nn.attention.flex_attention"
@@ -50,7 +51,8 @@ class FlexContender(Contender):
             raise Unsupported(NO_BACKWARD)
         if cell.mode == "decode":
             raise Unsupported("the block mask of FlexAttention needs blocks of 128 queries, not 1")
-        attention = build_attention(self.spec, cell)
+        is_attention = get_recipe(self.spec.name).is_attention
+        attention = build_attention(self.spec, cell) if is_attention else None
         if not isinstance(attention, SoftmaxAttention) or attention.prior is not None:
             raise Unsupported(f"a block mask cannot express {self.reference}")
         pattern = attention.causal_pattern if cell.is_causal else attention.pattern
