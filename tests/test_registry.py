@@ -6,9 +6,10 @@ import warnings
 from importlib import metadata
 
 import pytest
+import torch
 
 import regard
-from regard import Mixer, recipe, registry
+from regard import Attention, Mixer, Unsupported, recipe, registry
 
 NAMES = {
     "early": ["bahdanau", "draw_read", "draw_write", "graves_window", "show_attend"],
@@ -318,3 +319,87 @@ def test_a_recipe_without_a_family_is_listed_last(fresh):
 def test_the_documented_group_exists():
     """Fails if the name that other packages write into their metadata changes."""
     assert registry.ENTRY_POINT_GROUP == "regard.recipes"
+
+
+# ------------------------------------------------------------------------------------- two stages
+@pytest.mark.parametrize("name", regard.list_recipes())
+def test_create_wraps_what_create_attention_returns(name):
+    """Fails if the attention of a recipe is not the one inside the mixer, or if a token mixer does
+    not refuse with the reason.
+    """
+    found = registry.get_recipe(name)
+    if not found.is_attention:
+        with pytest.raises(Unsupported, match=f"{name} has no attention over given queries"):
+            regard.create_attention(name, heads=2, head_dim=4)
+        return
+    for causal in found.causal_options():
+        torch.manual_seed(0)
+        attention = regard.create_attention(
+            name, heads=2, head_dim=4, causal=causal, **found.example_kwargs
+        )
+        torch.manual_seed(0)
+        mixer = found.example(8, causal=causal)
+        assert isinstance(attention, Attention) and type(attention) is type(mixer.inner)
+        mixer, attention = mixer.double().eval(), attention.double().eval()
+        x = torch.randn(2, 20, 8, dtype=torch.float64)
+        q, k, v = mixer.project(x, None)
+        ours = mixer.out(attention(q, k, v, causal=causal)[0].transpose(1, 2).flatten(2))
+        torch.testing.assert_close(ours, mixer(x), rtol=0, atol=0)
+
+
+def test_create_attention_checks_its_arguments():
+    """Fails if sizes, names or causality of a bare attention are not checked."""
+    with pytest.raises(TypeError, match="local is missing required arguments: heads, head_dim"):
+        regard.create_attention("local")
+    with pytest.raises(TypeError, match=r"local has no argument 'windw': did you mean 'window'"):
+        regard.create_attention("local", heads=2, head_dim=4, windw=3)
+    with pytest.raises(TypeError, match="local has no argument 'kv_heads'"):
+        regard.create_attention("local", heads=2, head_dim=4, kv_heads=1)
+    with pytest.raises(ValueError, match="head_dim must be an integer >= 1, not 0"):
+        regard.create_attention("local", heads=2, head_dim=0)
+    with pytest.raises(Unsupported, match=r"linformer does not support causal=True: .*length"):
+        regard.create_attention("linformer", heads=2, head_dim=4, length=8, causal=True)
+    drawn = regard.create_attention("random_blocks", heads=2, head_dim=4, length=64, block=4)
+    causal = regard.create_attention(
+        "random_blocks", heads=2, head_dim=4, length=64, block=4, causal=True
+    )
+    assert drawn.pattern != causal.pattern
+
+
+def test_head_dim_need_not_divide_dim(rand):
+    """Fails if heads * head_dim must be dim, or the formula changes with another width."""
+    mixer = regard.create("vanilla", dim=6, heads=2, head_dim=5, kv_heads=1, bias=True).double()
+    assert [tuple(w.weight.shape) for w in (mixer.q, mixer.k, mixer.v, mixer.out)] == [
+        (10, 6),
+        (5, 6),
+        (5, 6),
+        (6, 10),
+    ]
+    x = rand(2, 7, 6)
+    q, k, v = mixer.q(x).view(2, 7, 2, 5), mixer.k(x), mixer.v(x)
+    weights = torch.einsum("bnhe,bme->bhnm", q, k / 5**0.5).softmax(-1)
+    expected = mixer.out(torch.einsum("bhnm,bme->bnhe", weights, v).flatten(2))
+    torch.testing.assert_close(mixer(x), expected)
+    assert "head_dim=5" in repr(mixer) and mixer.attention_map(x).shape == (2, 2, 7, 7)
+    regard.testing.check_mixer(
+        lambda causal: regard.create("local", dim=6, heads=2, head_dim=5, causal=causal)
+    )
+    with pytest.raises(Unsupported, match="fnet does not take head_dim: it is a token mixer"):
+        regard.create("fnet", dim=6, head_dim=3)
+    with pytest.raises(ValueError, match="project=False needs head_dim=3, not 5"):
+        regard.MultiHead(6, 2, regard.SoftmaxAttention(), head_dim=5, project=False)
+
+
+def test_the_first_parameters_of_a_recipe_are_checked(fresh):
+    """Fails if a function that is neither form is registered, or takes an argument of `create`."""
+
+    def sizeless(n, *, causal=False):
+        """Neither form."""
+
+    def biased(heads, head_dim, *, bias=2.0):
+        """Uses the name of an argument of the projections."""
+
+    with pytest.raises(TypeError, match=r"parameters of sizeless must start .*not \(n, causal\)"):
+        recipe("Somebody 2030")(sizeless)
+    with pytest.raises(TypeError, match="biased cannot have a parameter 'bias'"):
+        recipe("Somebody 2030")(biased)
