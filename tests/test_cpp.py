@@ -565,7 +565,9 @@ def test_disable_by_environment_variable(load):
 
 def test_missing_compiler(load, tmp_path):
     """Fails if a machine without a compiler stops the library, or hears nothing."""
-    assert load(PATH=str(tmp_path)) == "no C++ compiler was found: install g++, or set CXX"
+    assert (
+        load(PATH=str(tmp_path)) == "no C++ compiler was found: install g++ or clang++, or set CXX"
+    )
 
 
 def test_everything_works_without_cpp(monkeypatch, rand):

@@ -1,8 +1,8 @@
 """C++ kernels: compiled once on this machine, stored in the cache directory, and loaded.
 
 They are a plain shared library that does not depend on PyTorch's headers, is built in seconds and
-called through ctypes. If there is no compiler, or `REGARD_CPP=0` is set, `library` returns None and
-everything runs without it, slower.
+called through ctypes. g++ and clang++ build them, on Linux and macOS. If there is no compiler, or
+`REGARD_CPP=0` is set, `library` returns None and everything runs without it, slower.
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode as _dispatch
 from regard.disk_cache import cache_dir
 
 SOURCE_DIR = Path(__file__).parent
-SOURCES = ("attention.cpp", "linear.cpp", "elu.cpp", "lloyd.cpp", "huge_pages.cpp")
-HEADERS = ("simd.h", "tiles.h")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+SOURCES = ("attention.cpp", "linear.cpp", "elu.cpp", "lloyd.cpp", "huge_pages.cpp", "parallel.cpp")
+HEADERS = ("kernels.h", "parallel.h", "simd.h", "tiles.h")
+COMPILERS = ("g++", "clang++", "c++")  # the first that exists, unless CXX is set
+SYSTEMS = ("linux", "darwin")
+# clang spells the flag for this machine's processor -mcpu on ARM; g++ accepts both there
+NATIVE_FLAG = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+# -ffp-contract=fast: fused multiply-add, which is the default of g++ only
+FLAGS = ("-O3", NATIVE_FLAG, "-std=c++17", "-ffp-contract=fast", "-fPIC", "-pthread", "-shared")
 BUILD_TIMEOUT = 120  # seconds
 DTYPE_NAMES = {torch.float32: "float", torch.float64: "double"}
 TENSOR_TYPES = (Tensor, Parameter)
@@ -147,11 +152,11 @@ def _load_or_build() -> ctypes.CDLL | str:
     """The library, or the reason why there is none."""
     if os.environ.get("REGARD_CPP") == "0":
         return "REGARD_CPP=0 is set"
-    if sys.platform != "linux":
-        return f"the C++ kernels are built on Linux only, not on {sys.platform}"
-    compiler = shlex.split(os.environ.get("CXX") or "g++")
-    if shutil.which(compiler[0]) is None:
-        return "no C++ compiler was found: install g++, or set CXX"
+    if sys.platform not in SYSTEMS:
+        return f"the C++ kernels are built on Linux and macOS only, not on {sys.platform}"
+    compiler = find_compiler()
+    if compiler is None:
+        return "no C++ compiler was found: install g++ or clang++, or set CXX"
     try:
         path = _library_path(compiler)
         return _open(path) or _build(compiler, path)
@@ -163,13 +168,24 @@ def _load_or_build() -> ctypes.CDLL | str:
         return f"the C++ kernels could not be built or loaded: {error}"
 
 
+def find_compiler() -> list[str] | None:
+    """The command of the C++ compiler: $CXX, which may have options, or the first of `COMPILERS`
+    that is installed; None if there is none.
+    """
+    if os.environ.get("CXX"):
+        command = shlex.split(os.environ["CXX"])
+        return command if shutil.which(command[0]) else None
+    found = next((name for name in COMPILERS if shutil.which(name)), None)
+    return None if found is None else [found]
+
+
 def _library_path(compiler: list[str]) -> Path:
     """The path of the library; it depends on the sources, the compiler and the processor."""
     sources = [(SOURCE_DIR / name).read_bytes() for name in (*SOURCES, *HEADERS)]
     version = subprocess.run(
         [*compiler, "--version"], capture_output=True, check=True, timeout=BUILD_TIMEOUT
     ).stdout
-    command = " ".join([*compiler, *FLAGS, *_openmp_runtime()]).encode()
+    command = " ".join([*compiler, *FLAGS]).encode()
     key = b"\0".join([*sources, version, _processor().encode(), command])
     return cache_dir() / f"kernel-{hashlib.sha256(key).hexdigest()[:16]}.so"
 
@@ -181,7 +197,7 @@ def _open(path: Path) -> ctypes.CDLL | None:
     try:
         complete = _checksum_path(path).read_text() == _checksum(path)
         ours = path.stat().st_uid in (0, os.getuid())
-        return ctypes.CDLL(str(path)) if complete and ours else None
+        return _load_file(path) if complete and ours else None
     except (OSError, UnicodeDecodeError):
         return None
 
@@ -191,12 +207,18 @@ def _build(compiler: list[str], path: Path) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         partial = Path(directory) / path.name
         sources = [str(SOURCE_DIR / name) for name in SOURCES]
-        command = [*compiler, *FLAGS, *sources, "-o", str(partial), *_openmp_runtime()]
+        command = [*compiler, *FLAGS, *sources, "-o", str(partial)]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=BUILD_TIMEOUT)
         _checksum_path(partial).write_text(_checksum(partial))
         for file in (partial, _checksum_path(partial)):
             file.replace(path.parent / file.name)  # atomic: no other process loads a partial file
-    return ctypes.CDLL(str(path))
+    return _load_file(path)
+
+
+def _load_file(path: Path) -> ctypes.CDLL:
+    lib = ctypes.CDLL(str(path))
+    lib.set_thread_team(_openmp_thread_team())
+    return lib
 
 
 def _checksum_path(path: Path) -> Path:
@@ -217,8 +239,16 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in text.splitlines() if line.startswith(keys)}))
 
 
-def _openmp_runtime() -> list[str]:
-    """PyTorch's own OpenMP library, if it ships one: two thread pools would compete for cores."""
+def _openmp_thread_team() -> ctypes.c_void_p | None:
+    """The function of PyTorch's OpenMP library that runs a function on several threads: a second
+    pool of threads would compete for the cores. None if there is none; then the kernels start
+    threads of their own.
+    """
     root = Path(torch.__file__).parent
-    found = [*root.glob("lib/libgomp*.so*"), *root.parent.glob("torch.libs/libgomp*.so*")]
-    return [str(found[0])] if found else []
+    shipped = [*root.glob("lib/lib*omp*"), *root.parent.glob("torch.libs/lib*omp*")]
+    for name in (*map(str, shipped), "libgomp.so.1"):  # libgomp, libiomp5 or libomp
+        try:
+            return ctypes.cast(ctypes.CDLL(name).GOMP_parallel, ctypes.c_void_p)
+        except (OSError, AttributeError):
+            continue
+    return None

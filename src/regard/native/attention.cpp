@@ -12,28 +12,6 @@ template <class T> constexpr T MAX_GROWTH = T(8);  // of scores before the runni
 
 namespace {
 
-struct TilePart {  // the tiles for one order of the tokens
-    long n, m;
-    const long *q_order, *k_order;  // nullptr: natural order
-    long rows;
-    const long* row_starts;         // (rows + 1): where the tiles of each row begin in the next two arrays
-    const int *columns, *mask_ids;  // mask id 1: a full tile
-    const uint64_t* masks;     // (masks 64): for each key of a tile, one bit per query
-};
-
-struct AttentionArgs {
-    long batch, heads, keys, width, threads;
-    double scale;
-    TensorRef q, k, v, out, lse;  // lse.data is nullptr if there is one part and no backward pass
-    const uint8_t* key_mask;  // (batch keys): padding mask, nonzero = keep; nullptr: no padding
-    long parts;
-    const TilePart* part;
-};
-
-struct AttentionGrads {
-    TensorRef out, q, k, v;
-};
-
 // The visible pairs of a tile: one bit per query for each key, and for each strip the range of keys lo..hi-1.
 template <class T> struct TileMask {
     using Word = typename Lanes<T>::Word;
@@ -156,15 +134,11 @@ template <class T> void forward_row(const AttentionArgs& call, const TilePart& p
 template <class T> void forward(const AttentionArgs& call) {
     for (long p = 0; p < call.parts; p++) {
         const TilePart& part = call.part[p];
-#pragma omp parallel num_threads(int(call.threads))
-        {
-            ForwardBuffers<T> space(call.width);
-#pragma omp for schedule(dynamic, 2)
-            for (long i = 0; i < call.batch * call.heads * part.rows; i++) {
-                const long x = i / part.rows;
-                forward_row<T>(call, part, x / call.heads, x % call.heads, i % part.rows, p == 0, space);
-            }
-        }
+        const auto row = [&](long i, ForwardBuffers<T>& space) {
+            const long x = i / part.rows;
+            forward_row<T>(call, part, x / call.heads, x % call.heads, i % part.rows, p == 0, space);
+        };
+        parallel_for(call.threads, call.batch * call.heads * part.rows, 2, [&] { return ForwardBuffers<T>(call.width); }, row);
     }
 }
 
@@ -276,30 +250,26 @@ template <class T> void backward(const AttentionArgs& call, const AttentionGrads
         const bool direct = each == 1 && !part.k_order;
         const std::vector<long> cuts = split_rows(part, each);
         std::vector<std::unique_ptr<T[]>> own(direct ? 0 : heads * each);
-#pragma omp parallel num_threads(int(call.threads))
-        {
-            BackwardBuffers<T> space(width);
-#pragma omp for schedule(dynamic, 1)
-            for (long i = 0; i < heads * each; i++) {
-                const long x = i / each, b = x / call.heads, h = x % call.heads, from = cuts[i % each], to = cuts[i % each + 1];
-                const auto keys = key_range(part, from, to);
-                const long size = (keys.second - keys.first) * width;
-                KeyGradients<T> sums{head_data<T>(grads.k, b, h), head_data<T>(grads.v, b, h), 0, grads.k.row, grads.v.row};
-                if (!direct) {
-                    own[i].reset(new T[2 * size]());
-                    sums = {own[i].get(), own[i].get() + size, keys.first, width, width};
-                }
-                for (long row = from; row < to; row++) backward_row<T>(call, grads, part, b, h, row, p == 0, sums, space);
+        const auto piece = [&](long i, BackwardBuffers<T>& space) {
+            const long x = i / each, b = x / call.heads, h = x % call.heads, from = cuts[i % each], to = cuts[i % each + 1];
+            const auto keys = key_range(part, from, to);
+            const long size = (keys.second - keys.first) * width;
+            KeyGradients<T> sums{head_data<T>(grads.k, b, h), head_data<T>(grads.v, b, h), 0, grads.k.row, grads.v.row};
+            if (!direct) {
+                own[i].reset(new T[2 * size]());
+                sums = {own[i].get(), own[i].get() + size, keys.first, width, width};
             }
-#pragma omp for schedule(dynamic, 1)
-            for (long x = 0; x < (direct ? 0 : heads); x++)
-                for (long piece = 0; piece < each; piece++) {
-                    const auto keys = key_range(part, cuts[piece], cuts[piece + 1]);
-                    const T* mine = own[x * each + piece].get();
-                    scatter_add_rows<T>(part, keys, mine, head_data<T>(grads.k, x / call.heads, x % call.heads), grads.k.row, width);
-                    scatter_add_rows<T>(part, keys, mine + (keys.second - keys.first) * width, head_data<T>(grads.v, x / call.heads, x % call.heads), grads.v.row, width);
-                }
-        }
+            for (long row = from; row < to; row++) backward_row<T>(call, grads, part, b, h, row, p == 0, sums, space);
+        };
+        parallel_for(call.threads, heads * each, 1, [&] { return BackwardBuffers<T>(width); }, piece);
+        parallel_for(call.threads, direct ? 0 : heads, 1, [&](long x) {
+            for (long i = 0; i < each; i++) {
+                const auto keys = key_range(part, cuts[i], cuts[i + 1]);
+                const T* mine = own[x * each + i].get();
+                scatter_add_rows<T>(part, keys, mine, head_data<T>(grads.k, x / call.heads, x % call.heads), grads.k.row, width);
+                scatter_add_rows<T>(part, keys, mine + (keys.second - keys.first) * width, head_data<T>(grads.v, x / call.heads, x % call.heads), grads.v.row, width);
+            }
+        });
     }
 }
 

@@ -5,23 +5,17 @@
 
 namespace {
 
-struct EluArgs {  // tensors (batch heads n width)
-    long batch, heads, n, width, threads;
-    long shift_negative;      // whether the maximum of a row that is negative everywhere is subtracted first
-    TensorRef x, y, out;  // forward: x -> out; backward: y = phi(x) and x = the gradient of it -> out
-};
-
 constexpr double LOWEST = -80;  // exp(-80) is just above the smallest float
 
 // Calls row(x, y, out) for all rows, in the memory order of x.
 template <class T, class Row> void for_rows(const EluArgs& e, Row row) {
     const bool heads_last = e.x.head < e.x.row;
-#pragma omp parallel for num_threads(int(e.threads)) schedule(static)
-    for (long i = 0; i < e.batch * e.heads * e.n; i++) {
+    const long rows = e.batch * e.heads * e.n, share = std::max(1L, (rows + e.threads - 1) / e.threads);
+    parallel_for(e.threads, rows, share, [&](long i) {
         const long within = i % (e.heads * e.n), b = i / (e.heads * e.n);
         const long h = heads_last ? within % e.heads : within / e.n, t = heads_last ? within / e.heads : within % e.n;
         row(head_data<T>(e.x, b, h) + t * e.x.row, head_data<T>(e.y, b, h) + t * e.y.row, head_data<T>(e.out, b, h) + t * e.out.row);
-    }
+    });
 }
 
 template <class T> T row_max(const T* x, long width) {

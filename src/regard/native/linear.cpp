@@ -11,17 +11,6 @@
 
 namespace {
 
-struct LinearArgs {  // widths are multiples of the vector length
-    long batch, heads, n, keys, rank, width, threads;
-    TensorRef q, k, v, out, normalizer;       // (b h n .); normalizer (b h n 1)
-    TensorRef state, sum, after, total;  // S and z before the first token, and after the last: (b h rank width), (b h 1 rank)
-};
-
-struct LinearGrads {
-    TensorRef out, normalizer, state, sum;  // inputs: gradients of out, normalizer and the final S and z
-    TensorRef q, k, v, first_state, first_sum;  // outputs: gradients of q, k, v and the initial S and z
-};
-
 // Sums over tokens: a matrix Σ a b (rows cols) and a vector Σ a c (rows), where c is a number per token, or 1.
 template <class T> struct State {
     T *matrix, *vector;
@@ -162,32 +151,27 @@ void scan(const LinearArgs& x, const TensorRef& start, const TensorRef& beside, 
         const long piece = i % each, from = chunks * piece / each, to = chunks * (piece + 1) / each;
         for (long c = from; c < to; c++) run(i / each / x.heads, i / each % x.heads, TokenTile(nullptr, BACK ? from + to - 1 - c : c, x.n));
     };
-#pragma omp parallel num_threads(int(x.threads))
-    {
-        AlignedBuffer<T> space((2 * std::max(x.rank, x.width) + TILE) * TILE + x.rank * x.width);
-#pragma omp for schedule(dynamic, 1)
-        for (long i = 0; i < (each > 1 ? heads * each : 0); i++)
-            for_chunks(i, [&](long b, long h, const TokenTile& tokens) { add(b, h, tokens, state_of(i)); });
-#pragma omp for schedule(dynamic, 1)
-        for (long head = 0; head < heads; head++) {  // exclusive scan over the pieces
-            AlignedBuffer<T> own(2 * size);
-            State<T> now{own.data, own.data + x.rank * x.width, x.rank, x.width};
-            State<T> last{own.data + size, own.data + size + x.rank * x.width, x.rank, x.width};
-            now.read(start, beside, head / x.heads, head % x.heads);
-            for (long p = 0; p < each; p++) {
-                const State<T> mine = state_of(head * each + (BACK ? each - 1 - p : p));
-                std::copy_n(mine.matrix, size, last.matrix);
-                std::copy_n(now.matrix, size, mine.matrix);
-                now.add(last);
-            }
+    parallel_for(x.threads, each > 1 ? heads * each : 0, 1, [&](long i) {
+        for_chunks(i, [&](long b, long h, const TokenTile& tokens) { add(b, h, tokens, state_of(i)); });
+    });
+    parallel_for(x.threads, heads, 1, [&](long head) {  // exclusive scan over the pieces
+        AlignedBuffer<T> own(2 * size);
+        State<T> now{own.data, own.data + x.rank * x.width, x.rank, x.width};
+        State<T> last{own.data + size, own.data + size + x.rank * x.width, x.rank, x.width};
+        now.read(start, beside, head / x.heads, head % x.heads);
+        for (long p = 0; p < each; p++) {
+            const State<T> mine = state_of(head * each + (BACK ? each - 1 - p : p));
+            std::copy_n(mine.matrix, size, last.matrix);
+            std::copy_n(now.matrix, size, mine.matrix);
+            now.add(last);
         }
-#pragma omp for schedule(dynamic, 1)
-        for (long i = 0; i < heads * each; i++) {
-            const State<T> state = state_of(i);
-            for_chunks(i, [&](long b, long h, const TokenTile& tokens) { chunk(b, h, tokens, state, space.data); });
-            if (i % each == (BACK ? 0 : each - 1)) state.write(end, end_beside, i / each / x.heads, i / each % x.heads);
-        }
-    }
+    });
+    const long room = (2 * std::max(x.rank, x.width) + TILE) * TILE + x.rank * x.width;
+    parallel_for(x.threads, heads * each, 1, [&] { return AlignedBuffer<T>(room); }, [&](long i, AlignedBuffer<T>& space) {
+        const State<T> state = state_of(i);
+        for_chunks(i, [&](long b, long h, const TokenTile& tokens) { chunk(b, h, tokens, state, space.data); });
+        if (i % each == (BACK ? 0 : each - 1)) state.write(end, end_beside, i / each / x.heads, i / each % x.heads);
+    });
 }
 
 template <class T> void forward(const LinearArgs& x) {
@@ -224,12 +208,9 @@ template <class T> void backward(const LinearArgs& x, const LinearGrads& grads) 
 // Calls piece(head, part, from, to, space) for chunks from..to-1 of n tokens of every head, with `room` elements of scratch space.
 template <class T, class Piece> void for_pieces(const LinearArgs& x, long n, long room, Piece piece) {
     const long heads = x.batch * x.heads, chunks = (n + TILE - 1) / TILE, each = std::min(pieces_per_head(heads, x.threads), chunks);
-#pragma omp parallel num_threads(int(x.threads))
-    {
-        AlignedBuffer<T> space(room);
-#pragma omp for schedule(dynamic, 1)
-        for (long i = 0; i < heads * each; i++) piece(i / each, i % each, chunks * (i % each) / each, chunks * (i % each + 1) / each, space.data);
-    }
+    parallel_for(x.threads, heads * each, 1, [&] { return AlignedBuffer<T>(room); }, [&](long i, AlignedBuffer<T>& space) {
+        piece(i / each, i % each, chunks * (i % each) / each, chunks * (i % each + 1) / each, space.data);
+    });
 }
 
 // Σ a b and Σ a c over n tokens, where c is a number per token, or 1; to (b h rank width) and (b h 1 rank)

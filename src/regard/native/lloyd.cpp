@@ -6,14 +6,6 @@
 
 namespace {
 
-struct ClusterArgs {
-    long batch, heads, n, bits, clusters, iterations, threads;
-    const char* x;        // (batch heads n bits): bit = (x >= 0)
-    const uint8_t* mask;  // (batch n): padding mask, nonzero = keep; nullptr: no padding
-    const long* first;    // (batch heads clusters): tokens that are the initial centres
-    long* nearest;        // (batch heads n)
-};
-
 constexpr long WORD = 64;
 using Words = std::vector<uint64_t>;
 
@@ -80,18 +72,13 @@ void update_centres(Head& head) {
 // Parallel over heads and, if there are too few, over pieces of the tokens.
 template <class T> void cluster(const ClusterArgs& call) {
     const long heads = call.batch * call.heads, each = pieces_per_head(heads, call.threads);
-    std::vector<Head> broadcast(heads);
-#pragma omp parallel num_threads(int(call.threads))
-    {
-#pragma omp for schedule(dynamic, 1)
-        for (long h = 0; h < heads; h++) init_head<T>(call, h, broadcast[h]);
-        for (long round = 0; round <= call.iterations; round++) {
-#pragma omp for schedule(dynamic, 1)
-            for (long i = 0; i < heads * each; i++) assign(broadcast[i / each], call.n * (i % each) / each, call.n * (i % each + 1) / each);
-            if (round == call.iterations) break;
-#pragma omp for schedule(dynamic, 1)
-            for (long h = 0; h < heads; h++) update_centres(broadcast[h]);
-        }
+    std::vector<Head> all(heads);
+    parallel_for(call.threads, heads, 1, [&](long h) { init_head<T>(call, h, all[h]); });
+    for (long round = 0; round <= call.iterations; round++) {
+        parallel_for(call.threads, heads * each, 1, [&](long i) {
+            assign(all[i / each], call.n * (i % each) / each, call.n * (i % each + 1) / each);
+        });
+        if (round < call.iterations) parallel_for(call.threads, heads, 1, [&](long h) { update_centres(all[h]); });
     }
 }
 

@@ -3,15 +3,24 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
+// Bytes of a vector register, and the accumulators of a matrix product, MATMUL_ROWS x VECTORS, which have to fit into registers.
 #if defined(__AVX512F__)
-constexpr int VECTOR_BYTES = 64, MATMUL_ROWS = 8;
+constexpr int VECTOR_BYTES = 64, MATMUL_ROWS = 8, VECTORS = 2;
 #elif defined(__AVX__)
-constexpr int VECTOR_BYTES = 32, MATMUL_ROWS = 4;
+constexpr int VECTOR_BYTES = 32, MATMUL_ROWS = 4, VECTORS = 2;
+#elif defined(__aarch64__)  // NEON: 32 registers of 16 bytes
+constexpr int VECTOR_BYTES = 16, MATMUL_ROWS = 4, VECTORS = 4;
 #else
-constexpr int VECTOR_BYTES = 16, MATMUL_ROWS = 4;
+constexpr int VECTOR_BYTES = 16, MATMUL_ROWS = 4, VECTORS = 2;
 #endif
-constexpr int VECTORS = 2;  // MATMUL_ROWS x VECTORS accumulators fit into the registers
+
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 template <class T> struct Lanes;
 template <> struct Lanes<float> {
@@ -35,19 +44,28 @@ template <class T> inline Vector<T> load(const T* at) { return *reinterpret_cast
 template <class T> inline void store(T* at, Vector<T> x) { *reinterpret_cast<typename Lanes<T>::Unaligned*>(at) = x; }
 template <class T> inline Vector<T> broadcast(T x) { return x - Vector<T>{}; }
 
-// The elements of a vector permuted: element i comes from i xor BY.
-template <class T, int BY> inline Vector<T> xor_shuffle(Vector<T> x) {
-    Integers<T> from{};
-    for (int i = 0; i < Lanes<T>::N; i++) from[i] = i ^ BY;
-    return __builtin_shuffle(x, from);
+// The elements of a and b, numbered 0..N-1 and N..2N-1, in the order Order::at(0), ..., Order::at(N - 1).
+template <class T, class Order, int... I> inline Vector<T> shuffle(Vector<T> a, Vector<T> b, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, Order::at(I)...);
+#else
+    return __builtin_shuffle(a, b, Integers<T>{Order::at(I)...});
+#endif
 }
+template <class T, class Order> inline Vector<T> shuffle(Vector<T> a, Vector<T> b) {
+    return shuffle<T, Order>(a, b, std::make_integer_sequence<int, Lanes<T>::N>{});
+}
+
+template <int BY> struct XorOrder {
+    static constexpr int at(int i) { return i ^ BY; }
+};
 template <class T, int HALF = Lanes<T>::N / 2> inline T horizontal_sum(Vector<T> x) {
-    x += xor_shuffle<T, HALF>(x);
+    x += shuffle<T, XorOrder<HALF>>(x, x);
     if constexpr (HALF > 1) return horizontal_sum<T, HALF / 2>(x);
     else return x[0];
 }
 template <class T, int HALF = Lanes<T>::N / 2> inline T horizontal_max(Vector<T> x) {
-    const Vector<T> y = xor_shuffle<T, HALF>(x);
+    const Vector<T> y = shuffle<T, XorOrder<HALF>>(x, x);
     x = y > x ? y : x;
     if constexpr (HALF > 1) return horizontal_max<T, HALF / 2>(x);
     else return x[0];
@@ -65,24 +83,24 @@ template <class T, bool ACCUMULATE, int R, int C>
 inline void matmul_block(const T* a, long a_row, long a_step, const T* b, long b_row, T* c, long c_row, long depth) {
     constexpr int N = Lanes<T>::N;
     Vector<T> sum[R][C];
-#pragma GCC unroll 16
+    UNROLL
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
+        UNROLL
         for (int i = 0; i < C; i++) sum[r][i] = ACCUMULATE ? load(c + r * c_row + i * N) : broadcast(T(0));
     for (long t = 0; t < depth; t++) {
         Vector<T> x[C];
-#pragma GCC unroll 4
+        UNROLL
         for (int i = 0; i < C; i++) x[i] = load(b + t * b_row + i * N);
-#pragma GCC unroll 16
+    UNROLL
         for (int r = 0; r < R; r++) {
             const Vector<T> y = broadcast(a[r * a_row + t * a_step]);
-#pragma GCC unroll 4
+        UNROLL
             for (int i = 0; i < C; i++) sum[r][i] += y * x[i];
         }
     }
-#pragma GCC unroll 16
+    UNROLL
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
+        UNROLL
         for (int i = 0; i < C; i++) store(c + r * c_row + i * N, sum[r][i]);
 }
 
@@ -104,16 +122,21 @@ inline void matmul(const T* a, long a_row, long a_step, const T* b, long b_row, 
     for (; i < cols; i += N) matmul_rows<T, ACCUMULATE, MATMUL_ROWS, 1>(a, a_row, a_step, b + i, b_row, c + i, c_row, rows, depth);
 }
 
+// The first and the second blocks of HALF elements of two vectors a and b.
+template <int HALF, int N> struct FirstBlocks {
+    static constexpr int at(int i) { return i & HALF ? i - HALF + N : i; }
+};
+template <int HALF, int N> struct SecondBlocks {
+    static constexpr int at(int i) { return i & HALF ? i + N : i + HALF; }
+};
 // Transposes N vectors of N elements in place: swaps blocks of half the size, then recurses into them.
 template <class T, int HALF = Lanes<T>::N / 2> inline void transpose(Vector<T>* x) {
     constexpr int N = Lanes<T>::N;
-    Integers<T> low{}, high{};
-    for (int i = 0; i < N; i++) low[i] = i & HALF ? i - HALF + N : i, high[i] = i & HALF ? i + N : i + HALF;
     for (int i = 0; i < N; i++) {
         if (i & HALF) continue;
         const Vector<T> a = x[i], b = x[i + HALF];
-        x[i] = __builtin_shuffle(a, b, low);
-        x[i + HALF] = __builtin_shuffle(a, b, high);
+        x[i] = shuffle<T, FirstBlocks<HALF, N>>(a, b);
+        x[i + HALF] = shuffle<T, SecondBlocks<HALF, N>>(a, b);
     }
     if constexpr (HALF > 1) transpose<T, HALF / 2>(x);
 }

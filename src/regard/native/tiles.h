@@ -1,16 +1,11 @@
 // Tiles of 64 tokens, as rows in memory and as strips: transposed blocks of two vectors of tokens, one row per channel.
 #pragma once
+#include "parallel.h"
 #include "simd.h"
 
-#include <algorithm>
 #include <memory>
 
 constexpr int TILE = 64;
-
-struct TensorRef {  // a tensor (batch heads length width) with a contiguous last axis; strides in elements
-    char* data;
-    long batch, head, row;
-};
 
 template <class T> T* head_data(const TensorRef& x, long b, long h) { return reinterpret_cast<T*>(x.data) + b * x.batch + h * x.head; }
 
@@ -38,7 +33,7 @@ struct TokenTile {
     const long* order;
     long start, count;
 
-    TokenTile(const long* broadcast, long tile, long n) : order(broadcast), start(tile * TILE), count(std::min<long>(TILE, n - start)) {}
+    TokenTile(const long* token_order, long tile, long n) : order(token_order), start(tile * TILE), count(std::min<long>(TILE, n - start)) {}
     long operator[](long i) const { return order ? order[start + i] : start + i; }
 
     // Whether their rows are contiguous in memory.
@@ -78,7 +73,6 @@ struct TokenTile {
             }
     }
 };
-
 
 // Contiguous copies of the rows of recently used tiles. Neighbouring rows of tiles read nearly the same keys, and rows with
 // large strides may map to so few cache sets that they evict each other.
