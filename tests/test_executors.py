@@ -1,6 +1,5 @@
 """Executors: real submitit jobs, real Ray tasks, and the folder they communicate through."""
 
-import fcntl
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from regard.cli import app
 from regard.compare import ComparisonPlan, Schedule, plan_runs
 from regard.compare.executors import LocalExecutor, SlurmExecutor, create_executor
 from regard.compare.ledger import DONE, FAILED, INTERRUPTED
+from regard.compare.worker import lock_folder
 from regard.models import module_spec
 from regard.train.run import RESULT_FILE, run_training
 from regard.train.settings import TrainSettings
@@ -138,8 +138,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
     folder = tmp_path / "runs" / run.key
     folder.mkdir(parents=True)
     schedule = Schedule(tmp_path)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock_folder(folder):
         schedule.run([run])
     assert "Another process is working in" in schedule.ledger.entries()[0].reason
     schedule.run([run])

@@ -16,7 +16,8 @@ def cache_dir() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
     except RuntimeError:  # no home directory
-        return Path(tempfile.gettempdir()) / f"regard-{os.getuid()}"
+        user = str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+        return Path(tempfile.gettempdir()) / f"regard-{user}"
 
 
 def read_or_create(name: str, create: Callable[[], str]) -> str:

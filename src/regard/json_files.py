@@ -32,8 +32,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Call fsync on a file or folder."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Call fsync on a file or folder.
+
+    Windows cannot flush folders, and files only if they are open for writing.
+    """
+    windows = os.name == "nt"
+    if windows and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

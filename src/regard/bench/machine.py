@@ -14,7 +14,7 @@ import torch
 
 from regard.bench.stats import relative_spread, time_interleaved
 from regard.device import DTYPES, synchronize
-from regard.environment import cores
+from regard.environment import available_memory, cores, load_average
 
 GEMM_SIZES = (256, 512, 1024)
 DEVICE_SIZES = (1024, 4096, 8192)  # of matrix products on an accelerator
@@ -122,8 +122,7 @@ def measure_load(*, seconds: float = 0.5) -> MachineLoad:
     if before is not None and after is not None:
         everyone, ours = after[0] - before[0], after[1] - before[1]
         others = max(0.0, (everyone - ours) / (wall * (os.cpu_count() or 1)))
-    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return MachineLoad(cores(), average, others, relative_spread(times))
+    return MachineLoad(cores(), load_average(), others, relative_spread(times))
 
 
 def _busy_seconds() -> tuple[float, float] | None:
@@ -137,14 +136,10 @@ def _busy_seconds() -> tuple[float, float] | None:
     return (user + nice + system + sum(rest[:3])) / ticks, time.process_time()
 
 
-def available_memory(device: str = "cpu") -> int:
-    """Return the bytes of memory that are available; on the CPU without /proc, all memory."""
+def device_memory(device: str = "cpu") -> int:
+    """Return the bytes of memory that are available on a device."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if torch.device(device).type == "mps":
         return torch.mps.recommended_max_memory()
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line)
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return available_memory()

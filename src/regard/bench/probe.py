@@ -15,14 +15,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from regard.bench.cell import BenchCell, Contender, prepare_call
 from regard.device import peak_memory, reset_peak_memory
+
+if TYPE_CHECKING:  # Windows has no ForkServerContext
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 WARMUP_LENGTH = 256  # tokens of a first call that loads libraries
 START_SECONDS = 30.0  # time for a process to start
@@ -158,7 +165,7 @@ class DeviceMemory:
 def _reset_peak() -> None:
     """Return freed memory to the system and reset the peak, so that the call cannot reuse it."""
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # Linux only
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # Linux only
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -179,10 +186,8 @@ def _error_text(error: BaseException, limit: int) -> str:
 def _limit_memory(extra: int) -> None:
     """Limit this process to `extra` bytes more than it has, where the system supports it."""
     size = process_memory("VmSize")
-    if size is None:
+    if size is None or resource is None:
         return
-    import resource
-
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (size + extra, hard))
 

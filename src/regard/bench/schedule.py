@@ -12,7 +12,7 @@ from regard.bench.contenders import DenseContender
 from regard.bench.formatting import pluralize
 from regard.bench.machine import (
     PeakThroughput,
-    available_memory,
+    device_memory,
     measure_load,
     measure_peaks,
     torch_threads,
@@ -78,7 +78,7 @@ class BenchRunner:
         self.deadline = clock() + bench.plan.budget
         self.budget_exhausted = False
         self.memory_limit = bench.plan.memory_limit or int(
-            MEMORY_FRACTION * available_memory(bench.plan.device)
+            MEMORY_FRACTION * device_memory(bench.plan.device)
         )
         # tokens and seconds of the longest call so far, by label, scope and mode
         self.longest: dict[tuple[str, str, str], tuple[int, float]] = {}

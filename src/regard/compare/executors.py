@@ -63,13 +63,22 @@ class Executor(ABC):
         """Release resources after the last run."""
 
 
+# Opens the log and takes the start time before torch is imported: importing it counts too.
+LAUNCHER = """
+import os, runpy, sys, time
+folder, log, threads = sys.argv[1:]
+os.environ["OMP_NUM_THREADS"] = threads
+file = os.open(os.path.join(folder, log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+os.dup2(file, 1)
+os.dup2(file, 2)
+sys.argv = ["worker", folder, str(time.time())]
+runpy.run_module("regard.compare.worker", run_name="__main__")
+"""
+
+
 def worker_command(folder: Path, threads: int) -> list[str]:
-    """Return the command of a run. The shell takes the start time: importing torch counts too."""
-    script = (
-        'OMP_NUM_THREADS="$2" exec "$0" -m regard.compare.worker "$1" "$(date +%s)" '
-        f'> "$1/{LOG_FILE}" 2>&1'
-    )
-    return ["sh", "-c", script, sys.executable, str(folder.absolute()), str(threads)]
+    """Return the command of a run."""
+    return [sys.executable, "-c", LAUNCHER, str(folder.absolute()), LOG_FILE, str(threads)]
 
 
 class LocalExecutor(Executor):
@@ -82,7 +91,10 @@ class LocalExecutor(Executor):
 
     def start(self, folder: Path, seconds: float | None) -> RunHandle:
         command = worker_command(folder, self.threads)
-        return ProcessHandle(subprocess.Popen(command, start_new_session=True))
+        # Ctrl-C is for the parent alone, which asks its runs to stop
+        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # Windows
+        process = subprocess.Popen(command, start_new_session=True, creationflags=flags)
+        return ProcessHandle(process)
 
 
 class ProcessHandle(RunHandle):
@@ -103,8 +115,9 @@ class ProcessHandle(RunHandle):
         code = self.process.returncode
         if self.killed_by_us or code >= 0:
             return ""
-        hint = " (possibly out of memory)" if code == -signal.SIGKILL else ""
-        return f"killed by {signal.Signals(-code).name}{hint}"
+        name = signal.Signals(-code).name
+        hint = " (possibly out of memory)" if name == "SIGKILL" else ""
+        return f"killed by {name}{hint}"
 
 
 class SlurmExecutor(Executor):

@@ -29,8 +29,11 @@ def describe_verdict(verdict: Verdict) -> str:
     text = f"Use {row.mixer} for {place} on this machine: {format_score(row)}"
     if dense is not None and row is not dense:
         text += f", {row.tokens_per_second / dense.tokens_per_second:.2g} × the training speed"
-        if dense.peak_bytes:  # 0: a model too small to be measured
+        # 0: a model too small to be measured; NaN: a system that does not tell the peak
+        if dense.peak_bytes > 0 and row.peak_bytes >= 0:
             text += f" and {row.peak_bytes / dense.peak_bytes:.2g} × the peak memory"
+        elif math.isnan(dense.peak_bytes):
+            text += " (this system does not tell the peak memory)"
         text += f" of dense softmax ({format_score(dense)})"
     if not verdict.ties:
         return f"{text}. No other mixer is close."

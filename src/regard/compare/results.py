@@ -25,7 +25,8 @@ class ResultRow:
         metric: Name of the metric, "" if no run finished.
         scores: Test metric of each seed.
         tokens_per_second: Training throughput.
-        peak_bytes: Peak memory of training, the largest of all seeds.
+        peak_bytes: Peak memory of training, the largest of all seeds; NaN where the system does not
+            tell it.
         parameters: Parameters of the model.
         steps, seconds: Steps and time of training.
         test_examples: Test examples evaluated, the smallest number of all seeds; 0 if unknown.
@@ -139,6 +140,7 @@ def summarize_runs(entries: Iterable[LedgerEntry]) -> list[ResultRow]:
             rows.append(ResultRow(*labels, reason=group[0].reason or group[0].status))
             continue
         missing = sum(entry.status != DONE for entry in group)
+        peaks = [r["peak_bytes"] for r in results]  # None where the system does not tell it
         rows.append(
             ResultRow(
                 *labels,
@@ -147,7 +149,7 @@ def summarize_runs(entries: Iterable[LedgerEntry]) -> list[ResultRow]:
                 tokens_per_second=statistics.fmean(
                     r["tokens"] / max(r["seconds"], 1e-9) for r in results
                 ),
-                peak_bytes=max(r["peak_bytes"] for r in results),
+                peak_bytes=math.nan if None in peaks else max(peaks),
                 parameters=results[0]["parameters"],
                 steps=statistics.fmean(r["steps"] for r in results),
                 seconds=statistics.fmean(r["seconds"] for r in results),

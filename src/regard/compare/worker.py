@@ -6,9 +6,9 @@ its own peak memory, and a crash affects no other run.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def main() -> int:
     def stop_if_asked(progress: TrainProgress) -> None:
         # a parent that was killed waits for no result
         if os.getppid() != parent or (folder / STOP_FILE).exists():
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
 
     try:
         with lock_folder(folder):
@@ -43,15 +43,21 @@ def main() -> int:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes; ValueError if one already works in it."""
-    with (folder / LOCK_FILE).open("w") as file:
+    """Lock a folder against other processes; ValueError if one already works in it.
+
+    SQLite locks files on every system, and the lock of a process that was killed is gone with it.
+    """
+    lock = sqlite3.connect(folder / LOCK_FILE, timeout=0, isolation_level=None)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError:
             raise ValueError(
                 f"Another process is working in {folder}. Wait for it, then run the same command."
             ) from None
         yield
+    finally:
+        lock.close()
 
 
 if __name__ == "__main__":

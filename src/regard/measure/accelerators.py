@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -13,6 +12,7 @@ import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from regard.device import synchronize
+from regard.environment import total_memory
 from regard.errors import did_you_mean, format_validation_error
 from regard.models.config import StrictModel
 
@@ -123,7 +123,7 @@ def measure_this_machine() -> Accelerator:
             "bfloat16": product_flops(torch.bfloat16),
         },
         bandwidth=bandwidth,
-        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory=total_memory(),
         link=bandwidth,
         source=f"measured with {torch.get_num_threads()} threads",
         efficiency=0.65,  # fitted to the models of docs/cost.md

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 
+from regard.environment import total_memory
 from regard.measure.accelerators import processor_seconds
 from regard.measure.cost import cost
 from regard.measure.count import FlopCounter, record_saved_activations
@@ -35,7 +35,7 @@ def refusal_reason(config: ModelConfig, length: int, batch: int) -> str | None:
     model = build_on_meta(config)
     total = cost(model, length, batch=batch)
     peak = step_memory(model, length, batch=batch).peak_bytes
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = total_memory()
     if peak > MAX_MEMORY_SHARE * available:
         return (
             f"the model needs {peak / 1e9:,.1f} GB, "

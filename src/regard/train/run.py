@@ -148,9 +148,11 @@ def run_training(
             left = settings.max_seconds - (time.time() - start_time) - EXIT_SECONDS
             settings = settings.model_copy(update={"max_seconds": max(MIN_SECONDS, left)})
         trainer = Trainer(model, task, settings, folder=folder, on_step=on_step)
+        trained = trainer.run()._asdict()
+        peak = device_peak_bytes(group.device)
         result = {
-            **trainer.run()._asdict(),
-            "peak_bytes": device_peak_bytes(group.device) - idle_bytes,
+            **trained,
+            "peak_bytes": None if peak is None or idle_bytes is None else peak - idle_bytes,
             "environment": environment()
             | {"processes": group.world_size, "device": describe_device(group.device)},
         }
@@ -160,8 +162,8 @@ def run_training(
         return result
 
 
-def device_peak_bytes(device: torch.device) -> int:
-    """Peak memory on a device; for the CPU, of the process."""
+def device_peak_bytes(device: torch.device) -> int | None:
+    """Peak memory on a device; for the CPU, of the process, or None where it is unknown."""
     return peak_bytes() if device.type == "cpu" else peak_memory(device)
 
 
