@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -515,8 +517,7 @@ def cache(tmp_path, monkeypatch):
         1e-5, 2e-9, 1.5e-9, 1e-9, 2e-5, 1.5e-9, *([3e-5, 1.2e-9] if native.library() else [])
     )
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(calibration, "measure_costs", lambda: costs)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(calibration, "measure_costs", lambda: (costs, 1.0))
     calibration._machine_costs.cache_clear()
     yield calibration.costs_path(), costs
     calibration._machine_costs.cache_clear()
@@ -592,14 +593,36 @@ def test_read_only_cache_dir(cache, tmp_path, monkeypatch):
 def test_costs_of_busy_machine_are_not_stored(cache, monkeypatch):
     """Fails if what was measured under load is kept for ever."""
     path, costs = cache
-    monkeypatch.setattr(os, "getloadavg", lambda: (100.0, 0.0, 0.0))
+    shares = iter([0.6, 0.7, 0.8])
+    monkeypatch.setattr(calibration, "measure_costs", lambda: (costs, next(shares)))
     assert calibration.machine_costs() == costs and not path.exists()
+    assert next(shares, None) is None, "a disturbed measurement is repeated"
+    shares = iter([0.6, 0.99])
+    calibration._machine_costs.cache_clear()
+    assert calibration.machine_costs() == costs and path.exists()
 
 
 def test_measure_costs():
     """Fails if the calibration itself is broken."""
-    costs = calibration.measure_costs()
+    costs, cpu_share = calibration.measure_costs()
     assert all(0 < x < 1 for x in vars(costs).values() if x is not None)
+    assert 0 < cpu_share < 1.5
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot share a core on purpose")
+def test_cpu_share_of_a_busy_machine():
+    """Fails if another process that takes the same core for half of the time goes unnoticed."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        x = torch.randn(1 << 22)
+        _, shares = calibration._time_calls([(lambda _: x.exp(), 1)], 1, rounds=20)
+        assert max(shares.values()) < calibration.MIN_CPU_SHARE
+    finally:
+        busy.kill()
+        busy.wait()
+        os.sched_setaffinity(0, before)
 
 
 # ------------------------------------------------------------------------------------- block masks

@@ -199,7 +199,7 @@ def test_calibration_depends_on_the_thread_count(monkeypatch, tmp_path):
     monkeypatch.setattr(
         calibration,
         "measure_costs",
-        lambda: calibration.BackendCosts(*[1e-5 * torch.get_num_threads()] * 6),
+        lambda: (calibration.BackendCosts(*[1e-5 * torch.get_num_threads()] * 6), 1.0),
     )
     calibration._machine_costs.cache_clear()
     found = []

@@ -63,6 +63,10 @@ SAMPLE_TOKENS = 2048  # the density of a pattern is computed for at most this ma
 # Measurements outside of these bounds were disturbed by other processes.
 MIN_CALL_SECONDS, MAX_CALL_SECONDS = 5e-6, 3e-4
 MAX_SCORE_RATIO = 2.5  # of any score to a score of a long dense call
+# So were long calls that had a processor for less than this share of their time: on a quiet machine
+# they have 0.92 to 1.0, with one other busy process for each two threads 0.55 to 0.7.
+MIN_CPU_SHARE = 0.85
+MEASUREMENTS = 3  # attempts to measure without a disturbance
 
 Timed = tuple[Callable[[Tensor], Tensor], int]  # a call and its number of tokens
 
@@ -227,8 +231,11 @@ def _machine_costs(threads: int, has_kernel: bool) -> BackendCosts:
             return costs
     except (OSError, ValueError, TypeError, RecursionError):  # missing, or not a file that we wrote
         pass
-    costs = measure_costs()
-    if os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):
+    for _ in range(MEASUREMENTS):
+        costs, cpu_share = measure_costs()
+        if cpu_share >= MIN_CPU_SHARE:
+            break
+    else:
         return costs  # the machine is busy: use the costs in this process, but do not store them
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -246,8 +253,13 @@ def costs_path() -> Path:
     return cache_dir() / f"costs7-{kernel}-{machine}-{torch.get_num_threads()}threads.json"
 
 
-def measure_costs() -> BackendCosts:
-    """Time small and large calls of each backend; solve for the costs of a call and a score."""
+def measure_costs() -> tuple[BackendCosts, float]:
+    """Time small and large calls of each backend; solve for the costs of a call and a score.
+
+    Returns:
+        The costs, and the smallest share of its time during which a large dense call had the
+        processors: less than 1 if other processes used them.
+    """
     heads, few, large = 4, 32, 1024
     small_layout, large_layout = (build_layout(Band(32, 32), n, n, size=32) for n in (few, large))
 
@@ -265,7 +277,10 @@ def measure_costs() -> BackendCosts:
     calls += [(sparse, few), (sparse, large)]
     if native.library():
         calls += [(by_kernel, 1), (by_kernel, large)]
-    seconds = _shortest_times(calls, heads)
+    seconds, cpu_shares = _time_calls(calls, heads)
+    cpu_share = min(
+        share for (call, n), share in cpu_shares.items() if n == large and call != sparse
+    )
 
     call = _clamp_call(seconds[dense, 1])
     short, middle, score = (
@@ -282,34 +297,41 @@ def measure_costs() -> BackendCosts:
     )
     costs = BackendCosts(call, short, middle, score, sparse_call, sparse_score)
     if not native.library():
-        return costs
+        return costs, cpu_share
     cpp_call = _clamp_call(seconds[by_kernel, 1])
     scores = sum(part.scores() for part in build_tiles(Full(), large, large))
     cpp_score = (seconds[by_kernel, large] - cpp_call) / heads / scores
-    return replace(
-        costs, cpp_call=cpp_call, cpp_score=min(max(cpp_score, score / 2), MAX_SCORE_RATIO * score)
-    )
+    cpp_score = min(max(cpp_score, score / 2), MAX_SCORE_RATIO * score)
+    return replace(costs, cpp_call=cpp_call, cpp_score=cpp_score), cpu_share
 
 
 def _clamp_call(seconds: float) -> float:
     return min(max(seconds, MIN_CALL_SECONDS), MAX_CALL_SECONDS)
 
 
-def _shortest_times(
+def _time_calls(
     calls: list[Timed], heads: int, rounds: int = 6, repeats: int = 3
-) -> dict[Timed, float]:
-    """The shortest time of each call f(x), x (1 heads n 64).
+) -> tuple[dict[Timed, float], dict[Timed, float]]:
+    """Time calls f(x), x (1 heads n 64), which are interleaved.
 
-    The calls are interleaved; of the repeats, the first warms up.
+    Returns:
+        The shortest time of each call, and its processor time as a fraction of what its threads
+        could have used. The load average would not do: it lags behind by a minute.
     """
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, heads, n, HEAD_DIM, generator=generator) for _, n in calls]
     best = dict.fromkeys(calls, float("inf"))
+    wall, cpu = dict.fromkeys(calls, 0.0), dict.fromkeys(calls, 0.0)
     with torch.no_grad():
         for _ in range(rounds):
             for timed, x in zip(calls, inputs, strict=True):
-                for _ in range(repeats):
-                    start = time.perf_counter()
+                timed[0](x)  # warms up
+                for _ in range(repeats - 1):
+                    cpu_start, start = time.process_time(), time.perf_counter()
                     timed[0](x)
-                    best[timed] = min(best[timed], time.perf_counter() - start)
-    return best
+                    seconds = time.perf_counter() - start
+                    cpu[timed] += time.process_time() - cpu_start
+                    wall[timed] += seconds
+                    best[timed] = min(best[timed], seconds)
+    threads = torch.get_num_threads()
+    return best, {timed: cpu[timed] / (wall[timed] * threads) for timed in calls}

@@ -78,9 +78,13 @@ def plot_sections(report: ComparisonReport, *, available: bool) -> list[SafeHtml
 def tradeoff_charts(
     report: ComparisonReport, scored: Groups, styles: Styles
 ) -> dict[str, list[Chart]]:
-    """Plot score against speed and memory, by title."""
+    """Plot score against speed, and against memory where the system tells it, by title."""
     return {
-        group_title(*key): [pareto_chart(rows, cost, styles) for cost in (SPEED, MEMORY)]
+        group_title(*key): [
+            pareto_chart(rows, cost, styles)
+            for cost in (SPEED, MEMORY)
+            if not any(math.isnan(cost.value(row)) for row in rows)
+        ]
         for key, rows in scored.items()
     }
 
