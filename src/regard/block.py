@@ -17,7 +17,7 @@ from regard.ffn import FeedForward
 from regard.mixer import Can, Mixer, State, check_dtype, check_tokens
 from regard.numerics import zero_padding_tokens
 from regard.residual import PreNorm, Residual
-from regard.state import check_state
+from regard.state import JoinedState, check_state, run_by_group, start_groups
 
 NO_CROSS_ATTENTION = "it has no cross-attention"
 NO_ATTENTION_MAP = "a layer is not linear in its values; its mixers may have attention maps"
@@ -105,7 +105,9 @@ class Layer(nn.Module, ABC):
         first = self.initial_state()
         state = first if state is None else state
         check_state(state, first, x.shape[0])
-        return self.run(x, inputs, state)
+        if isinstance(state, JoinedState):
+            state = start_groups(state, first)
+        return run_layer(self, x, inputs, state)
 
     def validate_inputs(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """Check the inputs' shapes and the capabilities; return x (b, n, d) with zeroed padding."""
@@ -202,6 +204,24 @@ def check_cross_attention(mixer: Mixer) -> None:
         raise Unsupported(
             f"{mixer.name} does not support cross-attention: {mixer.can.reason('cross')}"
         )
+
+
+def run_layer(layer: Layer, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:
+    """Run a layer inside another one; with a `JoinedState`, once for each group of examples."""
+    if not isinstance(state, JoinedState):
+        return layer.run(x, inputs, state)
+    # Contexts of a `PerLayerContextStack` have the batch as second dimension.
+    per_layer = inputs.context is not None and inputs.context.dim() == 4
+
+    def run(group: State, x: Tensor, *tensors: Tensor | None) -> tuple[Tensor, State]:
+        selected = LayerInputs(*tensors)
+        if per_layer and selected.context is not None:
+            selected = selected._replace(context=selected.context.transpose(0, 1))
+        return layer.run(x, selected, group)
+
+    if per_layer and inputs.context is not None:
+        inputs = inputs._replace(context=inputs.context.transpose(0, 1))
+    return run_by_group(run, state, x, *inputs)
 
 
 def run_mixer(mixer: Mixer, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+    from torch import Tensor
 
 
 class Unsupported(TypeError):
@@ -73,9 +74,12 @@ def check_single_head(name: str, heads: int) -> None:
         raise ValueError(f"{name} has no heads: omit heads or set heads=1, not {heads}")
 
 
-def check_stream_length(length: int | None, end: int) -> None:
-    """Raise ValueError if a stream of `end` tokens exceeds the maximum length."""
-    if length is not None and end > length:
+def check_stream_length(length: int | None, end: int | Tensor) -> None:
+    """Raise ValueError if a stream of `end` tokens, an int or (b), exceeds the maximum length."""
+    if length is None:
+        return
+    last = end if isinstance(end, int) else int(end.max())
+    if last > length:
         raise ValueError(
-            f"the stream has {end} tokens, but the mixer was built with length={length}"
+            f"the stream has {last} tokens, but the mixer was built with length={length}"
         )

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from regard import native
 from regard.autograd import apply_function
-from regard.errors import check_int
+from regard.errors import check_int, check_stream_length
 from regard.mixer import Can
+from regard.position.frequencies import token_positions
 
 EPSILON = 1e-18  # vanishes when added to 1, but its square is not zero in float32
 MIN_EXPONENT = -80.0  # its exp is just above the smallest float32
@@ -42,12 +43,12 @@ class FeatureMap(nn.Module, ABC):
     min_denominator: float | None = None
 
     @abstractmethod
-    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
+    def forward(self, x: Tensor, start: int | Tensor, is_query: bool) -> Features:
         """Compute features.
 
         Args:
             x: Queries or keys (b h n e), float32 at least.
-            start: Position of the first token.
+            start: Position of the first token; (b) if it differs between examples.
             is_query: Whether x are queries.
 
         Returns:
@@ -63,7 +64,7 @@ class FeatureMap(nn.Module, ABC):
 class EluFeatures(FeatureMap):
     """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, arXiv 2006.16236)."""
 
-    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
+    def forward(self, x: Tensor, start: int | Tensor, is_query: bool) -> Features:
         """(b h n e) -> (b h n e). A query below zero everywhere is shifted up, or phi would
         vanish."""
         return apply_function(_EluPlusOne, x, is_query), None
@@ -132,15 +133,11 @@ class CosineFeatures(FeatureMap):
             length=f"its cosine was built for {length} positions",
         )
 
-    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
+    def forward(self, x: Tensor, start: int | Tensor, is_query: bool) -> Features:
         """(b h n e) -> (b h n 2e)."""
-        end = start + x.shape[2]
-        if end > self.length:
-            raise ValueError(
-                f"The stream has {end} tokens but the mixer was built with length={self.length}."
-            )
-        positions = torch.arange(start, end, dtype=torch.float64, device=x.device)
-        angle = (positions * (math.pi / 2 / self.length))[:, None]
+        check_stream_length(self.length, start + x.shape[2])
+        angle = token_positions(start, x.shape[2], x.device).double() * (math.pi / 2 / self.length)
+        angle = angle[:, None, :, None] if isinstance(start, Tensor) else angle[:, None]
         x = x.relu()
         return torch.cat((x * angle.cos().to(x.dtype), x * angle.sin().to(x.dtype)), -1), None
 
@@ -236,7 +233,7 @@ class PositiveFeatures(RandomFeatures):
     Never negative, and E phi(q)·phi(k) = exp(q·k / √e).
     """
 
-    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
+    def forward(self, x: Tensor, start: int | Tensor, is_query: bool) -> Features:
         """(b h n e) -> (b h n m), at most 1. The largest feature and |x| go into the log-scale."""
         x = x * x.shape[-1] ** -0.25
         features, peak = apply_function(_ExpOfProjection, x, self.rows.to(x.dtype))
@@ -281,7 +278,7 @@ class TrigonometricFeatures(RandomFeatures):
 
     min_denominator = 1e-4
 
-    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
+    def forward(self, x: Tensor, start: int | Tensor, is_query: bool) -> Features:
         """(b h n e) -> (b h n 2m), between −1 and 1."""
         x = x * x.shape[-1] ** -0.25
         return _sin_cos(self.project(x)), x.square().sum(-1) / 2
@@ -291,7 +288,7 @@ class ReluFeatures(RandomFeatures):
     """phi(x)_r = relu(w_r·x) + 0.001 with x / e^¼ for x: generalized attention, which is not an
     estimate of the softmax (Choromanski et al. 2021, arXiv 2009.14794)."""
 
-    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
+    def forward(self, x: Tensor, start: int | Tensor, is_query: bool) -> Features:
         """(b h n e) -> (b h n m)."""
         return self.project(x * x.shape[-1] ** -0.25).relu() + 1e-3, None
 
@@ -313,7 +310,7 @@ class RandomFourierFeatures(RandomFeatures):
         super().__init__(width, features, heads=heads, orthogonal=False, seed=seed, redraw=redraw)
         self.scale = nn.Parameter(torch.ones(heads, 1, width))
 
-    def forward(self, x: Tensor, start: int, is_query: bool) -> Features:
+    def forward(self, x: Tensor, start: int | Tensor, is_query: bool) -> Features:
         """(b h n e) -> (b h n 2m), between −1 and 1."""
         x = F.normalize(x, dim=-1)
         return _sin_cos(self.project(x * self.scale.to(x.dtype))), None

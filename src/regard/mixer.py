@@ -11,7 +11,7 @@ Shapes, everywhere: b batch, h heads, n queries, m keys, d model width, e head w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,14 @@ from regard.backends import check_mask
 from regard.can import CAPABILITIES as CAPABILITIES, Can as Can
 from regard.errors import Unsupported, check_int
 from regard.position.rotary import RotaryEmbedding
-from regard.state import State as State, check_state
+from regard.state import (
+    JoinedState,
+    State as State,
+    check_state,
+    per_example,
+    run_by_group,
+    start_groups,
+)
 
 # How error messages name what was asked for, and recipes that have the capability.
 _REQUESTS = {
@@ -86,8 +93,8 @@ class Mixer(nn.Module, ABC):
         """State of a stream before its first chunk.
 
         In every state, tensors have the batch as their first dimension. What all examples share is
-        a number or a numpy array. So `regard.state.take` can reorder, repeat and drop examples.
-        `None` and `()` stand for values that appear later.
+        a number or a numpy array. So `regard.state` can reorder, repeat, drop, join and split
+        examples. `None` and `()` stand for values that appear later.
         """
         raise Unsupported(f"{self.name} does not support streaming")
 
@@ -117,7 +124,8 @@ class Mixer(nn.Module, ABC):
 
         Args:
             x: Tokens (b, n, d), any number of them.
-            state: State returned for the previous chunk, or None to start a sequence.
+            state: State returned for the previous chunk, or None to start a sequence. The examples
+                of a state from `regard.state.join` may stand at different positions.
 
         Returns:
             Tokens (b, n, d) and the state for the next chunk.
@@ -132,7 +140,13 @@ class Mixer(nn.Module, ABC):
         first = self.initial_state()
         state = first if state is None else state
         check_state(state, first, x.shape[0])
-        return self.mix(x, None, None, state) if x.numel() else (x, state)
+        if not x.numel():
+            return x, state
+        if isinstance(state, JoinedState):
+            state = start_groups(state, first)
+        if isinstance(state, JoinedState) and not isinstance(self, MultiHead):
+            return run_by_group(lambda group, x: self.mix(x, None, None, group), state, x)
+        return self.mix(x, None, None, state)
 
     def attention_map(
         self,
@@ -253,15 +267,16 @@ class Attention(nn.Module, ABC):
         raise Unsupported(f"{type(self).__name__} does not support streaming")
 
 
+@per_example("position", states=["inner"])
 class RotaryState(NamedTuple):
     """State of a `MultiHead` with rotary embeddings.
 
     Attributes:
-        position: Position of the next token.
+        position: Position of the next token; (b) if it differs between examples.
         inner: State of the attention.
     """
 
-    position: int
+    position: int | Tensor
     inner: State
 
 
@@ -363,15 +378,17 @@ class MultiHead(Mixer):
         """Everything but the output projection: the merged heads (b, n, h * e), and the next
         state."""
         start, inner = state if isinstance(state, RotaryState) else (0, state)
+        if isinstance(state, JoinedState) and self.rotary is not None:  # some read no token yet
+            return run_by_group(lambda g, x: self.mix_heads(x, None, None, g), state, x)
         q, k, v = self.project(x, context, start)
         masks = self._masks(context, mask, global_attention_mask)
-        y, inner = self.inner(q, k, v, causal=self.causal, state=inner, **masks)
+        y, inner = run_attention(self.inner, q, k, v, causal=self.causal, state=inner, **masks)
         if isinstance(state, RotaryState):
             inner = RotaryState(start + x.shape[1], inner)
         return merge_heads(y), inner
 
     def project(
-        self, x: Tensor, context: Tensor | None, start: int = 0
+        self, x: Tensor, context: Tensor | None, start: int | Tensor = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (b, h, n, e), keys and values (b, h, m, e); fewer key heads if the attention
         supports GQA.
@@ -379,7 +396,7 @@ class MultiHead(Mixer):
         Args:
             x: Tokens (b, n, d).
             context: Tokens (b, m, d) to attend to, or None for x.
-            start: Position of the first token, for rotary embeddings.
+            start: Position of the first token, an int or (b), for rotary embeddings.
         """
         source = x if context is None else context
         q, v = split_heads(self.q(x), self.heads), split_heads(self.v(source), self.kv_heads)
@@ -420,6 +437,30 @@ class MultiHead(Mixer):
         """Shown by `print`."""
         head_dim = "" if self.heads * self.head_dim == self.dim else f", head_dim={self.head_dim}"
         return f"dim={self.dim}, heads={self.heads}{head_dim}, causal={self.causal}"
+
+
+def run_attention(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, *, state: State, **arguments: Any
+) -> tuple[Tensor, State]:
+    """Call an attention; with a `JoinedState`, once for each group of examples.
+
+    Args:
+        attention: The attention.
+        q: Queries (b, h, n, e).
+        k: Keys (b, h, m, e).
+        v: Values (b, h, m, f).
+        state: State of the stream, or None for a whole sequence.
+        arguments: Other arguments of `Attention.forward`.
+    """
+    if not isinstance(state, JoinedState):
+        y, state = attention(q, k, v, state=state, **arguments)
+        return y, state
+
+    def run(group: State, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, State]:
+        y, group = attention(q, k, v, state=group, **arguments)
+        return y, group
+
+    return run_by_group(run, state, q, k, v)
 
 
 def check_tokens(x: Tensor, dim: int, name: str = "x") -> None:

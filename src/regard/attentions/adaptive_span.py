@@ -89,7 +89,7 @@ class AdaptiveSpanAttention(KVCacheAttention):
         if self.training:  # as the authors do: beyond the bounds the gradient is zero
             self.share.data.clamp_(0, 1)
         spans = self.spans()
-        if q_start == 0:  # once per stream
+        if not isinstance(q_start, Tensor) and q_start == 0:  # once per stream
             record_aux("span", lambda: self.penalty * spans.mean(), is_loss=True)
             record_aux("spans", lambda: spans)
         heads_by_window = defaultdict(list)

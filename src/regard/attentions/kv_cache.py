@@ -5,15 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.mixer import Attention, Can, check_batch
 from regard.pattern import MAX_POSITION, Full, Pattern
+from regard.position.frequencies import token_positions
+from regard.state import join_positions, per_example, share_position
 
 EVICTION_SLACK = 64  # look for keys to evict once this many could be
 MIN_FREE_ROWS = 64  # free rows after a copy of the buffer, at least
@@ -29,46 +32,65 @@ class CallPositions(NamedTuple):
 
     Attributes:
         pattern: Pattern to attend over.
-        q_start: Position of the first query.
-        k_positions: Position of the first of consecutive keys, or the positions of all keys (m).
+        q_start: Position of the first query; (b) if it differs between examples.
+        k_positions: Position of the first of consecutive keys, or the positions of all keys (m);
+            (b m) if they differ between examples, with -1 for keys that do not exist.
     """
 
     pattern: Pattern
-    q_start: int = 0
+    q_start: int | Tensor = 0
     k_positions: int | Tensor = 0
 
 
+@per_example("positions", "next_position")
 class KVCache(NamedTuple):
     """Keys and values that later queries may still attend to.
 
     Attributes:
         k: Keys (b, h, m, e), or None before the first token.
         v: Values (b, h, m, f), or None before the first token.
-        positions: Positions of the keys (m), ascending. The same for all examples.
-        next_position: Position of the next token.
+        positions: Positions of the keys (m), ascending, if all examples agree; else a tensor (b m)
+            with -1 for keys that do not exist.
+        next_position: Position of the next token; (b) if it differs between examples.
         evict_at: Number of keys at which to look for keys to evict.
         buffer: Bookkeeping of the tensors behind k and v. See `append_rows`.
     """
 
     k: Tensor | None
     v: Tensor | None
-    positions: Positions
-    next_position: int
+    positions: Positions | Tensor
+    next_position: int | Tensor
     evict_at: int
     buffer: Positions | None = None
 
     def append(self, k: Tensor, v: Tensor) -> KVCache:
         """Add the keys and values of the next tokens."""
-        end = self.next_position + k.shape[2]
+        n, end = k.shape[2], self.next_position + k.shape[2]
         if self.k is None or self.v is None:
-            return KVCache(k, v, np.arange(self.next_position, end), end, self.evict_at)
+            assert isinstance(self.next_position, int)
+            positions = np.arange(self.next_position, self.next_position + n)
+            return KVCache(k, v, positions, end, self.evict_at)
         check_batch(self.k, k)
+        if isinstance(self.positions, Tensor):
+            # positions grow in place as well, as keys (b 1 m 1)
+            old, m = self.positions[:, None, :, None], self.k.shape[2]
+            new = token_positions(self.next_position, n, k.device).expand(len(k), n)
+            (k, v, positions), _, buffer = append_rows(
+                (self.k, self.v, old),
+                (k, v, new[:, None, :, None]),
+                np.arange(m),
+                m + n,
+                self.buffer,
+            )
+            return KVCache(k, v, positions[:, 0, :, 0], end, self.evict_at, buffer)
         (k, v), positions, buffer = append_rows(
             (self.k, self.v), (k, v), self.positions, end, self.buffer
         )
         return KVCache(k, v, positions, end, self.evict_at, buffer)
 
-    def visible(self, pattern: Pattern, q_start: int) -> tuple[Tensor, Tensor, CallPositions]:
+    def visible(
+        self, pattern: Pattern, q_start: int | Tensor
+    ) -> tuple[Tensor, Tensor, CallPositions]:
         """Keys and values for the queries from `q_start` on, and where they are.
 
         A single query that sees every key from some position on gets those keys and no pattern.
@@ -76,6 +98,9 @@ class KVCache(NamedTuple):
         assert self.k is not None
         assert self.v is not None
         k, v, positions = self.k, self.v, self.positions
+        if isinstance(positions, Tensor):
+            return k, v, CallPositions(pattern, q_start, positions)
+        assert isinstance(q_start, int)
         first = pattern.first_visible_key(q_start) if q_start == self.next_position - 1 else None
         if first is not None:
             skip = np.searchsorted(positions, first)
@@ -89,20 +114,105 @@ class KVCache(NamedTuple):
 
     def evict(self, pattern: Pattern) -> KVCache:
         """Drop the keys that no later query can see."""
-        if len(self.positions) < self.evict_at:
+        count = self.positions.shape[-1]
+        if count < self.evict_at:
             return self
         assert self.k is not None
         assert self.v is not None
-        keys = torch.from_numpy(self.positions)
-        queries = torch.tensor(self.next_position), torch.tensor(MAX_POSITION)
-        seen, _ = pattern.resolve_global_mask(False, False).block(*queries, keys, keys)
-        keep = (seen.any(0) if pattern.heads else seen).nonzero()[:, 0]
+        shared = isinstance(self.positions, np.ndarray)
+        keys = torch.from_numpy(self.positions) if shared else self.positions.clamp(min=0)
+        start = torch.as_tensor(self.next_position, device=keys.device)[..., None]
+        end = torch.tensor(MAX_POSITION, device=keys.device)
+        seen, _ = pattern.resolve_global_mask(False, False).block(start, end, keys, keys)
+        seen = seen.any(0) if pattern.heads else seen
+        if not shared:
+            return self._select_keys(seen & (self.positions >= 0))
+        keep = seen.nonzero()[:, 0]
         evict_at = max(2 * len(keep), len(keep) + EVICTION_SLACK)
-        if len(keep) == len(keys):
+        if len(keep) == count:
             return self._replace(evict_at=evict_at)
         positions = self.positions[keep.numpy()]
         k, v = self.k[:, :, keep], self.v[:, :, keep]
         return KVCache(k, v, positions, self.next_position, evict_at)
+
+    def _select_keys(self, keep: Tensor) -> KVCache:
+        """The cache with the keys `keep` (b m) of each example, in its last columns."""
+        assert self.k is not None
+        assert self.v is not None
+        assert isinstance(self.positions, Tensor)
+        count = int(keep.sum(1).max()) if keep.numel() else 0
+        evict_at = max(2 * count, count + EVICTION_SLACK)
+        if count == keep.shape[1]:
+            return self._replace(evict_at=evict_at)
+        columns = keep.int().argsort(dim=1, stable=True)[:, keep.shape[1] - count :]
+        kept = keep.gather(1, columns)
+        positions = self.positions.gather(1, columns).masked_fill(~kept, -1)
+        k, v = (
+            x.gather(2, columns[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+            for x in (self.k, self.v)
+        )
+        return KVCache(k, v, positions, self.next_position, evict_at)
+
+    # -------------------------------------------------------------- joining, see `regard.state`
+    @classmethod
+    def join_states(cls, caches: Sequence[KVCache], sizes: Sequence[int]) -> KVCache:
+        """One cache for the examples of several, padded on the left if their lengths differ."""
+        example = next((cache for cache in caches if cache.k is not None), None)
+        if example is None:
+            return caches[0]
+        assert example.k is not None
+        assert example.v is not None
+        device, evict_at = example.k.device, max(cache.evict_at for cache in caches)
+        count = max(cache.positions.shape[-1] for cache in caches)
+        parts = []
+        for cache, size in zip(caches, sizes, strict=True):
+            k = example.k.new_zeros(size, *example.k.shape[1:2], 0, example.k.shape[3])
+            v = example.v.new_zeros(size, *example.v.shape[1:2], 0, example.v.shape[3])
+            if cache.k is not None and cache.v is not None:
+                k, v = cache.k, cache.v
+            positions = torch.as_tensor(cache.positions, device=device).expand(size, -1)
+            padding = count - k.shape[2]
+            k, v = (F.pad(x, (0, 0, padding, 0)) if padding else x for x in (k, v))
+            parts.append((k, v, F.pad(positions, (padding, 0), value=-1)))
+        k, v, positions = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        start = join_positions([cache.next_position for cache in caches], sizes, device)
+        return KVCache(k, v, positions, start, evict_at).share_positions()
+
+    def share_positions(self) -> KVCache:
+        """The cache without columns that no example uses, and with shared positions if they
+        agree."""
+        if not isinstance(self.positions, Tensor) or not len(self.positions):
+            return self
+        cache = self._select_keys(self.positions >= 0)._replace(evict_at=self.evict_at)
+        start, positions = share_position(self.next_position), cache.positions
+        assert isinstance(positions, Tensor)
+        if isinstance(start, int) and bool((positions == positions[:1]).all()):
+            shared = positions[0].cpu().numpy().copy()
+            return KVCache(cache.k, cache.v, shared, start, cache.evict_at)
+        if isinstance(start, int):
+            start = torch.full((len(positions),), start, device=positions.device)
+        return cache._replace(next_position=start)
+
+    def join_key(self) -> Any:
+        """Equal for caches at the same positions, with the same shapes."""
+        shapes = [None if x is None else (x.dtype, x.shape[1:]) for x in (self.k, self.v)]
+        start, positions = self.next_position, self.positions
+        if isinstance(start, Tensor):
+            return shapes[0], shapes[1], tuple(start.tolist()), id(positions)
+        return shapes[0], shapes[1], start, tuple(positions.tolist())
+
+    def join_mismatch(self, other: KVCache) -> str | None:
+        """Why the caches cannot be of the same attention, or None."""
+        for name, x, y in (("keys", self.k, other.k), ("values", self.v, other.v)):
+            if x is None or y is None:
+                continue
+            if x.dtype != y.dtype or x.device != y.device:
+                return f"the {name} are {x.dtype} on {x.device} and {y.dtype} on {y.device}"
+            if x.shape[1] != y.shape[1]:
+                return f"one has {x.shape[1]} heads, the other {y.shape[1]}"
+            if x.shape[3] != y.shape[3]:
+                return f"the {name} have width {x.shape[3]} and {y.shape[3]}"
+        return None
 
 
 class KVCacheAttention(Attention):

@@ -15,21 +15,23 @@ from regard.errors import check_int
 from regard.feature import EluFeatures, FeatureMap
 from regard.mixer import Attention, Can, check_batch
 from regard.numerics import at_least_float32, cumulative_max, disable_autocast
+from regard.state import per_example
 from regard.update import decay
 
 
+@per_example("next_position")
 class LinearAttentionState(NamedTuple):
     """Sums over all keys so far.
 
     Attributes:
         kv: Σ phi(k) (v 1)ᵀ, (b h r f+1), or None before the first token.
         log_scale: Largest log-scale of the keys so far (b h), if the feature map has one.
-        next_position: Position of the next token.
+        next_position: Position of the next token; (b) if it differs between examples.
     """
 
     kv: Tensor | None
     log_scale: Tensor | None
-    next_position: int
+    next_position: int | Tensor
 
 
 class LinearAttention(Attention):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.attentions.kv_cache import CallPositions, KVCacheAttention, pattern_capabilities
 from regard.backends.call import AttentionCall, make_call
+from regard.backends.per_example import PositionGrid
 from regard.errors import check_int
 from regard.numerics import masked_softmax
 from regard.pattern import Causal, Full, Pattern
@@ -59,17 +60,25 @@ class MaterializedAttention(KVCacheAttention):
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """See `KVCacheAttention.attend`."""
+        pattern, q_start, k_positions = positions
+        keep = None
+        if isinstance(q_start, Tensor):
+            keep = PositionGrid(q_start, k_positions, q.shape[2]).visible(pattern)
+            pattern, q_start, k_positions = Full(), 0, 0
         call = make_call(
             q,
             k,
             v,
-            **positions._asdict(),
+            pattern=pattern,
+            q_start=q_start,
+            k_positions=k_positions,
             mask=mask,
             global_attention_mask=global_attention_mask,
             scale=1 / math.sqrt(q.shape[-1]),
         )
         scores = self.before(self.scores(call))
-        return self.after(self.normalize(scores, call.dense_mask())) @ call.v
+        keep = call.dense_mask() if keep is None else keep & call.dense_mask()
+        return self.after(self.normalize(scores, keep)) @ call.v
 
     def scores(self, call: AttentionCall) -> Tensor:
         """Scores of all pairs (b h n m)."""

@@ -69,7 +69,8 @@ class PersistentMemoryAttention(KVCacheAttention):
             if isinstance(k_positions, int):
                 k_positions = torch.arange(k_positions, k_positions + m)
             learned = torch.arange(count, device=k_positions.device)
-            k_positions = torch.cat((learned, k_positions + count))
+            shifted = torch.where(k_positions < 0, k_positions, k_positions + count)
+            k_positions = torch.cat((learned.expand(*shifted.shape[:-1], -1), shifted), -1)
         prior = self.inner.prior
         return attend(
             q,

@@ -16,6 +16,7 @@ from regard.backends import dispatch_cache, traced
 from regard.backends.call import FLOAT_DTYPES, AttentionCall, check_mask, make_call
 from regard.backends.choose import explain, softmax_backends
 from regard.backends.linear_scan import LinearCall, linear_backends
+from regard.backends.per_example import resolve_positions
 from regard.backends.protocol import Backend, BackendChoice, Candidate, check_is_backend
 from regard.errors import Unsupported
 from regard.pattern import Full, Pattern
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 
+_FULL = Full()
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -46,7 +50,7 @@ def attend(
     mask: Tensor | None = None,
     global_attention_mask: Tensor | None = None,
     scale: float | None = None,
-    q_start: int = 0,
+    q_start: int | Tensor = 0,
     k_positions: int | Tensor = 0,
     backend: str = "auto",
 ) -> Tensor:
@@ -64,13 +68,17 @@ def attend(
             to.
         scale: Factor of the scores. Default: 1/sqrt(e), or what a prior with several terms
             requires.
-        q_start: Position of the first query.
-        k_positions: Position of the first key, or the positions of all keys (m).
+        q_start: Position of the first query, or of the first query of each example (b).
+        k_positions: Position of the first key, or the positions of all keys (m). If `q_start`
+            differs between examples (b m), with -1 for keys that do not exist.
         backend: "auto" selects by estimated cost. A name ("reference", "sdpa", "cpp", "sparse",
             "flex", or one from another package) uses that backend or raises `Unsupported`.
     """
     if torch._C._is_any_autocast_enabled():
         q, k, v = _cast_for_autocast(q, k, v)
+    if isinstance(q_start, Tensor):
+        prior = resolve_positions(q, k, pattern, prior, q_start, k_positions)
+        pattern, q_start, k_positions = _FULL, 0, 0
     compiling = torch.compiler.is_compiling()
     cacheable = (
         prior is None

@@ -10,13 +10,16 @@ from torch import Tensor, nn
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, check_batch
 from regard.numerics import at_least_float32
+from regard.state import per_example
 
 
+@per_example("tokens")
 class AverageState(NamedTuple):
-    """Sum (b 1 d) and number of the tokens so far; the sum is None before the first."""
+    """Sum (b 1 d) and number of the tokens so far, an int or (b); the sum is None before the
+    first."""
 
     total: Tensor | None
-    tokens: int
+    tokens: int | Tensor
 
 
 class Average(Mixer):
@@ -67,7 +70,9 @@ class Average(Mixer):
         if state is not None:
             if state.total is not None:
                 check_batch(state.total, wide)
-                total, count = total + state.total, count + state.tokens
+                before = state.tokens
+                before = before[:, None, None] if isinstance(before, Tensor) else before
+                total, count = total + state.total, count + before
             state = AverageState(total[:, -1:], state.tokens + x.shape[1])
         return (total / count.clamp(min=1)).to(x.dtype), state
 

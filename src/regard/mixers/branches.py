@@ -56,7 +56,10 @@ class Branches(Mixer):
         outputs, next_states = [], []
         for inputs, branch_state in zip(self._split(x, context), states, strict=True):
             branch, part, part_context = inputs
-            y, branch_state = branch.mix(part, part_context, mask, branch_state, **kwargs)
+            if branch_state is None:
+                y, _ = branch.mix(part, part_context, mask, None, **kwargs)
+            else:
+                y, branch_state = branch.stream(part, branch_state)
             outputs.append(y)
             next_states.append(branch_state)
         return torch.cat(outputs, -1), None if state is None else tuple(next_states)

@@ -25,6 +25,7 @@ from regard.mixer import (
     split_heads,
 )
 from regard.numerics import at_least_float32, disable_autocast
+from regard.state import per_example
 
 CHUNK = 64
 CAN = Can(maps="the packed sequence is projected again and mixed over heads")
@@ -40,12 +41,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@per_example("tokens")
 class LunaState(NamedTuple):
-    """Σ k_jᵀ a_j (b h e p), Σ a_jᵀ v_j (b h p e), both None at first, and the number of tokens."""
+    """Σ k_jᵀ a_j (b h e p), Σ a_jᵀ v_j (b h p e), both None at first, and the number of tokens, an
+    int or (b)."""
 
     scores: Tensor | None
     values: Tensor | None
-    tokens: int
+    tokens: int | Tensor
 
 
 class Luna(Mixer):
@@ -136,7 +139,8 @@ class CausalLuna(Mixer):
             scale = 1 / math.sqrt(q.shape[-1])
             pack = c @ p.transpose(-1, -2) * scale
             pack = ACTIVATIONS[self.activation](pack)  # (b h n p)
-            count = torch.arange(1, x.shape[1] + 1, device=x.device)[None] + tokens
+            before = tokens[:, None] if isinstance(tokens, Tensor) else tokens
+            count = torch.arange(1, x.shape[1] + 1, device=x.device)[None] + before
             if mask is not None:
                 pack, count = pack * mask[:, None, :, None], mask.cumsum(1)
             count = count.clamp(min=1)[:, None, :, None].to(q.dtype)

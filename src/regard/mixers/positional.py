@@ -19,6 +19,7 @@ from regard.position import (
     positional_encoding_class,
 )
 from regard.prior import Prior
+from regard.state import per_example
 
 
 def with_position(mixer: Mixer, scheme: str | nn.Module, **options: Any) -> Mixer:
@@ -59,10 +60,11 @@ def with_position(mixer: Mixer, scheme: str | nn.Module, **options: Any) -> Mixe
     return _replace_attention(mixer, _attention_with_prior(mixer, encoding), mixer.rotary)
 
 
+@per_example("position", states=["inner"])
 class PositionEmbeddedState(NamedTuple):
-    """The position of the next token, and the state of the inner mixer."""
+    """The position of the next token, an int or (b), and the state of the inner mixer."""
 
-    position: int
+    position: int | Tensor
     inner: State
 
 

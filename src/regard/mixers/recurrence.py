@@ -12,6 +12,7 @@ from regard.attentions.linear import append_ones, safe_divide
 from regard.errors import Unsupported, check_int
 from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge_heads, split_heads
 from regard.numerics import at_least_float32, disable_autocast, stable_argsort
+from regard.state import per_example
 from regard.update import Update
 
 
@@ -30,6 +31,7 @@ class RecurrenceInputs(NamedTuple):
     mass: Tensor | None = None
 
 
+@per_example()
 class RecurrenceState(NamedTuple):
     """What `project_inputs` carries between chunks; the state of the heads (b h r f), or None."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,15 @@ from regard.errors import check_int
 from regard.mixer import State, merge_heads, split_heads
 from regard.mixers.recurrence import Recurrence, RecurrenceInputs
 from regard.position.rotary import Rope
+from regard.state import per_example
 from regard.update import decay
+
+
+@per_example("position")
+class RetentionPosition(NamedTuple):
+    """What is carried between chunks: the position of the next token, an int or (b)."""
+
+    position: int | Tensor
 
 
 class Retention(Recurrence):
@@ -46,18 +55,15 @@ class Retention(Recurrence):
         self.out = nn.Linear(expand * dim, dim, bias=False)
 
     def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
-        """Rotated queries and keys, values, and log γ.
-
-        The carried state is the number of tokens so far.
-        """
-        at, n = past or 0, x.shape[1]
+        """Rotated queries and keys, values, and log γ."""
+        at, n = 0 if past is None else past.position, x.shape[1]
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
         q, k = self.rotary(q, k, at, at)
         head = torch.arange(self.heads, dtype=torch.float64, device=x.device)
         log_decay = torch.log1p(-torch.exp2(-5 - head))
         log_decay = log_decay.to(torch.promote_types(x.dtype, torch.float32))
         gate = log_decay[None, :, None].expand(x.shape[0], -1, n)
-        return RecurrenceInputs(q / math.sqrt(q.shape[-1]), k, v, gate), at + n
+        return RecurrenceInputs(q / math.sqrt(q.shape[-1]), k, v, gate), RetentionPosition(at + n)
 
     def project_output(self, y: Tensor, x: Tensor) -> Tensor:
         """Normalise each head, gate and project."""

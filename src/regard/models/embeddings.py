@@ -25,14 +25,14 @@ class InputEmbedding(nn.Module, ABC):
         mask: Tensor | None = None,
         *,
         token_type_ids: Tensor | None = None,
-        start: int = 0,
+        start: int | Tensor = 0,
     ) -> Embedded:
         """Embed x.
 
         Args:
             mask: (b, n), True = keep.
             token_type_ids: (b, n), for models with token types.
-            start: Position of the first token.
+            start: Position of the first token; (b) if it differs between examples.
         """
 
 
@@ -74,7 +74,7 @@ class TokenEmbedding(InputEmbedding):
         mask: Tensor | None = None,
         *,
         token_type_ids: Tensor | None = None,
-        start: int = 0,
+        start: int | Tensor = 0,
     ) -> Embedded:
         """See `InputEmbedding`."""
         y = self.tokens(check_ids(x, mask, self.tokens.num_embeddings, "token")) * self.scale
@@ -111,7 +111,7 @@ class VectorEmbedding(InputEmbedding):
         mask: Tensor | None = None,
         *,
         token_type_ids: Tensor | None = None,
-        start: int = 0,
+        start: int | Tensor = 0,
     ) -> Embedded:
         """See `InputEmbedding`."""
         refuse_token_types(token_type_ids)
@@ -168,7 +168,7 @@ class PatchEmbedding(InputEmbedding):
         mask: Tensor | None = None,
         *,
         token_type_ids: Tensor | None = None,
-        start: int = 0,
+        start: int | Tensor = 0,
     ) -> Embedded:
         """Images x (b, c, h, w), mask (b, n) over the patches -> (b, n, d) and its mask, both one
         longer with a class token."""
@@ -178,7 +178,7 @@ class PatchEmbedding(InputEmbedding):
                 f"images must be floating-point, of shape (b, {', '.join(map(str, self.shape))}), "
                 f"not {tuple(x.shape)} {x.dtype}"
             )
-        if start:
+        if isinstance(start, Tensor) or start:
             raise ValueError("an image cannot be streamed in chunks: give it whole")
         y = self.position(self.project(x).flatten(2).transpose(1, 2), start)
         check_mask(mask, (y.shape[0], y.shape[1]), "mask")

@@ -16,15 +16,18 @@ from regard.models.config import ModelConfig
 from regard.models.embeddings import InputEmbedding
 from regard.models.heads import ModelHead
 from regard.norm import Norm
+from regard.state import JoinedState, per_example, run_by_group, start_groups
 
 # tokens (b, n), state -> logits (b, n, vocab_size), state
 DecodingStep = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
+@per_example("position", states=["layers"])
 class StreamState(NamedTuple):
-    """State of a streaming model: the number of tokens read, and the states of the layers."""
+    """State of a streaming model: the number of tokens read, an int or (b), and the states of the
+    layers."""
 
-    position: int
+    position: int | Tensor
     layers: State
 
 
@@ -68,12 +71,20 @@ class Backbone(nn.Module):
     def stream(
         self,
         x: Tensor,
-        state: StreamState | None,
+        state: StreamState | JoinedState | None,
         *,
         context: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> tuple[Tensor, StreamState]:
         """Process the next chunk; return (b, n, d) and the state for the next chunk."""
+        if isinstance(state, JoinedState):
+            state = start_groups(state, StreamState(0, self.stack.initial_state()))
+        if isinstance(state, JoinedState):
+
+            def run(group: StreamState | None, x: Tensor, *others: Tensor | None) -> Any:
+                return self.stream(x, group, context=others[0], context_mask=others[1])
+
+            return run_by_group(run, state, x, context, context_mask)
         if not isinstance(state, StreamState | None):
             raise TypeError(
                 f"state must be the StreamState of the last chunk, not {type(state).__name__}"
@@ -261,6 +272,8 @@ class Seq2Seq(Model):
         def step(
             tokens: Tensor, state: Seq2SeqStreamState | None
         ) -> tuple[Tensor, Seq2SeqStreamState]:
+            if isinstance(state, JoinedState):
+                return run_by_group(lambda group, tokens: step(tokens, group), state, tokens)
             state = first if state is None else state
             logits, decoder = self.stream(
                 tokens, state.decoder, context=state.context, context_mask=state.mask

@@ -15,6 +15,7 @@ from regard.position.frequencies import (
     inverse_frequencies,
     row_and_column,
     sinusoidal_encoding,
+    token_positions,
 )
 
 INIT_STD = 0.02
@@ -35,20 +36,21 @@ class PositionEmbedding(nn.Module, ABC):
 
     @abstractmethod
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Tokens x (b n d) at positions (n) -> (b n d)."""
+        """Tokens x (b n d) at positions (n) or (b n) -> (b n d)."""
 
-    def forward(self, x: Tensor, start: int = 0) -> Tensor:
-        """x (b n d) -> (b n d). `start` is the position of the first token."""
+    def forward(self, x: Tensor, start: int | Tensor = 0) -> Tensor:
+        """x (b n d) -> (b n d). `start` is the position of the first token, an int or (b)."""
         if x.dim() != 3 or x.shape[2] != self.dim:
             raise ValueError(f"x must have shape (b, n, {self.dim}), not {tuple(x.shape)}")
-        check_int(0, start=start)
-        end = start + x.shape[1]
-        if self.length is not None and end > self.length:
-            raise ValueError(
-                f"Input reaches position {end - 1} but the embedding was built for positions 0 to "
-                f"{self.length - 1}."
-            )
-        return self.embed(x, torch.arange(start, end, device=x.device))
+        _check_start(start, len(x))
+        if self.length is not None:
+            last = int(start.max()) if isinstance(start, Tensor) else start
+            if last + x.shape[1] > self.length:
+                raise ValueError(
+                    f"Input reaches position {last + x.shape[1] - 1} but the embedding was built "
+                    f"for positions 0 to {self.length - 1}."
+                )
+        return self.embed(x, token_positions(start, x.shape[1], x.device))
 
 
 class NoPosition(PositionEmbedding):
@@ -204,13 +206,14 @@ class ComplexEmbedding(nn.Module):
         self.frequency = nn.Parameter(inverse_frequencies(dim).float().repeat(words, 1))
         self.phase = nn.Parameter(torch.zeros(words, half))
 
-    def forward(self, words: Tensor, start: int = 0) -> Tensor:
-        """Word indices (b n) -> (b n d). `start` is the position of the first word."""
+    def forward(self, words: Tensor, start: int | Tensor = 0) -> Tensor:
+        """Word indices (b n) -> (b n d). `start` is the position of the first word, an int or
+        (b)."""
         if words.dim() != 2 or words.dtype != torch.long:
             got = f"{tuple(words.shape)} {words.dtype}"
             raise ValueError(f"words must be an int64 tensor of indices (b, n), not {got}")
-        check_int(0, start=start)
-        positions = torch.arange(start, start + words.shape[1], device=words.device)[:, None]
+        _check_start(start, len(words))
+        positions = token_positions(start, words.shape[1], words.device)[..., None]
         amplitude = F.embedding(words, self.amplitude)
         frequency, phase = F.embedding(words, self.frequency), F.embedding(words, self.phase)
         angle = frequency * positions.to(frequency.dtype) + phase
@@ -221,11 +224,11 @@ def fourier_features(axes: list[tuple[Tensor, int, int]], bands: int) -> Tensor:
     """Fourier features of positions.
 
     Args:
-        axes: For each axis its positions (n), its size and its resolution.
+        axes: For each axis its positions (n) or (b n), its size and its resolution.
         bands: Number of frequencies for each axis.
 
     Returns:
-        (n, axes · (1 + 2 bands)): all positions scaled to −1 .. 1, then all sines, then all
+        (... n, axes · (1 + 2 bands)): all positions scaled to −1 .. 1, then all sines, then all
         cosines.
     """
     scaled, angles = [], []
@@ -233,16 +236,27 @@ def fourier_features(axes: list[tuple[Tensor, int, int]], bands: int) -> Tensor:
         t = 2 * positions.to(torch.float64) / max(size - 1, 1) - 1
         frequencies = torch.linspace(1, resolution / 2, bands, dtype=t.dtype, device=t.device)
         scaled.append(t)
-        angles.append(math.pi * t[:, None] * frequencies)
+        angles.append(math.pi * t[..., None] * frequencies)
     angle = torch.cat(angles, -1)
     return torch.cat((torch.stack(scaled, -1), angle.sin(), angle.cos()), -1)
 
 
 def _concat_linear(linear: nn.Linear, x: Tensor, features: Tensor) -> Tensor:
-    """linear([x, features]) for tokens x (b n d) and features (n f)."""
+    """linear([x, features]) for tokens x (b n d) and features (n f) or (b n f)."""
     features = features.to(x.dtype).expand(x.shape[0], -1, -1)
     y: Tensor = linear(torch.cat((x, features), -1))
     return y
+
+
+def _check_start(start: int | Tensor, batch_size: int) -> None:
+    """Check that `start` is a position, or one position for each example."""
+    if not isinstance(start, Tensor):
+        check_int(0, start=start)
+    elif start.dtype != torch.long or start.shape != (batch_size,):
+        raise ValueError(
+            f"start must be an integer or an int64 tensor of shape ({batch_size},), "
+            f"not {tuple(start.shape)} {start.dtype}"
+        )
 
 
 def _half(dim: int) -> int:

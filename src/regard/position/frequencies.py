@@ -33,3 +33,10 @@ def sinusoidal_encoding(positions: Tensor, width: int, base: float = BASE) -> Te
 def row_and_column(positions: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     """Rows and columns of positions in raster order, in an image of `columns` columns."""
     return positions // columns, positions % columns
+
+
+def token_positions(start: int | Tensor, n: int, device: torch.device | None = None) -> Tensor:
+    """Positions of n tokens from `start` on: (n), or (b n) if `start` is a tensor (b)."""
+    if isinstance(start, Tensor):
+        return start.to(device)[:, None] + torch.arange(n, device=device)
+    return torch.arange(start, start + n, device=device)

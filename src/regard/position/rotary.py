@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import Unsupported, check_choice, check_int, check_positive
-from regard.position.frequencies import BASE, rotation_angles, row_and_column
+from regard.position.frequencies import BASE, rotation_angles, row_and_column, token_positions
 
 LAYOUTS = ("halves", "pairs")
 
@@ -37,7 +37,7 @@ class RotaryEmbedding(nn.Module, ABC):
 
     @abstractmethod
     def angles(self, positions: Tensor, width: int) -> Tensor:
-        """positions (n) -> rotation angle of each pair of channels (n width/2)."""
+        """positions (n) or (b n) -> rotation angle of each pair of channels (... n width/2)."""
 
     def rotary_dim(self, width: int) -> int:
         """Number of rotated channels of a head of this width. Raises if it is not a valid
@@ -51,14 +51,16 @@ class RotaryEmbedding(nn.Module, ABC):
         return rotated
 
     def forward(
-        self, q: Tensor, k: Tensor, q_start: int = 0, k_start: int = 0
+        self, q: Tensor, k: Tensor, q_start: int | Tensor = 0, k_start: int | Tensor = 0
     ) -> tuple[Tensor, Tensor]:
-        """Rotate queries (b h n e) from position q_start on, and keys (b h m e) from k_start on."""
+        """Rotate queries (b h n e) from position q_start on, and keys (b h m e) from k_start on:
+        ints, or tensors (b) if the examples stand at different positions."""
         return self._rotate(q, q_start), self._rotate(k, k_start)
 
-    def _rotate(self, x: Tensor, start: int) -> Tensor:
-        positions = torch.arange(start, start + x.shape[2], device=x.device)
+    def _rotate(self, x: Tensor, start: int | Tensor) -> Tensor:
+        positions = token_positions(start, x.shape[2], x.device)
         angle = self.angles(positions, self.rotary_dim(x.shape[-1]))
+        angle = angle[:, None] if angle.dim() == 3 else angle  # (b 1 n r)
         return rotate(x, angle, pairs=self.layout == "pairs")
 
     def extra_repr(self) -> str:
@@ -137,7 +139,7 @@ class Rope2D(RotaryEmbedding):
 
 
 def rotate(x: Tensor, angle: Tensor, *, pairs: bool) -> Tensor:
-    """Rotate the first 2r channels of x (... n e) by angle (n r).
+    """Rotate the first 2r channels of x (... n e) by angle (n r), or anything that broadcasts.
 
     With `pairs` neighbouring channels are rotated together, otherwise channel i with channel i + r.
     """

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.block import Layer, LayerInputs
+from regard.block import Layer, LayerInputs, run_layer
 from regard.mixer import State, check_batch
 
 
@@ -26,7 +26,7 @@ class DeferredState(NamedTuple):
         self, layer: Layer, x: Tensor, inputs: LayerInputs
     ) -> tuple[Tensor, DeferredState]:
         """Run the layer on the pending tokens and the chunk x (b, n, d); return the chunk only."""
-        y, state = layer.run(self._with_pending(x), inputs, self.state)
+        y, state = run_layer(layer, self._with_pending(x), inputs, self.state)
         return y[:, y.shape[1] - x.shape[1] :], DeferredState(state)
 
     def defer(self, x: Tensor) -> DeferredState:

@@ -49,6 +49,12 @@ class EarlyExitOutput(NamedTuple):
     depth: Tensor
 
 
+class EarlyExitState(NamedTuple):
+    """State of an `EarlyExitStack`: one for each layer."""
+
+    layers: tuple[DeferredState, ...]
+
+
 class EarlyExitStack(Layer):
     """Layers with heads after some of them. In evaluation, confident tokens or examples exit.
 
@@ -111,11 +117,11 @@ class EarlyExitStack(Layer):
 
     def initial_state(self) -> State:
         """States of all layers, with no deferred tokens."""
-        return tuple(DeferredState(layer.initial_state()) for layer in self.layers)
+        return EarlyExitState(tuple(DeferredState(layer.initial_state()) for layer in self.layers))
 
     def run(self, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`. Returns the tokens at their exits; records the auxiliary output "depth"."""
-        states = self._empty_states() if state is None else list(state)
+        states = self._empty_states() if state is None else list(state.layers)
         if self.training:
             for i, layer in enumerate(self.layers):
                 x, states[i] = states[i].run_layer(layer, x, inputs)
@@ -123,7 +129,7 @@ class EarlyExitStack(Layer):
             output = self._run_exits(x, inputs, states)
             record_aux("depth", lambda: output.depth)
             x = output.tokens
-        return x, None if state is None else tuple(states)
+        return x, None if state is None else EarlyExitState(tuple(states))
 
     def predict(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.auxiliary import AuxEntry, collect_aux, is_collecting, record_aux
-from regard.block import Layer, LayerInputs
+from regard.block import Layer, LayerInputs, run_layer
 from regard.mixer import State
 from regard.stack.replay import ReplayRecorder, ReplayState, replay
 from regard.stack.sequential import combine_capabilities
@@ -62,7 +62,8 @@ class ReversibleStack(Layer):
     ) -> tuple[Tensor, Tensor, State]:
         a, b, states = x, x, []
         for i, sublayer in enumerate(self.sublayers):
-            y, sublayer_state = sublayer.run(b, inputs, None if state is None else state[i])
+            sublayer_state = None if state is None else state[i]
+            y, sublayer_state = run_layer(sublayer, b, inputs, sublayer_state)
             a, b = b, a + y
             states.append(sublayer_state)
         return a, b, None if state is None else tuple(states)

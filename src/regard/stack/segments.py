@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.block import Layer, LayerInputs
+from regard.block import Layer, LayerInputs, run_layer
 from regard.errors import Unsupported, check_int
 from regard.mixer import Can, State
 from regard.stack.memory_attention import (
@@ -100,7 +100,7 @@ class RecurrentStateMemory(SegmentMemory):
         self, layer: Layer, x: Tensor, inputs: LayerInputs, state: State, start: int
     ) -> tuple[Tensor, State]:
         """See `SegmentMemory`."""
-        return layer.run(x, inputs, state)
+        return run_layer(layer, x, inputs, state)
 
     def end_segment(self, layer: Layer, state: State, segment_length: int) -> State:
         """The same state, detached."""

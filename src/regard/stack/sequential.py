@@ -9,7 +9,7 @@ from operator import and_
 import torch
 from torch import Tensor, nn
 
-from regard.block import Layer, LayerInputs
+from regard.block import Layer, LayerInputs, run_layer
 from regard.mixer import Can, State
 
 
@@ -54,7 +54,7 @@ def run_layers(
     for layer, state in zip(
         layers, [None] * len(layers) if states is None else states, strict=True
     ):
-        x, state = layer.run(x, inputs, state)
+        x, state = run_layer(layer, x, inputs, state)
         next_states.append(state)
     return x, None if states is None else tuple(next_states)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.block import NO_CROSS_ATTENTION, Layer, LayerInputs
+from regard.block import NO_CROSS_ATTENTION, Layer, LayerInputs, run_layer
 from regard.errors import Unsupported, check_int
 from regard.mixer import State
 from regard.numerics import zero_padding_tokens
@@ -68,6 +68,7 @@ class PerLayerContextStack(Layer):
         states = []
         for i, layer in enumerate(self.layers):
             layer_inputs = inputs._replace(context=contexts[i])
-            x, layer_state = layer.run(x, layer_inputs, None if state is None else state[i])
+            layer_state = None if state is None else state[i]
+            x, layer_state = run_layer(layer, x, layer_inputs, layer_state)
             states.append(layer_state)
         return x, None if state is None else tuple(states)

@@ -16,6 +16,7 @@ from regard.errors import check_choice, check_int
 from regard.json_files import read_json
 from regard.models import Decoder, DecodingStep, Model, load
 from regard.models.model import outer_mixers
+from regard.state import JoinedState, run_by_group
 from regard.tasks import Example, Task, TextProcessor, processor_from_dict
 from regard.tasks.base import IGNORE_INDEX, SPLITS, collate, to_int64
 from regard.train.run import MODEL_DIR, TASK_FILE, RunSpec, read_spec
@@ -189,6 +190,8 @@ def generation_step(run: TrainedRun) -> DecodingStep:
     excluded = torch.tensor(processor.tokenizer.special_tokens(), device=run.device)
 
     def step(tokens: Tensor, state: GenerationState | None) -> tuple[Tensor, GenerationState]:
+        if isinstance(state, JoinedState):
+            return run_by_group(lambda group, tokens: step(tokens, group), state, tokens)
         before = tokens[:, :0] if state is None else state.tokens
         context, stream = torch.cat((before, tokens), 1), None if state is None else state.stream
         if context.shape[1] > processor.length:
