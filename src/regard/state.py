@@ -36,7 +36,7 @@ from regard.errors import check_int
 State = Any  # see the module docstring
 
 Leaf = Tensor | np.ndarray | np.generic | int | float | None
-Container = tuple | list | dict
+Container: Any = (tuple, list, dict)
 
 _T = TypeVar("_T", bound=type)
 
@@ -323,20 +323,19 @@ def _take(state: State, rows: Tensor) -> State:
 
 
 def _take_groups(state: JoinedState, index: list[int]) -> State:
-    place = {
-        row: (group, i) for group, rows in enumerate(state.rows) for i, row in enumerate(rows)
-    }
+    place = {row: (group, i) for group, rows in enumerate(state.rows) for i, row in enumerate(rows)}
     local: list[list[int]] = [[] for _ in state.groups]
     new_rows: list[list[int]] = [[] for _ in state.groups]
-    for new, old in enumerate(index):
-        group, i = place[old]
+    for new_row, old_row in enumerate(index):
+        group, i = place[old_row]
         local[group].append(i)
-        new_rows[group].append(new)
-    groups, rows = [], []
-    for group, old_rows, own, new in zip(state.groups, state.rows, local, new_rows, strict=True):
+        new_rows[group].append(new_row)
+    groups: list[State] = []
+    rows: list[tuple[int, ...]] = []
+    for part, old_rows, own, new in zip(state.groups, state.rows, local, new_rows, strict=True):
         if own:
             unchanged = own == list(range(len(old_rows)))
-            groups.append(group if unchanged else _take(group, torch.tensor(own)))
+            groups.append(part if unchanged else _take(part, torch.tensor(own)))
             rows.append(tuple(new))
     if len(groups) == 1 and state_batch_size(groups[0]) is not None:
         return groups[0]
@@ -479,7 +478,7 @@ def _matches(state: State, start: State) -> bool:
     if isinstance(state, JoinedState):
         return all(group is None or _matches(group, start) for group in state.groups)
     if start is None:
-        return isinstance(state, Leaf | Container)
+        return isinstance(state, (Leaf, *Container))
     if type(start) is tuple and not start:
         return isinstance(state, tuple) and all(isinstance(part, Tensor | tuple) for part in state)
     if isinstance(start, tuple | list):
@@ -512,7 +511,7 @@ def _mismatch(a: State, b: State, path: str = "state", *, own: bool = False) -> 
         reasons = (_mismatch(x, y, path, own=own) for x in groups[0] for y in groups[1])
         return next((reason for reason in reasons if reason is not None), None)
     for state in (a, b):
-        if not isinstance(state, Leaf | Container):
+        if not isinstance(state, (Leaf, *Container)):
             raise _invalid_leaf(state)
     is_empty = [state is None or (type(state) is tuple and not state) for state in (a, b)]
     if any(is_empty):

@@ -65,28 +65,36 @@ class KVCache(NamedTuple):
 
     def append(self, k: Tensor, v: Tensor) -> KVCache:
         """Add the keys and values of the next tokens."""
-        n, end = k.shape[2], self.next_position + k.shape[2]
+        if isinstance(self.next_position, Tensor):
+            return self._append_per_example(k, v)
+        end = self.next_position + k.shape[2]
         if self.k is None or self.v is None:
-            assert isinstance(self.next_position, int)
-            positions = np.arange(self.next_position, self.next_position + n)
-            return KVCache(k, v, positions, end, self.evict_at)
+            return KVCache(k, v, np.arange(self.next_position, end), end, self.evict_at)
         check_batch(self.k, k)
-        if isinstance(self.positions, Tensor):
-            # positions grow in place as well, as keys (b 1 m 1)
-            old, m = self.positions[:, None, :, None], self.k.shape[2]
-            new = token_positions(self.next_position, n, k.device).expand(len(k), n)
-            (k, v, positions), _, buffer = append_rows(
-                (self.k, self.v, old),
-                (k, v, new[:, None, :, None]),
-                np.arange(m),
-                m + n,
-                self.buffer,
-            )
-            return KVCache(k, v, positions[:, 0, :, 0], end, self.evict_at, buffer)
+        assert isinstance(self.positions, np.ndarray)
         (k, v), positions, buffer = append_rows(
             (self.k, self.v), (k, v), self.positions, end, self.buffer
         )
         return KVCache(k, v, positions, end, self.evict_at, buffer)
+
+    def _append_per_example(self, k: Tensor, v: Tensor) -> KVCache:
+        """`append` for examples at different positions. Positions grow in place as the keys do,
+        as (b 1 m 1)."""
+        assert self.k is not None
+        assert self.v is not None
+        assert isinstance(self.positions, Tensor)
+        check_batch(self.k, k)
+        m, n = self.k.shape[2], k.shape[2]
+        new = token_positions(self.next_position, n, k.device)[:, None, :, None]
+        (k, v, positions), _, buffer = append_rows(
+            (self.k, self.v, self.positions[:, None, :, None]),
+            (k, v, new),
+            np.arange(m),
+            m + n,
+            self.buffer,
+        )
+        end = self.next_position + n
+        return KVCache(k, v, positions[:, 0, :, 0], end, self.evict_at, buffer)
 
     def visible(
         self, pattern: Pattern, q_start: int | Tensor
@@ -114,24 +122,25 @@ class KVCache(NamedTuple):
 
     def evict(self, pattern: Pattern) -> KVCache:
         """Drop the keys that no later query can see."""
-        count = self.positions.shape[-1]
-        if count < self.evict_at:
+        positions = self.positions
+        if positions.shape[-1] < self.evict_at:
             return self
         assert self.k is not None
         assert self.v is not None
-        shared = isinstance(self.positions, np.ndarray)
-        keys = torch.from_numpy(self.positions) if shared else self.positions.clamp(min=0)
-        start = torch.as_tensor(self.next_position, device=keys.device)[..., None]
-        end = torch.tensor(MAX_POSITION, device=keys.device)
-        seen, _ = pattern.resolve_global_mask(False, False).block(start, end, keys, keys)
-        seen = seen.any(0) if pattern.heads else seen
-        if not shared:
-            return self._select_keys(seen & (self.positions >= 0))
-        keep = seen.nonzero()[:, 0]
+        pattern = pattern.resolve_global_mask(False, False)
+        if isinstance(positions, Tensor):
+            start = torch.as_tensor(self.next_position, device=positions.device)[:, None]
+            keys, end = positions.clamp(min=0), torch.tensor(MAX_POSITION, device=positions.device)
+            seen, _ = pattern.block(start, end, keys, keys)
+            return self._select_keys((seen.any(0) if pattern.heads else seen) & (positions >= 0))
+        keys = torch.from_numpy(positions)
+        queries = torch.tensor(self.next_position), torch.tensor(MAX_POSITION)
+        seen, _ = pattern.block(*queries, keys, keys)
+        keep = (seen.any(0) if pattern.heads else seen).nonzero()[:, 0]
         evict_at = max(2 * len(keep), len(keep) + EVICTION_SLACK)
-        if len(keep) == count:
+        if len(keep) == len(keys):
             return self._replace(evict_at=evict_at)
-        positions = self.positions[keep.numpy()]
+        positions = positions[keep.numpy()]
         k, v = self.k[:, :, keep], self.v[:, :, keep]
         return KVCache(k, v, positions, self.next_position, evict_at)
 

@@ -64,10 +64,9 @@ class SoftmaxAttention(KVCacheAttention):
     ) -> Tensor:
         """See `KVCacheAttention.attend`."""
         pattern, q_start, k_positions = positions
-        if isinstance(q_start, Tensor):
-            moved = False
-        else:
-            moved = type(k_positions) is not int or k_positions or q_start
+        moved = not isinstance(q_start, Tensor) and (
+            type(k_positions) is not int or k_positions or q_start
+        )
         if moved and self.prior is None and pattern == _FULL:
             q_start = k_positions = 0  # positions have no effect, and these calls are cached
         return attend(

@@ -240,6 +240,7 @@ class _HeadSlice:
     def _layout(self, step: _RingStep, ring: _Ring, *, backward: bool) -> Layout:
         positions = ring.plan.positions_by_rank[step.source]
         pattern = positions.pattern
+        assert isinstance(positions.q_start, int)
         assert isinstance(positions.k_positions, int)
         return build_layout(
             pattern.parts[self.heads[0]] if pattern.heads else pattern,
