@@ -49,7 +49,13 @@ class Layer(nn.Module, ABC):
         can: Capabilities. With "cross", calls must give a context.
         causal: Whether token i depends only on tokens <= i.
         length: Maximum sequence length, or None for any length.
+
+    Attributes:
+        runs_joined_states: Whether `run` takes a `regard.state.JoinedState`, because it passes its
+            state on. Otherwise it is called once for each group of examples.
     """
+
+    runs_joined_states: bool = False
 
     def __init__(self, dim: int, *, can: Can, causal: bool, length: int | None = None) -> None:
         super().__init__()
@@ -142,6 +148,8 @@ class Block(Layer):
         dropout: Dropout of the output of each sub-layer.
     """
 
+    runs_joined_states = True
+
     def __init__(
         self,
         mixer: Mixer,
@@ -207,8 +215,9 @@ def check_cross_attention(mixer: Mixer) -> None:
 
 
 def run_layer(layer: Layer, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:
-    """Run a layer inside another one; with a `JoinedState`, once for each group of examples."""
-    if not isinstance(state, JoinedState):
+    """Run a layer on a whole sequence or with a state; with a `JoinedState` that the layer does not
+    take, once for each group of examples."""
+    if not isinstance(state, JoinedState) or layer.runs_joined_states:
         return layer.run(x, inputs, state)
     # Contexts of a `PerLayerContextStack` have the batch as second dimension.
     per_layer = inputs.context is not None and inputs.context.dim() == 4

@@ -53,7 +53,13 @@ class Mixer(nn.Module, ABC):
             the causal form of many mixers has other parameters.
         length: Maximum sequence length, or None for any length.
         name: Name in error messages. Defaults to the class name.
+
+    Attributes:
+        runs_joined_states: Whether `mix` takes a `regard.state.JoinedState`, because it passes its
+            state on. Otherwise `stream` calls `mix` once for each group of examples.
     """
+
+    runs_joined_states: bool = False
 
     def __init__(
         self,
@@ -144,7 +150,7 @@ class Mixer(nn.Module, ABC):
             return x, state
         if isinstance(state, JoinedState):
             state = start_groups(state, first)
-        if isinstance(state, JoinedState) and not isinstance(self, MultiHead):
+        if isinstance(state, JoinedState) and not self.runs_joined_states:
             return run_by_group(lambda group, x: self.mix(x, None, None, group), state, x)
         return self.mix(x, None, None, state)
 
@@ -297,6 +303,8 @@ class MultiHead(Mixer):
         project: If False, there are no projections: the tokens themselves are split into heads.
         rotary: Rotary embedding of queries and keys, such as `Rope()`.
     """
+
+    runs_joined_states = True
 
     def __init__(
         self,

@@ -539,9 +539,9 @@ def _mismatch(a: State, b: State, path: str = "state", *, own: bool = False) -> 
             continue
         where = f"{path}.{name}" if _is_named(a) else f"{path}[{name!r}]"
         reason = _mismatch(x, y, where, own=own and (fields is None or name not in fields.states))
-        if fields is not None and isinstance(x, Tensor) and isinstance(y, Tensor):
-            if x.shape[1:] != y.shape[1:]:  # a state of fixed size
-                reason = f"{where} has shapes {tuple(x.shape)} and {tuple(y.shape)}"
+        both_tensors = isinstance(x, Tensor) and isinstance(y, Tensor)
+        if fields is not None and both_tensors and x.shape[1:] != y.shape[1:]:  # of fixed size
+            reason = f"{where} has shapes {tuple(x.shape)} and {tuple(y.shape)}"
         if reason is not None:
             return reason
     return None

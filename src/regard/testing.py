@@ -18,8 +18,8 @@ from torch import Tensor
 
 from regard.backends.check import check_backend as check_backend
 from regard.errors import Unsupported
-from regard.mixer import Mixer, MultiHead, merge_heads
-from regard.state import take
+from regard.mixer import Mixer, MultiHead, State, merge_heads
+from regard.state import join, split, take
 
 SUPPORTED, UNSUPPORTED = "supported", "unsupported"
 TRIALS = 8  # content-based routing leaks the future only for some of the replaced tokens
@@ -219,6 +219,37 @@ def reorder(mixer: Mixer, n: int) -> str:
     return SUPPORTED
 
 
+def join_streams(mixer: Mixer, n: int) -> str:
+    """Streams at different positions that are joined by `regard.state.join`, one of which has not
+    begun, continue as if alone: in chunks, after `take` and `split`, and joined again.
+    """
+    if not (mixer.can.stream and mixer.causal):
+        return assert_unsupported(lambda: mixer.stream(random_tokens(mixer, n)))
+    x = random_tokens(mixer, n, b=4)
+    whole, position = mixer(x), {0: 0, 1: 3, 2: n - 12, 3: 3}
+    states = [mixer.stream(x[i : i + 1, :end])[1] if end else None for i, end in position.items()]
+
+    def advance(state: State, examples: list[int], count: int) -> State:
+        """Stream the next tokens of these examples, and compare with the whole sequence."""
+        spans = [(i, slice(position[i], position[i] + count)) for i in examples]
+        y, state = mixer.stream(torch.stack([x[span] for span in spans]), state)
+        expected = torch.stack([whole[span] for span in spans])
+        message = "a joined stream gives another output than the stream alone"
+        torch.testing.assert_close(y, expected, msg=lambda details: f"{message}\n{details}")
+        for i in examples:
+            position[i] += count
+        return state
+
+    state = join(states)
+    for count in (1, 3, 1):
+        state = advance(state, [0, 1, 2, 3], count)
+    second, first, others = split(take(state, [1, 0, 3, 2]), [1, 1, 2])
+    second = advance(second, [1], 2)
+    state = advance(join([others, join([first, second])]), [3, 2, 0, 1], 1)
+    advance(state, [3, 2, 0, 1], 3)
+    return SUPPORTED
+
+
 def any_length(mixer: Mixer, n: int) -> str:
     """Lengths that fit no block work; more tokens than `mixer.length` raise."""
     for size in (1, 2, n // 2, n):
@@ -316,6 +347,7 @@ CHECKS: dict[str, Callable[[Mixer, int], str]] = {
     "padding": padding,
     "stream": stream,
     "reorder": reorder,
+    "join": join_streams,
     "length": any_length,
     "maps": maps,
     "global_attention_mask": global_attention_mask,

@@ -85,9 +85,11 @@ class KVCache(NamedTuple):
         assert isinstance(self.positions, Tensor)
         check_batch(self.k, k)
         m, n = self.k.shape[2], k.shape[2]
+        row, column = self.positions.stride()
+        old = self.positions.as_strided((len(k), 1, m, 1), (row, row, column, 1))
         new = token_positions(self.next_position, n, k.device)[:, None, :, None]
         (k, v, positions), _, buffer = append_rows(
-            (self.k, self.v, self.positions[:, None, :, None]),
+            (self.k, self.v, old),
             (k, v, new),
             np.arange(m),
             m + n,

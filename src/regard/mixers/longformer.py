@@ -24,6 +24,8 @@ class Longformer(Mixer):
         causal: Attend to earlier tokens only; there are no global tokens then.
     """
 
+    runs_joined_states = True
+
     def __init__(
         self, dim: int, heads: int, local: Pattern, *, bias: bool = False, causal: bool = False
     ) -> None:

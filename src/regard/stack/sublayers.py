@@ -21,6 +21,8 @@ from regard.residual import NormFactory
 class MixerSublayer(Layer):
     """dropout(mixer(norm(x)))."""
 
+    runs_joined_states = True
+
     def __init__(
         self, mixer: Mixer, *, norm: NormFactory = LayerNorm, dropout: float = 0.0
     ) -> None:
