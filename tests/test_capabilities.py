@@ -41,7 +41,7 @@ def test_capabilities_match_the_committed_table(name, executor):
 
 
 ONE_SEQUENCE = {"cross", "global_attention_mask"}
-WHOLE_IMAGE = ONE_SEQUENCE | {"causal", "causality", "stream", "reorder", "maps"}
+WHOLE_IMAGE = ONE_SEQUENCE | {"causal", "causality", "stream", "reorder", "join", "maps"}
 UNLISTED = [
     ("bigbird_hf", {}, ONE_SEQUENCE),
     ("reformer_hf", {}, ONE_SEQUENCE),

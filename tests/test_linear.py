@@ -498,7 +498,7 @@ def test_retention_depends_on_distance_alone():
     mixer, x = make("retnet"), normal(1, 50, 16, dtype=torch.float32)
     near, _ = mixer.stream(x)
     start = mixer.initial_state()
-    far, _ = mixer.stream(x, start._replace(past=1_000_000))
+    far, _ = mixer.stream(x, start._replace(past=RetentionPosition(1_000_000)))
     torch.testing.assert_close(near, far, rtol=0, atol=1e-5)
 
 

@@ -65,7 +65,7 @@ class PositionGrid:
 
 
 class ComputedBias(Prior):
-    """A prior whose values (b h n m) are known."""
+    """A prior whose values (b h n m) are known, for queries and keys from position 0 on."""
 
     uses_qk = True
 
@@ -75,7 +75,9 @@ class ComputedBias(Prior):
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """See `regard.prior`."""
-        return self.bias
+        if (q_pos.shape, k_pos.shape) == ((self.bias.shape[2], 1), (1, self.bias.shape[3])):
+            return self.bias
+        return self.bias[:, :, q_pos, k_pos]
 
 
 def resolve_positions(
