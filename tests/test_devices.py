@@ -73,6 +73,7 @@ HOST = "positions and plans live on the host, whatever the device of the tokens"
 CPU = "this executor refuses every other device"
 NUMBER = "a number of Python, no tensor"
 COUNTER = "a generator is seeded by how often it drew, while training only"
+JOINED = "only for streams that stand at different positions, when they are joined or reach a limit"
 
 WAITING = {
     "backends/flex.py:refuses": NUMBER,
@@ -83,6 +84,11 @@ WAITING = {
     "backends/sdpa.py:_pattern_mask": "asked of masks on the host only",
     "attentions/kv_cache.py:KVCache.visible": HOST,
     "attentions/kv_cache.py:KVCache.evict": HOST,
+    "attentions/kv_cache.py:KVCache._select_keys": JOINED,
+    "attentions/kv_cache.py:KVCache.share_positions": JOINED,
+    "attentions/kv_cache.py:KVCache.join_key": JOINED,
+    "backends/per_example.py:PositionGrid.check_length": JOINED,
+    "position/embedding.py:PositionEmbedding.forward": JOINED,
     "attentions/lsh.py:LSHAttention._stream_chunk": (
         "only a stream forgets: which keys nobody meets any more decides how many are kept"
     ),
@@ -154,6 +160,11 @@ MAKING = {
     "backends/split.py:run_by_head": CPU,
     "backends/sparse.py:part_groups": CPU,
     "attentions/kv_cache.py:KVCache.evict": HOST,
+    "attentions/kv_cache.py:KVCache._select_keys": JOINED,
+    "attentions/kv_cache.py:KVCache.share_positions": JOINED,
+    "attentions/kv_cache.py:KVCache.join_key": JOINED,
+    "backends/per_example.py:PositionGrid.check_length": JOINED,
+    "position/embedding.py:PositionEmbedding.forward": JOINED,
     "attentions/persistent.py:PersistentMemoryAttention.attend": HOST,
     "attentions/prob_sparse.py:_uniform": SEEDED,
     "attentions/adaptive_span.py:AdaptiveSpanAttention.attend": HOST,

@@ -23,6 +23,7 @@ from regard.feature import (
     orthogonal_rows,
 )
 from regard.mixers import Recurrence
+from regard.mixers.retention import RetentionPosition
 from regard.update import add, decay, delta, diagonal_decay
 
 ATTENTIONS = {
