@@ -77,6 +77,8 @@ from .pattern import (
 from .prior import (
     ALiBi as ALiBi,
     Prior as Prior,
+    Sinks as Sinks,
+    SoftCap as SoftCap,
 )
 from .registry import (
     create as create,

@@ -134,3 +134,12 @@ class ShiftedPrior(Prior):
         """See `regard.prior`."""
         bias = self.prior(q_pos - self.by, (k_pos - self.by).clamp(min=0), q, k)
         return torch.where(k_pos >= self.by, bias, 0)
+
+    def for_scale(self, scale: float) -> Prior | None:
+        """See `Prior.for_scale`."""
+        prior = self.prior.for_scale(scale)
+        return None if prior is None else ShiftedPrior(prior, self.by)
+
+    def sink_logits(self) -> Tensor | None:
+        """See `Prior.sink_logits`."""
+        return self.prior.sink_logits()

@@ -41,7 +41,8 @@ class SoftmaxAttention(KVCacheAttention):
         intern_pattern(self.causal_pattern)
         self.prior, self.scale, self.backend = prior, scale, backend
         self.length, self.heads = pattern.length, pattern.heads
-        self.can = pattern_capabilities(pattern, compares_positions=prior is not None)
+        compares_positions = prior is not None and prior.compares_positions
+        self.can = pattern_capabilities(pattern, compares_positions=compares_positions)
         if prior is None:
             return
         self.heads = pattern.heads or prior.heads
