@@ -6,6 +6,7 @@ CAPABILITIES = {
     "causal": "can be built with causal=True: no position depends on later ones",
     "cross": "cross-attention: keys and values may come from another sequence",
     "mask": "takes a padding mask; masked tokens have no influence",
+    "attn_mask": "takes a pair mask: which query may attend to which key",
     "stream": "incremental decoding: chunk by chunk gives the same result as the whole sequence",
     "length": "takes sequences of any length, not only up to the length it was built for",
     "maps": "has an attention map: the output is linear in the values",
@@ -30,6 +31,7 @@ class Can:
     causal: bool
     cross: bool
     mask: bool
+    attn_mask: bool
     stream: bool
     length: bool
     maps: bool

@@ -11,14 +11,17 @@ Shapes, everywhere: b batch, h heads, n queries, m keys, d model width, e head w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard.backends import check_mask
+from regard.backends.call import broadcastable_attn_mask
 from regard.can import CAPABILITIES as CAPABILITIES, Can as Can
 from regard.errors import Unsupported, check_int
+from regard.pattern import lengths_from_cu_seqlens
 from regard.position.rotary import RotaryEmbedding
 from regard.state import (
     JoinedState,
@@ -34,6 +37,10 @@ _REQUESTS = {
     "causal": ("causal=True", "Causal alternatives: local, linear, performer."),
     "cross": ("cross-attention", "Alternatives with cross-attention: vanilla, linear, nystrom."),
     "mask": ("a padding mask", "Alternatives that take a mask: vanilla, local, linear."),
+    "attn_mask": (
+        "a pair mask (attn_mask)",
+        "Alternatives that take one: vanilla, local, bigbird.",
+    ),
     "stream": ("streaming", "Alternatives that stream: local, linear, performer."),
     "maps": ("attention maps", "Alternatives with attention maps: vanilla, local, linear."),
     "global_attention_mask": ("a global_attention_mask", "Alternative: longformer."),
@@ -110,20 +117,73 @@ class Mixer(nn.Module, ABC):
         context: Tensor | None = None,
         *,
         mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Mix the tokens of a whole sequence.
+        """Mix the tokens of a whole sequence, or of several packed sequences.
 
         Args:
             x: Tokens (b, n, d).
             context: Sequence (b, m, d) for cross-attention. Defaults to x.
             mask: Padding mask, True = keep: (b, m) over the context if there is one, else (b, n).
+            attn_mask: Pair mask, True = keep: (n, m), (b, n, m) or (b, h, n, m), for mixers that
+                take one.
             global_attention_mask: (b, n), True = global token, for mixers that take one.
+            cu_seqlens: Offsets (s + 1) of s packed sequences, as in FlashAttention: 0, the end of
+                each sequence, the last of them n. x is then (1, n, d), and the result is that of
+                each sequence alone. Other arguments keep their shapes.
         """
-        x, context = self._check_inputs(x, context, mask, global_attention_mask)
+        lengths = None
+        if cu_seqlens is not None:
+            lengths = self._check_packed(x, context, cu_seqlens)
+        longest = max(lengths, default=0) if lengths is not None else None
+        x, context = self._check_inputs(x, context, mask, global_attention_mask, longest)
+        masks = self._optional_masks(x, context, attn_mask, global_attention_mask)
         if not x.numel():
             return x
-        return self.mix(x, context, mask, None, **_optional_mask(global_attention_mask))[0]
+        if lengths is None or len(lengths) == 1:
+            return self.mix(x, context, mask, None, **masks)[0]
+        return self.mix_packed(x, lengths, mask, **masks)
+
+    def mix_packed(
+        self,
+        x: Tensor,
+        lengths: tuple[int, ...],
+        mask: Tensor | None,
+        attn_mask: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Mix several sequences that follow each other in x. Sequences of equal length form a
+        batch, so this is exact for every mixer; a mixer with a faster way overrides it.
+
+        Args:
+            x: Tokens (1, n, d). Masked tokens are zero.
+            lengths: Lengths of the sequences, with sum n.
+            mask: (1, n), True = keep, or None.
+            attn_mask: (1, 1 or h, n, n), True = keep, or None.
+            global_attention_mask: (1, n), or None.
+        """
+        starts_by_length, start = defaultdict(list), 0
+        for length in lengths:
+            starts_by_length[length].append(start)
+            start += length
+        outputs, order = [], []
+        for length, starts in starts_by_length.items():
+            rows = torch.tensor(starts, device=x.device)[:, None]
+            rows = rows + torch.arange(length, device=x.device)  # (sequences, length)
+            masks = {}
+            if attn_mask is not None:
+                own = attn_mask[0][:, rows[:, :, None], rows[:, None, :]]
+                masks["attn_mask"] = own.transpose(0, 1)
+            if global_attention_mask is not None:
+                masks["global_attention_mask"] = global_attention_mask[0, rows]
+            own_mask = None if mask is None else mask[0, rows]
+            outputs.append(self.mix(x[0, rows], None, own_mask, None, **masks)[0].flatten(0, 1))
+            order.append(rows.flatten())
+        if len(outputs) == 1:
+            return outputs[0][None]
+        return torch.cat(outputs)[torch.cat(order).argsort()][None]
 
     def stream(self, x: Tensor, state: State = None) -> tuple[Tensor, State]:
         """Process the next chunk of a causal sequence.
@@ -160,12 +220,14 @@ class Mixer(nn.Module, ABC):
         context: Tensor | None = None,
         *,
         mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """Attention map (b, h, n, m): the weight of each value in each output, for each head."""
         self._require("maps")
         x, context = self._check_inputs(x, context, mask, global_attention_mask)
-        return self.weights(x, context, mask, **_optional_mask(global_attention_mask))
+        masks = self._optional_masks(x, context, attn_mask, global_attention_mask)
+        return self.weights(x, context, mask, **masks)
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """Compute the attention map. Implemented by mixers that have one."""
@@ -184,8 +246,12 @@ class Mixer(nn.Module, ABC):
         context: Tensor | None = None,
         mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
+        longest: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Check the arguments. Return x and the context with masked tokens set to zero."""
+        """Check the arguments. Return x and the context with masked tokens set to zero.
+
+        `longest` is the length of the longest sequence, if several are packed.
+        """
         check_tokens(x, self.dim)
         check_dtype(x, self, "mixer")
         if context is not None:
@@ -208,10 +274,10 @@ class Mixer(nn.Module, ABC):
         if global_attention_mask is not None:
             self._require("global_attention_mask")
         source, name = (x, "Input") if context is None else (context, "Context")
-        if self.length is not None and source.shape[1] > self.length:
+        longest = source.shape[1] if longest is None else longest
+        if self.length is not None and longest > self.length:
             raise ValueError(
-                f"{name} has {source.shape[1]} tokens but the mixer was built with "
-                f"length={self.length}."
+                f"{name} has {longest} tokens but the mixer was built with length={self.length}."
             )
         check_mask(mask, (source.shape[0], source.shape[1]), "mask")
         check_mask(global_attention_mask, (x.shape[0], x.shape[1]), "global_attention_mask")
@@ -219,6 +285,43 @@ class Mixer(nn.Module, ABC):
             return x, context
         source = source.masked_fill(~mask[..., None], 0)  # 0 * NaN would still be NaN
         return (source, None) if context is None else (x, source)
+
+    def _check_packed(
+        self, x: Tensor, context: Tensor | None, cu_seqlens: Tensor
+    ) -> tuple[int, ...]:
+        """Check that x (1, n, d) holds packed sequences. Return their lengths."""
+        check_tokens(x, self.dim)
+        if context is not None:
+            raise Unsupported(
+                f"{self.name} does not support cu_seqlens with a context: packed sequences attend "
+                "to themselves. Pass the sequences as a batch, with padding masks."
+            )
+        if x.shape[0] != 1:
+            raise ValueError(
+                f"cu_seqlens needs x of shape (1, n, {self.dim}) with all sequences in one row, "
+                f"not {tuple(x.shape)}"
+            )
+        return lengths_from_cu_seqlens(cu_seqlens, x.shape[1])
+
+    def _optional_masks(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        attn_mask: Tensor | None,
+        global_attention_mask: Tensor | None,
+    ) -> dict[str, Tensor]:
+        """Keyword arguments for `mix` and `weights`, checked. Only mixers that have the capability
+        accept them."""
+        masks = {}
+        if attn_mask is not None:
+            self._require("attn_mask")
+            m = x.shape[1] if context is None else context.shape[1]
+            attn_mask = broadcastable_attn_mask(attn_mask, x.shape[0], None, x.shape[1], m)
+            assert attn_mask is not None
+            masks["attn_mask"] = attn_mask
+        if global_attention_mask is not None:
+            masks["global_attention_mask"] = global_attention_mask
+        return masks
 
 
 class Attention(nn.Module, ABC):
@@ -271,6 +374,40 @@ class Attention(nn.Module, ABC):
     def initial_state(self) -> State:
         """State of a stream before its first chunk. See `Mixer.initial_state`."""
         raise Unsupported(f"{type(self).__name__} does not support streaming")
+
+
+class PackedAttention(Attention):
+    """An attention that takes packed sequences in one call. The others run on one sequence at a
+    time."""
+
+    @abstractmethod
+    def attend_packed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: tuple[int, ...],
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Attend within each of several sequences that follow each other.
+
+        Args:
+            q: Queries (1, h, n, e).
+            k: Keys (1, h, n, e).
+            v: Values (1, h, n, f).
+            lengths: Lengths of the sequences, with sum n.
+            causal: Whether query i may only see keys <= i.
+            mask: (1, n), True = keep, or None.
+            attn_mask: (1, 1 or h, n, n), True = keep, or None.
+            global_attention_mask: (1, n), or None.
+
+        Returns:
+            Outputs (1, h, n, f).
+        """
 
 
 @per_example("position", states=["inner"])
@@ -370,10 +507,29 @@ class MultiHead(Mixer):
         mask: Tensor | None,
         state: State,
         global_attention_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Project, attend, merge, project. See `Mixer.mix`."""
-        y, state = self.mix_heads(x, context, mask, state, global_attention_mask)
+        y, state = self.mix_heads(x, context, mask, state, global_attention_mask, attn_mask)
         return self.out(y), state
+
+    def mix_packed(
+        self,
+        x: Tensor,
+        lengths: tuple[int, ...],
+        mask: Tensor | None,
+        attn_mask: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """See `Mixer.mix_packed`. One call, if the attention takes packed sequences and they are
+        not of equal length."""
+        if not isinstance(self.inner, PackedAttention) or len(set(lengths)) == 1:
+            return super().mix_packed(x, lengths, mask, attn_mask, global_attention_mask)
+        positions = torch.cat([torch.arange(length) for length in lengths]).to(x.device)
+        q, k, v = self.project(x, None, positions=positions)
+        masks = self._masks(None, mask, global_attention_mask, attn_mask)
+        y = self.inner.attend_packed(q, k, v, lengths, causal=self.causal, **masks)
+        return self.out(merge_heads(y))
 
     def mix_heads(
         self,
@@ -382,6 +538,7 @@ class MultiHead(Mixer):
         mask: Tensor | None,
         state: State,
         global_attention_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Everything but the output projection: the merged heads (b, n, h * e), and the next
         state."""
@@ -389,14 +546,18 @@ class MultiHead(Mixer):
         if isinstance(state, JoinedState) and self.rotary is not None:  # some read no token yet
             return run_by_group(lambda g, x: self.mix_heads(x, None, None, g), state, x)
         q, k, v = self.project(x, context, start)
-        masks = self._masks(context, mask, global_attention_mask)
+        masks = self._masks(context, mask, global_attention_mask, attn_mask)
         y, inner = run_attention(self.inner, q, k, v, causal=self.causal, state=inner, **masks)
         if isinstance(state, RotaryState):
             inner = RotaryState(start + x.shape[1], inner)
         return merge_heads(y), inner
 
     def project(
-        self, x: Tensor, context: Tensor | None, start: int | Tensor = 0
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        start: int | Tensor = 0,
+        positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (b, h, n, e), keys and values (b, h, m, e); fewer key heads if the attention
         supports GQA.
@@ -405,6 +566,7 @@ class MultiHead(Mixer):
             x: Tokens (b, n, d).
             context: Tokens (b, m, d) to attend to, or None for x.
             start: Position of the first token, an int or (b), for rotary embeddings.
+            positions: Positions (n) of all tokens, instead of `start`.
         """
         source = x if context is None else context
         q, v = split_heads(self.q(x), self.heads), split_heads(self.v(source), self.kv_heads)
@@ -412,7 +574,9 @@ class MultiHead(Mixer):
             k = q if context is None else split_heads(self.q(context), self.heads)
         else:
             k = split_heads(self.k(source), self.kv_heads)
-        if self.rotary is not None:
+        if self.rotary is not None and positions is not None:
+            q, k = self.rotary.rotate_at(q, positions), self.rotary.rotate_at(k, positions)
+        elif self.rotary is not None:
             q, k = self.rotary(q, k, start, start)
         if self.kv_heads != self.heads and not self.inner.supports_gqa:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
@@ -424,19 +588,28 @@ class MultiHead(Mixer):
         context: Tensor | None,
         mask: Tensor | None,
         global_attention_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> Tensor:
         """Attention map (b, h, n, m): the output for one-hot values, since attention is linear in
         them."""
         q, k, v = self.project(x, context)
-        masks = self._masks(context, mask, global_attention_mask)
+        masks = self._masks(context, mask, global_attention_mask, attn_mask)
         return self.inner(q, k, identity_values(k, v), causal=self.causal, **masks)[0]
 
     def _masks(
-        self, context: Tensor | None, mask: Tensor | None, global_attention_mask: Tensor | None
+        self,
+        context: Tensor | None,
+        mask: Tensor | None,
+        global_attention_mask: Tensor | None,
+        attn_mask: Tensor | None,
     ) -> dict[str, Tensor | None]:
         """Mask arguments of the attention. A mask over the context says nothing about the
         queries."""
-        masks = {"mask": mask, **_optional_mask(global_attention_mask)}
+        masks = {"mask": mask}
+        if attn_mask is not None:
+            masks["attn_mask"] = attn_mask
+        if global_attention_mask is not None:
+            masks["global_attention_mask"] = global_attention_mask
         if self.inner.needs_query_mask and context is None and mask is not None:
             masks["query_mask"] = mask
         return masks
@@ -522,10 +695,3 @@ def identity_values(k: Tensor, v: Tensor) -> Tensor:
     """One-hot values (b, h, m, m) for keys (b, h, m, e). Attending to them gives the attention
     map."""
     return torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:3], -1)
-
-
-def _optional_mask(global_attention_mask: Tensor | None) -> dict[str, Tensor]:
-    """Keyword argument for `mix` and `weights`. Only mixers that take a global mask accept it."""
-    if global_attention_mask is None:
-        return {}
-    return {"global_attention_mask": global_attention_mask}

@@ -69,7 +69,7 @@ class PriorSum(Prior):
             if not isinstance(prior, Prior):
                 raise TypeError(f"a prior is added to a prior, not to {type(prior).__name__}")
         parts = [p for prior in priors for p in (prior if isinstance(prior, PriorSum) else [prior])]
-        heads = {prior.heads for prior in parts} - {None}
+        heads = {prior.heads for prior in parts if prior.heads is not None}
         if len(heads) > 1:
             raise ValueError(f"the priors are for different numbers of heads: {sorted(heads)}")
         lengths = [prior.length for prior in parts if prior.length is not None]
@@ -305,3 +305,12 @@ class RestartedPrior(Prior):
     def sink_logits(self) -> Tensor | None:
         """See `Prior.sink_logits`."""
         return self.prior.sink_logits()
+
+
+def restart_prior(prior: Prior | None, lengths: Sequence[int]) -> Prior | None:
+    """The prior for packed segments: itself, if positions do not matter or only their
+    differences do, else with positions that restart at 0 in each segment.
+    """
+    if prior is None or not prior.compares_positions or prior.relative:
+        return prior
+    return RestartedPrior(prior, lengths)

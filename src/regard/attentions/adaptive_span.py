@@ -12,14 +12,14 @@ from regard.attentions.kv_cache import COMPARES_POSITIONS, CallPositions, KVCach
 from regard.auxiliary import record_aux
 from regard.backends import attend
 from regard.errors import check_int, check_positive
-from regard.mixer import Can
-from regard.pattern import Band, Causal, Pattern, PerHead
+from regard.mixer import Can, PackedAttention
+from regard.pattern import Band, Causal, Pattern, PerHead, PerSegment
 from regard.prior import Prior
 
 STEP = 32  # windows are rounded up to multiples of this, so heads share calls and layouts
 
 
-class AdaptiveSpanAttention(KVCacheAttention):
+class AdaptiveSpanAttention(KVCacheAttention, PackedAttention):
     """Adaptive attention span (Sukhbaatar et al. 2019, arXiv 1905.07799).
 
         a_ij ∝ m_z(|i − j|) exp(s_ij),  m_z(x) = clamp((ramp + z − x) / ramp, 0, 1)
@@ -82,6 +82,7 @@ class AdaptiveSpanAttention(KVCacheAttention):
         positions: CallPositions,
         *,
         mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """See `KVCacheAttention.attend`. Heads with the same window share a call."""
@@ -106,6 +107,7 @@ class AdaptiveSpanAttention(KVCacheAttention):
                     pattern=window,
                     prior=SpanRamp(spans[index], self.ramp),
                     mask=mask,
+                    attn_mask=None if attn_mask is None else _head_masks(attn_mask, index),
                     q_start=q_start,
                     k_positions=k_positions,
                 )
@@ -115,9 +117,30 @@ class AdaptiveSpanAttention(KVCacheAttention):
         order = [head for heads in heads_by_window.values() for head in heads]
         return torch.cat(outs, 1)[:, torch.argsort(torch.tensor(order))]
 
+    def attend_packed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: tuple[int, ...],
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """See `PackedAttention.attend_packed`."""
+        pattern = PerSegment(self.causal_pattern if causal else self.pattern, lengths)
+        return self.attend(q, k, v, CallPositions(pattern), mask=mask, attn_mask=attn_mask)
+
     def extra_repr(self) -> str:
         """Shown by `print`."""
         return f"longest={self.longest}, ramp={self.ramp}"
+
+
+def _head_masks(attn_mask: Tensor, index: list[int] | slice) -> Tensor:
+    """The pair masks (b 1 n m) or (b h n m) of some of the heads."""
+    return attn_mask if attn_mask.shape[1] == 1 else attn_mask[:, index]
 
 
 class SpanRamp(Prior):

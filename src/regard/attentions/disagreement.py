@@ -46,9 +46,11 @@ class DisagreementAttention(Attention):
         mask: Tensor | None = None,
         state: State = None,
         query_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """See `Attention.forward`. Streams record no loss, since they are not for training."""
-        out, next_state = self.inner(q, k, v, causal=causal, mask=mask, state=state)
+        masks = {"mask": mask} if attn_mask is None else {"mask": mask, "attn_mask": attn_mask}
+        out, next_state = self.inner(q, k, v, causal=causal, state=state, **masks)
 
         def loss() -> Tensor:
             if self.kind == "subspace":
@@ -56,7 +58,7 @@ class DisagreementAttention(Attention):
             elif self.kind == "outputs":
                 similarity = _head_similarity(F.normalize(out, dim=-1), query_mask)
             else:
-                maps = self.inner(q, k, identity_values(k, v), causal=causal, mask=mask)[0]
+                maps = self.inner(q, k, identity_values(k, v), causal=causal, **masks)[0]
                 similarity = _head_similarity(maps.abs(), query_mask)
             return self.penalty * similarity
 

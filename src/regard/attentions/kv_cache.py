@@ -248,9 +248,23 @@ class KVCacheAttention(Attention):
         positions: CallPositions,
         *,
         mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """q (b h n e), k (b h m e), v (b h m f), mask (b m), global mask (b n) -> (b h n f)."""
+        """Attend to the keys at the given positions.
+
+        Args:
+            q: Queries (b h n e).
+            k: Keys (b h m e).
+            v: Values (b h m f).
+            positions: The pattern and the positions of queries and keys.
+            mask: Padding mask (b m), True = keep.
+            attn_mask: Pair mask that broadcasts to (b h n m), True = keep.
+            global_attention_mask: (b n), True = global token.
+
+        Returns:
+            Outputs (b h n f).
+        """
 
     def forward(
         self,
@@ -261,13 +275,22 @@ class KVCacheAttention(Attention):
         causal: bool = False,
         mask: Tensor | None = None,
         state: KVCache | None = None,
+        attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, KVCache | None]:
         """Attend over the pattern; with a cache, append the new keys and evict invisible ones."""
         pattern = self.causal_pattern if causal else self.pattern
         if state is None:
-            masks = {"mask": mask, "global_attention_mask": global_attention_mask}
-            return self.attend(q, k, v, CallPositions(pattern), **masks), None
+            out = self.attend(
+                q,
+                k,
+                v,
+                CallPositions(pattern),
+                mask=mask,
+                attn_mask=attn_mask,
+                global_attention_mask=global_attention_mask,
+            )
+            return out, None
         cache = state.append(k, v)
         out = self.attend(q, *cache.visible(pattern, state.next_position))
         return out, cache.evict(pattern)

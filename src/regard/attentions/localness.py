@@ -70,12 +70,13 @@ class LocalnessAttention(Attention):
         causal: bool = False,
         mask: Tensor | None = None,
         state: State = None,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """See `Attention.forward`."""
         real = k.new_ones(k.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask
         key_sum = k.masked_fill(~real[:, None, :, None], 0).sum(2)
         prior = _LocalnessPrior(self, real.sum(1), real.long().argmax(1), key_sum)
-        return attend(q, k, v, prior=prior, mask=mask), None
+        return attend(q, k, v, prior=prior, mask=mask, attn_mask=attn_mask), None
 
 
 class _LocalnessPrior(Prior):

@@ -57,6 +57,7 @@ class MaterializedAttention(KVCacheAttention):
         positions: CallPositions,
         *,
         mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """See `KVCacheAttention.attend`."""
@@ -73,6 +74,7 @@ class MaterializedAttention(KVCacheAttention):
             q_start=q_start,
             k_positions=k_positions,
             mask=mask,
+            attn_mask=attn_mask,
             global_attention_mask=global_attention_mask,
             scale=1 / math.sqrt(q.shape[-1]),
         )

@@ -57,6 +57,7 @@ class PersistentMemoryAttention(KVCacheAttention):
         positions: CallPositions,
         *,
         mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """See `KVCacheAttention.attend`. There is no global mask."""
@@ -79,6 +80,7 @@ class PersistentMemoryAttention(KVCacheAttention):
             pattern=shift_pattern(pattern, count),
             prior=None if prior is None else ShiftedPrior(prior, count),
             mask=None if mask is None else F.pad(mask, (count, 0), value=True),
+            attn_mask=None if attn_mask is None else F.pad(attn_mask, (count, 0), value=True),
             scale=self.inner.scale,
             q_start=q_start + count,
             k_positions=k_positions,

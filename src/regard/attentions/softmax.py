@@ -7,14 +7,14 @@ from torch import Tensor
 from regard.attentions.kv_cache import CallPositions, KVCacheAttention, pattern_capabilities
 from regard.backends import attend, softmax_backends
 from regard.backends.traced import intern_pattern
-from regard.mixer import Can
-from regard.pattern import Causal, Full, Pattern
-from regard.prior import Prior
+from regard.mixer import Can, PackedAttention
+from regard.pattern import Causal, Full, Pattern, PerSegment
+from regard.prior import Prior, restart_prior
 
 _FULL = Full()
 
 
-class SoftmaxAttention(KVCacheAttention):
+class SoftmaxAttention(KVCacheAttention, PackedAttention):
     """softmax(q kᵀ · scale + prior) v over the pairs that the pattern allows, computed exactly.
 
     Args:
@@ -61,6 +61,7 @@ class SoftmaxAttention(KVCacheAttention):
         positions: CallPositions,
         *,
         mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """See `KVCacheAttention.attend`."""
@@ -77,9 +78,36 @@ class SoftmaxAttention(KVCacheAttention):
             pattern=pattern,
             prior=self.prior,
             mask=mask,
+            attn_mask=attn_mask,
             global_attention_mask=global_attention_mask,
             scale=self.scale,
             q_start=q_start,
             k_positions=k_positions,
+            backend=self.backend,
+        )
+
+    def attend_packed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: tuple[int, ...],
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """See `PackedAttention.attend_packed`."""
+        return attend(
+            q,
+            k,
+            v,
+            pattern=PerSegment(self.causal_pattern if causal else self.pattern, lengths),
+            prior=restart_prior(self.prior, lengths),
+            mask=mask,
+            attn_mask=attn_mask,
+            global_attention_mask=global_attention_mask,
+            scale=self.scale,
             backend=self.backend,
         )

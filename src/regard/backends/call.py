@@ -239,6 +239,34 @@ def check_mask(mask: Tensor | None, shape: tuple[int, int], name: str) -> None:
         raise ValueError(f"{name} must have shape {shape}, not {tuple(mask.shape)}")
 
 
+def broadcastable_attn_mask(
+    attn_mask: Tensor | None, b: int, heads: int | None, n: int, m: int
+) -> Tensor | None:
+    """A pair mask as a view that broadcasts to (b h n m). Raises unless it is a bool tensor of
+    shape (n m), (b n m) or (b h n m), where b and h may be 1; `heads` None = any number.
+    """
+    if attn_mask is None:
+        return None
+    if not isinstance(attn_mask, Tensor) or attn_mask.dtype != torch.bool:
+        kind = attn_mask.dtype if isinstance(attn_mask, Tensor) else type(attn_mask).__name__
+        raise TypeError(
+            f"attn_mask must be a bool tensor, True = keep, not {kind}. Convert an additive mask "
+            "with attn_mask >= 0, or use a prior to add to the scores."
+        )
+    shape = tuple(attn_mask.shape)
+    fits = len(shape) in (2, 3, 4) and shape[-2:] == (n, m)
+    fits = fits and (len(shape) == 2 or shape[0] in (1, b))
+    if not fits or (len(shape) == 4 and heads is not None and shape[1] not in (1, heads)):
+        h = "heads" if heads is None else heads
+        raise ValueError(
+            f"attn_mask must have shape (n m) = ({n}, {m}), (b n m) = ({b}, {n}, {m}) or "
+            f"(b h n m) = ({b}, {h}, {n}, {m}), not {shape}"
+        )
+    if len(shape) == 2:
+        return attn_mask[None, None]
+    return attn_mask[:, None] if len(shape) == 3 else attn_mask
+
+
 def pad_to_same_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Pad heads with zeros to one width, as fused kernels require.
 

@@ -160,8 +160,11 @@ def PerSegment(pattern: Pattern, lengths: Sequence[int]) -> Pattern:
         pattern: The pattern of one sequence.
         lengths: Length of each segment.
     """
-    lengths = tuple(lengths)
+    return _per_segment(pattern, tuple(lengths))
 
+
+@lru_cache(256)  # all layers of a model ask for the same
+def _per_segment(pattern: Pattern, lengths: tuple[int, ...]) -> Pattern:
     def restart(leaf: Pattern) -> Pattern:
         return leaf if isinstance(leaf, _SHIFT_INVARIANT) else Restarted(leaf, lengths)
 

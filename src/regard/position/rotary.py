@@ -58,7 +58,10 @@ class RotaryEmbedding(nn.Module, ABC):
         return self._rotate(q, q_start), self._rotate(k, k_start)
 
     def _rotate(self, x: Tensor, start: int | Tensor) -> Tensor:
-        positions = token_positions(start, x.shape[2], x.device)
+        return self.rotate_at(x, token_positions(start, x.shape[2], x.device))
+
+    def rotate_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate heads x (b h n e) at the given positions, (n) or (b n)."""
         angle = self.angles(positions, self.rotary_dim(x.shape[-1]))
         angle = angle[:, None] if angle.dim() == 3 else angle  # (b 1 n r)
         return rotate(x, angle, pairs=self.layout == "pairs")
