@@ -20,6 +20,7 @@ from regard.residual import PreNorm, Residual
 from regard.state import JoinedState, check_state, run_by_group, start_groups
 
 NO_CROSS_ATTENTION = "it has no cross-attention"
+NO_PAIR_MASK = "a layer passes padding masks on; give a pair mask to its mixer"
 NO_ATTENTION_MAP = "a layer is not linear in its values; its mixers may have attention maps"
 
 
@@ -60,7 +61,8 @@ class Layer(nn.Module, ABC):
     def __init__(self, dim: int, *, can: Can, causal: bool, length: int | None = None) -> None:
         super().__init__()
         self.dim, self.out_dim = dim, dim
-        self.can, self.causal, self.length = can, causal, length
+        self.can = can & Can(supports_global_mask=True, attn_mask=NO_PAIR_MASK)
+        self.causal, self.length = causal, length
 
     @abstractmethod
     def run(self, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:

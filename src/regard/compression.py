@@ -12,11 +12,13 @@ from regard.errors import check_choice, check_int
 from regard.mixer import Can
 from regard.numerics import slice_dim, token_matmul
 
+COMPRESSED_KEYS = "a compressed key stands for several tokens"
+
 
 class KVCompression(nn.Module, ABC):
     """Base class: maps (k, v, mask) to fewer (k', v', mask')."""
 
-    can: Can = Can()
+    can: Can = Can(attn_mask=COMPRESSED_KEYS)
     length: int | None = None
 
     @abstractmethod
@@ -49,7 +51,7 @@ class LengthProjection(KVCompression):
         self.length, self.rank, self.share = length, rank, share
         reason = "its length projection mixes all positions"
         limit = f"its projection was built for {length} positions"
-        self.can = Can(causal=reason, stream=reason, length=limit)
+        self.can = Can(causal=reason, stream=reason, length=limit, attn_mask=COMPRESSED_KEYS)
         shape = (heads if share == "none" else 1, rank, length)
         self.e = nn.Parameter(torch.randn(shape) / length**0.5)
         self.f = self.e if share == "kv" else nn.Parameter(torch.randn(shape) / length**0.5)
@@ -114,7 +116,7 @@ class ConvCompression(BlockCompression):
     """A convolution with kernel = stride over the keys, and one over the values, for each head
     (Liu et al. 2018, arXiv 1801.10198)."""
 
-    can = Can(maps="its convolution mixes the channels of the values")
+    can = Can(maps="its convolution mixes the channels of the values", attn_mask=COMPRESSED_KEYS)
 
     def __init__(self, dim: int, heads: int, stride: int) -> None:
         super().__init__(stride, stride)

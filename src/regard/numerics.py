@@ -22,17 +22,25 @@ def masked_softmax(scores: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def attention_mask(
-    n: int, m: int, *, causal: bool, mask: Tensor | None, device: torch.device
+    n: int,
+    m: int,
+    *,
+    causal: bool,
+    mask: Tensor | None,
+    device: torch.device,
+    attn_mask: Tensor | None = None,
 ) -> Tensor | None:
-    """Which of m keys the last n queries may attend to: (b 1 n m) or (n m), or None if all of them.
+    """Which of m keys the last n queries may attend to: (b h n m), where b and h may be 1, or
+    (n m), or None if all of them.
 
-    `mask` (b m) is the padding mask, True = keep.
+    `mask` (b m) is the padding mask and `attn_mask` (b h n m) the pair mask, True = keep.
     """
-    past = torch.ones(n, m, dtype=torch.bool, device=device).tril(m - n) if causal else None
-    if mask is None:
-        return past
-    real = mask[:, None, None, :]
-    return real if past is None else real & past
+    keep = torch.ones(n, m, dtype=torch.bool, device=device).tril(m - n) if causal else None
+    if mask is not None:
+        keep = mask[:, None, None, :] if keep is None else mask[:, None, None, :] & keep
+    if attn_mask is not None:
+        keep = attn_mask if keep is None else attn_mask & keep
+    return keep
 
 
 def additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,6 +14,9 @@ from regard.attentions.kv_cache import COMPARES_POSITIONS
 from regard.errors import check_positive
 from regard.mixer import Attention, Can, check_batch
 
+CAN = Can(
+    cross=COMPARES_POSITIONS, attn_mask="its weights are fixed, not a softmax over visible keys"
+)
 MAX_SIGMAS = 9  # beyond this many standard deviations the density is below float64 rounding
 
 
@@ -42,7 +45,7 @@ class HardCodedAttention(Attention):
         valid = isinstance(offsets, Sequence) and all(isinstance(x, int) for x in offsets)
         if not valid or not offsets:
             raise ValueError(f"offsets must be a non-empty sequence of integers, not {offsets!r}")
-        self.can, self.heads = Can(cross=COMPARES_POSITIONS), heads
+        self.can, self.heads = CAN, heads
         self.reach = ceil(MAX_SIGMAS * sigma) + max(map(abs, offsets))
         centres = [offsets[h % len(offsets)] for h in range(heads)]
         distance = torch.arange(-self.reach, self.reach + 1, dtype=torch.float64)

@@ -18,6 +18,8 @@ from regard.numerics import at_least_float32, cumulative_max, disable_autocast
 from regard.state import per_example
 from regard.update import decay
 
+SUMS_FIRST = "it sums over keys before it sees the queries"
+
 
 @per_example("next_position")
 class LinearAttentionState(NamedTuple):
@@ -51,7 +53,8 @@ class LinearAttention(Attention):
         super().__init__()
         check_int(1, chunk=chunk)
         self.feature, self.chunk = EluFeatures() if feature is None else feature, chunk
-        self.can, self.length = self.feature.can, self.feature.length
+        self.can = self.feature.can & Can(attn_mask=SUMS_FIRST)
+        self.length = self.feature.length
         self.heads = self.feature.heads
 
     def forward(
@@ -132,6 +135,7 @@ class EfficientAttention(Attention):
     can = Can(
         causal="its softmax over positions includes later keys",
         stream="its softmax over positions includes all keys",
+        attn_mask=SUMS_FIRST,
     )
 
     def forward(

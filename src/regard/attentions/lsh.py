@@ -59,7 +59,10 @@ class LSHAttention(Attention):
         scale: Scale of the scores. Defaults to 1/√e.
     """
 
-    can = Can(cross="queries and keys are shared, and the hash sorts a single sequence")
+    can = Can(
+        cross="queries and keys are shared, and the hash sorts a single sequence",
+        attn_mask="a token that meets no other token returns its own value",
+    )
     shared_qk = True
     no_rotary_reason = "tokens would be hashed by position instead of content"
 

@@ -31,7 +31,11 @@ class NystromAttention(Attention):
     """
 
     needs_query_mask = True
-    can = Can(causal=USES_FUTURE, stream=USES_FUTURE)
+    can = Can(
+        causal=USES_FUTURE,
+        stream=USES_FUTURE,
+        attn_mask="queries reach keys by landmarks, each of which stands for many tokens",
+    )
 
     def __init__(
         self, heads: int, landmarks: int, *, iterations: int = 6, kernel: int | None = None

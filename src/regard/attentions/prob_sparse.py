@@ -28,7 +28,12 @@ class ProbSparseAttention(Attention):
     one.
     """
 
-    can = Can(causal=USES_FUTURE, stream=USES_FUTURE, export=SAMPLES)
+    can = Can(
+        causal=USES_FUTURE,
+        stream=USES_FUTURE,
+        attn_mask="most queries return the mean of all values",
+        export=SAMPLES,
+    )
     needs_query_mask = True
 
     def __init__(self, *, factor: int = 5, seed: int = 0) -> None:

@@ -108,7 +108,10 @@ class AFT(Mixer):
     """
 
     def __init__(self, dim: int, bias: AFTBias | None = None, *, causal: bool = False) -> None:
-        can = Can(cross="its biases relate the positions of one sequence")
+        can = Can(
+            cross="its biases relate the positions of one sequence",
+            attn_mask="keys are summed with weights of positions, before queries are seen",
+        )
         length = None if bias is None else bias.length
         if length is not None:
             can = can & Can(length=f"its biases were built for {length} positions")

@@ -35,7 +35,11 @@ class Average(Mixer):
     """
 
     def __init__(self, dim: int, *, hidden: int | None = None, causal: bool = False) -> None:
-        super().__init__(dim, can=Can(), causal=causal)
+        super().__init__(
+            dim,
+            can=Can(attn_mask="it averages all earlier tokens, without weights of pairs"),
+            causal=causal,
+        )
         hidden = 4 * dim if hidden is None else hidden
         check_int(1, hidden=hidden)
         self.ffn = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim))

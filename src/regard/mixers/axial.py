@@ -36,7 +36,10 @@ class AxialPasses(Mixer):
 
     def __init__(self, dim: int, heads: int, width: int, *, causal: bool = False) -> None:
         row, column = SoftmaxAttention(Chunks(width)), SoftmaxAttention(Band(step=width))
-        can = row.can & Can(maps="each of its passes has its own map")
+        can = row.can & Can(
+            maps="each of its passes has its own map",
+            attn_mask="tokens reach each other by two passes, over rows and columns",
+        )
         super().__init__(dim, can=can, causal=causal)
         self.width = width
         self.rows = MultiHead(dim, heads, row)

@@ -46,7 +46,12 @@ class BPTransformer(Mixer):
         check_heads(dim, heads)
         check_int(1, near=near, clip=clip)
         passes = "spans are means of several tokens"
-        can = Can(cross="the tree is built over one sequence", maps=passes, export=LEVELS)
+        can = Can(
+            cross="the tree is built over one sequence",
+            maps=passes,
+            attn_mask="tokens reach distant ones by spans, each of which stands for many tokens",
+            export=LEVELS,
+        )
         super().__init__(dim, can=can, causal=causal)
         self.heads, self.near, self.clip = heads, near, clip
         self.q, self.k, self.v, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))

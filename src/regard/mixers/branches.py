@@ -9,6 +9,7 @@ from operator import and_
 import torch
 from torch import Tensor, nn
 
+from regard.errors import Unsupported
 from regard.mixer import Mixer, State
 
 
@@ -49,10 +50,11 @@ class Branches(Mixer):
         mask: Tensor | None,
         state: State,
         global_attention_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         states = [None] * len(self.widths) if state is None else state
-        kwargs = _optional(global_attention_mask)
+        kwargs = _optional(global_attention_mask, attn_mask)
         outputs, next_states = [], []
         for inputs, branch_state in zip(self._split(x, context), states, strict=True):
             branch, part, part_context = inputs
@@ -70,9 +72,10 @@ class Branches(Mixer):
         context: Tensor | None,
         mask: Tensor | None,
         global_attention_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> Tensor:
         """(b h n m), with the heads of all branches."""
-        kwargs = _optional(global_attention_mask)
+        kwargs = _optional(global_attention_mask, attn_mask)
         maps = [
             branch.weights(part, part_context, mask, **kwargs)
             for branch, part, part_context in self._split(x, context)
@@ -87,6 +90,12 @@ class Branches(Mixer):
         return zip(self.branches, x.split(self.widths, -1), contexts, strict=True)
 
 
-def _optional(global_attention_mask: Tensor | None) -> dict[str, Tensor]:
-    """As keyword arguments: not every mixer has this parameter."""
-    return {} if global_attention_mask is None else {"global_attention_mask": global_attention_mask}
+def _optional(global_attention_mask: Tensor | None, attn_mask: Tensor | None) -> dict[str, Tensor]:
+    """As keyword arguments: not every mixer has these parameters."""
+    if attn_mask is not None and attn_mask.shape[1] > 1:
+        raise Unsupported(
+            "Branches does not support a pair mask for each head, since its branches have heads of "
+            "their own: use attn_mask of shape (n m) or (b n m)."
+        )
+    masks = {"global_attention_mask": global_attention_mask, "attn_mask": attn_mask}
+    return {name: mask for name, mask in masks.items() if mask is not None}

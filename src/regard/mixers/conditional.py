@@ -64,7 +64,12 @@ class TaskAttention(Mixer):
         return self.heads.initial_state()
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         if self.task.dim() and len(self.task) != x.shape[0]:
@@ -72,14 +77,26 @@ class TaskAttention(Mixer):
                 f"The batch has {x.shape[0]} examples but for_task got {len(self.task)} tasks."
             )
         y, state = self._attention()(
-            *self.heads.project(x, None), causal=self.causal, mask=mask, state=state
+            *self.heads.project(x, None),
+            causal=self.causal,
+            mask=mask,
+            state=state,
+            attn_mask=attn_mask,
         )
         return self.heads.out(merge_heads(y)), state
 
-    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        attn_mask: Tensor | None = None,
+    ) -> Tensor:
         """Attention map for the task."""
         q, k, v = self.heads.project(x, None)
-        return self._attention()(q, k, identity_values(k, v), causal=self.causal, mask=mask)[0]
+        return self._attention()(
+            q, k, identity_values(k, v), causal=self.causal, mask=mask, attn_mask=attn_mask
+        )[0]
 
     def _attention(self) -> SoftmaxAttention:
         weight = self.vectors.weight

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, State, check_batch, check_heads
 
+ONE_SEQUENCE = "the kernel slides over one sequence"
+ONE_KERNEL = "its weights are a kernel over distances, not a softmax over visible keys"
+
 
 class DynamicConv(Mixer):
     """out = W⁰ y with y_ic = Σ_j softmax_j(W z_i)_{h(c) j} z_{i+j−⌈(k+1)/2⌉, c} and z = GLU(W x),
@@ -31,7 +34,7 @@ class DynamicConv(Mixer):
     ) -> None:
         check_heads(dim, heads)
         check_int(1, kernel=kernel)
-        super().__init__(dim, can=Can(cross="the kernel slides over one sequence"), causal=causal)
+        super().__init__(dim, can=Can(cross=ONE_SEQUENCE, attn_mask=ONE_KERNEL), causal=causal)
         self.heads, self.kernel = heads, kernel
         self.before = kernel - 1 if causal else kernel // 2  # taps before the token
         self.up, self.out = nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)

@@ -82,21 +82,34 @@ class ETC(Mixer):
                     part.k, part.v = (GlobalLocalLinear(dim, globals) for _ in range(2))
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        y, _ = self.long.mix(x, None, mask, None)
+        y, _ = self.long.mix(x, None, mask, None, attn_mask=attn_mask)
         if self.all is None:
             return y, None
-        z, _ = self.all.mix(x[:, : self.globals], x, mask, None)
+        rows = None if attn_mask is None else attn_mask[:, :, : self.globals]
+        z, _ = self.all.mix(x[:, : self.globals], x, mask, None, attn_mask=rows)
         return torch.cat((z, y[:, self.globals :]), 1), None
 
-    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        attn_mask: Tensor | None = None,
+    ) -> Tensor:
         """Attention map: the rows of the global tokens, then those of the long ones."""
-        near = self.long.weights(x, None, mask)
+        near = self.long.weights(x, None, mask, attn_mask=attn_mask)
         if self.all is None:
             return near
-        far = self.all.weights(x[:, : self.globals], x, mask)
+        rows = None if attn_mask is None else attn_mask[:, :, : self.globals]
+        far = self.all.weights(x[:, : self.globals], x, mask, attn_mask=rows)
         return torch.cat((far, near[:, :, self.globals :]), 2)
 
 

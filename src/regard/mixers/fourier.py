@@ -25,6 +25,7 @@ class FourierMixer(Mixer):
             causal=WHOLE,
             cross=WHOLE,
             mask=WHOLE,
+            attn_mask=WHOLE,
             stream=WHOLE,
             maps="it mixes channels as well as tokens",
         )

@@ -11,6 +11,11 @@ from regard.errors import check_int
 from regard.mixer import Can, Mixer, MultiHead, State, merge_heads, split_heads
 
 POOLS_FUTURE_TOKENS = "a pooled query contains later tokens"
+CAN = Can(
+    causal=POOLS_FUTURE_TOKENS,
+    stream=POOLS_FUTURE_TOKENS,
+    attn_mask="a pooled query stands for several tokens",
+)
 
 
 class FunnelMixer(Mixer):
@@ -31,9 +36,7 @@ class FunnelMixer(Mixer):
     def __init__(
         self, dim: int, heads: int, *, stride: int = 2, cls: bool = False, causal: bool = False
     ) -> None:
-        super().__init__(
-            dim, can=Can(causal=POOLS_FUTURE_TOKENS, stream=POOLS_FUTURE_TOKENS), causal=causal
-        )
+        super().__init__(dim, can=CAN, causal=causal)
         check_int(1, stride=stride)
         self.stride, self.cls = stride, cls
         self.attention = MultiHead(dim, heads, SoftmaxAttention())

@@ -10,6 +10,7 @@ from regard.cells.draw import DrawFilters, FilterBank, read_patch, write_patch
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, State
 
+FILTERS = "its weights are products of filters over rows and columns, not a softmax over pairs"
 WHOLE = "all tokens together decide where the filters are"
 
 
@@ -27,7 +28,7 @@ class GlimpseRead(Mixer):
     """
 
     def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
-        super().__init__(dim, can=Can(causal=WHOLE, stream=WHOLE), causal=causal)
+        super().__init__(dim, can=Can(causal=WHOLE, stream=WHOLE, attn_mask=FILTERS), causal=causal)
         check_int(1, width=width)
         self.bank, self.width = FilterBank(dim, patch), width
 
@@ -74,7 +75,9 @@ class GlimpseWrite(Mixer):
 
     def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
         maps = "the output depends on the mean of all tokens, and not linearly"
-        super().__init__(dim, can=Can(causal=WHOLE, stream=WHOLE, maps=maps), causal=causal)
+        super().__init__(
+            dim, can=Can(causal=WHOLE, stream=WHOLE, maps=maps, attn_mask=FILTERS), causal=causal
+        )
         check_int(1, width=width)
         self.bank, self.width = FilterBank(dim, patch), width
         self.draw = nn.Linear(dim, dim * patch * patch)

@@ -62,6 +62,7 @@ class GatedMLP(Mixer):
     ) -> None:
         can = Can(
             cross=OWN,
+            attn_mask="its gate has fixed weights, not a softmax over visible keys",
             length=f"its gate was built for {length} positions",
             maps="it is not linear in its tokens",
         )

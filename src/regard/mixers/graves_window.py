@@ -9,6 +9,8 @@ from regard.cells.graves import WindowParameters, WindowShape, window_weights
 from regard.mixer import Can, Mixer, State, check_batch
 from regard.numerics import attention_mask
 
+NO_SOFTMAX = "its weights are a window that moves forward, not a softmax over visible keys"
+
 
 class GaussianWindow(Mixer):
     """out_t = Σ_u φ(t, u) c_u, φ(t, u) = Σ_k α_k exp(−β_k (κ_k − u)²), κ_t = κ_{t−1} + step_t,
@@ -24,7 +26,7 @@ class GaussianWindow(Mixer):
     """
 
     def __init__(self, dim: int, mixtures: int, *, causal: bool = False) -> None:
-        super().__init__(dim, can=Can(), causal=causal)
+        super().__init__(dim, can=Can(attn_mask=NO_SOFTMAX), causal=causal)
         self.shape = WindowShape(dim, mixtures)
 
     def initial_state(self) -> State:

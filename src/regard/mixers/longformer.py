@@ -53,12 +53,15 @@ class Longformer(Mixer):
         mask: Tensor | None,
         state: State,
         global_attention_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         global_attention_mask = _drop_masked(global_attention_mask, mask)
-        y, state = self.local.mix_heads(x, context, mask, state, global_attention_mask)
+        y, state = self.local.mix_heads(x, context, mask, state, global_attention_mask, attn_mask)
         if global_attention_mask is not None and self.global_heads is not None:
-            z, _ = self.global_heads.mix_heads(x, context, mask, None, global_attention_mask)
+            z, _ = self.global_heads.mix_heads(
+                x, context, mask, None, global_attention_mask, attn_mask
+            )
             y = torch.where(global_attention_mask[..., None], z, y)
         return self.local.out(y), state
 
@@ -68,15 +71,14 @@ class Longformer(Mixer):
         context: Tensor | None,
         mask: Tensor | None,
         global_attention_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> Tensor:
         """Attention map; the rows of global tokens come from their own projections."""
         global_attention_mask = _drop_masked(global_attention_mask, mask)
-        near = self.local.weights(x, context, mask, global_attention_mask=global_attention_mask)
+        near = self.local.weights(x, context, mask, global_attention_mask, attn_mask)
         if global_attention_mask is None or self.global_heads is None:
             return near
-        far = self.global_heads.weights(
-            x, context, mask, global_attention_mask=global_attention_mask
-        )
+        far = self.global_heads.weights(x, context, mask, global_attention_mask, attn_mask)
         return torch.where(global_attention_mask[:, None, :, None], far, near)
 
 

@@ -41,14 +41,28 @@ class LowRankBand(Mixer):
         return self.low.initial_state(), self.band.initial_state()
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         low, band = (None, None) if state is None else state
-        everywhere, low = self.low.mix_heads(x, context, mask, low)
-        near, band = self.band.mix_heads(x, context, mask, band)
+        everywhere, low = self.low.mix_heads(x, context, mask, low, attn_mask=attn_mask)
+        near, band = self.band.mix_heads(x, context, mask, band, attn_mask=attn_mask)
         return self.low.out(everywhere + near), (low, band)
 
-    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        attn_mask: Tensor | None = None,
+    ) -> Tensor:
         """A + B, whose rows sum to two."""
-        return self.low.weights(x, context, mask) + self.band.weights(x, context, mask)
+        low, band = (
+            part.weights(x, context, mask, attn_mask=attn_mask) for part in (self.low, self.band)
+        )
+        return low + band

@@ -28,7 +28,10 @@ from regard.numerics import at_least_float32, disable_autocast
 from regard.state import per_example
 
 CHUNK = 64
-CAN = Can(maps="the packed sequence is projected again and mixed over heads")
+CAN = Can(
+    maps="the packed sequence is projected again and mixed over heads",
+    attn_mask="tokens reach each other by the packed sequence, which mixes all of them",
+)
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:

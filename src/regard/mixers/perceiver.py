@@ -77,6 +77,7 @@ class Perceiver(Mixer):
             causal=MIXED,
             stream=MIXED,
             maps="the tokens attend to latents, which several layers computed",
+            attn_mask="tokens reach each other by the latents, which see all of them",
         )
         super().__init__(dim, can=can, causal=causal)
         check_int(1, latents=latents, widening=widening)

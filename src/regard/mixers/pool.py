@@ -10,6 +10,8 @@ from regard.errors import check_int
 from regard.mixer import Can, Mixer, State, check_batch
 from regard.numerics import at_least_float32
 
+NEIGHBOURS = "it pools over neighbours in one sequence"
+
 
 class AveragePool(Mixer):
     """out_i = (mean of x_j over the window around i) − x_i, over unmasked tokens.
@@ -32,7 +34,9 @@ class AveragePool(Mixer):
         if window % 2 == 0 and not (causal and width is None):
             raise ValueError(f"window must be odd, not {window}")
         super().__init__(
-            dim, can=Can(cross="it pools over neighbours in one sequence"), causal=causal
+            dim,
+            can=Can(cross=NEIGHBOURS, attn_mask="it averages neighbours, without weights of pairs"),
+            causal=causal,
         )
         self.window, self.width = window, width
         self.register_buffer("kernel", _kernel(window, width, causal), persistent=False)

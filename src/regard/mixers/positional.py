@@ -95,6 +95,7 @@ class PositionEmbeddedMixer(Mixer):
         mask: Tensor | None,
         state: State,
         global_attention_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Embed, then mix."""
         if state is not None:
@@ -102,7 +103,11 @@ class PositionEmbeddedMixer(Mixer):
             return y, PositionEmbeddedState(state.position + x.shape[1], inner)
         context = None if context is None else self.embed(context)
         y = self.inner(
-            self.embed(x), context, mask=mask, global_attention_mask=global_attention_mask
+            self.embed(x),
+            context,
+            mask=mask,
+            attn_mask=attn_mask,
+            global_attention_mask=global_attention_mask,
         )
         return y, None
 
@@ -112,11 +117,16 @@ class PositionEmbeddedMixer(Mixer):
         context: Tensor | None,
         mask: Tensor | None,
         global_attention_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
     ) -> Tensor:
         """Attention map of the inner mixer."""
         context = None if context is None else self.embed(context)
         return self.inner.attention_map(
-            self.embed(x), context, mask=mask, global_attention_mask=global_attention_mask
+            self.embed(x),
+            context,
+            mask=mask,
+            attn_mask=attn_mask,
+            global_attention_mask=global_attention_mask,
         )
 
 

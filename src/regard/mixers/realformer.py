@@ -29,14 +29,25 @@ class RealFormer(Mixer):
         return self.heads.initial_state()
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """The first layer: softmax attention."""
-        return self.heads.mix(x, context, mask, state)
+        return self.heads.mix(x, context, mask, state, attn_mask=attn_mask)
 
-    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        attn_mask: Tensor | None = None,
+    ) -> Tensor:
         """Attention map of the first layer."""
-        return self.heads.weights(x, context, mask)
+        return self.heads.weights(x, context, mask, attn_mask=attn_mask)
 
     def chain(
         self,

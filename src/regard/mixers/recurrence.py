@@ -15,6 +15,9 @@ from regard.numerics import at_least_float32, disable_autocast, stable_argsort
 from regard.state import per_example
 from regard.update import Update
 
+ONE_SEQUENCE = "its state is updated and read along one sequence"
+ONE_STATE = "all earlier tokens are summed up in one state, which every later token reads"
+
 
 class RecurrenceInputs(NamedTuple):
     """Inputs of the heads: q and k (b h n r), v (b h n f), and the gate of the update.
@@ -65,9 +68,7 @@ class Recurrence(Mixer):
         chunk: int = 64,
         min_denominator: float | None = None,
     ) -> None:
-        super().__init__(
-            dim, can=Can(cross="its state is updated and read along one sequence"), causal=causal
-        )
+        super().__init__(dim, can=Can(cross=ONE_SEQUENCE, attn_mask=ONE_STATE), causal=causal)
         if not causal:
             raise Unsupported("a recurrence only sees earlier tokens: use causal=True")
         check_heads(dim, heads)

@@ -38,10 +38,17 @@ class MAB(Mixer):
         )
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        h = self.norm_attention(x + self.attention.mix(x, context, mask, None)[0])
+        h = self.norm_attention(
+            x + self.attention.mix(x, context, mask, None, attn_mask=attn_mask)[0]
+        )
         return self.norm_rff(h + self.rff(h).relu()), None
 
 
@@ -53,10 +60,15 @@ class SAB(Mixer):
         self.block = MAB(dim, heads, norm=norm)
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        return self.block.mix(x, context, mask, None)
+        return self.block.mix(x, context, mask, None, attn_mask)
 
 
 class ISAB(Mixer):
@@ -65,7 +77,8 @@ class ISAB(Mixer):
     def __init__(
         self, dim: int, heads: int, *, points: int, norm: bool = True, causal: bool = False
     ) -> None:
-        super().__init__(dim, can=SET, causal=causal)
+        by_points = "elements reach each other by the inducing points, which see all of them"
+        super().__init__(dim, can=SET & Can(attn_mask=by_points), causal=causal)
         check_int(1, points=points)
         self.points = nn.Parameter(torch.randn(points, dim))
         self.gather, self.spread = (MAB(dim, heads, norm=norm) for _ in range(2))

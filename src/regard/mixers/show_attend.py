@@ -42,7 +42,12 @@ class SoftVisualAttention(Mixer):
         return (None, None)
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) and (b m d) -> (b n d). The state holds all tokens and their keys."""
         cells = x if context is None else context
@@ -50,7 +55,7 @@ class SoftVisualAttention(Mixer):
         if state is not None and state[0] is not None:
             check_batch(state[0], cells)
             cells, keys = torch.cat((state[0], cells), 1), torch.cat((state[1], keys), 1)
-        alpha = self._alpha(x, keys, mask)
+        alpha = self._alpha(x, keys, mask, attn_mask)
         if state is None and self.penalty:
             self._tell(alpha, mask, context is None)
         return torch.sigmoid(self.gate(x)) * (alpha @ cells), None if state is None else (
@@ -58,19 +63,30 @@ class SoftVisualAttention(Mixer):
             keys,
         )
 
-    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        attn_mask: Tensor | None = None,
+    ) -> Tensor:
         """α times the gate, (b 1 n m)."""
-        alpha = self._alpha(x, self.key(x if context is None else context), mask)
+        alpha = self._alpha(x, self.key(x if context is None else context), mask, attn_mask)
         return (torch.sigmoid(self.gate(x)) * alpha)[:, None]
 
-    def _alpha(self, x: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+    def _alpha(
+        self, x: Tensor, keys: Tensor, mask: Tensor | None, attn_mask: Tensor | None
+    ) -> Tensor:
         scores = additive_scores(self.query(x)[:, None], keys[:, None], self.score[None])
-        return masked_softmax(
-            scores,
-            attention_mask(
-                x.shape[1], keys.shape[1], causal=self.causal, mask=mask, device=x.device
-            ),
-        )[:, 0]
+        keep = attention_mask(
+            x.shape[1],
+            keys.shape[1],
+            causal=self.causal,
+            mask=mask,
+            device=x.device,
+            attn_mask=attn_mask,
+        )
+        return masked_softmax(scores, keep)[:, 0]
 
     def _tell(self, alpha: Tensor, mask: Tensor | None, own: bool) -> None:
         """Left-out tokens neither look nor want to be looked at."""

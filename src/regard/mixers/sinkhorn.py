@@ -65,7 +65,11 @@ class Sinkhorn(Mixer):
     ) -> None:
         check_int(1, block=block, **({} if cut is None else {"cut": cut}))
         length = f"its sort network was built for {sort.blocks} blocks of {block} tokens"
-        can = Can(cross="blocks are sorted within one sequence", length=length)
+        can = Can(
+            cross="blocks are sorted within one sequence",
+            attn_mask="a sorted key is a mixture of the keys of several blocks",
+            length=length,
+        )
         if cut is not None:
             can = can & Can(causal="SortCut shows the first sorted blocks to all tokens")
         super().__init__(dim, can=can, causal=causal, length=sort.blocks * block)

@@ -47,6 +47,7 @@ class Star(Mixer):
             stream=HUB,
             cross="the ring connects the tokens of one sequence",
             maps="it is not linear in its tokens, because of the relu in every round",
+            attn_mask="tokens reach each other by the relay node, which sees all of them",
         )
         super().__init__(dim, can=can, causal=causal)
         self.cycles = cycles

@@ -148,17 +148,29 @@ class Synthesizer(Mixer):
         return SynthesizerState(None, ())
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         seen = self._extend_state(x, state)
         assert seen.values is not None
-        y = self._map(x, seen.keys, mask) @ seen.values
+        y = self._map(x, seen.keys, mask, attn_mask) @ seen.values
         return self.out(merge_heads(y)), None if state is None else seen
 
-    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        attn_mask: Tensor | None = None,
+    ) -> Tensor:
         """Attention weights, (b h n n)."""
-        return self._map(x, self._extend_state(x, None).keys, mask).expand(x.shape[0], -1, -1, -1)
+        maps = self._map(x, self._extend_state(x, None).keys, mask, attn_mask)
+        return maps.expand(x.shape[0], -1, -1, -1)
 
     def _extend_state(self, x: Tensor, state: SynthesizerState | None) -> SynthesizerState:
         values = split_heads(self.v(x), self.heads)
@@ -170,14 +182,22 @@ class Synthesizer(Mixer):
         keys = tuple(torch.cat(pair, 2) for pair in zip(state.keys, keys, strict=True))
         return SynthesizerState(torch.cat((state.values, values), 2), keys)
 
-    def _map(self, x: Tensor, keys: tuple[Tensor, ...], mask: Tensor | None) -> Tensor:
+    def _map(
+        self,
+        x: Tensor,
+        keys: tuple[Tensor, ...],
+        mask: Tensor | None,
+        attn_mask: Tensor | None,
+    ) -> Tensor:
         n, m = x.shape[1], keys[0].shape[2]
         logits = [part(x, k, m - n) for part, k in zip(self._logits(), keys, strict=True)]
         scores = logits[0]
         if self.shares is not None:
             shares = self.shares.softmax(0)
             scores = sum(a * s for a, s in zip(shares, logits, strict=True))
-        keep = attention_mask(n, m, causal=self.causal, mask=mask, device=x.device)
+        keep = attention_mask(
+            n, m, causal=self.causal, mask=mask, device=x.device, attn_mask=attn_mask
+        )
         return masked_softmax(scores, keep)
 
     def _logits(self) -> list[SynthesizerLogits]:

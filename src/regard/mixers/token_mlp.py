@@ -25,6 +25,7 @@ class TokenMLP(Mixer):
             cross=OWN,
             stream=OWN,
             mask=OWN,
+            attn_mask=OWN,
             length=f"its weights were built for {length} positions",
             maps="it is not linear in its tokens",
         )

@@ -122,7 +122,7 @@ class XCiT(Mixer):
     def __init__(
         self, dim: int, heads: int, width: int, *, norm: str = "instance", causal: bool = False
     ) -> None:
-        can = Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS)
+        can = Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS, attn_mask=CHANNELS)
         super().__init__(dim, can=can, causal=causal)
         self.covariance = CrossCovarianceAttention(dim, heads)
         self.patches = LocalPatchInteraction(dim, width, norm=norm)
@@ -149,7 +149,9 @@ class XCiTComponent(Mixer):
         causal: bool = False,
     ) -> None:
         super().__init__(
-            dim, can=Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS), causal=causal
+            dim,
+            can=Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS, attn_mask=CHANNELS),
+            causal=causal,
         )
         self.component = component
 

@@ -67,6 +67,7 @@ class SequenceParallelMixer(Mixer):
         unsupported = {
             "cross": "it holds slices of one sequence only",
             "stream": "a stream is sequential, but the slices are processed together",
+            "attn_mask": "each process would need the rows of its tokens: use a pattern",
             "maps": "each process has only the rows of its tokens: use the wrapped mixer",
         }
         core = inner
@@ -90,11 +91,19 @@ class SequenceParallelMixer(Mixer):
         context: Tensor | None = None,
         *,
         mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """See `Mixer`. A process without tokens must call it too."""
         try:
+            if cu_seqlens is not None:
+                raise Unsupported(
+                    f"{self.name} on several processes does not support cu_seqlens: each process "
+                    "holds a slice of one sequence. Give whole sequences to the processes instead."
+                )
             x, context = self._check_inputs(x, context, mask, global_attention_mask)
+            self._optional_masks(x, context, attn_mask, global_attention_mask)
         except (ValueError, TypeError):
             device = next((p.device for p in self.parameters()), torch.device("cpu"))
             with contextlib.suppress(RuntimeError):  # tell the others not to wait
