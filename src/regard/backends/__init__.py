@@ -19,8 +19,8 @@ from regard.backends.linear_scan import LinearCall, linear_backends
 from regard.backends.per_example import resolve_positions
 from regard.backends.protocol import Backend, BackendChoice, Candidate, check_is_backend
 from regard.errors import Unsupported
-from regard.pattern import Full, Pattern
-from regard.prior import Prior
+from regard.pattern import Full, Pattern, PerSegment, lengths_from_cu_seqlens
+from regard.prior import Prior, restart_prior
 
 __all__ = [
     "AttentionCall",
@@ -48,7 +48,9 @@ def attend(
     pattern: Pattern = Full(),
     prior: Prior | None = None,
     mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     global_attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     q_start: int | Tensor = 0,
     k_positions: int | Tensor = 0,
@@ -62,10 +64,16 @@ def attend(
 
     Args:
         pattern: Which query may attend to which key, by position.
-        prior: An additive bias of the scores.
+        prior: A bias of the scores, such as `ALiBi(8)`, a cap of the scores, `SoftCap(50.0)`, or
+            sinks, `Sinks(8)`. Combine them with `+`.
         mask: Padding mask (b m), True = keep.
+        attn_mask: Pair mask (n m), (b n m) or (b h n m), True = keep. Pairs must be allowed by the
+            pattern, by `mask` and by `attn_mask`.
         global_attention_mask: (b n), True for the tokens that `GlobalMask` in the pattern refers
             to.
+        cu_seqlens: Offsets (s + 1) of s packed sequences, as in FlashAttention: 0, the end of each
+            sequence, the last of them n. The batch size is 1. Each sequence attends within itself,
+            and its positions start at 0.
         scale: Factor of the scores. Default: 1/sqrt(e), or what a prior with several terms
             requires.
         q_start: Position of the first query, or of the first query of each example (b).
@@ -83,6 +91,8 @@ def attend(
     cacheable = (
         prior is None
         and mask is None
+        and attn_mask is None
+        and cu_seqlens is None
         and global_attention_mask is None
         and backend == "auto"
         and not compiling
@@ -91,6 +101,10 @@ def attend(
         run = dispatch_cache.lookup(q, k, v, pattern, scale, q_start, k_positions)
         if run is not None:
             return run(q, k, v)
+    if cu_seqlens is not None:
+        lengths = _check_packed(q, k, cu_seqlens, q_start, k_positions)
+        if len(lengths) > 1:
+            pattern, prior = PerSegment(pattern, lengths), restart_prior(prior, lengths)
     call = make_call(
         q,
         k,
@@ -98,6 +112,7 @@ def attend(
         pattern=pattern,
         prior=prior,
         mask=mask,
+        attn_mask=attn_mask,
         global_attention_mask=global_attention_mask,
         scale=scale,
         q_start=q_start,
@@ -120,6 +135,20 @@ def register_backend(backend: Backend[Any]) -> None:
     check_is_backend(backend)
     dispatchers = {"softmax": softmax_backends, "linear": linear_backends}
     dispatchers[backend.operation].register(backend)  # type: ignore[attr-defined]
+
+
+def _check_packed(
+    q: Tensor, k: Tensor, cu_seqlens: Tensor, q_start: int, k_positions: int | Tensor
+) -> tuple[int, ...]:
+    """The lengths of packed sequences. Raises unless q and k are those of one row of them."""
+    if q.dim() != 4 or k.dim() != 4 or q.shape[0] != 1 or q.shape[2] != k.shape[2]:
+        raise ValueError(
+            "cu_seqlens needs self-attention with batch size 1, all sequences in one row: q and k "
+            f"of shape (1 h n e), not {tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    if isinstance(k_positions, Tensor) or k_positions or q_start:
+        raise ValueError("cu_seqlens sets the positions: omit q_start and k_positions")
+    return lengths_from_cu_seqlens(cu_seqlens, q.shape[2])
 
 
 def _cast_for_autocast(*tensors: Tensor) -> Sequence[Tensor]:

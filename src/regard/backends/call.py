@@ -33,10 +33,13 @@ class AttentionCall(NamedTuple):
     scale: float
     q_start: int  # position of the first query
     k_positions: int | Tensor  # position of the first key, or the positions of all keys (m)
+    attn_mask: Tensor | None = None  # broadcasts to (b h n m), True = keep
+    sinks: Tensor | None = None  # (h), logits that join the softmax without a value
 
     def needs_grad(self) -> bool:
         """Whether a backward pass may follow."""
-        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.v))
+        inputs = (self.q, self.k, self.v, self.sinks)
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
     def num_tokens(self) -> int:
         """The number of queries or of keys, whichever is smaller."""
@@ -56,6 +59,8 @@ class AttentionCall(NamedTuple):
             self.q.device,
             self.pattern,
             self.mask is None,
+            self.attn_mask is None,
+            self.sinks is None,
             self.global_attention_mask is None,
             self.scale > 0,
             self.q_start,
@@ -70,6 +75,8 @@ class AttentionCall(NamedTuple):
         """
         return (
             self.mask is None
+            and self.attn_mask is None
+            and self.sinks is None
             and self.global_attention_mask is None
             and self.prior is None
             and self.pattern == _CAUSAL
@@ -115,7 +122,9 @@ class AttentionCall(NamedTuple):
                 for query in (True, False)
             )
             keep = torch.where(by_query, global_row, local_row)
-        return keep if self.mask is None else keep & self.mask[:, None, None, :]
+        if self.mask is not None:
+            keep = keep & self.mask[:, None, None, :]
+        return keep if self.attn_mask is None else keep & self.attn_mask
 
     def dense_bias(self) -> Tensor:
         """The prior of all pairs, -inf where a pair is not visible; broadcastable to (b h n m)."""
@@ -140,6 +149,7 @@ def make_call(
     pattern: Pattern,
     prior: Prior | None = None,
     mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     global_attention_mask: Tensor | None = None,
     scale: float | None = None,
     q_start: int = 0,
@@ -171,6 +181,7 @@ def make_call(
         if heads not in (None, h):
             raise ValueError(f"the {name} is for {heads} heads, but q has {h}")
     check_mask(mask, (b, m), "mask")
+    attn_mask = broadcastable_attn_mask(attn_mask, b, h, n, m)
     if global_attention_mask is None:
         pattern = pattern.resolve_global_mask(False, False)
     else:
@@ -193,10 +204,27 @@ def make_call(
             raise ValueError(f"the {name} supports {length} positions, but the sequence has {last}")
     if mask is not None:  # padding may contain NaN, which must not reach the output
         k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
+    if attn_mask is not None:  # nor may that of keys which no query sees
+        unseen = ~attn_mask.any(2).any(1)[:, None, :, None]
+        k, v = (x.masked_fill(unseen, 0) for x in (k, v))
     if scale is None:
         scale = 1 / math.sqrt(e if prior is None else prior.num_terms * e)
+    sinks = None
+    if prior is not None:
+        sinks, prior = prior.sink_logits(), prior.for_scale(scale)
     return AttentionCall(
-        q, k, v, pattern, prior, mask, global_attention_mask, scale, q_start, k_positions
+        q,
+        k,
+        v,
+        pattern,
+        prior,
+        mask,
+        global_attention_mask,
+        scale,
+        q_start,
+        k_positions,
+        attn_mask,
+        sinks,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard import native
 from regard.backends import calibration
 from regard.backends.call import AttentionCall, as_function
-from regard.backends.cpp_kernel import attend_tiles
+from regard.backends.cpp_kernel import KernelMasks, attend_tiles
 from regard.backends.protocol import Backend
 from regard.backends.split import global_mask_pairs, only_adds_pairs, run_by_head
 from regard.layout.tiles import TILE, TileSet, build_tiles, tiles_from_mask
@@ -57,7 +57,13 @@ class CppBackend(Backend[AttentionCall]):
             return as_function(call, partial(run_by_head, run=self._run))
         if call.global_attention_mask is not None:
             return as_function(call, _attend_with_global_tokens)
-        return partial(attend_tiles, tiles=_call_tiles(call), scale=call.scale, mask=call.mask)
+        return partial(
+            attend_tiles,
+            tiles=_call_tiles(call),
+            scale=call.scale,
+            masks=KernelMasks(call.mask, call.attn_mask),
+            sinks=call.sinks,
+        )
 
     def _run(self, call: AttentionCall) -> Tensor:
         return self.prepare(call)(call.q, call.k, call.v)
@@ -76,6 +82,10 @@ def _attend_with_global_tokens(call: AttentionCall) -> Tensor:
     for i, is_global in enumerate(call.global_attention_mask):
         q, k, v = (x[i : i + 1] for x in (call.q, call.k, call.v))
         mask = None if call.mask is None else call.mask[i : i + 1]
+        pairs = call.attn_mask
+        if pairs is not None and pairs.shape[0] > 1:
+            pairs = pairs[i : i + 1]
         added = [tiles_from_mask(*subset) for subset in global_mask_pairs(call, is_global)]
-        outputs.append(attend_tiles(q, k, v, TileSet([*tiles, *added]), call.scale, mask))
+        own, masks = TileSet([*tiles, *added]), KernelMasks(mask, pairs)
+        outputs.append(attend_tiles(q, k, v, own, call.scale, masks, call.sinks))
     return torch.cat(outputs)

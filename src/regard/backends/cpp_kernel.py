@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import ctypes
 from struct import Struct
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard import native
 from regard.autograd import check_first_order
+from regard.backends.sinks import join_sinks_, sinks_grad
 from regard.layout.tiles import TileCSR, TileSet
 
 # The structs of attention.cpp, field by field.
 _PART = Struct("2q2Pq4P")
-_CALL = Struct("5qd" + 5 * "P3q" + "PqP")
+_CALL = Struct("5qd" + 5 * "P3q" + "P" + "P3q" + "qP")
 _GRADS = Struct(4 * "P3q")
 _NO_TENSOR = (0, 0, 0, 0)
 
@@ -27,10 +29,30 @@ _NO_TENSOR = (0, 0, 0, 0)
 CONTIGUOUS_KEY_READS = 12
 
 
+class KernelMasks(NamedTuple):
+    """What hides pairs of the tiles, True = keep."""
+
+    keys: Tensor | None = None  # (b m), the padding mask
+    pairs: Tensor | None = None  # broadcasts to (b h n m)
+
+
 def attend_tiles(
-    q: Tensor, k: Tensor, v: Tensor, tiles: TileSet, scale: float, mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tiles: TileSet,
+    scale: float,
+    masks: KernelMasks = KernelMasks(),
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention over tiles: q (b h n e), k (b h m e), v (b h m f) -> (b h n f); mask (b m)."""
+    """Attention over tiles: q (b h n e), k (b h m e), v (b h m f) -> (b h n f).
+
+    Args:
+        tiles: The visible tiles.
+        scale: Factor of the scores.
+        masks: What hides pairs of these tiles.
+        sinks: Logits (h) that join the softmax.
+    """
     assert tiles, "the kernel writes the output only if there is a part"
     f = v.shape[3]
     width = native.padded_width(max(q.shape[3], f))
@@ -38,12 +60,26 @@ def attend_tiles(
         q, k, v = (native.pad_width(x, width) for x in (q, k, v))
     if tiles.key_reads > CONTIGUOUS_KEY_READS * k.shape[2]:
         k, v = k.contiguous(), v.contiguous()
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out: Tensor = _CppAttention.apply(q, k, v, tiles, scale, mask)  # type: ignore[no-untyped-call]
+    masks = _kernel_layout(masks, q, k)
+    inputs = (q, k, v) if sinks is None else (q, k, v, sinks)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        out: Tensor = _CppAttention.apply(q, k, v, sinks, tiles, scale, *masks)  # type: ignore[no-untyped-call]
     else:
-        lse = q.new_empty(*q.shape[:3], 1) if len(tiles) > 1 else None
-        out = _forward(q, k, v, lse, tiles, scale, mask)
+        needs_lse = len(tiles) > 1 or sinks is not None
+        lse = q.new_empty(*q.shape[:3], 1) if needs_lse else None
+        out = _forward(q, k, v, lse, tiles, scale, masks, sinks)
     return out[..., :f] if f < width else out
+
+
+def _kernel_layout(masks: KernelMasks, q: Tensor, k: Tensor) -> KernelMasks:
+    """The masks with the strides that the kernel reads."""
+    keys, pairs = masks
+    keys = None if keys is None else keys.contiguous()
+    if pairs is not None:
+        if pairs.stride(3) != 1:
+            pairs = pairs.contiguous()
+        pairs = pairs.expand(*q.shape[:3], k.shape[2])
+    return KernelMasks(keys, pairs)
 
 
 def _forward(
@@ -53,33 +89,34 @@ def _forward(
     lse: Tensor | None,
     tiles: TileSet,
     scale: float,
-    mask: Tensor | None,
+    masks: KernelMasks,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """The output; the log-sum-exp of each query is written to `lse`, which a backward pass or a
-    second part needs.
+    """The output; the log-sum-exp of each query is written to `lse`, which a backward pass, a
+    second part or sinks need.
     """
     b, h, n, e = q.shape
     # heads are adjacent in memory, as the output projection needs them
     out = native.advise_huge_pages(q.new_empty_strided((b, h, n, e), (n * h * e, e, h * e, 1)))
-    mask = None if mask is None else mask.contiguous()
-    native.run("attention_forward", q.dtype, _pack_call(q, k, v, out, lse, tiles, scale, mask))
+    native.run("attention_forward", q.dtype, _pack_call(q, k, v, out, lse, tiles, scale, masks))
+    if sinks is not None and lse is not None:
+        join_sinks_(out, lse[..., 0], sinks)
     return out
 
 
 class _CppAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, tiles, scale, mask):  # type: ignore[no-untyped-def]
-        lse = q.new_empty(*q.shape[:3], 1)
-        out = _forward(q, k, v, lse, tiles, scale, mask)
-        ctx.save_for_backward(q, k, v, out, lse, mask)
+    def forward(ctx, q, k, v, sinks, tiles, scale, key_mask, pair_mask):  # type: ignore[no-untyped-def]
+        lse, masks = q.new_empty(*q.shape[:3], 1), KernelMasks(key_mask, pair_mask)
+        out = _forward(q, k, v, lse, tiles, scale, masks, sinks)
+        ctx.save_for_backward(q, k, v, sinks, out, lse, *masks)
         ctx.tiles, ctx.scale = tiles, scale
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         check_first_order("cpp", grad)
-        q, k, v, out, lse, mask = ctx.saved_tensors
-        mask = None if mask is None else mask.contiguous()
+        q, k, v, sinks, out, lse, *masks = ctx.saved_tensors
         grad = native.pad_width(grad, q.shape[3])
         # the kernel adds to the gradients of k and v
         results = [
@@ -87,10 +124,11 @@ class _CppAttention(torch.autograd.Function):
             native.empty_like(k).zero_(),
             native.empty_like(v).zero_(),
         ]
-        call = _pack_call(q, k, v, out, lse, ctx.tiles, ctx.scale, mask)
+        call = _pack_call(q, k, v, out, lse, ctx.tiles, ctx.scale, KernelMasks(*masks))
         grads = _GRADS.pack(*native.pointers_and_strides(grad, *results))
         native.run("attention_backward", q.dtype, call, grads)
-        return *results, None, None, None
+        sink_grad = None if sinks is None else sinks_grad(grad, out, lse[..., 0], sinks)
+        return *results, sink_grad, None, None, None, None
 
 
 def _pack_call(
@@ -101,7 +139,7 @@ def _pack_call(
     lse: Tensor | None,
     tiles: TileSet,
     scale: float,
-    mask: Tensor | None,
+    masks: KernelMasks,
 ) -> bytes:
     """The struct that the kernel reads. It holds addresses, so the tensors must outlive it."""
     b, h, _, e = q.shape
@@ -118,7 +156,8 @@ def _pack_call(
         scale,
         *native.pointers_and_strides(q, k, v, out),
         *(_NO_TENSOR if lse is None else native.pointers_and_strides(lse)),
-        0 if mask is None else mask.data_ptr(),
+        0 if masks.keys is None else masks.keys.data_ptr(),
+        *(_NO_TENSOR if masks.pairs is None else native.pointers_and_strides(masks.pairs)),
         len(tiles),
         ctypes.addressof(parts),
     )

@@ -36,6 +36,8 @@ class FlexBackend(Backend[AttentionCall]):
             return f"FlexAttention does not support the {device} device"
         if device == "cpu" and call.needs_grad():
             return "FlexAttention has no backward pass on the CPU"
+        if call.sinks is not None:
+            return "it does not support sinks"
         if call.prior is not None or call.global_attention_mask is not None:
             return "it does not support priors and global_attention_mask"
         if isinstance(call.k_positions, Tensor):
@@ -57,6 +59,7 @@ class FlexBackend(Backend[AttentionCall]):
             q_start=call.q_start,
             k_start=call.k_start(),
             mask=call.mask,
+            attn_mask=call.attn_mask,
             device=call.q.device,
         )
         attention = _flex_attention(call.q.device.type)
@@ -79,6 +82,7 @@ def block_mask(
     k_start: int = 0,
     size: int = BLOCK,
     mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> Any:
     """A FlexAttention `BlockMask` with exactly the blocks that contain a visible pair; no n x m
@@ -90,6 +94,7 @@ def block_mask(
         q_start, k_start: Positions of the first query and the first key.
         size: Block size.
         mask: Padding mask (b m), True = keep. With a mask no block counts as full.
+        attn_mask: Pair mask that broadcasts to (b h n m), True = keep.
         device: Device of the block mask.
     """
     from torch.nn.attention.flex_attention import BlockMask
@@ -98,7 +103,8 @@ def block_mask(
     k = tile_order(torch.arange(m), size, k_start)
     patterns = pattern.parts if pattern.heads else (pattern,)
     ids = torch.stack([number_tiles(p, q, k)[0] for p in patterns])  # (h rows cols)
-    full = ids == 1 if mask is None else torch.zeros_like(ids, dtype=torch.bool)
+    has_mask = mask is not None or attn_mask is not None
+    full = torch.zeros_like(ids, dtype=torch.bool) if has_mask else ids == 1
     partial = (ids > 0) & ~full
 
     def block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,6 +118,10 @@ def block_mask(
         keep = patterns[0]._allows(q + q_start, k + k_start) & (k >= 0)
         for head, other in enumerate(patterns[1:], 1):
             keep = torch.where(h == head, other._allows(q + q_start, k + k_start), keep)
+        if attn_mask is not None:
+            # one example or one head stands for all
+            own_b, own_h = b % attn_mask.shape[0], h % attn_mask.shape[1]
+            keep = keep & attn_mask[own_b, own_h, q, k]
         return keep if mask is None else keep & mask[b, k]
 
     return BlockMask.from_kv_blocks(

@@ -46,6 +46,8 @@ class SDPABackend(Backend[AttentionCall]):
         """PyTorch's function, without a mask if the pattern is full or plainly causal."""
         causal = call.is_plain_causal()
         mask = None if causal else build_mask(call)
+        if call.sinks is not None:
+            return partial(_attend_with_sinks, mask=mask, scale=call.scale, sinks=call.sinks)
         if call.q.shape[3] != call.v.shape[3]:
             return partial(_attend_two_widths, mask=mask, causal=causal, scale=call.scale)
         if mask is None and not causal and call.scale == 1 / math.sqrt(call.q.shape[3]):
@@ -69,12 +71,32 @@ def _attend_two_widths(
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale)[..., :width]
 
 
+def _attend_with_sinks(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float, sinks: Tensor
+) -> Tensor:
+    """One more key, whose score is the sink and whose value is zero. One more channel of the heads
+    holds the score: 1 for the queries, sink / scale for that key, 0 for the others.
+    """
+    if scale == 0:  # no key has another score then
+        q, scale = torch.zeros_like(q), 1.0
+    q, k, v = F.pad(q, (0, 1), value=1.0), F.pad(k, (0, 1, 0, 1)), F.pad(v, (0, 0, 0, 1))
+    is_sink = torch.zeros(k.shape[2:], dtype=torch.bool, device=k.device)
+    is_sink[-1, -1] = True
+    k = torch.where(is_sink, (sinks / scale).to(k)[:, None, None], k)
+    if mask is not None:
+        mask = F.pad(mask, (0, 1), value=mask.dtype == torch.bool)
+    return _attend_two_widths(q, k, v, mask=mask, causal=False, scale=scale)
+
+
 def build_mask(call: AttentionCall) -> Tensor | None:
     """The attention mask, bool or additive, broadcastable to (b h n m); None if all pairs are
     visible.
     """
     if call.prior is not None:
         return call.dense_bias()
+    if call.attn_mask is not None:
+        only_pairs = call.pattern == _FULL and call.mask is None
+        return call.attn_mask if only_pairs else call.dense_mask()
     if call.pattern == _FULL and call.mask is None:
         return None
     if call.global_attention_mask is not None or not isinstance(call.k_positions, int):

@@ -43,6 +43,8 @@ class SparseBackend(Backend[AttentionCall]):
             return "it does not support a prior with global_attention_mask or PerHead"
         if call.global_attention_mask is not None and not only_adds_pairs(call.pattern):
             return "GlobalMask under ~ removes pairs, which is not supported"
+        if call.attn_mask is not None and call.global_attention_mask is not None:
+            return "it does not support attn_mask with global_attention_mask"
         if native.inside_transform() or type(call.q) not in native.TENSOR_TYPES:
             return "it does not support tensor subclasses and torch.func transforms"
         return None
@@ -66,7 +68,8 @@ class SparseBackend(Backend[AttentionCall]):
 
 def _attend_by_layout(call: AttentionCall) -> Tensor:
     layouts = _build_layouts(call)
-    if call.prior is not None and not _has_relative_prior(call, layouts):
+    needs_groups = call.prior is not None and not _has_relative_prior(call, layouts)
+    if needs_groups or call.attn_mask is not None:
         out, _ = token_groups.attend(
             call.q,
             call.k,
@@ -74,7 +77,9 @@ def _attend_by_layout(call: AttentionCall) -> Tensor:
             (group for part in layouts[0].parts for group in part_groups(part)),
             scale=call.scale,
             mask=call.mask,
+            attn_mask=call.attn_mask,
             prior=call.prior,
+            sinks=call.sinks,
             q_start=call.q_start,
             k_start=call.k_start(),
         )
@@ -117,7 +122,8 @@ def _attend(
         and all(map(_can_flatten, (q, k, v)))
     ):
         fq, fk, fv = (x.flatten(0, 1) for x in (q, k, v))
-        flat = attend_layout(fq, fk, fv, *layouts, scale=call.scale, addend=addend)
+        sinks = None if call.sinks is None else call.sinks.repeat(q.shape[0])
+        flat = attend_layout(fq, fk, fv, *layouts, scale=call.scale, addend=addend, sinks=sinks)
         return flat.unflatten(0, q.shape[:2])
     outputs = []
     for i in range(q.shape[0]):  # padding and global tokens differ between examples
@@ -126,9 +132,17 @@ def _attend(
             bias = additive_mask(call.mask[i], q.dtype)
         if call.global_attention_mask is not None and call.global_attention_mask[i].any():
             own = _add_global_pairs(call, call.global_attention_mask[i], layouts)
-        outputs.append(
-            attend_layout(q[i], k[i], v[i], *own, scale=call.scale, bias=bias, addend=addend)
+        out = attend_layout(
+            q[i],
+            k[i],
+            v[i],
+            *own,
+            scale=call.scale,
+            bias=bias,
+            addend=addend,
+            sinks=call.sinks,
         )
+        outputs.append(out)
     return torch.stack(outputs)
 
 

@@ -25,7 +25,11 @@ def run_by_head(call: AttentionCall, *, run: Callable[[AttentionCall], Tensor]) 
         consecutive = heads == list(range(heads[0], heads[-1] + 1))
         index = slice(heads[0], heads[-1] + 1) if consecutive else heads  # a slice needs no copy
         q, k, v = (x[:, index] for x in (call.q, call.k, call.v))
-        outputs.append(run(call._replace(q=q, k=k, v=v, pattern=pattern)))
+        attn_mask, sinks = call.attn_mask, call.sinks
+        if attn_mask is not None and attn_mask.shape[1] > 1:
+            attn_mask = attn_mask[:, index]
+        own = call._replace(q=q, k=k, v=v, pattern=pattern, attn_mask=attn_mask)
+        outputs.append(run(own._replace(sinks=None if sinks is None else sinks[index])))
     order = torch.tensor([head for heads in by_pattern.values() for head in heads])
     return torch.cat(outputs, 1)[:, torch.argsort(order)]
 

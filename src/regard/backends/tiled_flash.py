@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.autograd import check_first_order
+from regard.backends.sinks import join_sinks_, sinks_grad
 from regard.layout import GatherGroup, Layout, LayoutPart, TileRun
 from regard.numerics import additive_mask
 
@@ -49,6 +50,7 @@ def attend_layout(
     scale: float,
     bias: Tensor | None = None,
     addend: Addend | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q (x n e), k (x m e), v (x m e) -> (x n e), where x counts heads, or examples and heads.
 
@@ -58,6 +60,7 @@ def attend_layout(
         bias: Added to the scores of each key (m): 0 or -inf, for padding.
         addend: addend(query indices (s 1), key indices (1 t)) -> (h s t), added to the scores. It
             may depend on the difference of the indices only.
+        sinks: Logits (x) that join the softmax without a value.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     ahead = [] if addend is None else layout_addends(forward, addend)
@@ -65,7 +68,7 @@ def attend_layout(
     if addend is not None and backward is not forward:
         back = layout_addends(backward, addend)
     out: Tensor = _TiledFlash.apply(  # type: ignore[no-untyped-call]
-        q, k, v, forward, backward, scale, bias, len(ahead), *ahead, *back
+        q, k, v, sinks, forward, backward, scale, bias, len(ahead), *ahead, *back
     )
     return out
 
@@ -89,7 +92,7 @@ def layout_addends(layout: Layout, addend: Addend) -> list[Tensor]:
 
 class _TiledFlash(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, forward, backward, scale, bias, ahead, *addends):  # type: ignore[no-untyped-def]
+    def forward(ctx, q, k, v, sinks, forward, backward, scale, bias, ahead, *addends):  # type: ignore[no-untyped-def]
         total, first = PartialAttention(q), 0
         for part in forward.parts:
             in_place = part is forward.parts[0] and part.q_order is None
@@ -98,20 +101,22 @@ class _TiledFlash(torch.autograd.Function):
             first += len(part.runs) + len(part.groups)
             if not in_place:
                 total.add(result, part)
+        if sinks is not None:
+            join_sinks_(total.out[None], total.lse[None], sinks)
         out = total.out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, total.lse, bias, *addends[ahead:])
+        ctx.save_for_backward(q, k, v, sinks, out, total.lse, bias, *addends[ahead:])
         ctx.layout, ctx.scale, ctx.ahead = backward, scale, ahead
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         check_first_order("sparse", grad)
-        q, k, v, out, lse, bias, *addends = ctx.saved_tensors
+        q, k, v, sinks, out, lse, bias, *addends = ctx.saved_tensors
         # a query that sees nothing has zero weights
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         dtype = accumulator_dtype(q.dtype)
         grads = [torch.zeros(x.shape, dtype=dtype) for x in (q, k, v)]
-        needs_addends = any(ctx.needs_input_grad[8 + ctx.ahead :])
+        needs_addends = any(ctx.needs_input_grad[9 + ctx.ahead :])
         sums = [torch.zeros(x.shape, dtype=dtype) if needs_addends else None for x in addends]
         saved, first = (grad, q, k, v, out, lse), 0
         for part in ctx.layout.parts:
@@ -120,7 +125,9 @@ class _TiledFlash(torch.autograd.Function):
         addend_grads = [
             None if s is None else s.to(x.dtype) for s, x in zip(sums, addends, strict=True)
         ]
-        return *(g.to(q.dtype) for g in grads), *[None] * (5 + ctx.ahead), *addend_grads
+        sink_grad = None if sinks is None else sinks_grad(grad[None], out[None], lse[None], sinks)
+        grads = [g.to(q.dtype) for g in grads]
+        return *grads, sink_grad, *[None] * (5 + ctx.ahead), *addend_grads
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.autograd import apply_function, differentiable_vjp
 from regard.backends.call import pad_to_same_width
+from regard.backends.sinks import join_sinks
 from regard.backends.tiled_flash import flash, flash_backward, mask_empty_rows
 from regard.native import are_plain_tensors
 from regard.numerics import additive_mask
@@ -43,7 +44,9 @@ def attend(
     *,
     scale: float,
     mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     prior: Prior | None = None,
+    sinks: Tensor | None = None,
     q_start: int = 0,
     k_start: int = 0,
 ) -> tuple[Tensor, Tensor]:
@@ -57,15 +60,28 @@ def attend(
         groups: Which queries attend to which keys. No pair may occur twice.
         scale: Factor of the scores.
         mask: Padding mask (b m), True = keep.
+        attn_mask: Pair mask that broadcasts to (b h n m), True = keep.
         prior: An additive bias of the scores.
+        sinks: Logits (h) that join the softmax without a value.
         q_start, k_start: Positions of the first query and the first key, for the prior.
     """
-    if prior is None and k.shape[2] and q.numel() and v.numel() and are_plain_tensors(q, k, v):
-        indices = _expand_groups(q, groups, mask)
+    fused = prior is None and sinks is None and are_plain_tensors(q, k, v)
+    if fused and k.shape[2] and q.numel() and v.numel():
+        indices = _expand_groups(q, groups, mask, attn_mask)
         out, lse = apply_function(_FusedGroups, *pad_to_same_width(q, k, v), scale, *indices)
         return out[..., : v.shape[-1]], lse > -torch.inf
     return _attend_differentiable(
-        q, k, v, groups, scale=scale, mask=mask, prior=prior, q_start=q_start, k_start=k_start
+        q,
+        k,
+        v,
+        groups,
+        scale=scale,
+        mask=mask,
+        attn_mask=attn_mask,
+        prior=prior,
+        sinks=sinks,
+        q_start=q_start,
+        k_start=k_start,
     )
 
 
@@ -77,7 +93,9 @@ def _attend_differentiable(
     *,
     scale: float,
     mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     prior: Prior | None = None,
+    sinks: Tensor | None = None,
     q_start: int = 0,
     k_start: int = 0,
 ) -> tuple[Tensor, Tensor]:
@@ -91,7 +109,8 @@ def _attend_differentiable(
             q_pos, k_pos = group.q.clamp(min=0) + q_start, group.k.clamp(min=0) + k_start
             scores = scores + prior(q_pos[..., :, None], k_pos[..., None, :], gq, gk)
         lowest = torch.finfo(scores.dtype).min  # finite: fully masked rows are set to zero below
-        scores = scores.masked_fill(~_group_mask(group, k_index, mask), lowest)
+        keep = _group_mask(group, q_index, k_index, mask, attn_mask)
+        scores = scores.masked_fill(~keep, lowest)
         visible = (scores > lowest).any(-1)  # a prior may hide pairs as well
         scores = scores.masked_fill(~visible[..., None], 0)
         weights = scores.softmax(-1)
@@ -104,7 +123,7 @@ def _attend_differentiable(
     if not results:
         return v.new_zeros(b, h, n, v.shape[-1]), q.new_zeros(b, h, n, dtype=torch.bool)
     out, lse = _merge(results, n)
-    return out, lse > -torch.inf
+    return out if sinks is None else join_sinks(out, lse, sinks), lse > -torch.inf
 
 
 def _merge(results: list[tuple[Tensor, Tensor, Tensor]], n: int) -> tuple[Tensor, Tensor]:
@@ -191,7 +210,7 @@ def _triples(groups: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor, Tensor | N
 
 
 def _expand_groups(
-    q: Tensor, groups: Iterable[TokenGroups], mask: Tensor | None
+    q: Tensor, groups: Iterable[TokenGroups], mask: Tensor | None, attn_mask: Tensor | None
 ) -> list[Tensor | None]:
     """The query index, the key index and the additive mask of each group, for all examples and
     heads.
@@ -200,7 +219,7 @@ def _expand_groups(
     b, h = q.shape[:2]
     for group in groups:
         q_index, k_index = (x.expand(b, h, *x.shape[-2:]) for x in (group.q, group.k))
-        keep = _group_mask(group, k_index, mask)
+        keep = _group_mask(group, q_index, k_index, mask, attn_mask)
         hidden = None
         if not keep.all():
             hidden = additive_mask(keep, q.dtype).expand(b, h, *keep.shape[-3:]).flatten(0, 1)
@@ -208,14 +227,35 @@ def _expand_groups(
     return found
 
 
-def _group_mask(group: TokenGroups, k_index: Tensor, mask: Tensor | None) -> Tensor:
+def _group_mask(
+    group: TokenGroups,
+    q_index: Tensor,
+    k_index: Tensor,
+    mask: Tensor | None,
+    attn_mask: Tensor | None,
+) -> Tensor:
     """The visible pairs, broadcastable to (b h g s t)."""
     keep = (group.q >= 0)[..., :, None] & (group.k >= 0)[..., None, :]
     keep = keep if group.keep is None else keep & group.keep
-    if mask is None:
-        return keep
-    real = mask[:, None, :, None].expand(-1, k_index.shape[1], -1, -1)
-    return keep & _take(real, k_index.clamp(min=0))[..., 0][..., None, :]
+    q_index, k_index = q_index.clamp(min=0), k_index.clamp(min=0)
+    if mask is not None:
+        real = mask[:, None, :, None].expand(-1, k_index.shape[1], -1, -1)
+        keep = keep & _take(real, k_index)[..., 0][..., None, :]
+    if attn_mask is not None:
+        keep = keep & _take_pairs(attn_mask, q_index, k_index)
+    return keep
+
+
+def _take_pairs(attn_mask: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
+    """attn_mask (b h n m), where b and h may be 1, at q_index (b h g s) and k_index (b h g t) ->
+    (b h g s t), with fewer examples and heads if all are alike.
+    """
+    b, h, _, m = attn_mask.shape
+    if not (q_index.stride(0) or q_index.stride(1) or k_index.stride(0) or k_index.stride(1)):
+        q_index, k_index = (x[:b, :h] for x in (q_index, k_index))  # expanded: the same groups
+    attn_mask = attn_mask.expand(*q_index.shape[:2], -1, -1)
+    pairs = q_index[..., :, None] * m + k_index[..., None, :]
+    return attn_mask.flatten(2).gather(2, pairs.flatten(2)).view(pairs.shape)
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.backends.call import AttentionCall, make_call
 from regard.backends.choose import softmax_backends
+from regard.backends.reference import attend_by_formula
 from regard.backends.sparse import SparseBackend
 from regard.pattern import Causal, Full, Pattern
 
@@ -34,7 +35,10 @@ def dense_attention(call: AttentionCall) -> Tensor:
     A query that sees no key gives zero here as well; runtimes disagree on the softmax of a fully
     masked row.
     """
-    if call.prior is None and call.mask is None and call.pattern == _FULL:
+    if call.sinks is not None:
+        return attend_by_formula(call)
+    has_mask = call.mask is not None or call.attn_mask is not None
+    if call.prior is None and not has_mask and call.pattern == _FULL:
         return F.scaled_dot_product_attention(call.q, call.k, call.v, scale=call.scale)
     if call.is_plain_causal():
         return F.scaled_dot_product_attention(
@@ -58,6 +62,7 @@ def fits_custom_op(call: AttentionCall) -> bool:
     return (
         not call.needs_grad()
         and call.prior is None
+        and call.sinks is None
         and call.pattern.graph_id is not None
         and isinstance(call.k_positions, int)
     )
@@ -71,6 +76,7 @@ def attend_by_custom_op(call: AttentionCall) -> Tensor:
         call.k,
         call.v,
         call.mask,
+        call.attn_mask,
         call.global_attention_mask,
         call.pattern.graph_id,
         call.scale,
@@ -115,6 +121,7 @@ def _attend_op(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
+    attn_mask: Tensor | None,
     global_attention_mask: Tensor | None,
     graph_id: str,
     scale: float,
@@ -127,6 +134,7 @@ def _attend_op(
         v,
         pattern=_find_pattern(graph_id),
         mask=mask,
+        attn_mask=attn_mask,
         global_attention_mask=global_attention_mask,
         scale=scale,
         q_start=q_start,
@@ -143,6 +151,7 @@ def _(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
+    attn_mask: Tensor | None,
     global_attention_mask: Tensor | None,
     graph_id: str,
     scale: float,

@@ -308,6 +308,8 @@ def _attend_on_meta(call: AttentionCall) -> Tensor:
             1, 2
         )  # as the fused kernel writes it: merging heads is a view
     saved += [out, empty(b, h, n)]
+    if call.sinks is not None:
+        inputs.append(call.sinks)
     if call.prior is not None:
         q_pos, k_pos = (x.to("meta") for x in call.position_grid())
         is_dense = 8 * pairs > h * n * m  # else only the visible pairs are computed

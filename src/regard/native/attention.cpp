@@ -19,13 +19,16 @@ template <class T> struct TileMask {
     uint64_t bits[TILE];
     int lo[Strip<T>::count], hi[Strip<T>::count];
 
-    // Loads the mask; returns whether any pair is visible.
-    bool load_mask(const TilePart& part, int mask, const TokenTile& keys, const uint8_t* key_mask) {
-        full = mask == 1 && !key_mask;
+    // Loads the mask of tile `tile` for head h of example b; returns whether any pair is visible.
+    bool load_mask(const AttentionArgs& call, const TilePart& part, long tile, const TokenTile& queries, const TokenTile& keys, long b, long h) {
+        const int mask = part.mask_ids[tile];
+        const uint8_t* key_mask = call.key_mask ? call.key_mask + b * call.keys : nullptr;
+        full = mask == 1 && !key_mask && !call.pair_mask.data;
         for (long i = 0; i < keys.count && !full; i++) {
             const uint64_t own = mask == 1 ? ~uint64_t(0) : part.masks[long(mask) * TILE + i];
             bits[i] = key_mask && !key_mask[keys[i]] ? 0 : own;
         }
+        if (call.pair_mask.data) hide_pairs(call.pair_mask, queries, keys, b, h);
         bool some = false;
         for (int g = 0; g < Strip<T>::count; g++) {
             const uint64_t mine = (~uint64_t(0) >> (TILE - Strip<T>::tokens)) << (g * Strip<T>::tokens);
@@ -35,6 +38,20 @@ template <class T> struct TileMask {
             some |= lo[g] < hi[g];
         }
         return some;
+    }
+    // Hides the pairs that the pair mask does not keep. A tile of which nothing is hidden becomes a full one.
+    void hide_pairs(const TensorRef& mask, const TokenTile& queries, const TokenTile& keys, long b, long h) {
+        uint64_t kept[TILE];
+        std::fill_n(kept, TILE, queries.count < TILE ? ~uint64_t(0) << queries.count : 0);
+        for (long j = 0; j < queries.count; j++) {
+            const uint8_t* row = head_data<uint8_t>(mask, b, h) + queries[j] * mask.row;
+            for (long i = 0; i < keys.count; i++) kept[i] |= uint64_t(row[keys[i]] != 0) << j;
+        }
+        full = true;
+        for (long i = 0; i < keys.count; i++) {
+            bits[i] &= kept[i];
+            full &= bits[i] == ~uint64_t(0);
+        }
     }
     // Scores of key i with the queries from `lane` on, -inf for pairs that are not visible.
     Vector<T> operator()(Vector<T> scores, int i, int lane) const {
@@ -115,7 +132,7 @@ template <class T> void forward_row(const AttentionArgs& call, const TilePart& p
     TileMask<T> visible;
     for (long i = part.row_starts[row]; i < part.row_starts[row + 1]; i++) {
         const TokenTile keys(part.k_order, part.columns[i], part.m);
-        if (!visible.load_mask(part, part.mask_ids[i], keys, call.key_mask ? call.key_mask + b * call.keys : nullptr)) continue;
+        if (!visible.load_mask(call, part, i, queries, keys, b, h)) continue;
         const T *k = at.k(keys, all_k, call.k.row, width), *v = at.v(keys, all_v, call.v.row, width);
         for (int g = 0; g * strip < queries.count; g++) {
             const long lo = visible.lo[g], some = visible.hi[g] - lo;
@@ -200,7 +217,7 @@ void backward_row(const AttentionArgs& call, const AttentionGrads& grads, const 
     TileMask<T> visible;
     for (long i = part.row_starts[row]; i < part.row_starts[row + 1]; i++) {
         const TokenTile keys(part.k_order, part.columns[i], part.m);
-        if (!visible.load_mask(part, part.mask_ids[i], keys, call.key_mask ? call.key_mask + b * call.keys : nullptr)) continue;
+        if (!visible.load_mask(call, part, i, queries, keys, b, h)) continue;
         const T *k = at.k(keys, all_k, call.k.row, width), *v = at.v(keys, all_v, call.v.row, width);
         T *dk = sums.k + (keys.start - sums.start) * sums.k_row, *dv = sums.v + (keys.start - sums.start) * sums.v_row;
         for (int g = 0; g * strip < queries.count; g++) {

@@ -22,6 +22,7 @@ struct AttentionArgs {
     double scale;
     TensorRef q, k, v, out, lse;  // lse.data is nullptr if there is one part and no backward pass
     const uint8_t* key_mask;      // (batch keys): padding mask, nonzero = keep; nullptr: no padding
+    TensorRef pair_mask;          // (batch heads queries keys) bytes, nonzero = keep; data is nullptr if there is none
     long parts;
     const TilePart* part;
 };
