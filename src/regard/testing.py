@@ -189,6 +189,57 @@ def padding(mixer: Mixer, n: int) -> str:
     return SUPPORTED
 
 
+def pair_mask(mixer: Mixer, n: int) -> str:
+    """Pairs that `attn_mask` does not keep have no influence, by gradient or when replaced; a query
+    that sees nothing gives a finite output.
+    """
+    x, half = random_tokens(mixer, n, b=1), n // 2
+    keep = torch.ones(n, n, dtype=torch.bool)
+    keep[:half, half:] = False
+    if not mixer.can.attn_mask:
+        return assert_unsupported(lambda: mixer(x, attn_mask=keep))
+
+    def mix_masked(t: Tensor) -> Tensor:
+        return mixer(t, attn_mask=keep)
+
+    assert influence(mix_masked, x)[:half, half:].max() == 0, "a hidden pair has a gradient"
+    change = max_change(mix_masked, x, slice(half, n), slice(0, half))
+    assert change == 0, "a hidden pair has influence when a token is replaced"
+    torch.testing.assert_close(mixer(x, attn_mask=torch.ones_like(keep)), mixer(x))
+    batch = random_tokens(mixer, n)
+    both = torch.stack((keep, torch.ones_like(keep)))
+    expected = torch.cat((mixer(batch[:1], attn_mask=keep), mixer(batch[1:])))
+    torch.testing.assert_close(mixer(batch, attn_mask=both), expected)
+    torch.testing.assert_close(mixer(batch, attn_mask=both[:, None]), expected)
+    assert mixer(x, attn_mask=torch.zeros_like(keep)).isfinite().all(), (
+        "the output is not finite if no pair is visible"
+    )
+    if mixer.can.maps:
+        weights = mixer.attention_map(x, attn_mask=keep)
+        assert (weights[:, :, ~keep] == 0).all(), "a hidden pair has a weight"
+    return SUPPORTED
+
+
+def packed(mixer: Mixer, n: int) -> str:
+    """Packed sequences give the outputs and gradients of each sequence alone."""
+    lengths = (n, 2, 7, n, 1)
+    x = random_tokens(mixer, sum(lengths), b=1).requires_grad_()
+    weight = random_tokens(mixer, sum(lengths), b=1, seed=2)
+    cu_seqlens = torch.tensor((0, *lengths)).cumsum(0)
+
+    def alone(t: Tensor, **_: Tensor) -> Tensor:
+        return torch.cat([mixer(part) for part in t.split(lengths, 1)], 1)
+
+    results = []
+    for mix in (mixer, alone):
+        mixer.zero_grad()
+        y = mix(x, cu_seqlens=cu_seqlens)
+        (grad,) = torch.autograd.grad((y * weight).sum(), x)
+        results.append((y, grad))
+    torch.testing.assert_close(*results)
+    return SUPPORTED
+
+
 def stream(mixer: Mixer, n: int) -> str:
     """Streaming in chunks of several sizes, or token by token, gives the output of one call."""
     x = random_tokens(mixer, n)
@@ -345,6 +396,8 @@ CHECKS: dict[str, Callable[[Mixer, int], str]] = {
     "causality": causality,
     "cross": cross_attention,
     "padding": padding,
+    "attn_mask": pair_mask,
+    "packed": packed,
     "stream": stream,
     "reorder": reorder,
     "join": join_streams,

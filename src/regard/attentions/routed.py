@@ -46,7 +46,6 @@ class RoutedAttention(Attention):
         causal: bool = False,
         mask: Tensor | None = None,
         state: State = None,
-        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """See `Attention.forward`."""
         if self.normalize:
@@ -59,5 +58,5 @@ class RoutedAttention(Attention):
                 for past in [g.k[..., None, :] <= g.q[..., :, None]]
             ]
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        out, _ = token_groups.attend(q, k, v, groups, scale=scale, mask=mask, attn_mask=attn_mask)
+        out, _ = token_groups.attend(q, k, v, groups, scale=scale, mask=mask)
         return out, None
