@@ -46,7 +46,7 @@ REQUIRED = {
     "length": TOKENS,
     "width": 64,
 }  # for arguments without a default
-COLUMNS = ("causal", "cross", "mask", "stream", "length", "maps")
+COLUMNS = ("causal", "cross", "mask", "attn_mask", "stream", "length", "maps")
 CELLS, PIXELS = 32, 4  # of a picture: cells per side, and pixels per cell
 ALL = f"{TOKENS:,} keys"
 

@@ -42,9 +42,10 @@ def test_capabilities_match_the_committed_table(name, executor):
 
 ONE_SEQUENCE = {"cross", "global_attention_mask"}
 WHOLE_IMAGE = ONE_SEQUENCE | {"causal", "causality", "stream", "reorder", "join", "maps"}
+WHOLE_IMAGE |= {"attn_mask"}
 UNLISTED = [
     ("bigbird_hf", {}, ONE_SEQUENCE),
-    ("reformer_hf", {}, ONE_SEQUENCE),
+    ("reformer_hf", {}, ONE_SEQUENCE | {"attn_mask"}),
     ("xcit_component", {}, WHOLE_IMAGE),
     ("xcit_component", {"component": "patches"}, WHOLE_IMAGE),
     ("xcit_component", {"component": "patches", "norm": "instance"}, WHOLE_IMAGE),
@@ -105,7 +106,7 @@ class Plain(Mixer):
     one thing each.
     """
 
-    can_do = Can(cross="a toy", stream="a toy", maps="a toy", length="a toy")
+    can_do = Can(cross="a toy", attn_mask="a toy", stream="a toy", maps="a toy", length="a toy")
 
     def __init__(self, causal=False, dim=4, can=None):
         super().__init__(dim, can=can or self.can_do, causal=causal, length=40)
@@ -202,6 +203,30 @@ class Forgets(MultiHead):
         )
 
 
+class IgnoresPairs(MultiHead):
+    """Accepts a pair mask and ignores it."""
+
+    def mix(self, x, context, mask, state, global_attention_mask=None, attn_mask=None):
+        return super().mix(x, context, mask, state)
+
+
+def test_an_ignored_pair_mask_is_found():
+    """Fails if a pair mask may be accepted and ignored."""
+    fails(lambda causal: IgnoresPairs(4, 2, SoftmaxAttention(), causal=causal), "hidden pair")
+
+
+class MixesPacked(Plain):
+    """Takes packed sequences for one sequence."""
+
+    def mix_packed(self, x, lengths, mask):
+        return self.mix(x, None, mask, None)[0]
+
+
+def test_packed_sequences_that_touch_are_found():
+    """Fails if one packed sequence may change another."""
+    fails(MixesPacked)
+
+
 def test_a_stream_that_differs_is_found():
     """Fails if chunk by chunk may give something else than the whole."""
     fails(lambda causal: Forgets(4, 2, SoftmaxAttention(), causal=causal))
@@ -214,10 +239,10 @@ def test_what_is_accepted_though_refused_is_found():
         def _require(self, capability):
             """Refuses nothing."""
 
-        def mix(self, x, context, mask, state, global_attention_mask=None):
+        def mix(self, x, context, mask, state, global_attention_mask=None, attn_mask=None):
             return super().mix(x, None, mask if context is None else None, state)
 
-    for capability in ("cross", "mask", "global_attention_mask"):
+    for capability in ("cross", "mask", "attn_mask", "global_attention_mask"):
         fails(
             lambda causal, p=capability: Lax(causal, can=Plain.can_do & Can(**{p: "no"})),
             "Unsupported",
@@ -245,7 +270,7 @@ def test_a_map_that_is_not_the_map_is_found():
     """Fails if an attention that is not linear in its values may capability a map."""
 
     class Squares(Attention):
-        can = Can(stream="a toy")
+        can = Can(stream="a toy", attn_mask="a toy")
 
         def forward(self, q, k, v, *, causal=False, mask=None, state=None):
             return regard.attend(
@@ -284,14 +309,19 @@ def test_marks_that_do_nothing_are_found():
             return super().mix(x, context, mask, state)
 
     can = Can(
-        supports_global_mask=True, cross="a toy", stream="a toy", maps="a toy", length="a toy"
+        supports_global_mask=True,
+        cross="a toy",
+        attn_mask="a toy",
+        stream="a toy",
+        maps="a toy",
+        length="a toy",
     )
     fails(lambda causal: Unmoved(causal, can=can), "a global token changes nothing")
 
 
 def test_a_length_that_is_not_held_is_found():
     """Fails if a limit may be promised that is not kept, or kept that is not promised."""
-    any_length = Can(cross="a toy", stream="a toy", maps="a toy")
+    any_length = Can(cross="a toy", attn_mask="a toy", stream="a toy", maps="a toy")
     fails(lambda causal: Plain(causal, can=any_length))  # says any, takes 40
 
     class CutsOff(Plain):

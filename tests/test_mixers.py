@@ -67,7 +67,9 @@ def test_marks_need_both():
 def test_can_equality_and_repr():
     """Fails if it cannot be compared, or shows something else than what it can."""
     assert Can(cross="x") == Can(cross="y") != Can() and Can() != "Can()"
-    assert repr(Can(cross="x")) == "Can(causal, mask, stream, length, maps, export, onnx)"
+    assert (
+        repr(Can(cross="x")) == "Can(causal, mask, attn_mask, stream, length, maps, export, onnx)"
+    )
 
 
 def test_no_such_promise():

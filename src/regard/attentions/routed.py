@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.backends import token_groups
-from regard.mixer import Attention, State
+from regard.mixer import Attention, Can, State
 from regard.route import Route
 
 
@@ -35,7 +35,8 @@ class RoutedAttention(Attention):
     ) -> None:
         super().__init__()
         self.route, self.scale, self.shared_qk, self.normalize = route, scale, shared_qk, normalize
-        self.can, self.heads = route.can, route.heads
+        self.can = route.can & Can(attn_mask="its groups depend on all tokens")
+        self.heads = route.heads
 
     def forward(
         self,

@@ -15,9 +15,7 @@ class Route(nn.Module, ABC):
     """Maps q (b h n e), k (b h m e), mask (b m) to groups of queries that share keys, by token
     index."""
 
-    can: Can = Can(
-        stream="the groups depend on all tokens", attn_mask="the groups depend on all tokens"
-    )
+    can: Can = Can(stream="the groups depend on all tokens")
     heads: int | None = None  # number of heads it was built for, or None for any number
 
     @abstractmethod

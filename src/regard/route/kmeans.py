@@ -39,7 +39,6 @@ class KMeans(Route):
     can = Can(
         causal="a cluster takes its nearest tokens of all, so later tokens displace earlier ones",
         stream="a cluster takes its nearest tokens out of all",
-        attn_mask="a cluster takes its nearest tokens out of all",
         cross="the queries and keys of a cluster are taken from one sequence",
     )
 
