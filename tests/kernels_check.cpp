@@ -115,7 +115,7 @@ template <class T> void check_attention(const char* name, long batch, long heads
     Tiles tiles(n, m, visible);
     Array<T> aq(q, heads, n, width), ak(k, heads, m, width), av(v, heads, m, width), aout(batch, heads, n, width), lse(batch, heads, 1, n);
     Array<T> adout(dout, heads, n, width), adq(batch, heads, n, width), adk(batch, heads, m, width), adv(batch, heads, m, width);
-    AttentionArgs call{batch, heads, m, width, threads, scale, aq.ref(), ak.ref(), av.ref(), aout.ref(), lse.ref(), mask.data(), 1, &tiles.part};
+    AttentionArgs call{batch, heads, m, width, threads, scale, aq.ref(), ak.ref(), av.ref(), aout.ref(), lse.ref(), mask.data(), TensorRef{}, 1, &tiles.part};
     AttentionGrads grads{adout.ref(), adq.ref(), adk.ref(), adv.ref()};
     if constexpr (std::is_same_v<T, float>) attention_forward_float(&call), attention_backward_float(&call, &grads);
     else attention_forward_double(&call), attention_backward_double(&call, &grads);
