@@ -157,7 +157,7 @@ def make_call(
 ) -> AttentionCall:
     """Check the arguments of `regard.attend` and fill in defaults."""
     _check_qkv(q, k, v)
-    (b, h, n, e), m = q.shape, k.shape[2]
+    (b, h, n, _), m = q.shape, k.shape[2]
     if not isinstance(pattern, Pattern):
         raise TypeError(
             f"pattern must be a Pattern such as Band(128, 128) or Causal(), not {pattern!r}"
@@ -207,8 +207,7 @@ def make_call(
     if attn_mask is not None:  # nor may that of keys which no query sees
         unseen = ~attn_mask.any(2).any(1)[:, None, :, None]
         k, v = (x.masked_fill(unseen, 0) for x in (k, v))
-    if scale is None:
-        scale = 1 / math.sqrt(e if prior is None else prior.num_terms * e)
+    scale = default_scale(q, prior, scale)
     sinks = None
     if prior is not None:
         sinks, prior = prior.sink_logits(), prior.for_scale(scale)
@@ -226,6 +225,12 @@ def make_call(
         attn_mask,
         sinks,
     )
+
+
+def default_scale(q: Tensor, prior: Prior | None, scale: float | None) -> float:
+    """The factor of the scores: `scale`, or 1/√(terms e) if it is None."""
+    terms = 1 if prior is None else prior.num_terms
+    return 1 / math.sqrt(terms * q.shape[3]) if scale is None else scale
 
 
 def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:

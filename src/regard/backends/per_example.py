@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.backends.call import default_scale
 from regard.pattern import Pattern
 from regard.position.frequencies import token_positions
 from regard.prior import Prior
@@ -65,19 +66,29 @@ class PositionGrid:
 
 
 class ComputedBias(Prior):
-    """A prior whose values (b h n m) are known, for queries and keys from position 0 on."""
+    """A prior whose values (b h n m) are known, for queries and keys from position 0 on.
+
+    Args:
+        bias: The values.
+        prior: The prior that they come from, whose sinks it keeps.
+    """
 
     uses_qk = True
 
-    def __init__(self, bias: Tensor, num_terms: int = 1) -> None:
+    def __init__(self, bias: Tensor, prior: Prior | None) -> None:
         super().__init__()
-        self.bias, self.num_terms = bias, num_terms
+        self.bias, self.num_terms = bias, 1 if prior is None else prior.num_terms
+        self.sinks = None if prior is None else prior.sink_logits()
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """See `regard.prior`."""
         if (q_pos.shape, k_pos.shape) == ((self.bias.shape[2], 1), (1, self.bias.shape[3])):
             return self.bias
         return self.bias[:, :, q_pos, k_pos]
+
+    def sink_logits(self) -> Tensor | None:
+        """See `Prior.sink_logits`."""
+        return self.sinks
 
 
 def resolve_positions(
@@ -87,10 +98,12 @@ def resolve_positions(
     prior: Prior | None,
     q_start: int | Tensor,
     k_positions: int | Tensor,
+    scale: float | None,
 ) -> Prior:
     """Pattern and prior of a call with positions that differ between examples, as a prior that is
     -inf where a pair is not visible."""
     grid = PositionGrid(q_start, k_positions, q.shape[2])
-    bias = q.new_zeros(()) if prior is None else grid.bias(prior, q, k)
+    added = None if prior is None else prior.for_scale(default_scale(q, prior, scale))
+    bias = q.new_zeros(()) if added is None else grid.bias(added, q, k)
     bias = torch.where(grid.visible(pattern), bias, -torch.inf)
-    return ComputedBias(bias, 1 if prior is None else prior.num_terms)
+    return ComputedBias(bias, prior)
