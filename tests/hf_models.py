@@ -119,6 +119,30 @@ DECODERS = {
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", GROUPED),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**GROUPED, "head_dim": 16}),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", {**GROUPED, "head_dim": 8}),
+    "gemma2": (  # capped scores and windows
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "sliding_window": 5,
+            "attn_logit_softcapping": 0.5,
+            "query_pre_attn_scalar": 3,
+            "initializer_range": 0.2,
+        },
+    ),
+    "gpt_oss": (  # learned sinks and windows
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "sliding_window": 5,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "initializer_range": 0.2,
+        },
+    ),
     "opt": (
         "OPTForCausalLM",
         "OPTConfig",

@@ -432,3 +432,34 @@ def test_custom_masks_apply() -> None:
             torch.testing.assert_close(
                 model(ids, attention_mask=mask).last_hidden_state, expected, **CLOSE
             )
+
+
+# --------------------------------------------------------------------------------- caps and sinks
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_caps_and_sinks_in_every_path(family: str) -> None:
+    """Packed examples, which have a mask of their own, attention maps, and dropout keep the cap of
+    Gemma 2 and the sinks of gpt-oss."""
+    tokens = torch.arange(7, 20)[None]
+    positions = torch.cat((torch.arange(6), torch.arange(7)))[None]
+    for arguments in (
+        {"position_ids": positions, "use_cache": False},
+        {"output_attentions": True},
+        {"attention_mask": torch.ones_like(tokens)},
+    ):
+        found = []
+        for implementation in ("eager", "regard:vanilla"):
+            model = small.build(family, implementation, attention_dropout=1e-12)
+            model.train("attention_mask" in arguments)
+            out = model(tokens, **arguments)
+            found.append([out.logits, *(out.attentions or ())])
+        assert len(found[0]) == len(found[1]) == (3 if "output_attentions" in arguments else 1)
+        for got, expected in zip(found[1], found[0], strict=True):
+            torch.testing.assert_close(got, expected, **CLOSE)
+    model = small.build(family, "regard:vanilla")
+    changed = model(tokens).logits.detach()
+    for layer in model.model.layers:
+        if family == "gemma2":
+            layer.self_attn.attn_logit_softcapping = None
+        else:
+            layer.self_attn.sinks.data.fill_(-torch.inf)
+    assert (model(tokens).logits - changed).abs().max() > 1e-3

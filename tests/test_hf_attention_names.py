@@ -313,15 +313,14 @@ def test_models_without_the_interface_are_refused(family: str) -> None:
     assert model.config._attn_implementation == "eager"
 
 
-def test_capped_scores_and_learned_sinks_are_refused() -> None:
-    capped = transformers.Gemma2Config(**small.GROUPED, head_dim=8, sliding_window=4)
-    with pytest.raises(Unsupported, match="caps its attention scores"):
-        transformers.Gemma2Model._from_config(capped, attn_implementation="regard:vanilla")
-    sinks = transformers.GptOssConfig(
-        **{**small.GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
-    )
-    with pytest.raises(Unsupported, match="learned sinks"):
-        transformers.GptOssModel._from_config(sinks, attn_implementation="regard:vanilla")
+def test_capped_scores_and_learned_sinks_need_a_softmax() -> None:
+    for family, reason in (("gemma2", "caps its attention scores"), ("gpt_oss", "learned sinks")):
+        model = small.build(family)
+        for name in ("linear", "top_k"):
+            with pytest.raises(Unsupported, match=reason):
+                model.set_attn_implementation(f"regard:{name}")
+        model.set_attn_implementation("regard:local?window=3")
+        assert model.config._attn_implementation == "regard:local?window=3"
 
 
 def test_chunked_attention() -> None:

@@ -47,7 +47,7 @@ class SDPABackend(Backend[AttentionCall]):
         causal = call.is_plain_causal()
         mask = None if causal else build_mask(call)
         if call.sinks is not None:
-            return partial(_attend_with_sinks, mask=mask, scale=call.scale, sinks=call.sinks)
+            return partial(attend_with_sinks, mask=mask, scale=call.scale, sinks=call.sinks)
         if call.q.shape[3] != call.v.shape[3]:
             return partial(_attend_two_widths, mask=mask, causal=causal, scale=call.scale)
         if mask is None and not causal and call.scale == 1 / math.sqrt(call.q.shape[3]):
@@ -59,7 +59,14 @@ class SDPABackend(Backend[AttentionCall]):
 
 
 def _attend_two_widths(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    dropout: float = 0.0,
 ) -> Tensor:
     """PyTorch leaves its fused kernel if the widths of keys and values differ, so both are padded.
 
@@ -68,14 +75,30 @@ def _attend_two_widths(
     width = v.shape[3]
     if max(q.shape[3], width) <= MAX_PADDED_WIDTH:
         q, k, v = pad_to_same_width(q, k, v)
-    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale)[..., :width]
+    y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale)
+    return y[..., :width]
 
 
-def _attend_with_sinks(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float, sinks: Tensor
+def attend_with_sinks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None,
+    scale: float,
+    sinks: Tensor,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """One more key, whose score is the sink and whose value is zero. One more channel of the heads
-    holds the score: 1 for the queries, sink / scale for that key, 0 for the others.
+    """Dense attention with sinks (h): q (b h n e), k (b h m e), v (b h m f) -> (b h n f).
+
+    A sink is one more key, whose value is zero. One more channel of the heads holds its score: 1
+    for the queries, sink / scale for that key, 0 for the others.
+
+    Args:
+        mask: Bool or additive mask that broadcasts to (b h n m), or None.
+        scale: Factor of the scores.
+        sinks: The logits.
+        dropout: Probability of dropping a weight.
     """
     if scale == 0:  # no key has another score then
         q, scale = torch.zeros_like(q), 1.0
@@ -85,7 +108,7 @@ def _attend_with_sinks(
     k = torch.where(is_sink, (sinks / scale).to(k)[:, None, None], k)
     if mask is not None:
         mask = F.pad(mask, (0, 1), value=mask.dtype == torch.bool)
-    return _attend_two_widths(q, k, v, mask=mask, causal=False, scale=scale)
+    return _attend_two_widths(q, k, v, mask=mask, causal=False, scale=scale, dropout=dropout)
 
 
 def build_mask(call: AttentionCall) -> Tensor | None:

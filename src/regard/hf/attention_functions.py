@@ -19,6 +19,7 @@ from transformers.utils.output_capturing import _active_collector
 from regard.attentions import SoftmaxAttention
 from regard.attentions.kv_cache import CallPositions, KVCacheAttention
 from regard.backends import attend
+from regard.backends.sdpa import attend_with_sinks
 from regard.errors import Unsupported
 from regard.hf import introspection
 from regard.hf.attention_spec import AttentionSpec, is_shift_invariant, why_not_cross
@@ -26,11 +27,9 @@ from regard.hf.masks import MaskRule, as_bool, infer_rule, intersect
 from regard.mixer import Attention, identity_values
 from regard.numerics import zero_padding_tokens
 from regard.pattern import Band, Causal, Full
-from regard.prior import Prior
+from regard.prior import Prior, PriorSum, SoftCap
 
 UNSUPPORTED_KWARGS = {
-    "softcap": "caps its attention scores",
-    "s_aux": "adds learned sinks to its scores",
     "cu_seq_lens_q": "packs examples into one row (cu_seq_lens)",
     "block_indices": "selects its own keys",
     "cache": "uses a paged cache",
@@ -47,6 +46,7 @@ class AttentionInputs(NamedTuple):
     dropout: float
     bias: Tensor | None  # (b or 1, h, n, m), added to the scores
     cross: bool
+    prior: Prior | None = None  # caps the scores, or adds sinks
 
 
 class BiasTensor(Prior):
@@ -61,6 +61,34 @@ class BiasTensor(Prior):
         return self.bias[:, :, q_pos - self.q_start, k_pos - self.k_start]
 
 
+class GivenSinks(Prior):
+    """Sinks (h) that are parameters of the model."""
+
+    compares_positions, relative = False, True
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.heads, self.given = len(logits), (logits,)  # in a tuple: not a parameter of its own
+
+    def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """Zero, see `Sinks`."""
+        return torch.zeros((1, *[1] * q_pos.dim()), dtype=q.dtype, device=q.device)
+
+    def for_scale(self, scale: float) -> None:
+        """See `Prior.for_scale`."""
+        return None
+
+    def sink_logits(self) -> Tensor:
+        """See `Prior.sink_logits`."""
+        return self.given[0]
+
+
+def add_priors(*priors: Prior | None) -> Prior | None:
+    """The sum of those that are not None."""
+    found = [prior for prior in priors if prior is not None]
+    return PriorSum(*found) if len(found) > 1 else next(iter(found), None)
+
+
 @_disable_dynamo
 def attention_forward(
     spec: AttentionSpec,
@@ -73,6 +101,8 @@ def attention_forward(
     scaling: float | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention of one layer, with the signature of `AttentionInterface`."""
@@ -98,7 +128,11 @@ def attention_forward(
     if cross_refusal is not None:
         raise Unsupported(f"{spec} does not support cross-attention: {cross_refusal}.")
     scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
-    inputs = AttentionInputs(query, key, value, scale, dropout, position_bias, cross)
+    prior = add_priors(
+        None if softcap is None else SoftCap(softcap),
+        None if s_aux is None else GivenSinks(s_aux),
+    )
+    inputs = AttentionInputs(query, key, value, scale, dropout, position_bias, cross, prior)
     out = run_attention(spec, inner, inputs, rule, attention_mask)
 
     # Some models ask the layer for attention maps, others only collect what it returns.
@@ -141,6 +175,10 @@ def run_attention(
         )
     if x.bias is not None and (not softmax or inner.prior is not None):
         raise Unsupported(f"{spec} cannot add the position bias of this layer to its scores.")
+    if x.prior is not None and not softmax:
+        raise Unsupported(
+            f"This layer caps its scores or adds sinks to them, but {spec} has no softmax scores."
+        )
     if rule is None:
         assert mask is not None
         return _run_dense_mask(spec, inner, x, mask)
@@ -226,6 +264,7 @@ def _run_rule(spec: AttentionSpec, inner: Attention, x: AttentionInputs, rule: M
             visible = rule._replace(pattern=pattern).dense(n, m, x.q.device)
             return _dense_attention(x, visible, _score_bias(inner, x, rule))
         prior = inner.prior if x.bias is None else BiasTensor(x.bias, rule.q_start, rule.k_start)
+        prior = add_priors(prior, x.prior)
         return attend(
             x.q,
             x.k,
@@ -276,7 +315,7 @@ def _run_dense_mask(
             f"{tuple(mask.shape)}."
         )
     if inner.pattern == Full() and inner.prior is None:
-        return _dense_attention(x, mask, x.bias)
+        return _dense_attention(x, mask, _score_bias(inner, x, MaskRule(Full(), False)))
     if n != m or not is_shift_invariant(inner):
         raise Unsupported(
             f"{spec} depends on positions, which the mask {tuple(mask.shape)} of this layer does "
@@ -290,18 +329,27 @@ def _run_dense_mask(
 
 
 def _dense_attention(x: AttentionInputs, mask: Tensor, bias: Tensor | None) -> Tensor:
-    """Dense softmax attention with dropout and a bias."""
+    """Dense softmax attention with dropout, a bias and the sinks of the layer."""
     k, v = (t.repeat_interleave(x.q.shape[1] // t.shape[1], 1) for t in (x.k, x.v))
     if bias is not None:
         mask = (
             torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
         ).to(x.q.dtype)
+    sinks = None if x.prior is None else x.prior.sink_logits()
+    if sinks is not None:
+        return attend_with_sinks(
+            x.q, k, v, mask=mask, scale=x.scale, sinks=sinks, dropout=x.dropout
+        )
     return F.scaled_dot_product_attention(x.q, k, v, mask, x.dropout, scale=x.scale)
 
 
 def _score_bias(inner: SoftmaxAttention, x: AttentionInputs, rule: MaskRule) -> Tensor | None:
-    """What is added to the scores: the layer's bias, or the prior of the recipe."""
-    if inner.prior is None:
+    """What is added to the scores: the layer's bias or the prior of the recipe, and the cap of the
+    scores."""
+    prior = add_priors(inner.prior, x.prior)
+    prior = None if prior is None else prior.for_scale(x.scale)
+    if prior is None:
         return x.bias
     q, k = (torch.arange(t.shape[2], device=t.device) for t in (x.q, x.k))
-    return inner.prior((q + rule.q_start)[:, None], (k + rule.k_start)[None, :], x.q, x.k)
+    bias: Tensor = prior((q + rule.q_start)[:, None], (k + rule.k_start)[None, :], x.q, x.k)
+    return bias if x.bias is None else bias + x.bias

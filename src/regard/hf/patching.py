@@ -116,9 +116,9 @@ def why_not_layer(inner: Attention, layer: Any, name: str) -> str | None:
             f"is cross-attention, which {name} does not support: {reason}; "
             "add cross=vanilla to the name for dense cross-attention"
         )
-    if getattr(layer, "attn_logit_softcapping", None):
+    if getattr(layer, "attn_logit_softcapping", None) and not softmax:
         return f"caps its attention scores, which {name} does not support"
-    if isinstance(getattr(layer, "sinks", None), nn.Parameter):
+    if isinstance(getattr(layer, "sinks", None), nn.Parameter) and not softmax:
         return f"has learned sinks, which {name} does not support"
     if introspection.has_sliding_window(layer) and not isinstance(inner, KVCacheAttention):
         return f"has a sliding window, but {name} sees all keys or all past keys"
