@@ -309,7 +309,7 @@ def test_marks_that_do_nothing_are_found():
             return super().mix(x, context, mask, state)
 
     can = Can(
-        supports_global_mask=True,
+        "global_attention_mask",
         cross="a toy",
         attn_mask="a toy",
         stream="a toy",

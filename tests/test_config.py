@@ -219,7 +219,7 @@ def test_a_mixer_that_does_not_fit_is_refused_when_built(kind, more, message):
             "local has no argument 'windw': did you mean 'window'",
         ),
         ({"mixer": module_spec("local", dim=3)}, "local: the model sets dim"),
-        ({"mixer": module_spec("fnet", heads=4)}, "has no heads"),
+        ({"mixer": module_spec("fnet", heads=0)}, "heads must be an integer >= 1"),
         (
             {"mixer": "linformer", "length": None, "position": "none"},
             "linformer needs a maximum length",

@@ -506,10 +506,10 @@ def test_show_attend_tells_its_cost(rand):
 # --------------------------------------------------------------------------------------- bad input
 ABSURD = [
     ("graves_window", {"mixtures": 0}, "mixtures"),
-    ("graves_window", {"heads": 2}, "no heads"),
+    ("graves_window", {"heads": 0}, "heads must be an integer >= 1"),
     ("draw_read", {"width": 0}, "width"),
     ("draw_read", {"width": 4, "patch": 0}, "patch"),
-    ("draw_write", {"width": 4, "heads": 3}, "no heads"),
+    ("draw_write", {"width": 4, "heads": 2.5}, "heads must be an integer"),
     ("show_attend", {"hidden": 0}, "hidden"),
     ("show_attend", {"penalty": -1.0}, "penalty"),
     ("show_attend", {"penalty": "much"}, "penalty"),

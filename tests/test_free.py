@@ -464,7 +464,7 @@ ABSURD = [
     ("aft", {"length": None, "kernel": 0}, "kernel"),
     ("aft", {"length": 8, "kernel": 3}, "requires length=None"),
     ("aft", {"length": None, "kernel": 3, "heads": 3}, "divisible by heads"),
-    ("aft", {"length": None, "heads": 2}, "no heads"),
+    ("aft", {"length": None, "heads": 0}, "heads must be an integer >= 1, not 0"),
     ("average_pool", {"window": 4}, "odd"),
     ("average_pool", {"window": 0}, "window"),
     ("average_pool", {"width": 0}, "width"),

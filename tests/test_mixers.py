@@ -35,7 +35,7 @@ def test_can_says_why_not():
     can = Can(cross="no map of the other", mask="no holes")
     assert not can.cross and not can.mask and can.causal and can.stream and can.length and can.maps
     assert can.reason("cross") == "no map of the other" and can.reason("stream") is None
-    assert not Can().global_attention_mask and Can(supports_global_mask=True).global_attention_mask
+    assert not Can().global_attention_mask and Can("global_attention_mask").global_attention_mask
     for reason in (None, True, ""):
         with pytest.raises(ValueError, match="must be the reason"):
             Can(cross=reason)
@@ -57,19 +57,30 @@ def test_both_can_what_both_can():
 
 def test_marks_need_both():
     """Fails if one part that knows no marks makes the other forget that."""
-    assert (Can(supports_global_mask=True) & Can(supports_global_mask=True)).global_attention_mask
+    assert (Can("global_attention_mask") & Can("global_attention_mask")).global_attention_mask
     assert (
-        not (Can(supports_global_mask=True) & Can()).global_attention_mask
-        and not (Can() & Can(supports_global_mask=True)).global_attention_mask
+        not (Can("global_attention_mask") & Can()).global_attention_mask
+        and not (Can() & Can("global_attention_mask")).global_attention_mask
     )
+
+
+def test_capabilities_that_are_declared():
+    """Fails if a capability of `DECLARED` is there without a word, or its own reason is lost."""
+    assert Can("gqa", "rotary").gqa and not Can("gqa").rotary and not Can().dropout
+    with pytest.raises(ValueError, match="'cross' cannot be declared"):
+        Can("cross")
+    specific = Can(rotary="a reason of its own")
+    for both in (Can() & specific, specific & Can(), Can().without(rotary="a reason of its own")):
+        assert both.reason("rotary") == "a reason of its own"
+    assert Can("gqa").without(cross="x").gqa and not Can("gqa").without(gqa="x").gqa
+    assert Can(cross="first").without(cross="second").reason("cross") == "first"
 
 
 def test_can_equality_and_repr():
     """Fails if it cannot be compared, or shows something else than what it can."""
     assert Can(cross="x") == Can(cross="y") != Can() and Can() != "Can()"
-    assert (
-        repr(Can(cross="x")) == "Can(causal, mask, attn_mask, stream, length, maps, export, onnx)"
-    )
+    known = "causal, mask, attn_mask, stream, length, maps, export, onnx, heads"
+    assert repr(Can(cross="x")) == f"Can({known})"
 
 
 def test_no_such_promise():

@@ -403,3 +403,30 @@ def test_the_first_parameters_of_a_recipe_are_checked(fresh):
         recipe("Somebody 2030")(sizeless)
     with pytest.raises(TypeError, match="biased cannot have a parameter 'bias'"):
         recipe("Somebody 2030")(biased)
+
+
+# ------------------------------------------------------------------------------ one loop for all
+HEADLESS = {
+    *("aft", "amlp", "average", "average_pool", "draw_read", "draw_write", "fnet", "gmlp"),
+    *("graves_window", "mlp_mixer", "show_attend"),
+}
+
+
+@pytest.mark.parametrize("name", regard.list_recipes())
+def test_every_recipe_takes_heads(name):
+    """Fails if a mixer without heads raises, does not say that it has none, or changes with them;
+    or if one with heads does not.
+    """
+    found = registry.get_recipe(name)
+    required = {"length": 32, "width": 4}
+    options = {k: v for k, v in required.items() if k in found.parameters}
+    options |= {k: v for k, v in found.example_kwargs.items() if k != "dilation"}
+    mixers = []
+    for heads in (4, 2):
+        torch.manual_seed(0)
+        mixers.append(regard.create(name, dim=16, heads=heads, **options))
+    can = mixers[0].can
+    assert can.heads is (name not in HEADLESS) and (can.reason("heads") is None) == can.heads
+    x = torch.randn(1, 24, 16, generator=torch.Generator().manual_seed(0))
+    same = torch.equal(*(mixer.eval()(x) for mixer in mixers))
+    assert same is not can.heads

@@ -43,6 +43,8 @@ from .mixer import (
     Can as Can,
     Mixer as Mixer,
     MultiHead as MultiHead,
+    QueryMaskAttention as QueryMaskAttention,
+    SharedQKAttention as SharedQKAttention,
 )
 from .mixers import (
     with_position as with_position,

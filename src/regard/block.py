@@ -61,7 +61,7 @@ class Layer(nn.Module, ABC):
     def __init__(self, dim: int, *, can: Can, causal: bool, length: int | None = None) -> None:
         super().__init__()
         self.dim, self.out_dim = dim, dim
-        self.can = can & Can(supports_global_mask=True, attn_mask=NO_PAIR_MASK)
+        self.can = can.without(attn_mask=NO_PAIR_MASK)
         self.causal, self.length = causal, length
 
     @abstractmethod
@@ -167,7 +167,7 @@ class Block(Layer):
         }
         if cross is not None:
             del unsupported["cross"]
-        can = Can(supports_global_mask=True, **unsupported)
+        can = Can("global_attention_mask", **unsupported)
         super().__init__(mixer.dim, can=can, causal=mixer.causal, length=mixer.length)
         for part, name in ((ffn, "ffn"), (cross, "cross")):
             if part is not None and part.dim != mixer.dim:

@@ -13,18 +13,32 @@ CAPABILITIES = {
     "global_attention_mask": "takes a global_attention_mask at run time",
     "export": "forward can be exported as one graph for any batch size and length",
     "onnx": "the exported graph can be written as an ONNX file",
+    "heads": "has heads; otherwise `heads` changes nothing",
+    "gqa": "query heads can share key and value heads (kv_heads) without copies of them",
+    "rotary": "a rotary embedding can be applied to its queries and keys",
+    "dropout": "attention weights can be dropped in training (dropout)",
+}
+
+NO_HEADS = "it has no heads"
+
+# Capabilities that must be declared, with the reason why others lack them.
+DECLARED = {
+    "global_attention_mask": "it has no global tokens",
+    "gqa": "it needs a key and a value for each query head",
+    "rotary": "it does not take rotated queries and keys",
+    "dropout": "it has no softmax weights to drop",
 }
 
 
 class Can:
-    """Capabilities of a mixer: everything in `CAPABILITIES` except what is listed as unsupported.
+    """Capabilities of a mixer or attention: everything in `CAPABILITIES` except what is listed as
+    unsupported, and except those in `DECLARED` that are not named.
 
     `can.cross` is a bool, `can.reason("cross")` says why not, and `a & b` has the capabilities
     that both have.
 
     Args:
-        supports_global_mask: Whether it takes a `global_attention_mask`. Off by default, because
-            few mixers do.
+        *declared: Capabilities of `DECLARED` that it has: `Can("rotary", "gqa")`.
         **unsupported: Reason for each missing capability: `Can(cross="positions differ")`.
     """
 
@@ -38,8 +52,16 @@ class Can:
     global_attention_mask: bool
     export: bool
     onnx: bool
+    heads: bool
+    gqa: bool
+    rotary: bool
+    dropout: bool
 
-    def __init__(self, *, supports_global_mask: bool = False, **unsupported: str) -> None:
+    def __init__(self, *declared: str, **unsupported: str) -> None:
+        for capability in declared:
+            if capability not in DECLARED:
+                known = ", ".join(DECLARED)
+                raise ValueError(f"{capability!r} cannot be declared. Choose from: {known}.")
         for capability, reason in unsupported.items():
             if capability not in CAPABILITIES:
                 known = ", ".join(CAPABILITIES)
@@ -48,8 +70,9 @@ class Can:
                 raise ValueError(f"{capability}= must be the reason as a string, not {reason!r}")
         if "export" in unsupported:
             unsupported.setdefault("onnx", unsupported["export"])
-        if not supports_global_mask:
-            unsupported.setdefault("global_attention_mask", "it has no global tokens")
+        for capability, reason in DECLARED.items():
+            if capability not in declared:
+                unsupported.setdefault(capability, reason)
         self.unsupported = unsupported
 
     def __getattr__(self, capability: str) -> bool:
@@ -61,8 +84,14 @@ class Can:
         """Why a capability is missing, or None if it is there."""
         return self.unsupported.get(capability)
 
+    def without(self, **unsupported: str) -> Can:
+        """The same capabilities without some, with the reason for each."""
+        return self & Can(*DECLARED, **unsupported)
+
     def __and__(self, other: Can) -> Can:
-        return Can(supports_global_mask=True, **{**other.unsupported, **self.unsupported})
+        # the first reason counts, but any is better than the one that stands for no declaration
+        first = {k: v for k, v in self.unsupported.items() if v != DECLARED.get(k)}
+        return Can(*DECLARED, **{**self.unsupported, **other.unsupported, **first})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Can) and self.unsupported.keys() == other.unsupported.keys()

@@ -68,12 +68,6 @@ def check_int(least: int, **values: object) -> None:
             raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")
 
 
-def check_single_head(name: str, heads: int) -> None:
-    """Raise ValueError if a mixer without heads is given several."""
-    if heads != 1:
-        raise ValueError(f"{name} has no heads: omit heads or set heads=1, not {heads}")
-
-
 def check_stream_length(length: int | None, end: int | Tensor) -> None:
     """Raise ValueError if a stream of `end` tokens, an int or (b), exceeds the maximum length."""
     if length is None:

@@ -37,7 +37,7 @@ class FeatureMap(nn.Module, ABC):
             value of the denominator.
     """
 
-    can: Can = Can()
+    can: Can = Can("rotary")
     length: int | None = None
     heads: int | None = None
     min_denominator: float | None = None
@@ -129,6 +129,7 @@ class CosineFeatures(FeatureMap):
         check_int(1, length=length)
         self.length = length
         self.can = Can(
+            "rotary",
             cross="it compares positions, and those of two sequences are unrelated",
             length=f"its cosine was built for {length} positions",
         )

@@ -328,23 +328,14 @@ class Attention(nn.Module, ABC):
     """Base class for the attention inside `MultiHead`. The output is linear in the values.
 
     Attributes:
-        can: Capabilities.
+        can: Capabilities. If it has `gqa`, k and v may have fewer heads than q.
         length: Maximum sequence length, or None for any length.
         heads: Number of heads it was built for, or None for any number.
-        supports_gqa: Whether k and v may have fewer heads than q (grouped-query attention).
-        needs_query_mask: Whether `forward` takes `query_mask` (b, n), True = real query. Passed
-            only if there is a mask.
-        shared_qk: Whether keys are computed from the queries, so there is no key projection.
-        no_rotary_reason: Why rotary embeddings cannot be used, or None if they can.
     """
 
     can: Can = Can()
     length: int | None = None
     heads: int | None = None
-    supports_gqa: bool = False
-    needs_query_mask: bool = False
-    shared_qk: bool = False
-    no_rotary_reason: str | None = None
 
     @abstractmethod
     def forward(
@@ -374,6 +365,34 @@ class Attention(nn.Module, ABC):
     def initial_state(self) -> State:
         """State of a stream before its first chunk. See `Mixer.initial_state`."""
         raise Unsupported(f"{type(self).__name__} does not support streaming")
+
+
+class SharedQKAttention(Attention):
+    """Base class for attention whose keys are its queries: q and k are the same tensor, and
+    `MultiHead` has no key projection."""
+
+
+class QueryMaskAttention(Attention):
+    """Base class for attention in which queries influence each other, so that it has to know
+    which of them are padding."""
+
+    @abstractmethod
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        state: State = None,
+        query_mask: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """See `Attention.forward`.
+
+        Args:
+            query_mask: (b, n), True = real query, or None if all are real.
+        """
 
 
 class PackedAttention(Attention):
@@ -458,9 +477,9 @@ class MultiHead(Mixer):
     ) -> None:
         can = attention.can
         if rotary is not None:
-            can &= Can(
-                supports_global_mask=True,
+            can = can.without(
                 cross="its rotary embedding compares positions within one sequence",
+                rotary="it already has a rotary embedding",
             )
         name = type(attention).__name__
         super().__init__(dim, can=can, causal=causal, length=attention.length, name=name)
@@ -475,16 +494,15 @@ class MultiHead(Mixer):
             raise ValueError(f"project=False needs kv_heads={heads}, not {kv_heads}")
         if heads * head_dim != dim and not project:
             raise ValueError(f"project=False needs head_dim={dim // heads}, not {head_dim}")
-        if kv_heads != heads and attention.shared_qk:
+        if kv_heads != heads and isinstance(attention, SharedQKAttention):
             raise ValueError(
                 f"{name} shares queries and keys: kv_heads must be {heads}, not {kv_heads}"
             )
         if attention.heads not in (None, heads):
             raise ValueError(f"{name} was built for {attention.heads} heads, not {heads}")
-        if rotary is not None and attention.no_rotary_reason is not None:
-            raise Unsupported(
-                f"{name} does not support rotary embeddings: {attention.no_rotary_reason}"
-            )
+        if rotary is not None and not attention.can.rotary:
+            reason = attention.can.reason("rotary")
+            raise Unsupported(f"{name} does not support rotary embeddings: {reason}")
         self.heads, self.head_dim, self.kv_heads = heads, head_dim, kv_heads
         self.inner, self.rotary = attention, rotary
         q_dim, kv_dim = heads * head_dim, kv_heads * head_dim
@@ -492,7 +510,7 @@ class MultiHead(Mixer):
         self.k: nn.Module = nn.Linear(dim, kv_dim, bias=bias) if project else nn.Identity()
         self.v: nn.Module = nn.Linear(dim, kv_dim, bias=bias) if project else nn.Identity()
         self.out: nn.Module = nn.Linear(q_dim, dim, bias=bias) if project else nn.Identity()
-        if attention.shared_qk:
+        if isinstance(attention, SharedQKAttention):
             del self.k
 
     def initial_state(self) -> State:
@@ -570,7 +588,7 @@ class MultiHead(Mixer):
         """
         source = x if context is None else context
         q, v = split_heads(self.q(x), self.heads), split_heads(self.v(source), self.kv_heads)
-        if self.inner.shared_qk:
+        if isinstance(self.inner, SharedQKAttention):
             k = q if context is None else split_heads(self.q(context), self.heads)
         else:
             k = split_heads(self.k(source), self.kv_heads)
@@ -578,7 +596,7 @@ class MultiHead(Mixer):
             q, k = self.rotary.rotate_at(q, positions), self.rotary.rotate_at(k, positions)
         elif self.rotary is not None:
             q, k = self.rotary(q, k, start, start)
-        if self.kv_heads != self.heads and not self.inner.supports_gqa:
+        if self.kv_heads != self.heads and not self.inner.can.gqa:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
         return q, k, v
 
@@ -610,7 +628,8 @@ class MultiHead(Mixer):
             masks["attn_mask"] = attn_mask
         if global_attention_mask is not None:
             masks["global_attention_mask"] = global_attention_mask
-        if self.inner.needs_query_mask and context is None and mask is not None:
+        takes_query_mask = isinstance(self.inner, QueryMaskAttention)
+        if takes_query_mask and context is None and mask is not None:
             masks["query_mask"] = mask
         return masks
 

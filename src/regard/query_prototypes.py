@@ -28,6 +28,7 @@ class QueryPrototypes(nn.Module, ABC):
     """
 
     can: Can = Can(
+        "rotary",
         causal="a prototype stands for queries at many positions",
         stream="a prototype stands for queries at many positions",
         attn_mask="a prototype stands for many queries",

@@ -28,6 +28,7 @@ from functools import lru_cache
 from importlib import import_module, metadata
 from typing import Any, get_type_hints
 
+from regard.can import NO_HEADS
 from regard.errors import Unsupported, check_int, did_you_mean
 from regard.mixer import Attention, Can, Mixer, MultiHead, check_heads
 from regard.recipe_index import (
@@ -126,10 +127,13 @@ class Recipe:
     def build(self, dim: int, heads: int | None = None, **arguments: Any) -> Mixer:
         """Build the mixer; `heads=None` takes the default of the recipe. See `create`."""
         heads = self.default_heads(1) if heads is None else heads
+        check_int(1, dim=dim, heads=heads)
         if not self.is_attention:
-            sizes = (dim, heads) if "heads" in self._signature else (dim,)
-            mixer = self.function(*sizes, **arguments)
+            has_heads = "heads" in self._signature
+            mixer = self.function(dim, *([heads] if has_heads else []), **arguments)
             assert isinstance(mixer, Mixer), f"{self.name} returned {type(mixer).__name__}"
+            if not has_heads:
+                mixer.can = mixer.can.without(heads=NO_HEADS)
             return mixer
         layer = {name: arguments.pop(name) for name in LAYER_ARGUMENTS if name in arguments}
         causal = arguments.pop("causal", False)
@@ -183,9 +187,7 @@ class Recipe:
 def not_causal(can: Can, error: Unsupported) -> Can:
     """Capabilities of a recipe whose causal form cannot be built, because of `error`."""
     reason = can.reason("causal") or str(error)
-    return can & Can(
-        supports_global_mask=True, causal=reason, stream="only causal mixers can stream"
-    )
+    return can.without(causal=reason, stream="only causal mixers can stream")
 
 
 _recipes: dict[str, Recipe] = {}

@@ -15,7 +15,7 @@ from regard.attentions.nystrom import NystromAttention
 from regard.attentions.persistent import PersistentMemoryAttention
 from regard.attentions.prob_sparse import ProbSparseAttention
 from regard.attentions.prototype import PrototypeAttention
-from regard.attentions.routed import RoutedAttention
+from regard.attentions.routed import RoutedAttention, SharedQKRoutedAttention
 from regard.attentions.softmax import SoftmaxAttention
 
 __all__ = [
@@ -36,5 +36,6 @@ __all__ = [
     "ProbSparseAttention",
     "PrototypeAttention",
     "RoutedAttention",
+    "SharedQKRoutedAttention",
     "SoftmaxAttention",
 ]

@@ -47,7 +47,7 @@ class AdaptiveSpanAttention(KVCacheAttention, PackedAttention):
         self.heads, self.longest, self.ramp, self.penalty = heads, longest, ramp, penalty
         self.initial_share = float(start)
         self.share = nn.Parameter(torch.full((heads,), self.initial_share))
-        self.can = Can(cross=COMPARES_POSITIONS)
+        self.can = Can("rotary", cross=COMPARES_POSITIONS)
 
     def spans(self) -> Tensor:
         """The span z of each head, in tokens (h)."""

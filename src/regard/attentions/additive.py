@@ -17,12 +17,11 @@ MAX_ELEMENTS = 1 << 20  # of tanh(q + k) in memory at once
 class AdditiveAttention(MaterializedAttention):
     """softmax_j(w · tanh(q_i + k_j)) over the values, with a learned w (e) for each head."""
 
-    no_rotary_reason = "its scores are not dot products of queries and keys"
-
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
         check_int(1, heads=heads, width=width)
         self.heads = heads
+        self.can = self.can.without(rotary="its scores are not dot products of queries and keys")
         self.v = nn.Parameter(torch.empty(heads, width).uniform_(-1, 1) / width**0.5)
 
     def scores(self, call: AttentionCall) -> Tensor:

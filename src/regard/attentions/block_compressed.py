@@ -46,8 +46,6 @@ class BlockCompressedAttention(Attention):
             before which no block is complete. Not available with a window.
     """
 
-    no_rotary_reason = "its keys are mixtures of several positions"
-
     def __init__(
         self, blocks: BlockCompression, *, window: int | None = None, null: Tensor | None = None
     ) -> None:
@@ -58,6 +56,7 @@ class BlockCompressedAttention(Attention):
         self.null = None if null is None else nn.Parameter(null)
         self.inner = SoftmaxAttention()
         self.can = blocks.can & pattern_capabilities(self._pattern(causal=False))
+        self.can = self.can.without(rotary="its keys are mixtures of several positions")
 
     def _pattern(self, causal: bool) -> Pattern:
         """Which blocks each query sees. The position of a block is that of its last token."""

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_int
-from regard.mixer import Attention, State
+from regard.mixer import QueryMaskAttention, State
 from regard.numerics import stable_argsort
 from regard.query_prototypes import QueryClusters, gather_rows
 
 TILE = 16  # queries of one cluster that attend to its top keys together
 
 
-class ImprovedClusteredAttention(Attention):
+class ImprovedClusteredAttention(QueryMaskAttention):
     """Improved clustered attention (Vyas et al. 2020, arXiv 2007.04825, section 3.3).
 
     With A the attention of the centroids, T the `top` keys with the largest weight for the query's
@@ -24,8 +24,6 @@ class ImprovedClusteredAttention(Attention):
 
         out_i = m Σ_{j∈T} softmax_{j∈T}(q_i·k_j / √e) v_j  +  Σ_{j∉T} A_j v_j
     """
-
-    needs_query_mask = True
 
     def __init__(self, clusters: QueryClusters, top: int) -> None:
         super().__init__()

@@ -11,12 +11,13 @@ from regard.mixer import Attention, State
 class CompressedAttention(Attention):
     """inner(q, compression(k, v)): any attention over fewer keys and values."""
 
-    no_rotary_reason = "its keys are mixtures of several positions"
-
     def __init__(self, compression: KVCompression, inner: Attention) -> None:
         super().__init__()
         self.compression, self.inner = compression, inner
-        self.can, self.length = compression.can & inner.can, compression.length
+        self.can = (compression.can & inner.can).without(
+            rotary="its keys are mixtures of several positions"
+        )
+        self.length = compression.length
 
     def forward(
         self,

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from regard.auxiliary import record_aux
 from regard.errors import check_choice, check_positive
-from regard.mixer import Attention, State, identity_values
+from regard.mixer import Attention, QueryMaskAttention, State, identity_values
 
 
-class DisagreementAttention(Attention):
+class DisagreementAttention(QueryMaskAttention):
     """Any attention, with a disagreement regularization of its heads
     (Li et al. 2018, arXiv 1810.10183).
 
@@ -26,7 +26,6 @@ class DisagreementAttention(Attention):
     """
 
     KINDS = ("subspace", "positions", "outputs")
-    needs_query_mask = True
 
     def __init__(self, inner: Attention, *, kind: str = "outputs", penalty: float = 1.0) -> None:
         super().__init__()
@@ -34,7 +33,6 @@ class DisagreementAttention(Attention):
         check_positive("penalty", penalty)
         self.inner, self.kind, self.penalty = inner, kind, penalty
         self.can, self.length, self.heads = inner.can, inner.length, inner.heads
-        self.supports_gqa, self.no_rotary_reason = inner.supports_gqa, inner.no_rotary_reason
 
     def forward(
         self,

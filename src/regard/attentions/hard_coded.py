@@ -15,7 +15,9 @@ from regard.errors import check_positive
 from regard.mixer import Attention, Can, check_batch
 
 CAN = Can(
-    cross=COMPARES_POSITIONS, attn_mask="its weights are fixed, not a softmax over visible keys"
+    cross=COMPARES_POSITIONS,
+    attn_mask="its weights are fixed, not a softmax over visible keys",
+    rotary="it has no queries and keys",
 )
 MAX_SIGMAS = 9  # beyond this many standard deviations the density is below float64 rounding
 
@@ -36,8 +38,6 @@ class HardCodedAttention(Attention):
             token.
         sigma: Standard deviation σ.
     """
-
-    no_rotary_reason = "it has no queries and keys"
 
     def __init__(self, heads: int, *, offsets: Sequence[int], sigma: float) -> None:
         super().__init__()

@@ -304,11 +304,12 @@ class KVCacheAttention(Attention):
         return repr(self.pattern)
 
 
-def pattern_capabilities(pattern: Pattern, *, compares_positions: bool = False) -> Can:
+def pattern_capabilities(pattern: Pattern, *declared: str, compares_positions: bool = False) -> Can:
     """Capabilities of attention over a pattern.
 
     Args:
         pattern: The pattern.
+        *declared: Capabilities besides the pattern's, see `Can`.
         compares_positions: Whether something besides the pattern depends on positions.
     """
     unsupported = {}
@@ -316,7 +317,9 @@ def pattern_capabilities(pattern: Pattern, *, compares_positions: bool = False) 
         unsupported["cross"] = COMPARES_POSITIONS
     if pattern.length is not None:
         unsupported["length"] = f"its pattern was built for {pattern.length} positions"
-    return Can(supports_global_mask=pattern.needs_global_mask, **unsupported)
+    if pattern.needs_global_mask:
+        declared += ("global_attention_mask",)
+    return Can(*declared, **unsupported)
 
 
 def append_rows(

@@ -133,6 +133,7 @@ class EfficientAttention(Attention):
     (Shen et al. 2021, arXiv 1812.01243)."""
 
     can = Can(
+        "rotary",
         causal="its softmax over positions includes later keys",
         stream="its softmax over positions includes all keys",
         attn_mask=SUMS_FIRST,

@@ -31,8 +31,12 @@ class LocalnessAttention(Attention):
         sigma: Fixed σ, so no window is predicted.
     """
 
-    no_rotary_reason = "it predicts positions from the queries"
-    can = Can(cross=COMPARES_POSITIONS, causal=NEEDS_LENGTH, stream=NEEDS_LENGTH)
+    can = Can(
+        cross=COMPARES_POSITIONS,
+        causal=NEEDS_LENGTH,
+        stream=NEEDS_LENGTH,
+        rotary="it predicts positions from the queries",
+    )
 
     def __init__(
         self,

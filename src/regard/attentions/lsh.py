@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.attentions.kv_cache import EVICTION_SLACK
 from regard.backends import token_groups
 from regard.errors import check_int
-from regard.mixer import Attention, Can, check_batch
+from regard.mixer import Can, SharedQKAttention, check_batch
 from regard.route.lsh import (
     CODE_STRIDE,
     AngularHash,
@@ -41,7 +41,7 @@ class LSHState(NamedTuple):
     evict_at: int
 
 
-class LSHAttention(Attention):
+class LSHAttention(SharedQKAttention):
     """LSH attention (Kitaev et al. 2020, arXiv 2001.04451).
 
         k_j = q_j / |q_j|,  out_i = Σ_j softmax_j(q_i · k_j · scale) v_j
@@ -62,9 +62,8 @@ class LSHAttention(Attention):
     can = Can(
         cross="queries and keys are shared, and the hash sorts a single sequence",
         attn_mask="a token that meets no other token returns its own value",
+        rotary="tokens would be hashed by position instead of content",
     )
-    shared_qk = True
-    no_rotary_reason = "tokens would be hashed by position instead of content"
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class LSHAttention(Attention):
         self.same_bucket, self.once, self.scale = same_bucket, once, scale
         if not same_bucket:
             reason = "which buckets share a chunk depends on later tokens; use same_bucket=True"
-            self.can = self.can & Can(causal=reason)
+            self.can = self.can.without(causal=reason)
 
     def forward(
         self,

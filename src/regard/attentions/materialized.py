@@ -47,7 +47,7 @@ class MaterializedAttention(KVCacheAttention):
         self.normalize = Softmax() if normalize is None else normalize
         self.before = nn.Identity() if before is None else before
         self.after = nn.Identity() if after is None else after
-        self.can = pattern_capabilities(pattern)
+        self.can = pattern_capabilities(pattern, "rotary")
 
     def attend(
         self,

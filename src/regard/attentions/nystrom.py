@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from regard.attentions.softmax import SoftmaxAttention
 from regard.errors import check_int
-from regard.mixer import Attention, Can, State
+from regard.mixer import Can, QueryMaskAttention, State
 from regard.numerics import at_least_float32
 
 USES_FUTURE = "a landmark is a mean over past and future tokens"
 
 
-class NystromAttention(Attention):
+class NystromAttention(QueryMaskAttention):
     """Nyström attention (Xiong et al. 2021, arXiv 2102.03902).
 
         softmax(Q K̃ᵀ) softmax(Q̃ K̃ᵀ)⁺ softmax(Q̃ Kᵀ) V, each scaled by 1/√e
@@ -30,8 +30,8 @@ class NystromAttention(Attention):
             to the output. None for no convolution.
     """
 
-    needs_query_mask = True
     can = Can(
+        "rotary",
         causal=USES_FUTURE,
         stream=USES_FUTURE,
         attn_mask="queries reach keys by landmarks, each of which stands for many tokens",
@@ -51,7 +51,7 @@ class NystromAttention(Attention):
             self.heads, size, padding = heads, (kernel, 1), (kernel // 2, 0)
             self.conv = nn.Conv2d(heads, heads, size, padding=padding, groups=heads, bias=False)
             reason = "its convolution adds values at the positions of the queries"
-            self.can = self.can & Can(supports_global_mask=True, cross=reason)
+            self.can = self.can.without(cross=reason)
 
     def forward(
         self,

@@ -36,8 +36,6 @@ class PersistentMemoryAttention(KVCacheAttention):
         count: Number of learned keys for each head.
     """
 
-    no_rotary_reason = "its learned keys have no position"
-
     def __init__(self, inner: SoftmaxAttention, heads: int, width: int, count: int) -> None:
         super().__init__()
         check_int(1, heads=heads, width=width, count=count)
@@ -45,7 +43,8 @@ class PersistentMemoryAttention(KVCacheAttention):
             raise ValueError(f"The inner attention was built for {inner.heads} heads, not {heads}")
         self.inner, self.heads, self.count = inner, heads, count
         self.pattern, self.causal_pattern = inner.pattern, inner.causal_pattern
-        self.length, self.can = inner.length, Can(maps=NO_MAP) & inner.can
+        self.length = inner.length
+        self.can = Can(maps=NO_MAP, rotary="its learned keys have no position") & inner.can
         self.keys = nn.Parameter(torch.randn(heads, count, width) * width**-0.5)
         self.values = nn.Parameter(torch.randn(heads, count, width) * count**-0.5)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.attentions.softmax import SoftmaxAttention
 from regard.errors import check_int
-from regard.mixer import Attention, Can, State
+from regard.mixer import Can, QueryMaskAttention, State
 from regard.numerics import at_least_float32
 from regard.query_prototypes import gather_rows, valid_first_order
 
@@ -19,7 +19,7 @@ USES_FUTURE = "which queries attend is decided among all of them, including late
 SAMPLES = "it samples about ln n keys on the host, and an exported graph does not know n"
 
 
-class ProbSparseAttention(Attention):
+class ProbSparseAttention(QueryMaskAttention):
     """ProbSparse attention (Zhou et al. 2021, arXiv 2012.07436).
 
     For each query, M(q) = max_j q·k_j/√e − mean_j q·k_j/√e over a few sampled keys. The queries
@@ -29,12 +29,12 @@ class ProbSparseAttention(Attention):
     """
 
     can = Can(
+        "rotary",
         causal=USES_FUTURE,
         stream=USES_FUTURE,
         attn_mask="most queries return the mean of all values",
         export=SAMPLES,
     )
-    needs_query_mask = True
 
     def __init__(self, *, factor: int = 5, seed: int = 0) -> None:
         super().__init__()

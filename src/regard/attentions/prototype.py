@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from regard.mixer import Attention, State
+from regard.mixer import Attention, QueryMaskAttention, State
 from regard.query_prototypes import QueryPrototypes
 
 
-class PrototypeAttention(Attention):
+class PrototypeAttention(QueryMaskAttention):
     """Any attention, called with prototypes of the queries. Each query gets the output of its
     prototype."""
-
-    needs_query_mask = True
 
     def __init__(self, query: QueryPrototypes, inner: Attention) -> None:
         super().__init__()
         self.query, self.inner = query, inner
         self.can, self.length = query.can & inner.can, inner.length
-        self.no_rotary_reason = inner.no_rotary_reason
 
     def forward(
         self,

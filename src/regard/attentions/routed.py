@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.backends import token_groups
-from regard.mixer import Attention, Can, State
+from regard.mixer import Attention, SharedQKAttention, State
 from regard.route import Route
 
 
@@ -19,24 +19,22 @@ class RoutedAttention(Attention):
     Args:
         route: Assigns tokens to groups.
         scale: Scale of the scores. Defaults to 1/√e.
-        shared_qk: Whether keys are the queries, so there is no key projection.
         normalize: Whether queries and keys first pass a layer norm without scale and shift.
     """
-
-    no_rotary_reason = "tokens would be routed by position instead of content"
 
     def __init__(
         self,
         route: Route,
         *,
         scale: float | None = None,
-        shared_qk: bool = False,
         normalize: bool = False,
     ) -> None:
         super().__init__()
-        self.route, self.scale, self.shared_qk, self.normalize = route, scale, shared_qk, normalize
-        self.can = route.can & Can(attn_mask="its groups depend on all tokens")
-        self.heads = route.heads
+        self.route, self.scale, self.normalize, self.heads = route, scale, normalize, route.heads
+        self.can = route.can.without(
+            attn_mask="its groups depend on all tokens",
+            rotary="tokens would be routed by position instead of content",
+        )
 
     def forward(
         self,
@@ -61,3 +59,7 @@ class RoutedAttention(Attention):
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
         out, _ = token_groups.attend(q, k, v, groups, scale=scale, mask=mask)
         return out, None
+
+
+class SharedQKRoutedAttention(RoutedAttention, SharedQKAttention):
+    """`RoutedAttention` whose keys are its queries."""

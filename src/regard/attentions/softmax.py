@@ -7,7 +7,7 @@ from torch import Tensor
 from regard.attentions.kv_cache import CallPositions, KVCacheAttention, pattern_capabilities
 from regard.backends import attend, softmax_backends
 from regard.backends.traced import intern_pattern
-from regard.mixer import Can, PackedAttention
+from regard.mixer import PackedAttention
 from regard.pattern import Causal, Full, Pattern, PerSegment
 from regard.prior import Prior, restart_prior
 
@@ -23,8 +23,6 @@ class SoftmaxAttention(KVCacheAttention, PackedAttention):
         scale: Scale of the scores. Defaults to 1/√e, or to what the prior defines.
         backend: See `regard.attend`.
     """
-
-    supports_gqa = True
 
     def __init__(
         self,
@@ -42,16 +40,20 @@ class SoftmaxAttention(KVCacheAttention, PackedAttention):
         self.prior, self.scale, self.backend = prior, scale, backend
         self.length, self.heads = pattern.length, pattern.heads
         compares_positions = prior is not None and prior.compares_positions
-        self.can = pattern_capabilities(pattern, compares_positions=compares_positions)
+        self.can = pattern_capabilities(
+            pattern, "gqa", "rotary", compares_positions=compares_positions
+        )
         if prior is None:
             return
         self.heads = pattern.heads or prior.heads
         if prior.length is not None:
             reason = f"its prior was built for {prior.length} positions"
-            self.can &= Can(supports_global_mask=True, length=reason)
+            self.can = self.can.without(length=reason)
             self.length = min(prior.length, self.length or prior.length)
         if prior.uses_qk:
-            self.no_rotary_reason = "its prior reads the queries and keys without rotation"
+            self.can = self.can.without(
+                rotary="its prior reads the queries and keys without rotation"
+            )
 
     def attend(
         self,

@@ -26,7 +26,7 @@ from regard.bench.cell import (
 from regard.bench.estimate import estimate_call
 from regard.device import DTYPES
 from regard.errors import Unsupported
-from regard.mixer import Attention, Mixer, merge_heads, split_heads
+from regard.mixer import Attention, Mixer, SharedQKAttention, merge_heads, split_heads
 from regard.models import ModuleSpec
 from regard.registry import create, create_attention, get_recipe
 from regard.show.build import fill_length_arguments
@@ -164,10 +164,10 @@ def attention_shapes(
     """Shapes of n queries, keys (unless they are the queries) and values."""
     arguments = recipe_arguments(spec, cell)
     heads = arguments["heads"]
-    kv_heads = arguments.get("kv_heads", heads) if attention.supports_gqa else heads
+    kv_heads = arguments.get("kv_heads", heads) if attention.can.gqa else heads
     e = arguments.get("head_dim", cell.dim // heads)
     q, kv = (cell.batch, heads, n, e), (cell.batch, kv_heads, n, e)
-    return [q, kv] if attention.shared_qk else [q, kv, kv]
+    return [q, kv] if isinstance(attention, SharedQKAttention) else [q, kv, kv]
 
 
 def decode_call(spec: ModuleSpec, module: Mixer | Attention, cell: BenchCell) -> BenchCall:

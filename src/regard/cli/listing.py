@@ -15,6 +15,7 @@ from regard.cli.output import console, print_json, user_errors
 from regard.recipe_index import Entry, find_entries
 
 SHORT_NAMES = {"global_attention_mask": "global"}  # in table headers
+OPTIONS = ("heads", "gqa", "rotary", "dropout")  # of building a mixer; `regard show` has them
 
 
 def list_command(
@@ -53,13 +54,13 @@ def recipe_tables(entries: list[Entry]) -> Group:
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", show_header=not parts)
         table.add_column("name", width=name_width, no_wrap=True)
         table.add_column("paper", width=20)
-        for name in CAPABILITIES:
+        columns = [name for name in CAPABILITIES if name not in OPTIONS]
+        for name in columns:
             header = SHORT_NAMES.get(name, name)
             table.add_column(header, width=len(header), justify="center", no_wrap=True)
         for entry in rows:
             ticks = (
-                Text("✓", "green") if entry["can"][name] else Text("·", "dim")
-                for name in CAPABILITIES
+                Text("✓", "green") if entry["can"][name] else Text("·", "dim") for name in columns
             )
             table.add_row(entry["name"], Text(entry["paper"]), *ticks)
         title = Text(f"\n{family}: {rows[0]['family_title']}", "bold cyan")

@@ -24,7 +24,7 @@ from regard.errors import Unsupported
 from regard.hf import introspection
 from regard.hf.attention_spec import AttentionSpec, is_shift_invariant, why_not_cross
 from regard.hf.masks import MaskRule, as_bool, infer_rule, intersect
-from regard.mixer import Attention, identity_values
+from regard.mixer import Attention, QueryMaskAttention, identity_values
 from regard.numerics import zero_padding_tokens
 from regard.pattern import Band, Causal, Full
 from regard.prior import Prior, PriorSum, SoftCap
@@ -280,7 +280,7 @@ def _run_rule(spec: AttentionSpec, inner: Attention, x: AttentionInputs, rule: M
     # Other attentions scale by 1/√e themselves, and some need as many key heads as query heads.
     default_scale = 1 / math.sqrt(x.q.shape[3])
     q = x.q if math.isclose(x.scale, default_scale) else x.q * (x.scale / default_scale)
-    repeats = 1 if inner.supports_gqa else q.shape[1] // x.k.shape[1]
+    repeats = 1 if inner.can.gqa else q.shape[1] // x.k.shape[1]
     k, v = (t if repeats == 1 else t.repeat_interleave(repeats, 1) for t in (x.k, x.v))
     if isinstance(inner, KVCacheAttention):
         return inner.attend(q, k, v, CallPositions(pattern, rule.q_start, rule.k_start), mask=keep)
@@ -296,7 +296,7 @@ def _run_rule(spec: AttentionSpec, inner: Attention, x: AttentionInputs, rule: M
         return inner(q, k, v, mask=keep)[0]
     query_mask = (
         {"query_mask": keep}
-        if inner.needs_query_mask and keep is not None and n == m and not x.cross
+        if isinstance(inner, QueryMaskAttention) and keep is not None and n == m and not x.cross
         else {}
     )
     if rule.causal and n < m:  # pad the missing earlier queries

@@ -21,7 +21,7 @@ import torch
 from regard.attentions.kv_cache import KVCacheAttention
 from regard.errors import Unsupported, did_you_mean
 from regard.literals import parse_literal
-from regard.mixer import Attention
+from regard.mixer import Attention, SharedQKAttention
 from regard.pattern import Band, Full, Keys
 from regard.registry import LAYER_ARGUMENTS, create_attention, get_recipe, list_recipes
 
@@ -177,7 +177,7 @@ def attention_names() -> list[str]:
 # ---------------------------------------------------------------------- which recipes are functions
 def check_is_function(attention: Attention, heads: int, head_dim: int, name: object) -> None:
     """Raise `Unsupported` unless the attention is a function of q, k and v without parameters."""
-    if attention.shared_qk:
+    if isinstance(attention, SharedQKAttention):
         raise not_a_function(name, "it shares queries and keys, and the model projects both")
     if own := ", ".join(name for name, _ in attention.named_parameters()):
         raise not_a_function(

@@ -19,7 +19,7 @@ from regard.attentions.nystrom import NystromAttention
 from regard.compression import ConvCompression, LengthProjection
 from regard.errors import Unsupported
 from regard.hf.families.base import AttentionWeights, LinearWeights
-from regard.mixer import Mixer, MultiHead
+from regard.mixer import Mixer, MultiHead, SharedQKAttention
 from regard.mixers import Longformer, with_position
 from regard.mixers.bp_transformer import BPTransformer
 from regard.models.config import ModuleSpec
@@ -100,7 +100,7 @@ def build_mixer(weights: AttentionWeights, spec: ModuleSpec, layer: int, seed: i
             weights.heads,
             attention,
             head_dim=head_dim,
-            kv_heads=weights.heads if attention.shared_qk else kv_heads,
+            kv_heads=weights.heads if isinstance(attention, SharedQKAttention) else kv_heads,
             causal=arguments["causal"],
         )
 
@@ -162,7 +162,7 @@ def replace_projection(
         and isinstance(owner, MultiHead)
         and own.out_features in (weights.heads * head_dim, owner.kv_heads * head_dim)
     ):
-        if own_heads > kv_heads and owner.inner.shared_qk:
+        if own_heads > kv_heads and isinstance(owner.inner, SharedQKAttention):
             repeat = own_heads // kv_heads  # keys have all heads, so values must have them too
             rows = [
                 None

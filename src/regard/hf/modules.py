@@ -153,7 +153,7 @@ class SwappedMixer(Replacement, Mixer):
         Mixer.__init__(
             self,
             mixer.dim,
-            can=mixer.can,
+            can=mixer.can.without(rotary="its queries and keys, if any, are inside another mixer"),
             causal=mixer.causal,
             length=mixer.length,
             name=mixer.name,

@@ -27,7 +27,7 @@ from regard.ffn import ExpertBank, FeedForward
 from regard.measure.count import FlopCounter, record_saved_activations
 from regard.measure.module_cost import CallShape, Formula, ModuleCost, find_formula
 from regard.measure.pairs import count_pairs
-from regard.mixer import Attention, Mixer, MultiHead
+from regard.mixer import Attention, Mixer, MultiHead, SharedQKAttention
 from regard.models.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbedding
 from regard.models.heads import ModelHead
 from regard.norm import Norm
@@ -120,7 +120,7 @@ def _heads(module: Attention, shape: CallShape) -> tuple[Tensor, Tensor, Tensor]
     empty = partial(torch.empty, device="meta", requires_grad=True)
     q = empty(shape.b, shape.h, shape.n, shape.e)
     kv_heads = shape.kv_heads or shape.h
-    if module.shared_qk:
+    if isinstance(module, SharedQKAttention):
         return q, q, empty(shape.b, kv_heads, shape.m, shape.f)
     return q, empty(shape.b, kv_heads, shape.m, shape.e), empty(shape.b, kv_heads, shape.m, shape.f)
 

@@ -115,6 +115,8 @@ class AFT(Mixer):
         length = None if bias is None else bias.length
         if length is not None:
             can = can & Can(length=f"its biases were built for {length} positions")
+        if not isinstance(bias, KernelBias):
+            can = can.without(heads="only AFT-conv has heads, which kernel= selects")
         super().__init__(dim, can=can, causal=causal, length=length)
         self.heads = 1 if bias is None else bias.heads
         check_heads(dim, self.heads)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.can import NO_HEADS
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, check_batch
 from regard.numerics import at_least_float32
@@ -35,11 +36,8 @@ class Average(Mixer):
     """
 
     def __init__(self, dim: int, *, hidden: int | None = None, causal: bool = False) -> None:
-        super().__init__(
-            dim,
-            can=Can(attn_mask="it averages all earlier tokens, without weights of pairs"),
-            causal=causal,
-        )
+        no_weights = "it averages all earlier tokens, without weights of pairs"
+        super().__init__(dim, can=Can(attn_mask=no_weights, heads=NO_HEADS), causal=causal)
         hidden = 4 * dim if hidden is None else hidden
         check_int(1, hidden=hidden)
         self.ffn = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.autograd import apply_function
+from regard.can import NO_HEADS
 from regard.mixer import Can, Mixer, State
 from regard.numerics import at_least_float32
 
@@ -28,6 +29,7 @@ class FourierMixer(Mixer):
             attn_mask=WHOLE,
             stream=WHOLE,
             maps="it mixes channels as well as tokens",
+            heads=NO_HEADS,
         )
         super().__init__(dim, can=can, causal=causal)
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.can import NO_HEADS
 from regard.cells.draw import DrawFilters, FilterBank, read_patch, write_patch
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, State
@@ -28,7 +29,8 @@ class GlimpseRead(Mixer):
     """
 
     def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
-        super().__init__(dim, can=Can(causal=WHOLE, stream=WHOLE, attn_mask=FILTERS), causal=causal)
+        can = Can(causal=WHOLE, stream=WHOLE, attn_mask=FILTERS, heads=NO_HEADS)
+        super().__init__(dim, can=can, causal=causal)
         check_int(1, width=width)
         self.bank, self.width = FilterBank(dim, patch), width
 
@@ -76,7 +78,9 @@ class GlimpseWrite(Mixer):
     def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
         maps = "the output depends on the mean of all tokens, and not linearly"
         super().__init__(
-            dim, can=Can(causal=WHOLE, stream=WHOLE, maps=maps, attn_mask=FILTERS), causal=causal
+            dim,
+            can=Can(causal=WHOLE, stream=WHOLE, maps=maps, attn_mask=FILTERS, heads=NO_HEADS),
+            causal=causal,
         )
         check_int(1, width=width)
         self.bank, self.width = FilterBank(dim, patch), width

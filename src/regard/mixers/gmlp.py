@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
+from regard.can import NO_HEADS
 from regard.errors import check_int, check_stream_length
 from regard.mixer import Can, Mixer, State, check_batch
 from regard.numerics import slice_dim, token_matmul
@@ -65,6 +66,7 @@ class GatedMLP(Mixer):
             attn_mask="its gate has fixed weights, not a softmax over visible keys",
             length=f"its gate was built for {length} positions",
             maps="it is not linear in its tokens",
+            heads=NO_HEADS,
         )
         check_int(1, length=length)
         check_int(2, hidden=hidden)

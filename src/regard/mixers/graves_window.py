@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.can import NO_HEADS
 from regard.cells.graves import WindowParameters, WindowShape, window_weights
 from regard.mixer import Can, Mixer, State, check_batch
 from regard.numerics import attention_mask
@@ -26,7 +27,7 @@ class GaussianWindow(Mixer):
     """
 
     def __init__(self, dim: int, mixtures: int, *, causal: bool = False) -> None:
-        super().__init__(dim, can=Can(attn_mask=NO_SOFTMAX), causal=causal)
+        super().__init__(dim, can=Can(attn_mask=NO_SOFTMAX, heads=NO_HEADS), causal=causal)
         self.shape = WindowShape(dim, mixtures)
 
     def initial_state(self) -> State:

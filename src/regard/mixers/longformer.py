@@ -30,7 +30,7 @@ class Longformer(Mixer):
         self, dim: int, heads: int, local: Pattern, *, bias: bool = False, causal: bool = False
     ) -> None:
         near = SoftmaxAttention(local if causal else local | GlobalMaskKeys())
-        can = near.can
+        can = near.can & Can("global_attention_mask")
         if causal:
             reason = "as in the paper, the causal form has a window only"
             can = Can(global_attention_mask=reason) & can

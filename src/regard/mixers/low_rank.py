@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import check_int
-from regard.mixer import Mixer, MultiHead, State
+from regard.mixer import Can, Mixer, MultiHead, State
 from regard.pattern import Band
 
 
@@ -29,7 +29,7 @@ class LowRankBand(Mixer):
         self, dim: int, heads: int, *, rank: int, window: int, causal: bool = False
     ) -> None:
         near = SoftmaxAttention(Band(window, window))
-        super().__init__(dim, can=near.can, causal=causal)
+        super().__init__(dim, can=near.can & Can(), causal=causal)
         self.low = narrow_queries_and_keys(
             MultiHead(dim, heads, SoftmaxAttention(), causal=causal), rank
         )

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.can import NO_HEADS
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, State, check_batch
 from regard.numerics import at_least_float32
@@ -35,7 +36,11 @@ class AveragePool(Mixer):
             raise ValueError(f"window must be odd, not {window}")
         super().__init__(
             dim,
-            can=Can(cross=NEIGHBOURS, attn_mask="it averages neighbours, without weights of pairs"),
+            can=Can(
+                cross=NEIGHBOURS,
+                attn_mask="it averages neighbours, without weights of pairs",
+                heads=NO_HEADS,
+            ),
             causal=causal,
         )
         self.window, self.width = window, width

@@ -34,7 +34,7 @@ class Poolingformer(Mixer):
         near = SoftmaxAttention(Band(window, window))
         far = BlockCompressedAttention(MeanCompression(kernel, stride), window=reach)
         no_maps = "the second level attends to the output of the first"
-        can = near.can & far.can & Can(supports_global_mask=True, maps=no_maps)
+        can = near.can & far.can & Can("global_attention_mask", maps=no_maps)
         super().__init__(dim, can=can, causal=causal)
         self.near, self.far = (MultiHead(dim, heads, level, causal=causal) for level in (near, far))
         self.far.out = nn.Identity()

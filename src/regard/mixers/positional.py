@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import Unsupported
-from regard.mixer import Attention, Can, Mixer, MultiHead, State, split_heads
+from regard.mixer import Attention, Mixer, MultiHead, State, split_heads
 from regard.position import (
     NoPosition,
     PositionEmbedding,
@@ -20,6 +20,8 @@ from regard.position import (
 )
 from regard.prior import Prior
 from regard.state import per_example
+
+INSIDE = "its queries and keys, if any, are inside another mixer"
 
 
 def with_position(mixer: Mixer, scheme: str | nn.Module, **options: Any) -> Mixer:
@@ -36,28 +38,28 @@ def with_position(mixer: Mixer, scheme: str | nn.Module, **options: Any) -> Mixe
         **options: Options of the named encoding.
     """
     if isinstance(scheme, str):
-        _check_encoding(mixer, positional_encoding_class(scheme))
+        layer = _check_encoding(mixer, positional_encoding_class(scheme))
         sizes: dict[str, Any] = {"dim": mixer.dim, "causal": mixer.causal}
-        if isinstance(mixer, MultiHead):
-            sizes |= {"heads": mixer.heads, "width": _query_width(mixer)}
+        if layer is not None:
+            sizes |= {"heads": layer.heads, "width": _query_width(layer)}
         encoding = create_positional_encoding(scheme, **sizes, **options)
     else:
         if options:
             names = ", ".join(options)
             raise TypeError(f"options are for a scheme given by name, not for a module: {names}")
         encoding = scheme
-        _check_encoding(mixer, type(encoding))
+        layer = _check_encoding(mixer, type(encoding))
 
     if isinstance(encoding, NoPosition):
         return deepcopy(mixer)
     if isinstance(encoding, PositionEmbedding):
         return PositionEmbeddedMixer(deepcopy(mixer), encoding)
-    assert isinstance(mixer, MultiHead)
+    assert layer is not None
     if isinstance(encoding, RotaryEmbedding):
-        encoding.rotary_dim(_query_width(mixer))  # raises if the width does not fit
-        return _replace_attention(mixer, deepcopy(mixer.inner), encoding)
+        encoding.rotary_dim(_query_width(layer))  # raises if the width does not fit
+        return _replace_attention(layer, deepcopy(layer.inner), encoding)
     assert isinstance(encoding, Prior)
-    return _replace_attention(mixer, _attention_with_prior(mixer, encoding), mixer.rotary)
+    return _replace_attention(layer, _attention_with_prior(layer, encoding), layer.rotary)
 
 
 @per_example("position", states=["inner"])
@@ -72,10 +74,10 @@ class PositionEmbeddedMixer(Mixer):
     """inner(embed(x)): adds a position embedding to the tokens; sequences start at position 0."""
 
     def __init__(self, inner: Mixer, embed: PositionEmbedding) -> None:
-        can, length = inner.can, inner.length
+        can, length = inner.can.without(rotary=INSIDE), inner.length
         if embed.length is not None:
             reason = f"there are embeddings for {embed.length} positions"
-            can = can & Can(supports_global_mask=True, length=reason)
+            can = can.without(length=reason)
             length = embed.length if length is None else min(length, embed.length)
         super().__init__(inner.dim, can=can, causal=inner.causal, length=length, name=inner.name)
         if embed.dim != inner.dim:
@@ -130,13 +132,16 @@ class PositionEmbeddedMixer(Mixer):
         )
 
 
-def _check_encoding(mixer: Mixer, kind: type[nn.Module]) -> None:
-    """Raise `Unsupported` if the mixer cannot use this kind of encoding."""
+def _check_encoding(mixer: Mixer, kind: type[nn.Module]) -> MultiHead | None:
+    """The mixer, if the encoding acts on its queries, keys or scores; None if on its tokens.
+
+    Raises `Unsupported` if the mixer cannot use this kind of encoding.
+    """
     name = kind.__name__
     if not issubclass(kind, PositionEmbedding | RotaryEmbedding | Prior):
         raise Unsupported(f"{name} replaces the token embedding of a model; a mixer cannot use it")
     if issubclass(kind, PositionEmbedding):
-        return
+        return None
     if not isinstance(mixer, MultiHead):
         raise Unsupported(
             f"{mixer.name} cannot use {name}: it is not a MultiHead, so its queries and keys, "
@@ -144,10 +149,10 @@ def _check_encoding(mixer: Mixer, kind: type[nn.Module]) -> None:
             "such as 'sinusoid'"
         )
     if issubclass(kind, RotaryEmbedding):
-        if mixer.rotary is not None:
-            raise Unsupported(f"{mixer.name} already has a rotary embedding: {mixer.rotary!r}")
-        if mixer.inner.no_rotary_reason is not None:
-            raise Unsupported(f"{mixer.name} cannot use {name}: {mixer.inner.no_rotary_reason}")
+        reason = mixer.can.reason("rotary")
+        if reason is not None:
+            raise Unsupported(f"{mixer.name} cannot use {name}: {reason}")
+    return mixer
 
 
 def _attention_with_prior(mixer: MultiHead, prior: Prior) -> SoftmaxAttention:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from regard.attentions import MaterializedAttention, SoftmaxAttention
 from regard.errors import Unsupported
-from regard.mixer import Mixer, MultiHead, State, merge_heads
+from regard.mixer import Can, Mixer, MultiHead, State, merge_heads
 
 
 class RealFormer(Mixer):
@@ -21,7 +21,7 @@ class RealFormer(Mixer):
 
     def __init__(self, dim: int, heads: int, *, causal: bool = False) -> None:
         inner = SoftmaxAttention()
-        super().__init__(dim, can=inner.can, causal=causal)
+        super().__init__(dim, can=inner.can & Can(), causal=causal)
         self.heads = MultiHead(dim, heads, inner, causal=causal)
 
     def initial_state(self) -> State:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from regard.attentions.additive import additive_scores
 from regard.auxiliary import record_aux
+from regard.can import NO_HEADS
 from regard.cells.show_attend import doubly_stochastic
 from regard.mixer import Can, Mixer, State, check_batch
 from regard.numerics import attention_mask, masked_softmax
@@ -26,7 +27,7 @@ class SoftVisualAttention(Mixer):
     """
 
     def __init__(self, dim: int, width: int, *, penalty: float = 1.0, causal: bool = False) -> None:
-        super().__init__(dim, can=Can(), causal=causal)
+        super().__init__(dim, can=Can(heads=NO_HEADS), causal=causal)
         if isinstance(penalty, bool) or not isinstance(penalty, float | int) or penalty < 0:
             raise ValueError(f"penalty must be a number >= 0, not {penalty!r}")
         self.penalty = penalty

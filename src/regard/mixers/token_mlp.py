@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.can import NO_HEADS
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, State
 from regard.numerics import slice_dim, token_matmul
@@ -28,6 +29,7 @@ class TokenMLP(Mixer):
             attn_mask=OWN,
             length=f"its weights were built for {length} positions",
             maps="it is not linear in its tokens",
+            heads=NO_HEADS,
         )
         check_int(1, length=length, hidden=hidden)
         super().__init__(dim, can=can, causal=causal, length=length)

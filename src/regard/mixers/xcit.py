@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
+from regard.can import NO_HEADS
 from regard.errors import check_choice, check_int
 from regard.mixer import Can, Mixer, MultiHead, State, check_heads
 
@@ -148,11 +149,10 @@ class XCiTComponent(Mixer):
         *,
         causal: bool = False,
     ) -> None:
-        super().__init__(
-            dim,
-            can=Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS, attn_mask=CHANNELS),
-            causal=causal,
-        )
+        can = Can(causal=WHOLE, cross=WHOLE, stream=WHOLE, maps=CHANNELS, attn_mask=CHANNELS)
+        if isinstance(component, LocalPatchInteraction):
+            can = can.without(heads=NO_HEADS)
+        super().__init__(dim, can=can, causal=causal)
         self.component = component
 
     def mix(

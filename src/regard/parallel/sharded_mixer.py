@@ -77,7 +77,7 @@ class SequenceParallelMixer(Mixer):
             unsupported["mask"] = "its state is passed on as in a stream, which supports no mask"
         super().__init__(
             inner.dim,
-            can=Can(supports_global_mask=False, **unsupported) & inner.can,
+            can=Can(**unsupported) & inner.can,
             causal=inner.causal,
             length=inner.length,
             name=inner.name,

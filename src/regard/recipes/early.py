@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from regard.attentions import AdditiveAttention
-from regard.errors import check_int, check_single_head
+from regard.errors import check_int
 from regard.mixer import Mixer, MultiHead, check_heads
 from regard.mixers import GaussianWindow, GlimpseRead, GlimpseWrite, SoftVisualAttention
 from regard.registry import recipe
@@ -35,15 +35,12 @@ def bahdanau(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
     family="early",
     formula="Σ_u Σ_k α exp(−β (κ − u)²) c_u,  κ_t = κ_{t−1} + exp(κ̂_t)",
 )
-def graves_window(dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool = False) -> Mixer:
+def graves_window(dim: int, *, mixtures: int = 10, causal: bool = False) -> Mixer:
     """Graves' window: a mixture of Gaussians that only moves forward over the context.
-
-    `heads` must be 1.
 
     Args:
         mixtures: Number of Gaussians.
     """
-    check_single_head("graves_window", heads)
     return GaussianWindow(dim, mixtures, causal=causal)
 
 
@@ -54,19 +51,14 @@ def graves_window(dim: int, heads: int = 1, *, mixtures: int = 10, causal: bool 
     formula="γ F_Yᵀ (F_Y x F_Xᵀ) F_X",
     example_kwargs={"width": 5, "patch": 3},
 )
-def draw_read(
-    dim: int, heads: int = 1, *, width: int, patch: int = 5, causal: bool = False
-) -> Mixer:
+def draw_read(dim: int, *, width: int, patch: int = 5, causal: bool = False) -> Mixer:
     """DRAW's read operation: a grid of Gaussian filters reads a patch of the image and writes it
     back in place.
-
-    `heads` must be 1.
 
     Args:
         width: Columns of the image whose pixels are the tokens.
         patch: Rows and columns of the filter grid.
     """
-    check_single_head("draw_read", heads)
     return GlimpseRead(dim, patch, width, causal=causal)
 
 
@@ -77,19 +69,14 @@ def draw_read(
     formula="1/γ F_Yᵀ w F_X,  w = W s",
     example_kwargs={"width": 5, "patch": 3},
 )
-def draw_write(
-    dim: int, heads: int = 1, *, width: int, patch: int = 5, causal: bool = False
-) -> Mixer:
+def draw_write(dim: int, *, width: int, patch: int = 5, causal: bool = False) -> Mixer:
     """DRAW's write operation: a patch predicted from the mean of all tokens is written through
     Gaussian filters.
-
-    `heads` must be 1.
 
     Args:
         width: Columns of the image whose pixels are the tokens.
         patch: Rows and columns of the filter grid.
     """
-    check_single_head("draw_write", heads)
     return GlimpseWrite(dim, patch, width, causal=causal)
 
 
@@ -101,7 +88,6 @@ def draw_write(
 )
 def show_attend(
     dim: int,
-    heads: int = 1,
     *,
     hidden: int | None = None,
     penalty: float = 1.0,
@@ -109,14 +95,11 @@ def show_attend(
 ) -> Mixer:
     """Soft attention of Show, Attend and Tell, with its gate and its doubly stochastic loss.
 
-    `heads` must be 1.
-
     Args:
         hidden: Width of the scoring network. Default: dim.
         penalty: Weight λ of the loss on tokens that get too little or too much attention; see
             `regard.collect_aux`.
     """
-    check_single_head("show_attend", heads)
     hidden = dim if hidden is None else hidden
     check_int(1, dim=dim, hidden=hidden)
     return SoftVisualAttention(dim, hidden, penalty=penalty, causal=causal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from regard.errors import check_choice, check_int, check_single_head, did_you_mean
+from regard.errors import check_choice, check_int, did_you_mean
 from regard.mixer import Mixer, check_heads
 from regard.mixers import (
     AFT,
@@ -184,9 +184,8 @@ def _check_synthesizer(
     family="attention-free",
     formula="Re F_n F_d x",
 )
-def fnet(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
-    """FNet: the real part of a Fourier transform over tokens and channels. `heads` must be 1."""
-    check_single_head("fnet", heads)
+def fnet(dim: int, *, causal: bool = False) -> Mixer:
+    """FNet: the real part of a Fourier transform over tokens and channels."""
     return FourierMixer(dim, causal=causal)
 
 
@@ -197,18 +196,13 @@ def fnet(dim: int, heads: int = 1, *, causal: bool = False) -> Mixer:
     formula="W₂ gelu(W₁ x) over tokens",
     example_kwargs={"length": 32},
 )
-def mlp_mixer(
-    dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False
-) -> Mixer:
+def mlp_mixer(dim: int, *, length: int, hidden: int | None = None, causal: bool = False) -> Mixer:
     """MLP-Mixer's token mixing: a two-layer MLP over positions, the same for each channel.
-
-    `heads` must be 1.
 
     Args:
         length: Maximum length.
         hidden: Hidden width. Default: length / 2.
     """
-    check_single_head("mlp_mixer", heads)
     check_int(1, length=length)
     hidden = max(1, length // 2) if hidden is None else hidden
     return TokenMLP(dim, length, hidden, causal=causal)
@@ -221,16 +215,13 @@ def mlp_mixer(
     formula="V (z₁ ⊙ (W norm(z₂) + b)),  z = gelu(U x)",
     example_kwargs={"length": 32},
 )
-def gmlp(
-    dim: int, heads: int = 1, *, length: int, hidden: int | None = None, causal: bool = False
-) -> Mixer:
-    """gMLP: half of the channels, mixed over positions, gate the other half. `heads` must be 1.
+def gmlp(dim: int, *, length: int, hidden: int | None = None, causal: bool = False) -> Mixer:
+    """gMLP: half of the channels, mixed over positions, gate the other half.
 
     Args:
         length: Maximum length.
         hidden: Hidden width, of which half is the gate. Default: 6 · dim.
     """
-    check_single_head("gmlp", heads)
     check_int(1, dim=dim)
     return GatedMLP(dim, length, 6 * dim if hidden is None else hidden, causal=causal)
 
@@ -244,21 +235,19 @@ def gmlp(
 )
 def amlp(
     dim: int,
-    heads: int = 1,
     *,
     length: int,
     hidden: int | None = None,
     attention: int = 64,
     causal: bool = False,
 ) -> Mixer:
-    """aMLP: gMLP with a small single-head attention added inside the gate. `heads` must be 1.
+    """aMLP: gMLP with a small single-head attention added inside the gate.
 
     Args:
         length: Maximum length.
         hidden: Hidden width, of which half is the gate. Default: 6 · dim.
         attention: Width of the attention.
     """
-    check_single_head("amlp", heads)
     check_int(1, dim=dim, attention=attention)
     hidden = 6 * dim if hidden is None else hidden
     return GatedMLP(dim, length, hidden, attention=attention, causal=causal)
@@ -284,7 +273,7 @@ def aft(
     """Attention Free Transformer: keys weigh values channel by channel, and queries gate the
     result.
 
-    `heads` must be 1, except for AFT-conv.
+    Only AFT-conv has heads.
 
     Args:
         length: Maximum length, for the position biases w of AFT-full. None: no biases (AFT-simple).
@@ -298,7 +287,6 @@ def aft(
             raise ValueError("kernel (AFT-conv) requires length=None and no rank or window")
         check_heads(dim, heads)
         return AFT(dim, KernelBias(heads, kernel, causal=causal), causal=causal)
-    check_single_head("aft", heads)
     if length is not None:
         bias = PositionBias(length, 128 if rank is None else rank, window)
         return AFT(dim, bias, causal=causal)
@@ -315,20 +303,18 @@ def aft(
 )
 def average_pool(
     dim: int,
-    heads: int = 1,
     *,
     window: int = 3,
     width: int | None = None,
     causal: bool = False,
 ) -> Mixer:
-    """PoolFormer's token mixing: average pooling minus the token itself. `heads` must be 1.
+    """PoolFormer's token mixing: average pooling minus the token itself.
 
     Args:
         window: Size of the window in tokens (not on each side), or rows and columns on a grid; odd,
             except for a causal sequence.
         width: Columns of the grid. Default: a sequence.
     """
-    check_single_head("average_pool", heads)
     return AveragePool(dim, window, width=width, causal=causal)
 
 

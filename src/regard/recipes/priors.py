@@ -12,7 +12,7 @@ from regard.attentions import (
     LocalnessAttention,
     SoftmaxAttention,
 )
-from regard.errors import check_int, check_single_head
+from regard.errors import check_int
 from regard.mixer import Attention, Mixer, MultiHead, check_heads
 from regard.mixers import Average, RealFormer, TaskAttention
 from regard.pattern import Band, PerHead
@@ -103,15 +103,12 @@ def realformer(dim: int, heads: int, *, causal: bool = False) -> Mixer:
     family="priors",
     formula="gate(x_i, FFN(mean of x_j, j ≤ i))",
 )
-def average(dim: int, heads: int = 1, *, hidden: int | None = None, causal: bool = False) -> Mixer:
+def average(dim: int, *, hidden: int | None = None, causal: bool = False) -> Mixer:
     """Average attention network: the mean of all tokens so far, a feed-forward layer and a gate.
-
-    `heads` must be 1.
 
     Args:
         hidden: Width of the feed-forward layer. Default: 4 · dim.
     """
-    check_single_head("average", heads)
     return Average(dim, hidden=hidden, causal=causal)
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from math import ceil
 
-from regard.attentions import LSHAttention, MaterializedAttention, RoutedAttention
+from regard.attentions import (
+    LSHAttention,
+    MaterializedAttention,
+    RoutedAttention,
+    SharedQKRoutedAttention,
+)
 from regard.attentions.materialized import TopK
 from regard.errors import check_int
 from regard.mixer import Attention, Mixer
@@ -79,7 +84,8 @@ def routing(
         seed: Seed of the centroids.
     """
     route = KMeans(heads, head_dim, clusters=clusters, decay=decay, shared=shared, seed=seed)
-    return RoutedAttention(route, shared_qk=shared, normalize=True)
+    kind = SharedQKRoutedAttention if shared else RoutedAttention
+    return kind(route, normalize=True)
 
 
 @recipe(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.block import Layer, LayerInputs
 from regard.ffn import MLP
-from regard.mixer import Can, State
+from regard.mixer import State
 from regard.mixers.xcit import ClassAttention
 from regard.norm import LayerNorm
 from regard.residual import NormFactory
@@ -70,8 +70,7 @@ class ClassAttentionStack(Layer):
         self, layers: Sequence[Layer], class_layers: Sequence[ClassAttentionLayer]
     ) -> None:
         can, causal, length = combine_capabilities(layers)
-        can &= Can(
-            supports_global_mask=True,
+        can = can.without(
             causal=CLASS_TOKEN_JOINS,
             stream=CLASS_TOKEN_JOINS,
             mask="the mask would not cover the class token",

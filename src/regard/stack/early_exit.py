@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.auxiliary import record_aux
 from regard.block import Layer, LayerInputs
 from regard.errors import check_choice, check_positive
-from regard.mixer import Can, State
+from regard.mixer import State
 from regard.numerics import at_least_float32, zero_padding_tokens
 from regard.stack.deferred import DeferredState
 from regard.stack.sequential import combine_capabilities, run_layers
@@ -107,7 +107,7 @@ class EarlyExitStack(Layer):
             )
         self.per_token = per == "token"
         if not self.per_token:
-            can &= Can(supports_global_mask=True, causal=EXITS_AS_A_WHOLE, stream=EXITS_AS_A_WHOLE)
+            can = can.without(causal=EXITS_AS_A_WHOLE, stream=EXITS_AS_A_WHOLE)
         super().__init__(layers[0].dim, can=can, causal=causal and self.per_token, length=length)
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.exits = tuple(sorted(heads))

@@ -64,7 +64,7 @@ class FeedbackStack(Layer):
             check_int(1, span=span)
         unsupported = can.unsupported | {"global_attention_mask": NO_GLOBAL_MASK}
         unsupported.pop("stream", None)
-        can = Can(supports_global_mask=True, **unsupported)
+        can = Can("global_attention_mask", **unsupported)
         super().__init__(layers[0].dim, can=can, causal=True, length=length)
         self.span, self.share_kv = span, share_kv
         self.layers: Sequence[Block] = nn.ModuleList(layers)  # type: ignore[assignment]

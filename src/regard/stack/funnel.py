@@ -58,7 +58,7 @@ class FunnelStack(Layer):
             "stream": POOLS_FUTURE_TOKENS,
             "global_attention_mask": NO_GLOBAL_MASK,
         }
-        can = Can(supports_global_mask=True, **unsupported)
+        can = Can("global_attention_mask", **unsupported)
         super().__init__(groups[0][0].dim, can=can, causal=False, length=length)
         if pool_q_only:
             for group in groups[1:]:

@@ -150,7 +150,7 @@ class SegmentStack(Layer):
         unsupported = can.unsupported | {"global_attention_mask": NO_GLOBAL_MASK}
         if not all(m.supports_mask for m in memories):
             unsupported["mask"] = NO_MASK
-        can = Can(supports_global_mask=True, **unsupported)
+        can = Can("global_attention_mask", **unsupported)
         super().__init__(layers[0].dim, can=can, causal=True, length=length)
         self.segment_length = segment_length
         self.layers: Sequence[Layer] = nn.ModuleList(layers)  # type: ignore[assignment]

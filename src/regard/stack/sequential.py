@@ -73,5 +73,5 @@ def combine_capabilities(layers: Sequence[Layer]) -> tuple[Can, bool, int | None
     if any(layer.can.cross for layer in layers):
         unsupported.pop("cross", None)
     lengths = [layer.length for layer in layers if layer.length is not None]
-    can = Can(supports_global_mask=True, **unsupported)
+    can = Can("global_attention_mask", **unsupported)
     return can, all(layer.causal for layer in layers), min(lengths, default=None)

@@ -30,7 +30,7 @@ class MixerSublayer(Layer):
             "cross": NO_CROSS_ATTENTION,
             "maps": NO_ATTENTION_MAP,
         }
-        can = Can(supports_global_mask=True, **unsupported)
+        can = Can("global_attention_mask", **unsupported)
         super().__init__(mixer.dim, can=can, causal=mixer.causal, length=mixer.length)
         self.norm, self.mixer, self.dropout = norm(self.dim), mixer, nn.Dropout(dropout)
 
@@ -51,7 +51,7 @@ class CrossAttentionSublayer(Layer):
         self, mixer: Mixer, *, norm: NormFactory = LayerNorm, dropout: float = 0.0
     ) -> None:
         check_cross_attention(mixer)
-        can = Can(supports_global_mask=True, maps=NO_ATTENTION_MAP)
+        can = Can("global_attention_mask", maps=NO_ATTENTION_MAP)
         super().__init__(mixer.dim, can=can, causal=True)
         self.norm, self.mixer, self.dropout = norm(self.dim), mixer, nn.Dropout(dropout)
 
@@ -71,7 +71,7 @@ class FeedForwardSublayer(Layer):
     def __init__(
         self, ffn: FeedForward, *, norm: NormFactory = LayerNorm, dropout: float = 0.0
     ) -> None:
-        can = Can(supports_global_mask=True, cross=NO_CROSS_ATTENTION, maps=NO_ATTENTION_MAP)
+        can = Can("global_attention_mask", cross=NO_CROSS_ATTENTION, maps=NO_ATTENTION_MAP)
         super().__init__(ffn.dim, can=can, causal=True)
         self.norm, self.ffn, self.dropout = norm(self.dim), ffn, nn.Dropout(dropout)
 
