@@ -318,11 +318,17 @@ def test_show_draws_without_colour_or_with():
         (["local", "--dim", "10", "--heads", "3"], "divisible"),
         (["local", "--heads", "0"], "heads"),
         (["local", "--dim", "0"], "dim"),
-        (["fnet", "--heads", "2"], "no heads"),
+        (["fnet", "--heads", "0"], "heads"),
     ],
 )
 def test_show_refusals(arguments, words):
     assert words in refused("show", *arguments)
+
+
+def test_show_says_that_there_are_no_heads():
+    """Fails if heads of a mixer without them are refused, or nothing says that they have no use."""
+    shown = run("show", "fnet", "--heads", "2", "--length", "16").stdout
+    assert "✗ heads" in shown and "no: it has no heads" in shown
 
 
 @pytest.mark.parametrize("length", ["0", "-1", "1000000000000"])
