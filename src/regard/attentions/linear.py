@@ -53,7 +53,7 @@ class LinearAttention(Attention):
         super().__init__()
         check_int(1, chunk=chunk)
         self.feature, self.chunk = EluFeatures() if feature is None else feature, chunk
-        self.can = self.feature.can & Can(attn_mask=SUMS_FIRST)
+        self.can = self.feature.can.without(attn_mask=SUMS_FIRST)
         self.length = self.feature.length
         self.heads = self.feature.heads
 
