@@ -42,7 +42,7 @@ from regard.errors import Unsupported
 from regard.hf.configuration import RegardConfig
 from regard.hf.files import refuse_pickle_files
 from regard.hf.hub_model import require_config
-from regard.hf.stream_cache import StreamCache, StreamGroup, split_by_length
+from regard.hf.stream_cache import StreamCache, split_by_length
 from regard.models import Backbone, Decoder, Model, Seq2Seq, build
 from regard.models.config import (
     HeadConfig,
@@ -57,6 +57,7 @@ from regard.models.embeddings import InputEmbedding, TokenEmbedding
 from regard.models.heads import LMHead, MaskedLMHead
 from regard.models.losses import IGNORE_INDEX
 from regard.models.serialization import unique_tensors
+from regard.state import join, take
 
 
 class RegardPreTrainedModel(PreTrainedModel):
@@ -401,19 +402,24 @@ class RegardGenerationModel(RegardPreTrainedModel, GenerationMixin):
                     f"{tuple(mask.shape)}."
                 )
             mask = padding_mask(mask[:, cache.seen :], ids)
-        if cache.groups and mask is not None:
+        if cache.state is not None and mask is not None:
             raise ValueError("Padding among the tokens that continue a stream is not supported.")
-        parts = [(group.rows, ids[group.rows], group.state) for group in cache.groups]
-        parts = parts or [(rows, tokens, None) for rows, tokens in split_by_length(ids, mask)]
+        cache.seen += ids.shape[1]
+        if cache.state is not None or mask is None:
+            y, cache.state = decoder.stream(ids, cache.state, **context)
+            return y, cache
+
         y = self._embedding().tokens.weight.new_zeros(*ids.shape, decoder.stack.out_dim)
-        cache.groups, cache.seen = [], cache.seen + ids.shape[1]
-        for rows, tokens, state in parts:
+        all_rows, states = [], []
+        for rows, tokens in split_by_length(ids, mask):
             selected = {
                 name: None if tensor is None else tensor[rows] for name, tensor in context.items()
             }
-            out, state = decoder.stream(tokens, state, **selected)
+            out, state = decoder.stream(tokens, None, **selected)
             y[rows, -tokens.shape[1] :] = out.to(y.dtype)
-            cache.groups.append(StreamGroup(rows, state))
+            all_rows.append(rows)
+            states.append(state)
+        cache.state = take(join(states), torch.cat(all_rows).argsort())
         return y, cache
 
 
