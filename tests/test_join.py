@@ -25,7 +25,7 @@ from regard.position import (
     TransformerXLBias,
     TUPEBias,
 )
-from regard.prior import ALiBi, Gaussian
+from regard.prior import ALiBi, Gaussian, Sinks, SoftCap
 from regard.registry import get_recipe
 from regard.stack import (
     CompressiveMemory,
@@ -128,6 +128,7 @@ def test_caches_of_any_length(pattern, rotary, rand):
 
 PRIORS = {
     "alibi": lambda: ALiBi(2),
+    "cap and sinks": lambda: ALiBi(2) + SoftCap(2.0) + Sinks(2, start=0.5),
     "gaussian": lambda: Gaussian(2, 3.0),
     "distance": lambda: DistanceBias(2),
     "t5": lambda: T5Bias(2, causal=True),
@@ -398,7 +399,8 @@ class Mean(Mixer):
     """out_t = mean of x up to t, by a mixer that knows nothing of joined states."""
 
     def __init__(self, form):
-        super().__init__(4, can=Can(cross="a toy", mask="a toy", maps="a toy"), causal=True)
+        toy = dict.fromkeys(("cross", "mask", "attn_mask", "maps"), "a toy")
+        super().__init__(4, can=Can(**toy), causal=True)
         self.form, self.scale = form, torch.nn.Parameter(torch.ones(()))
 
     def initial_state(self):

@@ -133,7 +133,8 @@ class Counting(Mixer):
     """out_t = x_t + the sum of x before; keeps it in the way that is asked for."""
 
     def __init__(self, keep):
-        super().__init__(4, can=Can(cross="a toy", mask="a toy", maps="a toy"), causal=True)
+        toy = dict.fromkeys(("cross", "mask", "attn_mask", "maps"), "a toy")
+        super().__init__(4, can=Can(**toy), causal=True)
         self.keep, self.scale = keep, torch.nn.Parameter(torch.ones(()))
 
     def initial_state(self):

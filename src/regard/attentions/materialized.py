@@ -62,9 +62,9 @@ class MaterializedAttention(KVCacheAttention):
     ) -> Tensor:
         """See `KVCacheAttention.attend`."""
         pattern, q_start, k_positions = positions
-        keep = None
         if isinstance(q_start, Tensor):
-            keep = PositionGrid(q_start, k_positions, q.shape[2]).visible(pattern)
+            visible = PositionGrid(q_start, k_positions, q.shape[2]).visible(pattern)
+            attn_mask = visible if attn_mask is None else visible & attn_mask
             pattern, q_start, k_positions = Full(), 0, 0
         call = make_call(
             q,
@@ -79,8 +79,7 @@ class MaterializedAttention(KVCacheAttention):
             scale=1 / math.sqrt(q.shape[-1]),
         )
         scores = self.before(self.scores(call))
-        keep = call.dense_mask() if keep is None else keep & call.dense_mask()
-        return self.after(self.normalize(scores, keep)) @ call.v
+        return self.after(self.normalize(scores, call.dense_mask())) @ call.v
 
     def scores(self, call: AttentionCall) -> Tensor:
         """Scores of all pairs (b h n m)."""

@@ -85,7 +85,9 @@ def attend(
     if torch._C._is_any_autocast_enabled():
         q, k, v = _cast_for_autocast(q, k, v)
     if isinstance(q_start, Tensor):
-        prior = resolve_positions(q, k, pattern, prior, q_start, k_positions, scale)
+        if cu_seqlens is not None:
+            raise ValueError("cu_seqlens sets the positions: omit q_start and k_positions")
+        prior = resolve_positions(pattern, prior, q_start, k_positions, q.shape[2])
         pattern, q_start, k_positions = _FULL, 0, 0
     compiling = torch.compiler.is_compiling()
     cacheable = (

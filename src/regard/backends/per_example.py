@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.backends.call import default_scale
 from regard.pattern import Pattern
 from regard.position.frequencies import token_positions
 from regard.prior import Prior
@@ -50,60 +49,56 @@ class PositionGrid:
         keep = pattern.resolve_global_mask(False, False).allows(self.q, self.k) & self.exists
         return keep.transpose(0, 1) if pattern.heads else keep[:, None]
 
-    def bias(self, prior: Prior, q: Tensor, k: Tensor) -> Tensor:
-        """The prior of all pairs, (b h n m), for q (b h n e) and k (b h m e).
 
-        A prior takes any dimensions between heads and tokens, so the batch goes there.
-        """
-        self.check_length(prior.length, "prior")
-        if k.shape[1] != q.shape[1]:  # grouped-query attention
-            k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-        bias: Tensor = prior(self.q, self.k, q.transpose(0, 1)[None], k.transpose(0, 1)[None])
-        if bias.dim() == 5 and len(bias) > 1:  # the prior has values of its own for each example
-            return bias.diagonal(dim1=0, dim2=2).movedim(-1, 0)
-        bias = bias[0] if bias.dim() == 5 else bias
-        return bias.transpose(0, 1)
-
-
-class ComputedBias(Prior):
-    """A prior whose values (b h n m) are known, for queries and keys from position 0 on.
+class PerExamplePrior(Prior):
+    """Pattern and prior of a call whose examples stand at different positions: -inf where a pair is
+    not visible. The call itself counts queries and keys from 0.
 
     Args:
-        bias: The values.
-        prior: The prior that they come from, whose sinks it keeps.
+        prior: The prior, or None.
+        grid: The positions.
+        visible: The pairs that the pattern allows, (b h n m), h may be 1.
     """
 
-    uses_qk = True
-
-    def __init__(self, bias: Tensor, prior: Prior | None) -> None:
+    def __init__(self, prior: Prior | None, grid: PositionGrid, visible: Tensor) -> None:
         super().__init__()
-        self.bias, self.num_terms = bias, 1 if prior is None else prior.num_terms
-        self.sinks = None if prior is None else prior.sink_logits()
+        self.prior, self.grid, self.visible = prior, grid, visible
+        if prior is not None:
+            grid.check_length(prior.length, "prior")
+            self.heads, self.uses_qk, self.num_terms = prior.heads, prior.uses_qk, prior.num_terms
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """See `regard.prior`."""
-        if (q_pos.shape, k_pos.shape) == ((self.bias.shape[2], 1), (1, self.bias.shape[3])):
-            return self.bias
-        return self.bias[:, :, q_pos, k_pos]
+        """See `regard.prior`. The inner prior gets the batch among the dimensions between heads and
+        tokens, where it takes positions of any shape."""
+        visible, n, m = self.visible, *self.visible.shape[2:]
+        if (q_pos.shape, k_pos.shape) != ((n, 1), (1, m)):
+            visible = visible[:, :, q_pos, k_pos]
+        if self.prior is None:
+            return torch.where(visible, 0.0, -torch.inf).to(q.dtype)
+        q_pos, k_pos = self.grid.q[:, q_pos, 0], self.grid.k[:, 0, k_pos]
+        bias = self.prior(q_pos, k_pos, q.transpose(0, 1)[None], k.transpose(0, 1)[None])
+        if bias.dim() == q_pos.dim() + 2:  # (b h b ... s t): it depends on the tokens or examples
+            bias = bias[0] if len(bias) == 1 else bias.diagonal(dim1=0, dim2=2).movedim(-1, 1)
+        return torch.where(visible, bias.transpose(0, 1), -torch.inf)
+
+    def for_scale(self, scale: float) -> PerExamplePrior:
+        """See `Prior.for_scale`."""
+        inner = None if self.prior is None else self.prior.for_scale(scale)
+        return PerExamplePrior(inner, self.grid, self.visible)
 
     def sink_logits(self) -> Tensor | None:
         """See `Prior.sink_logits`."""
-        return self.sinks
+        return None if self.prior is None else self.prior.sink_logits()
 
 
 def resolve_positions(
-    q: Tensor,
-    k: Tensor,
-    pattern: Pattern,
-    prior: Prior | None,
-    q_start: int | Tensor,
-    k_positions: int | Tensor,
-    scale: float | None,
+    pattern: Pattern, prior: Prior | None, q_start: Tensor, k_positions: int | Tensor, n: int
 ) -> Prior:
-    """Pattern and prior of a call with positions that differ between examples, as a prior that is
-    -inf where a pair is not visible."""
-    grid = PositionGrid(q_start, k_positions, q.shape[2])
-    added = None if prior is None else prior.for_scale(default_scale(q, prior, scale))
-    bias = q.new_zeros(()) if added is None else grid.bias(added, q, k)
-    bias = torch.where(grid.visible(pattern), bias, -torch.inf)
-    return ComputedBias(bias, prior)
+    """Pattern and prior of a call of n queries at positions that differ between examples, as one
+    prior of a call without positions.
+
+    Not as a pair mask: `regard.attend` copies keys and values to clear those that no query sees,
+    but keys that do not exist are zero in a KV cache.
+    """
+    grid = PositionGrid(q_start, k_positions, n)
+    return PerExamplePrior(prior, grid, grid.visible(pattern))
