@@ -77,8 +77,8 @@ struct Tiles {
     }
 };
 
-template <class T> void check_attention(const char* name, long batch, long heads, long n, long m, long width, long threads, const Visible& visible) {
-    const long queries = batch * heads * n * width, keys = batch * heads * m * width;
+template <class T> void check_attention(const char* name, long batch, long heads, long kv_heads, long n, long m, long width, long threads, const Visible& visible) {
+    const long group = heads / kv_heads, queries = batch * heads * n * width, keys = batch * kv_heads * m * width;
     const Numbers q = draw(queries), k = draw(keys), v = draw(keys), dout = draw(queries);
     const double scale = 1 / std::sqrt(double(width));
     std::vector<uint8_t> mask(batch * m, 1);
@@ -87,35 +87,36 @@ template <class T> void check_attention(const char* name, long batch, long heads
     Numbers out(queries), dq(queries), dk(keys), dv(keys);
     for (long x = 0; x < batch * heads; x++)
         for (long i = 0; i < n; i++) {
+            const long y = x / group;  // the head of keys and values
             const double *own = &q[(x * n + i) * width], *grad = &dout[(x * n + i) * width];
             Numbers p(m), dp(m);
             double sum = 0, shift = 0;
             for (long j = 0; j < m; j++) {
                 if (!visible(i, j) || !mask[x / heads * m + j]) continue;
-                for (long e = 0; e < width; e++) p[j] += scale * own[e] * k[(x * m + j) * width + e];
+                for (long e = 0; e < width; e++) p[j] += scale * own[e] * k[(y * m + j) * width + e];
                 sum += p[j] = std::exp(p[j]);
             }
             for (long j = 0; j < m; j++) {
                 p[j] /= sum > 0 ? sum : 1;
                 for (long e = 0; e < width; e++) {
-                    out[(x * n + i) * width + e] += p[j] * v[(x * m + j) * width + e];
-                    dv[(x * m + j) * width + e] += p[j] * grad[e];
-                    dp[j] += grad[e] * v[(x * m + j) * width + e];
+                    out[(x * n + i) * width + e] += p[j] * v[(y * m + j) * width + e];
+                    dv[(y * m + j) * width + e] += p[j] * grad[e];
+                    dp[j] += grad[e] * v[(y * m + j) * width + e];
                 }
                 shift += p[j] * dp[j];
             }
             for (long j = 0; j < m; j++)
                 for (long e = 0; e < width; e++) {
                     const double ds = scale * p[j] * (dp[j] - shift);
-                    dq[(x * n + i) * width + e] += ds * k[(x * m + j) * width + e];
-                    dk[(x * m + j) * width + e] += ds * own[e];
+                    dq[(x * n + i) * width + e] += ds * k[(y * m + j) * width + e];
+                    dk[(y * m + j) * width + e] += ds * own[e];
                 }
         }
 
     Tiles tiles(n, m, visible);
-    Array<T> aq(q, heads, n, width), ak(k, heads, m, width), av(v, heads, m, width), aout(batch, heads, n, width), lse(batch, heads, 1, n);
-    Array<T> adout(dout, heads, n, width), adq(batch, heads, n, width), adk(batch, heads, m, width), adv(batch, heads, m, width);
-    AttentionArgs call{batch, heads, m, width, threads, scale, aq.ref(), ak.ref(), av.ref(), aout.ref(), lse.ref(), mask.data(), TensorRef{}, 1, &tiles.part};
+    Array<T> aq(q, heads, n, width), ak(k, kv_heads, m, width), av(v, kv_heads, m, width), aout(batch, heads, n, width), lse(batch, heads, 1, n);
+    Array<T> adout(dout, heads, n, width), adq(batch, heads, n, width), adk(batch, kv_heads, m, width), adv(batch, kv_heads, m, width);
+    AttentionArgs call{batch, heads, kv_heads, m, width, threads, scale, aq.ref(), ak.ref(), av.ref(), aout.ref(), lse.ref(), mask.data(), TensorRef{}, 1, &tiles.part};
     AttentionGrads grads{adout.ref(), adq.ref(), adk.ref(), adv.ref()};
     if constexpr (std::is_same_v<T, float>) attention_forward_float(&call), attention_backward_float(&call, &grads);
     else attention_forward_double(&call), attention_backward_double(&call, &grads);
@@ -210,10 +211,10 @@ template <class T> void check_all() {
     const Visible full = [](long, long) { return true; }, band = [](long i, long j) { return std::abs(i - j) <= 9 || j < 3; };
     const Visible causal = [](long i, long j) { return j <= i; }, gaps = [](long i, long j) { return i != 5 && (i + j) % 7 == 0; };
     for (long threads : {1, 3}) {
-        check_attention<T>("full", 2, 2, 70, 130, 16, threads, full);
-        check_attention<T>("band", 1, 2, 200, 200, 32, threads, band);
-        check_attention<T>("causal", 1, 1, 150, 150, 48, threads, causal);
-        check_attention<T>("gaps", 1, 3, 66, 65, 16, threads, gaps);
+        check_attention<T>("full", 2, 2, 2, 70, 130, 16, threads, full);
+        check_attention<T>("band", 1, 6, 2, 200, 200, 32, threads, band);
+        check_attention<T>("causal", 1, 1, 1, 150, 150, 48, threads, causal);
+        check_attention<T>("gaps", 1, 3, 1, 66, 65, 16, threads, gaps);
         check_linear<T>(true, 1, 2, 150, 16, 32, threads);
         check_linear<T>(false, 2, 1, 100, 32, 16, threads);
     }

@@ -72,7 +72,7 @@ def test_frequently_read_keys_are_made_contiguous(monkeypatch, rand):
     x = rand(1, 2048, 2, 16).transpose(1, 2)
     for pattern, gaps in ((Full(), False), (Band(50, 50), True)):
         regard.attend(x, x, x, pattern=pattern, backend="cpp")
-        q, k, v = (cpp_kernel._CALL.unpack(seen[-1])[6:][4 * i : 4 * i + 4] for i in range(3))
+        q, k, v = (cpp_kernel._CALL.unpack(seen[-1])[7:][4 * i : 4 * i + 4] for i in range(3))
         assert q[3] == 32 and {k[3], v[3]} == {32 if gaps else 16}
 
 

@@ -6,8 +6,8 @@ those positions:
     prior(q_pos, k_pos, q, k)     q_pos (... s 1), k_pos (... 1 t), q (b h ... s e), k (b h ... t e)
 
 It returns what is added to the scores: (h ... s t), or (b h ... s t) if it depends on the tokens. k
-may have fewer heads than q (grouped-query attention). Priors are combined with `+`:
-`ALiBi(8) + Sinks(8)`.
+may have fewer heads than q, a divisor (grouped-query attention): neighbouring heads of q share one.
+Priors are combined with `+`: `ALiBi(8) + Sinks(8)`.
 """
 
 from __future__ import annotations

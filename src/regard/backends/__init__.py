@@ -58,8 +58,9 @@ def attend(
 ) -> Tensor:
     """Exact softmax attention over a pattern: q (b h n e), k (b h m e), v (b h m f) -> (b h n f).
 
-    The number of heads of k and v may be a divisor of that of q (grouped-query attention). A query
-    that sees no key gives zero. Under autocast the inputs are cast to the autocast dtype, as in
+    The number of heads of k and v may be a divisor of that of q (grouped-query attention):
+    neighbouring query heads share one, and no backend repeats it in memory. A query that sees no
+    key gives zero. Under autocast the inputs are cast to the autocast dtype, as in
     `scaled_dot_product_attention`.
 
     Args:
@@ -122,7 +123,6 @@ def attend(
     )
     if compiling:
         return _attend_traced(call, backend)
-    call = _repeat_kv_heads(call)
     chosen, run = _prepare(call, backend)
     if cacheable:
         dispatch_cache.remember(call, chosen, run, pattern, scale)
@@ -177,7 +177,6 @@ def _prepare(
 
 
 def _run(call: AttentionCall, backend: str) -> Tensor:
-    call = _repeat_kv_heads(call)
     _, run = _prepare(call, backend)
     return run(call.q, call.k, call.v)
 
@@ -195,20 +194,9 @@ def _attend_traced(call: AttentionCall, backend: str) -> Tensor:
                 f"backend {backend!r} cannot be exported: its plan depends on the length, "
                 "and an exported graph accepts any length. Use 'auto', 'sdpa' or 'reference'."
             )
-        return traced.dense_attention(_repeat_kv_heads(call))
+        return traced.dense_attention(call)
     if backend == "auto" and traced.is_dense(call):
-        return traced.dense_attention(_repeat_kv_heads(call))
+        return traced.dense_attention(call)
     if backend == "auto" and traced.fits_custom_op(call):
-        return traced.attend_by_custom_op(_repeat_kv_heads(call))
+        return traced.attend_by_custom_op(call)
     return _run_outside_graph(call, backend)
-
-
-def _repeat_kv_heads(call: AttentionCall) -> AttentionCall:
-    """Repeat the heads of k and v so that there are as many as of q: neighbouring query heads share
-    one.
-    """
-    heads, kv_heads = call.q.shape[1], call.k.shape[1]
-    if heads == kv_heads or not kv_heads:
-        return call
-    k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (call.k, call.v))
-    return call._replace(k=k, v=v)

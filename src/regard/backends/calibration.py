@@ -97,6 +97,7 @@ class Workload(NamedTuple):
     head_dim: int
     grad: bool  # whether a backward pass follows
     causal: bool  # whether `is_causal` of PyTorch's kernel expresses the pattern
+    group: int = 1  # query heads that share a head of keys and values
 
     def head_patterns(self) -> tuple[Pattern, ...]:
         """The patterns of the heads; one if they are all alike."""
@@ -120,6 +121,7 @@ def describe_workload(call: AttentionCall) -> Workload:
         e,
         call.needs_grad(),
         call.is_plain_causal(),
+        call.group_size(),
     )
 
 
@@ -201,7 +203,8 @@ def sparse_seconds(costs: BackendCosts, work: Workload) -> float:
                 k_start=work.k_start,
                 backward=backward,
             )
-            total += score * layout.work(backward) + costs.sparse_call * layout.calls()
+            calls = layout.calls() * work.group
+            total += score * layout.work(backward) + costs.sparse_call * calls
     return total
 
 

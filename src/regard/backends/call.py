@@ -21,7 +21,10 @@ FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class AttentionCall(NamedTuple):
-    """The arguments of `regard.attend`: q (b h n e), k (b h m e), v (b h m f)."""
+    """The arguments of `regard.attend`: q (b h n e), k (b kv m e), v (b kv m f).
+
+    kv divides h: query head i reads head i // (h / kv) of the keys and values.
+    """
 
     q: Tensor
     k: Tensor
@@ -89,6 +92,10 @@ class AttentionCall(NamedTuple):
     def has_dense_pattern(self) -> bool:
         """Whether dense attention computes no score in vain, as far as patterns are concerned."""
         return self.pattern == _FULL or self.is_plain_causal()
+
+    def group_size(self) -> int:
+        """How many neighbouring query heads share a head of keys and values."""
+        return self.q.shape[1] // max(self.k.shape[1], 1)
 
     def k_start(self) -> int:
         """The position of the first key, for backends that require consecutive keys."""

@@ -21,7 +21,7 @@ from regard.layout.tiles import TileCSR, TileSet
 
 # The structs of attention.cpp, field by field.
 _PART = Struct("2q2Pq4P")
-_CALL = Struct("5qd" + 5 * "P3q" + "P" + "P3q" + "qP")
+_CALL = Struct("6qd" + 5 * "P3q" + "P" + "P3q" + "qP")
 _GRADS = Struct(4 * "P3q")
 _NO_TENSOR = (0, 0, 0, 0)
 
@@ -45,7 +45,9 @@ def attend_tiles(
     masks: KernelMasks = KernelMasks(),
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention over tiles: q (b h n e), k (b h m e), v (b h m f) -> (b h n f).
+    """Attention over tiles: q (b h n e), k (b kv m e), v (b kv m f) -> (b h n f).
+
+    kv divides h: neighbouring query heads share a head of keys and values.
 
     Args:
         tiles: The visible tiles.
@@ -150,6 +152,7 @@ def _pack_call(
     return _CALL.pack(
         b,
         h,
+        k.shape[1],
         k.shape[2],
         e,
         torch.get_num_threads(),

@@ -63,7 +63,8 @@ class FlexBackend(Backend[AttentionCall]):
             device=call.q.device,
         )
         attention = _flex_attention(call.q.device.type)
-        return partial(attention, block_mask=blocks, scale=call.scale)
+        grouped = call.group_size() > 1
+        return partial(attention, block_mask=blocks, scale=call.scale, enable_gqa=grouped)
 
 
 @lru_cache(2)

@@ -36,14 +36,18 @@ def attend_by_formula(call: AttentionCall) -> Tensor:
     """softmax(q kᵀ * scale + prior) v over the visible keys and the sink, which has no value; zero
     for a query that sees none.
     """
-    scores = call.q @ call.k.transpose(-1, -2) * call.scale
+    (b, h, n, e), (kv, m) = call.q.shape, call.k.shape[1:3]
+    rows = call.group_size() * n  # of all query heads that share a head of keys
+    scores = call.q.reshape(b, kv, rows, e) @ call.k.transpose(-1, -2) * call.scale
+    scores = scores.reshape(b, h, n, m)
     if call.prior is not None:
         scores = scores + call.prior(*call.position_grid(), call.q, call.k)
     scores = scores.masked_fill(~call.dense_mask().expand(scores.shape), -torch.inf)
-    # NaN counts as visible, so that it propagates
     if call.sinks is not None:
         sinks = call.sinks.to(scores)[:, None, None].expand(*scores.shape[:-1], 1)
-        return torch.softmax(torch.cat((scores, sinks), -1), -1)[..., :-1] @ call.v
-    visible = (scores != -torch.inf).any(-1, keepdim=True)
-    scores = scores.masked_fill(~visible, 0)
-    return (torch.softmax(scores, -1) * visible) @ call.v
+        weights = torch.softmax(torch.cat((scores, sinks), -1), -1)[..., :-1]
+    else:
+        # NaN counts as visible, so that it propagates
+        visible = (scores != -torch.inf).any(-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(~visible, 0), -1) * visible
+    return (weights.reshape(b, kv, rows, m) @ call.v).reshape(b, h, n, call.v.shape[3])

@@ -19,6 +19,8 @@ from regard.layout import LRUCache
 from regard.numerics import additive_mask
 from regard.pattern import Full
 
+MAX_FOLDED_QUERIES = 8  # of a head, in grouped-query attention, see `can_fold_groups`
+LOWEST_SINK = -3e4  # finite, because it is multiplied by zero, also in float16
 MAX_PADDED_WIDTH = 256  # wider heads are not padded to the width of the others
 
 _masks: LRUCache[tuple[Tensor | None]] = LRUCache(128 << 20)
@@ -46,16 +48,50 @@ class SDPABackend(Backend[AttentionCall]):
         """PyTorch's function, without a mask if the pattern is full or plainly causal."""
         causal = call.is_plain_causal()
         mask = None if causal else build_mask(call)
+        grouped = call.group_size() > 1
         if call.sinks is not None:
             return partial(attend_with_sinks, mask=mask, scale=call.scale, sinks=call.sinks)
+        if grouped and can_fold_groups(call, mask, causal):
+            return partial(attend_folded, mask=mask, scale=call.scale)
         if call.q.shape[3] != call.v.shape[3]:
             return partial(_attend_two_widths, mask=mask, causal=causal, scale=call.scale)
+        if grouped:
+            return partial(
+                F.scaled_dot_product_attention,
+                attn_mask=mask,
+                is_causal=causal,
+                scale=call.scale,
+                enable_gqa=True,
+            )
         if mask is None and not causal and call.scale == 1 / math.sqrt(call.q.shape[3]):
             # without keyword arguments, which cost as much as finding a remembered call
             return F.scaled_dot_product_attention
         return partial(
             F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=call.scale
         )
+
+
+def can_fold_groups(call: AttentionCall, mask: Tensor | None, causal: bool) -> bool:
+    """Whether the query heads that share keys should become queries of one head: one token while
+    decoding, or a few without a mask. PyTorch's kernel then reads the keys once for all of them,
+    and twice as fast. For many queries, whose rows would be copied, its `enable_gqa` is as fast.
+    """
+    n = call.q.shape[2]
+    return n == 1 or (mask is None and not causal and n <= MAX_FOLDED_QUERIES)
+
+
+def attend_folded(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float) -> Tensor:
+    """Grouped-query attention with the heads of a group as queries: q (b h n e) -> (b kv n*h/kv e).
+
+    A mask is allowed for one query only: (b 1 1 m) or (b h 1 m).
+    """
+    b, h, n, e = q.shape
+    kv = k.shape[1]
+    if mask is not None and mask.shape[1] == h:
+        mask = mask.reshape(mask.shape[0], kv, h // kv, -1)
+    q = q.reshape(b, kv, h // kv * n, e)
+    out = _attend_two_widths(q, k, v, mask=mask, causal=False, scale=scale)
+    return out.reshape(b, h, n, -1)
 
 
 def _attend_two_widths(
@@ -73,9 +109,11 @@ def _attend_two_widths(
     Very wide values, such as the identity matrix for an attention map, are not worth padding.
     """
     width = v.shape[3]
-    if max(q.shape[3], width) <= MAX_PADDED_WIDTH:
+    if q.shape[3] != width and max(q.shape[3], width) <= MAX_PADDED_WIDTH:
         q, k, v = pad_to_same_width(q, k, v)
-    y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale)
+    y = F.scaled_dot_product_attention(
+        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
     return y[..., :width]
 
 
@@ -89,10 +127,10 @@ def attend_with_sinks(
     sinks: Tensor,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Dense attention with sinks (h): q (b h n e), k (b h m e), v (b h m f) -> (b h n f).
+    """Dense attention with sinks (h): q (b h n e), k (b kv m e), v (b kv m f) -> (b h n f).
 
-    A sink is one more key, whose value is zero. One more channel of the heads holds its score: 1
-    for the queries, sink / scale for that key, 0 for the others.
+    A sink is one more key, whose value is zero. One more channel of the heads holds its score:
+    sink / scale for the queries, 1 for that key, 0 for the others.
 
     Args:
         mask: Bool or additive mask that broadcasts to (b h n m), or None.
@@ -102,10 +140,12 @@ def attend_with_sinks(
     """
     if scale == 0:  # no key has another score then
         q, scale = torch.zeros_like(q), 1.0
-    q, k, v = F.pad(q, (0, 1), value=1.0), F.pad(k, (0, 1, 0, 1)), F.pad(v, (0, 0, 0, 1))
+    score = (sinks / scale).clamp(min=LOWEST_SINK).to(q)[:, None, None]
+    q = torch.cat((q, score.expand(*q.shape[:3], 1)), -1)
+    k, v = F.pad(k, (0, 1, 0, 1)), F.pad(v, (0, 0, 0, 1))
     is_sink = torch.zeros(k.shape[2:], dtype=torch.bool, device=k.device)
     is_sink[-1, -1] = True
-    k = torch.where(is_sink, (sinks / scale).to(k)[:, None, None], k)
+    k = k.masked_fill(is_sink, 1.0)
     if mask is not None:
         mask = F.pad(mask, (0, 1), value=mask.dtype == torch.bool)
     return _attend_two_widths(q, k, v, mask=mask, causal=False, scale=scale, dropout=dropout)

@@ -85,7 +85,13 @@ def _attend_by_layout(call: AttentionCall) -> Tensor:
         )
         return out
     q, k, v = pad_to_same_width(call.q, call.k, call.v)
-    return _attend(call, q, k, v, layouts)[..., : call.v.shape[3]]
+    group = call.group_size()
+    # of the query heads that share a head of keys, one at a time: no key is copied
+    members = [
+        _attend(call, q[:, i::group], k, v, layouts, slice(i, None, group)) for i in range(group)
+    ]
+    out = members[0] if group == 1 else torch.stack(members, 2).flatten(1, 2)
+    return out[..., : call.v.shape[3]]
 
 
 def _build_layouts(call: AttentionCall) -> tuple[Layout, Layout]:
@@ -106,24 +112,32 @@ def _has_relative_prior(call: AttentionCall, layouts: tuple[Layout, Layout]) -> 
 
 
 def _attend(
-    call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, layouts: tuple[Layout, Layout]
+    call: AttentionCall,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layouts: tuple[Layout, Layout],
+    heads: slice,
 ) -> Tensor:
+    """Attention of some query heads of the call, as many as there are heads of keys."""
+
     def prior_bias(q_index: Tensor, k_index: Tensor) -> Tensor:
         """The prior for indices q (... s 1) and k (... 1 t) of this call: (h ... s t)."""
         assert call.prior is not None
         q_pos, k_pos = q_index + call.q_start, k_index + call.k_start()
         bias = call.prior(q_pos, k_pos, call.q, call.k)
-        return bias.expand(call.q.shape[1], *[-1] * q_index.dim())
+        return bias.expand(call.q.shape[1], *[-1] * q_index.dim())[heads]
 
     addend = None if call.prior is None else prior_bias
+    sinks = None if call.sinks is None else call.sinks[heads]
     if (
         call.mask is None
         and call.global_attention_mask is None
         and all(map(_can_flatten, (q, k, v)))
     ):
         fq, fk, fv = (x.flatten(0, 1) for x in (q, k, v))
-        sinks = None if call.sinks is None else call.sinks.repeat(q.shape[0])
-        flat = attend_layout(fq, fk, fv, *layouts, scale=call.scale, addend=addend, sinks=sinks)
+        repeated = None if sinks is None else sinks.repeat(q.shape[0])
+        flat = attend_layout(fq, fk, fv, *layouts, scale=call.scale, addend=addend, sinks=repeated)
         return flat.unflatten(0, q.shape[:2])
     outputs = []
     for i in range(q.shape[0]):  # padding and global tokens differ between examples
@@ -140,7 +154,7 @@ def _attend(
             scale=call.scale,
             bias=bias,
             addend=addend,
-            sinks=call.sinks,
+            sinks=sinks,
         )
         outputs.append(out)
     return torch.stack(outputs)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,22 +16,35 @@ from regard.pattern import Not, Pattern
 
 
 def run_by_head(call: AttentionCall, *, run: Callable[[AttentionCall], Tensor]) -> Tensor:
-    """Run one call for each distinct pattern of a `PerHead` pattern."""
-    by_pattern: dict[Pattern, list[int]] = defaultdict(list)
+    """Run one call for each distinct pattern of a `PerHead` pattern.
+
+    In grouped-query attention, each head of keys of such a call is shared by the same number of its
+    query heads; where a pattern does not allow this, there are several calls.
+    """
+    group = call.group_size()
+    sharing = Counter((head // group, p) for head, p in enumerate(call.pattern.parts))
+    calls: dict[tuple[Pattern, int], list[int]] = defaultdict(list)
     for head, pattern in enumerate(call.pattern.parts):
-        by_pattern[pattern].append(head)
+        calls[pattern, sharing[head // group, pattern]].append(head)
     outputs = []
-    for pattern, heads in by_pattern.items():
-        consecutive = heads == list(range(heads[0], heads[-1] + 1))
-        index = slice(heads[0], heads[-1] + 1) if consecutive else heads  # a slice needs no copy
-        q, k, v = (x[:, index] for x in (call.q, call.k, call.v))
+    for (pattern, _), heads in calls.items():
+        index = _index(heads)
+        kv_index = _index(list(dict.fromkeys(head // group for head in heads)))
+        q, k, v = call.q[:, index], call.k[:, kv_index], call.v[:, kv_index]
         attn_mask, sinks = call.attn_mask, call.sinks
         if attn_mask is not None and attn_mask.shape[1] > 1:
             attn_mask = attn_mask[:, index]
         own = call._replace(q=q, k=k, v=v, pattern=pattern, attn_mask=attn_mask)
         outputs.append(run(own._replace(sinks=None if sinks is None else sinks[index])))
-    order = torch.tensor([head for heads in by_pattern.values() for head in heads])
+    order = torch.tensor([head for heads in calls.values() for head in heads])
     return torch.cat(outputs, 1)[:, torch.argsort(order)]
+
+
+def _index(heads: list[int]) -> list[int] | slice:
+    """Heads in ascending order as a slice, which needs no copy, if their distances are equal."""
+    step = heads[1] - heads[0] if len(heads) > 1 else 1
+    whole = slice(heads[0], heads[-1] + 1, step)
+    return whole if heads == list(range(heads[0], heads[-1] + 1, step)) else heads
 
 
 def only_adds_pairs(pattern: Pattern) -> bool:

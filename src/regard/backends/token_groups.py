@@ -50,8 +50,8 @@ def attend(
     q_start: int = 0,
     k_start: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """q (b h n e), k (b h m e), v (b h m f) -> output (b h n f), and whether each query saw any key
-    (b h n).
+    """q (b h n e), k (b kv m e), v (b kv m f) -> output (b h n f), and whether each query saw any
+    key (b h n). kv divides h: neighbouring query heads share a head of keys and values.
 
     A query may be in several groups; the results are merged by their log-sum-exp. A query that sees
     no key gives zero.
@@ -147,7 +147,7 @@ def _merge(results: list[tuple[Tensor, Tensor, Tensor]], n: int) -> tuple[Tensor
 class _FusedGroups(torch.autograd.Function):
     """Attention inside groups on PyTorch's fused kernel.
 
-    Takes q (b h n e), k and v (b h m e), and for each group the query index (b h g s), the key
+    Takes q (b h n e), k and v (b kv m e), and for each group the query index (b h g s), the key
     index (b h g t) and an additive mask (b*h g s t) or None. Returns the output (b h n e) and its
     log-sum-exp (b h n), which has no gradient.
     """
@@ -259,12 +259,15 @@ def _take_pairs(attn_mask: Tensor, q_index: Tensor, k_index: Tensor) -> Tensor:
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """x (b h n e), index (b h g s) -> (b h g s e). Selecting whole rows is faster than `gather`."""
+    """x (b kv n e), index (b h g s) -> (b h g s e). Whole rows are faster than `gather`."""
     e = x.shape[3]
     return x.reshape(-1, e).index_select(0, _row_index(x, index)).view(*index.shape, e)
 
 
 def _row_index(x: Tensor, index: Tensor) -> Tensor:
-    """index (b h g s) into x (b h n e) as an index into its rows (b*h*n e)."""
-    b, h, n, _ = x.shape
-    return (index + n * torch.arange(b * h, device=x.device).view(b, h, 1, 1)).flatten()
+    """index (b h g s) into x (b kv n e) as an index into its rows (b*kv*n e)."""
+    b, kv, n, _ = x.shape
+    first = n * torch.arange(b * kv, device=x.device).view(b, kv, 1, 1)
+    if kv != index.shape[1]:  # neighbouring heads share one
+        first = first.repeat_interleave(index.shape[1] // kv, 1)
+    return (index + first).flatten()

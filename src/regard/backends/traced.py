@@ -37,19 +37,24 @@ def dense_attention(call: AttentionCall) -> Tensor:
     """
     if call.sinks is not None:
         return attend_by_formula(call)
+    grouped = call.group_size() > 1
     has_mask = call.mask is not None or call.attn_mask is not None
     if call.prior is None and not has_mask and call.pattern == _FULL:
-        return F.scaled_dot_product_attention(call.q, call.k, call.v, scale=call.scale)
+        return F.scaled_dot_product_attention(
+            call.q, call.k, call.v, scale=call.scale, enable_gqa=grouped
+        )
     if call.is_plain_causal():
         return F.scaled_dot_product_attention(
-            call.q, call.k, call.v, is_causal=True, scale=call.scale
+            call.q, call.k, call.v, is_causal=True, scale=call.scale, enable_gqa=grouped
         )
     if call.prior is None:
         mask = keep = call.dense_mask()
     else:
         mask = call.dense_bias()
         keep = mask > -torch.inf  # a prior may hide pairs as well
-    y = F.scaled_dot_product_attention(call.q, call.k, call.v, mask, scale=call.scale)
+    y = F.scaled_dot_product_attention(
+        call.q, call.k, call.v, mask, scale=call.scale, enable_gqa=grouped
+    )
     return y.masked_fill(~keep.any(-1, keepdim=True), 0)
 
 

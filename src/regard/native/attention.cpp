@@ -63,6 +63,17 @@ template <class T> struct TileMask {
     }
 };
 
+// A row of tiles of one query head. Rows are numbered so that the query heads that share a key head follow each other: what they
+// read is still in the CPU cache.
+struct HeadRow {
+    long b, h, kv, row;
+
+    HeadRow(const AttentionArgs& call, const TilePart& part, long i) {
+        const long group = call.heads / call.kv_heads, x = i / group / part.rows;
+        b = x / call.kv_heads, kv = x % call.kv_heads, h = kv * group + i % group, row = i / group % part.rows;
+    }
+};
+
 // ------------------------------------------------------------------------------------------ forward
 // Online softmax: replaces the scores of one strip by weights. `most` (running maximum) and `sum` carry over from tile to tile.
 // `most` is updated only if the maximum has grown by more than MAX_GROWTH, because then `out` must be rescaled.
@@ -113,10 +124,11 @@ template <class T> struct ForwardBuffers {  // of one thread
           scores(out + w * TILE), most(scores + TILE * Strip<T>::tokens), sum(most + TILE), k(sum + TILE), v(k.space + RowCache<T>::size(w)) {}
 };
 
-template <class T> void forward_row(const AttentionArgs& call, const TilePart& part, long b, long h, long row, bool fresh, ForwardBuffers<T>& at) {
+template <class T> void forward_row(const AttentionArgs& call, const TilePart& part, const HeadRow& at_row, bool fresh, ForwardBuffers<T>& at) {
     const T infinity = std::numeric_limits<T>::infinity();
+    const auto [b, h, kv, row] = at_row;
     const long width = call.width, strip = Strip<T>::tokens;
-    const T *all_q = head_data<T>(call.q, b, h), *all_k = head_data<T>(call.k, b, h), *all_v = head_data<T>(call.v, b, h);
+    const T *all_q = head_data<T>(call.q, b, h), *all_k = head_data<T>(call.k, b, kv), *all_v = head_data<T>(call.v, b, kv);
     T *result = head_data<T>(call.out, b, h), *lse = call.lse.data ? head_data<T>(call.lse, b, h) : nullptr;
     const TokenTile queries(part.q_order, row, part.n);
     queries.to_strips<T>(all_q, call.q.row, width, T(call.scale), at.q);
@@ -151,10 +163,7 @@ template <class T> void forward_row(const AttentionArgs& call, const TilePart& p
 template <class T> void forward(const AttentionArgs& call) {
     for (long p = 0; p < call.parts; p++) {
         const TilePart& part = call.part[p];
-        const auto row = [&](long i, ForwardBuffers<T>& space) {
-            const long x = i / part.rows;
-            forward_row<T>(call, part, x / call.heads, x % call.heads, i % part.rows, p == 0, space);
-        };
+        const auto row = [&](long i, ForwardBuffers<T>& space) { forward_row<T>(call, part, HeadRow(call, part, i), p == 0, space); };
         parallel_for(call.threads, call.batch * call.heads * part.rows, 2, [&] { return ForwardBuffers<T>(call.width); }, row);
     }
 }
@@ -194,11 +203,12 @@ template <class T> struct BackwardBuffers {  // of one thread
 };
 
 template <class T>
-void backward_row(const AttentionArgs& call, const AttentionGrads& grads, const TilePart& part, long b, long h, long row, bool fresh, const KeyGradients<T>& sums, BackwardBuffers<T>& at) {
+void backward_row(const AttentionArgs& call, const AttentionGrads& grads, const TilePart& part, const HeadRow& at_row, bool fresh, const KeyGradients<T>& sums, BackwardBuffers<T>& at) {
     const T infinity = std::numeric_limits<T>::infinity();
+    const auto [b, h, kv, row] = at_row;
     const long width = call.width, strip = Strip<T>::tokens;
     const TokenTile queries(part.q_order, row, part.n);
-    const T *all_q = head_data<T>(call.q, b, h), *all_k = head_data<T>(call.k, b, h), *all_v = head_data<T>(call.v, b, h);
+    const T *all_q = head_data<T>(call.q, b, h), *all_k = head_data<T>(call.k, b, kv), *all_v = head_data<T>(call.v, b, kv);
     const T *all_dout = head_data<T>(grads.out, b, h), *all_out = head_data<T>(call.out, b, h);
     T* all_dq = head_data<T>(grads.q, b, h);
     queries.to_strips<T>(all_q, call.q.row, width, T(call.scale), at.q);
@@ -257,10 +267,10 @@ template <class T> void scatter_add_rows(const TilePart& part, const std::pair<l
     }
 }
 
-// Parallel over heads and, if there are too few, over pieces of the queries. Each piece accumulates key gradients in its own
-// buffer; the buffers are summed afterwards.
+// Parallel over key heads and, if there are too few, over pieces of the queries. Each piece accumulates key gradients in its own
+// buffer; the buffers are summed afterwards. The query heads that share a key head are in one piece.
 template <class T> void backward(const AttentionArgs& call, const AttentionGrads& grads) {
-    const long heads = call.batch * call.heads, width = call.width;
+    const long heads = call.batch * call.kv_heads, group = call.heads / call.kv_heads, width = call.width;
     const long each = pieces_per_head(heads, call.threads);
     for (long p = 0; p < call.parts; p++) {
         const TilePart& part = call.part[p];
@@ -268,7 +278,7 @@ template <class T> void backward(const AttentionArgs& call, const AttentionGrads
         const std::vector<long> cuts = split_rows(part, each);
         std::vector<std::unique_ptr<T[]>> own(direct ? 0 : heads * each);
         const auto piece = [&](long i, BackwardBuffers<T>& space) {
-            const long x = i / each, b = x / call.heads, h = x % call.heads, from = cuts[i % each], to = cuts[i % each + 1];
+            const long x = i / each, b = x / call.kv_heads, h = x % call.kv_heads, from = cuts[i % each], to = cuts[i % each + 1];
             const auto keys = key_range(part, from, to);
             const long size = (keys.second - keys.first) * width;
             KeyGradients<T> sums{head_data<T>(grads.k, b, h), head_data<T>(grads.v, b, h), 0, grads.k.row, grads.v.row};
@@ -276,15 +286,16 @@ template <class T> void backward(const AttentionArgs& call, const AttentionGrads
                 own[i].reset(new T[2 * size]());
                 sums = {own[i].get(), own[i].get() + size, keys.first, width, width};
             }
-            for (long row = from; row < to; row++) backward_row<T>(call, grads, part, b, h, row, p == 0, sums, space);
+            for (long row = (x * part.rows + from) * group; row < (x * part.rows + to) * group; row++)
+                backward_row<T>(call, grads, part, HeadRow(call, part, row), p == 0, sums, space);
         };
         parallel_for(call.threads, heads * each, 1, [&] { return BackwardBuffers<T>(width); }, piece);
         parallel_for(call.threads, direct ? 0 : heads, 1, [&](long x) {
             for (long i = 0; i < each; i++) {
                 const auto keys = key_range(part, cuts[i], cuts[i + 1]);
                 const T* mine = own[x * each + i].get();
-                scatter_add_rows<T>(part, keys, mine, head_data<T>(grads.k, x / call.heads, x % call.heads), grads.k.row, width);
-                scatter_add_rows<T>(part, keys, mine + (keys.second - keys.first) * width, head_data<T>(grads.v, x / call.heads, x % call.heads), grads.v.row, width);
+                scatter_add_rows<T>(part, keys, mine, head_data<T>(grads.k, x / call.kv_heads, x % call.kv_heads), grads.k.row, width);
+                scatter_add_rows<T>(part, keys, mine + (keys.second - keys.first) * width, head_data<T>(grads.v, x / call.kv_heads, x % call.kv_heads), grads.v.row, width);
             }
         });
     }

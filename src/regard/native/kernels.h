@@ -18,7 +18,7 @@ struct TilePart {  // the tiles for one order of the tokens
 };
 
 struct AttentionArgs {
-    long batch, heads, keys, width, threads;
+    long batch, heads, kv_heads, keys, width, threads;  // query head h reads key head h / (heads / kv_heads)
     double scale;
     TensorRef q, k, v, out, lse;  // lse.data is nullptr if there is one part and no backward pass
     const uint8_t* key_mask;      // (batch keys): padding mask, nonzero = keep; nullptr: no padding

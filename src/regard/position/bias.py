@@ -139,7 +139,9 @@ class TransformerXLBias(Prior):
         keys = torch.einsum("gd,hed->hge", encoding, w)
         queries = q + v.view(len(v), *[1] * (q.dim() - 3), -1)
         scores = torch.einsum("bh...e,hge->bh...g", queries, keys)
-        content = torch.einsum("bh...e,he->bh...", k, u)
+        # query heads that share a head of keys (grouped-query attention) have their own u
+        content = torch.einsum("bk...e,kge->bkg...", k, u.unflatten(0, (k.shape[1], -1)))
+        content = content.flatten(1, 2)
         return (_select(scores, distance - least) + content[..., None, :]) * q.shape[-1] ** -0.5
 
 
