@@ -152,8 +152,6 @@ def test_pair_masks_and_sinks(backend, rand):
     got = regard.attend(q, k, v, pattern=pattern, attn_mask=attn_mask, backend=backend)
     want = repeated_formula(q, k, v, keep)
     assert_same(got, want, inputs, rand(*want.shape))
-    if backend == "cpp":
-        return  # no prior
     sinks = regard.prior.Sinks(6).double()
     (logits,) = sinks.parameters()
     torch.nn.init.normal_(logits, generator=torch.Generator().manual_seed(0))
