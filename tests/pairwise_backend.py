@@ -12,6 +12,8 @@ from regard.registry import Recipe
 
 def run(call):
     """softmax(q_i kᵀ) v query by query; heads with the same mask are computed together."""
+    group = call.group_size()
+    call = call._replace(k=call.k.repeat_interleave(group, 1), v=call.v.repeat_interleave(group, 1))
     keep = call.dense_mask()[0].expand(call.q.shape[1], call.q.shape[2], call.k.shape[2])
     alike = bool((keep == keep[:1]).all())
     heads = [slice(None)] if alike else [slice(h, h + 1) for h in range(len(keep))]
