@@ -1,0 +1,134 @@
+"""A fake accelerator: tensors on device "fakegpu" have shapes, dtypes and a device, but no data.
+
+Tensors on the CPU stay real. So code runs as on a machine with a GPU: what the host computes is
+computed, an operation that mixes CPU and GPU tensors raises, and reading a number of a GPU tensor
+on the host raises too. (Under a plain `FakeTensorMode` the CPU tensors would be fake as well, and
+every mask or layout that the host computes would stop the run.)
+
+    with fake_device() as device:
+        mixer = regard.create("local", dim=32, heads=4).to(device)
+        y = mixer(torch.randn(2, 100, 32, device=device))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "fakegpu"
+# An operation whose result, or the size of whose result, depends on numbers that the host must read.
+READS_DEVICE = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+SWAP_TENSORS = torch.utils.swap_tensors
+
+
+class UnsupportedDtype(TypeError):
+    """A tensor has a dtype that the device does not have."""
+
+
+@lru_cache(1)
+def register() -> None:
+    """Register the device with PyTorch, once for a process."""
+    _setup_privateuseone_for_python_backend(NAME)
+
+
+def is_on_device(value: object) -> bool:
+    """Whether a value is a tensor on the fake device, or names that device."""
+    if isinstance(value, torch.Tensor):
+        return value.device.type == NAME
+    return isinstance(value, torch.device) and value.type == NAME
+
+
+class FakeDeviceMode(TorchDispatchMode):
+    """Runs operations on the fake device without data, and all others as they are.
+
+    Args:
+        fake: Mode of the fake tensors.
+        scalar: What the host reads from the device. None: reading raises.
+        float64: Whether the device has float64; MPS has not.
+    """
+
+    def __init__(self, fake: FakeTensorMode, scalar: float | None, float64: bool) -> None:
+        super().__init__()
+        self.fake, self.scalar, self.float64 = fake, scalar, float64
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        if not any(is_on_device(leaf) or isinstance(leaf, FakeTensor) for leaf in leaves):
+            return func(*args, **kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default and self.scalar is not None:
+            return self.scalar if args[0].is_floating_point() else int(self.scalar)
+        args, kwargs = tree_map_only(torch.Tensor, self.to_fake, (args, kwargs))
+        with self.fake:
+            out = func(*args, **kwargs)
+        for leaf in tree_leaves(out):
+            wide = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64
+            if wide and is_on_device(leaf) and not self.float64:
+                raise UnsupportedDtype(f"{func} gives float64, which this device does not have")
+        return out
+
+    def to_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A real CPU tensor as a fake one on the CPU; it still does not mix with device tensors."""
+        return tensor if isinstance(tensor, FakeTensor) else self.fake.from_tensor(tensor)
+
+
+class MoveNewTensors(TorchFunctionMode):
+    """`torch.tensor(..., device="fakegpu")` copies in C++, past all modes: here in two steps."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor):
+            device = kwargs.pop("device", None)
+            if device is None and func is torch.Tensor.new_tensor:
+                device = args[0].device
+            if func is torch.Tensor.new_tensor:
+                kwargs.setdefault("dtype", args[0].dtype)
+                func, args = torch.tensor, args[1:]
+            if device is None or torch.device(device).type != NAME:
+                return func(*args, device=device, **kwargs)
+            return func(*args, **kwargs).to(device)
+        return func(*args, **kwargs)
+
+
+def swap_unless_equal(old: torch.Tensor, new: torch.Tensor) -> None:
+    """`Module.to` swaps fake parameters, also those of a shared module that it has moved before."""
+    if (old.device, old.dtype) != (new.device, new.dtype):
+        SWAP_TENSORS(old, new)
+
+
+@contextmanager
+def fake_device(scalar: float | None = None, *, float64: bool = True) -> Iterator[torch.device]:
+    """Run the block as if this machine had an accelerator; modules move there with `.to(device)`.
+
+    Args:
+        scalar: What the host reads from the device. None: reading raises one of `READS_DEVICE`.
+        float64: Whether the device has float64; otherwise such a tensor raises `UnsupportedDtype`.
+    """
+    register()
+    overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # real -> fake is another type
+    try:
+        with (
+            mock.patch.object(torch.utils, "swap_tensors", swap_unless_equal),
+            FakeDeviceMode(FakeTensorMode(), scalar, float64),
+            MoveNewTensors(),
+        ):
+            yield torch.device(NAME)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
