@@ -27,10 +27,13 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
 
 NAME = "fakegpu"
-# An operation whose result, or the size of whose result, depends on numbers that the host must read.
+# the result of an operation, or its size, depends on numbers that the host has to read
 READS_DEVICE = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -41,10 +44,27 @@ class UnsupportedDtype(TypeError):
     """A tensor has a dtype that the device does not have."""
 
 
+class Module(_DummyBackendModule):
+    """`torch.fakegpu`, with what autocast and checkpointing ask for."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
+        torch.set_rng_state(state)
+
+    @contextmanager
+    def device(self, device: object) -> Iterator[None]:
+        yield
+
+
 @lru_cache(1)
 def register() -> None:
     """Register the device with PyTorch, once for a process."""
-    _setup_privateuseone_for_python_backend(NAME)
+    _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
 
 
 def is_on_device(value: object) -> bool:
@@ -62,6 +82,8 @@ class FakeDeviceMode(TorchDispatchMode):
         scalar: What the host reads from the device. None: reading raises.
         float64: Whether the device has float64; MPS has not.
     """
+
+    supports_higher_order_operators = True  # such as flex_attention
 
     def __init__(self, fake: FakeTensorMode, scalar: float | None, float64: bool) -> None:
         super().__init__()
@@ -128,6 +150,8 @@ def fake_device(scalar: float | None = None, *, float64: bool = True) -> Iterato
             mock.patch.object(torch.utils, "swap_tensors", swap_unless_equal),
             FakeDeviceMode(FakeTensorMode(), scalar, float64),
             MoveNewTensors(),
+            # in this thread, whose modes are ours; an error in backward still ends the process
+            torch.autograd.set_multithreading_enabled(False),
         ):
             yield torch.device(NAME)
     finally:

@@ -24,6 +24,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 MIXED_PRECISION = ("float32", "bfloat16", "float16")  # float32: no autocast
+WITHOUT_FLOAT64 = ("mps",)
 NICKNAMES = {  # for suggestions in errors
     "gpu": "cuda",
     "metal": "mps",
@@ -142,6 +143,11 @@ def supported_dtypes(device: torch.device) -> tuple[str, ...]:
         has_bfloat16 = torch.backends.mps.is_macos_or_newer(14, 0)
         return ("float32", *(["bfloat16"] if has_bfloat16 else []), "float16")
     return tuple(DTYPES)
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """float64, or float32 on devices without it; for positions, angles and counts."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:

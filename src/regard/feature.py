@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard import native
 from regard.autograd import apply_function
+from regard.device import widest_dtype
 from regard.errors import check_int, check_stream_length
 from regard.mixer import Can
 from regard.position.frequencies import token_positions
@@ -137,7 +138,8 @@ class CosineFeatures(FeatureMap):
     def forward(self, x: Tensor, start: int | Tensor, is_query: bool) -> Features:
         """(b h n e) -> (b h n 2e)."""
         check_stream_length(self.length, start + x.shape[2])
-        angle = token_positions(start, x.shape[2], x.device).double() * (math.pi / 2 / self.length)
+        positions = token_positions(start, x.shape[2], x.device).to(widest_dtype(x.device))
+        angle = positions * (math.pi / 2 / self.length)
         angle = angle[:, None, :, None] if isinstance(start, Tensor) else angle[:, None]
         x = x.relu()
         return torch.cat((x * angle.cos().to(x.dtype), x * angle.sin().to(x.dtype)), -1), None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.attentions.softmax import SoftmaxAttention
+from regard.device import widest_dtype
 from regard.errors import check_int
 from regard.mixer import Can, QueryMaskAttention, State
 from regard.numerics import at_least_float32
@@ -114,7 +115,7 @@ class ProbSparseAttention(QueryMaskAttention):
     def _samples(self, real: Tensor) -> Tensor:
         """factor · ⌈ln r⌉, at least 1 and at most r, for the r real tokens of each example."""
         total = real.sum(1).clamp(min=1)
-        samples = self.factor * total.double().log().ceil().long()
+        samples = self.factor * total.to(widest_dtype(total.device)).log().ceil().long()
         return torch.minimum(samples.clamp(min=1), total)
 
     def _max_samples(self, n: int) -> int:

@@ -105,7 +105,9 @@ class AttentionCall(NamedTuple):
     def position_grid(self) -> tuple[Tensor, Tensor]:
         """The positions of the queries (n 1) and the keys (1 m)."""
         device, k = self.q.device, self.k_positions
-        if not isinstance(k, Tensor):
+        if isinstance(k, Tensor):
+            k = k.to(device)  # a cache keeps positions on the host
+        else:
             k = torch.arange(k, k + self.k.shape[2], device=device)
         q = torch.arange(self.q_start, self.q_start + self.q.shape[2], device=device)
         return q[:, None], k[None, :]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.auxiliary import record_aux
+from regard.device import widest_dtype
 from regard.errors import Unsupported, check_int, check_positive
 from regard.ffn.activations import Activation
 from regard.ffn.base import FeedForward
@@ -110,7 +111,8 @@ class MixtureOfExperts(FeedForward):
             return None
         n = torch.full((x.shape[0],), x.shape[1], device=x.device) if mask is None else mask.sum(1)
         # Divide last, so that integers stay exact.
-        return (n.double() * (factor * self.top_k) / self.num_experts).floor().clamp(min=1)
+        n = n.to(widest_dtype(x.device))
+        return (n * (factor * self.top_k) / self.num_experts).floor().clamp(min=1)
 
     def _record_aux(
         self,

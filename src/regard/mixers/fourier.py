@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.autograd import apply_function
 from regard.can import NO_HEADS
+from regard.device import widest_dtype
 from regard.mixer import Can, Mixer, State
 from regard.numerics import at_least_float32
 
@@ -71,5 +72,6 @@ def _waves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """cos and sin of 2π i j / size along a dimension of x, (size size) each."""
     size = x.shape[dim]
     at = torch.arange(size, device=x.device)
-    angle = (at[:, None] * at % (at[-1:] + 1)).double() / size * (2 * torch.pi)
+    turns = (at[:, None] * at % (at[-1:] + 1)).to(widest_dtype(x.device)) / size
+    angle = turns * (2 * torch.pi)
     return angle.cos().to(x.dtype), angle.sin().to(x.dtype)

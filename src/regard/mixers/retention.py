@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.device import widest_dtype
 from regard.errors import check_int
 from regard.mixer import State, merge_heads, split_heads
 from regard.mixers.recurrence import Recurrence, RecurrenceInputs
@@ -59,7 +60,7 @@ class Retention(Recurrence):
         at, n = 0 if past is None else past.position, x.shape[1]
         q, k, v = (split_heads(f(x), self.heads) for f in (self.q, self.k, self.v))
         q, k = self.rotary(q, k, at, at)
-        head = torch.arange(self.heads, dtype=torch.float64, device=x.device)
+        head = torch.arange(self.heads, dtype=widest_dtype(x.device), device=x.device)
         log_decay = torch.log1p(-torch.exp2(-5 - head))
         log_decay = log_decay.to(torch.promote_types(x.dtype, torch.float32))
         gate = log_decay[None, :, None].expand(x.shape[0], -1, n)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.device import widest_dtype
 from regard.errors import check_int, check_positive
 from regard.position.frequencies import (
     BASE,
@@ -233,7 +234,7 @@ def fourier_features(axes: list[tuple[Tensor, int, int]], bands: int) -> Tensor:
     """
     scaled, angles = [], []
     for positions, size, resolution in axes:
-        t = 2 * positions.to(torch.float64) / max(size - 1, 1) - 1
+        t = 2 * positions.to(widest_dtype(positions.device)) / max(size - 1, 1) - 1
         frequencies = torch.linspace(1, resolution / 2, bands, dtype=t.dtype, device=t.device)
         scaled.append(t)
         angles.append(math.pi * t[..., None] * frequencies)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regard.device import widest_dtype
+
 BASE = 10000.0  # the longest wavelength is 2π · BASE positions
 
 
@@ -12,16 +14,18 @@ def inverse_frequencies(
     width: int, base: float = BASE, device: torch.device | None = None
 ) -> Tensor:
     """base^(−2r/width) for r = 0 .. ⌈width/2⌉ − 1."""
-    return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
+    dtype = torch.float64 if device is None else widest_dtype(device)
+    return base ** -(torch.arange(0, width, 2, dtype=dtype, device=device) / width)
 
 
 def rotation_angles(positions: Tensor, width: int, base: float = BASE) -> Tensor:
     """positions (...) -> (... ⌈width/2⌉), p · base^(−2r/width).
 
-    Computed in float64: at position 100,000 float32 angles are off by 0.01.
+    Computed in float64, except on MPS, which has none: at position 100,000 float32 angles are off
+    by 0.01.
     """
     frequencies = inverse_frequencies(width, base, positions.device)
-    return positions.to(torch.float64)[..., None] * frequencies
+    return positions.to(frequencies.dtype)[..., None] * frequencies
 
 
 def sinusoidal_encoding(positions: Tensor, width: int, base: float = BASE) -> Tensor:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from regard.device import widest_dtype
 from regard.errors import Unsupported, check_choice, check_int, check_positive
 from regard.position.frequencies import BASE, rotation_angles, row_and_column, token_positions
 
@@ -106,7 +107,8 @@ class Rope(RotaryEmbedding):
         scale = (
             self.ntk ** (width / (width - 2)) if width > 2 else 1.0
         )  # one pair has no slower one
-        return rotation_angles(positions.double() / self.linear, width, self.base * scale)
+        scaled = positions.to(widest_dtype(positions.device)) / self.linear
+        return rotation_angles(scaled, width, self.base * scale)
 
 
 class Rope2D(RotaryEmbedding):
