@@ -1,13 +1,14 @@
 """A fake accelerator: tensors on device "fakegpu" have shapes, dtypes and a device, but no data.
 
 Tensors on the CPU stay real. So code runs as on a machine with a GPU: what the host computes is
-computed, an operation that mixes CPU and GPU tensors raises, and reading a number of a GPU tensor
-on the host raises too. (Under a plain `FakeTensorMode` the CPU tensors would be fake as well, and
-every mask or layout that the host computes would stop the run.)
+computed, an operation that mixes CPU and GPU tensors raises, and what the host reads from the GPU
+is counted. (Under a plain `FakeTensorMode` the CPU tensors would be fake as well, and every mask or
+layout that the host computes would stop the run.)
 
-    with fake_device() as device:
-        mixer = regard.create("local", dim=32, heads=4).to(device)
-        y = mixer(torch.randn(2, 100, 32, device=device))
+    with fake_device() as gpu:
+        mixer = regard.create("local", dim=32, heads=4).to(gpu.device)
+        y = mixer(torch.randn(2, 100, 32, device=gpu.device))
+    assert gpu.reads == 0
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
@@ -32,11 +31,9 @@ from torch.utils.backend_registration import (
     _setup_privateuseone_for_python_backend,
 )
 
+from regard import device
+
 NAME = "fakegpu"
-# the result of an operation, or its size, depends on numbers that the host has to read
-READS_DEVICE = (DataDependentOutputException, DynamicOutputShapeException)
-
-
 SWAP_TENSORS = torch.utils.swap_tensors
 
 
@@ -78,30 +75,38 @@ class FakeDeviceMode(TorchDispatchMode):
     """Runs operations on the fake device without data, and all others as they are.
 
     Args:
-        fake: Mode of the fake tensors.
-        scalar: What the host reads from the device. None: reading raises.
+        scalar: What the host reads from the device.
         float64: Whether the device has float64; MPS has not.
+
+    Attributes:
+        device: The fake device.
+        reads: How often the host has read a number from the device.
     """
 
     supports_higher_order_operators = True  # such as flex_attention
 
-    def __init__(self, fake: FakeTensorMode, scalar: float | None, float64: bool) -> None:
+    def __init__(self, scalar: float, float64: bool) -> None:
         super().__init__()
-        self.fake, self.scalar, self.float64 = fake, scalar, float64
+        self.scalar, self.float64 = scalar, float64
+        self.device, self.reads, self.fake = torch.device(NAME), 0, FakeTensorMode()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:  # half of all calls
+            return args[0].fake_device
         leaves = tree_leaves((args, kwargs))
         if not any(is_on_device(leaf) or isinstance(leaf, FakeTensor) for leaf in leaves):
             return func(*args, **kwargs)
-        if func is torch.ops.aten._local_scalar_dense.default and self.scalar is not None:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.reads += 1
             return self.scalar if args[0].is_floating_point() else int(self.scalar)
-        args, kwargs = tree_map_only(torch.Tensor, self.to_fake, (args, kwargs))
+        if any(isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor) for x in leaves):
+            args, kwargs = tree_map_only(torch.Tensor, self.to_fake, (args, kwargs))
         with self.fake:
             out = func(*args, **kwargs)
-        for leaf in tree_leaves(out):
+        for leaf in () if self.float64 else tree_leaves(out):
             wide = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64
-            if wide and is_on_device(leaf) and not self.float64:
+            if wide and is_on_device(leaf):
                 raise UnsupportedDtype(f"{func} gives float64, which this device does not have")
         return out
 
@@ -135,24 +140,30 @@ def swap_unless_equal(old: torch.Tensor, new: torch.Tensor) -> None:
 
 
 @contextmanager
-def fake_device(scalar: float | None = None, *, float64: bool = True) -> Iterator[torch.device]:
+def fake_device(scalar: float = 1.0, *, float64: bool = True) -> Iterator[FakeDeviceMode]:
     """Run the block as if this machine had an accelerator; modules move there with `.to(device)`.
 
+    An operation whose result has a size that depends on data, such as `nonzero`, raises
+    `DynamicOutputShapeException`.
+
     Args:
-        scalar: What the host reads from the device. None: reading raises one of `READS_DEVICE`.
+        scalar: What the host reads from the device, wherever it reads a number.
         float64: Whether the device has float64; otherwise such a tensor raises `UnsupportedDtype`.
     """
     register()
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # real -> fake is another type
+    mode = FakeDeviceMode(scalar, float64)
+    without_float64 = (*device.WITHOUT_FLOAT64, *([] if float64 else [NAME]))
     try:
         with (
             mock.patch.object(torch.utils, "swap_tensors", swap_unless_equal),
-            FakeDeviceMode(FakeTensorMode(), scalar, float64),
+            mock.patch.object(device, "WITHOUT_FLOAT64", without_float64),
+            mock.patch.object(torch.accelerator, "synchronize", return_value=None),
+            mode,
             MoveNewTensors(),
-            # in this thread, whose modes are ours; an error in backward still ends the process
-            torch.autograd.set_multithreading_enabled(False),
+            torch.autograd.set_multithreading_enabled(False),  # modes belong to this thread
         ):
-            yield torch.device(NAME)
+            yield mode
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)

@@ -95,7 +95,9 @@ class ProbSparseAttention(QueryMaskAttention):
         (_, h, n, _), m = q.shape, k.shape[2]
         count, draws = self._samples(keys)[:, None, None, None], self._max_samples(m)
         uniform = torch.stack([_uniform(self.seed, draw, n) for draw in range(draws)], 1)
-        rank = (uniform.to(q.device) * keys.sum(1)[:, None, None]).long()
+        uniform = uniform.to(widest_dtype(q.device)).to(q.device)
+        total = keys.sum(1)[:, None, None]
+        rank = (uniform * total).long().minimum((total - 1).clamp(min=0))  # float32 may round up
         sample = valid_first_order(keys).gather(1, rank.flatten(1)).view(rank.shape)  # (b n draws)
         unused = torch.arange(draws, device=q.device) >= count
         parts = []

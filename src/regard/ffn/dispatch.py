@@ -60,7 +60,8 @@ def dispatch_tokens(
         rank = rank_equal(torch.where(served, example * num_experts + expert, -1))
         served = served & (rank < capacity[example])
     expert = torch.where(served, expert, num_experts)  # a last buffer collects the others
-    load = torch.bincount(expert, minlength=num_experts + 1)[:num_experts]
+    load = expert.new_zeros(num_experts + 1).scatter_add(0, expert, torch.ones_like(expert))
+    load = load[:num_experts]
     size = int(load.max()) if load.numel() else 0
     slot = torch.where(served, expert * size + rank_equal(expert), num_experts * size)
     token = torch.full((num_experts * size + 1,), b * n, device=choices.device)

@@ -125,7 +125,8 @@ class Task(ABC):
             return float(((logits.argmax(-1) == target) & has_target).sum()), count
         bits = float(self.loss(logits, target)) * count / math.log(2)
         if self.target_units is not None:
-            count = int(self.target_units.to(target.device)[target[has_target]].sum())
+            units = self.target_units.to(target.device)[target.clamp(min=0)]
+            count = int(units.masked_fill(~has_target, 0).sum())
         return bits, count
 
     def processor_dict(self) -> dict[str, Any]:
