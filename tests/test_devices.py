@@ -148,6 +148,8 @@ WAITING = {
     ),
     "position/rotary.py:RotaryEmbedding.rotary_dim": NUMBER,
     "prior.py:Gaussian.__init__": NUMBER,
+    "prior.py:Sinks.__init__": NUMBER,
+    "prior.py:SoftCap.__init__": NUMBER,
     "residual.py:LayerScale.__init__": NUMBER,
     "route/kmeans.py:KMeans.__init__": NUMBER,
     "route/lsh.py:chunk_by_bucket_rank": (
@@ -175,6 +177,8 @@ WAITING = {
 SEEDED = "drawn on the host by a generator of its own, then moved: the same numbers on every device"
 BUILT = "when a mixer is built or its weights are taken over, not in a forward"
 MAKING = {
+    "backends/calibration.py:_time_calls": "measures the CPU",
+    "mixer.py:MultiHead.mix_packed": HOST,
     "backends/check.py:_cases.draw": CHECK,
     "backends/check.py:_random_like": CHECK,
     "backends/flex.py:block_mask": HOST,
