@@ -183,7 +183,6 @@ MAKING = {
     "backends/check.py:_random_like": CHECK,
     "backends/flex.py:block_mask": HOST,
     "backends/sdpa.py:_pattern_mask": HOST,
-    "backends/calibration.py:_shortest_times": "measures the CPU",
     "backends/tiled_flash.py:_TiledFlash.backward": CPU,
     "backends/tiled_flash.py:_GroupCall._add": CPU,
     "backends/tiled_flash.py:backward_part": CPU,
@@ -524,7 +523,7 @@ def test_flex_is_the_sparse_path_of_accelerators(monkeypatch):
     options = {"OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
     masks = []
 
-    def uncompiled(q, k, v, *, block_mask, scale):
+    def uncompiled(q, k, v, *, block_mask, scale, enable_gqa):
         masks.append(block_mask)
         return operator(q, k, v, identity, block_mask.as_tuple(), scale, options)[0]
 

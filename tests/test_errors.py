@@ -12,8 +12,8 @@ from regard.train.settings import parse_settings
 
 def test_a_similar_name_is_suggested_and_an_unrelated_one_is_not():
     assert did_you_mean("windw", ["window", "heads"]) == "did you mean 'window'?"
-    with pytest.raises(TypeError, match="local has no argument 'head_dim': choose from"):
-        regard.create("local", dim=64, heads=4, head_dim=16)
+    with pytest.raises(TypeError, match="local has no argument 'rank': choose from"):
+        regard.create("local", dim=64, heads=4, rank=16)
 
 
 def test_a_wrong_choice_is_named_once():
