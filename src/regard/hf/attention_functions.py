@@ -330,7 +330,6 @@ def _run_dense_mask(
 
 def _dense_attention(x: AttentionInputs, mask: Tensor, bias: Tensor | None) -> Tensor:
     """Dense softmax attention with dropout, a bias and the sinks of the layer."""
-    k, v = (t.repeat_interleave(x.q.shape[1] // t.shape[1], 1) for t in (x.k, x.v))
     if bias is not None:
         mask = (
             torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
@@ -338,9 +337,12 @@ def _dense_attention(x: AttentionInputs, mask: Tensor, bias: Tensor | None) -> T
     sinks = None if x.prior is None else x.prior.sink_logits()
     if sinks is not None:
         return attend_with_sinks(
-            x.q, k, v, mask=mask, scale=x.scale, sinks=sinks, dropout=x.dropout
+            x.q, x.k, x.v, mask=mask, scale=x.scale, sinks=sinks, dropout=x.dropout
         )
-    return F.scaled_dot_product_attention(x.q, k, v, mask, x.dropout, scale=x.scale)
+    grouped = x.q.shape[1] != x.k.shape[1]
+    return F.scaled_dot_product_attention(
+        x.q, x.k, x.v, mask, x.dropout, scale=x.scale, enable_gqa=grouped
+    )
 
 
 def _score_bias(inner: SoftmaxAttention, x: AttentionInputs, rule: MaskRule) -> Tensor | None:
