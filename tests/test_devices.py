@@ -491,6 +491,20 @@ def test_every_kind_of_model_trains_on_a_fake_accelerator(name):
         assert bool(gpu.reads) == (name in MODELS_THAT_READ)
 
 
+@pytest.mark.parametrize("name", ["vanilla", "local", "linear", "performer"])
+def test_pair_masks_and_packed_sequences_on_a_fake_accelerator(name):
+    """Fails if the masks or the plan of a packed batch are made on the CPU and stay there."""
+    with fake_device() as gpu:
+        mixer = regard.create(name, dim=8, heads=2).to(gpu.device)
+        x = torch.randn(1, 150, 8, device=gpu.device, requires_grad=True)
+        calls = [{"cu_seqlens": torch.tensor([0, 50, 150])}]
+        if mixer.can.attn_mask:
+            calls.append({"attn_mask": torch.ones(150, 150, dtype=torch.bool, device=gpu.device)})
+        for given in calls:
+            mixer(x, **given).sum().backward()
+        assert x.grad.device.type == NAME and gpu.reads == 0
+
+
 def test_a_whole_training_run_and_decoding_on_a_fake_accelerator():
     """Fails if the trainer leaves the model, its average, a batch or a target on the CPU."""
     with fake_device() as gpu:
