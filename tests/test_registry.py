@@ -430,3 +430,117 @@ def test_every_recipe_takes_heads(name):
     x = torch.randn(1, 24, 16, generator=torch.Generator().manual_seed(0))
     same = torch.equal(*(mixer.eval()(x) for mixer in mixers))
     assert same is not can.heads
+
+
+# --------------------------------------------------------------------- arguments of every recipe
+def test_device_and_dtype():
+    """Fails if parameters are not where they were asked for, differ by device, or a device or
+    dtype that is not there is accepted.
+    """
+    torch.manual_seed(0)
+    mixer = regard.create("performer", dim=8, heads=2, device="cpu", dtype="float64")
+    torch.manual_seed(0)
+    plain = regard.create("performer", dim=8, heads=2)
+    assert all(t.dtype == torch.float64 for t in mixer.parameters())
+    assert torch.equal(mixer.q.weight, plain.q.weight.double())
+    attention = regard.create_attention("linformer", heads=2, head_dim=4, length=8, dtype="float64")
+    assert attention.compression.e.dtype == torch.float64
+    with pytest.raises(ValueError, match=r"(?s)'gpu'.*cuda"):
+        regard.create("local", dim=8, heads=2, device="gpu")
+    with pytest.raises(ValueError, match=r"dtype must be one of .*float32.*, not 'int64'"):
+        regard.create("local", dim=8, heads=2, dtype=torch.int64)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match=r"'cuda' is not available.*Available: cpu"):
+            regard.create("fnet", dim=8, device="cuda")
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_qk_norm(norm, rand):
+    """Fails if queries and keys are not normalised by head, before the rotary embedding."""
+    arguments = {"dim": 6, "heads": 2, "head_dim": 4, "kv_heads": 1, "causal": True}
+    torch.manual_seed(0)
+    mixer = regard.create("vanilla", qk_norm=norm, **arguments).double()
+    for each in (mixer.q_norm, mixer.k_norm):
+        torch.nn.init.uniform_(each.weight, 0.5, 2.0)
+    mixer, x = regard.with_position(mixer, "rope"), rand(2, 5, 6)
+
+    def normalised(t, weight, bias):
+        if norm == "rms":
+            return t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+        centred = t - t.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + bias
+
+    q, k = mixer.q(x).view(2, 5, 2, 4).transpose(1, 2), mixer.k(x).view(2, 5, 1, 4).transpose(1, 2)
+    q, k = (
+        normalised(t, n.weight, getattr(n, "bias", None))
+        for t, n in ((q, mixer.q_norm), (k, mixer.k_norm))
+    )
+    q, k = mixer.rotary(q, k, 0, 0)
+    scores = (q @ k.mT / 2).masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
+    y = (scores.softmax(-1) @ mixer.v(x)[:, None]).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(mixer(x), mixer.out(y))
+    sizes = {"dim": 6, "heads": 2, "head_dim": 4, "kv_heads": 1}
+    result = regard.testing.check_mixer(
+        lambda causal: regard.create("local", **sizes, qk_norm=norm, causal=causal)
+    )
+    assert result["stream"] == "supported"
+    assert regard.create("vanilla", dim=8, heads=2, qk_norm=True).q_norm.weight.shape == (4,)
+    assert not hasattr(regard.create("reformer", dim=8, heads=2, qk_norm=norm), "k_norm")
+    with pytest.raises(ValueError, match="qk_norm must be one of 'rms', 'layer', not 'batch'"):
+        regard.create("vanilla", dim=8, heads=2, qk_norm="batch")
+    with pytest.raises(Unsupported, match="retnet does not take qk_norm"):
+        regard.create("retnet", dim=8, heads=2, qk_norm=True)
+
+
+DROPOUT = [
+    ("vanilla", {"kv_heads": 1}),
+    ("local", {"window": 2, "causal": True}),
+    ("swin", {"width": 4, "window": 2}),
+    ("talking_heads", {}),
+    ("disagreement", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), DROPOUT, ids=[name for name, _ in DROPOUT])
+def test_attention_dropout(name, options, rand):
+    """Fails if training does not drop weights with PyTorch's generator, keeps other weights than
+    those divided by 1 - p, or if evaluation drops any.
+    """
+    p = 0.4
+    mixer = regard.create(name, dim=8, heads=2, dropout=p, **options).double()
+    x = rand(2, 9, 8).requires_grad_()
+    whole = mixer.eval().attention_map(x)
+    torch.testing.assert_close(mixer(x), mixer(x), rtol=0, atol=0)
+    torch.manual_seed(3)
+    dropped = mixer.train().attention_map(x)
+    torch.manual_seed(3)
+    out = mixer(x)
+    _, _, v = mixer.project(x, None)
+    v = v.repeat_interleave(2 // v.shape[1], 1)
+    by_hand = mixer.out((dropped @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(out, by_hand)  # the same draw, so it is linear in the values
+    (a,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
+    (b,) = torch.autograd.grad(by_hand.sum(), x)
+    torch.testing.assert_close(a, b)
+    is_kept, visible = dropped != 0, whole != 0
+    torch.testing.assert_close(dropped[is_kept], whole[is_kept] / (1 - p))
+    share = is_kept.sum() / visible.sum()
+    assert not is_kept[~visible].any() and 0.4 < share < 0.8
+    torch.manual_seed(4)
+    assert not torch.equal(mixer(x), out)
+
+
+def test_dropout_that_cannot_be():
+    """Fails if a mechanism without dropout accepts it, or a probability is not one."""
+    for name in regard.list_recipes():
+        found = registry.get_recipe(name)
+        if not found.is_attention or not found.example().can.dropout:
+            options = {**found.example_kwargs, "dropout": 0.1}
+            with pytest.raises(Unsupported, match="dropout"):
+                regard.create(name, dim=8, heads=found.default_heads(2), **options)
+    for wrong in (1.0, -0.1, float("nan"), "0.1", True):
+        with pytest.raises((ValueError, TypeError), match="dropout must be"):
+            regard.create("vanilla", dim=8, heads=2, dropout=wrong)
+    q = torch.randn(1, 2, 4, 4)
+    with pytest.raises(Unsupported, match="backend 'sparse' does not drop weights"):
+        regard.attend(q, q, q, dropout=0.1, backend="sparse")

@@ -26,7 +26,7 @@ DECLARED = {
     "global_attention_mask": "it has no global tokens",
     "gqa": "it needs a key and a value for each query head",
     "rotary": "it does not take rotated queries and keys",
-    "dropout": "it has no softmax weights to drop",
+    "dropout": "it has no dropout of attention weights",
 }
 
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from regard.backends import check_mask
 from regard.backends.call import broadcastable_attn_mask
 from regard.can import CAPABILITIES as CAPABILITIES, Can as Can
-from regard.errors import Unsupported, check_int
+from regard.errors import Unsupported, check_choice, check_int
+from regard.norm import LayerNorm, RMSNorm
 from regard.pattern import lengths_from_cu_seqlens
 from regard.position.rotary import RotaryEmbedding
 from regard.state import (
@@ -31,6 +32,8 @@ from regard.state import (
     run_by_group,
     start_groups,
 )
+
+QK_NORMS: dict[str, type[LayerNorm | RMSNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
 
 # How error messages name what was asked for, and recipes that have the capability.
 _REQUESTS = {
@@ -331,11 +334,28 @@ class Attention(nn.Module, ABC):
         can: Capabilities. If it has `gqa`, k and v may have fewer heads than q.
         length: Maximum sequence length, or None for any length.
         heads: Number of heads it was built for, or None for any number.
+        dropout: Probability of dropping a weight in training, see `set_dropout`.
     """
 
     can: Can = Can()
     length: int | None = None
     heads: int | None = None
+    dropout: float = 0.0
+
+    def set_dropout(self, dropout: float) -> None:
+        """Drop attention weights with this probability in training, 0 <= dropout < 1.
+
+        Raises `Unsupported` without the capability `dropout`.
+        """
+        is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
+        if not is_number or not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be a number from 0 to less than 1, not {dropout!r}")
+        if dropout and not self.can.dropout:
+            reason = self.can.reason("dropout")
+            raise Unsupported(f"{type(self).__name__} does not support dropout: {reason}")
+        for part in self.modules():
+            if isinstance(part, Attention):
+                part.dropout = dropout
 
     @abstractmethod
     def forward(
@@ -458,6 +478,10 @@ class MultiHead(Mixer):
         bias: Whether the projections have a bias.
         project: If False, there are no projections: the tokens themselves are split into heads.
         rotary: Rotary embedding of queries and keys, such as `Rope()`.
+        qk_norm: Norm of queries and keys over the width of a head, before rotary embeddings: "rms"
+            (or True), as in Qwen3, "layer", as in ViT-22B, or False.
+        dropout: Probability of dropping an attention weight in training. Kept weights are divided
+            by 1 - dropout. Needs the capability `dropout`.
     """
 
     runs_joined_states = True
@@ -474,6 +498,8 @@ class MultiHead(Mixer):
         bias: bool = False,
         project: bool = True,
         rotary: RotaryEmbedding | None = None,
+        qk_norm: str | bool = False,
+        dropout: float = 0.0,
     ) -> None:
         can = attention.can
         if rotary is not None:
@@ -503,6 +529,11 @@ class MultiHead(Mixer):
         if rotary is not None and not attention.can.rotary:
             reason = attention.can.reason("rotary")
             raise Unsupported(f"{name} does not support rotary embeddings: {reason}")
+        if dropout:
+            attention.set_dropout(dropout)
+        qk_norm = "rms" if qk_norm is True else qk_norm
+        if qk_norm is not False:
+            check_choice("qk_norm", qk_norm, QK_NORMS)
         self.heads, self.head_dim, self.kv_heads = heads, head_dim, kv_heads
         self.inner, self.rotary = attention, rotary
         q_dim, kv_dim = heads * head_dim, kv_heads * head_dim
@@ -510,8 +541,10 @@ class MultiHead(Mixer):
         self.k: nn.Module = nn.Linear(dim, kv_dim, bias=bias) if project else nn.Identity()
         self.v: nn.Module = nn.Linear(dim, kv_dim, bias=bias) if project else nn.Identity()
         self.out: nn.Module = nn.Linear(q_dim, dim, bias=bias) if project else nn.Identity()
+        self.q_norm = QK_NORMS[qk_norm](head_dim) if qk_norm else None
+        self.k_norm = QK_NORMS[qk_norm](head_dim) if qk_norm else None
         if isinstance(attention, SharedQKAttention):
-            del self.k
+            del self.k, self.k_norm
 
     def initial_state(self) -> State:
         """State of the attention; with rotary embeddings also the position of the next token."""
@@ -587,11 +620,11 @@ class MultiHead(Mixer):
             positions: Positions (n) of all tokens, instead of `start`.
         """
         source = x if context is None else context
-        q, v = split_heads(self.q(x), self.heads), split_heads(self.v(source), self.kv_heads)
+        q, v = self.project_queries(x), split_heads(self.v(source), self.kv_heads)
         if isinstance(self.inner, SharedQKAttention):
-            k = q if context is None else split_heads(self.q(context), self.heads)
+            k = q if context is None else self.project_queries(context)
         else:
-            k = split_heads(self.k(source), self.kv_heads)
+            k = self.project_keys(source)
         if self.rotary is not None and positions is not None:
             q, k = self.rotary.rotate_at(q, positions), self.rotary.rotate_at(k, positions)
         elif self.rotary is not None:
@@ -599,6 +632,16 @@ class MultiHead(Mixer):
         if self.kv_heads != self.heads and not self.inner.can.gqa:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
         return q, k, v
+
+    def project_queries(self, x: Tensor) -> Tensor:
+        """Queries (b, h, n, e) of tokens (b, n, d), normalised but not rotated."""
+        q = split_heads(self.q(x), self.heads)
+        return q if self.q_norm is None else self.q_norm(q)
+
+    def project_keys(self, x: Tensor) -> Tensor:
+        """Keys (b, kv_heads, n, e) of tokens (b, n, d), normalised but not rotated."""
+        k = split_heads(self.k(x), self.kv_heads)
+        return k if self.k_norm is None else self.k_norm(k)
 
     def weights(
         self,

@@ -28,7 +28,10 @@ from functools import lru_cache
 from importlib import import_module, metadata
 from typing import Any, get_type_hints
 
+import torch
+
 from regard.can import NO_HEADS
+from regard.device import DTYPES, resolve_device, resolve_dtype
 from regard.errors import Unsupported, check_int, did_you_mean
 from regard.mixer import Attention, Can, Mixer, MultiHead, check_heads
 from regard.recipe_index import (
@@ -41,7 +44,7 @@ from regard.recipe_index import (
 MAX_NUMBER = 1 << 53  # larger arguments cannot be sizes
 
 # Arguments of `create` that set up the projections around an attention.
-LAYER_ARGUMENTS = ("head_dim", "kv_heads", "bias")
+LAYER_ARGUMENTS = ("head_dim", "kv_heads", "bias", "qk_norm", "dropout")
 _LAYER_PARAMETERS = {
     name: parameter
     for name, parameter in inspect.signature(MultiHead).parameters.items()
@@ -113,7 +116,8 @@ class Recipe:
     def attention_parameters(self) -> Parameters:
         """Parameters of `create_attention` for this recipe, by name."""
         sizes = {name: self._signature[name] for name in ("heads", "head_dim")}
-        return {**sizes, **self.options, "causal": _LAYER_PARAMETERS["causal"]}
+        layer = {name: _LAYER_PARAMETERS[name] for name in ("dropout", "causal")}
+        return {**sizes, **self.options, **layer}
 
     def type_hints(self) -> Mapping[str, Any]:
         """Types of the parameters of `create`, by name."""
@@ -144,7 +148,13 @@ class Recipe:
         return MultiHead(dim, heads, attention, causal=causal, **layer)
 
     def build_attention(
-        self, heads: int, head_dim: int, *, causal: bool = False, **options: Any
+        self,
+        heads: int,
+        head_dim: int,
+        *,
+        causal: bool = False,
+        dropout: float = 0.0,
+        **options: Any,
     ) -> Attention:
         """Build the attention without projections. See `create_attention`."""
         check_int(1, heads=heads, head_dim=head_dim)
@@ -152,6 +162,8 @@ class Recipe:
             options["causal"] = causal
         attention = self.function(heads, head_dim, **options)
         assert isinstance(attention, Attention), f"{self.name} returned {type(attention).__name__}"
+        if dropout:
+            attention.set_dropout(dropout)
         return attention
 
     def default_heads(self, otherwise: int) -> int:
@@ -295,17 +307,29 @@ def list_recipes(
     return [recipe.name for recipe in found]
 
 
-def create(name: str, /, **arguments: Any) -> Mixer:
+def create(
+    name: str,
+    /,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    **arguments: Any,
+) -> Mixer:
     """Build a mixer by recipe name: `create("bigbird", dim=512, heads=8, length=4096)`.
 
     Unknown names and arguments raise an error that names the closest match.
 
     Args:
         name: Name of the recipe.
-        **arguments: `dim`, `heads`, `causal`, and the options of the recipe. For attention
-            recipes also the arguments of the projections around it: `head_dim` (width of a head,
-            default dim / heads), `kv_heads` and `bias`; see `MultiHead`.
+        device: Device of the parameters, such as "cuda" or "auto". Default: PyTorch's. Parameters
+            are drawn first and then moved, so they are the same on every device.
+        dtype: Floating-point dtype of the parameters, such as "bfloat16". Default: PyTorch's.
+        **arguments: `dim`, `heads`, `causal`, and the options of the recipe. A mixer without heads
+            accepts `heads` too, and `mixer.can.heads` is False. Attention recipes also take the
+            arguments of the layer around the attention: `head_dim` (width of a head, default
+            dim / heads), `kv_heads`, `bias`, `qk_norm` and `dropout`; see `MultiHead`.
     """
+    place = _resolve_place(device, dtype)
     found = get_recipe(name)
     if not found.is_attention:
         for argument in LAYER_ARGUMENTS:
@@ -318,10 +342,17 @@ def create(name: str, /, **arguments: Any) -> Mixer:
     with _explain_errors(found, arguments):
         mixer = found.build(**arguments)
     mixer.name = name  # used in error messages
-    return mixer
+    return mixer.to(**place)
 
 
-def create_attention(name: str, /, **arguments: Any) -> Attention:
+def create_attention(
+    name: str,
+    /,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    **arguments: Any,
+) -> Attention:
     """Build an attention by recipe name, without projections, for given queries, keys and values:
     `create_attention("local", heads=8, head_dim=64, window=128)`.
 
@@ -329,10 +360,13 @@ def create_attention(name: str, /, **arguments: Any) -> Attention:
 
     Args:
         name: Name of the recipe.
-        **arguments: `heads`, `head_dim`, the options of the recipe, and `causal`: whether the
-            attention will be called with causal=True. Some recipes then draw another pattern, and
-            recipes that cannot be causal raise `Unsupported`.
+        device: Device of the parameters, if there are any. See `create`.
+        dtype: Floating-point dtype of the parameters. See `create`.
+        **arguments: `heads`, `head_dim`, the options of the recipe, `dropout`, and `causal`:
+            whether the attention will be called with causal=True. Some recipes then draw another
+            pattern, and recipes that cannot be causal raise `Unsupported`.
     """
+    place = _resolve_place(device, dtype)
     found = get_recipe(name)
     if not found.is_attention:
         raise Unsupported(
@@ -345,7 +379,18 @@ def create_attention(name: str, /, **arguments: Any) -> Attention:
         reason = attention.can.reason("causal")
         if arguments.get("causal") and reason is not None:
             raise Unsupported(reason)
-    return attention
+    return attention.to(**place)
+
+
+def _resolve_place(
+    device: str | torch.device | None, dtype: str | torch.dtype | None
+) -> dict[str, Any]:
+    """Arguments of `Module.to` for a device and a dtype; raises if one of them is not there."""
+    found = None if device is None else resolve_device(device)
+    place: dict[str, Any] = {} if found is None else {"device": found}
+    if dtype is not None:
+        place["dtype"] = resolve_dtype(dtype, found, DTYPES)
+    return place
 
 
 def _check_arguments(

@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attentions.kv_cache import CallPositions, KVCacheAttention, pattern_capabilities
@@ -47,7 +48,7 @@ class MaterializedAttention(KVCacheAttention):
         self.normalize = Softmax() if normalize is None else normalize
         self.before = nn.Identity() if before is None else before
         self.after = nn.Identity() if after is None else after
-        self.can = pattern_capabilities(pattern, "rotary")
+        self.can = pattern_capabilities(pattern, "rotary", "dropout")
 
     def attend(
         self,
@@ -79,7 +80,8 @@ class MaterializedAttention(KVCacheAttention):
             scale=1 / math.sqrt(q.shape[-1]),
         )
         scores = self.before(self.scores(call))
-        return self.after(self.normalize(scores, call.dense_mask())) @ call.v
+        weights = self.after(self.normalize(scores, call.dense_mask()))
+        return F.dropout(weights, self.dropout, self.training) @ call.v
 
     def scores(self, call: AttentionCall) -> Tensor:
         """Scores of all pairs (b h n m)."""

@@ -41,7 +41,7 @@ class SoftmaxAttention(KVCacheAttention, PackedAttention):
         self.length, self.heads = pattern.length, pattern.heads
         compares_positions = prior is not None and prior.compares_positions
         self.can = pattern_capabilities(
-            pattern, "gqa", "rotary", compares_positions=compares_positions
+            pattern, "gqa", "rotary", "dropout", compares_positions=compares_positions
         )
         if prior is None:
             return
@@ -85,6 +85,7 @@ class SoftmaxAttention(KVCacheAttention, PackedAttention):
             scale=self.scale,
             q_start=q_start,
             k_positions=k_positions,
+            dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
         )
 
@@ -111,5 +112,6 @@ class SoftmaxAttention(KVCacheAttention, PackedAttention):
             attn_mask=attn_mask,
             global_attention_mask=global_attention_mask,
             scale=self.scale,
+            dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
         )

@@ -18,6 +18,7 @@ from regard.backends.choose import explain, softmax_backends
 from regard.backends.linear_scan import LinearCall, linear_backends
 from regard.backends.per_example import resolve_positions
 from regard.backends.protocol import Backend, BackendChoice, Candidate, check_is_backend
+from regard.backends.sdpa import attend_with_dropout
 from regard.errors import Unsupported
 from regard.pattern import Full, Pattern, PerSegment, lengths_from_cu_seqlens
 from regard.prior import Prior, restart_prior
@@ -54,6 +55,7 @@ def attend(
     scale: float | None = None,
     q_start: int | Tensor = 0,
     k_positions: int | Tensor = 0,
+    dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
     """Exact softmax attention over a pattern: q (b h n e), k (b h m e), v (b h m f) -> (b h n f).
@@ -80,6 +82,8 @@ def attend(
         q_start: Position of the first query, or of the first query of each example (b).
         k_positions: Position of the first key, or the positions of all keys (m). If `q_start`
             differs between examples (b m), with -1 for keys that do not exist.
+        dropout: Probability of dropping a weight, as in `scaled_dot_product_attention`: kept
+            weights are divided by 1 - dropout. Such calls run on "sdpa", which computes all scores.
         backend: "auto" selects by estimated cost. A name ("reference", "sdpa", "cpp", "sparse",
             "flex", or one from another package) uses that backend or raises `Unsupported`.
     """
@@ -98,6 +102,7 @@ def attend(
         and cu_seqlens is None
         and global_attention_mask is None
         and backend == "auto"
+        and not dropout
         and not compiling
     )
     if cacheable:
@@ -121,6 +126,12 @@ def attend(
         q_start=q_start,
         k_positions=k_positions,
     )
+    if dropout:
+        if backend not in ("auto", "sdpa"):
+            raise Unsupported(f"backend {backend!r} does not drop weights: use 'auto' or 'sdpa'")
+        if torch.compiler.is_exporting():
+            raise Unsupported("dropout cannot be exported: call eval() first")
+        return _drop_outside_graph(call, dropout)
     if compiling:
         return _attend_traced(call, backend)
     chosen, run = _prepare(call, backend)
@@ -184,6 +195,7 @@ def _run(call: AttentionCall, backend: str) -> Tensor:
 # A graph break. `torch.compiler.disable` does the same but imports the compiler, which takes longer
 # than all other imports.
 _run_outside_graph = _disable_dynamo(_run)
+_drop_outside_graph = _disable_dynamo(attend_with_dropout)
 
 
 def _attend_traced(call: AttentionCall, backend: str) -> Tensor:

@@ -94,6 +94,19 @@ def attend_folded(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale
     return out.reshape(b, h, n, -1)
 
 
+def attend_with_dropout(call: AttentionCall, dropout: float) -> Tensor:
+    """Dense attention in which each weight is dropped with probability `dropout`, and kept weights
+    are divided by 1 - dropout: (b h n f). It draws from PyTorch's generator of the device."""
+    causal = call.is_plain_causal()
+    mask = None if causal else build_mask(call)
+    q, k, v = call.q, call.k, call.v
+    if call.sinks is not None:
+        return attend_with_sinks(
+            q, k, v, mask=mask, scale=call.scale, sinks=call.sinks, dropout=dropout
+        )
+    return _attend_two_widths(q, k, v, mask=mask, causal=causal, scale=call.scale, dropout=dropout)
+
+
 def _attend_two_widths(
     q: Tensor,
     k: Tensor,

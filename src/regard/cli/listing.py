@@ -14,7 +14,7 @@ from regard.can import CAPABILITIES
 from regard.cli.output import console, print_json, user_errors
 from regard.recipe_index import Entry, find_entries
 
-SHORT_NAMES = {"global_attention_mask": "global"}  # in table headers
+SHORT_NAMES = {"global_attention_mask": "global", "attn_mask": "pairs"}  # in table headers
 OPTIONS = ("heads", "gqa", "rotary", "dropout")  # of building a mixer; `regard show` has them
 
 

@@ -59,7 +59,7 @@ def build_mixer(weights: AttentionWeights, spec: ModuleSpec, layer: int, seed: i
     """
     recipe = registry.get_recipe(spec.name)
     parameters, arguments = recipe.parameters, dict(spec.arguments)
-    for name in ("dim", "heads", *(("head_dim", "bias") if recipe.is_attention else ())):
+    for name in ("dim", "heads", *(("head_dim", "bias", "qk_norm") if recipe.is_attention else ())):
         if name in arguments:
             raise ValueError(
                 f"{name} is set by the model and cannot be an argument of {spec.name}."

@@ -34,6 +34,8 @@ def collaborate(mixer: MultiHead, width: int, *, rounds: int = 100, seed: int = 
         raise Unsupported("collaborate needs a MultiHead without kv_heads")
     if mixer.rotary is not None:
         raise Unsupported("collaborate needs bilinear scores, but rotary depends on positions")
+    if mixer.q_norm is not None:
+        raise Unsupported("collaborate needs bilinear scores, but qk_norm depends on the tokens")
     q, k = mixer.q, mixer.k
     if not isinstance(q, nn.Linear) or not isinstance(k, nn.Linear):
         raise Unsupported("collaborate needs linear projections of queries and keys")

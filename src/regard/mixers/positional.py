@@ -189,7 +189,7 @@ def _replace_attention(
         )
     for name, module in mixer.named_children():
         if name not in ("inner", "rotary"):
-            new.add_module(name, deepcopy(module))
+            setattr(new, name, deepcopy(module))
     new.name = mixer.name
     return new.to(_example_tensor(mixer)).train(mixer.training)
 

@@ -16,7 +16,7 @@ from regard.attentions import EfficientAttention, LinearAttention
 from regard.attentions.disagreement import DisagreementAttention
 from regard.attentions.kv_cache import KVCacheAttention
 from regard.errors import Unsupported
-from regard.mixer import Can, Mixer, MultiHead, State
+from regard.mixer import Attention, Can, Mixer, MultiHead, State
 from regard.mixers.positional import PositionEmbeddedMixer
 from regard.numerics import zero_padding_tokens
 from regard.parallel.communication import (
@@ -136,6 +136,10 @@ class SequenceParallelMixer(Mixer):
 
 def parallel_method(mixer: Mixer) -> Method:
     """How a mixer runs on slices; raises `Unsupported` if it cannot."""
+    if any(isinstance(part, Attention) and part.dropout for part in mixer.modules()):
+        raise Unsupported(
+            f"{mixer.name} does not support sequence parallelism with dropout of attention weights."
+        )
     if type(mixer) is PositionEmbeddedMixer:
         inner_method = parallel_method(mixer.inner)
 

@@ -50,7 +50,7 @@ def build_example(recipe: Recipe, n: int, *, causal: bool = False) -> Mixer:
 
 def build_mixer(recipe: Recipe, arguments: Mapping[str, Any], causal: bool) -> Mixer:
     """Build the recipe; `causal=False` means its default, since some recipes are causal only."""
-    return create(recipe.name, **arguments, **({"causal": True} if causal else {}))
+    return create(recipe.name, **{**arguments, "causal": True} if causal else arguments)
 
 
 def fill_length_arguments(recipe: Recipe, n: int, given: Mapping[str, Any]) -> dict[str, Any]:

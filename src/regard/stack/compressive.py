@@ -63,8 +63,8 @@ class _Projection(nn.Module):
     def forward(self, states: HiddenStates) -> tuple[Tensor, Tensor, Tensor]:
         mixer, x = self.attention.mixer, self.attention.prepare(states)
         return (
-            split_heads(mixer.q(x), mixer.heads),
-            split_heads(mixer.k(x), mixer.kv_heads),
+            mixer.project_queries(x),
+            mixer.project_keys(x),
             split_heads(mixer.v(x), mixer.kv_heads),
         )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.attentions.kv_cache import CallPositions, KVCacheAttention
 from regard.block import Block, Layer, LayerInputs
 from regard.errors import Unsupported
-from regard.mixer import MultiHead, check_batch, merge_heads, split_heads
+from regard.mixer import MultiHead, check_batch, merge_heads
 from regard.numerics import zero_padding_tokens
 
 NO_GLOBAL_MASK = "the tokens in its memory have no global_attention_mask"
@@ -67,7 +67,7 @@ class MemoryAttention(NamedTuple):
 
     def project_queries(self, states: HiddenStates, start: int) -> Tensor:
         """Queries (b, h, n, e) of states from position `start` on."""
-        q = split_heads(self.mixer.q(self.prepare(states)), self.mixer.heads)
+        q = self.mixer.project_queries(self.prepare(states))
         return q if self.mixer.rotary is None else self.mixer.rotary(q, q, start, start)[0]
 
     def project_keys(self, states: HiddenStates, start: int) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,8 @@ def attention_weights(module: Any, first: Any) -> AttentionWeights:
             f"{module.name} cannot be swapped: only MultiHead mixers have q, k, v and out "
             "projections."
         )
+    if module.q_norm is not None:
+        raise Unsupported(f"{module.name} cannot be swapped: it normalises queries and keys.")
     inner: Any = module.inner
     return read_attention(
         module,
