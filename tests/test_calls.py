@@ -1,6 +1,7 @@
 """Pair masks, packed sequences, soft caps and sinks: every backend against formulas written out
 here, and every mixer against running each sequence alone."""
 
+import importlib
 import math
 
 import pytest
@@ -24,8 +25,10 @@ from regard import (
     SoftCap,
     SoftmaxAttention,
     Unsupported,
+    native,
 )
 from regard.backends import softmax_backends
+from regard.layout import build_layout
 from regard.position import Rope
 from regard.prior import Gaussian, PriorSum
 
@@ -565,3 +568,64 @@ def test_sums_of_priors():
     x = torch.zeros(1, 4, 5, 2)
     with pytest.raises(ValueError, match="the prior is for 3 heads, but q has 4"):
         regard.attend(x, x, x, prior=Sinks(3))
+
+
+# ---------------------------------------------------------------------------------------- planning
+def test_new_lengths_of_packed_sequences_need_no_layout(rand):
+    """Fails if choosing a backend for new lengths builds a layout, which takes longer than the
+    call, or if a layout tries all ways to merge its many runs."""
+    from regard.backends.call import make_call
+
+    merge_runs = importlib.import_module("regard.layout.merge_runs")
+    pattern = Causal() & Segments(tuple(100 + 7 * i for i in range(40)))
+    x = rand(1, 1, 1, 8).float().expand(1, 2, pattern.length, 8)
+    sparse = softmax_backends.get("sparse")
+    assert sparse.refuses(make_call(x, x, x, pattern=pattern)) is None
+    if native.library() is not None:
+        assert sparse.cost(make_call(x, x, x, pattern=pattern)) is None
+    tried, joined = [], merge_runs._bounding_call
+    try:
+        merge_runs._bounding_call = lambda calls: tried.append(1) or joined(calls)
+        build_layout(pattern, pattern.length, pattern.length, size=64)
+    finally:
+        merge_runs._bounding_call = joined
+    assert len(tried) < 100
+
+
+# ------------------------------------------------------------------------------------------- graphs
+class AttendModule(torch.nn.Module):
+    def __init__(self, pattern, prior):
+        super().__init__()
+        self.attention = SoftmaxAttention(pattern, prior)
+
+    def forward(self, q, k, v, attn_mask):
+        return self.attention(q, k, v, attn_mask=attn_mask)[0]
+
+
+@pytest.mark.parametrize("pattern", [Full(), Band(30, 30)], ids=repr)
+@pytest.mark.parametrize("prior", [None, "cap", "sinks"])
+@pytest.mark.parametrize("n", [40, 210])
+def test_compiled_and_exported_graphs(rand, pattern, prior, n):
+    """Fails if a graph loses the pair mask, the cap or the sinks: where it is dense, where it is a
+    custom operator, and where it breaks."""
+    q, k, v = (rand(1, 3, n, 8) for _ in range(3))
+    keep = torch.rand(n, n, generator=torch.Generator().manual_seed(0)) < 0.5
+    module = AttendModule(pattern, None if prior is None else PRIORS[prior][1]()).double()
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            want = module(q, k, v, keep)
+            torch._dynamo.reset()
+            got = torch.compile(module, backend="eager")(q, k, v, keep)
+            torch.testing.assert_close(got, want)
+    with torch.no_grad():
+        exported = torch.export.export(module, (q, k, v, keep)).module()
+        torch.testing.assert_close(exported(q, k, v, keep), want.detach())
+
+
+def test_compiled_mixers_take_packed_sequences(rand):
+    """Fails if a compiled mixer mixes packed sequences."""
+    mixer = regard.create("local", dim=8, heads=2, window=9).double()
+    x, offsets = rand(1, 300, 8), torch.tensor([0, 100, 130, 300])
+    torch._dynamo.reset()
+    got = torch.compile(mixer, backend="eager")(x, cu_seqlens=offsets)
+    torch.testing.assert_close(got, mixer(x, cu_seqlens=offsets))

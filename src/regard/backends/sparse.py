@@ -13,12 +13,14 @@ from torch import Tensor
 from regard import native
 from regard.backends import calibration, token_groups
 from regard.backends.call import AttentionCall, as_function, pad_to_same_width
+from regard.backends.cpp import CppBackend
 from regard.backends.protocol import Backend
 from regard.backends.split import global_mask_pairs, only_adds_pairs, run_by_head
 from regard.backends.tiled_flash import attend_layout
 from regard.backends.token_groups import TokenGroups
 from regard.layout import Layout, LayoutPart, TileRun, build_layout
 from regard.numerics import additive_mask
+from regard.pattern import Segments
 
 # Estimates for many small calls are less certain: `auto` takes this backend only if its estimate is
 # below this fraction of that of another.
@@ -50,8 +52,14 @@ class SparseBackend(Backend[AttentionCall]):
         return None
 
     def cost(self, call: AttentionCall) -> float | None:
-        """Seconds, from the layout. None for a pattern that leaves out too little."""
+        """Seconds, from the layout. None for a pattern that leaves out too little, and for packed
+        sequences on which the C++ kernel runs: their lengths change from call to call, and a layout
+        takes longer to build than the list of tiles.
+        """
         if call.has_dense_pattern():
+            return None
+        packed = any(isinstance(leaf, Segments) for leaf in call.pattern.leaves())
+        if packed and CppBackend().refuses(call) is None:
             return None
         costs, work = calibration.machine_costs(), calibration.describe_workload(call)
         short = work.n <= calibration.SAMPLE_TOKENS

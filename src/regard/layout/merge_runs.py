@@ -13,11 +13,14 @@ import torch
 from regard.layout.calls import CALL_COST, TileRun
 
 MAX_QUERIES = 256  # in one call
+# An irregular pattern, such as one of packed sequences, has more runs than this. They are left as
+# they are: trying all ways to merge them would take longer than the calls.
+MAX_RUNS = 16
 
 
 def merge_runs(runs: tuple[TileRun, ...], backward: bool) -> tuple[TileRun, ...]:
     """The same pairs, each still in exactly one call, in calls as tall as pays off."""
-    for run in runs:
+    for run in runs if len(runs) <= MAX_RUNS else ():
         if run.count > 1 and run.step == run.s <= MAX_QUERIES // 2:
             rest = tuple(other for other in runs if other is not run)
             runs = min(_candidates(run, rest, backward), key=lambda found: _cost(found, backward))

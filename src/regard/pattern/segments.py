@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from regard.errors import check_int
 from regard.pattern.algebra import Block, Full, Leaf, Pattern
@@ -150,6 +151,7 @@ class Restarted(_SegmentLeaf):
         return shared & ((first < last) | some), shared & whole & every
 
 
+@_disable_dynamo  # lengths are data: a graph does not depend on them
 def PerSegment(pattern: Pattern, lengths: Sequence[int]) -> Pattern:
     """The pattern within each of several packed segments: positions restart at 0 in each of them.
 
