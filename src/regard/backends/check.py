@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,10 @@ from regard.pattern import (
     Keys,
     Pattern,
     PerHead,
+    PerSegment,
     RandomBlocks,
 )
-from regard.prior import ALiBi
+from regard.prior import ALiBi, Sinks, SoftCap
 
 EXACT = "exact"
 # largest error of outputs and gradients, relative to their largest value
@@ -41,17 +42,19 @@ def check_backend(
     backend: Backend[Any],
     *,
     lengths: tuple[int, ...] = (7, 70, 200),
+    dtypes: Sequence[torch.dtype] = tuple(TOLERANCES),
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> dict[str, str]:
     """Run a backend on calls of all kinds and compare it with the textbook formula in float64.
 
     Outputs and the gradients of all inputs are compared, for every dtype that the backend does not
-    refuse. A prepared function is called twice, with different tensors.
+    refuse. A prepared function that may be remembered is called twice, with different tensors.
 
     Args:
         backend: The backend, for softmax or for linear attention.
         lengths: Numbers of tokens.
+        dtypes: Floating-point dtypes of the tensors.
         device: Device of the tensors.
         seed: Seed of the inputs.
 
@@ -66,7 +69,7 @@ def check_backend(
     generator = torch.Generator().manual_seed(seed)
     results = {}
     with torch.random.fork_rng(devices=[]):
-        for dtype in TOLERANCES:
+        for dtype in dtypes:
             for n in lengths:
                 for name, call in _cases(backend.operation, n, dtype, device, generator):
                     label = f"{name}, {n} tokens, {str(dtype).removeprefix('torch.')}"
@@ -91,8 +94,9 @@ def _check_case(
     run = backend.prepare(call)
     state = call.state if isinstance(call, LinearCall) else None
     tensors = [call.q, call.k, call.v, *(() if state is None else (state,))]
-    for inputs in (tensors, [_random_like(x, generator) for x in tensors]):
-        _compare(label, run, call, inputs, generator)
+    _compare(label, run, call, tensors, generator)
+    if call.signature() is not None:  # the function may be remembered
+        _compare(label, run, call, [_random_like(x, generator) for x in tensors], generator)
 
 
 def _compare(
@@ -104,8 +108,7 @@ def _compare(
 ) -> None:
     """Outputs and gradients of `run` on the inputs, against the formula in float64."""
     copies = [x.detach().clone() for x in inputs]
-    leaves = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
-    arguments = [*leaves, None] if isinstance(call, LinearCall) and len(leaves) == 3 else leaves
+    arguments = [*inputs, None] if isinstance(call, LinearCall) and len(inputs) == 3 else inputs
     exact = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
     if isinstance(call, AttentionCall):
         expected = [_softmax_attention(call, *exact)]
@@ -126,15 +129,15 @@ def _compare(
 
     for y, formula in zip(got, expected, strict=True):
         assert_close("the output", y, formula)
-    if any(x.requires_grad for x in leaves):
+    if any(x.requires_grad for x in inputs):
         weights = [_random_like(y.detach(), generator) for y in expected]
         loss = sum((y * w.to(y.dtype)).sum() for y, w in zip(got, weights, strict=True))
         exact_loss = sum((y * w).sum() for y, w in zip(expected, weights, strict=True))
-        grads = torch.autograd.grad(loss, leaves)
+        grads = torch.autograd.grad(loss, inputs)
         exact_grads = torch.autograd.grad(exact_loss, exact)  # type: ignore[arg-type]
         for name, mine, formula in zip("qkvs", grads, exact_grads, strict=False):
             assert_close(f"the gradient of {name}", mine, formula)
-    for x, copy in zip(leaves, copies, strict=True):
+    for x, copy in zip(inputs, copies, strict=True):
         assert torch.equal(x, copy), f"{label}: an input was modified"
 
 
@@ -147,8 +150,11 @@ def _softmax_attention(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> 
     if call.prior is not None:
         scores = scores + call.prior(*call.position_grid(), q, k)
     keep = call.dense_mask().expand(scores.shape)
-    weights = torch.where(keep, (scores - scores.detach().amax(-1, keepdim=True)).exp(), 0.0)
+    largest = scores.detach().amax(-1, keepdim=True)
+    weights = torch.where(keep, (scores - largest).exp(), 0.0)
     total = weights.sum(-1, keepdim=True)
+    if call.sinks is not None:
+        total = total + (call.sinks.detach().double()[:, None, None] - largest).exp()
     return torch.einsum("bhnm,bhmf->bhnf", weights / torch.where(total > 0, total, 1.0), v)
 
 
@@ -183,12 +189,12 @@ def _cases(
             return x.to(device, dtype).requires_grad_(grad)
 
         cases = _softmax_cases if operation == "softmax" else _linear_cases
-        for name, call in cases(n, draw, device):
+        for name, call in cases(n, draw, device, generator):
             yield name + ending, call
 
 
 def _softmax_cases(
-    n: int, draw: Callable[..., Tensor], device: torch.device | str
+    n: int, draw: Callable[..., Tensor], device: torch.device | str, generator: torch.Generator
 ) -> Iterator[Case]:
     b, h, e, m = 2, 4, 16, n + 13
     patterns: dict[str, Pattern] = {
@@ -212,6 +218,14 @@ def _softmax_cases(
         "padding": {"mask": padding},
         "all keys are padding": {"mask": padding & ~short},
         "prior": {"prior": ALiBi(h).to(device)},
+        "soft cap": {"prior": SoftCap(1.5)},
+        "sinks": {"prior": Sinks(h, start=0.5).requires_grad_(False).to(device)},
+        "pair mask": {"attn_mask": torch.rand(n, n, generator=generator).to(device) < 0.7},
+        "pair mask per head": {
+            "attn_mask": torch.rand(b, h, n, n, generator=generator).to(device) < 0.7,
+            "mask": padding,
+        },
+        "packed sequences": {"pattern": PerSegment(Causal(), (n - n // 3, n // 3))},
         "scale": {"scale": 0.3},
         "later positions": {"q_start": 9, "k_positions": 4},
         "scattered keys": {"k_positions": torch.arange(n, device=device) * 2},
@@ -224,6 +238,9 @@ def _softmax_cases(
     for name, more in options.items():
         q, k, v = draw(b, h, n, e), draw(b, h, n, e), draw(b, h, n, e)
         yield name, make_call(q, k, v, **{"pattern": band, **more})
+    q, k, v = draw(b, h, n, e), draw(b, h // 2, n, e), draw(b, h // 2, n, e)
+    yield "grouped-query heads", make_call(q, k, v, pattern=band)
+    yield "one key head", make_call(q, k[:, :1], v[:, :1], pattern=Causal(), mask=padding)
     q, k, v = draw(b, h, n, e), draw(b, h, m, e), draw(b, h, m, e)
     yield "other keys", make_call(q, k, v, pattern=band)
     yield "wide values", make_call(q, k, draw(b, h, m, e + 5), pattern=band)
@@ -232,7 +249,7 @@ def _softmax_cases(
 
 
 def _linear_cases(
-    n: int, draw: Callable[..., Tensor], device: torch.device | str
+    n: int, draw: Callable[..., Tensor], device: torch.device | str, generator: torch.Generator
 ) -> Iterator[Case]:
     b, h, r, f = 2, 3, 8, 5
     q, k, v, state = draw(b, h, n, r), draw(b, h, n, r), draw(b, h, n, f), draw(b, h, r, f + 1)

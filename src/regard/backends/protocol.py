@@ -80,8 +80,8 @@ class Backend(ABC, Generic[AnyCall]):
         """A function of the tensors of a call that is not refused: (q, k, v) -> output for
         softmax attention, (q, k, v, state) -> (output, normalizer, state) for linear attention.
 
-        It may be called again, with other tensors of the same shapes, strides aside. Everything
-        else that it needs it takes from `call`.
+        It may be called again with other tensors of the same shapes, if `call.signature()` is not
+        None. Everything else that it needs it takes from `call`.
         """
 
 

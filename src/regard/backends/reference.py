@@ -50,4 +50,5 @@ def attend_by_formula(call: AttentionCall) -> Tensor:
         # NaN counts as visible, so that it propagates
         visible = (scores != -torch.inf).any(-1, keepdim=True)
         weights = torch.softmax(scores.masked_fill(~visible, 0), -1) * visible
+    weights = weights.to(call.v.dtype)  # a prior may compute in a wider one
     return (weights.reshape(b, kv, rows, m) @ call.v).reshape(b, h, n, call.v.shape[3])
