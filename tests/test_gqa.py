@@ -7,6 +7,7 @@ import torch
 import regard
 from regard import native
 from regard.backends import cpp_kernel
+from regard.feature import EluFeatures, PositiveFeatures
 from regard.pattern import (
     Band,
     Blocks2D,
@@ -243,3 +244,38 @@ def test_stream_keeps_the_heads_of_keys(rand):
             parts.append(y)
             assert state.k.shape[1] == state.v.shape[1] == 2
     torch.testing.assert_close(torch.cat(parts, 1), want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "feature", [EluFeatures(), PositiveFeatures(8, 16)], ids=["elu", "positive"]
+)
+def test_linear_attention(causal, feature, rand):
+    """Fails if sums over the keys of one head serve the queries of another, or are repeated."""
+    attention = regard.LinearAttention(feature).double()
+    q, k, v = inputs = make_inputs(rand, 150, 150, width=8, values=5)
+    mask = torch.arange(150) < torch.tensor([[150], [90]])
+    repeated = [x.repeat_interleave(3, 1) for x in (k, v)]
+    for padding in (None, mask):
+        got = attention(q, k, v, causal=causal, mask=padding)[0]
+        want = attention(q, *repeated, causal=causal, mask=padding)[0]
+        assert_same(got, want, inputs, rand(*want.shape))
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        q, k, v = inputs
+        repeated = [x.repeat_interleave(3, 1) for x in (k, v)]
+
+
+def test_linear_stream(rand):
+    """Fails if a stream keeps sums for every query head, or decoding differs."""
+    mixer = regard.MultiHead(48, 6, regard.LinearAttention(), kv_heads=2, causal=True).double()
+    assert mixer.can.gqa
+    x = rand(2, 90, 48)
+    state, parts = None, []
+    with torch.no_grad():
+        for chunk in x.split([30, 1, 1, 40, 1, 17], 1):
+            y, state = mixer.stream(chunk, state)
+            parts.append(y)
+            assert state.kv.shape[1] == 2
+    torch.testing.assert_close(torch.cat(parts, 1), mixer(x), rtol=0, atol=1e-11)
+    weights = mixer.attention_map(x)
+    assert weights.shape == (2, 6, 90, 90) and weights.triu(1).abs().max() == 0

@@ -38,7 +38,7 @@ class FeatureMap(nn.Module, ABC):
             value of the denominator.
     """
 
-    can: Can = Can("rotary")
+    can: Can = Can("rotary", "gqa")
     length: int | None = None
     heads: int | None = None
     min_denominator: float | None = None
@@ -131,6 +131,7 @@ class CosineFeatures(FeatureMap):
         self.length = length
         self.can = Can(
             "rotary",
+            "gqa",
             cross="it compares positions, and those of two sequences are unrelated",
             length=f"its cosine was built for {length} positions",
         )

@@ -26,8 +26,8 @@ class LinearAttentionState(NamedTuple):
     """Sums over all keys so far.
 
     Attributes:
-        kv: Σ phi(k) (v 1)ᵀ, (b h r f+1), or None before the first token.
-        log_scale: Largest log-scale of the keys so far (b h), if the feature map has one.
+        kv: Σ phi(k) (v 1)ᵀ, (b kv r f+1), or None before the first token.
+        log_scale: Largest log-scale of the keys so far (b kv), if the feature map has one.
         next_position: Position of the next token; (b) if it differs between examples.
     """
 
@@ -56,6 +56,8 @@ class LinearAttention(Attention):
         self.can = self.feature.can.without(attn_mask=SUMS_FIRST)
         self.length = self.feature.length
         self.heads = self.feature.heads
+        if self.heads is not None:
+            self.can = self.can.without(gqa="its feature map has parameters for each head")
 
     def forward(
         self,
@@ -105,11 +107,17 @@ class LinearAttention(Attention):
         if state.kv is not None:
             check_batch(state.kv, q)
         end = state.next_position + q.shape[2]
+        group = q.shape[1] // k.shape[1]
         if log_scale is None and q.shape[2] == 1:  # decoding: no chunks to prepare
             kv = k.mT * append_ones(v)
             kv = kv if state.kv is None else kv + state.kv
-            out = q @ kv
+            out = multiply_state(q, kv)
             return out[..., :-1], out[..., -1:], LinearAttentionState(kv, None, end)
+        if group > 1:  # of the query heads that share keys, one at a time; the state is the same
+            members = [self._causal(q[:, i::group], k, v, log_scale, state) for i in range(group)]
+            tops, bottoms, states = zip(*members, strict=True)
+            top, bottom = (torch.stack(x, 2).flatten(1, 2) for x in (tops, bottoms))
+            return top, bottom, states[0]
         if log_scale is None:
             top, bottom, kv = causal_linear_scan(q, k, v, state.kv, chunk=self.chunk)
             return top, bottom, LinearAttentionState(kv, None, end)
@@ -161,6 +169,16 @@ class EfficientAttention(Attention):
         return (at_least_float32(q).softmax(-1) @ summary).to(v.dtype), None
 
 
+def multiply_state(q: Tensor, state: Tensor) -> Tensor:
+    """Features of queries (b h n r) times sums over keys (b kv r f) -> (b h n f).
+
+    kv divides h: neighbouring query heads share the keys, and become queries of one head.
+    """
+    b, h, n, r = q.shape
+    kv = state.shape[1]
+    return (q.reshape(b, kv, h // kv * n, r) @ state).reshape(b, h, n, state.shape[3])
+
+
 def append_ones(v: Tensor) -> Tensor:
     """(v 1): (b h m f) -> (b h m f+1)."""
     return F.pad(at_least_float32(v), (0, 1), value=1.0)
@@ -210,6 +228,10 @@ def _bidirectional(
 ) -> tuple[Tensor, Tensor]:
     """Numerator phi(q)ᵀ Σ phi(k) vᵀ (b h n f) and denominator phi(q)ᵀ Σ phi(k) (b h n 1) over all
     keys."""
+    (b, h, n, r), kv = q.shape, k.shape[1]
+    if kv != h:  # the query heads that share keys become queries of one head
+        top, bottom = _bidirectional(q.reshape(b, kv, h // kv * n, r), k, v, log_scale)
+        return top.reshape(b, h, n, v.shape[3]), bottom.reshape(b, h, n, 1)
     if log_scale is None:
         return linear_attention_sums(q, k, v)
     largest = log_scale.detach().amax(-1, keepdim=True)  # cancels in the quotient

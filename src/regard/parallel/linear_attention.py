@@ -7,7 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attentions import EfficientAttention, LinearAttention
-from regard.attentions.linear import LinearAttentionState, append_ones, safe_divide
+from regard.attentions.linear import (
+    LinearAttentionState,
+    append_ones,
+    multiply_state,
+    safe_divide,
+)
 from regard.mixer import MultiHead, merge_heads
 from regard.numerics import at_least_float32, disable_autocast, zero_padding_tokens
 from regard.parallel.communication import ShardedCall, depend_on, gather_all, gather_previous
@@ -62,7 +67,7 @@ def _linear_attention(
         y, _ = attention(q, k, v, causal=True, mask=mask, state=state)
         return depend_on(y, previous)
     kv, _ = total(gather_all(own, call))
-    sums = feature(at_least_float32(q), call.start, True)[0] @ kv
+    sums = multiply_state(feature(at_least_float32(q), call.start, True)[0], kv)
     return safe_divide(sums[..., :-1], sums[..., -1:], feature.min_denominator)
 
 
