@@ -32,6 +32,7 @@ from regard.stack import (
     EarlyExitStack,
     FeedbackStack,
     Halting,
+    PerLayerContextStack,
     RealFormerStack,
     ReversibleStack,
     SegmentStack,
@@ -231,6 +232,41 @@ def test_stacks(name, rand):
         state = join(split(take(state, order), [1, 3]))
         pick = [at[i] for i in order]
         advance(stack, x[order], whole[order], state, pick, [1, 4])
+
+
+def test_stacks_with_a_context(rand):
+    """Fails if an example attends to the context of another, in groups or together."""
+    torch.manual_seed(0)
+    blocks = [block("bp_transformer", causal=True, cross=True), block(causal=True, cross=True)]
+    universal = UniversalStack(blocks[0], 2)
+    for stack in (SequentialStack(blocks), PerLayerContextStack(blocks), universal):
+        stack = stack.double()
+        x, context, starts = rand(3, 20, 8), rand(3, 7, 8), [0, 4, 9]
+        batch = 0
+        if isinstance(stack, PerLayerContextStack):
+            context, batch = rand(2, 3, 7, 8), 1
+        mask = torch.arange(7) < torch.tensor([7, 5, 3])[:, None]
+        with torch.no_grad():
+            whole = stack(x, context, context_mask=mask)
+            states = [
+                stack.stream(
+                    x[i : i + 1, :n],
+                    context=context.narrow(batch, i, 1),
+                    context_mask=mask[i : i + 1],
+                )[1]
+                if n
+                else None
+                for i, n in enumerate(starts)
+            ]
+            state, at = join(states), starts
+            for size in (1, 3, 1):
+                chunk = torch.stack([x[i, n : n + size] for i, n in enumerate(at)])
+                y, state = stack.stream(chunk, state, context=context, context_mask=mask)
+                same(y, torch.stack([whole[i, n : n + size] for i, n in enumerate(at)]))
+                at = [n + size for n in at]
+            fresh = join([None] * 3)
+            y, _ = stack.stream(x, fresh, context=context, context_mask=mask)
+            same(y, whole)
 
 
 def test_only_the_attention_runs_in_groups(rand):
