@@ -178,9 +178,10 @@ def run_by_group(
         output, next_state = run(group, *selected)
         outputs.append(output)
         states.append(next_state)
+    output, joined = torch.cat(outputs), _join(states, [len(rows) for rows in state.rows])
+    if order == sorted(order):
+        return output, joined
     inverse = torch.tensor(order).argsort()
-    joined = _join(states, [len(rows) for rows in state.rows])
-    output = torch.cat(outputs)
     return output[inverse.to(output.device)], _take(joined, inverse)
 
 
