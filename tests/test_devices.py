@@ -181,6 +181,7 @@ MAKING = {
     "mixer.py:MultiHead.mix_packed": HOST,
     "backends/check.py:_cases.draw": CHECK,
     "backends/check.py:_random_like": CHECK,
+    "backends/check.py:_softmax_cases": CHECK,
     "backends/flex.py:block_mask": HOST,
     "backends/sdpa.py:_pattern_mask": HOST,
     "backends/tiled_flash.py:_TiledFlash.backward": CPU,
