@@ -91,7 +91,7 @@ def test_patterns_of_others_are_interned(rand):
         torch.testing.assert_close(compiled(tokens), mixer(tokens))
         x = rand(1, 1, 4, 4)
         with pytest.raises(ValueError, match="does not exist in this process"):
-            torch.ops.regard.attend(x, x, x, None, None, "no such id", 1.0, 0, 0)
+            torch.ops.regard.attend(x, x, x, None, None, None, "no such id", 1.0, 0, 0)
     x = rand(1, 2, LONG, 4)
     dynamo.reset()
     with torch.no_grad(), suppress_output():
