@@ -15,7 +15,8 @@ from regard.cli.output import console, print_json, user_errors
 from regard.recipe_index import Entry, find_entries
 
 SHORT_NAMES = {"global_attention_mask": "global", "attn_mask": "pairs"}  # in table headers
-OPTIONS = ("heads", "gqa", "rotary", "dropout")  # of building a mixer; `regard show` has them
+# not in the table, which has to fit into 100 columns; `regard show` has them
+HIDDEN = ("onnx", "heads", "gqa", "rotary", "dropout")
 
 
 def list_command(
@@ -53,8 +54,8 @@ def recipe_tables(entries: list[Entry]) -> Group:
         rows = list(group)
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", show_header=not parts)
         table.add_column("name", width=name_width, no_wrap=True)
-        table.add_column("paper", width=20)
-        columns = [name for name in CAPABILITIES if name not in OPTIONS]
+        table.add_column("paper", width=19)
+        columns = [name for name in CAPABILITIES if name not in HIDDEN]
         for name in columns:
             header = SHORT_NAMES.get(name, name)
             table.add_column(header, width=len(header), justify="center", no_wrap=True)
