@@ -14,7 +14,8 @@ from regard.backends import linear_backends, protocol, softmax_backends
 from regard.backends.call import FLOAT_DTYPES, make_call
 from regard.testing import check_backend
 
-ONE_LENGTH = {"lengths": (70,)}
+ONE_LENGTH = {"lengths": (70,), "dtypes": [torch.float32]}
+reference = softmax_backends.get("reference")
 
 
 @pytest.mark.parametrize("name", ["reference", "sdpa", "cpp", "sparse", "flex"])
@@ -171,6 +172,26 @@ def variant(**changes):
             ),
             "the output differs",
         ),
+        (
+            variant(
+                refuses=lambda self, call: None if call.pattern == regard.Full() else "not full",
+                prepare=lambda self, call: (
+                    lambda q, k, v: F.scaled_dot_product_attention(q, k, v).double()
+                ),
+            ),
+            "the output is torch.float64, not torch.float32",
+        ),
+        (
+            variant(
+                refuses=lambda self, call: (
+                    reference.refuses(call) or ("sinks only" if call.sinks is None else None)
+                ),
+                prepare=lambda self, call: reference.prepare(
+                    call._replace(sinks=call.sinks.detach() + 0 * call.sinks)
+                ),
+            ),
+            "the gradient of sinks differs",
+        ),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -178,6 +199,33 @@ def test_check_backend_finds_errors(backend, message):
     """Wrong results, gradients, shapes and answers fail the check; so does keeping old tensors."""
     with pytest.raises(AssertionError, match=message):
         check_backend(backend, **ONE_LENGTH)
+
+
+def test_remembered_choice_of_other_arguments(rand):
+    """A choice for one scale, or one shape of the pair mask, is not taken for another."""
+    q = rand(1, 2, 64, 8)
+    backend = variant(
+        refuses=lambda self, call: (
+            None
+            if call.scale == 0.5 and call.attn_mask is not None and call.attn_mask.shape[1] == 1
+            else "another scale or mask"
+        ),
+    )
+    regard.register_backend(backend)
+    try:
+        for scale, shape in ((0.5, (64, 64)), (0.1, (64, 64)), (0.5, (1, 2, 64, 64))):
+            call = make_call(
+                q,
+                q,
+                q,
+                pattern=regard.Full(),
+                scale=scale,
+                attn_mask=torch.ones(shape, dtype=torch.bool),
+            )
+            chosen = softmax_backends.choose(call).backend
+            assert (chosen == "constant") == (backend.refuses(call) is None)
+    finally:
+        softmax_backends.unregister("constant")
 
 
 def test_register_backend(rand):

@@ -629,3 +629,66 @@ def test_compiled_mixers_take_packed_sequences(rand):
     torch._dynamo.reset()
     got = torch.compile(mixer, backend="eager")(x, cu_seqlens=offsets)
     torch.testing.assert_close(got, mixer(x, cu_seqlens=offsets))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("scale", "logit"), [(-1e-4, 5.0), (1e-4, -60.0), (0.3, 3.3)])
+def test_sinks_at_any_scale(rand, backend, scale, logit):
+    """The logit of a sink does not depend on the scale of the scores."""
+    if backend == "cpp" and native.library() is None:
+        pytest.skip(native.missing_reason())
+    q, k, v = (rand(1, 4, 30, 16) for _ in range(3))
+    sinks = Sinks(4, start=logit)
+    want = naive(q, k, v, torch.ones(1, dtype=torch.bool), sinks=sinks.logits.double(), scale=scale)
+    got = regard.attend(q, k, v, prior=sinks, scale=scale, backend=backend)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+    half = [x.half() for x in (q, k, v)]
+    if backend == "sdpa":
+        got = regard.attend(*half, prior=sinks, scale=scale, backend=backend)
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=5e-3)
+
+
+def test_pair_mask_of_a_mixer_without_heads(rand):
+    """A mask for several heads is refused where there is one, and a wrong number everywhere."""
+    x, mask = rand(1, 5, 16), torch.ones(1, 3, 5, 5, dtype=torch.bool)
+    for name in ("show_attend", "synthesizer_dense", "vanilla"):
+        options = {"length": 8} if name.startswith("synthesizer") else {}
+        mixer = regard.create(name, dim=16, heads=4, dtype=torch.float64, **options)
+        with pytest.raises(ValueError, match="attn_mask must have shape"):
+            mixer(x, attn_mask=mask)
+
+
+@pytest.mark.parametrize("dropout", [1.0, 1.5, -0.1, math.nan, True, "a"])
+def test_wrong_dropout(rand, dropout):
+    q = rand(1, 2, 5, 4)
+    with pytest.raises(ValueError, match=r"dropout must be a number in \[0, 1\)"):
+        regard.attend(q, q, q, dropout=dropout)
+
+
+def test_masks_on_another_device(rand):
+    """The message names the argument."""
+    q = rand(1, 2, 5, 4)
+    for name, shape in (("mask", (1, 5)), ("attn_mask", (5, 5))):
+        given = {name: torch.ones(shape, dtype=torch.bool, device="meta")}
+        with pytest.raises(ValueError, match=f"{name} is on meta, but q is on cpu"):
+            regard.attend(q, q, q, **given)
+
+
+def test_two_soft_caps():
+    with pytest.raises(ValueError, match="one SoftCap"):
+        SoftCap(5.0) + ALiBi(2) + SoftCap(3.0)
+
+
+def test_soft_cap_without_a_visible_pair(rand):
+    """The output is zero and has gradients, which are zero."""
+    q = rand(1, 2, 30, 4).requires_grad_()
+    y = regard.attend(q, q, q, pattern=~Band(30, 30), prior=SoftCap(5.0), backend="sparse")
+    (grad,) = torch.autograd.grad(y.sum(), q)
+    assert not y.any() and not grad.any()
+
+
+def test_packed_sequences_are_not_exported(rand):
+    mixer = regard.create("vanilla", dim=8, heads=2, dtype=torch.float64)
+    arguments = {"cu_seqlens": torch.tensor([0, 3, 9])}
+    with pytest.raises(Unsupported, match="cu_seqlens cannot be exported"):
+        torch.export.export(mixer, (rand(1, 9, 8),), arguments)

@@ -319,7 +319,8 @@ class Mixer(nn.Module, ABC):
         if attn_mask is not None:
             self._require("attn_mask")
             m = x.shape[1] if context is None else context.shape[1]
-            attn_mask = broadcastable_attn_mask(attn_mask, x.shape[0], None, x.shape[1], m)
+            heads = getattr(self, "heads", None) if self.can.heads else 1
+            attn_mask = broadcastable_attn_mask(attn_mask, x.shape[0], heads, x.shape[1], m)
             assert attn_mask is not None
             masks["attn_mask"] = attn_mask
         if global_attention_mask is not None:

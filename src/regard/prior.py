@@ -69,6 +69,8 @@ class PriorSum(Prior):
             if not isinstance(prior, Prior):
                 raise TypeError(f"a prior is added to a prior, not to {type(prior).__name__}")
         parts = [p for prior in priors for p in (prior if isinstance(prior, PriorSum) else [prior])]
+        if sum(isinstance(prior, SoftCap) for prior in parts) > 1:
+            raise ValueError("scores are capped once: a sum of priors may have one SoftCap")
         heads = {prior.heads for prior in parts if prior.heads is not None}
         if len(heads) > 1:
             raise ValueError(f"the priors are for different numbers of heads: {sorted(heads)}")

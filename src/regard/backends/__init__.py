@@ -127,6 +127,8 @@ def attend(
         k_positions=k_positions,
     )
     if dropout:
+        if isinstance(dropout, bool) or not (isinstance(dropout, int | float) and 0 <= dropout < 1):
+            raise ValueError(f"dropout must be a number in [0, 1), not {dropout!r}")
         if backend not in ("auto", "sdpa"):
             raise Unsupported(f"backend {backend!r} does not drop weights: use 'auto' or 'sdpa'")
         if torch.compiler.is_exporting():

@@ -62,10 +62,10 @@ class AttentionCall(NamedTuple):
             self.q.device,
             self.pattern,
             self.mask is None,
-            self.attn_mask is None,
+            None if self.attn_mask is None else self.attn_mask.shape,
             self.sinks is None,
             self.global_attention_mask is None,
-            self.scale > 0,
+            self.scale,
             self.q_start,
             self.k_positions if isinstance(self.k_positions, int) else None,
             self.needs_grad(),
@@ -189,6 +189,14 @@ def make_call(
     ):
         if heads not in (None, h):
             raise ValueError(f"the {name} is for {heads} heads, but q has {h}")
+    masks = {
+        "mask": mask,
+        "attn_mask": attn_mask,
+        "global_attention_mask": global_attention_mask,
+    }
+    for name, given in masks.items():
+        if isinstance(given, Tensor) and given.device != q.device:
+            raise ValueError(f"{name} is on {given.device}, but q is on {q.device}")
     check_mask(mask, (b, m), "mask")
     attn_mask = broadcastable_attn_mask(attn_mask, b, h, n, m)
     if global_attention_mask is None:
@@ -213,7 +221,7 @@ def make_call(
             raise ValueError(f"the {name} supports {length} positions, but the sequence has {last}")
     if mask is not None:  # padding may contain NaN, which must not reach the output
         k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
-    if attn_mask is not None:  # nor may that of keys which no query sees
+    if attn_mask is not None:  # nor may that of keys which it hides from every query
         unseen = ~attn_mask.any(2).any(1)[:, None, :, None]
         k, v = (x.masked_fill(unseen, 0) for x in (k, v))
     scale = default_scale(q, prior, scale)

@@ -110,8 +110,15 @@ def _compare(
     copies = [x.detach().clone() for x in inputs]
     arguments = [*inputs, None] if isinstance(call, LinearCall) and len(inputs) == 3 else inputs
     exact = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
+    names = ["q", "k", "v", "the state"][: len(inputs)]
     if isinstance(call, AttentionCall):
-        expected = [_softmax_attention(call, *exact)]
+        sinks = None
+        if call.sinks is not None:
+            sinks = call.sinks.detach().double().requires_grad_(call.sinks.requires_grad)
+        expected = [_softmax_attention(call, exact[0], exact[1], exact[2], sinks)]
+        if call.sinks is not None and sinks is not None:
+            names, exact, inputs = [*names, "sinks"], [*exact, sinks], [*inputs, call.sinks]
+            copies.append(call.sinks.detach().clone())
     else:
         expected = _linear_attention(call.causal, *exact)
     got = run(*arguments)
@@ -122,6 +129,9 @@ def _compare(
     def assert_close(what: str, mine: Tensor, formula: Tensor) -> None:
         assert mine.shape == formula.shape, (
             f"{label}: {what} has shape {tuple(mine.shape)}, not {tuple(formula.shape)}"
+        )
+        assert mine.dtype == inputs[0].dtype, (
+            f"{label}: {what} is {mine.dtype}, not {inputs[0].dtype}"
         )
         error = (mine.double() - formula).abs().max().item() if formula.numel() else 0.0
         limit = tolerance * max(1.0, formula.abs().max().item() if formula.numel() else 0.0)
@@ -135,14 +145,16 @@ def _compare(
         exact_loss = sum((y * w).sum() for y, w in zip(expected, weights, strict=True))
         grads = torch.autograd.grad(loss, inputs)
         exact_grads = torch.autograd.grad(exact_loss, exact)  # type: ignore[arg-type]
-        for name, mine, formula in zip("qkvs", grads, exact_grads, strict=False):
+        for name, mine, formula in zip(names, grads, exact_grads, strict=True):
             assert_close(f"the gradient of {name}", mine, formula)
     for x, copy in zip(inputs, copies, strict=True):
         assert torch.equal(x, copy), f"{label}: an input was modified"
 
 
 # ---------------------------------------------------------------------- formulas
-def _softmax_attention(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _softmax_attention(
+    call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+) -> Tensor:
     """softmax over the visible keys, in float64; zero for a query that sees none."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
@@ -153,8 +165,8 @@ def _softmax_attention(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> 
     largest = scores.detach().amax(-1, keepdim=True)
     weights = torch.where(keep, (scores - largest).exp(), 0.0)
     total = weights.sum(-1, keepdim=True)
-    if call.sinks is not None:
-        total = total + (call.sinks.detach().double()[:, None, None] - largest).exp()
+    if sinks is not None:
+        total = total + (sinks[:, None, None] - largest).exp()
     return torch.einsum("bhnm,bhmf->bhnf", weights / torch.where(total > 0, total, 1.0), v)
 
 
@@ -189,12 +201,16 @@ def _cases(
             return x.to(device, dtype).requires_grad_(grad)
 
         cases = _softmax_cases if operation == "softmax" else _linear_cases
-        for name, call in cases(n, draw, device, generator):
+        for name, call in cases(n, draw, device, generator, grad):
             yield name + ending, call
 
 
 def _softmax_cases(
-    n: int, draw: Callable[..., Tensor], device: torch.device | str, generator: torch.Generator
+    n: int,
+    draw: Callable[..., Tensor],
+    device: torch.device | str,
+    generator: torch.Generator,
+    grad: bool,
 ) -> Iterator[Case]:
     b, h, e, m = 2, 4, 16, n + 13
     patterns: dict[str, Pattern] = {
@@ -219,7 +235,7 @@ def _softmax_cases(
         "all keys are padding": {"mask": padding & ~short},
         "prior": {"prior": ALiBi(h).to(device)},
         "soft cap": {"prior": SoftCap(1.5)},
-        "sinks": {"prior": Sinks(h, start=0.5).requires_grad_(False).to(device)},
+        "sinks": {"prior": Sinks(h, start=0.5).requires_grad_(grad).to(draw(1))},
         "pair mask": {"attn_mask": torch.rand(n, n, generator=generator).to(device) < 0.7},
         "pair mask per head": {
             "attn_mask": torch.rand(b, h, n, n, generator=generator).to(device) < 0.7,
@@ -249,7 +265,11 @@ def _softmax_cases(
 
 
 def _linear_cases(
-    n: int, draw: Callable[..., Tensor], device: torch.device | str, generator: torch.Generator
+    n: int,
+    draw: Callable[..., Tensor],
+    device: torch.device | str,
+    generator: torch.Generator,
+    grad: bool,
 ) -> Iterator[Case]:
     b, h, r, f = 2, 3, 8, 5
     q, k, v, state = draw(b, h, n, r), draw(b, h, n, r), draw(b, h, n, f), draw(b, h, r, f + 1)

@@ -48,8 +48,9 @@ class Backend(ABC, Generic[AnyCall]):
     """One way to compute a call: a `regard.backends.AttentionCall` or a
     `regard.backends.LinearCall`.
 
-    `refuses` and `cost` may depend on shapes, dtypes, devices, strides and the other arguments of a
-    call, but not on the numbers in its tensors: choices are remembered.
+    Choices are remembered, so `refuses` and `cost` may depend on shapes, dtypes, devices, the
+    pattern, the scale, integer positions and on which other arguments are given, but not on the
+    numbers in tensors, nor on strides: a backend accepts any.
 
     Attributes:
         name: The name for `backend=`.

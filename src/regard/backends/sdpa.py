@@ -20,7 +20,7 @@ from regard.numerics import additive_mask
 from regard.pattern import Full
 
 MAX_FOLDED_QUERIES = 8  # of a head, in grouped-query attention, see `can_fold_groups`
-LOWEST_SINK = -3e4  # finite, because it is multiplied by zero, also in float16
+LARGEST_SINK = 3e4  # finite, because it is multiplied by zero, also in float16
 MAX_PADDED_WIDTH = 256  # wider heads are not padded to the width of the others
 
 _masks: LRUCache[tuple[Tensor | None]] = LRUCache(128 << 20)
@@ -142,8 +142,8 @@ def attend_with_sinks(
 ) -> Tensor:
     """Dense attention with sinks (h): q (b h n e), k (b kv m e), v (b kv m f) -> (b h n f).
 
-    A sink is one more key, whose value is zero. One more channel of the heads holds its score:
-    sink / scale for the queries, 1 for that key, 0 for the others.
+    A sink is one more key, whose value is zero. One more channel of the heads holds its score: the
+    logit for the queries, 1 for that key, 0 for the others.
 
     Args:
         mask: Bool or additive mask that broadcasts to (b h n m), or None.
@@ -151,17 +151,15 @@ def attend_with_sinks(
         sinks: The logits.
         dropout: Probability of dropping a weight.
     """
-    if scale == 0:  # no key has another score then
-        q, scale = torch.zeros_like(q), 1.0
-    score = (sinks / scale).clamp(min=LOWEST_SINK).to(q)[:, None, None]
-    q = torch.cat((q, score.expand(*q.shape[:3], 1)), -1)
+    score = sinks.clamp(-LARGEST_SINK, LARGEST_SINK).to(q)
+    q = torch.cat((q * scale, score[:, None, None].expand(*q.shape[:3], 1)), -1)
     k, v = F.pad(k, (0, 1, 0, 1)), F.pad(v, (0, 0, 0, 1))
     is_sink = torch.zeros(k.shape[2:], dtype=torch.bool, device=k.device)
     is_sink[-1, -1] = True
     k = k.masked_fill(is_sink, 1.0)
     if mask is not None:
         mask = F.pad(mask, (0, 1), value=mask.dtype == torch.bool)
-    return _attend_two_widths(q, k, v, mask=mask, causal=False, scale=scale, dropout=dropout)
+    return _attend_two_widths(q, k, v, mask=mask, causal=False, scale=1.0, dropout=dropout)
 
 
 def build_mask(call: AttentionCall) -> Tensor | None:

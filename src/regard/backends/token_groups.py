@@ -121,7 +121,9 @@ def _attend_differentiable(
         index = torch.where(group.q < 0, n, group.q).expand(lse.shape)
         results.append((index, out, lse.masked_fill(~visible, -torch.inf)))
     if not results:
-        return v.new_zeros(b, h, n, v.shape[-1]), q.new_zeros(b, h, n, dtype=torch.bool)
+        # zero, and a part of the graph of q
+        out = q[..., :1].masked_fill(q.new_ones((), dtype=torch.bool), 0)
+        return out.expand(-1, -1, -1, v.shape[-1]), q.new_zeros(b, h, n, dtype=torch.bool)
     out, lse = _merge(results, n)
     return out if sinks is None else join_sinks(out, lse, sinks), lse > -torch.inf
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from regard.errors import check_int
+from regard.errors import Unsupported, check_int
 from regard.pattern.algebra import Block, Full, Leaf, Pattern
 from regard.pattern.leaves import Band, GlobalMaskKeys, GlobalMaskQueries
 
@@ -195,6 +195,11 @@ def lengths_from_cu_seqlens(cu_seqlens: Tensor, n: int | None = None) -> tuple[i
         raise ValueError(
             "cu_seqlens must be an int32 or int64 tensor of shape (sequences + 1,) with the "
             f"offsets of the sequences, such as [0, 3, 5], not {got}"
+        )
+    if torch.compiler.is_exporting():
+        raise Unsupported(
+            "cu_seqlens cannot be exported, because the pattern depends on its values: export with "
+            "a batch of padded sequences and a mask"
         )
     offsets: list[int] = cu_seqlens.tolist()
     if len(offsets) < 2 or offsets[0] != 0:
