@@ -94,7 +94,7 @@ CALLS = {
         "training --rounds 3 --budget 175s"
     ),
     "peers-sparse": (
-        "--peers product_keys local longformer bigbird axial reformer routing sinkhorn "
+        "--peers product_keys local longformer bigbird axial_passes reformer routing sinkhorn "
         f"vanilla {ONE} --lengths 2048 --mode training --rounds 3 --budget 175s"
     ),
     "peers-heads": f"--peers {HEADS} --lengths 1024,4096 --mode forward --rounds 3 --budget 175s",

@@ -137,7 +137,10 @@ def test_tiled_backends_equal_dense(pattern, n, m, q_start, k_start, size, size_
     if native.library():
         ways.append(
             cpp_kernel.attend_tiles(
-                *(x[None] for x in inputs), tiles_of(pattern, n, m, **at), 0.5, mask
+                *(x[None] for x in inputs),
+                tiles_of(pattern, n, m, **at),
+                0.5,
+                cpp_kernel.KernelMasks(mask),
             )[0]
         )
     for got in ways:

@@ -344,7 +344,8 @@ def test_blocks_by_themselves(rand):
         )
     )
     assert {check for check, outcome in result.items() if outcome == "unsupported"} == {
-        "global_attention_mask"
+        "attn_mask",
+        "global_attention_mask",
     }
     with pytest.raises(ValueError, match="null and window cannot be combined"):
         BlockCompressedAttention(MeanCompression(4, 3), window=5, null=torch.zeros(2, 2, 1, 4))

@@ -40,7 +40,7 @@ RESIDUAL = (
     "all_attention",
     "lite",
 )
-HEADED = [name for name in MASKED if name != "parameter_free"]
+HEADED = [name for name in NAMES if get_recipe(name).can().heads and name != "parameter_free"]
 CHOOSY = ["reformer", "routing"]  # rounding may change the bucket of a token
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -374,9 +374,13 @@ def test_invalid_dim(name, dim):
 
 @pytest.mark.parametrize("name", ["fnet", "mlp_mixer", "gmlp", "amlp", "aft", "average_pool"])
 def test_heads_of_mixers_without_heads(name):
-    """Mixers without heads reject the argument."""
-    with pytest.raises(ValueError, match="no heads"):
-        regard.create(name, dim=8, heads=2, **get_recipe(name).example_kwargs)
+    """Mixers without heads take the argument, say that it changes nothing, and still check it."""
+    kwargs = {"dim": 8, **get_recipe(name).example_kwargs}
+    mixer = regard.create(name, heads=2, **kwargs)
+    assert "heads" in mixer.can.reason("heads")
+    for wrong in (0, 1.5, "2"):
+        with pytest.raises(ValueError, match="heads"):
+            regard.create(name, heads=wrong, **kwargs)
 
 
 ABSURD = [

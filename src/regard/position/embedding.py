@@ -43,7 +43,7 @@ class PositionEmbedding(nn.Module, ABC):
         """x (b n d) -> (b n d). `start` is the position of the first token, an int or (b)."""
         if x.dim() != 3 or x.shape[2] != self.dim:
             raise ValueError(f"x must have shape (b, n, {self.dim}), not {tuple(x.shape)}")
-        _check_start(start, len(x))
+        _check_start(start, x.shape[0])
         if self.length is not None:
             last = int(start.max()) if isinstance(start, Tensor) else start
             if last + x.shape[1] > self.length:
@@ -213,7 +213,7 @@ class ComplexEmbedding(nn.Module):
         if words.dim() != 2 or words.dtype != torch.long:
             got = f"{tuple(words.shape)} {words.dtype}"
             raise ValueError(f"words must be an int64 tensor of indices (b, n), not {got}")
-        _check_start(start, len(words))
+        _check_start(start, words.shape[0])
         positions = token_positions(start, words.shape[1], words.device)[..., None]
         amplitude = F.embedding(words, self.amplitude)
         frequency, phase = F.embedding(words, self.frequency), F.embedding(words, self.phase)
