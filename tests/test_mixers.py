@@ -402,6 +402,20 @@ def test_another_feature():
     assert result["stream"] == result["cross"] == "supported"
 
 
+# ------------------------------------------------------------------------------- mixed precision
+@pytest.mark.parametrize("name", regard.list_recipes())
+def test_recipes_under_autocast(name):
+    """Fails if a recipe mixes dtypes under autocast, or has no gradients there."""
+    torch.manual_seed(0)
+    mixer = regard.registry.get_recipe(name).example()
+    x = torch.randn(1, 24, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixer(x).float().square().sum().backward()
+        got = mixer.eval()(x)
+    torch.testing.assert_close(got.float(), mixer(x), rtol=0.1, atol=0.1)
+    assert x.grad.isfinite().all() and x.grad.abs().max() > 0
+
+
 # --------------------------------------------------------------------------- attention as a layer
 def plain_heads(name):
     """Whether it has heads and a map, with one matrix for all values, and values for each head."""

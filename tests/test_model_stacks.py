@@ -256,6 +256,16 @@ def test_invalid_configurations(changes, message):
         build(config("sequential").replace(**changes))
 
 
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_under_autocast(name):
+    """Fails if a stack caches a dtype in which it cannot continue under autocast."""
+    model, x = build_model(config(name)).float(), tokens()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        _, state = model.stream(x[:, :5])
+        y, _ = model.stream(x[:, 5:6], state)
+    assert y.shape[:2] == (len(x), 1) and y.isfinite().all()
+
+
 def test_attention_maps():
     """Stacks that do not call their mixers raise an error instead of omitting maps."""
     x = tokens()

@@ -626,6 +626,9 @@ class MultiHead(Mixer):
             k = q if context is None else self.project_queries(context)
         else:
             k = self.project_keys(source)
+        if not q.dtype == k.dtype == v.dtype and torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)  # `nn.Identity` keeps that of x
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if self.rotary is not None and positions is not None:
             q, k = self.rotary.rotate_at(q, positions), self.rotary.rotate_at(k, positions)
         elif self.rotary is not None:

@@ -83,8 +83,6 @@ class FeedbackStack(Layer):
         """See `Layer`."""
         memory = self.initial_state() if state is None else state
         attentions, outputs = self._attentions(), [x[:, :0]]
-        if memory.k:
-            check_batch(memory.k[0], x)
         for t in range(x.shape[1]):
             mask = None if inputs.mask is None else inputs.mask[:, t : t + 1]
             token_inputs = inputs._replace(mask=mask)
@@ -105,6 +103,7 @@ class FeedbackStack(Layer):
             q = attention.project_queries(HiddenStates(x, inputs.mask), position)
             if memory.k:
                 k, v = (t[0 if self.share_kv else i] for t in (memory.k, memory.v))
+                check_batch(k, q)  # not x, whose dtype may be another one under autocast
             else:
                 k, v = attention.project_keys(HiddenStates(x[:, :0]), 0)
             y = attention.attend(q, k, v, position, position - k.shape[2], memory.mask)
