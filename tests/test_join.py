@@ -509,7 +509,10 @@ def test_join_errors(rand):
         with pytest.raises(TypeError, match="join takes a list of states"):
             join(wrong)
     with pytest.raises(TypeError, match="a state consists of"):
-        join([local, "text"])
+        join([(3, "text"), (3, "text")])
+    for wrong in ([3, 4], [local, "text"], [None, 1.0]):
+        with pytest.raises(TypeError, match=r"states\[\d\] is not a state, but (int|str|float)"):
+            join(wrong)
     with pytest.raises(ValueError, match=r"states 0 and 1 .*KVCache.*different modules"):
         join([local, state("linear", heads=2)])
     with pytest.raises(ValueError, match="one has 2 heads, the other 4"):
@@ -535,6 +538,40 @@ def test_split_errors(rand):
         split(state, [3, 0])
     with pytest.raises(ValueError, match="has 3 examples, but index ranges from 0 to 3"):
         take(join([state]), [0, 3])
+    for wrong in (None, "a", [None]):
+        with pytest.raises(ValueError, match="index must be a list or 1-D tensor of integers"):
+            take(state, wrong)
+    for wrong in (3, "21", torch.tensor(3), np.int64(3)):
+        with pytest.raises(TypeError, match="sizes must be a list of integers"):
+            split(state, wrong)
+    with pytest.raises(ValueError, match=r"sizes\[0\] must be an integer >= 1, not 2.0"):
+        split(state, torch.tensor([2.0, 1.0]))
+
+
+def test_sizes_of_split(rand):
+    """Fails if sizes of another type than a list of ints are refused or misread."""
+    with torch.no_grad():
+        state = get_recipe("local").example(8, causal=True).double().stream(rand(3, 4, 8))[1]
+    sizes = (
+        torch.tensor([2, 1]),
+        np.array([2, 1]),
+        [np.int64(2), torch.tensor(1)],
+        iter([2, 1]),
+    )
+    for given in sizes:
+        assert [state_batch_size(part) for part in split(state, given)] == [2, 1]
+
+
+def test_batch_size_of_a_joined_model_state():
+    """Fails if a wrong number of examples is reported as something else, or none cannot stream."""
+    model, x = small_model(position="learned", mixer=["local", "vanilla"]), some_tokens(1, 5)
+    with torch.no_grad():
+        three, five = model.stream(x[:, :3])[1], model.stream(x)[1]
+        for state in (join([three, five]), join([three, None])):
+            with pytest.raises(ValueError, match="has 2 examples, but the input has 1: select"):
+                model.stream(x[:, :1], state)
+        empty = join([take(three, []), take(five, [])])
+        assert model.stream(x[:0, :2], empty)[0].shape == (0, 2, 11)
 
 
 def test_invalid_positions(rand):

@@ -72,8 +72,9 @@ def check_stream_length(length: int | None, end: int | Tensor) -> None:
     """Raise ValueError if a stream of `end` tokens, an int or (b), exceeds the maximum length."""
     if length is None:
         return
-    last = end if isinstance(end, int) else int(end.max())
-    if last > length:
+    if not isinstance(end, int):
+        end = int(end.max()) if len(end) else 0
+    if end > length:
         raise ValueError(
-            f"the stream has {last} tokens, but the mixer was built with length={length}"
+            f"the stream has {end} tokens, but the mixer was built with length={length}"
         )

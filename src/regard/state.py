@@ -24,7 +24,7 @@ puts them into one state nevertheless, in one of three ways:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -89,7 +89,12 @@ def take(state: State, index: Tensor | Sequence[int]) -> State:
     Streaming on from it equals streaming those examples from the start. Beam search uses it to
     reorder beams.
     """
-    rows = torch.as_tensor(index)
+    try:
+        rows = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"index must be a list or 1-D tensor of integers, not {index!r:.80}"
+        ) from None
     integers = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
     if rows.dim() != 1 or (len(rows) and not integers):
         raise ValueError(
@@ -111,6 +116,9 @@ def join(states: Sequence[State]) -> State:
         state = join([state_of_a, state_of_b])
         y, state = mixer.stream(torch.cat((next_of_a, next_of_b)), state)
 
+    States of another structure, such as those of another mixer, raise an error. States of two
+    mixers with the same structure are not told apart: joining them is up to the caller.
+
     Args:
         states: The states, which may be joined states themselves. A state that has not read a token
             (`None` or `initial_state()`) counts as one example.
@@ -120,6 +128,8 @@ def join(states: Sequence[State]) -> State:
     if not states:
         raise ValueError("join needs at least one state, but the list is empty")
     for i, state in enumerate(states):
+        if not isinstance(state, (Tensor, *Container)) and state is not None:
+            raise TypeError(f"states[{i}] is not a state, but {type(state).__name__}")
         reason = _mismatch(states[0], state)
         if reason is not None:
             raise ValueError(f"states 0 and {i} cannot be joined: {reason}")
@@ -130,7 +140,7 @@ def join(states: Sequence[State]) -> State:
     return _join(states, known)
 
 
-def split(state: State, sizes: Sequence[int] | None = None) -> list[State]:
+def split(state: State, sizes: Iterable[int] | Tensor | None = None) -> list[State]:
     """The inverse of `join`: states of the first `sizes[0]` examples, of the next, and so on.
 
     Args:
@@ -144,19 +154,28 @@ def split(state: State, sizes: Sequence[int] | None = None) -> list[State]:
                 "the state has not read a token, so its number of examples is unknown: give sizes"
             )
         sizes = [1] * count
-    for i, size in enumerate(sizes):
-        check_int(1, **{f"sizes[{i}]": size})
+    sizes = _list_of_sizes(sizes)
     if count is None:
         return [state for _ in sizes]
     if sum(sizes) != count:
         raise ValueError(
-            f"sizes must sum to the {count} examples of the state, but {list(sizes)} sums to "
-            f"{sum(sizes)}"
+            f"sizes must sum to the {count} examples of the state, but {sizes} sums to {sum(sizes)}"
         )
     ends = np.cumsum(sizes).tolist()
     return [
         _take(state, torch.arange(end - size, end)) for size, end in zip(sizes, ends, strict=True)
     ]
+
+
+def _list_of_sizes(sizes: Iterable[int] | Tensor) -> list[int]:
+    is_scalar = isinstance(sizes, Tensor | np.ndarray) and sizes.ndim == 0
+    if is_scalar or isinstance(sizes, str) or not isinstance(sizes, Iterable):
+        raise TypeError(f"sizes must be a list of integers, not {sizes!r:.80}")
+    found = sizes.tolist() if isinstance(sizes, Tensor | np.ndarray) else list(sizes)
+    for i, size in enumerate(found):
+        found[i] = size.item() if isinstance(size, Tensor | np.generic) else size
+        check_int(1, **{f"sizes[{i}]": found[i]})
+    return found
 
 
 def run_by_group(
@@ -232,6 +251,11 @@ def check_state(state: State, start: State, batch_size: int) -> None:
         raise TypeError(
             f"not a state of this mixer: expected {_describe(start)}, got {_describe(state)}"
         )
+    check_batch_size(state, batch_size)
+
+
+def check_batch_size(state: State, batch_size: int) -> None:
+    """Raise ValueError unless a state has `batch_size` examples, or holds no tensor yet."""
     had = state_batch_size(state)
     if had not in (None, batch_size):
         raise ValueError(

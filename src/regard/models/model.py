@@ -16,7 +16,13 @@ from regard.models.config import ModelConfig
 from regard.models.embeddings import InputEmbedding
 from regard.models.heads import ModelHead
 from regard.norm import Norm
-from regard.state import JoinedState, per_example, run_by_group, start_groups
+from regard.state import (
+    JoinedState,
+    check_batch_size,
+    per_example,
+    run_by_group,
+    start_groups,
+)
 
 # tokens (b, n), state -> logits (b, n, vocab_size), state
 DecodingStep = Callable[[Tensor, Any], tuple[Tensor, Any]]
@@ -78,6 +84,7 @@ class Backbone(nn.Module):
     ) -> tuple[Tensor, StreamState]:
         """Process the next chunk; return (b, n, d) and the state for the next chunk."""
         if isinstance(state, JoinedState):
+            check_batch_size(state, x.shape[0])
             state = start_groups(state, StreamState(0, self.stack.initial_state()))
         if isinstance(state, JoinedState):
 
@@ -90,6 +97,8 @@ class Backbone(nn.Module):
                 f"state must be the StreamState of the last chunk, not {type(state).__name__}"
             )
         start, layers = (0, None) if state is None else state
+        if isinstance(start, Tensor):
+            check_batch_size(start, x.shape[0])
         y, _ = self.embed(x, start=start)
         end = start + y.shape[1]
         check_stream_length(self.stack.length, end)

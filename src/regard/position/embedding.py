@@ -45,7 +45,9 @@ class PositionEmbedding(nn.Module, ABC):
             raise ValueError(f"x must have shape (b, n, {self.dim}), not {tuple(x.shape)}")
         _check_start(start, x.shape[0])
         if self.length is not None:
-            last = int(start.max()) if isinstance(start, Tensor) else start
+            last = start
+            if isinstance(start, Tensor):
+                last = int(start.max()) if len(start) else 0
             if last + x.shape[1] > self.length:
                 raise ValueError(
                     f"Input reaches position {last + x.shape[1] - 1} but the embedding was built "
