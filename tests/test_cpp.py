@@ -568,6 +568,10 @@ def test_missing_compiler(load, tmp_path):
     assert (
         load(PATH=str(tmp_path)) == "no C++ compiler was found: install g++ or clang++, or set CXX"
     )
+    assert load(CXX="/nonexistent -O3") == (
+        "the compiler of CXX, '/nonexistent -O3', was not found"
+    )
+    assert load(CXX=" ") == "the compiler of CXX, ' ', was not found"
 
 
 def test_everything_works_without_cpp(monkeypatch, rand):
@@ -591,6 +595,9 @@ def test_failing_compiler(load, tmp_path):
     fake.chmod(0o755)
     assert load(CXX=str(fake)) == f"{fake} failed to build the C++ kernels: cannot do that"
     assert not list((tmp_path / "cache").iterdir())
+    fake.write_text("#!/bin/sh\nexit 3\n")
+    reason = f"{fake} --version, which tells the compiler's version, failed: exit status 3"
+    assert load(CXX=str(fake)) == reason
 
 
 @needs_kernel

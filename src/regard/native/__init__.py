@@ -155,15 +155,18 @@ def _load_or_build() -> ctypes.CDLL | str:
     if sys.platform not in SYSTEMS:
         return f"the C++ kernels are built on Linux and macOS only, not on {sys.platform}"
     compiler = find_compiler()
+    if compiler is None and os.environ.get("CXX"):
+        return f"the compiler of CXX, {os.environ['CXX']!r}, was not found"
     if compiler is None:
         return "no C++ compiler was found: install g++ or clang++, or set CXX"
     try:
         path = _library_path(compiler)
         return _open(path) or _build(compiler, path)
     except subprocess.CalledProcessError as error:
-        return (
-            f"{' '.join(compiler)} failed to build the C++ kernels: {error.stderr.strip()[-500:]}"
-        )
+        output = error.stderr.strip()[-500:] or f"exit status {error.returncode}"
+        if error.cmd == [*compiler, "--version"]:
+            return f"{' '.join(error.cmd)}, which tells the compiler's version, failed: {output}"
+        return f"{' '.join(compiler)} failed to build the C++ kernels: {output}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the C++ kernels could not be built or loaded: {error}"
 
@@ -174,7 +177,7 @@ def find_compiler() -> list[str] | None:
     """
     if os.environ.get("CXX"):
         command = shlex.split(os.environ["CXX"])
-        return command if shutil.which(command[0]) else None
+        return command if command and shutil.which(command[0]) else None
     found = next((name for name in COMPILERS if shutil.which(name)), None)
     return None if found is None else [found]
 
@@ -183,10 +186,10 @@ def _library_path(compiler: list[str]) -> Path:
     """The path of the library; it depends on the sources, the compiler and the processor."""
     sources = [(SOURCE_DIR / name).read_bytes() for name in (*SOURCES, *HEADERS)]
     version = subprocess.run(
-        [*compiler, "--version"], capture_output=True, check=True, timeout=BUILD_TIMEOUT
+        [*compiler, "--version"], capture_output=True, text=True, check=True, timeout=BUILD_TIMEOUT
     ).stdout
     command = " ".join([*compiler, *FLAGS]).encode()
-    key = b"\0".join([*sources, version, _processor().encode(), command])
+    key = b"\0".join([*sources, version.encode(), _processor().encode(), command])
     return cache_dir() / f"kernel-{hashlib.sha256(key).hexdigest()[:16]}.so"
 
 
