@@ -626,7 +626,7 @@ def test_generate_is_the_same_streamed_or_whole_and_by_its_seed(speaks):
 
 def test_a_speaker_reads_half_again_when_its_window_is_full(speaks):
     """Fails if the next token is not what the model says after the tokens that it still sees."""
-    ready = load_run(speaks)
+    ready = load_run(str(speaks), device="cpu")
     step, codec = generation_step(ready), ready.processor.tokenizer
     prompt = codec.encode("the dog sees the ").tolist()
     new = generate(step, [prompt], max_new_tokens=40)[0].tokens

@@ -89,6 +89,19 @@ def test_a_device_that_is_not_there(machine, has, name, message):
         TrainSettings(device=name) if "available" not in message else WorkerGroup(name)
 
 
+def test_settings_take_devices_and_dtypes_of_torch():
+    """Fails if they are refused, or saved as something other than their names."""
+    settings = TrainSettings(device=torch.device("cuda", 1), dtype=torch.bfloat16)
+    assert (settings.device, settings.dtype) == ("cuda:1", "bfloat16")
+    assert TrainSettings.model_validate_json(settings.model_dump_json()) == settings
+    for wrong in ({"device": None}, {"device": 3}, {"device": torch.device("meta")}):
+        with pytest.raises(ValueError, match="device must be one of 'auto', 'cpu'"):
+            TrainSettings(**wrong)
+    for wrong in (None, 3, torch.int32, torch.float64):
+        with pytest.raises(ValueError, match="dtype must be one of 'float32', 'bfloat16'"):
+            TrainSettings(dtype=wrong)
+
+
 @pytest.mark.parametrize(
     ("has", "device", "dtype", "message"),
     [

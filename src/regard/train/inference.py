@@ -40,7 +40,10 @@ class TrainedRun(NamedTuple):
 
 
 def load_run(
-    folder: Path, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "float32"
+    folder: str | Path,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "float32",
 ) -> TrainedRun:
     """Load the model and the text processor of a finished run.
 
@@ -49,7 +52,7 @@ def load_run(
         device: "auto", "cpu", "cuda", "cuda:1" or "mps".
         dtype: "float32", or "bfloat16" or "float16" for mixed precision.
     """
-    device = resolve_device(device)
+    folder, device = Path(folder), resolve_device(device)
     dtype = resolve_dtype(dtype, device)
     spec = read_spec(folder)
     if not (folder / MODEL_DIR).is_dir():

@@ -118,7 +118,7 @@ def build_task(spec: RunSpec) -> Task:
 
 def run_training(
     spec: RunSpec,
-    folder: Path,
+    folder: str | Path,
     on_step: Callable[[TrainProgress], None] = lambda progress: None,
     *,
     start_time: float | None = None,
@@ -131,6 +131,7 @@ def run_training(
     Args:
         start_time: `time.time()` from which `max_seconds` counts. None: from the first step.
     """
+    folder = Path(folder)
     if (folder / RESULT_FILE).exists():
         return dict(read_json(folder / RESULT_FILE))
     if spec.threads is not None:
@@ -201,8 +202,9 @@ def _write_result(model: Model, result: dict[str, Any], folder: Path) -> None:
     write_json(folder / RESULT_FILE, result)
 
 
-def read_spec(folder: Path) -> RunSpec:
+def read_spec(folder: str | Path) -> RunSpec:
     """The specification of the run in a folder."""
+    folder = Path(folder)
     try:
         return RunSpec.model_validate_json((folder / SPEC_FILE).read_bytes(), strict=False)
     except OSError:

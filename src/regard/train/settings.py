@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from regard.device import parse_device, resolve_dtype
@@ -33,10 +34,11 @@ class TrainSettings(BaseModel):
             "constant".
         warmup_steps: Steps of linear warmup.
         max_grad_norm: Gradients are clipped to this norm. None: not clipped.
-        device: "auto" (cuda if available, else mps, else cpu), "cpu", "cuda", "cuda:1" or "mps". A
-            run may resume on another device.
-        dtype: "float32", or "bfloat16" or "float16" for mixed precision: weights stay in float32,
-            and the forward pass runs under autocast. float16 scales the loss (`GradScaler`).
+        device: "auto" (cuda if available, else mps, else cpu), "cpu", "cuda", "cuda:1" or "mps", or
+            a `torch.device`. A run may resume on another device.
+        dtype: "float32", or "bfloat16" or "float16" for mixed precision, or a `torch.dtype`:
+            weights stay in float32, and the forward pass runs under autocast. float16 scales the
+            loss (`GradScaler`).
         ema_decay: Evaluate and save an exponential moving average of the weights, such as 0.999.
             None: the weights.
         max_seconds: Time limit of the whole run, evaluations included; the schedule ends with it.
@@ -81,17 +83,17 @@ class TrainSettings(BaseModel):
         check_choice(str(info.field_name), value, CHOICES[str(info.field_name)])
         return value
 
-    @field_validator("device")
+    @field_validator("device", mode="before")
     @classmethod
-    def _check_device(cls, value: str) -> str:
-        parse_device(value)
-        return value
+    def _device_name(cls, value: Any) -> str:
+        name = str(value) if isinstance(value, torch.device) else value
+        parse_device(name)
+        return str(name)
 
-    @field_validator("dtype")
+    @field_validator("dtype", mode="before")
     @classmethod
-    def _check_dtype(cls, value: str) -> str:
-        resolve_dtype(value)
-        return value
+    def _dtype_name(cls, value: Any) -> str:
+        return str(resolve_dtype(value)).removeprefix("torch.")
 
     def lr_factor(self, step: int, progress: float) -> float:
         """The factor on `lr` at a step (from 0) and a completed fraction of the training."""
