@@ -62,9 +62,10 @@ def attend_tiles(
         q, k, v = (native.pad_width(x, width) for x in (q, k, v))
     if tiles.key_reads > CONTIGUOUS_KEY_READS * k.shape[2]:
         k, v = k.contiguous(), v.contiguous()
-    masks = _kernel_layout(masks, q, k)
-    inputs = (q, k, v) if sinks is None else (q, k, v, sinks)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+    if masks.keys is not None or masks.pairs is not None:
+        masks = _kernel_layout(masks, q, k)
+    grad = q.requires_grad or k.requires_grad or v.requires_grad
+    if torch.is_grad_enabled() and (grad or (sinks is not None and sinks.requires_grad)):
         out: Tensor = _CppAttention.apply(q, k, v, sinks, tiles, scale, *masks)  # type: ignore[no-untyped-call]
     else:
         needs_lse = len(tiles) > 1 or sinks is not None
