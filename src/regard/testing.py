@@ -220,7 +220,7 @@ def pair_mask(mixer: Mixer, n: int) -> str:
     return SUPPORTED
 
 
-def packed(mixer: Mixer, n: int) -> str:
+def packed_sequences(mixer: Mixer, n: int) -> str:
     """Packed sequences give the outputs and gradients of each sequence alone."""
     lengths = (n, 2, 7, n, 1)
     x = random_tokens(mixer, sum(lengths), b=1).requires_grad_()
@@ -401,7 +401,7 @@ CHECKS: dict[str, Callable[[Mixer, int], str]] = {
     "reorder": reorder,
     "join": join_streams,
     "length": any_length,
-    "packed": packed,
+    "packed": packed_sequences,
     "maps": maps,
     "global_attention_mask": global_attention_mask,
     "batch_independence": batch_independence,

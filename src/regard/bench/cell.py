@@ -130,12 +130,12 @@ def prepare_call(contender: Contender, cell: BenchCell) -> Callable[[], object]:
     if device.type == "cpu":
         return call
 
-    def synchronized() -> None:
+    def call_and_wait() -> None:
         call()
         synchronize(device)
 
     synchronize(device)
-    return synchronized
+    return call_and_wait
 
 
 @contextmanager

@@ -59,11 +59,11 @@ def measure_peaks(
     on, precision = torch.device(device), DTYPES[dtype]
 
     def best(call: Callable[[], object], seconds: float) -> float:
-        def synchronized() -> None:
+        def call_and_wait() -> None:
             call()
             synchronize(on)
 
-        return min(time_interleaved({"": synchronized}, seconds, clock=clock)[""])
+        return min(time_interleaved({"": call_and_wait}, seconds, clock=clock)[""])
 
     gemm = exp = 0.0
     for size in GEMM_SIZES if device == "cpu" else DEVICE_SIZES:

@@ -120,7 +120,7 @@ def _run_call(
         with contextlib.suppress(*CALL_ERRORS):  # it may not support so few tokens
             small = replace(cell, length=min(WARMUP_LENGTH, cell.length))
             prepare_call(contender, small)()
-        memory = DeviceMemory(torch.device(cell.device), limit)
+        memory = MemoryProbe(torch.device(cell.device), limit)
         call = prepare_call(contender, cell)
         if contender.compiles:
             call()
@@ -135,7 +135,7 @@ def _run_call(
         to.close()
 
 
-class DeviceMemory:
+class MemoryProbe:
     """Limits and measures the memory of this process, or its memory on an accelerator.
 
     Args:
