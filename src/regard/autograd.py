@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from regard.errors import Unsupported
 
 
 def apply_function(function: type[Function], *args: Any) -> Any:
     """`function.apply(*args)`, or `function.forward(*args)`, which is cheaper, if no gradient is
-    needed.
+    needed. In forward-mode differentiation also the latter, for a function without a `jvp`.
     """
+    if forward_ad._current_level >= 0 and function.jvp is Function.jvp:
+        return function.forward(*args)
     if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
         return function.apply(*args)
     return function.forward(*args)

@@ -21,6 +21,7 @@ from regard.state import JoinedState, check_state, run_by_group, start_groups
 
 NO_CROSS_ATTENTION = "it has no cross-attention"
 NO_PAIR_MASK = "a layer passes padding masks on; give a pair mask to its mixer"
+MIXES_TOKENS = "a layer mixes its tokens before they read the context"
 NO_ATTENTION_MAP = "a layer is not linear in its values; its mixers may have attention maps"
 
 
@@ -61,7 +62,7 @@ class Layer(nn.Module, ABC):
     def __init__(self, dim: int, *, can: Can, causal: bool, length: int | None = None) -> None:
         super().__init__()
         self.dim, self.out_dim = dim, dim
-        self.can = can.without(attn_mask=NO_PAIR_MASK)
+        self.can = can.without(attn_mask=NO_PAIR_MASK, independent_queries=MIXES_TOKENS)
         self.causal, self.length = causal, length
 
     @abstractmethod
@@ -145,7 +146,8 @@ class Block(Layer):
     Args:
         mixer: Any mixer.
         ffn: Feed-forward layer. None: no feed-forward sub-layer.
-        cross: Mixer for cross-attention. None: no cross-attention.
+        cross: Mixer for cross-attention; with a causal mixer it must have the capability
+            `independent_queries`. None: no cross-attention.
         residual: Builds the residual of each sub-layer from the width.
         dropout: Dropout of the output of each sub-layer.
     """
@@ -173,7 +175,7 @@ class Block(Layer):
             if part is not None and part.dim != mixer.dim:
                 raise ValueError(f"{name} has dim {part.dim} but the mixer has dim {mixer.dim}")
         if cross is not None:
-            check_cross_attention(cross)
+            check_cross_attention(cross, causal=mixer.causal)
         self.mixer, self.cross, self.ffn = mixer, cross, ffn
         self.mixer_residual = residual(self.dim)
         self.cross_residual = None if cross is None else residual(self.dim)
@@ -198,7 +200,7 @@ class Block(Layer):
         x = self.mixer_residual.add(x, self.dropout(mixed), inputs.mask)
         if self.cross is not None and self.cross_residual is not None:
             y = self.cross_residual.prepare(x, inputs.mask)
-            y = self.cross(y, inputs.context, mask=inputs.context_mask)
+            y = self.cross(y, inputs.context, mask=inputs.context_mask, query_mask=inputs.mask)
             x = self.cross_residual.add(x, self.dropout(y), inputs.mask)
         if self.ffn is not None and self.ffn_residual is not None:
             y = self.ffn(self.ffn_residual.prepare(x, inputs.mask), inputs.mask)
@@ -206,14 +208,13 @@ class Block(Layer):
         return x
 
 
-def check_cross_attention(mixer: Mixer) -> None:
-    """Check that a mixer can attend to another sequence."""
+def check_cross_attention(mixer: Mixer, *, causal: bool) -> None:
+    """Check that a mixer can attend to another sequence, from a causal one if so."""
     if mixer.causal:
         raise Unsupported(f"{mixer.name} was built causal and cannot do cross-attention")
-    if not mixer.can.cross:
-        raise Unsupported(
-            f"{mixer.name} does not support cross-attention: {mixer.can.reason('cross')}"
-        )
+    mixer._require("cross")
+    if causal:  # the context is no leak, but the queries are tokens of the causal sequence
+        mixer._require("independent_queries")
 
 
 def run_layer(layer: Layer, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:

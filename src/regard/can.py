@@ -5,6 +5,7 @@ from __future__ import annotations
 CAPABILITIES = {
     "causal": "can be built with causal=True: no position depends on later ones",
     "cross": "cross-attention: keys and values may come from another sequence",
+    "independent_queries": "in cross-attention, each output depends on its own query only",
     "mask": "takes a padding mask; masked tokens have no influence",
     "attn_mask": "takes a pair mask: which query may attend to which key",
     "stream": "incremental decoding: chunk by chunk gives the same result as the whole sequence",
@@ -44,6 +45,7 @@ class Can:
 
     causal: bool
     cross: bool
+    independent_queries: bool
     mask: bool
     attn_mask: bool
     stream: bool
@@ -68,8 +70,9 @@ class Can:
                 raise ValueError(f"No such capability: {capability!r}. Choose from: {known}.")
             if not isinstance(reason, str) or not reason:
                 raise ValueError(f"{capability}= must be the reason as a string, not {reason!r}")
-        if "export" in unsupported:
-            unsupported.setdefault("onnx", unsupported["export"])
+        for capability, needed in (("onnx", "export"), ("independent_queries", "cross")):
+            if needed in unsupported:
+                unsupported.setdefault(capability, unsupported[needed])
         for capability, reason in DECLARED.items():
             if capability not in declared:
                 unsupported.setdefault(capability, reason)

@@ -39,12 +39,12 @@ class LengthProjection(KVCompression):
         rank: Number of compressed keys.
         heads: Number of heads.
         share: "none": E and F for each head. "heads": one E and one F for all heads. "kv": one
-            matrix for both.
+            matrix for both. "layers": the same, for all layers that take this module.
     """
 
     def __init__(self, length: int, rank: int, heads: int, *, share: str = "heads") -> None:
         super().__init__()
-        check_choice("share", share, ("none", "heads", "kv"))
+        check_choice("share", share, ("none", "heads", "kv", "layers"))
         check_int(1, length=length, rank=rank, heads=heads)
         if rank > length:
             raise ValueError(f"rank must be between 1 and length={length}, not {rank}")
@@ -54,7 +54,8 @@ class LengthProjection(KVCompression):
         self.can = Can(causal=reason, stream=reason, length=limit, attn_mask=COMPRESSED_KEYS)
         shape = (heads if share == "none" else 1, rank, length)
         self.e = nn.Parameter(torch.randn(shape) / length**0.5)
-        self.f = self.e if share == "kv" else nn.Parameter(torch.randn(shape) / length**0.5)
+        own_f = share in ("none", "heads")
+        self.f = nn.Parameter(torch.randn(shape) / length**0.5) if own_f else self.e
 
     def forward(
         self, k: Tensor, v: Tensor, mask: Tensor | None

@@ -8,7 +8,6 @@ from struct import Struct
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import native
@@ -16,6 +15,7 @@ from regard.autograd import apply_function
 from regard.device import widest_dtype
 from regard.errors import check_int, check_stream_length
 from regard.mixer import Can
+from regard.numerics import unit_vectors
 from regard.position.frequencies import token_positions
 
 EPSILON = 1e-18  # vanishes when added to 1, but its square is not zero in float32
@@ -316,7 +316,7 @@ class RandomFourierFeatures(RandomFeatures):
 
     def forward(self, x: Tensor, start: int | Tensor, is_query: bool) -> Features:
         """(b h n e) -> (b h n 2m), between −1 and 1."""
-        x = F.normalize(x, dim=-1)
+        x = unit_vectors(x)
         return _sin_cos(self.project(x * self.scale.to(x.dtype))), None
 
 

@@ -19,7 +19,7 @@ class TalkingHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b h n m) -> (b g n m)."""
-        return torch.einsum("gh,bhnm->bgnm", self.weight, x)
+        return torch.einsum("gh,bhnm->bgnm", self.weight.to(x.dtype), x)
 
 
 class SharedProjection(nn.Module):

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from regard.auxiliary import collect_aux
 from regard.backends import check_mask
 from regard.backends.call import broadcastable_attn_mask
 from regard.can import CAPABILITIES as CAPABILITIES, Can as Can
@@ -39,6 +42,10 @@ QK_NORMS: dict[str, type[LayerNorm | RMSNorm]] = {"rms": RMSNorm, "layer": Layer
 _REQUESTS = {
     "causal": ("causal=True", "Causal alternatives: local, linear, performer."),
     "cross": ("cross-attention", "Alternatives with cross-attention: vanilla, linear, nystrom."),
+    "independent_queries": (
+        "cross-attention in a causal block",
+        "Alternatives with independent queries: vanilla, linear, performer.",
+    ),
     "mask": ("a padding mask", "Alternatives that take a mask: vanilla, local, linear."),
     "attn_mask": (
         "a pair mask (attn_mask)",
@@ -67,9 +74,18 @@ class Mixer(nn.Module, ABC):
     Attributes:
         runs_joined_states: Whether `mix` takes a `regard.state.JoinedState`, because it passes its
             state on. Otherwise `stream` calls `mix` once for each group of examples.
+        stack_name: Stack that a model uses unless its configuration names another, see
+            `regard.models.stacks.STACKS`. Mixers that hand more than tokens to the next layer have
+            a stack that passes it on.
+        requires_stack: Whether models refuse the mixer in other stacks, and as cross-attention.
+        reads_query_mask: Whether `mix` takes a `query_mask` although its queries are independent,
+            for an auxiliary loss over real queries.
     """
 
     runs_joined_states: bool = False
+    reads_query_mask: bool = False
+    stack_name: str = "sequential"
+    requires_stack: bool = False
 
     def __init__(
         self,
@@ -101,6 +117,9 @@ class Mixer(nn.Module, ABC):
             mask: (b, m), True = keep, or None.
             state: State of the stream, or None for a whole sequence.
 
+        A mixer that has `attn_mask` or `global_attention_mask`, or lacks `independent_queries`,
+        takes the keyword argument of that name or `query_mask` too; see `forward`.
+
         Returns:
             Tokens (b, n, d) and the next state.
         """
@@ -110,7 +129,8 @@ class Mixer(nn.Module, ABC):
 
         In every state, tensors have the batch as their first dimension. What all examples share is
         a number or a numpy array. So `regard.state` can reorder, repeat, drop, join and split
-        examples. `None` and `()` stand for values that appear later.
+        examples. `None` and `()` stand for values that appear later. No state is a view of the
+        tokens that were streamed, so the caller may reuse their memory.
         """
         raise Unsupported(f"{self.name} does not support streaming")
 
@@ -122,6 +142,7 @@ class Mixer(nn.Module, ABC):
         mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Mix the tokens of a whole sequence, or of several packed sequences.
@@ -133,6 +154,9 @@ class Mixer(nn.Module, ABC):
             attn_mask: Pair mask, True = keep: (n, m), (b, n, m) or (b, h, n, m), for mixers that
                 take one.
             global_attention_mask: (b, n), True = global token, for mixers that take one.
+            query_mask: Padding mask of x (b, n), True = keep, next to a context. It matters to
+                mixers without the capability `independent_queries`, and to auxiliary losses
+                over queries.
             cu_seqlens: Offsets (s + 1) of s packed sequences, as in FlashAttention: 0, the end of
                 each sequence, the last of them n. x is then (1, n, d), and the result is that of
                 each sequence alone. Other arguments keep their shapes.
@@ -142,7 +166,7 @@ class Mixer(nn.Module, ABC):
             lengths = self._check_packed(x, context, cu_seqlens)
         longest = max(lengths, default=0) if lengths is not None else None
         x, context = self._check_inputs(x, context, mask, global_attention_mask, longest)
-        masks = self._optional_masks(x, context, attn_mask, global_attention_mask)
+        x, masks = self._optional_masks(x, context, attn_mask, global_attention_mask, query_mask)
         if not x.numel():
             return x
         if lengths is None or len(lengths) == 1:
@@ -225,12 +249,18 @@ class Mixer(nn.Module, ABC):
         mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> Tensor:
-        """Attention map (b, h, n, m): the weight of each value in each output, for each head."""
+        """Attention map (b, h, n, m): the weight of each value in each output, for each head.
+
+        It is that of evaluation mode, and nothing changes: a map in training draws no noise, drops
+        no weights, moves no averages and records no auxiliary outputs.
+        """
         self._require("maps")
         x, context = self._check_inputs(x, context, mask, global_attention_mask)
-        masks = self._optional_masks(x, context, attn_mask, global_attention_mask)
-        return self.weights(x, context, mask, **masks)
+        x, masks = self._optional_masks(x, context, attn_mask, global_attention_mask, query_mask)
+        with evaluation_mode(self):
+            return self.weights(x, context, mask, **masks)
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """Compute the attention map. Implemented by mixers that have one."""
@@ -312,9 +342,11 @@ class Mixer(nn.Module, ABC):
         context: Tensor | None,
         attn_mask: Tensor | None,
         global_attention_mask: Tensor | None,
-    ) -> dict[str, Tensor]:
-        """Keyword arguments for `mix` and `weights`, checked. Only mixers that have the capability
-        accept them."""
+        query_mask: Tensor | None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """x, and keyword arguments for `mix` and `weights`, checked. Only mixers that have the
+        capability accept them, and `query_mask` only those whose queries influence each other or
+        that have `reads_query_mask`."""
         masks = {}
         if attn_mask is not None:
             self._require("attn_mask")
@@ -325,7 +357,16 @@ class Mixer(nn.Module, ABC):
             masks["attn_mask"] = attn_mask
         if global_attention_mask is not None:
             masks["global_attention_mask"] = global_attention_mask
-        return masks
+        if query_mask is not None:
+            if context is None:
+                raise ValueError("query_mask without a context: pass it as mask")
+            check_mask(query_mask, (x.shape[0], x.shape[1]), "query_mask")
+            if not self.can.independent_queries:
+                self._require("mask")
+                x, masks["query_mask"] = x.masked_fill(~query_mask[..., None], 0), query_mask
+            elif self.reads_query_mask:
+                masks["query_mask"] = query_mask
+        return x, masks
 
 
 class Attention(nn.Module, ABC):
@@ -537,6 +578,7 @@ class MultiHead(Mixer):
             check_choice("qk_norm", qk_norm, QK_NORMS)
         self.heads, self.head_dim, self.kv_heads = heads, head_dim, kv_heads
         self.inner, self.rotary = attention, rotary
+        self.reads_query_mask = isinstance(attention, QueryMaskAttention)
         q_dim, kv_dim = heads * head_dim, kv_heads * head_dim
         self.q: nn.Module = nn.Linear(dim, q_dim, bias=bias) if project else nn.Identity()
         self.k: nn.Module = nn.Linear(dim, kv_dim, bias=bias) if project else nn.Identity()
@@ -560,9 +602,12 @@ class MultiHead(Mixer):
         state: State,
         global_attention_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Project, attend, merge, project. See `Mixer.mix`."""
-        y, state = self.mix_heads(x, context, mask, state, global_attention_mask, attn_mask)
+        y, state = self.mix_heads(
+            x, context, mask, state, global_attention_mask, attn_mask, query_mask
+        )
         return self.out(y), state
 
     def mix_packed(
@@ -579,7 +624,7 @@ class MultiHead(Mixer):
             return super().mix_packed(x, lengths, mask, attn_mask, global_attention_mask)
         positions = torch.cat([torch.arange(length) for length in lengths]).to(x.device)
         q, k, v = self.project(x, None, positions=positions)
-        masks = self._masks(None, mask, global_attention_mask, attn_mask)
+        masks = self._masks(mask, global_attention_mask, attn_mask, mask)
         y = self.inner.attend_packed(q, k, v, lengths, causal=self.causal, **masks)
         return self.out(merge_heads(y))
 
@@ -591,14 +636,18 @@ class MultiHead(Mixer):
         state: State,
         global_attention_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Everything but the output projection: the merged heads (b, n, h * e), and the next
         state."""
         start, inner = state if isinstance(state, RotaryState) else (0, state)
         if isinstance(state, JoinedState) and self.rotary is not None:  # some read no token yet
             return run_by_group(lambda g, x: self.mix_heads(x, None, None, g), state, x)
+        if state is not None and nn.Identity in (type(self.q), type(self.v)):
+            x = x.clone()  # a state must not be a view of the caller's tokens
         q, k, v = self.project(x, context, start)
-        masks = self._masks(context, mask, global_attention_mask, attn_mask)
+        query_mask = mask if context is None else query_mask
+        masks = self._masks(mask, global_attention_mask, attn_mask, query_mask)
         y, inner = run_attention(self.inner, q, k, v, causal=self.causal, state=inner, **masks)
         if isinstance(state, RotaryState):
             inner = RotaryState(start + x.shape[1], inner)
@@ -654,36 +703,53 @@ class MultiHead(Mixer):
         mask: Tensor | None,
         global_attention_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> Tensor:
         """Attention map (b, h, n, m): the output for one-hot values, since attention is linear in
         them."""
         q, k, v = self.project(x, context)
-        masks = self._masks(context, mask, global_attention_mask, attn_mask)
+        if not q.numel() or not k.numel():
+            return q.new_zeros(q.shape[0], self.heads, q.shape[2], k.shape[2])
+        query_mask = mask if context is None else query_mask
+        masks = self._masks(mask, global_attention_mask, attn_mask, query_mask)
         return self.inner(q, k, identity_values(k, v), causal=self.causal, **masks)[0]
 
     def _masks(
         self,
-        context: Tensor | None,
         mask: Tensor | None,
         global_attention_mask: Tensor | None,
         attn_mask: Tensor | None,
+        query_mask: Tensor | None,
     ) -> dict[str, Tensor | None]:
-        """Mask arguments of the attention. A mask over the context says nothing about the
-        queries."""
+        """Mask arguments of the attention, those that it takes."""
         masks = {"mask": mask}
         if attn_mask is not None:
             masks["attn_mask"] = attn_mask
         if global_attention_mask is not None:
             masks["global_attention_mask"] = global_attention_mask
-        takes_query_mask = isinstance(self.inner, QueryMaskAttention)
-        if takes_query_mask and context is None and mask is not None:
-            masks["query_mask"] = mask
+        if query_mask is not None and isinstance(self.inner, QueryMaskAttention):
+            masks["query_mask"] = query_mask
         return masks
 
     def extra_repr(self) -> str:
         """Shown by `print`."""
         head_dim = "" if self.heads * self.head_dim == self.dim else f", head_dim={self.head_dim}"
         return f"dim={self.dim}, heads={self.heads}{head_dim}, causal={self.causal}"
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Inside, the parts of a module are in evaluation mode, and their auxiliary outputs are
+    discarded. Afterwards each part is in the mode that it was in."""
+    in_training = [part for part in module.modules() if part.training]
+    for part in in_training:
+        part.training = False
+    try:
+        with collect_aux():
+            yield
+    finally:
+        for part in in_training:
+            part.training = True
 
 
 def run_attention(

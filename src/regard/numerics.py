@@ -62,6 +62,24 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in another dtype; what float16 cannot hold becomes its largest number, not infinity."""
+    if dtype != torch.float16:
+        return x.to(dtype)
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype)
+
+
+def unit_vectors(x: Tensor, dim: int = -1) -> Tensor:
+    """x / |x| along an axis. Zero vectors stay zero, with a zero gradient.
+
+    `torch.nn.functional.normalize` has a gradient of 1e12 there, and NaN in float16.
+    """
+    wide = at_least_float32(x)
+    norm = torch.linalg.vector_norm(wide, dim=dim, keepdim=True)
+    return (wide / norm.masked_fill(norm <= 1e-12, torch.inf)).to(x.dtype)
+
+
 def disable_autocast(x: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast does not apply to the device of x."""
     device = x.device.type

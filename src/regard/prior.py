@@ -175,7 +175,11 @@ class Sinks(Prior):
 
 class ALiBi(Prior):
     """-slope * distance, with slopes 2^(-8 i / h) for head i = 1..h
-    (Press et al. 2022, arXiv 2108.12409)."""
+    (Press et al. 2022, arXiv 2108.12409).
+
+    If h is no power of two, the slopes are those of the authors' code: all slopes of p heads, p
+    being the largest power of two below h, then the first, third, fifth, ... of 2p heads.
+    """
 
     relative = True
     slopes: Tensor
@@ -184,7 +188,10 @@ class ALiBi(Prior):
         super().__init__()
         check_int(1, heads=heads)
         self.heads = heads
-        self.register_buffer("slopes", 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads))
+        power = 1 << (heads.bit_length() - 1)  # the largest power of two up to heads
+        exponents = [8 * i / power for i in range(1, power + 1)]
+        exponents += [4 * i / power for i in range(1, 2 * (heads - power), 2)]
+        self.register_buffer("slopes", 2.0 ** -torch.tensor(exponents))
 
     def forward(self, q_pos: Tensor, k_pos: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """See the module docstring."""

@@ -31,6 +31,7 @@ class QueryPrototypes(nn.Module, ABC):
         "rotary",
         causal="a prototype stands for queries at many positions",
         stream="a prototype stands for queries at many positions",
+        independent_queries="a prototype is computed from many queries",
         attn_mask="a prototype stands for many queries",
     )
 
@@ -89,14 +90,15 @@ class QueryClusters(QueryPrototypes):
 
     def means(self, q: Tensor, index: Tensor, mask: Tensor | None) -> Tensor:
         """Mean of the real queries of each cluster (b h clusters e)."""
-        weight = torch.ones_like(index, dtype=q.dtype)
+        wide = at_least_float32(q)  # 16-bit floats cannot count far, and float16 sums overflow
+        weight = torch.ones_like(index, dtype=wide.dtype)
         if mask is not None:
             weight = weight * mask[:, None]
         shape = (*q.shape[:2], self.clusters)
-        total = q.new_zeros(*shape, q.shape[-1])
-        total = total.scatter_add(2, index[..., None].expand_as(q), q * weight[..., None])
-        count = q.new_zeros(shape).scatter_add(2, index, weight)
-        return total / count.clamp(min=1)[..., None]
+        total = wide.new_zeros(*shape, q.shape[-1])
+        total = total.scatter_add(2, index[..., None].expand_as(q), wide * weight[..., None])
+        count = wide.new_zeros(shape).scatter_add(2, index, weight)
+        return (total / count.clamp(min=1)[..., None]).to(q.dtype)
 
 
 def _lloyd_cpp(projections: Tensor, mask: Tensor | None, first: Tensor, iterations: int) -> Tensor:

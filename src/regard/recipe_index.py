@@ -53,16 +53,23 @@ def check_capabilities(names: Iterable[str]) -> list[str]:
 
 
 def find_entries(
-    pattern: str = "", *, family: str | None = None, can: Iterable[str] = ()
+    pattern: str = "",
+    *,
+    family: str | None = None,
+    can: Iterable[str] = (),
+    registered: bool = False,
 ) -> list[Entry]:
     """Return the recipes that match, as `regard.list_recipes` does, with what is known of them.
 
     The registry, and with it torch, is imported only if other packages add recipes.
+
+    Args:
+        registered: Use the registry, because plugins have added recipes.
     """
     family = None if family is None else find_family(family)
     capabilities = check_capabilities(can)
     entries: list[Entry] = json.loads(INDEX_FILE.read_text(encoding="utf-8"))
-    if metadata.entry_points(group=ENTRY_POINT_GROUP):
+    if registered or metadata.entry_points(group=ENTRY_POINT_GROUP):
         from regard.registry import list_recipes
 
         known = {entry["name"]: entry for entry in entries}

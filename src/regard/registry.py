@@ -28,6 +28,7 @@ from functools import lru_cache
 from importlib import import_module, metadata
 from typing import Any, get_type_hints
 
+import numpy as np
 import torch
 
 from regard.can import NO_HEADS
@@ -53,6 +54,14 @@ _LAYER_PARAMETERS = {
 
 RecipeFunction = Callable[..., Attention | Mixer]
 Parameters = Mapping[str, inspect.Parameter]
+
+
+@dataclass(frozen=True)
+class LayerNumber:
+    """Layer `index` of the `count` layers of a model that have the same recipe."""
+
+    index: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -177,6 +186,25 @@ class Recipe:
             causal = bool(self.parameters["causal"].default)
         return self.build(dim, self.default_heads(2), **self.example_kwargs, causal=causal)
 
+    def layer_options(
+        self, arguments: Mapping[str, Any], *, layer: LayerNumber | None, seed: int
+    ) -> dict[str, int]:
+        """Options that differ from layer to layer of a model, unless the arguments set them: the
+        layer's number, for recipes that alternate, and its seed.
+
+        A layer that is the only one of its recipe keeps the default number. Cross-attention does
+        not alternate: `layer` is None there.
+        """
+        values = {}
+        parameter = self.parameters.get("layer")
+        if layer is not None and parameter is not None:
+            alternates = parameter.default is not None and layer.count > 1
+            if alternates or arguments.get("split") == "layers":
+                values["layer"] = layer.index
+        if "seed" in self.parameters:
+            values["seed"] = seed
+        return {name: value for name, value in values.items() if name not in arguments}
+
     def causal_options(self) -> list[bool]:
         """Values of `causal` that the recipe can be built with."""
         options = []
@@ -200,6 +228,12 @@ def not_causal(can: Can, error: Unsupported) -> Can:
     """Capabilities of a recipe whose causal form cannot be built, because of `error`."""
     reason = can.reason("causal") or str(error)
     return can.without(causal=reason, stream="only causal mixers can stream")
+
+
+def derive_seed(seed: int, *key: int) -> int:
+    """A seed, below 2³², for one of several parts that draw independently: other keys and other
+    seeds give unrelated ones."""
+    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
 
 
 _recipes: dict[str, Recipe] = {}
@@ -448,6 +482,8 @@ def _check_argument(name: str, value: object, annotation: str) -> None:
         return
     if any(_is_instance(value, kind) for kind in kinds if kind != "None"):
         return
+    if isinstance(value, int) and not isinstance(value, bool) and "int" in kinds:
+        raise ValueError(f"{name} must be between -2^53 and 2^53, not {value!r}")
     expected = " or ".join(_TYPE_NAMES.get(kind, kind) for kind in kinds)
     raise (TypeError if kinds == ["bool"] else ValueError)(
         f"{name} must be {expected}, not {value!r}"

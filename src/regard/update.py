@@ -24,6 +24,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from regard.backends.linear_scan import causal_linear_scan, join_chunks, split_chunks
 from regard.numerics import chunk_length
@@ -66,9 +67,18 @@ def diagonal_decay(
 ) -> tuple[Tensor, Tensor]:
     """diag(g) S + k vᵀ: gated linear attention."""
     assert gate is not None
-    n, gate = q.shape[2], gate.clamp(min=MIN_LOG_GATE)
+    gate = gate.clamp(min=MIN_LOG_GATE)
     if torch.compiler.is_exporting():
         return _diagonal_decay_dense(q, k, v, gate, state)
+    return _diagonal_decay_by_chunk(q, k, v, gate, state, chunk)
+
+
+@_disable_dynamo  # halving a length that is a symbol takes minutes to compile
+def _diagonal_decay_by_chunk(
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor, state: Tensor | None, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """`diagonal_decay` with the work n (chunk + r)."""
+    n = q.shape[2]
     size = 1 << (min(chunk, n) - 1).bit_length()  # a power of two, to be halved
     q, k, v, gate = split_chunks((q, k, v, gate), size)
     total = gate.cumsum(3)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard import native
 from regard.attentions.materialized import MaterializedAttention
 from regard.backends.call import AttentionCall
 from regard.errors import check_int
@@ -33,7 +34,7 @@ def additive_scores(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
     """w · tanh(q_i + k_j): q (b h n e), k (b h m e), w (h e) -> (b h n m).
 
     tanh(q + k) has e elements for each pair, so queries are processed in chunks, which are computed
-    again in the backward pass.
+    again in the backward pass, except inside `torch.func` transforms.
     """
 
     def scores(q: Tensor) -> Tensor:
@@ -42,6 +43,8 @@ def additive_scores(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
     chunk = max(1, MAX_ELEMENTS // max(1, k.numel()))
     if torch.compiler.is_exporting() or q.shape[2] <= chunk:  # an exported graph cannot loop
         return scores(q)
+    if native.inside_transform():  # torch.func has no checkpoints
+        return torch.cat([scores(part) for part in q.split(chunk, 2)], 2)
     return torch.cat(
         [checkpoint(scores, part, use_reentrant=False) for part in q.split(chunk, 2)], 2
     )

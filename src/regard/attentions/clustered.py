@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import check_int
 from regard.mixer import QueryMaskAttention, State
-from regard.numerics import stable_argsort
+from regard.numerics import at_least_float32, stable_argsort
 from regard.query_prototypes import QueryClusters, gather_rows
 
 TILE = 16  # queries of one cluster that attend to its top keys together
@@ -42,15 +42,18 @@ class ImprovedClusteredAttention(QueryMaskAttention):
         query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """See `Attention.forward`."""
-        scale = 1 / math.sqrt(q.shape[-1])
+        scale, dtype = 1 / math.sqrt(q.shape[-1]), q.dtype
+        q, k, v = (at_least_float32(x) for x in (q, k, v))  # scores overflow in float16
         if mask is None:
             mask = k.new_ones(k.shape[0], k.shape[2], dtype=torch.bool)
         else:
             v = v.masked_fill(~mask[:, None, :, None], 0)
         index = self.clusters.assign(q, query_mask)
         centroids = self.clusters.means(q, index, query_mask)
-        shared = _softmax(centroids @ k.mT * scale, mask[:, None, None])  # (b h clusters m)
-        top = shared.topk(min(self.top, k.shape[2]), -1).indices
+        hidden, scores = ~mask[:, None, None], centroids @ k.mT * scale  # (b h clusters m)
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        shared = scores.softmax(-1).masked_fill(hidden, 0)
+        top = scores.topk(min(self.top, k.shape[2]), -1).indices  # small weights are all zero
         mass = shared.gather(-1, top).sum(-1, keepdim=True)
         rest = shared.scatter(-1, top, 0) @ v
 
@@ -64,7 +67,7 @@ class ImprovedClusteredAttention(QueryMaskAttention):
         keep = mask[:, None].expand(-1, q.shape[1], -1).gather(2, keys.flatten(2)).view(keys.shape)
         own = _softmax(tiles @ top_k.mT * scale, keep[..., None, :]) @ top_v
         own = gather_rows(own.flatten(2, 3), slot)
-        return gather_rows(mass, index) * own + gather_rows(rest, index), None
+        return (gather_rows(mass, index) * own + gather_rows(rest, index)).to(dtype), None
 
 
 def _tile_clusters(index: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
@@ -80,7 +83,7 @@ def _tile_clusters(index: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
     """
     n = index.shape[2]
     count = torch.zeros(*index.shape[:2], clusters, dtype=torch.long, device=index.device)
-    count.scatter_add_(2, index, torch.ones_like(index))
+    count = count.scatter_add(2, index, torch.ones_like(index))
     order = stable_argsort(index)
     numbers = torch.arange(n, device=index.device).expand_as(order)
     rank = torch.empty_like(order).scatter_(2, order, numbers)

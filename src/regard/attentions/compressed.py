@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.compression import KVCompression
-from regard.mixer import Attention, State
+from regard.mixer import Attention, QueryMaskAttention, State
 
 
-class CompressedAttention(Attention):
+class CompressedAttention(QueryMaskAttention):
     """inner(q, compression(k, v)): any attention over fewer keys and values."""
 
     def __init__(self, compression: KVCompression, inner: Attention) -> None:
@@ -28,7 +28,12 @@ class CompressedAttention(Attention):
         causal: bool = False,
         mask: Tensor | None = None,
         state: State = None,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """See `Attention.forward`."""
+        """See `QueryMaskAttention.forward`."""
         k, v, mask = self.compression(k, v, mask)
-        return self.inner(q, k, v, causal=causal, mask=mask, state=state)
+        masks = {"mask": mask}
+        if isinstance(self.inner, QueryMaskAttention):
+            masks["query_mask"] = query_mask
+        y, state = self.inner(q, k, v, causal=causal, state=state, **masks)
+        return y, state

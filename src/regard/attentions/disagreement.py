@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.auxiliary import record_aux
 from regard.errors import check_choice, check_positive
 from regard.mixer import Attention, QueryMaskAttention, State, identity_values
+from regard.numerics import unit_vectors
 
 
 class DisagreementAttention(QueryMaskAttention):
@@ -15,7 +15,8 @@ class DisagreementAttention(QueryMaskAttention):
     (Li et al. 2018, arXiv 1810.10183).
 
     Records the auxiliary loss "disagreement": `penalty` times the mean over all pairs of heads
-    (i, j), including i = j, of the similarity given by `kind`.
+    (i, j), including i = j, of the similarity given by `kind`. Padding is left out; next to a
+    context that takes the `query_mask`.
 
     Args:
         inner: The attention.
@@ -48,13 +49,15 @@ class DisagreementAttention(QueryMaskAttention):
     ) -> tuple[Tensor, State]:
         """See `Attention.forward`. Streams record no loss, since they are not for training."""
         masks = {"mask": mask} if attn_mask is None else {"mask": mask, "attn_mask": attn_mask}
+        if isinstance(self.inner, QueryMaskAttention):
+            masks["query_mask"] = query_mask
         out, next_state = self.inner(q, k, v, causal=causal, state=state, **masks)
 
         def loss() -> Tensor:
             if self.kind == "subspace":
-                similarity = _head_similarity(F.normalize(v, dim=-1), mask)
+                similarity = _head_similarity(unit_vectors(v), mask)
             elif self.kind == "outputs":
-                similarity = _head_similarity(F.normalize(out, dim=-1), query_mask)
+                similarity = _head_similarity(unit_vectors(out), query_mask)
             else:
                 maps = self.inner(q, k, identity_values(k, v), causal=causal, **masks)[0]
                 similarity = _head_similarity(maps.abs(), query_mask)

@@ -48,8 +48,9 @@ class HardCodedAttention(Attention):
         self.can, self.heads = CAN, heads
         self.reach = ceil(MAX_SIGMAS * sigma) + max(map(abs, offsets))
         centres = [offsets[h % len(offsets)] for h in range(heads)]
-        distance = torch.arange(-self.reach, self.reach + 1, dtype=torch.float64)
-        distance = distance - torch.tensor(centres, dtype=torch.float64)[:, None]
+        # On the CPU also under torch.device("meta"): it is no buffer, so nothing would fill it.
+        span = torch.arange(-self.reach, self.reach + 1, dtype=torch.float64, device="cpu")
+        distance = span - torch.tensor(centres, dtype=torch.float64, device="cpu")[:, None]
         density = (-0.5 * (distance / sigma) ** 2).exp() / (sigma * (2 * torch.pi) ** 0.5)
         self.kernel = density  # (h, 2 * reach + 1), kept in float64 whatever the module's dtype
 

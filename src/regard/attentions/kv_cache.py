@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.mixer import Attention, Can, check_batch
-from regard.pattern import MAX_POSITION, Full, Pattern
+from regard.pattern import MAX_POSITION, Full, Pattern, Queries
 from regard.position.frequencies import token_positions
 from regard.state import join_positions, per_example, share_position
 
@@ -142,7 +142,7 @@ class KVCache(NamedTuple):
         evict_at = max(2 * len(keep), len(keep) + EVICTION_SLACK)
         if len(keep) == len(keys):
             return self._replace(evict_at=evict_at)
-        positions = positions[keep.numpy()]
+        positions = positions[np.array(keep.tolist(), int)]  # keep.numpy() fails inside torch.func
         k, v = self.k[:, :, keep], self.v[:, :, keep]
         return KVCache(k, v, positions, self.next_position, evict_at)
 
@@ -315,6 +315,8 @@ def pattern_capabilities(pattern: Pattern, *declared: str, compares_positions: b
     unsupported = {}
     if pattern.compares_positions or compares_positions:
         unsupported["cross"] = COMPARES_POSITIONS
+    if any(isinstance(leaf, Queries) for leaf in pattern.leaves()):
+        unsupported["independent_queries"] = "its pattern depends on the positions of the queries"
     if pattern.length is not None:
         unsupported["length"] = f"its pattern was built for {pattern.length} positions"
     if pattern.needs_global_mask:

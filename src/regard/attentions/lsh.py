@@ -6,13 +6,13 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attentions.kv_cache import EVICTION_SLACK
 from regard.backends import token_groups
-from regard.errors import check_int
+from regard.errors import Unsupported, check_int
 from regard.mixer import Can, SharedQKAttention, check_batch
+from regard.numerics import unit_vectors
 from regard.route.lsh import (
     CODE_STRIDE,
     AngularHash,
@@ -109,14 +109,14 @@ class LSHAttention(SharedQKAttention):
                 bucket, mask, buckets=buckets, chunk=self.chunk, same_bucket=self.same_bucket
             )
         groups = groups_per_round(chunks, causal=causal, once=self.once)
-        k = F.normalize(k, dim=-1)
+        k = unit_vectors(k)
         out, visible = token_groups.attend(q, k, v, groups, scale=self._scale(q), mask=mask)
         return torch.where(visible[..., None], out, v), None
 
     def _stream_chunk(self, q: Tensor, v: Tensor, state: LSHState) -> tuple[Tensor, LSHState]:
         """Attend from a few tokens to all stored keys, and evict the keys that no later token
         meets."""
-        n, own_v, k, bucket = q.shape[2], v, F.normalize(q, dim=-1), self.hashing(q)
+        n, own_v, k, bucket = q.shape[2], v, unit_vectors(q), self.hashing(q)
         sizes = state.bucket_sizes
         if sizes is None:
             sizes = bucket.new_zeros(*bucket.shape[:3], self.hashing.buckets)
@@ -144,7 +144,15 @@ class LSHAttention(SharedQKAttention):
         bucket = code // CODE_STRIDE
         current = bucket * CODE_STRIDE + sizes.gather(-1, bucket) // self.chunk
         needed = (code >= current - 1).any(2)
-        count = int(needed.sum(-1).max())  # heads that need fewer keep some that nobody meets
+        try:
+            count = int(needed.sum(-1).max())  # heads that need fewer keep some that nobody meets
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            raise Unsupported(
+                "a stream of LSH attention evicts keys by their content, which torch.func.vmap "
+                "cannot do: stream the whole batch at once"
+            ) from None
         keep = needed.logical_not().argsort(dim=-1, stable=True)[..., :count]
         k, v = (x.gather(2, keep[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (k, v))
         code = code.gather(3, keep[:, :, None].expand(-1, -1, code.shape[2], -1))

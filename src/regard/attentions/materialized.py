@@ -14,11 +14,10 @@ from regard.attentions.kv_cache import CallPositions, KVCacheAttention, pattern_
 from regard.backends.call import AttentionCall, make_call
 from regard.backends.per_example import PositionGrid
 from regard.errors import check_int
-from regard.numerics import masked_softmax
+from regard.numerics import at_least_float32, masked_softmax
 from regard.pattern import Causal, Full, Pattern
 
-# Scores closer than this, relative to the largest, count as equal in `TopK`. There is no entry for
-# half precision, where neighbouring scores would count as equal.
+# Scores closer than this, relative to the largest, count as equal in `TopK`.
 EQUAL_WITHIN = {torch.float64: 2.0**-47, torch.float32: 2.0**-18}
 
 
@@ -81,11 +80,11 @@ class MaterializedAttention(KVCacheAttention):
         )
         scores = self.before(self.scores(call))
         weights = self.after(self.normalize(scores, call.dense_mask()))
-        return F.dropout(weights, self.dropout, self.training) @ call.v
+        return F.dropout(weights, self.dropout, self.training).to(v.dtype) @ call.v
 
     def scores(self, call: AttentionCall) -> Tensor:
-        """Scores of all pairs (b h n m)."""
-        return call.q @ call.k.mT * call.scale
+        """Scores of all pairs (b h n m), in float32 at least: they overflow in float16."""
+        return at_least_float32(call.q) @ at_least_float32(call.k).mT * call.scale
 
 
 class ScoreNormalizer(nn.Module, ABC):

@@ -34,6 +34,7 @@ class NystromAttention(QueryMaskAttention):
         "rotary",
         causal=USES_FUTURE,
         stream=USES_FUTURE,
+        independent_queries="a landmark is a mean of several queries",
         attn_mask="queries reach keys by landmarks, each of which stands for many tokens",
     )
 
@@ -82,16 +83,22 @@ class NystromAttention(QueryMaskAttention):
         p = k_landmarks.shape[2]
         one_hot = torch.eye(p, dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
         middle = self.inner(q_landmarks, k_landmarks, one_hot, mask=landmark_mask)[0]
-        values = (
-            pseudo_inverse(middle, self.iterations) @ self.inner(q_landmarks, k, v, mask=mask)[0]
-        )
+        outputs = self.inner(q_landmarks, k, v, mask=mask)[0]
+        values = pseudo_inverse(middle, self.iterations) @ outputs
         if mask is not None or k.shape[2] <= self.landmarks:
             # with no more tokens than landmarks, each landmark is a token
             count = torch.full((k.shape[0],), k.shape[2], device=k.device)
             count = count if mask is None else mask.sum(1)
             exact = (count <= self.landmarks)[:, None, None, None]
             values = torch.where(exact, segment_means(v, mask, self.landmarks)[0], values)
-        return self.inner(q, k_landmarks, values, mask=landmark_mask)[0]
+        out = self.inner(q, k_landmarks, values, mask=landmark_mask)[0]
+        if query_mask is not None and query_mask is not mask:
+            # with no more real queries than landmarks, each landmark is a query
+            rank = (query_mask.cumsum(1) - 1).clamp(0, self.landmarks - 1)
+            exact = (query_mask.sum(1) <= self.landmarks)[:, None, None, None]
+            own = outputs.gather(2, rank[:, None, :, None].expand_as(out))
+            out = torch.where(exact, own, out)
+        return out
 
 
 def segment_means(x: Tensor, mask: Tensor | None, segments: int) -> tuple[Tensor, Tensor | None]:

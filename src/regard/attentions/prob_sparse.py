@@ -14,6 +14,7 @@ from regard.mixer import Can, QueryMaskAttention, State
 from regard.numerics import at_least_float32
 from regard.query_prototypes import gather_rows, valid_first_order
 
+STEPS = 1 << 13  # between a power of two and the next
 QUERY_CHUNK = 256  # queries that are measured at once
 MAX_KEYS_PER_SAMPLE = 64  # up to this many keys per sampled key, scoring all keys is faster
 USES_FUTURE = "which queries attend is decided among all of them, including later ones"
@@ -33,6 +34,7 @@ class ProbSparseAttention(QueryMaskAttention):
         "rotary",
         causal=USES_FUTURE,
         stream=USES_FUTURE,
+        independent_queries="which queries attend is decided among all of them",
         attn_mask="most queries return the mean of all values",
         export=SAMPLES,
     )
@@ -84,8 +86,11 @@ class ProbSparseAttention(QueryMaskAttention):
             Indices of the queries with the largest M (b h u), and which of them attend (b 1 u 1):
             shorter examples have fewer.
         """
-        measure = self.measure(q, k, keys).masked_fill(~queries[:, None], -torch.inf)
-        selected = measure.topk(self._max_samples(q.shape[2]), -1).indices
+        n = q.shape[2]
+        # `topk` breaks ties by the length. Equal queries get equal numbers, then the first wins.
+        steps = _logarithmic_steps(self.measure(q, k, keys)).masked_fill(~queries[:, None], -1)
+        order = steps * n - torch.arange(n, device=q.device)
+        selected = order.topk(self._max_samples(n), -1).indices
         rank = torch.arange(selected.shape[-1], device=q.device)[:, None]
         return selected, rank < self._samples(queries)[:, None, None, None]
 
@@ -125,7 +130,16 @@ class ProbSparseAttention(QueryMaskAttention):
         return min(max(self.factor * math.ceil(math.log(n)), 1), n)
 
 
+def _logarithmic_steps(x: Tensor) -> Tensor:
+    """Numbers >= 0 as integers >= 0 in the same order, rounded to 13 bits of precision, so that
+    those that are equal but for rounding are equal."""
+    mantissa, exponent = torch.frexp(at_least_float32(x).clamp(min=0))  # 0.5 <= mantissa < 1
+    steps = (exponent.long() + 2048) * STEPS + (mantissa * 2 * STEPS).round().long()
+    return torch.where(mantissa > 0, steps, 0)
+
+
 def _uniform(seed: int, draw: int, n: int) -> Tensor:
     """n numbers in [0, 1). The first ones do not depend on n."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + draw)
-    return torch.rand(n, dtype=torch.float64, generator=generator)
+    with torch._C._DisableFuncTorch():  # vmap refuses random numbers, also from a seed
+        return torch.rand(n, dtype=torch.float64, generator=generator)

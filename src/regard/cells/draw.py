@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import check_int
-from regard.numerics import at_least_float32
+from regard.numerics import at_least_float32, saturate
 
 MAX_LOG = 20.0  # bound of the logarithms: beyond it squared distances would overflow
 
 
 class DrawFilters(NamedTuple):
     """Rows F_Y (b N height) and columns F_X (b N width), each summing to one, and the intensity γ
-    (b)."""
+    (b), in float32 at least."""
 
     rows: Tensor
     columns: Tensor
@@ -56,7 +56,7 @@ class FilterBank(nn.Module):
         widths = torch.full_like(x, width)
         rows = _gaussians((heights + 1) / 2 * (y + 1), offsets, log_variance, height, heights)
         columns = _gaussians((width + 1) / 2 * (x + 1), offsets, log_variance, width, widths)
-        return DrawFilters(*(t.to(state.dtype) for t in (rows, columns, log_intensity.exp())))
+        return DrawFilters(rows, columns, log_intensity.exp())
 
 
 def _gaussians(
@@ -73,14 +73,14 @@ def _gaussians(
 
 def read_patch(image: Tensor, filters: DrawFilters) -> Tensor:
     """γ F_Y x F_Xᵀ of each channel: (b c height width) -> (b c N N)."""
-    patch = filters.rows[:, None] @ image @ filters.columns[:, None].mT
-    return filters.intensity[:, None, None, None] * patch
+    patch = filters.rows[:, None] @ at_least_float32(image) @ filters.columns[:, None].mT
+    return saturate(filters.intensity[:, None, None, None] * patch, image.dtype)
 
 
 def write_patch(patch: Tensor, filters: DrawFilters) -> Tensor:
     """1/γ F_Yᵀ w F_X of each channel: (b c N N) -> (b c height width)."""
-    image = filters.rows[:, None].mT @ patch @ filters.columns[:, None]
-    return image / filters.intensity[:, None, None, None]
+    image = filters.rows[:, None].mT @ at_least_float32(patch) @ filters.columns[:, None]
+    return saturate(image / filters.intensity[:, None, None, None], patch.dtype)
 
 
 class Reader(nn.Module):

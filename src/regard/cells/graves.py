@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import check_int
-from regard.numerics import at_least_float32
+from regard.numerics import at_least_float32, saturate
 
 MAX_EXPONENT = 20.0  # beyond it sums and squares would overflow
 
@@ -67,7 +67,8 @@ class WindowCell(nn.Module):
         window = self.shape(h)
         kappa = kappa + window.step
         positions = torch.arange(1, text.shape[1] + 1, device=text.device, dtype=kappa.dtype)
-        phi = window_weights(window.alpha, window.beta, kappa, positions).to(text.dtype)
+        phi = window_weights(window.alpha, window.beta, kappa, positions)
         if mask is not None:
             phi, text = phi * mask, text.masked_fill(~mask[..., None], 0)
-        return (phi[:, None] @ text)[:, 0], kappa, phi
+        read = (phi[:, None] @ at_least_float32(text))[:, 0]
+        return saturate(read, text.dtype), kappa, saturate(phi, text.dtype)

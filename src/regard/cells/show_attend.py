@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.auxiliary import record_aux
+from regard.backends import check_mask
 from regard.cells.bahdanau import Alignment
 
 
@@ -150,11 +151,28 @@ class Reinforce(nn.Module):
         self.scale, self.entropy, self.momentum = scale, entropy, momentum
         self.register_buffer("baseline", torch.zeros(()))
 
-    def forward(self, log_likelihood: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def forward(
+        self,
+        log_likelihood: Tensor,
+        weights: Tensor,
+        chosen: Tensor,
+        *,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """log p (b), weights (b t m), chosen cells (b t) -> mean over examples, a scalar.
 
         In training mode the baseline is updated afterwards.
+
+        Args:
+            log_likelihood: log p(y|s) of each example, summed over its real steps.
+            weights: Attention weights of each step.
+            chosen: The cell that was drawn in each step.
+            mask: Which steps are real (b t), True = keep. The others have no effect.
         """
+        check_mask(mask, (weights.shape[0], weights.shape[1]), "mask")
+        if mask is not None:  # a weight of 1 has no entropy, and its logarithm is 0
+            weights = weights.masked_fill(~mask[..., None], 1)
+            chosen = chosen.masked_fill(~mask, 0)
         reward = log_likelihood.detach() - self.baseline
         score = weights.gather(2, chosen[..., None])[..., 0].log().sum(1)
         entropy = torch.special.entr(weights).sum((1, 2))

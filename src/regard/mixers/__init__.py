@@ -6,7 +6,7 @@ from regard.mixers.axial import AxialPasses
 from regard.mixers.bp_transformer import BPTransformer
 from regard.mixers.branches import Branches
 from regard.mixers.collaborative import collaborate
-from regard.mixers.conditional import TaskAttention
+from regard.mixers.conditional import TaskAttention, for_task
 from regard.mixers.delta import DeltaRule
 from regard.mixers.dynamic_conv import DynamicConv
 from regard.mixers.etc import ETC
@@ -75,6 +75,7 @@ __all__ = [
     "BPTransformer",
     "XCiT",
     "collaborate",
+    "for_task",
     "narrow_queries_and_keys",
     "with_position",
 ]

@@ -69,6 +69,8 @@ class AxialPasses(Mixer):
         first = cells.shape[1] - x.shape[1]
         y, inner = self.inner.mix(x + down[:, first : cells.shape[1]], None, mask, inner)
         rest = cells[:, cells.shape[1] // self.width * self.width :]
+        if row is None and state is not None:
+            rest = rest.clone()  # a state must not be a view of the caller's tokens
         last = down[:, -self.width :] if down.shape[1] >= self.width else None
         return y, AxialState(rest, last, columns, inner)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from regard.layout import LRUCache
 
@@ -31,6 +32,7 @@ class SpanPlan(NamedTuple):
     labels: Tensor
 
 
+@_disable_dynamo  # a table of integers, made once per length
 def span_plan(
     start: int, n: int, near: int, clip: int, causal: bool, offsets: tuple[int, ...]
 ) -> SpanPlan:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, State, check_batch, check_heads
 from regard.mixers.bp_spans import SpanPlan, span_plan
+from regard.numerics import at_least_float32
 
 INITIAL_STD = 0.02  # of the labels
 LEVELS = "the number of tree levels depends on the length"
@@ -77,13 +78,17 @@ class BPTransformer(Mixer):
             for i, level in enumerate(levels)
         ]
         plan = span_plan(start, x.shape[1], self.near, self.clip, self.causal, tuple(offsets))
-        y = self._attend(x, levels, plan)
+        y = self.out(self._attend(x, levels, plan))
+        if state is None:
+            return y, None
         last = 2 * self.near + 4  # no later token reaches further back on any level
-        state = [
+        kept = [
             SpanLevel(f + max(m.shape[1] - last, 0), m[:, -last:], c[:, -last:])
             for f, m, c in levels
         ]
-        return self.out(y), (start + x.shape[1], tuple(state))
+        if not held:  # a state must not be a view of the caller's tokens
+            kept[0] = kept[0]._replace(nodes=kept[0].nodes.clone())
+        return y, (start + x.shape[1], tuple(kept))
 
     def _levels(
         self, x: Tensor, mask: Tensor | None, start: int, held: tuple[SpanLevel, ...]
@@ -120,11 +125,12 @@ class BPTransformer(Mixer):
         keep = (place >= 0) & (real[:, nodes] > 0)[:, :, None]
         keep, seen = keep[:, None], keep.any(-1, keepdim=True)[:, None]
         index = place.clamp(min=0).long().expand(*q.shape[:2], -1, -1, -1)
-        label_scores = (q @ self.labels[labels].T).gather(-1, index)
+        q, k = at_least_float32(q), at_least_float32(k)  # scores overflow in float16
+        label_scores = (q @ self.labels[labels].T.to(q.dtype)).gather(-1, index)
         scores = (q @ k.transpose(-1, -2) + label_scores) * q.shape[-1] ** -0.5
         # Rows without keys stay finite here and become zero below.
         scores = scores.masked_fill(~keep, -torch.inf).masked_fill(~seen, 0)
-        y = (scores.softmax(-1) * seen) @ v
+        y = (scores.softmax(-1) * seen).to(v.dtype) @ v
         return y.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)[:, : x.shape[1]]
 
 

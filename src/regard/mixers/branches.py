@@ -51,15 +51,16 @@ class Branches(Mixer):
         state: State,
         global_attention_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         states = [None] * len(self.widths) if state is None else state
-        kwargs = _optional(global_attention_mask, attn_mask)
         outputs, next_states = [], []
         for inputs, branch_state in zip(self._split(x, context), states, strict=True):
             branch, part, part_context = inputs
             if branch_state is None:
-                y, _ = branch.mix(part, part_context, mask, None, **kwargs)
+                masks = _optional(branch, global_attention_mask, attn_mask, query_mask)
+                y, _ = branch.mix(part, part_context, mask, None, **masks)
             else:
                 y, branch_state = branch.stream(part, branch_state)
             outputs.append(y)
@@ -73,13 +74,13 @@ class Branches(Mixer):
         mask: Tensor | None,
         global_attention_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> Tensor:
         """(b h n m), with the heads of all branches."""
-        kwargs = _optional(global_attention_mask, attn_mask)
-        maps = [
-            branch.weights(part, part_context, mask, **kwargs)
-            for branch, part, part_context in self._split(x, context)
-        ]
+        maps = []
+        for branch, part, part_context in self._split(x, context):
+            masks = _optional(branch, global_attention_mask, attn_mask, query_mask)
+            maps.append(branch.weights(part, part_context, mask, **masks))
         return torch.cat(maps, 1)
 
     def _split(
@@ -90,7 +91,12 @@ class Branches(Mixer):
         return zip(self.branches, x.split(self.widths, -1), contexts, strict=True)
 
 
-def _optional(global_attention_mask: Tensor | None, attn_mask: Tensor | None) -> dict[str, Tensor]:
+def _optional(
+    branch: Mixer,
+    global_attention_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    query_mask: Tensor | None,
+) -> dict[str, Tensor]:
     """As keyword arguments: not every mixer has these parameters."""
     if attn_mask is not None and attn_mask.shape[1] > 1:
         raise Unsupported(
@@ -98,4 +104,6 @@ def _optional(global_attention_mask: Tensor | None, attn_mask: Tensor | None) ->
             "their own: use attn_mask of shape (n m) or (b n m)."
         )
     masks = {"global_attention_mask": global_attention_mask, "attn_mask": attn_mask}
+    if not branch.can.independent_queries:
+        masks["query_mask"] = query_mask
     return {name: mask for name, mask in masks.items() if mask is not None}

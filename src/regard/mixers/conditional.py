@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from copy import copy
+from copy import copy, deepcopy
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +13,34 @@ from regard.errors import check_int
 from regard.mixer import Can, Mixer, MultiHead, State, identity_values, merge_heads
 from regard.prior import ConditionalPrior
 
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def for_task(model: Model, task: int | Tensor) -> Model:
+    """A copy of a model for one task of its `conditional_prior` layers, with the same parameters.
+
+    Gradients of the copy reach the model, so each step of training may be for another task.
+
+    Args:
+        model: A model, stack or block with `TaskAttention` in it.
+        task: Number of the task, or a tensor (b) with one for each example of the batch.
+    """
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    other = deepcopy(model, shared)
+    mixers = [m for m in other.modules() if isinstance(m, TaskAttention)]
+    if not mixers:
+        raise ValueError("the model has no layer with a task: build it with 'conditional_prior'")
+    for mixer in mixers:
+        mixer.task = mixer.for_task(task).task
+    return other
+
 
 class TaskAttention(Mixer):
     """softmax(q kᵀ / √e + M(z)) v with a learned vector z for each task (Pilault et al. 2021,
     arXiv 2009.09139).
 
-    `mixer.for_task(task)` is a copy for that task which shares the parameters. The mixer itself is
-    for task 0.
+    `mixer.for_task(task)` is a copy for that task which shares the parameters, and
+    `regard.mixers.for_task(model, task)` is one of a whole model. The mixer itself is for task 0.
 
     Args:
         dim: Model width.
@@ -43,7 +65,7 @@ class TaskAttention(Mixer):
         self.heads = MultiHead(dim, heads, SoftmaxAttention(), causal=causal)
         self.vectors = nn.Embedding(tasks, dim)
         self.prior = ConditionalPrior(length, blocks, dim)
-        self.task = torch.tensor(0)
+        self.task = torch.tensor(0, device="cpu")  # also under torch.device("meta"): not a buffer
 
     def for_task(self, task: int | Tensor) -> TaskAttention:
         """The mixer for a task: a number, or a tensor (b) with one for each example."""

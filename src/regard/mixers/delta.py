@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.errors import check_int
 from regard.mixer import Can, State, merge_heads, split_heads
 from regard.mixers.recurrence import Recurrence, RecurrenceInputs
-from regard.numerics import at_least_float32
+from regard.numerics import at_least_float32, unit_vectors
 from regard.update import delta
 
 
@@ -45,8 +45,10 @@ class DeltaRule(Recurrence):
         qkv = torch.cat([f(x) for f in (self.q, self.k, self.v)], -1)
         if self.convolution is not None:
             qkv, past = self.convolution(qkv, past)
-        q, k, v = (split_heads(t, self.heads) for t in F.silu(qkv).chunk(3, -1))
-        q, k = (F.normalize(at_least_float32(t), dim=-1) for t in (q, k))
+        # in float16 the SiLU of a large negative number is so small that its norm underflows
+        activated = F.silu(at_least_float32(qkv))
+        q, k, v = (split_heads(t, self.heads) for t in activated.chunk(3, -1))
+        q, k, v = unit_vectors(q), unit_vectors(k), v.to(qkv.dtype)
         return RecurrenceInputs(q, k, v, self.rate(x).sigmoid().transpose(1, 2)), past
 
     def project_output(self, y: Tensor, x: Tensor) -> Tensor:

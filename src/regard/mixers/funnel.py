@@ -14,6 +14,7 @@ POOLS_FUTURE_TOKENS = "a pooled query contains later tokens"
 CAN = Can(
     causal=POOLS_FUTURE_TOKENS,
     stream=POOLS_FUTURE_TOKENS,
+    independent_queries="a pooled query is the mean of several queries",
     attn_mask="a pooled query stands for several tokens",
 )
 
@@ -57,16 +58,27 @@ class FunnelMixer(Mixer):
         return short + self.attention.mix(short, x, mask, None)[0], short_mask
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        short, _ = self.pool(x, mask if context is None else None)
+        short, _ = self.pool(x, mask if context is None else query_mask)
         y, _ = self.attention.mix(short, x if context is None else context, mask, None)
         return self.upsample(y, x.shape[1]), None
 
-    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        query_mask: Tensor | None = None,
+    ) -> Tensor:
         """Attention map of the pooled queries, with rows repeated."""
-        short, _ = self.pool(x, mask if context is None else None)
+        short, _ = self.pool(x, mask if context is None else query_mask)
         weights = self.attention.weights(short, x if context is None else context, mask)
         return split_heads(self.upsample(merge_heads(weights), x.shape[1]), weights.shape[1])
 

@@ -10,6 +10,7 @@ from regard.can import NO_HEADS
 from regard.cells.draw import DrawFilters, FilterBank, read_patch, write_patch
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, State
+from regard.numerics import at_least_float32, saturate
 
 FILTERS = "its weights are products of filters over rows and columns, not a softmax over pairs"
 WHOLE = "all tokens together decide where the filters are"
@@ -29,78 +30,109 @@ class GlimpseRead(Mixer):
     """
 
     def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
-        can = Can(causal=WHOLE, stream=WHOLE, attn_mask=FILTERS, heads=NO_HEADS)
+        can = Can(
+            causal=WHOLE,
+            stream=WHOLE,
+            independent_queries=WHOLE,
+            attn_mask=FILTERS,
+            heads=NO_HEADS,
+        )
         super().__init__(dim, can=can, causal=causal)
         check_int(1, width=width)
         self.bank, self.width = FilterBank(dim, patch), width
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        source, here, there = self._filters(x, context, mask)
-        patch = read_patch(_image(source, self.width), there)
+        source, here, there = self._filters(x, context, mask, query_mask)
+        patch = read_patch(_image(at_least_float32(source), self.width), there)
         image = here.rows[:, None].mT @ patch @ here.columns[:, None]  # keeps the intensity γ
-        return _tokens(image, x.shape[1]), None
+        return saturate(_tokens(image, x.shape[1]), x.dtype), None
 
-    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        query_mask: Tensor | None = None,
+    ) -> Tensor:
         """(b 1 n m): γ times the product of a map over rows and one over columns."""
         if not x.numel():
             m = x.shape[1] if context is None else context.shape[1]
             return x.new_zeros(x.shape[0], 1, x.shape[1], m)
-        source, here, there = self._filters(x, context, mask)
+        source, here, there = self._filters(x, context, mask, query_mask)
         rows, columns = here.rows.mT @ there.rows, here.columns.mT @ there.columns
         full = torch.einsum("bij,bkl->bikjl", rows, columns).flatten(3).flatten(1, 2)
         full = full * there.intensity[:, None, None]
-        full = full[:, : x.shape[1], : source.shape[1]]
+        full = saturate(full[:, : x.shape[1], : source.shape[1]], x.dtype)
         return (full if mask is None else full * mask[:, None])[:, None]
 
     def _filters(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        query_mask: Tensor | None,
     ) -> tuple[Tensor, DrawFilters, DrawFilters]:
         """The tokens that are read, the filters for x and the filters for those tokens."""
-        source = x if context is None else context
-        state = _mean(x, mask if context is None else None)
-        there = _build_filters(self.bank, state, source.shape[1], self.width, mask)
-        here = there
-        if context is not None:
-            here = _build_filters(self.bank, state, x.shape[1], self.width, None)
-        return source, here, there
+        if context is None:
+            filters = _build_filters(self.bank, _mean(x, mask), x.shape[1], self.width, mask)
+            return x, filters, filters
+        state = _mean(x, query_mask)
+        here = _build_filters(self.bank, state, x.shape[1], self.width, query_mask)
+        there = _build_filters(self.bank, state, context.shape[1], self.width, mask)
+        return context, here, there
 
 
 class GlimpseWrite(Mixer):
     """DRAW's write operation: out = 1/γ F_Yᵀ w F_X; the patch w (N N d) = W s + b and the filters
     depend on s, the mean token.
 
-    With a context, s is the mean of the context, and only the shape of x matters.
+    With a context, s is the mean of the context, and only the number of tokens of x matters.
     """
 
     def __init__(self, dim: int, patch: int, width: int, *, causal: bool = False) -> None:
-        maps = "the output depends on the mean of all tokens, and not linearly"
-        super().__init__(
-            dim,
-            can=Can(causal=WHOLE, stream=WHOLE, maps=maps, attn_mask=FILTERS, heads=NO_HEADS),
-            causal=causal,
+        can = Can(
+            causal=WHOLE,
+            stream=WHOLE,
+            independent_queries="the number of queries is the size of its image",
+            maps="the output depends on the mean of all tokens, and not linearly",
+            attn_mask=FILTERS,
+            heads=NO_HEADS,
         )
+        super().__init__(dim, can=can, causal=causal)
         check_int(1, width=width)
         self.bank, self.width = FilterBank(dim, patch), width
         self.draw = nn.Linear(dim, dim * patch * patch)
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         mean = _mean(x if context is None else context, mask)
         patch = self.draw(mean).unflatten(-1, (self.dim, self.bank.patch, self.bank.patch))
-        filters = _build_filters(
-            self.bank, mean, x.shape[1], self.width, mask if context is None else None
-        )
+        query_mask = mask if context is None else query_mask
+        filters = _build_filters(self.bank, mean, x.shape[1], self.width, query_mask)
         return _tokens(write_patch(patch, filters), x.shape[1]), None
 
 
 def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
     """(b n d) -> (b d), the mean over unmasked tokens; masked ones are zero already."""
-    return x.mean(1) if mask is None else x.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+    if mask is None:
+        return x.mean(1)
+    total = at_least_float32(x).sum(1)
+    return (total / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
 
 
 def _build_filters(

@@ -8,8 +8,9 @@ from torch import Tensor
 from regard.can import NO_HEADS
 from regard.cells.graves import WindowParameters, WindowShape, window_weights
 from regard.mixer import Can, Mixer, State, check_batch
-from regard.numerics import attention_mask
+from regard.numerics import at_least_float32, attention_mask, saturate
 
+MOVED = "each query moves the window forward for the queries after it"
 NO_SOFTMAX = "its weights are a window that moves forward, not a softmax over visible keys"
 
 
@@ -27,7 +28,8 @@ class GaussianWindow(Mixer):
     """
 
     def __init__(self, dim: int, mixtures: int, *, causal: bool = False) -> None:
-        super().__init__(dim, can=Can(attn_mask=NO_SOFTMAX, heads=NO_HEADS), causal=causal)
+        can = Can(independent_queries=MOVED, attn_mask=NO_SOFTMAX, heads=NO_HEADS)
+        super().__init__(dim, can=can, causal=causal)
         self.shape = WindowShape(dim, mixtures)
 
     def initial_state(self) -> State:
@@ -35,7 +37,12 @@ class GaussianWindow(Mixer):
         return (None, None)
 
     def mix(
-        self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        state: State,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """(b n d) and (b m d) -> (b n d). The state holds κ and all tokens."""
         source = x if context is None else context
@@ -43,27 +50,41 @@ class GaussianWindow(Mixer):
         if state is not None and state[1] is not None:
             check_batch(state[1], x)
             kappa, source = state[0], torch.cat((state[1], x), 1)
-        phi, kappa = self._phi(x, source, kappa, mask, context is None)
-        return phi @ source, None if state is None else (kappa[:, -1:], source)
+        query_mask = mask if context is None else query_mask
+        phi, kappa = self._phi(x, source, kappa, mask, query_mask)
+        y = saturate(phi @ at_least_float32(source), x.dtype)
+        if state is None:
+            return y, None
+        # a state must not be a view of the caller's tokens
+        return y, (kappa[:, -1:], source.clone() if source is x else source)
 
-    def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        query_mask: Tensor | None = None,
+    ) -> Tensor:
         """φ, (b 1 n m), whose rows need not sum to one."""
-        return self._phi(x, x if context is None else context, None, mask, context is None)[0][
-            :, None
-        ]
+        if context is None:
+            context, query_mask = x, mask
+        phi, _ = self._phi(x, context, None, mask, query_mask)
+        return saturate(phi, x.dtype)[:, None]
 
     def _phi(
-        self, x: Tensor, source: Tensor, before: Tensor | None, mask: Tensor | None, own: bool
+        self,
+        x: Tensor,
+        source: Tensor,
+        before: Tensor | None,
+        mask: Tensor | None,
+        query_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """φ (b n m) and κ (b n K).
-
-        With `own`, the mask is over x, and masked tokens do not move the window.
-        """
+        """φ (b n m) and κ (b n K), in float32 at least. Masked queries do not move the window."""
         shape: WindowParameters = self.shape(x)
-        step = shape.step if mask is None or not own else shape.step * mask[..., None]
+        step = shape.step if query_mask is None else shape.step * query_mask[..., None]
         kappa = step.cumsum(1) if before is None else before + step.cumsum(1)
         positions = torch.arange(1, source.shape[1] + 1, device=x.device, dtype=kappa.dtype)
-        phi = window_weights(shape.alpha, shape.beta, kappa, positions).to(x.dtype)
+        phi = window_weights(shape.alpha, shape.beta, kappa, positions)
         keep = attention_mask(
             x.shape[1], source.shape[1], causal=self.causal, mask=mask, device=x.device
         )

@@ -6,7 +6,15 @@ from torch import Tensor, nn
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import check_int
-from regard.mixer import Can, Mixer, MultiHead, State
+from regard.mixer import (
+    Can,
+    Mixer,
+    MultiHead,
+    State,
+    identity_values,
+    merge_heads,
+    run_attention,
+)
 from regard.pattern import Band
 
 
@@ -34,7 +42,8 @@ class LowRankBand(Mixer):
             MultiHead(dim, heads, SoftmaxAttention(), causal=causal), rank
         )
         self.band = MultiHead(dim, heads, near, causal=causal)
-        self.band.v, self.band.out = self.low.v, nn.Identity()
+        self.band.out = nn.Identity()
+        del self.band.v  # it has the values of `low`
 
     def initial_state(self) -> State:
         """Empty KV caches of both parts."""
@@ -50,9 +59,12 @@ class LowRankBand(Mixer):
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
         low, band = (None, None) if state is None else state
-        everywhere, low = self.low.mix_heads(x, context, mask, low, attn_mask=attn_mask)
-        near, band = self.band.mix_heads(x, context, mask, band, attn_mask=attn_mask)
-        return self.low.out(everywhere + near), (low, band)
+        q, k, v = self.low.project(x, context)
+        masks = {"mask": mask, "attn_mask": attn_mask, "causal": self.causal}
+        everywhere, low = run_attention(self.low.inner, q, k, v, state=low, **masks)
+        q, k = self._band_queries_and_keys(x, context)
+        near, band = run_attention(self.band.inner, q, k, v, state=band, **masks)
+        return self.low.out(merge_heads(everywhere + near)), (low, band)
 
     def weights(
         self,
@@ -62,7 +74,11 @@ class LowRankBand(Mixer):
         attn_mask: Tensor | None = None,
     ) -> Tensor:
         """A + B, whose rows sum to two."""
-        low, band = (
-            part.weights(x, context, mask, attn_mask=attn_mask) for part in (self.low, self.band)
-        )
-        return low + band
+        low = self.low.weights(x, context, mask, attn_mask=attn_mask)
+        q, k = self._band_queries_and_keys(x, context)
+        values, causal = identity_values(k, k), self.causal
+        return low + self.band.inner(q, k, values, causal=causal, mask=mask, attn_mask=attn_mask)[0]
+
+    def _band_queries_and_keys(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        source = x if context is None else context
+        return self.band.project_queries(x), self.band.project_keys(source)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from regard.attentions import SoftmaxAttention
 from regard.errors import check_choice, check_int
@@ -59,7 +60,16 @@ class Luna(Mixer):
 
     pack     y_p = softmax(p W_q (c W_k)ᵀ / √e) c W_v        c is the context, or x
     unpack   y_x = MultiHead(x, y_p, y_p)
+
+    `update` takes the packed sequence of the layer before as p, and returns its own; in a model,
+    `regard.stack.LunaStack` does this.
+
+    Attributes:
+        p: None in all but the first layer of a `LunaStack`.
     """
+
+    stack_name = "luna"
+    p: nn.Parameter | None
 
     def __init__(self, dim: int, heads: int, *, packed: int) -> None:
         super().__init__(dim, can=CAN)
@@ -72,7 +82,7 @@ class Luna(Mixer):
         self, x: Tensor, context: Tensor | None, mask: Tensor | None, state: State
     ) -> tuple[Tensor, State]:
         """(b n d) -> (b n d)."""
-        return self._update(x, self.p.expand(x.shape[0], -1, -1), context, mask)[0], None
+        return self._update(x, self._learned(x), context, mask)[0], None
 
     def update(
         self,
@@ -86,7 +96,15 @@ class Luna(Mixer):
         x, context = self._check_inputs(x, context, mask, None)
         if p is not None:
             check_tokens(p, self.dim, "p")
-        return self._update(x, self.p.expand(x.shape[0], -1, -1) if p is None else p, context, mask)
+        return self._update(x, self._learned(x) if p is None else p, context, mask)
+
+    def _learned(self, x: Tensor) -> Tensor:
+        """The learned p for each example, (b packed d)."""
+        if self.p is None:
+            raise ValueError(
+                "this Luna layer takes p from the layer before it in its LunaStack: use `update`"
+            )
+        return self.p.expand(x.shape[0], -1, -1)
 
     def _update(
         self, x: Tensor, p: Tensor, context: Tensor | None, mask: Tensor | None
@@ -153,6 +171,7 @@ class CausalLuna(Mixer):
         return y, None if state is None else LunaState(scores, values, tokens + x.shape[1])
 
 
+@_disable_dynamo  # with a symbolic length, PyTorch views a product that is not contiguous
 def causal_products(q: Tensor, y: Tensor, z: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
     """q_i (S + Σ_{j≤i} y_jᵀ z_j) for each i, and S plus the whole sum: q, y (b h n r), z (b h n f),
     S (b h r f).

@@ -26,8 +26,6 @@ class AveragePool(Mixer):
         causal: Pool over earlier tokens only.
     """
 
-    kernel: Tensor
-
     def __init__(
         self, dim: int, window: int, *, width: int | None = None, causal: bool = False
     ) -> None:
@@ -44,7 +42,6 @@ class AveragePool(Mixer):
             causal=causal,
         )
         self.window, self.width = window, width
-        self.register_buffer("kernel", _kernel(window, width, causal), persistent=False)
 
     def initial_state(self) -> State:
         """State before the first token."""
@@ -67,7 +64,9 @@ class AveragePool(Mixer):
         needed = self.window - 1
         if self.width is not None:  # from the start of the first row that a later window reaches
             needed = end - max(0, end // self.width - self.window // 2) * self.width
-        return y, (tokens[:, max(0, tokens.shape[1] - needed) :], end)
+        kept = tokens[:, max(0, tokens.shape[1] - needed) :]
+        # a state must not be a view of the caller's tokens
+        return y, (kept.clone() if past is None else kept, end)
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """(b 1 n n): one over the size of the window, minus one on the diagonal."""
@@ -88,19 +87,21 @@ class AveragePool(Mixer):
         wide = at_least_float32(x)
         width = self.width or n
         grid = F.pad(wide, (0, 0, 0, -n % width)).mT.reshape(b * c, 1, -1, width)
-        rows, columns = self.kernel.shape[2:]
+        kernel = self._kernel(wide)
+        rows, columns = kernel.shape[2:]
         if self.causal and self.width is None:
             grid = F.pad(grid, (columns - 1, 0))
         padding = (0, 0) if self.causal and self.width is None else (rows // 2, columns // 2)
-        return (
-            F.conv2d(grid, self.kernel.to(wide.dtype), padding=padding).reshape(b, c, -1).mT[:, :n]
-        )
+        return F.conv2d(grid, kernel, padding=padding).reshape(b, c, -1).mT[:, :n]
 
+    def _kernel(self, x: Tensor) -> Tensor:
+        """Ones over the cells of the window: (1 1 rows columns), with the dtype and device of x.
 
-def _kernel(window: int, width: int | None, causal: bool) -> Tensor:
-    """Ones over the cells of the window: (1 1 rows columns)."""
-    ones = torch.ones(1 if width is None else window, window)
-    if causal and width is not None:
-        before = torch.arange(window * window).view(window, window) <= window * window // 2
-        ones = ones * before
-    return ones[None, None]
+        Not a buffer: one that is not saved would hold arbitrary numbers after `to_empty`.
+        """
+        window = self.window
+        ones = x.new_ones(1 if self.width is None else window, window)
+        if self.causal and self.width is not None:
+            cells = torch.arange(window * window, device=x.device).view(window, window)
+            ones = ones * (cells <= window * window // 2)
+        return ones[None, None]

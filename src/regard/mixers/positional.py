@@ -74,7 +74,11 @@ class PositionEmbeddedMixer(Mixer):
     """inner(embed(x)): adds a position embedding to the tokens; sequences start at position 0."""
 
     def __init__(self, inner: Mixer, embed: PositionEmbedding) -> None:
-        can, length = inner.can.without(rotary=INSIDE), inner.length
+        can = inner.can.without(
+            rotary=INSIDE,
+            independent_queries="its embedding depends on the positions of the queries",
+        )
+        length = inner.length
         if embed.length is not None:
             reason = f"there are embeddings for {embed.length} positions"
             can = can.without(length=reason)
@@ -98,6 +102,7 @@ class PositionEmbeddedMixer(Mixer):
         state: State,
         global_attention_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Embed, then mix."""
         if state is not None:
@@ -110,6 +115,7 @@ class PositionEmbeddedMixer(Mixer):
             mask=mask,
             attn_mask=attn_mask,
             global_attention_mask=global_attention_mask,
+            query_mask=query_mask,
         )
         return y, None
 
@@ -120,6 +126,7 @@ class PositionEmbeddedMixer(Mixer):
         mask: Tensor | None,
         global_attention_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
     ) -> Tensor:
         """Attention map of the inner mixer."""
         context = None if context is None else self.embed(context)
@@ -129,6 +136,7 @@ class PositionEmbeddedMixer(Mixer):
             mask=mask,
             attn_mask=attn_mask,
             global_attention_mask=global_attention_mask,
+            query_mask=query_mask,
         )
 
 

@@ -12,12 +12,18 @@ from regard.mixer import Can, Mixer, MultiHead, State, merge_heads
 class RealFormer(Mixer):
     """S_l = Q Kᵀ / √e + S_{l−1};  out = softmax(S_l) V (He et al. 2021, arXiv 2012.11747).
 
-    Called as a mixer it is the first layer. `chain` takes the scores of the layer before and
-    returns its own:
+    Called as a mixer it is the first layer, which is softmax attention; so is every layer of a
+    stack that passes no scores on, which `regard.models.build` refuses. `chain` takes the scores of
+    the layer before and returns its own:
 
         y, scores, _ = layers[0].chain(x)
         y, scores, _ = layers[1].chain(y, scores)
+
+    In a model, `regard.stack.RealFormerStack` does this.
     """
+
+    stack_name = "realformer"
+    requires_stack = True
 
     def __init__(self, dim: int, heads: int, *, causal: bool = False) -> None:
         inner = SoftmaxAttention()

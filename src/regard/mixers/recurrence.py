@@ -102,6 +102,9 @@ class Recurrence(Mixer):
             check_batch(heads, at_least_float32(x))
         inputs, past = self.project_inputs(x, past)
         y, heads = self._run(inputs, inputs.v, heads)
+        if x.dtype == torch.float16:  # its range is small, and the norms that follow ignore scale
+            largest = torch.finfo(x.dtype).max
+            y = y * (largest / y.abs().amax(-1, keepdim=True).clamp(min=largest))
         y = self.project_output(y.to(x.dtype), x)
         return y, None if state is None else RecurrenceState(past, heads)
 

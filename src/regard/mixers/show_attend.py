@@ -59,10 +59,11 @@ class SoftVisualAttention(Mixer):
         alpha = self._alpha(x, keys, mask, attn_mask)
         if state is None and self.penalty:
             self._tell(alpha, mask, context is None)
-        return torch.sigmoid(self.gate(x)) * (alpha @ cells), None if state is None else (
-            cells,
-            keys,
-        )
+        y = torch.sigmoid(self.gate(x)) * (alpha @ cells)
+        if state is None:
+            return y, None
+        # a state must not be a view of the caller's tokens
+        return y, (cells.clone() if cells is x else cells, keys)
 
     def weights(
         self,

@@ -21,11 +21,13 @@ from regard.mixer import (
     merge_heads,
     split_heads,
 )
-from regard.route.sort import BlockSort
+from regard.numerics import at_least_float32
+from regard.route.sort import BlockSort, lowest_log
 
 
 class SinkhornState(NamedTuple):
-    """Keys, values (b h m e), summaries of the blocks so far (b s d), sum of all tokens (b 1 d)."""
+    """Keys, values (b h m e), summaries of the blocks so far (b s d), sum of all tokens (b 1 d).
+    The sums are float32 at least."""
 
     k: Tensor
     v: Tensor
@@ -97,6 +99,8 @@ class Sinkhorn(Mixer):
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """Attention map, (b h n n)."""
+        if not x.numel():
+            return x.new_zeros(x.shape[0], self.heads, x.shape[1], x.shape[1])
         q, k = (split_heads(f(x), self.heads) for f in (self.q, self.k))
         return self._attend(q, k, identity_values(k, k), self._summaries(x, None)[0], mask)
 
@@ -115,10 +119,12 @@ class Sinkhorn(Mixer):
         return SinkhornState(k, v, summaries, total)
 
     def _summaries(self, x: Tensor, past: SinkhornState | None) -> tuple[Tensor, Tensor]:
-        """Summaries of the blocks (b s d), and the sum of all tokens (b 1 d)."""
+        """Summaries of the blocks (b s d), and the sum of all tokens (b 1 d), in float32 at least:
+        16-bit floats stop growing, or overflow."""
+        x = at_least_float32(x)
         if not self.causal:
             return _blocks(x, self.block, 1).sum(2), x.sum(1, keepdim=True)
-        running = x.cumsum(1, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
+        running = x.cumsum(1)
         if past is None:
             return running[:, :: self.block], running[:, -1:]
         running = running + past.total
@@ -135,10 +141,10 @@ class Sinkhorn(Mixer):
         real = q.new_ones(q.shape[0], k.shape[2], dtype=torch.bool) if mask is None else mask
         here = _blocks(real, self.block, 1)
         k, v = (_blocks(x, self.block, 2) for x in (k, v))
-        order = self.sort(summaries, here.any(-1))
+        order = self.sort.log_weights(summaries, here.any(-1))
         whole = mask is None and not start and not n % self.block and self.cut is None
         if whole and order.dtype == q.dtype:
-            return self._attend_whole(_blocks(q, self.block, 2), k, v, order)
+            return self._attend_whole(_blocks(q, self.block, 2), k, v, order.exp())
         if self.cut is not None:
             first_blocks = _sort_blocks(order[:, :, : self.cut], k, v, here)
             k, v, share = (x.flatten(2, 3)[:, :, None] for x in first_blocks)
@@ -164,7 +170,7 @@ class Sinkhorn(Mixer):
             shape = (self.heads, blocks, self.block, 2 * self.block)
             seen = torch.ones(shape, dtype=torch.bool, device=q.device).tril_(self.block)
             seen[:, 0, :, : self.block] = False
-            out = F.scaled_dot_product_attention(q, k, v, seen.flatten(0, 1))
+            out = attend(q, k, v, attn_mask=seen.flatten(0, 1)[None].expand(len(q), -1, -1, -1))
         else:
             out = attend(q, k, v)
         return out.flatten(1, 2).unflatten(1, (self.heads, -1))
@@ -172,21 +178,28 @@ class Sinkhorn(Mixer):
 
 def _blocks(x: Tensor, size: int, axis: int) -> Tensor:
     """Split an axis of m into two, m/size and size, with zero padding."""
-    x = x.transpose(axis, -1)
-    return F.pad(x, (0, -x.shape[-1] % size)).transpose(axis, -1).unflatten(axis, (-1, size))
+    after = (0, 0) * (x.ndim - 1 - axis)
+    return F.pad(x, (*after, 0, -x.shape[axis] % size)).unflatten(axis, (-1, size))
 
 
 def _sort_blocks(
     order: Tensor, k: Tensor, v: Tensor, here: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """order (b h r s), k and v (b h s t e), here (b s t), True = token exists -> sorted k and v
-    (b h r t e), and the share (b h r t) of existing tokens in each slot.
+    """log S as `order` (b h r s), k and v (b h s t e), here (b s t), True = token exists -> sorted
+    k and v (b h r t e), and the share (b h r t) of existing tokens in each slot. A share that is
+    too small to divide by is zero.
     """
-    mass = torch.einsum("bhrs,bst->bhrt", order, here.to(order))
-    all_of_it = order.sum(-1, keepdim=True)
-    share = torch.where(mass > 0, mass / torch.where(mass > 0, all_of_it, 1), 0)
-    each = torch.where(mass > 0, 1 / torch.where(mass > 0, share, 1), 0)[..., None]
-    k, v = (_mix_blocks(order, (x * here[:, None, ..., None]).to(order)) * each for x in (k, v))
+    some = (order > lowest_log(order.dtype)).any(-1, keepdim=True)
+    weights = order.softmax(-1) * some
+    total = order.logsumexp(-1, keepdim=True).exp()
+    share = torch.einsum("bhrs,bst->bhrt", weights, here.to(weights))
+    seen = share > 1e12 * torch.finfo(share.dtype).tiny
+    share = torch.where(seen, share, 0)
+    divisor, factor = torch.where(seen, share, 1)[..., None], (total * seen)[..., None]
+    k, v = (
+        _mix_blocks(weights, (x * here[:, None, ..., None]).to(order)) / divisor * factor
+        for x in (k, v)
+    )
     return k, v, share
 
 

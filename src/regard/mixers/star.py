@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.auxiliary import record_aux
 from regard.errors import check_int
 from regard.mixer import Can, Mixer, State, check_heads
-from regard.numerics import cumulative_max
+from regard.numerics import at_least_float32, cumulative_max
 from regard.pattern import MAX_POSITION
 
 HUB = "the relay reads every token"
@@ -64,7 +64,7 @@ class Star(Mixer):
         """(b n d) -> (b n d)."""
         ring = _ring(x, mask)
         count = x.shape[1] if mask is None else mask.sum(1).clamp(min=1)[:, None, None]
-        h, s = x, x.sum(1, keepdim=True) / count
+        h, s = x, (at_least_float32(x).sum(1, keepdim=True) / count).to(x.dtype)
         everyone = None if mask is None else F.pad(mask, (1, 0), value=True)[:, None]
         for cycle in range(self.cycles):
             h = self.satellites[cycle % len(self.satellites)](
@@ -94,10 +94,10 @@ class StarNode(nn.Module):
         k, v = context(self.k), context(self.v)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.q(node)[:, :, None], k, v))
         # (b n m h): too few keys or queries for a matrix product
-        scores = (q * k).sum(-1) * q.shape[-1] ** -0.5
+        scores = (at_least_float32(q) * k).sum(-1) * q.shape[-1] ** -0.5
         if keep is not None:
             scores = scores.masked_fill(~keep[..., None], -torch.inf)
-        seen = (scores.softmax(2)[..., None] * v).sum(2).flatten(2)
+        seen = (scores.softmax(2).to(v.dtype)[..., None] * v).sum(2).flatten(2)
         return self.norm(F.relu(self.out(seen)))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import check_int, check_stream_length
 from regard.mixer import Can, Mixer, State, check_batch, check_heads, merge_heads, split_heads
-from regard.numerics import attention_mask, masked_softmax
+from regard.numerics import at_least_float32, attention_mask, masked_softmax
 
 OWN = "its logits are for the positions of one sequence"
 
@@ -117,7 +117,8 @@ class DotProductLogits(SynthesizerLogits):
 
     def forward(self, x: Tensor, keys: Tensor, start: int) -> Tensor:
         """(b h n m)."""
-        return split_heads(self.q(x), self.heads) @ keys.mT / keys.shape[-1] ** 0.5
+        q = at_least_float32(split_heads(self.q(x), self.heads))  # scores overflow in float16
+        return q @ at_least_float32(keys).mT / keys.shape[-1] ** 0.5
 
 
 class SynthesizerState(NamedTuple):
@@ -198,7 +199,7 @@ class Synthesizer(Mixer):
         keep = attention_mask(
             n, m, causal=self.causal, mask=mask, device=x.device, attn_mask=attn_mask
         )
-        return masked_softmax(scores, keep)
+        return masked_softmax(scores, keep).to(x.dtype)
 
     def _logits(self) -> list[SynthesizerLogits]:
         return list(self.parts)  # type: ignore[arg-type]

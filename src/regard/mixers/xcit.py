@@ -12,6 +12,7 @@ from regard.attentions import SoftmaxAttention
 from regard.can import NO_HEADS
 from regard.errors import check_choice, check_int
 from regard.mixer import Can, Mixer, MultiHead, State, check_heads
+from regard.numerics import at_least_float32, unit_vectors
 
 WHOLE = "the covariance of channels is computed over the whole sequence"
 CHANNELS = "channels attend to channels, not tokens to tokens"
@@ -47,7 +48,7 @@ class CrossCovarianceAttention(nn.Module):
     def _unit(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
-        return F.normalize(x, dim=1).unflatten(-1, (self.heads, -1))
+        return unit_vectors(x, dim=1).unflatten(-1, (self.heads, -1))
 
 
 class MaskedInstanceNorm(nn.Module):
@@ -61,11 +62,13 @@ class MaskedInstanceNorm(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(b n d) -> (b n d)."""
-        real = torch.ones_like(x[..., :1]) if mask is None else mask[..., None].to(x.dtype)
+        wide = at_least_float32(x)  # squares overflow in float16
+        real = torch.ones_like(wide[..., :1]) if mask is None else mask[..., None].to(wide.dtype)
         count = real.sum(1, keepdim=True).clamp(min=1)
-        x = x - (x * real).sum(1, keepdim=True) / count
-        variance = (x.square() * real).sum(1, keepdim=True) / count
-        return x * torch.rsqrt(variance + self.eps) * self.weight + self.bias
+        wide = wide - (wide * real).sum(1, keepdim=True) / count
+        variance = (wide.square() * real).sum(1, keepdim=True) / count
+        y = wide * torch.rsqrt(variance + self.eps)
+        return y.to(x.dtype) * self.weight + self.bias
 
 
 class MaskedBatchNorm(nn.Module):

@@ -212,7 +212,7 @@ class TUPEBias(Prior):
 
 class WindowBias(Prior):
     """B[y_i − y_j, x_i − x_j] for each head, inside windows of an image in raster order
-    (Liu et al. 2021, arXiv 2103.14030).
+    (Liu et al. 2021, arXiv 2103.14030; neighbourhoods: Hassani et al. 2023, arXiv 2204.07143).
 
     Args:
         heads: Number of heads.
@@ -232,7 +232,9 @@ class WindowBias(Prior):
         rows, cols = self.table.shape[1:]
         y = q_pos // self.width - k_pos // self.width + rows // 2
         x = q_pos % self.width - k_pos % self.width + cols // 2
-        return self.table[:, y.clamp(0, rows - 1), x.clamp(0, cols - 1)]  # windows never meet
+        return self.table[
+            :, y.clamp(0, rows - 1), x.clamp(0, cols - 1)
+        ]  # other pairs are not visible
 
 
 class RelativeLabels(Prior):

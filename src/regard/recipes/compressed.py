@@ -40,9 +40,10 @@ def linformer(
         length: Maximum length.
         rank: Projected length. Default: 256, or `length` if that is less.
         share: "none": separate projections for each head. "heads" (default): the same for all
-            heads. "kv": also the same for keys and values.
+            heads. "kv": also the same for keys and values. "layers": also the same for all layers
+            of a model that is built from a configuration.
         projection: Another linformer (layer or attention) whose projections to use, to share them
-            over layers.
+            over layers; a model with share="layers" sets it.
     """
     check_int(1, length=length)
     if projection is None:
@@ -139,8 +140,8 @@ def memory_compressed(
     heads: int,
     head_dim: int,
     *,
-    stride: int | None = None,
-    block: int | None = None,
+    stride: int = 3,
+    block: int = 256,
     layer: int = 1,
     causal: bool = False,
 ) -> Attention:
@@ -148,24 +149,15 @@ def memory_compressed(
     layer.
 
     Args:
-        stride: Tokens per compressed key, in odd layers. Default: 3.
-        block: Block size, in even layers. Default: 256.
-        layer: Layer number. Odd layers compress; in even layers each token attends to its own
-            block.
+        stride: Tokens per compressed key, in odd layers.
+        block: Block size, in even layers.
+        layer: Layer number, which a model sets. Odd layers compress; in even layers each token
+            attends to its own block.
     """
     check_int(0, layer=layer)
+    check_int(1, stride=stride, block=block)
     if layer % 2 == 0:
-        if stride is not None:
-            raise ValueError(
-                f"stride is for odd layers; layer={layer} attends to blocks: use block"
-            )
-        block = 256 if block is None else block
-        check_int(1, block=block)
         return SoftmaxAttention(Chunks(block))
-    if block is not None:
-        raise ValueError(f"block is for even layers; layer={layer} compresses: use stride")
-    stride = 3 if stride is None else stride
-    check_int(1, stride=stride)
     null = torch.zeros(2, heads, 1, head_dim) if causal else None
     return BlockCompressedAttention(ConvCompression(heads * head_dim, heads, stride), null=null)
 

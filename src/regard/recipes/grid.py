@@ -133,7 +133,7 @@ def axial_passes(dim: int, heads: int, *, width: int, causal: bool = False) -> M
     "Hassani et al. 2023",
     arxiv="2204.07143",
     family="sparse",
-    formula="softmax over the k keys nearest to i",
+    formula="softmax of q·k, optionally + B, over the k keys nearest to i",
     example_kwargs={"length": 48, "size": 5},
 )
 def neighbourhood(
@@ -143,6 +143,7 @@ def neighbourhood(
     length: int,
     size: int | tuple[int, int] = 7,
     width: int | None = None,
+    position_bias: bool = False,
     causal: bool = False,
 ) -> Attention:
     """Neighbourhood attention: each token attends to the `size` nearest tokens; at the border the
@@ -153,17 +154,20 @@ def neighbourhood(
         size: Size of the window in tokens (not on each side). With `width`, rows and columns, or
             one number for both.
         width: Columns of the grid. Default: a sequence.
+        position_bias: Add the paper's learned relative position bias to the scores.
     """
     check_int(1, length=length)
     if width is None:
         if not isinstance(size, int):
             raise ValueError(f"size must be one number if there is no width, not {size!r}")
-        pattern = Neighbourhood(1, length, 1, size, causal)
+        grid_rows, width, rows, cols = 1, length, 1, size
     else:
         check_int(1, width=width)
+        grid_rows = ceil(length / width)
         rows, cols = _rows_and_columns("size", size)
-        pattern = Neighbourhood(ceil(length / width), width, rows, cols, causal)
-    return SoftmaxAttention(pattern)
+    pattern = Neighbourhood(grid_rows, width, rows, cols, causal)
+    prior = WindowBias(heads, width, rows, cols) if position_bias else None
+    return SoftmaxAttention(pattern, prior)
 
 
 @recipe(

@@ -72,7 +72,7 @@ def conditional_prior(
 ) -> Mixer:
     """CA-MTL's conditional attention: a block-diagonal bias that depends on the task.
 
-    `mixer.for_task(task)` selects one.
+    `mixer.for_task(task)` selects one, `regard.mixers.for_task(model, task)` for a whole model.
 
     Args:
         length: Maximum length.

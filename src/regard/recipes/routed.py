@@ -72,6 +72,8 @@ def routing(
     clusters: int = 16,
     decay: float = 0.999,
     shared: bool = False,
+    local_heads: int = 0,
+    window: int = 128,
     seed: int = 0,
 ) -> Attention:
     """Routing Transformer: k-means centroids; each takes the same number of nearest queries and
@@ -81,11 +83,16 @@ def routing(
         clusters: Number of centroids.
         decay: Decay of the moving average by which centroids follow the tokens in training.
         shared: Use the queries as keys, as in the paper's autoregressive models.
+        local_heads: Heads that attend to a window instead; half of all heads in most of the
+            paper's models.
+        window: Tokens on each side that local heads attend to (±window).
         seed: Seed of the centroids.
     """
-    route = KMeans(heads, head_dim, clusters=clusters, decay=decay, shared=shared, seed=seed)
+    check_int(0, heads - 1, local_heads=local_heads)
+    routed = heads - local_heads
+    route = KMeans(routed, head_dim, clusters=clusters, decay=decay, shared=shared, seed=seed)
     kind = SharedQKRoutedAttention if shared else RoutedAttention
-    return kind(route, normalize=True)
+    return kind(route, normalize=True, local_heads=local_heads, window=window)
 
 
 @recipe(

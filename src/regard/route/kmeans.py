@@ -16,15 +16,17 @@ from regard.errors import check_int
 from regard.mixer import Can
 from regard.route.base import Route
 
+SIMILARITY_STEPS = 1 << 16  # similarities are compared in these steps: they round differently
+
 
 class KMeans(Route):
     """Each centroid takes its w nearest queries and w nearest keys, w = ⌈n / clusters⌉ of n real
     tokens (Roy et al. 2020, arXiv 2003.05997).
 
-    Similarity is that of the cosine. The centroids (h clusters e) have unit length and follow the
-    tokens during training: μ ← unit(decay μ + (1 − decay) unit(Σ x)) over the queries and keys x
-    that are nearest to μ, in all processes. Records the statistics "cluster_load" and
-    "in_no_cluster".
+    Similarity is that of the cosine; of equally near tokens, the first are taken. The centroids
+    (h clusters e) have unit length and follow the tokens during training:
+    μ ← unit(decay μ + (1 − decay) unit(Σ x)) over the queries and keys x that are nearest to μ, in
+    all processes. Records the statistics "cluster_load" and "in_no_cluster".
 
     Args:
         heads: Number of heads.
@@ -95,8 +97,13 @@ class KMeans(Route):
     def _take_nearest(self, similarity: Tensor, real: Tensor) -> Tensor:
         """Indices of the tokens that each cluster takes (b h clusters w); -1 if an example has
         fewer."""
-        most = ceil(similarity.shape[-1] / self.clusters)
-        index = similarity.masked_fill(~real[:, None, None], -torch.inf).topk(most, -1).indices
+        n = similarity.shape[-1]
+        most = ceil(n / self.clusters)
+        # `topk` breaks ties by the length. Equal tokens get equal numbers, then the first wins.
+        closeness = (similarity * SIMILARITY_STEPS).round().long()
+        order = closeness * n - torch.arange(n, device=similarity.device)
+        lowest = torch.iinfo(order.dtype).min
+        index = order.masked_fill(~real[:, None, None], lowest).topk(most, -1).indices
         size = (real.sum(-1) + self.clusters - 1) // self.clusters
         unused = torch.arange(most, device=index.device) >= size[:, None, None, None]
         return index.masked_fill(unused, -1)

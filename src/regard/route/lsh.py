@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard import native
 from regard.backends.token_groups import TokenGroups
 from regard.errors import check_int
 from regard.numerics import stable_argsort
@@ -79,11 +80,12 @@ def chunk_by_bucket_rank(
     rank = rank - (size.cumsum(-1) - size).gather(-1, bucket)  # inside its bucket
     chunks = (size + chunk - 1) // chunk
     slot = (chunks.cumsum(-1) - chunks).gather(-1, bucket) * chunk + rank
-    # a compiled graph cannot read numbers, so it does up to twice the work
+    # a graph or a torch.func transform cannot read numbers, so it does up to twice the work
     bound = n // chunk + buckets + 1
-    count = bound if torch.compiler.is_compiling() else int(chunks.sum(-1).max())
+    unknown = torch.compiler.is_compiling() or native.inside_transform() or not chunks.numel()
+    count = bound if unknown else int(chunks.sum(-1).max())
     token = torch.arange(n, device=bucket.device).expand_as(bucket)
-    slots = bucket.new_full((*bucket.shape[:3], count * chunk), -1).scatter_(-1, slot, token)
+    slots = bucket.new_full((*bucket.shape[:3], count * chunk), -1).scatter(-1, slot, token)
     return HashChunks(slots.unflatten(-1, (-1, chunk)), _code(bucket, rank // chunk, buckets))
 
 
