@@ -26,7 +26,7 @@ from regard import native
 from regard.backends.call import AttentionCall
 from regard.backends.cpp_kernel import attend_tiles
 from regard.backends.tiled_flash import attend_layout
-from regard.disk_cache import cache_dir
+from regard.disk_cache import cache_dir, read_verified, write_verified
 from regard.layout import build_layout
 from regard.layout.tiles import QUERY_OVERHEAD, build_tiles
 from regard.pattern import Band, Full, Pattern
@@ -226,13 +226,13 @@ def machine_costs() -> BackendCosts:
 def _machine_costs(threads: int, has_kernel: bool) -> BackendCosts:
     path = costs_path()
     try:
-        costs = BackendCosts(**json.loads(path.read_text()))
+        costs = BackendCosts(**json.loads(read_verified(path) or ""))
         values = [x for x in asdict(costs).values() if x is not None]
         if len(values) == (8 if has_kernel else 6) and all(
             isinstance(x, float) and 0 < x < 1 for x in values
         ):
             return costs
-    except (OSError, ValueError, TypeError, RecursionError):  # missing, or not a file that we wrote
+    except (ValueError, TypeError):  # missing, not a file that we wrote, or of another version
         pass
     for _ in range(MEASUREMENTS):
         costs, cpu_share = measure_costs()
@@ -240,11 +240,7 @@ def _machine_costs(threads: int, has_kernel: bool) -> BackendCosts:
             break
     else:
         return costs  # the machine is busy: use the costs in this process, but do not store them
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(costs), indent=1))
-    except OSError:  # a read-only cache directory: the next process measures again
-        pass
+    write_verified(path, json.dumps(asdict(costs), indent=1))
     return costs
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.errors import check_int
 from regard.native import are_plain_tensors
-from regard.pattern import Causal, Full, Pattern
+from regard.pattern import MAX_START, Causal, Full, Pattern
 from regard.prior import Prior
 
 _FULL, _CAUSAL = Full(), Causal()
@@ -175,14 +175,16 @@ def make_call(
         raise TypeError(f"prior must be a Prior such as ALiBi(8), not {type(prior).__name__}")
     if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
         raise TypeError(f"scale must be a finite number, not {scale!r}")
-    check_int(0, q_start=q_start)
+    check_int(0, MAX_START, q_start=q_start)
     if not isinstance(k_positions, Tensor):
-        check_int(0, k_positions=k_positions)
+        check_int(0, MAX_START, k_positions=k_positions)
     elif k_positions.dtype != torch.long or tuple(k_positions.shape) != (m,):
         raise ValueError(
             f"k_positions must be an integer or an int64 tensor of shape ({m},), "
             f"not {tuple(k_positions.shape)} {k_positions.dtype}"
         )
+    else:
+        check_positions(k_positions, "k_positions", least=-1)
     for name, heads in (
         ("prior", None if prior is None else prior.heads),
         ("pattern", pattern.heads),
@@ -242,6 +244,17 @@ def make_call(
         attn_mask,
         sinks,
     )
+
+
+def check_positions(positions: Tensor, name: str, *, least: int = 0) -> None:
+    """Raise ValueError if a position is so large that sums with it would overflow.
+
+    Only tensors whose values are known without waiting for a device are checked.
+    """
+    if positions.numel() and are_plain_tensors(positions):
+        low, high = torch.aminmax(positions)
+        for value in (int(low), int(high)):
+            check_int(least, MAX_START, **{f"each of {name}": value})
 
 
 def default_scale(q: Tensor, prior: Prior | None, scale: float | None) -> float:

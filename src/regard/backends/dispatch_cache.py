@@ -47,7 +47,10 @@ def lookup(
     try:
         if q_start == 0 and type(k_positions) is int and k_positions == 0:
             found = _entries.get(_key(q, k, v, pattern, scale))
-            if found is not None and (found.traceable or native.are_plain_tensors(q, k, v)):
+            if found is not None and (
+                native.are_plain_tensors(q, k, v)
+                or (found.traceable and not native.inside_transform())
+            ):
                 return found.run
     except (AttributeError, TypeError):  # an invalid argument, which `make_call` will report
         pass

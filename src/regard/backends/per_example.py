@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.pattern import Pattern
+from regard.backends.call import check_positions
+from regard.pattern import MAX_POSITION, Pattern
 from regard.position.frequencies import token_positions
 from regard.prior import Prior
 
@@ -32,10 +33,11 @@ class PositionGrid:
                 "positions that differ between examples are given as q_start (b) and k_positions "
                 f"(b m), not {got[0]} and {got[1]}"
             )
+        check_positions(q_start, "q_start")
         self.end = q_start + n
         self.q = token_positions(q_start, n, q_start.device)[:, :, None]  # (b n 1)
         self.exists = (k_positions >= 0)[:, None, :]  # (b 1 m)
-        self.k = k_positions.clamp(min=0)[:, None, :]
+        self.k = k_positions.clamp(0, MAX_POSITION)[:, None, :]
 
     def check_length(self, length: int | None, name: str) -> None:
         """Raise if a position lies beyond what a pattern or prior was built for."""

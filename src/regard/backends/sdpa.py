@@ -7,14 +7,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard import native
 from regard.backends import calibration
-from regard.backends.call import AttentionCall, pad_to_same_width
+from regard.backends.call import AttentionCall, as_function, pad_to_same_width
 from regard.backends.protocol import Backend
+from regard.backends.reference import attend_by_formula
+from regard.errors import Unsupported
 from regard.layout import LRUCache
 from regard.numerics import additive_mask
 from regard.pattern import Full
@@ -45,7 +49,13 @@ class SDPABackend(Backend[AttentionCall]):
         return calibration.dense_seconds(calibration.machine_costs(), work)
 
     def prepare(self, call: AttentionCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """PyTorch's function, without a mask if the pattern is full or plainly causal."""
+        """PyTorch's function, without a mask if the pattern is full or plainly causal.
+
+        Inside `torch.func` transforms and forward-mode differentiation, which PyTorch's fused
+        kernel does not support in general, it is the formula.
+        """
+        if native.inside_transform():
+            return as_function(call, attend_by_formula)
         causal = call.is_plain_causal()
         mask = None if causal else build_mask(call)
         grouped = call.group_size() > 1
@@ -57,7 +67,7 @@ class SDPABackend(Backend[AttentionCall]):
             return partial(_attend_two_widths, mask=mask, causal=causal, scale=call.scale)
         if grouped:
             return partial(
-                F.scaled_dot_product_attention,
+                fused_attention,
                 attn_mask=mask,
                 is_causal=causal,
                 scale=call.scale,
@@ -65,9 +75,24 @@ class SDPABackend(Backend[AttentionCall]):
             )
         if mask is None and not causal and call.scale == 1 / math.sqrt(call.q.shape[3]):
             # without keyword arguments, which cost as much as finding a remembered call
-            return F.scaled_dot_product_attention
-        return partial(
-            F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal, scale=call.scale
+            return fused_attention if call.needs_grad() else F.scaled_dot_product_attention
+        return partial(fused_attention, attn_mask=mask, is_causal=causal, scale=call.scale)
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`F.scaled_dot_product_attention` whose second derivatives raise `Unsupported`."""
+    out = F.scaled_dot_product_attention(q, k, v, *args, **kwargs)
+    if out.grad_fn is not None and out.grad_fn.name().startswith("ScaledDotProduct"):
+        out.grad_fn.register_prehook(_check_first_order)
+    return out
+
+
+def _check_first_order(_: object) -> None:
+    if torch.is_grad_enabled():  # create_graph=True
+        raise Unsupported(
+            "PyTorch's fused attention does not support second derivatives: run the forward pass "
+            "inside torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), or use "
+            "backend='reference'"
         )
 
 
@@ -124,7 +149,7 @@ def _attend_two_widths(
     width = v.shape[3]
     if q.shape[3] != width and max(q.shape[3], width) <= MAX_PADDED_WIDTH:
         q, k, v = pad_to_same_width(q, k, v)
-    y = F.scaled_dot_product_attention(
+    y = fused_attention(
         q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return y[..., :width]

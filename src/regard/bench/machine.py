@@ -115,9 +115,9 @@ class MachineLoad:
 def measure_load(*, seconds: float = 0.5) -> MachineLoad:
     """Observe the machine for some time."""
     x = torch.randn(256, 256)
-    before, start = _busy_seconds(), time.perf_counter()
+    before, start = busy_seconds(), time.perf_counter()
     times = time_interleaved({"": partial(torch.mm, x, x)}, seconds, max_rounds=10**6)[""]
-    after, wall = _busy_seconds(), time.perf_counter() - start
+    after, wall = busy_seconds(), time.perf_counter() - start
     others = None
     if before is not None and after is not None:
         everyone, ours = after[0] - before[0], after[1] - before[1]
@@ -125,7 +125,7 @@ def measure_load(*, seconds: float = 0.5) -> MachineLoad:
     return MachineLoad(cores(), load_average(), others, relative_spread(times))
 
 
-def _busy_seconds() -> tuple[float, float] | None:
+def busy_seconds() -> tuple[float, float] | None:
     """Return the CPU seconds of all processes and of this one; None without /proc."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]

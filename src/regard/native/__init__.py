@@ -176,7 +176,10 @@ def find_compiler() -> list[str] | None:
     that is installed; None if there is none.
     """
     if os.environ.get("CXX"):
-        command = shlex.split(os.environ["CXX"])
+        try:
+            command = shlex.split(os.environ["CXX"])
+        except ValueError:  # a quote that is not closed
+            return None
         return command if command and shutil.which(command[0]) else None
     found = next((name for name in COMPILERS if shutil.which(name)), None)
     return None if found is None else [found]

@@ -93,6 +93,7 @@ class SequenceParallelMixer(Mixer):
         mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """See `Mixer`. A process without tokens must call it too."""
@@ -103,7 +104,7 @@ class SequenceParallelMixer(Mixer):
                     "holds a slice of one sequence. Give whole sequences to the processes instead."
                 )
             x, context = self._check_inputs(x, context, mask, global_attention_mask)
-            self._optional_masks(x, context, attn_mask, global_attention_mask)
+            self._optional_masks(x, context, attn_mask, global_attention_mask, query_mask)
         except (ValueError, TypeError):
             device = next((p.device for p in self.parameters()), torch.device("cpu"))
             with contextlib.suppress(RuntimeError):  # tell the others not to wait

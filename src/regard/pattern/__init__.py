@@ -19,6 +19,7 @@ n x m matrix is ever built. Positions are absolute and start at 0. True means "m
 
 from regard.pattern.algebra import (
     MAX_POSITION,
+    MAX_START,
     And,
     Block,
     Full,
@@ -52,6 +53,7 @@ from regard.pattern.tables import BlockTable, RandomBlocks
 
 __all__ = [
     "MAX_POSITION",
+    "MAX_START",
     "And",
     "Axial",
     "Band",

@@ -16,6 +16,8 @@ from regard.errors import check_int
 
 # beyond every position: unlimited reach, or "any later query" in cache eviction
 MAX_POSITION = 1 << 40
+MAX_START = MAX_POSITION >> 1  # of the first query or key of a call, which has more tokens
+MAX_SIZE = 1 << 53  # of the numbers of a leaf: sums with positions stay far below 2**63
 COUNT_TILE = 64  # tile size used by `keys_per_query`
 COUNT_BATCH = 512  # partial tiles that `keys_per_query` evaluates at once: 2 MiB of booleans
 
@@ -286,9 +288,9 @@ class Leaf(Pattern):
     """Base class of leaves, which are frozen dataclasses."""
 
     def _check(self, **least: int) -> None:
-        """Each named field must be an integer of at least the given value."""
+        """Each named field must be an integer from the given value to `MAX_SIZE`."""
         for name, low in least.items():
-            check_int(low, **{f"{type(self).__name__}: {name}": getattr(self, name)})
+            check_int(low, MAX_SIZE, **{f"{type(self).__name__}: {name}": getattr(self, name)})
 
     def __repr__(self) -> str:
         """The shortest call that builds the leaf: trailing defaults are omitted."""

@@ -109,8 +109,13 @@ class StridedKeyBand(_BandLeaf):
 
     def _block(self, q0: Tensor, q1: Tensor, k0: Tensor, k1: Tensor) -> Block:
         left, right = self._reach()
-        low, high = q0 - (self.first + self.step * k1), q1 - (self.first + self.step * k0)
+        low, high = q0 - self._position(k1), q1 - self._position(k0)
         return (low <= left) & (high >= -right), (high <= left) & (low >= -right)
+
+    def _position(self, k: Tensor) -> Tensor:
+        """The position of key k, at most `MAX_POSITION`; the product must not overflow."""
+        k = k.clamp(max=MAX_POSITION // self.step + 1)
+        return (self.first + self.step * k).clamp(max=MAX_POSITION)
 
 
 @dataclass(frozen=True, repr=False)

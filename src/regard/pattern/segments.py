@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from regard.errors import Unsupported, check_int
-from regard.pattern.algebra import Block, Full, Leaf, Pattern
+from regard.pattern.algebra import MAX_START, Block, Full, Leaf, Pattern
 from regard.pattern.leaves import Band, GlobalMaskKeys, GlobalMaskQueries
 
 # These leaves are the same from whichever position one counts.
@@ -33,6 +33,7 @@ class _SegmentLeaf(Leaf):
             raise ValueError(f"{name}: lengths must list the length of each segment: {lengths!r}")
         for length in lengths:
             check_int(1, **{f"{name}: each of lengths": length})
+        check_int(1, MAX_START, **{f"{name}: the sum of lengths": sum(lengths)})
         object.__setattr__(self, "lengths", tuple(lengths))
         object.__setattr__(self, "_length", sum(lengths))
         object.__setattr__(self, "_tables", _segment_tables(self.lengths))

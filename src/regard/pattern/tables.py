@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.pattern.algebra import Block, Leaf
+from regard.errors import check_int
+from regard.pattern.algebra import MAX_POSITION, Block, Leaf
 
 MAX_BLOCKS = 4096  # rows and columns of a table
+MAX_SEED = (1 << 63) - 1
 
 
 class _Table(Leaf):
@@ -29,7 +31,7 @@ class _Table(Leaf):
 
     def _allows(self, q: Tensor, k: Tensor) -> Tensor:
         table = self._tables[0].to(q.device)
-        end = len(table) * self.size
+        end = min(len(table) * self.size, MAX_POSITION)
         i, j = (at.clamp(0, end - 1) // self.size for at in (q, k))
         return table[i, j] & (q < end) & (k < end)
 
@@ -68,9 +70,8 @@ class RandomBlocks(_Table):
     causal: bool = False
 
     def __post_init__(self) -> None:
-        self._check(size=1, count=0, blocks=1, seed=0)
-        if self.seed >= 1 << 63:
-            raise ValueError(f"RandomBlocks: seed must be below 2**63, not {self.seed}")
+        self._check(size=1, count=0, blocks=1)
+        check_int(0, MAX_SEED, **{"RandomBlocks: seed": self.seed})
         if self.blocks > MAX_BLOCKS:
             least = -(-self.size * self.blocks // MAX_BLOCKS)
             raise ValueError(
